@@ -146,6 +146,17 @@ def flag_problems(*given: Any) -> list[str]:
     return [f"unexpected argument {argument!r}" for argument in parse_flags(*given)]
 
 
+def unexpected(rest: Sequence[str], config: ml_collections.ConfigDict) -> list[str]:
+    """A line for every positional argument; one like `steps=3` is told how a field is set."""
+    lines, known = [], fields(config)
+    for argument in rest:
+        setting = argument.removeprefix("config.")
+        name, equals, _ = setting.partition("=")
+        fix = f"; write --config.{setting}" if equals and name in known else ""
+        lines.append(f"unexpected argument {argument!r}{fix}")
+    return lines
+
+
 def _underscored(argument: str, values: flags.FlagValues) -> str:
     """`--print-config` as `--print_config`, where that is a flag."""
     name, equals, value = argument.partition("=")
@@ -298,6 +309,11 @@ def find_config(file: str) -> str:
     if near and near[0] not in known:
         hint = f"; did you mean {below[near[0]].relative_to(_CONFIGS.parent)}?"
     raise RefusedError([f"--config={file}: there is no such file{hint}"], "cannot start")
+
+
+def has_config(name: str) -> bool:
+    """Whether configs/ has a file of this bare name."""
+    return (_CONFIGS / f"{name}.py").is_file()
 
 
 _OF_FACTORIES = ("channels", "hands_out", "servers")  # fields of a `Method` that no text can name

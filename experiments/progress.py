@@ -28,6 +28,7 @@ T = TypeVar("T")
 class Now:
     """The present state of a run; `eval_loss` and `seconds_left` are None until known.
 
+    `eval_step`: the step that `eval_loss` was measured at.
     `skipped`: steps that regions skipped, their gradients not being finite, over all regions.
     """
 
@@ -39,11 +40,12 @@ class Now:
     bytes_sent: float
     seconds_left: float | None
     skipped: int = 0
+    eval_step: int = 0
 
     def numbers(self) -> str:
         parts = [f"loss {self.loss:.3f}"]
         if self.eval_loss is not None:
-            parts.append(f"eval {self.eval_loss:.3f}")
+            parts.append(f"eval {self.eval_loss:.3f} at step {self.eval_step}")
         parts += [f"{self.tokens_per_second:,.0f} tokens/s", f"{size(self.bytes_sent)} sent/region"]
         if self.skipped:
             parts.append(f"{self.skipped:,} steps skipped")
@@ -267,6 +269,11 @@ def say(console: Console, *lines: str) -> None:
 def right(headings: Iterable[str], **how: Any) -> list[Column]:
     """Columns of a table whose cells lie to the right; `how`: other fields of `Column`."""
     return [Column(heading, justify="right", **how) for heading in headings]
+
+
+def validation_documents(count: int) -> str:
+    """1 validation document, 2 validation documents."""
+    return f"{count:,} validation document" + ("" if count == 1 else "s")
 
 
 def size(count: float) -> str:

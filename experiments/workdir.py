@@ -60,9 +60,12 @@ def workdir_problems(workdir: Path, fields: Mapping[str, Any]) -> list[str]:
     changed = differences(identity(there), identity(fields))
     if not changed:
         return []
+    fix = "choose another --workdir"
+    if (workdir / CHECKPOINTS).is_dir():
+        fix += f"; train starts from this run's weights with --config.model.init_from={workdir}"
     return [
-        f"--workdir={workdir} holds another run: choose another, or remove it. "
-        f"There and here differ: {'; '.join(changed)}"
+        f"--workdir={workdir} holds a run of other settings (there -> here): "
+        f"{'; '.join(changed)}. Give it those, or {fix}"
     ]
 
 

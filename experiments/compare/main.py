@@ -93,7 +93,7 @@ def report(comparison: Comparison, logs: Logs, result: Mapping[str, Any]) -> lis
     found = sentence(result["at_equal"], result["baseline"], len(result["seeds"]))
     about = [
         *([found] if found else []),
-        f"Loss in nats per token on the same validation documents; {interval_of(result)}.",
+        f"Loss in nats per token on the same validation documents{interval_of(result)}.",
         note(list(networks), comparison.step_seconds, "the network's own"),
     ]
     seeds = [f"failed: {f['variant']} seed {f['seed']}: {f['error']}" for f in result["failures"]]

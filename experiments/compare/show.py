@@ -30,7 +30,7 @@ def show(result: Mapping[str, Any], console: Console) -> None:
         source = "given"
     target = "-" if result["target"] is None else f"{result['target']:.4f}"
     console.print(
-        f"loss in nats per token on the same validation documents; {interval_of(result)}; MB are "
+        f"loss in nats per token on the same validation documents{interval_of(result)}; MB are "
         "per region. Differences are paired by seed, so they share initial weights and data. "
         f"Target loss {target} ({source}): first crossing of the evaluated anchor, interpolated; "
         "the mean is over the seeds that reach it.",
@@ -80,10 +80,12 @@ def in_order(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def interval_of(result: Mapping[str, Any]) -> str:
-    """A phrase that says what the ± of a loss is."""
+    """What the ± of a loss is, with `; ` before it; empty where none is shown."""
+    if all(with_interval(row)["half"] is None for row in result["variants"].values()):
+        return ""
     if len(result["seeds"]) == 1:
-        return "one seed: ± is a 95 % interval over these documents, and holds for this seed only"
-    return f"± is a 95 % t-interval over {len(result['seeds'])} seeds"
+        return "; one seed: ± is a 95 % interval over these documents, and holds for this seed only"
+    return f"; ± is a 95 % t-interval over {len(result['seeds'])} seeds"
 
 
 def costs_table(result: Mapping[str, Any], network: str | None) -> Table:

@@ -42,6 +42,7 @@ from experiments.cli import (
     refuse_any,
     refuse_foreign,
     split_config,
+    unexpected,
 )
 from experiments.config import plain
 from experiments.faults import happened
@@ -88,9 +89,7 @@ def main(argv: Sequence[str]) -> int:
     shared = [*overrides, ("exchange", values.exchange)]
     shared += [(name, str(value)) for name, value in given.items() if value is not None]
     rendezvous = workdir / RENDEZVOUS
-    problems = [f"unexpected argument {argument!r}" for argument in rest]
-    problems += folder_problems(rendezvous)
-    job, count = _check(path, [*shared, ("rendezvous", f"file://{rendezvous}")], workdir, problems)
+    job, count = _check(path, [*shared, ("rendezvous", f"file://{rendezvous}")], workdir, rest)
     cache = [] if values.compile_cache is None else [f"--compile_cache={values.compile_cache}"]
     links = [region_link(rendezvous, r) for r in range(job.regions)]
     jobs = [
@@ -127,17 +126,20 @@ def _write_happened(job: Job, jobs: Sequence[RegionJob], path: Path, console: Co
     return True
 
 
-def _check(path: str, shared, workdir: Path, problems: list[str]) -> tuple[Job, int]:
+def _check(path: str, shared, workdir: Path, rest: Sequence[str]) -> tuple[Job, int]:
     """Refuse, before any region starts, what one of them would refuse.
+
+    Args:
+      rest: positional arguments, of which the command takes none.
 
     Returns:
       (the job, number of processes of each region).
     """
     config, found = load_config(path, [*shared, ("region", "0")])
     refuse_foreign(config, path, "launch")
-    problems = problems + found + process_problems(plain(config))
-    if not found:
-        fit_warm_up(config, shared)
+    problems = unexpected(rest, config) + folder_problems(workdir / RENDEZVOUS)
+    problems += found + process_problems(plain(config))
+    fit_warm_up(config, shared)
     count = 1 if config.processes is None else config.processes
     if count < 1:
         problems.append(f"processes={count}: give the number of processes of a region, from 1")

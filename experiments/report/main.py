@@ -23,7 +23,7 @@ from rich.table import Table
 
 from experiments.cli import Flags, RefusedError, parse_flags, refuse_any
 from experiments.compare.columns import note
-from experiments.progress import duration, right, say, size, thousands
+from experiments.progress import duration, right, say, size, thousands, validation_documents
 from experiments.report.against import APART, Deviation, against, read_plan
 from experiments.report.against import table as table_against
 from experiments.report.export_table import write_csv, write_json
@@ -32,6 +32,8 @@ from experiments.report.virtual import Pace, Virtual, check, on_network
 from experiments.runlog import RunLog, Summary, adapts, read_run, summarise
 from experiments.workdir import CURVES
 from lowcomm_jax.network import BASELINE, Network
+
+_INTERVAL = "± is a 95 % interval over documents, one seed"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -121,14 +123,15 @@ def show(
         runs = [dataclasses.replace(run, name=name) for run, name in zip(runs, names)]
     links = check(runs, network, step_seconds) if network else None
     # One clock: where a network is asked for, nothing is said of the one that a run trained with.
-    console.print(table([summarise(run) for run in runs], own_network=links is None))
+    summaries = [summarise(run) for run in runs]
+    console.print(table(summaries, own_network=links is None))
     for run in runs:
         if regions := by_region(run):
             console.print(region_table(run, regions))
-    documents = len(runs[0].eval_count)
+    interval = "" if all(s.interval is None for s in summaries) else f"; {_INTERVAL}"
     console.print(
-        f"loss in nats per token on {documents} validation documents; ± is a 95 % interval over "
-        "documents, one seed. AllReduce: fp32 gradients exchanged at every step.",
+        f"loss in nats per token on {validation_documents(len(runs[0].eval_count))}{interval}. "
+        "AllReduce: fp32 gradients exchanged at every step.",
         highlight=False,
     )
     for corpus in {run.header["data"]["corpus"]: run.header["data"] for run in runs}.values():
@@ -179,12 +182,11 @@ def write_page(
     from experiments.report import html_report  # draws with matplotlib, slow to import
 
     entries = [Entry(name, (run,)) for name, run in zip(unlike_names(workdirs), runs)]
-    documents = {tuple(run.eval_count.tolist()) for run in runs}
-    about = [
-        "± is a 95 % interval over the validation documents, one seed.",
-        note(list(networks), step_seconds, "its own machine's"),
-    ]
-    if len(documents) > 1:
+    evaluated = {tuple(run.eval_count.tolist()) for run in runs}
+    about = [note(list(networks), step_seconds, "its own machine's")]
+    if any(summarise(run).interval is not None for run in runs):
+        about.insert(0, f"{_INTERVAL}.")
+    if len(evaluated) > 1:
         about.append("The runs were evaluated on different documents: their losses do not compare.")
     rows = {e.name: html_report.row_of(e.runs[0], networks, step_seconds) for e in entries}
     html_report.write(path, "Runs", about, entries, rows, networks, step_seconds)

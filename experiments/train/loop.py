@@ -76,6 +76,7 @@ class Loop:
         self.faults = SimulatedFaults(run, state)
         self.evaluation: Evaluation | None = None
         self._evaluated_at = -1
+        self._evaluated_progress = 0
         self._owed = self.step == 0  # an evaluation that is due before the next step
         self._timed = False
         self._took = math.inf  # seconds of the last chunk that was read
@@ -188,6 +189,7 @@ class Loop:
                 steps=steps,
                 loss=last["loss_mean"],
                 eval_loss=self.evaluation and self.evaluation.anchor,
+                eval_step=self._evaluated_progress,
                 tokens_per_second=tokens / trained,
                 bytes_sent=float(self.records.sent.mean()),
                 skipped=int(self.records.skipped.sum()),
@@ -216,7 +218,8 @@ class Loop:
     def _evaluate(self, final: bool = False) -> None:
         with self._phase("eval"):
             self.evaluation = found = self.evaluator(self.state.whole())
-            self._evaluated_at, self._owed = self.step, False
+            self._evaluated_at, self._evaluated_progress = self.step, self.progress
+            self._owed = False
         record = {
             "kind": "eval",
             "step": self.step,

@@ -38,11 +38,12 @@ from experiments.cli import (
     refuse_foreign,
     show_help,
     split_config,
+    unexpected,
 )
 from experiments.config import plain
 from experiments.faults import origin
 from experiments.faults.landings import Landings
-from experiments.progress import Display, open_display, say, size
+from experiments.progress import Display, open_display, say, size, validation_documents
 from experiments.regions.rejoin_counts import continue_counts
 from experiments.report import main as report
 from experiments.train import fields, processes
@@ -70,6 +71,8 @@ from lowcomm_jax.state.train_state import rounds_landed
 
 EXIT_STUCK = 3
 """Exit code of a run that ended because no region learnt anything any more."""
+FEW_DOCUMENTS = 5
+"""With fewer validation documents than these a run warns at its start."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -104,8 +107,8 @@ def main(argv: Sequence[str]) -> int:
         )
     config, problems = load_config(path, [*overrides, *_of_process(values)])
     refuse_foreign(config, path, "train")
-    shortened = "" if problems else fit_warm_up(config, overrides)
-    problems += [f"unexpected argument {argument!r}" for argument in rest]
+    shortened = fit_warm_up(config, overrides)
+    problems += unexpected(rest, config)
     workdir = values.workdir or f"runs/{Path(path.partition(':')[0]).stem}"
     settings = plain(config)
     if not values.print_config:
@@ -210,8 +213,6 @@ def _train(run: Run, checkpoints: Checkpoints, console: Console, quiet: bool, di
         step = 0 if restored is None else restored.step
         if not quiet:
             describe(run, step, console)
-        for damaged, reason in restored.skipped if restored else ():
-            console.print(f"checkpoint of step {damaged} is left out: {reason}", highlight=False)
         state = run.engine.init(starting_params(run)) if restored is None else restored.state
         evaluator = run.evaluator()
         try:
@@ -392,6 +393,9 @@ def describe(run: Run, step: int, console: Console) -> None:
         f"devices  {devices}",
         f"run      {job.steps} steps, {job.steps * job.tokens_per_step:,} tokens, in {job.workdir}",
     ]
+    held_out = summary["validation_documents"]
+    if held_out < FEW_DOCUMENTS:
+        lines.append(f"warning: {validation_documents(held_out)} only: raise data.val_fraction")
     if left_out := report.left_out(summary):
         lines.append(f"left out {left_out}")
     if isinstance(run.model, Pipeline):

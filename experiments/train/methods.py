@@ -16,7 +16,7 @@ from typing import Any
 import ml_collections
 from ml_collections import config_dict
 
-from experiments.cli import closest, problems_of
+from experiments.cli import closest, has_config, problems_of
 from experiments.train import parts
 from experiments.train.parts import METHOD, METHODS, OUTER, OWN, PARTS
 from lowcomm_jax import landing, methods
@@ -120,6 +120,8 @@ def make_method(
     others = {k: v for k, v in fields.items() if k in PARTS and k not in takes}
     known = {key: value for key, value in fields.items() if key not in others}
     problems = parts.setting_problems(factory, known, "method", str(name), (DERIVED,))
+    if problems and "is missing" in problems[-1] and name in METHODS and has_config(name):
+        problems[-1] += f", or use --config=configs/{name}.py"
     arguments = {DERIVED: tuple(stacked)} if DERIVED in takes else {}
     for key, value in known.items():
         if key in takes:

@@ -1,4 +1,4 @@
-"""Load the anchor of a run from its newest usable checkpoint."""
+"""Load the anchor of a run from one of its checkpoints."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from experiments.train.assemble import Run, assemble
 from experiments.train.job import abstract_params
 from experiments.train.resolve import resolve
 from experiments.workdir import CHECKPOINTS, CONFIG, identity, read_config
-from lowcomm_jax.checkpoint import Checkpoints
+from lowcomm_jax.checkpoint import Checkpoints, DamagedError, Restored
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,11 +29,12 @@ class Trained:
     step: int
 
 
-def load_trained(workdir: Path) -> Trained:
-    """Load the anchor of a run's newest usable checkpoint.
+def load_trained(workdir: Path, step: int | None = None) -> Trained:
+    """Load the anchor of a run from the checkpoint of a step; None = the newest usable one.
 
     Raises:
-      RefusedError: the folder holds no run, or a run without a checkpoint.
+      RefusedError: the folder holds no run, or a run without a checkpoint (of that step) that can
+        be read.
     """
     title = f"--workdir={workdir}"
     if not (workdir / CONFIG).is_file():
@@ -41,13 +42,17 @@ def load_trained(workdir: Path) -> Trained:
     config = read_config(workdir)
     run = assemble(resolve(ml_collections.ConfigDict(config), workdir))
     with Checkpoints(workdir / CHECKPOINTS) as checkpoints:
-        restored, problems = problems_of(
-            lambda: checkpoints.restore(
-                run.engine, abstract_params(run.model), config=identity(run.job.config)
-            )
-        )
+        restored, problems = problems_of(lambda: _restore(checkpoints, run, step))
     refuse_any(problems, title)
     if restored is None:
         raise RefusedError(["the run has no checkpoint yet: let it train longer"], title)
     params = run.in_one_piece(lc.global_params(restored.state))
     return Trained(run, params, restored.step)
+
+
+def _restore(checkpoints: Checkpoints, run: Run, step: int | None) -> Restored | None:
+    params, config = abstract_params(run.model), identity(run.job.config)
+    try:
+        return checkpoints.restore(run.engine, params, step=step, config=config)
+    except DamagedError as error:
+        raise ValueError(str(error)) from error

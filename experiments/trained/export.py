@@ -2,6 +2,7 @@
 
     python -m experiments export --workdir=runs/a --output=exported
 
+`--step` takes the checkpoint of that step instead of the newest.
 The folder holds config.json, generation_config.json, model.safetensors and the tokenizer. It is
 readable by transformers (`AutoModelForCausalLM`, `AutoTokenizer`); --config.model.init_from reads
 the weights.
@@ -28,14 +29,15 @@ def main(argv: Sequence[str]) -> int:
     options = Flags()
     options.text("workdir", None, "folder of the run")
     options.text("output", None, "folder to write")
+    options.whole("step", None, "step of the checkpoint (default: the newest)")
     options.text("dtype", "float32", "type of the stored tensors: float32 or bfloat16")
     values = options.values
     problems = flag_problems("export", argv, values, __doc__)
     problems += [f"--{name} is missing" for name in ("workdir", "output") if not values[name].value]
     refuse_any(problems, "export")
     with Work("export", 3) as work:
-        work.at("reads the newest checkpoint", 0)
-        trained = load_trained(Path(values.workdir))
+        work.at("reads the checkpoint", 0)
+        trained = load_trained(Path(values.workdir), values.step)
         work.at("writes the weights", 1)
         params = jax.tree.map(np.asarray, trained.params)
         made_or_refused(

@@ -339,10 +339,11 @@ class Checkpoints:
         """
         self.wait()
         wanted, left = leader().broadcast_from_leader("checkpoints", lambda: self._found(step))
-        skipped: Skipped = []
-        for number, path in reversed(left):
-            if path.name.startswith(f"{number}{store.TEMPORARY}"):
-                self._skip(skipped, number, f"{path}: the save was not finished")
+        skipped: Skipped = [
+            (number, f"{path}: the save was not finished")
+            for number, path in reversed(left)
+            if path.name.startswith(f"{number}{store.TEMPORARY}")
+        ]
         for number, path in reversed(wanted.items()):
             try:
                 state, document = load(path, engine, params, config, ignore, change_regions)
@@ -350,22 +351,26 @@ class Checkpoints:
                 if step is not None:
                     raise
                 self._damaged.add(number)
-                self._skip(skipped, number, str(error))
+                skipped.append((number, str(error)))
                 continue
+            _warn(skipped, f"; step {number} is used")
             return Restored(state, document["extra"], number, skipped)
-        if wanted:
-            lines = [f"step {number}: {reason}" for number, reason in skipped]
-            raise DamagedError("no checkpoint can be used:\n- " + "\n- ".join(lines))
-        return None
+        if not wanted:
+            _warn(skipped, "")
+            return None
+        lines = [f"step {number}: {reason}" for number, reason in skipped]
+        raise DamagedError("no checkpoint can be used:\n- " + "\n- ".join(lines))
 
     def _found(self, step: int | None) -> tuple[dict[int, epath.Path], list]:
         """(checkpoints by step, paths left by interrupted saves)."""
         wanted = store.steps(self.directory) if step is None else {step: self._path(step)}
         return wanted, store.leftovers(self.directory)
 
-    def _skip(self, skipped: Skipped, step: int, reason: str) -> None:
-        log.warning("skipped checkpoint of step %d: %s", step, reason)
-        skipped.append((step, reason))
+
+def _warn(skipped: Skipped, instead: str) -> None:
+    """One line for each checkpoint that was skipped; of several processes the leader warns."""
+    for step, reason in skipped if leader().leads else ():
+        log.warning("skipped checkpoint of step %d: %s%s", step, reason, instead)
 
 
 def _appears(path: epath.Path) -> bool:

@@ -17,6 +17,9 @@ import json
 import logging
 import math
 import re
+import sys
+import traceback
+import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -33,6 +36,8 @@ from lowcomm_jax.state import leaves
 
 Arrays = dict[str, np.ndarray]
 Groups = dict[str, Arrays]
+
+log = logging.getLogger(__name__)
 
 FORMAT = 1
 """Version of the layout and of the meaning of every entry; others but `FORMAT_OF_PARTS` are
@@ -252,29 +257,50 @@ def _verified(
 
 
 def _decode(path: epath.Path, names: Iterable[str]) -> dict[str, Any]:
-    """Load some checkpointables as they were saved."""
-    with _muted("asyncio"):
-        try:
-            with _context():
-                return v1.load_checkpointables(path, dict.fromkeys(names))
-        except Exception as error:
-            # A damaged file can make the decoders below raise anything at all.
-            reason = f"{type(error).__name__}: {error}".splitlines()[0][:300]
-        # Orbax leaves one failed task for every array behind; the first is reported below.
-        gc.collect()
-    raise DamagedError(f"{path}: {reason}")
+    """Load some checkpointables as they were saved.
+
+    Raises:
+      DamagedError: naming the first that cannot be loaded; what Orbax says is logged for debugging.
+    """
+    names = list(names)
+    with _quiet():
+        found = _load(path, names)
+        if found is not None:
+            return found
+        damaged = next((name for name in names if _load(path, [name]) is None), None)
+        gc.collect()  # Orbax leaves one failed task for every array behind
+    if damaged is None:
+        raise DamagedError(f"{path}: {', '.join(names)} cannot be read together")
+    how = "cannot be read" if (path / damaged).exists() else "is missing"
+    raise DamagedError(f"{path}: {damaged} {how}")
+
+
+def _load(path: epath.Path, names: list[str]) -> dict[str, Any] | None:
+    """Some checkpointables; None where Orbax cannot load them."""
+    try:
+        with _context():
+            return v1.load_checkpointables(path, dict.fromkeys(names))
+    except Exception as error:
+        # A damaged file can make the decoders below raise anything at all. Text only: the error
+        # keeps coroutines alive.
+        log.debug("%s: %s", path, "".join(traceback.format_exception(error)))
+        return None
 
 
 @contextlib.contextmanager
-def _muted(name: str) -> Iterator[None]:
-    """Silence a logger."""
-    logger = logging.getLogger(name)
-    level = logger.level
+def _quiet() -> Iterator[None]:
+    """Silence what the failed tasks of a damaged file print: by asyncio, warnings, unraisables."""
+    logger = logging.getLogger("asyncio")
+    level, hook = logger.level, sys.unraisablehook
     logger.setLevel(logging.CRITICAL + 1)
+    sys.unraisablehook = lambda unraisable: log.debug("%s", unraisable.exc_value)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            yield
     finally:
         logger.setLevel(level)
+        sys.unraisablehook = hook
 
 
 # -- one step, written by several processes ----------------------------------------------------

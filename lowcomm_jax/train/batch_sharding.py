@@ -22,6 +22,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from lowcomm_jax.params.sharding import longest_axis
+from lowcomm_jax.train.inner_step import loss_and_aux
 
 FSDP, TENSOR = "fsdp", "tensor"
 PyTree = Any
@@ -62,7 +63,7 @@ def shard_batch_loss(loss_fn: Callable) -> Callable:
             batch, key_data = batch_and_key
             rng = jax.random.wrap_key_data(key_data[0])
             out = loss_fn(params, batch, jax.random.fold_in(rng, jax.lax.axis_index(FSDP)))
-            loss, aux = out if isinstance(out, tuple) else (out, {})
+            loss, aux = loss_and_aux(out)
             return _weighted(loss, aux, jax.tree.leaves(batch)[0].shape[0])
 
         count = automatic_axes().get(FSDP, 1)

@@ -71,14 +71,7 @@ class InnerStep:
 
     def _named_loss(self, params, buffers, frozen, batch, rng):
         tree = self.layout.tree({**params, **buffers, **frozen})
-        out = self.loss_fn(tree, batch, rng)
-        loss, aux = out if isinstance(out, tuple) else (out, {})
-        if jnp.shape(loss):
-            raise ValueError(
-                f"loss_fn gave a loss of shape {list(jnp.shape(loss))}: give a scalar, as jnp.mean "
-                "of it, alone or with a dict of scalars: (loss, aux)"
-            )
-        aux = dict(aux)
+        loss, aux = loss_and_aux(self.loss_fn(tree, batch, rng))
         if UPDATES in aux:
             buffers = {**buffers, **_named_updates(aux.pop(UPDATES), buffers)}
         return loss, (aux, buffers)
@@ -141,6 +134,55 @@ class InnerStep:
 
     def rng(self, region: jax.Array, step: jax.Array) -> jax.Array:
         return step_key(self.seed, region, step)
+
+
+def loss_and_aux(out: Any) -> tuple[jax.Array, dict[str, Any]]:
+    """The scalar loss, and the aux as a new dict, of what a `loss_fn` returned.
+
+    Raises:
+      ValueError: it is neither a scalar nor (scalar, dict of scalars); `updates` may hold arrays.
+    """
+    fix = "return a scalar loss, or (loss, dict of scalars)"
+    if isinstance(out, tuple) and len(out) != 2:
+        raise ValueError(f"loss_fn returned a tuple of {len(out)}: {fix}")
+    loss, aux = out if isinstance(out, tuple) else (out, {})
+    shape = _shape(loss)
+    if shape is None or isinstance(loss, list):
+        raise ValueError(f"loss_fn gave a {type(loss).__name__} as its loss: {fix}")
+    if shape:
+        raise ValueError(
+            f"loss_fn gave a loss of shape {list(shape)}: give a scalar, as jnp.mean of it, alone "
+            "or with a dict of scalars: (loss, aux)"
+        )
+    try:
+        aux = dict(aux)
+    except (TypeError, ValueError):
+        kind = "an array" if isinstance(aux, jax.Array) else f"a {type(aux).__name__}"
+        raise ValueError(f"loss_fn's aux is {kind}: {fix}") from None
+    for name, value in aux.items():
+        if name == UPDATES:
+            continue
+        shape = _shape(value)
+        if shape is None:
+            raise ValueError(
+                f"loss_fn's aux[{name!r}] is a {type(value).__name__}: give a scalar, or leave it "
+                "out"
+            )
+        if shape:
+            raise ValueError(
+                f"loss_fn's aux[{name!r}] has the shape {list(shape)}: mean it, or leave it out"
+            )
+    return loss, aux
+
+
+def _shape(value: Any) -> tuple[int, ...] | None:
+    """The shape of an array or a number; None of anything else."""
+    if isinstance(value, jax.Array):
+        return value.shape
+    try:
+        return jnp.asarray(value).shape
+    except (TypeError, ValueError):
+        return None
 
 
 def weighted_mean(

@@ -119,6 +119,34 @@ def test_a_loss_for_each_sample():
         one.step(one.init(PARAMS), {"x": np.ones((2, 4, 3), np.float32)})
 
 
+@pytest.mark.parametrize(
+    "gives,line",
+    [
+        (lambda loss: (loss, {"a": jnp.ones(8)}), r"aux\['a'\] has the shape \[8\]: mean it, or"),
+        (lambda loss: (loss, {"a": "x"}), r"aux\['a'\] is a str: give a scalar, or leave it out"),
+        (lambda loss: (loss, {"a": None}), r"aux\['a'\] is a NoneType: give a scalar"),
+        (lambda loss: (loss, None), r"aux is a NoneType: return a scalar loss, or \(loss, dict"),
+        (lambda loss: (loss, jnp.ones(2)), r"aux is an array: return a scalar loss"),
+        (lambda loss: (loss, {}, {}), r"a tuple of 3: return a scalar loss"),
+        (lambda loss: [loss, {}], r"a list as its loss: return a scalar loss"),
+        (lambda loss: {"loss": loss}, r"a dict as its loss: return a scalar loss"),
+        (lambda loss: None, r"a NoneType as its loss: return a scalar loss"),
+    ],
+)
+def test_what_a_loss_function_may_not_return(gives, line):
+    one = engine(loss=lambda params, batch, rng: gives((batch["x"] @ params["w"]).mean()))
+    with pytest.raises(ValueError, match=line):
+        one.step(one.init(PARAMS), {"x": np.ones((2, 4, 3), np.float32)})
+
+
+@pytest.mark.parametrize("aux", [{"a": 1, "b": 2.0, "c": np.float32(3)}, [("a", 1)], ()])
+def test_aux_of_numbers_and_pairs(aux):
+    one = engine(loss=lambda params, batch, rng: ((batch["x"] @ params["w"]).mean(), aux))
+    _, metrics = one.step(one.init(PARAMS), {"x": np.ones((2, 4, 3), np.float32)})
+    for name, value in dict(aux).items():
+        assert np.asarray(metrics[name]).tolist() == [value, value]
+
+
 def test_a_state_that_is_none():
     with pytest.raises(ValueError, match="state is a dict, no TrainState: start with engine"):
         engine().step(PARAMS, {"x": np.ones((2, 4, 3), np.float32)})

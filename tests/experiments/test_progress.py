@@ -45,11 +45,13 @@ def test_progress_lines(terminal):
     stream = io.StringIO()
     display = open_display(Console(file=stream, force_terminal=terminal, width=80), 300, False)
     display.update(NOW)
-    later = Now(**{**vars(NOW), "step": 40, "eval_loss": 2.5, "seconds_left": 61.0})
+    later = Now(
+        **{**vars(NOW), "step": 40, "eval_loss": 2.5, "eval_step": 30, "seconds_left": 61.0}
+    )
     display.update(later)
     display.close()
     shown = stream.getvalue()
-    assert "40/300" in shown and "eval 2.500" in shown and "1 min 01 s left" in shown
+    assert "40/300" in shown and "eval 2.500 at step 30" in shown and "1 min 01 s left" in shown
     assert "12,346 tokens/s  5.95 MB sent/region" in shown
     plain = "step 20/300  loss 2.346  12,346 tokens/s  5.95 MB sent/region\n"
     assert (plain in shown) is not terminal

@@ -90,7 +90,7 @@ def test_killed_while_it_saves_and_the_newest_checkpoint_cut_off(tiny, root):
         run.start(1)
         at = run.entered(1)
         shown = run.shown(1)
-        assert f"checkpoint of step {newest} is left out: " in shown, shown
+        assert f"skipped checkpoint of step {newest}: " in shown, shown
         assert f"continues after step {before}\n" in shown, shown
         run.reached(1, at + 18)
         stayed, back = run.interrupt()

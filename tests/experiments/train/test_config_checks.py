@@ -196,6 +196,9 @@ def test_a_workdir_belongs_to_one_run(tmp_path):
     config.method.period, config.seed = 8, 5
     text = refused(config, tmp_path)
     assert "method.period: 7 -> 8" in text and "seed: 0 -> 5" in text
+    assert "choose another --workdir" in text and "init_from" not in text and "remove" not in text
+    (tmp_path / "checkpoints").mkdir()
+    assert f"--config.model.init_from={tmp_path}" in refused(config, tmp_path)
 
 
 def test_optional_fields_are_switched_off_with_none():
@@ -221,6 +224,12 @@ def test_the_inner_section_is_the_optimizers_config():
         (
             ["train", "--config=diloco", "--config.method=diloca"],
             "set one, as --config.method.name=",
+        ),
+        (["train", "--config=diloco", "steps=3"], "'steps=3'; write --config.steps=3"),
+        (["launch", "--config=diloco", "config.seed=3"], "'config.seed=3'; write --config.seed=3"),
+        (
+            ["train", "--config=diloco", "--config.method.name=streaming_diloco"],
+            "or use --config=configs/streaming_diloco.py",
         ),
         (["train", "--config=diloco", "--config.network=lann"], "did you mean lan?"),
         (["plan", "--target=h10:2x8", "--config=diloco"], "did you mean h100?"),
@@ -330,6 +339,11 @@ def test_a_short_run_gets_a_warm_up_that_fits_unless_it_names_one(capsys, tmp_pa
     printed = capsys.readouterr().err
     assert "inner.warmup_steps=50: must lie between 0 and the 40 steps of the run" in printed
     assert "use warmup_steps=4 (a tenth), or train longer" in printed
+    for command in ("train", "launch"):  # beside a typo nothing is said of the warm-up
+        argv = ["--config.steps=40", "--config.log.evry=2", f"--workdir={tmp_path / command}"]
+        assert main([command, "--config=diloco", *argv]) == 2
+        printed = capsys.readouterr().err
+        assert "log.evry: there is no such field" in printed and "warmup_steps" not in printed
 
 
 def test_print_config_shows_the_warm_up_of_a_short_run(capsys, tmp_path):

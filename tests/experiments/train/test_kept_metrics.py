@@ -30,6 +30,7 @@ def loop(monkeypatch):
     made.driver.step = lambda state: state.step
     made._spent, made._started = dict.fromkeys(loops.PHASES, 0.0), 0.0
     made.evaluation, made._evaluated_at, made._owed = None, -1, False
+    made._evaluated_progress = 0
     made.state = MagicMock(step=4)
     made.evaluator = lambda state: MagicMock(anchor=1.5, regions=None)
     return made

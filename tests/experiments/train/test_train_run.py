@@ -14,6 +14,7 @@ from rich.console import Console
 from experiments import compile_cache
 from experiments.__main__ import main
 from experiments.metrics import VERSION, read_records
+from experiments.report import main as report_main
 from experiments.report.main import table
 from experiments.runlog import document_interval, read_run, summarise
 from lowcomm_jax.data import tokenizers as tokenizers_of_run
@@ -196,6 +197,32 @@ def events_of(folder):
         at += length + 16
 
 
+def test_an_evaluation_is_shown_with_its_step_and_few_documents_are_named(tiny, folder, capsys):
+    own = ("workdir", "quiet", "steps=", "every", "per_region", "val_fraction")
+    arguments = [a for a in command(tiny, folder) if not any(name in a for name in own)]
+    arguments += ["--config.steps=8", "--config.log.every=2", "--config.eval.every=4"]
+    arguments += ["--config.data.val_fraction=0.05", f"--workdir={folder / 'shown'}"]
+    assert main(["train", *arguments]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    steps = [line for line in lines if line.startswith("step ")]
+    seen = [(line.split("/")[0], line.partition(" at ")[2].split("  ")[0]) for line in steps]
+    assert seen == [(f"step {n}", f"step {0 if n <= 4 else 4}") for n in (2, 4, 6, 8)]
+    found = read_run(folder / "shown").header["data"]["validation_documents"]
+    assert found < 5
+    (line,) = [line for line in lines if "raise data.val_fraction" in line]
+    assert line.startswith(f"warning: {found} validation document")
+
+
+def test_no_interval_is_explained_where_none_is_shown(folder, monkeypatch, capsys):
+    arguments = ["report", str(folder / "run"), f"--png={folder / 'none.png'}"]
+    assert main(arguments) == 0
+    assert "± is a 95 % interval" in capsys.readouterr().out
+    alone = dataclasses.replace(summarise(read_run(folder / "run")), interval=None)
+    monkeypatch.setattr(report_main, "summarise", lambda run: alone)
+    assert main(arguments) == 0
+    assert "±" not in capsys.readouterr().out
+
+
 def test_a_second_start_shows_the_complete_run(tiny, folder, records, capsys):
     assert main(["train", *command(tiny, folder)]) == 0
     assert "is complete" in capsys.readouterr().out
@@ -236,6 +263,15 @@ def test_an_export_is_complete_and_anyone_may_read_it(folder, capsys):
     described = json.loads((out / "tokenizer_config.json").read_text())
     assert backend.token_to_id(described["eos_token"]) == ends["eos_token_id"] == own.eos_id
     assert backend.token_to_id(described["pad_token"]) == ends["pad_token_id"] == own.pad_id
+
+
+def test_an_export_of_an_older_step(folder, capsys):
+    arguments = ["export", f"--workdir={folder / 'run'}", f"--output={folder / 'older'}"]
+    assert main([*arguments, "--step=20"]) == 0
+    assert "step 20 written" in capsys.readouterr().out
+    assert main([*arguments, "--step=21"]) == 2
+    printed = capsys.readouterr().err
+    assert "no checkpoint of step 21" in printed and f"it holds [20, {STEPS}]" in printed
 
 
 def test_export_and_start_from_it(tiny, folder, capsys):
