@@ -29,6 +29,7 @@ _OF_ITS_OWN = {
     "compare": ("variants", "common"),
     "sweep": ("config", "over"),
     "campaign": ("claims", "arms"),
+    "plan": ("methods",),
 }
 _FOLDERS = {"train": "configs", "launch": "configs", "quick": "configs/compare"}
 _OVERRIDE = re.compile(r"--?config\.([\w.]+)(?:=(.*))?$", re.DOTALL)
@@ -134,11 +135,18 @@ def parse_flags(
         hint = closest(f"--{error.flagname}", known)
         raise RefusedError([f"unknown flag --{error.flagname}{hint}"], command) from error
     except flags.Error as error:
-        raise RefusedError([str(error)], command) from error
+        raise RefusedError([_illegal(str(error), values)], command) from error
     if values.help and docstring is not None:
         show_help(values, docstring)
         raise HelpShown
     return rest
+
+
+def _illegal(problem: str, values: flags.FlagValues) -> str:
+    """A parser's problem with the value of a flag, with what to give instead."""
+    found = re.match(r"flag (--(\w+)=.*?): ", problem, re.DOTALL)
+    kind = _KINDS_OF_FLAGS.get(values[found[2]].flag_type()) if found else None
+    return f"{found[1]}: give {kind}" if found and kind else problem
 
 
 def flag_problems(*given: Any) -> list[str]:
@@ -226,7 +234,9 @@ def load_config(
         kind = type(config).__name__
         fix = "let it return a config, as experiments.config.base does"
         raise RefusedError([f"--config={path}: its get_config() returns {kind}: {fix}"])
-    problems = [override(config, *change) for change in overrides]
+    # Fields of all runs last: another override may say which config they are of.
+    overrides = sorted(overrides, key=lambda change: change[0].startswith("common."))
+    problems = [_override_any(config, *change) for change in overrides]
     return config, [problem for problem in problems if problem] + _nul_problems(config)
 
 
@@ -240,8 +250,27 @@ def refuse_foreign(config: Mapping[str, Any], path: str, command: str) -> None:
     if lacks:
         folder = _FOLDERS.get(command, f"configs/{command}")
         fix = f"give one of {folder}, or one like them"
+        if command == "plan" and "chip_mtbf_hours" in config:
+            fix = "it says what fails: add --goodput"
+        elif command == "plan" and "method" in config:
+            fix += "; or compile this training config: add --target=h100:1x8"
         what = f"--config={path} is not for {command} (it has no {', '.join(lacks)}): {fix}"
         raise RefusedError([what], command)
+
+
+def refuse_incomplete(config: Mapping[str, Any], whole: Mapping[str, Any], maker: str) -> None:
+    """Let no config pass that was not made by the function that gives every field.
+
+    Args:
+      whole: what that function gives.
+      maker: its dotted name.
+
+    Raises:
+      RefusedError: fields are missing.
+    """
+    lacks = [name for name in whole if name not in config]
+    if lacks:
+        raise RefusedError([f"the config has no {', '.join(lacks)}: make it with {maker}"])
 
 
 def _nul_problems(config: Mapping[str, Any]) -> list[str]:
@@ -322,6 +351,58 @@ _GONE = dict.fromkeys(
     "payloads of exchange=peers travel by Arrow Flight alone: leave it out",
 )
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false"}
+_KINDS_OF_FLAGS = {"int": "a whole number", "float": "a number", "bool": "true or false"}
+
+
+def _override_any(config: ml_collections.ConfigDict, field: str, text: str) -> str | None:
+    """`override`, where `common.X` of a comparison or a sweep is any field X of its runs."""
+    name, reference = field.removeprefix("common."), None
+    ours = isinstance(config, ml_collections.ConfigDict)
+    if ours and name != field and not _has(config, field):
+        reference = _config_of_runs(config)
+    if reference is None:
+        return override(config, field, text)
+    problem = override(reference, name, text)
+    if problem is not None:
+        return problem.replace("--config.", "--config.common.")
+    # A chosen size has a `common` of its own, which takes the place of the other one.
+    sizes = config.get("sizes", {}).values()
+    for holder in (part for part in (config, *sizes) if "common" in part):
+        with config.unlocked():
+            _put(holder["common"], name, _at(reference, name))
+    return None
+
+
+def _config_of_runs(config: Mapping[str, Any]) -> ml_collections.ConfigDict | None:
+    """The train config of a sweep, or of a comparison's first variant; None = neither is one."""
+    parts = [config, *config.get("sizes", {}).values()]
+    entries = [e for part in parts if "variants" in part for e in part["variants"].values()]
+    for entry in [config, *entries]:
+        if "config" in entry and isinstance(entry["config"], str):
+            try:
+                return load_config(entry["config"], [])[0]
+            except RefusedError:
+                return None  # the command says what is wrong with it
+    return None
+
+
+def _has(config: Mapping[str, Any], name: str) -> bool:
+    for part in name.split("."):
+        if not isinstance(config, Mapping | ml_collections.ConfigDict) or part not in config:
+            return False
+        config = config[part]
+    return True
+
+
+def _put(config: ml_collections.ConfigDict, name: str, value: Any) -> None:
+    *parents, last = name.split(".")
+    for part in parents:
+        if part not in config or not isinstance(config[part], ml_collections.ConfigDict):
+            config[part] = ml_collections.ConfigDict()
+        config = config[part]
+    if last in config:
+        del config[last]
+    config[last] = value
 
 
 def override(config: ml_collections.ConfigDict, field: str, text: str) -> str | None:
@@ -358,6 +439,10 @@ def override(config: ml_collections.ConfigDict, field: str, text: str) -> str | 
         reason = str(error).partition(": ")[2] or str(error)
         if kind := _KINDS.get(type(above[last])):
             reason = f"give {kind}, as {above[last]}"
+        elif isinstance(above[last], tuple):
+            texts = text[:1] not in "([" and all(isinstance(v, str) for v in above[last])
+            one = f'write --config.{field}="{(text,)}"'
+            reason = one if texts else f"give a tuple, as {above[last]}"
         return f"--config.{field}={text}: {reason}"
     return None
 

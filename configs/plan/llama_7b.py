@@ -14,7 +14,7 @@ from configs.plan import template
 def get_config() -> ConfigDict:
     """Give the config."""
     config = template.get_config()
-    config.name = "LLaMA 7B, 4 x 64 H100"
+    config.name = "LLaMA 7B on H100"
     config.model = "llama_7b"
     config.tokens = 1e12
     config.tokens_per_step = 2.0**22

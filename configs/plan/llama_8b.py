@@ -14,7 +14,7 @@ from configs.plan import llama_7b
 def get_config() -> ConfigDict:
     """Give the config."""
     config = llama_7b.get_config()
-    config.name = "Llama 3 8B, 4 x 64 H100"
+    config.name = "Llama 3 8B on H100"
     config.model = "llama_8b"
     config.seq_len = 8192
     return config

@@ -43,22 +43,27 @@ def columns(networks: Sequence[str]) -> dict[str, Column]:
     return found | {"stale- ness": _known("staleness", str)}
 
 
-def note(networks: Sequence[str], step_seconds: Pace, own: str) -> str:
+def note(networks: Sequence[str], step_seconds: Pace) -> str:
     """A paragraph on what the columns mean.
 
     Args:
       step_seconds: see `Pace`.
-      own: whose step time is used where `step_seconds` is no number, in words.
     """
     text = f"{ALLREDUCE}; fewer bytes than that; staleness: the largest, in inner steps."
     if not networks:
         return text
-    pace = f"{step_seconds:g} s" if isinstance(step_seconds, float) else f"{own} time"
     return (
         f"{text} Virtual time: the run's events replayed on the network, where a region's inner "
-        f"step takes {pace}; utilisation: the share of it spent computing; faster: than AllReduce "
-        "for as many steps on the same clock."
+        f"step takes {pace_in_words(step_seconds)}; utilisation: the share of it spent computing; "
+        "faster: than AllReduce for as many steps on the same clock."
     )
+
+
+def pace_in_words(step_seconds: Pace) -> str:
+    """How long a region's inner step takes on a network."""
+    if step_seconds == "network":
+        return "the network's compute_s (1 s where none is given)"
+    return "as long as the run measured" if step_seconds is None else f"{step_seconds:g} s"
 
 
 def brief(seconds: float) -> str:

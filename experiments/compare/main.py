@@ -5,7 +5,7 @@
 Writes compare.json and report.html into WORKDIR; the run of a variant with seed K lies
 in WORKDIR/VARIANT/seedK. Exit code 75: interrupted (Ctrl-C or SIGTERM); 1: runs failed. The same
 command continues: it keeps complete runs and goes on with the others. Fields:
-experiments/compare/config.py.
+experiments/compare/config.py; `--config.common.FIELD=...` sets a field of the train config for all.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from typing import Any
 from rich.console import Console
 
 from experiments import compile_cache
+from experiments.cli import refuse_incomplete
 from experiments.compare.at_equal import sentence
 from experiments.compare.columns import note
 from experiments.compare.config import REPORT, RESULT
+from experiments.compare.config import comparison as whole_config
 from experiments.compare.equal import budgeted
 from experiments.compare.plan import Comparison, plan
 from experiments.compare.result import Logs, collect, read_logs
@@ -52,6 +54,7 @@ def main(config: Any, workdir: str | Path, console: Console | None = None) -> in
       RefusedError: every violation of the config, before any work starts; or another process
         trains in the folder.
     """
+    refuse_incomplete(config, whole_config(), "experiments.compare.config.comparison")
     console = console or Console(markup=False)
     if config["parallel"] > 1:
         # This process only waits: it must not take the memory that the runs need.
@@ -94,7 +97,7 @@ def report(comparison: Comparison, logs: Logs, result: Mapping[str, Any]) -> lis
     about = [
         *([found] if found else []),
         f"Loss in nats per token on the same validation documents{interval_of(result)}.",
-        note(list(networks), comparison.step_seconds, "the network's own"),
+        note(list(networks), comparison.step_seconds),
     ]
     seeds = [f"failed: {f['variant']} seed {f['seed']}: {f['error']}" for f in result["failures"]]
     html_report.write(

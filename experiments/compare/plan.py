@@ -212,7 +212,17 @@ def _variant(
     try:
         return runs, resolve(runs[0].fields, runs[0].workdir), found
     except RefusedError as error:
-        return runs, None, error.problems + found
+        lines = error.problems
+        if not _sets_warm_up(entry["set"]):  # then the command line can, for all variants
+            lines = [
+                re.sub(r"use (warmup_steps=)", r"use --config.common.inner.\1", x) for x in lines
+            ]
+        return runs, None, lines + found
+
+
+def _sets_warm_up(changes: Mapping[str, Any]) -> bool:
+    inner = changes.get("inner")
+    return isinstance(inner, Mapping) and "warmup_steps" in inner
 
 
 def _as_stored(run: RunSpec) -> RunSpec:

@@ -40,7 +40,7 @@ def show(result: Mapping[str, Any], console: Console) -> None:
         console.print(target_table(result))
     for network in result["networks"] or [None]:
         console.print(costs_table(result, network))
-    about = note(result["networks"], result["step_seconds"], "the network's own")
+    about = note(result["networks"], result["step_seconds"])
     console.print(about, highlight=False)
     for failure in result["failures"]:
         text = f"failed: {failure['variant']} seed {failure['seed']}: {failure['error']}"

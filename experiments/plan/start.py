@@ -41,7 +41,11 @@ def train_fields(request: PlanRequest, row: PlanRow) -> tuple[dict[str, Any] | N
     regions, seq_len = work.network.size, fields["seq_len"]
     batch = work.tokens_per_step / regions / seq_len
     if batch != int(batch):
-        return None, f"tokens_per_step does not divide into {regions} regions and seq_len {seq_len}"
+        whole = max(1, round(batch)) * regions * seq_len
+        return None, (
+            f"tokens_per_step does not divide into {regions} regions and seq_len {seq_len}: "
+            f"give --config.tokens_per_step={whole}"
+        )
     found = {
         "config": _CONFIGS.get(name, name),
         "regions": regions,

@@ -2,7 +2,8 @@
 
     python -m experiments report runs/a [runs/b ...] [--network=us_4_regions] [--html=report.html]
 
-- `--network` replays the runs' events on a network: hours, utilisation and a timeline per run.
+- `--network` replays the runs' events on a network: hours, utilisation and a timeline per run. A
+  step takes `--step_seconds`, else the file's `compute_s`, else what the run measured.
 - `--against=plan.json` compares a run with the plan of its config.
 - `--html` writes everything into one page that opens without a network connection.
 - `--csv` writes one number a row, `--json` all records, for other programs.
@@ -22,13 +23,13 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.cli import Flags, RefusedError, parse_flags, refuse_any
-from experiments.compare.columns import note
+from experiments.compare.columns import note, pace_in_words
 from experiments.progress import duration, right, say, size, thousands, validation_documents
 from experiments.report.against import APART, Deviation, against, read_plan
 from experiments.report.against import table as table_against
 from experiments.report.export_table import write_csv, write_json
 from experiments.report.html_data import Entry, step_curves
-from experiments.report.virtual import Pace, Virtual, check, on_network
+from experiments.report.virtual import Pace, Virtual, check, on_network, pace_on
 from experiments.runlog import RunLog, Summary, adapts, read_run, summarise
 from experiments.workdir import CURVES
 from lowcomm_jax.network import BASELINE, Network
@@ -44,7 +45,9 @@ def main(argv: Sequence[str]) -> int:
         "network", None, "replay on a network: a preset's name, aws:A,B,... or a .yaml file"
     )
     options.real(
-        "step_seconds", None, "seconds of a region's inner step there (default: as measured)"
+        "step_seconds",
+        None,
+        "seconds of a region's inner step there (default: the file's compute_s, else as measured)",
     )
     options.text("html", None, "file to write the page to")
     options.text("csv", None, "file to write the numbers to, one a row")
@@ -122,6 +125,7 @@ def show(
         names = unlike_names(workdirs)  # seed0 and seed0 tell nobody anything
         runs = [dataclasses.replace(run, name=name) for run, name in zip(runs, names)]
     links = check(runs, network, step_seconds) if network else None
+    pace = step_seconds if links is None else pace_on(links, step_seconds)
     # One clock: where a network is asked for, nothing is said of the one that a run trained with.
     summaries = [summarise(run) for run in runs]
     console.print(table(summaries, own_network=links is None))
@@ -143,9 +147,10 @@ def show(
     loss_curves(runs, picture)
     say(console, f"loss curves: {picture}")
     if links is not None:
-        replayed = [on_network(run, links, step_seconds) for run in runs]
+        replayed = [on_network(run, links, pace) for run in runs]
         console.print(virtual_table([run.name for run in runs], replayed))
         console.print(f"{BASELINE}, on the same clock.", highlight=False)
+        console.print(f"A region's inner step takes {pace_in_words(pace)}.", highlight=False)
         for run in (run for run, virtual in zip(runs, replayed) if virtual.uneven):
             console.print(
                 f"{run.name}: its regions step at different rates. With a network whose compute_s "
@@ -154,7 +159,7 @@ def show(
             )
     if page is not None:
         networks = {} if network is None or links is None else {network: links}
-        write_page(runs, workdirs, networks, step_seconds, Path(page))
+        write_page(runs, workdirs, networks, pace, Path(page))
         say(console, f"report: {page}")
 
 
@@ -183,7 +188,7 @@ def write_page(
 
     entries = [Entry(name, (run,)) for name, run in zip(unlike_names(workdirs), runs)]
     evaluated = {tuple(run.eval_count.tolist()) for run in runs}
-    about = [note(list(networks), step_seconds, "its own machine's")]
+    about = [note(list(networks), step_seconds)]
     if any(summarise(run).interval is not None for run in runs):
         about.insert(0, f"{_INTERVAL}.")
     if len(evaluated) > 1:

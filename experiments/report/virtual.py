@@ -46,6 +46,13 @@ class Virtual:
     uneven: bool
 
 
+def pace_on(network: Network, step_seconds: float | None) -> Pace:
+    """The pace of a report: the given one, else the network's compute_s, else as measured."""
+    if step_seconds is not None:
+        return step_seconds
+    return "network" if network.compute_given else None
+
+
 def check(runs: list[RunLog], name: str, step_seconds: float | None) -> Network:
     """The network, once it fits every run.
 
@@ -56,7 +63,8 @@ def check(runs: list[RunLog], name: str, step_seconds: float | None) -> Network:
     if network is not None:
         problems = [
             f"{run.name} has {run.header['regions']} regions, network {name} has {network.size}: "
-            f"name one of that size, e.g. aws:Oregon,Virginia,..."
+            f"name one of that size, e.g. aws:Oregon,Virginia,..., or give the file "
+            f"{run.header['regions']} regions"
             for run in runs
             if run.header["regions"] != network.size
         ]

@@ -5,7 +5,8 @@
 All points are runs of one comparison (experiments/compare/main.py); the same command continues one
 that was interrupted or failed. Ends with the frontier: the points for which no other has both a
 lower loss and fewer bytes, or a lower loss and less virtual time. Writes sweep.csv and
-frontier.png beside the comparison's files. Fields: experiments/sweep/config.py.
+frontier.png beside the comparison's files. Fields: experiments/sweep/config.py;
+`--config.common.FIELD=...` sets a field of the train config for all points.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from typing import Any
 
 from rich.console import Console
 
-from experiments.cli import load_config, made_or_refused
+from experiments.cli import load_config, made_or_refused, refuse_incomplete
 from experiments.compare import main as compare
 from experiments.compare.config import comparison
 from experiments.config import plain
 from experiments.progress import say
-from experiments.sweep.config import as_comparison
+from experiments.sweep.config import as_comparison, sweep
 from experiments.sweep.frontier import costs_of, picture, show, write_csv
 from experiments.sweep.space import points
 
@@ -35,6 +36,7 @@ def main(config: Any, workdir: str | Path, console: Console | None = None) -> in
       RefusedError: every violation, before any work starts.
     """
     console = console or Console(markup=False)
+    refuse_incomplete(config, sweep("", ()), "experiments.sweep.config.sweep")
     fields = plain(config)
     base, _ = load_config(fields["config"], [])
     make = (base, fields["over"], fields["draws"], fields["draw_seed"])

@@ -138,6 +138,10 @@ class Target:
           ValueError: an unknown device, or a shape that cannot be read.
         """
         name, _, shape = text.partition(":")
+        bare = re.fullmatch(r"(.*?)x(\d+)", name)  # h100x8
+        if bare and bare[1] in ACCELERATORS and not shape:
+            sample = f"1x{bare[2]}" if ACCELERATORS[bare[1]].platform == "gpu" else "4x4"
+            raise ValueError(f"target {text!r}: write {bare[1]}:{sample}")
         if name not in ACCELERATORS:
             raise ValueError(
                 f"target {text!r}: device {name!r} {is_unknown(name, ACCELERATORS, 'use one of')}"

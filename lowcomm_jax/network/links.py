@@ -27,6 +27,8 @@ class Network:
         loss_RxR: share of the bandwidth that is lost, in [0, 1): goodput = bandwidth * (1 - loss).
         egress_R, ingress_R: Gbit/s shared by all links that leave / enter a region; inf = no limit.
         compute_R: median seconds of one inner step in each region.
+        compute_given: whether a description gave them; else they are 1 s everywhere, which nobody
+            has measured.
         compute_jitter: factor on the compute seconds, drawn per (step, region).
         transfer_jitter: factor on a transfer's duration, drawn per (transfer, link).
         sync_constant_s: seconds added to every transfer (host copies, quorum, per-tensor
@@ -55,6 +57,7 @@ class Network:
     control_rate: float = 0.0
     source: str = "given by the user"
     confidence: str = "assumed"
+    compute_given: bool = False
 
     @property
     def size(self) -> int:

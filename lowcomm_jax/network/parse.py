@@ -262,6 +262,7 @@ def _from_mapping(given: Mapping) -> Network:
         transfer_jitter=_jitter("transfer_jitter", spec, found),
         source=str(spec.get("source", "given by the user")),
         confidence=str(spec.get("confidence", "assumed")),
+        compute_given="compute_s" in spec,
         **scalars,
     )
     raise_all(label, found + violations(network))

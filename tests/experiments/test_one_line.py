@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from experiments.__main__ import main
+from experiments.cli import load_config
 from experiments.metrics import MetricsLog
 from experiments.train import disk
 from experiments.train.disk import EXIT_FULL, FullDiskError, is_full
@@ -71,6 +72,68 @@ def test_a_config_of_another_command(command, capfd):
     assert f"is not for {command} (it has no " in said and f"configs/{command}" in said
     said = refused(capfd, "train", f"--config=configs/{OWN[command]}.py")
     assert "is not for train (it has no " in said
+
+
+def test_plan_refuses_other_configs_in_one_line(capfd):
+    said = refused(capfd, "plan", "--config=configs/diloco.py")
+    assert "is not for plan (it has no methods): give one of configs/plan" in said
+    assert "add --target=h100:1x8" in said
+    assert "--target" not in refused(capfd, "plan", "--config=configs/compare/quick.py")
+    assert "add --goodput" in refused(capfd, "plan", "--config=configs/plan/goodput.py")
+
+
+@pytest.mark.parametrize("command", ["compare", "sweep"])
+def test_a_config_that_its_function_did_not_make(command, tmp_path, capfd):
+    fields = {"compare": "common={}, variants={}", "sweep": "config='diloco', over=()"}[command]
+    (tmp_path / "mine.py").write_text(
+        "from ml_collections import ConfigDict\n"
+        f"def get_config():\n    return ConfigDict(dict({fields}))\n"
+    )
+    said = refused(capfd, command, f"--config={tmp_path}/mine.py", f"--workdir={tmp_path}/w")
+    made_by = {"compare": "compare.config.comparison", "sweep": "sweep.config.sweep"}[command]
+    assert "the config has no " in said and f"make it with experiments.{made_by}" in said
+
+
+SWEEP = ("sweep", "--config=configs/sweep/diloco_period.py")
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (("report", "x", "--step_seconds=fast"), "--step_seconds=fast: give a number"),
+        (("watch", "x", "--port=abc"), "--port=abc: give a whole number"),
+        (("watch", "x", "--once=maybe"), "--once=maybe: give true or false"),
+        (
+            (*SWEEP, "--config.over=method.period=3,6"),
+            "write --config.over=\"('method.period=3,6',)\"",
+        ),
+        ((*SWEEP, "--config.seeds=(0,1"), "--config.seeds=(0,1: give a tuple, as (0,)"),
+        (("plan", "--target=h100x8", "--config=diloco"), "'h100x8': write h100:1x8"),
+        (
+            (*SWEEP, "--config.common.stepz=3"),
+            "--config.common.stepz: there is no such field; did you mean steps?",
+        ),
+        (
+            (*SWEEP, "--config.over=('method.period=3',)", "--config.common.steps=20"),
+            "between 0 and the 20 steps of the run; use --config.common.inner.warmup_steps=2",
+        ),
+        (
+            (*SWEEP, "--config.common.inner.warmup_steps=x"),
+            "--config.common.inner.warmup_steps=x: give a whole number",
+        ),
+    ],
+)
+def test_a_value_that_cannot_be_read(arguments, said, capfd):
+    assert said in refused(capfd, *arguments)
+
+
+@pytest.mark.parametrize("name", ["sweep/diloco_period", "compare/quick", "paper/diloco_period"])
+def test_a_field_of_all_runs(name):
+    given = [("common.inner.warmup_steps", "1"), ("common.model.width", "64")]
+    config, problems = load_config(f"configs/{name}.py", given)
+    assert not problems and config.common.inner.warmup_steps == 1
+    for size in config.get("sizes", {}).values():
+        assert size.common.inner.warmup_steps == 1 and size.common.model.width == 64
 
 
 def test_patterns_that_are_no_text(capfd):

@@ -201,6 +201,15 @@ def test_what_no_config_says_has_no_command(tmp_path):
     assert "name a preset of lowcomm_jax.models" in result["answer"]["rows"]["d"]["no_train"]
 
 
+def test_tokens_that_do_not_divide_name_the_nearest_that_do(tmp_path):
+    fields = small({"diloco": {"preset": "diloco"}}, tokens_per_step=300.0)
+    result, _ = answered(fields, tmp_path)
+    said = result["answer"]["rows"]["diloco"]["no_train"]
+    assert said.endswith("4 regions and seq_len 32: give --config.tokens_per_step=256"), said
+    result, _ = answered({**fields, "tokens_per_step": 256.0}, tmp_path)
+    assert result["answer"]["rows"]["diloco"]["train"] is not None
+
+
 # -- a run held against its plan -----------------------------------------------------------------
 
 PERIOD, R = 4, 4

@@ -8,9 +8,9 @@ import pytest
 
 from experiments.cli import RefusedError
 from experiments.compare.costs import costs
-from experiments.report.virtual import check, on_network, seconds_at
+from experiments.report.virtual import check, on_network, pace_on, seconds_at
 from experiments.runlog import RunLog
-from lowcomm_jax.network import Jitter, uniform
+from lowcomm_jax.network import Jitter, parse, uniform
 
 R, PARAMS, STEP = 3, 1000, 0.25
 
@@ -60,6 +60,17 @@ def test_terminal_page_figures_and_comparisons_have_one_clock(pace, each, monkey
     assert figure == terminal.clock.wall_s
 
 
+def test_the_seconds_of_a_file_count_where_none_are_given(tmp_path):
+    links = "regions: 3\nbandwidth_gbps: 1\n"
+    (tmp_path / "mine.yaml").write_text(links + "compute_s: [0.5, 0.5, 0.8]\n")
+    (tmp_path / "links.yaml").write_text(links)
+    mine, bare = parse(str(tmp_path / "mine.yaml")), parse(str(tmp_path / "links.yaml"))
+    assert (pace_on(mine, None), pace_on(mine, STEP)) == ("network", STEP)
+    assert (pace_on(bare, None), pace_on(bare, STEP)) == (None, STEP)
+    assert pace_on(parse("us_4_regions"), None) is None
+    assert on_network(run(), mine, pace_on(mine, None)).step_seconds == 0.5
+
+
 def test_slower_regions_stay_slower():
     steady = network(2.0)
     uneven = steady.with_compute([1.0, 1.0, 3.0])
@@ -95,6 +106,7 @@ def test_everything_that_does_not_fit_is_refused_together():
         check([run()], "us_4_regions", -1.0)
     text = str(error.value)
     assert "run has 3 regions, network us_4_regions has 4" in text
+    assert "or give the file 3 regions" in text
     assert "--step_seconds=-1.0" in text
     for pace in (float("nan"), float("inf")):
         with pytest.raises(RefusedError, match=f"--step_seconds={pace}"):
