@@ -357,8 +357,7 @@ _KINDS_OF_FLAGS = {"int": "a whole number", "float": "a number", "bool": "true o
 def _override_any(config: ml_collections.ConfigDict, field: str, text: str) -> str | None:
     """`override`, where `common.X` of a comparison or a sweep is any field X of its runs."""
     name, reference = field.removeprefix("common."), None
-    ours = isinstance(config, ml_collections.ConfigDict)
-    if ours and name != field and not _has(config, field):
+    if isinstance(config, ml_collections.ConfigDict) and name != field:
         reference = _config_of_runs(config)
     if reference is None:
         return override(config, field, text)
@@ -384,14 +383,6 @@ def _config_of_runs(config: Mapping[str, Any]) -> ml_collections.ConfigDict | No
             except RefusedError:
                 return None  # the command says what is wrong with it
     return None
-
-
-def _has(config: Mapping[str, Any], name: str) -> bool:
-    for part in name.split("."):
-        if not isinstance(config, Mapping | ml_collections.ConfigDict) or part not in config:
-            return False
-        config = config[part]
-    return True
 
 
 def _put(config: ml_collections.ConfigDict, name: str, value: Any) -> None:

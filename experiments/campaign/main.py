@@ -291,7 +291,7 @@ def _measured(campaign: Campaign, cell: Cell, run: RunLog) -> dict[str, Any]:
         "steps": run.header["steps"],
         "tokens": run.end["tokens"],
         "loss": round(last, 6) if finite else None,
-        "anchor_variance": None if spread is None else round(spread, 9),
+        "anchor_variance": None if spread is None else float(f"{spread:.6g}"),
         "bytes_sent": float(np.mean(run.end["bytes_sent"])),
         "allreduce_bytes": run.header["allreduce_bytes_per_step"] * run.header["steps"],
         **{name: cost[name] for name in ("exchanges", "staleness", "document_interval")},

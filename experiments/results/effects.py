@@ -155,13 +155,17 @@ def _of_claim(campaign: Campaign, ledger: Records, claim: Claim, points: Points)
 def _pairs(
     ledger: Records, cells: Sequence[Cell], measure: str
 ) -> dict[int, tuple[Record, Record]]:
-    """Seed -> the records of both arms, where both are there and have the measure."""
+    """Seed -> the records of both arms, where both are there and have the measure.
+
+    One that is 0 with `there` has no relative difference.
+    """
     by_seed: dict[int, list[Record]] = {}
     for cell in cells:
-        found = cell.point != UNKNOWN and ledger.found.get(cell)
-        if found and found.get(measure):
+        found = None if cell.point == UNKNOWN else ledger.found.get(cell)
+        if found is not None and found.get(measure) is not None:
             by_seed.setdefault(cell.seed, []).append(found)
-    return {seed: (of[0], of[1]) for seed, of in by_seed.items() if len(of) == 2}
+    pairs = {seed: (of[0], of[1]) for seed, of in by_seed.items() if len(of) == 2}
+    return {seed: (here, there) for seed, (here, there) in pairs.items() if there[measure]}
 
 
 def _ratio(runs: Sequence[tuple[Record, Record]], of) -> float | None:

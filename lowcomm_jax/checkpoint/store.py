@@ -18,6 +18,7 @@ import logging
 import math
 import re
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Iterable, Iterator
@@ -38,6 +39,7 @@ Arrays = dict[str, np.ndarray]
 Groups = dict[str, Arrays]
 
 log = logging.getLogger(__name__)
+_QUIET = threading.Lock()
 
 FORMAT = 1
 """Version of the layout and of the meaning of every entry; others but `FORMAT_OF_PARTS` are
@@ -265,18 +267,19 @@ def _decode(path: epath.Path, names: Iterable[str]) -> dict[str, Any]:
     names = list(names)
     with _quiet():
         found = _load(path, names)
-        if found is not None:
+        if isinstance(found, dict):
             return found
-        damaged = next((name for name in names if _load(path, [name]) is None), None)
+        alone = {name: _load(path, [name]) for name in names}
         gc.collect()  # Orbax leaves one failed task for every array behind
-    if damaged is None:
-        raise DamagedError(f"{path}: {', '.join(names)} cannot be read together")
-    how = "cannot be read" if (path / damaged).exists() else "is missing"
-    raise DamagedError(f"{path}: {damaged} {how}")
+    for name, of in alone.items():
+        if isinstance(of, str):
+            how = f"cannot be read{of}" if (path / name).exists() else "is missing"
+            raise DamagedError(f"{path}: {name} {how}")
+    raise DamagedError(f"{path}: {', '.join(names)} could not be read at once{found}")
 
 
-def _load(path: epath.Path, names: list[str]) -> dict[str, Any] | None:
-    """Some checkpointables; None where Orbax cannot load them."""
+def _load(path: epath.Path, names: list[str]) -> dict[str, Any] | str:
+    """Some checkpointables; where Orbax cannot load them, what the machine said, or nothing."""
     try:
         with _context():
             return v1.load_checkpointables(path, dict.fromkeys(names))
@@ -284,23 +287,28 @@ def _load(path: epath.Path, names: list[str]) -> dict[str, Any] | None:
         # A damaged file can make the decoders below raise anything at all. Text only: the error
         # keeps coroutines alive.
         log.debug("%s: %s", path, "".join(traceback.format_exception(error)))
-        return None
+        machine = isinstance(error, OSError | MemoryError)
+        return f" ({type(error).__name__})" if machine else ""
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence what the failed tasks of a damaged file print: by asyncio, warnings, unraisables."""
-    logger = logging.getLogger("asyncio")
-    level, hook = logger.level, sys.unraisablehook
-    logger.setLevel(logging.CRITICAL + 1)
-    sys.unraisablehook = lambda unraisable: log.debug("%s", unraisable.exc_value)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)
-            yield
-    finally:
-        logger.setLevel(level)
-        sys.unraisablehook = hook
+    """Silence what the failed tasks of a damaged file print: by asyncio, warnings, unraisables.
+
+    These belong to the process: one thread at a time.
+    """
+    with _QUIET:
+        logger = logging.getLogger("asyncio")
+        level, hook = logger.level, sys.unraisablehook
+        logger.setLevel(logging.CRITICAL + 1)
+        sys.unraisablehook = lambda unraisable: log.debug("%s", unraisable.exc_value)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)
+                yield
+        finally:
+            logger.setLevel(level)
+            sys.unraisablehook = hook
 
 
 # -- one step, written by several processes ----------------------------------------------------

@@ -5,7 +5,8 @@ r"""Data parallel training (AllReduce): gradients are averaged over all regions 
 The baseline: the bytes that other methods save are counted against it.
 
 An absent region keeps its old parameters. When it takes part again, it computes its gradient at the
-anchor, like everyone else, and adopts the result: nothing stale enters the mean.
+anchor, like everyone else, and adopts the result: no stale gradient enters the mean. Non-trainable
+leaves are its own old ones in that step.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ the method's outer rule, if it has one) that of the outer rule. Every region tha
 the result. Values cross between regions inside the inner program, at every step.
 
 All gradients are taken at the anchor, in the dtype of the parameters. A region that was absent
-keeps its old parameters until it takes part again; they never enter the mean.
+keeps its old parameters until it takes part again; they never enter the mean. Its buffers are its
+own old ones in that step; those of role `average` are averaged after it.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ with a manual `region` axis, so that the program cannot communicate across regio
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -159,8 +159,16 @@ def loss_and_aux(out: Any) -> tuple[jax.Array, dict[str, Any]]:
     except (TypeError, ValueError):
         kind = "an array" if isinstance(aux, jax.Array) else f"a {type(aux).__name__}"
         raise ValueError(f"loss_fn's aux is {kind}: {fix}") from None
+    loss = jnp.asarray(loss)
+    if not jnp.issubdtype(loss.dtype, jnp.floating):
+        raise ValueError(f"loss_fn gave a loss of dtype {loss.dtype}: give a floating-point one")
     for name, value in aux.items():
         if name == UPDATES:
+            if not isinstance(value, Mapping):
+                kind = type(value).__name__
+                raise ValueError(
+                    f"loss_fn's aux[{name!r}] is a {kind}: give a dict, or leave it out"
+                )
             continue
         shape = _shape(value)
         if shape is None:
@@ -181,7 +189,7 @@ def _shape(value: Any) -> tuple[int, ...] | None:
         return value.shape
     try:
         return jnp.asarray(value).shape
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
 
 

@@ -81,7 +81,7 @@ DAMAGE = {
 
 
 DAMAGED = {
-    "flipped bytes": "region_1",
+    "flipped bytes": "region_1 cannot be read",
     "truncated": "shared cannot be read",
     "deleted file": "region_2 cannot be read",
     "deleted region": "region_0 is missing",
@@ -101,6 +101,22 @@ try:
 except DamagedError as error:
     print(error)
 """
+
+
+def test_what_the_machine_said_is_told(copied, monkeypatch):
+    """A file that may not be read is no damage; nobody should look for any."""
+    _, directory, _ = copied
+    load = store.v1.load_checkpointables
+
+    def denied(path, names):
+        if "region_1" in names:
+            raise PermissionError(13, "Permission denied", "some/file")
+        return load(path, names)
+
+    document = store.read_document(directory / "5")
+    monkeypatch.setattr(store.v1, "load_checkpointables", denied)
+    with pytest.raises(DamagedError, match=r"region_1 cannot be read \(PermissionError\)"):
+        store.read_arrays(directory / "5", document)
 
 
 @pytest.mark.parametrize("damage,item", [("deleted file", 2), ("flipped bytes", 1)])

@@ -124,6 +124,9 @@ def test_a_loss_for_each_sample():
     [
         (lambda loss: (loss, {"a": jnp.ones(8)}), r"aux\['a'\] has the shape \[8\]: mean it, or"),
         (lambda loss: (loss, {"a": "x"}), r"aux\['a'\] is a str: give a scalar, or leave it out"),
+        (lambda loss: (loss, {"a": 2**33}), r"aux\['a'\] is a int: give a scalar, or leave it out"),
+        (lambda loss: (loss, {"updates": None}), r"aux\['updates'\] is a NoneType: give a dict"),
+        (lambda loss: 3, "a loss of dtype int32: give a floating-point one"),
         (lambda loss: (loss, {"a": None}), r"aux\['a'\] is a NoneType: give a scalar"),
         (lambda loss: (loss, None), r"aux is a NoneType: return a scalar loss, or \(loss, dict"),
         (lambda loss: (loss, jnp.ones(2)), r"aux is an array: return a scalar loss"),

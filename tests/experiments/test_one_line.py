@@ -136,6 +136,14 @@ def test_a_field_of_all_runs(name):
         assert size.common.inner.warmup_steps == 1 and size.common.model.width == 64
 
 
+def test_a_field_that_is_there_already_is_set_in_every_size():
+    """Given twice the last one counts, as everywhere."""
+    given = [("size", "small"), ("common.steps", "300"), ("common.steps", "600")]
+    config, problems = load_config("configs/compare/codec_quality.py", given)
+    found = [size.common.steps for size in config.sizes.values()]
+    assert not problems and {*found, config.common.steps} == {600}
+
+
 def test_patterns_that_are_no_text(capfd):
     said = refused(capfd, "train", "--config=diloco", "--config.frozen=(1,)")
     assert "frozen: 1 is no text" in said
