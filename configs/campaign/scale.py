@@ -348,8 +348,8 @@ def settings() -> dict:
             stages=eight,
         ),
         "noloco_weak_pull": claim(
-            "NoLoCo's anchors lie closer together at gamma = 0.3 than at 0.7: without gradients they "
-            "would contract faster there",
+            "NoLoCo's anchors lie closer together at gamma = 0.3 than at 0.7: without gradients "
+            "they would contract faster there",
             "2506.10911; outer/gossip_stability.py",
             "noloco_weak",
             "noloco",
@@ -359,8 +359,8 @@ def settings() -> dict:
             measure="anchor_variance",
         ),
         "noloco_strong_pull": claim(
-            "NoLoCo's anchors lie closer together at gamma = 0.7 than at 1.2: without gradients they "
-            "would contract faster there",
+            "NoLoCo's anchors lie closer together at gamma = 0.7 than at 1.2: without gradients "
+            "they would contract faster there",
             "2506.10911; outer/gossip_stability.py",
             "noloco",
             "noloco_strong",

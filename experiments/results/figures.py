@@ -86,11 +86,10 @@ def draw(campaign: Campaign, claim: Claim, effects: Sequence[Effect], path: Path
     figure.savefig(path, dpi=110, metadata={_KEY: digest(effects), "Software": None})
 
 
-def overview(campaign: Campaign, effects: dict[str, list[Effect]], path: Path) -> None:
-    """Draw all claims at all rungs beside one another, a line each."""
+def overview(campaign: Campaign, rows: Sequence[Effect], path: Path) -> None:
+    """Draw the effects beside one another, a line each."""
     from matplotlib.figure import Figure
 
-    rows = [effect for of in effects.values() for effect in of]
     figure = Figure(figsize=(8.2, 1.4 + 0.18 * len(rows)), layout="constrained")
     axes = figure.add_subplot()
     colors = {SEEN: "C2", OPPOSITE: "C3", OPEN: "0.45"}

@@ -85,7 +85,7 @@ def write(evidence: Evidence, docs: Path) -> list[Path]:
             file.unlink()
     for name, shown in tracked(wanted.items(), "results: pictures", lambda item: item[0]):
         if name == OVERVIEW:
-            figures.overview(evidence.campaign, evidence.effects, docs / FOLDER / name)
+            figures.overview(evidence.campaign, shown, docs / FOLDER / name)
         else:
             claim = evidence.campaign.claims[shown[0].claim]
             figures.draw(evidence.campaign, claim, shown, docs / FOLDER / name)
@@ -95,7 +95,8 @@ def write(evidence: Evidence, docs: Path) -> list[Path]:
 def pictures(evidence: Evidence) -> dict[str, list[Effect]]:
     """File name -> the effects that the picture shows."""
     found = {f"{name}.png": of for name, of in evidence.effects.items() if of}
-    return {OVERVIEW: [e for of in evidence.effects.values() for e in of], **found}
+    losses = [e for of in evidence.effects.values() for e in of if e.measure == "loss"]
+    return {OVERVIEW: losses, **found}
 
 
 def disagreements(evidence: Evidence, docs: Path) -> list[str]:

@@ -75,7 +75,7 @@ Models of {sizes} parameters on the bytes of Python sources, H = {campaign.perio
 about these scales. Published figures come from models 100 to 100,000 times larger.
 {of_seeds} Losses are in nats per token (a byte). Other measurements: [results](RESULTS.md).
 
-![all claims at all rungs]({FOLDER}/{OVERVIEW})
+![all claims on the loss at all rungs]({FOLDER}/{OVERVIEW})
 """
 
 

@@ -20,7 +20,7 @@ from experiments.results import fit as fits
 from experiments.results import main as command
 from experiments.results.effects import effects
 from experiments.results.figures import digest_in
-from experiments.results.page import page
+from experiments.results.page import OVERVIEW, page
 from experiments.results.verdict import _word, verdict
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -98,6 +98,8 @@ def test_a_claim_about_another_measure_than_the_loss(tmp_path):
     assert first.mean == pytest.approx(-0.5) and first.values == pytest.approx((0.02, 0.04))
     assert first.status == second.status == "seen"
     assert first.at_equal_bytes == 0.0  # that column is of the loss
+    # Nor does it stand among the losses: its scale is another one.
+    assert command.pictures(command.gather(made))[OVERVIEW] == []
     one = next(c for c in made.found if c.arm == "ddp" and not c.tunes and c.rounds == 4)
     made.found[one] = {**made.found[one], "anchor_variance": None}  # as where it is not measured
     assert len(effects(campaign, made)["closer"][0].differences) == 2
