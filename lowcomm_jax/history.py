@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
@@ -128,18 +129,18 @@ def common_names(named: Sequence[Collection[str]]) -> list[str]:
     return [name for name in (named[0] if named else ()) if all(name in one for one in named)]
 
 
-class NamedMetrics:
+class NamedMetrics(abc.ABC):
     """Metrics by name: `names = list(record)`, `"loss" in record`, `record["loss"]`.
 
     Its length counts steps, not names.
     """
 
+    @abc.abstractmethod
     def keys(self) -> list[str]:
         """Names of the metrics that every step has."""
-        raise NotImplementedError
 
-    def __len__(self) -> int:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def __len__(self) -> int: ...
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.keys())
