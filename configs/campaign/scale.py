@@ -14,6 +14,8 @@ do not count.
 
 Stages, each finished before the next:
 - `1_first`: 0.18M and 0.7M parameters, 24 and 96 rounds, 2 and 4 regions, three seeds;
+- `1_large` and `1_long`: 2.6M for 24 rounds, and 384 rounds of 0.18M, of the methods whose loss is
+  fitted against size and tokens;
 - `2_topics`: the same where every region has topics of its own;
 - `2_variants`: more methods, and what a method's settings change, each against the other setting at
   the same learning rates: delay, sends and compensation of CoCoDC, rank and H of DiLoCoX, groups
@@ -37,7 +39,8 @@ _OUTER = "method.outer.learning_rate=0.2,0.5"
 _OUTER_LATE = "method.outer.learning_rate=0.1,0.3"  # what comes a round late bears less
 _OUTER_LIGHT = "method.outer.learning_rate=0.5,1.0"  # with less momentum
 _FRAGMENTS = {"fragments": 3, "overlap": 5}
-_FIRST = ("1_first", "2_topics", "3_seeds", "5_accelerator")
+_FITTED = ("1_large", "1_long")
+_FIRST = ("1_first", *_FITTED, "2_topics", "3_seeds", "5_accelerator")
 
 
 def get_config() -> ConfigDict:
@@ -55,6 +58,8 @@ def get_config() -> ConfigDict:
         claims=claims() | settings(),
         stages={
             "1_first": stage(sizes=("180k", "700k"), rounds=(24, 96), regions=(2, 4)),
+            "1_large": stage(("2600k",), (24,), (2, 4)),
+            "1_long": stage(("180k",), (384,), (2, 4)),
             "2_topics": stage(("180k", "700k"), (24, 96), (2, 4), splits=("topic",)),
             "2_variants": stage(("180k", "700k"), (24, 96), (4,)),
             "3_seeds": stage(("180k", "700k"), (24, 96), (2, 4), seeds=(0, 1, 2, 3, 4)),
@@ -130,7 +135,9 @@ def arms() -> dict:
 
 def claims() -> dict:
     """Each says that the final loss of `here` is at most (1 + margin) times that of `there`."""
-    first, later = {"2_variants": None}, {key: None for key in _FIRST}
+    fitted = {"2_variants": None}
+    of_four = fitted | {key: {"regions": (4,)} for key in _FITTED}
+    first, later = ({key: None for key in keys} for keys in (("2_variants", *_FITTED), _FIRST))
     return {
         "diloco_ddp": claim(
             "DiLoCo loses at most 1 % against data parallel training at equal tokens",
@@ -140,7 +147,7 @@ def claims() -> dict:
             0.01,
             "a gap under 1 % at more rounds or a larger model, or one that shrinks with size",
             published="equal perplexity at 500 times fewer bytes (H = 500)",
-            stages=first,
+            stages=fitted,
         ),
         "streaming_diloco": claim(
             "Streaming DiLoCo in 4 bits loses at most 1 % against DiLoCo",
@@ -150,7 +157,7 @@ def claims() -> dict:
             0.01,
             "a gap over 1 % with an interval clear of it, at more rounds",
             published="equal loss at 400 times fewer bytes than data parallel",
-            stages=first,
+            stages=of_four,
         ),
         "cocodc_streaming": claim(
             "CoCoDC has a lower loss than Streaming DiLoCo at equal bytes and tokens",
@@ -160,7 +167,7 @@ def claims() -> dict:
             0.0,
             "a lower loss at a longer delay, or at more rounds",
             published="21.0 % fewer steps to a target perplexity, with twice the bytes",
-            stages=first,
+            stages=of_four,
         ),
         "eager_delayed": claim(
             "Eager updates have a lower loss than a naive delay of a round",
