@@ -10,6 +10,7 @@ checkpoints. Any number of processes can read either layout.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import hashlib
@@ -270,7 +271,8 @@ def _decode(path: epath.Path, names: Iterable[str]) -> dict[str, Any]:
         if isinstance(found, dict):
             return found
         alone = {name: _load(path, [name]) for name in names}
-        gc.collect()  # Orbax leaves one failed task for every array behind
+        _retrieve_failed_tasks()
+        gc.collect()
     for name, of in alone.items():
         if isinstance(of, str):
             how = f"cannot be read{of}" if (path / name).exists() else "is missing"
@@ -289,6 +291,20 @@ def _load(path: epath.Path, names: list[str]) -> dict[str, Any] | str:
         log.debug("%s: %s", path, "".join(traceback.format_exception(error)))
         machine = isinstance(error, OSError | MemoryError)
         return f" ({type(error).__name__})" if machine else ""
+
+
+def _retrieve_failed_tasks() -> None:
+    """Look at the errors of the failed tasks that Orbax left behind, one for every array.
+
+    Asyncio prints an error that nobody looked at when its task is dropped, and Python warns of the
+    coroutines in the error's frames. A thread of TensorStore may hold a task until after `_quiet`.
+    """
+    for task in gc.get_objects():
+        if type(task) is asyncio.Task and task.get_loop().is_closed() and not task.cancelled():
+            error = task.exception() if task.done() else None
+            while error is not None:
+                error.__traceback__ = None
+                error = error.__context__
 
 
 @contextlib.contextmanager
