@@ -53,8 +53,7 @@ def numbers(
     """(region or empty, metric, value) of every number of a record; lists are by region.
 
     Args:
-      here: numbers of the regions that the log is about. Merged logs, of which some may be missing,
-        have lists with an entry for every region.
+      here: numbers of the regions that the log is about.
     """
     for key, value in record.items():
         if key in _KEYS or key in ("events", "merges", "document_sum"):
@@ -63,7 +62,17 @@ def numbers(
         if isinstance(value, Mapping):
             yield from numbers(value, here, f"{name}.")
         elif isinstance(value, Sequence) and not isinstance(value, str):
-            regions = here if len(here) == len(value) else range(len(value))
-            yield from ((region, name, entry) for region, entry in zip(regions, value))
+            yield from ((r, name, entry) for r, entry in zip(regions_of(value, here), value))
         elif isinstance(value, int | float):
             yield "", name, value
+
+
+def regions_of(values: Sequence[Any], here: Sequence[int]) -> Sequence[int]:
+    """Which region each entry of a list belongs to.
+
+    Merged logs have an entry for every region, also where the log of one is missing.
+
+    Args:
+      here: numbers of the regions that the log is about.
+    """
+    return here if len(here) == len(values) else range(len(values))

@@ -27,7 +27,7 @@ from experiments.compare.columns import note, pace_in_words
 from experiments.progress import duration, right, say, size, thousands, validation_documents
 from experiments.report.against import APART, Deviation, against, read_plan
 from experiments.report.against import table as table_against
-from experiments.report.export_table import write_csv, write_json
+from experiments.report.export_table import regions_of, write_csv, write_json
 from experiments.report.html_data import Entry, step_curves
 from experiments.report.virtual import Pace, Virtual, check, on_network, pace_on
 from experiments.runlog import RunLog, Summary, adapts, read_run, summarise
@@ -369,7 +369,8 @@ def loss_curves(runs: Sequence[RunLog], path: Path) -> None:
     figure = Figure(figsize=(9, 5), layout="constrained")
     axes = figure.subplots()
     if len(runs) == 1:
-        for column, region in enumerate(runs[0].header["here"]):
+        losses = runs[0].steps[0]["loss"] if runs[0].steps else []
+        for column, region in enumerate(regions_of(losses, runs[0].header["here"])):
             _training(axes, runs[0], column, alpha=0.8, label=f"region {region}, training")
     for number, run in enumerate(runs):
         # The evaluation before training does not depend on the method.

@@ -1,6 +1,8 @@
 """Print text from a trained run.
 
-python -m experiments sample --workdir=runs/a --prompt="def "
+    python -m experiments sample --workdir=runs/a --prompt="def "
+
+`--step` takes the checkpoint of that step instead of the newest.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ def main(argv: Sequence[str]) -> int:
     options = Flags()
     options.text("workdir", None, "folder of the run")
     options.text("prompt", "def ", "text to continue")
+    options.whole("step", None, "step of the checkpoint (default: the newest)")
     options.whole("length", None, "tokens to add (default: up to the trained length)")
     options.real("temperature", 0.8, "of the draws; 0 takes the likeliest token")
     options.whole("top_k", None, "draw among this number of likeliest tokens only")
@@ -34,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
         problems.append(f"--count={values.count}: at least 1 is needed")
     refuse_any(problems, "sample")
     compile_cache.enable(None)
-    trained = load_trained(Path(values.workdir))
+    trained = load_trained(Path(values.workdir), values.step)
     how = {name: getattr(values, name) for name in ("length", "temperature", "top_k")}
     for i in range(values.count):
         if i:

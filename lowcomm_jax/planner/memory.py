@@ -91,7 +91,7 @@ def activation_estimate(
     Args:
         layers, width, vocab: of the model.
         tokens: tokens of one microbatch on one device group.
-        mesh: "stage" divides the layers, "tensor" the width.
+        mesh: "stage" divides the layers and the vocabulary, "tensor" the width and the vocabulary.
         remat: keep only each layer's input (2 bytes per element) and recompute one layer at a time.
             Otherwise 34 bytes per element and layer (arXiv 2205.05198, attention scores not kept).
 
@@ -99,11 +99,11 @@ def activation_estimate(
         Bytes: an estimate, typically within tens of per cent; the compiler's figure is
             `compiled_memory`.
     """
-    depth = -(-layers // mesh.get("stage", 1))
-    tensor = mesh.get("tensor", 1)
+    stages, tensor = mesh.get("stage", 1), mesh.get("tensor", 1)
+    depth = -(-layers // stages)
     element = tokens * width
     kept = depth * 2 * element + 34 * element // tensor if remat else depth * 34 * element // tensor
-    logits = 6 * tokens * vocab // tensor
+    logits = 6 * tokens * vocab // (tensor * stages)
     return int(kept + logits)
 
 

@@ -76,8 +76,9 @@ def test_rules_choose_by_path_first_match_wins():
     ("path", "codec"),
     [
         *((f"{name}/w", "stat8_row") for name in ("wte", "wpe", "lm_head", "unembed", "embed")),
+        *((f"{name}/w", "stat8_row") for name in ("emb", "tok_embeddings", "head", "model.head")),
         *((path, "fp32") for path in ("ln_f/g", "blocks/0/norm/g", "layers.bias")),
-        ("layers/w", "int4"),
+        *((path, "int4") for path in ("layers/w", "attention/head_mix/w", "heads/w")),
     ],
 )
 def test_usual_names_of_embeddings_norms_and_biases_are_known(path, codec):

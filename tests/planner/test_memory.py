@@ -145,6 +145,8 @@ def test_activation_estimate_falls_with_remat_and_stages():
     staged = activation_estimate(12, 512, 32000, 4096, {"stage": 4}, remat=True)
     assert full > remat > staged > 0
     assert remat == 12 * 2 * 4096 * 512 + 34 * 4096 * 512 + 6 * 4096 * 32000
+    # Every stage has a slice of the vocabulary.
+    assert staged == 3 * 2 * 4096 * 512 + 34 * 4096 * 512 + 6 * 4096 * 8000
 
 
 def test_parameter_counts_by_hand():

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 
+import matplotlib.figure
 import numpy as np
 import pytest
 
@@ -198,6 +199,23 @@ def test_curves_are_drawn_where_a_loss_is_not_finite(lost, tmp_path):
             one.header["here"] = range(R)
         report.loss_curves(runs, tmp_path / f"{name}.png")
         assert (tmp_path / f"{name}.png").stat().st_size > 10_000
+
+
+def test_curves_bear_the_numbers_of_their_regions(tmp_path, monkeypatch):
+    """Merged logs have a column for every region, and NaN for one whose log is missing."""
+    one = run(3, 2)
+    one.header["here"] = [0, 2]
+    for t, row in enumerate(one.steps, 1):
+        row["loss"], row["loss_mean"] = [9 / t, math.nan, 7 / t], math.nan
+    drawn = {}
+
+    def keep(figure, path, **_):
+        drawn.update({line.get_label(): line.get_ydata()[0] for line in figure.axes[0].lines})
+
+    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", keep)
+    report.loss_curves([one], tmp_path / "a.png")
+    labels = {label: first for label, first in drawn.items() if "training" in label}
+    assert labels == {"region 0, training": 9.0, "region 2, training": 7.0}
 
 
 def test_points_lie_where_their_numbers_say():

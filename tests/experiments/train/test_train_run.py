@@ -274,6 +274,17 @@ def test_an_export_of_an_older_step(folder, capsys):
     assert "no checkpoint of step 21" in printed and f"it holds [20, {STEPS}]" in printed
 
 
+def test_a_sample_of_an_older_step(folder, capsys):
+    arguments = ["sample", f"--workdir={folder / 'run'}", "--count=20", "--prompt=ab"]
+    texts = []
+    for step in (["--step=20"], ["--step=20"], []):
+        assert main([*arguments, *step]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1] != texts[2]
+    assert main([*arguments, "--step=21"]) == 2
+    assert f"it holds [20, {STEPS}]" in capsys.readouterr().err
+
+
 def test_export_and_start_from_it(tiny, folder, capsys):
     out = folder / "exported"
     assert main(["export", f"--workdir={folder / 'run'}", f"--output={out}"]) == 0
