@@ -290,14 +290,14 @@ class Engine:
           ValueError: a state of another engine, or one that was donated before; a batch or mask of
             the wrong shape.
         """
-        self._begin(state)
-        cut = self._cut(microbatch, counts_R)
+        loop = self._begin(state)
+        cut = microbatch_cut(self.config, microbatch, counts_R)
         check_leaves(batch, self._rows)
         if cut is None:
             block = BatchBlock(jax.tree.map(lambda x: x[:, None], batch), 1, 1)
         else:
             block = BlockStager([batch], self.block, microbatch).take(1)
-        given = (self.sync_loop(state), state, self._placed(block), lambda _: participants)
+        given = (loop, state, self._placed(block), lambda _: participants)
         state, metrics, events = self.runner.run(*given, True, cut, self.clock)
         return state, {**metrics, "events": events}
 
@@ -344,7 +344,7 @@ class Engine:
             if not isinstance(loop, RoundJobLoop):
                 raise ValueError(f"rounds={rounds}: regions count steps here; give so many batches")
             batches = loop.until_rounds(state, rounds, batches)
-        cut = self._cut(microbatch, counts_R)
+        cut = microbatch_cut(self.config, microbatch, counts_R)
         return self.run_on(loop, state, batches, participants, cut)
 
     def run_on(
@@ -399,11 +399,6 @@ class Engine:
         if jax.process_count() == 1:
             return pace.room(self.block)
         return leader().broadcast_from_leader("room", lambda: pace.room(self.block))
-
-    def _cut(self, microbatch: int | None, counts_R) -> MicrobatchCut | None:
-        if microbatch is None and counts_R is None:
-            return None
-        return microbatch_cut(self.config, microbatch, counts_R)
 
     def _placed(self, block: BatchBlock) -> BatchBlock:
         return block._replace(batches=self.place(block.batches, cut=block.stride is not None))

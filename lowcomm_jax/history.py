@@ -23,15 +23,17 @@ def readable(values: Any) -> Any:
 
 @dataclasses.dataclass
 class Event:
-    """One send or landing of a fragment, or the copy of a learner that comes back.
+    """One send or landing of a fragment, or something else that moves bytes between regions.
 
     Attributes:
-      kind: `send`, `land`, or `recover` (a learner copies a peer).
+      kind: `send`, `land`, `recover` (a learner that comes back copies a peer), or `route`
+        (microbatches move along their paths, `sync.routed_steps`).
       step: inner step after which it was due; it happened there unless a job deferred it.
-      fragment: index of the fragment; -1 for `recover`.
+      fragment: index of the fragment; -1 where none is meant.
       key: name of the payload (`state.flight_key`); None for a landing without a payload.
       participants: bool `[R]`, regions that send, that land, or that copy.
-      staleness: int64 `[R]`, landing: land step - send step; -1 for other regions.
+      staleness: int64 `[R]`, landing: land step - send step; -1 for other regions. Of regions that
+        send against the anchor they last received: since their landing before.
       nbytes: bytes of one region's payload; 0 in landings.
       bytes_sent, bytes_received: int64 `[R]`, bytes that the collective moves; 0 in landings.
       route: collective that the bytes were counted for.

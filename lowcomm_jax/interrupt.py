@@ -18,8 +18,6 @@ from types import FrameType
 
 from lowcomm_jax.mesh.leader import ProcessLostError, opened
 
-Handler = Callable[[int, FrameType | None], None]
-
 EXIT_INTERRUPTED = 75
 """Exit code of a run that was interrupted, saved its state and can be continued (EX_TEMPFAIL)."""
 

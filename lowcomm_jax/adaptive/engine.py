@@ -27,8 +27,8 @@ from lowcomm_jax.adaptive.job_trainers import JobNoise, JobTrainers
 from lowcomm_jax.adaptive.lr_scaling import (
     SCALINGS,
     Factors,
+    LrSchedule,
     Scaling,
-    Schedule,
     scale_lr,
     set_lr_scale,
 )
@@ -116,7 +116,7 @@ class AdaptiveEngine:
         memory: int | None = None,
         reference_batch: int | None = None,
         scaling: Scaling = "none",
-        schedule: Schedule | None = None,
+        schedule: LrSchedule | None = None,
         stack_trainers: bool = True,
         **engine: Any,
     ):

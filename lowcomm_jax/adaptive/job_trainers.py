@@ -94,7 +94,6 @@ class JobTrainers:
     def tell(self, state: AdaptiveState) -> None:
         """Tell the others of this region's progress, and give a newcomer the state it asks for."""
         delivery = self.engine.delivery
-        delivery.trained = state.step
         delivery.exchange.beat(state.step, state.step)
         delivery.answer(state)
 

@@ -27,7 +27,7 @@ import optax
 
 from lowcomm_jax.state.train_state import TrainState, with_inner
 
-Schedule = Callable[[jax.Array], jax.Array]
+LrSchedule = Callable[[jax.Array], jax.Array]
 Scaling = Literal["none", "sqrt", "linear"]
 SCALINGS: dict[str, Callable[[float], float]] = {
     "none": lambda ratio: 1.0,
@@ -50,7 +50,7 @@ class LrScaleState(NamedTuple):
     scale: jax.Array
 
 
-def scale_lr(schedule: Schedule | None = None) -> optax.GradientTransformation:
+def scale_lr(schedule: LrSchedule | None = None) -> optax.GradientTransformation:
     """Scale updates by schedule(samples) and by the state's `scale`; None = no schedule."""
 
     def init(params):
@@ -66,7 +66,7 @@ def scale_lr(schedule: Schedule | None = None) -> optax.GradientTransformation:
     return optax.GradientTransformation(init, update)
 
 
-def factor_at(schedule: Schedule | None, samples: jax.Array, scale: jax.Array) -> jax.Array:
+def factor_at(schedule: LrSchedule | None, samples: jax.Array, scale: jax.Array) -> jax.Array:
     """The factor of the update, float32, in the shape of `samples`."""
     if schedule is None:
         return jnp.broadcast_to(scale, jnp.shape(samples))
@@ -76,7 +76,7 @@ def factor_at(schedule: Schedule | None, samples: jax.Array, scale: jax.Array) -
 class Factors:
     """The factors of a round's steps, for people to read; compiled once."""
 
-    def __init__(self, schedule: Schedule | None, period: int):
+    def __init__(self, schedule: LrSchedule | None, period: int):
         self._steps = np.arange(period, dtype=np.int32)
         self._at = jax.jit(functools.partial(factor_at, schedule))
 

@@ -38,7 +38,7 @@ from lowcomm_jax.sync.initial_state import anchor_axis
 from lowcomm_jax.sync.round_programs import RoundPrograms
 from lowcomm_jax.train import batch_blocks
 from lowcomm_jax.train.batch_blocks import BlockStager, batch_size
-from lowcomm_jax.train.inner_step import part_key, weighted_mean
+from lowcomm_jax.train.inner_step import mean_over_microbatches, part_key
 
 PyTree = Any
 SCALARS = ("gbar2", "spread", "along")
@@ -315,7 +315,7 @@ def make_probe_program(programs: RoundPrograms, scope: Scope):
 
     def mean(*given):
         one, count = gradients(*given)
-        return weighted_mean(lambda j, kept: (*one(j), kept), {}, count)[0]
+        return mean_over_microbatches(lambda j, kept: (*one(j), kept), {}, count)[0]
 
     def spread(gbar, *given):
         one, count = gradients(*given)
@@ -327,7 +327,7 @@ def make_probe_program(programs: RoundPrograms, scope: Scope):
             away = jax.tree.map(jnp.subtract, grads, gbar)
             return (_inner(away, away), _inner(away, gbar) ** 2 * scale), tokens, kept
 
-        total, along = weighted_mean(deviation, {}, count)[0]
+        total, along = mean_over_microbatches(deviation, {}, count)[0]
         return dict(zip(SCALARS, (gbar2, total * count, along * count)))
 
     given_in = (anchor_in, 0, 0, None, 0, 0)

@@ -22,7 +22,7 @@ _ODD = (0x9E3779B1, 0x85EBCA77)  # large odd multipliers, so that every bit of a
 
 Anchor = dict[str, jax.Array]
 
-Terms = dict[str, jax.Array]
+DeviceTerms = dict[str, jax.Array]
 
 
 class AnchorHistory:
@@ -35,10 +35,10 @@ class AnchorHistory:
 
     def __init__(self, shared: bool):
         self.shared = shared
-        self.past: dict[tuple[int, str], Terms] = {}
+        self.past: dict[tuple[int, str], DeviceTerms] = {}
         self._known: dict[int, tuple[list[weakref.ref], jax.Array]] = {}
 
-    def sent(self, anchor: Anchor, fragments: Fragments, p: int) -> Terms:
+    def sent(self, anchor: Anchor, fragments: Fragments, p: int) -> DeviceTerms:
         """Terms (`runtime.terms`) of a send of fragment p: the digest of that fragment's anchor.
 
         Without the other fragments: one of them may have landed here, while a region that was cut
@@ -46,7 +46,7 @@ class AnchorHistory:
         """
         return {"anchor": self._digest(anchor, fragments, p)} if self.shared else {}
 
-    def terms(self, anchor: Anchor, fragments: Fragments) -> Terms:
+    def terms(self, anchor: Anchor, fragments: Fragments) -> DeviceTerms:
         """The terms of a whole anchor: equal in all regions that have the same `anchor_version`."""
         if not self.shared:
             return {}

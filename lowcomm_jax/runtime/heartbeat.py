@@ -37,7 +37,7 @@ class Beat:
     Attributes:
       incarnation: rises with every job that takes the region's place.
       counter: rises with every heartbeat.
-      step: the step of its last send or landing.
+      step: the step of its last send or landing; with learners the rounds that it has landed.
       trained: inner steps it has made; more than `step` where it could not reach the others.
       epoch: of the run that it takes part in; 0 while it joins.
       awaited: whether the others shall wait for its payloads.

@@ -83,7 +83,7 @@ class Arrived:
         beside the slices.
       bytes_sent, bytes_received: payload bytes this region has moved since the last `Arrived`.
       seconds: from this region's payload being computed to the arrival of the last payload.
-      waited: of these, the seconds for which `finish` was blocked.
+      waited: seconds for which the loop was blocked, in `finish` and in looking for arrivals.
     """
 
     participants: np.ndarray

@@ -101,7 +101,6 @@ class RoundJobLoop(JobLoop, abc.ABC):
         state = self.land_arrived(state, now, events)
         if mask.any():
             state = self.report(state, now, mask, events)
-        self.delivery.trained = now
         self.tell(state)
         return state
 
@@ -223,10 +222,6 @@ class RoundJobLoop(JobLoop, abc.ABC):
 
     def waiting(self, mask: np.ndarray) -> np.ndarray:
         return mask.copy()
-
-    def adopters(self, flight: InFlight, due_R: np.ndarray) -> np.ndarray:
-        del flight
-        return due_R
 
     def report_to(self, state: TrainState, number: int, flight: InFlight) -> None:
         """Send the payload of a flight to a round, which it opens if nobody has."""

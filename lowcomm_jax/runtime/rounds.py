@@ -1,15 +1,17 @@
 r"""`RoundExchange`: rounds of learners that meet through a store alone, seen from one of them.
 
 No learner leads, and none waits for another. `look` is one pass over the store; a thread repeats it
-beside the training. Round k handles fragment k mod P. A round, in keys of the store:
+beside the training. Round k handles fragment k mod P. A round, in keys of the store, where <name>
+is `<epoch>.round<k>`:
 
-1. A learner *reports*: it writes its payload (`blob/`), then announces it (`said/<k>/<region>`)
+1. A learner *reports*: it writes its payload (`blob/`), then announces it (`said/<name>/<region>`)
    with its terms: round, fragment, and the digest of the anchor that the payload was encoded
    against. The first announcement opens the round. Steps are no terms: every learner has its own.
 2. All other learners see the announcement and fetch the payload at once.
 3. A learner that holds the payloads of a quorum waits for the grace window, or until no living
-   learner is missing. Then it writes `commit/<k>`, which can be created once. The learners named
-   there are *admitted*. Rounds are committed in their order, each by the first learner that can.
+   learner is missing. Then it writes `commit/<name>/0`, which can be created once. The learners
+   named there are *admitted*. Rounds are committed in their order, each by the first learner that
+   can.
 4. Every learner reads the record, has its payloads, and lands the round (`take`, `landed`), even if
    it reported too late or not at all. Payloads stay until all living learners have landed them.
 

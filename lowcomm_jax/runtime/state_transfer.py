@@ -89,10 +89,8 @@ def _given(value: Any) -> dict:
 class StateTransfer:
     """Gives and takes states: one create-only record a step, arrays in pieces named by content."""
 
-    def __init__(
-        self, context: ExchangeContext, wait_list: WaitList, chunk_bytes: int = CHUNK_BYTES
-    ):
-        self._context, self._wait_list, self._chunk_bytes = context, wait_list, chunk_bytes
+    def __init__(self, context: ExchangeContext, wait_list: WaitList):
+        self._context, self._wait_list, self._chunk_bytes = context, wait_list, CHUNK_BYTES
         # When each incarnation of a region was given so many bytes.
         self._served: dict[tuple[int, int], tuple[float, int]] = {}
         self._given: deque[tuple[str, list[str]]] = deque()

@@ -87,7 +87,6 @@ class TrainerJobLoop(JobLoop):
         now = int(state.counters.step)
         if not self.holds:
             return super().run_due(state, mask, events)
-        self.delivery.trained = now
         if self.upcoming(state) > now:
             return as_of(state, now, behind=0)
         return self.send_due(as_of(state, now, behind=1), mask, events)[0]

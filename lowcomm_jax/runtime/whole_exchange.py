@@ -7,10 +7,10 @@ When a region does not answer, the others do this, in the order of calls:
 
 1. `_agree` calls `_propose` until there is a commit record; `_propose` first calls `_confirm`.
 2. `_confirm` asks `Inbox.is_final` for each member. For one that has announced nothing it waits as
-   long as `WaitList.awaited` (heartbeat.py) says so. Without a heartbeat for `dead_after_s` that
-   region is dead, and the wait ends. For a living one it waits until `Pace.deadline_s` (timing.py):
-   derived from earlier exchanges, `first_s` in the first three, and more after an outage
-   (`patience_s`). The wait ends sooner where all others that announced have confirmed without that
+   long as `WaitList.awaited` (heartbeat.py) says so. Without a heartbeat for `Timing.patience_s`
+   that region is dead, and the wait ends. For a living one it waits until `Pace.deadline_s`
+   (timing.py): derived from earlier exchanges, `first_s` in the first three, and more after an
+   outage. The wait ends sooner where all others that announced have confirmed without that
    region (`_passed_over`). Then `_confirm` publishes which payloads this region holds.
 3. `_propose` waits for the confirmations of the others, two deadlines at most. `participants`
    leaves out payloads that not all of them hold. `CommitLog.commit` (commits.py) writes the one
@@ -214,7 +214,7 @@ class WholeExchange:
 
     @property
     def _known(self) -> tuple[int, int, int]:
-        """A number that grows with each announcement, payload and confirmation."""
+        """Numbers of announcements, payloads and confirmations so far."""
         return *self.inbox.known, len(self._held or ())
 
     def _propose(self) -> Commit | None:
@@ -365,7 +365,7 @@ class Inbox:
 
     @property
     def own(self) -> PayloadRecord | None:
-        """This job's announcement; None = there is none.
+        """The payload that this job has announced; None where it has announced none.
 
         That of an earlier job in this region's place does not count, since its arrays may differ.
         """

@@ -29,8 +29,9 @@ class Inner:
       buffers: non-trainable state by name (roles `local`, `average`), `[R, ...]`.
       opt: inner optimizer state, `[R, ...]`; never travels and is kept across rounds.
       step: int32 `[R]`, inner optimizer steps taken (seeds the step's randomness).
-      tokens: float32 `[R, K]`, tokens consumed since each fragment's last send (the weights of
-        token-weighted averaging).
+      tokens: float32 `[R, K]`, tokens consumed since each fragment's last send, where they weight
+        the mean; since its last landing, with learners weighted by their rate of tokens. Others
+        never start it anew, and gradient exchange does not count.
     """
 
     params: dict[str, jax.Array]
@@ -107,9 +108,9 @@ class SyncCounters:
         loop does those of this step. More only in a job that defers them (`runtime.job_loop`).
       last_sent, previous_sent: int64 `[K]`, step of the last and the last but one send; -1 = never.
       last_landed: int64 `[K, R]`, step of each region's last landing; -1 = never.
-      staleness: int64 `[K, R]`, land step - send step of the last landing; -1 = never.
+      staleness: int64 `[K, R]`, of the last landing, as in `history.Event`; -1 = never.
       sends: int64 `[K]`, sends so far.
-      counted: bool `[K]`, whether no region that takes part was left out of the last landing; where
+      counted: bool `[K]`, whether every region of the exchange counted in the last landing; where
         all regions are in one job, `last_landed` tells.
       bytes_sent, bytes_received: int64 `[R]`, bytes between regions so far.
       decided: what the schedule remembers (`Schedule.start`).

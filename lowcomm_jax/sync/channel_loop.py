@@ -18,9 +18,9 @@ from lowcomm_jax.channels.source import PARAMS, find_source
 from lowcomm_jax.compression import route
 from lowcomm_jax.exchange import MeshExchange, Traffic
 from lowcomm_jax.history import ChannelEvent, Event
-from lowcomm_jax.state.channel_flights import ChannelFlights, left_by
+from lowcomm_jax.state.channel_flights import left_by
 from lowcomm_jax.state.train_state import TrainState, flight_key, with_inner
-from lowcomm_jax.sync.channel_exchange import ChannelExchange, initial_flights, make_channel_program
+from lowcomm_jax.sync.channel_exchange import ChannelExchange, make_channel_program
 from lowcomm_jax.sync.round_functions import RoundFunctions
 from lowcomm_jax.train.inner_step import InnerStep
 
@@ -124,10 +124,6 @@ class ChannelLoop:
     def __init__(self, programs: ChannelPrograms, weights: np.ndarray, first: int):
         self.programs, self.weights, self.first = programs, weights, first
         self._likes = [exchange.like for exchange in programs.exchanges]
-
-    def start(self) -> dict[str, ChannelFlights]:
-        """`TrainState.channels` before the first step."""
-        return initial_flights(self.programs.exchanges)
 
     def inner_steps(
         self,

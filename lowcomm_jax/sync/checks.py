@@ -136,6 +136,8 @@ def mode_problems(
     problems, name = counting_problems(**counts), method.name
     if offload and method.signal == "gradient":
         problems.append(f"offload: {name} needs its anchor at every step; leave it out")
+    if offload and method.servers is not None:
+        problems.append(f"offload: the servers of {name} stay on the devices; leave it out")
     if hops is None:
         routed = getattr(getattr(loss_fn, "__self__", None), "routed", False)
         unbooked = "hops is missing: this loss_fn moves values between regions; give Pipeline.hops"

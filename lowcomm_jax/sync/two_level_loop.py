@@ -128,7 +128,7 @@ class TwoLevelLoop(SyncLoop):
     def _moved(
         self, state, key: str, source: int, target: int, events, nbytes: int, answer: int = 0
     ) -> None:
-        """Book a transfer from one region to another, or `both` ways: a send and a landing."""
+        """Book a transfer from one region to another, and an answer of `answer` bytes back."""
         who = np.isin(np.arange(self.count), (source, target))
         sent, received = np.zeros((2, self.count), np.int64)
         if source != target:

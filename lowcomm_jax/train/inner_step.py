@@ -80,7 +80,7 @@ class InnerStep:
         """Mean gradient of several microbatches, weighted by their tokens.
 
         Equals the gradient of one batch that holds them all when `loss_fn` is a mean over the
-        tokens it reports (over samples, where it reports none); see `weighted_mean`.
+        tokens it reports (over samples, where it reports none); see `mean_over_microbatches`.
 
         Args:
           part: `i -> batch` of microbatch i, all of one shape.
@@ -98,7 +98,7 @@ class InnerStep:
             tokens = metrics.pop("tokens")
             return (grads, metrics), tokens, buffers
 
-        (grads, metrics), tokens, buffers = weighted_mean(one, buffers, count)
+        (grads, metrics), tokens, buffers = mean_over_microbatches(one, buffers, count)
         grads = {k: g.astype(params[k].dtype) for k, g in grads.items()}
         return grads, buffers, {**metrics, "tokens": tokens}
 
@@ -193,7 +193,7 @@ def _shape(value: Any) -> tuple[int, ...] | None:
         return None
 
 
-def weighted_mean(
+def mean_over_microbatches(
     one: Callable[[Any, PyTree], tuple[PyTree, jax.Array, PyTree]], buffers: PyTree, count
 ) -> tuple[PyTree, jax.Array, PyTree]:
     """Mean over microbatches 0 to count - 1, weighted by their tokens; sums in fp32.
