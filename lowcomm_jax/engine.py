@@ -294,7 +294,7 @@ class Engine:
         cut = microbatch_cut(self.config, microbatch, counts_R)
         check_leaves(batch, self._rows)
         if cut is None:
-            block = BatchBlock(jax.tree.map(lambda x: x[:, None], batch), 1, 1)
+            block = BatchBlock(jax.tree.map(_of_one_step, batch), 1, 1)
         else:
             block = BlockStager([batch], self.block, microbatch).take(1)
         given = (loop, state, self._placed(block), lambda _: participants)
@@ -318,9 +318,14 @@ class Engine:
         seconds of steps on the device at a time (`batch_blocks.BlockPace`), so that a stop takes no
         longer than that.
 
+        An error that `batches` or `participants` raises leaves no state to go on with: the one
+        given is donated, and none is returned. Save checkpoints, and call `run` for a part at a
+        time.
+
         Args:
           state: is donated; use the returned one.
-          batches: host batches, leaves `[R, per-region batch, ...]`; `run` ends with them.
+          batches: host batches, leaves `[R, per-region batch, ...]`; `run` ends with them. A stream
+            may reuse its arrays.
           participants: `step -> bool [R] or None`, see `step`.
           microbatch: m; every batch, of any multiple of m samples, is cut into microbatches of m,
             whose gradients are averaged by tokens. A batch may have another size than the one
@@ -559,16 +564,17 @@ class BlockRunner:
                 loop, state, block, participants, single, steps
             )
         else:
+            # Before anything is donated: a wrong mask leaves the state as it was.
+            sends = steps[-1:] if loop.channels is None else steps
+            masks = [self.mask(participants, t) for t in sends]
             active, told = self.active(steps, block.capacity), []
             if loop.measurements is not None:
                 loop.measurements.starts()
             if loop.channels is None:
                 state, metrics = self.inner_steps(loop, state, block, active, single, cut)
             else:
-                masks = [self.mask(participants, t) for t in steps]
                 state, metrics, told = self.channel_steps(loop, state, block, masks, single)
-            mask = self.mask(participants, steps[-1])
-            state, events = loop.after(state, block.steps, mask)
+            state, events = loop.after(state, block.steps, masks[-1])
             events = told + events
             pace = {} if active is None else {"active": active}
         if self.routed is not None:
@@ -639,6 +645,11 @@ class BlockRunner:
         for i, t in enumerate(steps):
             active[:, i] = schedule.active(t, self.count)
         return active
+
+
+def _of_one_step(x: Any) -> Any:
+    """A batch's leaf, with a step axis: host arrays are copied, the caller may write to them."""
+    return np.array(x)[:, None] if isinstance(x, np.ndarray) else x[:, None]
 
 
 def book(

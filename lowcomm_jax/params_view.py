@@ -26,6 +26,10 @@ class State(Protocol):
         """One training state; several trainers are merged."""
         ...
 
+    def refuse_donated(self) -> None:
+        """Raises a ValueError where a call has taken the state away."""
+        ...
+
 
 def _whole(state: State) -> TrainState:
     if not hasattr(state, "whole"):
@@ -33,6 +37,7 @@ def _whole(state: State) -> TrainState:
             f"a {type(state).__name__} is no training state: give that of engine.init, step, run "
             "or finish"
         )
+    state.refuse_donated()
     return state.whole()
 
 
@@ -46,7 +51,7 @@ def global_params(state: State) -> PyTree:
     come from region 0.
 
     Raises:
-      ValueError: no training state was given.
+      ValueError: no training state was given, or one that was donated before.
     """
     state = _whole(state)
     anchor = {k: x.mean(axis=0) for k, x in anchors(state).items()}
@@ -75,7 +80,7 @@ def region_params(state: State) -> PyTree:
     in `global_params`.
 
     Raises:
-      ValueError: no training state was given.
+      ValueError: no training state was given, or one that was donated before.
     """
     state = _whole(state)
     count = state.inner.step.shape[0]

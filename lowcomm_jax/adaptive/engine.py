@@ -210,8 +210,7 @@ class AdaptiveEngine:
           ValueError: no number, a `hurt_bound` without `evaluate`, or a state that was donated
             before.
         """
-        for trainer in state.trainers.values():
-            trainer.state.refuse_donated()
+        state.refuse_donated()
         goal = checks.goal(state, self.period, rounds, steps, samples)
         if evaluate is None and self.trainers.hurt_bound is not None:
             raise ValueError("hurt_bound bounds the rise of a loss: give run(evaluate=)")
@@ -341,8 +340,7 @@ class AdaptiveEngine:
         Raises:
           ValueError: the state was donated before.
         """
-        for trainer in state.trainers.values():
-            trainer.state.refuse_donated()
+        state.refuse_donated()
         events, within = [], state.step % self.period > 0
         for number, trainer in state.trainers.items():
             self.noise.carry(number, trainer, None)

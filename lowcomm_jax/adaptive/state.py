@@ -71,6 +71,11 @@ class AdaptiveState:
         """All trainers as one state to look at (`merged`)."""
         return merged(list(self.trainers.values()))
 
+    def refuse_donated(self) -> None:
+        """Check that no trainer's state was taken away before (`TrainState.refuse_donated`)."""
+        for trainer in self.trainers.values():
+            trainer.state.refuse_donated()
+
     @property
     def counters(self) -> SyncCounters:
         """Of the first trainer; steps and sends are those of every trainer, bytes are not."""

@@ -133,9 +133,11 @@ class Checkpoints:
 
         Raises:
           TypeError: `extra`, `config` or `metrics` cannot be written as JSON.
-          ValueError: the directory holds later checkpoints, of another run or another branch.
+          ValueError: the state was donated before, or the directory holds later checkpoints, of
+            another run or another branch.
           Exception: whatever made the previous save fail.
         """
+        state.refuse_donated()
         self.wait()
         step = int(one_of(state).counters.step)
         later = leader().broadcast_from_leader("later", lambda: self._later(step))

@@ -24,7 +24,7 @@ from lowcomm_jax.history import Event
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.state.train_state import Inner, TrainState, flight_key
 from lowcomm_jax.sync.round_functions import RoundFunctions, select, without_lead
-from lowcomm_jax.train.inner_step import InnerStep, empty_log, squeeze
+from lowcomm_jax.train.inner_step import InnerStep, empty_log, gradient_norm, squeeze
 
 PyTree = Any
 
@@ -56,7 +56,7 @@ def make_gradient_program(step: InnerStep, functions: RoundFunctions):
         # What all who took part in the last step have; parameters of the others are older.
         params = {k: anchor[k][0].astype(x.dtype) for k, x in inner.params.items()}
         grads, buffers, metrics = step.gradients(params, inner.buffers, frozen, batch, rng)
-        metrics["grad_norm"] = optax.tree.norm(grads).astype(jnp.float32)
+        metrics["grad_norm"] = gradient_norm(grads)
         return grads, buffers, metrics
 
     gradients = functions.regions.lift(region_gradients, (0, None, None, 0, 0))

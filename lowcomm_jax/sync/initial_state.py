@@ -40,7 +40,7 @@ def initial_state(programs: RoundPrograms, params: PyTree) -> TrainState:
         anchor = _anchor(programs, layout.select(params, "train"))
     state = TrainState(
         inner=_inner(programs, params),
-        frozen=place(layout.select(params, "frozen"), shared),
+        frozen=place(jax.tree.map(_copy, layout.select(params, "frozen")), shared),
         anchor=anchor,
         received=_received(programs, layout.select(params, "train")),
         outer=_outer(programs, anchor),
@@ -63,6 +63,11 @@ def initial_state(programs: RoundPrograms, params: PyTree) -> TrainState:
         received=stow(state.received),
         outer=stow(state.outer),
     )
+
+
+def _copy(x: Any) -> Any:
+    """Arrays of its own: `place` may take those of the user as they are."""
+    return x.copy() if isinstance(x, np.ndarray | jax.Array) else x
 
 
 def _counters(programs: RoundPrograms) -> SyncCounters:

@@ -41,6 +41,7 @@ class BlockStager:
 
     A block ends where the shape or dtype of a leaf changes. With `microbatch` m a batch b is cut
     into b / m microbatches, of which a block holds at most `capacity`: another b compiles nothing.
+    A batch is copied before the next one is asked for, so that a stream may reuse its arrays.
     """
 
     def __init__(self, batches: Iterable[PyTree], capacity: int, microbatch: int | None = None):
@@ -70,23 +71,30 @@ class BlockStager:
             self._waiting.append(first)
             stride = self._stride(first)
             room = min(max(most // stride, 1), steps_to_event)
-        group = self._group(room)
-        if not group:
+        steps, kinds, staged = 0, None, None
+        while steps < room and (batch := self._next()) is not None:
+            if staged is not None and _kinds(batch) != kinds:
+                self._waiting.append(batch)
+                break
+            if staged is None:
+                kinds, staged = _kinds(batch), jax.tree.map(self._room_for, batch)
+            _write(staged, batch, steps, stride or 1)
+            steps += 1
+        if staged is None:
             return None
-        batches = _stack(group, self.capacity, stride or 1, self.microbatch)
-        return BatchBlock(batches, len(group), self.capacity, stride)
+        for out in jax.tree.leaves(staged):  # unread padding, but never uninitialised
+            out[:, steps * (stride or 1) :] = out[:, :1]
+        return BatchBlock(staged, steps, self.capacity, stride)
 
     def _next(self) -> PyTree | None:
         return self._waiting.pop() if self._waiting else next(self._stream, None)
 
-    def _group(self, room: int) -> list[PyTree]:
-        group: list[PyTree] = []
-        while len(group) < room and (batch := self._next()) is not None:
-            if group and _kinds(batch) != _kinds(group[0]):
-                self._waiting.append(batch)
-                break
-            group.append(batch)
-        return group
+    def _room_for(self, leaf: Any) -> np.ndarray:
+        """An array for the leaf in all batches of a block."""
+        regions, *shape = np.shape(leaf)
+        if self.microbatch is not None:
+            shape[0] = self.microbatch
+        return np.empty((regions, self.capacity, *shape), leaf.dtype)
 
     def _stride(self, batch: PyTree) -> int:
         size, m = batch_size(batch), self.microbatch
@@ -178,18 +186,15 @@ def batch_size(batch: PyTree) -> int:
     return np.shape(jax.tree.leaves(batch)[0])[1]
 
 
-def _stack(group: list[PyTree], capacity: int, stride: int, microbatch: int | None) -> PyTree:
-    def stack(*leaves):
-        first = np.asarray(leaves[0])
-        shape = first.shape[1:] if microbatch is None else (microbatch, *first.shape[2:])
-        out = np.empty((first.shape[0], capacity, *shape), first.dtype)
-        for i, leaf in enumerate(leaves):
-            parts = np.asarray(leaf).reshape(first.shape[0], stride, *shape)
-            out[:, i * stride : (i + 1) * stride] = parts
-        out[:, len(leaves) * stride :] = out[:, :1]  # unread padding, but never uninitialised
-        return out
+def _write(staged: PyTree, batch: PyTree, step: int, stride: int) -> None:
+    """Copy the batch of a step into its place."""
 
-    return jax.tree.map(stack, *group)
+    def write(out, leaf):
+        regions, _, *shape = out.shape
+        parts = np.asarray(leaf).reshape(regions, stride, *shape)
+        out[:, step * stride : (step + 1) * stride] = parts
+
+    jax.tree.map(write, staged, batch)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,7 +238,7 @@ def repeated(batch: PyTree, samples: int) -> PyTree:
 
 def checked(batches: Iterable[PyTree], regions: int) -> Iterator[PyTree]:
     """The batches; each is checked by `check_leaves` as it is taken."""
-    if isinstance(batches, Mapping):
+    if isinstance(batches, Mapping | np.ndarray | jax.Array):
         raise ValueError("run() takes a stream of batches, not one: give [batch], or use step()")
     for batch in batches:
         check_leaves(batch, regions)

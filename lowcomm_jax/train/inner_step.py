@@ -123,7 +123,7 @@ class InnerStep:
 
     def follow(self, inner: Inner, grads, buffers, metrics) -> tuple[Inner, dict[str, jax.Array]]:
         """Step along a gradient, unless it is not finite and `skip_nonfinite` holds."""
-        metrics["grad_norm"] = optax.tree.norm(grads).astype(jnp.float32)
+        metrics["grad_norm"] = gradient_norm(grads)
         new = self.apply(inner, grads, buffers, metrics["tokens"])
         if not self.skip_nonfinite:
             return new, metrics
@@ -134,6 +134,12 @@ class InnerStep:
 
     def rng(self, region: jax.Array, step: jax.Array) -> jax.Array:
         return step_key(self.seed, region, step)
+
+
+def gradient_norm(grads: PyTree) -> jax.Array:
+    """float32 scalar: the norm over all leaves, whose squares may not fit their own dtype."""
+    wide = jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), grads)
+    return optax.tree.norm(wide).astype(jnp.float32)
 
 
 def loss_and_aux(out: Any) -> tuple[jax.Array, dict[str, Any]]:

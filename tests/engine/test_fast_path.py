@@ -1,6 +1,7 @@
 """`run` is `step` many times, compiled once; nothing recompiles, nothing waits for a device."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import oracle
@@ -62,6 +63,44 @@ def test_run_equals_steps_bit_for_bit(name):
     np.testing.assert_array_equal(history["loss"], np.stack(logged))
     for a, b in zip(leaves(fast), leaves(state), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def reused(batches):
+    """A stream that writes every batch into the same arrays."""
+    arrays = jax.tree.map(np.array, batches[0])
+    for batch in batches:
+        jax.tree.map(np.copyto, arrays, batch)
+        yield arrays
+
+
+def test_a_stream_may_reuse_its_arrays():
+    engine = make("diloco")
+    expected, wanted = engine.run(start(engine), stream())
+    found, history = engine.run(start(engine), reused(stream()))
+    np.testing.assert_array_equal(history["loss"], wanted["loss"])
+    for a, b in zip(leaves(found), leaves(expected), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_the_arrays_of_a_step_may_be_reused():
+    """JAX on CPUs does not copy a large aligned array to several devices; the step runs later."""
+    n, steps, devices = 1 << 16, 6, 2
+    mesh = lc.make_mesh(devices=jax.devices()[:devices])
+
+    def slow_loss(params, batch, rng):
+        del rng
+        x = jax.lax.fori_loop(0, 200, lambda _, x: x + jnp.sin(x) * 1e-9, batch["x"])
+        return params["w"] * x.mean()
+
+    one = lc.Engine(slow_loss, optax.sgd(1.0), lc.methods.diloco(50), devices, mesh=mesh)
+    raw = np.zeros(4 * devices * n + 64, np.uint8)
+    arrays = raw[-raw.ctypes.data % 64 :][: 4 * devices * n].view(np.float32).reshape(devices, n)
+    state = one.init({"w": np.float32(0.0)})
+    for t in range(steps):
+        arrays[:] = 10.0**t
+        state, _ = one.step(state, {"x": arrays})
+    moved_R = -np.asarray(state.inner.params["w"])
+    np.testing.assert_allclose(moved_R, sum(10.0**t for t in range(steps)), rtol=1e-4)
 
 
 def test_a_history_knows_its_names():

@@ -1,11 +1,13 @@
 """What is not what its name says gets one line with the fix, not a traceback of the inside."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 import lowcomm_jax as lc
+from lowcomm_jax.checkpoint import Checkpoints
 
 
 def loss_fn(params, batch, rng):
@@ -100,10 +102,13 @@ def test_parameters_of_what_is_no_state(view):
         view((PARAMS, None))
 
 
-def test_run_takes_a_stream():
+@pytest.mark.parametrize("array", [np.ones, jnp.ones])
+def test_run_takes_a_stream(array):
+    """Of an array `[2, 2, ...]` each row would be a batch."""
     one = engine()
-    with pytest.raises(ValueError, match="a stream of batches, not one"):
-        one.run(one.init(PARAMS), {"x": np.ones((2, 4, 3), np.float32)})
+    for batch in ({"x": array((2, 2, 3), np.float32)}, array((2, 2, 3), np.float32)):
+        with pytest.raises(ValueError, match="a stream of batches, not one"):
+            one.run(one.init(PARAMS), batch)
 
 
 def test_leaves_that_are_no_arrays_are_named_together():
@@ -155,11 +160,15 @@ def test_a_state_that_is_none():
         engine().step(PARAMS, {"x": np.ones((2, 4, 3), np.float32)})
 
 
-def test_a_state_that_was_donated_is_refused():
+def test_a_state_that_was_donated_is_refused(tmp_path):
     one, batch = engine(), {"x": np.ones((2, 4, 3), np.float32)}
     old = one.init(PARAMS)
     one.step(old, batch)
+    checkpoints = Checkpoints(tmp_path)
     for again in (
+        lambda: lc.global_params(old),
+        lambda: lc.region_params(old),
+        lambda: checkpoints.save(old, extra={}, config={}),
         lambda: one.step(old, batch),
         lambda: one.run(old, [batch]),
         lambda: one.warm(old, batch),
@@ -173,12 +182,32 @@ def test_a_state_that_was_donated_is_refused():
         one.finish(ended)
 
 
+def test_a_mask_of_another_length_leaves_the_state():
+    one, batch = engine(), {"x": np.ones((2, 4, 3), np.float32)}
+    state = one.init(PARAMS)
+    for mask in ([True], lambda step: [True]):
+        with pytest.raises(ValueError, match="participants"):
+            one.run(state, [batch], mask) if callable(mask) else one.step(state, batch, mask)
+    state, _ = one.step(state, batch, [True, False])
+    assert state.counters.step == 1
+
+
+def test_a_step_inside_jit_is_refused():
+    one, batch = engine(), {"x": np.ones((2, 4, 3), np.float32)}
+    with pytest.raises(ValueError, match=r"compiles its own programs: call it outside of jax\.jit"):
+        jax.jit(one.step)(one.init(PARAMS), batch)
+
+
 def test_trainers_that_were_donated_are_refused():
     method = lc.methods.adloco(2, 2, 1, "norm", start_batch=2, max_batch=4, microbatches=2)
     one = lc.AdaptiveEngine(loss_fn, optax.sgd(0.1), method, 2, mesh=lc.make_mesh())
     state = one.init(PARAMS)
     state.trainers[1].state.inner.step.delete()
-    for call in (lambda: one.run(state, lambda *_: None, steps=1), lambda: one.finish(state)):
+    for call in (
+        lambda: one.run(state, lambda *_: None, steps=1),
+        lambda: one.finish(state),
+        lambda: lc.global_params(state),
+    ):
         with pytest.raises(ValueError, match=r"was donated.*use the state that was returned"):
             call()
 

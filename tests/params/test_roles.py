@@ -47,6 +47,19 @@ def test_frozen_leaves_do_not_move_and_do_not_travel(roles):
     assert jax.tree.map(np.shape, lc.region_params(state))["table"] == (R, 5)
 
 
+@pytest.mark.parametrize("array", [np.full, jnp.full])
+def test_frozen_leaves_are_copies(array):
+    """JAX takes a large NumPy array as it is, and an array of the user's may be donated."""
+    given = {"w": np.float32(1.0), "table": array((1 << 16,), 2.0, np.float32)}
+    roles = {"w": "train", "table": "frozen"}
+    state = engine(lora_loss, lc.methods.diloco(2), roles=roles).init(given)
+    if isinstance(given["table"], np.ndarray):
+        given["table"][:] = 100.0
+    else:
+        given["table"].delete()
+    np.testing.assert_array_equal(lc.global_params(state)["table"], np.full(1 << 16, 2.0))
+
+
 def test_integer_leaves_are_frozen_without_being_told():
     one = engine(lora_loss, lc.methods.ddp())
     state = train(one, LORA, X)

@@ -1,7 +1,9 @@
 """One region's inner step: what goes on, and what stands still, when a step is skipped."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from params.test_roles import NORM, norm_loss, norm_roles
 from params.tiny_runs import R, engine, scalars, train
@@ -76,3 +78,19 @@ def test_buffers_go_from_one_microbatch_to_the_next():
             mean = 0.7 * mean + 0.3 * part
         np.testing.assert_allclose(state.inner.buffers["mean"], mean, rtol=1e-6)
         assert state.inner.buffers["seen"].tolist() == [3 + 2 * t] * R
+
+
+@pytest.mark.parametrize("method", [lc.methods.diloco(10), lc.methods.ddp()], ids=["diloco", "ddp"])
+@pytest.mark.parametrize("dtype,gradients", [(np.float16, [7800]), (jnp.bfloat16, [16, *[1] * 8])])
+def test_the_norm_of_gradients_that_are_not_fp32(method, dtype, gradients):
+    """In their own dtype the square is infinite (float16), or 256 + 1 is 256 (bfloat16)."""
+
+    def loss_fn(params, batch, rng):
+        del rng
+        return sum(x * (g * batch["x"].mean()).astype(x.dtype) for x, g in zip(params, gradients))
+
+    one = engine(loss_fn, method, inner=optax.sgd(1e-4))
+    state = one.init([np.zeros((), dtype)] * len(gradients))
+    state, metrics = one.step(state, {"x": np.ones((R, 1), np.float32)})
+    np.testing.assert_allclose(metrics["grad_norm"], np.linalg.norm(gradients), rtol=1e-3)
+    assert (np.asarray(lc.region_params(state)[0], np.float32) != 0).all()
