@@ -81,7 +81,8 @@ class Engine:
         is the user's tree of one region, batch leaves are `[per-region batch, ...]`. An aux entry
         `tokens` counts tokens; `updates` (leaf name -> new value) replaces leaves of role `local`
         or `average`.
-      inner: inner Optax optimizer; its state stays in the region and is kept across rounds.
+      inner: inner Optax optimizer; its state stays in the region and is kept across rounds. It is
+        the same in all regions at the start, with any random keys in it.
       method: one of `lowcomm_jax.methods`.
       regions: number of regions R.
       mesh: mesh with axes region, stage, fsdp, tensor; default: `mesh.default_mesh`.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -82,6 +82,11 @@ class Event:
         nothing = (0, zeros, zeros, "")
         return cls("land", step, fragment, key, lands.copy(), stale, *nothing, readable(values))
 
+    @classmethod
+    def widened(cls, event: Event, **fields: Any) -> Self:
+        """An event of this class with the values of `event`, but for those in `fields`."""
+        return cls(**{**vars(event), **fields})
+
     def sending_ahead(self, traffic: Traffic, groups: Groups) -> Event:
         """This landing, with the bytes of the moved anchors that are sent to the next groups."""
         return dataclasses.replace(
@@ -108,11 +113,6 @@ class ChannelEvent(Event):
     """
 
     channel: str = ""
-
-    @classmethod
-    def of(cls, event: Event, channel: str) -> ChannelEvent:
-        fields = {f.name: getattr(event, f.name) for f in dataclasses.fields(event)}
-        return cls(**fields, channel=channel)
 
 
 def with_pace(metrics: dict[str, Any], pace: dict[str, np.ndarray], single: bool) -> dict[str, Any]:

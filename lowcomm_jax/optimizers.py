@@ -23,7 +23,7 @@ import numpy as np
 import optax
 from optax import contrib
 
-from lowcomm_jax.params.fragments import path_name
+from lowcomm_jax.params.fragments import is_stacked, path_name
 
 PyTree = Any
 Kind = Literal["matrix", "embedding", "head", "vector"]
@@ -190,8 +190,7 @@ def kind_of(name: str, leaf: Any, stacked: Sequence[str] = ()) -> Kind:
       leaf: anything with a shape.
       stacked: path prefixes of leaves with a leading layer axis (scanned blocks).
     """
-    is_stacked = any(name == s or name.startswith(f"{s}/") for s in stacked)
-    if len(leaf.shape) - is_stacked < 2:
+    if len(leaf.shape) - is_stacked(name, stacked) < 2:
         return "vector"
     if _EMBEDDING.search(name):
         return "embedding"

@@ -15,7 +15,7 @@ memory is bounded.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,7 @@ from lowcomm_jax.adaptive.trainer_merge import TrainerMerge
 from lowcomm_jax.adaptive.trainer_steps import OneLoop, Task, TrainerSteps
 from lowcomm_jax.batching import BatchPolicy, Switch, find_cap
 from lowcomm_jax.batching.trainers import Trainers
-from lowcomm_jax.engine import Engine
+from lowcomm_jax.engine import Engine, Participants
 from lowcomm_jax.mesh.regions import Regions
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.network import VirtualClock, drive, follow
@@ -54,7 +54,6 @@ from lowcomm_jax.sync.round_programs import RoundPrograms
 from lowcomm_jax.sync.sync_loop import SyncLoop
 
 PyTree = Any
-Participants = Callable[[int], Sequence[bool] | None] | None
 Source = Callable[[int, int, int], PyTree]
 
 

@@ -21,9 +21,8 @@ class TrainerEvent(Event):
 
     @classmethod
     def of(cls, event: Event, trainer: int) -> TrainerEvent:
-        fields = {f.name: getattr(event, f.name) for f in dataclasses.fields(event)}
         key = None if event.key is None else f"{trainer}/{event.key}"
-        return cls(**{**fields, "key": key}, trainer=trainer)
+        return cls.widened(event, key=key, trainer=trainer)
 
 
 @dataclasses.dataclass(frozen=True)

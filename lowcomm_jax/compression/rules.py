@@ -20,7 +20,7 @@ from lowcomm_jax.compression.matrix import MatrixCodec, matrix_shape
 from lowcomm_jax.compression.row_sharding import InWindows, RowCut, rows_cut
 from lowcomm_jax.compression.windows import Windows
 from lowcomm_jax.outer.checks import one_of, raise_all
-from lowcomm_jax.params.fragments import path_name
+from lowcomm_jax.params.fragments import is_stacked, path_name
 
 PyTree = Any
 _SMALL_MATRIX = 64 * 64
@@ -124,7 +124,7 @@ class PerTensor(Codec):
 
     def is_stacked(self, name: str) -> bool:
         """Whether the leaf of this path carries a leading layer axis."""
-        return any(name == s or name.startswith(f"{s}/") for s in self.stacked)
+        return is_stacked(name, self.stacked)
 
     def rows_together(self, path: str, shape: tuple[int, ...]) -> int:
         leaf = self._named(path, shape)

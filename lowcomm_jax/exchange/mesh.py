@@ -116,7 +116,7 @@ class MeshExchange:
         return self._encode(delta_R, state_R, specs, accepted_R, measure=True)
 
     def _encode(self, delta_R, state_R, specs, accepted_R, measure: bool):
-        rows, like = self.rows, _without_lead(delta_R)
+        rows, like = self.rows, without_lead(delta_R)
         by_rows, codec = rows.to_rows(delta_R, specs), rows.codec_with_layout(like, specs)
 
         def encode(delta, state, accepted=None):
@@ -131,7 +131,7 @@ class MeshExchange:
 
         given = (by_rows, state_R) + (() if accepted_R is None else (accepted_R,))
         payload_R, new_state_R, missed_R = self.regions.lift(encode, (0,) * len(given))(*given)
-        lies = rows.state_specs(_without_lead(state_R), like, specs)
+        lies = rows.state_specs(without_lead(state_R), like, specs)
         placed = rows.place(payload_R, self._payload_specs(payload_R, like, specs))
         return placed, rows.place(new_state_R, lies), missed_R
 
@@ -143,6 +143,10 @@ class MeshExchange:
             return codec.decode(payload, like)
 
         return self.rows.from_rows(self.regions.lift(decode, (0,))(payload_R), specs)
+
+    def _lies(self, payload_R: PyTree, like: PyTree, specs: PyTree) -> PyTree:
+        """`PartitionSpec` of each leaf of a payload inside a region, coded or dense."""
+        return specs if self.codec is None else self._payload_specs(payload_R, like, specs)
 
     def _payload_specs(self, payload_R: PyTree, like: PyTree, specs: PyTree) -> PyTree:
         if self.slices is None:
@@ -207,12 +211,14 @@ class MeshExchange:
             rank = None if energy is None else codec.mean_rank(*given, energy)
             return Reduced(by_rows(codec.aggregate(*given)), rank)
 
-        lies = self._payload_specs(payload_R, like, specs)
-        if brought is None:
-            everyone = shares.gather(self.regions, payload_R, lies)
-        else:
-            everyone = Packing(self.regions, payload_R, lies, merged=True).unpack(brought, (None,))
+        everyone = self._gathered(payload_R, self._lies(payload_R, like, specs), brought)
         return self.regions.everywhere(aggregate)(everyone, weight_R)
+
+    def _gathered(self, tree_R, lies, brought) -> PyTree:
+        """Every region's tree in all regions: `[R, ...]`, gathered here or as it was brought."""
+        if brought is None:
+            return shares.gather(self.regions, tree_R, lies)
+        return Packing(self.regions, tree_R, lies, merged=True).unpack(brought, (None,))
 
     def everyone(
         self,
@@ -225,12 +231,7 @@ class MeshExchange:
 
         Args: as in `reduce`.
         """
-        lies = specs if self.codec is None else self._payload_specs(payload_R, like, specs)
-        if brought is None:
-            payload_R = shares.gather(self.regions, payload_R, lies)
-        else:
-            packing = Packing(self.regions, payload_R, lies, merged=True)
-            payload_R = packing.unpack(brought, (None,))
+        payload_R = self._gathered(payload_R, self._lies(payload_R, like, specs), brought)
         if self.codec is None:
             return jax.tree.map(lambda x: x.astype(jnp.float32), payload_R)
         codec = self.rows.codec_with_layout(like, specs)
@@ -250,24 +251,20 @@ class MeshExchange:
         """Number of collectives that a reduction does one after the other."""
         if self.regions.slots == 1:
             return 0
-        return 1 if self.one_by_one or not (self.codec is None or self.slices is not None) else 2
+        return 2 if self._by_slices else 1
 
     def begin(self, payload_R: PyTree, like: PyTree, specs: PyTree) -> list[jax.Array]:
         """Pack the payloads, and do the first of the `collectives`: its buffers (traced)."""
-        if self.one_by_one:
-            lies = specs if self.codec is None else self._payload_specs(payload_R, like, specs)
+        if not self._by_slices:
+            lies = self._lies(payload_R, like, specs)
             packing = Packing(self.regions, payload_R, lies, merged=True)
             return shares.gather_buffers(self.regions, packing.pack(payload_R))
         if self.codec is None:
             fp32 = jax.tree.map(lambda x: x.astype(jnp.float32), payload_R)
             buffers = self._dense_packing(fp32, specs).pack(fp32)
             return shares.swap_buffers(self.regions, shares.cut_buffers(self.regions, buffers))
-        if self.slices is not None:
-            buffers = self._packing_of_slices(payload_R, like, specs).pack(payload_R)
-            return shares.swap_buffers(self.regions, buffers)
-        lies = self._payload_specs(payload_R, like, specs)
-        packing = Packing(self.regions, payload_R, lies, merged=True)
-        return shares.gather_buffers(self.regions, packing.pack(payload_R))
+        buffers = self._packing_of_slices(payload_R, like, specs).pack(payload_R)
+        return shares.swap_buffers(self.regions, buffers)
 
     def go_on(
         self,
@@ -303,6 +300,11 @@ class MeshExchange:
     def slices(self) -> Sliced | Staged | None:
         """The codec in slices, where payloads are reduced two-shot."""
         return _slices(self.codec)
+
+    @property
+    def _by_slices(self) -> bool:
+        """Whether a region reduces one slice, and not everyone's whole payloads."""
+        return not self.one_by_one and (self.codec is None or self.slices is not None)
 
     def _two_shot(self, payload_R, weight_R, like, specs, brought) -> PyTree:
         """Region r averages slice r of everyone's payload, and hands the coded mean to all."""
@@ -340,11 +342,11 @@ class MeshExchange:
         def reduced(own_slice_R):
             return self._reduced_slices(sliced, own_slice_R, weight_R, like)
 
-        if brought is not None:
+        if brought is None:
+            reduced_R = reduced(shares.exchange_slices(self.regions, payload_R, lies))
+        else:
             reduced_R = jax.eval_shape(reduced, payload_R)
-            return Packing(self.regions, reduced_R, lies, merged=True).unpack(brought, (None,))
-        own_slice_R = shares.exchange_slices(self.regions, payload_R, lies)
-        return shares.gather(self.regions, reduced(own_slice_R), lies)
+        return self._gathered(reduced_R, lies, brought)
 
     def _reduced_slices(self, sliced, own_slice_R, weight_R, like) -> PyTree:
         """Slice s of the mean, coded, of each region s: leaves `[R slices, ...]`."""
@@ -374,8 +376,7 @@ class MeshExchange:
         nbytes = self.nbytes(like) + header
         if groups is not None:
             return pair(nbytes, takes_part_R, groups)
-        sliced = not self.one_by_one and (self.codec is None or self.slices is not None)
-        return (two_shot if sliced else all_gather)(nbytes, takes_part_R)
+        return (two_shot if self._by_slices else all_gather)(nbytes, takes_part_R)
 
 
 def _slices(codec: Any) -> Sliced | Staged | None:
@@ -386,5 +387,6 @@ def _slices(codec: Any) -> Sliced | Staged | None:
     return None if inner is None else dataclasses.replace(codec, codec=inner)
 
 
-def _without_lead(tree: PyTree) -> PyTree:
+def without_lead(tree: PyTree) -> PyTree:
+    """Shapes of one region, or one anchor, behind the leading axis."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), tree)

@@ -33,7 +33,7 @@ from lowcomm_jax.compression.staged import Staged
 from lowcomm_jax.compression.windows import Windows
 from lowcomm_jax.mesh.regions import REGION, Regions, axis_names
 from lowcomm_jax.mesh.stages import STAGE, stage_axis
-from lowcomm_jax.params.fragments import path_name
+from lowcomm_jax.params.fragments import is_stacked, path_name
 from lowcomm_jax.params.sharding import NEAR_SCALAR, SpecFn, leaf_of
 
 PyTree = Any
@@ -202,7 +202,7 @@ class Rows:
         return tuple(a for a in axis_names(entry) if sizes[a] > 1 and a not in self._front)
 
     def _row(self, name: str) -> int:
-        return int(any(name == s or name.startswith(f"{s}/") for s in self.stacked))
+        return int(is_stacked(name, self.stacked))
 
     def _own_shape(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of a stage's part of a leaf."""

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from lowcomm_jax.optimizers import Kind, kind_of
+from lowcomm_jax.params.fragments import is_stacked
 
 PyTree = Any
 
@@ -87,7 +88,7 @@ def merge_leaves(
         def tensor(x, m):
             return rule.tensor(x, weight_R, kind, m)
 
-        if any(name == s or name.startswith(f"{s}/") for s in stacked):
+        if is_stacked(name, stacked):
             return jax.vmap(tensor, in_axes=(1, None if old is None else 0))(silenced, old)
         return tensor(silenced, old)
 

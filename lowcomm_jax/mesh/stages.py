@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-REGION, STAGE = "region", "stage"
+STAGE = "stage"
 PyTree = Any
 
 

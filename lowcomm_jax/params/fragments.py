@@ -34,6 +34,11 @@ def path_name(path: Sequence[Any]) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
+def is_stacked(name: str, stacked: Sequence[str]) -> bool:
+    """Whether a leaf's path is one of the path prefixes `stacked`, or lies under one of them."""
+    return any(name == s or name.startswith(f"{s}/") for s in stacked)
+
+
 @dataclasses.dataclass(frozen=True)
 class Piece:
     """Part of a fragment: leaf `name`, whole (`rows` is None) or some rows of its leading axis."""
@@ -174,7 +179,7 @@ def _units(shapes, stacked, stages: int) -> tuple[list[list[Piece]], list[list[P
     blocks: dict[Any, list[Piece]] = {}
     others = []
     for name, leaf in shapes.items():
-        prefix = next((s for s in stacked if name == s or name.startswith(f"{s}/")), None)
+        prefix = next((s for s in stacked if is_stacked(name, [s])), None)
         found = BLOCK.search(name)
         if prefix is not None:
             each = leaf.shape[0] // stages
@@ -192,7 +197,7 @@ def _units(shapes, stacked, stages: int) -> tuple[list[list[Piece]], list[list[P
 def _check_stacked(shapes, stacked: Sequence[str], stages: int) -> None:
     problems = []
     for prefix in stacked:
-        under = [n for n in shapes if n == prefix or n.startswith(f"{prefix}/")]
+        under = [n for n in shapes if is_stacked(n, [prefix])]
         if not under:
             problems.append(f"stacked={prefix!r} matches no leaf: remove or correct it")
         for name in under:

@@ -36,7 +36,7 @@ from lowcomm_jax.runtime.donor_wait import DonorWait
 from lowcomm_jax.runtime.errors import StoreUnavailable
 from lowcomm_jax.runtime.job_loop import JobLoop, start_from_anchor
 from lowcomm_jax.runtime.round_job_loop import RoundJobLoop
-from lowcomm_jax.runtime.state_transfer import SHARED, State
+from lowcomm_jax.runtime.state_transfer import SHARED, State, placed_like
 from lowcomm_jax.state.channel_flights import left_by
 from lowcomm_jax.state.leaves import named_leaves
 from lowcomm_jax.state.train_state import InFlight, TrainState
@@ -177,25 +177,9 @@ def install(
     Raises:
       ValueError: the arrays are of another model or method; lists every difference.
     """
-    like = {
-        name: x
-        for field in SHARED
-        for name, x in named_leaves(field, getattr(state, field)).items()
-    }
-    wrong = [
-        f"{name}: {arrays[name].shape if name in arrays else 'missing'} -> {x.shape}"
-        for name, x in like.items()
-        if name not in arrays or arrays[name].shape != x.shape
-    ]
-    if "in_flight" not in document:
-        wrong.append("in_flight: missing")
-    if wrong:
-        raise ValueError("another region's state does not fit:\n- " + "\n- ".join(wrong))
-    changes = {}
-    for field in SHARED:
-        tree = getattr(state, field)
-        leaves = [place(arrays[name], x.sharding) for name, x in named_leaves(field, tree).items()]
-        changes[field] = jax.tree.unflatten(jax.tree.structure(tree), leaves)
+    trees = {field: getattr(state, field) for field in SHARED}
+    wrong = [] if "in_flight" in document else ["in_flight: missing"]
+    changes = placed_like(trees, arrays, "another region's", wrong)
     names = named_leaves("clock", state.counters)
     counters = jax.tree.unflatten(
         jax.tree.structure(state.counters), [arrays[name] for name in names]

@@ -20,7 +20,7 @@ from lowcomm_jax.mesh.arrays import whole
 from lowcomm_jax.mesh.leader import Leader, leader
 from lowcomm_jax.runtime import kv
 from lowcomm_jax.runtime.commits import CommitLog
-from lowcomm_jax.runtime.context import ExchangeContext, FaultHooks, NoFaults
+from lowcomm_jax.runtime.context import ContextParts, ExchangeContext, FaultHooks, NoFaults
 from lowcomm_jax.runtime.heartbeat import Heartbeat
 from lowcomm_jax.runtime.kv import MetricsCounter, Store
 from lowcomm_jax.runtime.remote import RemoteExchange
@@ -73,9 +73,11 @@ def store(
     """
 
     def make() -> RemoteExchange:
-        parts = _context_parts(url, region, count, run_id, secret, timing, keep, heal, mishaps)
-        transport = StoreTransport(parts["store"], parts["counter"])
-        return RemoteExchange(ExchangeContext(transport=transport, **parts), "store", keep)
+        parts = _context_parts(
+            url, region, count, run_id, secret, timing=timing, keep=keep, heal=heal, mishaps=mishaps
+        )
+        made = StoreTransport(parts.store, parts.counter)
+        return RemoteExchange(ExchangeContext(**vars(parts), transport=made), "store", keep)
 
     return _for_all_processes(make, region, count, heal)
 
@@ -113,14 +115,22 @@ def peers(
 
     def make() -> RemoteExchange:
         parts = _context_parts(
-            url, region, count, run_id, secret, timing, keep, heal, mishaps, flight_problems()
+            url,
+            region,
+            count,
+            run_id,
+            secret,
+            timing=timing,
+            keep=keep,
+            heal=heal,
+            mishaps=mishaps,
+            wrong=flight_problems(),
         )
         # Its libraries are an extra.
         from lowcomm_jax.runtime.flight_transport import FlightTransport
 
-        names = ("heartbeat", "counter", "pace", "timing", "closing")
-        made = FlightTransport(*(parts[name] for name in names), address, certificates)
-        return RemoteExchange(ExchangeContext(transport=made, **parts), "peers", keep)
+        made = FlightTransport(parts, address, certificates)
+        return RemoteExchange(ExchangeContext(**vars(parts), transport=made), "peers", keep)
 
     return _for_all_processes(make, region, count, heal)
 
@@ -313,9 +323,9 @@ def _for_all_processes(
 
 
 def _context_parts(
-    url, region, count, run_id, secret, timing, keep, heal, mishaps, wrong=()
-) -> dict[str, Any]:
-    """The fields of `ExchangeContext` but for the transport; checks all arguments first.
+    url, region, count, run_id, secret, *, timing, keep, heal, mishaps, wrong=()
+) -> ContextParts:
+    """`ExchangeContext` without its transport; checks all arguments first.
 
     Args:
       wrong: problems found so far.
@@ -341,19 +351,19 @@ def _context_parts(
         raise ValueError("exchange between jobs: " + "; ".join(wrong))
     counter = MetricsCounter()
     opened, seal = Store(url, run_id, counter), Seal(run_id, found)
-    return {
-        "run_id": run_id,
-        "region": region,
-        "count": count,
-        "timing": timing,
-        "heal": heal,
-        "counter": counter,
-        "store": opened,
-        "seal": seal,
-        "commit_log": CommitLog(opened, seal),
-        "heartbeat": Heartbeat(opened, seal, region, count, timing),
-        "pace": Pace(timing),
-        "fault_hooks": mishaps or NoFaults(),
-        "closing": threading.Event(),
-        "halted": threading.Event(),
-    }
+    return ContextParts(
+        run_id=run_id,
+        region=region,
+        count=count,
+        timing=timing,
+        heal=heal,
+        counter=counter,
+        store=opened,
+        seal=seal,
+        commit_log=CommitLog(opened, seal),
+        heartbeat=Heartbeat(opened, seal, region, count, timing),
+        pace=Pace(timing),
+        fault_hooks=mishaps or NoFaults(),
+        closing=threading.Event(),
+        halted=threading.Event(),
+    )

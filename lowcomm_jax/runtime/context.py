@@ -20,8 +20,8 @@ from lowcomm_jax.runtime.transport import Transport
 
 
 @dataclasses.dataclass(frozen=True)
-class ExchangeContext:
-    """The parts of one region's exchanges.
+class ContextParts:
+    """What the exchanges of one region share, and their transport may use, too.
 
     Attributes:
       run_id: names the run.
@@ -35,7 +35,6 @@ class ExchangeContext:
       seal: signs and checks records.
       commit_log: announcements and commit records.
       heartbeat: which regions are alive.
-      transport: moves payloads.
       fault_hooks: called where a test or an experiment may inject faults.
       closing: set when this region leaves.
       halted: set when its exchanges end without an outcome.
@@ -51,11 +50,17 @@ class ExchangeContext:
     seal: Seal
     commit_log: CommitLog
     heartbeat: Heartbeat
-    transport: Transport
     pace: Pace
     fault_hooks: FaultHooks
     closing: threading.Event
     halted: threading.Event
+
+
+@dataclasses.dataclass(frozen=True)
+class ExchangeContext(ContextParts):
+    """The parts of one region's exchanges, with the `transport` that moves their payloads."""
+
+    transport: Transport
 
 
 class FaultHooks(Protocol):

@@ -20,7 +20,7 @@ from lowcomm_jax.runtime.commits import Announcement, PayloadRecord
 from lowcomm_jax.runtime.context import ExchangeContext
 from lowcomm_jax.runtime.errors import StoreUnavailable
 from lowcomm_jax.runtime.fetch import Fetch, PayloadPiece
-from lowcomm_jax.runtime.kv import GROWTH
+from lowcomm_jax.runtime.kv import pauses
 
 log = logging.getLogger(__name__)
 
@@ -162,16 +162,12 @@ class EarlyPayload:
 
     def _retry(self, act: Callable[[], Any]) -> Any:
         """Call `act` until the store answers."""
-        for pause in self._context.store.pauses():
-            self._context.heartbeat.check()
-            if self._ends:
-                raise RuntimeError(f"{self._key!r} was not sent when the exchange was closed")
-            try:
-                return act()
-            except StoreUnavailable as error:
-                log.info("%s: %s", self._key, error)
-                self._over.wait(pause)
-        raise AssertionError("pauses never end")
+        return self._context.store.until_answered(self._key, act, self._check, self._over.wait)
+
+    def _check(self) -> None:
+        self._context.heartbeat.check()
+        if self._ends:
+            raise RuntimeError(f"{self._key!r} was not sent when the exchange was closed")
 
     @property
     def _ends(self) -> bool:
@@ -184,16 +180,15 @@ class EarlyPayload:
         With longer and longer pauses: there is a period of inner steps to do it in.
         """
         context = self._context
-        pause = context.store.poll_s[1]
-        longest = max(pause, context.timing.beat_s)
+        first_s = context.store.poll_s[1]
+        waits = pauses(first_s, max(first_s, context.timing.beat_s))
         while not self._ends and not self._taken.is_set():
             try:
                 if self._found_all():
                     return
             except StoreUnavailable as error:  # the heartbeat reports it
                 log.info("%s: %s", self._key, error)
-            self._taken.wait(pause)
-            pause = min(GROWTH * pause, longest)
+            self._taken.wait(next(waits))
 
     def _found_all(self) -> bool:
         """Look for what living partners have announced; whether all have."""

@@ -24,12 +24,11 @@ from lowcomm_jax.runtime.certificates import (
     host_name,
     read_credentials,
 )
+from lowcomm_jax.runtime.context import ContextParts
 from lowcomm_jax.runtime.errors import Missing, Rejected, StoreUnavailable
-from lowcomm_jax.runtime.heartbeat import Beat, Heartbeat
-from lowcomm_jax.runtime.kv import MetricsCounter
+from lowcomm_jax.runtime.heartbeat import Beat
 from lowcomm_jax.runtime.payload_server import PayloadServer
 from lowcomm_jax.runtime.streams import DeniedError, Partial, Streams
-from lowcomm_jax.runtime.timing import Pace, Timing
 
 SCHEME = "grpc+tls://"
 _SLOWEST_BYTES_PER_S = 1e6
@@ -49,16 +48,7 @@ class FlightTransport:
 
     lingers = True
 
-    def __init__(
-        self,
-        heartbeat: Heartbeat,
-        counter: MetricsCounter,
-        pace: Pace,
-        timing: Timing,
-        closing: threading.Event,
-        address: str,
-        certificates: str | None = None,
-    ):
+    def __init__(self, parts: ContextParts, address: str, certificates: str | None = None):
         """
         Args:
           address: "host:port" under which the other regions reach this one; port 0 = any.
@@ -68,15 +58,15 @@ class FlightTransport:
         Raises:
           ValueError: the address cannot be used, or the certificates.
         """
-        self._heartbeat, self._counter = heartbeat, counter
-        self._pace, self._timing, self._closing = pace, timing, closing
+        self._heartbeat, self._counter = parts.heartbeat, parts.counter
+        self._pace, self._timing, self._closing = parts.pace, parts.timing, parts.closing
         self._authority: Authority | None = None
         if certificates is None:
-            self._authority = made = Authority(heartbeat.region)
+            self._authority = made = Authority(parts.region)
             self._credentials = Credentials(made.certificate, made.certificate, made.key)
         else:
             self._credentials = read_credentials(certificates)
-        sent = lambda nbytes: counter.add("sent", nbytes)  # noqa: E731
+        sent = lambda nbytes: parts.counter.add("sent", nbytes)  # noqa: E731
         self._server = PayloadServer(address, self._credentials, sent)
         if certificates is not None:
             self._check_certificates(certificates)
@@ -87,7 +77,7 @@ class FlightTransport:
         self._lock = threading.Lock()
         act = (self._upkeep,)
         self._thread = threading.Thread(
-            target=heartbeat.run_guarded, args=act, name="lowcomm-serve", daemon=True
+            target=parts.heartbeat.run_guarded, args=act, name="lowcomm-serve", daemon=True
         )
 
     def _check_certificates(self, folder: str) -> None:

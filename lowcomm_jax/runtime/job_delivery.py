@@ -440,7 +440,11 @@ class JobDelivery:
         if self._reduces(exchange):
             padded = padded_nbytes(exchange, like, self.total)
             return self._own(in_halves(padded, everyone).plus(all_gather(header, everyone)))
-        return self._own(all_gather(nbytes, everyone))
+        return self.traffic_in_whole(nbytes, mask)
+
+    def traffic_in_whole(self, nbytes: int, mask: np.ndarray) -> Traffic:
+        """`traffic` where every region gets all payloads, of `nbytes` bytes each, whole."""
+        return self._own(all_gather(nbytes, self._with_others(mask)))
 
     def _with_others(self, mask: np.ndarray) -> np.ndarray:
         """Bool `[R]`: this region as in `mask`, and all others."""

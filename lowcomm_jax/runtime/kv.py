@@ -14,14 +14,16 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import logging
 import os
 import pathlib
 import re
 import secrets
 import threading
 import urllib.parse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import tensorstore as ts
 
@@ -44,6 +46,8 @@ AT_ONCE = 64
 """Most requests that are under way together."""
 
 ENDPOINT = "AWS_ENDPOINT_URL"
+
+log = logging.getLogger(__name__)
 
 
 class Store:
@@ -200,6 +204,21 @@ class Store:
     def pauses(self) -> Iterator[float]:
         """Seconds to wait between one look and the next: short at first, then longer."""
         return pauses(*self.poll_s)
+
+    def until_answered(self, what: str, act: Callable, check: Callable, wait: Callable) -> Any:
+        """Call `act` until it raises no `StoreUnavailable`, and return its result.
+
+        The log names `what`. `check()` is called before every try, `wait(seconds)` between two
+        tries; what they raise ends the tries.
+        """
+        for pause in self.pauses():
+            check()
+            try:
+                return act()
+            except StoreUnavailable as error:
+                log.info("%s: %s", what, error)
+            wait(pause)
+        raise AssertionError("pauses never end")
 
     def _get(self, key: str, nbytes: int = 0):
         found = self._answer(self._kv.read(key), nbytes)

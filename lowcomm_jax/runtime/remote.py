@@ -251,14 +251,12 @@ class RemoteExchange(Membership):
     def _read(self, what: str, look: Callable[[], T]) -> T:
         """Call `look` until the store answers."""
         context = self._context
-        for pause in context.store.pauses():
-            context.heartbeat.check()
-            try:
-                return look()
-            except StoreUnavailable:
-                if context.closing.wait(pause):
-                    raise RuntimeError(f"closed before {what} could be read") from None
-        raise AssertionError("pauses never end")
+
+        def wait(pause: float) -> None:
+            if context.closing.wait(pause):
+                raise RuntimeError(f"closed before {what} could be read")
+
+        return context.store.until_answered(what, look, context.heartbeat.check, wait)
 
     def fetch_ahead(self, first: int, count: int, missed: int = 0) -> int:
         """Read what came of exchanges of all regions that went on without us, all at once.

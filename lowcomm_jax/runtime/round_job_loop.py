@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lowcomm_jax.exchange import Traffic, all_gather
+from lowcomm_jax.exchange import Traffic
 from lowcomm_jax.history import Event
 from lowcomm_jax.mesh.arrays import fetch, place
 from lowcomm_jax.mesh.leader import leader
@@ -31,7 +31,7 @@ from lowcomm_jax.runtime.loopback_exchange import LoopbackRounds
 from lowcomm_jax.runtime.request import Arrived
 from lowcomm_jax.runtime.rounds import Like, RoundExchange
 from lowcomm_jax.runtime.slicing import named
-from lowcomm_jax.runtime.state_transfer import SHARED, State
+from lowcomm_jax.runtime.state_transfer import SHARED, State, placed_like
 from lowcomm_jax.schedule import Admission
 from lowcomm_jax.state.leaves import named_leaves, saved_name
 from lowcomm_jax.state.train_state import InFlight, TrainState, rounds_landed
@@ -238,10 +238,7 @@ class RoundJobLoop(JobLoop, abc.ABC):
         """Every region gets all payloads whole, as if all others were admitted."""
         if self._at_the_end:
             return super().traffic(exchange, like, mask, groups, header)
-        everyone, region = np.ones(self.total, bool), self.delivery.region
-        everyone[region] = mask.any()
-        found, own = all_gather(exchange.nbytes(like) + header, everyone), slice(region, region + 1)
-        return found._replace(sent=found.sent[own], received=found.received[own])
+        return self.delivery.traffic_in_whole(exchange.nbytes(like) + header, mask)
 
     def _like_of(self, p: int) -> Like:
         """Shapes of what a region sends of a fragment."""
@@ -304,24 +301,7 @@ class RoundJobLoop(JobLoop, abc.ABC):
         fields = (*SHARED, *self.copied)
         trees = {field: getattr(state, field) for field in fields}
         trees |= {f"inner/{field}": getattr(state.inner, field) for field in self.copied_inner}
-        like = {
-            name: x
-            for prefix, tree in trees.items()
-            for name, x in named_leaves(prefix, tree).items()
-        }
-        wrong = [
-            f"{name}: {arrays[name].shape if name in arrays else 'missing'} -> {x.shape}"
-            for name, x in like.items()
-            if name not in arrays or arrays[name].shape != x.shape
-        ]
-        if wrong:
-            raise ValueError("a peer's state does not fit:\n- " + "\n- ".join(wrong))
-
-        def copied(prefix: str) -> PyTree:
-            tree = trees[prefix]
-            leaves = [place(arrays[n], x.sharding) for n, x in named_leaves(prefix, tree).items()]
-            return jax.tree.unflatten(jax.tree.structure(tree), leaves)
-
+        copied = placed_like(trees, arrays, "a peer's")
         counters = state.counters.copy()
         step = np.int64(max(int(counters.step), int(arrays["clock/step"])))
         counters = dataclasses.replace(counters, step=step, behind=np.int64(0))
@@ -329,12 +309,12 @@ class RoundJobLoop(JobLoop, abc.ABC):
         counters.last_landed[:] = step
         counters.last_sent[:], counters.previous_sent[:] = arrays["clock/last_sent"], -1
         zeros = np.zeros(state.inner.tokens.shape, np.float32)
-        own = {field: copied(f"inner/{field}") for field in self.copied_inner}
+        own = {field: copied[f"inner/{field}"] for field in self.copied_inner}
         own["tokens"] = place(zeros, state.inner.tokens.sharding)
         made = np.full(state.inner.step.shape, step, np.int32)
         own["step"] = place(made, state.inner.step.sharding)
         inner = dataclasses.replace(state.inner, **own)
-        shared = {field: copied(field) for field in fields}
+        shared = {field: copied[field] for field in fields}
         return state.replace(inner=inner, in_flight={}, counters=counters, **shared)
 
 

@@ -11,11 +11,13 @@ import logging
 import re
 import threading
 from collections import deque
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
-from lowcomm_jax.mesh.arrays import fetch
+from lowcomm_jax.mesh.arrays import fetch, place
 from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.runtime import records, wire
 from lowcomm_jax.runtime.context import ExchangeContext
@@ -38,6 +40,7 @@ _PIECE = re.compile(r"\d+\.\d+\.(\d+)\.[0-9a-f]{64}")
 
 log = logging.getLogger(__name__)
 
+PyTree = Any
 State = tuple[int, dict[str, np.ndarray], dict[str, Any]]
 """Step, arrays, document."""
 
@@ -52,6 +55,39 @@ def shared_state(state: TrainState) -> tuple[int, dict[str, np.ndarray], dict[st
         named |= named_leaves(saved_name(field), getattr(state, field))
     arrays = fetch(named, here=leader().leads)
     return int(state.counters.step), arrays, {"in_flight": flight_records(state)}
+
+
+def placed_like(
+    trees: Mapping[str, PyTree],
+    arrays: Mapping[str, np.ndarray],
+    whose: str,
+    wrong: Sequence[str] = (),
+) -> dict[str, PyTree]:
+    """Another region's arrays, placed as this region's trees are; by the same prefixes.
+
+    Args:
+      trees: by the prefix of their leaves' names.
+      whose: begins the error: "another region's".
+      wrong: problems found so far, listed after those of the arrays.
+
+    Raises:
+      ValueError: the arrays are of another model or method; lists every difference.
+    """
+    likes = {prefix: named_leaves(prefix, tree) for prefix, tree in trees.items()}
+    differ = [
+        f"{name}: {arrays[name].shape if name in arrays else 'missing'} -> {x.shape}"
+        for like in likes.values()
+        for name, x in like.items()
+        if name not in arrays or arrays[name].shape != x.shape
+    ]
+    if problems := [*differ, *wrong]:
+        raise ValueError(f"{whose} state does not fit:\n- " + "\n- ".join(problems))
+
+    def placed(prefix: str) -> PyTree:
+        leaves = [place(arrays[name], x.sharding) for name, x in likes[prefix].items()]
+        return jax.tree.unflatten(jax.tree.structure(trees[prefix]), leaves)
+
+    return {prefix: placed(prefix) for prefix in trees}
 
 
 def restored(name: str, data: bytes, dtype: str, shape: tuple[int, ...]) -> np.ndarray:

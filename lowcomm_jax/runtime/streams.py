@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from lowcomm_jax.runtime.certificates import Credentials
+from lowcomm_jax.runtime.kv import pauses
 
 STREAMS = 4
 _LEAST_A_STREAM = 4 << 20
@@ -137,7 +138,7 @@ class Streams:
             for number, part in enumerate(partial.ranges)
             if part.at < part.stop
         ]
-        pause, arrived = _LOOK_S[0], partial.arrived
+        waits, arrived = pauses(*_LOOK_S), partial.arrived
         partial.touched_s = time.monotonic()
         try:
             while any(read.running for read in reads):
@@ -145,9 +146,8 @@ class Streams:
                     arrived, partial.touched_s = partial.arrived, time.monotonic()
                 if time.monotonic() - partial.touched_s > allowed_s:
                     raise TimeoutError(f"no bytes came for {allowed_s:.1f} s")
-                if not check(pause):
+                if not check(next(waits)):
                     return False
-                pause = min(1.5 * pause, _LOOK_S[1])
         finally:
             for read in reads:
                 read.cancel()

@@ -37,7 +37,6 @@ all of this, once both are here.
 from __future__ import annotations
 
 import dataclasses
-import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -55,8 +54,6 @@ from lowcomm_jax.runtime.fetch import Fetch
 from lowcomm_jax.runtime.request import ExchangeRequest, ExchangeResult
 
 T = TypeVar("T")
-
-log = logging.getLogger(__name__)
 
 Holdings = Mapping[int, str]
 """The payloads that one region holds and has verified: digests by region."""
@@ -177,14 +174,8 @@ class WholeExchange:
 
     def _retry(self, act: Callable[[], T]) -> T:
         """Call `act` until the store answers."""
-        for pause in self._context.store.pauses():
-            self.check()
-            try:
-                return act()
-            except StoreUnavailable as error:
-                log.info("%s: %s", self.request.key, error)
-                self._context.closing.wait(pause)
-        raise AssertionError("pauses never end")
+        store, closing = self._context.store, self._context.closing
+        return store.until_answered(self.request.key, act, self.check, closing.wait)
 
     def check(self) -> None:
         self._context.heartbeat.check()

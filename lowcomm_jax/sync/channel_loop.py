@@ -214,13 +214,13 @@ class ChannelLoop:
         counters.bytes_sent += traffic.sent
         counters.bytes_received += traffic.received
         event = Event.of_send(step, self.first + number, f"{name}@{step}", mask, traffic, {})
-        return ChannelEvent.of(event, name)
+        return ChannelEvent.widened(event, channel=name)
 
     def _landing(self, number: int, step: int, adopts: np.ndarray) -> Event:
         delay, name = self.programs.channels[number].delay, self._name(number)
         key = f"{name}@{step - delay}"
         event = Event.of_landing(step, self.first + number, key, adopts, delay, {})
-        return ChannelEvent.of(event, name)
+        return ChannelEvent.widened(event, channel=name)
 
     def _name(self, number: int) -> str:
         return self.programs.channels[number].name

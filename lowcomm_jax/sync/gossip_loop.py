@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lowcomm_jax.exchange import GroupExchange, Traffic, pair
+from lowcomm_jax.exchange import Traffic, pair
 from lowcomm_jax.exchange.pairs import Draw
 from lowcomm_jax.state.train_state import InFlight, TrainState
 from lowcomm_jax.sync.round_programs import RoundPrograms
@@ -33,8 +33,7 @@ class GossipLoop(SyncLoop):
                 "gossip has not: give them the role 'local'"
             )
         self.topology = programs.config.method.topology
-        regions = programs.config.regions
-        self.exchange = GroupExchange(regions, self.topology, programs.exchange.codec)
+        self.exchange = programs.groups
 
     def groups(self, number: int) -> Groups:
         return self.topology.partition(self.topology.draw(number, self.total), self.total)

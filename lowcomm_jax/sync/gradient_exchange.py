@@ -20,10 +20,11 @@ import numpy as np
 import optax
 
 from lowcomm_jax.exchange import Traffic
+from lowcomm_jax.exchange.mesh import without_lead
 from lowcomm_jax.history import Event
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.state.train_state import Inner, TrainState, flight_key
-from lowcomm_jax.sync.round_functions import RoundFunctions, select, without_lead
+from lowcomm_jax.sync.round_functions import RoundFunctions, select
 from lowcomm_jax.train.inner_step import InnerStep, empty_log, gradient_norm, squeeze
 
 PyTree = Any

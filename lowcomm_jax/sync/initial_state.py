@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lowcomm_jax.exchange.mesh import without_lead
 from lowcomm_jax.mesh.arrays import place
 from lowcomm_jax.mesh.offload import stow
 from lowcomm_jax.mesh.regions import REGION
@@ -288,8 +289,7 @@ def _channel(programs: RoundPrograms, flights: ChannelFlights) -> ChannelFlights
 def _codec(programs: RoundPrograms, p: int, state_R: PyTree) -> PyTree:
     if programs.exchange.codec is None:
         return state_R
-    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state_R)
-    return _placed(state_R, codec_shardings(programs, p, one))
+    return _placed(state_R, codec_shardings(programs, p, without_lead(state_R)))
 
 
 def outer_shardings(programs: RoundPrograms) -> list[PyTree]:

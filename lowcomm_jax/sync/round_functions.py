@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 from lowcomm_jax.compression.by_layer import LARGEST
 from lowcomm_jax.exchange import MeshExchange
+from lowcomm_jax.exchange.mesh import without_lead
 from lowcomm_jax.exchange.pairs import GroupExchange
 from lowcomm_jax.merge import merge_leaves
 from lowcomm_jax.mesh.regions import Regions
@@ -425,11 +426,6 @@ def _land_one(rule, theta, origin, target, state, staleness, told):
 def pseudo_gradient(anchor: PyTree, theta: PyTree) -> PyTree:
     """Delta = Theta - theta, fp32 leaves `[R, ...]`."""
     return {k: anchor[k] - theta[k].astype(jnp.float32) for k in theta}
-
-
-def without_lead(tree: PyTree) -> PyTree:
-    """Shapes of one region, or one anchor, behind the leading axis."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), tree)
 
 
 @dataclasses.dataclass(frozen=True)

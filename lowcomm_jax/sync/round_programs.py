@@ -75,6 +75,7 @@ class RoundPrograms:
       method: the config's, with its schedule settled (`Schedule.settle`).
       step: one region's inner step.
       exchange: takes payloads to everyone and computes their mean.
+      groups: does so within a round's groups; None for methods without a topology.
       fragments: how trained leaves are cut.
       specs: leaf name -> PartitionSpec inside a region.
       inner_program: a block of inner steps (`inner_step.make_inner_program`, or, for methods that
@@ -94,6 +95,7 @@ class RoundPrograms:
     method: Method
     step: InnerStep
     exchange: MeshExchange
+    groups: GroupExchange | None
     fragments: Fragments
     specs: dict[str, P]
     inner_program: Callable
@@ -151,9 +153,8 @@ def build(config: EngineConfig, layout: Layout) -> RoundPrograms:
     apart = range(len(cut) if method.rules_differ else 1)
     rules_K = tuple((method.outer_of(p), method.landing_of(p)) for p in apart)
     parts = (regions, exchange, method, config.guard, specs, config.codec_error, rules_K)
-    if method.topology is None:
-        functions = RoundFunctions(*parts)
-    else:
+    groups, functions = None, RoundFunctions(*parts)
+    if method.topology is not None:
         groups = GroupExchange(regions, method.topology, exchange.codec, config.stacked)
         functions = GossipRoundFunctions(*parts, groups)
     step = InnerStep(
@@ -174,6 +175,7 @@ def build(config: EngineConfig, layout: Layout) -> RoundPrograms:
         method=method,
         step=step,
         exchange=exchange,
+        groups=groups,
         fragments=cut,
         specs=specs,
         inner_program=block,

@@ -40,8 +40,7 @@ class RouteEvent(Event):
                 moved_R += hop.nbytes * (np.array(way) != np.arange(regions))
         traffic = Traffic("pass", int(moved_R.max()), moved_R, moved_R.copy())
         event = Event.of_send(step, -1, None, np.ones(regions, bool), traffic, {})
-        fields = {f.name: getattr(event, f.name) for f in dataclasses.fields(event)}
-        return cls(**{**fields, "kind": "route"}, hops=tuple(hops))
+        return cls.widened(event, kind="route", hops=tuple(hops))
 
 
 class RoutedSteps:

@@ -32,7 +32,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lowcomm_jax.mesh.stages import REGION, STAGE, index
+from lowcomm_jax.mesh.regions import REGION
+from lowcomm_jax.mesh.stages import STAGE, index
 from lowcomm_jax.topology.gossip import raw_stream
 
 LABEL_BYTES = 8  # of a token: int32 target and fp32 weight

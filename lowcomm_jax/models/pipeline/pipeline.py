@@ -35,6 +35,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from lowcomm_jax.mesh import stages
+from lowcomm_jax.mesh.regions import REGION
 from lowcomm_jax.mesh.stages import STAGE
 from lowcomm_jax.models.config import TransformerConfig
 from lowcomm_jax.models.model import Model, Params, scores, weighted_loss
@@ -101,7 +102,7 @@ class Pipeline:
     @property
     def paths(self) -> Paths:
         """Ways of the microbatches through the stages of the regions, a slot of the mesh each."""
-        regions = self.mesh.shape[stages.REGION]
+        regions = self.mesh.shape[REGION]
         return Paths(regions, self.layout.stages, self.microbatches, self.seed)
 
     def hops(self, batch: Mapping[str, Any], keys_N: Array) -> list[list[Hop]]:
