@@ -1,8 +1,8 @@
 """Show how far work is: a live line in a terminal, plain lines elsewhere.
 
 `open_display` is for the steps of a run. `Work` is for all other work that may take long; it is
-shown on stderr, so that tables and JSON on stdout stay what they are. `say` and `right` are for the
-lines and tables on stdout.
+shown on stderr, so that tables and JSON on stdout stay what they are. `say`, `right` and
+`print_table` are for the lines and tables on stdout.
 """
 
 from __future__ import annotations
@@ -14,13 +14,17 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, Protocol, Self, TypeVar
 
+from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.table import Column
+from rich.table import Column, Table
 from rich.text import Text
 
 PLAIN_SECONDS = 10  # between two lines of work where there is no terminal
+NAME_WIDTH, NARROW = 24, 8  # letters of a name on one line: at most, and where room is scarce
+HEADING_WIDTH = 12  # a longer word of a heading may be broken
 T = TypeVar("T")
 
 
@@ -269,6 +273,52 @@ def say(console: Console, *lines: str) -> None:
 def right(headings: Iterable[str], **how: Any) -> list[Column]:
     """Columns of a table whose cells lie to the right; `how`: other fields of `Column`."""
     return [Column(heading, justify="right", **how) for heading in headings]
+
+
+def print_table(console: Console, table: Table, names: int = 0) -> None:
+    """Print a table in which no number is cut off or broken.
+
+    Columns are narrowed to the width of the console, and cells are broken between words alone.
+    Names and long words of headings are broken anywhere. A table that does not fit even so is
+    wider than the console.
+
+    Args:
+      table: of text; its columns get a width.
+      names: how many of the first columns hold names: they get `NAME_WIDTH` letters at most.
+    """
+    widths, whole, least = [], [], []
+    for number, column in enumerate(table.columns):
+        heading, *cells = [str(cell) for cell in (column.header, *column.cells)]
+        words, longest = " ".join(cells).split(), _widest(heading, *cells)
+        if number < names:
+            longest = max(min(longest, NAME_WIDTH), _widest(*filter(_is_number, words)))
+        head = min(_widest(*heading.split()), HEADING_WIDTH)
+        whole.append(max(1, head, min(_widest(*words), longest)))
+        least.append(whole[-1])
+        if number < names:
+            least[-1] = max(NARROW, _widest(*filter(_is_number, words)))
+        widths.append(longest)
+    natural = Measurement.get(console, console.options.update(width=10**6), table).maximum
+    frame = natural - sum(_widest(str(c.header), *map(str, c.cells)) for c in table.columns)
+    for lowest in (whole, least):  # between words first, then inside of names
+        while sum(widths) + frame > console.width:
+            slack = [width if width > low else 0 for width, low in zip(widths, lowest)]
+            if not any(slack):
+                break
+            widths[slack.index(max(slack))] -= 1
+    for column, width in zip(table.columns, widths):
+        column.width, column.overflow, column.no_wrap = width, "fold", False
+    if sum(widths) + frame > console.width:
+        table.width = sum(widths) + frame
+    console.print(table, crop=False)
+
+
+def _is_number(word: str) -> bool:
+    return any(map(str.isdigit, word)) and not any(map(str.isalpha, word.replace("e-", "")))
+
+
+def _widest(*texts: str) -> int:
+    return max((cell_len(line) for text in texts for line in text.split("\n")), default=0)
 
 
 def validation_documents(count: int) -> str:

@@ -24,7 +24,11 @@ from lowcomm_jax.topology.consensus import contraction
 
 @dataclasses.dataclass(frozen=True)
 class RunLog:
-    """The records of one run, by kind, in order."""
+    """The records of one run, by kind, in order.
+
+    Attributes:
+      missing: regions of a run of jobs whose logs are not there; totals are those of the others.
+    """
 
     name: str
     header: dict[str, Any]
@@ -33,6 +37,7 @@ class RunLog:
     intervals: list[dict[str, Any]]
     eval_count: np.ndarray
     end: dict[str, Any] | None
+    missing: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,11 +45,12 @@ class Summary:
     """One run in numbers; losses in nats per token, None where nothing was measured.
 
     Attributes:
+      complete: the run has ended, in every region.
       loss, interval: last loss of the anchor, and half the width of its 95 % interval over the
         evaluation documents (`document_interval`).
       best, best_step: lowest loss of the anchor at any evaluation, and its step.
       mean_loss: last loss of the mean of the regions.
-      bytes_sent: per region, the mean over regions.
+      bytes_sent: per region, the mean over the regions whose logs are there (`mean_sent`).
       compression: bytes of AllReduce (fp32 gradients, two-shot, every step) over `bytes_sent`.
       tokens_per_second: median over the steps after the first interval (which compiles).
       staleness: the largest, in inner steps.
@@ -116,6 +122,7 @@ def read_run(workdir: Path) -> RunLog:
     for record in records:
         by_kind.setdefault(record["kind"], []).append(record)
     measure(by_kind.get("step", []))
+    all_regions = range(records[0]["regions"]) if regions else ()
     return RunLog(
         name=workdir.name,
         header=records[0],
@@ -124,7 +131,20 @@ def read_run(workdir: Path) -> RunLog:
         intervals=by_kind.get("interval", []),
         eval_count=np.array(by_kind["eval_set"][0]["count"] if "eval_set" in by_kind else []),
         end=by_kind.get("end", [None])[-1],
+        missing=tuple(sorted(set(all_regions) - set(records[0]["here"]))),
     )
+
+
+def missing_logs(run: RunLog) -> str | None:
+    """A sentence that names the regions whose logs are missing; None = there are none."""
+    if not run.missing:
+        return None
+    return f"logs of regions {list(run.missing)} are missing: totals are of the others"
+
+
+def mean_sent(record: Mapping[str, Any]) -> float:
+    """Bytes sent so far per region, of a step or the end: the mean over regions with a log."""
+    return float(np.nanmean(np.array(record["bytes_sent"], float)))
 
 
 def nominal_steps(run: RunLog, record: Mapping[str, Any]) -> float:
@@ -180,9 +200,9 @@ def exchanges(step: Mapping[str, Any]) -> int:
 
 def summarise(run: RunLog) -> Summary:
     """The numbers of a run, computed from its metrics file alone."""
-    last = run.end or (run.steps[-1] if run.steps else {"step": 0, "tokens": 0})
+    last = run.end or (run.steps[-1] if run.steps else {"step": 0, "tokens": 0, "bytes_sent": [0]})
     steps = int(last["step"])
-    sent = float(np.mean(last.get("bytes_sent", [0])))
+    sent = mean_sent(last)
     allreduce = run.header["allreduce_bytes_per_step"] * nominal_steps(run, last)
     evals = [e for e in run.evals if e["anchor"] is not None]
     best = min(evals, key=lambda e: e["anchor"], default=None)
@@ -201,7 +221,7 @@ def summarise(run: RunLog) -> Summary:
         name=run.name,
         method=run.header["method"],
         step=steps,
-        complete=run.end is not None,
+        complete=run.end is not None and not run.missing,
         loss=final and final["anchor"],
         interval=final
         and document_interval(np.array(final["document_sum"], float), run.eval_count),

@@ -25,8 +25,12 @@ class Column:
     text: Callable[[Row], str]
 
 
-def columns(networks: Sequence[str]) -> dict[str, Column]:
-    """Heading -> column; the columns of one network follow one another."""
+def columns(networks: Sequence[str], skipped: bool = False) -> dict[str, Column]:
+    """Heading -> column; the columns of one network follow one another.
+
+    Args:
+      skipped: whether to show the steps that regions skipped, their gradients not being finite.
+    """
     found = {
         "eval loss": Column(lambda row: row["loss"]["mean"], _loss),
         "tokens": _known("tokens", rounded),
@@ -40,7 +44,10 @@ def columns(networks: Sequence[str]) -> dict[str, Column]:
             f"utili- sation{on}": _there(name, "utilisation", "{:.0%}".format),
             f"faster{on}": _there(name, "speedup", "{:.3g}x".format),
         }
-    return found | {"stale- ness": _known("staleness", str)}
+    found["stale- ness"] = _known("staleness", str)
+    if skipped:
+        found["steps skipped"] = _known("skipped", "{:,}".format)
+    return found
 
 
 def note(networks: Sequence[str], step_seconds: Pace) -> str:

@@ -25,6 +25,7 @@ def costs(run: RunLog, networks: Mapping[str, Network], step_seconds: Pace) -> d
       - `staleness`: the largest, in inner steps;
       - `document_interval`: half of the last loss's 95 % interval over documents;
       - `exchanges`: steps at which something was sent;
+      - `skipped`: steps that regions skipped, their gradients not being finite, over all regions;
       - `networks`: name -> virtual `seconds`, those of AllReduce for as many steps, `speedup`
         (their ratio) and `utilisation`.
     """
@@ -34,6 +35,7 @@ def costs(run: RunLog, networks: Mapping[str, Network], step_seconds: Pace) -> d
         "staleness": summary.staleness,
         "document_interval": summary.interval,
         "exchanges": summary.exchanges,
+        "skipped": summary.skipped,
         "networks": {name: _virtual(run, net, step_seconds) for name, net in networks.items()},
     }
 
@@ -49,7 +51,9 @@ def _virtual(run: RunLog, network: Network, step_seconds: Pace) -> dict[str, flo
 
 
 def mean_costs(rows: Sequence[Mapping[str, Any]], seeds: int) -> dict[str, Any]:
-    """The means over seeds; of the staleness the largest; with one seed its document interval.
+    """The means over seeds; with one seed its document interval.
+
+    Of the staleness it is the largest, of skipped steps the sum.
 
     Args:
       rows: `costs` of every seed that is complete.
@@ -62,6 +66,7 @@ def mean_costs(rows: Sequence[Mapping[str, Any]], seeds: int) -> dict[str, Any]:
         "staleness": max(stale, default=None),
         "document_interval": rows[0]["document_interval"] if rows and seeds == 1 else None,
         "exchanges": _mean([row["exchanges"] for row in rows]),
+        "skipped": sum(row["skipped"] for row in rows),
         "networks": {
             name: {
                 key: _mean([row["networks"][name][key] for row in rows])

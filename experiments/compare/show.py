@@ -11,13 +11,13 @@ from rich.table import Column, Table
 
 from experiments.compare.columns import brief, columns, note, plus_minus, with_interval
 from experiments.compare.target import BYTES, STEPS, TOKENS, seconds_on
-from experiments.progress import right, rounded, size
+from experiments.progress import print_table, right, rounded, size
 
 
 def show(result: Mapping[str, Any], console: Console) -> None:
     """Print one table per panel, what the numbers mean, and the runs that failed."""
     for panel in result["panels"]:
-        console.print(table(result, panel))
+        print_table(console, table(result, panel), names=1)
         for name, share in panel["other_bytes"].items():
             text = f"not at equal bytes: {name} sends {share:+.1%} against {panel['baseline']}"
             console.print(text, highlight=False)
@@ -37,9 +37,9 @@ def show(result: Mapping[str, Any], console: Console) -> None:
         highlight=False,
     )
     if result["target"] is not None:
-        console.print(target_table(result))
+        print_table(console, target_table(result), names=1)
     for network in result["networks"] or [None]:
-        console.print(costs_table(result, network))
+        print_table(console, costs_table(result, network), names=1)
     about = note(result["networks"], result["step_seconds"])
     console.print(about, highlight=False)
     for failure in result["failures"]:
@@ -52,10 +52,9 @@ def table(result: Mapping[str, Any], panel: Mapping[str, Any]) -> Table:
     base = panel["baseline"]
     title = ": ".join(filter(None, (panel["title"], f"differences are from {base}")))
     out = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
-    out.add_column("variant", no_wrap=True)
+    out.add_column("variant")
     for heading in ("eval loss", "difference", "steps to target", "MB sent", "tokens"):
-        width = max(map(len, heading.split()))
-        out.add_column(heading, justify="right", min_width=width, overflow="fold")
+        out.add_column(heading, justify="right")
     for name, difference in panel["differences"].items():
         row = result["variants"][name]
         steps, fewer = _reached(row["to_target"][STEPS]), difference["steps_to_target"]
@@ -91,7 +90,8 @@ def interval_of(result: Mapping[str, Any]) -> str:
 def costs_table(result: Mapping[str, Any], network: str | None) -> Table:
     """Every variant's loss and costs, with its time on a network if there is one."""
     title = "what it cost" if network is None else f"on the network {network}"
-    shown = columns([] if network is None else [network])
+    skipped = any(row.get("skipped") for row in result["variants"].values())
+    shown = columns([] if network is None else [network], skipped)
     out = _narrow_table(title, [heading.replace(" ", "\n") for heading in shown])
     for name, row in in_order(result).items():
         out.add_row(name, *(column.text(row) for column in shown.values()))
@@ -99,7 +99,7 @@ def costs_table(result: Mapping[str, Any], network: str | None) -> Table:
 
 
 def _narrow_table(title: str, headings: Sequence[str]) -> Table:
-    columns = Column("variant", no_wrap=True), *right(headings, overflow="fold")
+    columns = Column("variant"), *right(headings)
     how = {"title_justify": "left", "pad_edge": False, "padding": (0, 2, 0, 0)}
     return Table(*columns, box=None, title=title, **how)
 

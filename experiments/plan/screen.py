@@ -118,11 +118,11 @@ def show_explanation(
     """Print how the best row's hours are computed, and what each input would change."""
     name = row.method.name
     steps, step_s = result["steps"], result["step_s"]
-    say(
+    whole = f"{steps:,.0f}" if steps >= 1e5 else f"{steps:,.6g}"
+    say(  # with so many digits that the hours follow from the others
         console,
-        f"{name}: {row.hours:,.4g} h = {steps:,.0f} steps x {step_s:.3g} s / {row.utilisation:.1%} "
-        f"of the time computing: "
-        f"the {why['driver']} drive it",
+        f"{name}: {row.hours:,.4g} h = {whole} steps x {step_s:.6g} s / "
+        f"{100 * row.utilisation:.6g}% of the time computing: the {why['driver']} drive it",
     )
     columns = "one at a time", *right(("hours", "change"))
     table = Table(*columns, box=box.SIMPLE_HEAD, padding=(0, 1))

@@ -16,7 +16,8 @@ from experiments.workdir import METRICS
 _FOLDER = re.compile(r"region(\d+)")
 # Fields in which every region records only itself: lists of one entry, which are concatenated.
 _OWN = ("loss", "grad_norm", "skipped", "ce", "accuracy", "work")
-# Of an event, and what stands there for a region that has not seen it.
+# Of an event, and what stands there for a region that has not seen it. Whether a region whose log
+# is missing took part is not known: None.
 _EVENT_OWN = {
     "participants": False,
     "staleness": -1,
@@ -47,9 +48,14 @@ def merged(paths: Sequence[Path]) -> list[dict[str, Any]]:
     """Records of one run from those of its regions.
 
     A step's record has a row for every region, NaN for those that did not make the step (`present`
-    says which did). Its tokens and bytes are those of all regions so far. Evaluations and intervals
-    are those of the lowest region that has them and was not behind (`SyncCounters.behind`), since
-    anchors are the same everywhere. With gossip anchors differ, and no region knows by how much.
+    says which did). Its tokens and bytes are those of all regions so far. A region whose log is
+    missing (not in the header's `here`) has bytes of NaN, no tokens, and None for its part in an
+    exchange; shares are of the other regions. The record `end` is there once every log has one, so
+    that a run which lost a region for good has its totals.
+
+    Evaluations and intervals are those of the lowest region that has them and was not behind
+    (`SyncCounters.behind`), since anchors are the same everywhere. With gossip anchors differ, and
+    no region knows by how much.
 
     Raises:
       ValueError: a file is damaged, or a record lacks what every one of its kind has.
@@ -81,7 +87,7 @@ def merged(paths: Sequence[Path]) -> list[dict[str, Any]]:
                 before = others.setdefault((kind, record.get("step", -1)), record)
                 if record.get("behind", 0) < before.get("behind", 0):
                     others[kind, record["step"]] = record
-    totals = _Totals(range(header["regions"]))
+    totals = _Totals(range(header["regions"]), here)
     records = [totals.step(number, steps[number]) for number in sorted(steps)]
     tokens = {record["step"]: record["tokens"] for record in records}
     for (kind, number), record in others.items():
@@ -114,15 +120,21 @@ def _in_their_steps(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 class _Totals:
-    """Sums over a run, region by region; those of a lost region stay as they were."""
+    """Sums over a run, region by region; those of a lost region stay as they were.
 
-    def __init__(self, regions: Sequence[int]):
-        self._regions = list(regions)
+    Args:
+      regions: of the run.
+      here: those that have a log.
+    """
+
+    def __init__(self, regions: Sequence[int], here: Sequence[int]):
+        self._regions, self._here = list(regions), set(here)
         self._last: dict[int, dict] = {}
 
     def _sum(self) -> dict[str, Any]:
-        def column(name: str) -> list[int]:
-            return [self._last[r][name][0] if r in self._last else 0 for r in self._regions]
+        def column(name: str) -> list[float]:
+            none = {r: 0 if r in self._here else math.nan for r in self._regions}
+            return [self._last[r][name][0] if r in self._last else none[r] for r in self._regions]
 
         return {
             "tokens": sum(record["tokens"] for record in self._last.values()),
@@ -148,8 +160,8 @@ class _Totals:
         record["tokens_per_second"] = sum(row["tokens_per_second"] or 0.0 for row in rows)
         record["seconds"] = max(row["seconds"] for row in rows)
         shares = [r["participation"] for r in rows if r["participation"] is not None]
-        # Of all regions: those that were away took no part, and have no row here.
-        record["participation"] = sum(shares) / len(self._regions) if shares else None
+        # Of all regions with a log: those that were away took no part, and have no row here.
+        record["participation"] = sum(shares) / len(self._here) if shares else None
         record["events"] = self._events(found)
         return record
 
@@ -165,11 +177,14 @@ class _Totals:
     def _event(self, views: Mapping[int, dict]) -> dict[str, Any]:
         # A region that was late has sent no anchor ahead.
         one = max(views.values(), key=lambda event: event.get("ahead", 0))
-        return one | {
+        found = one | {
             name: [views[r][name][0] if r in views else empty for r in self._regions]
             for name, empty in _EVENT_OWN.items()
             if name in one
         }
+        took_part = zip(self._regions, found["participants"])
+        found["participants"] = [took if r in self._here else None for r, took in took_part]
+        return found
 
     def end(self, ends: Mapping[int, dict]) -> dict[str, Any]:
         """The record of the run's end from those of its regions (region -> record)."""
@@ -220,4 +235,5 @@ def _share(send: Mapping[str, Any], counted: Mapping[Any, Sequence[bool]]) -> fl
         return 0.0  # an arrival that found no round
     took = counted.get(_exchange(send), send["participants"])
     left_out = send.get("left_out") or [0.0] * len(took)
-    return sum(bool(t) and not out for t, out in zip(took, left_out)) / len(took)
+    known = sum(t is not None for t in took)  # not of regions whose logs are missing
+    return sum(bool(t) and not out for t, out in zip(took, left_out)) / known

@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich import box
 from rich.table import Table
 
 from experiments.cli import RefusedError, problems_of
 from experiments.progress import right, size
 from experiments.report.virtual import on_network
-from experiments.runlog import RunLog, summarise
+from experiments.runlog import RunLog, mean_sent, summarise
 from experiments.shape import (
     count,
     fields,
@@ -170,7 +169,7 @@ def against(run: RunLog, plan: Mapping[str, Any]) -> list[Deviation]:
         problem = f"{run.name} has made {len(run.steps)} steps: a period is {period}"
         raise RefusedError([problem], "report")
     summary = summarise(run)
-    sent = float(np.mean(run.steps[whole - 1]["bytes_sent"])) / whole
+    sent = mean_sent(run.steps[whole - 1]) / whole
     step_s = plan["step_s"]
     network = parse(plan["network_spec"]).with_median_step(step_s)
     periods = dataclasses.replace(run, steps=run.steps[:whole])
@@ -200,16 +199,33 @@ def _payload(run: RunLog) -> float | None:
     return float(sum(sizes)) if sizes else None
 
 
+HEADINGS = ("planned", "seen", "seen / planned")
+
+
+def title_of(name: str) -> str:
+    """The heading of a run's comparison."""
+    return f"{name} against its plan"
+
+
+def verdict(lines: Sequence[Deviation]) -> str:
+    """Which figures differ by more than `APART`, in a sentence."""
+    apart = [line.what for line in lines if line.apart]
+    return f"more than {APART:.0%} apart: {', '.join(apart)}" if apart else "as planned"
+
+
+def cells(line: Deviation) -> tuple[str, str, str]:
+    """The text of a figure under each of `HEADINGS`."""
+    ratio = "" if line.ratio is None else f"{line.ratio:.3f}"
+    planned, seen = (_text(value, line.unit) for value in (line.planned, line.seen))
+    return planned, seen, f"{ratio} differs" if line.apart else ratio
+
+
 def table(name: str, lines: Sequence[Deviation]) -> Table:
     """A row a figure, marked where plan and run differ by more than `APART`."""
-    columns = ("", *right(("planned", "seen", "seen / planned")))
-    title = f"{name} against its plan"
-    out = Table(*columns, box=box.SIMPLE_HEAD, title=title, title_justify="left")
+    columns = ("", *right(HEADINGS))
+    out = Table(*columns, box=box.SIMPLE_HEAD, title=title_of(name), title_justify="left")
     for line in lines:
-        ratio = "" if line.ratio is None else f"{line.ratio:.3f}"
-        mark = f"{ratio} differs" if line.apart else ratio
-        cells = [_text(value, line.unit) for value in (line.planned, line.seen)]
-        out.add_row(line.what, *cells, mark, style="yellow" if line.apart else None)
+        out.add_row(line.what, *cells(line), style="yellow" if line.apart else None)
     return out
 
 

@@ -39,7 +39,7 @@ def write_json(runs: Mapping[str, RunLog], path: Path) -> None:
     found = {
         name: {
             "summary": dataclasses.asdict(summarise(run)),
-            **{name: getattr(run, name) for name in ("header", "steps", "evals", "end")},
+            **{name: getattr(run, name) for name in ("header", "missing", "steps", "evals", "end")},
         }
         for name, run in runs.items()
     }

@@ -11,7 +11,7 @@ import numpy as np
 
 from experiments.compare.stats import estimate
 from experiments.report.virtual import Pace, on_network, seconds_at
-from experiments.runlog import RunLog, adapts, exchanges, mean_batch
+from experiments.runlog import RunLog, adapts, exchanges, mean_batch, mean_sent
 from lowcomm_jax.batching import communications, measured_ratio
 from lowcomm_jax.network import Network
 
@@ -83,8 +83,8 @@ def tokens_at(run: RunLog) -> list[float]:
 
 def bytes_at(run: RunLog) -> list[float]:
     """Bytes sent per region at every evaluation; the last one is after the final exchange."""
-    sent = {row["step"]: float(np.mean(row["bytes_sent"])) for row in run.steps} | {0: 0.0}
-    total = float(np.mean(run.end["bytes_sent"])) if run.end else None
+    sent = {row["step"]: mean_sent(row) for row in run.steps} | {0: 0.0}
+    total = mean_sent(run.end) if run.end else None
     return [total if e["final"] and run.end else sent[e["step"]] for e in run.evals]
 
 

@@ -45,6 +45,7 @@ th[aria-sort=ascending] button::after{content:" \\25B2"}
 th[aria-sort=descending] button::after{content:" \\25BC"}
 tbody th{font-weight:600}tbody th::before{content:"";display:inline-block;width:.7em;height:.7em;
 margin-right:.5em;border-radius:50%%;background:var(--c)}
+tbody th.plain::before{display:none}
 .grid2{display:grid;gap:14px;grid-template-columns:repeat(auto-fit,minmax(min(100%%,380px),1fr));
 align-items:start}
 figcaption{font-weight:600;font-size:.95rem;margin-bottom:4px}
@@ -120,22 +121,26 @@ def section(heading: str, figures: Sequence[str], note: str = "") -> str:
 def table(
     headings: Sequence[str],
     rows: Mapping[str, Sequence[tuple[str, float | None]]],
-    colour: Mapping[str, int],
+    colour: Mapping[str, int] | None = None,
+    first: str = "run",
 ) -> str:
     """A table that sorts when a heading is clicked.
 
     Args:
       headings: of all columns but the first, the names.
       rows: name -> (text, number it sorts by) of every cell; None sorts last.
+      colour: name -> number of its colour, shown beside it; None = the names have none.
+      first: heading of the names.
     """
     head = "".join(
         f'<th scope="col"><button type="button">{html.escape(h)}</button></th>'
-        for h in ("run", *headings)
+        for h in (first, *headings)
     )
     body = ""
     for name, cells in rows.items():
         label = html.escape(name)
-        body += f'<tr><th scope="row" class="s{colour[name] % 8}" data-value="{label}">{label}</th>'
+        mark = "plain" if colour is None else f"s{colour[name] % 8}"
+        body += f'<tr><th scope="row" class="{mark}" data-value="{label}">{label}</th>'
         body += "".join(
             f'<td data-value="{"" if value is None else repr(float(value))}">'
             f"{html.escape(shown)}</td>"

@@ -17,6 +17,8 @@ from experiments.compare.columns import brief, columns
 from experiments.compare.costs import costs, mean_costs
 from experiments.compare.stats import estimate
 from experiments.progress import size, thousands
+from experiments.report import against
+from experiments.report.against import Deviation
 from experiments.report.html_data import (
     Entry,
     batch_of,
@@ -55,6 +57,7 @@ def write(
     rows: Mapping[str, Mapping[str, Any]],
     networks: Mapping[str, Network],
     step_seconds: Pace,
+    plans: Mapping[str, Sequence[Deviation]] | None = None,
 ) -> None:
     """Write the report.
 
@@ -66,9 +69,10 @@ def write(
       rows: name -> row of the table, as in compare.json's `variants`.
       networks: name -> network that the runs are replayed on.
       step_seconds: see `virtual.on_network`.
+      plans: name -> how a run compares with its plan; None = with none.
     """
     colour = {entry.name: number for number, entry in enumerate(entries)}
-    shown = columns(list(networks))
+    shown = columns(list(networks), any(row.get("skipped") for row in rows.values()))
     cells = {
         name: [(column.text(row), column.value(row)) for column in shown.values()]
         for name, row in rows.items()
@@ -77,6 +81,7 @@ def write(
     headings = [heading.replace("- ", "") for heading in shown]
     notes = "".join(f'<p class="dim">{html.escape(line)}</p>' for line in about)
     sections = [table(headings, cells, colour), notes]
+    sections += [_against(name, lines) for name, lines in (plans or {}).items()]
     sections.append(_learning(entries, networks, step_seconds, colour))
     for name, network in networks.items():
         sections.append(_on_network(entries, name, network, step_seconds, colour))
@@ -100,15 +105,29 @@ def row_of(run: RunLog, networks: Mapping[str, Network], step_seconds: Pace) -> 
 
 
 def _intro(entries: Sequence[Entry]) -> str:
-    header = entries[0].runs[0].header
-    regions = "/".join(
-        dict.fromkeys(str(run.header["regions"]) for entry in entries for run in entry.runs)
-    )
+    """What the runs are, in a sentence; where they differ, every value."""
+    headers = [run.header for entry in entries for run in entry.runs]
+
+    def all_of(name: str) -> str:
+        return "/".join(dict.fromkeys(f"{header[name]:,}" for header in headers))
+
+    corpora = " and ".join(dict.fromkeys(str(header["data"]["corpus"]) for header in headers))
     text = (
-        f"{regions} regions, {header['params']:,} parameters, corpus {header['data']['corpus']}, "
-        f"{header['steps']} inner steps of {header['tokens_per_step']:,} tokens"
+        f"{all_of('regions')} regions, {all_of('params')} parameters, corpus {corpora}, "
+        f"{all_of('steps')} inner steps of {all_of('tokens_per_step')} tokens"
     )
     return f'<p class="dim">{html.escape(text)}</p>'
+
+
+def _against(name: str, lines: Sequence[Deviation]) -> str:
+    """A row a figure of a run's plan, as `report --against` prints them."""
+    rows = {
+        line.what: list(zip(against.cells(line), (line.planned, line.seen, line.ratio)))
+        for line in lines
+    }
+    heading = html.escape(against.title_of(name))
+    verdict = f'<p class="dim">{html.escape(against.verdict(lines))}</p>'
+    return f"<h2>{heading}</h2>{verdict}{table(against.HEADINGS, rows, first='figure')}"
 
 
 def _learning(

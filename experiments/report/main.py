@@ -3,7 +3,8 @@
     python -m experiments report runs/a [runs/b ...] [--network=us_4_regions] [--html=report.html]
 
 - `--network` replays the runs' events on a network: hours, utilisation and a timeline per run. A
-  step takes `--step_seconds`, else the file's `compute_s`, else what the run measured.
+  step takes `--step_seconds`, else the file's `compute_s`, else what the run measured. The last
+  synchronisation, which belongs to no step, is not on the clock.
 - `--against=plan.json` compares a run with the plan of its config.
 - `--html` writes everything into one page that opens without a network connection.
 - `--csv` writes one number a row, `--json` all records, for other programs.
@@ -23,14 +24,22 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.cli import Flags, RefusedError, parse_flags, refuse_any
-from experiments.compare.columns import note, pace_in_words
-from experiments.progress import duration, right, say, size, thousands, validation_documents
-from experiments.report.against import APART, Deviation, against, read_plan
+from experiments.compare.columns import brief, note, pace_in_words
+from experiments.progress import (
+    duration,
+    print_table,
+    right,
+    say,
+    size,
+    thousands,
+    validation_documents,
+)
+from experiments.report.against import Deviation, against, read_plan, verdict
 from experiments.report.against import table as table_against
 from experiments.report.export_table import regions_of, write_csv, write_json
 from experiments.report.html_data import Entry, step_curves
-from experiments.report.virtual import Pace, Virtual, check, on_network, pace_on
-from experiments.runlog import RunLog, Summary, adapts, read_run, summarise
+from experiments.report.virtual import Pace, Virtual, check, on_network, pace_on, paces_apart
+from experiments.runlog import RunLog, Summary, adapts, missing_logs, read_run, summarise
 from experiments.workdir import CURVES
 from lowcomm_jax.network import BASELINE, Network
 
@@ -55,14 +64,19 @@ def main(argv: Sequence[str]) -> int:
     options.text("against", None, "plan.json (or its folder) to compare the runs with")
     values = options.values
     folders = parse_flags("report", argv, values, __doc__)
+    problems = []
     if not folders:
-        raise RefusedError(["which runs? name their folders: report runs/a runs/b"], "report")
+        problems.append("which runs? name their folders: report runs/a runs/b")
+    if values.step_seconds is not None and values.network is None:
+        problems.append("--step_seconds needs --network: name one, e.g. --network=lan")
+    refuse_any(problems, "report")
     workdirs = [Path(folder) for folder in folders]
     plan = None if values.against is None else read_plan(Path(values.against))
     console = Console(markup=False)  # a run's name may have brackets
     # Before anything is printed: a run that the plan does not know is refused.
     held = [] if plan is None else [(run.name, against(run, plan)) for run in read_all(workdirs)]
-    show(workdirs, console, values.png, values.network, values.step_seconds, values.html)
+    chosen = values.png, values.network, values.step_seconds, values.html
+    show(workdirs, console, *chosen, [lines for _, lines in held])
     for name, lines in held:
         show_against(name, lines, console)
     export(workdirs, {write_csv: values.csv, write_json: values.json})
@@ -71,10 +85,8 @@ def main(argv: Sequence[str]) -> int:
 
 def show_against(name: str, lines: Sequence[Deviation], console: Console) -> None:
     """Print how a run compares with the plan of its config."""
-    console.print(table_against(name, lines))
-    apart = [line.what for line in lines if line.apart]
-    text = f"more than {APART:.0%} apart: {', '.join(apart)}" if apart else "as planned"
-    console.print(f"{name}: {text}", highlight=False)
+    print_table(console, table_against(name, lines))
+    console.print(f"{name}: {verdict(lines)}", highlight=False)
 
 
 def read_all(workdirs: Sequence[Path]) -> list[RunLog]:
@@ -113,8 +125,13 @@ def show(
     network: str | None = None,
     step_seconds: float | None = None,
     page: str | None = None,
+    held: Sequence[Sequence[Deviation]] = (),
 ) -> None:
     """Print the table of the runs and draw their loss curves.
+
+    Args:
+      page: file of the HTML page; None = none.
+      held: for the page, how each run compares with its plan; empty = with none.
 
     Raises:
       RefusedError: lists every folder that holds no run.
@@ -128,10 +145,12 @@ def show(
     pace = step_seconds if links is None else pace_on(links, step_seconds)
     # One clock: where a network is asked for, nothing is said of the one that a run trained with.
     summaries = [summarise(run) for run in runs]
-    console.print(table(summaries, own_network=links is None))
+    print_table(console, table(summaries, own_network=links is None))
     for run in runs:
         if regions := by_region(run):
-            console.print(region_table(run, regions))
+            print_table(console, region_table(run, regions))
+        if lost := missing_logs(run):
+            say(console, f"{run.name}: {lost}")
     interval = "" if all(s.interval is None for s in summaries) else f"; {_INTERVAL}"
     console.print(
         f"loss in nats per token on {validation_documents(len(runs[0].eval_count))}{interval}. "
@@ -148,9 +167,11 @@ def show(
     say(console, f"loss curves: {picture}")
     if links is not None:
         replayed = [on_network(run, links, pace) for run in runs]
-        console.print(virtual_table([run.name for run in runs], replayed))
+        print_table(console, virtual_table([run.name for run in runs], replayed))
         console.print(f"{BASELINE}, on the same clock.", highlight=False)
         console.print(f"A region's inner step takes {pace_in_words(pace)}.", highlight=False)
+        if warning := paces_apart(runs, pace):
+            say(console, f"warning: {warning}")
         for run in (run for run, virtual in zip(runs, replayed) if virtual.uneven):
             console.print(
                 f"{run.name}: its regions step at different rates. With a network whose compute_s "
@@ -159,7 +180,7 @@ def show(
             )
     if page is not None:
         networks = {} if network is None or links is None else {network: links}
-        write_page(runs, workdirs, networks, pace, Path(page))
+        write_page(runs, workdirs, networks, pace, Path(page), held)
         say(console, f"report: {page}")
 
 
@@ -182,8 +203,9 @@ def write_page(
     networks: Mapping[str, Network],
     step_seconds: Pace,
     path: Path,
+    held: Sequence[Sequence[Deviation]] = (),
 ) -> None:
-    """Write the HTML report of single runs."""
+    """Write the HTML report of single runs; `held` as in `show`."""
     from experiments.report import html_report  # draws with matplotlib, slow to import
 
     entries = [Entry(name, (run,)) for name, run in zip(unlike_names(workdirs), runs)]
@@ -193,8 +215,12 @@ def write_page(
         about.insert(0, f"{_INTERVAL}.")
     if len(evaluated) > 1:
         about.append("The runs were evaluated on different documents: their losses do not compare.")
+    about += [f"{e.name}: {lost}" for e in entries if (lost := missing_logs(e.runs[0]))]
+    if networks and (warning := paces_apart(runs, step_seconds)):
+        about.append(f"Warning: {warning}.")
     rows = {e.name: html_report.row_of(e.runs[0], networks, step_seconds) for e in entries}
-    html_report.write(path, "Runs", about, entries, rows, networks, step_seconds)
+    plans = dict(zip(rows, held))
+    html_report.write(path, "Runs", about, entries, rows, networks, step_seconds, plans)
 
 
 def unlike_names(workdirs: Sequence[Path]) -> list[str]:
@@ -249,16 +275,16 @@ def _loss(value: float | None, interval: float | None = None) -> str:
 
 _VIRTUAL_ROWS = {
     "seconds of a region's step": lambda v: f"{v.step_seconds:.3g}",
-    "wall-clock": lambda v: duration(v.clock.wall_s),
+    "wall-clock": lambda v: brief(v.clock.wall_s),
     "utilisation": lambda v: f"{v.clock.utilisation:.1%}",
-    "waiting for bytes": lambda v: duration(float(v.clock.exposed_R.mean())),
+    "waiting for bytes": lambda v: brief(float(v.clock.exposed_R.mean())),
     "peak rate, Gbit/s": lambda v: f"{v.clock.peak_gbps_R.max():.3g}",
-    "AllReduce's wall-clock": lambda v: duration(v.allreduce_s),
+    "AllReduce's wall-clock": lambda v: brief(v.allreduce_s),
     "faster than AllReduce": lambda v: f"{v.allreduce_s / v.clock.wall_s:.3g}x",
 }
 
 _OWN_NETWORK_ROWS = {
-    "virtual time on its network": lambda s: duration(s.virtual_seconds),
+    "virtual time on its network": lambda s: brief(s.virtual_seconds),
     "utilisation there": lambda s: f"{s.utilisation:.1%}",
 }
 
@@ -306,13 +332,15 @@ class RegionRun:
       waited_s: seconds that it waited for bytes.
       travel_s: median seconds from its payload being computed to the arrival of the last payload;
         nan where the region saw no exchange.
+
+    All are nan where the region's log is missing.
     """
 
-    participation: float
-    liveness: float
-    progress: float
-    waited_s: float
-    travel_s: float
+    participation: float = math.nan
+    liveness: float = math.nan
+    progress: float = math.nan
+    waited_s: float = math.nan
+    travel_s: float = math.nan
 
 
 def by_region(run: RunLog) -> list[RegionRun]:
@@ -337,6 +365,9 @@ def by_region(run: RunLog) -> list[RegionRun]:
         numbers_S = np.minimum(tokens_S / run.header["tokens_per_step"], run.header["steps"])
     found = []
     for r in range(made_SxR.shape[1]):
+        if r not in run.header["here"]:
+            found.append(RegionRun())
+            continue
         seen = travel_LxR[~np.isnan(travel_LxR[:, r]), r]
         found.append(
             RegionRun(
@@ -356,10 +387,15 @@ def region_table(run: RunLog, regions: list[RegionRun]) -> Table:
     out = Table(*right(headings), box=box.SIMPLE_HEAD, title=f"regions of {run.name}")
     for number, region in enumerate(regions):
         shares = [region.participation, region.liveness, region.progress]
-        cells = [f"{share:.0%}" for share in shares]
-        seconds = [f"{region.waited_s:.1f} s", f"{1e3 * region.travel_s:.0f} ms"]
-        out.add_row(str(number), *cells, *seconds)
+        cells = [_known(share, f"{share:.0%}") for share in shares]
+        cells.append(_known(region.waited_s, f"{region.waited_s:.1f} s"))
+        cells.append(_known(region.travel_s, f"{1e3 * region.travel_s:.0f} ms"))
+        out.add_row(str(number), *cells)
     return out
+
+
+def _known(value: float, text: str) -> str:
+    return "-" if math.isnan(value) else text
 
 
 def loss_curves(runs: Sequence[RunLog], path: Path) -> None:
@@ -385,7 +421,8 @@ def loss_curves(runs: Sequence[RunLog], path: Path) -> None:
     regions = "/".join(dict.fromkeys(str(run.header["regions"]) for run in runs))
     _leave_out_the_first_fall(axes, runs)
     axes.set(xlabel="tokens, all regions", ylabel="loss, nats per token")
-    axes.set_title(f"{title}: {regions} regions, corpus {runs[0].header['data']['corpus']}")
+    corpora = " and ".join(dict.fromkeys(str(run.header["data"]["corpus"]) for run in runs))
+    axes.set_title(f"{title}: {regions} regions, corpus {corpora}")
     axes.xaxis.set_major_formatter(thousands)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)

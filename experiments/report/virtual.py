@@ -24,6 +24,7 @@ from lowcomm_jax.network import (
 Pace = float | Literal["network"] | None
 """Seconds of one region's inner step: a number, `network` (the median of the network's own), or
 None = as the run's machine needed for one region. All tables and figures of a report use one."""
+PACES_APART = 2.0  # measured paces of runs that differ by more do not compare
 PICTURE_STEPS = 60  # inner steps the timeline shows: more could not be told apart
 
 
@@ -94,6 +95,25 @@ def on_network(run: RunLog, network: Network, step_seconds: Pace) -> Virtual:
     wall = float(baseline.now_R.max())
     seconds = float(np.median(network.compute_R))
     return Virtual(network.name, seconds, clock.report(), wall, uneven)
+
+
+def paces_apart(runs: Sequence[RunLog], step_seconds: Pace) -> str | None:
+    """A warning where runs are replayed at paces of their own that differ much; None = no need.
+
+    Args:
+      step_seconds: see `Pace`.
+    """
+    if step_seconds is not None or len(runs) < 2:
+        return None
+    pace = {run.name: _own_step_seconds(run) for run in runs}
+    slow, fast = max(pace, key=pace.__getitem__), min(pace, key=pace.__getitem__)
+    if pace[slow] <= PACES_APART * pace[fast]:
+        return None
+    return (
+        f"steps took {pace[slow]:.3g} s in {slow} and {pace[fast]:.3g} s in {fast} (a run of one "
+        "log interval counts compilation): their utilisation and how much faster they are do not "
+        "compare; give --step_seconds"
+    )
 
 
 def last_steps(run: RunLog, network: Network, step_seconds: Pace) -> Timeline:

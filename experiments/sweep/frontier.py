@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from experiments.compare.columns import brief, plus_minus, with_interval
-from experiments.progress import right, size
+from experiments.progress import print_table, right, size
 from lowcomm_jax.checkpoint.load import dotted
 
 MARK = "*"
@@ -83,8 +83,8 @@ def show(
 ) -> None:
     """Print every point, best loss first; a cost on its frontier is marked."""
     loss = losses(result)
-    columns = [Column(field, overflow="fold") for field in dotted(next(iter(points.values())))]
-    columns += right(("eval loss", *(cost.heading for cost in costs)), overflow="fold")
+    fields = list(dotted(next(iter(points.values()))))
+    columns = [*map(Column, fields), *right(("eval loss", *(cost.heading for cost in costs)))]
     title = "all points, best first"
     out = Table(*columns, box=box.SIMPLE_HEAD, title=title, title_justify="left")
     unknown = float("inf")
@@ -95,7 +95,7 @@ def show(
         ]
         shown = plus_minus(with_interval(result["variants"][name]), ".4f")
         out.add_row(*map(str, dotted(points[name]).values()), shown, *cells)
-    console.print(out)
+    print_table(console, out, names=len(fields))
     console.print(
         f"{MARK}: on the frontier, no other point has both a lower loss and a lower cost. "
         "Intervals are not used.",

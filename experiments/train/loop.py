@@ -266,6 +266,9 @@ class Loop:
     def _finish(self) -> None:
         """Land what is in flight, synchronise once more, and judge the result."""
         self._read()
+        clock = self.run.engine.clock
+        # Of the steps alone, as a replay of their records gives it: `finish` books its exchanges.
+        virtual = None if clock is None else clock.report().as_dict()
         self.state = self.run.engine.finish(self.state, **self.faults.at_the_end)
         self.records.sent, self.records.received = self.driver.traffic(self.state)
         self._evaluate(final=True)
@@ -277,8 +280,8 @@ class Loop:
             "bytes_sent": self.records.sent.tolist(),
             "bytes_received": self.records.received.tolist(),
         }
-        if self.run.engine.clock is not None:
-            end["virtual"] = self.run.engine.clock.report().as_dict()
+        if virtual is not None:
+            end["virtual"] = virtual
         self.log.write([end])
         self._save(finished=True)
         if self.run.exchange is not None:

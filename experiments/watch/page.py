@@ -17,7 +17,7 @@ from experiments.report.html_page import GRID, INK, RUNS
 from experiments.report.html_plots import STYLE, new_figure, svg
 from experiments.watch.page_text import PAGE
 from experiments.watch.terminal import COLUMNS, heading
-from experiments.watch.view import View, Watch
+from experiments.watch.view import View, Watch, nothing_sent
 
 HOST = "127.0.0.1"
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
@@ -163,8 +163,8 @@ def timeline(view: View) -> str:
         )
         if landed is not None:
             axes.vlines(landed, lane - 0.4, lane + 0.4, color=INK, lw=1.2)
-    if not shown["flights"]:
-        axes.text(0.02, 0.9, "nothing has been sent yet", transform=axes.transAxes)
+    if (nothing := nothing_sent(view)) is not None:
+        axes.text(0.02, 0.9, nothing, transform=axes.transAxes)
     axes.set_yticks(range(len(lanes)), lanes)
     axes.set(xlim=(first - 0.5, last + 1), ylim=(len(lanes) - 0.5, -0.5))
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))

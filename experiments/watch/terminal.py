@@ -11,6 +11,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from experiments.progress import duration, rounded, size
+from experiments.watch.view import nothing_sent
 
 _MARKS = {
     "step": ("·", "dim"),
@@ -100,8 +101,8 @@ COLUMNS = {
 def timeline(view: Mapping[str, Any]) -> list[Text]:
     """A line a region: a letter a step, for what was sent, under way and landed."""
     first, last = view["timeline"]["first"], view["timeline"]["last"]
-    if last < first or not view["timeline"]["flights"]:
-        return [Text("nothing has been sent yet", style="dim")]
+    if (nothing := nothing_sent(view)) is not None:
+        return [Text(nothing, style="dim")]
     lines = [Text(f"steps {first:,} to {last:,}   {LEGEND}", style="dim")]
     for row in view["regions"]:
         line = Text(f"{row['region']:>4} ")

@@ -222,6 +222,18 @@ def _timeline(logs: Sequence[Log], step: int) -> dict[str, Any]:
     return {"first": first, "last": step, "flights": shown}
 
 
+def nothing_sent(view: View) -> str | None:
+    """Why the timeline of a view is empty, in words; None where it is not."""
+    shown = view["timeline"]
+    if shown["flights"]:
+        return None
+    if not any(row["sent"] for row in view["regions"]):
+        return "nothing has been sent yet"
+    if view["complete"] and not any(row["exchanges"] for row in view["regions"]):
+        return "nothing was sent but the last synchronisation, which belongs to no step"
+    return f"no payload was sent in steps {shown['first']:,} to {shown['last']:,}"
+
+
 def _note(
     flights: dict,
     event: Mapping[str, Any],
@@ -232,12 +244,14 @@ def _note(
     for i, number in enumerate(numbers):
         name = number, event["key"]
         if event["kind"] == "send":
+            if not event["participants"][i]:
+                continue  # it sends nothing, and nothing of its own will land
             flights[name] = {
                 "region": number,
                 "fragment": event["fragment"],
                 "sent": step,
                 "landed": open_ended,
-                "counted": bool(event["participants"][i]),
+                "counted": True,
             }
         elif name in flights and event["staleness"][i] >= 0:
             flights[name]["landed"] = step

@@ -72,11 +72,13 @@ def test_pairs_need_both_seeds():
 def test_one_seed_has_its_interval_over_documents(seeds, expected):
     """With several seeds the interval is over seeds, and that of one run says nothing of it."""
     row = {"compression": 4.0, "staleness": 2, "document_interval": 0.3, "exchanges": 5}
-    rows = [{**row, "networks": {}}, {**row, "staleness": 7, "compression": 6.0, "networks": {}}]
+    row |= {"skipped": 3, "networks": {}}
+    rows = [row, {**row, "staleness": 7, "compression": 6.0}]
     found = mean_costs(rows[:seeds], seeds)
     assert found["document_interval"] == expected
     assert found["staleness"] == (2 if seeds == 1 else 7)
     assert found["compression"] == (4.0 if seeds == 1 else 5.0)
+    assert found["skipped"] == 3 * seeds
     assert mean_costs(rows[:1], 2)["document_interval"] is None  # the other seed is still to come
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import io
 import json
+import re
 
 import jax
 import numpy as np
@@ -135,6 +136,18 @@ def test_explain_names_what_drives_it(tmp_path):
     halved, _ = answered({**fields, "tokens": fields["tokens"] / 2}, tmp_path)
     line = next(line for line in text.splitlines() if "half the tokens" in line)
     assert f"{halved['rows'][0]['hours']:,.4g}" in line and "-50.0%" in line
+
+
+@pytest.mark.parametrize("network", [None, "consumer_1gbps"])
+def test_the_hours_that_are_explained_are_the_product_beside_them(tmp_path, network):
+    fields = {} if network is None else {"network": network}
+    fields["methods"] = {"diloco": {"preset": "diloco"}}
+    _, text = answered(config("llama_8b", **fields), tmp_path, explain=True)
+    line = next(line for line in text.splitlines() if "of the time computing" in line)
+    found = re.search(r": ([\d.,]+) h = ([\d.,]+) steps x ([\d.]+) s / ([\d.]+)% of", line)
+    hours, steps, seconds, percent = (float(word.replace(",", "")) for word in found.groups())
+    product = steps * seconds / (percent / 100) / 3600
+    assert f"{product:.4g}" == f"{hours:.4g}", line
 
 
 def test_explain_says_what_an_object_store_is_asked(tmp_path):
@@ -271,6 +284,25 @@ def test_what_is_apart_is_said(planned):
         step["bytes_sent"] = [2 * sent for sent in step["bytes_sent"]]
     apart = [line.what for line in against(run, read_plan(folder)) if line.apart]
     assert apart == ["sent a step, per region"]
+
+
+def test_the_page_has_the_comparison(planned, capsys, monkeypatch, tmp_path):
+    folder, _ = planned
+    run = ran(*planned)
+    for step in run.steps:
+        step["bytes_sent"] = [2 * sent for sent in step["bytes_sent"]]
+        step |= {"loss": [3.0] * R, "loss_mean": 3.0, "disagreement": None}
+    run.header.update(here=list(range(R)), data={"corpus": "made up"})
+    monkeypatch.setattr("experiments.report.main.read_run", lambda workdir: run)
+    page = tmp_path / "page.html"
+    given = [str(tmp_path / "mine"), f"--png={tmp_path / 'a.png'}", f"--html={page}"]
+    assert command(["report", *given, f"--against={folder}"]) == 0
+    assert "2.000 differs" in capsys.readouterr().out
+    text = page.read_text()
+    for part in ("against its plan", "sent a step, per region", ">2.000 differs<", "more than 10%"):
+        assert part in text, part
+    assert command(["report", *given]) == 0
+    assert "against its plan" not in page.read_text()
 
 
 def test_a_run_of_another_config_is_refused(planned, capsys):

@@ -1,15 +1,19 @@
 """Logs of the jobs of one run, put together by hand-made examples."""
 
+import io
 import math
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+from experiments.__main__ import main as command
 from experiments.metrics import VERSION, MetricsLog
 from experiments.regions.merged import merged
-from experiments.report.main import by_region
-from experiments.runlog import read_run, summarise
+from experiments.report.html_data import bytes_at
+from experiments.report.main import by_region, region_table
+from experiments.runlog import mean_sent, read_run, summarise
 
 REGIONS, STEPS = 3, 4
 
@@ -184,7 +188,71 @@ def test_the_end_of_a_run_without_the_log_of_one_region(tmp_path):
         log.close()
     end = merged(paths)[-1]
     assert end["kind"] == "end" and end["tokens"] == 20 + 40
-    assert end["bytes_sent"] == [200, 0, 400] and end["seconds"] == 4
+    assert end["bytes_sent"][::2] == [200, 400] and math.isnan(end["bytes_sent"][1])
+    assert end["seconds"] == 4
+
+
+def written(folder, regions, last=14, end=True):
+    """Logs of a run of three regions that all take part in all, of `regions` alone."""
+    sizes = {"params": 5, "tokens_per_step": 30, "allreduce_bytes_per_step": 300}
+    sizes["data"] = {"corpus": "made up"}
+    for region in regions:
+        made = []
+        for step in range(1, last + 1):
+            own = {"step": step, "fragment": 0, "key": f"0@{step}", "staleness": [0]}
+            own |= {"participants": [True]}
+            sent = {"kind": "send", **own, "left_out": [0.0]}
+            landed = {"kind": "land", **own, "travel_seconds": [0.1], "waited_seconds": [0.0]}
+            made.append(record(region, step) | {"participation": 1.0, "events": [sent, landed]})
+            made[-1] |= {"disagreement": None, "skipped": [0.0]}
+        (folder / f"region{region}").mkdir(parents=True)
+        log = MetricsLog(folder / f"region{region}" / "metrics.jsonl", -1)
+        ends = [{**record(region, last), "kind": "end", "bytes_sent": [100 * last + 7]}]
+        log.write([header(region) | sizes | {"steps": last}, *made, *(ends if end else [])])
+        log.close()
+    return folder
+
+
+def test_a_region_whose_log_is_missing_is_no_zero(tmp_path, capsys):
+    whole = summarise(read_run(written(tmp_path / "whole", (0, 1, 2))))
+    run = read_run(written(tmp_path / "run", (0, 2)))
+    assert run.missing == (1,)
+    found = summarise(run)
+    assert whole.complete and not found.complete
+    assert found.bytes_sent == whole.bytes_sent == 1407
+    assert found.compression == whole.compression
+    assert found.participation == whole.participation == 1.0
+    assert (whole.tokens, found.tokens) == (420, 280)
+    assert bytes_at(run) == [] and mean_sent(run.steps[-1]) == 1400
+    page = tmp_path / "page.html"
+    assert command(["report", str(tmp_path / "run"), f"--html={page}"]) == 0
+    said = capsys.readouterr().out
+    line = "logs of regions [1] are missing: totals are of the others"
+    assert f"run: {line}" in said and line in page.read_text()
+    assert "run (at step 14)" in " ".join(said.split()) and "nan" not in said
+    rows = {row[0]: row[1:] for row in map(str.split, said.splitlines()) if row}
+    assert rows["0"] == rows["2"] == ["100%", "100%", "100%", "0.0", "s", "100", "ms"]
+    assert rows["1"] == ["-"] * 5
+    assert command(["report", str(tmp_path / "whole")]) == 0
+    assert "missing" not in capsys.readouterr().out
+
+
+def test_where_one_log_is_left_the_others_are_named(tmp_path):
+    run = read_run(written(tmp_path, (2,), end=False))
+    assert run.missing == (0, 1) and summarise(run).bytes_sent == 1400
+    alone = read_run(tmp_path / "region2")
+    assert alone.missing == (), "the log of one job is what was asked for"
+
+
+def test_a_region_that_saw_no_exchange_has_no_time_of_one(tmp_path):
+    run = read_run(written(tmp_path, (0, 1, 2)))
+    for step in run.steps:
+        for event in step["events"]:
+            if event["kind"] == "land":
+                event["travel_seconds"][1] = math.nan
+    console = Console(record=True, width=100, file=io.StringIO())
+    console.print(region_table(run, by_region(run)))
+    assert "nan" not in console.export_text()
 
 
 def test_the_log_of_a_single_job_tells_nothing_of_the_others():

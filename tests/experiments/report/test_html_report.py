@@ -167,6 +167,32 @@ def test_the_same_page_twice(page, tmp_path):
     assert "no network was named" in (tmp_path / "a").read_text()
 
 
+def test_the_heading_is_of_all_runs(tmp_path):
+    one, other = run(3, 2), run(6, 0, steps=48)
+    other.header.update(params=2000, tokens_per_step=192, data={"corpus": "text:b"})
+    entries = [Entry("one", (one,)), Entry("other", (other,))]
+    rows = {e.name: html_report.row_of(e.runs[0], {}, None) for e in entries}
+    html_report.write(tmp_path / "a", "t", [], entries, rows, {}, None)
+    heading = "3 regions, 1,000/2,000 parameters, corpus python and text:b, "
+    heading += "24/48 inner steps of 96/192 tokens"
+    assert heading in (tmp_path / "a").read_text()
+
+
+def test_skipped_steps_are_on_the_page_where_there_are_any(tmp_path):
+    well, ill = run(3, 2), run(3, 2)
+    for row in (*well.steps, *ill.steps):
+        row["skipped"] = [0.0] * R
+    for row in ill.steps[4:6]:
+        row["skipped"] = [1.0, 0.0, 1.0]
+    for names in (("well",), ("well", "ill")):
+        entries = [Entry(n, ({"well": well, "ill": ill}[n],)) for n in names]
+        rows = {e.name: html_report.row_of(e.runs[0], {}, None) for e in entries}
+        html_report.write(tmp_path / "a", "t", [], entries, rows, {}, None)
+        text = (tmp_path / "a").read_text()
+        assert ("steps skipped" in text) is ("ill" in names)
+    assert '<td data-value="4.0">4</td>' in text and '<td data-value="0.0">0</td>' in text
+
+
 def test_the_curves_by_hand():
     often = run(3, 2)
     assert bytes_at(often) == [0, 2 * 2 * PARAMS, 5 * 2 * PARAMS, 8 * 2 * PARAMS + 7]

@@ -1,14 +1,18 @@
 """`report --network`: a finished run replayed on a network, checked by hand."""
 
+import io
 from dataclasses import replace
 from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+from experiments.__main__ import main as command
 from experiments.cli import RefusedError
 from experiments.compare.costs import costs
-from experiments.report.virtual import check, on_network, pace_on, seconds_at
+from experiments.report.main import virtual_table
+from experiments.report.virtual import check, on_network, pace_on, paces_apart, seconds_at
 from experiments.runlog import RunLog
 from lowcomm_jax.network import Jitter, parse, uniform
 
@@ -69,6 +73,42 @@ def test_the_seconds_of_a_file_count_where_none_are_given(tmp_path):
     assert (pace_on(bare, None), pace_on(bare, STEP)) == (None, STEP)
     assert pace_on(parse("us_4_regions"), None) is None
     assert on_network(run(), mine, pace_on(mine, None)).step_seconds == 0.5
+
+
+def test_short_times_are_not_rounded_to_seconds():
+    virtual = on_network(run(), network(0.001), 0.0011)
+    console = Console(record=True, width=100, file=io.StringIO())
+    console.print(virtual_table(["run"], [virtual]))
+    shown = console.export_text()
+    assert f"{virtual.clock.wall_s:.3g} s" in shown and f"{virtual.allreduce_s:.3g} s" in shown
+    assert " 0 s" not in shown
+
+
+def test_seconds_of_a_step_need_a_network(tmp_path, capsys):
+    for value in ("0.5", "-1"):
+        assert command(["report", str(tmp_path), f"--step_seconds={value}"]) == 2
+        assert "--step_seconds needs --network" in capsys.readouterr().err
+    assert command(["report", "--step_seconds=0.5"]) == 2
+    said = capsys.readouterr().err
+    assert "which runs?" in said and "--step_seconds needs --network" in said
+
+
+def test_runs_whose_paces_differ_much_are_named():
+    """As a run of one log interval, whose pace counts compilation, beside a longer one."""
+    fast, slow = (replace(run(), name=name) for name in ("long", "short"))
+    for one, speed in ((fast, 320.0), (slow, 32.0)):
+        for row in one.steps:
+            row |= {"tokens_per_second": speed, "tokens": 96 * row["step"], "bytes_sent": [0]}
+            row |= {"participation": None}
+            for event in row["events"]:
+                event["staleness"] = [0] * R
+        one.header.update(method="made up", allreduce_bytes_per_step=1)
+    said = paces_apart([fast, slow], None)
+    assert said.startswith("steps took 1 s in short and 0.1 s in long")
+    assert "give --step_seconds" in said
+    for pace in ("network", STEP):
+        assert paces_apart([fast, slow], pace) is None
+    assert paces_apart([fast], None) is None and paces_apart([fast, fast], None) is None
 
 
 def test_slower_regions_stay_slower():

@@ -4,6 +4,10 @@ import pytest
 
 from experiments.__main__ import main
 from experiments.metrics import read_records
+from experiments.report.virtual import on_network, pace_on
+from experiments.runlog import read_run
+from experiments.watch.view import Watch
+from lowcomm_jax.network import parse
 
 
 def train(tiny, root, name, *more):
@@ -46,6 +50,30 @@ def test_slots_come_from_the_network(tiny, tmp_path):
         end = next(r for r in read_records(metrics) if r["kind"] == "end")
         assert end["virtual"]["wall_s"] >= 24 * 2.0
     assert counts == {"fast": 24, "slow": 6}
+
+
+def test_the_last_synchronisation_is_on_no_clock(tiny, tmp_path):
+    """Of a run the record of its end, a replay of its steps and `watch` tell the same time."""
+    tiny.corpus(tmp_path / "texts")
+    (tmp_path / "slow.yaml").write_text(NETWORK.format(gbps=1e-5))
+    arguments = tiny.arguments(
+        tmp_path,
+        "--config=diloco",
+        "--config.steps=5",
+        "--config.method.period=2",
+        f"--config.network={tmp_path / 'slow.yaml'}",
+        f"--workdir={tmp_path / 'run'}",
+    )
+    assert main(["train", *arguments, "--quiet"]) == 0
+    run, links = read_run(tmp_path / "run"), parse(f"{tmp_path / 'slow.yaml'}")
+    replayed, end = on_network(run, links, pace_on(links, None)).clock, run.end["virtual"]
+    assert run.end["bytes_sent"][0] == pytest.approx(3 / 2 * run.steps[-1]["bytes_sent"][0], abs=2)
+    assert end["wall_s"] == pytest.approx(replayed.wall_s, rel=1e-9)
+    assert end["utilisation"] == pytest.approx(replayed.utilisation, rel=1e-9)
+    assert end["sent_R"] == pytest.approx(replayed.sent_R, rel=1e-9)
+    waits = [row["waiting"] for row in Watch(tmp_path / "run").look()["regions"]]
+    assert waits == pytest.approx([s / replayed.wall_s for s in end["exposed_R"]], rel=1e-9)
+    assert min(waits) > 0
 
 
 def test_a_round_that_cannot_hide_its_payload_is_refused(tiny, tmp_path, capsys):

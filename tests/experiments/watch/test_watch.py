@@ -136,6 +136,53 @@ def test_the_numbers_of_one_process(run):
         assert part in text, part
 
 
+def partial(folder, out, last=14, period=4):
+    """One process, three regions: region 0 takes no part at the steps `out`."""
+    records = [header(range(3), 3)]
+    for record in steps(range(3), 1, last):
+        if record["kind"] != "step":
+            continue
+        t, record["events"] = record["step"], []
+        took = [t not in out, True, True]
+        if t % period == 0:
+            key = f"0@{t}"
+            sent = event("send", t, range(3), key, participants=took)
+            stale = [0 if one else -1 for one in took]
+            landed = event("land", t, range(3), key, participants=took, staleness=stale)
+            record["events"] = [sent, landed]
+        records.append(record)
+    log(folder, records)
+    return folder
+
+
+def test_a_region_that_takes_no_part_has_nothing_under_way(tmp_path):
+    view = Watch(partial(tmp_path / "run", out=(4, 8))).look()
+    text = shown(view)
+    lanes = [line[5:] for line in text.splitlines() if line.startswith(("   0 ", "   1 "))]
+    assert lanes == ["···········#··", "···#···#···#··"], text
+    assert view["regions"][0]["participation"] == pytest.approx(1 / 3)
+
+
+def test_an_empty_timeline_says_why(tmp_path):
+    records = [header(range(3), 3), *steps(range(3), 1, 3)]
+    for record in records:
+        record["bytes_sent"] = [0] * 3
+    log(tmp_path / "new", records)
+    assert "nothing has been sent yet" in shown(Watch(tmp_path / "new").look())
+    end = {"kind": "end", "step": 3, "tokens": 90}
+    log(tmp_path / "end", [*records, end | {"bytes_sent": [17] * 3, "bytes_received": [17] * 3}])
+    view = Watch(tmp_path / "end").look()
+    text = shown(view)
+    assert "nothing has been sent" not in text and view["regions"][0]["sent"] == 17
+    assert "nothing was sent but the last synchronisation" in text
+    log(tmp_path / "long", [header(range(3), 3), *steps(range(3), 1, 12)])
+    late = steps(range(3), 13, 90)
+    for record in late:
+        record["events"] = []
+    log(tmp_path / "long", late, step=12)
+    assert "no payload was sent in steps 31 to 90" in shown(Watch(tmp_path / "long").look())
+
+
 def test_only_what_is_new_is_read(run, monkeypatch):
     watch = Watch(run)
     watch.look()
