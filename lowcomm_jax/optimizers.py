@@ -6,7 +6,8 @@ descent, which suits methods whose gradient is a direction already, such as DeMo
 transform clips by the global norm, follows a learning-rate schedule in inner steps, and decays
 matrices only. `make_optimizer` raises ValueError with every setting that cannot work.
 
-`at_step` sets the schedule of a region that joins a run later to the run's step.
+`at_step` sets the schedule of a region that joins a run later to the run's step. `state_field`
+finds a field in the state of any transform, of outer and landing rules, too.
 """
 
 from __future__ import annotations
@@ -195,6 +196,31 @@ def kind_of(name: str, leaf: Any, stacked: Sequence[str] = ()) -> Kind:
     if _EMBEDDING.search(name):
         return "embedding"
     return "head" if _HEAD.search(name) else "matrix"
+
+
+def state_field(state: PyTree, name: str, default: Any = None) -> Any:
+    """The field of this name in the state of a transform, such as `trace` of `optax.sgd`.
+
+    Fields of named tuples come first. A state that is a dict counts where there is none. A
+    parameter of this name is no field.
+
+    Args:
+      default: returned where there is no such field.
+
+    Raises:
+      ValueError: there are several.
+
+    >>> state_field(optax.sgd(0.1, momentum=0.9).init({"trace": jnp.ones(2)}), "trace")
+    {'trace': Array([0., 0.], dtype=float32)}
+    """
+    found = optax.tree_utils.tree_get_all_with_path(state, name)
+    fields = [x for path, x in found if not isinstance(path[-1], jax.tree_util.DictKey)]
+    fields = fields or [x for _, x in found if isinstance(x, dict)]
+    if len(fields) > 1:
+        raise ValueError(
+            f"the state of a rule has {len(fields)} fields {name!r}: use a rule with one of them"
+        )
+    return fields[0] if fields else default
 
 
 def at_step(opt: PyTree, step: int, comes_R: np.ndarray) -> PyTree:

@@ -38,6 +38,7 @@ from lowcomm_jax.checkpoint import store, trainers
 from lowcomm_jax.checkpoint.child_process import outside_job
 from lowcomm_jax.checkpoint.target import RestoreTarget, fill, make_target
 from lowcomm_jax.engine import Engine
+from lowcomm_jax.mesh.arrays import host_form, key_kinds
 from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.state import leaves
@@ -80,6 +81,8 @@ def describe(
     one = trainers.one_of(state)
     counters, several = one.counters, trainers.describe(state)
     more = {} if several is None else {"trainers": several}
+    keys = key_kinds(trainers.all_leaves(trainers.parts(state)))
+    more |= {"keys": keys} if keys else {}
     return {
         "packages": package_versions(),
         "step": int(counters.step),
@@ -135,7 +138,9 @@ def load(
             f"regions: {codec.name} keeps a running mean of {regions[0]} of them: keep as many"
         )
     expected = trainers.all_leaves({part: target.state for part, target in targets.items()})
-    problems += differing_leaves(saved, expected, regions)
+    on_host = {name: host_form(x) for name, x in expected.items()}
+    problems += differing_leaves(saved, on_host, regions)
+    problems += differing_fields(document.get("keys", {}), key_kinds(expected), (), "keys")
     if problems:
         raise _refusal(path, problems)
     # By the leader for all: the others need not reach the folder.

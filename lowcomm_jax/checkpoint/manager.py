@@ -23,7 +23,7 @@ from lowcomm_jax.checkpoint.load import describe, load
 from lowcomm_jax.checkpoint.store import DamagedError
 from lowcomm_jax.checkpoint.trainers import State, all_leaves, one_of, parts
 from lowcomm_jax.engine import Engine
-from lowcomm_jax.mesh.arrays import fetch, fetch_boxes
+from lowcomm_jax.mesh.arrays import fetch, fetch_boxes, host_form
 from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.state import leaves
@@ -63,7 +63,8 @@ class Checkpoints:
       counters, its payloads and snapshots in flight with their weight. Where every region has its
       own, also anchor and outer state; where the region is a job, the residuals from before a send;
     - JSON: format, package versions, config, extra, metrics, method, the steps of every fragment's
-      last send and landing, payloads in flight, the digest of every array.
+      last send and landing, payloads in flight, the implementation of typed PRNG keys, the digest
+      of every array.
 
     It appears under its name when it is complete.
 
@@ -147,7 +148,7 @@ class Checkpoints:
                 f"another run or branch; delete them or use another directory"
             )
         document = store.plain(describe(state, extra, config, metrics or {}, method))
-        named = all_leaves(parts(state))
+        named = {name: host_form(x) for name, x in all_leaves(parts(state)).items()}
         if self._all_reach():
             path = self.directory / str(step)
             leader().broadcast_from_leader("parts", lambda: store.begin_parts(path))

@@ -181,6 +181,8 @@ def checked(document: Any, where: str) -> dict:
             reads |= {"arrays": arrays[document["format"]], "regions": records.size}
             if "in_flight" in document:
                 reads["in_flight"] = records.listed(_flight)
+            if "keys" in document:
+                reads["keys"] = records.by_name(records.text)
         records.picked(document, **reads)
     except Rejected as error:
         raise DamagedError(f"{where}: the document is not one of a checkpoint ({error})") from None

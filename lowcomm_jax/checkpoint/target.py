@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from lowcomm_jax.engine import Engine
-from lowcomm_jax.mesh.arrays import fetch, place
+from lowcomm_jax.mesh.arrays import fetch, place_like
 from lowcomm_jax.mesh.offload import HOST
 from lowcomm_jax.mesh.regions import REGION
 from lowcomm_jax.state.leaves import FLIGHT_ARRAYS, named_leaves, saved_name, state_leaves
@@ -128,8 +128,8 @@ def fill(target: TrainState, arrays: dict[str, np.ndarray]) -> TrainState:
     """Put host arrays where the target's leaves lie; the counters stay on the host."""
     expected = state_leaves(target)
     on_device = [name for name, leaf in expected.items() if leaf.sharding is not None]
-    placed = place(
-        [arrays[name] for name in on_device], [expected[name].sharding for name in on_device]
+    placed = place_like(
+        [arrays[name] for name in on_device], [expected[name] for name in on_device]
     )
     filled = dict(zip(on_device, placed))
     for name in expected.keys() - filled.keys():

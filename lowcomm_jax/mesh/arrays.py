@@ -4,6 +4,9 @@
 process has its part. `replicated` and `whole` make arrays readable of which every process holds a
 part; `fetch` copies them to the host. All processes of the mesh call these together. `fetch_boxes`
 copies the parts that this process holds.
+
+On the host typed PRNG keys (`jax.random.key`) are their uint32 words (`host_form`); `place_like`
+makes them keys again.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import functools
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
@@ -37,6 +41,47 @@ def place(tree: PyTree, shardings: Sharding | PyTree) -> PyTree:
 def _place(x: Any, sharding: Sharding) -> jax.Array:
     host = np.asarray(x)
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+
+def place_like(host: PyTree, like: PyTree) -> PyTree:
+    """`place` of what `fetch` gave, where the leaves of `like` lie; words become keys again.
+
+    Args:
+      like: arrays or `jax.ShapeDtypeStruct` with a sharding, a tree of the structure of `host`.
+    """
+    placed = place(host, jax.tree.map(lambda x: x.sharding, like))
+    return jax.tree.map(lambda x, y: _as_keys(y)(x) if is_key(y) else x, placed, like)
+
+
+def is_key(x: Any) -> bool:
+    """Whether an array, or the shape of one, holds typed PRNG keys."""
+    return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def host_form(x: Any) -> Any:
+    """An array, or the shape of one, as it is on the host: of keys `[...]` the words `[..., n]`."""
+    if not is_key(x):
+        return x
+    is_array = isinstance(x, jax.Array)
+    return jax.random.key_data(x) if is_array else jax.eval_shape(jax.random.key_data, x)
+
+
+def key_kinds(named: dict[str, Any]) -> dict[str, str]:
+    """Name -> implementation, as `threefry2x32`, of the typed keys among arrays or shapes."""
+    return {name: _kind(x) for name, x in named.items() if is_key(x)}
+
+
+def _kind(x: Any) -> str:
+    return str(jax.random.key_impl(jnp.empty((), x.dtype)))
+
+
+def _as_keys(like: Any):
+    return _wrap(_kind(like), like.sharding)
+
+
+@functools.cache
+def _wrap(kind: str, sharding: Sharding):
+    return jax.jit(lambda x: jax.random.wrap_key_data(x, impl=kind), out_shardings=sharding)
 
 
 class Part(NamedTuple):
@@ -145,10 +190,11 @@ def fetch(named: dict[str, Any], here: bool = True) -> dict[str, np.ndarray]:
       here: False = only take part in the other processes' fetch, and return an empty dict.
     """
     for leaf in named.values():
-        if isinstance(leaf, jax.Array) and leaf.is_fully_addressable:
+        if isinstance(leaf, jax.Array) and not is_key(leaf) and leaf.is_fully_addressable:
             leaf.copy_to_host_async()
     host = {}
     for name, leaf in named.items():
+        leaf = host_form(leaf)
         # One after the other, so that devices need not hold all of them whole at once. Who only
         # takes part waits as well: else it runs ahead, until its threads are all in collectives
         # that the others have not begun.
@@ -179,7 +225,7 @@ def fetch_boxes(named: dict[str, Any], leads: bool) -> dict[str, list[Box]]:
     Args:
       leads: whether this process copies the arrays that every process holds whole.
     """
-    mine = {name: _boxes(leaf, leads) for name, leaf in named.items()}
+    mine = {name: _boxes(host_form(leaf), leads) for name, leaf in named.items()}
     for found in mine.values():
         for _, values in found:
             if isinstance(values, jax.Array):

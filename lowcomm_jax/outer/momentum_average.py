@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from lowcomm_jax.optimizers import state_field
 from lowcomm_jax.outer.checks import raise_all, rates
 from lowcomm_jax.outer.precision import in_fp32
 
@@ -82,7 +83,7 @@ def look_ahead(learning_rate: float, momentum: float) -> Callable[[PyTree, PyTre
     """
 
     def handed_out(anchor: PyTree, outer_state: PyTree) -> PyTree:
-        ahead = optax.tree.get(outer_state, "momentum")
+        ahead = state_field(outer_state, "momentum")
         return jax.tree.map(lambda x, m: x - learning_rate * momentum * m, anchor, ahead)
 
     return handed_out

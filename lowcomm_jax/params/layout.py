@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -57,6 +58,23 @@ class Layout:
         return self.treedef.unflatten([named.get(name) for name in self.names])
 
 
+def _mixed_keys(tree: PyTree) -> list[str]:
+    """Problems of dicts whose keys JAX cannot sort."""
+    problems = []
+
+    def look(x: Any) -> bool:
+        if type(x) in (dict, collections.defaultdict):  # an OrderedDict is not sorted
+            try:
+                sorted(x)
+            except TypeError:
+                problems.append(f"a dict has the keys {[*x]}, which cannot be sorted: use str only")
+                return True
+        return False
+
+    jax.tree.structure(tree, is_leaf=look)
+    return list(dict.fromkeys(problems))
+
+
 def _no_arrays(names: Sequence[str], values: Sequence[Any]) -> list[str]:
     problems = []
     for name, value in zip(names, values):
@@ -85,15 +103,23 @@ def inferred_roles(params: PyTree) -> tuple[dict[str, Role], list[str]]:
 
     Running statistics (Linen's collection `batch_stats`, NNX's `BatchStat`) are averaged, caches
     stay local. Any other collection or variable type with float leaves is a problem: the user must
-    give its role.
+    give its role. So is the state of NNX's random streams: frozen, it would give every step the
+    same numbers.
     """
     kinds, found, problems = _flax_kinds(params), {}, []
+    streams = [name for name, kind in kinds.items() if kind == _RANDOM]
+    if streams:
+        problems.append(
+            f"{', '.join(map(repr, streams))}: frozen NNX random streams would give the same "
+            "numbers at every step: keep them out (graph, params = nnx.split(model, nnx.Param, "
+            "...)) and use the step's rng, as model(x, rngs=nnx.Rngs(dropout=rng)); or give roles="
+        )
     for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
         name = path_name(path)
         kind = kinds.get(name)
         if kind in _FLAX_ROLES:
             found[name] = _FLAX_ROLES[kind]
-        elif kind is not None and default_role(name, leaf) == "train":
+        elif kind not in (None, _RANDOM) and default_role(name, leaf) == "train":
             problems.append(
                 f"{name!r}: the role of {kind} is not known; give roles= (train, frozen, local or "
                 "average), a function of a leaf's name or a tree"
@@ -101,6 +127,7 @@ def inferred_roles(params: PyTree) -> tuple[dict[str, Role], list[str]]:
     return found, problems
 
 
+_RANDOM = "RngState"  # base of NNX's RngCount and RngKey
 _FLAX_ROLES: dict[str, Role] = {
     "batch_stats": "average",
     "BatchStat": "average",
@@ -125,9 +152,10 @@ def _flax_kinds(params: PyTree) -> dict[str, str]:
     )
     for path, variable in variables:
         if isinstance(variable, nnx.Variable) and not isinstance(variable, nnx.Param):
-            known = [t.__name__ for t in type(variable).__mro__ if t.__name__ in _FLAX_ROLES]
+            types = [t.__name__ for t in type(variable).__mro__]
+            known = [name for name in types if name in _FLAX_ROLES or name == _RANDOM]
             for inside, _ in jax.tree_util.tree_flatten_with_path(variable)[0]:
-                kinds[path_name((*path, *inside))] = (known or [type(variable).__name__])[0]
+                kinds[path_name((*path, *inside))] = (known or types)[0]
     return kinds
 
 
@@ -141,6 +169,11 @@ def _roles_of_tree(treedef: Any, roles: PyTree) -> tuple[Role, ...]:
         ) from error
 
 
+def _refuse(problems: list[str]) -> None:
+    if problems:
+        raise ValueError("parameters cannot be trained as given:\n- " + "\n- ".join(problems))
+
+
 def make_layout(params: PyTree, roles: Roles = None) -> Layout:
     """Describe `params`.
 
@@ -150,17 +183,24 @@ def make_layout(params: PyTree, roles: Roles = None) -> Layout:
         roles with the structure of `params` (a LoRA mask, for example).
 
     Raises:
-      ValueError: listing every leaf of an unknown role (of Flax's own kinds, too), trained leaves
-        that are not floats, and a tree without a trained leaf.
+      ValueError: listing every leaf of an unknown role (of Flax's own kinds, too), and trained
+        leaves that are not floats. Without roles also complex leaves. Also float64 that is trained,
+        dicts whose keys cannot be sorted, and a tree without a trained leaf.
     """
+    _refuse(_mixed_keys((params, roles)))
     with_path, treedef = jax.tree_util.tree_flatten_with_path(params)
     names = tuple(path_name(path) for path, _ in with_path)
     as_tree = roles is not None and jax.tree.structure(roles) == treedef
-    problems = _no_arrays(names, [leaf for _, leaf in with_path])
-    if problems:
-        raise ValueError("parameters cannot be trained as given:\n- " + "\n- ".join(problems))
+    _refuse(_no_arrays(names, [leaf for _, leaf in with_path]))
+    problems: list[str] = []
     if roles is None:
         inferred, problems = inferred_roles(params)
+        problems += [
+            f"{name!r}: the role of dtype {jnp.result_type(leaf)} is not known; train its real and "
+            "imaginary parts as two leaves, or give roles= (frozen or local)"
+            for name, (_, leaf) in zip(names, with_path)
+            if jnp.issubdtype(jnp.result_type(leaf), jnp.complexfloating)
+        ]
         defaults = (default_role(name, leaf) for name, (_, leaf) in zip(names, with_path))
         chosen = tuple(inferred.get(name, role) for name, role in zip(names, defaults))
     elif callable(roles) and not as_tree:
@@ -175,10 +215,14 @@ def make_layout(params: PyTree, roles: Roles = None) -> Layout:
         elif role in ("train", "average") and default_role(name, leaf) != "train":
             dtype = jnp.result_type(leaf)
             problems.append(f"{name!r}: dtype {dtype} cannot have role {role}; use frozen or local")
+        elif role == "train" and jnp.result_type(leaf) == jnp.float64:
+            problems.append(
+                f"{name!r}: dtype float64 would be rounded to that of the anchor, float32: give it "
+                "as float32, x.astype(jnp.float32)"
+            )
     if "train" not in chosen:
         problems.append("no leaf is trained: give at least one leaf the role 'train'")
-    if problems:
-        raise ValueError("parameters cannot be trained as given:\n- " + "\n- ".join(problems))
+    _refuse(problems)
     shapes = tuple(jnp.shape(leaf) for _, leaf in with_path)
     dtypes = tuple(jnp.result_type(leaf) for _, leaf in with_path)
     return Layout(treedef, names, chosen, shapes, dtypes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from lowcomm_jax.mesh.regions import Regions, axis_names
 
 NEAR_SCALAR = 64
 """Values of a state that may be whole on every device of a region: counters, random keys."""
+# What jax.tree.map says.
+_TREES_DIFFER = re.compile("pytree structure error|(type|key|arity) mismatch")
 PyTree = Any
 SpecFn = Callable[[str, jax.ShapeDtypeStruct], P]
 
@@ -53,6 +56,9 @@ def optimizer_shardings(
     Args:
       like: shapes of the parameters without the leading axis; `specs` has the same structure.
       lead: mesh axis of the leading axis of every leaf, or None (replicated).
+
+    Raises:
+      ValueError: labels or a mask of the optimizer lack leaves of the parameters.
     """
 
     def place(leaf, parameter, spec):
@@ -62,10 +68,20 @@ def optimizer_shardings(
         fits = leaf.shape == parameter.shape
         return regions.sharding(lead, *spec) if fits else regions.sharding(lead)
 
+    try:
+        state = jax.eval_shape(optimizer.init, like)
+    except ValueError as error:
+        if not _TREES_DIFFER.search(str(error)):
+            raise
+        raise ValueError(
+            "the inner optimizer's labels (optax.multi_transform) or mask have another tree than "
+            "the parameters: they need an entry for every leaf, frozen ones, too; or give a "
+            "function of the parameters"
+        ) from error
     return optax.tree_map_params(
         optimizer,
         place,
-        jax.eval_shape(optimizer.init, like),
+        state,
         like,
         specs,
         transform_non_params=lambda _: regions.sharding(lead),

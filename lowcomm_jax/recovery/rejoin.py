@@ -25,7 +25,7 @@ import numpy as np
 
 from lowcomm_jax.checkpoint.target import abstract_flight
 from lowcomm_jax.engine import Engine
-from lowcomm_jax.mesh.arrays import place
+from lowcomm_jax.mesh.arrays import host_form, place_like
 from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.optimizers import at_step
 from lowcomm_jax.params_view import anchors
@@ -246,7 +246,8 @@ def _to_the_front(loop: JobLoop, state: TrainState, least: int) -> TrainState:
 
 def _zeros(like: jax.Array | jax.ShapeDtypeStruct) -> jax.Array:
     """Zeros with the shape, dtype and sharding of `like`."""
-    return place(np.zeros(like.shape, like.dtype), like.sharding)
+    on_host = host_form(like)
+    return place_like(np.zeros(on_host.shape, on_host.dtype), like)
 
 
 def rejoin_regions(

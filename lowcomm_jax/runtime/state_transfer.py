@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from lowcomm_jax.mesh.arrays import fetch, place
+from lowcomm_jax.mesh.arrays import fetch, host_form, place_like
 from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.runtime import records, wire
 from lowcomm_jax.runtime.context import ExchangeContext
@@ -77,14 +77,14 @@ def placed_like(
     differ = [
         f"{name}: {arrays[name].shape if name in arrays else 'missing'} -> {x.shape}"
         for like in likes.values()
-        for name, x in like.items()
+        for name, x in jax.tree.map(host_form, like).items()
         if name not in arrays or arrays[name].shape != x.shape
     ]
     if problems := [*differ, *wrong]:
         raise ValueError(f"{whose} state does not fit:\n- " + "\n- ".join(problems))
 
     def placed(prefix: str) -> PyTree:
-        leaves = [place(arrays[name], x.sharding) for name, x in likes[prefix].items()]
+        leaves = [place_like(arrays[name], x) for name, x in likes[prefix].items()]
         return jax.tree.unflatten(jax.tree.structure(trees[prefix]), leaves)
 
     return {prefix: placed(prefix) for prefix in trees}

@@ -211,12 +211,15 @@ class TrainState:
 
         Raises:
           ValueError: an earlier call has taken it. Deleted arrays would end a process of several
-            devices. Or `jax.jit` traces this call.
+            devices. Or it is traced (`jax.jit`), and the calls compile programs of their own.
         """
         kinds = ([self.inner.step], self.inner.params.values(), self.anchor.values())
         looked_at = [x for kind in kinds for x in list(kind)[:1] if isinstance(x, jax.Array)]
         if any(isinstance(x, jax.core.Tracer) for x in looked_at):
-            raise ValueError("an engine compiles its own programs: call it outside of jax.jit")
+            raise ValueError(
+                "step, run, warm and finish compile their own programs: call them outside jax.jit, "
+                "and outside other transformations of JAX"
+            )
         if any(x.is_deleted() for x in looked_at):
             raise ValueError(
                 "this state was donated to an earlier call (step, run, warm or finish): use the "

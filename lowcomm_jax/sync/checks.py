@@ -33,7 +33,10 @@ def refuse_other_types(loss_fn: Any, inner: Any, method: Any, mesh: Any, seed: A
     if not callable(loss_fn):
         problems.append(f"loss_fn={loss_fn!r}: give a function (params, batch, rng) -> loss")
     if not isinstance(inner, optax.GradientTransformation):
-        problems.append(f"inner={inner!r}: give an Optax optimizer, as optax.adamw(1e-3)")
+        fix = "give an Optax optimizer, as optax.adamw(1e-3)"
+        if hasattr(inner, "gradient_transformation"):  # optax.MultiSteps
+            fix = f"give optax.{type(inner).__name__}(...).gradient_transformation()"
+        problems.append(f"inner={inner!r}: {fix}")
     if not isinstance(method, Method):
         name = method if isinstance(method, str) else getattr(method, "__name__", "")
         near = difflib.get_close_matches(name, methods.__all__, n=1) or ["diloco"]

@@ -23,6 +23,7 @@ from lowcomm_jax.compression.base import Wrapper
 from lowcomm_jax.compression.matrix import matrix_shape
 from lowcomm_jax.merge import Merge, merge_leaves
 from lowcomm_jax.methods.base import Method
+from lowcomm_jax.optimizers import state_field
 from lowcomm_jax.params.fragments import Fragments
 
 PyTree = Any
@@ -162,7 +163,10 @@ def _merge_problems(
 ) -> list[str]:
     rule, momentum = method.merge, None
     if rule.momentum is not None:
-        momentum = optax.tree.get(outer_state, rule.momentum)
+        try:
+            momentum = state_field(outer_state, rule.momentum)
+        except ValueError as error:
+            return [f"merge: {type(rule).__name__} reads {rule.momentum!r}: {error}"]
         if momentum is None:
             return [
                 f"merge: {type(rule).__name__} reads {rule.momentum!r} of the outer rule's state, "

@@ -25,6 +25,7 @@ from lowcomm_jax.exchange.pairs import GroupExchange
 from lowcomm_jax.merge import merge_leaves
 from lowcomm_jax.mesh.regions import Regions
 from lowcomm_jax.methods.base import Method, Rule
+from lowcomm_jax.optimizers import state_field
 from lowcomm_jax.params import fragments as fragmentation
 
 PyTree = Any
@@ -248,7 +249,7 @@ class RoundFunctions:
         """The merge rule's result for fp32 leaves `[R, ...]`, or for their mean: `[1, ...]`."""
         rule, momentum = self.method.merge, None
         if rule.momentum is not None:
-            kept = optax.tree.get(outer_state, rule.momentum)
+            kept = state_field(outer_state, rule.momentum)
             momentum = jax.tree.map(lambda x: x[0], kept)
 
         def merge(delta, weight, momentum):

@@ -14,10 +14,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from lowcomm_jax.exchange import Traffic, two_shot
 from lowcomm_jax.history import Event
+from lowcomm_jax.optimizers import state_field
 from lowcomm_jax.schedule import delay_per_region
 from lowcomm_jax.state.train_state import (
     Decided,
@@ -503,5 +503,5 @@ def _restart_count(tokens_RxK: jax.Array, mask_R: jax.Array, p: jax.Array) -> ja
 
 def _measured_by(landing_state: Any) -> dict[str, jax.Array]:
     """Measurements of a landing rule: `correction_ratio` `[R]` of Taylor delay correction."""
-    ratio = optax.tree.get(landing_state, "correction_ratio", None)
+    ratio = state_field(landing_state, "correction_ratio")
     return {} if ratio is None else {"correction_ratio": jnp.copy(ratio)}

@@ -1,5 +1,7 @@
 """What is not what its name says gets one line with the fix, not a traceback of the inside."""
 
+import collections
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -192,12 +194,6 @@ def test_a_mask_of_another_length_leaves_the_state():
     assert state.counters.step == 1
 
 
-def test_a_step_inside_jit_is_refused():
-    one, batch = engine(), {"x": np.ones((2, 4, 3), np.float32)}
-    with pytest.raises(ValueError, match=r"compiles its own programs: call it outside of jax\.jit"):
-        jax.jit(one.step)(one.init(PARAMS), batch)
-
-
 def test_trainers_that_were_donated_are_refused():
     method = lc.methods.adloco(2, 2, 1, "norm", start_batch=2, max_batch=4, microbatches=2)
     one = lc.AdaptiveEngine(loss_fn, optax.sgd(0.1), method, 2, mesh=lc.make_mesh())
@@ -217,3 +213,63 @@ def test_a_seed_that_is_no_whole_number(seed):
     with pytest.raises(TypeError, match=f"seed={seed}: give a whole number"):
         lc.Engine(loss_fn, optax.sgd(0.1), lc.methods.diloco(3), 2, seed=seed)
     lc.Engine(loss_fn, optax.sgd(0.1), lc.methods.diloco(3), 2, seed=np.int64(1))
+
+
+def test_an_object_of_multisteps_is_told_how_it_becomes_a_transform():
+    with pytest.raises(TypeError, match=r"optax.MultiSteps\(...\).gradient_transformation\(\)"):
+        engine(inner=optax.MultiSteps(optax.sgd(0.1), 2))
+    inner = optax.MultiSteps(optax.sgd(0.1), 2).gradient_transformation()
+    assert engine(inner=inner).init(PARAMS)
+
+
+def test_dicts_with_keys_of_several_types_are_named():
+    mixed = {"w": np.ones(3, np.float32), "d": [{1: np.ones(2, np.float32), "a": np.ones(2)}]}
+    expected = r"a dict has the keys \[1, 'a'\], which cannot be sorted: use str only"
+    with pytest.raises(ValueError, match=expected) as error:
+        engine().init(mixed)
+    assert len(str(error.value).splitlines()) == 2
+    one = lc.Engine(loss_fn, optax.sgd(0.1), lc.methods.diloco(3), 2, roles={1: 2, "w": "train"})
+    with pytest.raises(ValueError, match=r"the keys \[1, 'w'\], which cannot be sorted"):
+        one.init(PARAMS)
+
+
+def test_keys_that_jax_can_flatten_are_taken():
+    ordered = collections.OrderedDict({1: np.ones(2, np.float32), "a": np.ones(2, np.float32)})
+    numbered = {1: np.ones(2, np.float32), 0: np.ones(2, np.float32)}
+    assert engine().init({"w": ordered, "d": numbered})
+
+
+@pytest.mark.parametrize("method", [lc.methods.diloco(3), lc.methods.ddp()])
+@pytest.mark.parametrize(
+    "inner",
+    [
+        optax.multi_transform({"a": optax.sgd(0.1)}, {"w": "a"}),
+        optax.chain(optax.masked(optax.trace(0.3), {"w": True}), optax.sgd(0.1)),
+        optax.multi_transform({"a": optax.sgd(0.1)}, {"w": "a", "t": "a", "more": "a"}),
+        optax.multi_transform({"a": optax.sgd(0.1)}, ["a", "a"]),
+    ],
+    ids=["labels", "mask", "too many", "another tree"],
+)
+def test_labels_and_masks_without_the_frozen_leaves(method, inner):
+    with pytest.raises(ValueError, match="they need an entry for every leaf, frozen ones, too"):
+        engine(inner=inner, method=method).init({**PARAMS, "t": np.arange(4)})
+
+
+def test_an_error_of_the_optimizers_own_stays_as_it_is():
+    def init(params):
+        raise ValueError("this optimizer needs a matrix: shape mismatch")
+
+    inner = optax.GradientTransformation(init, lambda u, s, p=None: (u, s))
+    with pytest.raises(ValueError, match="this optimizer needs a matrix") as error:
+        engine(inner=inner).init(PARAMS)
+    assert "labels" not in str(error.value)
+
+
+@pytest.mark.parametrize("call", ["step", "run", "finish"])
+def test_calls_that_are_traced_say_that_they_compile_themselves(call):
+    one = engine()
+    state, batch = one.init(PARAMS), {"x": np.ones((2, 4, 3), np.float32)}
+    given = {"step": (batch,), "run": ([batch],), "finish": ()}[call]
+    with pytest.raises(ValueError, match=r"compile their own programs: call them outside jax\.jit"):
+        jax.jit(getattr(one, call))(state, *given)
+    assert one.step(state, batch)

@@ -284,3 +284,90 @@ def test_kinds_that_only_the_user_knows_are_refused_with_the_fix():
         make_layout(tree)
     chosen = make_layout(tree, lambda name, leaf: "local" if name.startswith("u") else "train")
     assert chosen.roles == ("local", "train")
+
+
+class Dropped(nnx.Module):
+    def __init__(self, rngs):
+        self.head = nnx.Linear(1, 1, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x):
+        return self.head(self.dropout(x))
+
+
+def dropped_loss(graph):
+    def loss(params, batch, rng):
+        del rng
+        return jnp.mean((nnx.merge(graph, params)(batch["x"][:, None]) - 1.0) ** 2)
+
+    return loss
+
+
+def test_random_streams_of_nnx_are_refused_unless_their_role_is_given():
+    """Frozen without a word, they gave one mask at all steps and in all regions."""
+    graph, whole = nnx.split(Dropped(nnx.Rngs(0)))
+    with pytest.raises(ValueError) as error:
+        engine(dropped_loss(graph), lc.methods.diloco(2)).init(whole)
+    (line,) = str(error.value).splitlines()[1:]
+    assert line.startswith("- 'dropout/rngs/count/value', 'dropout/rngs/key/value': frozen NNX")
+    assert "nnx.split(model, nnx.Param, ...)" in line and "rngs=nnx.Rngs(dropout=rng)" in line
+
+    def roles(name, leaf):
+        return "frozen" if "rngs" in name else "train"
+
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        state = train(engine(dropped_loss(graph), lc.methods.diloco(2), roles=roles), whole, X[:2])
+    assert sorted(state.frozen) == ["dropout/rngs/count/value", "dropout/rngs/key/value"]
+
+
+def test_complex_leaves_need_a_role():
+    """They were frozen without a word."""
+    tree = {"w": np.ones(2, np.float32), "z": np.ones(2, np.complex64)}
+    with pytest.raises(ValueError, match=r"'z': the role of dtype complex64 is not known; train"):
+        make_layout(tree)
+    assert make_layout(tree, {"w": "train", "z": "frozen"}).roles == ("train", "frozen")
+    with pytest.raises(ValueError, match="'z': dtype complex64 cannot have role train"):
+        make_layout(tree, lambda name, leaf: "train")
+
+
+def test_float64_is_not_rounded_without_a_word():
+    with jax.enable_x64(True):
+        tree = {
+            "w": jnp.ones(2, jnp.float64),
+            "v": jnp.ones(2, jnp.float64),
+            "b": jnp.ones(2, "f4"),
+        }
+        with pytest.raises(ValueError) as error:
+            make_layout(tree)
+        lines = str(error.value).splitlines()[1:]
+        assert [line.split(":")[0] for line in lines] == ["- 'v'", "- 'w'"]
+        assert "dtype float64 would be rounded" in lines[0] and "astype(jnp.float32)" in lines[0]
+        roles = {"w": "frozen", "v": "local", "b": "train"}
+        assert make_layout(tree, roles).roles == ("train", "local", "frozen")
+        halves = jax.tree.map(lambda x: x.astype(jnp.bfloat16), tree)
+        assert make_layout(halves).roles == ("train",) * 3
+
+
+def test_parameters_called_like_a_field_of_a_rule():
+    """HeLoCo reads the outer rule's `momentum`, Taylor's correction has a `correction_ratio`."""
+    names = ("momentum", "correction_ratio")
+
+    def loss(params, batch, rng):
+        del rng
+        return 0.5 * jnp.mean((batch["x"] * sum(params.values()).sum() - 1.0) ** 2)
+
+    def both(make):
+        for one, other in (names, ("a", "b")):
+            params = {one: np.float32([0.3, -0.2]), other: np.float32([0.5, 0.1])}
+            yield list(lc.global_params(train(engine(loss, make()), params, X)).values())
+
+    def heloco():
+        return lc.methods.heloco(2, (1.0, 0.5, 0.8))
+
+    def cocodc():
+        pattern = [".*"]
+        return lc.methods.cocodc(2, 1, 1, syncs_per_period=1, taylor=0.5, pattern=pattern)
+
+    for make in (heloco, cocodc):
+        named, plain = both(make)
+        np.testing.assert_allclose(sorted(map(tuple, named)), sorted(map(tuple, plain)), rtol=1e-6)

@@ -121,6 +121,10 @@ def test_a_result_of_another_tree_is_refused():
     [
         ({"outer": None}, "outer=None: with signal='progress' an outer rule moves the anchor"),
         ({"merge": Reads(), "outer": lc.outer.average()}, "Reads reads 'trace' of the outer rule"),
+        (
+            {"merge": Reads(), "outer": optax.chain(optax.trace(0.5), optax.trace(0.9))},
+            "Reads reads 'trace': the state of a rule has 2 fields 'trace': use a rule with one",
+        ),
         ({"merge": Short()}, "merge: Short.tensor(delta_RxN): write tensor(self, delta_RxN, weig"),
         ({"hands_out": lambda anchor: anchor}, "hands_out(anchor): give a function (anchor, ou"),
         (
