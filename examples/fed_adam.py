@@ -37,7 +37,7 @@ def fed_adam(
     return Method(
         name="fed_adam",
         schedule=Staggered(period),
-        outer=optax.with_extra_args_support(optax.adam(learning_rate, b1, b2, eps)),
+        outer=optax.adam(learning_rate, b1, b2, eps),
         problems=tuple(problems),
     )
 

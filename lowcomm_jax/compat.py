@@ -5,8 +5,9 @@ Each has a test (`tests/test_compat.py`) that fails when an upgrade of JAX moves
 
 import jax
 from jax._src import distributed
+from jax.extend.core import jaxprs_in_params
 
-__all__ = ["all_gather_invariant", "coordinator_host", "process_count"]
+__all__ = ["all_gather_invariant", "coordinator_host", "jaxprs_in_params", "process_count"]
 
 
 def coordinator_host() -> str:

@@ -242,6 +242,7 @@ class Engine:
     def _begin(self, state: TrainState) -> SyncLoop:
         """`sync_loop`, at the entry of a call that takes the state away."""
         loop = self.sync_loop(state)
+        state.refuse_traced()
         state.refuse_donated()
         return loop
 

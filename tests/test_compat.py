@@ -21,6 +21,16 @@ def test_all_gather_invariant_is_typed_equal_on_every_device():
     np.testing.assert_array_equal(jax.jit(gather)(x), x)
 
 
+def test_jaxprs_inside_an_equation_are_found():
+    def body(i, x):
+        return jax.lax.cond(x > 0, lambda x: x + i, lambda x: x, x)
+
+    (loop,) = jax.make_jaxpr(lambda x: jax.lax.fori_loop(0, 3, body, x))(1.0).eqns
+    inside = list(compat.jaxprs_in_params(loop.params))
+    branches = [eqn for jaxpr in inside for eqn in jaxpr.eqns if eqn.primitive.name == "cond"]
+    assert len(list(compat.jaxprs_in_params(branches[0].params))) == 2
+
+
 def test_what_jax_distributed_knows_before_devices_are_settled():
     assert compat.process_count() == jax.process_count() == 1
     with pytest.raises(RuntimeError, match="initialize"):

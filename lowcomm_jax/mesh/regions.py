@@ -21,6 +21,7 @@ from lowcomm_jax import compat
 
 AXES = ("region", "stage", "fsdp", "tensor")
 REGION = "region"
+CALLBACKS = ("debug_print", "debug_callback", "pure_callback", "io_callback")
 Replicas = Literal["vmap", "map"]
 PyTree = Any
 
@@ -145,12 +146,14 @@ class Regions:
         used = {name for entry in spec for name in axis_names(entry)}
         return tuple(a for a in AXES[1:] if self.mesh.shape[a] > 1 and a not in used)
 
-    def lift(self, fn: Callable, in_axes: Sequence[int | None]) -> Callable:
+    def lift(self, fn: Callable, in_axes: Sequence[int | None], callbacks: bool = True) -> Callable:
         """Turn one region's pure function into the function of all regions.
 
         Args:
           fn: pure function of positional pytrees, written for one region.
           in_axes: per argument `0` (leaves carry the leading region axis R) or `None` (shared).
+          callbacks: whether to look for calls of the host. False is for functions that are traced
+            for shapes alone, which are then traced faster.
 
         Returns:
           A function over the same arguments; every output leaf carries a leading axis R. Inside,
@@ -158,7 +161,10 @@ class Regions:
         """
         in_specs = tuple(P() if a is None else P(REGION) for a in in_axes)
 
-        return self._manual(lambda *args: self._replicas(fn, args, in_axes), in_specs)
+        def slot(*args):
+            return self._replicas(fn, args, in_axes)
+
+        return self._manual(slot, in_specs) if callbacks else self._over(slot, in_specs)
 
     def everywhere(self, fn: Callable) -> Callable:
         """Turn a pure function of shared values into one that every region evaluates for itself.
@@ -176,8 +182,10 @@ class Regions:
             check_vma=False,
         )
 
-    def _manual(self, slot: Callable, in_specs: Sequence[P]) -> Callable:
-        """`shard_map` over the region axis alone; the axes inside a region stay Auto."""
+    def _over(
+        self, slot: Callable, in_specs: Sequence[P], axes: Sequence[str] = (REGION,)
+    ) -> Callable:
+        """`shard_map` over these axes; the others stay Auto."""
         # Every output keeps its region axis, so there is no replication to prove; checking it
         # would only forbid users constants in the carries of their loops.
         return jax.shard_map(
@@ -185,9 +193,51 @@ class Regions:
             mesh=self.mesh,
             in_specs=tuple(in_specs),
             out_specs=P(REGION),
-            axis_names={REGION},
+            axis_names=set(axes),
             check_vma=False,
         )
+
+    def _manual(self, slot: Callable, in_specs: Sequence[P]) -> Callable:
+        """`shard_map` over the region axis alone, or, where `slot` calls the host, over all axes.
+
+        JAX calls the host only from programs in which all axes are manual. Where a region is one
+        device, both are the same but for the user's sharding constraints.
+        """
+
+        def call(*args):
+            if jax.config.jax_disable_jit:
+                raise ValueError(
+                    "an engine runs compiled programs only: leave jax.disable_jit() out; "
+                    "jax.debug.print shows values inside a loss_fn, and without jit the loss_fn "
+                    "can be called by itself"
+                )
+            traced, like = jax.make_jaxpr(self._over(slot, in_specs), return_shape=True)(*args)
+            called = host_calls(traced.jaxpr)
+            if called:
+                self._refuse_callbacks(called)
+                try:
+                    return self._over(slot, in_specs, AXES)(*args)
+                except ValueError as error:
+                    error.add_note(
+                        f"{', '.join(called)}: a program that calls the host has no automatic axes;"
+                        " leave sharding constraints, or the callback, out"
+                    )
+                    raise
+            found = jax.core.eval_jaxpr(traced.jaxpr, traced.consts, *jax.tree.leaves(args))
+            return jax.tree.unflatten(jax.tree.structure(like), found)
+
+        return call
+
+    def _refuse_callbacks(self, names: Sequence[str]) -> None:
+        """Raise ValueError where a region is several devices."""
+        inside = {a: self.mesh.shape[a] for a in AXES[1:] if self.mesh.shape[a] > 1}
+        if inside:
+            sizes = ", ".join(f"{axis}={size}" for axis, size in inside.items())
+            raise ValueError(
+                f"{', '.join(names)} in a loss_fn, optimizer or codec: JAX calls the host from no "
+                f"region of several devices ({sizes}): return the value in the loss_fn's aux, or "
+                "use a mesh with one device a region"
+            )
 
     def _replicas(self, fn: Callable, args: Sequence[PyTree], in_axes: Sequence[int | None]):
         """Run the replicas of one slot; leading axis R / S of the per-region arguments."""
@@ -247,6 +297,17 @@ class Regions:
             out_specs=[P(None, *s) for s in leaf_specs],
         )(leaves, weight_R, scale)
         return treedef.unflatten(reduced)
+
+
+def host_calls(jaxpr: Any) -> list[str]:
+    """Names of the primitives that call the host, in the order of their first call."""
+    found: dict[str, None] = {}
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name in CALLBACKS:
+            found[eqn.primitive.name] = None
+        for inside in compat.jaxprs_in_params(eqn.params):
+            found |= dict.fromkeys(host_calls(inside))
+    return list(found)
 
 
 def _one(args: Sequence[PyTree], in_axes: Sequence[int | None], i) -> list[PyTree]:

@@ -211,24 +211,37 @@ class TrainState:
 
         Raises:
           ValueError: an earlier call has taken it. Deleted arrays would end a process of several
-            devices. Or it is traced (`jax.jit`), and the calls compile programs of their own.
+            devices.
         """
-        kinds = ([self.inner.step], self.inner.params.values(), self.anchor.values())
-        looked_at = [x for kind in kinds for x in list(kind)[:1] if isinstance(x, jax.Array)]
-        if any(isinstance(x, jax.core.Tracer) for x in looked_at):
-            raise ValueError(
-                "step, run, warm and finish compile their own programs: call them outside jax.jit, "
-                "and outside other transformations of JAX"
-            )
-        if any(x.is_deleted() for x in looked_at):
+        if any(x.is_deleted() for x in self._one_of_each_kind() if not _is_traced(x)):
             raise ValueError(
                 "this state was donated to an earlier call (step, run, warm or finish): use the "
                 "state that was returned"
             )
 
+    def refuse_traced(self) -> None:
+        """Check that no transformation of JAX traces the state.
+
+        Raises:
+          ValueError: one does (`jax.jit`); the calls compile programs of their own.
+        """
+        if any(map(_is_traced, self._one_of_each_kind())):
+            raise ValueError(
+                "step, run, warm and finish compile their own programs: call them outside jax.jit, "
+                "and outside other transformations of JAX"
+            )
+
+    def _one_of_each_kind(self) -> list[jax.Array]:
+        kinds = ([self.inner.step], self.inner.params.values(), self.anchor.values())
+        return [x for kind in kinds for x in list(kind)[:1] if isinstance(x, jax.Array)]
+
     def whole(self) -> TrainState:
         """This state. (A state of several trainers returns the merged one.)"""
         return self
+
+
+def _is_traced(x: jax.Array) -> bool:
+    return isinstance(x, jax.core.Tracer)
 
 
 def flight_key(fragment: int, step: int, region: int | None = None) -> str:

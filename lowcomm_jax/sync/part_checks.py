@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -79,6 +80,55 @@ def part_problems(
             if not _of_package(codec):
                 found += _codec_problems(codec, like)
     return list(dict.fromkeys(found))  # fragments may share leaves
+
+
+def optimizer_problems(
+    inner: optax.GradientTransformationExtraArgs, like: PyTree, method: Method
+) -> tuple[list[str], bool]:
+    """What the inner optimizer asks for at an update, and a step cannot give.
+
+    Args:
+      inner: as it is called, behind the outer rule where regions exchange gradients.
+      like: shapes of the trained leaves, in the user's tree.
+
+    Returns:
+      (problems, one line with its fix each; whether its update takes `value`, the step's loss).
+    """
+    exchanged, told = method.signal == "gradient", None
+    if not exchanged:
+        told = _missing(inner, like, {"value": jax.ShapeDtypeStruct((), jnp.float32)})
+        if told == []:
+            return [], True
+    missing = told or _missing(inner, like, {})
+    if not missing:
+        return [], False
+    if missing != ["value"]:
+        why = "and a step gives value, its loss, alone: use an optimizer without a line search"
+    elif exchanged:
+        why = (
+            f"and regions of {method.name} exchange gradients, no losses, so that each would step "
+            "along another: use an optimizer that needs no loss, or a method of rounds"
+        )
+    else:
+        why = "and a wrapper around it does not hand it on: leave that wrapper out"
+    return [f"the inner optimizer's update needs {', '.join(missing)}, {why}"], False
+
+
+def _missing(inner, like: PyTree, given: dict[str, Any]) -> list[str] | None:
+    """Keywords that an update lacks beside those `given`; None = it cannot be called so."""
+
+    def update(keywords):
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
+        return inner.update(zeros, inner.init(zeros), zeros, **keywords)
+
+    try:
+        jax.eval_shape(update, given)
+    except TypeError as error:
+        _, required, names = str(error).partition("required keyword-only argument")
+        return re.findall(r"'(\w+)'", names) if required else None
+    except Exception:  # the first step raises it, too
+        return None
+    return []
 
 
 def _takes(fn: Any, positional: int, keywords: Sequence[str] = ()) -> bool:

@@ -35,7 +35,7 @@ from lowcomm_jax.state.train_state import Inner
 from lowcomm_jax.sync.channel_loop import ChannelPrograms, build_channels
 from lowcomm_jax.sync.concurrent_exchange import ConcurrentExchange
 from lowcomm_jax.sync.gradient_exchange import make_gradient_program
-from lowcomm_jax.sync.part_checks import part_problems
+from lowcomm_jax.sync.part_checks import optimizer_problems, part_problems
 from lowcomm_jax.sync.round_functions import GossipRoundFunctions, OutlierGuard, RoundFunctions
 from lowcomm_jax.train.inner_step import InnerStep, make_accumulating_program, make_inner_program
 
@@ -140,7 +140,9 @@ def build(config: EngineConfig, layout: Layout) -> RoundPrograms:
     schedule = method.schedule
     stages = regions.mesh.shape[STAGE]
     cut = partition(shapes, schedule.fragments, method.pattern, method.rest, config.stacked, stages)
-    if problems := part_problems(method, cut, config.total, config.stacked):
+    like = layout.tree(shapes)
+    unfit, gives_loss = optimizer_problems(config.inner, like, method)
+    if problems := part_problems(method, cut, config.total, config.stacked) + unfit:
         raise ValueError(f"parts of {method.name} cannot work:\n- " + "\n- ".join(problems))
     likes = [cut.like(p) for p in range(len(cut))]
     check_increments(method, likes[0])
@@ -164,6 +166,8 @@ def build(config: EngineConfig, layout: Layout) -> RoundPrograms:
         config.seed,
         config.accumulate,
         config.skip_nonfinite,
+        gives_loss,
+        tuple(f"{c.name}_{k}" for c in method.channels for k in ("left_out", "spread")),
     )
     block, accumulating = _inner_programs(config, step, functions, specs)
     concurrent = None

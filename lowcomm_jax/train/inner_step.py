@@ -7,7 +7,8 @@ with a manual `region` axis, so that the program cannot communicate across regio
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +22,12 @@ from lowcomm_jax.state.train_state import Inner
 PyTree = Any
 LossFn = Callable[[PyTree, PyTree, jax.Array], Any]
 UPDATES = "updates"  # key of a loss_fn's aux under which new non-trainable leaves are returned
+RESERVED = (
+    *("step", "events", "loss", "grad_norm", "skipped", "active", "away"),
+    *("mean_norm", "update_norm", "delta_norm", "left_out"),  # of gradient exchange
+    *("trainers", "work", "merges", "looks"),  # of `adaptive.AdaptiveHistory`
+)
+"""Names of a step's own metrics and of the entries of its row, which no aux may have."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +50,9 @@ class InnerStep:
     seed: int = 0
     accumulate: int = 1
     skip_nonfinite: bool = True
+    gives_loss: bool = False
+    reserved: tuple[str, ...] = ()
+    _warned: set[str] = dataclasses.field(default_factory=set, repr=False, compare=False)
 
     def init(self, params: dict[str, jax.Array]) -> PyTree:
         return self.optimizer.init(self.layout.tree(params))
@@ -71,10 +81,25 @@ class InnerStep:
 
     def _named_loss(self, params, buffers, frozen, batch, rng):
         tree = self.layout.tree({**params, **buffers, **frozen})
-        loss, aux = loss_and_aux(self.loss_fn(tree, batch, rng))
+        loss, aux = loss_and_aux(self.loss_fn(tree, batch, rng), self.reserved)
         if UPDATES in aux:
             buffers = {**buffers, **_named_updates(aux.pop(UPDATES), buffers)}
+        else:
+            self._warn_of_still(buffers)
         return loss, (aux, buffers)
+
+    def _warn_of_still(self, buffers: dict[str, jax.Array]) -> None:
+        """Warn, once a step, of running statistics that no loss_fn replaces."""
+        still = [k for k, v in buffers.items() if jnp.issubdtype(v.dtype, jnp.floating)]
+        if not self._warned.issuperset(still):
+            self._warned.update(still)
+            warnings.warn(
+                f"loss_fn returns no aux[{UPDATES!r}], so that these leaves of role 'local' or "
+                f"'average' never change: {', '.join(map(repr, still))}; return "
+                f"(loss, {{{UPDATES!r}: {{{still[0]!r}: new value, ...}}}}), or give them the role "
+                "'frozen'",
+                stacklevel=2,
+            )
 
     def accumulated(self, params, buffers, frozen, part, count, rng):
         """Mean gradient of several microbatches, weighted by their tokens.
@@ -102,10 +127,10 @@ class InnerStep:
         grads = {k: g.astype(params[k].dtype) for k, g in grads.items()}
         return grads, buffers, {**metrics, "tokens": tokens}
 
-    def apply(self, inner: Inner, grads, buffers, tokens) -> Inner:
+    def apply(self, inner: Inner, grads, buffers, tokens, loss) -> Inner:
         """The region's state after a step of the inner optimizer along these gradients."""
-        tree = self.layout.tree(inner.params)
-        updates, opt = self.optimizer.update(self.layout.tree(grads), inner.opt, tree)
+        tree, told = self.layout.tree(inner.params), {"value": loss} if self.gives_loss else {}
+        updates, opt = self.optimizer.update(self.layout.tree(grads), inner.opt, tree, **told)
         params = self.layout.select(optax.apply_updates(tree, updates), "train")
         return Inner(params, buffers, opt, inner.step + 1, inner.tokens + tokens)
 
@@ -124,7 +149,7 @@ class InnerStep:
     def follow(self, inner: Inner, grads, buffers, metrics) -> tuple[Inner, dict[str, jax.Array]]:
         """Step along a gradient, unless it is not finite and `skip_nonfinite` holds."""
         metrics["grad_norm"] = gradient_norm(grads)
-        new = self.apply(inner, grads, buffers, metrics["tokens"])
+        new = self.apply(inner, grads, buffers, metrics["tokens"], metrics["loss"])
         if not self.skip_nonfinite:
             return new, metrics
         finite = jnp.isfinite(metrics["grad_norm"])
@@ -142,11 +167,15 @@ def gradient_norm(grads: PyTree) -> jax.Array:
     return optax.tree.norm(wide).astype(jnp.float32)
 
 
-def loss_and_aux(out: Any) -> tuple[jax.Array, dict[str, Any]]:
+def loss_and_aux(out: Any, reserved: Sequence[str] = ()) -> tuple[jax.Array, dict[str, Any]]:
     """The scalar loss, and the aux as a new dict, of what a `loss_fn` returned.
+
+    Args:
+      reserved: names that no aux may have, beside `RESERVED`.
 
     Raises:
       ValueError: it is neither a scalar nor (scalar, dict of scalars); `updates` may hold arrays.
+        Or the aux has reserved names; the message lists all of them.
     """
     fix = "return a scalar loss, or (loss, dict of scalars)"
     if isinstance(out, tuple) and len(out) != 2:
@@ -165,6 +194,12 @@ def loss_and_aux(out: Any) -> tuple[jax.Array, dict[str, Any]]:
     except (TypeError, ValueError):
         kind = "an array" if isinstance(aux, jax.Array) else f"a {type(aux).__name__}"
         raise ValueError(f"loss_fn's aux is {kind}: {fix}") from None
+    taken = [name for name in aux if name in RESERVED or name in reserved]
+    if taken:
+        raise ValueError(
+            f"loss_fn's aux has {', '.join(map(repr, taken))}: a step's own metrics and rows have "
+            f"these names; give others, as {'my_' + taken[0]!r}"
+        )
     loss = jnp.asarray(loss)
     if not jnp.issubdtype(loss.dtype, jnp.floating):
         raise ValueError(f"loss_fn gave a loss of dtype {loss.dtype}: give a floating-point one")
@@ -292,7 +327,7 @@ def inner_block(step: InnerStep, regions: Regions) -> InnerBlock:
 
         return jax.lax.fori_loop(0 if first is None else first, end, body, carry)
 
-    lifted_step = regions.lift(region_step, (0, None, 0, 0, 0))
+    lifted_step = regions.lift(region_step, (0, None, 0, 0, 0), callbacks=False)
 
     def empty(inner, frozen, batches, region_ids, active):
         first = jax.tree.map(lambda x: x[:, 0], batches)
@@ -378,7 +413,7 @@ def make_accumulating_program(step: InnerStep, regions: Regions, apart: bool = F
 
         return jax.lax.fori_loop(0, n, body, carry)
 
-    lifted_step = regions.lift(region_step, (0, None, 0, 0, 0, own, 0))
+    lifted_step = regions.lift(region_step, (0, None, 0, 0, 0, own, 0), callbacks=False)
     lifted_block = regions.lift_update(region_block, (0, None, 0, 0, 0, 0, own, own))
 
     def block(inner, frozen, batches, region_ids, active, counts_R, stride, n):

@@ -10,6 +10,7 @@ import pytest
 
 import lowcomm_jax as lc
 from lowcomm_jax.checkpoint import Checkpoints
+from lowcomm_jax.train import inner_step
 
 
 def loss_fn(params, batch, rng):
@@ -273,3 +274,48 @@ def test_calls_that_are_traced_say_that_they_compile_themselves(call):
     with pytest.raises(ValueError, match=r"compile their own programs: call them outside jax\.jit"):
         jax.jit(getattr(one, call))(state, *given)
     assert one.step(state, batch)
+
+
+BATCH = {"x": np.ones((2, 4, 3), np.float32)}
+RESERVED = ("step", "events", "loss", "grad_norm", "skipped", "active", "away")
+
+
+@pytest.mark.parametrize("method", [lambda: lc.methods.diloco(3), lc.methods.ddp])
+def test_reserved_names_of_an_aux_are_refused_together(method):
+    def loss(params, batch, rng):
+        return loss_fn(params, batch, rng), {**dict.fromkeys(RESERVED, 42.0), "mine": 1.0}
+
+    one = engine(loss, method=method())
+    with pytest.raises(ValueError) as error:
+        one.step(one.init(PARAMS), BATCH)
+    (line,) = str(error.value).splitlines()
+    named = ", ".join(map(repr, RESERVED))
+    assert line.startswith(f"loss_fn's aux has {named}: ") and line.endswith("as 'my_step'")
+
+
+def test_names_of_a_channels_metrics_are_reserved():
+    def loss(params, batch, rng):
+        return loss_fn(params, batch, rng), {"mu_spread": 1.0, "nu_left_out": 1.0}
+
+    one = engine(loss, optax.adam(0.1), lc.methods.des_loc(2, 2))
+    with pytest.raises(ValueError, match=r"aux has 'mu_spread', 'nu_left_out': .*'my_mu_spread'"):
+        one.step(one.init(PARAMS), BATCH)
+    kept = engine(loss)  # free where no channel has the name
+    _, metrics = kept.step(kept.init(PARAMS), BATCH)
+    assert metrics["mu_spread"].tolist() == [1, 1]
+
+
+def test_every_metric_of_every_method_is_reserved():
+    """What a step reports beside the aux, and the keys of its row."""
+    methods = lc.methods
+    for method in (methods.diloco(2), methods.ddp(), methods.heloco(2, (1.0, 0.5))):
+        one = engine(method=method)
+        _, history = one.run(one.init(PARAMS), [BATCH] * 2)
+        for row in history.rows():
+            assert set(row) - {"tokens"} <= set(inner_step.RESERVED), method.name
+
+
+@pytest.mark.parametrize("view", [lc.global_params, lc.region_params])
+def test_parameters_inside_jit(view):
+    state = engine().init(PARAMS)
+    np.testing.assert_array_equal(jax.jit(view)(state)["w"], view(state)["w"])

@@ -154,6 +154,28 @@ def test_unknown_update_names_are_refused():
         train(one, NORM, X[:1])
 
 
+def test_statistics_that_no_step_replaces_are_told_once():
+    def loss(params, batch, rng):
+        return norm_loss(params, batch, rng)[0]
+
+    for method in (lc.methods.diloco(2), lc.methods.ddp()):
+        one = engine(loss, method, roles=norm_roles("average"))
+        with pytest.warns(UserWarning) as told:
+            train(one, NORM, X)
+        (line,) = [str(x.message) for x in told]
+        assert line.startswith("loss_fn returns no aux['updates'], so that these leaves of role ")
+        assert "never change: 'mean'; return " in line
+        assert "(loss, {'updates': {'mean': new value, ...}})" in line and "'frozen'" in line
+
+
+def test_a_counter_that_no_step_replaces_is_not_told():
+    def loss(params, batch, rng):
+        return norm_loss(params, batch, rng)[0]
+
+    roles = {"w": "train", "mean": "frozen", "seen": "local"}
+    train(engine(loss, lc.methods.diloco(2), roles=roles), NORM, X[:1])
+
+
 # -- inner optimizers on the user's tree ----------------------------------------------------------
 
 LABELS = {"w": "slow", "lora": {"a": "fast", "b": "slow"}, "table": "slow"}

@@ -25,6 +25,7 @@ SCRIPTS = {
     "plain_function.py": [],
     "flax_nnx.py": [],
     "linen_batch_norm.py": [],
+    "nnx_batch_norm.py": [],
     "equinox_module.py": [],
     "own_loop.py": ["FOLDER"],
     "gpu.py": [],
@@ -73,8 +74,9 @@ def test_a_module_of_nnx_with_dropout(run):
     assert numbers(anchor)[0] > 90
 
 
-def test_a_module_of_linen_with_batch_norm(run):
-    losses, error, means = run("linen_batch_norm.py").splitlines()
+@pytest.mark.parametrize("name", ["linen_batch_norm.py", "nnx_batch_norm.py"])
+def test_a_module_with_batch_norm(run, name):
+    losses, error, means = run(name).splitlines()
     first, last = numbers(losses)
     assert last < 0.2 * first
     assert numbers(error)[0] < 0.2 * first
