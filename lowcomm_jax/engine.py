@@ -155,6 +155,7 @@ class Engine:
         batches: Literal["whole", "own"] = "whole",
     ):
         refuse_other_types(loss_fn, inner, method, mesh, seed)
+        regions = int(regions) if isinstance(regions, np.integer) else regions
         separate = isinstance(exchange, JobExchange)
         here = 1 if separate else regions
         mesh = mesh or default_mesh(here if isinstance(here, int) and here > 0 else 1)
@@ -293,7 +294,7 @@ class Engine:
             the wrong shape.
         """
         loop = self._begin(state)
-        cut = microbatch_cut(self.config, microbatch, counts_R)
+        cut = self._cut(microbatch, counts_R)
         check_leaves(batch, self._rows)
         if cut is None:
             block = BatchBlock(jax.tree.map(_of_one_step, batch), 1, 1)
@@ -351,7 +352,7 @@ class Engine:
             if not isinstance(loop, RoundJobLoop):
                 raise ValueError(f"rounds={rounds}: regions count steps here; give so many batches")
             batches = loop.until_rounds(state, rounds, batches)
-        cut = microbatch_cut(self.config, microbatch, counts_R)
+        cut = self._cut(microbatch, counts_R)
         return self.run_on(loop, state, batches, participants, cut)
 
     def run_on(
@@ -406,6 +407,11 @@ class Engine:
         if jax.process_count() == 1:
             return pace.room(self.block)
         return leader().broadcast_from_leader("room", lambda: pace.room(self.block))
+
+    def _cut(self, microbatch: int | None, counts_R) -> MicrobatchCut | None:
+        if microbatch is None and counts_R is None:
+            return None
+        return microbatch_cut(self.config, microbatch, counts_R)
 
     def _placed(self, block: BatchBlock) -> BatchBlock:
         return block._replace(batches=self.place(block.batches, cut=block.stride is not None))

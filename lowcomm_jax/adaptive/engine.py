@@ -119,6 +119,7 @@ class AdaptiveEngine:
         stack_trainers: bool = True,
         **engine: Any,
     ):
+        regions = int(regions) if isinstance(regions, np.integer) else regions
         given = (reference_batch, scaling, stack_trainers, engine)
         problems = checks.problems(method, regions, *given)
         problems += checks.size_problems(method, regions, largest_microbatch, memory)

@@ -205,15 +205,13 @@ def virtual_clock(network: Any, regions: int, seed: int) -> tuple[VirtualClock |
 
 def microbatch_cut(
     config: EngineConfig, size: int | None, counts_R: Sequence[int] | None
-) -> MicrobatchCut | None:
-    """Check how batches are to be cut; None when they are not.
+) -> MicrobatchCut:
+    """Check how batches are to be cut.
 
     Raises:
       ValueError: listing everything that cannot work.
     """
     if size is None:
-        if counts_R is None:
-            return None
         raise ValueError("counts_R counts microbatches: give their size, microbatch=")
     problems = microbatch_problems(config, [size])
     count = config.regions.count

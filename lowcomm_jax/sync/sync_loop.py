@@ -503,5 +503,5 @@ def _restart_count(tokens_RxK: jax.Array, mask_R: jax.Array, p: jax.Array) -> ja
 
 def _measured_by(landing_state: Any) -> dict[str, jax.Array]:
     """Measurements of a landing rule: `correction_ratio` `[R]` of Taylor delay correction."""
-    ratio = state_field(landing_state, "correction_ratio")
+    ratio = state_field(landing_state, "correction_ratio") if landing_state else None
     return {} if ratio is None else {"correction_ratio": jnp.copy(ratio)}

@@ -213,7 +213,7 @@ def test_trainers_that_were_donated_are_refused():
 def test_a_seed_that_is_no_whole_number(seed):
     with pytest.raises(TypeError, match=f"seed={seed}: give a whole number"):
         lc.Engine(loss_fn, optax.sgd(0.1), lc.methods.diloco(3), 2, seed=seed)
-    lc.Engine(loss_fn, optax.sgd(0.1), lc.methods.diloco(3), 2, seed=np.int64(1))
+    lc.Engine(loss_fn, optax.sgd(0.1), lc.methods.diloco(3), np.int64(2), seed=np.int64(1))
 
 
 def test_an_object_of_multisteps_is_told_how_it_becomes_a_transform():

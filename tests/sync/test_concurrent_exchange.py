@@ -173,7 +173,7 @@ def test_the_compiler_of_a_gpu_is_given_room_for_all_collectives(monkeypatch, pl
     """For one of each payload, and four of an inner step."""
     device = SimpleNamespace(platform=platform)
     mesh = SimpleNamespace(devices=np.array([device], object))
-    lift = {"lift": lambda *_: None, "lift_update": lambda *_: None}
+    lift = {"lift": lambda *_, **__: None, "lift_update": lambda *_: None}
     regions = SimpleNamespace(mesh=mesh, slots=2, **lift)
     assert is_concurrent(None, cases.streaming(), regions, False) is (platform != "cpu")
     assert not is_concurrent(None, lc.methods.diloco(4), regions, False)
