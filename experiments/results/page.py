@@ -63,7 +63,8 @@ def page(evidence: Evidence) -> str:
 
 def _head(evidence: Evidence) -> str:
     campaign, records = evidence.campaign, list(evidence.ledger.found.values())
-    sizes = ", ".join(dict.fromkeys(count(r["params"]) for r in records if not r["cell"]["tunes"]))
+    params = sorted({r["params"] for r in records if not r["cell"]["tunes"]})
+    sizes = ", ".join(map(count, params))
     seeds = {r["cell"]["seed"] for r in records if not r["cell"]["tunes"]}
     of_seeds = f"Seeds that are reported: {len(seeds)}."
     return f"""
@@ -325,11 +326,16 @@ def _scaling(evidence: Evidence) -> str:
             found = fits.fit(points)
             ahead = [_ahead(found, params) for params, _ in _AHEAD]
             terms = ", ".join(f"{value:.3g}" for value in found.terms)
-            error = f"{100 * found.error:.2f} %"
-            rows.append(f"| {' | '.join((name, str(regions), terms, error, *ahead))} |")
+            scales = str(len({point[:2] for point in points}))
+            error, loose = f"{100 * found.error:.2f} %", ", ".join(found.undetermined) or "-"
+            cells = name, str(regions), scales, terms, error, loose, *ahead
+            rows.append(f"| {' | '.join(cells)} |")
     lines = ["## Loss against size and tokens", ""]
     if not rows:
-        needs = f"{fits.LEAST_SIZES} sizes and {fits.LEAST_TOKENS} numbers of tokens of a method"
+        needs = (
+            f"{fits.LEAST_SCALES} scales of a method, with {fits.LEAST_SIZES} sizes and "
+            f"{fits.LEAST_TOKENS} numbers of tokens, of {fits.LEAST_SEEDS} seeds each"
+        )
         return "\n".join([*lines, f"The records do not carry a fit yet. It needs {needs}."])
     names = " | ".join(f"extrapolated to {name}" for _, name in _AHEAD)
     return "\n".join(
@@ -337,10 +343,12 @@ def _scaling(evidence: Evidence) -> str:
             *lines,
             "L = E + A / N^a + B / D^b (arXiv 2203.15556), least squares on the logarithm. The "
             f"last columns are **extrapolations** to {_TOKENS_A_PARAMETER} tokens a parameter. "
-            "Their range is over bootstrap fits, which draw seeds; it says nothing of the form.",
+            "Their range is over bootstrap fits, which draw seeds, and over fits that leave one "
+            "scale out; it says nothing of the form. Not determined: parts below a thousandth of a "
+            f"nat, and exponents at the end of {fits.EXPONENTS[0]:g} to {fits.EXPONENTS[1]:g}.",
             "",
-            f"| method | regions | E, A, a, B, b | error | {names} |",
-            "| --- | --- | --- | --- |" + " --- |" * len(_AHEAD),
+            f"| method | regions | scales | E, A, a, B, b | error | not determined | {names} |",
+            "| --- " * 6 + "|" + " --- |" * len(_AHEAD),
             *rows,
         ]
     )

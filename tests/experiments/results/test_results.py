@@ -300,3 +300,29 @@ def test_two_sizes_carry_no_fit():
     assert fits.carried(few) == ["1 more sizes"] and not fits.carried(points())
     with pytest.raises(ValueError, match="1 more sizes"):
         fits.fit(few)
+
+
+def test_a_scale_of_two_seeds_does_not_count():
+    small, large = points(sizes=(2e5,)), points(sizes=(7e5, 3e6))
+    corner = [p for p in large if p[1] == 4e5 and (p[0] < 1e6 or p[2] < 2)]
+    assert fits.carried(small + corner) == ["1 more sizes", "1 more scales"]
+
+
+def test_scales_in_a_corner_tell_less_than_a_full_ladder():
+    """Of the largest size one length, of the smallest all: leaving one out moves the prediction."""
+
+    def width(some):
+        _, low, high = fits.fit(some).at(1.5e8, 3e9)
+        return high - low
+
+    lengths = {2e5: 3, 7e5: 2, 3e6: 1}
+    some = [p for p in points(noise=0.003) if p[1] < 2e7 and p[0] < 1e7]
+    corner = [p for p in some if sorted({q[1] for q in some}).index(p[1]) < lengths[p[0]]]
+    assert len({p[:2] for p in corner}) == fits.LEAST_SCALES and fits.carried(corner) == []
+    assert width(corner) > 2 * width(some)
+
+
+def test_a_term_that_no_scale_tells_is_named():
+    flat = [(n, d, seed, 2.0 + 40.0 / d**0.35) for n, d, seed, _ in points()]
+    assert "A" in fits.fit(flat).undetermined
+    assert fits.fit(points()).undetermined == ()
