@@ -235,5 +235,7 @@ def _share(send: Mapping[str, Any], counted: Mapping[Any, Sequence[bool]]) -> fl
         return 0.0  # an arrival that found no round
     took = counted.get(_exchange(send), send["participants"])
     left_out = send.get("left_out") or [0.0] * len(took)
+    if len(left_out) < len(took):  # the log of one job of a round that names all admitted
+        left_out = [0.0] * len(took)
     known = sum(t is not None for t in took)  # not of regions whose logs are missing
     return sum(bool(t) and not out for t, out in zip(took, left_out)) / known

@@ -143,9 +143,14 @@ def _paced(run: RunLog, network: Network, step_seconds: Pace) -> Network:
 
 
 def _own_step_seconds(run: RunLog) -> float:
-    """Seconds of one region's step: regions of one process run in turn, so a share of the time."""
+    """Seconds of one region's step.
+
+    Regions of one process run in turn, so that one has a share of the time. Those that are jobs run
+    side by side; the pace of a merged log is the sum of theirs.
+    """
     speed = summarise(run).tokens_per_second
     if speed is None:
         problem = f"{run.name} is too short to know its speed: give --step_seconds"
         raise RefusedError([problem], "report")
-    return run.header["tokens_per_step"] / run.header["regions"] / speed
+    paces = len(run.header["here"]) if "present" in run.steps[0] else 1
+    return run.header["tokens_per_step"] / run.header["regions"] * paces / speed

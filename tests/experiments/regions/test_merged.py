@@ -10,7 +10,7 @@ from rich.console import Console
 
 from experiments.__main__ import main as command
 from experiments.metrics import VERSION, MetricsLog
-from experiments.regions.merged import merged
+from experiments.regions.merged import measure, merged
 from experiments.report.html_data import bytes_at
 from experiments.report.main import by_region, region_table
 from experiments.runlog import mean_sent, read_run, summarise
@@ -291,3 +291,12 @@ def test_a_loss_that_is_not_finite_is_shown_and_is_not_in_the_mean(tmp_path):
     first, second = (r for r in merged(paths) if r["kind"] == "step")
     assert first["loss"][0] == first["loss_mean"] == 2.0 and np.isnan(first["loss"][1:]).all()
     assert np.isnan(second["loss"]).all() and np.isnan(second["loss_mean"])
+
+
+def test_the_log_of_one_learner_names_all_that_a_round_admitted():
+    """Its own list has one entry; two of three were admitted."""
+    send = {"kind": "send", "fragment": 0, "key": "a", "round": 4, "participants": [True]}
+    land = {**send, "kind": "land", "travel_seconds": [0.1], "admitted": [True, False, True]}
+    step = {"step": 8, "participation": 1.0, "events": [{**send, "left_out": [0.0]}, land]}
+    measure([step])
+    assert step["participation"] == pytest.approx(2 / 3)

@@ -132,6 +132,18 @@ def test_the_baseline_meets_the_same_jitter():
     assert virtual.clock.wall_s == pytest.approx(virtual.allreduce_s, rel=1e-12)
 
 
+@pytest.mark.parametrize("here, speed", [([0, 1, 2], 48.0), ([0, 2], 32.0), ([1], 16.0)])
+def test_the_pace_of_regions_that_are_jobs(here, speed, monkeypatch):
+    """16 tokens a second each, 32 tokens a step: 2 s, whoever's logs are there."""
+    one = run()
+    one.header["here"] = here
+    for row in one.steps:
+        row |= {"present": [True] * R} if len(here) > 1 else {}
+    summary = MagicMock(tokens_per_second=speed)
+    monkeypatch.setattr("experiments.report.virtual.summarise", lambda run: summary)
+    assert on_network(one, network(2.0), None).step_seconds == pytest.approx(2.0)
+
+
 def test_uneven_regions_compute_only_their_own_steps():
     slow = run()
     for row in slow.steps:
