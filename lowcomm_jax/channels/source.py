@@ -59,14 +59,16 @@ def find_source(name: str, opt: PyTree, shapes: dict[str, jax.ShapeDtypeStruct])
         return Source(name, tuple((leaf, leaf) for leaf in shapes))
     found, fields = [], set()
     for path, leaf in jax.tree_util.tree_leaves_with_path(opt):
-        whole = path_name(path)
-        parts = whole.split("/")
-        for i in range(1, len(parts) + 1):
-            parameter = "/".join(parts[i:])
-            if parameter in shapes and shapes[parameter].shape == leaf.shape:
-                fields.add(parts[i - 1])
-                if parts[i - 1] == name:
-                    found.append((whole, parameter))
+        for i, key in enumerate(path):
+            parameter, like = path_name(path[i + 1 :]), None
+            if not isinstance(key, jax.tree_util.SequenceKey):
+                like = shapes.get(parameter)
+            if like is not None and like.shape == leaf.shape:
+                field = path_name((key,))
+                fields.add(field)
+                if field == name:
+                    found.append((path_name(path), parameter))
+                break  # keys behind the field are the parameter's, whatever they are called
     if not found:
         has = f"it has {', '.join(sorted(fields))}" if fields else "it has none of that kind"
         raise ValueError(

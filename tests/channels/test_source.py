@@ -35,6 +35,14 @@ def test_a_field_is_found_and_put_back(name, field):
     assert sum(x.size for x in taken.values()) == 6 + 4 + 1
 
 
+def test_a_parameter_below_the_name_of_a_field():
+    """`nu/mu/w` is the second moment of `mu/w`, and not the first one of `w`."""
+    params = {"mu": {"w": jnp.ones(3)}, "w": jnp.ones(3)}
+    like = {name: jax.ShapeDtypeStruct((3,), np.float32) for name in ("mu/w", "w")}
+    source = find_source("mu", optax.adam(0.1).init(params), like)
+    assert source.leaves == (("0/mu/mu/w", "mu/w"), ("0/mu/w", "w"))
+
+
 def test_a_bare_array_is_found():
     opt = optax.adam(0.1).init(jnp.ones(3))
     assert find_source("nu", opt, {"": jax.ShapeDtypeStruct((3,), np.float32)}).leaves == (
