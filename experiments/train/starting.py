@@ -11,7 +11,7 @@ from experiments.cli import RefusedError, made_or_refused
 from experiments.train.assemble import Run
 from experiments.train.job import abstract_params
 from experiments.trained.anchor import load_trained
-from lowcomm_jax.models.model import Model
+from lowcomm_jax.data.tokenizers import Tokenizer, to_hugging_face
 from lowcomm_jax.models.weights import load_llama
 
 
@@ -25,7 +25,7 @@ def starting_params(run: Run) -> Any:
     if start is None:
         return jax.jit(run.model.init)(jax.random.key(run.job.config["seed"]))
     if Path(start, "checkpoints").is_dir():
-        return run.in_stages(_anchor_that_fits(run.whole, start))
+        return run.in_stages(_anchor_that_fits(run, start))
     changes = {
         k: v
         for k, v in run.job.config["model"].items()
@@ -38,10 +38,32 @@ def starting_params(run: Run) -> Any:
     return run.in_stages(loaded[1])
 
 
-def _anchor_that_fits(model: Model, workdir: str) -> Any:
+# Fields of a model that change what its weights mean, and not their shapes.
+_MEANING = ("heads", "kv_heads", "head_dim", "mlp")
+
+
+def _anchor_that_fits(run: Run, workdir: str) -> Any:
     trained = load_trained(Path(workdir))
-    wanted = jax.tree.map(lambda x: (x.shape, x.dtype), abstract_params(model))
-    if jax.tree.map(lambda x: (x.shape, x.dtype), trained.params) != wanted:
-        fix = "that run trained another model; give this run the same model settings"
-        raise RefusedError([f"model.init_from={workdir!r}: {fix}"])
+    wanted = jax.tree.map(lambda x: (x.shape, x.dtype), abstract_params(run.whole))
+    same = jax.tree.map(lambda x: (x.shape, x.dtype), trained.params) == wanted
+    configs = [getattr(model, "config", None) for model in (trained.run.whole, run.whole)]
+    same &= all(getattr(configs[0], f, None) == getattr(configs[1], f, None) for f in _MEANING)
+    problems = []
+    if not same:
+        problems.append("that run trained another model; give this run the same model settings")
+    if not _same_tokens(trained.run.tokenizer, run.tokenizer):
+        problems.append(
+            "that run's tokenizer has other tokens (bpe: is trained on the corpus); `export` it, "
+            "and use --config.data.tokenizer=file:FOLDER/tokenizer.json"
+        )
+    if problems:
+        raise RefusedError([f"model.init_from={workdir!r}: {line}" for line in problems])
     return trained.params
+
+
+def _same_tokens(a: Tokenizer, b: Tokenizer) -> bool:
+    """Whether the same numbers mean the same texts."""
+    if a.digest == b.digest:
+        return True
+    vocabs = [to_hugging_face(one).get_vocab(with_added_tokens=True) for one in (a, b)]
+    return a.eos_id == b.eos_id and vocabs[0] == vocabs[1]

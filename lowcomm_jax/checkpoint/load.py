@@ -29,6 +29,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import optax
 from etils import epath
@@ -355,5 +356,5 @@ def _extend(kept: np.ndarray, value: np.ndarray, length: int, axis: int) -> np.n
 
 def _mean(array_A: np.ndarray) -> np.ndarray:
     """Mean over anchors; counters come from the first."""
-    floating = np.issubdtype(array_A.dtype, np.floating)
+    floating = jnp.issubdtype(array_A.dtype, jnp.floating)
     return array_A.mean(axis=0, dtype=np.float32) if floating else array_A[0]

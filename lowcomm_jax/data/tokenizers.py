@@ -1,12 +1,13 @@
 """Text to token numbers and back: bytes, BPE trained on the corpus, any Hugging Face file.
 
-Every tokenizer has an end-of-document token that no text encodes to, and a padding token whose
-positions are masked. Vocabulary sizes are rounded up to a multiple of 64, which suits matrix units
-and sharding; the numbers above `size` are never used.
+Every tokenizer has an end-of-document token, and a padding token whose positions are masked. No
+text encodes to them; a file of which that is not true is warned of. Vocabulary sizes are rounded up
+to a multiple of 64, which suits matrix units and sharding; numbers above `size` are never used.
 """
 
 import dataclasses
 import hashlib
+import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -18,6 +19,8 @@ from lowcomm_jax.data.cache import open_or_build
 from lowcomm_jax.data.config import refuse
 from lowcomm_jax.data.corpora.base import fingerprint_of
 from lowcomm_jax.data.documents import Documents, Progress, counted
+
+log = logging.getLogger(__name__)
 
 _MULTIPLE = 64
 _EOS, _PAD = "<|end|>", "<|pad|>"
@@ -213,6 +216,14 @@ def _open_file(name: str, path: Path, eos_token: str | None) -> FileTokenizer:
             ]
         )
     pad_id = _first_id(backend, _USUAL_PAD)
+    ends = {backend.id_to_token(i): i for i in (eos_id, pad_id) if i is not None}
+    if spelt := [text for text, i in ends.items() if i in backend.encode(text).ids]:
+        log.warning(
+            "tokenizer=%r: a text that spells %s ends or leaves out a part of its document (as "
+            "with Unigram models, and added tokens that are not special)",
+            name,
+            " or ".join(spelt),
+        )
     size = max(backend.get_vocab(with_added_tokens=True).values()) + 1
     return FileTokenizer(
         name=name,

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
 
@@ -254,6 +255,13 @@ def _check(model, prompt_P, length, temperature, top_k) -> None:
     problems = []
     if jnp.ndim(prompt_P) != 1 or jnp.size(prompt_P) == 0:
         problems.append(f"prompt has shape {jnp.shape(prompt_P)}: give at least one token, [P]")
+    elif not isinstance(prompt_P, jax.core.Tracer):
+        unknown = [t for t in np.asarray(prompt_P).tolist() if not 0 <= t < model.config.vocab_size]
+        if unknown:
+            problems.append(
+                f"prompt has the tokens {unknown[:4]}: the vocabulary is 0 to "
+                f"{model.config.vocab_size - 1}"
+            )
     if length < 1:
         problems.append(f"length={length}: give a whole number of at least 1")
     total, longest = jnp.size(prompt_P) + max(length, 0), model.config.max_seq_len

@@ -183,7 +183,9 @@ class Embedding(nnx.Module):
 
     def __call__(self, tokens_N: Array, dtype: jnp.dtype) -> Array:
         # A token outside the vocabulary gives NaN: a wrong tokenizer shows in the first loss.
-        return _look_up(self.table[...], tokens_N, "fill").astype(dtype)
+        table = self.table[...]
+        tokens_N = jnp.where(tokens_N < 0, table.shape[0], tokens_N)  # -1 would be the last row
+        return _look_up(table, tokens_N, "fill").astype(dtype)
 
     def part(self, tokens_N: Array, first: Array) -> Array:
         """Looks up in a table of the tokens from `first` on; float32, 0 for all other tokens."""

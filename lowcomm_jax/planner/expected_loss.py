@@ -22,7 +22,7 @@ from dataclasses import dataclass
 # -- scaling laws ------------------------------------------------------------------------------
 
 SOURCE = "arXiv 2503.09799, joint fit L(N, M)"
-DOMAIN_PARAMS = (35e6, 2.6e9)  # the 2.4B model counts 2.5e9 with its embeddings
+DOMAIN_PARAMS = (35e6, 2.5e9)  # the 2.4B model counts 2.44e9 with its table
 DOMAIN_REPLICAS = (1, 8)
 TOKENS_PER_PARAM = 20.0
 TOKEN_SLACK = 0.1  # 20 tokens per parameter within 10 %

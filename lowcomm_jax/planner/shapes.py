@@ -147,19 +147,20 @@ class Decoder:
         return out
 
 
-# MLP widths, heads and depths of arXiv 2503.09799 (ungated, vocabulary 32 768); the 107B model is
+# MLP widths, heads and depths of arXiv 2503.09799 (ungated, vocabulary 32 768), whose names are the
+# counts with one table for embedding and head; the 107B model is
 # Qwen1.5 cut to 78 layers (recalled from arXiv 2506.21263, not checked) with that family's public
 # configuration.
 MODELS = {
-    "35m": Decoder(6, 512, 2048, 8, 32768, gated=False),
-    "90m": Decoder(9, 768, 3072, 12, 32768, gated=False),
-    "180m": Decoder(12, 1024, 4096, 16, 32768, gated=False),
-    "335m": Decoder(15, 1280, 5120, 20, 32768, gated=False),
-    "550m": Decoder(18, 1536, 6144, 24, 32768, gated=False),
-    "1.3b": Decoder(24, 2048, 8192, 32, 32768, gated=False),
-    "2.4b": Decoder(30, 2560, 10240, 40, 32768, gated=False),
-    "4b": Decoder(36, 3072, 12288, 48, 32768, gated=False),
-    "10b": Decoder(48, 4096, 16384, 64, 32768, gated=False),
+    "35m": Decoder(6, 512, 2048, 8, 32768, tied=True, gated=False),
+    "90m": Decoder(9, 768, 3072, 12, 32768, tied=True, gated=False),
+    "180m": Decoder(12, 1024, 4096, 16, 32768, tied=True, gated=False),
+    "335m": Decoder(15, 1280, 5120, 20, 32768, tied=True, gated=False),
+    "550m": Decoder(18, 1536, 6144, 24, 32768, tied=True, gated=False),
+    "1.3b": Decoder(24, 2048, 8192, 32, 32768, tied=True, gated=False),
+    "2.4b": Decoder(30, 2560, 10240, 40, 32768, tied=True, gated=False),
+    "4b": Decoder(36, 3072, 12288, 48, 32768, tied=True, gated=False),
+    "10b": Decoder(48, 4096, 16384, 64, 32768, tied=True, gated=False),
     "100b": Decoder(108, 8704, 34816, 68, 32768, gated=False),
     "qwen_107b": Decoder(78, 8192, 49152, 64, 152064, kv_heads=8),
     "1t": Decoder(160, 22528, 90112, 176, 131072, gated=False),

@@ -1,6 +1,7 @@
 """Resuming with more or fewer regions is an operation of its own, with pinned semantics."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from checkpoint.checkpoint_cases import bf16_params, make_engine, train, values
@@ -162,3 +163,9 @@ def test_what_a_channel_has_in_flight_is_dropped():
     (flight,) = resize(saved, {}, (2, 4), anchors=1).values()
     np.testing.assert_array_equal(flight, np.zeros((4, 3, 7), np.float16))
     assert flight.dtype == np.float16
+
+
+def test_a_new_region_has_the_mean_in_bfloat16_too():
+    rows = np.array([[1.0, 1.0], [3.0, 3.0]], jnp.bfloat16)
+    found = resize({"inner/params/a": rows}, {}, (2, 3), anchors=1)["inner/params/a"]
+    np.testing.assert_array_equal(found[2], np.array([2.0, 2.0], jnp.bfloat16))

@@ -102,6 +102,20 @@ def test_any_tokenizer_file(documents, tmp_path):
     assert (tokenizer.size, tokenizer.vocab_size) == (4, 64)
 
 
+def test_a_file_whose_end_token_a_text_can_spell_is_warned_of(documents, tmp_path, caplog):
+    """Pieces of a Unigram model are found in a text, `</s>` among them."""
+    pieces = [("<pad>", 0.0), ("</s>", 0.0), *((letter, -2.0) for letter in "ab<>/s")]
+    hf.Tokenizer(hf.models.Unigram(pieces, unk_id=0)).save(str(tmp_path / "u.json"))
+    tokenizer = ours.open_tokenizer(f"file:{tmp_path / 'u.json'}", documents, tmp_path)
+    assert tokenizer.eos_id in tokenizer.encode("a</s>b")
+    assert "a text that spells </s> or <pad> ends" in caplog.text
+    caplog.clear()
+    write_file(tmp_path / "t.json", "</s>")
+    ours.open_tokenizer(f"file:{tmp_path / 't.json'}", documents, tmp_path)
+    ours.open_tokenizer("bpe:300", documents, tmp_path)
+    assert not caplog.text
+
+
 def test_end_token_of_a_file_must_be_known(documents, tmp_path):
     write_file(tmp_path / "t.json", "[STOP]")
     name = f"file:{tmp_path / 't.json'}"

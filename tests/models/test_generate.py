@@ -91,3 +91,6 @@ def test_all_bad_arguments_in_one_message():
         assert word in str(error.value)
     with pytest.raises(ValueError, match="length"):
         model.generate(params, PROMPT, 0, RNG)
+    for token in (-5, model.config.vocab_size):
+        with pytest.raises(ValueError, match=rf"prompt has the tokens \[{token}\]: the vocabulary"):
+            model.generate(params, jnp.array([3, token]), 2, RNG)

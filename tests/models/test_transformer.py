@@ -124,9 +124,11 @@ def test_loss_against_numpy_with_mask_and_z_loss():
     assert loss.dtype == jnp.float32
 
 
-def test_a_token_outside_the_vocabulary_shows():
+@pytest.mark.parametrize("token", [37, -1, -100])
+def test_a_token_outside_the_vocabulary_shows(token):
+    """In the loss, and in no gradient of a row that is there."""
     model = tiny(layer_loop="scan")
-    loss, _ = jax.jit(model.loss_fn)(init(model), {"tokens": tokens().at[1, 3].set(37)}, RNG)
+    loss, _ = jax.jit(model.loss_fn)(init(model), {"tokens": tokens().at[1, 3].set(token)}, RNG)
     assert np.isnan(loss)
 
 

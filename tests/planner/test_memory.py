@@ -156,7 +156,14 @@ def test_parameter_counts_by_hand():
     assert replace(small, tied=True, gated=False).shapes().size == (
         2 * (block - 8 * 24) + 100 * 8 + 8
     )
-    sizes = {"1.3b": 1.34e9, "10b": 9.93e9, "100b": 98.8e9, "qwen_107b": 108.5e9, "1t": 980e9}
+    sizes = {
+        "35m": 35.7e6,
+        "1.3b": 1.275e9,
+        "10b": 9.8e9,
+        "100b": 98.8e9,
+        "qwen_107b": 108.5e9,
+        "1t": 980e9,
+    }
     for name, size in sizes.items():
         assert MODELS[name].shapes().size == pytest.approx(size, rel=5e-3)
 

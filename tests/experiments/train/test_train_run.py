@@ -285,6 +285,18 @@ def test_a_sample_of_an_older_step(folder, capsys):
     assert f"it holds [20, {STEPS}]" in capsys.readouterr().err
 
 
+def test_a_start_from_weights_that_mean_something_else(tiny, folder, capsys):
+    """Of the same shapes: bytes and bpe:300 have a vocabulary of 320, and heads share a width."""
+    arguments = [a for a in command(tiny, folder) if "workdir" not in a]
+    other = ["--config.data.tokenizer=bpe:300", "--config.model.heads=4"]
+    other += ["--config.model.kv_heads=2", "--config.model.head_dim=4"]
+    start = f"--config.model.init_from={folder / 'run'}"
+    capsys.readouterr()
+    assert main(["train", *arguments, *other, start, f"--workdir={folder / 'else'}"]) == 2
+    told = capsys.readouterr().err
+    assert "trained another model" in told and "tokenizer has other tokens" in told
+
+
 def test_export_and_start_from_it(tiny, folder, capsys):
     out = folder / "exported"
     assert main(["export", f"--workdir={folder / 'run'}", f"--output={out}"]) == 0
