@@ -32,7 +32,9 @@ Optimizer = Literal["adamw", "muon", "sgd"]
 LearningRate = Literal["cosine", "wsd", "constant"]
 
 _EMBEDDING = re.compile(r"(?:^|[/_.])(?:embed\w*|emb|wte|wpe)(?:$|[/_.])", re.IGNORECASE)
-_HEAD = re.compile(r"(?:^|[/_.])(?:lm_head|head|unembed\w*)(?:$|[/_.])", re.IGNORECASE)
+# `multi_head_attention` is none: `head` ends the part.
+_HEAD = re.compile(r"(?:^|[/.])(?:\w+_)?(?:head|unembed\w*)(?:$|[/.])", re.IGNORECASE)
+_VECTOR = re.compile(r"(?:^|[/.])(?:bias|scale)(?:[/.]value)?$", re.IGNORECASE)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -184,14 +186,15 @@ def kind_of(name: str, leaf: Any, stacked: Sequence[str] = ()) -> Kind:
     """Tell matrices from embeddings, output heads and vectors (norm scales, biases), by name.
 
     Embeddings have a part `emb`, `embed...`, `wte` or `wpe` in their path, between `/`, `_` or `.`;
-    heads `head`, `lm_head` or `unembed...`.
+    heads `head`, `..._head` or `unembed...`, between `/` or `.`. A leaf `bias` or `scale` of any
+    rank is a vector, as that of one bias a head.
 
     Args:
       name: path of the leaf, `blocks/0/mlp/up/kernel`.
       leaf: anything with a shape.
       stacked: path prefixes of leaves with a leading layer axis (scanned blocks).
     """
-    if len(leaf.shape) - is_stacked(name, stacked) < 2:
+    if len(leaf.shape) - is_stacked(name, stacked) < 2 or _VECTOR.search(name):
         return "vector"
     if _EMBEDDING.search(name):
         return "embedding"

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from lowcomm_jax.channels.selection import Everything, Selection
@@ -86,10 +87,18 @@ class Channel:
             return [f"codec={self.codec!r}: give a codec, a name of compression.names() or None"]
         if (problem := wrapper_problem(self.codec)) is not None:
             return [problem]
-        one = {"values": jax.ShapeDtypeStruct((256,), np.float32)}
-        if self.codec.increments or jax.tree.leaves(self.codec.init(one)):
+        shapes = ((256,), (512, 512))  # low-rank codecs have a state for matrices alone
+        like = {str(shape): jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes}
+        if self.codec.increments or jax.tree.leaves(self.codec.init(like)):
             return [
                 f"codec {self.codec.name} remembers what it has sent, and other entries leave each "
                 "time: use one without state, as bf16"
+            ]
+        ones = {name: jnp.ones(x.shape, x.dtype) for name, x in like.items()}
+        found = self.codec.decode(self.codec.encode(ones, self.codec.init(like))[0], like)
+        if not all(np.asarray(x).all() for x in found.values()):
+            return [
+                f"codec {self.codec.name} sends some entries, and all that the channel selects are "
+                "replaced: use one that sends all, as bf16"
             ]
         return []

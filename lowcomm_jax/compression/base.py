@@ -26,10 +26,12 @@ class Codec(abc.ABC):
         needs an anchor of its own.
       increments: whether payloads decode to changes of values that receivers hold (`ef21`); the
         outer rule must then sum them up.
+      keeps_residual: whether what was not sent is added to the next values (`error_feedback`).
     """
 
     personal: bool = False
     increments: bool = False
+    keeps_residual: bool = False
 
     @property
     @abc.abstractmethod
@@ -146,9 +148,10 @@ class Codec(abc.ABC):
 def memory_problem(codec: Codec) -> str | None:
     """Why a codec can have no residual, copy or momentum around it; None = it can.
 
-    A residual of increments grows without bound, and a mean that is personal (`receive`) is lost.
+    A residual of increments grows without bound, a mean that is personal (`receive`) is lost, and
+    what two residuals keep is added twice.
     """
-    if not (codec.increments or codec.personal):
+    if not (codec.increments or codec.personal or codec.keeps_residual):
         return None
     return f"codec {codec.name} keeps what it has not sent itself: use it as it is"
 
@@ -172,6 +175,10 @@ class Wrapper(Codec):
     @property
     def increments(self) -> bool:
         return self.codec.increments
+
+    @property
+    def keeps_residual(self) -> bool:
+        return self.codec.keeps_residual
 
     def decode(self, payload: PyTree, like: PyTree) -> PyTree:
         return self.codec.decode(payload, like)

@@ -38,6 +38,7 @@ class ErrorFeedback(Wrapper):
     """See `error_feedback`."""
 
     in_slices: ClassVar[bool | None] = True
+    keeps_residual: ClassVar[bool] = True
     decay: float = 1.0
 
     def __post_init__(self) -> None:

@@ -57,6 +57,10 @@ class Staged(Codec):
         return self.codec.increments
 
     @property
+    def keeps_residual(self) -> bool:
+        return self.codec.keeps_residual
+
+    @property
     def name(self) -> str:
         return self.codec.name
 

@@ -84,6 +84,7 @@ def delayed_nesterov(
         [
             *rates(learning_rate, momentum),
             in_range("buffer", buffer, 1, float("inf")),
+            None if buffer % 1 == 0 else f"buffer={buffer}: give a whole number of arrivals",
             in_range("c", c, 0.0, 1.0 / buffer) if buffer >= 1 else None,
         ],
     )

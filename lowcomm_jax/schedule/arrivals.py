@@ -84,7 +84,9 @@ class Arrivals(Schedule):
 
     def violations(self, regions: int) -> list[str]:
         problems = []
-        if self.period < 1:
+        if not np.issubdtype(np.asarray(self.period).dtype, np.integer):
+            problems.append(f"period={self.period}: must be a whole number of inner steps")
+        elif self.period < 1:
             problems.append(f"period={self.period}: at least 1 inner step is needed")
         if len(self.speeds) != regions:
             problems.append(

@@ -143,10 +143,16 @@ def test_quantize_names_and_refusals():
 
 
 @pytest.mark.parametrize(
-    "codec", [ef21(build("topk", k=9)), decoupled_momentum(build("topk", k=9), 0.9)]
+    "codec",
+    [
+        ef21(build("topk", k=9)),
+        decoupled_momentum(build("topk", k=9), 0.9),
+        error_feedback(build("topk", k=9), 0.9),
+    ],
 )
 @pytest.mark.parametrize("around", [error_feedback, ef21, decoupled_momentum])
 def test_a_memory_beside_one_of_the_codecs_own_is_refused(around, codec):
-    """A residual of increments would grow without bound, and a personal mean would be lost."""
+    """A residual of increments would grow without bound, a personal mean would be lost, and what
+    two residuals keep would be added twice."""
     with pytest.raises(ValueError, match=f"codec {codec.name} keeps what it has not sent itself"):
         around(codec)

@@ -138,6 +138,9 @@ def test_kinds():
     assert kind_of("lm_head/kernel", shape) == "head"
     assert kind_of("blocks/0/attention/heads/kernel", shape) == "matrix"
     assert kind_of("blocks/norm/scale", shape, stacked=("blocks",)) == "vector"
+    assert kind_of("multi_head_attention/query/w", shape) == "matrix"
+    assert kind_of("output_head/kernel", shape) == kind_of("model.head.weight", shape) == "head"
+    assert kind_of("attn/query/bias", shape) == kind_of("attn/query/bias/value", shape) == "vector"
 
 
 @pytest.mark.parametrize(

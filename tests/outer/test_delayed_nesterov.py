@@ -71,3 +71,5 @@ def test_every_violation_is_in_one_message():
         delayed_nesterov(-1, 2, 3, 0.5)
     with pytest.raises(ValueError, match="buffer=0"):
         delayed_nesterov(0.1, 0.9, 0)
+    with pytest.raises(ValueError, match=r"buffer=1\.5: give a whole number"):
+        delayed_nesterov(0.1, 0.9, 1.5)

@@ -13,6 +13,7 @@ from engine.collectives import sent_across, sized
 from oracle.jax_problem import loss_fn
 
 import lowcomm_jax as lc
+from lowcomm_jax import compression
 from lowcomm_jax.channels import Channel, Everything, Sampled
 from lowcomm_jax.checkpoint import Checkpoints
 from lowcomm_jax.methods import Method
@@ -385,6 +386,12 @@ REFUSED = {
     "remembers what it has sent": lambda: lc.methods.sparta(
         0.1, codec={"name": "int4", "error_feedback": 0.9}
     ),
+    "codec low_rank": lambda: Method(
+        "m", Never(), None, channels=(Channel("a", codec=compression.make("low_rank", rank=2)),)
+    ),
+    "replaced: use one that sends all": lambda: lc.methods.sparta(
+        0.1, codec=compression.make("topk", k=8)
+    ),
     "without period": lambda: lc.methods.sparta(0.1, outer=lc.outer.sgd(1.0)),
     "source='params' stands in 2": lambda: Method(
         "m", Never(), None, channels=(Channel("a"), Channel("b", selection=HALF))
@@ -400,6 +407,11 @@ REFUSED = {
         "m", Staggered(1), None, signal="gradient", channels=(Channel("a"),)
     ),
 }
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp16", "int8", "int4", "stat4", "e3m0", "sign"])
+def test_codecs_that_send_every_entry_are_taken(name):
+    assert Channel("a", codec=compression.make(name)).violations() == []
 
 
 @pytest.mark.parametrize("line", REFUSED)
