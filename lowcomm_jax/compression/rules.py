@@ -27,9 +27,7 @@ _SMALL_MATRIX = 64 * 64
 Rules = tuple[tuple[str, MatrixCodec], ...]
 
 NORMS_AND_BIASES = r"(?i)(^|[/_.])(bias|scale|norm\w*|\w*norm|ln\w*)($|[/_.])"
-EMBEDDINGS = (
-    r"(?i)(^|[/_.])(emb\w*|wte|wpe|lm_head|unembed\w*)($|[/_.])|(^|[/.])(\w+_)?head($|[/.])"
-)
+EMBEDDINGS = r"(?i)(^|[/_.])(emb\w*|wte|wpe|unembed\w*)($|[/_.])|(^|[/.])(\w+_)?head($|[/.])"
 
 EXEMPT_SMALL: Rules = ((NORMS_AND_BIASES, FP32),)
 LANGUAGE_MODEL: Rules = (*EXEMPT_SMALL, (EMBEDDINGS, Statistical(bits=8, scope="row")))

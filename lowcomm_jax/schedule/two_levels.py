@@ -73,7 +73,8 @@ class TwoLevels(Arrivals):
         members = sorted(r for group in self.groups for r in group)
         if members != list(range(regions)) or not all(map(len, self.groups)):
             problems.append(
-                f"groups={self.groups}: name each of the {regions} regions (from 0) in one group, none empty"
+                f"groups={self.groups}: name each of the {regions} regions (from 0) in one group, "
+                "none empty"
             )
         if self.every < 1:
             problems.append(f"every={self.every}: a server sends after at least 1 arrival; give 1+")
