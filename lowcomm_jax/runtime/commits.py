@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import re
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from lowcomm_jax.runtime import records
 from lowcomm_jax.runtime.errors import Rejected
@@ -95,6 +95,18 @@ class Announcement:
         return cls(**records.fields(body, **reads))
 
 
+class Late(NamedTuple):
+    """A living region that exchanges went on without.
+
+    Attributes:
+      step: later exchanges wait for it once it is past this step.
+      missed: exchanges that have waited for it in vain since it last announced in time.
+    """
+
+    step: int
+    missed: int
+
+
 @dataclasses.dataclass(frozen=True)
 class Commit:
     """The commit record of one exchange.
@@ -104,12 +116,14 @@ class Commit:
       terms: of the regions that announced, and were alive.
       writer: the region that wrote the record, and has all payloads.
       present: the regions that took part, and other living ones that announced; ascending.
+      late: regions that missed this exchange or an earlier one, and have announced nothing since.
     """
 
     payloads: dict[int, PayloadRecord]
     terms: dict[int, Terms]
     writer: int
     present: tuple[int, ...] = ()
+    late: dict[int, Late] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def read(cls, body: Any) -> Commit:
@@ -120,8 +134,10 @@ class Commit:
             terms=records.by_region(records.terms),
             writer=records.whole,
             present=records.listed(records.whole),
+            late=records.by_region(records.row(records.whole, records.size)),
         )
-        return cls(**{**found, "present": tuple(found["present"])})
+        late = {region: Late(*one) for region, one in found["late"].items()}
+        return cls(**{**found, "present": tuple(found["present"]), "late": late})
 
 
 def _digest(value: Any) -> str:

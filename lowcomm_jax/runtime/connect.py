@@ -21,7 +21,7 @@ from lowcomm_jax.mesh.leader import Leader, leader
 from lowcomm_jax.runtime import kv
 from lowcomm_jax.runtime.commits import CommitLog
 from lowcomm_jax.runtime.context import ContextParts, ExchangeContext, FaultHooks, NoFaults
-from lowcomm_jax.runtime.heartbeat import Heartbeat
+from lowcomm_jax.runtime.heartbeat import Heartbeat, WaitList
 from lowcomm_jax.runtime.kv import MetricsCounter, Store
 from lowcomm_jax.runtime.remote import RemoteExchange
 from lowcomm_jax.runtime.request import Arrived
@@ -351,6 +351,7 @@ def _context_parts(
         raise ValueError("exchange between jobs: " + "; ".join(wrong))
     counter = MetricsCounter()
     opened, seal = Store(url, run_id, counter), Seal(run_id, found)
+    heartbeat = Heartbeat(opened, seal, region, count, timing)
     return ContextParts(
         run_id=run_id,
         region=region,
@@ -361,7 +362,8 @@ def _context_parts(
         store=opened,
         seal=seal,
         commit_log=CommitLog(opened, seal),
-        heartbeat=Heartbeat(opened, seal, region, count, timing),
+        heartbeat=heartbeat,
+        wait_list=WaitList(heartbeat),
         pace=Pace(timing),
         fault_hooks=mishaps or NoFaults(),
         closing=threading.Event(),

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from lowcomm_jax.runtime.commits import CommitLog
-from lowcomm_jax.runtime.heartbeat import Heartbeat
+from lowcomm_jax.runtime.heartbeat import Heartbeat, WaitList
 from lowcomm_jax.runtime.kv import MetricsCounter, Store
 from lowcomm_jax.runtime.secret import Seal
 from lowcomm_jax.runtime.terms import Heal
@@ -35,6 +35,7 @@ class ContextParts:
       seal: signs and checks records.
       commit_log: announcements and commit records.
       heartbeat: which regions are alive.
+      wait_list: which of them an exchange waits for.
       fault_hooks: called where a test or an experiment may inject faults.
       closing: set when this region leaves.
       halted: set when its exchanges end without an outcome.
@@ -50,6 +51,7 @@ class ContextParts:
     seal: Seal
     commit_log: CommitLog
     heartbeat: Heartbeat
+    wait_list: WaitList
     pace: Pace
     fault_hooks: FaultHooks
     closing: threading.Event

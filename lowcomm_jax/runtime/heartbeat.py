@@ -14,13 +14,13 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from lowcomm_jax.runtime import records
+from lowcomm_jax.runtime.commits import Commit, Late
 from lowcomm_jax.runtime.errors import Lost, Rejected, StoreUnavailable, Superseded
 from lowcomm_jax.runtime.kv import Store
-from lowcomm_jax.runtime.request import ExchangeResult
 from lowcomm_jax.runtime.secret import Seal
 from lowcomm_jax.runtime.timing import Timing
 
@@ -331,16 +331,21 @@ class WaitList:
     one that joined later, from its first payload on. It does not wait for a region that asks for a
     state, nor for one that missed an earlier exchange, until that has caught up.
 
+    Which regions are late stands in the commit records, so that all regions agree on it. Did each
+    decide by itself, one could wait for a late region just when another does not. The one that
+    does not wait would end the other's wait too soon, again and again.
+
     Attributes:
       roster: incarnation of the regions that began the membership epoch.
       behind: whether the last finished exchange went on without this region.
+      late: the other regions that are late, as the last commit record says.
     """
 
     def __init__(self, heartbeat: Heartbeat):
         self.roster: dict[int, int] = {}
         self.behind = False
+        self.late: dict[int, Late] = {}
         self._heartbeat = heartbeat
-        self._silent_at: dict[int, int] = {}
 
     def awaited(self, region: int) -> bool:
         """Whether an exchange waits for this region: it is alive and expected to announce."""
@@ -353,22 +358,33 @@ class WaitList:
 
     def left_behind(self, region: int) -> bool:
         """Whether another region missed an exchange, and has not caught up."""
-        beat = self._heartbeat.latest().get(region)
-        return beat is not None and beat.step <= self._silent_at.get(region, -1)
+        beat, late = self._heartbeat.latest().get(region), self.late.get(region)
+        return beat is not None and late is not None and beat.step <= late.step
 
-    def note(self, others: set[int], result: ExchangeResult) -> None:
-        """Note the regions that announced, and those that missed an exchange which is over.
+    def missed(self, regions: Iterable[int]) -> int:
+        """The most exchanges that one of these regions has missed since it announced in time."""
+        return max((self.late[r].missed for r in regions if r in self.late), default=0)
+
+    def late_in(self, silent: Iterable[int], awaited: Iterable[int]) -> dict[int, Late]:
+        """The regions that are late once an exchange is over, for its commit record.
 
         Later exchanges wait for a region that missed one once its step is past this region's step
         of now. An equal step is not enough, since it may have stopped there. A later step of this
         region is not used, since a region of the same speed would never reach it.
+
+        Args:
+          silent: members that have not announced.
+          awaited: those of them that this exchange has waited for in vain.
         """
-        self.behind = self._heartbeat.region not in result.commit.present
-        # With those whose announcement only the writer of the record has seen.
-        announced = result.announced | result.commit.terms.keys()
-        for region in others & announced:
-            self._silent_at.pop(region, None)
-        for region in result.unanswered - announced:
-            beat = self._heartbeat.latest().get(region)
-            if region not in self._silent_at or (beat and beat.step > self._silent_at[region]):
-                self._silent_at[region] = self._heartbeat.own.step
+        found = {region: self.late[region] for region in silent if region in self.late}
+        for region in awaited:
+            if not self.left_behind(region):  # then it missed another exchange meanwhile
+                missed = self.missed([region]) + 1
+                found[region] = Late(self._heartbeat.own.step, missed)
+        return found
+
+    def note(self, others: set[int], commit: Commit) -> None:
+        """Note which of the other members are late, when an exchange is over."""
+        self.behind = self._heartbeat.region not in commit.present
+        rest = {region: one for region, one in self.late.items() if region not in others}
+        self.late = rest | {r: one for r, one in commit.late.items() if r in others}

@@ -17,7 +17,7 @@ from lowcomm_jax.runtime.anchor_check import AnchorCheck
 from lowcomm_jax.runtime.context import ExchangeContext
 from lowcomm_jax.runtime.early_payload import EarlyPayload
 from lowcomm_jax.runtime.errors import Rejected, StoreUnavailable
-from lowcomm_jax.runtime.heartbeat import Beat, WaitList
+from lowcomm_jax.runtime.heartbeat import Beat
 from lowcomm_jax.runtime.payloads import PayloadGC
 from lowcomm_jax.runtime.rounds import RoundExchange
 from lowcomm_jax.runtime.state_transfer import State, StateTransfer
@@ -53,8 +53,7 @@ class Membership:
         self.kind, self.heal = kind, context.heal
         self._context = context
         self._payload_gc = PayloadGC(context, keep)
-        self._wait_list = WaitList(context.heartbeat)
-        self._state_transfer = StateTransfer(context, self._wait_list)
+        self._state_transfer = StateTransfer(context)
         self._anchor_check = AnchorCheck(context, self._state_transfer)
         kinds = WholeExchange | TwoShotExchange | RoundExchange | EarlyPayload
         self._running: list[kinds] = []
@@ -79,7 +78,7 @@ class Membership:
         context, until = self._context, time.monotonic() + wait_s
         retry(context, until, lambda: register(context, self.kind))
         retry(context, until, self._payload_gc.adopt)
-        self._wait_list.roster = rendezvous(context, until, step)
+        context.wait_list.roster = rendezvous(context, until, step)
 
     @property
     def awaited(self) -> bool:

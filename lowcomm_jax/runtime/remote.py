@@ -166,7 +166,7 @@ class RemoteExchange(Membership):
 
     def arrives(self, key: str) -> bool:
         """Wait until `finish` would return without waiting; False where the store is away."""
-        began, outcome = time.monotonic(), self._open[key].outcome
+        began, outcome = time.monotonic(), self._wait_for(key).outcome
         while not outcome.done() and self.reachable():
             wait([outcome], timeout=self._context.timing.beat_s / 4)
         self._waited[key] = self._waited.get(key, 0.0) + time.monotonic() - began
@@ -185,7 +185,7 @@ class RemoteExchange(Membership):
           Parted: this region's terms do not hold, or no region's do.
         """
         began = time.monotonic()
-        result = self._open[key].outcome.result()
+        result = self._wait_for(key).outcome.result()
         del self._open[key]
         waited = self._waited.pop(key, 0.0) + time.monotonic() - began
         return arrange(result, like, self.count, waited, self._context.counter)
@@ -322,7 +322,7 @@ class RemoteExchange(Membership):
         living, empty = context.heartbeat.living(certain=False), {}
         for name, said in context.commit_log.announcements(names, everyone).items():
             known = {r: one.terms for r, one in said.items() if r in living}
-            coming = any(r not in said and self._wait_list.awaited(r) for r in everyone)
+            coming = any(r not in said and context.wait_list.awaited(r) for r in everyone)
             taken = any(one.payload is not None for one in said.values())
             agreed = known and terms.counting(known, context.heal) == known.keys()
             if coming or taken or not agreed:
@@ -364,7 +364,8 @@ class RemoteExchange(Membership):
           first: the first round that has not landed here.
         """
         self._context.heartbeat.check()
-        given = (self._wait_list.awaited, admission, most, overlap, like_K, first)
+        awaited = self._context.wait_list.awaited
+        given = (awaited, admission, most, overlap, like_K, first)
         found = RoundExchange(self._context, self._payload_gc, *given)
         self._running.append(found)
         found.begin()
@@ -412,6 +413,12 @@ class RemoteExchange(Membership):
 
     # -- helpers ---------------------------------------------------------------------------------
 
+    def _wait_for(self, key: str) -> WholeExchange | TwoShotExchange:
+        """The exchange of this key, which is told that the loop waits for it."""
+        found = self._open[key]
+        found.due.begin(self._context.heartbeat.clock_s)
+        return found
+
     def _make_request(
         self, key: str, members: tuple[int, ...] | None, **rest: Any
     ) -> ExchangeRequest:
@@ -430,7 +437,7 @@ class RemoteExchange(Membership):
         self, request: ExchangeRequest, early: EarlyPayload | None = None
     ) -> WholeExchange | TwoShotExchange:
         self._payload_gc.begin(request.key)
-        given = self._context, request, self._wait_list.awaited, self._done
+        given = self._context, request, self._context.wait_list.awaited, self._done
         if request.reduction is None:
             exchange = WholeExchange(*given, early)
         else:
@@ -445,7 +452,8 @@ class RemoteExchange(Membership):
             return
         request, result = exchange.request, exchange.outcome.result()
         if request.joins:
-            self._wait_list.note(set(request.members) - {self.region}, result)
+            others = set(request.members) - {self.region}
+            self._context.wait_list.note(others, result.commit)
         self._payload_gc.done(request.key, exchange.published)
         self._context.heartbeat.run_guarded(self._payload_gc.sweep, self._state_transfer.sweep)
 

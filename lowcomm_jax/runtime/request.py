@@ -50,6 +50,22 @@ class ExchangeRequest:
     patience_s: float = 0.0
 
 
+@dataclasses.dataclass
+class Due:
+    """Whether the loop waits for the outcome of an exchange.
+
+    Attributes:
+      since_s: since when, on the clock of the heartbeat; None = it still computes.
+    """
+
+    since_s: float | None = None
+
+    def begin(self, now_s: float) -> None:
+        """The loop waits from now on, if it did not before."""
+        if self.since_s is None:
+            self.since_s = now_s
+
+
 @dataclasses.dataclass(frozen=True)
 class ExchangeResult:
     """The end of an exchange, by region.
@@ -57,8 +73,6 @@ class ExchangeResult:
     Attributes:
       commit: the record that says who took part.
       arrays: payloads of the regions that took part.
-      announced: the regions that announced.
-      unanswered: regions that this one waited for to the end, and that did not announce.
       seconds: from this region's payload being computed to the arrival of the last payload.
       reduced: `[parts, ...]`, the reduced slices, if payloads are reduced so; `arrays` are then
         the arrays beside the slices.
@@ -66,8 +80,6 @@ class ExchangeResult:
 
     commit: Commit
     arrays: dict[int, dict[str, np.ndarray]]
-    announced: frozenset[int]
-    unanswered: frozenset[int]
     seconds: float
     reduced: dict[str, np.ndarray] | None = None
 

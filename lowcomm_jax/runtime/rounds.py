@@ -223,9 +223,8 @@ class RoundExchange:
         if None in arrays.values():
             self._check_lost(number, found)
             return None
-        announced = frozenset(found.announced)
         seconds = self._clock() - (found.seen_s or self._clock())
-        result = ExchangeResult(found.commit, arrays, announced, frozenset(), seconds)
+        result = ExchangeResult(found.commit, arrays, seconds)
         like, count = self._like_K[number % len(self._like_K)], self._context.count
         return arrange(result, like, count, 0.0, self._context.counter)
 

@@ -22,7 +22,6 @@ from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.runtime import records, wire
 from lowcomm_jax.runtime.context import ExchangeContext
 from lowcomm_jax.runtime.errors import Missing, Rejected, StoreUnavailable
-from lowcomm_jax.runtime.heartbeat import WaitList
 from lowcomm_jax.state.leaves import flight_records, named_leaves, saved_name
 from lowcomm_jax.state.train_state import TrainState
 
@@ -125,8 +124,8 @@ def _given(value: Any) -> dict:
 class StateTransfer:
     """Gives and takes states: one create-only record a step, arrays in pieces named by content."""
 
-    def __init__(self, context: ExchangeContext, wait_list: WaitList):
-        self._context, self._wait_list, self._chunk_bytes = context, wait_list, CHUNK_BYTES
+    def __init__(self, context: ExchangeContext):
+        self._context, self._chunk_bytes = context, CHUNK_BYTES
         # When each incarnation of a region was given so many bytes.
         self._served: dict[tuple[int, int], tuple[float, int]] = {}
         self._given: deque[tuple[str, list[str]]] = deque()
@@ -240,10 +239,9 @@ class StateTransfer:
         if heartbeat.own.wants or all(map(self._lately, asking.items())):
             return False
         # Who was left behind has landed less than the others.
-        behind = self._wait_list.left_behind
-        others = self.donors()
-        lower = [r for r in others if r < heartbeat.region and not behind(r)]
-        return heartbeat.own.awaited and not (others and self._wait_list.behind) and not lower
+        others, wait_list = self.donors(), self._context.wait_list
+        lower = [r for r in others if r < heartbeat.region and not wait_list.left_behind(r)]
+        return heartbeat.own.awaited and not (others and wait_list.behind) and not lower
 
     def newest(self) -> State | None:
         """The state of the highest step that is complete and undamaged; None = there is none.

@@ -20,8 +20,8 @@ class Timing:
       beat_s: between two heartbeats of a region.
       dead_after_s: a region counts as dead when its heartbeat did not change for this time, at the
         soonest. One whose heartbeats were seen to come slower is given `patience_s`.
-      deadline_s: how late a living region's payload may be before the others go on without it;
-        None = derived from observed delays (`Pace`).
+      deadline_s: how long a living region's payload may keep the others from training before they
+        go on without it; None = derived from observed delays (`Pace`).
       floor_s: least derived deadline.
       first_s: deadline before enough delays were observed; covers compiling.
       answer_s: least time a region gets to answer, or a transfer to make progress.
@@ -71,7 +71,8 @@ class Pace:
     """Observed lateness of announcements and speed of transfers; derives deadlines from them.
 
     A deadline is floor + median lateness + 6 median absolute deviations + 3 transfer times. One
-    slow round does not move it; a link or region that stays slow does.
+    slow round does not move it; a link or region that stays slow does. For a region that has
+    missed exchanges it is doubled with each of them, as TCP doubles its timeout (RFC 6298, 5.5).
     """
 
     def __init__(self, timing: Timing):
@@ -96,8 +97,13 @@ class Pace:
             seen = list(self._bytes_per_s)
         return nbytes / statistics.median(seen) if seen else 0.0
 
-    def deadline_s(self, nbytes: int) -> float:
-        """How long to wait for the other regions' payloads of `nbytes` together."""
+    def deadline_s(self, nbytes: int, missed: int = 0) -> float:
+        """How long to wait for the other regions' payloads of `nbytes` together.
+
+        Args:
+          missed: exchanges that have waited in vain for a region since it last announced in time.
+            A derived deadline is doubled for each, up to `first_s`.
+        """
         timing = self._timing
         if timing.deadline_s is not None:
             return timing.deadline_s
@@ -107,4 +113,5 @@ class Pace:
             return max(timing.first_s, timing.floor_s)
         median = statistics.median(late_s)
         spread = statistics.median(abs(x - median) for x in late_s)
-        return timing.floor_s + median + 6 * spread + 3 * self.transfer_s(nbytes)
+        usual_s = timing.floor_s + median + 6 * spread + 3 * self.transfer_s(nbytes)
+        return max(usual_s, min(usual_s * 2.0 ** min(missed, 64), timing.first_s))

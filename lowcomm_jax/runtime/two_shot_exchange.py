@@ -18,7 +18,7 @@ from lowcomm_jax.runtime.commits import Commit, CommitLog
 from lowcomm_jax.runtime.context import ExchangeContext
 from lowcomm_jax.runtime.errors import Missing, Rejected
 from lowcomm_jax.runtime.fetch import Fetch, PayloadPiece
-from lowcomm_jax.runtime.request import ExchangeRequest, ExchangeResult
+from lowcomm_jax.runtime.request import Due, ExchangeRequest, ExchangeResult
 from lowcomm_jax.runtime.whole_exchange import WholeExchange
 from lowcomm_jax.runtime.wire import Arrays, one_slice, owners, side_by_side
 
@@ -49,6 +49,7 @@ class TwoShotExchange:
         # The device's copies are for the first exchange alone, and not needed for long.
         self.request = dataclasses.replace(request, arrays={})
         self.outcome: Future[ExchangeResult] = Future()
+        self.due = Due()
         self._context, self._awaited, self._done = context, awaited, done
         self._parts, self._like = request.reduction.parts, request.reduction.like
         self._first = self._whole_exchange(request, awaited)
@@ -104,7 +105,7 @@ class TwoShotExchange:
     def _whole_exchange(
         self, request: ExchangeRequest, awaited: Callable[[int], bool]
     ) -> WholeExchange:
-        return WholeExchange(self._context, request, awaited, lambda _: None)
+        return WholeExchange(self._context, request, awaited, lambda _: None, due=self.due)
 
     def _follow_up(self, suffix: str, awaited: Callable[[int], bool], **more) -> ExchangeResult:
         """The result of an exchange that follows."""

@@ -8,16 +8,19 @@ When a region does not answer, the others do this, in the order of calls:
 1. `_agree` calls `_propose` until there is a commit record; `_propose` first calls `_confirm`.
 2. `_confirm` asks `Inbox.is_final` for each member. For one that has announced nothing it waits as
    long as `WaitList.awaited` (heartbeat.py) says so. Without a heartbeat for `Timing.patience_s`
-   that region is dead, and the wait ends. For a living one it waits until `Pace.deadline_s`
-   (timing.py): derived from earlier exchanges, `first_s` in the first three, and more after an
-   outage. The wait ends sooner where all others that announced have confirmed without that
-   region (`_passed_over`). Then `_confirm` publishes which payloads this region holds.
+   that region is dead, and the wait ends. For a living one it waits until the loop needs the
+   outcome (`Due`), and from then on for `Pace.deadline_s` (timing.py): derived from earlier
+   exchanges, `first_s` in the first three, and more after an outage. It is doubled with every
+   exchange that the region has missed. The wait ends sooner where all others that announced have
+   confirmed without that region (`_passed_over`). Then `_confirm` publishes which payloads this
+   region holds.
 3. `_propose` waits for the confirmations of the others, two deadlines at most. `participants`
    leaves out payloads that not all of them hold. `CommitLog.commit` (commits.py) writes the one
    record.
 4. `_complete` fetches the payloads that the record names. No region counts any other payload.
-5. `WaitList.note` (heartbeat.py; `RemoteExchange._done` calls it) stores which region did not
-   answer: later exchanges do not wait for it until it has caught up.
+5. The record says which regions are late (`WaitList.late_in`, heartbeat.py), and `WaitList.note`
+   stores that (`RemoteExchange._done` calls it): later exchanges wait for none of them until it has
+   caught up.
 
 The region that did not answer does this:
 
@@ -51,7 +54,7 @@ from lowcomm_jax.runtime.context import ExchangeContext
 from lowcomm_jax.runtime.early_payload import EarlyPayload
 from lowcomm_jax.runtime.errors import Lost, Missing, StoreUnavailable
 from lowcomm_jax.runtime.fetch import Fetch
-from lowcomm_jax.runtime.request import ExchangeRequest, ExchangeResult
+from lowcomm_jax.runtime.request import Due, ExchangeRequest, ExchangeResult
 
 T = TypeVar("T")
 
@@ -66,6 +69,7 @@ class WholeExchange:
       outcome: the result, when it is there.
       host_payload: this region's arrays, once they are on the host.
       began: the time at which they were (`time.monotonic`).
+      due: whether the loop waits for the outcome.
       inbox: the others' announcements, and the payloads that are fetched.
     """
 
@@ -76,21 +80,24 @@ class WholeExchange:
         awaited: Callable[[int], bool],
         done: Callable,
         early: EarlyPayload | None = None,
+        due: Due | None = None,
     ):
         """
         Args:
           awaited: whether to wait for a region (`WaitList.awaited`).
           done: called with this object after the outcome is set.
           early: arrays that belong to the payload, and were sent before; None = there are none.
+          due: of the exchange that this one is a part of; None = it is one by itself.
         """
-        self.request = request
+        self.request, self.due = request, due or Due()
         self.outcome: Future[ExchangeResult] = Future()
         self.inbox = Inbox(context, request, awaited, early)
         self._early = early
         self.host_payload = payloads.HostPayload({}, {}, {})
         self._context, self._awaited, self._done = context, awaited, done
         self._held: dict[int, Holdings] | None = None
-        self._waits_for: list[int] = []
+        self._computing: list[int] = []
+        self._missed = 0
         self._asked_s = context.heartbeat.clock_s
         self._terms: terms.Terms = {}
         self._late_s = 0.0
@@ -135,9 +142,7 @@ class WholeExchange:
             self.outcome.set_exception(error)
         else:
             seconds = time.monotonic() - self.began
-            announced, waited = frozenset(self.inbox.announcements), frozenset(self._waits_for)
-            result = ExchangeResult(commit, arrays, announced, waited - announced, seconds)
-            self.outcome.set_result(result)
+            self.outcome.set_result(ExchangeResult(commit, arrays, seconds))
         finally:
             self.inbox.cancel()
             if self._early is not None:
@@ -235,7 +240,9 @@ class WholeExchange:
                 return None
             chosen = participants({r: d for r, d in digests.items() if inbox.has(r)}, self._held)
         present = tuple(sorted({*chosen, *(counting & living)}))
-        commit = Commit({r: published[r] for r in chosen}, known, context.region, present)
+        silent = set(self.request.members) - announced.keys()
+        late = context.wait_list.late_in(silent, silent & set(self._computing))
+        commit = Commit({r: published[r] for r in chosen}, known, context.region, present, late)
         return context.commit_log.commit(self.request.name, commit)
 
     def _confirm(self) -> bool:
@@ -243,13 +250,15 @@ class WholeExchange:
         context, request, inbox = self._context, self.request, self.inbox
         if inbox.look():
             self._late_s = self._waited_s
-            if request.patience_s:
+            if request.patience_s or self._missed:
                 # What was just announced has still to come: for that the usual time is enough.
                 self._since_s = context.heartbeat.clock_s
-        waiting = self._waits_for = [r for r in request.members if not inbox.is_final(r)]
-        computing = any(region not in inbox.announcements for region in waiting)
+        waiting = [r for r in request.members if not inbox.is_final(r)]
+        computing = self._computing = [r for r in waiting if r not in inbox.announcements]
+        # Who is to bring averages has announced before, in the exchange that this one follows.
+        self._missed = 0 if request.follows else context.wait_list.missed(computing)
         patience_s = request.patience_s if computing else 0.0
-        enough = self._waited_enough(waiting, patience_s=patience_s)
+        enough = self._waited_enough(waiting, missed=self._missed, patience_s=patience_s)
         if not enough and not self._passed_over(waiting):
             return False
         announced = sorted(inbox.announcements.items())
@@ -278,15 +287,21 @@ class WholeExchange:
 
     @property
     def _waited_s(self) -> float:
-        return self._context.heartbeat.clock_s - self._since_s
+        """Seconds for which the loop has waited since this region has announced, or confirmed.
+
+        0 while the loop computes: what the others bring meanwhile keeps nobody from training.
+        """
+        if self.due.since_s is None:
+            return 0.0
+        return self._context.heartbeat.clock_s - max(self._since_s, self.due.since_s)
 
     def _waited_enough(
-        self, waiting: list[int], deadlines: int = 1, patience_s: float = 0.0
+        self, waiting: list[int], deadlines: int = 1, missed: int = 0, patience_s: float = 0.0
     ) -> bool:
         """Whether the wait is over: there is no region to wait for, or the deadline has passed."""
         me, announced = self._context.region, self.inbox.announcements.values()
         nbytes = sum(one.payload.nbytes_for(me) for one in announced if one.payload)
-        deadline_s = deadlines * self._context.pace.deadline_s(nbytes) + patience_s
+        deadline_s = deadlines * self._context.pace.deadline_s(nbytes, missed) + patience_s
         return not waiting or self._waited_s >= deadline_s
 
     # -- 3: have every payload of the record --------------------------------------------------

@@ -266,6 +266,19 @@ def test_deadlines_are_generous_before_and_derived_after_something_was_observed(
     assert pace.deadline_s(10**9) == pytest.approx(2.0 + 2.0 + 6 * 1.0 + 3 * 10.0)
 
 
+@pytest.mark.parametrize(
+    ("missed", "expected"), [(0, 3.0), (1, 6.0), (5, 96.0), (6, 100.0), (10**6, 100.0)]
+)
+def test_a_deadline_is_doubled_for_each_exchange_that_was_missed(missed, expected):
+    pace = Pace(Timing(floor_s=2.0, first_s=100.0))
+    for _ in range(3):
+        pace.announced(1.0)
+    assert pace.deadline_s(0, missed) == expected
+    for _ in range(32):
+        pace.announced(500.0)
+    assert pace.deadline_s(0, missed) == 502.0, "no less than usual, and no more than `first_s`"
+
+
 def test_one_slow_round_moves_no_deadline_and_a_slow_region_does():
     pace = Pace(Timing(floor_s=2.0))
     for _ in range(9):
@@ -299,7 +312,7 @@ def test_two_heartbeats_at_least_make_a_death(dead_after_s, wrong):
 
 
 def test_a_given_deadline_is_used():
-    assert Pace(Timing(deadline_s=7.0)).deadline_s(10**12) == 7.0
+    assert Pace(Timing(deadline_s=7.0)).deadline_s(10**12, 3) == 7.0
 
 
 @pytest.mark.parametrize("make", [exchange.store, exchange.peers])
@@ -363,7 +376,7 @@ def test_what_arrives_is_put_into_rows():
     counter.add("sent", 5), counter.add("received", 7)
     arrays = {r: {"x": np.float32([r, 10 * r])} for r in (0, 2)}
     record = Commit({r: PayloadRecord(f"{r}", 8) for r in (0, 2)}, {}, 0)
-    result = request.ExchangeResult(record, arrays, frozenset(), frozenset(), 1.5)
+    result = request.ExchangeResult(record, arrays, 1.5)
     like = {"x": np.zeros(2, np.float32)}
     found = request.arrange(result, like, 3, 0.5, counter)
     assert found.participants.tolist() == [True, False, True]
@@ -381,17 +394,20 @@ def test_the_wait_for_an_exchange_is_that_of_its_calls():
     one = RemoteExchange.__new__(RemoteExchange)
     record = Commit({0: PayloadRecord("0", 8)}, {}, 0)
     arrays = {0: {"x": np.zeros(2, np.float32)}}
-    result = request.ExchangeResult(record, arrays, frozenset(), frozenset(), 1.5)
-    one.count, one._context = 2, SimpleNamespace(counter=MetricsCounter())
+    result = request.ExchangeResult(record, arrays, 1.5)
+    clock = SimpleNamespace(clock_s=7.0)
+    one.count, one._context = 2, SimpleNamespace(counter=MetricsCounter(), heartbeat=clock)
     for waited in (None, 30.0):
         outcome = Future()
         outcome.set_result(result)
-        one._open, one._waited = {"k": SimpleNamespace(outcome=outcome)}, {}
+        due = request.Due()
+        one._open, one._waited = {"k": SimpleNamespace(outcome=outcome, due=due)}, {}
         if waited:
             one._waited["k"] = waited
-        assert one.ready("k")
+        assert one.ready("k") and due.since_s is None
         found = one.finish("k", {"x": np.zeros(2, np.float32)})
         assert 0.0 <= found.waited - (waited or 0.0) < 0.9 and not one._open and not one._waited
+        assert due.since_s == 7.0
 
 
 def test_of_two_commits_at_one_time_the_first_is_valid_for_both(store):

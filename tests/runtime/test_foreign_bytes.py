@@ -21,7 +21,7 @@ from lowcomm_jax.runtime import (
     wire,
 )
 from lowcomm_jax.runtime.certificates import Authority
-from lowcomm_jax.runtime.commits import Announcement, Commit, PayloadRecord
+from lowcomm_jax.runtime.commits import Announcement, Commit, Late, PayloadRecord
 from lowcomm_jax.runtime.errors import Rejected
 from lowcomm_jax.runtime.heartbeat import Beat
 from lowcomm_jax.runtime.secret import Seal
@@ -111,7 +111,7 @@ BODIES = {  # reader of a kind of record -> one as regions write it
     ),
     "commit": (
         Commit.read,
-        dataclasses.asdict(Commit({0: PAYLOAD}, {0: {"step": 4}}, 0, (0, 1))),
+        dataclasses.asdict(Commit({0: PAYLOAD}, {0: {"step": 4}}, 0, (0, 1), {2: Late(3, 1)})),
     ),
     "epoch": (membership._ROSTER, {"0": 1, "1": 4}),
     "held": (records.by_region(records.text), {"0": "ab"}),

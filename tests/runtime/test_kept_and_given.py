@@ -260,7 +260,9 @@ TRAINS, ASKS = Beat(1, awaited=True), Beat(4, wants=True)
 
 def giving(beats, folder=None, behind=False, left=()):
     waiting = SimpleNamespace(behind=behind, left_behind=lambda region: region in left)
-    return StateTransfer(context(beats, folder), waiting)
+    around = context(beats, folder)
+    around.wait_list = waiting
+    return StateTransfer(around)
 
 
 @pytest.mark.parametrize(
@@ -401,7 +403,7 @@ def test_old_states_are_removed_later_where_one_is_being_given(gives):
 def checking(folder, region=2):
     beats = Beats(region, r0=TRAINS, r1=TRAINS)
     around = context(beats, folder)
-    return AnchorCheck(around, StateTransfer(around, None)), beats
+    return AnchorCheck(around, StateTransfer(around)), beats
 
 
 def tell(check, region, step, moments, incarnation=1):

@@ -8,7 +8,7 @@ import pytest
 from lowcomm_jax.runtime import remote as remote_exchange
 from lowcomm_jax.runtime.commits import Announcement, Commit, CommitLog, PayloadRecord
 from lowcomm_jax.runtime.errors import StoreUnavailable
-from lowcomm_jax.runtime.heartbeat import Beat
+from lowcomm_jax.runtime.heartbeat import Beat, WaitList
 from lowcomm_jax.runtime.kv import MetricsCounter, Store
 from lowcomm_jax.runtime.remote import RemoteExchange
 from lowcomm_jax.runtime.secret import Seal
@@ -36,6 +36,7 @@ def remote(store, awaited=(0, 1, 2), living=(0, 1, 2)):
     )
     context = SimpleNamespace(
         region=0,
+        wait_list=WaitList(heartbeat),
         count=R,
         heal="stop",
         store=store,

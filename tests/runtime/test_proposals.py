@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from lowcomm_jax.runtime import two_shot_exchange, whole_exchange
-from lowcomm_jax.runtime.commits import Announcement, Commit, PayloadRecord
+from lowcomm_jax.runtime.commits import Announcement, Commit, Late, PayloadRecord
 from lowcomm_jax.runtime.errors import Lost, Missing
-from lowcomm_jax.runtime.heartbeat import Beat
-from lowcomm_jax.runtime.request import ExchangeRequest
+from lowcomm_jax.runtime.heartbeat import Beat, WaitList
+from lowcomm_jax.runtime.request import Due, ExchangeRequest
 from lowcomm_jax.runtime.two_shot_exchange import TwoShotExchange, is_committed
 from lowcomm_jax.runtime.whole_exchange import WholeExchange
 
@@ -29,16 +29,27 @@ def context(living):
     commit_log = SimpleNamespace(
         confirmed=lambda name, region: None, commit=lambda name, proposed: proposed
     )
-    pace = SimpleNamespace(deadline_s=lambda nbytes: DEADLINE_S)
+    pace = SimpleNamespace(deadline_s=lambda nbytes, missed: DEADLINE_S * 2**missed)
     return SimpleNamespace(
-        region=0, heal="stop", heartbeat=heartbeat, commit_log=commit_log, pace=pace
+        region=0,
+        heal="stop",
+        heartbeat=heartbeat,
+        wait_list=WaitList(heartbeat),
+        commit_log=commit_log,
+        pace=pace,
     )
+
+
+def exchange(around, request, awaited=range(R), due_s=0.0):
+    """An exchange of region 0, for which the loop waits since then; None = it computes."""
+    due = Due(due_s)
+    return WholeExchange(around, request, lambda region: region in awaited, lambda _: None, due=due)
 
 
 def at_proposal(living, held):
     """An exchange of region 0 that has all payloads, and has confirmed them; (it, its context)."""
     around = context(living)
-    one = WholeExchange(around, REQUEST, lambda region: True, lambda _: None)
+    one = exchange(around, REQUEST)
     for region in range(R):
         one.inbox.announcements[region] = Announcement(region, 1, payload(region), {})
         one.inbox.fetches[region] = SimpleNamespace(complete=True)
@@ -140,7 +151,7 @@ def test_a_payload_that_only_we_lack_is_waited_for_while_the_others_live():
 # -- what is waited for before a region confirms what it holds ----------------------------------
 
 
-def waiting(awaited=(0, 1, 2), **changes):
+def waiting(awaited=(0, 1, 2), due_s=0.0, **changes):
     """An exchange of region 0 that nobody else has announced to yet; (it, its context, notes)."""
     around = context(living={0, 1, 2})
     notes = SimpleNamespace(late_s=[], confirmed=[])
@@ -149,7 +160,7 @@ def waiting(awaited=(0, 1, 2), **changes):
     around.commit_log.confirm = lambda name, region, held: notes.confirmed.append((region, held))
     around.timing = SimpleNamespace(beat_s=1.0)
     request = dataclasses.replace(REQUEST, **changes)
-    one = WholeExchange(around, request, lambda region: region in awaited, lambda _: None)
+    one = exchange(around, request, awaited, due_s)
     one.inbox.announcements[0] = Announcement(0, 1, payload(0), {})
     return one, around, notes
 
@@ -166,13 +177,13 @@ def arrive(one, around, region, here=True):
 
 def test_a_region_confirms_once_all_that_are_awaited_are_here():
     one, around, notes = waiting(awaited=(0, 1))
-    assert not one._confirm() and one._waits_for == [1]
+    assert not one._confirm() and one._computing == [1]
     around.heartbeat.clock_s = 3.0
     arrive(one, around, 1, here=False)
     assert not one._confirm() and one._held is None
     around.heartbeat.clock_s = 4.0
     one.inbox.fetches[1].complete = True
-    assert one._confirm() and not one._waits_for
+    assert one._confirm() and not one._computing
     held = {0: payload(0).content, 1: payload(1).content}
     assert notes.confirmed == [(0, held)] and one._held == {0: held}
     assert notes.late_s == [3.0], "how late the last announcement was"
@@ -201,7 +212,85 @@ def test_a_deadline_ends_the_wait_and_is_noted_as_lateness():
     around.heartbeat.clock_s = DEADLINE_S - 0.5
     assert not one._confirm()
     around.heartbeat.clock_s = DEADLINE_S
-    assert one._confirm() and one._waits_for == [1, 2] and notes.late_s == [DEADLINE_S]
+    assert one._confirm() and one._computing == [1, 2] and notes.late_s == [DEADLINE_S]
+
+
+def test_a_deadline_begins_when_the_loop_waits():
+    """What the others bring while it still computes keeps nobody from training."""
+    one, around, notes = waiting(awaited=(0, 1), due_s=None)
+    around.heartbeat.clock_s = 5 * DEADLINE_S
+    assert not one._confirm() and one._waited_s == 0.0
+    one.due.begin(around.heartbeat.clock_s)
+    around.heartbeat.clock_s = 6 * DEADLINE_S - 0.5
+    one.due.begin(around.heartbeat.clock_s)  # it waits already
+    assert not one._confirm() and one._waited_s == DEADLINE_S - 0.5
+    around.heartbeat.clock_s = 6 * DEADLINE_S
+    assert one._confirm() and notes.late_s == [DEADLINE_S]
+    one, around, notes = waiting(awaited=(0, 1), due_s=None)
+    around.heartbeat.clock_s = 5 * DEADLINE_S
+    arrive(one, around, 1)
+    assert one._confirm() and notes.late_s == [0.0], "it was in time"
+
+
+def late(one, around, missed):
+    """Region 1 has missed so many exchanges, and has caught up since."""
+    around.wait_list.late = {1: Late(4, missed)}
+    around.heartbeat.latest = lambda: {1: Beat(1, step=5)}
+
+
+def test_who_has_missed_exchanges_is_waited_for_longer():
+    one, around, _ = waiting(awaited=(0, 1))
+    late(one, around, missed=3)
+    around.heartbeat.clock_s = 8 * DEADLINE_S - 0.5
+    assert not one._confirm()
+    around.heartbeat.clock_s = 8 * DEADLINE_S
+    assert one._confirm()
+    one, around, _ = waiting(awaited=(0, 1), follows=True)
+    late(one, around, missed=3)
+    around.heartbeat.clock_s = DEADLINE_S
+    assert one._confirm(), "in the exchange that this one follows it was in time"
+    one, around, _ = waiting(awaited=(0, 2))
+    late(one, around, missed=3)
+    around.heartbeat.clock_s = DEADLINE_S
+    assert one._confirm(), "it is not what this exchange waits for"
+
+
+def test_who_has_missed_exchanges_and_announces_has_the_usual_time_from_then_on():
+    one, around, _ = waiting(awaited=(0, 1))
+    late(one, around, missed=3)
+    around.heartbeat.clock_s = 8 * DEADLINE_S - 1.0
+    assert not one._confirm()
+    arrive(one, around, 1, here=False)
+    assert not one._confirm()
+    around.heartbeat.clock_s += DEADLINE_S - 1.0
+    assert not one._confirm()
+    around.heartbeat.clock_s += 1.0
+    assert one._confirm()
+
+
+@pytest.mark.parametrize(
+    ("awaited", "passed", "expected"),
+    [
+        ((0, 1, 2), False, {1: Late(9, 3), 2: Late(9, 1)}),
+        ((0, 2), False, {1: Late(4, 2), 2: Late(9, 1)}),
+        ((0,), False, {1: Late(4, 2)}),
+        ((0, 1), True, {1: Late(9, 3)}),
+    ],
+)
+def test_a_record_says_who_is_late(awaited, passed, expected):
+    """Region 1 has been late before; who announces nothing stays late, waited for or not."""
+    one, around, _ = waiting(awaited=awaited)
+    late(one, around, missed=2)
+    around.heartbeat.own = Beat(1, step=9)
+    around.heartbeat.clock_s = 8 * DEADLINE_S
+    one._passed_over = lambda waiting: passed
+    assert one._propose().late == expected
+    one, around, _ = waiting(awaited=(0, 1))
+    late(one, around, missed=2)
+    one._missed = 0
+    arrive(one, around, 1)
+    around.commit_log.confirmed = lambda name, region: {r: f"digest {r}" for r in (0, 1)}
+    assert one._propose().late == {}, "it has announced"
 
 
 @pytest.mark.parametrize("changes", [{"follows": True}, {"patience_s": 5.0}])
@@ -236,7 +325,7 @@ def test_patience_is_for_those_who_still_compute():
 def test_the_deadline_is_for_the_bytes_that_this_region_gets():
     one, around, _ = waiting()
     sizes = []
-    around.pace.deadline_s = lambda nbytes: sizes.append(nbytes) or 100.0
+    around.pace.deadline_s = lambda nbytes, missed: sizes.append(nbytes) or 100.0
     slices = tuple(PayloadRecord(f"{s}", 10 + s) for s in range(R))
     one.inbox.announcements = {
         0: Announcement(0, 1, PayloadRecord("a", 100, slices), {}),

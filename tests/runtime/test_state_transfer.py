@@ -181,7 +181,7 @@ def test_what_a_donor_leaves_that_dies_is_removed(party):
     same(regions[2].newest_state(), 6)
     regions[2].come_in()
     regions[2].beat(1)  # past where it was waited for in vain
-    until(lambda: regions[1]._wait_list.awaited(2))
+    until(lambda: regions[1]._context.wait_list.awaited(2))
     rounds(regions[1:], 1, 3)
     until(lambda: left(regions[1]) == {(6, 1)})
 
