@@ -42,7 +42,8 @@ class InnerConfig:
     """Settings of an inner optimizer; `violations` checks them.
 
     Attributes:
-      optimizer: "adamw", "muon" for matrices with AdamW for the rest, or "sgd" without momentum.
+      optimizer: "adamw", "muon" for matrices (of rank 2) with AdamW for the rest, or "sgd" without
+        momentum.
       learning_rate: peak, per inner step. One value serves both parts of Muon (`muon_rms`).
       schedule: "cosine", from the end of the warm-up; "wsd" (warm-up, stable, decay: constant, then
         linear over the last `decay_fraction` of the steps); or "constant". The first two come to
@@ -264,11 +265,16 @@ def _counted(count_R, comes_R, step):
 
 
 def _muon(config: InnerConfig, rate, adamw, stacked) -> optax.GradientTransformation:
-    """Muon for matrices, AdamW for embeddings, head and vectors."""
+    """Muon for matrices, AdamW for the rest: embeddings, head, vectors, kernels of higher rank.
+
+    Which axes of such a kernel, as of a convolution or one axis per head, make a matrix depends on
+    the layer, and does not show in the shape. `optax.contrib.muon` leaves them to AdamW, too.
+    """
 
     def labels(params: PyTree) -> PyTree:
         def label(name, leaf):
-            return "muon" if kind_of(name, leaf, stacked) == "matrix" else "adamw"
+            rank = leaf.ndim - is_stacked(name, stacked)
+            return "muon" if rank == 2 and kind_of(name, leaf, stacked) == "matrix" else "adamw"
 
         return _by_name(params, label)
 

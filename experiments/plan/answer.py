@@ -98,7 +98,7 @@ def _price(
 
 
 def _fsdp_that_fits(request: PlanRequest, method: PlanMethod) -> int | None:
-    """The next power of two, up to the devices of a region."""
+    """The smallest doubled fsdp that fits, up to 64 times the devices of a region; else None."""
     work, fields = request.work, request.fields
     others = work.mesh.get("stage", 1) * work.mesh.get("tensor", 1)
     fsdp = 2 * work.mesh.get("fsdp", 1)

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -104,6 +105,17 @@ def test_muon_takes_stacked_layers_one_by_one():
         np.testing.assert_allclose(
             together["blocks"]["up"]["kernel"][i], want["blocks"]["up"]["kernel"], rtol=1e-4
         )
+
+
+def test_muon_leaves_kernels_of_higher_rank_to_adamw():
+    """[width, heads, head_dim] and a convolution: their last two axes alone are no matrix."""
+    config = InnerConfig(optimizer="muon", warmup_steps=0)
+    grads = {"query": {"kernel": jnp.ones((4, 2, 3))}, "conv": {"kernel": jnp.ones((3, 3, 2, 4))}}
+    found, expected = (
+        (rule := make_optimizer(one, STEPS)).update(grads, rule.init(grads), grads)[0]
+        for one in (config, dataclasses.replace(config, optimizer="adamw"))
+    )
+    chex.assert_trees_all_close(found, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
