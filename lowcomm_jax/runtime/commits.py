@@ -96,11 +96,11 @@ class Announcement:
 
 
 class Late(NamedTuple):
-    """A living region that exchanges went on without.
+    """How late a region is that exchanges went on without.
 
     Attributes:
       step: later exchanges wait for it once it is past this step.
-      missed: exchanges that have waited for it in vain since it last announced in time.
+      missed: exchanges that have waited for it in vain since it last announced.
     """
 
     step: int
@@ -116,7 +116,7 @@ class Commit:
       terms: of the regions that announced, and were alive.
       writer: the region that wrote the record, and has all payloads.
       present: the regions that took part, and other living ones that announced; ascending.
-      late: regions that missed this exchange or an earlier one, and have announced nothing since.
+      late: regions that have missed this exchange or an earlier one, and announced nothing since.
     """
 
     payloads: dict[int, PayloadRecord]

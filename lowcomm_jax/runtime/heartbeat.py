@@ -14,13 +14,14 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from lowcomm_jax.runtime import records
 from lowcomm_jax.runtime.commits import Commit, Late
 from lowcomm_jax.runtime.errors import Lost, Rejected, StoreUnavailable, Superseded
 from lowcomm_jax.runtime.kv import Store
+from lowcomm_jax.runtime.request import ExchangeRequest
 from lowcomm_jax.runtime.secret import Seal
 from lowcomm_jax.runtime.timing import Timing
 
@@ -331,14 +332,14 @@ class WaitList:
     one that joined later, from its first payload on. It does not wait for a region that asks for a
     state, nor for one that missed an earlier exchange, until that has caught up.
 
-    Which regions are late stands in the commit records, so that all regions agree on it. Did each
-    decide by itself, one could wait for a late region just when another does not. The one that
-    does not wait would end the other's wait too soon, again and again.
+    Which regions are late stands in the commit records, so that the members of an exchange agree on
+    it. Did each decide by itself, one could wait for a late region just when another does not, and
+    would be passed over by it, again and again.
 
     Attributes:
       roster: incarnation of the regions that began the membership epoch.
-      behind: whether the last finished exchange went on without this region.
-      late: the other regions that are late, as the last commit record says.
+      behind: whether the last exchange that this region joined went on without it.
+      late: other regions that have missed an exchange, and announced nothing since.
     """
 
     def __init__(self, heartbeat: Heartbeat):
@@ -346,6 +347,8 @@ class WaitList:
         self.behind = False
         self.late: dict[int, Late] = {}
         self._heartbeat = heartbeat
+        self._noted: dict[int, int] = {}  # by region: the last exchange that said how it is
+        self._lock = threading.Lock()
 
     def awaited(self, region: int) -> bool:
         """Whether an exchange waits for this region: it is alive and expected to announce."""
@@ -362,10 +365,11 @@ class WaitList:
         return beat is not None and late is not None and beat.step <= late.step
 
     def missed(self, regions: Iterable[int]) -> int:
-        """The most exchanges that one of these regions has missed since it announced in time."""
-        return max((self.late[r].missed for r in regions if r in self.late), default=0)
+        """The most exchanges that have waited in vain for one of these since it announced."""
+        found = [late.missed for region in regions if (late := self.late.get(region))]
+        return max(found, default=0)
 
-    def late_in(self, silent: Iterable[int], awaited: Iterable[int]) -> dict[int, Late]:
+    def late_in(self, silent: Iterable[int], awaited: Collection[int] = ()) -> dict[int, Late]:
         """The regions that are late once an exchange is over, for its commit record.
 
         Later exchanges wait for a region that missed one once its step is past this region's step
@@ -376,15 +380,32 @@ class WaitList:
           silent: members that have not announced.
           awaited: those of them that this exchange has waited for in vain.
         """
-        found = {region: self.late[region] for region in silent if region in self.late}
-        for region in awaited:
-            if not self.left_behind(region):  # then it missed another exchange meanwhile
-                missed = self.missed([region]) + 1
-                found[region] = Late(self._heartbeat.own.step, missed)
+        found = {}
+        for region in silent:
+            late = self.late.get(region)
+            if region in awaited and not self.left_behind(region):
+                late = Late(self._heartbeat.own.step, self.missed([region]) + 1)
+            if late is not None:
+                found[region] = late
         return found
 
-    def note(self, others: set[int], commit: Commit) -> None:
-        """Note which of the other members are late, when an exchange is over."""
-        self.behind = self._heartbeat.region not in commit.present
-        rest = {region: one for region, one in self.late.items() if region not in others}
-        self.late = rest | {r: one for r, one in commit.late.items() if r in others}
+    def note(self, request: ExchangeRequest, commit: Commit) -> None:
+        """Note what the record of an exchange says of its other members, when it is over.
+
+        A region that is late itself notes nobody as late: the others may have stood still together
+        with it, and are where it is. One that is left behind keeps the step that it is to come to,
+        whatever a region says that has just come in.
+        """
+        me = self._heartbeat.region
+        with self._lock:
+            if request.joins:
+                self.behind = me not in commit.present
+            for region in set(request.members) - {me}:
+                if self._noted.get(region, 0) > request.number:
+                    continue  # exchanges end in any order
+                self._noted[region] = request.number
+                late = None if me in commit.late else commit.late.get(region)
+                if late is None:
+                    self.late.pop(region, None)
+                elif not self.left_behind(region):
+                    self.late[region] = late

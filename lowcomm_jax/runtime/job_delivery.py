@@ -75,6 +75,7 @@ class JobDelivery:
       sends_ahead: send moved anchors before the payload; not while rounds are only caught up with.
       never_defers: wait for the others also while the store is away.
       trained: inner steps this region has made.
+      lands_at_once: the loop waits for a payload from its send on.
       by_rounds: regions have rounds in common, but no steps (`round_job_loop`).
       prefix: what the names of all its exchanges begin with.
       whole: every region needs the payloads of all, and not only their mean.
@@ -89,7 +90,7 @@ class JobDelivery:
         self.exchange, self.anchor_history = exchange, AnchorHistory(shared)
         self.total, self.region = exchange.count, exchange.region
         self.listens_only = self.never_defers = self.by_rounds = self.whole = False
-        self.sends_ahead = True
+        self.sends_ahead, self.lands_at_once = True, False
         self.gives: Callable[[TrainState], State] = shared_state
         self.trained, self.prefix = 0, ""
         self._pending: dict[str, PendingExchange] = {}
@@ -150,6 +151,7 @@ class JobDelivery:
         )
         if not self.listens_only:
             how = {"members": members, "terms": terms, "reduction": slicing}
+            how["due"] = self.lands_at_once
             if self.in_groups:
                 how["early"] = self._taken_along(flight, round, anchor, members, like)
             self.exchange.start(name, arrays, takes_part=bool(flight.takes_part.any()), **how)
@@ -246,17 +248,16 @@ class JobDelivery:
     def arrives(self, state: TrainState, keys: Sequence[str]) -> bool:
         """Wait until `finish` would not block for these payloads; False = the store is away."""
         flying = [self._pending[key] for key in keys if key in self._pending]
-        return self.never_defers or all(
-            pending.listens_only or self._arrives(state, pending) for pending in flying
-        )
+        names = [pending.name for pending in flying if not pending.listens_only]
+        return not names or self._arrive(state, names) or self.never_defers
 
-    def _arrives(self, state: TrainState, pending: PendingExchange) -> bool:
-        if not self.exchange.ready(pending.name):
+    def _arrive(self, state: TrainState, names: Sequence[str]) -> bool:
+        if not all(map(self.exchange.ready, names)):
             if not self.reachable():
                 return False
             # What the device has still to compute is no waiting for bytes.
             jax.block_until_ready(state.inner.params)
-        return self.exchange.arrives(pending.name)
+        return self.exchange.arrives(names)
 
     def learns_outcome(self, key: str) -> bool:
         """Whether `finish` tells who was counted. Not where we only listen to a small group: its
@@ -283,7 +284,7 @@ class JobDelivery:
         if pending.listens_only:
             arrived = self._listen(pending) if learns else nothing(pending.like, self.total)
         else:
-            self._arrives(state, pending)
+            self._arrive(state, [pending.name])
             arrived = self.exchange.finish(pending.name, pending.like)
         taken = {"travel_seconds": arrived.seconds, "waited_seconds": arrived.waited}
         self._times[key] = {name: np.array([x], np.float32) for name, x in taken.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -62,7 +63,8 @@ class LoopbackExchange:
     def forget_ahead(self) -> None:
         """Does nothing: see `fetch_ahead`."""
 
-    arrives = ready
+    def arrives(self, keys: Sequence[str]) -> bool:
+        return all(map(self.ready, keys))
 
     def finish(self, key: str, like: dict[str, jax.ShapeDtypeStruct]) -> Arrived:
         host_payload, reduction = self._open.pop(key)

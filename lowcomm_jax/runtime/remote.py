@@ -53,6 +53,7 @@ class RemoteExchange(Membership):
         self._early: dict[str, EarlyPayload] = {}  # those that no exchange has taken yet
         self._waited: dict[str, float] = {}
         self._patience_s = 0.0
+        self._numbered = 0
         self._absent = (0, 0)  # the last exchange that this region sits out: epoch and number
 
     @property
@@ -72,6 +73,7 @@ class RemoteExchange(Membership):
         terms: Mapping[str, Any] | None = None,
         reduction: Reduction | None = None,
         early: str | None = None,
+        due: bool = False,
     ) -> None:
         """Begin an exchange; returns at once.
 
@@ -86,6 +88,7 @@ class RemoteExchange(Membership):
           reduction: how the arrays are reduced in slices; None = everyone gets those of all.
           early: key that `send_early` was given: its arrays belong to this payload, and whoever is
             counted is counted with both. Not with `reduction`.
+          due: the caller waits for it from now on; otherwise from `arrives` or `finish` on.
 
         Raises:
           ValueError: lists what is wrong with the arguments.
@@ -108,6 +111,8 @@ class RemoteExchange(Membership):
         if not own.awaited or own.wants:
             self._context.heartbeat.update(awaited=True, wants=False)
         self._open[key] = self._begin(request, sent)
+        if due:
+            self._wait_for(key)
 
     def send_early(
         self,
@@ -164,13 +169,19 @@ class RemoteExchange(Membership):
         """Whether the store can be used; waits `dead_after_s` for one that has just gone away."""
         return self._context.heartbeat.store_answers()
 
-    def arrives(self, key: str) -> bool:
-        """Wait until `finish` would return without waiting; False where the store is away."""
-        began, outcome = time.monotonic(), self._wait_for(key).outcome
-        while not outcome.done() and self.reachable():
-            wait([outcome], timeout=self._context.timing.beat_s / 4)
-        self._waited[key] = self._waited.get(key, 0.0) + time.monotonic() - began
-        return outcome.done()
+    def arrives(self, keys: Sequence[str]) -> bool:
+        """Wait until `finish` of all these would not wait; False where the store is away."""
+        exchanges = {key: self._wait_for(key) for key in keys}
+        for key, exchange in exchanges.items():
+            began = time.monotonic()
+            while not exchange.outcome.done() and self.reachable():
+                wait([exchange.outcome], timeout=self._context.timing.beat_s / 4)
+            self._waited[key] = self._waited.get(key, 0.0) + time.monotonic() - began
+        here = all(exchange.outcome.done() for exchange in exchanges.values())
+        if not here:
+            for exchange in exchanges.values():
+                exchange.due.end()
+        return here
 
     def finish(self, key: str, like: dict[str, jax.ShapeDtypeStruct]) -> Arrived:
         """Wait until the commit record and all its payloads are here.
@@ -327,7 +338,8 @@ class RemoteExchange(Membership):
             agreed = known and terms.counting(known, context.heal) == known.keys()
             if coming or taken or not agreed:
                 break
-            empty[name] = Commit({}, known, self.region, tuple(sorted(known)))
+            late = context.wait_list.late_in(set(everyone) - said.keys())
+            empty[name] = Commit({}, known, self.region, tuple(sorted(known)), late)
         context.commit_log.commit_all(empty)
         return bool(empty)
 
@@ -431,7 +443,9 @@ class RemoteExchange(Membership):
             wrong.append(f"key {key!r} was started and not finished; every exchange needs its own")
         if wrong:
             raise ValueError("; ".join(wrong))
-        return ExchangeRequest(key, name_of(epoch, key, group, self.count), group, **rest)
+        self._numbered += 1
+        name = name_of(epoch, key, group, self.count)
+        return ExchangeRequest(key, name, group, number=self._numbered, **rest)
 
     def _begin(
         self, request: ExchangeRequest, early: EarlyPayload | None = None
@@ -451,9 +465,7 @@ class RemoteExchange(Membership):
         if exchange.outcome.exception() is not None:
             return
         request, result = exchange.request, exchange.outcome.result()
-        if request.joins:
-            others = set(request.members) - {self.region}
-            self._context.wait_list.note(others, result.commit)
+        self._context.wait_list.note(request, result.commit)
         self._payload_gc.done(request.key, exchange.published)
         self._context.heartbeat.run_guarded(self._payload_gc.sweep, self._state_transfer.sweep)
 

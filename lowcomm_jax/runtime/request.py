@@ -35,6 +35,7 @@ class ExchangeRequest:
       like: shapes of each region's payload; None = those of this region's payload, if it has one.
       follows: whether it continues another exchange, so that no region computes before it.
       patience_s: seconds that other regions may compute longer than usual.
+      number: of the exchange, from 1, in the order in which this region begins them.
     """
 
     key: str
@@ -48,6 +49,7 @@ class ExchangeRequest:
     like: dict[int, wire.Shapes] | None = None
     follows: bool = False
     patience_s: float = 0.0
+    number: int = 0
 
 
 @dataclasses.dataclass
@@ -55,7 +57,7 @@ class Due:
     """Whether the loop waits for the outcome of an exchange.
 
     Attributes:
-      since_s: since when, on the clock of the heartbeat; None = it still computes.
+      since_s: since when, on the clock of the heartbeat; None = it computes.
     """
 
     since_s: float | None = None
@@ -64,6 +66,10 @@ class Due:
         """The loop waits from now on, if it did not before."""
         if self.since_s is None:
             self.since_s = now_s
+
+    def end(self) -> None:
+        """It computes again."""
+        self.since_s = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -71,8 +71,8 @@ class Pace:
     """Observed lateness of announcements and speed of transfers; derives deadlines from them.
 
     A deadline is floor + median lateness + 6 median absolute deviations + 3 transfer times. One
-    slow round does not move it; a link or region that stays slow does. For a region that has
-    missed exchanges it is doubled with each of them, as TCP doubles its timeout (RFC 6298, 5.5).
+    slow round does not move it; a link or region that stays slow does. It is doubled with
+    each exchange that has waited for a region in vain, as TCP doubles its timeout (RFC 6298, 5.5).
     """
 
     def __init__(self, timing: Timing):
@@ -101,8 +101,8 @@ class Pace:
         """How long to wait for the other regions' payloads of `nbytes` together.
 
         Args:
-          missed: exchanges that have waited in vain for a region since it last announced in time.
-            A derived deadline is doubled for each, up to `first_s`.
+          missed: exchanges that have waited in vain for a region since it last announced. A
+            derived deadline is doubled for each, up to `first_s`.
         """
         timing = self._timing
         if timing.deadline_s is not None:

@@ -44,6 +44,7 @@ class TrainerDelivery(JobDelivery):
         """`slicings`: of all trainers, so that each is compiled once."""
         super().__init__(exchange, shared=True)
         self.prefix, self._slicings = f"{trainer}.", slicings
+        self.lands_at_once = True
 
     def reachable(self) -> bool:
         return True

@@ -190,10 +190,11 @@ class TwoShotExchange:
             return region in commit.present and self._awaited(region)
 
         found = self._follow_up(_WHOLE, awaited, arrays=self._first.host_payload.whole)
+        agreed = dataclasses.replace(found.commit, late=commit.late)
         split = {r: self.request.reduction.split(x) for r, x in found.arrays.items()}
         rest = {r: rest for r, (rest, _) in split.items()}
         averages = self._average_all({r: slices for r, (_, slices) in split.items()}, rest)
-        return dataclasses.replace(found, arrays=rest, reduced=averages)
+        return dataclasses.replace(found, commit=agreed, arrays=rest, reduced=averages)
 
     def _average_all(self, slices: dict[int, Arrays], rest: dict[int, Arrays]) -> Arrays:
         averages = [

@@ -11,16 +11,17 @@ When a region does not answer, the others do this, in the order of calls:
    that region is dead, and the wait ends. For a living one it waits until the loop needs the
    outcome (`Due`), and from then on for `Pace.deadline_s` (timing.py): derived from earlier
    exchanges, `first_s` in the first three, and more after an outage. It is doubled with every
-   exchange that the region has missed. The wait ends sooner where all others that announced have
-   confirmed without that region (`_passed_over`). Then `_confirm` publishes which payloads this
-   region holds.
+   exchange that has waited for the region in vain since it last announced: otherwise a region that
+   goes on at the pace of the others might never come nearer. The wait ends sooner where all others
+   that announced have confirmed without that region (`_passed_over`). Then `_confirm` publishes
+   which payloads this region holds.
 3. `_propose` waits for the confirmations of the others, two deadlines at most. `participants`
    leaves out payloads that not all of them hold. `CommitLog.commit` (commits.py) writes the one
    record.
 4. `_complete` fetches the payloads that the record names. No region counts any other payload.
-5. The record says which regions are late (`WaitList.late_in`, heartbeat.py), and `WaitList.note`
-   stores that (`RemoteExchange._done` calls it): later exchanges wait for none of them until it has
-   caught up.
+5. The record says which regions are late (`WaitList.late_in`, heartbeat.py), and every region
+   stores that (`WaitList.note`; `RemoteExchange._done` calls it): later exchanges wait for none of
+   them until it has caught up.
 
 The region that did not answer does this:
 
@@ -42,7 +43,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from typing import TypeVar
 
@@ -96,8 +97,8 @@ class WholeExchange:
         self.host_payload = payloads.HostPayload({}, {}, {})
         self._context, self._awaited, self._done = context, awaited, done
         self._held: dict[int, Holdings] | None = None
-        self._computing: list[int] = []
-        self._missed = 0
+        self._silent: list[int] = []
+        self._usual = not (request.follows or request.patience_s)
         self._asked_s = context.heartbeat.clock_s
         self._terms: terms.Terms = {}
         self._late_s = 0.0
@@ -240,36 +241,42 @@ class WholeExchange:
                 return None
             chosen = participants({r: d for r, d in digests.items() if inbox.has(r)}, self._held)
         present = tuple(sorted({*chosen, *(counting & living)}))
-        silent = set(self.request.members) - announced.keys()
-        late = context.wait_list.late_in(silent, silent & set(self._computing))
+        late = {}
+        if not self.request.follows:
+            silent = set(self.request.members) - announced.keys()
+            late = context.wait_list.late_in(silent, self._silent)
         commit = Commit({r: published[r] for r in chosen}, known, context.region, present, late)
         return context.commit_log.commit(self.request.name, commit)
 
     def _confirm(self) -> bool:
         """Look for payloads; True once this region waits for none, and has confirmed its own."""
         context, request, inbox = self._context, self.request, self.inbox
+        before = set(inbox.announcements)
         if inbox.look():
             self._late_s = self._waited_s
-            if request.patience_s or self._missed:
+            if request.patience_s or self._missed(inbox.announcements.keys() - before):
                 # What was just announced has still to come: for that the usual time is enough.
                 self._since_s = context.heartbeat.clock_s
         waiting = [r for r in request.members if not inbox.is_final(r)]
-        computing = self._computing = [r for r in waiting if r not in inbox.announcements]
-        # Who is to bring averages has announced before, in the exchange that this one follows.
-        self._missed = 0 if request.follows else context.wait_list.missed(computing)
-        patience_s = request.patience_s if computing else 0.0
-        enough = self._waited_enough(waiting, missed=self._missed, patience_s=patience_s)
+        self._silent = [r for r in waiting if r not in inbox.announcements]
+        missed, patience_s = self._missed(self._silent), request.patience_s if self._silent else 0.0
+        self._usual &= not missed
+        enough = self._waited_enough(waiting, missed=missed, patience_s=patience_s)
         if not enough and not self._passed_over(waiting):
             return False
         announced = sorted(inbox.announcements.items())
         held = {r: one.payload.content for r, one in announced if inbox.has(r)}
         if inbox.own is not None:
             context.commit_log.confirm(request.name, context.region, held)
-        if not (request.follows or request.patience_s):
+        if self._usual:
             context.pace.announced(self._waited_s if waiting else self._late_s)
         self._held = {context.region: held}
         self._since_s = context.heartbeat.clock_s
         return True
+
+    def _missed(self, regions: Collection[int]) -> int:
+        # Who is to bring averages has announced before, in the exchange that this one follows.
+        return 0 if self.request.follows else self._context.wait_list.missed(regions)
 
     def _passed_over(self, waiting: list[int]) -> bool:
         """Whether, of these, each was left out by another region: then it cannot count any more.
@@ -287,7 +294,7 @@ class WholeExchange:
 
     @property
     def _waited_s(self) -> float:
-        """Seconds for which the loop has waited since this region has announced, or confirmed.
+        """Seconds for which the loop has waited since the time at `_since_s`.
 
         0 while the loop computes: what the others bring meanwhile keeps nobody from training.
         """

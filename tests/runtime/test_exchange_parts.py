@@ -390,6 +390,29 @@ def test_what_arrives_is_put_into_rows():
     assert not none.participants.any() and none.arrays["x"].tolist() == [[0, 0]] * 2
 
 
+def test_exchanges_that_land_together_are_waited_for_together():
+    """Their deadlines run at the same time, not one after the other."""
+    one = RemoteExchange.__new__(RemoteExchange)
+    clock, timing = SimpleNamespace(clock_s=7.0), Timing(beat_s=0.01)
+    one._context, one._waited = SimpleNamespace(heartbeat=clock, timing=timing), {}
+    one._open = {k: SimpleNamespace(outcome=Future(), due=request.Due()) for k in "abc"}
+    seen = []
+
+    def reachable():
+        seen.append([x.due.since_s for x in one._open.values()])
+        for key in "ab":
+            if not one._open[key].outcome.done():
+                one._open[key].outcome.set_result(None)
+        return True
+
+    one.reachable = reachable
+    assert one.arrives(["a", "b"]) and seen == [[7.0, 7.0, None]]
+    assert one._waited.keys() == {"a", "b"} and one._open["a"].due.since_s == 7.0
+    one.reachable = lambda: False
+    assert not one.arrives(["a", "c"])
+    assert [one._open[k].due.since_s for k in "abc"] == [None, 7.0, None]
+
+
 def test_the_wait_for_an_exchange_is_that_of_its_calls():
     one = RemoteExchange.__new__(RemoteExchange)
     record = Commit({0: PayloadRecord("0", 8)}, {}, 0)

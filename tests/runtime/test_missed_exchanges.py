@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from lowcomm_jax.runtime import remote as remote_exchange
-from lowcomm_jax.runtime.commits import Announcement, Commit, CommitLog, PayloadRecord
+from lowcomm_jax.runtime.commits import Announcement, Commit, CommitLog, Late, PayloadRecord
 from lowcomm_jax.runtime.errors import StoreUnavailable
 from lowcomm_jax.runtime.heartbeat import Beat, WaitList
 from lowcomm_jax.runtime.kv import MetricsCounter, Store
@@ -152,6 +152,14 @@ def test_who_is_not_waited_for_keeps_nothing_open(store):
     assert one.fetch_ahead(5, 2, missed=2) == 2
     # The dead have no terms in a record, and are not present.
     assert records(log, [5, 6]) == [Commit({}, {0: {}, 1: {}}, 0, (0, 1))] * 2
+
+
+def test_who_is_late_stays_late_in_what_nobody_has_a_part_in(store):
+    one, log = remote(store)
+    one._context.wait_list.late = {1: Late(30, 5), 2: Late(30, 4)}
+    announce(log, [5], regions=(1,)), announce(log, [6])
+    assert one.fetch_ahead(5, 2, missed=2) == 2
+    assert [record.late for record in records(log, [5, 6])] == [{2: Late(30, 4)}, {}]
 
 
 @pytest.mark.parametrize("heal", ["stop", "lowest"])

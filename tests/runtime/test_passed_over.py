@@ -9,6 +9,7 @@ from runtime.party import check, land, send, until
 from lowcomm_jax import exchange
 from lowcomm_jax.runtime.commits import Commit, Late
 from lowcomm_jax.runtime.heartbeat import Beat, WaitList
+from lowcomm_jax.runtime.request import ExchangeRequest
 
 
 def hold(commit_log, seen):
@@ -77,6 +78,11 @@ def test_who_is_waited_for(beat, roster, lives, expected):
     assert waiting.awaited(1) is expected
 
 
+def members(*regions, number=1, joins=True):
+    """The exchange of a group."""
+    return ExchangeRequest("k", "1.k", regions, number=number, joins=joins)
+
+
 def ended(late=(), present=(0, 1)):
     """The record of an exchange."""
     return Commit({}, {}, 0, tuple(present), dict(late))
@@ -88,7 +94,7 @@ def test_who_missed_an_exchange_is_waited_for_once_it_is_past_the_writers_step_o
     assert waiting.awaited(1) and not waiting.left_behind(1)
     late = waiting.late_in([1], [1])
     assert late == {1: Late(10, 1)} and waiting.awaited(1), "until there is a record"
-    waiting.note({1}, ended(late))
+    waiting.note(members(0, 1), ended(late))
     for step, behind in ((4, True), (10, True), (11, False)):
         beats.beats[1] = Beat(1, step=step, awaited=True)
         assert waiting.left_behind(1) is behind and waiting.awaited(1) is not behind
@@ -98,7 +104,7 @@ def test_who_missed_an_exchange_is_waited_for_once_it_is_past_the_writers_step_o
 def test_a_second_miss_counts_from_then_only_if_it_had_caught_up():
     beats = Beats(step=20, r1=Beat(1, step=10, awaited=True))
     waiting = WaitList(beats)
-    waiting.note({1}, ended({1: Late(10, 1)}))
+    waiting.note(members(0, 1), ended({1: Late(10, 1)}))
     # It is still behind: a later step it might never reach.
     assert waiting.late_in([1], [1]) == {1: Late(10, 1)}
     beats.beats[1] = Beat(1, step=11, awaited=True)
@@ -110,21 +116,50 @@ def test_a_second_miss_counts_from_then_only_if_it_had_caught_up():
 
 def test_regions_agree_on_who_is_late_as_the_last_record_says():
     waiting = WaitList(Beats(step=10, r1=Beat(1, step=4), r2=Beat(1, step=4)))
-    waiting.note({1, 2}, ended({0: Late(7, 1), 1: Late(8, 1), 2: Late(9, 4)}))
-    assert waiting.late == {1: Late(8, 1), 2: Late(9, 4)}, "of others; we know our own pace"
+    waiting.note(members(0, 1, 2), ended({1: Late(8, 1), 2: Late(9, 4)}))
+    assert waiting.late == {1: Late(8, 1), 2: Late(9, 4)}
     assert [waiting.missed(x) for x in ([], [1], [1, 2], [1, 3])] == [0, 1, 4, 1]
-    waiting.note({1}, ended())  # 2 is no member of that group
+    waiting.note(members(0, 1), ended())  # 2 is no member of that group
     assert waiting.late == {2: Late(9, 4)}
     assert not waiting.left_behind(1) and waiting.left_behind(2)
-    waiting.note({1, 2}, ended({1: Late(9, 1)}))
-    assert waiting.late == {1: Late(9, 1)}
+    waiting.note(members(0, 1, 2, joins=False), ended({1: Late(9, 1)}))
+    assert waiting.late == {1: Late(9, 1)}, "also what is only read"
+
+
+def test_exchanges_that_end_in_another_order_say_what_the_last_one_says():
+    for order in ((1, 2), (2, 1)):
+        waiting = WaitList(Beats(step=10, r1=Beat(1, step=4)))
+        for number in order:
+            late = {1: Late(8, 1)} if number == 1 else {}
+            waiting.note(members(0, 1, number=number), ended(late))
+        assert not waiting.late and waiting._noted == {1: 2}
+
+
+def test_who_is_left_behind_keeps_the_step_that_it_is_to_come_to():
+    """A region that has just come in knows of no earlier miss, and writes its own step."""
+    beats = Beats(step=50, r1=Beat(1, step=30))
+    waiting = WaitList(beats)
+    waiting.note(members(0, 1), ended({1: Late(30, 3)}))
+    waiting.note(members(0, 1), ended({1: Late(50, 1)}))
+    assert waiting.late == {1: Late(30, 3)}
+    beats.beats[1] = Beat(1, step=31)
+    waiting.note(members(0, 1), ended({1: Late(50, 4)}))
+    assert waiting.late == {1: Late(50, 4)}
+
+
+def test_who_is_late_itself_holds_nothing_against_others_that_stood_still_with_it():
+    waiting = WaitList(Beats(step=10, r1=Beat(1, step=10), r2=Beat(1, step=15)))
+    waiting.note(members(0, 1, 2), ended({0: Late(15, 1), 1: Late(15, 1)}))
+    assert not waiting.late and not waiting.left_behind(1)
 
 
 @pytest.mark.parametrize("region", [0, 3])
 def test_it_is_known_whether_the_others_went_on_without_us(region):
     waiting = WaitList(Beats(region=region))
     assert not waiting.behind
-    waiting.note(set(), ended())
+    waiting.note(members(0, 1, 3, joins=False), ended())
+    assert not waiting.behind, "we have not tried"
+    waiting.note(members(0, 1, 3), ended())
     assert waiting.behind is (region == 3)
-    waiting.note(set(), ended(present=(0, 1, 3)))
+    waiting.note(members(0, 1, 3), ended(present=(0, 1, 3)))
     assert not waiting.behind

@@ -10,7 +10,7 @@ from lowcomm_jax.runtime import two_shot_exchange, whole_exchange
 from lowcomm_jax.runtime.commits import Announcement, Commit, Late, PayloadRecord
 from lowcomm_jax.runtime.errors import Lost, Missing
 from lowcomm_jax.runtime.heartbeat import Beat, WaitList
-from lowcomm_jax.runtime.request import Due, ExchangeRequest
+from lowcomm_jax.runtime.request import Due, ExchangeRequest, ExchangeResult
 from lowcomm_jax.runtime.two_shot_exchange import TwoShotExchange, is_committed
 from lowcomm_jax.runtime.whole_exchange import WholeExchange
 
@@ -177,13 +177,13 @@ def arrive(one, around, region, here=True):
 
 def test_a_region_confirms_once_all_that_are_awaited_are_here():
     one, around, notes = waiting(awaited=(0, 1))
-    assert not one._confirm() and one._computing == [1]
+    assert not one._confirm() and one._silent == [1]
     around.heartbeat.clock_s = 3.0
     arrive(one, around, 1, here=False)
     assert not one._confirm() and one._held is None
     around.heartbeat.clock_s = 4.0
     one.inbox.fetches[1].complete = True
-    assert one._confirm() and not one._computing
+    assert one._confirm() and not one._silent
     held = {0: payload(0).content, 1: payload(1).content}
     assert notes.confirmed == [(0, held)] and one._held == {0: held}
     assert notes.late_s == [3.0], "how late the last announcement was"
@@ -212,7 +212,7 @@ def test_a_deadline_ends_the_wait_and_is_noted_as_lateness():
     around.heartbeat.clock_s = DEADLINE_S - 0.5
     assert not one._confirm()
     around.heartbeat.clock_s = DEADLINE_S
-    assert one._confirm() and one._computing == [1, 2] and notes.late_s == [DEADLINE_S]
+    assert one._confirm() and one._silent == [1, 2] and notes.late_s == [DEADLINE_S]
 
 
 def test_a_deadline_begins_when_the_loop_waits():
@@ -239,12 +239,12 @@ def late(one, around, missed):
 
 
 def test_who_has_missed_exchanges_is_waited_for_longer():
-    one, around, _ = waiting(awaited=(0, 1))
+    one, around, notes = waiting(awaited=(0, 1))
     late(one, around, missed=3)
     around.heartbeat.clock_s = 8 * DEADLINE_S - 0.5
     assert not one._confirm()
     around.heartbeat.clock_s = 8 * DEADLINE_S
-    assert one._confirm()
+    assert one._confirm() and not notes.late_s, "that is no usual wait"
     one, around, _ = waiting(awaited=(0, 1), follows=True)
     late(one, around, missed=3)
     around.heartbeat.clock_s = DEADLINE_S
@@ -266,6 +266,13 @@ def test_who_has_missed_exchanges_and_announces_has_the_usual_time_from_then_on(
     assert not one._confirm()
     around.heartbeat.clock_s += 1.0
     assert one._confirm()
+    one, around, _ = waiting()
+    late(one, around, missed=3)
+    around.heartbeat.clock_s = 7 * DEADLINE_S
+    arrive(one, around, 2)
+    assert not one._confirm()
+    around.heartbeat.clock_s = 8 * DEADLINE_S
+    assert one._confirm(), "another one's announcement gives it no more time"
 
 
 @pytest.mark.parametrize(
@@ -287,10 +294,12 @@ def test_a_record_says_who_is_late(awaited, passed, expected):
     assert one._propose().late == expected
     one, around, _ = waiting(awaited=(0, 1))
     late(one, around, missed=2)
-    one._missed = 0
     arrive(one, around, 1)
     around.commit_log.confirmed = lambda name, region: {r: f"digest {r}" for r in (0, 1)}
     assert one._propose().late == {}, "it has announced"
+    one, around, _ = waiting(awaited=(0,), follows=True)
+    late(one, around, missed=2)
+    assert one._propose().late == {}, "the exchange that this one follows says it"
 
 
 @pytest.mark.parametrize("changes", [{"follows": True}, {"patience_s": 5.0}])
@@ -592,6 +601,15 @@ def test_an_average_is_of_those_whose_slices_are_given():
     slices = {0: {"x": np.float32([1, 2, 3])}, 2: {"x": np.float32([10, 20, 30])}}
     found = one._average_all(slices, rest)
     np.testing.assert_array_equal(found["x"], [1 + 3 * 10, 2 + 3 * 20, 3 + 3 * 30])
+
+
+def test_who_was_late_in_the_first_exchange_is_late_when_whole_payloads_follow(monkeypatch):
+    one, _ = two_shot()
+    one._first.host_payload = SimpleNamespace(whole={})
+    third = ExchangeResult(Commit({}, {}, 1, (0, 1)), {}, 0.1)
+    monkeypatch.setattr(one, "_follow_up", lambda *_, **__: third)
+    found = one._fall_back_to_whole(Commit({}, {}, 0, (0, 1), {2: Late(4, 1)}))
+    assert found.commit == dataclasses.replace(third.commit, late={2: Late(4, 1)})
 
 
 @pytest.mark.parametrize(

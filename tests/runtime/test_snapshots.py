@@ -50,7 +50,8 @@ class Slow:
     def ready(self, key):
         return key in self._waiting
 
-    arrives = ready
+    def arrives(self, keys):
+        return all(map(self.ready, keys))
 
     def finish(self, key, like):
         arrays, options = self._waiting.pop(key)

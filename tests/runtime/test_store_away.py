@@ -102,16 +102,17 @@ def test_a_landing_that_cannot_be_waits_no_longer_than_the_store_is_there(store_
     regions, found = store_party.run(2), []
     regions[0].start("k", {"x": np.ones(2)})
     until(lambda: regions[0]._open["k"].inbox.own)
-    waits = threading.Thread(target=lambda: found.append(regions[0].arrives("k")))
+    waits = threading.Thread(target=lambda: found.append(regions[0].arrives(["k"])))
     waits.start()
     waits.join(0.5)
     assert waits.is_alive() and regions[0].reachable()
     with outage(store_party):
         waits.join()
-        assert found == [False] and not regions[0].reachable() and not regions[0].arrives("k")
+        assert found == [False] and not regions[0].reachable() and not regions[0].arrives(["k"])
+        assert regions[0]._open["k"].due.since_s is None, "it trains on meanwhile"
     regions[1].start("k", {"x": np.ones(2)})
     until(lambda: regions[0].reachable())
-    assert regions[0].arrives("k")
+    assert regions[0].arrives(["k"])
     like = {"x": jax.ShapeDtypeStruct((2,), np.float64)}
     landed = regions[0].finish("k", like)
     assert landed.participants.tolist() == [True, True] and landed.waited > 0.4
