@@ -92,6 +92,7 @@ def test_who_comes_back_with_less_comes_into_the_run_of_the_furthest(party):
     again[0].want_state()
     until(again[1].owes_state)
     assert again[1]._state_transfer.give(9, {}, {}) and again[0].newest_state()[0] == 9
+    again[0].come_in()
     send(again, "l", 1)
     for arrived in land(again, "l"):
         check(arrived, 3, range(3), 1)
