@@ -136,5 +136,16 @@ def _start(params, tokens, loss, a: float, b: float) -> tuple[float, ...]:
 
 
 def points_of(records: Sequence[Mapping]) -> list[Point]:
-    """Of the records of one arm, with equal regions and split."""
-    return [(r["params"], r["tokens"], r["cell"]["seed"], r["loss"]) for r in records]
+    """Of the records of one arm, with equal regions and split.
+
+    Tokens are those of a scale on average: by how its texts end, a seed counts some more or fewer.
+    """
+    by_scale: dict[tuple, list[int]] = {}
+    for record in records:
+        by_scale.setdefault(_scale(record), []).append(record["tokens"])
+    tokens = {scale: float(np.mean(found)) for scale, found in by_scale.items()}
+    return [(r["params"], tokens[_scale(r)], r["cell"]["seed"], r["loss"]) for r in records]
+
+
+def _scale(record: Mapping) -> tuple[str, int]:
+    return record["cell"]["size"], record["cell"]["rounds"]

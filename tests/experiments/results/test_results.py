@@ -295,6 +295,23 @@ def test_a_fit_finds_its_terms_and_extrapolates():
     assert noisy.error == pytest.approx(0.003, rel=0.5)
 
 
+def test_seeds_of_a_scale_are_one_number_of_tokens():
+    """By how its texts end, a seed counts some targets more or fewer."""
+    records = [
+        {
+            "params": 180_672,
+            "tokens": rounds * 15_360 - 15 * seed,
+            "loss": 2.0 + seed,
+            "cell": {"size": "180k", "rounds": rounds, "seed": seed},
+        }
+        for rounds in (24, 96)
+        for seed in range(3)
+    ]
+    found = fits.points_of(records)
+    assert {point[1] for point in found} == {24 * 15_360 - 15, 96 * 15_360 - 15}
+    assert [point[2:] for point in found] == [(s, 2.0 + s) for s in (0, 1, 2)] * 2
+
+
 def test_two_sizes_carry_no_fit():
     few = points(sizes=(2e5, 7e5))
     assert fits.carried(few) == ["1 more sizes"] and not fits.carried(points())
