@@ -132,6 +132,7 @@ def tuning(
     regions: int = 4,
     split: str = "iid",
     seeds: tuple[int, ...] = (100,),
+    widen: int = 0,
 ) -> dict[str, Any]:
     """Successive halving over each arm's points, anew for every size.
 
@@ -139,10 +140,13 @@ def tuning(
       rungs: (rounds, points) each: the best `points` of the rung before train for `rounds`.
       regions, split: of the tuning runs.
       seeds: of the tuning runs, never reported; the mean of their losses counts.
+      widen: how often the points next to the best that were not tried train for the last rung's
+        rounds. Beyond the grid the next value of a field is 1, 2 or 5 times a power of ten.
     """
     return {
         "rungs": tuple(tuple(rung) for rung in rungs),
         "regions": regions,
         "split": split,
         "seeds": tuple(seeds),
+        "widen": widen,
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 from experiments.cli import RefusedError, closest, load_config, problems_of, refuse_any
 from experiments.compare.plan import merged
 from experiments.config import plain
-from experiments.sweep.space import points
+from experiments.sweep.space import SweepAxis, parse_axis, points
 from lowcomm_jax.checkpoint.load import dotted
 from lowcomm_jax.data.config import SHARDINGS
 from lowcomm_jax.network import Network, parse
@@ -20,6 +21,7 @@ from lowcomm_jax.network import Network, parse
 TITLE = "cannot run the campaign"
 LEAST_SEEDS = 3  # of a verdict
 MEASURES = ("loss", "anchor_variance")  # of a claim, as records name them
+_EQUAL = 1e-6  # relative: nearer values are one
 _NAME = re.compile(r"\w+")
 _AS_GIVEN = ("title", "period", "evaluations", "common", "link", "step_seconds")
 _CLAIM_AS_GIVEN = ("says", "source", "here", "there", "mind", "published", "measure")
@@ -32,6 +34,7 @@ class Arm:
 
     Attributes:
       points: name -> learning rates that it may get.
+      grid: names of the points that all train; the others lie beyond (`tuning.widen`).
       tuned_as: name of the arm whose tuning gives its rates: its own, or that it is a variant of.
     """
 
@@ -40,6 +43,7 @@ class Arm:
     base: dict[str, Any]
     changes: dict[str, Any]
     points: dict[str, dict[str, Any]]
+    grid: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +64,7 @@ class Tuning:
     regions: int
     split: str
     seeds: tuple[int, ...]
+    widen: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +149,7 @@ def plan(config: Any, only: Sequence[str] | None = None, until: str | None = Non
     arms = {}
     for name, entry in fields["arms"].items():
         if "of" not in entry:
-            arms[name], found = _arm(name, entry)
+            arms[name], found = _arm(name, entry, fields["tuning"]["widen"])
             problems += found
     tuned = dict(arms)
     for name, entry in fields["arms"].items():
@@ -180,18 +185,49 @@ def plan(config: Any, only: Sequence[str] | None = None, until: str | None = Non
 
 def _tuning(given: Mapping[str, Any]) -> Tuning:
     rungs = tuple((rounds, kept) for rounds, kept in given["rungs"])
-    return Tuning(rungs, given["regions"], given["split"], tuple(given["seeds"]))
+    return Tuning(rungs, given["regions"], given["split"], tuple(given["seeds"]), given["widen"])
 
 
-def _arm(name: str, entry: Mapping[str, Any]) -> tuple[Arm | None, list[str]]:
+def _arm(name: str, entry: Mapping[str, Any], widen: int) -> tuple[Arm | None, list[str]]:
     try:
         loaded, _ = load_config(entry["config"], [])
     except RefusedError as error:
         return None, [f"arms.{name}: {line}" for line in error.problems]
-    found, problems = problems_of(lambda: points(loaded, entry["over"], None, 0))
+    grid, problems = problems_of(lambda: points(loaded, entry["over"], None, 0))
     if problems:
         return None, [f"arms.{name}: {line}" for line in problems]
-    return Arm(name, name, plain(loaded), entry["set"], found), []
+    every = grid
+    if widen > 0:
+        try:
+            wider = [widened(parse_axis(text), widen) for text in entry["over"]]
+        except ValueError as error:
+            return None, [f"arms.{name}: tuning.widen={widen} is for numbers above 0: {error}"]
+        every = grid | points(loaded, wider, None, 0)
+    return Arm(name, name, plain(loaded), entry["set"], every, tuple(grid)), []
+
+
+def widened(axis: SweepAxis, times: int) -> str:
+    """An axis with so many more values on either side, as a text for `parse_axis`.
+
+    Raises:
+      ValueError: a value is no number above 0.
+    """
+    values = sorted(axis.values, key=float)
+    if not 0 < float(values[0]) < math.inf:
+        raise ValueError(f"{axis.field} has {values[0]}")
+    for _ in range(times):
+        low, high = float(values[0]), float(values[-1])
+        decades = range(math.floor(math.log10(low)) - 1, math.floor(math.log10(high)) + 2)
+        ladder = [float(f"{digit}e{decade}") for decade in decades for digit in (1, 2, 5)]
+        below = max(x for x in ladder if x < low * (1 - _EQUAL))
+        above = min(x for x in ladder if x > high * (1 + _EQUAL))
+        values = [_short(below), *values, _short(above)]
+    return f"{axis.field}={','.join(values)}"
+
+
+def _short(value: float) -> str:
+    """As people write a learning rate: 5e-4, 0.05, 1.0."""
+    return f"{value:.0e}".replace("e-0", "e-") if value < 0.01 else str(value)
 
 
 def _variant(
@@ -303,7 +339,7 @@ def _stage_problems(stage: Mapping[str, Any], fields: Mapping[str, Any]) -> list
 
 def _tuning_problems(fields: Mapping[str, Any], arms: Mapping[str, Arm]) -> list[str]:
     given, found = fields["tuning"], []
-    counts = {name: len(arm.points) for name, arm in arms.items()}
+    counts = {name: len(arm.grid) for name, arm in arms.items()}
     if len(set(counts.values())) > 1:
         shown = ", ".join(f"{name} {count}" for name, count in counts.items())
         found.append(f"arms: budgets differ, give all equally many points ({shown})")
@@ -318,6 +354,8 @@ def _tuning_problems(fields: Mapping[str, Any], arms: Mapping[str, Arm]) -> list
         )
     if any(later >= earlier for earlier, later in itertools.pairwise(kept)) or kept[-1] < 1:
         found.append(f"tuning.rungs: points must become fewer from rung to rung, not {kept}")
+    if given["widen"] < 0:
+        found.append(f"tuning.widen={given['widen']}: give 0 (off) or more")
     if any(rounds < 1 for rounds, _ in rungs):
         found.append("tuning.rungs: give at least 1 round each")
     if given["split"] not in SHARDINGS:

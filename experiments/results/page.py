@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from experiments.campaign.cells import Cell
 from experiments.campaign.estimate import RunEstimate
 from experiments.campaign.order import Points, cells_of, ordered
-from experiments.campaign.plan import Campaign, Claim, Rung
+from experiments.campaign.plan import Campaign, Claim, Rung, Tuning
 from experiments.campaign.records import Records
 from experiments.campaign.tuning import rungs
 from experiments.compare.stats import UNLIKE
@@ -126,6 +126,15 @@ def _difference(effect: Effect) -> str:
     return f"{100 * effect.mean:+.1f}{half} %"
 
 
+def _wider(how: Tuning) -> str:
+    if not how.widen:
+        return ""
+    return (
+        "\n  Where the best lay at the edge of the grid, its neighbours beyond trained for as long;"
+        f"\n  and so on, at most {how.widen} times."
+    )
+
+
 def _how(evidence: Evidence) -> str:
     campaign = evidence.campaign
     how = campaign.tuning
@@ -155,7 +164,7 @@ def _how(evidence: Evidence) -> str:
   **Contradicted**: the opposite at every rung of at least two scales, no smaller at the largest.
   **Not seen up to**: anything else.
 - **Learning rates** were tuned for each method and size on seeds that are not reported ({seeds}):
-  {rounds}, in {how.regions} regions, {kind(how.split)} data. Momenta are the papers'.
+  {rounds}, in {how.regions} regions, {kind(how.split)} data.{_wider(how)} Momenta are the papers'.
   A variant of a method, which differs in one setting, trains at the rates of that method: its name
   begins with it, and the table of rates does not list it.
 - g is Hedges' effect size of the paired differences.
@@ -278,8 +287,8 @@ def _rates(evidence: Evidence) -> str:
     rows = [
         "## Learning rates",
         "",
-        "The best of each method's grid, by successive halving. The grid is small: where the best "
-        "lies at its edge, a wider one may find a better one.",
+        "The best of the points that each method tried. Where it lies at an edge of them, a wider "
+        "grid may have a better one.",
         "",
         "| method | size | rates | loss of the points, by rung |",
         "| --- | --- | --- | --- |",
@@ -290,12 +299,14 @@ def _rates(evidence: Evidence) -> str:
             if arm.tuned_as != name or not any(cell in ledger.found for cell in known[0]):
                 continue
             point = points.of(name, size)
-            best = _settings(arm.points, point) if point else "not settled"
+            tried = {*arm.grid, *(cell.point for of in known for cell in of)}
+            best = _settings({name: arm.points[name] for name in tried}, point) if point else ""
             losses = "; ".join(
                 ", ".join("-" if (x := ledger.loss(c)) is None else f"{x:.3f}" for c in of)
                 for of in known
             )
-            rows.append(f"| {name} | {count(campaign.sizes[size].params)} | {best} | {losses} |")
+            size_of = count(campaign.sizes[size].params)
+            rows.append(f"| {name} | {size_of} | {best or 'not settled'} | {losses} |")
     return "\n".join(rows)
 
 

@@ -5,6 +5,7 @@ import math
 import os
 import signal
 
+import numpy as np
 import pytest
 from campaign_cases import checked, config, put, record, two_steps
 from rich.console import Console
@@ -18,9 +19,10 @@ from experiments.campaign.config import tuning as halving
 from experiments.campaign.estimate import RunEstimate
 from experiments.campaign.main import train_cell
 from experiments.campaign.order import UNKNOWN, ordered, runnable, shard_of
-from experiments.campaign.plan import plan
+from experiments.campaign.plan import plan, widened
 from experiments.campaign.records import LARGEST_BYTES, Records, read, write
 from experiments.cli import RefusedError, load_config
+from experiments.sweep.space import parse_axis
 from experiments.train.loop import StuckError
 from experiments.workdir import occupied
 
@@ -125,6 +127,63 @@ def test_halving_keeps_the_best_of_each_rung(tmp_path):
     put(ledger, second, lambda c: 2.7)
     assert tuning.settled(campaign, ledger, "diloco", "small") == high
     assert tuning.settled(campaign, ledger, "diloco", "large") is None  # a size of its own
+
+
+def test_points_next_to_the_best_are_tried_beyond_the_grid(tmp_path):
+    """On both axes; no point twice, and no more often than the campaign says."""
+    over = ("inner.learning_rate=2e-3,5e-3", "method.outer.learning_rate=0.2,0.5")
+    alone = ("inner.learning_rate=1e-3,2e-3,5e-3,1e-2",)
+    changes = {"arms": {"diloco": arm("diloco", over), "ddp": arm("ddp", alone)}}
+    changes["claims"] = {"equal": claim("It is as good", "0", "diloco", "ddp", 0.01, "a gap")}
+    rungs = {"rungs": ((2, 4), (4, 2)), "seeds": (100,)}
+    campaign = checked(tmp_path, **changes, tuning=halving(**rungs, widen=2))
+    ledger = Records(campaign)
+
+    def loss(cell):
+        inner, outer = (float(x.split("=")[1].replace("_", ".")) for x in cell.point.split("+"))
+        return 2.0 + abs(np.log(inner / 1e-3)) + abs(np.log(outer / best_outer))
+
+    best_outer, ran = 0.5, []
+    while cells := tuning.missing(campaign, ledger, "diloco", "small"):
+        ran.append([c.point.replace("learning_rate=", "") for c in cells])
+        put(ledger, cells, loss)
+    assert len(ran[0]) == 4 and ran[1] == ["inner_2e-3+outer_0_5", "inner_2e-3+outer_0_2"]
+    assert ran[2] == ["inner_1e-3+outer_0_5", "inner_2e-3+outer_1_0"]
+    assert ran[3] == ["inner_5e-4+outer_0_5", "inner_1e-3+outer_0_2", "inner_1e-3+outer_1_0"]
+    assert len(ran) == 4
+    found = tuning.settled(campaign, ledger, "diloco", "small")
+    assert found == "inner_learning_rate=1e-3+outer_learning_rate=0_5"
+    ledger, best_outer = Records(campaign), 9.0
+    while cells := tuning.missing(campaign, ledger, "diloco", "small"):
+        put(ledger, cells, loss)
+    found = tuning.settled(campaign, ledger, "diloco", "small")
+    assert found == "inner_learning_rate=1e-3+outer_learning_rate=1_0", "after two times"
+    narrow = checked(tmp_path, **changes, tuning=halving(**rungs))
+    assert len(narrow.arms["diloco"].points) == 4
+    ledger = Records(narrow)
+    while cells := tuning.missing(narrow, ledger, "diloco", "small"):
+        put(ledger, cells, loss)
+    assert tuning.settled(narrow, ledger, "diloco", "small").startswith("inner_learning_rate=2e-3+")
+
+
+@pytest.mark.parametrize(
+    ("text", "times", "expected"),
+    [
+        ("x=2e-3,5e-3", 1, "x=1e-3,2e-3,5e-3,0.01"),
+        ("x=1.2e-2,1e-3", 2, "x=2e-4,5e-4,1e-3,1.2e-2,0.02,0.05"),
+        ("x=0.5,1.0", 1, "x=0.2,0.5,1.0,2.0"),
+        ("x=3", 2, "x=1.0,2.0,3,5.0,10.0"),
+    ],
+)
+def test_values_beyond_are_the_next_of_a_ladder(text, times, expected):
+    assert widened(parse_axis(text), times) == expected
+
+
+def test_only_numbers_above_0_can_be_widened(tmp_path):
+    for over in ("method.outer.name=nesterov,sgd", "method.outer.learning_rate=0.0,0.5"):
+        arms = {**config(tmp_path)["arms"].to_dict(), "diloco": arm("diloco", (over,))}
+        with pytest.raises(RefusedError, match=r"diloco: tuning\.widen=1 is for numbers above"):
+            checked(tmp_path, arms=arms, tuning=halving(rungs=((2, 2),), widen=1))
 
 
 def test_a_failed_run_never_wins(tmp_path):
