@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import jax
 import numpy as np
 
 from lowcomm_jax.adaptive.noise_measurement import SCALARS, Measurement, NoiseMeasurement
@@ -54,6 +55,11 @@ class JobTrainers:
     ) -> dict[int, tuple[TrainState, History]]:
         """Land what all trainers have sent; its events are added to their histories."""
         out = {}
+        jax.block_until_ready([state.inner.params for state, _ in ran.values()])
+        # All at once, although they land one by one: their deadlines run at the same time.
+        flying = [x for n, (state, _) in ran.items() for x in self.of(n, state).delivery.flying]
+        if flying:
+            self.engine.delivery.exchange.arrives(flying)
         for trainer, (state, history) in ran.items():
             events: list[Event] = []
             out[trainer] = self.of(trainer, state).land_sent(state, events), history

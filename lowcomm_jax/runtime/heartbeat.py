@@ -26,6 +26,7 @@ from lowcomm_jax.runtime.secret import Seal
 from lowcomm_jax.runtime.timing import Timing
 
 LOOKS_PER_BEAT = 4
+_NOT_BEHIND = -1  # every step is past it
 _GAPS = 8
 _PASSES = records.by_name(records.text)
 log = logging.getLogger(__name__)
@@ -339,7 +340,7 @@ class WaitList:
     Attributes:
       roster: incarnation of the regions that began the membership epoch.
       behind: whether the last exchange that this region joined went on without it.
-      late: other regions that have missed an exchange, and announced nothing since.
+      late: other regions that have missed an exchange, and announced nothing since, as records say.
     """
 
     def __init__(self, heartbeat: Heartbeat):
@@ -392,20 +393,23 @@ class WaitList:
     def note(self, request: ExchangeRequest, commit: Commit) -> None:
         """Note what the record of an exchange says of its other members, when it is over.
 
-        A region that is late itself notes nobody as late: the others may have stood still together
-        with it, and are where it is. One that is left behind keeps the step that it is to come to,
-        whatever a region says that has just come in.
+        A region that is late itself takes nobody to be left behind: the others may have stood still
+        together with it. One that is left behind keeps the step that it is to come to, and one that
+        stays silent what it has missed, whatever a region says that has just come in.
         """
         me = self._heartbeat.region
         with self._lock:
-            if request.joins:
+            if request.joins and request.number >= self._noted.get(me, 0):
                 self.behind = me not in commit.present
-            for region in set(request.members) - {me}:
-                if self._noted.get(region, 0) > request.number:
+            for region in request.members:
+                if request.number < self._noted.get(region, 0):
                     continue  # exchanges end in any order
                 self._noted[region] = request.number
-                late = None if me in commit.late else commit.late.get(region)
-                if late is None:
+                late = commit.late.get(region)
+                if region == me or late is None:
                     self.late.pop(region, None)
+                elif me in commit.late:
+                    self.late[region] = Late(_NOT_BEHIND, late.missed)
                 elif not self.left_behind(region):
-                    self.late[region] = late
+                    missed = max(late.missed, self.missed([region]))
+                    self.late[region] = Late(late.step, missed)

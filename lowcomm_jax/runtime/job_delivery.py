@@ -75,7 +75,6 @@ class JobDelivery:
       sends_ahead: send moved anchors before the payload; not while rounds are only caught up with.
       never_defers: wait for the others also while the store is away.
       trained: inner steps this region has made.
-      lands_at_once: the loop waits for a payload from its send on.
       by_rounds: regions have rounds in common, but no steps (`round_job_loop`).
       prefix: what the names of all its exchanges begin with.
       whole: every region needs the payloads of all, and not only their mean.
@@ -90,7 +89,7 @@ class JobDelivery:
         self.exchange, self.anchor_history = exchange, AnchorHistory(shared)
         self.total, self.region = exchange.count, exchange.region
         self.listens_only = self.never_defers = self.by_rounds = self.whole = False
-        self.sends_ahead, self.lands_at_once = True, False
+        self.sends_ahead = True
         self.gives: Callable[[TrainState], State] = shared_state
         self.trained, self.prefix = 0, ""
         self._pending: dict[str, PendingExchange] = {}
@@ -151,7 +150,6 @@ class JobDelivery:
         )
         if not self.listens_only:
             how = {"members": members, "terms": terms, "reduction": slicing}
-            how["due"] = self.lands_at_once
             if self.in_groups:
                 how["early"] = self._taken_along(flight, round, anchor, members, like)
             self.exchange.start(name, arrays, takes_part=bool(flight.takes_part.any()), **how)

@@ -73,7 +73,6 @@ class RemoteExchange(Membership):
         terms: Mapping[str, Any] | None = None,
         reduction: Reduction | None = None,
         early: str | None = None,
-        due: bool = False,
     ) -> None:
         """Begin an exchange; returns at once.
 
@@ -88,14 +87,15 @@ class RemoteExchange(Membership):
           reduction: how the arrays are reduced in slices; None = everyone gets those of all.
           early: key that `send_early` was given: its arrays belong to this payload, and whoever is
             counted is counted with both. Not with `reduction`.
-          due: the caller waits for it from now on; otherwise from `arrives` or `finish` on.
 
         Raises:
           ValueError: lists what is wrong with the arguments.
         """
         self._context.heartbeat.check()
         given = {"arrays": dict(arrays), "takes_part": takes_part, "terms": terms or {}}
+        self._numbered += 1
         given |= {"reduction": reduction, "patience_s": self._patience_s}
+        given["number"] = self._numbered
         request = self._make_request(key, members, **given)
         sent = None
         if early is not None:
@@ -111,8 +111,6 @@ class RemoteExchange(Membership):
         if not own.awaited or own.wants:
             self._context.heartbeat.update(awaited=True, wants=False)
         self._open[key] = self._begin(request, sent)
-        if due:
-            self._wait_for(key)
 
     def send_early(
         self,
@@ -171,15 +169,15 @@ class RemoteExchange(Membership):
 
     def arrives(self, keys: Sequence[str]) -> bool:
         """Wait until `finish` of all these would not wait; False where the store is away."""
-        exchanges = {key: self._wait_for(key) for key in keys}
-        for key, exchange in exchanges.items():
+        exchanges = [self._wait_for(key) for key in keys]
+        for key, exchange in zip(keys, exchanges, strict=True):
             began = time.monotonic()
             while not exchange.outcome.done() and self.reachable():
                 wait([exchange.outcome], timeout=self._context.timing.beat_s / 4)
             self._waited[key] = self._waited.get(key, 0.0) + time.monotonic() - began
-        here = all(exchange.outcome.done() for exchange in exchanges.values())
+        here = all(exchange.outcome.done() for exchange in exchanges)
         if not here:
-            for exchange in exchanges.values():
+            for exchange in exchanges:
                 exchange.due.end()
         return here
 
@@ -443,9 +441,7 @@ class RemoteExchange(Membership):
             wrong.append(f"key {key!r} was started and not finished; every exchange needs its own")
         if wrong:
             raise ValueError("; ".join(wrong))
-        self._numbered += 1
-        name = name_of(epoch, key, group, self.count)
-        return ExchangeRequest(key, name, group, number=self._numbered, **rest)
+        return ExchangeRequest(key, name_of(epoch, key, group, self.count), group, **rest)
 
     def _begin(
         self, request: ExchangeRequest, early: EarlyPayload | None = None

@@ -35,7 +35,8 @@ class ExchangeRequest:
       like: shapes of each region's payload; None = those of this region's payload, if it has one.
       follows: whether it continues another exchange, so that no region computes before it.
       patience_s: seconds that other regions may compute longer than usual.
-      number: of the exchange, from 1, in the order in which this region begins them.
+      number: of the exchange, from 1, in the order in which this region begins them; 0 = it only
+        reads one, or sends ahead.
     """
 
     key: str

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 _REMEMBERED = 32
 _LEAST = 3
+_MOST_DOUBLED = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +71,8 @@ class Timing:
 class Pace:
     """Observed lateness of announcements and speed of transfers; derives deadlines from them.
 
-    A deadline is floor + median lateness + 6 median absolute deviations + 3 transfer times. One
+    Lateness is that after the own announcement, also where an overlap hides it: the next exchange
+    may hide nothing. A deadline is floor + median lateness + 6 median absolute deviations + 3 transfer times. One
     slow round does not move it; a link or region that stays slow does. It is doubled with
     each exchange that has waited for a region in vain, as TCP doubles its timeout (RFC 6298, 5.5).
     """
@@ -102,7 +104,8 @@ class Pace:
 
         Args:
           missed: exchanges that have waited in vain for a region since it last announced. A
-            derived deadline is doubled for each, up to `first_s`.
+            derived deadline is doubled for each, four times at most, and up to `first_s`: for a
+            region that is far slower than the others, no deadline would do.
         """
         timing = self._timing
         if timing.deadline_s is not None:
@@ -114,4 +117,4 @@ class Pace:
         median = statistics.median(late_s)
         spread = statistics.median(abs(x - median) for x in late_s)
         usual_s = timing.floor_s + median + 6 * spread + 3 * self.transfer_s(nbytes)
-        return max(usual_s, min(usual_s * 2.0 ** min(missed, 64), timing.first_s))
+        return max(usual_s, min(usual_s * 2 ** min(missed, _MOST_DOUBLED), timing.first_s))

@@ -44,7 +44,11 @@ class TrainerDelivery(JobDelivery):
         """`slicings`: of all trainers, so that each is compiled once."""
         super().__init__(exchange, shared=True)
         self.prefix, self._slicings = f"{trainer}.", slicings
-        self.lands_at_once = True
+
+    @property
+    def flying(self) -> list[str]:
+        """Names of the exchanges under way."""
+        return [one.name for one in self._pending.values() if not one.listens_only]
 
     def reachable(self) -> bool:
         return True

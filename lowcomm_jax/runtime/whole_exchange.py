@@ -43,7 +43,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from typing import TypeVar
 
@@ -98,11 +98,10 @@ class WholeExchange:
         self._context, self._awaited, self._done = context, awaited, done
         self._held: dict[int, Holdings] | None = None
         self._silent: list[int] = []
-        self._usual = not (request.follows or request.patience_s)
         self._asked_s = context.heartbeat.clock_s
         self._terms: terms.Terms = {}
         self._late_s = 0.0
-        self._since_s = context.heartbeat.clock_s
+        self._announced_s = self._since_s = context.heartbeat.clock_s
         self.began = time.monotonic()
         name = f"lowcomm-{request.name}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -176,7 +175,7 @@ class WholeExchange:
         )
         self._retry(lambda: context.commit_log.announce(request.name, announcement))
         self.inbox.announcements[context.region] = announcement
-        self._since_s = context.heartbeat.clock_s
+        self._announced_s = self._since_s = context.heartbeat.clock_s
 
     def _retry(self, act: Callable[[], T]) -> T:
         """Call `act` until the store answers."""
@@ -251,16 +250,15 @@ class WholeExchange:
     def _confirm(self) -> bool:
         """Look for payloads; True once this region waits for none, and has confirmed its own."""
         context, request, inbox = self._context, self.request, self.inbox
-        before = set(inbox.announcements)
         if inbox.look():
-            self._late_s = self._waited_s
-            if request.patience_s or self._missed(inbox.announcements.keys() - before):
+            self._late_s = context.heartbeat.clock_s - self._announced_s
+            came = [region for region in self._silent if region in inbox.announcements]
+            if request.patience_s or self._missed(came):
                 # What was just announced has still to come: for that the usual time is enough.
                 self._since_s = context.heartbeat.clock_s
         waiting = [r for r in request.members if not inbox.is_final(r)]
         self._silent = [r for r in waiting if r not in inbox.announcements]
         missed, patience_s = self._missed(self._silent), request.patience_s if self._silent else 0.0
-        self._usual &= not missed
         enough = self._waited_enough(waiting, missed=missed, patience_s=patience_s)
         if not enough and not self._passed_over(waiting):
             return False
@@ -268,13 +266,15 @@ class WholeExchange:
         held = {r: one.payload.content for r, one in announced if inbox.has(r)}
         if inbox.own is not None:
             context.commit_log.confirm(request.name, context.region, held)
-        if self._usual:
-            context.pace.announced(self._waited_s if waiting else self._late_s)
+        longer_in_vain = waiting and missed  # which says nothing of how late the others are
+        if not (request.follows or request.patience_s or longer_in_vain):
+            now = context.heartbeat.clock_s
+            context.pace.announced(now - self._announced_s if waiting else self._late_s)
         self._held = {context.region: held}
         self._since_s = context.heartbeat.clock_s
         return True
 
-    def _missed(self, regions: Collection[int]) -> int:
+    def _missed(self, regions: Iterable[int]) -> int:
         # Who is to bring averages has announced before, in the exchange that this one follows.
         return 0 if self.request.follows else self._context.wait_list.missed(regions)
 
@@ -298,9 +298,10 @@ class WholeExchange:
 
         0 while the loop computes: what the others bring meanwhile keeps nobody from training.
         """
-        if self.due.since_s is None:
+        due_s = self.due.since_s  # the loop's thread may change it
+        if due_s is None:
             return 0.0
-        return self._context.heartbeat.clock_s - max(self._since_s, self.due.since_s)
+        return self._context.heartbeat.clock_s - max(self._since_s, due_s)
 
     def _waited_enough(
         self, waiting: list[int], deadlines: int = 1, missed: int = 0, patience_s: float = 0.0

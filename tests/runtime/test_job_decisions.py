@@ -16,7 +16,6 @@ from lowcomm_jax.runtime.job_loop import JobLoop, OutagePacing
 from lowcomm_jax.runtime.learner_job_loop import LearnerJobLoop
 from lowcomm_jax.runtime.request import nothing
 from lowcomm_jax.runtime.round_job_loop import RoundJobLoop
-from lowcomm_jax.runtime.trainer_job_loop import TrainerDelivery
 from lowcomm_jax.schedule import Adaptive, Staggered
 from lowcomm_jax.state.train_state import InFlight
 
@@ -482,7 +481,6 @@ def test_final_anchors_that_differ_heal_nobody():
         (NOBODY, {}, {"step": 3, "fragment": 1, "level": 2, "anchor": "5"}),
         (ME, {"again": True}, {"step": 3, "fragment": 1, "level": 2}),
         (ME, {"by_rounds": True}, {"fragment": 1, "level": 2, "anchor": "5"}),
-        (ME, {"lands_at_once": True}, {"step": 3, "fragment": 1, "level": 2, "anchor": "5"}),
         (ME, {"listens_only": True}, None),
     ],
 )
@@ -516,14 +514,7 @@ def test_what_is_announced_with_a_payload(mask, how, terms):
         "members": (1, 2),
         "terms": terms,
         "reduction": None,
-        "due": delivery.lands_at_once,
     }
-
-
-def test_all_trainers_of_a_round_are_waited_for_from_their_sends_on():
-    """They land one after another; their deadlines run at the same time."""
-    assert TrainerDelivery(Exchange(), 1, {}).lands_at_once
-    assert not JobDelivery(Exchange(), shared=True).lands_at_once
 
 
 @pytest.mark.parametrize(

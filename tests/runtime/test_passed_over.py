@@ -132,7 +132,7 @@ def test_exchanges_that_end_in_another_order_say_what_the_last_one_says():
         for number in order:
             late = {1: Late(8, 1)} if number == 1 else {}
             waiting.note(members(0, 1, number=number), ended(late))
-        assert not waiting.late and waiting._noted == {1: 2}
+        assert not waiting.late and waiting._noted == {0: 2, 1: 2}
 
 
 def test_who_is_left_behind_keeps_the_step_that_it_is_to_come_to():
@@ -143,14 +143,17 @@ def test_who_is_left_behind_keeps_the_step_that_it_is_to_come_to():
     waiting.note(members(0, 1), ended({1: Late(50, 1)}))
     assert waiting.late == {1: Late(30, 3)}
     beats.beats[1] = Beat(1, step=31)
-    waiting.note(members(0, 1), ended({1: Late(50, 4)}))
-    assert waiting.late == {1: Late(50, 4)}
+    waiting.note(members(0, 1), ended({1: Late(50, 1)}))
+    assert waiting.late == {1: Late(50, 3)}, "what it has missed stays known"
+    waiting.note(members(0, 1), ended())
+    waiting.note(members(0, 1), ended({1: Late(50, 1)}))
+    assert waiting.late == {1: Late(50, 1)}, "it has announced in between"
 
 
 def test_who_is_late_itself_holds_nothing_against_others_that_stood_still_with_it():
     waiting = WaitList(Beats(step=10, r1=Beat(1, step=10), r2=Beat(1, step=15)))
-    waiting.note(members(0, 1, 2), ended({0: Late(15, 1), 1: Late(15, 1)}))
-    assert not waiting.late and not waiting.left_behind(1)
+    waiting.note(members(0, 1, 2), ended({0: Late(15, 1), 1: Late(15, 4)}))
+    assert not waiting.left_behind(1) and waiting.missed([1]) == 4 and not waiting.missed([0, 2])
 
 
 @pytest.mark.parametrize("region", [0, 3])
@@ -161,5 +164,9 @@ def test_it_is_known_whether_the_others_went_on_without_us(region):
     assert not waiting.behind, "we have not tried"
     waiting.note(members(0, 1, 3), ended())
     assert waiting.behind is (region == 3)
-    waiting.note(members(0, 1, 3), ended(present=(0, 1, 3)))
+    waiting.note(members(0, 1, 3, number=7), ended(present=(0, 1, 3)))
+    waiting.note(members(0, 1, 3, number=6), ended())
+    assert not waiting.behind, "an earlier exchange that ends later"
+    waiting.note(members(0, 1, 3, number=8), ended())
+    waiting.note(members(0, 1, 3, number=9), ended(present=(0, 1, 3)))
     assert not waiting.behind

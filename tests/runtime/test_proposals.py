@@ -225,11 +225,13 @@ def test_a_deadline_begins_when_the_loop_waits():
     one.due.begin(around.heartbeat.clock_s)  # it waits already
     assert not one._confirm() and one._waited_s == DEADLINE_S - 0.5
     around.heartbeat.clock_s = 6 * DEADLINE_S
-    assert one._confirm() and notes.late_s == [DEADLINE_S]
+    assert one._confirm() and notes.late_s == [6 * DEADLINE_S]
     one, around, notes = waiting(awaited=(0, 1), due_s=None)
     around.heartbeat.clock_s = 5 * DEADLINE_S
     arrive(one, around, 1)
-    assert one._confirm() and notes.late_s == [0.0], "it was in time"
+    assert one._confirm() and one._waited_s == 0.0
+    # An exchange that hides nothing will need that much.
+    assert notes.late_s == [5 * DEADLINE_S]
 
 
 def late(one, around, missed):
@@ -244,7 +246,12 @@ def test_who_has_missed_exchanges_is_waited_for_longer():
     around.heartbeat.clock_s = 8 * DEADLINE_S - 0.5
     assert not one._confirm()
     around.heartbeat.clock_s = 8 * DEADLINE_S
-    assert one._confirm() and not notes.late_s, "that is no usual wait"
+    assert one._confirm() and not notes.late_s, "no usual wait, and in vain"
+    one, around, notes = waiting(awaited=(0, 1))
+    late(one, around, missed=3)
+    around.heartbeat.clock_s = 5 * DEADLINE_S
+    arrive(one, around, 1)
+    assert one._confirm() and notes.late_s == [5 * DEADLINE_S], "a region that stays so slow"
     one, around, _ = waiting(awaited=(0, 1), follows=True)
     late(one, around, missed=3)
     around.heartbeat.clock_s = DEADLINE_S
@@ -273,6 +280,14 @@ def test_who_has_missed_exchanges_and_announces_has_the_usual_time_from_then_on(
     assert not one._confirm()
     around.heartbeat.clock_s = 8 * DEADLINE_S
     assert one._confirm(), "another one's announcement gives it no more time"
+    one, around, _ = waiting(awaited=(0, 2))
+    late(one, around, missed=3)
+    around.heartbeat.clock_s = DEADLINE_S - 1.0
+    assert not one._confirm()
+    arrive(one, around, 1)
+    assert not one._confirm()
+    around.heartbeat.clock_s = DEADLINE_S
+    assert one._confirm(), "nor does that of one that nobody waited for"
 
 
 @pytest.mark.parametrize(

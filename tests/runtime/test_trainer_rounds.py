@@ -127,6 +127,22 @@ def test_absent_regions_count_for_nothing(between):
     assert [x[1] for x in together[0].values()] != [x[1] for x in everyone[0].values()]
 
 
+def test_the_exchanges_of_all_trainers_are_waited_for_together(between, monkeypatch):
+    """They land one by one; waited for one by one, their deadlines would add up."""
+    asked, arrives = [], exchange.RemoteExchange.arrives
+
+    def noted(self, names):
+        asked.append(sorted(names))
+        return arrives(self, names)
+
+    monkeypatch.setattr(exchange.RemoteExchange, "arrives", noted)
+    in_jobs(between, lambda: method(merge_every=9), 2, [{"steps": PERIOD}])
+    rounds = [names for names in asked if len(names) > 1]
+    assert rounds and {tuple(x.split(".")[0] for x in names) for names in rounds} == {
+        ("0", "1", "2")
+    }
+
+
 def test_a_run_that_ends_inside_a_round(between):
     """What was measured at the start of the last round weighs the last merge, as on the mesh."""
 
