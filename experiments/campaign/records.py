@@ -65,9 +65,10 @@ class Records:
         """Count a record, or note why it does not count."""
         cell = Cell(**record["cell"])
         campaign = self.campaign
-        known = cell.size in campaign.sizes and cell.arm in campaign.arms
-        if not known or cell.point not in campaign.arms[cell.arm].points:
+        if cell.size not in campaign.sizes or cell.arm not in campaign.arms:
             self.excluded.append(Excluded(file, "the campaign no longer has this cell"))
+        elif cell.point not in campaign.arms[cell.arm].points:
+            self.excluded.append(Excluded(file, "at learning rates that the campaign does not try"))
         elif self.digest(cell) != record["config_digest"]:
             self.excluded.append(Excluded(file, "made with another config"))
         elif record["failed"] is not None:

@@ -85,9 +85,12 @@ def test_what_does_not_count_has_its_reason(tmp_path):
         "trained on another corpus": record(campaign, cell(seed=2), 2.5, corpus_digest="e"),
         "it diverged": record(campaign, cell(seed=3), None),
     }
-    gone = record(campaign, cell(), 2.5)
-    gone["cell"]["point"] = "learning_rate=9"
-    others["the campaign no longer has this cell"] = gone
+    for reason, field, value in (
+        ("at learning rates that the campaign does not try", "point", "learning_rate=9"),
+        ("the campaign no longer has this cell", "arm", "gone"),
+    ):
+        others[reason] = record(campaign, cell(), 2.5)
+        others[reason]["cell"][field] = value
     ledger = Records(campaign, [("f", r) for r in (*kept, *others.values())])
     assert {entry.reason for entry in ledger.excluded} == set(others)
     assert set(ledger.found) == {cell(seed=0), cell(seed=1)}
