@@ -6,7 +6,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterator
 
-from experiments.campaign.cells import Cell
+from experiments.campaign.cells import Cell, record_path
 from experiments.campaign.estimate import RunEstimate
 from experiments.campaign.order import Points, cells_of, ordered
 from experiments.campaign.plan import Campaign, Claim, Rung, Tuning
@@ -324,11 +324,13 @@ def _settings(points, name: str) -> str:
 def _scaling(evidence: Evidence) -> str:
     """The fit of loss against size and tokens, where the records suffice for one."""
     campaign = evidence.campaign
-    rows = []
+    tuned, rows = Points(campaign, evidence.ledger), []
     for name in campaign.arms:
         groups: dict[int, list] = {}
         for cell, record in evidence.ledger.found.items():
-            if cell.arm == name and not cell.tunes and cell.split == "iid":
+            if cell.arm != name or cell.tunes or cell.split != "iid":
+                continue
+            if cell.point == tuned.of(name, cell.size):  # and not what was best before
                 groups.setdefault(cell.regions, []).append(record)
         for regions, records in sorted(groups.items()):
             points = fits.points_of(records)
@@ -411,10 +413,21 @@ def _left(evidence: Evidence) -> str:
 
 
 def _excluded(evidence: Evidence) -> str:
-    lines = ["## Runs that do not count", ""]
-    if not evidence.ledger.excluded:
+    campaign, ledger = evidence.campaign, evidence.ledger
+    lines, tuned = ["## Runs that do not count", ""], Points(campaign, ledger)
+    rows = [f"| `{entry.file}` | {entry.reason} |" for entry in ledger.excluded]
+    for cell, record in ledger.found.items():
+        best = tuned.of(cell.arm, cell.size)
+        if not cell.tunes and cell.point != best:
+            file = record_path(campaign, cell, record["config_digest"]).name
+            why = (
+                f"at learning rates that {best} has replaced"
+                if best
+                else "its rates are being tuned"
+            )
+            rows.append(f"| `{file}` ({cell.size} {cell.arm}) | {why} |")
+    if not rows:
         return "\n".join([*lines, "None: no run failed, and no record was left out."])
-    rows = [f"| `{entry.file}` | {entry.reason} |" for entry in evidence.ledger.excluded]
     return "\n".join([*lines, "| record | reason |", "| --- | --- |", *rows])
 
 

@@ -72,9 +72,10 @@ class Pace:
     """Observed lateness of announcements and speed of transfers; derives deadlines from them.
 
     Lateness is that after the own announcement, also where an overlap hides it: the next exchange
-    may hide nothing. A deadline is floor + median lateness + 6 median absolute deviations + 3 transfer times. One
-    slow round does not move it; a link or region that stays slow does. It is doubled with
-    each exchange that has waited for a region in vain, as TCP doubles its timeout (RFC 6298, 5.5).
+    may hide nothing. A deadline is floor + median lateness + 6 median absolute deviations + 3
+    transfer times. One slow round does not move it; a link or region that stays slow does. It is
+    doubled with each exchange that has waited for a region in vain, as TCP doubles its timeout
+    (RFC 6298, 5.5).
     """
 
     def __init__(self, timing: Timing):

@@ -1,5 +1,6 @@
 """From made-up records to effects, verdicts and a page; and the page of this repository."""
 
+import dataclasses
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -228,6 +229,21 @@ def written(tmp_path):
         f"def get_config():\n    return config(pathlib.Path({str(tmp_path)!r}))\n"
     )
     return campaign, [f"--config={file}", f"--docs={tmp_path / 'docs'}"], tmp_path / "docs"
+
+
+def test_runs_at_rates_that_were_replaced_count_nowhere_and_are_listed(written, monkeypatch):
+    campaign, arguments, docs = written
+    ledger = read(campaign)
+    best = next(c for c in ledger.found if c.arm == "diloco" and not c.tunes)
+    before = dataclasses.replace(best, point="learning_rate=0_2")
+    path = write(campaign, before, record(campaign, before, 9.0))
+    seen = []
+    monkeypatch.setattr(fits, "points_of", lambda records: seen.extend(records) or [])
+    assert command.main(arguments) == 0
+    text = (docs / "evidence.md").read_text()
+    assert f"`{path.name}` (small diloco) | at learning rates that learning_rate=0_5" in text
+    assert "+2.0 ± 0.2 %" in text, "as without it"
+    assert seen and all(one["loss"] < 9.0 for one in seen)
 
 
 def test_a_page_is_made_from_records_and_checked(written, capsys):
