@@ -175,6 +175,17 @@ def arrive(one, around, region, here=True):
     one.inbox._fetch = lambda *_: None
 
 
+def assert_has_the_usual_time_once_it_announces(one, around):
+    """Region 1, which a longer wait is about to end for."""
+    assert not one._confirm()
+    arrive(one, around, 1, here=False)
+    assert not one._confirm()
+    around.heartbeat.clock_s += DEADLINE_S - 1.0
+    assert not one._confirm()
+    around.heartbeat.clock_s += 1.0
+    assert one._confirm()
+
+
 def test_a_region_confirms_once_all_that_are_awaited_are_here():
     one, around, notes = waiting(awaited=(0, 1))
     assert not one._confirm() and one._silent == [1]
@@ -266,13 +277,7 @@ def test_who_has_missed_exchanges_and_announces_has_the_usual_time_from_then_on(
     one, around, _ = waiting(awaited=(0, 1))
     late(one, around, missed=3)
     around.heartbeat.clock_s = 8 * DEADLINE_S - 1.0
-    assert not one._confirm()
-    arrive(one, around, 1, here=False)
-    assert not one._confirm()
-    around.heartbeat.clock_s += DEADLINE_S - 1.0
-    assert not one._confirm()
-    around.heartbeat.clock_s += 1.0
-    assert one._confirm()
+    assert_has_the_usual_time_once_it_announces(one, around)
     one, around, _ = waiting()
     late(one, around, missed=3)
     around.heartbeat.clock_s = 7 * DEADLINE_S
@@ -334,13 +339,7 @@ def test_patience_is_for_those_who_still_compute():
     """For a payload that was announced the usual time is enough, from then on."""
     one, around, _ = waiting(awaited=(0, 1), patience_s=30.0)
     around.heartbeat.clock_s = DEADLINE_S + 29.0
-    assert not one._confirm()
-    arrive(one, around, 1, here=False)
-    assert not one._confirm()
-    around.heartbeat.clock_s += DEADLINE_S - 1.0
-    assert not one._confirm()
-    around.heartbeat.clock_s += 1.0
-    assert one._confirm()
+    assert_has_the_usual_time_once_it_announces(one, around)
     one, around, _ = waiting(awaited=(0, 1), patience_s=30.0)
     around.heartbeat.clock_s = DEADLINE_S + 30.0
     assert one._confirm()
