@@ -6,15 +6,21 @@ import os
 import shutil
 import tempfile
 
+from experiments.processes import same_rounding
+
 # Plug-ins for absent accelerators may be installed (extra `aot`): they are not to be started here.
-# On a GPU: JAX_PLATFORMS=cuda pytest tests/models/test_gpu.py
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
-    # Tests compile many small programs once each: compile time is what matters.
-    " --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false"
-    " --xla_cpu_parallel_codegen_split_count=1"
-)
+ON_CPU = os.environ["JAX_PLATFORMS"] == "cpu"
+if ON_CPU:
+    os.environ["XLA_FLAGS"] = (
+        os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+        # Tests compile many small programs once each: compile time is what matters.
+        f" --xla_llvm_disable_expensive_passes=true {same_rounding()}"
+        " --xla_cpu_parallel_codegen_split_count=1"
+    )
+else:  # JAX_PLATFORMS=cuda: all processes of a run share the card, and products are float32's
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")
 
 # Many tests build the same program. All processes of a run, which inherit these variables, share
 # what one of them has compiled; who sets the folder keeps it, otherwise it goes at the end.
@@ -42,6 +48,8 @@ def pytest_configure(config):
     """
     # Else the flag would be for child processes alone, whose results then differ from those here.
     assert not xla_bridge.backends_are_initialized(), "a conftest.py has asked for a device"
+    if not ON_CPU:
+        return
     level = 0 if config.option.markexpr == "not slow" else 1
     os.environ["XLA_FLAGS"] += f" --xla_backend_optimization_level={level}"
     if level:

@@ -30,10 +30,13 @@ from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
+sys.path.insert(0, str(ROOT))
+from experiments.processes import same_rounding  # noqa: E402  (found from here)
+
 PACKAGE = "lowcomm_jax"
 FLAGS = (
     "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
-    " --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false"
+    f" --xla_llvm_disable_expensive_passes=true {same_rounding()}"
 )
 NOT_HERE = "(none)"
 

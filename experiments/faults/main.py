@@ -35,14 +35,13 @@ from experiments.faults import happened
 from experiments.faults.fault import Fault
 from experiments.faults.random_scripts import RANDOM, at_random, read_random
 from experiments.faults.scripts import write
+from experiments.processes import same_rounding
 
 SCRIPT, ALONE = "script.yaml", "alone"
 STEPS_A_FAULT = 40
 _LATE_S, _STEP_S = 0.15, 0.02
-# XLA would fuse the program of one region unlike that of several, and then rounds unlike it.
 _ALIKE = (
-    "--xla_backend_optimization_level=1 --xla_llvm_disable_expensive_passes=true "
-    "--xla_cpu_use_fusion_emitters=false"
+    "--xla_backend_optimization_level=1 --xla_llvm_disable_expensive_passes=true " + same_rounding()
 )
 
 

@@ -287,16 +287,15 @@ class Windows:
             return x
         at = self._in_mesh()
         pairs = [(at[d], at[d + step]) for d in range(len(at)) if 0 <= d + step < len(at)]
-        return jax.lax.ppermute(x, self.axes, pairs)
+        return jax.lax.ppermute(x, self._ordered(), pairs)
+
+    def _ordered(self) -> tuple[str, ...]:
+        """The axes in the order of the mesh: `ppermute` counts devices so, and takes no other."""
+        return tuple(axis for axis in jax.sharding.get_abstract_mesh().shape if axis in self.axes)
 
     def _in_mesh(self) -> list[int]:
-        """The device of every window, numbered with axes in the order of the mesh.
-
-        `ppermute` counts devices so, whatever order of axes it is given; other collectives do not.
-        """
-
-        sizes = jax.sharding.get_abstract_mesh().shape
-        ordered = [axis for axis in sizes if axis in self.axes]
+        """The device of every window, numbered with axes in the order of the mesh."""
+        sizes, ordered = jax.sharding.get_abstract_mesh().shape, self._ordered()
         numbers = np.arange(self.devices).reshape([sizes[axis] for axis in ordered])
         return numbers.transpose([ordered.index(axis) for axis in self.axes]).reshape(-1).tolist()
 
