@@ -72,7 +72,10 @@ def compress(
         del params, extra
         payload, new = wire.encode(updates, state.codec)
         received = new.copy if isinstance(new, EF21State) else wire.decode(payload, updates)
-        returned = jax.tree.map(lambda r, u: r.astype(u.dtype), received, updates)
+        # Held, else compilers of GPUs drop the way to a narrower float and back.
+        returned = jax.lax.optimization_barrier(
+            jax.tree.map(lambda r, u: r.astype(u.dtype), received, updates)
+        )
         if isinstance(new, ErrorFeedbackState):
             rest = jax.tree.map(
                 lambda e, r, u: e + (r - u.astype(jnp.float32)), new.residual, received, returned
