@@ -1,7 +1,8 @@
 """Floating-point operations of a compiled program on one device: its matrix products.
 
-Counted are `dot`, `convolution` (a product on a TPU), and attention kernels, whose arithmetic
-follows from their shapes; in fusions and in loops, as often as they run. XLA's own cost analysis
+Counted are `dot`, `convolution` (a product on a TPU), products by cuBLAS (of a GPU that is there),
+and attention kernels, whose arithmetic follows from their shapes. Those in fusions and loops count
+as often as they run. XLA's own cost analysis
 counts the body of a loop once, and is missing for a GPU that is absent.
 """
 
@@ -12,6 +13,8 @@ import re
 
 from lowcomm_jax.aot.hlo import Instruction, Program
 
+_TARGET = r'custom_call_target="([^"]*)"'
+
 
 def matrix_flops(program: Program) -> float:
     """Operations of all matrix products; a multiply and an add are two."""
@@ -20,15 +23,22 @@ def matrix_flops(program: Program) -> float:
 
 def _flops(program: Program, one: Instruction, computation: str) -> float:
     if one.opcode == "dot":
-        left = program.named(computation)[one.operands[0]].arrays[0].shape
-        axes = one.attribute(r"lhs_contracting_dims=\{([\d,]*)\}") or ""
-        inner = math.prod(left[int(i)] for i in axes.split(",") if i)
-        return 2.0 * one.arrays[0].size * inner
+        return _product(program, one, computation, r"lhs_contracting_dims=\{([\d,]*)\}")
     if one.opcode == "convolution":
         return _convolution(program, one, computation)
     if one.opcode == "custom-call":
+        if (one.attribute(_TARGET) or "").startswith(("__cublas$gemm", "__cublas$lt$matmul")):
+            return _product(
+                program, one, computation, r'"lhs_contracting_dimensions":\[([\d",]*)\]'
+            )
         return _kernel(program, one, computation)
     return 0.0
+
+
+def _product(program: Program, one: Instruction, computation: str, contracted: str) -> float:
+    left = program.named(computation)[one.operands[0]].arrays[0].shape
+    axes = re.findall(r"\d+", one.attribute(contracted) or "")
+    return 2.0 * one.arrays[0].size * math.prod(left[int(i)] for i in axes)
 
 
 def _convolution(program: Program, one: Instruction, computation: str) -> float:
@@ -69,7 +79,7 @@ def _window(one: Instruction, axes: int) -> list[tuple[int, int, int, int, int]]
 
 def _kernel(program: Program, one: Instruction, computation: str) -> float:
     """Causal attention kernels: half of the products that all pairs of positions would need."""
-    target = one.attribute(r'custom_call_target="([^"]*)"') or ""
+    target = one.attribute(_TARGET) or ""
     known = program.named(computation)
     if target in ("__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"):
         # Queries [B, T, H, E] and keys [B, S, K, E].

@@ -118,6 +118,26 @@ def test_products_in_loops_count_as_often_as_they_run():
     assert matrix_flops(found) == 8 * 2 * 64**3
 
 
+def test_products_by_cublas_count():
+    """As the compiler writes them where a GPU is there: without one it leaves `dot`."""
+    line = (
+        "  %custom-call.9 = (bf16[48,16]{1,0}, s8[1024]{0}) custom-call(%x, %w), "
+        'custom_call_target="__cublas$lt$matmul", backend_config={"gemm_backend_config":'
+        '{"beta":0,"dot_dimension_numbers":{"lhs_batch_dimensions":[],'
+        '"lhs_contracting_dimensions":["1"],"rhs_batch_dimensions":[],'
+        '"rhs_contracting_dimensions":["0"]},"epilogue":"DEFAULT"}}'
+    )
+    text = f"""HloModule m
+
+ENTRY %main (x: bf16[48,32], w: bf16[32,16]) -> (bf16[48,16], s8[1024]) {{
+  %x = bf16[48,32]{{1,0}} parameter(0)
+  %w = bf16[32,16]{{1,0}} parameter(1)
+{line.replace("%custom", "ROOT %custom")}
+}}
+"""
+    assert matrix_flops(parse(text)) == 2 * 48 * 32 * 16
+
+
 def test_a_loop_with_a_traced_number_of_rounds_counts_once():
     def fn(x, n):
         return jax.lax.fori_loop(0, n, lambda i, x: jnp.tanh(x @ x), x)
