@@ -48,7 +48,7 @@ def record(found, cell, loss, **changes):
         "cell": vars(cell).copy(),
         "config_digest": digest_of(fields_of(found, cell)),
         "code": {"package": "0", "commit": "c" * 40, "changed": False},
-        "machine": {"system": "Linux", "cpus": 2, "device": "cpu"},
+        "machine": {"system": "Linux", "cpus": 2, "backend": "cpu", "device": "cpu"},
         "versions": {"jax": "0"},
         "core_seconds": 3.0,
         "failed": None if loss is not None else "it diverged",

@@ -20,16 +20,21 @@ class RunEstimate:
 
     Both are fitted to recorded runs: those of the same arm and size, else of the size, else of all.
     Runs of a single length give the set-up only; the pace is then that of one core by default.
+
+    Args:
+      backend: of JAX, where the cell would run; records of other backends tell nothing of it.
     """
 
-    def __init__(self, campaign: Campaign, records: Iterable[Mapping[str, Any]] = ()):
-        self._campaign = campaign
+    def __init__(self, campaign: Campaign, records: Iterable[Mapping[str, Any]], backend: str):
+        self._campaign, self._backend = campaign, backend
         self._seen: dict[tuple[str, ...], list[tuple[float, float]]] = {}
         for record in records:
             self.learn(record)
 
     def learn(self, record: Mapping[str, Any]) -> None:
         """Take the time of a run into account."""
+        if record["machine"]["backend"] != self._backend:
+            return
         cell = Cell(**record["cell"])
         for key in self._keys(cell):
             seen = self._seen.setdefault(key, [])

@@ -121,7 +121,7 @@ def parse_shard(text: str) -> tuple[int, int, list[str]]:
 def run(campaign: Campaign, ledger: Records, options: Options, console: Console) -> bool:
     """Train cell after cell; returns False when a signal ended it."""
     code_version()  # of the code that is running
-    estimate = RunEstimate(campaign, ledger.found.values())
+    estimate = RunEstimate(campaign, ledger.found.values(), jax.default_backend())
     spent, began, done = 0.0, time.monotonic(), 0
     with Interrupt() as interrupt, Work("campaign: runs") as work:
         while not interrupt.requested:
@@ -172,7 +172,7 @@ def _next(
 
 def show_plan(campaign: Campaign, ledger: Records, options: Options, console: Console) -> None:
     """Print what is left in order, its core-hours, and the records that do not count."""
-    estimate = RunEstimate(campaign, ledger.found.values())
+    estimate = RunEstimate(campaign, ledger.found.values(), jax.default_backend())
     steps: list[Step] = list(ordered(campaign, ledger, estimate.seconds))
     console.print(left_table(campaign, steps, estimate.seconds, options.shard, options.shards))
     reported = sum(not cell.tunes for cell in ledger.found)

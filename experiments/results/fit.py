@@ -136,15 +136,16 @@ def _start(params, tokens, loss, a: float, b: float) -> tuple[float, ...]:
 
 
 def points_of(records: Sequence[Mapping]) -> list[Point]:
-    """Of the records of one arm, with equal regions and split.
+    """Of the records of one arm, with equal regions and split; of scales that have enough seeds.
 
     Tokens are those of a scale on average: by how its texts end, a seed counts some more or fewer.
     """
     by_scale: dict[tuple, list[int]] = {}
     for record in records:
         by_scale.setdefault(_scale(record), []).append(record["tokens"])
-    tokens = {scale: float(np.mean(found)) for scale, found in by_scale.items()}
-    return [(r["params"], tokens[_scale(r)], r["cell"]["seed"], r["loss"]) for r in records]
+    tokens = {s: float(np.mean(ts)) for s, ts in by_scale.items() if len(ts) >= LEAST_SEEDS}
+    counted = [r for r in records if _scale(r) in tokens]
+    return [(r["params"], tokens[_scale(r)], r["cell"]["seed"], r["loss"]) for r in counted]
 
 
 def _scale(record: Mapping) -> tuple[str, int]:

@@ -63,7 +63,8 @@ def page(evidence: Evidence) -> str:
 
 def _head(evidence: Evidence) -> str:
     campaign, records = evidence.campaign, list(evidence.ledger.found.values())
-    params = sorted({r["params"] for r in records if not r["cell"]["tunes"]})
+    shown = {effect.rung.size for effects in evidence.effects.values() for effect in effects}
+    params = sorted({r["params"] for r in records if r["cell"]["size"] in shown})
     sizes = ", ".join(map(count, params))
     seeds = {r["cell"]["seed"] for r in records if not r["cell"]["tunes"]}
     of_seeds = f"Seeds that are reported: {len(seeds)}."
@@ -247,7 +248,7 @@ def _command(evidence: Evidence, claim: Claim) -> list[str]:
     campaign, ledger = evidence.campaign, evidence.ledger
     cells = cells_behind(campaign, ledger, claim)
     took = sum(ledger.found[cell]["core_seconds"] for cell in cells) / 3600
-    reported = {Rung(c.size, c.rounds, c.regions, c.split) for c in cells if not c.tunes}
+    reported = {effect.rung for effect in evidence.effects[claim.name]}
     first: dict[Rung, int] = {}  # the stage in which a rung is first looked at
     for number, stage in enumerate(campaign.stages):
         for rung, _ in claim.stages.get(stage, ()):
@@ -256,7 +257,7 @@ def _command(evidence: Evidence, claim: Claim) -> list[str]:
     alone = dataclasses.replace(
         campaign, claims={claim.name: claim}, stages=campaign.stages[: until + 1]
     )
-    estimate = RunEstimate(campaign, ledger.found.values())
+    estimate = RunEstimate(campaign, ledger.found.values(), "cpu")
     hours = sum(step.seconds for step in ordered(alone, Records(alone), estimate.seconds)) / 3600
     return [
         f"From nothing, tuning included, this takes about {hours / 2:.1f} hours on two cores, a "
@@ -374,7 +375,7 @@ def _ahead(found: fits.Fit, params: float) -> str:
 
 def _left(evidence: Evidence) -> str:
     campaign, ledger = evidence.campaign, evidence.ledger
-    estimate = RunEstimate(campaign, ledger.found.values())
+    estimate = RunEstimate(campaign, ledger.found.values(), "cpu")
     cells: Counter[str] = Counter()
     hours: Counter[str] = Counter()
     flops: Counter[str] = Counter()

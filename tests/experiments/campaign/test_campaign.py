@@ -298,9 +298,13 @@ def test_rates_are_tuned_before_an_arm_is_reported(tmp_path):
 
 def test_the_time_of_runs_corrects_the_estimate(tmp_path):
     campaign = checked(tmp_path)
-    estimate = RunEstimate(campaign)
+    estimate = RunEstimate(campaign, [], "cpu")
     guess = estimate.seconds(cell())
     assert guess == pytest.approx(3.0 + 8 * 8 * 8 * 1e3 * 6 / 2.5e10)  # steps, batch, T, N
+    on_gpu = record(campaign, cell(rounds=4), 2.0, core_seconds=1.0)
+    on_gpu["machine"] = {**on_gpu["machine"], "backend": "gpu"}
+    estimate.learn(on_gpu)
+    assert estimate.seconds(cell()) == guess
     estimate.learn(record(campaign, cell(rounds=4), 2.0, core_seconds=20.0))
     assert estimate.seconds(cell(rounds=4)) == pytest.approx(20.0)
     estimate.learn(record(campaign, cell(rounds=8), 2.0, core_seconds=30.0))
