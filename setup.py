@@ -1,4 +1,4 @@
-"""Install lowcomm_jax: `pip install .`, extras `cuda12`, `tpu`, `aot`, `flight`, `hf`,
+"""Install lowcomm_jax: `pip install .`, extras `cuda12`, `cuda13`, `tpu`, `aot`, `flight`, `hf`,
 `tensorboard`, `wandb`, `prometheus`, `test`, `check`, `docs`, `dev`."""
 
 import pathlib
@@ -46,6 +46,7 @@ setup(
     ],
     extras_require={
         "cuda12": [f"jax[cuda12]{JAX}"],
+        "cuda13": [f"jax[cuda13]{JAX}"],
         "tpu": [f"jax[tpu]{JAX}"],
         # Compilers for absent GPUs and TPUs (`plan --target`); they need no driver.
         "aot": [
