@@ -141,7 +141,7 @@ def flight_problems() -> list[str]:
     if not missing:
         return []
     return [
-        f"exchange=peers needs {' and '.join(missing)}, which are not installed: pip install "
+        f"exchange=peers needs {' and '.join(missing)}; not installed here: pip install "
         "'lowcomm_jax[flight]', or use exchange=store"
     ]
 
