@@ -28,7 +28,7 @@ from rich.table import Table
 import lowcomm_jax as lc
 from experiments.bench.work import held_bytes, interleave, median, write_rows
 from experiments.cli import Flags, flag_problems, refuse_any
-from experiments.progress import right, tracked
+from experiments.progress import print_table, right, tracked
 from lowcomm_jax.aot.arithmetic import matrix_flops
 from lowcomm_jax.aot.hlo import parse
 from lowcomm_jax.aot.targets import accelerator_of
@@ -152,7 +152,7 @@ def show(rows: Sequence[dict[str, Any]], error: float | None, console: Console) 
             f"{row['memory_foretold'] / 1e9:.2f} GB",
             "-" if used is None else f"{used / 1e9:.2f} GB",
         )
-    console.print(table)
+    print_table(console, table, names=1)
 
 
 def main(argv: Sequence[str]) -> int:
