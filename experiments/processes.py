@@ -6,6 +6,7 @@ import contextlib
 import importlib.metadata
 import os
 import platform
+import re
 import signal
 import socket
 import subprocess
@@ -44,7 +45,7 @@ def same_rounding() -> str:
     a flag that it does not know: until 0.11.0 its older fusions contract nothing, and compile in
     half the time; later ones contract where the processor is taken to have the instruction.
     """
-    release = importlib.metadata.version("jaxlib").split(".")[:3]
+    release = re.findall(r"\d+", importlib.metadata.version("jaxlib"))[:3]
     if [*map(int, release)] < [0, 11, 1]:
         return "--xla_cpu_use_fusion_emitters=false"
     return "--xla_cpu_max_isa=AVX" if platform.machine() in ("x86_64", "AMD64") else ""

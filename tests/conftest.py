@@ -9,11 +9,12 @@ import tempfile
 from experiments.processes import same_rounding
 
 # Plug-ins for absent accelerators may be installed (extra `aot`): they are not to be started here.
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-ON_CPU = os.environ["JAX_PLATFORMS"] == "cpu"
+os.environ["JAX_PLATFORMS"] = os.environ.get("JAX_PLATFORMS") or "cpu"
+os.environ.setdefault("XLA_FLAGS", "")
+ON_CPU = os.environ["JAX_PLATFORMS"].split(",")[0] == "cpu"
 if ON_CPU:
-    os.environ["XLA_FLAGS"] = (
-        os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+    os.environ["XLA_FLAGS"] += (
+        " --xla_force_host_platform_device_count=8"
         # Tests compile many small programs once each: compile time is what matters.
         f" --xla_llvm_disable_expensive_passes=true {same_rounding()}"
         " --xla_cpu_parallel_codegen_split_count=1"

@@ -72,18 +72,21 @@ def compress(
         del params, extra
         payload, new = wire.encode(updates, state.codec)
         received = new.copy if isinstance(new, EF21State) else wire.decode(payload, updates)
-        # Held, else compilers of GPUs drop the way to a narrower float and back.
-        returned = jax.lax.optimization_barrier(
-            jax.tree.map(lambda r, u: r.astype(u.dtype), received, updates)
-        )
+        returned = jax.tree.map(lambda r, u: r.astype(u.dtype), received, updates)
         if isinstance(new, ErrorFeedbackState):
-            rest = jax.tree.map(
-                lambda e, r, u: e + (r - u.astype(jnp.float32)), new.residual, received, returned
-            )
+            rest = jax.tree.map(_with_what_narrowing_took, new.residual, received, returned)
             new = new._replace(residual=rest)
         return returned, CompressState(new)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _with_what_narrowing_took(residual, received, returned):
+    if returned.dtype == jnp.float32:
+        return residual
+    # Held, else compilers of GPUs drop the way to a narrower float and back.
+    returned = jax.lax.optimization_barrier(returned)
+    return residual + (received - returned.astype(jnp.float32))
 
 
 def top_k(
