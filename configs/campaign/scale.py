@@ -23,8 +23,8 @@ Stages, each finished before the next:
   and pull of NoLoCo, density of SparseLoCo;
 - `3_seeds`: five seeds;
 - `4_ladder`: up to 2.6M parameters, 384 rounds and 8 regions, and all claims between methods;
-- `5_accelerator`: 10M parameters, 24 and 96 rounds of the fitted methods: minutes on a GPU;
-- `6_accelerator`: 10M to 150M parameters, for a GPU or a cluster.
+- `5_accelerator`: 10M to 150M parameters, 24 and 96 rounds of the fitted methods, on a GPU;
+- `6_accelerator`: 10M to 150M parameters, all claims between methods, for a GPU or a cluster.
 
 The corpus is the running interpreter's standard library (as bytes), so that nothing is downloaded;
 records of another corpus do not join. Another one: `--config.common.data.corpus=text:FOLDER`, or
@@ -66,7 +66,7 @@ def get_config() -> ConfigDict:
             "2_variants": stage(("180k", "700k"), (24, 96), (4,)),
             "3_seeds": stage(("180k", "700k"), (24, 96), (2, 4), seeds=(0, 1, 2, 3, 4)),
             "4_ladder": stage(("180k", "700k", "2600k"), (24, 96, 384), (2, 4, 8)),
-            "5_accelerator": stage(("10m",), (24, 96), (4,)),
+            "5_accelerator": stage(("10m", "35m", "150m"), (24, 96), (4,)),
             "6_accelerator": stage(("10m", "35m", "150m"), (96, 384), (2, 4, 8)),
         },
         tuning=tuning(rungs=((8, 4), (24, 2)), regions=4, seeds=(100,), widen=3),
@@ -74,7 +74,10 @@ def get_config() -> ConfigDict:
 
 
 def sizes() -> dict:
-    """Three layers of growing width, then presets."""
+    """Three layers of growing width, then presets, which have 19M and 121M parameters with bytes.
+
+    All see the same context: losses with a longer one would not be on the same curve.
+    """
 
     def narrow(width: int) -> dict:
         heads = {"layers": 3, "heads": 4, "kv_heads": 4, "head_dim": width // 4}
@@ -88,8 +91,8 @@ def sizes() -> dict:
         "700k": size(0.68e6, 8, **narrow(128)),
         "2600k": size(2.6e6, 16, **narrow(256)),
         "10m": size(10.3e6, 32, **narrow(512), replicas="vmap"),
-        "35m": size(35e6, 64, **preset("scaling_35m"), data={"seq_len": 512}),
-        "150m": size(150e6, 128, **preset("diloco_150m"), data={"seq_len": 1024}),
+        "35m": size(19e6, 64, **preset("scaling_35m")),
+        "150m": size(121e6, 128, **preset("diloco_150m")),
     }
 
 
