@@ -10,7 +10,7 @@ with equal budgets, on a seed that is never reported: all four for 8 rounds, the
 four regions, i.i.d. data. A method without an outer rate gets four inner ones. Momenta are those of
 the papers. In a first grid (inner 3e-3, 9e-3; outer 0.4, 0.8) CoCoDC's best point was at both lower
 edges, so the grid of all methods was moved. The runs of the first grid are among the records that
-do not count. Points next to the best that the grid lacks train for 24 rounds, too, up to three
+do not count. Points next to the best that the grid lacks train for 24 rounds, too, up to five
 times: the lowest inner rate of the grid was too high for the larger models.
 
 Stages, each finished before the next:
@@ -69,7 +69,7 @@ def get_config() -> ConfigDict:
             "5_accelerator": stage(("10m", "35m", "150m"), (24, 96), (4,)),
             "6_accelerator": stage(("10m", "35m", "150m"), (96, 384), (2, 4, 8)),
         },
-        tuning=tuning(rungs=((8, 4), (24, 2)), regions=4, seeds=(100,), widen=3),
+        tuning=tuning(rungs=((8, 4), (24, 2)), regions=4, seeds=(100,), widen=5),
     )
 
 
