@@ -420,12 +420,10 @@ def override(config: ml_collections.ConfigDict, field: str, text: str) -> str | 
         return f"--config.{field}={text}: a section of fields; set one, as --config.{below}=..."
     if above.get_type(last) is object and text.startswith("{"):
         return _override_by_mapping(above, last, f"--config.{field}={text}")
-    values, argument = flags.FlagValues(), f"--config.{field}={text}"
-    try:
-        config_flags.DEFINE_config_dict(
-            "config", config, flag_values=values, sys_argv=["config", argument]
-        )
-        values(["config", argument])
+    values, arguments = flags.FlagValues(), ["config", f"--config.{last}={text}"]
+    try:  # of its section alone: the flag writes all that it is given as text
+        config_flags.DEFINE_config_dict("config", above, flag_values=values, sys_argv=arguments)
+        values(arguments)
     except (flags.Error, ValueError, TypeError) as error:
         reason = str(error).partition(": ")[2] or str(error)
         if kind := _KINDS.get(type(above[last])):

@@ -7,6 +7,8 @@ control; `results` makes tables, figures and a page of them. The same command co
 machine or, with the records, on another.
 
 - `--plan` prints the runs that are left, in order, with their core-hours.
+- Started several times with one `--workdir`, as on two cores or on a GPU that one run does not
+  fill, the processes share the runs.
 - `--shard=0/4` runs a quarter; other machines run the other quarters.
 - `--core_hours` is a budget: no run starts that would exceed it.
 - SIGTERM or Ctrl-C saves; exit code 75.
@@ -21,7 +23,9 @@ import re
 import shutil
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +40,7 @@ from experiments.campaign.cells import Cell, digest_of, fields_of
 from experiments.campaign.estimate import RunEstimate, Seconds
 from experiments.campaign.order import Step, ordered, own, runnable, shard_of
 from experiments.campaign.plan import TITLE, Campaign, plan
-from experiments.campaign.records import VERSION, Records, code_version, read, write
+from experiments.campaign.records import VERSION, Records, code_version, hours, read, update, write
 from experiments.cli import (
     Flags,
     flag_problems,
@@ -53,10 +57,13 @@ from experiments.train.header import machine, versions
 from experiments.train.loop import StuckError
 from experiments.train.main import train
 from experiments.train.resolve import resolve
+from experiments.workdir import OccupiedError, occupied
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED, Interrupt
 
 DEFAULT = "configs/campaign/scale.py"
 _QUIET = Console(quiet=True)
+_TAKEN = "taken"  # in the workdir: a folder a run, locked by the process that trains it
+_POLL_SECONDS = 2.0
 _NETWORK = "virtual"
 
 
@@ -119,30 +126,57 @@ def parse_shard(text: str) -> tuple[int, int, list[str]]:
 
 
 def run(campaign: Campaign, ledger: Records, options: Options, console: Console) -> bool:
-    """Train cell after cell; returns False when a signal ended it."""
+    """Train cell after cell; returns False when a signal ended it.
+
+    Other processes with this workdir may train at the same time: each takes cells that no other
+    has, and waits while all that is left depends on what others train.
+    """
     code_version()  # of the code that is running
     estimate = RunEstimate(campaign, ledger.found.values(), jax.default_backend())
     spent, began, done = 0.0, time.monotonic(), 0
     with Interrupt() as interrupt, Work("campaign: runs") as work:
         while not interrupt.requested:
-            cell = _next(campaign, ledger, estimate, options, spent)
-            if cell is None:
-                return True
             runs, core_seconds = _to_go(campaign, ledger, estimate, options, spent)
-            pace = (time.monotonic() - began) / spent if spent else 1.0
-            name = f"{cell.size} {cell.arm} {cell.name}"
-            work.at(name, done, done + runs, seconds_left=pace * core_seconds)
-            record = train_cell(campaign, cell, options.workdir)
-            if record is None:
-                break
+            cells = _to_train(campaign, ledger, estimate, options, spent)
+            first = next(cells, None)
+            if first is None:
+                return True
+            with ExitStack() as until_recorded:
+                cell = _take(chain((first,), cells), options.workdir, until_recorded)
+                if cell is None:
+                    work.at("other processes train what is next", done, done + runs)
+                    time.sleep(_POLL_SECONDS)
+                _learn(update(ledger), estimate)
+                if cell is None or ledger.done(cell):
+                    continue
+                pace = (time.monotonic() - began) / spent if spent else 1.0
+                name = f"{cell.size} {cell.arm} {cell.name}"
+                work.at(name, done, done + runs, seconds_left=pace * core_seconds)
+                record = train_cell(campaign, cell, options.workdir)
+                if record is None:
+                    break
+                write(campaign, cell, record)
+                _learn(update(ledger), estimate)
             done += 1
-            file = write(campaign, cell, record)
-            ledger.add(file.name, record)
-            estimate.learn(record)
             spent += record["core_seconds"]
             console.print(line_of(cell, record, spent, options.core_hours))
             jax.clear_caches()  # hundreds of programs would fill the memory
     return False
+
+
+def _take(cells: Iterable[Cell], workdir: Path, until_recorded: ExitStack) -> Cell | None:
+    """The first cell that no other process has; this one has it until the stack is closed."""
+    for cell in cells:
+        with suppress(OccupiedError):
+            folder = workdir / _TAKEN / f"{cell.size}-{cell.arm}-{cell.name}"
+            until_recorded.enter_context(occupied(folder))
+            return cell
+    return None
+
+
+def _learn(records: Iterable[Mapping[str, Any]], estimate: RunEstimate) -> None:
+    for record in records:
+        estimate.learn(record)
 
 
 def _to_go(
@@ -157,17 +191,16 @@ def _to_go(
     return runs, min(seconds, left)
 
 
-def _next(
+def _to_train(
     campaign: Campaign, ledger: Records, estimate: RunEstimate, options: Options, spent: float
-) -> Cell | None:
-    """The first cell in order that is this shard's and fits what is left of the budget."""
+) -> Iterator[Cell]:
+    """The cells that can run, in order: those of this shard that fit what is left of the budget."""
     left = float("inf") if options.core_hours is None else 3600 * options.core_hours - spent
     for step in ordered(campaign, ledger, estimate.seconds):
         for cell in runnable(campaign, ledger, step):
             mine = shard_of(campaign, cell, options.shards) == options.shard
             if mine and estimate.seconds(cell) <= left:
-                return cell
-    return None
+                yield cell
 
 
 def show_plan(campaign: Campaign, ledger: Records, options: Options, console: Console) -> None:
@@ -177,10 +210,9 @@ def show_plan(campaign: Campaign, ledger: Records, options: Options, console: Co
     console.print(left_table(campaign, steps, estimate.seconds, options.shard, options.shards))
     reported = sum(not cell.tunes for cell in ledger.found)
     tuned = len(ledger.found) - reported
-    hours = sum(record["core_seconds"] for record in ledger.found.values()) / 3600
     console.print(
         f"{reported} cells and {tuned} runs of the tuning are recorded in {campaign.records}: "
-        f"{hours:.2f} core-hours"
+        f"{hours(ledger.found.values())}"
     )
     for line in excluded_lines(ledger):
         console.print(line)
@@ -210,12 +242,12 @@ def left_table(
         cells, tunes = (own(campaign, part, shard, shards) for part in (step.cells, step.tunes))
         if not cells and not tunes:
             continue
-        hours = sum(map(seconds, (*cells, *tunes))) / 3600
-        total += hours
+        cost = sum(map(seconds, (*cells, *tunes))) / 3600
+        total += cost
         rung = step.rung
         where = (rung.size, str(rung.rounds), str(rung.regions), rung.split)
         counts = (str(len(cells)), str(len(tunes)))
-        out.add_row(step.stage, step.claim, *where, *counts, f"{hours:.2f}", f"{total:.2f}")
+        out.add_row(step.stage, step.claim, *where, *counts, f"{cost:.2f}", f"{total:.2f}")
     return out
 
 

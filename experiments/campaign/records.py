@@ -50,10 +50,11 @@ class Records:
         self.found: dict[Cell, Mapping[str, Any]] = {}
         self.failed: dict[Cell, str] = {}
         self.excluded: list[Excluded] = []
+        self.seen: set[tuple[str, int]] = set()  # files on disk that were read, and their times
         self._digests: dict[Cell, str] = {}
         for file, record in records:
             self.add(file, record)
-        self._one_corpus()
+        self.one_corpus()
 
     def digest(self, cell: Cell) -> str:
         """Of the cell's config as the campaign has it now."""
@@ -76,6 +77,7 @@ class Records:
             self.excluded.append(Excluded(file, record["failed"]))
         else:
             self.found[cell] = record
+            self.failed.pop(cell, None)
 
     def done(self, cell: Cell) -> bool:
         """Whether a cell has a record, also one of a run that failed."""
@@ -91,8 +93,8 @@ class Records:
         """Let failed cells run again."""
         self.failed.clear()
 
-    def _one_corpus(self) -> None:
-        """Losses on unlike documents cannot be compared: the corpus of most records counts."""
+    def one_corpus(self) -> None:
+        """Leave out records of other corpora than most have: their losses cannot be compared."""
         counts = Counter(record["corpus_digest"] for record in self.found.values())
         if len(counts) < 2:
             return
@@ -110,8 +112,22 @@ def read(campaign: Campaign) -> Records:
     Raises:
       RefusedError: files that are no records of this version; lists all.
     """
+    ledger = Records(campaign)
+    update(ledger)
+    return ledger
+
+
+def update(ledger: Records) -> list[Mapping[str, Any]]:
+    """Take the records that were written since the ledger was read, by any process; returns them.
+
+    Raises:
+      RefusedError: files that are no records of this version; lists all.
+    """
     records, problems = [], []
-    for file in sorted(campaign.records.rglob("*.json")):
+    for file in sorted(ledger.campaign.records.rglob("*.json")):
+        stamp = file.name, file.stat().st_mtime_ns
+        if stamp in ledger.seen:
+            continue
         try:
             record = json.loads(file.read_text(encoding="utf-8"))
             version = record["version"]
@@ -120,10 +136,23 @@ def read(campaign: Campaign) -> Records:
             continue
         if version != VERSION:
             problems.append(f"{file} is of version {version}, this program reads {VERSION}")
-        else:
-            records.append((file.name, record))
+            continue
+        ledger.seen.add(stamp)
+        ledger.add(file.name, record)
+        records.append(record)
     refuse_any(problems, "cannot read the records")
-    return Records(campaign, records)
+    ledger.one_corpus()
+    return records
+
+
+def hours(records: Iterable[Mapping[str, Any]]) -> str:
+    """What runs took: core-hours on CPUs, and hours of processes that may have shared a card."""
+    took = Counter()
+    for record in records:
+        took[record["machine"]["backend"] == "cpu"] += record["core_seconds"] / 3600
+    found = [f"{took[True]:.2f} core-hours"] if took[True] or not took[False] else []
+    found += [f"{took[False]:.2f} process-hours on accelerators"] if took[False] else []
+    return " and ".join(found)
 
 
 def write(campaign: Campaign, cell: Cell, record: Mapping[str, Any]) -> Path:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from experiments.campaign.cells import Cell, record_path
 from experiments.campaign.estimate import RunEstimate
 from experiments.campaign.order import Points, cells_of, ordered
 from experiments.campaign.plan import Campaign, Claim, Rung, Tuning
-from experiments.campaign.records import Records
+from experiments.campaign.records import Records, hours
 from experiments.campaign.tuning import rungs
 from experiments.compare.stats import UNLIKE
 from experiments.compare.stats import Estimate as Mean
@@ -246,9 +246,8 @@ def _times(ratio: float | None) -> str:
 def _command(evidence: Evidence, claim: Claim) -> list[str]:
     """The command that repeats a claim up to the last stage shown, with hours on two cores."""
     campaign, ledger = evidence.campaign, evidence.ledger
-    cells = cells_behind(campaign, ledger, claim)
-    took = sum(ledger.found[cell]["core_seconds"] for cell in cells) / 3600
     reported = {effect.rung for effect in evidence.effects[claim.name]}
+    took = hours(ledger.found[cell] for cell in cells_behind(campaign, ledger, claim, reported))
     first: dict[Rung, int] = {}  # the stage in which a rung is first looked at
     for number, stage in enumerate(campaign.stages):
         for rung, _ in claim.stages.get(stage, ()):
@@ -258,10 +257,10 @@ def _command(evidence: Evidence, claim: Claim) -> list[str]:
         campaign, claims={claim.name: claim}, stages=campaign.stages[: until + 1]
     )
     estimate = RunEstimate(campaign, ledger.found.values(), "cpu")
-    hours = sum(step.seconds for step in ordered(alone, Records(alone), estimate.seconds)) / 3600
+    left = sum(step.seconds for step in ordered(alone, Records(alone), estimate.seconds)) / 3600
     return [
-        f"From nothing, tuning included, this takes about {hours / 2:.1f} hours on two cores, a "
-        f"shard each; what is shown took {took:.2f} core-hours:",
+        f"From nothing, tuning included, this takes about {left / 2:.1f} hours on two cores, a "
+        f"process each; what is shown took {took}:",
         "",
         "```bash",
         f"python -m experiments campaign --only={claim.name} --until={campaign.stages[until]} \\",
@@ -270,10 +269,14 @@ def _command(evidence: Evidence, claim: Claim) -> list[str]:
     ]
 
 
-def cells_behind(campaign: Campaign, ledger: Records, claim: Claim) -> set[Cell]:
-    """The recorded cells of a claim, and those that tuned the learning rates of its arms."""
+def cells_behind(
+    campaign: Campaign, ledger: Records, claim: Claim, reported: Collection[Rung]
+) -> set[Cell]:
+    """The recorded cells of a claim's rungs, and those that tuned its arms at their sizes."""
     points, found = Points(campaign, ledger), set()
     for rung, seeds in claim.rungs().items():
+        if rung not in reported:
+            continue
         cells = [c for c in cells_of(claim, rung, seeds, points) if c in ledger.found]
         found |= set(cells)
         for cell in cells:
@@ -377,14 +380,14 @@ def _left(evidence: Evidence) -> str:
     campaign, ledger = evidence.campaign, evidence.ledger
     estimate = RunEstimate(campaign, ledger.found.values(), "cpu")
     cells: Counter[str] = Counter()
-    hours: Counter[str] = Counter()
+    took: Counter[str] = Counter()
     flops: Counter[str] = Counter()
     for step in ordered(campaign, ledger, estimate.seconds):
         cells[step.stage] += len(step.cells) + len(step.tunes)
-        hours[step.stage] += step.seconds / 3600
+        took[step.stage] += step.seconds / 3600
         flops[step.stage] += sum(map(estimate.flops, (*step.cells, *step.tunes)))
     rows = [
-        f"| {stage} | {cells[stage]} | {hours[stage]:,.1f} | {flops[stage]:.1e} |"
+        f"| {stage} | {cells[stage]} | {took[stage]:,.1f} | {flops[stage]:.1e} |"
         for stage in campaign.stages
         if cells[stage]
     ]
@@ -395,8 +398,9 @@ def _left(evidence: Evidence) -> str:
             "## What is left",
             "",
             "The same command goes on with it, on this machine or another. Records join by lying "
-            "in one folder: each names its code, its config's digest and its corpus. Shards need "
-            "nothing from one another. A run that fails is listed, and `--retry` runs it again.",
+            "in one folder: each names its code, its config's digest and its corpus. Processes on "
+            "one machine share the runs; on several machines, each with a folder of its own, give "
+            "each a `--shard=i/n`. A run that fails is listed, and `--retry` runs it again.",
             "",
             "Core-hours are at the pace of one core, from what ran; for an accelerator the FLOPs "
             "say more.",
@@ -407,7 +411,7 @@ def _left(evidence: Evidence) -> str:
             "",
             "```bash",
             "python -m experiments campaign --plan",
-            "python -m experiments campaign --core_hours=8 --shard=0/2",
+            "python -m experiments campaign --core_hours=8   # once for each core",
             "```",
         ]
     )
@@ -437,13 +441,12 @@ def _origin(evidence: Evidence) -> str:
     lines = ["## Where the records come from", ""]
     if not records:
         return "\n".join([*lines, "There are none."])
-    code = Counter((r["code"]["commit"] or "unknown")[:10] for r in records)
+    commits = len({r["code"]["commit"] for r in records})
     machines = Counter(_machine(r) for r in records)
     corpora = Counter((r["corpus_digest"] or "")[:10] for r in records)
-    hours = sum(r["core_seconds"] for r in records) / 3600
     rows = [
-        f"- {len(records)} runs, {hours:.2f} core-hours.",
-        "- Commit: " + ", ".join(f"`{k}` ({n})" for k, n in sorted(code.items())) + ".",
+        f"- {len(records)} runs, {hours(records)}.",
+        f"- Commits: {commits}. Each record names its own.",
         "- Machine: " + ", ".join(f"{k} ({n})" for k, n in sorted(machines.items())) + ".",
         "- Corpus (digest): " + ", ".join(f"`{k}` ({n})" for k, n in sorted(corpora.items())) + ".",
     ]

@@ -4,6 +4,10 @@ import json
 import math
 import os
 import signal
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -376,6 +380,64 @@ def test_a_signal_in_the_last_steps_of_a_run_ends_the_campaign(tmp_path, monkeyp
     options = command.Options(tmp_path / "runs")
     assert not command.run(campaign, Records(campaign), options, Console(quiet=True))
     assert len(fake.cells) == 1 and set(read(campaign).found) == set(fake.cells)  # it is kept
+
+
+def test_what_another_process_trains_is_waited_for(tmp_path, monkeypatch):
+    campaign, fake = checked(tmp_path), Fake(monkeypatch)
+    options, theirs = command.Options(tmp_path / "runs"), ExitStack()
+    held = next(
+        command._to_train(
+            campaign, Records(campaign), RunEstimate(campaign, [], "cpu"), options, 0.0
+        )
+    )
+    assert command._take([held], options.workdir, theirs) == held
+    naps = []
+
+    def sleep(seconds):
+        naps.append(len(fake.cells))
+        write(campaign, held, record(campaign, held, 2.0))
+        theirs.close()
+
+    monkeypatch.setattr(command.time, "sleep", sleep)
+    assert command.run(campaign, Records(campaign), options, Console(quiet=True))
+    assert held not in fake.cells and set(read(campaign).found) == {held, *fake.cells}
+    # It was needed: the other points of its rung had run, and other arms; then it alone was left.
+    assert len(naps) == 1 and 0 < naps[0] < len(fake.cells)
+
+
+def test_processes_share_the_runs(tmp_path):
+    program = f"""
+import pathlib, sys, time
+from campaign_cases import checked, record
+from experiments.campaign import main as command
+from experiments.campaign.records import read
+from rich.console import Console
+here = pathlib.Path({str(tmp_path)!r})
+campaign, mine = checked(here), []
+def train(campaign, cell, workdir):
+    mine.append(f"{{cell.size}} {{cell.arm}} {{cell.name}}")
+    time.sleep(0.05)
+    return record(campaign, cell, 2.0, core_seconds=0.1)
+command.train_cell, command._POLL_SECONDS = train, 0.05
+(here / sys.argv[1]).touch()
+while not all((here / name).exists() for name in "ab"):
+    time.sleep(0.01)
+assert command.run(campaign, read(campaign), command.Options(here / "runs"), Console(quiet=True))
+print(*mine, sep=chr(10))
+"""
+    folders = os.pathsep.join(map(str, (Path(__file__).parents[2], Path(__file__).parents[3])))
+    jobs = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, name],
+            env={**os.environ, "PYTHONPATH": folders},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for name in "ab"
+    ]
+    trained = [job.communicate(timeout=120)[0].splitlines() for job in jobs]
+    assert [job.returncode for job in jobs] == [0, 0] and all(trained)
+    assert len(set(trained[0] + trained[1])) == len(trained[0]) + len(trained[1]) == 42 + 36
 
 
 # -- bad input -------------------------------------------------------------------------------------

@@ -271,6 +271,22 @@ def test_a_page_is_made_from_records_and_checked(written, capsys):
     assert digest_in(docs / "evidence" / "equal.png")
 
 
+def test_hours_are_of_the_rungs_that_are_shown(written):
+    campaign, arguments, docs = written
+    ledger = read(campaign)
+    cell = next(c for c in ledger.found if c.arm == "diloco" and not c.tunes)
+    alone = dataclasses.replace(cell, size="large", rounds=4, regions=4)  # no other arm has it
+    write(campaign, alone, record(campaign, alone, 2.0, core_seconds=36_000.0))
+    on_a_card = {**ledger.found[cell], "core_seconds": 720.0}
+    on_a_card["machine"] = {**on_a_card["machine"], "backend": "gpu"}
+    write(campaign, cell, on_a_card)
+    assert command.main(arguments) == 0
+    text = (docs / "evidence.md").read_text()
+    # Two arms of 2 rungs x 3 seeds, and of 6 runs that tune: 23 of them on a CPU, 3 s each.
+    assert text.count("what is shown took 0.02 core-hours and 0.20 process-hours on accel") == 2
+    assert " runs, 10.04 core-hours and 0.20 process-hours on accelerators." in text
+
+
 def test_without_records_nothing_is_written(tmp_path, written):
     _, arguments, docs = written
     with pytest.raises(RefusedError, match="results") as refused:
