@@ -169,6 +169,8 @@ def _how(evidence: Evidence) -> str:
   A variant of a method, which differs in one setting, trains at the rates of that method: its name
   begins with it, and the table of rates does not list it.
 - g is Hedges' effect size of the paired differences.
+- What ten times the rounds or parameters change is a slope: of each seed the one that fits best
+  over all rungs that differ in nothing else. The interval is over seeds.
 - **Limits.** One corpus; a batch of a few hundred tokens; small grids; rates that were tuned for
   one length and one number of regions serve all others. Rungs of a size share their seeds, so that
   their differences are not fully independent.
@@ -182,8 +184,8 @@ def _section(evidence: Evidence, claim: Claim) -> str:
         lines.append(f"Published: {claim.published}.")
     for verdict in here:
         lines += ["", f"On {kind(verdict.split)} data: **{_verdict(evidence, verdict)}**."]
-        lines += _trend("the most rounds", "the fewest", verdict.over_rounds)
-        lines += _trend("the largest size", "the smallest", verdict.over_size)
+        lines += _trend("rounds", verdict.over_rounds)
+        lines += _trend("parameters", verdict.over_size)
     lines += [
         "",
         f"![{claim.here} against {claim.there}]({FOLDER}/{claim.name}.png)",
@@ -197,12 +199,12 @@ def _section(evidence: Evidence, claim: Claim) -> str:
     return "\n".join(lines)
 
 
-def _trend(high: str, low: str, change: Mean) -> Iterator[str]:
+def _trend(what: str, change: Mean) -> Iterator[str]:
     if change.mean is None or change.half is None:
         return
     verdict = {"lower": "it falls", "higher": "it grows"}.get(change.verdict, change.verdict)
     yield (
-        f"The difference at {high} less that at {low}: {100 * change.mean:+.1f} ± "
+        f"With ten times the {what} the difference changes by {100 * change.mean:+.1f} ± "
         f"{100 * change.half:.1f} points ({verdict})."
     )
 

@@ -12,6 +12,7 @@ from campaign_cases import checked, config, put, record
 from experiments.campaign import main as campaign_command
 from experiments.campaign import tuning
 from experiments.campaign.config import claim, stage, variant
+from experiments.campaign.config import size as size_of
 from experiments.campaign.order import Points, cells_of
 from experiments.campaign.plan import plan
 from experiments.campaign.records import Records, read, write
@@ -151,10 +152,35 @@ def test_trends_are_paired_by_seed(tmp_path):
     found = effects(
         campaign, ledger_of(campaign, gap(lambda c: by_seed[c.seed] * (2 if c.rounds == 8 else 1)))
     )
-    told = verdict(campaign, found["better"])
-    assert told.over_rounds.mean == pytest.approx(0.02) and told.over_rounds.count == 3
-    assert told.over_rounds.half == pytest.approx(4.302653 * 0.01 / math.sqrt(3), rel=1e-6)
+    told, a_decade = verdict(campaign, found["better"]), 1 / math.log10(2)
+    assert told.over_rounds.mean == pytest.approx(0.02 * a_decade) and told.over_rounds.count == 3
+    half = 4.302653 * 0.01 / math.sqrt(3) * a_decade
+    assert told.over_rounds.half == pytest.approx(half, rel=1e-6)
     assert told.over_size.count == 0
+
+
+def test_a_trend_is_the_slope_over_all_levels_that_differ_in_nothing_else(tmp_path):
+    """Each seed's is that of least squares with an intercept for each group."""
+    stages = {"1": stage(("small", "large", "huge"), (4, 8), (2,))}
+    sizes = {name: size_of(n, 8) for name, n in (("small", 1e3), ("large", 4e3), ("huge", 1e4))}
+    campaign = checked(tmp_path, stages=stages, sizes=sizes)
+    rng, made = np.random.default_rng(0), {}
+
+    def difference(c):
+        return made.setdefault((c.size, c.rounds, c.seed), 0.1 * rng.normal())
+
+    ledger = ledger_of(campaign, gap(difference))
+    for cell in [c for c in ledger.found if c.size == "huge" and c.rounds == 8]:
+        del ledger.found[cell]  # one group has two levels alone
+    told = verdict(campaign, effects(campaign, ledger)["equal"])
+    slopes = []
+    for seed in range(3):
+        rows = [(s, r, d) for (s, r, of), d in made.items() if of == seed and (s, r) != ("huge", 8)]
+        x = [[math.log10(sizes[s]["params"]), r == 4, r == 8] for s, r, _ in rows]
+        slopes.append(np.linalg.lstsq(np.array(x, float), [d for *_, d in rows], None)[0][0])
+    assert told.over_size.mean == pytest.approx(np.mean(slopes))
+    half = 4.302653 * np.std(slopes, ddof=1) / math.sqrt(3)
+    assert told.over_size.half == pytest.approx(half, rel=1e-6)
 
 
 def test_no_verdict_from_two_seeds_and_failures_are_told(tmp_path):
