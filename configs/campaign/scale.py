@@ -50,6 +50,7 @@ def get_config() -> ConfigDict:
     return campaign(
         title="Claims of papers as a function of scale",
         records="records/scale",
+        text="Python sources",
         common={
             "data": {"corpus": "python", "tokenizer": "bytes", "seq_len": 64},
             "eval": {"sequences": 256, "batch": 32},
@@ -79,10 +80,6 @@ def sizes() -> dict:
     All see the same context: losses with a longer one would not be on the same curve.
     """
 
-    def narrow(width: int) -> dict:
-        heads = {"layers": 3, "heads": 4, "kv_heads": 4, "head_dim": width // 4}
-        return {"model": {"width": width, "mlp_width": 3 * width, **heads}}
-
     def preset(name: str) -> dict:
         return {"model": {"preset": name, "compute_dtype": "bfloat16"}, "replicas": "vmap"}
 
@@ -94,6 +91,12 @@ def sizes() -> dict:
         "35m": size(19e6, 64, **preset("scaling_35m")),
         "150m": size(121e6, 128, **preset("diloco_150m")),
     }
+
+
+def narrow(width: int) -> dict:
+    """Three layers with four heads."""
+    heads = {"layers": 3, "heads": 4, "kv_heads": 4, "head_dim": width // 4}
+    return {"model": {"width": width, "mlp_width": 3 * width, **heads}}
 
 
 def arms() -> dict:

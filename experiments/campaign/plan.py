@@ -23,7 +23,7 @@ LEAST_SEEDS = 3  # of a verdict
 MEASURES = ("loss", "anchor_variance")  # of a claim, as records name them
 _EQUAL = 1e-6  # relative: nearer values are one
 _NAME = re.compile(r"\w+")
-_AS_GIVEN = ("title", "period", "evaluations", "common", "link", "step_seconds")
+_AS_GIVEN = ("title", "page", "text", "period", "evaluations", "common", "link", "step_seconds")
 _CLAIM_AS_GIVEN = ("says", "source", "here", "there", "mind", "published", "measure")
 _LISTS = ("sizes", "rounds", "regions", "splits", "seeds")
 
@@ -117,6 +117,8 @@ class Campaign:
 
     title: str
     records: Path
+    page: str
+    text: str
     period: int
     evaluations: int
     common: dict[str, Any]

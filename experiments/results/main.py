@@ -1,6 +1,7 @@
 """Make the page of a campaign from its records: verdicts, tables, figures; nothing is trained.
 
     python -m experiments results            # docs/evidence.md and its pictures
+    python -m experiments results --config=configs/campaign/wikitext.py
     python -m experiments results --check    # exit code 1 if they do not agree with the records
 
 Every number on the page is computed from the records in the campaign's folder. A page that was
@@ -29,11 +30,10 @@ from experiments.cli import (
 from experiments.progress import tracked
 from experiments.results import figures
 from experiments.results.effects import Effect, effects
-from experiments.results.page import FOLDER, OVERVIEW, Evidence, page
+from experiments.results.page import OVERVIEW, Evidence, page
 from experiments.results.verdict import verdict
 
 EXIT_DISAGREES = 1
-PAGE = "evidence.md"
 _SHOWN_LINES = 20  # of what differs
 
 
@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
     if not ledger.found:
         problem = f"there are no records in {campaign.records}: run the campaign first"
         raise RefusedError([problem], "results")
-    evidence, docs = gather(ledger), Path(values.docs)
+    evidence, docs = gather(ledger, path), Path(values.docs)
     console = Console(highlight=False, soft_wrap=True)
     if values.check:
         found = disagreements(evidence, docs)
@@ -65,31 +65,37 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def gather(ledger: Records) -> Evidence:
-    """Effects and verdicts of a ledger's records."""
+def gather(ledger: Records, config: str | None = None) -> Evidence:
+    """Effects and verdicts of a ledger's records; `config`: the campaign's file."""
     campaign, found = ledger.campaign, effects(ledger.campaign, ledger)
     verdicts = []
     for of in found.values():
         for split in dict.fromkeys(effect.rung.split for effect in of):
             verdicts.append(verdict(campaign, [e for e in of if e.rung.split == split]))
-    return Evidence(campaign, ledger, found, tuple(verdicts))
+    return Evidence(campaign, ledger, found, tuple(verdicts), config)
 
 
 def write(evidence: Evidence, docs: Path) -> list[Path]:
     """Write the page and draw its pictures; those of claims without records are removed."""
     docs.mkdir(parents=True, exist_ok=True)
-    (docs / PAGE).write_text(page(evidence), encoding="utf-8")
+    file, folder = _places(evidence, docs)
+    file.write_text(page(evidence), encoding="utf-8")
     wanted = pictures(evidence)
-    for file in (docs / FOLDER).glob("*.png"):
-        if file.name not in wanted:
-            file.unlink()
+    for picture in folder.glob("*.png"):
+        if picture.name not in wanted:
+            picture.unlink()
     for name, shown in tracked(wanted.items(), "results: pictures", lambda item: item[0]):
         if name == OVERVIEW:
-            figures.overview(evidence.campaign, shown, docs / FOLDER / name)
+            figures.overview(evidence.campaign, shown, folder / name)
         else:
             claim = evidence.campaign.claims[shown[0].claim]
-            figures.draw(evidence.campaign, claim, shown, docs / FOLDER / name)
-    return [docs / PAGE, *(docs / FOLDER / name for name in wanted)]
+            figures.draw(evidence.campaign, claim, shown, folder / name)
+    return [file, *(folder / name for name in wanted)]
+
+
+def _places(evidence: Evidence, docs: Path) -> tuple[Path, Path]:
+    """The page, and the folder of its pictures."""
+    return docs / f"{evidence.campaign.page}.md", docs / evidence.campaign.page
 
 
 def pictures(evidence: Evidence) -> dict[str, list[Effect]]:
@@ -101,7 +107,7 @@ def pictures(evidence: Evidence) -> dict[str, list[Effect]]:
 
 def disagreements(evidence: Evidence, docs: Path) -> list[str]:
     """Lines on what differs between page and records; empty if they agree."""
-    file = docs / PAGE
+    file, folder = _places(evidence, docs)
     there = file.read_text(encoding="utf-8") if file.is_file() else ""
     here = page(evidence)
     found = []
@@ -112,7 +118,7 @@ def disagreements(evidence: Evidence, docs: Path) -> list[str]:
         found += [f"{file} does not agree with the records: run `results`", *lines]
         found = found[:_SHOWN_LINES]
     for name, shown in pictures(evidence).items():
-        picture = docs / FOLDER / name
+        picture = folder / name
         if figures.digest_in(picture) != figures.digest(shown):
             found.append(f"{picture} does not show the records: run `results`")
     return found

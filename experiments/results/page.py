@@ -20,7 +20,6 @@ from experiments.results.figures import count, kind
 from experiments.results.verdict import NO_VERDICT, ORDER, Verdict
 from lowcomm_jax.checkpoint.load import dotted
 
-FOLDER = "evidence"  # of the pictures, beside the page
 OVERVIEW = "overview.png"
 _AHEAD = ((150e6, "0.15B"), (1e9, "1B"))  # parameters that a fit is asked for
 _TOKENS_A_PARAMETER = 20
@@ -35,12 +34,18 @@ class Evidence:
       ledger: records of the runs.
       effects: those of each claim, by its name.
       verdicts: one for each claim and split of the data.
+      config: the file of the campaign; None = the default one.
     """
 
     campaign: Campaign
     ledger: Records
     effects: dict[str, list[Effect]]
     verdicts: tuple[Verdict, ...]
+    config: str | None = None
+
+    def command(self, name: str) -> str:
+        """A command of this campaign."""
+        return f"python -m experiments {name}" + (f" --config={self.config}" if self.config else "")
 
     def of(self, claim: str, split: str) -> list[Effect]:
         """Effects of a claim on data of this split."""
@@ -68,16 +73,17 @@ def _head(evidence: Evidence) -> str:
     sizes = ", ".join(map(count, params))
     seeds = {r["cell"]["seed"] for r in records if not r["cell"]["tunes"]}
     of_seeds = f"Seeds that are reported: {len(seeds)}."
+    tokenizer = campaign.common["data"].get("tokenizer", "bytes")
     return f"""
 # Evidence: what papers claim, as a function of scale
 
-Written by `python -m experiments results` from the records in `{campaign.records}`; do not edit it.
+Written by `{evidence.command("results")}` from the records in `{campaign.records}`; do not edit it.
 
-Models of {sizes} parameters on the bytes of Python sources, H = {campaign.period}. A verdict is
-about these scales. Published figures come from models 100 to 100,000 times larger.
-{of_seeds} Losses are in nats per token (a byte). Other measurements: [results](RESULTS.md).
+Models of {sizes} parameters on {campaign.text}, tokenizer `{tokenizer}`, H = {campaign.period}.
+A verdict is about these scales. Published figures come from models 100 to 100,000 times larger.
+{of_seeds} Losses are in nats per token. Other measurements: [results](RESULTS.md).
 
-![all claims on the loss at all rungs]({FOLDER}/{OVERVIEW})
+![all claims on the loss at all rungs]({campaign.page}/{OVERVIEW})
 """
 
 
@@ -188,7 +194,7 @@ def _section(evidence: Evidence, claim: Claim) -> str:
         lines += _trend("parameters", verdict.over_size)
     lines += [
         "",
-        f"![{claim.here} against {claim.there}]({FOLDER}/{claim.name}.png)",
+        f"![{claim.here} against {claim.there}]({evidence.campaign.page}/{claim.name}.png)",
         "",
         *_table(evidence, claim),
         "",
@@ -265,8 +271,8 @@ def _command(evidence: Evidence, claim: Claim) -> list[str]:
         f"process each; what is shown took {took}:",
         "",
         "```bash",
-        f"python -m experiments campaign --only={claim.name} --until={campaign.stages[until]} \\",
-        "    --config.records=runs/again",
+        f"{evidence.command('campaign')} --only={claim.name} \\",
+        f"    --until={campaign.stages[until]} --config.records=runs/again",
         "```",
     ]
 
@@ -412,8 +418,8 @@ def _left(evidence: Evidence) -> str:
             *rows,
             "",
             "```bash",
-            "python -m experiments campaign --plan",
-            "python -m experiments campaign --core_hours=8   # once for each core",
+            f"{evidence.command('campaign')} --plan",
+            f"{evidence.command('campaign')} --core_hours=8   # once for each core",
             "```",
         ]
     )

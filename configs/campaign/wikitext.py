@@ -1,0 +1,49 @@
+"""The claims between methods again, on another corpus and in larger tokens.
+
+    python -m experiments campaign --config=configs/campaign/wikitext.py --plan
+    python -m experiments campaign --config=configs/campaign/wikitext.py
+    python -m experiments results --config=configs/campaign/wikitext.py
+
+What holds on Python sources in bytes may not hold elsewhere. This is WikiText-2 (arXiv 1609.07843,
+CC BY-SA) in 1,024 tokens of a byte-level BPE that is trained on it. Methods, tuning and tests are
+those of `scale.py`. The folder `wikitext-2` holds two files and nothing else; another place is
+`--config.common.data.corpus=text:FOLDER`. They are the validation and the test part, 2.4 MB, as
+the examples of PyTorch ship them (word_language_model/data/wikitext-2). SHA-256:
+
+    f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8  valid.txt
+    d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0  test.txt
+
+The training part is left out: of the other two, 24 rounds see about half, and 96 see all twice.
+Stages: `1_small`: 0.23M parameters, 24 and 96 rounds, in 4 regions; `2_large`: 0.78M.
+"""
+
+from ml_collections import ConfigDict
+
+from configs.campaign import scale
+from experiments.campaign.config import campaign, size, stage, tuning
+
+
+def get_config() -> ConfigDict:
+    """Give the config."""
+    return campaign(
+        title="Claims of papers on WikiText-2",
+        records="records/wikitext",
+        page="evidence_wikitext",
+        text="WikiText-2",
+        common={
+            "data": {"corpus": "text:wikitext-2", "tokenizer": "bpe:1024", "seq_len": 64},
+            "eval": {"sequences": 256, "batch": 32},
+            "checkpoint": {"every": 0},
+        },
+        sizes={
+            "230k": size(0.23e6, 8, **scale.narrow(64)),
+            "780k": size(0.78e6, 8, **scale.narrow(128)),
+        },
+        arms=scale.arms(),
+        claims={name: {**claim, "stages": {}} for name, claim in scale.claims().items()},
+        stages={
+            "1_small": stage(sizes=("230k",), rounds=(24, 96), regions=(4,)),
+            "2_large": stage(sizes=("780k",), rounds=(24, 96), regions=(4,)),
+        },
+        tuning=tuning(rungs=((8, 4), (24, 2)), regions=4, seeds=(100,), widen=5),
+    )
