@@ -13,7 +13,7 @@ from experiments.campaign.order import UNKNOWN, Points, cells_of
 from experiments.campaign.plan import LEAST_SEEDS, Campaign, Claim, Rung
 from experiments.campaign.records import CURVE, Records
 from experiments.compare.at_equal import loss_at
-from experiments.compare.stats import against_margin, effect_size, holm
+from experiments.compare.stats import against_margin, crossing, effect_size, holm
 
 SURE = 0.05  # a p-value after the correction below which a rung counts
 SEEN, OPPOSITE, OPEN = "seen", "opposite", "open"
@@ -37,6 +37,8 @@ class Effect:
       bytes, seconds: bytes sent by a region of `here` over those of `there`, and virtual time
         likewise. None where `there` has none.
       fewer_bytes: bytes of AllReduce over those of `here`.
+      tokens: of `here` over those of `there`, to the higher of both final losses: below 1 where
+        `here` has the lower one. The mean over seeds; None where a loss is not finite.
       at_equal_bytes, at_equal_time: difference of the loss where both had spent as much as the
         cheaper one, the mean over seeds; None where that is before the first evaluation of either.
       lacking: seeds that the campaign asks for and that are not recorded yet.
@@ -56,6 +58,7 @@ class Effect:
     bytes: float | None
     seconds: float | None
     fewer_bytes: float | None
+    tokens: float | None
     at_equal_bytes: float | None
     at_equal_time: float | None
     lacking: int
@@ -142,6 +145,7 @@ def _of_claim(campaign: Campaign, ledger: Records, claim: Claim, points: Points)
                 bytes=_ratio(runs, lambda record: record["bytes_sent"]),
                 seconds=_ratio(runs, lambda record: record["virtual"]["seconds"]),
                 fewer_bytes=_fewer(runs),
+                tokens=_tokens(runs),
                 at_equal_bytes=_at_equal(runs, "bytes"),
                 at_equal_time=_at_equal(runs, "seconds"),
                 lacking=len(seeds) - len(pairs[rung]) - len(failed),
@@ -176,6 +180,22 @@ def _ratio(runs: Sequence[tuple[Record, Record]], of) -> float | None:
 def _fewer(runs: Sequence[tuple[Record, Record]]) -> float | None:
     shares = [h["allreduce_bytes"] / h["bytes_sent"] for h, _ in runs if h["bytes_sent"]]
     return float(np.mean(shares)) if shares else None
+
+
+def _tokens(runs: Sequence[tuple[Record, Record]]) -> float | None:
+    """Tokens to the higher of both final losses, of the first over those of the second."""
+    column, loss = CURVE.index("tokens"), CURVE.index("loss")
+    shares = []
+    for pair in runs:
+        target, took = max(record["loss"] for record in pair), []
+        for record in pair:
+            tokens, losses = ([row[i] for row in record["curve"]] for i in (column, loss))
+            found = crossing(losses, target)
+            took.append(found and found.of(tokens))
+        if not all(took):
+            return None
+        shares.append(took[0] / took[1])
+    return float(np.mean(shares))
 
 
 def _at_equal(runs: Sequence[tuple[Record, Record]], what: str) -> float | None:

@@ -156,8 +156,9 @@ def _how(evidence: Evidence) -> str:
 
 - **Equal tokens.** Regions share a batch: all methods, and all numbers of regions, see as many
   tokens. `losses`, `bytes` (of a region) and `time` are those of the first method, beside or over
-  those of the second. `at equal bytes` and `at equal time` are read off the curves where both had
-  spent what the cheaper one spent, at learning rates that had not decayed yet.
+  those of the second. `tokens`: likewise, to the higher of both final losses. `at equal bytes` and
+  `at equal time`: the difference where both had spent what the cheaper one spent. These three are
+  read off the curves, at learning rates that had not decayed yet.
 - **Virtual time** is that of links of {links} between all regions, and
   {campaign.step_seconds:g} s a step. Links of a wide area carry models far larger than these.
 - **Differences** are paired by seed: initial weights and data are shared. ± is a 95 % t-interval.
@@ -219,8 +220,8 @@ def _table(evidence: Evidence, claim: Claim) -> list[str]:
     what = {"loss": "losses"}.get(claim.measure, claim.measure.replace("_", " "))
     rows = [
         f"| scale | data | {what} | difference | p, corrected | g | seeds | bytes | time "
-        "| at equal bytes | at equal time | |",
-        "| --- " * 12 + "|",
+        "| tokens | at equal bytes | at equal time | |",
+        "| --- " * 13 + "|",
     ]
     for e in evidence.effects[claim.name]:
         params = count(evidence.campaign.sizes[e.rung.size].params)
@@ -235,6 +236,7 @@ def _table(evidence: Evidence, claim: Claim) -> list[str]:
             str(len(e.differences)) + (f" (failed: {len(e.failed)})" if e.failed else ""),
             _times(e.bytes) + fewer,
             _times(e.seconds),
+            _times(e.tokens),
             _share(e.at_equal_bytes),
             _share(e.at_equal_time),
             e.status if e.adjusted is not None else "too few seeds",

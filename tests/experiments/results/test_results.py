@@ -239,6 +239,20 @@ def test_what_was_spent_equally(tmp_path):
     assert effect.at_equal_time == effect.at_equal_bytes == pytest.approx(2 / 4.4 - 1)
 
 
+def test_tokens_to_the_loss_of_the_other(tmp_path):
+    """`here` has the other's final loss after 30 of 40 tokens, and half way to its own next."""
+    campaign = checked(tmp_path)
+    ledger = ledger_of(campaign, gap(lambda c: 0.0))
+    for cell, one in ((c, r) for c, r in ledger.found.items() if not c.tunes):
+        losses = {"diloco": (4.0, 3.0, 2.0, 1.8), "ddp": (5.0, 4.0, 3.0, 2.0)}
+        of = losses.get(cell.arm, (5.0, 4.0, 2.0, 1.6))
+        one["curve"] = [[i, 10 * i, 8 * i, i, y] for i, y in enumerate((6.0, *of))]
+        one["loss"] = of[-1]
+    found = effects(campaign, ledger)
+    assert found["equal"][0].tokens == pytest.approx(30 / 40)
+    assert found["better"][0].tokens == pytest.approx(40 / 35)  # `there` has the lower one
+
+
 # -- the page --------------------------------------------------------------------------------------
 
 
