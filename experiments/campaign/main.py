@@ -10,6 +10,7 @@ machine or, with the records, on another.
 - Started several times with one `--workdir`, as on two cores or on a GPU that one run does not
   fill, the processes share the runs.
 - `--shard=0/4` runs a quarter; other machines run the other quarters.
+- `--since=5_accelerator` leaves earlier stages to others.
 - `--core_hours` is a budget: no run starts that would exceed it.
 - SIGTERM or Ctrl-C saves; exit code 75.
 """
@@ -84,6 +85,7 @@ def main(argv: Sequence[str]) -> int:
     flags.text("workdir", "runs/campaign", "folder of runs in progress")
     flags.text("shard", "0/1", "i/n: run part i of n, from 0")
     flags.text("only", None, "names of claims, separated by commas: run only what these need")
+    flags.text("since", None, "first stage to run (default: the first of all)")
     flags.text("until", None, "last stage to run (default: the last of all)")
     flags.real("core_hours", None, "budget; no run starts that would exceed it (default: none)")
     flags.text("compile_cache", None, "folder of compiled programs, or off")
@@ -100,7 +102,7 @@ def main(argv: Sequence[str]) -> int:
         problems.append(f"--core_hours={values.core_hours}: must be positive")
     refuse_any(problems, TITLE)
     only = None if values.only is None else values.only.split(",")
-    campaign = plan(config, only, values.until)
+    campaign = plan(config, only, values.until, values.since)
     ledger = read(campaign)
     if values.retry:
         ledger.forget_failures()

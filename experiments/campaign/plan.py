@@ -135,13 +135,18 @@ class Campaign:
         return parse({"name": f"{regions} regions", "regions": regions, **self.link})
 
 
-def plan(config: Any, only: Sequence[str] | None = None, until: str | None = None) -> Campaign:
+def plan(
+    config: Any,
+    only: Sequence[str] | None = None,
+    until: str | None = None,
+    since: str | None = None,
+) -> Campaign:
     """Check a campaign.
 
     Args:
       config: made by `config.campaign`.
       only: names of the claims it is narrowed to; None = all.
-      until: its last stage; None = the last of all.
+      until, since: its last stage and its first; None = the last and the first of all.
 
     Raises:
       RefusedError: every violation.
@@ -164,8 +169,14 @@ def plan(config: Any, only: Sequence[str] | None = None, until: str | None = Non
     unknown = [name for name in only or () if name not in known]
     problems += [f"--only: {name!r} is no claim{closest(name, known)}" for name in unknown]
     stages = sorted(fields["stages"])
-    if until is not None and until not in stages:
-        problems.append(f"--until: {until!r} is no stage{closest(until, stages)}")
+    ends = [("since", since), ("until", until)]
+    problems += [
+        f"--{flag}: {stage!r} is no stage{closest(stage, stages)}"
+        for flag, stage in ends
+        if stage is not None and stage not in stages
+    ]
+    if since is not None and until is not None and since > until:
+        problems.append(f"--since={since} comes after --until={until}: exchange them")
     claims = {}
     for name, entry in fields["claims"].items():
         if only is not None and name not in only:
@@ -180,7 +191,7 @@ def plan(config: Any, only: Sequence[str] | None = None, until: str | None = Non
         sizes=dict(sorted(sizes.items(), key=lambda item: item[1].params)),
         arms=arms,
         claims=claims,
-        stages=tuple(key for key in stages if until is None or key <= until),
+        stages=tuple(key for key in stages if (since or key) <= key <= (until or key)),
         tuning=_tuning(fields["tuning"]),
     )
 

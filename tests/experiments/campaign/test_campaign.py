@@ -457,7 +457,7 @@ def test_every_problem_is_listed_at_once(tmp_path):
         tuning=halving(rungs=((2, 2), (4, 2)), seeds=(100,)),
     )
     with pytest.raises(RefusedError) as refused:
-        plan(bad, only=["equal", "other"], until="9")
+        plan(bad, only=["equal", "other"], until="9", since="0")
     text = str(refused.value)
     for part in (
         "period=0",
@@ -472,6 +472,7 @@ def test_every_problem_is_listed_at_once(tmp_path):
         "points must become fewer",
         "--only: 'other' is no claim",
         "--until: '9' is no stage",
+        "--since: '0' is no stage",
     ):
         assert part in text, part
 
@@ -488,6 +489,18 @@ def test_budgets_of_arms_must_be_equal(tmp_path):
     with pytest.raises(RefusedError) as refused:
         command.main(["--shard=2/2", "--core_hours=0", "--config.period=1"])
     assert "--shard=2/2" in str(refused.value) and "--core_hours=0" in str(refused.value)
+
+
+def test_a_campaign_is_narrowed_to_some_stages(tmp_path):
+    def stages(**ends):
+        campaign = plan(config(tmp_path), **ends)
+        return {step.stage for step in ordered(campaign, Records(campaign), lambda c: 1.0)}
+
+    assert stages() == {"1", "2"}
+    assert stages(since="2") == {"2"} == stages(since="2", until="2")
+    assert stages(until="1") == {"1"}
+    with pytest.raises(RefusedError, match="comes after"):
+        plan(config(tmp_path), since="2", until="1")
 
 
 def test_the_campaign_of_this_repository_passes_its_checks():
