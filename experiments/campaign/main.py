@@ -144,7 +144,7 @@ def run(campaign: Campaign, ledger: Records, options: Options, console: Console)
             if first is None:
                 return True
             with ExitStack() as until_recorded:
-                cell = _take(chain((first,), cells), options.workdir, until_recorded)
+                cell = _take(chain((first,), cells), ledger, options.workdir, until_recorded)
                 if cell is None:
                     work.at("other processes train what is next", done, done + runs)
                     time.sleep(_POLL_SECONDS)
@@ -166,12 +166,14 @@ def run(campaign: Campaign, ledger: Records, options: Options, console: Console)
     return False
 
 
-def _take(cells: Iterable[Cell], workdir: Path, until_recorded: ExitStack) -> Cell | None:
+def _take(
+    cells: Iterable[Cell], ledger: Records, workdir: Path, until_recorded: ExitStack
+) -> Cell | None:
     """The first cell that no other process has; this one has it until the stack is closed."""
     for cell in cells:
         with suppress(OccupiedError):
-            folder = workdir / _TAKEN / f"{cell.size}-{cell.arm}-{cell.name}"
-            until_recorded.enter_context(occupied(folder))
+            name = _folder_name(cell, ledger.digest(cell))
+            until_recorded.enter_context(occupied(workdir / _TAKEN / name))
             return cell
     return None
 
@@ -259,6 +261,10 @@ def excluded_lines(ledger: Records) -> list[str]:
     return [f"excluded: {count} records: {reason}" for reason, count in sorted(counts.items())]
 
 
+def _folder_name(cell: Cell, digest: str) -> str:
+    return f"{cell.size}-{cell.arm}-{cell.name}-{digest[:10]}"
+
+
 def train_cell(campaign: Campaign, cell: Cell, workdir: Path) -> dict[str, Any] | None:
     """Train a cell, or continue it; returns its record, or None when a signal stopped it.
 
@@ -273,7 +279,7 @@ def train_cell(campaign: Campaign, cell: Cell, workdir: Path) -> dict[str, Any] 
     """
     fields = fields_of(campaign, cell)
     digest = digest_of(fields)
-    folder = workdir / f"{cell.size}-{cell.arm}-{cell.name}-{digest[:10]}"
+    folder = workdir / _folder_name(cell, digest)
     began, used = time.monotonic(), time.process_time()
     diverged = None
     try:

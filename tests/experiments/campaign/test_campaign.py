@@ -390,7 +390,7 @@ def test_what_another_process_trains_is_waited_for(tmp_path, monkeypatch):
             campaign, Records(campaign), RunEstimate(campaign, [], "cpu"), options, 0.0
         )
     )
-    assert command._take([held], options.workdir, theirs) == held
+    assert command._take([held], Records(campaign), options.workdir, theirs) == held
     naps = []
 
     def sleep(seconds):
