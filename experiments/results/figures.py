@@ -16,6 +16,7 @@ from experiments.results.effects import OPEN, OPPOSITE, SEEN, Effect
 _KEY = "Description"  # of the PNG's text
 _MARKERS = {2: "o", 4: "s", 8: "D", 16: "^"}
 _SPREAD = 0.05  # of points at equal rounds, in doublings
+_LINE, _GAP = 0.075, 0.15  # inches: of a rung in the overview, and between claims
 
 
 def digest(effects: Sequence[Effect]) -> str:
@@ -90,37 +91,47 @@ def draw(campaign: Campaign, claim: Claim, effects: Sequence[Effect], path: Path
 
 
 def overview(campaign: Campaign, rows: Sequence[Effect], path: Path) -> None:
-    """Draw the effects beside one another, a line each."""
+    """Draw all effects: a band a claim, a line a rung in it, from the smallest scale down."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8.2, 1.4 + 0.18 * len(rows)), layout="constrained")
+    claims = {effect.claim: effect.margin for effect in rows}
+    height = _LINE * len(rows) + _GAP * len(claims)
+    figure = Figure(figsize=(8.2, 1.2 + height), layout="constrained")
     axes = figure.add_subplot()
-    colors = {SEEN: "C2", OPPOSITE: "C3", OPEN: "0.45"}
+    colors = {SEEN: "C2", OPPOSITE: "C3", OPEN: "0.5"}
     words = {SEEN: "as claimed", OPPOSITE: "the opposite", OPEN: "neither is shown"}
-    told: set[str] = set()
-    for y, effect in enumerate(rows):
-        status = effect.status
-        axes.errorbar(
-            100 * (effect.mean - effect.margin),
-            y,
-            xerr=None if effect.half is None else 100 * effect.half,
-            color=colors[status],
-            marker="o",
-            ms=4,
-            capsize=2,
-            ls="none",
-            label=words[status] if status not in told else None,
-        )
-        told.add(status)
-    names = [
-        f"{e.claim}: {count(campaign.sizes[e.rung.size].params)}, {e.rung.rounds} rounds, "
-        f"{e.rung.regions} regions, {kind(e.rung.split)}"
-        for e in rows
-    ]
-    axes.set_yticks(range(len(rows)), names, size=7)
-    axes.set_ylim(len(rows) - 0.5, -0.5)
+    sizes, told, ticks, y = list(campaign.sizes), set(), [], 0.0
+    for number, name in enumerate(claims):
+        of, top = [effect for effect in rows if effect.claim == name], y
+        y += _GAP / 2
+        for effect in of:
+            status, size = effect.status, sizes.index(effect.rung.size)
+            axes.errorbar(
+                100 * (effect.mean - effect.margin),
+                y + _LINE / 2,
+                xerr=None if effect.half is None else 100 * effect.half,
+                color=colors[status],
+                marker="o" if effect.rung.split == "iid" else "s",
+                ms=3 + size,
+                lw=1,
+                ls="none",
+                label=words[status] if status not in told else None,
+            )
+            told.add(status)
+            y += _LINE
+        y += _GAP / 2
+        ticks.append((top + y) / 2)
+        if number % 2:
+            axes.axhspan(top, y, color="0.96", lw=0)
+    names = [f"{campaign.claims[n].here} / {campaign.claims[n].there}" for n in claims]
+    axes.set_yticks(ticks, names, size=8)
+    axes.set_ylim(y, 0.0)
     axes.axvline(0.0, color="black", lw=0.8)
-    axes.set_xlabel("difference less the claim's margin, %")
+    axes.set_xlabel(
+        "difference of the loss, less the claim's margin, %; a line a scale, the smallest on top\n"
+        "(larger mark: more parameters; square: regions with topics of their own)",
+        size=8,
+    )
     axes.grid(axis="x", alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside upper center", ncols=3, frameon=False, fontsize="small")
