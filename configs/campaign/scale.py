@@ -48,9 +48,10 @@ _FIRST = ("1_first", *_FITTED, "2_topics", "3_seeds", "6_accelerator")
 def get_config() -> ConfigDict:
     """Give the config."""
     return campaign(
-        title="Claims of papers as a function of scale",
+        title="Evidence: what papers claim, as a function of scale",
         records="records/scale",
         text="Python sources",
+        see="On another corpus, in larger tokens: [WikiText-2](evidence_wikitext.md).",
         common={
             "data": {"corpus": "python", "tokenizer": "bytes", "seq_len": 64},
             "eval": {"sequences": 256, "batch": 32},

@@ -26,10 +26,11 @@ from experiments.campaign.config import campaign, size, stage, tuning
 def get_config() -> ConfigDict:
     """Give the config."""
     return campaign(
-        title="Claims of papers on WikiText-2",
+        title="Evidence: what papers claim, on WikiText-2",
         records="records/wikitext",
         page="evidence_wikitext",
         text="WikiText-2",
+        see="With more scales, and claims on settings: [Python sources](evidence.md).",
         common={
             "data": {"corpus": "text:wikitext-2", "tokenizer": "bpe:1024", "seq_len": 64},
             "eval": {"sequences": 256, "batch": 32},

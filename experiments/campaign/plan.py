@@ -23,7 +23,17 @@ LEAST_SEEDS = 3  # of a verdict
 MEASURES = ("loss", "anchor_variance")  # of a claim, as records name them
 _EQUAL = 1e-6  # relative: nearer values are one
 _NAME = re.compile(r"\w+")
-_AS_GIVEN = ("title", "page", "text", "period", "evaluations", "common", "link", "step_seconds")
+_AS_GIVEN = (
+    "title",
+    "page",
+    "text",
+    "see",
+    "period",
+    "evaluations",
+    "common",
+    "link",
+    "step_seconds",
+)
 _CLAIM_AS_GIVEN = ("says", "source", "here", "there", "mind", "published", "measure")
 _LISTS = ("sizes", "rounds", "regions", "splits", "seeds")
 
@@ -119,6 +129,7 @@ class Campaign:
     records: Path
     page: str
     text: str
+    see: str
     period: int
     evaluations: int
     common: dict[str, Any]

@@ -75,13 +75,14 @@ def _head(evidence: Evidence) -> str:
     of_seeds = f"Seeds that are reported: {len(seeds)}."
     tokenizer = campaign.common["data"].get("tokenizer", "bytes")
     return f"""
-# Evidence: what papers claim, as a function of scale
+# {campaign.title}
 
 Written by `{evidence.command("results")}` from the records in `{campaign.records}`; do not edit it.
 
 Models of {sizes} parameters on {campaign.text}, tokenizer `{tokenizer}`, H = {campaign.period}.
 A verdict is about these scales. Published figures come from models 100 to 100,000 times larger.
 {of_seeds} Losses are in nats per token. Other measurements: [results](RESULTS.md).
+{campaign.see}
 
 ![all claims on the loss at all rungs]({campaign.page}/{OVERVIEW})
 """
@@ -178,9 +179,9 @@ def _how(evidence: Evidence) -> str:
 - g is Hedges' effect size of the paired differences.
 - What ten times the rounds or parameters change is a slope: of each seed the one that fits best
   over all rungs that differ in nothing else. The interval is over seeds.
-- **Limits.** One corpus; a batch of a few hundred tokens; small grids; rates that were tuned for
-  one length and one number of regions serve all others. Rungs of a size share their seeds, so that
-  their differences are not fully independent.
+- **Limits.** One corpus a page; a batch of a few hundred tokens; small grids; rates that were tuned
+  for one length and one number of regions serve all others. Rungs of a size share their seeds, so
+  that their differences are not fully independent.
 """
 
 
