@@ -283,7 +283,9 @@ def train_cell(campaign: Campaign, cell: Cell, workdir: Path) -> dict[str, Any] 
     began, used = time.monotonic(), time.process_time()
     diverged = None
     try:
-        if not train(resolve(fields, folder), _QUIET):
+        # Without its result: of 150M parameters in four regions it has 7 GB, and is not kept.
+        job = dataclasses.replace(resolve(fields, folder), saves_result=False)
+        if not train(job, _QUIET):
             return None
     except StuckError as error:
         diverged = str(error)

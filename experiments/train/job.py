@@ -41,6 +41,7 @@ class Job:
       data, method, inner, mesh: what the sections describe.
       weights: `equal`, `tokens` or numbers.
       faults: simulated ones, those a real job must do to itself, or what happened to some.
+      saves_result: whether a checkpoint is written at the end; one of an interrupt always is.
     """
 
     config: dict[str, Any]
@@ -54,6 +55,7 @@ class Job:
     mesh: jax.sharding.Mesh
     weights: str | tuple[float, ...]
     faults: Faults = ()
+    saves_result: bool = True
 
     @property
     def regions(self) -> int:

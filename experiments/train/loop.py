@@ -283,7 +283,8 @@ class Loop:
         if virtual is not None:
             end["virtual"] = virtual
         self.log.write([end])
-        self._save(finished=True)
+        if self.run.job.saves_result:
+            self._save(finished=True)
         if self.run.exchange is not None:
             rejoin.serve(self.run.engine, self.state)
 
