@@ -44,8 +44,10 @@ from experiments.campaign.plan import TITLE, Campaign, plan
 from experiments.campaign.records import VERSION, Records, code_version, hours, read, update, write
 from experiments.cli import (
     Flags,
+    RefusedError,
     flag_problems,
     load_config,
+    problems_of,
     refuse_any,
     refuse_foreign,
     split_config,
@@ -59,6 +61,7 @@ from experiments.train.loop import StuckError
 from experiments.train.main import train
 from experiments.train.resolve import resolve
 from experiments.workdir import OccupiedError, occupied
+from lowcomm_jax.data import load
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED, Interrupt
 
 DEFAULT = "configs/campaign/scale.py"
@@ -111,12 +114,32 @@ def main(argv: Sequence[str]) -> int:
     if values.plan:
         show_plan(campaign, ledger, options, console)
         return 0
+    refuse_any(_corpus_problems(campaign, ledger, options.workdir), TITLE)
     compile_cache.enable(values.compile_cache)
     if not run(campaign, ledger, options, console):
         console.print("interrupted; run the same command to continue")
         return EXIT_INTERRUPTED
     show_plan(campaign, ledger, options, console)
     return 0
+
+
+def _corpus_problems(campaign: Campaign, ledger: Records, workdir: Path) -> list[str]:
+    """Why new records would not count beside those that there are: another corpus is here."""
+    if not ledger.found:
+        return []
+    cell, record = next(iter(ledger.found.items()))
+    data = resolve(fields_of(campaign, cell), workdir / _TAKEN).data
+    loaded, problems = problems_of(lambda: load(data))
+    if problems:
+        return problems
+    here, there = loaded[0].summary["corpus_digest"], record["corpus_digest"]
+    if here == there:
+        return []
+    return [
+        f"the corpus {data.corpus} has the digest {here[:10]} here, and {there[:10]} in the "
+        f"records in {campaign.records}: give that one, or other records, as "
+        "--config.records=records/mine"
+    ]
 
 
 def parse_shard(text: str) -> tuple[int, int, list[str]]:
@@ -157,8 +180,11 @@ def run(campaign: Campaign, ledger: Records, options: Options, console: Console)
                 record = train_cell(campaign, cell, options.workdir)
                 if record is None:
                     break
-                write(campaign, cell, record)
+                file = write(campaign, cell, record)
                 _learn(update(ledger), estimate)
+                if not ledger.done(cell):
+                    reason = ledger.excluded[-1].reason
+                    raise RefusedError([f"{file} does not count: {reason}"], TITLE)
             done += 1
             spent += record["core_seconds"]
             console.print(line_of(cell, record, spent, options.core_hours))

@@ -333,6 +333,7 @@ class Fake:
     def __init__(self, monkeypatch, stop_after=None):
         self.cells, self.stop_after = [], stop_after
         monkeypatch.setattr(command, "train_cell", self)
+        monkeypatch.setattr(command, "_corpus_problems", lambda *_: [])  # records are made up
         monkeypatch.setattr(command.jax, "clear_caches", lambda: None)
 
     def __call__(self, campaign, cell, workdir):
@@ -527,6 +528,41 @@ def test_two_steps_leave_a_record(root, tmp_path, monkeypatch):
     assert 0 < made["bytes_sent"] == made["curve"][-1][2] <= made["allreduce_bytes"]
     assert made["virtual"]["seconds"] > 2 * campaign.step_seconds
     assert not list(tmp_path.iterdir())  # its folder is gone
+
+
+def test_records_of_another_corpus_are_refused_before_anything_runs(root, tmp_path):
+    campaign = plan(two_steps(root))
+    one = cell(rounds=2, point="learning_rate=0_5")
+    ledger = Records(campaign)
+    assert not command._corpus_problems(campaign, ledger, tmp_path)  # the first run decides
+    ledger.add("f", train_cell(campaign, one, tmp_path))
+    assert not command._corpus_problems(campaign, ledger, tmp_path)
+    ledger.found[one] = {**ledger.found[one], "corpus_digest": "e" * 64}
+    (problem,) = command._corpus_problems(campaign, ledger, tmp_path)
+    assert "eeeeeeeeee in the records" in problem and "--config.records=" in problem
+    campaign.common["data"] = campaign.common["data"] | {"corpus": f"text:{tmp_path / 'nothing'}"}
+    ledger = Records(campaign, [("f", record(campaign, one, 2.0))])
+    with pytest.raises(RefusedError, match="nothing"):
+        command._corpus_problems(campaign, ledger, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_record_that_does_not_count_ends_the_campaign(tmp_path, monkeypatch):
+    """It would be trained again and again."""
+    campaign = checked(tmp_path)
+    for seed in range(2):
+        write(campaign, cell(seed=seed), record(campaign, cell(seed=seed), 2.0))
+    Fake(monkeypatch)
+    made = record(campaign, cell(), 2.0, corpus_digest="e")
+
+    def train(campaign, one, workdir):
+        return {**made, "cell": vars(one), "config_digest": digest_of(fields_of(campaign, one))}
+
+    monkeypatch.setattr(command, "train_cell", train)
+    with pytest.raises(RefusedError, match="does not count: trained on another corpus"):
+        command.run(
+            campaign, read(campaign), command.Options(tmp_path / "runs"), Console(quiet=True)
+        )
 
 
 def test_a_run_that_diverges_leaves_its_reason(root, tmp_path, monkeypatch):
