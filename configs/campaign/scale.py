@@ -41,6 +41,7 @@ _OUTER = "method.outer.learning_rate=0.2,0.5"
 _OUTER_LATE = "method.outer.learning_rate=0.1,0.3"  # what comes a round late bears less
 _OUTER_LIGHT = "method.outer.learning_rate=0.5,1.0"  # with less momentum
 _FRAGMENTS = {"fragments": 3, "overlap": 5}
+TUNING = tuning(rungs=((8, 4), (24, 2)), regions=4, seeds=(100,), widen=5)
 _FITTED = ("1_large", "1_long", "5_accelerator")
 _FIRST = ("1_first", *_FITTED, "2_topics", "3_seeds", "6_accelerator")
 
@@ -52,11 +53,7 @@ def get_config() -> ConfigDict:
         records="records/scale",
         text="Python sources",
         see="On another corpus, in larger tokens: [WikiText-2](evidence_wikitext.md).",
-        common={
-            "data": {"corpus": "python", "tokenizer": "bytes", "seq_len": 64},
-            "eval": {"sequences": 256, "batch": 32},
-            "checkpoint": {"every": 0},
-        },
+        common=common(corpus="python", tokenizer="bytes"),
         sizes=sizes(),
         arms=arms(),
         claims=claims() | settings(),
@@ -71,8 +68,17 @@ def get_config() -> ConfigDict:
             "5_accelerator": stage(("10m", "35m", "150m"), (24, 96), (4,)),
             "6_accelerator": stage(("10m", "35m", "150m"), (96, 384), (2, 4, 8)),
         },
-        tuning=tuning(rungs=((8, 4), (24, 2)), regions=4, seeds=(100,), widen=5),
+        tuning=TUNING,
     )
+
+
+def common(**data: str) -> dict:
+    """Fields of all runs, on these data."""
+    return {
+        "data": {**data, "seq_len": 64},
+        "eval": {"sequences": 256, "batch": 32},
+        "checkpoint": {"every": 0},
+    }
 
 
 def sizes() -> dict:

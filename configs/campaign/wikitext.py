@@ -20,7 +20,7 @@ Stages: `1_small`: 0.23M parameters, 24 and 96 rounds, in 4 regions; `2_large`: 
 from ml_collections import ConfigDict
 
 from configs.campaign import scale
-from experiments.campaign.config import campaign, size, stage, tuning
+from experiments.campaign.config import campaign, size, stage
 
 
 def get_config() -> ConfigDict:
@@ -31,11 +31,7 @@ def get_config() -> ConfigDict:
         page="evidence_wikitext",
         text="WikiText-2",
         see="With more scales, and claims on settings: [Python sources](evidence.md).",
-        common={
-            "data": {"corpus": "text:wikitext-2", "tokenizer": "bpe:1024", "seq_len": 64},
-            "eval": {"sequences": 256, "batch": 32},
-            "checkpoint": {"every": 0},
-        },
+        common=scale.common(corpus="text:wikitext-2", tokenizer="bpe:1024"),
         sizes={
             "230k": size(0.23e6, 8, **scale.narrow(64)),
             "780k": size(0.78e6, 8, **scale.narrow(128)),
@@ -46,5 +42,5 @@ def get_config() -> ConfigDict:
             "1_small": stage(sizes=("230k",), rounds=(24, 96), regions=(4,)),
             "2_large": stage(sizes=("780k",), rounds=(24, 96), regions=(4,)),
         },
-        tuning=tuning(rungs=((8, 4), (24, 2)), regions=4, seeds=(100,), widen=5),
+        tuning=scale.TUNING,
     )

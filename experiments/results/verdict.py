@@ -109,14 +109,14 @@ def excess(effects: Sequence[Effect]) -> float:
 
 def _slope(effects: Sequence[Effect], level, rest) -> Estimate:
     """Of the difference over log10 of a level, with an intercept for everything else."""
-    groups: dict[tuple, dict[tuple, list[tuple[float, float]]]] = {}  # by seed, by the rest
+    groups: dict[int, dict[tuple, list[tuple[float, float]]]] = {}  # by seed, by the rest
     for effect in effects:
         at = math.log10(level(effect.rung))
         for seed, difference in effect.differences.items():
             of = groups.setdefault(seed, {})
             of.setdefault(rest(effect.rung), []).append((at, difference))
     slopes = []
-    for _, of in sorted(groups.items()):
+    for of in groups.values():
         centred = np.concatenate([np.array(g) - np.mean(g, axis=0) for g in of.values()])
         levels, differences = centred.T
         spread = float(levels @ levels)
