@@ -68,6 +68,7 @@ from lowcomm_jax.train.batch_blocks import (
     checked,
     first_step,
 )
+from lowcomm_jax.train.inner_step import keys_of_regions
 
 PyTree = Any
 Participants = Callable[[int], Sequence[bool] | None] | None
@@ -209,7 +210,12 @@ class Engine:
         self._given_parts = batches == "own" and jax.process_count() > 1
         routed = None if hops is None else RoutedSteps(hops, seed, accumulate, regions)
         self.runner: BlockRunner = BlockRunner(
-            method, self.regions.sharding(REGION), ids_R, regions, routed
+            method,
+            self.regions.sharding(REGION),
+            ids_R,
+            keys_of_regions(seed, ids_R),
+            regions,
+            routed,
         )
         self._loops: dict[Any, SyncLoop] = {}
         self._paces: dict[int | None, batch_blocks.BlockPace] = {}  # by microbatch
@@ -217,7 +223,7 @@ class Engine:
     @property
     def region_ids(self) -> jax.Array:
         """int32 `[R]` on the mesh, numbers of this job's regions."""
-        return self.runner.region_ids
+        return place(self.runner.here, self.runner.by_region)
 
     # -- state --------------------------------------------------------------------------------
 
@@ -233,7 +239,7 @@ class Engine:
         if layout not in self._loops:
             programs = round_programs.build(self.config, layout)
             self._loops[layout] = self.loop_of(programs)
-        jax.block_until_ready(self.runner.region_ids)  # placed before the first step
+        jax.block_until_ready(self.runner.region_keys)  # placed before the first step
         return initial_state.initial_state(self._loops[layout].programs, params)
 
     def loop_of(self, programs: RoundPrograms) -> SyncLoop:
@@ -519,6 +525,7 @@ class BlockRunner:
       method: that the engine trains with.
       by_region: sharding of an array with one value a region, `[R]`.
       here: int32 `[R]`, numbers of this job's regions.
+      keys: uint32 `[R, W]`, the words of their keys.
       total: number of regions of the run.
       routed: where the loss function moves values between regions; None = it does not.
     """
@@ -526,13 +533,14 @@ class BlockRunner:
     method: Method
     by_region: jax.sharding.NamedSharding
     here: np.ndarray
+    keys: np.ndarray
     total: int
     routed: RoutedSteps | None = None
 
     @functools.cached_property
-    def region_ids(self) -> jax.Array:
-        """`here` on the mesh; made at first use, since a mesh may be of absent devices (`aot`)."""
-        return place(self.here, self.by_region)
+    def region_keys(self) -> jax.Array:
+        """`keys` on the mesh; made at first use, since a mesh may be of absent devices (`aot`)."""
+        return place(self.keys, self.by_region)
 
     @property
     def count(self) -> int:
@@ -602,7 +610,7 @@ class BlockRunner:
     ):
         """The inner steps of a block, without its sends and landings: (state, metrics)."""
         n, programs = np.int32(block.steps), loop.programs
-        given = (state.inner, state.frozen, block.batches, self.region_ids, active)
+        given = (state.inner, state.frozen, block.batches, self.region_keys, active)
         if cut is None:
             if not single:
                 return loop.inner_steps(state, given, n)
@@ -625,7 +633,7 @@ class BlockRunner:
         Args:
           masks: of each step bool `[R]`, who takes part in what channels send after it.
         """
-        given = (state.frozen, block.batches, self.region_ids)
+        given = (state.frozen, block.batches, self.region_keys)
         return loop.channels.inner_steps(state, given, masks, block.capacity, single)
 
     def _gradient(self, loop, state, block: BatchBlock, participants, single: bool, steps: range):
@@ -635,7 +643,7 @@ class BlockRunner:
             loop.programs.gradient_traffic,
             state,
             block.batches,
-            self.region_ids,
+            self.region_keys,
             masks,
             None if loop.by_tokens else loop.weights,
             block.capacity,

@@ -17,11 +17,12 @@ Stages, each finished before the next:
 - `1_first`: 0.18M and 0.7M parameters, 24 and 96 rounds, 2 and 4 regions, three seeds;
 - `1_large` and `1_long`: 2.6M for 24 rounds, and 384 rounds of 0.18M, of the methods whose loss is
   fitted against size and tokens;
+- `2_regions`: 2.6M in 8 and 16 regions, of DiLoCo and NoLoCo;
 - `2_topics`: the same where every region has topics of its own;
 - `2_variants`: more methods, and what a method's settings change, each against the other setting at
   the same learning rates: delay, sends and compensation of CoCoDC, rank and H of DiLoCoX, groups
   and pull of NoLoCo, density of SparseLoCo;
-- `3_seeds`: five seeds;
+- `3_seeds`: five seeds; of the claims of `2_variants` with 0.18M alone;
 - `4_ladder`: up to 2.6M parameters, 384 rounds and 8 regions, and all claims between methods;
 - `5_accelerator`: 10M to 150M parameters, 24 and 96 rounds of the fitted methods, on a GPU;
 - `6_accelerator`: 10M to 150M parameters, all claims between methods, for a GPU or a cluster.
@@ -43,7 +44,8 @@ _OUTER_LIGHT = "method.outer.learning_rate=0.5,1.0"  # with less momentum
 _FRAGMENTS = {"fragments": 3, "overlap": 5}
 TUNING = tuning(rungs=((8, 4), (24, 2)), regions=4, seeds=(100,), widen=5)
 _FITTED = ("1_large", "1_long", "5_accelerator")
-_FIRST = ("1_first", *_FITTED, "2_topics", "3_seeds", "6_accelerator")
+_FIRST = ("1_first", "2_topics", "3_seeds", "4_ladder", "6_accelerator")
+_SMALL = {"sizes": ("180k",), "regions": (4,)}
 
 
 def get_config() -> ConfigDict:
@@ -61,6 +63,7 @@ def get_config() -> ConfigDict:
             "1_first": stage(sizes=("180k", "700k"), rounds=(24, 96), regions=(2, 4)),
             "1_large": stage(("2600k",), (24,), (2, 4)),
             "1_long": stage(("180k",), (384,), (2, 4)),
+            "2_regions": stage(("2600k",), (24,), (8, 16)),
             "2_topics": stage(("180k", "700k"), (24, 96), (2, 4), splits=("topic",)),
             "2_variants": stage(("180k", "700k"), (24, 96), (4,)),
             "3_seeds": stage(("180k", "700k"), (24, 96), (2, 4), seeds=(0, 1, 2, 3, 4)),
@@ -149,11 +152,20 @@ def arms() -> dict:
     }
 
 
+def within(stages: dict) -> dict:
+    """The part of a claim in all stages: in the given ones, with these fields, and in no other."""
+    every = ("2_regions", "2_variants", *_FIRST, *_FITTED)
+    return dict.fromkeys(every) | stages
+
+
 def claims() -> dict:
     """Each says that the final loss of `here` is at most (1 + margin) times that of `there`."""
-    fitted = {"2_variants": None}
-    of_four = fitted | {key: {"regions": (4,)} for key in _FITTED}
-    first, later = ({key: None for key in keys} for keys in (("2_variants", *_FITTED), _FIRST))
+    first = within({key: {} for key in _FIRST})
+    fitted = first | {key: {} for key in ("2_regions", *_FITTED)}
+    of_four = first | {key: {"regions": (4,)} for key in _FITTED}
+    later = within({"2_variants": {}, "3_seeds": _SMALL, "4_ladder": {}})
+    wide = {"regions": (4, 8)}
+    gossip = {"2_regions": {}, "2_variants": wide, "3_seeds": _SMALL | wide, "4_ladder": wide}
     return {
         "diloco_ddp": claim(
             "DiLoCo loses at most 1 % against data parallel training at equal tokens",
@@ -241,7 +253,7 @@ def claims() -> dict:
             "diloco",
             0.0,
             "a lower loss in more regions",
-            stages={**later, "2_variants": {"regions": (4, 8)}, "4_ladder": {"regions": (4, 8)}},
+            stages=within(gossip),
         ),
         "decoupled_diloco": claim(
             "Decoupled momentum loses at most 1 % against DiLoCo",
@@ -268,8 +280,9 @@ def claims() -> dict:
 
 def settings() -> dict:
     """What a setting of a method changes, at the rates that were tuned for the method."""
-    only = {key: None for key in (*_FIRST, "4_ladder")}
-    eight = {**only, "2_variants": {"regions": (8,)}}
+    only = within({"2_variants": {}, "3_seeds": _SMALL})
+    in_eight = {"regions": (8,)}
+    eight = within({"2_variants": in_eight, "3_seeds": _SMALL | in_eight})
     cocodc = "2504.17672"
     return {
         "cocodc_delay": claim(

@@ -111,7 +111,7 @@ def _model(case: Case, device: jax.Device) -> Model:
 def _inner_step(engine: lc.Engine, state: Any, batches: Sequence[Any]) -> Any:
     staged = engine.place(jax.tree.map(lambda *x: np.stack(x, axis=1), *batches))
     program = engine.sync_loop(state).programs.inner_program
-    given = (state.inner, state.frozen, staged, engine.region_ids, None, np.int32(STEPS))
+    given = (state.inner, state.frozen, staged, engine.runner.region_keys, None, np.int32(STEPS))
     return program.lower(*given).compile()
 
 

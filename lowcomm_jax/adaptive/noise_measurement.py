@@ -38,7 +38,7 @@ from lowcomm_jax.sync.initial_state import anchor_axis
 from lowcomm_jax.sync.round_programs import RoundPrograms
 from lowcomm_jax.train import batch_blocks
 from lowcomm_jax.train.batch_blocks import BlockStager, batch_size
-from lowcomm_jax.train.inner_step import mean_over_microbatches, part_key
+from lowcomm_jax.train.inner_step import mean_over_microbatches, part_key, step_key
 
 PyTree = Any
 SCALARS = ("gbar2", "spread", "along")
@@ -242,7 +242,7 @@ class Probe:
             state.inner.step,
             state.frozen,
             self.engine.place(block.batches, cut=True),
-            self.engine.region_ids,
+            self.engine.runner.region_keys,
             part_R.astype(np.float32),
         )
         return Measurement(readable(values_R), self.scope, self.count, microbatch, part_R)
@@ -292,18 +292,18 @@ def make_probe_program(programs: RoundPrograms, scope: Scope):
     """Build the program of a measurement, not yet jitted.
 
     Returns:
-      `(anchor, buffers, step_R, frozen, batches, region_ids, weight_R) -> {name: float32 [R]}`
+      `(anchor, buffers, step_R, frozen, batches, region_keys, weight_R) -> {name: float32 [R]}`
       with batch leaves `[R, M, m, ...]`.
     """
     regions, step = programs.config.regions, programs.step
     anchor_in = 0 if anchor_axis(programs)[1] else None
     dtypes = {name: like.dtype for name, like in step.layout.train_shapes().items()}
 
-    def gradients(anchor, buffers, at, frozen, batches, region):
+    def gradients(anchor, buffers, at, frozen, batches, region_key):
         """`j -> (fp32 gradient, tokens)` of microbatch j, and how many there are."""
         point = unstow(anchor) if anchor_in == 0 else _first(unstow(anchor))
         params = {k: x.astype(dtypes[k]) for k, x in point.items()}
-        rng = step.rng(region, at)
+        rng = step_key(region_key, at)
 
         def one(j):
             batch = jax.tree.map(lambda x: x[j], batches)

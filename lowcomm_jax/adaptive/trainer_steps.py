@@ -199,7 +199,7 @@ class TrainerSteps:
         key = state.layout, trainers
         if key not in self._made:
             programs = self.engine.sync_loop(state).programs
-            self._made[key] = StackPrograms(programs, self.engine.runner.here, trainers)
+            self._made[key] = StackPrograms(programs, self.engine.runner.keys, trainers)
         return self._made[key]
 
     def _stretch(
@@ -240,7 +240,7 @@ class TrainerSteps:
             chosen = [plan.microbatch == size for plan in plans]
             numbers = _numbers(plans, chosen, blocks[0].steps)
             batches = self.engine.place(_stacked_batches(blocks, chosen), trainers, cut=True)
-            given = (stack, frozen, batches, programs.region_ids, active, *numbers)
+            given = (stack, frozen, batches, programs.region_keys, active, *numbers)
             stack, found = programs.steps(*given)
             found = readable(found)
             for i in np.flatnonzero(chosen):
@@ -263,10 +263,10 @@ class StackPrograms:
     Attributes:
       join: T inner states `[R, ...]` -> the stack's, `[RT, ...]`; split: the way back.
       steps: `accumulating_program` over the stack.
-      region_ids: int32 `[RT]`, on the mesh.
+      region_keys: of every region T times, uint32 `[RT, W]`, on the mesh.
     """
 
-    def __init__(self, programs: RoundPrograms, region_ids: np.ndarray, trainers: int):
+    def __init__(self, programs: RoundPrograms, keys: np.ndarray, trainers: int):
         config, layout = programs.config, programs.step.layout
         lies = inner_shardings(config, layout, layout.train_shapes(), programs.specs)
         self.join = jax.jit(_join, out_shardings=lies)
@@ -275,8 +275,8 @@ class StackPrograms:
             out_shardings=(lies,) * trainers,
         )
         self.steps = accumulating_program(config, programs.step, programs.specs, trainers)
-        ids_RT = np.repeat(region_ids, trainers)
-        self.region_ids = place(ids_RT, config.regions.sharding(REGION))
+        keys = np.repeat(keys, trainers, axis=0)
+        self.region_keys = place(keys, config.regions.sharding(REGION))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -387,7 +387,7 @@ def step_bytes(
         jax.tree.map(stacked, state.inner),
         jax.tree.map(_abstract, state.frozen),
         jax.tree.map(staged, batch),
-        stacked(engine.region_ids),
+        stacked(engine.runner.region_keys),
         active if engine.method.schedule.uneven else None,
         counts,
         whole,

@@ -102,18 +102,20 @@ def compile_engine(
     recording = _recording(programs, found, engine.config.offload, progress)
     loop = engine.loop_of(recording)
     staged = region_batch(programs, batch)
-    ids = jax.ShapeDtypeStruct((loop.count,), np.int32, sharding=config.regions.sharding(REGION))
+    words = engine.runner.keys
+    lies = config.regions.sharding(REGION)
+    keys = jax.ShapeDtypeStruct(words.shape, words.dtype, sharding=lies)
     if programs.method.signal == "gradient":
-        _record_gradient_step(recording, state, staged, ids)
+        _record_gradient_step(recording, state, staged, keys)
         announced = int(programs.gradient_traffic(np.ones(loop.count, bool)).sent.max())
         return CompiledEngine(tuple(found), device_bytes(state), 0, announced)
     if programs.channels is not None:
-        given = (state.frozen, staged, ids)
+        given = (state.frozen, staged, keys)
         state, _, _ = loop.channels.inner_steps(state, given, [np.ones(loop.count, bool)], 1, False)
     if not programs.method.has_anchor:
         return CompiledEngine(tuple(found), device_bytes(state), 0, loop.channels.announced())
     active = engine.runner.active(range(1, 2), 1)
-    given = (state.inner, state.frozen, staged, ids, active, np.int32(1))
+    given = (state.inner, state.frozen, staged, keys, active, np.int32(1))
     if programs.channels is None:
         recording.inner_program(*given, single=False)
     state = _record_round(loop, state, _largest(loop), given)
@@ -160,10 +162,10 @@ def _record_round(loop: SyncLoop, state: TrainState, p: int, given: tuple) -> Tr
     return sent
 
 
-def _record_gradient_step(recording, state: TrainState, staged: PyTree, ids: Any) -> None:
+def _record_gradient_step(recording, state: TrainState, staged: PyTree, keys: Any) -> None:
     carry = state.inner, state.anchor, state.outer[0], state.codec[0]
-    takes_part, weight = np.ones((*ids.shape, 1), bool), np.ones(ids.shape, np.float32)
-    given = (carry, state.frozen, staged, ids, takes_part, weight, np.int32(1))
+    takes_part, weight = np.ones((len(keys), 1), bool), np.ones(len(keys), np.float32)
+    given = (carry, state.frozen, staged, keys, takes_part, weight, np.int32(1))
     recording.inner_program(*given, single=False)
 
 

@@ -297,7 +297,7 @@ def make_channel_program(step: InnerStep, regions: Regions, channels: Sequence[C
     """Build the program of inner steps with their channels, not yet jitted.
 
     Returns:
-      `block((inner, flights), frozen, batches, region_ids, takes_part, lands, weight, done, n,
+      `block((inner, flights), frozen, batches, region_keys, takes_part, lands, weight, done, n,
       single)`, which runs the first n of S staged steps.
 
       - `flights`, `lands`: an entry for each channel; every `lands`, and `takes_part`, bool
@@ -323,9 +323,11 @@ def make_channel_program(step: InnerStep, regions: Regions, channels: Sequence[C
             seen |= {f"{channel.channel.name}_{k}": v for k, v in values.items()}
         return inner, tuple(found), log, seen
 
-    def block(carry, frozen, batches, region_ids, takes_part, lands, weight, done, n, single=False):
+    def block(
+        carry, frozen, batches, region_keys, takes_part, lands, weight, done, n, single=False
+    ):
         inner, flights = carry
-        given = (frozen, batches, region_ids, None)
+        given = (frozen, batches, region_keys, None)
         rest = (given, takes_part, lands, weight, done)
         start = jnp.int32(0)
         log = parts.empty(inner, *given)

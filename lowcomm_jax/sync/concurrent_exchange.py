@@ -118,9 +118,9 @@ class ConcurrentExchange:
         """The jitted program for payloads of these kinds, each a buffer in flight."""
         options = {**GPU_OPTIONS, OVERLAP_LIMIT: len(kinds) + INSIDE} if self._on_gpu else None
 
-        def program(inner, frozen, batches, region_ids, active, n, payloads, weights):
+        def program(inner, frozen, batches, region_keys, active, n, payloads, weights):
             return self._traced(
-                kinds, (inner, frozen, batches, region_ids, active), n, payloads, weights
+                kinds, (inner, frozen, batches, region_keys, active), n, payloads, weights
             )
 
         return jax.jit(

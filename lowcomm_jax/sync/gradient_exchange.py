@@ -25,7 +25,7 @@ from lowcomm_jax.history import Event
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.state.train_state import Inner, TrainState, flight_key
 from lowcomm_jax.sync.round_functions import RoundFunctions, select
-from lowcomm_jax.train.inner_step import InnerStep, empty_log, gradient_norm, squeeze
+from lowcomm_jax.train.inner_step import InnerStep, empty_log, gradient_norm, squeeze, step_key
 
 PyTree = Any
 
@@ -41,7 +41,7 @@ def make_gradient_program(step: InnerStep, functions: RoundFunctions):
     """Build the program of the gradient-exchanging steps, not yet jitted.
 
     Returns:
-      `block(carry, frozen, batches, region_ids, takes_part, weight, n, single)`, which runs the
+      `block(carry, frozen, batches, region_keys, takes_part, weight, n, single)`, which runs the
       first n (traced) of S staged steps.
 
       - `carry`: (inner, anchor, outer state, codec state).
@@ -52,8 +52,8 @@ def make_gradient_program(step: InnerStep, functions: RoundFunctions):
     layout = step.layout
     averaged = [n for n, role in zip(layout.names, layout.roles) if role == "average"]
 
-    def region_gradients(inner, anchor, frozen, batch, region):
-        rng = step.rng(region, inner.step)
+    def region_gradients(inner, anchor, frozen, batch, key):
+        rng = step_key(key, inner.step)
         # What all who took part in the last step have; parameters of the others are older.
         params = {k: anchor[k][0].astype(x.dtype) for k, x in inner.params.items()}
         grads, buffers, metrics = step.gradients(params, inner.buffers, frozen, batch, rng)
@@ -62,9 +62,9 @@ def make_gradient_program(step: InnerStep, functions: RoundFunctions):
 
     gradients = functions.regions.lift(region_gradients, (0, None, None, 0, 0))
 
-    def one(carry, frozen, batch, region_ids, takes_part, weight):
+    def one(carry, frozen, batch, region_keys, takes_part, weight):
         inner, anchor, outer, codec_state = carry
-        grads, buffers, metrics = gradients(inner, anchor, frozen, batch, region_ids)
+        grads, buffers, metrics = gradients(inner, anchor, frozen, batch, region_keys)
         weight = metrics["tokens"] if weight is None else weight
         sent = functions.encode(_in_fp32, (grads,), codec_state, takes_part, weight)
         anchor, outer, moved = optimizer_step(step, functions, anchor, outer, sent)
@@ -89,15 +89,15 @@ def make_gradient_program(step: InnerStep, functions: RoundFunctions):
         kept = {"left_out": sent["left_out"], "delta_norm": sent["delta_norm"]}
         return (inner, anchor, outer, sent["codec_state"]), {**metrics, **moved, **kept}
 
-    def block(carry, frozen, batches, region_ids, takes_part, weight, n, single=False):
+    def block(carry, frozen, batches, region_keys, takes_part, weight, n, single=False):
         first = jax.tree.map(lambda x: x[:, 0], batches)
-        args = (frozen, first, region_ids, takes_part[:, 0], weight)
+        args = (frozen, first, region_keys, takes_part[:, 0], weight)
         log = empty_log(jax.eval_shape(one, carry, *args)[1], takes_part.shape[1])
 
         def body(i, loop):
             carry, log = loop
             batch = jax.tree.map(lambda x: x[:, i], batches)
-            carry, new = one(carry, frozen, batch, region_ids, takes_part[:, i], weight)
+            carry, new = one(carry, frozen, batch, region_keys, takes_part[:, i], weight)
             return carry, jax.tree.map(lambda buffer, v: buffer.at[:, i].set(v), log, new)
 
         carry, log = jax.lax.fori_loop(0, n, body, (carry, log))
@@ -141,7 +141,7 @@ def run_gradient_steps(
     traffic: Callable[[np.ndarray], Traffic],
     state: TrainState,
     batches: PyTree,
-    region_ids: jax.Array,
+    region_keys: jax.Array,
     masks: Sequence[np.ndarray],
     weight: np.ndarray | None,
     capacity: int,
@@ -158,7 +158,7 @@ def run_gradient_steps(
     padded[:, : len(masks)] = np.stack(masks, axis=1)
     n = np.int32(len(masks))
     carry, metrics = block(
-        _carry(state), state.frozen, batches, region_ids, padded, weight, n, single=single
+        _carry(state), state.frozen, batches, region_keys, padded, weight, n, single=single
     )
     return *_book(traffic, state, carry, masks), metrics
 

@@ -163,7 +163,6 @@ def build(config: EngineConfig, layout: Layout) -> RoundPrograms:
         config.loss_fn,
         config.inner,
         layout,
-        config.seed,
         config.accumulate,
         config.skip_nonfinite,
         gives_loss,

@@ -15,7 +15,7 @@ from lowcomm_jax.exchange import Traffic
 from lowcomm_jax.history import Event
 from lowcomm_jax.state.train_state import TrainState
 from lowcomm_jax.topology.pipeline_paths import Hop
-from lowcomm_jax.train.inner_step import part_key, step_key
+from lowcomm_jax.train.inner_step import keys_of_regions, part_key, step_key
 
 PyTree = Any
 HopsFn = Callable[[PyTree, jax.Array], list[list[Hop]]]
@@ -51,7 +51,7 @@ class RoutedSteps:
         self._hops = hops
         self._accumulate = accumulate
         self._regions = regions
-        self._keys = functools.partial(_keys, seed=seed, parts=accumulate)
+        self._keys = functools.partial(_keys, keys_of_regions(seed, [0])[0], parts=accumulate)
         self._drawn: tuple[Any, list[list[Hop]]] = (None, [])
 
     def book(self, state: TrainState, steps: range, batches: PyTree, events: list[Event]):
@@ -82,12 +82,12 @@ class RoutedSteps:
         return jax.ShapeDtypeStruct((x.shape[2] // self._accumulate, *x.shape[3:]), x.dtype)
 
 
-@functools.partial(jax.jit, static_argnames=("seed", "parts"))
-def _keys(first: jax.Array, *, seed: int, parts: int) -> jax.Array:
+@functools.partial(jax.jit, static_argnames="parts")
+def _keys(key: np.ndarray, first: jax.Array, *, parts: int) -> jax.Array:
     """Region 0's keys of the steps from `first` (0-based) on, every part's, `[CHUNK * parts]`."""
 
     def of_step(step):
-        rng = step_key(seed, 0, step)
+        rng = step_key(key, step)
         return rng[None] if parts == 1 else jax.vmap(lambda i: part_key(rng, i))(jnp.arange(parts))
 
     return jax.vmap(of_step)(first + jnp.arange(CHUNK)).reshape(-1)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from lowcomm_jax.mesh.regions import Regions
@@ -38,7 +39,6 @@ class InnerStep:
       loss_fn: `loss_fn(params, batch, rng)` -> scalar, or (scalar, aux dict).
       optimizer: inner Optax optimizer; sees the user's tree with None for untrained leaves.
       layout: structure and roles of the user's tree.
-      seed: seed of the run; a step's key is a pure function of (seed, region, step).
       accumulate: microbatches a step's batch is cut into (`accumulated`).
       skip_nonfinite: leave the region as it was when its gradient is not finite; else one bad batch
         makes parameters and moments NaN for good.
@@ -47,7 +47,6 @@ class InnerStep:
     loss_fn: LossFn
     optimizer: optax.GradientTransformation
     layout: Layout
-    seed: int = 0
     accumulate: int = 1
     skip_nonfinite: bool = True
     gives_loss: bool = False
@@ -134,15 +133,15 @@ class InnerStep:
         params = self.layout.select(optax.apply_updates(tree, updates), "train")
         return Inner(params, buffers, opt, inner.step + 1, inner.tokens + tokens)
 
-    def __call__(self, inner: Inner, frozen, batch, region) -> tuple[Inner, dict[str, jax.Array]]:
-        """One optimizer step of one region; `region` is its int32 number."""
-        rng = self.rng(region, inner.step)
+    def __call__(self, inner: Inner, frozen, batch, key) -> tuple[Inner, dict[str, jax.Array]]:
+        """One optimizer step of one region; `key` are its words (`keys_of_regions`)."""
+        rng = step_key(key, inner.step)
         found = self.gradients(inner.params, inner.buffers, frozen, batch, rng)
         return self.follow(inner, *found)
 
-    def over_microbatches(self, inner: Inner, frozen, part, count, region):
+    def over_microbatches(self, inner: Inner, frozen, part, count, key):
         """One optimizer step on the mean gradient of `accumulated`."""
-        rng = self.rng(region, inner.step)
+        rng = step_key(key, inner.step)
         found = self.accumulated(inner.params, inner.buffers, frozen, part, count, rng)
         return self.follow(inner, *found)
 
@@ -156,9 +155,6 @@ class InnerStep:
         metrics["skipped"] = 1.0 - finite.astype(jnp.float32)
         kept = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, inner)
         return dataclasses.replace(kept, step=new.step), metrics
-
-    def rng(self, region: jax.Array, step: jax.Array) -> jax.Array:
-        return step_key(self.seed, region, step)
 
 
 def gradient_norm(grads: PyTree) -> jax.Array:
@@ -270,9 +266,19 @@ def mean_over_microbatches(
     return jax.tree.map(lambda x: x * share, sums), total, buffers
 
 
-def step_key(seed: int, region: jax.Array | int, step: jax.Array) -> jax.Array:
-    """Key of a region's inner step, 0-based: a pure function."""
-    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), region), step)
+def keys_of_regions(seed: int, regions: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Words of the keys of these regions, uint32 `[R, W]`.
+
+    Programs take them as an argument: with the seed as a constant of theirs, a run with another
+    seed would find none of its programs compiled.
+    """
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), np.asarray(regions))
+    return np.asarray(jax.random.key_data(keys))
+
+
+def step_key(key: jax.Array | np.ndarray, step: jax.Array | int) -> jax.Array:
+    """Key of a region's inner step, 0-based; `key` are the words of the region."""
+    return jax.random.fold_in(jax.random.wrap_key_data(key), step)
 
 
 def part_key(rng: jax.Array, part: jax.Array) -> jax.Array:
@@ -301,8 +307,8 @@ class InnerBlock(NamedTuple):
     """The parts of the inner phase's program (`inner_block`).
 
     Attributes:
-      empty: `(inner, frozen, batches, region_ids, active) -> log`: metrics `[R, S]`, all 0.
-      steps: `((inner, log), frozen, batches, region_ids, active, first, end) -> (inner, log)`.
+      empty: `(inner, frozen, batches, region_keys, active) -> log`: metrics `[R, S]`, all 0.
+      steps: `((inner, log), frozen, batches, region_keys, active, first, end) -> (inner, log)`.
     """
 
     empty: Callable
@@ -313,26 +319,26 @@ def inner_block(step: InnerStep, regions: Regions) -> InnerBlock:
     """Inner steps of all regions, in parts that other work may run beside; see
     `make_inner_program`."""
 
-    def region_step(inner, frozen, batch, region, active):
-        new, metrics = step(inner, frozen, batch, region)
+    def region_step(inner, frozen, batch, key, active):
+        new, metrics = step(inner, frozen, batch, key)
         return where_active(active, new, inner, metrics)
 
-    def region_block(carry, frozen, batches, region, active, first, end):
+    def region_block(carry, frozen, batches, key, active, first, end):
         def body(i, carry):
             inner, log = carry
             batch = jax.tree.map(lambda x: x[i], batches)
             moving = None if active is None else active[i]
-            inner, new = region_step(inner, frozen, batch, region, moving)
+            inner, new = region_step(inner, frozen, batch, key, moving)
             return inner, jax.tree.map(lambda buffer, v: buffer.at[i].set(v), log, new)
 
         return jax.lax.fori_loop(0 if first is None else first, end, body, carry)
 
     lifted_step = regions.lift(region_step, (0, None, 0, 0, 0), callbacks=False)
 
-    def empty(inner, frozen, batches, region_ids, active):
+    def empty(inner, frozen, batches, region_keys, active):
         first = jax.tree.map(lambda x: x[:, 0], batches)
         moving = None if active is None else active[:, 0]
-        shapes = jax.eval_shape(lifted_step, inner, frozen, first, region_ids, moving)[1]
+        shapes = jax.eval_shape(lifted_step, inner, frozen, first, region_keys, moving)[1]
         return empty_log(shapes, jax.tree.leaves(batches)[0].shape[1])
 
     steps = regions.lift_update(region_block, (0, None, 0, 0, 0, None, None))
@@ -343,7 +349,7 @@ def make_inner_program(step: InnerStep, regions: Regions):
     """Build the program of the inner phase, not yet jitted.
 
     Returns:
-      `block(inner, frozen, batches, region_ids, active, n, single)`, which runs the first n of S
+      `block(inner, frozen, batches, region_keys, active, n, single)`, which runs the first n of S
       staged steps in every region; n is traced, so that its value never recompiles. Batch leaves
       are `[R, S, b, ...]`; `active` is None or bool `[R, S]`, the regions that make a step. Its
       result: (inner, metrics `[R, S]`, or `[R]` with the static `single`, S = 1). Steps taken one
@@ -351,8 +357,8 @@ def make_inner_program(step: InnerStep, regions: Regions):
     """
     parts = inner_block(step, regions)
 
-    def block(inner, frozen, batches, region_ids, active, n, single=False):
-        given = (frozen, batches, region_ids, active)
+    def block(inner, frozen, batches, region_keys, active, n, single=False):
+        given = (frozen, batches, region_keys, active)
         log = parts.empty(inner, *given)
         inner, log = parts.steps((inner, log), *given, None, n)
         return inner, squeeze(log) if single else log
@@ -390,25 +396,26 @@ def make_accumulating_program(step: InnerStep, regions: Regions, apart: bool = F
         all. With `vmap` that costs a few percent.
 
     Returns:
-      `block(inner, frozen, batches, region_ids, active, counts_R, stride, n)`, which runs the first
-      n steps of a staged buffer of C microbatches, leaves `[R, C, m, ...]`. Step t of region r
-      takes microbatches t stride to t stride + counts_R[r] - 1; n, stride and counts_R are traced.
+      `block(inner, frozen, batches, region_keys, active, counts_R, stride, n)`, which runs the
+      first n steps of a staged buffer of C microbatches, leaves `[R, C, m, ...]`. Step t of region
+      r takes microbatches t stride to t stride + counts_R[r] - 1; n, stride and counts_R are
+      traced.
       `active` is None or bool `[R, C]` (by step). Its result: (inner, metrics `[R, C]` by step).
     """
     own = 0 if apart else None
 
-    def region_step(inner, frozen, batches, region, moving, first, count):
+    def region_step(inner, frozen, batches, key, moving, first, count):
         def part(i):
             return jax.tree.map(lambda x: x[first + i], batches)
 
-        new, metrics = step.over_microbatches(inner, frozen, part, count, region)
+        new, metrics = step.over_microbatches(inner, frozen, part, count, key)
         return where_active(moving, new, inner, metrics)
 
-    def region_block(carry, frozen, batches, region, active, count, stride, n):
+    def region_block(carry, frozen, batches, key, active, count, stride, n):
         def body(t, carry):
             inner, log = carry
             moving = None if active is None else active[t]
-            inner, new = region_step(inner, frozen, batches, region, moving, t * stride, count)
+            inner, new = region_step(inner, frozen, batches, key, moving, t * stride, count)
             return inner, jax.tree.map(lambda buffer, v: buffer.at[t].set(v), log, new)
 
         return jax.lax.fori_loop(0, n, body, carry)
@@ -416,11 +423,11 @@ def make_accumulating_program(step: InnerStep, regions: Regions, apart: bool = F
     lifted_step = regions.lift(region_step, (0, None, 0, 0, 0, own, 0), callbacks=False)
     lifted_block = regions.lift_update(region_block, (0, None, 0, 0, 0, 0, own, own))
 
-    def block(inner, frozen, batches, region_ids, active, counts_R, stride, n):
+    def block(inner, frozen, batches, region_keys, active, counts_R, stride, n):
         moving = None if active is None else active[:, 0]
-        args = (inner, frozen, batches, region_ids, moving, stride, counts_R)
+        args = (inner, frozen, batches, region_keys, moving, stride, counts_R)
         shapes = jax.eval_shape(lifted_step, *args)[1]
         log = empty_log(shapes, jax.tree.leaves(batches)[0].shape[1])
-        return lifted_block((inner, log), frozen, batches, region_ids, active, counts_R, stride, n)
+        return lifted_block((inner, log), frozen, batches, region_keys, active, counts_R, stride, n)
 
     return block

@@ -161,7 +161,8 @@ def crossing(engine, state, scope):
     programs = engine.sync_loop(state).programs
     batch = engine.place({k: v.reshape(R, M, SIZE, *v.shape[2:]) for k, v in probed().items()})
     inner = state.inner
-    given = (state.anchor, inner.buffers, inner.step, state.frozen, batch, engine.region_ids)
+    keys = engine.runner.region_keys
+    given = (state.anchor, inner.buffers, inner.step, state.frozen, batch, keys)
     lowered = jax.jit(make_probe_program(programs, scope)).lower(*given, np.ones(R, np.float32))
     return len(re.findall(r"all_to_all|all_gather|all_reduce|permute", lowered.as_text()))
 

@@ -223,7 +223,7 @@ def test_devices_of_a_region_keep_its_trainers(shape):
     staged = {k: np.repeat(v, 3, axis=0)[:, None] for k, v in stream(0, 0, 4).items()}
     staged = {k: np.repeat(v, one.engine.block, axis=1) for k, v in staged.items()}
     batches, numbers = one.engine.place(staged, 3), [np.ones(3 * REGIONS, np.int32)] * 3
-    given = (stack, {}, batches, programs.region_ids, None, *numbers)
+    given = (stack, {}, batches, programs.region_keys, None, *numbers)
     lowered = (
         programs.join.lower(inners),
         programs.steps.lower(*given),

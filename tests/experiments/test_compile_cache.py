@@ -5,10 +5,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
+from params.tiny_runs import X, engine, train
 
+import lowcomm_jax as lc
 from experiments import compile_cache
 
 SETTINGS = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+
+
+def noisy_loss(params, batch, rng):
+    return params["w"] * (jax.random.uniform(rng) + batch["x"].mean())
 
 
 @pytest.fixture
@@ -24,18 +30,24 @@ def restored():
 
 def hits(run):
     """How many programs were found in the folder while `run` ran."""
-    found = []
+    return counts(run)["hits"]
+
+
+def counts(run):
+    """How many programs were found in the folder while `run` ran ("hits"), and not ("misses")."""
+    found = {"hits": 0, "misses": 0}
 
     def count(event, **_):
-        if event == "/jax/compilation_cache/cache_hits":
-            found.append(event)
+        kind = event.removeprefix("/jax/compilation_cache/cache_")
+        if kind in found:
+            found[kind] += 1
 
     jax.monitoring.register_event_listener(count)
     try:
         jax.block_until_ready(run())
     finally:
         jax.monitoring.unregister_event_listener(count)
-    return len(found)
+    return found
 
 
 def test_what_was_compiled_is_found_by_another_start(tmp_path, restored):
@@ -49,6 +61,21 @@ def test_what_was_compiled_is_found_by_another_start(tmp_path, restored):
     assert hits(start) == 0
     assert list((tmp_path / "new" / "folder").iterdir())
     assert hits(start) == 1
+
+
+@pytest.mark.parametrize("method", [lc.methods.diloco(2), lc.methods.ddp()])
+def test_a_run_with_another_seed_compiles_nothing(tmp_path, restored, method):
+    """Three seeds of a comparison compile once, if none of their programs knows the seed."""
+    compile_cache.enable(str(tmp_path / "folder"))
+
+    def start(seed):
+        jax.clear_caches()
+        one = engine(noisy_loss, method, seed=seed)
+        return train(one, {"w": np.float32(1.0)}, X[:2]).anchor
+
+    assert counts(lambda: start(0))["misses"] > 0
+    again = counts(lambda: start(1))
+    assert again["misses"] == 0 < again["hits"]
 
 
 def test_the_default_is_the_users_cache_folder_and_off_changes_nothing(

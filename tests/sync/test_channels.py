@@ -303,8 +303,8 @@ def test_nothing_but_selected_values_crosses_regions(delay):
     flights = tuple((f.payload, f.weight) for f in state.channels.values()) or ((),)
     placed = engine.place(jax.tree.map(lambda x: x[:, None], batch))
     masks = np.ones((2, 1), bool)
-    given = ((state.inner, flights), state.frozen, placed, engine.region_ids, masks, (masks,))
-    given += (np.ones(2, np.float32), np.int32(0), np.int32(1))
+    given = ((state.inner, flights), state.frozen, placed, engine.runner.region_keys)
+    given += (masks, (masks,), np.ones(2, np.float32), np.int32(0), np.int32(1))
     found = sized(loop.programs.channels.program.lower(*given).compile().as_text())
     state, metrics = engine.step(state, batch)
     booked = metrics["events"][0].bytes_sent
