@@ -17,7 +17,7 @@ Stages, each finished before the next:
 - `1_first`: 0.18M and 0.7M parameters, 24 and 96 rounds, 2 and 4 regions, three seeds;
 - `1_large` and `1_long`: 2.6M for 24 rounds, and 384 rounds of 0.18M, of the methods whose loss is
   fitted against size and tokens;
-- `2_regions`: 2.6M in 8 and 16 regions, of DiLoCo and NoLoCo;
+- `2_regions`: 0.39M, whose batch 16 regions can share, of DiLoCo and NoLoCo;
 - `2_topics`: the same where every region has topics of its own;
 - `2_variants`: more methods, and what a method's settings change, each against the other setting at
   the same learning rates: delay, sends and compensation of CoCoDC, rank and H of DiLoCoX, groups
@@ -63,7 +63,7 @@ def get_config() -> ConfigDict:
             "1_first": stage(sizes=("180k", "700k"), rounds=(24, 96), regions=(2, 4)),
             "1_large": stage(("2600k",), (24,), (2, 4)),
             "1_long": stage(("180k",), (384,), (2, 4)),
-            "2_regions": stage(("2600k",), (24,), (8, 16)),
+            "2_regions": stage(("390k",), (24,), (4, 8, 16)),
             "2_topics": stage(("180k", "700k"), (24, 96), (2, 4), splits=("topic",)),
             "2_variants": stage(("180k", "700k"), (24, 96), (4,)),
             "3_seeds": stage(("180k", "700k"), (24, 96), (2, 4), seeds=(0, 1, 2, 3, 4)),
@@ -95,6 +95,7 @@ def sizes() -> dict:
 
     return {
         "180k": size(0.18e6, 8, **narrow(64)),
+        "390k": size(0.39e6, 16, **narrow(96)),
         "700k": size(0.68e6, 8, **narrow(128)),
         "2600k": size(2.6e6, 16, **narrow(256)),
         "10m": size(10.3e6, 32, **narrow(512), replicas="vmap"),

@@ -53,7 +53,7 @@ from experiments.cli import (
     split_config,
 )
 from experiments.compare.costs import costs
-from experiments.progress import Work, right
+from experiments.progress import Work, print_table, right
 from experiments.report.html_data import bytes_at, tokens_at, virtual_at
 from experiments.runlog import RunLog, read_run
 from experiments.train.header import machine, versions
@@ -237,7 +237,8 @@ def show_plan(campaign: Campaign, ledger: Records, options: Options, console: Co
     """Print what is left in order, its core-hours, and the records that do not count."""
     estimate = RunEstimate(campaign, ledger.found.values(), jax.default_backend())
     steps: list[Step] = list(ordered(campaign, ledger, estimate.seconds))
-    console.print(left_table(campaign, steps, estimate.seconds, options.shard, options.shards))
+    left = left_table(campaign, steps, estimate.seconds, options.shard, options.shards)
+    print_table(console, left)
     reported = sum(not cell.tunes for cell in ledger.found)
     tuned = len(ledger.found) - reported
     console.print(
@@ -264,8 +265,7 @@ def left_table(
     """Steps in order, and the sum of core-hours behind each; of one shard only its own cells."""
     title = "left to run, in order" + (f", shard {shard} of {shards}" if shards > 1 else "")
     names = ("stage", "claim", "size", "rounds", "regions", "split")
-    columns = [Column(name, no_wrap=True) for name in names]
-    columns += right(("cells", "tuning", "core-hours", "in all"), no_wrap=True)
+    columns = [*map(Column, names), *right(("cells", "tuning", "core-hours", "in all"))]
     out = Table(*columns, box=box.SIMPLE_HEAD, title=title, title_justify="left")
     total = 0.0
     for step in steps:
