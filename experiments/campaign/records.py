@@ -118,7 +118,10 @@ def read(campaign: Campaign) -> Records:
 
 
 def update(ledger: Records) -> list[Mapping[str, Any]]:
-    """Take the records that were written since the ledger was read, by any process; returns them.
+    """Take the records that were written since the ledger was read, by any process.
+
+    Returns:
+      Those that count.
 
     Raises:
       RefusedError: files that are no records of this version; lists all.
@@ -142,7 +145,7 @@ def update(ledger: Records) -> list[Mapping[str, Any]]:
         records.append(record)
     refuse_any(problems, "cannot read the records")
     ledger.one_corpus()
-    return records
+    return [record for record in records if ledger.found.get(Cell(**record["cell"])) is record]
 
 
 def hours(records: Iterable[Mapping[str, Any]]) -> str:

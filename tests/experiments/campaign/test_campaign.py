@@ -19,6 +19,7 @@ from experiments.campaign import main as command
 from experiments.campaign import tuning
 from experiments.campaign.cells import Cell, digest_of, fields_of, record_path
 from experiments.campaign.config import arm, claim, stage, variant
+from experiments.campaign.config import size as sized
 from experiments.campaign.config import tuning as halving
 from experiments.campaign.estimate import RunEstimate
 from experiments.campaign.main import train_cell
@@ -405,6 +406,23 @@ def test_what_another_process_trains_is_waited_for(tmp_path, monkeypatch):
     assert held not in fake.cells and set(read(campaign).found) == {held, *fake.cells}
     # It was needed: the other points of its rung had run, and other arms; then it alone was left.
     assert len(naps) == 1 and 0 < naps[0] < len(fake.cells)
+
+
+def test_records_that_a_newer_campaign_adds_meanwhile_do_not_end_this_one(tmp_path, monkeypatch):
+    campaign = checked(tmp_path)
+    sizes = config(tmp_path).sizes.to_dict() | {"huge": sized(9e3, 8)}
+    newer, theirs = checked(tmp_path, sizes=sizes), cell(size="huge")
+
+    class Joined(Fake):
+        def __call__(self, *arguments):
+            write(newer, theirs, record(newer, theirs, 2.0))
+            return super().__call__(*arguments)
+
+    fake, ledger = Joined(monkeypatch), Records(campaign)
+    options = command.Options(tmp_path / "runs", core_hours=0.05)
+    assert command.run(campaign, ledger, options, Console(quiet=True))
+    assert len(fake.cells) == 1 and set(ledger.found) == set(fake.cells)
+    assert [entry.reason for entry in ledger.excluded] == ["the campaign no longer has this cell"]
 
 
 def test_processes_share_the_runs(tmp_path):
