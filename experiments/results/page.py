@@ -177,8 +177,8 @@ def _how(evidence: Evidence) -> str:
   A variant of a method, which differs in one setting, trains at the rates of that method: its name
   begins with it, and the table of rates does not list it.
 - g is Hedges' effect size of the paired differences.
-- What ten times the rounds or parameters change is a slope: of each seed the one that fits best
-  over all rungs that differ in nothing else. The interval is over seeds.
+- What ten times the rounds, parameters or regions change is a slope: of each seed the one that fits
+  best over all rungs that differ in nothing else. The interval is over seeds.
 - **Limits.** One corpus a page; a batch of a few hundred tokens; small grids; rates that were tuned
   for one length and one number of regions serve all others. Rungs of a size share their seeds, so
   that their differences are not fully independent.
@@ -194,6 +194,7 @@ def _section(evidence: Evidence, claim: Claim) -> str:
         lines += ["", f"On {kind(verdict.split)} data: **{_verdict(evidence, verdict)}**."]
         lines += _trend("rounds", verdict.over_rounds)
         lines += _trend("parameters", verdict.over_size)
+        lines += _trend("regions", verdict.over_regions)
     lines += [
         "",
         f"![{claim.here} against {claim.there}]({evidence.campaign.page}/{claim.name}.png)",

@@ -32,9 +32,9 @@ class Verdict:
       word: one of `ORDER`.
       scale: the scale that the word refers to; None without a verdict.
       scales: those with a verdict, from the smallest.
-      over_rounds, over_size: change of the difference with ten times the rounds, or ten times the
-        parameters, in shares of the loss: of each seed the slope that fits best over all rungs
-        that differ in nothing else, then the mean. `count` 0 where none do.
+      over_rounds, over_size, over_regions: change of the difference with ten times the rounds,
+        parameters or regions, in shares of the loss: of each seed the slope that fits best over
+        all rungs that differ in nothing else, then the mean. `count` 0 where none do.
     """
 
     claim: str
@@ -44,6 +44,7 @@ class Verdict:
     scales: tuple[Scale, ...]
     over_rounds: Estimate
     over_size: Estimate
+    over_regions: Estimate
 
 
 def verdict(campaign: Campaign, effects: Sequence[Effect]) -> Verdict:
@@ -77,6 +78,7 @@ def verdict(campaign: Campaign, effects: Sequence[Effect]) -> Verdict:
             lambda rung: campaign.sizes[rung.size].params,
             lambda rung: (rung.rounds, rung.regions),
         ),
+        _slope(effects, lambda rung: rung.regions, lambda rung: (rung.size, rung.rounds)),
     )
 
 

@@ -183,6 +183,16 @@ def test_a_trend_is_the_slope_over_all_levels_that_differ_in_nothing_else(tmp_pa
     assert told.over_size.half == pytest.approx(half, rel=1e-6)
 
 
+def test_a_trend_over_regions_is_at_equal_size_and_rounds(tmp_path):
+    campaign = checked(tmp_path, stages={"1": stage(("small", "large"), (4,), (2, 4))})
+    loss = gap(
+        lambda c: {2: 0.01, 4: 0.02}[c.regions] + (0.5 if c.size == "large" else 0) + jitter(c)
+    )
+    told = verdict(campaign, effects(campaign, ledger_of(campaign, loss))["better"])
+    assert told.over_regions.mean == pytest.approx(0.01 / math.log10(2), rel=1e-6)
+    assert told.over_regions.count == 3 and told.over_rounds.count == 0
+
+
 def test_no_verdict_from_two_seeds_and_failures_are_told(tmp_path):
     campaign = checked(tmp_path)
     loss = gap(lambda c: 0.05 + jitter(c))
