@@ -72,7 +72,7 @@ def _head(evidence: Evidence) -> str:
     params = sorted({r["params"] for r in records if r["cell"]["size"] in shown})
     sizes = ", ".join(map(count, params))
     seeds = {r["cell"]["seed"] for r in records if not r["cell"]["tunes"]}
-    of_seeds = f"Seeds that are reported: {len(seeds)}."
+    of_seeds = f"Seeds that are reported: up to {len(seeds)}."
     tokenizer = campaign.common["data"].get("tokenizer", "bytes")
     return f"""
 # {campaign.title}
@@ -178,7 +178,8 @@ def _how(evidence: Evidence) -> str:
   begins with it, and the table of rates does not list it.
 - g is Hedges' effect size of the paired differences.
 - What ten times the rounds, parameters or regions change is a slope: of each seed the one that fits
-  best over all rungs that differ in nothing else. The interval is over seeds.
+  best over all rungs that differ in nothing else. The interval is over the seeds that have all
+  rungs with a verdict.
 - **Limits.** One corpus a page; a batch of a few hundred tokens; small grids; rates that were tuned
   for one length and one number of regions serve all others. Rungs of a size share their seeds, so
   that their differences are not fully independent.

@@ -34,7 +34,8 @@ class Verdict:
       scales: those with a verdict, from the smallest.
       over_rounds, over_size, over_regions: change of the difference with ten times the rounds,
         parameters or regions, in shares of the loss: of each seed the slope that fits best over
-        all rungs that differ in nothing else, then the mean. `count` 0 where none do.
+        all rungs that differ in nothing else, then the mean. `count` 0 where none do. Seeds that
+        lack a rung with a verdict are left out: over other rungs, a slope is another quantity.
     """
 
     claim: str
@@ -60,10 +61,10 @@ def verdict(campaign: Campaign, effects: Sequence[Effect]) -> Verdict:
     A rung without enough seeds does not count.
     """
     order = list(campaign.sizes)
+    tested = [effect for effect in effects if effect.adjusted is not None]
     by_scale: dict[Scale, list[Effect]] = {}
-    for effect in effects:
-        if effect.adjusted is not None:
-            by_scale.setdefault((effect.rung.size, effect.rung.rounds), []).append(effect)
+    for effect in tested:
+        by_scale.setdefault((effect.rung.size, effect.rung.rounds), []).append(effect)
     scales = sorted(by_scale, key=lambda s: (order.index(s[0]), s[1]))
     word, scale = _word(scales, by_scale, order)
     return Verdict(
@@ -72,13 +73,13 @@ def verdict(campaign: Campaign, effects: Sequence[Effect]) -> Verdict:
         word,
         scale,
         tuple(scales),
-        _slope(effects, lambda rung: rung.rounds, lambda rung: (rung.size, rung.regions)),
+        _slope(tested, lambda rung: rung.rounds, lambda rung: (rung.size, rung.regions)),
         _slope(
-            effects,
+            tested,
             lambda rung: campaign.sizes[rung.size].params,
             lambda rung: (rung.rounds, rung.regions),
         ),
-        _slope(effects, lambda rung: rung.regions, lambda rung: (rung.size, rung.rounds)),
+        _slope(tested, lambda rung: rung.regions, lambda rung: (rung.size, rung.rounds)),
     )
 
 
@@ -111,12 +112,15 @@ def excess(effects: Sequence[Effect]) -> float:
 
 def _slope(effects: Sequence[Effect], level, rest) -> Estimate:
     """Of the difference over log10 of a level, with an intercept for everything else."""
+    if not effects:
+        return estimate([])
+    complete = set.intersection(*(set(effect.differences) for effect in effects))
     groups: dict[int, dict[tuple, list[tuple[float, float]]]] = {}  # by seed, by the rest
     for effect in effects:
         at = math.log10(level(effect.rung))
-        for seed, difference in effect.differences.items():
+        for seed in sorted(complete):
             of = groups.setdefault(seed, {})
-            of.setdefault(rest(effect.rung), []).append((at, difference))
+            of.setdefault(rest(effect.rung), []).append((at, effect.differences[seed]))
     slopes = []
     for of in groups.values():
         centred = np.concatenate([np.array(g) - np.mean(g, axis=0) for g in of.values()])

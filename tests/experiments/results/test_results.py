@@ -193,6 +193,21 @@ def test_a_trend_over_regions_is_at_equal_size_and_rounds(tmp_path):
     assert told.over_regions.count == 3 and told.over_rounds.count == 0
 
 
+def test_seeds_that_lack_a_rung_tell_nothing_of_a_trend(tmp_path):
+    """Of 4 and 8 rounds they give another slope than of 4, 8 and 16, where a trend is curved."""
+    stages = {
+        "1": stage(("small",), (4, 8, 16), (2,)),
+        "2": stage(("small",), (4, 8), (2,), seeds=(0, 1, 2, 3)),
+    }
+    campaign = checked(tmp_path, stages=stages)
+    gaps = {4: 0.01, 8: 0.05, 16: 0.06}
+    ledger = ledger_of(campaign, gap(lambda c: gaps[c.rounds] + jitter(c)), ("1", "2"))
+    assert {c.seed for c in ledger.found if not c.tunes} == {0, 1, 2, 3}
+    told = verdict(campaign, effects(campaign, ledger)["better"])
+    assert told.over_rounds.count == 3
+    assert told.over_rounds.mean == pytest.approx(0.025 / math.log10(2), rel=1e-6)
+
+
 def test_no_verdict_from_two_seeds_and_failures_are_told(tmp_path):
     campaign = checked(tmp_path)
     loss = gap(lambda c: 0.05 + jitter(c))
