@@ -257,29 +257,59 @@ def _times(ratio: float | None) -> str:
 
 
 def _command(evidence: Evidence, claim: Claim) -> list[str]:
-    """The command that repeats a claim up to the last stage shown, with hours on two cores."""
+    """The command that repeats what is shown of a claim, with its hours on two cores.
+
+    Where some of it ran on accelerators, a second command repeats that.
+    """
     campaign, ledger = evidence.campaign, evidence.ledger
     reported = {effect.rung for effect in evidence.effects[claim.name]}
-    took = hours(ledger.found[cell] for cell in cells_behind(campaign, ledger, claim, reported))
+    behind = cells_behind(campaign, ledger, claim, reported)
     first: dict[Rung, int] = {}  # the stage in which a rung is first looked at
     for number, stage in enumerate(campaign.stages):
         for rung, _ in claim.stages.get(stage, ()):
             first.setdefault(rung, number)
-    until = max(first[rung] for rung in reported)
-    alone = dataclasses.replace(
-        campaign, claims={claim.name: claim}, stages=campaign.stages[: until + 1]
-    )
-    estimate = RunEstimate(campaign, ledger.found.values(), "cpu")
-    left = sum(step.seconds for step in ordered(alone, Records(alone), estimate.seconds)) / 3600
+    accelerated = {
+        Rung(cell.size, cell.rounds, cell.regions, cell.split)
+        for cell in behind
+        if not cell.tunes and ledger.found[cell]["machine"]["backend"] != "cpu"
+    }
+    lines, needs = [], []
+    if on_cores := reported - accelerated:
+        command, seconds = _repeated(evidence, claim, 0, max(first[r] for r in on_cores), "cpu")
+        lines += command
+        needs.append(f"{seconds / 7200:.1f} hours on two cores, a process each")
+    if accelerated:
+        backends = Counter(ledger.found[cell]["machine"]["backend"] for cell in behind)
+        backend = next(name for name, _ in backends.most_common() if name != "cpu")
+        numbers = [first[rung] for rung in accelerated]
+        command, seconds = _repeated(evidence, claim, min(numbers), max(numbers), backend)
+        lines += command
+        needs.append(
+            f"{seconds / 3600:.1f} process-hours on an accelerator, which several processes share"
+        )
     return [
-        f"From nothing, tuning included, this takes about {left / 2:.1f} hours on two cores, a "
-        f"process each; what is shown took {took}:",
+        f"From nothing, tuning included, this takes about {', then '.join(needs)}. What is shown "
+        f"took {hours(ledger.found[cell] for cell in behind)}:",
         "",
         "```bash",
-        f"{evidence.command('campaign')} --only={claim.name} \\",
-        f"    --until={campaign.stages[until]} --config.records=runs/again",
+        *lines,
         "```",
     ]
+
+
+def _repeated(
+    evidence: Evidence, claim: Claim, since: int, until: int, backend: str
+) -> tuple[list[str], float]:
+    """(the command for a claim in these stages, core-seconds of all its runs from nothing)."""
+    stages = evidence.campaign.stages[since : until + 1]
+    alone = dataclasses.replace(evidence.campaign, claims={claim.name: claim}, stages=stages)
+    estimate = RunEstimate(evidence.campaign, evidence.ledger.found.values(), backend)
+    start = f"--since={stages[0]} " if since else ""
+    command = [
+        f"{evidence.command('campaign')} --only={claim.name} \\",
+        f"    {start}--until={stages[-1]} --config.records=runs/again",
+    ]
+    return command, sum(step.seconds for step in ordered(alone, Records(alone), estimate.seconds))
 
 
 def cells_behind(

@@ -348,8 +348,23 @@ def test_hours_are_of_the_rungs_that_are_shown(written):
     assert command.main(arguments) == 0
     text = (docs / "evidence.md").read_text()
     # Two arms of 2 rungs x 3 seeds, and of 6 runs that tune: 23 of them on a CPU, 3 s each.
-    assert text.count("what is shown took 0.02 core-hours and 0.20 process-hours on accel") == 2
+    assert text.count("What is shown took 0.02 core-hours and 0.20 process-hours on accel") == 2
     assert " runs, 10.04 core-hours and 0.20 process-hours on accelerators." in text
+
+
+def test_what_ran_on_an_accelerator_has_a_command_of_its_own(written):
+    campaign, arguments, docs = written
+    for cell, one in ledger_of(campaign, gap(lambda c: 0.02), ("1", "2")).found.items():
+        if cell.size == "large":
+            machine = {**one["machine"], "backend": "gpu"}
+            write(campaign, cell, {**one, "machine": machine, "core_seconds": 360.0})
+    assert command.main(arguments) == 0
+    text = (docs / "evidence.md").read_text()
+    told = text[text.index("From nothing", text.index("## equal")) :].partition("```\n\n")[0]
+    # Stage 2: two arms of 2 rungs x 4 seeds, and of 6 runs that tune, 360 s each.
+    assert "on two cores, a process each, then 2.8 process-hours on an accelerator" in told
+    one, other = told.split("--only=equal")[1:]
+    assert "    --until=1 " in one and "    --since=2 --until=2 " in other
 
 
 def test_without_records_nothing_is_written(tmp_path, written):
