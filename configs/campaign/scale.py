@@ -22,7 +22,8 @@ Stages, each finished before the next:
 - `2_variants`: more methods, and what a method's settings change, each against the other setting at
   the same learning rates: delay, sends and compensation of CoCoDC, rank and H of DiLoCoX, groups
   and pull of NoLoCo, density of SparseLoCo;
-- `3_seeds`: five seeds; of the claims of `2_variants` with 0.18M alone;
+- `3_long`, `3_regions`, `3_seeds`, `3_topics`: five seeds of `1_long`, of NoLoCo in eight regions,
+  of `1_first` and the settings of `2_variants` at 0.18M, and of `2_topics`;
 - `4_ladder`: up to 2.6M parameters, 384 rounds and 8 regions, and all claims between methods;
 - `5_accelerator`: 10M to 150M parameters, 24 and 96 rounds of the fitted methods, on a GPU;
 - `6_accelerator`: 10M to 150M parameters, all claims between methods, for a GPU or a cluster.
@@ -43,8 +44,9 @@ _OUTER_LATE = "method.outer.learning_rate=0.1,0.3"  # what comes a round late be
 _OUTER_LIGHT = "method.outer.learning_rate=0.5,1.0"  # with less momentum
 _FRAGMENTS = {"fragments": 3, "overlap": 5}
 TUNING = tuning(rungs=((8, 4), (24, 2)), regions=4, seeds=(100,), widen=5)
-_FITTED = ("1_large", "1_long", "5_accelerator")
-_FIRST = ("1_first", "2_topics", "3_seeds", "4_ladder", "6_accelerator")
+_FITTED = ("1_large", "1_long", "3_long", "5_accelerator")
+_FIRST = ("1_first", "2_topics", "3_seeds", "3_topics", "4_ladder", "6_accelerator")
+_FIVE = (0, 1, 2, 3, 4)
 _SMALL = {"sizes": ("180k",), "regions": (4,)}
 
 
@@ -66,7 +68,10 @@ def get_config() -> ConfigDict:
             "2_regions": stage(("390k",), (24,), (4, 8, 16)),
             "2_topics": stage(("180k", "700k"), (24, 96), (2, 4), splits=("topic",)),
             "2_variants": stage(("180k", "700k"), (24, 96), (4,)),
-            "3_seeds": stage(("180k", "700k"), (24, 96), (2, 4), seeds=(0, 1, 2, 3, 4)),
+            "3_long": stage(("180k",), (384,), (2, 4), seeds=_FIVE),
+            "3_regions": stage(("390k",), (24,), (8,), seeds=_FIVE),
+            "3_seeds": stage(("180k", "700k"), (24, 96), (2, 4), seeds=_FIVE),
+            "3_topics": stage(("180k", "700k"), (24, 96), (2, 4), ("topic",), _FIVE),
             "4_ladder": stage(("180k", "700k", "2600k"), (24, 96, 384), (2, 4, 8)),
             "5_accelerator": stage(("10m", "35m", "150m"), (24, 96), (4,)),
             "6_accelerator": stage(("10m", "35m", "150m"), (96, 384), (2, 4, 8)),
@@ -155,7 +160,7 @@ def arms() -> dict:
 
 def within(stages: dict) -> dict:
     """The part of a claim in all stages: in the given ones, with these fields, and in no other."""
-    every = ("2_regions", "2_variants", *_FIRST, *_FITTED)
+    every = ("2_regions", "2_variants", "3_regions", *_FIRST, *_FITTED)
     return dict.fromkeys(every) | stages
 
 
@@ -166,7 +171,8 @@ def claims() -> dict:
     of_four = first | {key: {"regions": (4,)} for key in _FITTED}
     later = within({"2_variants": {}, "3_seeds": _SMALL, "4_ladder": {}})
     wide = {"regions": (4, 8)}
-    gossip = {"2_regions": {}, "2_variants": wide, "3_seeds": _SMALL | wide, "4_ladder": wide}
+    gossip = {"2_regions": {}, "2_variants": wide, "3_seeds": _SMALL | wide, "3_regions": {}}
+    gossip["4_ladder"] = wide
     return {
         "diloco_ddp": claim(
             "DiLoCo loses at most 1 % against data parallel training at equal tokens",
