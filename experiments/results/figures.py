@@ -1,21 +1,24 @@
-"""One picture a claim: the paired difference with its interval against the number of rounds.
+"""One picture a claim: the paired difference with its interval, against each kind of scale.
 
 A picture carries the digest of what it shows, so that a check needs no drawing.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from experiments.campaign.plan import Campaign, Claim
+from experiments.campaign.plan import Campaign, Claim, Rung
 from experiments.results.effects import OPEN, OPPOSITE, SEEN, Effect
 
 _KEY = "Description"  # of the PNG's text
 _MARKERS = {2: "o", 4: "s", 8: "D", 16: "^"}
-_SPREAD = 0.05  # of points at equal rounds, in doublings
+_SPREAD = 0.4  # of points at one scale, as a part of the smallest step between scales
 _LINE, _GAP = 0.075, 0.15  # inches: of a rung in the overview, and between claims
 
 
@@ -42,52 +45,140 @@ def digest_in(path: Path) -> str | None:
 
 
 def draw(campaign: Campaign, claim: Claim, effects: Sequence[Effect], path: Path) -> None:
-    """Draw the effects of one claim."""
+    """Draw the effects of one claim: a panel for each way in which its scales differ.
+
+    Lines join scales that differ in nothing else.
+    """
     from matplotlib.figure import Figure  # slow to import
 
-    figure = Figure(figsize=(8.2, 3.8), layout="constrained")
-    axes = figure.add_subplot()
-    lines: dict[tuple, list[Effect]] = {}
-    for effect in effects:
-        rung = effect.rung
-        lines.setdefault((rung.size, rung.regions, rung.split), []).append(effect)
-    sizes = list(campaign.sizes)
-    for number, ((size, regions, split), of) in enumerate(lines.items()):
-        offset = 2 ** (_SPREAD * (number - (len(lines) - 1) / 2) * 2)
-        x = [effect.rung.rounds * offset for effect in of]
-        y = [100 * effect.mean for effect in of]
-        color = f"C{sizes.index(size)}"
-        axes.errorbar(
-            x,
-            y,
-            [100 * (effect.half or 0.0) for effect in of],
-            color=color if split == "iid" else f"C{sizes.index(size) + 5}",
-            marker=_MARKERS.get(regions, "v"),
-            ls="-" if split == "iid" else "--",
-            lw=1.2,
-            ms=5,
-            capsize=3,
-            label=f"{count(campaign.sizes[size].params)}, {regions} regions, {kind(split)}",
-        )
-    axes.axhline(0.0, color="black", lw=0.8)
-    if claim.margin:
-        axes.axhline(100 * claim.margin, color="black", lw=0.8, ls=":", label="margin of the claim")
-    rounds = sorted({effect.rung.rounds for effect in effects})
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(rounds, [str(r) for r in rounds])
-    axes.minorticks_off()
-    axes.set_xlim(rounds[0] / 1.6, rounds[-1] * 1.6)
+    ways = [way for way in _WAYS if len({way.value(campaign, e.rung) for e in effects}) > 1]
+    ways = ways or [_WAYS[0]]
+    widths = [way.width for way in ways]
+    figure = Figure(figsize=(max(6.6, 1.8 + sum(widths)), 3.8), layout="constrained")
+    panels = figure.subplots(1, len(ways), sharey=True, squeeze=False, width_ratios=widths)[0]
+    look = _Look(campaign, effects)
+    for axes, way in zip(panels, ways, strict=True):
+        _panel(axes, campaign, way, effects, look)
+        axes.axhline(0.0, color="black", lw=0.8)
+        if claim.margin:
+            axes.axhline(100 * claim.margin, color="black", lw=0.8, ls=":", label="claim's margin")
     what = claim.measure.replace("_", " ")
-    axes.set(xlabel=f"rounds of {campaign.period} steps", ylabel=f"difference of the {what}, %")
+    panels[0].set_ylabel(f"difference of the {what}, %")
     better = "better" if claim.measure == "loss" else "lower"
-    axes.set_title(
+    figure.suptitle(
         f"{claim.here} against {claim.there} (below 0: {claim.here} is {better})", size=10
     )
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside right upper", frameon=False, fontsize="small")
+    handles = [*look.legend(), *panels[0].get_legend_handles_labels()[0]]
+    if handles:
+        figure.legend(handles=handles, loc="outside right upper", frameon=False, fontsize="small")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110, metadata={_KEY: digest(effects), "Software": None})
+
+
+@dataclasses.dataclass(frozen=True)
+class _Way:
+    """One way in which scales differ: a field of rungs; label and inches of its axis."""
+
+    field: str
+    label: str
+    width: float
+
+    def value(self, campaign: Campaign, rung: Rung) -> float:
+        value = getattr(rung, self.field)
+        return campaign.sizes[value].params if self.field == "size" else value
+
+
+_WAYS = (
+    _Way("rounds", "rounds", 3.0),
+    _Way("size", "parameters", 3.8),
+    _Way("regions", "regions", 3.0),
+)
+
+
+class _Look:
+    """How a rung looks in every panel: color is size, shape regions, area rounds, fill data."""
+
+    def __init__(self, campaign: Campaign, effects: Sequence[Effect]):
+        rungs = [effect.rung for effect in effects]
+        self._campaign = campaign
+        self.sizes = [size for size in campaign.sizes if size in {r.size for r in rungs}]
+        self.rounds = sorted({r.rounds for r in rungs})
+        self.regions = sorted({r.regions for r in rungs})
+        self.splits = sorted({r.split for r in rungs}, key="iid".__ne__)
+
+    def color(self, size: str) -> str:
+        return f"C{list(self._campaign.sizes).index(size)}"
+
+    def marker(self, rung: Rung) -> dict[str, Any]:
+        return {
+            "color": self.color(rung.size),
+            "marker": _MARKERS.get(rung.regions, "v"),
+            "ms": 3.5 + 1.7 * self.rounds.index(rung.rounds),
+            "mfc": self.color(rung.size) if rung.split == "iid" else "white",
+        }
+
+    def legend(self) -> list[Any]:
+        """An entry for every value of what differs."""
+        from matplotlib.lines import Line2D
+
+        def entry(label: str, **kwargs: Any) -> Line2D:
+            return Line2D([], [], ls="none", label=label, **kwargs)
+
+        found = []
+        if len(self.sizes) > 1:
+            params = [count(self._campaign.sizes[size].params) for size in self.sizes]
+            colors = map(self.color, self.sizes)
+            found += [
+                entry(f"{number} parameters", color=color, marker="o", ms=5)
+                for number, color in zip(params, colors, strict=True)
+            ]
+        if len(self.regions) > 1:
+            found += [
+                entry(f"{number} regions", color="0.4", marker=_MARKERS.get(number, "v"), ms=5)
+                for number in self.regions
+            ]
+        if len(self.rounds) > 1:
+            found += [
+                entry(f"{number} rounds", color="0.4", marker="o", ms=3.5 + 1.7 * place)
+                for place, number in enumerate(self.rounds)
+            ]
+        if len(self.splits) > 1:
+            found += [
+                entry(kind(s), color="0.4", marker="o", ms=5, mfc="0.4" if s == "iid" else "white")
+                for s in self.splits
+            ]
+        return found
+
+
+def _panel(
+    axes: Any, campaign: Campaign, way: _Way, effects: Sequence[Effect], look: _Look
+) -> None:
+    """Differences against one way to scale; points at one scale stand beside each other."""
+    lines: dict[Rung, list[Effect]] = {}  # by a rung with 0 or "" in the field that varies
+    for effect in effects:
+        blank = "" if way.field == "size" else 0
+        lines.setdefault(dataclasses.replace(effect.rung, **{way.field: blank}), []).append(effect)
+    values = sorted({way.value(campaign, effect.rung) for effect in effects})
+    gap = min((b / a for a, b in itertools.pairwise(values)), default=2.0)
+    for number, (key, of) in enumerate(lines.items()):
+        place = number / (len(lines) - 1) - 0.5 if len(lines) > 1 else 0.0
+        of = sorted(of, key=lambda effect: way.value(campaign, effect.rung))
+        x = [way.value(campaign, effect.rung) * gap ** (_SPREAD * place) for effect in of]
+        y = [100 * effect.mean for effect in of]
+        style = "-" if key.split == "iid" else "--"
+        axes.plot(x, y, color=look.color(key.size) if key.size else "0.6", ls=style, lw=0.9)
+        for at, height, effect in zip(x, y, of, strict=True):
+            half = 100 * (effect.half or 0.0)
+            axes.errorbar(at, height, half, lw=1, capsize=2, **look.marker(effect.rung))
+    axes.set_xscale("log", base=2)
+    names = [count(value) if way.field == "size" else str(value) for value in values]
+    axes.set_xticks(values, names, size=8)
+    axes.minorticks_off()
+    axes.set_xlim(values[0] / gap**0.7, values[-1] * gap**0.7)
+    per_round = f" of {campaign.period} steps" if way.field == "rounds" else ""
+    axes.set_xlabel(way.label + per_round)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def overview(campaign: Campaign, rows: Sequence[Effect], path: Path) -> None:

@@ -177,6 +177,8 @@ def _how(evidence: Evidence) -> str:
   A variant of a method, which differs in one setting, trains at the rates of that method: its name
   begins with it, and the table of rates does not list it.
 - g is Hedges' effect size of the paired differences.
+- **Pictures** have a panel for each way in which the scales of a claim differ. A line joins scales
+  that differ in nothing else; points at one scale stand beside each other.
 - What ten times the rounds, parameters or regions change is a slope: of each seed the one that fits
   best over all rungs that differ in nothing else. The interval is over the seeds that have all
   rungs with a verdict.

@@ -8,20 +8,21 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from campaign_cases import checked, config, put, record
+from matplotlib.figure import Figure
 
 from experiments.campaign import main as campaign_command
 from experiments.campaign import tuning
 from experiments.campaign.config import claim, stage, variant
 from experiments.campaign.config import size as size_of
 from experiments.campaign.order import Points, cells_of
-from experiments.campaign.plan import plan
+from experiments.campaign.plan import Rung, plan
 from experiments.campaign.records import Records, read, write
 from experiments.cli import RefusedError, load_config
 from experiments.compare.stats import holm
 from experiments.results import fit as fits
 from experiments.results import main as command
 from experiments.results.effects import effects
-from experiments.results.figures import digest_in
+from experiments.results.figures import digest_in, draw
 from experiments.results.page import OVERVIEW, page
 from experiments.results.verdict import _word, verdict
 
@@ -334,6 +335,36 @@ def test_a_page_is_made_from_records_and_checked(written, capsys):
     assert "overview.png does not show" in shown and "evidence.md does not agree" in shown
     assert command.main(arguments) == 0 and command.main([*arguments, "--check"]) == 0
     assert digest_in(docs / "evidence" / "equal.png")
+
+
+def test_a_picture_has_a_panel_for_each_way_to_scale_and_shows_all_points(tmp_path, monkeypatch):
+    campaign = checked(tmp_path)
+    rungs = [
+        Rung(size, rounds, regions, split)
+        for size in ("small", "large")
+        for rounds in (4, 8, 16)
+        for regions in (2, 4)
+        for split in ("iid", "topic")
+    ]
+    claim = campaign.claims["equal"]
+    one = effects(campaign, ledger_of(campaign, gap(jitter)))["equal"][0]
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    draw(campaign, claim, [dataclasses.replace(one, rung=rung) for rung in rungs], tmp_path / "a")
+    assert [axes.get_xlabel() for axes in drawn[0].axes] == [
+        "rounds of 2 steps",
+        "parameters",
+        "regions",
+    ]
+    for axes in drawn[0].axes:
+        low, high = axes.get_xlim()
+        points = [float(bars.lines[0].get_xdata()[0]) for bars in axes.containers]
+        assert len(points) == len(rungs) and low < min(points) and max(points) < high
+        places = np.log2(axes.get_xticks())
+        away = np.abs(np.log2(points)[:, None] - places).min(axis=1)
+        assert away.max() < np.diff(places).min() / 4, "nearest to its own scale"
+    draw(campaign, claim, [one], tmp_path / "b")
+    assert len(drawn[1].axes) == 1, "of one scale: against rounds"
 
 
 def test_hours_are_of_the_rungs_that_are_shown(written):
