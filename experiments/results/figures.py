@@ -96,7 +96,7 @@ _WAYS = (
 
 
 class _Look:
-    """How a rung looks in every panel: color is size, shape regions, area rounds, fill data."""
+    """How a rung looks in every panel: color is size, shape regions, width rounds, fill data."""
 
     def __init__(self, campaign: Campaign, effects: Sequence[Effect]):
         rungs = [effect.rung for effect in effects]
@@ -109,11 +109,14 @@ class _Look:
     def color(self, size: str) -> str:
         return f"C{list(self._campaign.sizes).index(size)}"
 
+    def _width(self, rounds: int) -> float:
+        return 3.5 + 1.7 * self.rounds.index(rounds)
+
     def marker(self, rung: Rung) -> dict[str, Any]:
         return {
             "color": self.color(rung.size),
             "marker": _MARKERS.get(rung.regions, "v"),
-            "ms": 3.5 + 1.7 * self.rounds.index(rung.rounds),
+            "ms": self._width(rung.rounds),
             "mfc": self.color(rung.size) if rung.split == "iid" else "white",
         }
 
@@ -121,33 +124,18 @@ class _Look:
         """An entry for every value of what differs."""
         from matplotlib.lines import Line2D
 
-        def entry(label: str, **kwargs: Any) -> Line2D:
-            return Line2D([], [], ls="none", label=label, **kwargs)
+        def entry(label: str, **look: Any) -> Line2D:
+            look = {"color": "0.4", "marker": "o", "ms": 5, **look}
+            return Line2D([], [], ls="none", label=label, **look)
 
-        found = []
-        if len(self.sizes) > 1:
-            params = [count(self._campaign.sizes[size].params) for size in self.sizes]
-            colors = map(self.color, self.sizes)
-            found += [
-                entry(f"{number} parameters", color=color, marker="o", ms=5)
-                for number, color in zip(params, colors, strict=True)
-            ]
-        if len(self.regions) > 1:
-            found += [
-                entry(f"{number} regions", color="0.4", marker=_MARKERS.get(number, "v"), ms=5)
-                for number in self.regions
-            ]
-        if len(self.rounds) > 1:
-            found += [
-                entry(f"{number} rounds", color="0.4", marker="o", ms=3.5 + 1.7 * place)
-                for place, number in enumerate(self.rounds)
-            ]
-        if len(self.splits) > 1:
-            found += [
-                entry(kind(s), color="0.4", marker="o", ms=5, mfc="0.4" if s == "iid" else "white")
-                for s in self.splits
-            ]
-        return found
+        params = {size: count(self._campaign.sizes[size].params) for size in self.sizes}
+        entries = (
+            [entry(f"{params[s]} parameters", color=self.color(s)) for s in self.sizes],
+            [entry(f"{n} regions", marker=_MARKERS.get(n, "v")) for n in self.regions],
+            [entry(f"{n} rounds", ms=self._width(n)) for n in self.rounds],
+            [entry(kind(s), mfc="0.4" if s == "iid" else "white") for s in self.splits],
+        )
+        return [one for of in entries if len(of) > 1 for one in of]
 
 
 def _panel(
