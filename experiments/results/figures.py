@@ -220,10 +220,14 @@ def overview(campaign: Campaign, rows: Sequence[Effect], path: Path) -> None:
 
 
 def count(params: float) -> str:
-    """Parameters for people: 0.18M, 10M, 1B."""
-    if params >= 1e9:
-        return f"{params / 1e9:.2g}B"
-    return f"{params / 1e6:.2g}M"
+    """Parameters for people: 0.18M, 10M, 121M, 1B."""
+    return f"{short(params / 1e9)}B" if params >= 1e9 else f"{short(params / 1e6)}M"
+
+
+def short(value: float, digits: int = 2) -> str:
+    """A number in so many significant digits, but never with an exponent for its size."""
+    rounded = f"{value:.{digits}g}"
+    return f"{value:,.0f}" if "e+" in rounded else rounded
 
 
 def kind(split: str) -> str:

@@ -16,7 +16,7 @@ from experiments.compare.stats import UNLIKE
 from experiments.compare.stats import Estimate as Mean
 from experiments.results import fit as fits
 from experiments.results.effects import OPEN, SURE, Effect, on_variants
-from experiments.results.figures import count, kind
+from experiments.results.figures import count, kind, short
 from experiments.results.verdict import NO_VERDICT, ORDER, Verdict
 from lowcomm_jax.checkpoint.load import dotted
 
@@ -230,7 +230,7 @@ def _table(evidence: Evidence, claim: Claim) -> list[str]:
     ]
     for e in evidence.effects[claim.name]:
         params = count(evidence.campaign.sizes[e.rung.size].params)
-        fewer = "" if e.fewer_bytes is None else f" (1/{e.fewer_bytes:.3g} of AllReduce)"
+        fewer = "" if e.fewer_bytes is None else f" (1/{short(e.fewer_bytes, 3)} of AllReduce)"
         cells = (
             f"{params}, {e.rung.rounds} rounds, {e.rung.regions} regions",
             kind(e.rung.split),

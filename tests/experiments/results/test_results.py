@@ -22,7 +22,7 @@ from experiments.compare.stats import holm
 from experiments.results import fit as fits
 from experiments.results import main as command
 from experiments.results.effects import effects
-from experiments.results.figures import digest_in, draw
+from experiments.results.figures import count, digest_in, draw, short
 from experiments.results.page import OVERVIEW, page
 from experiments.results.verdict import _word, verdict
 
@@ -277,6 +277,13 @@ def test_tokens_to_the_loss_of_the_other(tmp_path):
     found = effects(campaign, ledger)
     assert found["equal"][0].tokens == pytest.approx(30 / 40)
     assert found["better"][0].tokens == pytest.approx(40 / 35)  # `there` has the lower one
+
+
+def test_numbers_are_written_without_exponents():
+    params = (0.18e6, 0.39e6, 2.6e6, 10.3e6, 121e6, 999e6, 1e9, 107e9)
+    told = ("0.18M", "0.39M", "2.6M", "10M", "121M", "999M", "1B", "107B")
+    assert tuple(map(count, params)) == told
+    assert [short(x, 3) for x in (30.0, 43.29, 999.6, 1224.0)] == ["30", "43.3", "1,000", "1,224"]
 
 
 # -- the page --------------------------------------------------------------------------------------
