@@ -100,7 +100,7 @@ SLOW = [
     r"test_scripted_faults\.py::",
     r"test_(membership|state_transfer|forged_records|remote_exchange)\.py::\w+\[store\]",
     r"test_exchange_campaign\.py::test_few_faults\[(store|peers-True)",
-    r"test_s3_store\.py::test_regions\w+\[peers",
+    r"test_object_store\.py::test_regions\w+\[peers",
     r"test_parted_anchors\.py::test_who_parted\w+\[lowest",
     r"test_learning\.py::",
     r"test_batch_sharding\.py::test_a_transformer\w+\[True-4-1",

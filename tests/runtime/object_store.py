@@ -46,6 +46,9 @@ def s3_server() -> Iterator[int]:
 class Proxy:
     """Hands requests on to a server, or not.
 
+    It hands on one write at a time: S3 decides atomically who creates a key, while Moto looks for
+    the key and then writes, so that two writers at once can both be told that they created it.
+
     Attributes:
       trouble: (method, path) -> None, "busy" (503), "slow", or "lost": done, and not answered.
       seen: (method, path, status) of every request; 0 = not answered.
@@ -54,6 +57,7 @@ class Proxy:
     def __init__(self, port: int):
         self.trouble: Callable[[str, str], str | None] = lambda method, path: None
         self.seen: list[tuple[str, str, int]] = []
+        self._writing = threading.Lock()
         proxy = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -80,9 +84,10 @@ class Proxy:
             time.sleep(0.3)
         if kind != "busy":
             behind = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-            behind.request(to.command, to.path, body, dict(to.headers))
-            found = behind.getresponse()
-            status, headers, data = found.status, found.getheaders(), found.read()
+            with self._writing if to.command == "PUT" else contextlib.nullcontext():
+                behind.request(to.command, to.path, body, dict(to.headers))
+                found = behind.getresponse()
+                status, headers, data = found.status, found.getheaders(), found.read()
             behind.close()
         self.seen.append((to.command, to.path, 0 if kind == "lost" else status))
         if kind == "lost":

@@ -6,8 +6,9 @@ import time
 
 import numpy as np
 import pytest
+from runtime.faults import vanish
 from runtime.object_store import BUCKET, Proxy, at_random, s3_server
-from runtime.party import Party, check, land, rounds, send, until
+from runtime.party import TIMING, Party, at_once, check, land, rounds, send, until
 
 from lowcomm_jax import exchange
 from lowcomm_jax.planner.requests import requests_a_round
@@ -15,6 +16,7 @@ from lowcomm_jax.runtime import kv
 from lowcomm_jax.runtime.kv import MetricsCounter
 
 WRITERS = 4
+KINDS = {"store": exchange.store, "peers": exchange.peers}
 
 
 @pytest.fixture(scope="module")
@@ -39,14 +41,20 @@ def proxy(server, monkeypatch):
     between.close()
 
 
+@pytest.fixture
+def folder(proxy):
+    """The URL of a folder that no other test has."""
+    return f"s3://{BUCKET}/{time.monotonic_ns()}"
+
+
 @pytest.fixture(params=[None, True], ids=["asks first", "conditional"])
-def url(request, monkeypatch):
-    """Of a folder of its own; by default TensorStore asks whether a key is there before it writes.
+def url(request, folder, monkeypatch):
+    """Of a folder; by default TensorStore asks whether a key is there before it writes.
     With conditional writes alone the server decides."""
     if request.param:
         made = kv._spec
         monkeypatch.setattr(kv, "_spec", lambda root: made(root) | {"use_conditional_write": True})
-    return f"s3://{BUCKET}/{time.monotonic_ns()}"
+    return folder
 
 
 def written_by_four(stores, key):
@@ -115,6 +123,45 @@ def test_a_state_whose_answer_was_lost_is_given(proxy, url):
         assert regions[0]._state_transfer.give(7, {"w": np.arange(3.0)}, {}) and lost
         step, arrays, _ = regions[1].newest_state()
         assert step == 7 and arrays["w"].tolist() == [0, 1, 2]
+    finally:
+        party.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_regions_exchange_and_one_dies_and_comes_back(folder, kind):
+    party = Party(KINDS[kind], folder)
+    try:
+        regions = party.run(3)
+        for number in range(2):
+            send(regions, f"{number}", number)
+            for arrived in land(regions, f"{number}"):
+                check(arrived, 3, range(3), number)
+        vanish(regions[1])
+        alive = [regions[0], regions[2]]
+        began = time.monotonic()
+        send(alive, "alone", 2)
+        for arrived in land(alive, "alone"):
+            check(arrived, 3, [0, 2], 2)
+        assert time.monotonic() - began < TIMING.first_s / 10
+        again = party.region(1, 3)
+        again.join(20.0)
+        again.want_state()
+        until(regions[0].owes_state)
+        assert regions[0]._state_transfer.give(7, {}, {}) and again.newest_state()[0] == 7
+        everyone = [*alive, again]
+        send(everyone, "together", 3)
+        for arrived in land(everyone, "together"):
+            check(arrived, 3, range(3), 3)
+    finally:
+        party.close()
+
+
+def test_another_secret_can_not_join(folder):
+    party = Party(exchange.store, folder)
+    try:
+        party.run(1)
+        with pytest.raises(ValueError, match="another secret"):
+            at_once(lambda x: x.join(1.0), [party.region(0, 1, secret=b"a stranger's secret")])
     finally:
         party.close()
 
