@@ -7,11 +7,12 @@
 Every method gets the same tokens: a batch of a size is shared by its regions. H = 30 for all. Inner
 and outer learning rates are tuned for each method and size by successive halving over four points,
 with equal budgets, on a seed that is never reported: all four for 8 rounds, the best two for 24, in
-four regions, i.i.d. data. A method without an outer rate gets four inner ones. Momenta are those of
-the papers. In a first grid (inner 3e-3, 9e-3; outer 0.4, 0.8) CoCoDC's best point was at both lower
-edges, so the grid of all methods was moved. The runs of the first grid are among the records that
-do not count. Points next to the best that the grid lacks train for 24 rounds, too, up to five
-times: the lowest inner rate of the grid was too high for the larger models.
+four regions, i.i.d. data. A method without an outer rate gets four inner ones. Other settings, such
+as momenta, are those of the methods' configs or of `arms`. In a first grid (inner 3e-3, 9e-3; outer
+0.4, 0.8) CoCoDC's best point was at both lower edges, so the grid of all methods was moved. The
+runs of the first grid are among the records that do not count. Points next to the best that the
+grid lacks train for 24 rounds, too, up to five times: the lowest inner rate of the grid was too
+high for the larger models.
 
 Stages, each finished before the next:
 - `1_first`: 0.18M and 0.7M parameters, 24 and 96 rounds, 2 and 4 regions, three seeds;
@@ -22,15 +23,18 @@ Stages, each finished before the next:
 - `2_variants`: more methods, and what a method's settings change, each against the other setting at
   the same learning rates: delay, sends and compensation of CoCoDC, rank and H of DiLoCoX, groups
   and pull of NoLoCo, density of SparseLoCo;
-- `3_long`, `3_regions`, `3_seeds`, `3_topics`: five seeds of `1_long`, of NoLoCo in eight regions,
-  of `1_first` and the settings of `2_variants` at 0.18M, and of `2_topics`;
+- `3_long`, `3_regions`, `3_seeds`, `3_topics`, `3_variants`: five seeds of `1_long`, of NoLoCo in
+  eight regions, of `1_first` and the settings of `2_variants` at 0.18M, of `2_topics`, and of
+  `2_variants` at 0.68M with 24 rounds;
 - `4_ladder`: up to 2.6M parameters, 384 rounds and 8 regions, and all claims between methods;
 - `5_accelerator`: 10M to 150M parameters, 24 and 96 rounds of the fitted methods, on a GPU;
-- `6_accelerator`: 10M to 150M parameters, all claims between methods, for a GPU or a cluster.
+- `6_accelerator`: 10M to 150M parameters, all claims between methods, for a GPU or a cluster;
+- `7_accelerator`: five seeds of `5_accelerator`.
 
-The corpus is the running interpreter's standard library (as bytes), so that nothing is downloaded;
-records of another corpus do not join. Another one: `--config.common.data.corpus=text:FOLDER`, or
-`--config.common.data.tokenizer=bpe:1024`, with `--config.records=` a folder of its own.
+The corpus is the running interpreter's standard library (as bytes), so that nothing is downloaded.
+Records of another corpus do not join: to continue these, run Python 3.11.7. Another corpus:
+`--config.common.data.corpus=text:FOLDER`, or `--config.common.data.tokenizer=bpe:1024`, with
+`--config.records=` a folder of its own.
 """
 
 from ml_collections import ConfigDict
@@ -41,10 +45,11 @@ _INNER = "inner.learning_rate=2e-3,5e-3"
 _INNER_ALONE = "inner.learning_rate=1e-3,2e-3,5e-3,1.2e-2"
 _OUTER = "method.outer.learning_rate=0.2,0.5"
 _OUTER_LATE = "method.outer.learning_rate=0.1,0.3"  # what comes a round late bears less
-_OUTER_LIGHT = "method.outer.learning_rate=0.5,1.0"  # with less momentum
+_OUTER_PLAIN = "method.outer.learning_rate=0.5,1.0"  # with little momentum, or none
+_OUTER_BETA = "method.beta=0.2,0.5"  # NoLoCo's name for it
 _FRAGMENTS = {"fragments": 3, "overlap": 5}
 TUNING = tuning(rungs=((8, 4), (24, 2)), regions=4, seeds=(100,), widen=5)
-_FITTED = ("1_large", "1_long", "3_long", "5_accelerator")
+_FITTED = ("1_large", "1_long", "3_long", "5_accelerator", "7_accelerator")
 _FIRST = ("1_first", "2_topics", "3_seeds", "3_topics", "4_ladder", "6_accelerator")
 _FIVE = (0, 1, 2, 3, 4)
 _SMALL = {"sizes": ("180k",), "regions": (4,)}
@@ -72,9 +77,11 @@ def get_config() -> ConfigDict:
             "3_regions": stage(("390k",), (24,), (8,), seeds=_FIVE),
             "3_seeds": stage(("180k", "700k"), (24, 96), (2, 4), seeds=_FIVE),
             "3_topics": stage(("180k", "700k"), (24, 96), (2, 4), ("topic",), _FIVE),
+            "3_variants": stage(("700k",), (24,), (4,), seeds=_FIVE),
             "4_ladder": stage(("180k", "700k", "2600k"), (24, 96, 384), (2, 4, 8)),
             "5_accelerator": stage(("10m", "35m", "150m"), (24, 96), (4,)),
             "6_accelerator": stage(("10m", "35m", "150m"), (96, 384), (2, 4, 8)),
+            "7_accelerator": stage(("10m", "35m", "150m"), (24, 96), (4,), seeds=_FIVE),
         },
         tuning=TUNING,
     )
@@ -128,17 +135,17 @@ def arms() -> dict:
         "eager": arm("eager_diloco", (_INNER, _OUTER_LATE)),
         "delayed": arm("delayed_diloco", (_INNER, _OUTER_LATE)),
         "muloco": arm("muloco", (_INNER, _OUTER)),
-        "sparseloco": arm("sparseloco", (_INNER, "method.outer.learning_rate=0.5,1.0")),
-        "noloco": arm("noloco", (_INNER_ALONE,), eval={"per_region": False}),
-        "decoupled": arm("decoupled_momentum", (_INNER_ALONE,)),
-        "adloco": arm("adloco", (_INNER_ALONE,)),
+        "sparseloco": arm("sparseloco", (_INNER, _OUTER_PLAIN)),
+        "noloco": arm("noloco", (_INNER, _OUTER_BETA), eval={"per_region": False}),
+        "decoupled": arm("decoupled_momentum", (_INNER, _OUTER_PLAIN), method={"k": 80}),
+        "adloco": arm("adloco", (_INNER, _OUTER_PLAIN)),
         "dilocox": arm(
             "dilocox", (_INNER, _OUTER_LATE), method={"adaptive": False}, mesh={"stage": 1}
         ),
         "streaming_light": arm(
-            "streaming_diloco", (_INNER, _OUTER_LIGHT), method={**_FRAGMENTS, **light}
+            "streaming_diloco", (_INNER, _OUTER_PLAIN), method={**_FRAGMENTS, **light}
         ),
-        "cocodc_light": arm("cocodc", (_INNER, _OUTER_LIGHT), method={**coded, **light}),
+        "cocodc_light": arm("cocodc", (_INNER, _OUTER_PLAIN), method={**coded, **light}),
     }
     return tuned | {
         "streaming_late": variant("streaming", method={"overlap": 10}),
@@ -160,8 +167,13 @@ def arms() -> dict:
 
 def within(stages: dict) -> dict:
     """The part of a claim in all stages: in the given ones, with these fields, and in no other."""
-    every = ("2_regions", "2_variants", "3_regions", *_FIRST, *_FITTED)
+    every = ("2_regions", "2_variants", "3_regions", "3_variants", *_FIRST, *_FITTED)
     return dict.fromkeys(every) | stages
+
+
+def varied(**fields: tuple) -> dict:
+    """The part of a claim that is in `2_variants` and its five seeds, with these fields."""
+    return within({"2_variants": fields, "3_seeds": _SMALL | fields, "3_variants": fields})
 
 
 def claims() -> dict:
@@ -169,10 +181,9 @@ def claims() -> dict:
     first = within({key: {} for key in _FIRST})
     fitted = first | {key: {} for key in ("2_regions", *_FITTED)}
     of_four = first | {key: {"regions": (4,)} for key in _FITTED}
-    later = within({"2_variants": {}, "3_seeds": _SMALL, "4_ladder": {}})
+    later = varied() | {"4_ladder": {}}
     wide = {"regions": (4, 8)}
-    gossip = {"2_regions": {}, "2_variants": wide, "3_seeds": _SMALL | wide, "3_regions": {}}
-    gossip["4_ladder"] = wide
+    gossip = varied(**wide) | {"2_regions": {}, "3_regions": {}, "4_ladder": wide}
     return {
         "diloco_ddp": claim(
             "DiLoCo loses at most 1 % against data parallel training at equal tokens",
@@ -180,7 +191,7 @@ def claims() -> dict:
             "diloco",
             "ddp",
             0.01,
-            "a gap under 1 % at more rounds or a larger model, or one that shrinks with size",
+            "at more rounds or in larger models",
             published="equal perplexity at 500 times fewer bytes (H = 500)",
             stages=fitted,
         ),
@@ -190,7 +201,7 @@ def claims() -> dict:
             "streaming",
             "diloco",
             0.01,
-            "a gap over 1 % with an interval clear of it, at more rounds",
+            "at more rounds or in larger models",
             published="equal loss at 400 times fewer bytes than data parallel",
             stages=of_four,
         ),
@@ -200,7 +211,7 @@ def claims() -> dict:
             "cocodc",
             "streaming",
             0.0,
-            "a lower loss at a longer delay, or at more rounds",
+            "at more rounds, or with regions whose data differ more",
             published="21.0 % fewer steps to a target perplexity, with twice the bytes",
             stages=of_four,
         ),
@@ -210,7 +221,7 @@ def claims() -> dict:
             "eager",
             "delayed",
             0.0,
-            "no difference at more rounds",
+            "at more rounds or in larger models",
             published="eager 2.69 where DiLoCo has 2.68; naive far behind",
             stages=first,
         ),
@@ -220,7 +231,7 @@ def claims() -> dict:
             "eager",
             "diloco",
             0.01,
-            "a gap under 1 % at more rounds or with less outer momentum",
+            "at more rounds or with less outer momentum",
             published="2.69 against 2.68",
             stages=first,
         ),
@@ -230,7 +241,7 @@ def claims() -> dict:
             "muloco",
             "diloco",
             0.0,
-            "no difference at more rounds or a larger model",
+            "at more rounds or in larger models",
             published="a lower loss at equal steps with 8 times fewer bytes",
             stages=first,
         ),
@@ -240,7 +251,7 @@ def claims() -> dict:
             "diloco",
             "averaging",
             0.0,
-            "a lower loss at more rounds, or where regions have unlike data",
+            "at more rounds or in more regions",
             published="Nesterov the best of the outer optimizers tried",
             stages=first,
         ),
@@ -250,7 +261,8 @@ def claims() -> dict:
             "sparseloco",
             "diloco",
             0.0,
-            "a lower loss at more rounds",
+            "at more rounds",
+            published="a lower loss at 1 to 3 % density in 2 bits",
             stages=later,
         ),
         "noloco_diloco": claim(
@@ -259,16 +271,17 @@ def claims() -> dict:
             "noloco",
             "diloco",
             0.0,
-            "a lower loss in more regions",
-            stages=within(gossip),
+            "at more rounds or in more regions",
+            published="up to 4 % better at H = 50 than DiLoCo at H = 100",
+            stages=gossip,
         ),
         "decoupled_diloco": claim(
-            "Decoupled momentum loses at most 1 % against DiLoCo",
+            "Decoupled momentum, at a sixteenth of the bytes, loses at most 1 % against DiLoCo",
             "2510.03371",
             "decoupled",
             "diloco",
             0.01,
-            "a gap under 1 % at more rounds",
+            "at more rounds or with more coefficients",
             published="up to 16 times fewer bytes",
             stages=later,
         ),
@@ -278,7 +291,7 @@ def claims() -> dict:
             "adloco",
             "diloco",
             0.01,
-            "a gap under 1 % at more rounds: batches grow at the cost of steps",
+            "at more rounds, as batches grow at the cost of steps",
             published="a lower perplexity at equal communications",
             stages=later,
         ),
@@ -287,9 +300,7 @@ def claims() -> dict:
 
 def settings() -> dict:
     """What a setting of a method changes, at the rates that were tuned for the method."""
-    only = within({"2_variants": {}, "3_seeds": _SMALL})
-    in_eight = {"regions": (8,)}
-    eight = within({"2_variants": in_eight, "3_seeds": _SMALL | in_eight})
+    only, eight = varied(), varied(regions=(8,))
     cocodc = "2504.17672"
     return {
         "cocodc_delay": claim(
@@ -298,7 +309,7 @@ def settings() -> dict:
             "cocodc_late",
             "cocodc_early",
             0.01,
-            "a gap over 1 % with an interval clear of it",
+            "at more rounds or in larger models",
             stages=only,
         ),
         "cocodc_streaming_late": claim(
@@ -307,7 +318,7 @@ def settings() -> dict:
             "cocodc_late",
             "streaming_late",
             0.0,
-            "a lower loss at more rounds",
+            "at more rounds or at a longer delay",
             stages=only,
         ),
         "cocodc_sends": claim(
@@ -316,7 +327,7 @@ def settings() -> dict:
             "cocodc_often",
             "cocodc",
             0.0,
-            "no difference at more rounds",
+            "at more rounds",
             stages=only,
         ),
         "cocodc_streaming_often": claim(
@@ -325,7 +336,7 @@ def settings() -> dict:
             "cocodc_often",
             "streaming_often",
             0.0,
-            "a lower loss at more rounds",
+            "at more rounds",
             stages=only,
         ),
         "cocodc_taylor": claim(
@@ -334,16 +345,16 @@ def settings() -> dict:
             "cocodc",
             "cocodc_plain",
             0.0,
-            "a lower loss at more rounds or a longer delay",
+            "at more rounds or at a longer delay",
             stages=only,
         ),
         "cocodc_norm": claim(
-            "Compensation scaled by norms (ours) has a lower loss than none",
+            "CoCoDC's compensation, scaled by norms as we do, has a lower loss than none",
             cocodc,
             "cocodc_norm",
             "cocodc_plain",
             0.0,
-            "a lower loss at more rounds or a longer delay",
+            "at more rounds or at a longer delay",
             stages=only,
         ),
         "cocodc_streaming_light": claim(
@@ -352,7 +363,7 @@ def settings() -> dict:
             "cocodc_light",
             "streaming_light",
             0.0,
-            "a lower loss at more rounds",
+            "at more rounds",
             stages=only,
         ),
         "dilocox_codec": claim(
@@ -361,7 +372,7 @@ def settings() -> dict:
             "dilocox",
             "dilocox_dense",
             0.01,
-            "a gap over 1 % with an interval clear of it",
+            "at more rounds or in larger models",
             stages=only,
         ),
         "dilocox_rank": claim(
@@ -370,7 +381,7 @@ def settings() -> dict:
             "dilocox_rank4",
             "dilocox",
             0.01,
-            "a gap under 1 % at more rounds",
+            "at more rounds or in larger models",
             stages=only,
         ),
         "dilocox_period": claim(
@@ -379,7 +390,7 @@ def settings() -> dict:
             "dilocox_h60",
             "dilocox",
             0.01,
-            "a gap under 1 % at more rounds",
+            "at more rounds",
             stages=only,
         ),
         "noloco_groups": claim(
@@ -388,28 +399,28 @@ def settings() -> dict:
             "noloco",
             "noloco_fours",
             0.01,
-            "a gap over 1 % with an interval clear of it, in more regions",
+            "at more rounds or in more regions",
             stages=eight,
         ),
         "noloco_weak_pull": claim(
             "NoLoCo's anchors lie closer together at gamma = 0.3 than at 0.7: without gradients "
             "they would contract faster there",
-            "2506.10911; outer/gossip_stability.py",
+            "2506.10911; lowcomm_jax/outer/gossip_stability.py",
             "noloco_weak",
             "noloco",
             0.0,
-            "a larger variance at 0.3",
+            "at other lengths of a round, or in more regions",
             stages=eight,
             measure="anchor_variance",
         ),
         "noloco_strong_pull": claim(
             "NoLoCo's anchors lie closer together at gamma = 0.7 than at 1.2: without gradients "
             "they would contract faster there",
-            "2506.10911; outer/gossip_stability.py",
+            "2506.10911; lowcomm_jax/outer/gossip_stability.py",
             "noloco",
             "noloco_strong",
             0.0,
-            "a larger variance at 0.7",
+            "at other lengths of a round, or in more regions",
             stages=eight,
             measure="anchor_variance",
         ),
@@ -419,7 +430,7 @@ def settings() -> dict:
             "sparseloco_3",
             "diloco",
             0.0,
-            "a lower loss at more rounds",
+            "at more rounds",
             stages=only,
         ),
     }

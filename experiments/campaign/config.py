@@ -91,7 +91,7 @@ def claim(
       source: arXiv id.
       here, there: names of arms.
       margin: relative. 0 = `here` is better; 0.01 = `here` is at most one per cent worse.
-      mind: which result would change our mind, in words.
+      mind: where a result that would change our mind is to be looked for, in words.
       published: the paper's own figure.
       stages: key of a stage -> fields that replace those of the stage for this claim; None in
         place of the fields = no part in it.

@@ -17,7 +17,7 @@ from experiments.compare.stats import Estimate as Mean
 from experiments.results import fit as fits
 from experiments.results.effects import OPEN, SURE, Effect, on_variants
 from experiments.results.figures import count, kind, short
-from experiments.results.verdict import NO_VERDICT, ORDER, Verdict
+from experiments.results.verdict import HOLDS, HOLDS_FROM, NO_VERDICT, ORDER, Verdict
 from lowcomm_jax.checkpoint.load import dotted
 
 OVERVIEW = "overview.png"
@@ -198,17 +198,24 @@ def _section(evidence: Evidence, claim: Claim) -> str:
         lines += _trend("rounds", verdict.over_rounds)
         lines += _trend("parameters", verdict.over_size)
         lines += _trend("regions", verdict.over_regions)
+        lines.append(f"What would change our mind: {_mind(claim, verdict)}.")
     lines += [
         "",
         f"![{claim.here} against {claim.there}]({evidence.campaign.page}/{claim.name}.png)",
         "",
         *_table(evidence, claim),
         "",
-        f"What would change our mind: {claim.mind}.",
-        "",
         *_command(evidence, claim),
     ]
     return "\n".join(lines)
+
+
+def _mind(claim: Claim, verdict: Verdict) -> str:
+    """The result that would turn a verdict, and where to look for it."""
+    margin = f"{100 * claim.margin:+.0f} %" if claim.margin else "0"
+    if verdict.word in (HOLDS, HOLDS_FROM):
+        return f"a difference whose interval is not below {margin}, {claim.mind}"
+    return f"differences whose intervals are all below {margin}, {claim.mind}"
 
 
 def _trend(what: str, change: Mean) -> Iterator[str]:
