@@ -56,6 +56,7 @@ def record(found, cell, loss, **changes):
         "params": found.sizes[cell.size].params,
         "tokens": 100 * steps,
         "loss": loss,
+        "exchanges": cell.rounds,
         "bytes_sent": 10.0 * steps,
         "allreduce_bytes": 200.0 * steps,
         "virtual": {"seconds": 0.1 * steps},

@@ -61,6 +61,7 @@ def get_config() -> ConfigDict:
         title="Evidence: what papers claim, as a function of scale",
         records="records/scale",
         text="Python sources",
+        origin="The standard library of Python 3.11.7, `--config.data.corpus=python`",
         see="On another corpus, in larger tokens: [WikiText-2](evidence_wikitext.md).",
         common=common(corpus="python", tokenizer="bytes"),
         sizes=sizes(),

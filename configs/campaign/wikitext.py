@@ -6,12 +6,8 @@
 
 What holds on Python sources in bytes may not hold elsewhere. This is WikiText-2 (arXiv 1609.07843,
 CC BY-SA) in 1,024 tokens of a byte-level BPE that is trained on it. Methods, tuning and tests are
-those of `scale.py`. The folder `wikitext-2` holds two files and nothing else; another place is
-`--config.common.data.corpus=text:FOLDER`. They are the validation and the test part, 2.4 MB, as
-the examples of PyTorch ship them (word_language_model/data/wikitext-2). SHA-256:
-
-    f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8  valid.txt
-    d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0  test.txt
+those of `scale.py`. The folder `wikitext-2` holds the two files that `origin` names, 2.4 MB, and
+nothing else; another place is `--config.common.data.corpus=text:FOLDER`.
 
 The training part is left out: of the other two, 24 rounds see about half, and 96 see all twice.
 Stages: `1_small`: 0.23M parameters, 24 and 96 rounds, in 4 regions; `2_large`: 0.78M.
@@ -30,6 +26,12 @@ def get_config() -> ConfigDict:
         records="records/wikitext",
         page="evidence_wikitext",
         text="WikiText-2",
+        origin=(
+            "Validation and test part of WikiText-2 (arXiv 1609.07843, CC BY-SA) as PyTorch's "
+            "examples ship them, word_language_model/data/wikitext-2. SHA-256: `valid.txt` "
+            "`f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8`, `test.txt` "
+            "`d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0`"
+        ),
         see="With more scales, and claims on settings: [Python sources](evidence.md).",
         common=scale.common(corpus="text:wikitext-2", tokenizer="bpe:1024"),
         sizes={

@@ -22,6 +22,7 @@ def campaign(**changes: Any) -> ConfigDict:
     config.records = "records/campaign"  # folder of one small file a run, to be committed
     config.page = "evidence"  # name of its page and of the folder of pictures, in docs/
     config.text = "texts"  # what the models read, in words, for the page
+    config.origin = ""  # where these texts come from, for who runs more
     config.see = ""  # what the page says of other pages
     config.common = {}  # fields of the train config that all runs share
     config.period = 30  # H, inner steps a round, of every method that has one

@@ -27,6 +27,7 @@ _AS_GIVEN = (
     "title",
     "page",
     "text",
+    "origin",
     "see",
     "period",
     "evaluations",
@@ -129,6 +130,7 @@ class Campaign:
     records: Path
     page: str
     text: str
+    origin: str
     see: str
     period: int
     evaluations: int

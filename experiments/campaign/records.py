@@ -31,7 +31,7 @@ _CODE = ("lowcomm_jax", "experiments", "configs")  # the code that decides numbe
 
 @dataclasses.dataclass(frozen=True)
 class Excluded:
-    """A record that no figure uses, and why."""
+    """A record that no figure uses, by its path among the records, and why."""
 
     file: str
     reason: str
@@ -45,7 +45,7 @@ class Records:
     """
 
     def __init__(self, campaign: Campaign, records: Iterable[tuple[str, Mapping[str, Any]]] = ()):
-        """`records`: (file name, content)."""
+        """`records`: (path among the records, content)."""
         self.campaign = campaign
         self.found: dict[Cell, Mapping[str, Any]] = {}
         self.failed: dict[Cell, str] = {}
@@ -102,7 +102,8 @@ class Records:
         for cell, record in list(self.found.items()):
             if record["corpus_digest"] != usual:
                 del self.found[cell]
-                file = record_path(self.campaign, cell, record["config_digest"]).name
+                path = record_path(self.campaign, cell, record["config_digest"])
+                file = path.relative_to(self.campaign.records).as_posix()
                 self.excluded.append(Excluded(file, "trained on another corpus"))
 
 
@@ -141,7 +142,7 @@ def update(ledger: Records) -> list[Mapping[str, Any]]:
             problems.append(f"{file} is of version {version}, this program reads {VERSION}")
             continue
         ledger.seen.add(stamp)
-        ledger.add(file.name, record)
+        ledger.add(file.relative_to(ledger.campaign.records).as_posix(), record)
         records.append(record)
     refuse_any(problems, "cannot read the records")
     ledger.one_corpus()

@@ -117,10 +117,10 @@ def holm(p: Sequence[float]) -> list[float]:
 def effect_size(values: Sequence[float]) -> float | None:
     """Hedges' g of paired differences: mean over standard deviation, times 1 - 3 / (4 n - 5).
 
-    Hedges (1981); with n values there are n - 1 degrees of freedom. None with fewer than two values
-    or without any spread.
+    Hedges (1981); with n values there are n - 1 degrees of freedom. None without any spread, and
+    with fewer than three values: of two the factor is 0.
     """
-    if len(values) < 2:
+    if len(values) < 3:
         return None
     spread = float(np.std(values, ddof=1))
     if spread == 0:

@@ -34,8 +34,8 @@ class Effect:
       adjusted: the same, corrected over all rungs of all claims of the family (Holm). All three
         are None with fewer seeds than a verdict needs.
       size_of_effect: Hedges' g of the differences.
-      bytes, seconds: bytes sent by a region of `here` over those of `there`, and virtual time
-        likewise. None where `there` has none.
+      exchanges, bytes, seconds: exchanges of `here` over those of `there`; bytes sent by a region
+        and virtual time likewise. None where `there` has none.
       fewer_bytes: bytes of AllReduce over those of `here`.
       tokens: of `here` over those of `there`, to the higher of both final losses: below 1 where
         `here` has the lower one. The mean over seeds; None where a loss is not finite.
@@ -55,6 +55,7 @@ class Effect:
     p: float | None
     adjusted: float | None
     size_of_effect: float | None
+    exchanges: float | None
     bytes: float | None
     seconds: float | None
     fewer_bytes: float | None
@@ -142,6 +143,7 @@ def _of_claim(campaign: Campaign, ledger: Records, claim: Claim, points: Points)
                 p=test and test.p,
                 adjusted=None,
                 size_of_effect=effect_size(values[rung]),
+                exchanges=_ratio(runs, lambda record: record["exchanges"]),
                 bytes=_ratio(runs, lambda record: record["bytes_sent"]),
                 seconds=_ratio(runs, lambda record: record["virtual"]["seconds"]),
                 fewer_bytes=_fewer(runs),

@@ -19,6 +19,7 @@ from experiments.results.effects import OPEN, OPPOSITE, SEEN, Effect
 _KEY = "Description"  # of the PNG's text
 _MARKERS = {2: "o", 4: "s", 8: "D", 16: "^"}
 _SPREAD = 0.4  # of points at one scale, as a part of the smallest step between scales
+_FAINT = 0.35  # of points that no verdict counts
 _LINE, _GAP = 0.075, 0.15  # inches: of a rung in the overview, and between claims
 
 
@@ -96,11 +97,12 @@ _WAYS = (
 
 
 class _Look:
-    """How a rung looks in every panel: color is size, shape regions, width rounds, fill data."""
+    """How an effect looks in every panel: color is size, shape regions, width rounds, fill data."""
 
     def __init__(self, campaign: Campaign, effects: Sequence[Effect]):
         rungs = [effect.rung for effect in effects]
         self._campaign = campaign
+        self._tested = [effect.adjusted is not None for effect in effects]
         self.sizes = [size for size in campaign.sizes if size in {r.size for r in rungs}]
         self.rounds = sorted({r.rounds for r in rungs})
         self.regions = sorted({r.regions for r in rungs})
@@ -112,8 +114,10 @@ class _Look:
     def _width(self, rounds: int) -> float:
         return 3.5 + 1.7 * self.rounds.index(rounds)
 
-    def marker(self, rung: Rung) -> dict[str, Any]:
+    def marker(self, effect: Effect) -> dict[str, Any]:
+        rung = effect.rung
         return {
+            "alpha": 1.0 if effect.adjusted is not None else _FAINT,
             "color": self.color(rung.size),
             "marker": _MARKERS.get(rung.regions, "v"),
             "ms": self._width(rung.rounds),
@@ -129,13 +133,14 @@ class _Look:
             return Line2D([], [], ls="none", label=label, **look)
 
         params = {size: count(self._campaign.sizes[size].params) for size in self.sizes}
+        few = [] if all(self._tested) else [entry("too few seeds", alpha=_FAINT)]
         entries = (
             [entry(f"{params[s]} parameters", color=self.color(s)) for s in self.sizes],
             [entry(f"{n} regions", marker=_MARKERS.get(n, "v")) for n in self.regions],
             [entry(f"{n} rounds", ms=self._width(n)) for n in self.rounds],
             [entry(kind(s), mfc="0.4" if s == "iid" else "white") for s in self.splits],
         )
-        return [one for of in entries if len(of) > 1 for one in of]
+        return [one for of in entries if len(of) > 1 for one in of] + few
 
 
 def _panel(
@@ -154,10 +159,12 @@ def _panel(
         x = [way.value(campaign, effect.rung) * gap ** (_SPREAD * place) for effect in of]
         y = [100 * effect.mean for effect in of]
         style = "-" if key.split == "iid" else "--"
-        axes.plot(x, y, color=look.color(key.size) if key.size else "0.6", ls=style, lw=0.9)
+        line = [one for one in zip(x, y, of, strict=True) if one[2].adjusted is not None]
+        joined = [[at for at, *_ in line], [height for _, height, _ in line]]
+        axes.plot(*joined, color=look.color(key.size) if key.size else "0.6", ls=style, lw=0.9)
         for at, height, effect in zip(x, y, of, strict=True):
             half = 100 * (effect.half or 0.0)
-            axes.errorbar(at, height, half, lw=1, capsize=2, **look.marker(effect.rung))
+            axes.errorbar(at, height, half, lw=1, capsize=2, **look.marker(effect))
     axes.set_xscale("log", base=2)
     names = [count(value) if way.field == "size" else str(value) for value in values]
     axes.set_xticks(values, names, size=8)

@@ -1,8 +1,10 @@
-"""Loss against size and tokens of an arm, L = E + A / N^a + B / D^b, and what that extrapolates to.
+"""Loss against size and tokens of arms, L = E + A / N^a + B / D^b, and what that extrapolates to.
 
 The form is that of Hoffmann et al. (arXiv 2203.15556, equation 2), fitted by least squares on the
-logarithm of the loss. The range of a prediction holds the 95 % range over bootstrap fits, which
-draw seeds with replacement, and all fits that leave one scale out. It does not cover the form.
+logarithm of the loss. E is the text's and the same for all arms: each alone would leave it to
+chance, and extrapolations are little more than E. The other terms are an arm's own. The range of a
+prediction holds the 95 % range over bootstrap fits, which draw seeds with replacement, and all fits
+that leave one scale out. It does not cover the form.
 
 Differs from the paper: squares, not Huber's loss, because runs here are few and none is an outlier
 by design. Exponents are bounded by `EXPONENTS`: few scales cannot tell a steep part from none.
@@ -12,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 import numpy as np
 from scipy import optimize
@@ -22,8 +24,8 @@ LEAST_SIZES, LEAST_TOKENS, LEAST_SCALES, LEAST_SEEDS = 3, 3, 6, 3
 EXPONENTS = (0.02, 2.0)
 _LEAST = 1e-3  # nats: of E, and of what a part is at the smallest scale
 _DRAWS = 200
-_STARTS = tuple((a, b) for a in (0.2, 0.5) for b in (0.2, 0.5))
 
+Name = Hashable
 Point = tuple[float, float, int, float]  # parameters, tokens, seed, loss
 
 
@@ -32,8 +34,8 @@ class Fit:
     """A fit of one arm.
 
     Attributes:
-      terms: E, A, a, B, b.
-      error: root mean square of the relative residuals.
+      terms: E, A, a, B, b; E is that of all arms.
+      error: root mean square of the arm's relative residuals.
       drawn: the same terms of every bootstrap fit.
       left_out: the same terms of every fit that leaves one scale out.
       smallest: parameters and tokens of the smallest scales.
@@ -79,60 +81,104 @@ def carried(points: Sequence[Point]) -> list[str]:
     return [f"{count} more {what}" for what, count in lacks.items() if count > 0]
 
 
-def fit(points: Sequence[Point], seed: int = 0) -> Fit:
-    """Fit one arm.
+def fit(curves: Mapping[Name, Sequence[Point]], seed: int = 0) -> dict[Name, Fit]:
+    """Fit arms together: one E, and four terms each.
 
     Raises:
-      ValueError: the points do not carry a fit (`carried`).
+      ValueError: the points of an arm do not carry a fit (`carried`).
     """
-    if missing := carried(points):
-        raise ValueError(f"a fit needs {' and '.join(missing)}")
-    terms, error = _solve(points)
-    by_seed: dict[int, list[Point]] = {}
-    for point in points:
-        by_seed.setdefault(point[2], []).append(point)
-    rng, seeds = np.random.default_rng(seed), sorted(by_seed)
-    drawn = []
+    for name, points in curves.items():
+        if missing := carried(points):
+            raise ValueError(f"a fit of {name} needs {' and '.join(missing)}")
+    starts = [_start(curves, a, b) for a in (0.2, 0.5) for b in (0.2, 0.5)]
+    best = min((_solve(curves, start) for start in starts), key=lambda one: one.cost)
+    drawn = [_solve(some, best.x) for some in _drawn(curves, seed)]
+    scales = dict.fromkeys(p[:2] for points in curves.values() for p in points)
+    fewer = [
+        {name: [p for p in points if p[:2] != scale] for name, points in curves.items()}
+        for scale in scales
+    ]
+    left_out = [_solve(some, best.x) for some in fewer]
+    residuals = np.split(best.fun, np.cumsum([len(points) for points in curves.values()])[:-1])
+    return {
+        name: Fit(
+            _terms(best.x, number),
+            float(np.sqrt(np.mean(residuals[number] ** 2))),
+            tuple(_terms(one.x, number) for one in drawn),
+            tuple(_terms(one.x, number) for one in left_out),
+            (min(p[0] for p in points), min(p[1] for p in points)),
+        )
+        for number, (name, points) in enumerate(curves.items())
+    }
+
+
+def _drawn(curves: Mapping[Name, Sequence[Point]], seed: int) -> Iterator[Mapping]:
+    """The curves of seeds that are drawn with replacement, where they carry all fits."""
+    rng = np.random.default_rng(seed)
+    seeds = sorted({point[2] for points in curves.values() for point in points})
     for _ in range(_DRAWS if len(seeds) > 1 else 0):
-        some = [p for s in rng.choice(seeds, len(seeds)) for p in by_seed[int(s)]]
-        if not carried(some):
-            drawn.append(_solve(some, terms)[0])
-    scales = dict.fromkeys(point[:2] for point in points)
-    fewer = ([p for p in points if p[:2] != scale] for scale in scales)
-    left_out = tuple(_solve(some, terms)[0] for some in fewer)
-    smallest = min(p[0] for p in points), min(p[1] for p in points)
-    return Fit(terms, error, tuple(drawn), left_out, smallest)
+        times = Counter(rng.choice(seeds, len(seeds)).tolist())
+        some = {
+            name: [p for p in points for _ in range(times[p[2]])] for name, points in curves.items()
+        }
+        if not any(map(carried, some.values())):
+            yield some
 
 
-def _loss(terms: np.ndarray, params, tokens):
+def _loss(terms: Sequence[float], params, tokens):
     e, a_scale, a, b_scale, b = terms
     return e + a_scale / np.asarray(params, float) ** a + b_scale / np.asarray(tokens, float) ** b
 
 
-def _solve(points: Sequence[Point], near: Sequence[float] | None = None):
-    """Least squares from several starts, or from `near`, over the logarithms of the terms."""
-    params, tokens, _, loss = (np.array(column, float) for column in zip(*points))
-
-    def residual(log_terms):
-        return np.log(_loss(np.exp(log_terms), params, tokens)) - np.log(loss)
-
-    low = np.log([_LEAST, 1e-6, EXPONENTS[0], 1e-6, EXPONENTS[0]])
-    high = np.log([loss.min(), 1e30, EXPONENTS[1], 1e30, EXPONENTS[1]])
-    starts = [near] if near is not None else [_start(params, tokens, loss, *s) for s in _STARTS]
-    found = [
-        optimize.least_squares(
-            residual, np.clip(np.log(start), low + 1e-6, high - 1e-6), bounds=(low, high)
-        )
-        for start in starts
-    ]
-    best = min(found, key=lambda one: one.cost)
-    return tuple(np.exp(best.x).tolist()), float(np.sqrt(np.mean(best.fun**2)))
+def _terms(logs: np.ndarray, number: int) -> tuple[float, ...]:
+    """E, A, a, B, b of an arm, of the logarithms of E and of four terms an arm."""
+    return tuple(np.exp([logs[0], *logs[1 + 4 * number : 5 + 4 * number]]).tolist())
 
 
-def _start(params, tokens, loss, a: float, b: float) -> tuple[float, ...]:
-    """A third of the smallest loss each: the rest, the size's and the tokens' part."""
-    part = loss.min() / 3
-    return part, part * np.median(params) ** a, a, part * np.median(tokens) ** b, b
+def _solve(curves: Mapping[Name, Sequence[Point]], near: np.ndarray) -> optimize.OptimizeResult:
+    """Least squares over the logarithms of the terms, from `near`."""
+    columns = [[np.array(c, float) for c in zip(*points)] for points in curves.values()]
+    rows = np.cumsum([0, *(len(points) for points in curves.values())])
+
+    def residual(logs):
+        parts = [
+            np.log(_loss(_terms(logs, i), params, tokens)) - np.log(loss)
+            for i, (params, tokens, _, loss) in enumerate(columns)
+        ]
+        return np.concatenate(parts)
+
+    def jacobian(logs):
+        found = np.zeros((rows[-1], len(logs)))
+        for i, (params, tokens, *_) in enumerate(columns):
+            e, a_scale, a, b_scale, b = terms = _terms(logs, i)
+            of_size, of_tokens = a_scale / params**a, b_scale / tokens**b
+            by = [
+                of_size,
+                -a * np.log(params) * of_size,
+                of_tokens,
+                -b * np.log(tokens) * of_tokens,
+            ]
+            at, loss = slice(rows[i], rows[i + 1]), _loss(terms, params, tokens)
+            found[at, 0] = e / loss
+            found[at, 1 + 4 * i : 5 + 4 * i] = np.stack(by, axis=1) / loss[:, None]
+        return found
+
+    smallest = min(loss.min() for *_, loss in columns)
+    low = np.log([_LEAST, *[1e-6, EXPONENTS[0]] * (2 * len(columns))])
+    high = np.log([smallest, *[1e30, EXPONENTS[1]] * (2 * len(columns))])
+    start = np.clip(near, low + 1e-6, high - 1e-6)
+    return optimize.least_squares(residual, start, jacobian, bounds=(low, high))
+
+
+def _start(curves: Mapping[Name, Sequence[Point]], a: float, b: float) -> np.ndarray:
+    """A third of an arm's smallest loss each: the rest, the size's and the tokens' part."""
+    found = []
+    for points in curves.values():
+        params, tokens, _, loss = (np.array(column, float) for column in zip(*points))
+        part = loss.min() / 3
+        found.append([part * np.median(params) ** a, a, part * np.median(tokens) ** b, b])
+    least = min(point[3] for points in curves.values() for point in points)
+    return np.log([least / 3, *np.concatenate(found)])
 
 
 def points_of(records: Sequence[Mapping]) -> list[Point]:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 from experiments.campaign.cells import Cell, record_path
 from experiments.campaign.estimate import RunEstimate
 from experiments.campaign.order import Points, cells_of, ordered
-from experiments.campaign.plan import Campaign, Claim, Rung, Tuning
+from experiments.campaign.plan import Arm, Campaign, Claim, Rung, Tuning
 from experiments.campaign.records import Records, hours
 from experiments.campaign.tuning import rungs
+from experiments.compare.plan import merged
 from experiments.compare.stats import UNLIKE
 from experiments.compare.stats import Estimate as Mean
 from experiments.results import fit as fits
-from experiments.results.effects import OPEN, SURE, Effect, on_variants
+from experiments.results.effects import OPEN, OPPOSITE, SEEN, SURE, Effect, on_variants
 from experiments.results.figures import count, kind, short
 from experiments.results.verdict import HOLDS, HOLDS_FROM, NO_VERDICT, ORDER, Verdict
 from lowcomm_jax.checkpoint.load import dotted
@@ -51,14 +53,25 @@ class Evidence:
         """Effects of a claim on data of this split."""
         return [e for e in self.effects[claim] if e.rung.split == split]
 
+    def statuses(self, verdict: Verdict) -> Counter[str]:
+        """How many rungs of a verdict are seen, the opposite and open."""
+        tested = (e for e in self.of(verdict.claim, verdict.split) if e.adjusted is not None)
+        return Counter(effect.status for effect in tested)
+
     def sorted_verdicts(self) -> list[Verdict]:
-        """The verdicts, those against a claim first."""
-        return sorted(self.verdicts, key=lambda v: (ORDER.index(v.word), v.claim, v.split))
+        """The verdicts, those against a claim first; of equal ones, those with more against it."""
+
+        def key(verdict: Verdict):
+            found = self.statuses(verdict)
+            against = (found[OPPOSITE] - found[SEEN]) / max(1, found.total())
+            return ORDER.index(verdict.word), -against, verdict.claim, verdict.split
+
+        return sorted(self.verdicts, key=key)
 
 
 def page(evidence: Evidence) -> str:
     """The whole text."""
-    parts = [_head(evidence), _claims_table(evidence), _how(evidence)]
+    parts = [_head(evidence), _claims_tables(evidence), _how(evidence), _names(evidence)]
     shown = dict.fromkeys(v.claim for v in evidence.sorted_verdicts())
     parts += [_section(evidence, evidence.campaign.claims[name]) for name in shown]
     parts += [_rates(evidence), _scaling(evidence), _left(evidence), _excluded(evidence)]
@@ -68,11 +81,8 @@ def page(evidence: Evidence) -> str:
 
 def _head(evidence: Evidence) -> str:
     campaign, records = evidence.campaign, list(evidence.ledger.found.values())
-    shown = {effect.rung.size for effects in evidence.effects.values() for effect in effects}
-    params = sorted({r["params"] for r in records if r["cell"]["size"] in shown})
-    sizes = ", ".join(map(count, params))
     seeds = {r["cell"]["seed"] for r in records if not r["cell"]["tunes"]}
-    of_seeds = f"Seeds that are reported: up to {len(seeds)}."
+    sizes = ", ".join(count(params) for params, _ in _shown_sizes(evidence))
     tokenizer = campaign.common["data"].get("tokenizer", "bytes")
     return f"""
 # {campaign.title}
@@ -80,40 +90,56 @@ def _head(evidence: Evidence) -> str:
 Written by `{evidence.command("results")}` from the records in `{campaign.records}`; do not edit it.
 
 Models of {sizes} parameters on {campaign.text}, tokenizer `{tokenizer}`, H = {campaign.period}.
-A verdict is about these scales. Published figures come from models 100 to 100,000 times larger.
-{of_seeds} Losses are in nats per token. Other measurements: [results](RESULTS.md).
-{campaign.see}
+A verdict is about these scales. Published figures come from larger models that train for longer.
+Seeds that are reported: up to {len(seeds)}. Losses are in nats per token. Other measurements:
+[results](RESULTS.md). {campaign.see}
 
 ![all claims on the loss at all rungs]({campaign.page}/{OVERVIEW})
 """
 
 
-def _claims_table(evidence: Evidence) -> str:
-    rows = [
+def _shown_sizes(evidence: Evidence) -> list[tuple[float, str]]:
+    """(parameters, name) of every size with a run that is reported, from the smallest."""
+    records = evidence.ledger.found.values()
+    return sorted({(r["params"], r["cell"]["size"]) for r in records if not r["cell"]["tunes"]})
+
+
+def _claims_tables(evidence: Evidence) -> str:
+    campaign = evidence.campaign
+    parts = [
         "## Claim by claim",
-        "",
         "Unflattering verdicts first. The difference is the final loss (or what else the claim is "
-        "about) of the first method over that of the second, less one, at the largest scale with "
-        "a verdict.",
-        "",
+        "about) of the first method over that of the second, less one, at the scale that the "
+        "verdict names.",
+    ]
+    families = ("Methods", "Settings of a method, which papers choose and do not all test")
+    for number, title in enumerate(families):
+        of = [v for v in evidence.sorted_verdicts() if on_variants(campaign, v.claim) == number]
+        if of:
+            parts += [f"### {title}", _claims_table(evidence, of)]
+    absent = [n for n in campaign.claims if not evidence.effects[n]]
+    if absent:
+        parts.append(f"Not run yet: {', '.join(absent)}.")
+    return "\n\n".join(parts)
+
+
+def _claims_table(evidence: Evidence, verdicts: Sequence[Verdict]) -> str:
+    rows = [
         "| claim | data | verdict | difference | seen, opposite, open |",
         "| --- | --- | --- | --- | --- |",
     ]
-    for verdict in evidence.sorted_verdicts():
+    for verdict in verdicts:
         claim = evidence.campaign.claims[verdict.claim]
         effects = evidence.of(verdict.claim, verdict.split)
         tested = [e for e in effects if e.adjusted is not None]
         at = [e for e in tested if (e.rung.size, e.rung.rounds) == verdict.scale] or tested[-1:]
-        statuses = Counter(effect.status for effect in tested)
-        told = ", ".join(str(statuses[word]) for word in ("seen", "opposite", OPEN))
         shown = "; ".join(f"{_difference(e)} ({e.rung.regions} regions)" for e in at) or "-"
+        statuses = evidence.statuses(verdict)
+        told = ", ".join(str(statuses[word]) for word in (SEEN, OPPOSITE, OPEN))
         rows.append(
             f"| [{claim.says}](#{claim.name}) ({claim.source.partition(';')[0]}) "
             f"| {kind(verdict.split)} | **{_verdict(evidence, verdict)}** | {shown} | {told} |"
         )
-    absent = [n for n in evidence.campaign.claims if not evidence.effects[n]]
-    if absent:
-        rows += ["", f"Not run yet: {', '.join(absent)}."]
     return "\n".join(rows)
 
 
@@ -156,24 +182,26 @@ def _how(evidence: Evidence) -> str:
 ## How to read it
 
 - **Equal tokens.** Regions share a batch: all methods, and all numbers of regions, see as many
-  tokens. `losses`, `bytes` (of a region) and `time` are those of the first method, beside or over
-  those of the second. `tokens`: likewise, to the higher of both final losses. `at equal bytes` and
-  `at equal time`: the difference where both had spent what the cheaper one spent. These three are
-  read off the curves, at learning rates that had not decayed yet.
+  tokens. `losses`, `exchanges`, `bytes` (of a region) and `time` are those of the first method,
+  beside or over those of the second. `tokens`: likewise, to the higher of both final losses.
+  `at equal bytes` and `at equal time`: the difference where both had spent what the cheaper one
+  spent; `-` where that is before a first evaluation, as after a thirtieth of a run. These three
+  are read off the curves, at learning rates that had not decayed yet.
 - **Virtual time** is that of links of {links} between all regions, and
   {campaign.step_seconds:g} s a step. Links of a wide area carry models far larger than these.
 - **Differences** are paired by seed: initial weights and data are shared. ± is a 95 % t-interval.
   Rungs of a claim lend each other their spread: a rung takes the larger of its own and the pooled
   variance. One whose spread is clearly larger (F test at {UNLIKE:g}) is judged by its own seeds.
 - **Verdicts** rest on at least three seeds, and on p-values below {SURE:g} after Holm's correction
-  over all {tests[0]} rungs of claims on methods, and over all {tests[1]} of claims on variants.
+  over all {tests[0]} rungs of claims on methods, and over all {tests[1]} of claims on settings.
+  p is two-sided against the claim's margin, 1 % or 0, and not against no difference.
   `open`: neither the claim nor its opposite is shown, or a run failed.
 - **Holds**: seen at every rung. **Holds from**: at every rung of that scale and above; where it is
   not seen, the model is no larger and rounds are no more.
   **Contradicted**: the opposite at every rung of at least two scales, no smaller at the largest.
-  **Not seen up to**: anything else.
+  **Not seen up to** the largest scale where it is not: anything else.
 - **Learning rates** were tuned for each method and size on seeds that are not reported ({seeds}):
-  {rounds}, in {how.regions} regions, {kind(how.split)} data.{_wider(how)} Momenta are the papers'.
+  {rounds}, in {how.regions} regions, {kind(how.split)} data.{_wider(how)}
   A variant of a method, which differs in one setting, trains at the rates of that method: its name
   begins with it, and the table of rates does not list it.
 - g is Hedges' effect size of the paired differences.
@@ -181,11 +209,69 @@ def _how(evidence: Evidence) -> str:
   that differ in nothing else; points at one scale stand beside each other.
 - What ten times the rounds, parameters or regions change is a slope: of each seed the one that fits
   best over all rungs that differ in nothing else. The interval is over the seeds that have all
-  rungs with a verdict.
-- **Limits.** One corpus a page; a batch of a few hundred tokens; small grids; rates that were tuned
-  for one length and one number of regions serve all others. Rungs of a size share their seeds, so
-  that their differences are not fully independent.
+  rungs with a verdict, and is not corrected for the number of slopes. Larger sizes have larger
+  batches, too, and see more tokens: what parameters change is what all of these change.
+- **Limits.** One corpus a page; small batches and grids; rates that were tuned for one length and
+  one number of regions serve all others. Rungs of a size share their seeds, so that their
+  differences are not fully independent. Rungs that three seeds left open were the first to get
+  five, while settled ones may have three: p-values do not account for that look.
+- **Commands** write into `runs/again`, and two processes of one command share its runs.
+  `{evidence.command("results")} --config.records=runs/again --docs=runs/docs` makes a page of them.
 """
+
+
+def _names(evidence: Evidence) -> str:
+    """The sizes, and the settings of the methods behind the names."""
+    campaign = evidence.campaign
+    rows = [
+        "## Sizes and methods",
+        "",
+        "| parameters | sequences a step | tokens a step | tokens in 24 rounds | computed in |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for params, name in _shown_sizes(evidence):
+        size = campaign.sizes[name]
+        seq_len = {**campaign.common["data"], **size.fields.get("data", {})}["seq_len"]
+        tokens = size.batch * seq_len
+        dtype = size.fields.get("model", {}).get("compute_dtype", "float32")
+        million = f"{24 * campaign.period * tokens / 1e6:.2f}M"
+        rows.append(f"| {count(params)} | {size.batch} | {tokens:,} | {million} | {dtype} |")
+    rows += [
+        "",
+        "Settings that are not named are off. Rates are in a table below.",
+        "",
+        "| name | method | inner optimizer | settings |",
+        "| --- | --- | --- | --- |",
+    ]
+    used = {arm for claim in campaign.claims.values() for arm in (claim.here, claim.there)}
+    for name, arm in campaign.arms.items():
+        if name not in used:
+            continue
+        method, inner = arm.base["method"]["name"], arm.base["inner"]["optimizer"]
+        rows.append(f"| {name} | {method} | {inner} | {_differs(campaign, arm)} |")
+    return "\n".join(rows)
+
+
+def _differs(campaign: Campaign, arm: Arm) -> str:
+    """What an arm is set to; of a variant, what differs from the arm that it varies."""
+    own = _settings_of(arm)
+    if arm.tuned_as == arm.name:
+        return ", ".join(f"{f}={value}" for f, value in own.items() if value is not None)
+    like = _settings_of(campaign.arms[arm.tuned_as])
+    told = [
+        f"{field}={'off' if value is None else value}"
+        for field, value in own.items()
+        if value != like.get(field)
+    ]
+    return f"{arm.tuned_as}, but {', '.join(told)}"
+
+
+def _settings_of(arm: Arm) -> dict[str, Any]:
+    """The fields of an arm's method, without its rates and the H that all arms share."""
+    rates = {field for changes in arm.points.values() for field in dotted(changes)}
+    hidden = {*rates, "method.name", *({"method.period"} - set(dotted(arm.changes)))}
+    fields = dotted({"method": merged(arm.base, arm.changes)["method"]})
+    return {f.removeprefix("method."): v for f, v in sorted(fields.items()) if f not in hidden}
 
 
 def _section(evidence: Evidence, claim: Claim) -> str:
@@ -194,7 +280,12 @@ def _section(evidence: Evidence, claim: Claim) -> str:
     if claim.published:
         lines.append(f"Published: {claim.published}.")
     for verdict in here:
-        lines += ["", f"On {kind(verdict.split)} data: **{_verdict(evidence, verdict)}**."]
+        counts = evidence.statuses(verdict)
+        lines += [
+            "",
+            f"Data {kind(verdict.split)}: **{_verdict(evidence, verdict)}**. Rungs as claimed: "
+            f"{counts[SEEN]}; the opposite: {counts[OPPOSITE]}; open: {counts[OPEN]}.",
+        ]
         lines += _trend("rounds", verdict.over_rounds)
         lines += _trend("parameters", verdict.over_size)
         lines += _trend("regions", verdict.over_regions)
@@ -231,9 +322,9 @@ def _trend(what: str, change: Mean) -> Iterator[str]:
 def _table(evidence: Evidence, claim: Claim) -> list[str]:
     what = {"loss": "losses"}.get(claim.measure, claim.measure.replace("_", " "))
     rows = [
-        f"| scale | data | {what} | difference | p, corrected | g | seeds | bytes | time "
-        "| tokens | at equal bytes | at equal time | |",
-        "| --- " * 13 + "|",
+        f"| scale | data | {what} | difference | p, corrected | g | seeds | exchanges | bytes "
+        "| time | tokens | at equal bytes | at equal time | |",
+        "| --- " * 14 + "|",
     ]
     for e in evidence.effects[claim.name]:
         params = count(evidence.campaign.sizes[e.rung.size].params)
@@ -246,6 +337,7 @@ def _table(evidence: Evidence, claim: Claim) -> list[str]:
             "-" if e.adjusted is None else f"{e.adjusted:.2g}",
             "-" if e.size_of_effect is None else f"{e.size_of_effect:+.1f}",
             str(len(e.differences)) + (f" (failed: {len(e.failed)})" if e.failed else ""),
+            _times(e.exchanges),
             _times(e.bytes) + fewer,
             _times(e.seconds),
             _times(e.tokens),
@@ -271,27 +363,33 @@ def _command(evidence: Evidence, claim: Claim) -> list[str]:
     Where some of it ran on accelerators, a second command repeats that.
     """
     campaign, ledger = evidence.campaign, evidence.ledger
-    reported = {effect.rung for effect in evidence.effects[claim.name]}
-    behind = cells_behind(campaign, ledger, claim, reported)
-    first: dict[Rung, int] = {}  # the stage in which a rung is first looked at
+    shown = {
+        (effect.rung, seed)
+        for effect in evidence.effects[claim.name]
+        for seed in (*effect.differences, *effect.failed)
+    }
+    behind = cells_behind(campaign, ledger, claim, {rung for rung, _ in shown})
+    first: dict[tuple[Rung, int], int] = {}  # the stage that first asks for a seed of a rung
     for number, stage in enumerate(campaign.stages):
-        for rung, _ in claim.stages.get(stage, ()):
-            first.setdefault(rung, number)
+        for rung, seeds in claim.stages.get(stage, ()):
+            for seed in seeds:
+                first.setdefault((rung, seed), number)
     accelerated = {
-        Rung(cell.size, cell.rounds, cell.regions, cell.split)
+        (Rung(cell.size, cell.rounds, cell.regions, cell.split), cell.seed)
         for cell in behind
         if not cell.tunes and ledger.found[cell]["machine"]["backend"] != "cpu"
     }
     lines, needs = [], []
-    if on_cores := reported - accelerated:
-        command, seconds = _repeated(evidence, claim, 0, max(first[r] for r in on_cores), "cpu")
+    if on_cores := shown - accelerated:
+        until = max(first[one] for one in on_cores)
+        command, seconds = _repeated(evidence, claim, behind, 0, until, "cpu")
         lines += command
         needs.append(f"{seconds / 7200:.1f} hours on two cores, a process each")
-    if accelerated:
+    if on_accelerators := shown & accelerated:
         backends = Counter(ledger.found[cell]["machine"]["backend"] for cell in behind)
         backend = next(name for name, _ in backends.most_common() if name != "cpu")
-        numbers = [first[rung] for rung in accelerated]
-        command, seconds = _repeated(evidence, claim, min(numbers), max(numbers), backend)
+        numbers = [first[one] for one in on_accelerators]
+        command, seconds = _repeated(evidence, claim, behind, min(numbers), max(numbers), backend)
         lines += command
         needs.append(
             f"{seconds / 3600:.1f} process-hours on an accelerator, which several processes share"
@@ -307,18 +405,34 @@ def _command(evidence: Evidence, claim: Claim) -> list[str]:
 
 
 def _repeated(
-    evidence: Evidence, claim: Claim, since: int, until: int, backend: str
+    evidence: Evidence,
+    claim: Claim,
+    behind: Collection[Cell],
+    since: int,
+    until: int,
+    backend: str,
 ) -> tuple[list[str], float]:
-    """(the command for a claim in these stages, core-seconds of all its runs from nothing)."""
-    stages = evidence.campaign.stages[since : until + 1]
-    alone = dataclasses.replace(evidence.campaign, claims={claim.name: claim}, stages=stages)
-    estimate = RunEstimate(evidence.campaign, evidence.ledger.found.values(), backend)
+    """(the command for a claim in these stages, core-seconds of all its runs from nothing).
+
+    The stages may ask for more than is shown. Points beyond a grid are those that were tried.
+    """
+    campaign, ledger = evidence.campaign, evidence.ledger
+    stages = campaign.stages[since : until + 1]
+    alone = dataclasses.replace(campaign, claims={claim.name: claim}, stages=stages)
+    estimate = RunEstimate(campaign, ledger.found.values(), backend)
     start = f"--since={stages[0]} " if since else ""
     command = [
         f"{evidence.command('campaign')} --only={claim.name} \\",
         f"    {start}--until={stages[-1]} --config.records=runs/again",
     ]
-    return command, sum(step.seconds for step in ordered(alone, Records(alone), estimate.seconds))
+    seconds = sum(step.seconds for step in ordered(alone, Records(alone), estimate.seconds))
+    beyond = (
+        estimate.seconds(cell)
+        for cell in behind
+        if cell.tunes and cell.point not in campaign.arms[cell.arm].grid
+        if ledger.found[cell]["machine"]["backend"] == backend
+    )
+    return command, seconds + sum(beyond)
 
 
 def cells_behind(
@@ -372,55 +486,81 @@ def _settings(points, name: str) -> str:
     shown = []
     for field, value in flat[name].items():
         grid = ", ".join(f"{v:g}" for v in sorted({of[field] for of in flat.values()}))
-        which = "outer" if "outer" in field else "inner"
+        which = "inner" if field.startswith("inner.") else "outer"
         shown.append(f"{which} {value:g} (of {grid})")
     return ", ".join(shown)
 
 
 def _scaling(evidence: Evidence) -> str:
     """The fit of loss against size and tokens, where the records suffice for one."""
-    campaign = evidence.campaign
-    tuned, rows = Points(campaign, evidence.ledger), []
-    for name in campaign.arms:
-        groups: dict[int, list] = {}
-        for cell, record in evidence.ledger.found.items():
-            if cell.arm != name or cell.tunes or cell.split != "iid":
-                continue
-            if cell.point == tuned.of(name, cell.size):  # and not what was best before
-                groups.setdefault(cell.regions, []).append(record)
-        for regions, records in sorted(groups.items()):
-            points = fits.points_of(records)
-            if fits.carried(points):
-                continue
-            found = fits.fit(points)
-            ahead = [_ahead(found, params) for params, _ in _AHEAD]
-            terms = ", ".join(f"{value:.3g}" for value in found.terms)
-            scales = str(len({point[:2] for point in points}))
-            error, loose = f"{100 * found.error:.2f} %", ", ".join(found.undetermined) or "-"
-            cells = name, str(regions), scales, terms, error, loose, *ahead
-            rows.append(f"| {' | '.join(cells)} |")
+    curves = _curves(evidence)
     lines = ["## Loss against size and tokens", ""]
-    if not rows:
+    if not curves:
         needs = (
             f"{fits.LEAST_SCALES} scales of a method, with {fits.LEAST_SIZES} sizes and "
             f"{fits.LEAST_TOKENS} numbers of tokens, of {fits.LEAST_SEEDS} seeds each"
         )
         return "\n".join([*lines, f"The records do not carry a fit yet. It needs {needs}."])
+    rows = []
+    for (name, regions), found in fits.fit(curves).items():
+        points = curves[name, regions]
+        cells = (
+            name,
+            regions,
+            str(len({point[:2] for point in points})),
+            ", ".join(f"{value:.3g}" for value in found.terms),
+            f"{100 * found.error:.2f} %",
+            ", ".join(found.undetermined) or "-",
+            *(_ahead(found, params) for params, _ in _AHEAD),
+        )
+        rows.append(f"| {' | '.join(cells)} |")
+    largest, longest = (
+        max(point[at] for points in curves.values() for point in points) for at in (0, 1)
+    )
     names = " | ".join(f"extrapolated to {name}" for _, name in _AHEAD)
     return "\n".join(
         [
             *lines,
-            "L = E + A / N^a + B / D^b (arXiv 2203.15556), least squares on the logarithm. The "
-            f"last columns are **extrapolations** to {_TOKENS_A_PARAMETER} tokens a parameter. "
-            "Their range is over bootstrap fits, which draw seeds, and over fits that leave one "
-            "scale out; it says nothing of the form. Not determined: parts below a thousandth of a "
-            f"nat, and exponents at the end of {fits.EXPONENTS[0]:g} to {fits.EXPONENTS[1]:g}.",
+            "L = E + A / N^a + B / D^b (arXiv 2203.15556), least squares on the logarithm, of all "
+            "methods together. E, the loss of the text itself, is one; the other terms are a "
+            "method's own. Data parallel training sees the same batch in any number of regions.",
+            "",
+            f"The last columns are **extrapolations** to {_TOKENS_A_PARAMETER} tokens a parameter. "
+            f"Of these scales the largest has {count(largest)} parameters, the longest "
+            f"{longest / 1e6:.0f}M tokens; 0.15B are asked for "
+            f"{_times_ahead(_AHEAD[0][0], largest)} times the parameters and "
+            f"{_times_ahead(_TOKENS_A_PARAMETER * _AHEAD[0][0], longest)} times the tokens. "
+            "Ranges are over bootstrap fits, which draw seeds, and over fits that leave one "
+            "scale out; they say nothing of the form. Differences between methods there are no "
+            "evidence for either. Not determined: parts below a thousandth of a nat, and exponents "
+            f"at the end of {fits.EXPONENTS[0]:g} to {fits.EXPONENTS[1]:g}.",
             "",
             f"| method | regions | scales | E, A, a, B, b | error | not determined | {names} |",
             "| --- " * 6 + "|" + " --- |" * len(_AHEAD),
             *rows,
         ]
     )
+
+
+def _times_ahead(value: float, largest: float) -> str:
+    return short(value / largest, 2)
+
+
+def _curves(evidence: Evidence) -> dict[tuple[str, str], list[fits.Point]]:
+    """(arm, regions) -> points that carry a fit. Data parallel training is pooled over regions."""
+    campaign, tuned = evidence.campaign, Points(evidence.campaign, evidence.ledger)
+    groups: dict[tuple[str, str], list] = {}
+    for cell, record in sorted(evidence.ledger.found.items()):
+        if cell.tunes or cell.split != "iid" or cell.point != tuned.of(cell.arm, cell.size):
+            continue
+        pooled = campaign.arms[cell.arm].base["method"]["name"] == "ddp"
+        regions = "any" if pooled else str(cell.regions)
+        groups.setdefault((cell.arm, regions), []).append(record)
+    order = {name: number for number, name in enumerate(campaign.arms)}
+    curves = {
+        key: fits.points_of(groups[key]) for key in sorted(groups, key=lambda k: (order[k[0]], k))
+    }
+    return {key: points for key, points in curves.items() if not fits.carried(points)}
 
 
 def _ahead(found: fits.Fit, params: float) -> str:
@@ -476,13 +616,14 @@ def _excluded(evidence: Evidence) -> str:
     for cell, record in ledger.found.items():
         best = tuned.of(cell.arm, cell.size)
         if not cell.tunes and cell.point != best:
-            file = record_path(campaign, cell, record["config_digest"]).name
+            path = record_path(campaign, cell, record["config_digest"])
+            file = path.relative_to(campaign.records).as_posix()
             why = (
                 f"at learning rates that {best} has replaced"
                 if best
                 else "its rates are being tuned"
             )
-            rows.append(f"| `{file}` ({cell.size} {cell.arm}) | {why} |")
+            rows.append(f"| `{file}` | {why} |")
     if not rows:
         return "\n".join([*lines, "None: no run failed, and no record was left out."])
     return "\n".join([*lines, "| record | reason |", "| --- | --- |", *rows])
@@ -494,14 +635,17 @@ def _origin(evidence: Evidence) -> str:
     if not records:
         return "\n".join([*lines, "There are none."])
     commits = len({r["code"]["commit"] for r in records})
+    changed = sum(bool(r["code"]["changed"]) for r in records)
     machines = Counter(_machine(r) for r in records)
     corpora = Counter((r["corpus_digest"] or "")[:10] for r in records)
     rows = [
         f"- {len(records)} runs, {hours(records)}.",
-        f"- Commits: {commits}. Each record names its own.",
+        f"- Commits: {commits}. Each record names its own; {changed} ran with changed files.",
         "- Machine: " + ", ".join(f"{k} ({n})" for k, n in sorted(machines.items())) + ".",
         "- Corpus (digest): " + ", ".join(f"`{k}` ({n})" for k, n in sorted(corpora.items())) + ".",
     ]
+    if evidence.campaign.origin:
+        rows.append(f"- {evidence.campaign.origin}.")
     return "\n".join([*lines, *rows])
 
 

@@ -56,7 +56,7 @@ def verdict(campaign: Campaign, effects: Sequence[Effect]) -> Verdict:
       is not seen has a model no larger, and no more rounds;
     - `contradicted`: the opposite at every rung, of at least two scales, and the distance from the
       margin no smaller at the largest scale than at the smallest;
-    - `not seen up to` the largest scale: everything else.
+    - `not seen up to` the largest scale where it is not: everything else.
 
     A rung without enough seeds does not count.
     """
@@ -98,7 +98,7 @@ def _word(scales: Sequence[Scale], by_scale, order: list[str]) -> tuple[str, Sca
     opposite = all(found == {OPPOSITE} for found in statuses)
     if opposite and len(scales) > 1 and not _shrinks(by_scale[scales[0]], by_scale[scales[-1]]):
         return CONTRADICTED, scales[-1]
-    return NOT_SEEN, scales[-1]
+    return NOT_SEEN, unseen[-1] if unseen else scales[-1]
 
 
 def _shrinks(small: Sequence[Effect], large: Sequence[Effect]) -> bool:

@@ -92,7 +92,7 @@ def test_an_effect_size_by_hand():
     # Mean 2, standard deviation 1, and 1 - 3 / (4 * 3 - 5) = 4 / 7.
     assert effect_size([1.0, 2.0, 3.0]) == pytest.approx(2 * 4 / 7)
     assert effect_size([-1.0, -2.0, -3.0]) == pytest.approx(-2 * 4 / 7)
-    assert effect_size([1.0]) is None and effect_size([2.0, 2.0]) is None
+    assert effect_size([1.0, 2.0]) is None and effect_size([2.0, 2.0, 2.0]) is None
 
 
 def test_a_group_much_noisier_than_the_others_is_not_called_sure_too_often():

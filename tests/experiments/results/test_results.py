@@ -81,7 +81,7 @@ def test_effects_by_hand(tmp_path):
     assert [e.adjusted for e in tested] == pytest.approx(holm([e.p for e in tested]))
     # Of three values Hedges' correction is 1 - 3 / 7.
     assert first.size_of_effect == pytest.approx(25.0 * 4 / 7)
-    assert first.bytes == first.seconds == 1 and first.fewer_bytes == 20
+    assert first.exchanges == first.bytes == first.seconds == 1 and first.fewer_bytes == 20
     assert first.status == "opposite" and {e.status for e in found["better"]} == {"opposite"}
 
 
@@ -132,7 +132,7 @@ def test_verdicts(tmp_path, of, equal, better):
     "seen, expected",
     [
         # A larger model with fewer rounds says nothing against more rounds of a smaller one.
-        ({("s", 4): True, ("s", 8): False, ("l", 4): True}, ("not seen up to", ("l", 4))),
+        ({("s", 4): True, ("s", 8): False, ("l", 4): True}, ("not seen up to", ("s", 8))),
         ({("s", 8): False, ("l", 4): True, ("l", 8): True}, ("holds from", ("l", 8))),
         ({("s", 4): False, ("l", 4): True, ("l", 8): True}, ("holds from", ("l", 4))),
         ({("s", 4): True}, ("holds from", ("s", 4))),
@@ -314,7 +314,7 @@ def test_runs_at_rates_that_were_replaced_count_nowhere_and_are_listed(written, 
     monkeypatch.setattr(fits, "points_of", lambda records: seen.extend(records) or [])
     assert command.main(arguments) == 0
     text = (docs / "evidence.md").read_text()
-    assert f"`{path.name}` (small diloco) | at learning rates that learning_rate=0_5" in text
+    assert f"`small/diloco/{path.name}` | at learning rates that learning_rate=0_5" in text
     assert "+2.0 ± 0.2 %" in text, "as without it"
     assert seen and all(one["loss"] < 9.0 for one in seen)
 
@@ -372,6 +372,12 @@ def test_a_picture_has_a_panel_for_each_way_to_scale_and_shows_all_points(tmp_pa
         assert away.max() < np.diff(places).min() / 4, "nearest to its own scale"
     draw(campaign, claim, [one], tmp_path / "b")
     assert len(drawn[1].axes) == 1, "of one scale: against rounds"
+    few = dataclasses.replace(one, rung=dataclasses.replace(one.rung, rounds=8), adjusted=None)
+    draw(campaign, claim, [one, few], tmp_path / "c")
+    (axes,) = drawn[2].axes
+    assert [bars.lines[0].get_alpha() for bars in axes.containers] == [1.0, 0.35]
+    assert len(axes.lines[0].get_xdata()) == 1, "what no verdict counts is not joined"
+    assert [text.get_text() for text in drawn[2].legends[0].get_texts()][-2] == "too few seeds"
 
 
 def test_hours_are_of_the_rungs_that_are_shown(written):
@@ -405,6 +411,37 @@ def test_what_ran_on_an_accelerator_has_a_command_of_its_own(written):
     assert "    --until=1 " in one and "    --since=2 --until=2 " in other
 
 
+def test_a_command_goes_to_the_stage_of_the_last_seed_that_is_shown(tmp_path):
+    rungs = ("small",), (4, 8), (2,)
+    stages = {"1": stage(*rungs), "2": stage(*rungs, seeds=(0, 1, 2, 3))}
+    campaign = checked(tmp_path, stages=stages)
+    loss = gap(lambda c: 0.02 + jitter(c))
+    for ran, last in ((("1",), "1"), (("1", "2"), "2")):
+        text = page(command.gather(ledger_of(campaign, loss, ran)))
+        assert f"--only=equal \\\n    --until={last} --config" in text
+
+
+def test_a_page_tells_what_names_mean_and_what_would_turn_a_verdict(tmp_path):
+    arms = dict(config(tmp_path).arms)
+    arms["heavy"] = variant("diloco", method={"outer": {"momentum": 0.99}})
+    claims = {
+        "equal": claim("Equal", "0000.00001", "diloco", "ddp", 0.01, "at more rounds"),
+        "heavier": claim("Heavier", "0000.00002", "heavy", "diloco", 0.0, "at more rounds"),
+    }
+    campaign = checked(tmp_path, arms=arms, claims=claims)
+    losses = {"diloco": 1.9, "ddp": 2.0, "heavy": 2.1}
+    ledger = ledger_of(campaign, lambda c: losses[c.arm] * (1 + NOISE[c.seed]) * (1 + jitter(c)))
+    text = page(command.gather(ledger))
+    assert "| heavy | diloco | adamw | diloco, but outer.momentum=0.99 |" in text
+    assert text.index("### Methods") < text.index("[Equal](#equal)")
+    assert text.index("### Settings") < text.index("[Heavier](#heavier)")
+    turned = text[text.index("## equal") :].partition("What would change our mind: ")[2]
+    assert turned.startswith("a difference whose interval is not below +1 %, at more rounds.")
+    turned = text[text.index("## heavier") :].partition("What would change our mind: ")[2]
+    assert turned.startswith("differences whose intervals are all below 0, at more rounds.")
+    assert "Rungs as claimed: 2; the opposite: 0; open: 0." in text
+
+
 def test_without_records_nothing_is_written(tmp_path, written):
     _, arguments, docs = written
     with pytest.raises(RefusedError, match="results") as refused:
@@ -436,12 +473,30 @@ def points(noise=0.0, sizes=(2e5, 7e5, 3e6, 1e7)):
     ]
 
 
+def alone(some):
+    return fits.fit({"arm": some})["arm"]
+
+
+def test_arms_share_the_loss_of_the_text_and_nothing_else():
+    """An arm whose scales tell little of E takes it from one whose scales tell more."""
+    e, a, alpha, b, beta = other = (TERMS[0], 20.0, 0.25, 15.0, 0.3)
+    weak = [
+        (n, d, seed, e + a / n**alpha + b / d**beta)
+        for n, d, seed, _ in points(sizes=(2e5, 7e5, 3e6))
+        if d < 1e7 and (n < 3e6 or d < 1e6)
+    ]
+    found = fits.fit({"strong": points(), "weak": weak})
+    assert found["strong"].terms == pytest.approx(TERMS, rel=1e-3)
+    assert found["weak"].terms == pytest.approx(other, rel=1e-3)
+    assert found["weak"].smallest == (2e5, 4e5) and max(f.error for f in found.values()) < 1e-6
+
+
 def test_a_fit_finds_its_terms_and_extrapolates():
-    found = fits.fit(points())
+    found = alone(points())
     assert found.error < 1e-6
     true = TERMS[0] + TERMS[1] / 1.5e8**0.3 + TERMS[3] / 3e9**0.35
     assert found.at(1.5e8, 3e9)[0] == pytest.approx(true, rel=1e-3)
-    noisy = fits.fit(points(noise=0.003))
+    noisy = alone(points(noise=0.003))
     loss, low, high = noisy.at(2e7, 4e8)
     true = TERMS[0] + TERMS[1] / 2e7**0.3 + TERMS[3] / 4e8**0.35
     assert low < loss < high and loss == pytest.approx(true, rel=0.05)
@@ -469,7 +524,7 @@ def test_two_sizes_carry_no_fit():
     few = points(sizes=(2e5, 7e5))
     assert fits.carried(few) == ["1 more sizes"] and not fits.carried(points())
     with pytest.raises(ValueError, match="1 more sizes"):
-        fits.fit(few)
+        fits.fit({"full": points(), "few": few})
 
 
 def test_a_scale_of_two_seeds_does_not_count():
@@ -482,7 +537,7 @@ def test_scales_in_a_corner_tell_less_than_a_full_ladder():
     """Of the largest size one length, of the smallest all: leaving one out moves the prediction."""
 
     def width(some):
-        _, low, high = fits.fit(some).at(1.5e8, 3e9)
+        _, low, high = alone(some).at(1.5e8, 3e9)
         return high - low
 
     lengths = {2e5: 3, 7e5: 2, 3e6: 1}
@@ -494,5 +549,5 @@ def test_scales_in_a_corner_tell_less_than_a_full_ladder():
 
 def test_a_term_that_no_scale_tells_is_named():
     flat = [(n, d, seed, 2.0 + 40.0 / d**0.35) for n, d, seed, _ in points()]
-    assert "A" in fits.fit(flat).undetermined
-    assert fits.fit(points()).undetermined == ()
+    assert "A" in alone(flat).undetermined
+    assert alone(points()).undetermined == ()
