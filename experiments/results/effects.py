@@ -13,7 +13,14 @@ from experiments.campaign.order import UNKNOWN, Points, cells_of
 from experiments.campaign.plan import LEAST_SEEDS, Campaign, Claim, Rung
 from experiments.campaign.records import CURVE, Records
 from experiments.compare.at_equal import loss_at
-from experiments.compare.stats import against_margin, crossing, effect_size, holm
+from experiments.compare.stats import (
+    Estimate,
+    against_margin,
+    crossing,
+    effect_size,
+    estimate,
+    holm,
+)
 
 SURE = 0.05  # a p-value after the correction below which a rung counts
 SEEN, OPPOSITE, OPEN = "seen", "opposite", "open"
@@ -38,7 +45,7 @@ class Effect:
         and virtual time likewise. None where `there` has none.
       fewer_bytes: bytes of AllReduce over those of `here`.
       tokens: of `here` over those of `there`, to the higher of both final losses: below 1 where
-        `here` has the lower one. The mean over seeds; None where a loss is not finite.
+        `here` has the lower one. Over seeds; without a value where a loss is not finite.
       at_equal_bytes, at_equal_time: difference of the loss where both had spent as much as the
         cheaper one, the mean over seeds; None where that is before the first evaluation of either.
       lacking: seeds that the campaign asks for and that are not recorded yet.
@@ -59,7 +66,7 @@ class Effect:
     bytes: float | None
     seconds: float | None
     fewer_bytes: float | None
-    tokens: float | None
+    tokens: Estimate
     at_equal_bytes: float | None
     at_equal_time: float | None
     lacking: int
@@ -184,7 +191,7 @@ def _fewer(runs: Sequence[tuple[Record, Record]]) -> float | None:
     return float(np.mean(shares)) if shares else None
 
 
-def _tokens(runs: Sequence[tuple[Record, Record]]) -> float | None:
+def _tokens(runs: Sequence[tuple[Record, Record]]) -> Estimate:
     """Tokens to the higher of both final losses, of the first over those of the second."""
     column, loss = CURVE.index("tokens"), CURVE.index("loss")
     shares = []
@@ -195,9 +202,9 @@ def _tokens(runs: Sequence[tuple[Record, Record]]) -> float | None:
             found = crossing(losses, target)
             took.append(found and found.of(tokens))
         if not all(took):
-            return None
+            return estimate([])
         shares.append(took[0] / took[1])
-    return float(np.mean(shares))
+    return estimate(shares)
 
 
 def _at_equal(runs: Sequence[tuple[Record, Record]], what: str) -> float | None:

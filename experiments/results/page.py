@@ -340,7 +340,7 @@ def _table(evidence: Evidence, claim: Claim) -> list[str]:
             _times(e.exchanges),
             _times(e.bytes) + fewer,
             _times(e.seconds),
-            _times(e.tokens),
+            _times(e.tokens.mean, e.tokens.half),
             _share(e.at_equal_bytes),
             _share(e.at_equal_time),
             e.status if e.adjusted is not None else "too few seeds",
@@ -353,8 +353,10 @@ def _share(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:+.1f} %"
 
 
-def _times(ratio: float | None) -> str:
-    return "-" if ratio is None else f"{ratio:.3g} x"
+def _times(ratio: float | None, half: float | None = None) -> str:
+    if ratio is None:
+        return "-"
+    return f"{ratio:.3g} x" if half is None else f"{ratio:.2f} ± {half:.2f} x"
 
 
 def _command(evidence: Evidence, claim: Claim) -> list[str]:

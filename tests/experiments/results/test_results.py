@@ -275,8 +275,9 @@ def test_tokens_to_the_loss_of_the_other(tmp_path):
         one["curve"] = [[i, 10 * i, 8 * i, i, y] for i, y in enumerate((6.0, *of))]
         one["loss"] = of[-1]
     found = effects(campaign, ledger)
-    assert found["equal"][0].tokens == pytest.approx(30 / 40)
-    assert found["better"][0].tokens == pytest.approx(40 / 35)  # `there` has the lower one
+    assert found["equal"][0].tokens.mean == pytest.approx(30 / 40)
+    assert found["equal"][0].tokens.half == pytest.approx(0.0, abs=1e-9)
+    assert found["better"][0].tokens.mean == pytest.approx(40 / 35)  # `there` has the lower one
 
 
 def test_numbers_are_written_without_exponents():
