@@ -127,7 +127,8 @@ def narrow(width: int) -> dict:
 
 def arms() -> dict:
     """The methods, each with four points, and variants of them."""
-    momentum, light = ({"outer": {"momentum": value}} for value in (0.9, 0.5))
+    heavy = {"momentum": 0.9}
+    momentum, light = {"outer": heavy}, {"outer": {"momentum": 0.5}}
     coded = {**_FRAGMENTS, "codec": "e3m0"}
     tuned = {
         "ddp": arm("ddp", (_INNER_ALONE,)),
@@ -151,7 +152,7 @@ def arms() -> dict:
         "cocodc_light": arm("cocodc", (_INNER, _OUTER_PLAIN), method={**coded, **light}),
     }
     return tuned | {
-        "diloco_heavy": variant("diloco", method={"outer": {"name": "heavy_ball"}}),
+        "diloco_heavy": variant("diloco", method={"outer": {"name": "heavy_ball", **heavy}}),
         "diloco_h60": variant("diloco", method={"period": 60}),
         "diloco_h480": variant("diloco", method={"period": 480}),
         "streaming_h60": variant("streaming", method={"period": 60}),
