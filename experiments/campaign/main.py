@@ -39,7 +39,7 @@ from rich.table import Column, Table
 from experiments import compile_cache
 from experiments.campaign.cells import Cell, digest_of, fields_of
 from experiments.campaign.estimate import RunEstimate, Seconds
-from experiments.campaign.order import Step, ordered, own, runnable, shard_of
+from experiments.campaign.order import UNKNOWN, Step, ordered, own, runnable, shard_of
 from experiments.campaign.plan import TITLE, Campaign, plan
 from experiments.campaign.records import VERSION, Records, code_version, hours, read, update, write
 from experiments.cli import (
@@ -114,7 +114,8 @@ def main(argv: Sequence[str]) -> int:
     if values.plan:
         show_plan(campaign, ledger, options, console)
         return 0
-    refuse_any(_corpus_problems(campaign, ledger, options.workdir), TITLE)
+    problems = _corpus_problems(campaign, ledger, options.workdir)
+    refuse_any(problems + _start_problems(campaign, ledger, options.workdir), TITLE)
     compile_cache.enable(values.compile_cache)
     if not run(campaign, ledger, options, console):
         console.print("interrupted; run the same command to continue")
@@ -140,6 +141,28 @@ def _corpus_problems(campaign: Campaign, ledger: Records, workdir: Path) -> list
         f"records in {campaign.records}: give that one, or other records, as "
         "--config.records=records/mine"
     ]
+
+
+def _start_problems(campaign: Campaign, ledger: Records, workdir: Path) -> list[str]:
+    """Why runs could not start: of every arm and every size that lacks runs, the first is checked.
+
+    Else an arm that cannot train ends a campaign when its turn comes, hours after the start.
+    """
+    first: dict[tuple[str, str], Cell] = {}
+    for step in ordered(campaign, ledger, lambda _: 1.0):
+        for cell in (*step.tunes, *step.cells):
+            point = campaign.arms[cell.arm].grid[0] if cell.point == UNKNOWN else cell.point
+            cell = dataclasses.replace(cell, point=point)
+            first.setdefault(("arm", cell.arm), cell)
+            first.setdefault(("size", cell.size), cell)
+    problems = []
+    for cell in dict.fromkeys(first.values()):
+        try:
+            resolve(fields_of(campaign, cell), workdir / _TAKEN)
+        except RefusedError as error:
+            of = f"arms.{cell.arm} at sizes.{cell.size}"
+            problems += [f"{of}: {line}" for line in error.problems]
+    return problems
 
 
 def parse_shard(text: str) -> tuple[int, int, list[str]]:

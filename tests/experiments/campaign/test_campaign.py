@@ -334,7 +334,8 @@ class Fake:
     def __init__(self, monkeypatch, stop_after=None):
         self.cells, self.stop_after = [], stop_after
         monkeypatch.setattr(command, "train_cell", self)
-        monkeypatch.setattr(command, "_corpus_problems", lambda *_: [])  # records are made up
+        for check in ("_corpus_problems", "_start_problems"):  # sizes and records are made up
+            monkeypatch.setattr(command, check, lambda *_: [])
         monkeypatch.setattr(command.jax, "clear_caches", lambda: None)
 
     def __call__(self, campaign, cell, workdir):
@@ -546,6 +547,19 @@ def test_two_steps_leave_a_record(root, tmp_path, monkeypatch):
     assert 0 < made["bytes_sent"] == made["curve"][-1][2] <= made["allreduce_bytes"]
     assert made["virtual"]["seconds"] > 2 * campaign.step_seconds
     assert not list(tmp_path.iterdir())  # its folder is gone
+
+
+def test_an_arm_that_cannot_train_is_refused_before_anything_runs(root, tmp_path):
+    """The name of an outer step brings no momentum with it; the other arms are as they were."""
+    bad = two_steps(root)
+    with bad.unlocked():
+        bad.arms.heavy = variant("diloco", method={"outer": {"name": "heavy_ball"}})
+        bad.claims.heavier = claim("Heavier", "0000.00002", "heavy", "diloco", 0.0, "later")
+    campaign = plan(bad)
+    (problem,) = command._start_problems(campaign, Records(campaign), tmp_path)
+    assert problem.startswith("arms.heavy at sizes.small: ") and "momentum" in problem
+    good = plan(two_steps(root))
+    assert command._start_problems(good, Records(good), tmp_path) == []
 
 
 def test_records_of_another_corpus_are_refused_before_anything_runs(root, tmp_path):
