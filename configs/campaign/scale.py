@@ -72,7 +72,7 @@ def get_config() -> ConfigDict:
             "1_first": stage(sizes=("180k", "700k"), rounds=(24, 96), regions=(2, 4)),
             "1_large": stage(("2600k",), (24,), (2, 4)),
             "1_long": stage(("180k",), (384,), (2, 4)),
-            "2_bytes": stage(("180k",), (96, 384), (4,)),
+            "2_bytes": stage(("180k",), (96, 384), (4,), seeds=_FIVE),
             "2_regions": stage(("390k",), (24,), (4, 8, 16)),
             "2_topics": stage(("180k", "700k"), (24, 96), (2, 4), splits=("topic",)),
             "2_variants": stage(("180k", "700k"), (24, 96), (4,)),
