@@ -530,8 +530,8 @@ def _scaling(evidence: Evidence) -> str:
             f"The last columns are **extrapolations** to {_TOKENS_A_PARAMETER} tokens a parameter. "
             f"Of these scales the largest has {count(largest)} parameters, the longest "
             f"{longest / 1e6:.0f}M tokens; 0.15B are asked for "
-            f"{_times_ahead(_AHEAD[0][0], largest)} times the parameters and "
-            f"{_times_ahead(_TOKENS_A_PARAMETER * _AHEAD[0][0], longest)} times the tokens. "
+            f"{short(_AHEAD[0][0] / largest)} times the parameters and "
+            f"{short(_TOKENS_A_PARAMETER * _AHEAD[0][0] / longest)} times the tokens. "
             "Ranges are over bootstrap fits, which draw seeds, and over fits that leave one "
             "scale out; they say nothing of the form. Differences between methods there are no "
             "evidence for either. Not determined: parts below a thousandth of a nat, and exponents "
@@ -542,10 +542,6 @@ def _scaling(evidence: Evidence) -> str:
             *rows,
         ]
     )
-
-
-def _times_ahead(value: float, largest: float) -> str:
-    return short(value / largest, 2)
 
 
 def _curves(evidence: Evidence) -> dict[tuple[str, str], list[fits.Point]]:
