@@ -22,8 +22,9 @@ Stages, each finished before the next:
 - `2_regions`: 0.39M, whose batch 16 regions can share, of DiLoCo and NoLoCo;
 - `2_topics`: the same where every region has topics of its own;
 - `2_variants`: more methods, and what a method's settings change, each against the other setting at
-  the same learning rates: delay, sends and compensation of CoCoDC, rank and H of DiLoCoX, groups
-  and pull of NoLoCo, density of SparseLoCo;
+  the same learning rates: payloads in 4 and 2 bits, delay, sends and compensation of CoCoDC, rank,
+  H and delay of DiLoCoX, parts of AdLoCo, groups and pull of NoLoCo, density of SparseLoCo, and
+  whom Decoupled DiLoCo waits for;
 - `3_long`, `3_regions`, `3_seeds`, `3_topics`, `3_variants`: five seeds of `1_long`, of NoLoCo in
   eight regions, of `1_first` and the settings of `2_variants` at 0.18M, of `2_topics`, and of
   `2_variants` at 0.68M with 24 rounds;
@@ -130,6 +131,7 @@ def arms() -> dict:
     heavy = {"momentum": 0.9}
     momentum, light = {"outer": heavy}, {"outer": {"momentum": 0.5}}
     coded = {**_FRAGMENTS, "codec": "e3m0"}
+    unequal = {"speeds": (1.0, 0.9, 0.75, 0.6), "outages": (), "period": 12}
     tuned = {
         "ddp": arm("ddp", (_INNER_ALONE,)),
         "averaging": arm("local_sgd", (_INNER_ALONE,)),
@@ -150,9 +152,11 @@ def arms() -> dict:
             "streaming_diloco", (_INNER, _OUTER_PLAIN), method={**_FRAGMENTS, **light}
         ),
         "cocodc_light": arm("cocodc", (_INNER, _OUTER_PLAIN), method={**coded, **light}),
+        "quorum": arm("decoupled_diloco", (_INNER, _OUTER), method=unequal),
     }
     return tuned | {
         "diloco_heavy": variant("diloco", method={"outer": {"name": "heavy_ball", **heavy}}),
+        "diloco_e3m0": variant("diloco", method={"codec": "e3m0"}),
         "diloco_h60": variant("diloco", method={"period": 60}),
         "diloco_h480": variant("diloco", method={"period": 480}),
         "streaming_h60": variant("streaming", method={"period": 60}),
@@ -164,12 +168,26 @@ def arms() -> dict:
         "cocodc_plain": variant("cocodc", method={"taylor": 0.0}),
         "cocodc_norm": variant("cocodc", method={"taylor": {"mode": "norm", "strength": 0.2}}),
         "dilocox_dense": variant("dilocox", method={"codec": None, "rank": None}),
+        "dilocox_waits": variant("dilocox", method={"delay": 0}),
         "dilocox_rank4": variant("dilocox", method={"rank": 4}),
         "dilocox_h60": variant("dilocox", method={"period": 60}),
         "noloco_fours": variant("noloco", method={"group_size": 4}),
         "noloco_weak": variant("noloco", method={"gamma": 0.3}),
         "noloco_strong": variant("noloco", method={"gamma": 1.2}),
         "sparseloco_3": variant("sparseloco", method={"k": 128}),
+        "adloco_alone": variant(
+            "adloco",
+            method={"trainers": 1, "start_batch": 4},
+            adaptive={"largest_microbatch": 4},
+        ),
+        "adloco_apart": variant("adloco", method={"merge_every": None}),
+        "adloco_fixed": variant("adloco", method={"test": "fixed"}),
+        "adloco_unswitched": variant("adloco", method={"threshold": 1.0}),
+        "muloco_dense": variant("muloco", method={"codec": "fp32"}),
+        "muloco_2bit": variant("muloco", method={"bits": 2}),
+        "quorum_strict": variant("quorum", method={"grace": 0.0}),
+        "quorum_all": variant("quorum", method={"quorum": 4, "grace": 0.0}),
+        "quorum_mean": variant("quorum", method={"merge": None}),
     }
 
 
@@ -293,6 +311,16 @@ def claims() -> dict:
             published="up to 16 times fewer bytes",
             stages=later,
         ),
+        "dilocox_ddp": claim(
+            "DiLoCoX, in 4 bits and a round late, loses at most 1 % against data parallel training",
+            "2506.21263",
+            "dilocox",
+            "ddp",
+            0.01,
+            "at more rounds or in larger models",
+            published="357 times the throughput of AllReduce with negligible loss of convergence",
+            stages=later,
+        ),
         "adloco_diloco": claim(
             "AdLoCo, which communicates less and less, loses at most 1 % against DiLoCo",
             "2508.18182",
@@ -333,6 +361,44 @@ def settings() -> dict:
             "at more rounds, or at rates tuned for this H",
             published="equal loss at 400 times fewer bytes than data parallel",
             stages=far,
+        ),
+        "diloco_period": claim(
+            "DiLoCo at H = 60 loses at most 1 % against H = 30",
+            "2311.08105",
+            "diloco_h60",
+            "diloco",
+            0.01,
+            "at more rounds, or at rates tuned for this H",
+            published="H = 1000 costs 2.9 % of the perplexity of H = 50",
+            stages=far,
+        ),
+        "diloco_codec": claim(
+            "DiLoCo in 4 bits (E3M0) loses at most 1 % against fp32",
+            "2501.18512",
+            "diloco_e3m0",
+            "diloco",
+            0.01,
+            "at more rounds or in larger models",
+            published="no loss of quality",
+            stages=only,
+        ),
+        "muloco_codec": claim(
+            "MuLoCo in 4 bits loses at most 1 % against fp32",
+            "2505.23725",
+            "muloco",
+            "muloco_dense",
+            0.01,
+            "at more rounds or in larger models",
+            stages=only,
+        ),
+        "muloco_bits": claim(
+            "MuLoCo in 2 bits loses at most 1 % against 4 bits",
+            "2505.23725",
+            "muloco_2bit",
+            "muloco",
+            0.01,
+            "at more rounds or in larger models",
+            stages=only,
         ),
         "momentum_averaging": claim(
             "Outer momentum without a look-ahead has a lower loss than plain averaging",
@@ -433,6 +499,51 @@ def settings() -> dict:
             "at more rounds",
             stages=only,
         ),
+        "dilocox_delay": claim(
+            "DiLoCoX loses at most 1 % by applying its average a round late",
+            "2506.21263",
+            "dilocox",
+            "dilocox_waits",
+            0.01,
+            "at more rounds or in larger models",
+            stages=only,
+        ),
+        "adloco_merging": claim(
+            "AdLoCo has a lower loss with trainers that merge than without",
+            "2508.18182",
+            "adloco",
+            "adloco_apart",
+            0.0,
+            "at more rounds",
+            stages=only,
+        ),
+        "adloco_batches": claim(
+            "AdLoCo has a lower loss with batches that grow than with fixed ones",
+            "2508.18182",
+            "adloco",
+            "adloco_fixed",
+            0.0,
+            "at more rounds, as batches grow at the cost of steps",
+            stages=only,
+        ),
+        "adloco_trainers": claim(
+            "AdLoCo has a lower loss with four trainers than with one",
+            "2508.18182",
+            "adloco",
+            "adloco_alone",
+            0.0,
+            "at more rounds",
+            stages=only,
+        ),
+        "adloco_switch": claim(
+            "AdLoCo has a lower loss with the switch mode than without",
+            "2508.18182",
+            "adloco",
+            "adloco_unswitched",
+            0.0,
+            "at more rounds",
+            stages=only,
+        ),
         "noloco_groups": claim(
             "NoLoCo in pairs loses at most 1 % against groups of four",
             "2506.10911",
@@ -471,6 +582,33 @@ def settings() -> dict:
             "diloco",
             0.0,
             "at more rounds",
+            stages=only,
+        ),
+        "quorum_waits": claim(
+            "Decoupled DiLoCo has a lower loss if it waits for everyone than for one of four",
+            "2604.21428",
+            "quorum_all",
+            "quorum_strict",
+            0.0,
+            "at more rounds, or with learners whose data differ more",
+            stages=only,
+        ),
+        "quorum_grace": claim(
+            "Decoupled DiLoCo with a grace window loses at most 1 % against waiting for everyone",
+            "2604.21428",
+            "quorum",
+            "quorum_all",
+            0.01,
+            "at more rounds, or with learners whose data differ more",
+            stages=only,
+        ),
+        "quorum_merge": claim(
+            "Decoupled DiLoCo has a lower loss by radial-directional averaging than by the mean",
+            "2604.21428",
+            "quorum",
+            "quorum_mean",
+            0.0,
+            "at more rounds or in more regions",
             stages=only,
         ),
     }
