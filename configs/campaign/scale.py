@@ -22,9 +22,9 @@ Stages, each finished before the next:
 - `2_regions`: 0.39M, whose batch 16 regions can share, of DiLoCo and NoLoCo;
 - `2_topics`: the same where every region has topics of its own;
 - `2_variants`: more methods, and what a method's settings change, each against the other setting at
-  the same learning rates. They are payloads in 4 and 2 bits, delay, sends and compensation of
-  CoCoDC, rank, H and delay of DiLoCoX, parts of AdLoCo, groups and pull of NoLoCo, density of
-  SparseLoCo, and whom Decoupled DiLoCo waits for;
+  the same learning rates. These are payloads in 4 and 2 bits, density of SparseLoCo, groups and
+  pull of NoLoCo, and parts of AdLoCo. Further delay, sends and compensation of CoCoDC, rank, H and
+  delay of DiLoCoX, and whom Decoupled DiLoCo waits for;
 - `3_long`, `3_regions`, `3_seeds`, `3_topics`, `3_variants`: five seeds of `1_long`, of NoLoCo in
   eight regions, of `1_first` and the settings of `2_variants` at 0.18M, of `2_topics`, and of
   `2_variants` at 0.68M with 24 rounds;
