@@ -6,13 +6,13 @@
 
 Every method gets the same tokens: a batch of a size is shared by its regions. H = 30 for all. Inner
 and outer learning rates are tuned for each method and size by successive halving over four points,
-with equal budgets, on a seed that is never reported: all four for 8 rounds, the best two for 24, in
-four regions, i.i.d. data. A method without an outer rate gets four inner ones. Other settings, such
-as momenta, are those of the methods' configs or of `arms`. In a first grid (inner 3e-3, 9e-3; outer
-0.4, 0.8) CoCoDC's best point was at both lower edges, so the grid of all methods was moved. The
-runs of the first grid are among the records that do not count. Points next to the best that the
-grid lacks train for 24 rounds, too, up to five times: the lowest inner rate of the grid was too
-high for the larger models.
+on a seed that is never reported: all four for 8 rounds, the best two for 24, in four regions,
+i.i.d. data. A method without an outer rate gets four inner ones. Other settings, such as momenta,
+are those of the methods' configs or of `arms`. In a first grid (inner 3e-3, 9e-3; outer 0.4, 0.8)
+CoCoDC's best point was at both lower edges, so the grid of all methods was moved. The runs of the
+first grid are among the records that do not count. Points next to the best that the grid lacks
+train for 24 rounds, too, up to five times, so that budgets are equal on the grid alone: the lowest
+inner rate of the grid was too high for the larger models.
 
 Stages, each finished before the next:
 - `1_first`: 0.18M and 0.7M parameters, 24 and 96 rounds, 2 and 4 regions, three seeds;
@@ -63,7 +63,7 @@ def get_config() -> ConfigDict:
         title="Evidence: what papers claim, as a function of scale",
         records="records/scale",
         text="Python sources",
-        origin="The standard library of Python 3.11.7, `--config.data.corpus=python`",
+        origin="The standard library of Python 3.11.7, `--config.common.data.corpus=python`",
         see="On another corpus, in larger tokens: [WikiText-2](evidence_wikitext.md).",
         common=common(corpus="python", tokenizer="bytes"),
         sizes=sizes(),

@@ -32,7 +32,7 @@ def get_config() -> ConfigDict:
             "`f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8`, `test.txt` "
             "`d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0`"
         ),
-        see="With more scales, and claims on settings: [Python sources](evidence.md).",
+        see="With more scales, and on settings of methods: [Python sources](evidence.md).",
         common=scale.common(corpus="text:wikitext-2", tokenizer="bpe:1024"),
         sizes={
             "230k": size(0.23e6, 8, **scale.narrow(64)),

@@ -22,6 +22,25 @@ Sizes, `--config.size=`:
   minute each on two cores: half an hour in all, less with `--config.parallel=2`.
 - `small`: 0.18M parameters, context 64, 720 steps, H = 30: minutes, to see that everything runs.
 - `gpu`: 35M parameters on C4, H = 50, 4000 steps. Not run by us.
+
+`small` (five and a half minutes on two idle cores), final loss ± 95 % over three seeds, and its
+difference from the dense method above:
+
+=============== ============= ============== ====
+variant         loss          difference     MB
+=============== ============= ============== ====
+diloco          2.088 ± 0.050                26
+diloco_stat4    2.091         +0.003 ± 0.053 3.5
+diloco_e3m0     2.102         +0.014 ± 0.042 3.6
+diloco_stat2_ef 2.104         +0.016 ± 0.087 1.7
+averaging       2.001 ± 0.035                26
+sparseloco      2.359 ± 0.013 +0.358 ± 0.037 0.40
+muon            1.911 ± 0.038                26
+muloco_4        1.916         +0.005 ± 0.017 3.5
+muloco_2        2.019         +0.108 ± 0.024 1.7
+=============== ============= ============== ====
+
+Intervals of 2 to 3 % of the loss cannot show half a percent.
 """
 
 from ml_collections import ConfigDict

@@ -60,7 +60,7 @@ def at_equal(
 
 
 def sentence(found: Sequence[Mapping[str, Any]], baseline: str, seeds: int) -> str:
-    """The best variants of `at_equal` in one sentence; empty where there is nothing to compare.
+    """The best variants of `at_equal`, a sentence each; empty where there is nothing to compare.
 
     Args:
       baseline: a variant that is named beside the best ones.
@@ -70,7 +70,7 @@ def sentence(found: Sequence[Mapping[str, Any]], baseline: str, seeds: int) -> s
         return ""
     parts = [_part(entry, baseline) for entry in found]
     trust = "one seed: a first look, no ranking" if seeds == 1 else f"means over {seeds} seeds"
-    return f"At {'; at '.join(parts)} ({trust})."
+    return f"At {'. At '.join(parts)} ({trust})."
 
 
 def _part(entry: Mapping[str, Any], baseline: str) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -128,7 +128,62 @@ def effect_size(values: Sequence[float]) -> float | None:
     return float(np.mean(values)) / spread * (1 - 3 / (4 * len(values) - 5))
 
 
-UNLIKE = 0.2  # p-value of an F test; a smaller one would find little in groups of three values
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """What variances of small groups are like: `variance` times `degrees` over a chi-square.
+
+    Attributes:
+      variance: s0^2, the one that a group without values of its own would be given.
+      degrees: d0, for how many degrees of freedom it counts; infinite where the groups' variances
+        differ no more than they would by chance.
+      known: degrees of freedom of all groups that it is known from; no test has more.
+    """
+
+    variance: float
+    degrees: float
+    known: int
+
+
+def spread_of(groups: Iterable[Sequence[float]]) -> Spread:
+    """The prior of the groups' variances, from their logarithms' mean and variance.
+
+    Smyth (2004), "Linear models and empirical Bayes methods", section 6.2. A group's logarithm of
+    s^2 with d degrees of freedom has the mean log sigma^2 + digamma(d / 2) - log(d / 2), and varies
+    by trigamma(d / 2) around it. What they vary more, their true variances do.
+
+    Args:
+      groups: values, such as paired differences by seed; at least two each.
+    """
+    known = [np.array(x, float) for x in groups]
+    degrees = np.array([len(x) - 1 for x in known], float)
+    variances = np.array([x.var(ddof=1) for x in known])
+    if not len(known) or not variances.any():
+        return Spread(0.0, math.inf, int(degrees.sum()))
+    # A variance of 0, as of three equal values, has no logarithm.
+    variances = np.maximum(variances, 1e-5 * np.median(variances[variances > 0]))
+    if len(known) == 1:
+        return Spread(float(variances[0]), 0.0, int(degrees[0]))
+    half = degrees / 2
+    logs = np.log(variances) - special.digamma(half) + np.log(half)
+    beyond = float(logs.var(ddof=1) - special.polygamma(1, half).mean())
+    if beyond <= 0:
+        pooled = float(degrees @ variances / degrees.sum())
+        return Spread(pooled, math.inf, int(degrees.sum()))
+    prior = _inverse_trigamma(beyond)
+    centre = float(np.exp(logs.mean() + special.digamma(prior) - math.log(prior)))
+    return Spread(centre, 2 * prior, int(degrees.sum()))
+
+
+def _inverse_trigamma(value: float) -> float:
+    """The x > 0 with trigamma(x) = value, by Newton's method on 1 / trigamma, which is convex."""
+    x = 0.5 + 1 / value
+    for _ in range(50):
+        at = float(special.polygamma(1, x))
+        step = at * (1 - at / value) / float(special.polygamma(2, x))
+        x += step
+        if abs(step) < 1e-10 * x:
+            break
+    return x
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,40 +200,28 @@ class Margin:
     p: float
 
 
-def against_margin(
-    groups: Mapping[Any, Sequence[float]], margin: float, least: int = 2
-) -> dict[Any, Margin]:
-    """t-tests of the means of several groups of values against a margin, with a pooled variance.
+def against_margin(values: Sequence[float], margin: float, spread: Spread) -> Margin:
+    """Moderated t-test of a group's mean against a margin (Smyth 2004, section 3).
 
-    The variance of a group is the larger of its own and the pooled one, sum_g sum_i (x_gi - m_g)^2
-    over sum_g (n_g - 1). The t-distribution has sum_g (n_g - 1) degrees of freedom. Pooling gives
-    groups of three seeds narrower intervals. No group gets a smaller variance than its own.
-
-    A group whose variance is clearly larger than that of the others (F test at `UNLIKE`) tells how
-    large it is by its own values alone: the t-distribution then has its n_g - 1 degrees of freedom.
+    The variance is (d0 s0^2 + d s^2) / (d0 + d), with d0 + d degrees of freedom. Three seeds alone
+    say little of their variance; what others vary by is the better guess the less they differ.
+    Errors of 5 % are those of all groups together; a group that varies more than most is called
+    sure more often than that, one that varies less more seldom.
 
     Args:
-      groups: name -> values, such as paired differences by seed.
-      least: values a group needs to be tested (at least 2); others are left out, also of the pool.
+      values: at least two.
+      spread: of all groups that are tested so, this one among them.
     """
-    known = {name: np.array(x, float) for name, x in groups.items() if len(x) >= max(2, least)}
-    freedom = sum(len(x) - 1 for x in known.values())
-    if not freedom:
-        return {}
-    squares = {name: float(((x - x.mean()) ** 2).sum()) for name, x in known.items()}
-    everyone = freedom, sum(squares.values()) / freedom
-    found = {}
-    for name, x in known.items():
-        own = len(x) - 1, squares[name] / (len(x) - 1)
-        others = freedom - own[0]
-        rest = (sum(squares.values()) - squares[name]) / others if others else 0.0
-        alone = others and special.fdtrc(own[0], others, own[1] / rest if rest else np.inf) < UNLIKE
-        degrees, variance = own if alone else (freedom, max(own[1], everyone[1]))
-        error = math.sqrt(variance / len(x))
-        mean = float(x.mean())
-        if error == 0:
-            found[name] = Margin(mean, 0.0, 1.0 if mean == margin else 0.0)
-            continue
-        p = 2 * special.stdtr(degrees, -abs(mean - margin) / error)
-        found[name] = Margin(mean, float(special.stdtrit(degrees, 0.975) * error), float(p))
-    return found
+    known = np.array(values, float)
+    own, mean = len(known) - 1, float(known.mean())
+    if math.isinf(spread.degrees):
+        variance = spread.variance
+    else:
+        whole = spread.degrees * spread.variance + own * float(known.var(ddof=1))
+        variance = whole / (spread.degrees + own)
+    degrees = min(spread.degrees + own, spread.known)
+    error = math.sqrt(variance / len(known))
+    if error == 0:
+        return Margin(mean, 0.0, 1.0 if mean == margin else 0.0)
+    p = 2 * special.stdtr(degrees, -abs(mean - margin) / error)
+    return Margin(mean, float(special.stdtrit(degrees, 0.975) * error), float(p))

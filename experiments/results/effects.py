@@ -15,17 +15,20 @@ from experiments.campaign.records import CURVE, Records
 from experiments.compare.at_equal import loss_at
 from experiments.compare.stats import (
     Estimate,
+    Spread,
     against_margin,
     crossing,
     effect_size,
     estimate,
     holm,
+    spread_of,
 )
 
 SURE = 0.05  # a p-value after the correction below which a rung counts
 SEEN, OPPOSITE, OPEN = "seen", "opposite", "open"
 
 Record = Mapping[str, Any]
+Pairs = dict[Rung, dict[int, tuple[Record, Record]]]  # rung -> seed -> records of both arms
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +51,6 @@ class Effect:
         `here` has the lower one. Over seeds; without a value where a loss is not finite.
       at_equal_bytes, at_equal_time: difference of the loss where both had spent as much as the
         cheaper one, the mean over seeds; None where that is before the first evaluation of either.
-      lacking: seeds that the campaign asks for and that are not recorded yet.
       failed: seeds of which a run failed.
     """
 
@@ -69,7 +71,6 @@ class Effect:
     tokens: Estimate
     at_equal_bytes: float | None
     at_equal_time: float | None
-    lacking: int
     failed: tuple[int, ...]
 
     @property
@@ -90,11 +91,21 @@ class Effect:
 def effects(campaign: Campaign, ledger: Records) -> dict[str, list[Effect]]:
     """Claim -> its rungs with at least one pair, from the smallest scale.
 
-    P-values are corrected within two families: claims on methods, and claims on variants of them.
+    There are two families: claims on methods, and claims on variants of them. Within one, p-values
+    are corrected, and rungs with one measure lend each other their spread.
     """
     points = Points(campaign, ledger)
+    pairs = {
+        name: {
+            rung: _pairs(ledger, cells_of(claim, rung, seeds, points), claim.measure)
+            for rung, seeds in claim.rungs().items()
+        }
+        for name, claim in campaign.claims.items()
+    }
+    spreads = _spreads(campaign, pairs)
     found = {
-        name: _of_claim(campaign, ledger, claim, points) for name, claim in campaign.claims.items()
+        name: _of_claim(campaign, ledger, claim, points, pairs[name], spreads[name])
+        for name, claim in campaign.claims.items()
     }
     adjusted = {}
     for variants in (False, True):
@@ -113,29 +124,48 @@ def on_variants(campaign: Campaign, claim: str) -> bool:
     return any(campaign.arms[name].tuned_as != name for name in (of.here, of.there))
 
 
+def _spreads(campaign: Campaign, pairs: Mapping[str, Pairs]) -> dict[str, Spread]:
+    """Claim -> how the differences of rungs of its family and measure vary by seed."""
+    like = {n: (c.measure, on_variants(campaign, n)) for n, c in campaign.claims.items()}
+    groups: dict[tuple[str, bool], list[list[float]]] = {}
+    for name, of_claim in pairs.items():
+        of = groups.setdefault(like[name], [])
+        differences = (
+            _differences(of_rung, campaign.claims[name]) for of_rung in of_claim.values()
+        )
+        of += [list(found.values()) for found in differences if len(found) >= LEAST_SEEDS]
+    spreads = {key: spread_of(of) for key, of in groups.items()}
+    return {name: spreads[key] for name, key in like.items()}
+
+
+def _differences(pairs: Mapping[int, tuple[Record, Record]], claim: Claim) -> dict[int, float]:
+    """Seed -> the measure of the first arm over that of the second, less 1."""
+    return {s: here[claim.measure] / there[claim.measure] - 1 for s, (here, there) in pairs.items()}
+
+
 def _key(effect: Effect) -> tuple[str, Rung]:
     return effect.claim, effect.rung
 
 
-def _of_claim(campaign: Campaign, ledger: Records, claim: Claim, points: Points) -> list[Effect]:
+def _of_claim(
+    campaign: Campaign,
+    ledger: Records,
+    claim: Claim,
+    points: Points,
+    pairs: Pairs,
+    spread: Spread,
+) -> list[Effect]:
     """One effect for each rung of a claim that has runs; p-values are not corrected yet."""
     what = claim.measure
-    pairs = {
-        rung: _pairs(ledger, cells_of(claim, rung, seeds, points), what)
-        for rung, seeds in claim.rungs().items()
-    }
-    differences = {
-        rung: {seed: here[what] / there[what] - 1 for seed, (here, there) in of.items()}
-        for rung, of in pairs.items()
-    }
-    values = {rung: list(of.values()) for rung, of in differences.items()}
-    tests = against_margin(values, claim.margin, LEAST_SEEDS)
     order = {name: i for i, name in enumerate(campaign.sizes)}
     found = []
     for rung, seeds in claim.rungs().items():
         if not pairs[rung]:
             continue
-        test, runs = tests.get(rung), list(pairs[rung].values())
+        runs, differences = list(pairs[rung].values()), _differences(pairs[rung], claim)
+        values, test = list(differences.values()), None
+        if len(values) >= LEAST_SEEDS:
+            test = against_margin(values, claim.margin, spread)
         cells = cells_of(claim, rung, seeds, points)
         failed = tuple(sorted({cell.seed for cell in cells if cell in ledger.failed}))
         found.append(
@@ -144,12 +174,12 @@ def _of_claim(campaign: Campaign, ledger: Records, claim: Claim, points: Points)
                 rung=rung,
                 margin=claim.margin,
                 measure=what,
-                differences=differences[rung],
+                differences=differences,
                 values=tuple(float(np.mean([pair[i][what] for pair in runs])) for i in (0, 1)),
                 half=test and test.half,
                 p=test and test.p,
                 adjusted=None,
-                size_of_effect=effect_size(values[rung]),
+                size_of_effect=effect_size(values),
                 exchanges=_ratio(runs, lambda record: record["exchanges"]),
                 bytes=_ratio(runs, lambda record: record["bytes_sent"]),
                 seconds=_ratio(runs, lambda record: record["virtual"]["seconds"]),
@@ -157,7 +187,6 @@ def _of_claim(campaign: Campaign, ledger: Records, claim: Claim, points: Points)
                 tokens=_tokens(runs),
                 at_equal_bytes=_at_equal(runs, "bytes"),
                 at_equal_time=_at_equal(runs, "seconds"),
-                lacking=len(seeds) - len(pairs[rung]) - len(failed),
                 failed=failed,
             )
         )

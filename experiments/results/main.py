@@ -1,11 +1,12 @@
-"""Make the page of a campaign from its records: verdicts, tables, figures; nothing is trained.
+"""Make the pages of results from records: verdicts, tables, figures; nothing is trained.
 
     python -m experiments results            # docs/evidence.md and its pictures
     python -m experiments results --config=configs/campaign/wikitext.py
     python -m experiments results --check    # exit code 1 if they do not agree with the records
 
 Every number on the page is computed from the records in the campaign's folder. A page that was
-edited by hand, or a picture of other records, fails the check.
+edited by hand, or a picture of other records, fails the check. So does a table of a comparison in
+another page of the folder (see `experiments/results/tables.py`).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from experiments.progress import tracked
 from experiments.results import figures
 from experiments.results.effects import Effect, effects
 from experiments.results.page import OVERVIEW, Evidence, page
+from experiments.results.tables import refreshed
 from experiments.results.verdict import verdict
 
 EXIT_DISAGREES = 1
@@ -60,7 +62,10 @@ def main(argv: Sequence[str]) -> int:
         for line in found:
             console.print(line, markup=False)
         return EXIT_DISAGREES if found else 0
-    for file in write(evidence, docs):
+    others = refreshed(docs)  # which may be refused
+    for file, text in others.items():
+        file.write_text(text, encoding="utf-8")
+    for file in [*write(evidence, docs), *others]:
         console.print(f"written: {file}")
     return 0
 
@@ -106,19 +111,24 @@ def pictures(evidence: Evidence) -> dict[str, list[Effect]]:
 
 
 def disagreements(evidence: Evidence, docs: Path) -> list[str]:
-    """Lines on what differs between page and records; empty if they agree."""
+    """Lines on what differs between pages and records; empty if they agree."""
     file, folder = _places(evidence, docs)
-    there = file.read_text(encoding="utf-8") if file.is_file() else ""
-    here = page(evidence)
-    found = []
-    if there != here:
-        lines = difflib.unified_diff(
-            there.splitlines(), here.splitlines(), str(file), "the records", lineterm="", n=0
-        )
-        found += [f"{file} does not agree with the records: run `results`", *lines]
-        found = found[:_SHOWN_LINES]
+    found = _difference(file, page(evidence))
+    for other, text in refreshed(docs).items():
+        found += _difference(other, text)
     for name, shown in pictures(evidence).items():
         picture = folder / name
         if figures.digest_in(picture) != figures.digest(shown):
             found.append(f"{picture} does not show the records: run `results`")
     return found
+
+
+def _difference(file: Path, here: str) -> list[str]:
+    """Lines on what differs between a page and its text by the records."""
+    there = file.read_text(encoding="utf-8") if file.is_file() else ""
+    if there == here:
+        return []
+    lines = difflib.unified_diff(
+        there.splitlines(), here.splitlines(), str(file), "the records", lineterm="", n=0
+    )
+    return [f"{file} does not agree with the records: run `results`", *lines][:_SHOWN_LINES]

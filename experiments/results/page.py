@@ -14,12 +14,12 @@ from experiments.campaign.plan import Arm, Campaign, Claim, Rung, Tuning
 from experiments.campaign.records import Records, hours
 from experiments.campaign.tuning import rungs
 from experiments.compare.plan import merged
-from experiments.compare.stats import UNLIKE
 from experiments.compare.stats import Estimate as Mean
+from experiments.config import base
 from experiments.results import fit as fits
 from experiments.results.effects import OPEN, OPPOSITE, SEEN, SURE, Effect, on_variants
 from experiments.results.figures import count, kind, short
-from experiments.results.verdict import HOLDS, HOLDS_FROM, NO_VERDICT, ORDER, Verdict
+from experiments.results.verdict import HOLDS, HOLDS_FROM, NO_VERDICT, NOT_SEEN, ORDER, Verdict
 from lowcomm_jax.checkpoint.load import dotted
 
 OVERVIEW = "overview.png"
@@ -82,7 +82,11 @@ def page(evidence: Evidence) -> str:
 def _head(evidence: Evidence) -> str:
     campaign, records = evidence.campaign, list(evidence.ledger.found.values())
     seeds = {r["cell"]["seed"] for r in records if not r["cell"]["tunes"]}
-    sizes = ", ".join(count(params) for params, _ in _shown_sizes(evidence))
+    judged = {e.rung.size for of in evidence.effects.values() for e in of if e.p is not None}
+    shown = _shown_sizes(evidence)
+    sizes = ", ".join(count(params) for params, name in shown if name in judged)
+    others = ", ".join(count(params) for params, name in shown if name not in judged)
+    others = f"Of {others} there are runs, but no pair with enough seeds. " if others else ""
     tokenizer = campaign.common["data"].get("tokenizer", "bytes")
     return f"""
 # {campaign.title}
@@ -90,9 +94,9 @@ def _head(evidence: Evidence) -> str:
 Written by `{evidence.command("results")}` from the records in `{campaign.records}`; do not edit it.
 
 Models of {sizes} parameters on {campaign.text}, tokenizer `{tokenizer}`, H = {campaign.period}.
-A verdict is about these scales. Published figures come from larger models that train for longer.
-Seeds that are reported: up to {len(seeds)}. Losses are in nats per token. Other measurements:
-[results](RESULTS.md). {campaign.see}
+{others}A verdict is about these scales. Published figures come from
+larger models that train for longer. Seeds that are reported: up to {len(seeds)}. Losses are in
+nats per token. By one command each, in settings of their own: [results](RESULTS.md). {campaign.see}
 
 ![all claims on the loss at all rungs]({campaign.page}/{OVERVIEW})
 """
@@ -137,7 +141,7 @@ def _claims_table(evidence: Evidence, verdicts: Sequence[Verdict]) -> str:
         statuses = evidence.statuses(verdict)
         told = ", ".join(str(statuses[word]) for word in (SEEN, OPPOSITE, OPEN))
         rows.append(
-            f"| [{claim.says}](#{claim.name}) ({claim.source.partition(';')[0]}) "
+            f"| [{claim.says}](#{claim.name}) ({claim.source}) "
             f"| {kind(verdict.split)} | **{_verdict(evidence, verdict)}** | {shown} | {told} |"
         )
     return "\n".join(rows)
@@ -178,6 +182,7 @@ def _how(evidence: Evidence) -> str:
     tests = [0, 0]  # of claims on methods, of claims on variants
     for name, of in evidence.effects.items():
         tests[on_variants(campaign, name)] += sum(e.p is not None for e in of)
+    settings = f", and over all {tests[1]} of claims on settings" if tests[1] else ""
     return f"""
 ## How to read it
 
@@ -186,14 +191,20 @@ def _how(evidence: Evidence) -> str:
   beside or over those of the second. `tokens`: likewise, to the higher of both final losses.
   `at equal bytes` and `at equal time`: the difference where both had spent what the cheaper one
   spent; `-` where that is before a first evaluation, as after a thirtieth of a run. These three
-  are read off the curves, at learning rates that had not decayed yet.
+  are read off the curves, at learning rates that had not decayed yet. Batches that grow overshoot
+  by up to 3 %; learners of unequal speed see fewer tokens than others, and are compared with each
+  other alone.
+- **Bytes** of AllReduce are those of gradients in fp32 in a ring; papers that count bf16 have half
+  the ratio.
 - **Virtual time** is that of links of {links} between all regions, and
   {campaign.step_seconds:g} s a step. Links of a wide area carry models far larger than these.
-- **Differences** are paired by seed: initial weights and data are shared. ± is a 95 % t-interval.
-  Rungs of a claim lend each other their spread: a rung takes the larger of its own and the pooled
-  variance. One whose spread is clearly larger (F test at {UNLIKE:g}) is judged by its own seeds.
+- **Differences** are paired by seed: initial weights and data are shared. ± is a 95 % t-interval,
+  not corrected for the number of rungs: one that is clear of the margin may belong to an open rung.
+  Three seeds say little of their variance, so tests are moderated (Smyth 2004). A rung's variance
+  is weighed against that of all rungs of claims on methods, or on settings; the less these differ,
+  the more they count.
 - **Verdicts** rest on at least three seeds, and on p-values below {SURE:g} after Holm's correction
-  over all {tests[0]} rungs of claims on methods, and over all {tests[1]} of claims on settings.
+  over all {tests[0]} rungs of claims on methods{settings}.
   p is two-sided against the claim's margin, 1 % or 0, and not against no difference.
   `open`: neither the claim nor its opposite is shown, or a run failed.
 - **Holds**: seen at every rung. **Holds from**: at every rung of that scale and above; where it is
@@ -202,9 +213,12 @@ def _how(evidence: Evidence) -> str:
   **Not seen up to** the largest scale where it is not: anything else.
 - **Learning rates** were tuned for each method and size on seeds that are not reported ({seeds}):
   {rounds}, in {how.regions} regions, {kind(how.split)} data.{_wider(how)}
-  A variant of a method, which differs in one setting, trains at the rates of that method: its name
-  begins with it, and the table of rates does not list it.
-- g is Hedges' effect size of the paired differences.
+  The grid is the same for all; how many points lie beyond it differs, and a point that the first
+  rung dropped is not tried again. The table of rates counts what each method was given.
+  A variant of a method, which differs in a setting, trains at the rates of that method. Its section
+  says so, and the table of rates does not list it.
+- g is Hedges' effect size of the paired differences. The anchor variance is the mean over regions
+  of the squared distance of their anchors from the anchors' mean, at the end.
 - **Pictures** have a panel for each way in which the scales of a claim differ. A line joins scales
   that differ in nothing else; points at one scale stand beside each other.
 - What ten times the rounds, parameters or regions change is a slope: of each seed the one that fits
@@ -217,6 +231,7 @@ def _how(evidence: Evidence) -> str:
   five, while settled ones may have three: p-values do not account for that look.
 - **Commands** write into `runs/again`, and two processes of one command share its runs.
   `{evidence.command("results")} --config.records=runs/again --docs=runs/docs` makes a page of them.
+  They train on the corpus of these records if it is there: see the end of the page.
 """
 
 
@@ -267,10 +282,17 @@ def _differs(campaign: Campaign, arm: Arm) -> str:
 
 
 def _settings_of(arm: Arm) -> dict[str, Any]:
-    """The fields of an arm's method, without its rates and the H that all arms share."""
+    """The fields of an arm's method, without its rates and the H that all arms share.
+
+    Fields of `adaptive`, which growing batches read, are shown where they are not the usual ones.
+    """
+    whole = merged(arm.base, arm.changes)
+    usual = dotted({"adaptive": base("ddp").adaptive.to_dict()})
+    adaptive = dotted({"adaptive": whole["adaptive"]})
     rates = {field for changes in arm.points.values() for field in dotted(changes)}
     hidden = {*rates, "method.name", *({"method.period"} - set(dotted(arm.changes)))}
-    fields = dotted({"method": merged(arm.base, arm.changes)["method"]})
+    fields = dotted({"method": whole["method"]})
+    fields |= {field: value for field, value in adaptive.items() if value != usual[field]}
     return {f.removeprefix("method."): v for f, v in sorted(fields.items()) if f not in hidden}
 
 
@@ -279,12 +301,19 @@ def _section(evidence: Evidence, claim: Claim) -> str:
     lines = [f"## {claim.name}", "", f"{claim.says} (arXiv {claim.source})."]
     if claim.published:
         lines.append(f"Published: {claim.published}.")
+    arms = (evidence.campaign.arms[name] for name in (claim.here, claim.there))
+    lines += [
+        f"`{arm.name}` trains at the rates of `{arm.tuned_as}`."
+        for arm in arms
+        if arm.tuned_as != arm.name
+    ]
     for verdict in here:
         counts = evidence.statuses(verdict)
         lines += [
             "",
             f"Data {kind(verdict.split)}: **{_verdict(evidence, verdict)}**. Rungs as claimed: "
             f"{counts[SEEN]}; the opposite: {counts[OPPOSITE]}; open: {counts[OPEN]}.",
+            *_seen_at(evidence, verdict),
         ]
         lines += _trend("rounds", verdict.over_rounds)
         lines += _trend("parameters", verdict.over_size)
@@ -301,12 +330,28 @@ def _section(evidence: Evidence, claim: Claim) -> str:
     return "\n".join(lines)
 
 
+def _seen_at(evidence: Evidence, verdict: Verdict) -> Iterator[str]:
+    """Of a claim that is seen at some rungs only: where, and where the opposite is."""
+    if verdict.word != NOT_SEEN or not evidence.statuses(verdict)[SEEN]:
+        return
+    for status, words in ((SEEN, "Seen at"), (OPPOSITE, "The opposite at")):
+        at: dict[str, list[str]] = {}
+        for e in evidence.of(verdict.claim, verdict.split):
+            if e.adjusted is not None and e.status == status:
+                params = count(evidence.campaign.sizes[e.rung.size].params)
+                regions = at.setdefault(f"{params}, {e.rung.rounds} rounds", [])
+                regions.append(str(e.rung.regions))
+        where = (f"{scale}, {' and '.join(of)} regions" for scale, of in at.items())
+        if at:
+            yield f"{words} {'. At '.join(where)}."
+
+
 def _mind(claim: Claim, verdict: Verdict) -> str:
     """The result that would turn a verdict, and where to look for it."""
     margin = f"{100 * claim.margin:+.0f} %" if claim.margin else "0"
     if verdict.word in (HOLDS, HOLDS_FROM):
-        return f"a difference whose interval is not below {margin}, {claim.mind}"
-    return f"differences whose intervals are all below {margin}, {claim.mind}"
+        return f"differences that are not shown to be below {margin}, {claim.mind}"
+    return f"differences below {margin}, with corrected p-values below {SURE:g}, {claim.mind}"
 
 
 def _trend(what: str, change: Mean) -> Iterator[str]:
@@ -334,7 +379,7 @@ def _table(evidence: Evidence, claim: Claim) -> list[str]:
             kind(e.rung.split),
             ", ".join(f"{value:.3f}" if value >= 0.1 else f"{value:.3g}" for value in e.values),
             _difference(e),
-            "-" if e.adjusted is None else f"{e.adjusted:.2g}",
+            "-" if e.adjusted is None else _p(e.adjusted),
             "-" if e.size_of_effect is None else f"{e.size_of_effect:+.1f}",
             str(len(e.differences)) + (f" (failed: {len(e.failed)})" if e.failed else ""),
             _times(e.exchanges),
@@ -347,6 +392,11 @@ def _table(evidence: Evidence, claim: Claim) -> list[str]:
         )
         rows.append(f"| {' | '.join(cells)} |")
     return rows
+
+
+def _p(value: float) -> str:
+    """A p-value; far out in the tails none is known to be right."""
+    return f"{value:.2g}" if value >= 1e-6 else "< 1e-6"
 
 
 def _share(value: float | None) -> str:
@@ -462,8 +512,8 @@ def _rates(evidence: Evidence) -> str:
         "The best of the points that each method tried. Where it lies at an edge of them, a wider "
         "grid may have a better one.",
         "",
-        "| method | size | rates | loss of the points, by rung |",
-        "| --- | --- | --- | --- |",
+        "| method | size | rates | runs, rounds | loss of the points, by rung |",
+        "| --- | --- | --- | --- | --- |",
     ]
     for size in campaign.sizes:
         for name, arm in campaign.arms.items():
@@ -478,7 +528,9 @@ def _rates(evidence: Evidence) -> str:
                 for of in known
             )
             size_of = count(campaign.sizes[size].params)
-            rows.append(f"| {name} | {size_of} | {best or 'not settled'} | {losses} |")
+            ran = [cell for of in known for cell in of if cell in ledger.found]
+            spent = f"{len(ran)}, {sum(cell.rounds for cell in ran)}"
+            rows.append(f"| {name} | {size_of} | {best or 'not settled'} | {spent} | {losses} |")
     return "\n".join(rows)
 
 
@@ -533,8 +585,10 @@ def _scaling(evidence: Evidence) -> str:
             f"{short(_AHEAD[0][0] / largest)} times the parameters and "
             f"{short(_TOKENS_A_PARAMETER * _AHEAD[0][0] / longest)} times the tokens. "
             "Ranges are over bootstrap fits, which draw seeds, and over fits that leave one "
-            "scale out; they say nothing of the form. Differences between methods there are no "
-            "evidence for either. Not determined: parts below a thousandth of a nat, and exponents "
+            "scale out; they say nothing of the form. As all methods share E, differences between "
+            "them shrink there by the form alone and are no evidence. Whether a gap shrinks with "
+            "size is told by its change with ten times the parameters, in its section. Not "
+            "determined: parts below a thousandth of a nat, and exponents "
             f"at the end of {fits.EXPONENTS[0]:g} to {fits.EXPONENTS[1]:g}.",
             "",
             f"| method | regions | scales | E, A, a, B, b | error | not determined | {names} |",

@@ -31,7 +31,6 @@ class Verdict:
     Attributes:
       word: one of `ORDER`.
       scale: the scale that the word refers to; None without a verdict.
-      scales: those with a verdict, from the smallest.
       over_rounds, over_size, over_regions: change of the difference with ten times the rounds,
         parameters or regions, in shares of the loss: of each seed the slope that fits best over
         all rungs that differ in nothing else, then the mean. `count` 0 where none do. Seeds that
@@ -42,7 +41,6 @@ class Verdict:
     split: str
     word: str
     scale: Scale | None
-    scales: tuple[Scale, ...]
     over_rounds: Estimate
     over_size: Estimate
     over_regions: Estimate
@@ -72,7 +70,6 @@ def verdict(campaign: Campaign, effects: Sequence[Effect]) -> Verdict:
         effects[0].rung.split,
         word,
         scale,
-        tuple(scales),
         _slope(tested, lambda rung: rung.rounds, lambda rung: (rung.size, rung.regions)),
         _slope(
             tested,
