@@ -253,7 +253,8 @@ def _names(evidence: Evidence) -> str:
         rows.append(f"| {count(params)} | {size.batch} | {tokens:,} | {million} | {dtype} |")
     rows += [
         "",
-        "Settings that are not named are off. Rates are in a table below.",
+        "Products of float32 on accelerators are of JAX's default precision. Settings that are not "
+        "named are off. Rates are in a table below.",
         "",
         "| name | method | inner optimizer | settings |",
         "| --- | --- | --- | --- |",
