@@ -25,8 +25,8 @@ Stages, each finished before the next:
   the same learning rates. These are payloads in 4 and 2 bits, density of SparseLoCo, groups and
   pull of NoLoCo, and parts of AdLoCo. Further delay, sends and compensation of CoCoDC, rank, H and
   delay of DiLoCoX, and whom Decoupled DiLoCo waits for;
-- `3_long`, `3_regions`, `3_seeds`, `3_topics`, `3_variants`: five seeds of `1_long`, of NoLoCo in
-  eight regions, of `1_first` and the settings of `2_variants` at 0.18M, of `2_topics`, and of
+- `3_long`, `3_regions`, `3_seeds`, `3_topics`, `3_variants`: five seeds of `1_long`, of NoLoCo at
+  0.39M, of `1_first` and the settings of `2_variants` at 0.18M, of `2_topics`, and of
   `2_variants` at 0.68M with 24 rounds;
 - `4_ladder`: up to 2.6M parameters, 384 rounds and 8 regions, and all claims between methods;
 - `5_accelerator`: 10M to 150M parameters, 24 and 96 rounds of the fitted methods, on a GPU;
@@ -78,7 +78,7 @@ def get_config() -> ConfigDict:
             "2_topics": stage(("180k", "700k"), (24, 96), (2, 4), splits=("topic",)),
             "2_variants": stage(("180k", "700k"), (24, 96), (4,)),
             "3_long": stage(("180k",), (384,), (2, 4), seeds=_FIVE),
-            "3_regions": stage(("390k",), (24,), (8,), seeds=_FIVE),
+            "3_regions": stage(("390k",), (24,), (4, 8, 16), seeds=_FIVE),
             "3_seeds": stage(("180k", "700k"), (24, 96), (2, 4), seeds=_FIVE),
             "3_topics": stage(("180k", "700k"), (24, 96), (2, 4), ("topic",), _FIVE),
             "3_variants": stage(("700k",), (24,), (4,), seeds=_FIVE),
