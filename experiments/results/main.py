@@ -33,7 +33,7 @@ from experiments.results import figures
 from experiments.results.effects import Effect, effects
 from experiments.results.page import OVERVIEW, Evidence, page
 from experiments.results.tables import refreshed
-from experiments.results.verdict import verdict
+from experiments.results.verdict import verdicts
 
 EXIT_DISAGREES = 1
 _SHOWN_LINES = 20  # of what differs
@@ -73,11 +73,7 @@ def main(argv: Sequence[str]) -> int:
 def gather(ledger: Records, config: str | None = None) -> Evidence:
     """Effects and verdicts of a ledger's records; `config`: the campaign's file."""
     campaign, found = ledger.campaign, effects(ledger.campaign, ledger)
-    verdicts = []
-    for of in found.values():
-        for split in dict.fromkeys(effect.rung.split for effect in of):
-            verdicts.append(verdict(campaign, [e for e in of if e.rung.split == split]))
-    return Evidence(campaign, ledger, found, tuple(verdicts), config)
+    return Evidence(campaign, ledger, found, verdicts(campaign, found), config)
 
 
 def write(evidence: Evidence, docs: Path) -> list[Path]:

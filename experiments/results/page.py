@@ -223,8 +223,9 @@ def _how(evidence: Evidence) -> str:
   that differ in nothing else; points at one scale stand beside each other.
 - What ten times the rounds, parameters or regions change is a slope: of each seed the one that fits
   best over all rungs that differ in nothing else. The interval is over the seeds that have all
-  rungs with a verdict, and is not corrected for the number of slopes. Larger sizes have larger
-  batches, too, and see more tokens: what parameters change is what all of these change.
+  rungs with a verdict. It is moderated like those of differences, and not corrected for the number
+  of slopes. Larger sizes have larger batches, too, and see more tokens: what parameters change is
+  what all of these change.
 - **Limits.** One corpus a page; small batches and grids; rates that were tuned for one length and
   one number of regions serve all others. Rungs of a size share their seeds, so that their
   differences are not fully independent. Rungs that three seeds left open were the first to get

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from experiments.campaign.plan import Campaign
-from experiments.compare.stats import Estimate, estimate
-from experiments.results.effects import OPPOSITE, SEEN, Effect
+from experiments.compare.stats import Estimate, Spread, against_margin, estimate, spread_of
+from experiments.results.effects import OPPOSITE, SEEN, Effect, on_variants
 
 Scale = tuple[str, int]  # size, rounds
 
@@ -46,8 +46,8 @@ class Verdict:
     over_regions: Estimate
 
 
-def verdict(campaign: Campaign, effects: Sequence[Effect]) -> Verdict:
-    """Of all rungs of one claim on one split.
+def verdicts(campaign: Campaign, found: Mapping[str, Sequence[Effect]]) -> tuple[Verdict, ...]:
+    """One verdict for each claim and split, from all rungs of it.
 
     - `holds`: seen at every rung, of at least two scales;
     - `holds from`: seen at every rung of this scale and of all larger ones; every scale where it
@@ -56,28 +56,44 @@ def verdict(campaign: Campaign, effects: Sequence[Effect]) -> Verdict:
       margin no smaller at the largest scale than at the smallest;
     - `not seen up to` the largest scale where it is not: everything else.
 
-    A rung without enough seeds does not count.
+    A rung without enough seeds does not count. Intervals of slopes are moderated like those of
+    differences, by how slopes over the same vary.
     """
+    ways = {
+        "over_rounds": (lambda r: r.rounds, lambda r: (r.size, r.regions)),
+        "over_size": (lambda r: campaign.sizes[r.size].params, lambda r: (r.rounds, r.regions)),
+        "over_regions": (lambda r: r.regions, lambda r: (r.size, r.rounds)),
+    }
+    groups: dict[tuple[str, str], list[Effect]] = {}
+    for name, of in found.items():
+        for effect in of:
+            groups.setdefault((name, effect.rung.split), []).append(effect)
+    tested = {key: [e for e in of if e.adjusted is not None] for key, of in groups.items()}
+    over: dict[tuple[str, str], dict[str, Estimate]] = {key: {} for key in groups}
+    for way, (level, rest) in ways.items():
+        slopes = {key: _slopes(of, level, rest) for key, of in tested.items()}
+        like = {key: (on_variants(campaign, key[0]), groups[key][0].measure) for key in slopes}
+        for family in dict.fromkeys(like.values()):
+            of = {key: slopes[key] for key in slopes if like[key] == family}
+            spread = spread_of([values for values in of.values() if len(values) > 1])
+            for key, values in of.items():
+                over[key][way] = _moderated(values, spread)
+    return tuple(Verdict(*key, *_word_of(campaign, tested[key]), **over[key]) for key in groups)
+
+
+def _moderated(slopes: Sequence[float], spread: Spread) -> Estimate:
+    if len(slopes) < 2:
+        return estimate(slopes)
+    test = against_margin(slopes, 0.0, spread)
+    return Estimate(test.mean, test.half, len(slopes))
+
+
+def _word_of(campaign: Campaign, tested: Sequence[Effect]) -> tuple[str, Scale | None]:
     order = list(campaign.sizes)
-    tested = [effect for effect in effects if effect.adjusted is not None]
     by_scale: dict[Scale, list[Effect]] = {}
     for effect in tested:
         by_scale.setdefault((effect.rung.size, effect.rung.rounds), []).append(effect)
-    scales = sorted(by_scale, key=lambda s: (order.index(s[0]), s[1]))
-    word, scale = _word(scales, by_scale, order)
-    return Verdict(
-        effects[0].claim,
-        effects[0].rung.split,
-        word,
-        scale,
-        _slope(tested, lambda rung: rung.rounds, lambda rung: (rung.size, rung.regions)),
-        _slope(
-            tested,
-            lambda rung: campaign.sizes[rung.size].params,
-            lambda rung: (rung.rounds, rung.regions),
-        ),
-        _slope(tested, lambda rung: rung.regions, lambda rung: (rung.size, rung.rounds)),
-    )
+    return _word(sorted(by_scale, key=lambda s: (order.index(s[0]), s[1])), by_scale, order)
 
 
 def _word(scales: Sequence[Scale], by_scale, order: list[str]) -> tuple[str, Scale | None]:
@@ -107,10 +123,10 @@ def excess(effects: Sequence[Effect]) -> float:
     return float(np.mean([effect.mean - effect.margin for effect in effects]))
 
 
-def _slope(effects: Sequence[Effect], level, rest) -> Estimate:
-    """Of the difference over log10 of a level, with an intercept for everything else."""
+def _slopes(effects: Sequence[Effect], level, rest) -> list[float]:
+    """By seed, of the difference over log10 of a level, with an intercept for everything else."""
     if not effects:
-        return estimate([])
+        return []
     complete = set.intersection(*(set(effect.differences) for effect in effects))
     groups: dict[int, dict[tuple, list[tuple[float, float]]]] = {}  # by seed, by the rest
     for effect in effects:
@@ -123,5 +139,6 @@ def _slope(effects: Sequence[Effect], level, rest) -> Estimate:
         centred = np.concatenate([np.array(g) - np.mean(g, axis=0) for g in of.values()])
         levels, differences = centred.T
         spread = float(levels @ levels)
-        slopes.append(float(levels @ differences) / spread if spread > 1e-12 else None)
-    return estimate(slopes)
+        if spread > 1e-12:
+            slopes.append(float(levels @ differences) / spread)
+    return slopes

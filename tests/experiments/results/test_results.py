@@ -24,7 +24,7 @@ from experiments.results import main as command
 from experiments.results.effects import effects
 from experiments.results.figures import count, digest_in, draw, short
 from experiments.results.page import OVERVIEW, page
-from experiments.results.verdict import _word, verdict
+from experiments.results.verdict import _word, verdicts
 
 ROOT = Path(__file__).resolve().parents[3]
 NOISE = {0: -0.02, 1: 0.03, 2: -0.01, 3: 0.0}  # by seed, shared by both arms
@@ -54,6 +54,12 @@ def gap(of):
         return base * (1 + of(cell)) if cell.arm == "diloco" else base
 
     return loss
+
+
+def verdict(campaign, of):
+    """Of one claim on one split."""
+    [found] = verdicts(campaign, {of[0].claim: of})
+    return found
 
 
 def jitter(cell):
@@ -185,6 +191,23 @@ def test_a_trend_is_the_slope_over_all_levels_that_differ_in_nothing_else(tmp_pa
     assert told.over_size.mean == pytest.approx(np.mean(slopes))
     half = 4.302653 * np.std(slopes, ddof=1) / math.sqrt(3)
     assert told.over_size.half == pytest.approx(half, rel=1e-6)
+
+
+def test_slopes_lend_each_other_their_spread(tmp_path):
+    """Three seeds that happen to agree are no proof: other claims' slopes vary."""
+    campaign = checked(tmp_path)
+    changes = {"equal": lambda seed: 0.02, "better": lambda seed: 0.02 + 0.01 * (seed - 1)}
+
+    def loss(cell):
+        grows = cell.rounds == 8 and cell.arm != "diloco"
+        claim = "equal" if cell.arm == "ddp" else "better"
+        return 2.0 / (1.0 + (changes[claim](cell.seed) if grows else 0.0))
+
+    found = effects(campaign, ledger_of(campaign, loss))
+    alone = {name: verdict(campaign, of).over_rounds for name, of in found.items()}
+    beside = {one.claim: one.over_rounds for one in verdicts(campaign, found)}
+    assert alone["equal"].half < 1e-9 < beside["equal"].half < beside["better"].half
+    assert beside["equal"].mean == alone["equal"].mean
 
 
 def test_a_trend_over_regions_is_at_equal_size_and_rounds(tmp_path):
