@@ -102,7 +102,11 @@ def effects(campaign: Campaign, ledger: Records) -> dict[str, list[Effect]]:
         }
         for name, claim in campaign.claims.items()
     }
-    spreads = _spreads(campaign, pairs)
+    values = {
+        name: [list(_differences(of, campaign.claims[name]).values()) for of in rungs.values()]
+        for name, rungs in pairs.items()
+    }
+    spreads = spreads_of(campaign, values, LEAST_SEEDS)
     found = {
         name: _of_claim(campaign, ledger, claim, points, pairs[name], spreads[name])
         for name, claim in campaign.claims.items()
@@ -124,17 +128,20 @@ def on_variants(campaign: Campaign, claim: str) -> bool:
     return any(campaign.arms[name].tuned_as != name for name in (of.here, of.there))
 
 
-def _spreads(campaign: Campaign, pairs: Mapping[str, Pairs]) -> dict[str, Spread]:
-    """Claim -> how the differences of rungs of its family and measure vary by seed."""
-    like = {n: (c.measure, on_variants(campaign, n)) for n, c in campaign.claims.items()}
-    groups: dict[tuple[str, bool], list[list[float]]] = {}
-    for name, of_claim in pairs.items():
-        of = groups.setdefault(like[name], [])
-        differences = (
-            _differences(of_rung, campaign.claims[name]) for of_rung in of_claim.values()
-        )
-        of += [list(found.values()) for found in differences if len(found) >= LEAST_SEEDS]
-    spreads = {key: spread_of(of) for key, of in groups.items()}
+def spreads_of(
+    campaign: Campaign, groups: Mapping[str, Sequence[Sequence[float]]], least: int
+) -> dict[str, Spread]:
+    """Claim -> how values vary within groups of claims of its family and measure.
+
+    Args:
+      groups: claim -> groups of values by seed.
+      least: values that a group needs to count.
+    """
+    like = {n: (campaign.claims[n].measure, on_variants(campaign, n)) for n in groups}
+    spreads = {
+        key: spread_of([g for n in groups if like[n] == key for g in groups[n] if len(g) >= least])
+        for key in set(like.values())
+    }
     return {name: spreads[key] for name, key in like.items()}
 
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from experiments.campaign.plan import Campaign
-from experiments.compare.stats import Estimate, Spread, against_margin, estimate, spread_of
-from experiments.results.effects import OPPOSITE, SEEN, Effect, on_variants
+from experiments.compare.stats import Estimate, Spread, against_margin, estimate
+from experiments.results.effects import OPPOSITE, SEEN, Effect, spreads_of
 
 Scale = tuple[str, int]  # size, rounds
 
@@ -72,12 +72,10 @@ def verdicts(campaign: Campaign, found: Mapping[str, Sequence[Effect]]) -> tuple
     over: dict[tuple[str, str], dict[str, Estimate]] = {key: {} for key in groups}
     for way, (level, rest) in ways.items():
         slopes = {key: _slopes(of, level, rest) for key, of in tested.items()}
-        like = {key: (on_variants(campaign, key[0]), groups[key][0].measure) for key in slopes}
-        for family in dict.fromkeys(like.values()):
-            of = {key: slopes[key] for key in slopes if like[key] == family}
-            spread = spread_of([values for values in of.values() if len(values) > 1])
-            for key, values in of.items():
-                over[key][way] = _moderated(values, spread)
+        by_claim = {name: [v for (n, _), v in slopes.items() if n == name] for name in found}
+        spreads = spreads_of(campaign, by_claim, 2)
+        for key, values in slopes.items():
+            over[key][way] = _moderated(values, spreads[key[0]])
     return tuple(Verdict(*key, *_word_of(campaign, tested[key]), **over[key]) for key in groups)
 
 
