@@ -46,16 +46,18 @@ class RunEstimate:
         setup, pace = _line(seen)
         return setup + pace * self.flops(cell)
 
+    def knows(self, cell: Cell) -> bool:
+        """Whether a run of this size is recorded."""
+        return (cell.size,) in self._seen
+
     @staticmethod
     def _keys(cell: Cell) -> tuple[tuple[str, ...], ...]:
         return (cell.size, cell.arm), (cell.size,), ()
 
     def flops(self, cell: Cell) -> float:
         """Of the training: 6 a parameter and token."""
-        campaign, size = self._campaign, self._campaign.sizes[cell.size]
-        seq_len = {**campaign.common.get("data", {}), **size.fields.get("data", {})}["seq_len"]
-        tokens = cell.rounds * campaign.period * size.batch * seq_len
-        return tokens * size.params * _FLOPS_A_PARAMETER
+        tokens = self._campaign.tokens(cell.size, cell.rounds)
+        return tokens * self._campaign.sizes[cell.size].params * _FLOPS_A_PARAMETER
 
 
 def _line(seen: list[tuple[float, float]]) -> tuple[float, float]:

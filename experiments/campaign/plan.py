@@ -147,6 +147,12 @@ class Campaign:
         """Links of one kind between all regions."""
         return parse({"name": f"{regions} regions", "regions": regions, **self.link})
 
+    def tokens(self, size: str, rounds: int) -> int:
+        """Tokens that all regions together train on."""
+        of = self.sizes[size]
+        seq_len = {**self.common.get("data", {}), **of.fields.get("data", {})}["seq_len"]
+        return rounds * self.period * of.batch * seq_len
+
 
 def plan(
     config: Any,

@@ -167,7 +167,7 @@ def _panel(
             axes.errorbar(at, height, half, lw=1, capsize=2, **look.marker(effect))
     axes.set_xscale("log", base=2)
     names = [count(value) if way.field == "size" else str(value) for value in values]
-    axes.set_xticks(values, names, size=8)
+    axes.set_xticks(values, names, size=8, rotation=45 if way.field == "size" else 0)
     axes.minorticks_off()
     axes.set_xlim(values[0] / gap**0.7, values[-1] * gap**0.7)
     per_round = f" of {campaign.period} steps" if way.field == "rounds" else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
@@ -14,17 +15,23 @@ from experiments.campaign.plan import Arm, Campaign, Claim, Rung, Tuning
 from experiments.campaign.records import Records, hours
 from experiments.campaign.tuning import rungs
 from experiments.compare.plan import merged
-from experiments.compare.stats import Estimate as Mean
 from experiments.config import base
-from experiments.results import fit as fits
+from experiments.results import fit
 from experiments.results.effects import OPEN, OPPOSITE, SEEN, SURE, Effect, on_variants
 from experiments.results.figures import count, kind, short
-from experiments.results.verdict import HOLDS, HOLDS_FROM, NO_VERDICT, NOT_SEEN, ORDER, Verdict
+from experiments.results.verdict import (
+    HOLDS,
+    HOLDS_FROM,
+    NO_VERDICT,
+    NOT_SEEN,
+    ORDER,
+    Trend,
+    Verdict,
+)
 from lowcomm_jax.checkpoint.load import dotted
+from lowcomm_jax.models.presets import preset
 
 OVERVIEW = "overview.png"
-_AHEAD = ((150e6, "0.15B"), (1e9, "1B"))  # parameters that a fit is asked for
-_TOKENS_A_PARAMETER = 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,8 +81,8 @@ def page(evidence: Evidence) -> str:
     parts = [_head(evidence), _claims_tables(evidence), _how(evidence), _names(evidence)]
     shown = dict.fromkeys(v.claim for v in evidence.sorted_verdicts())
     parts += [_section(evidence, evidence.campaign.claims[name]) for name in shown]
-    parts += [_rates(evidence), _scaling(evidence), _left(evidence), _excluded(evidence)]
-    parts.append(_origin(evidence))
+    parts += [_rates(evidence), fit.section(evidence.campaign, evidence.ledger), _left(evidence)]
+    parts += [_excluded(evidence), _origin(evidence)]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
@@ -221,16 +228,19 @@ def _how(evidence: Evidence) -> str:
   of the squared distance of their anchors from the anchors' mean, at the end.
 - **Pictures** have a panel for each way in which the scales of a claim differ. A line joins scales
   that differ in nothing else; points at one scale stand beside each other.
-- What ten times the rounds, parameters or regions change is a slope: of each seed the one that fits
-  best over all rungs that differ in nothing else. The interval is over the seeds that have all
-  rungs with a verdict. It is moderated like those of differences, and not corrected for the number
-  of slopes. Larger sizes have larger batches, too, and see more tokens: what parameters change is
-  what all of these change.
+- What more rounds, parameters or regions change is a slope over their logarithm: of each seed the
+  one that fits best over all rungs that differ in nothing else. It is told for as many times as
+  were compared, and for ten times at most. The interval is over the seeds that have all rungs with
+  a verdict. It is moderated like those of differences, and not corrected for the number of slopes.
+  At equal rounds, larger models see fewer tokens a parameter; with more parameters *and tokens*,
+  rungs are compared that have as many a parameter, to the nearest power of two. Sizes differ in
+  batch, blocks and dtype, too (next table): what parameters change is what all of these change.
 - **Limits.** One corpus a page; small batches and grids; rates that were tuned for one length and
   one number of regions serve all others. Rungs of a size share their seeds, so that their
   differences are not fully independent. Rungs that three seeds left open were the first to get
   five, while settled ones may have three: p-values do not account for that look.
-- **Commands** write into `runs/again`, and two processes of one command share its runs.
+- **Commands** train whole stages, which can be more than is shown, and hours count all of it. They
+  write into `runs/again`, and two processes of one command share its runs.
   `{evidence.command("results")} --config.records=runs/again --docs=runs/docs` makes a page of them.
   They train on the corpus of these records if it is there: see the end of the page.
 """
@@ -242,20 +252,34 @@ def _names(evidence: Evidence) -> str:
     rows = [
         "## Sizes and methods",
         "",
-        "| parameters | sequences a step | tokens a step | tokens in 24 rounds | computed in |",
-        "| --- | --- | --- | --- | --- |",
+        "| size | parameters | blocks | MLP | also | sequences a step | tokens a step "
+        "| tokens in 24 rounds | a parameter | computed in |",
+        "| --- " * 10 + "|",
     ]
     for params, name in _shown_sizes(evidence):
-        size = campaign.sizes[name]
-        seq_len = {**campaign.common["data"], **size.fields.get("data", {})}["seq_len"]
-        tokens = size.batch * seq_len
-        dtype = size.fields.get("model", {}).get("compute_dtype", "float32")
-        million = f"{24 * campaign.period * tokens / 1e6:.2f}M"
-        rows.append(f"| {count(params)} | {size.batch} | {tokens:,} | {million} | {dtype} |")
+        size, tokens = campaign.sizes[name], campaign.tokens(name, 24)
+        own = {"preset": base("ddp").model.preset, **size.fields.get("model", {})}
+        model = preset(own.pop("preset"), **own)
+        also = {"QK-norm": model.qk_norm, "z-loss": model.z_loss}
+        cells = (
+            f"`{name}`",
+            count(params),
+            f"{model.layers} of {model.width}",
+            f"{model.mlp}, {model.mlp_width:,}",
+            ", ".join(what for what, on in also.items() if on) or "-",
+            f"{size.batch}",
+            f"{tokens // (24 * campaign.period):,}",
+            f"{tokens / 1e6:.2f}M",
+            f"{tokens / params:.2g}",
+            model.compute_dtype,
+        )
+        rows.append(f"| {' | '.join(cells)} |")
     rows += [
         "",
-        "Products of float32 on accelerators are of JAX's default precision. Settings that are not "
-        "named are off. Rates are in a table below.",
+        "Records of a size lie in the folder of that name. Products of float32 on accelerators are "
+        "of JAX's default precision, TF32 on an H100. Runs of a rung may be of different cards, "
+        "and a card does not repeat a run to the last bit. Settings that are not named are off. "
+        "Rates are in a table below.",
         "",
         "| name | method | inner optimizer | settings |",
         "| --- | --- | --- | --- |",
@@ -319,6 +343,7 @@ def _section(evidence: Evidence, claim: Claim) -> str:
         ]
         lines += _trend("rounds", verdict.over_rounds)
         lines += _trend("parameters", verdict.over_size)
+        lines += _trend("parameters and tokens", verdict.over_both)
         lines += _trend("regions", verdict.over_regions)
         lines.append(f"What would change our mind: {_mind(claim, verdict)}.")
     lines += [
@@ -356,13 +381,16 @@ def _mind(claim: Claim, verdict: Verdict) -> str:
     return f"differences below {margin}, with corrected p-values below {SURE:g}, {claim.mind}"
 
 
-def _trend(what: str, change: Mean) -> Iterator[str]:
+def _trend(what: str, change: Trend) -> Iterator[str]:
+    """The change of the difference over the range that was seen, of a factor of ten at most."""
     if change.mean is None or change.half is None:
         return
+    times = min(10.0, change.seen)
+    points = 100 * math.log10(times)
     verdict = {"lower": "it falls", "higher": "it grows"}.get(change.verdict, change.verdict)
     yield (
-        f"With ten times the {what} the difference changes by {100 * change.mean:+.1f} ± "
-        f"{100 * change.half:.1f} points ({verdict})."
+        f"With {short(times)} times the {what} the difference changes by "
+        f"{points * change.mean:+.1f} ± {points * change.half:.1f} points ({verdict})."
     )
 
 
@@ -547,95 +575,24 @@ def _settings(points, name: str) -> str:
     return ", ".join(shown)
 
 
-def _scaling(evidence: Evidence) -> str:
-    """The fit of loss against size and tokens, where the records suffice for one."""
-    curves = _curves(evidence)
-    lines = ["## Loss against size and tokens", ""]
-    if not curves:
-        needs = (
-            f"{fits.LEAST_SCALES} scales of a method, with {fits.LEAST_SIZES} sizes and "
-            f"{fits.LEAST_TOKENS} numbers of tokens, of {fits.LEAST_SEEDS} seeds each"
-        )
-        return "\n".join([*lines, f"The records do not carry a fit yet. It needs {needs}."])
-    rows = []
-    for (name, regions), found in fits.fit(curves).items():
-        points = curves[name, regions]
-        cells = (
-            name,
-            regions,
-            str(len({point[:2] for point in points})),
-            ", ".join(f"{value:.3g}" for value in found.terms),
-            f"{100 * found.error:.2f} %",
-            ", ".join(found.undetermined) or "-",
-            *(_ahead(found, params) for params, _ in _AHEAD),
-        )
-        rows.append(f"| {' | '.join(cells)} |")
-    largest, longest = (
-        max(point[at] for points in curves.values() for point in points) for at in (0, 1)
-    )
-    names = " | ".join(f"extrapolated to {name}" for _, name in _AHEAD)
-    return "\n".join(
-        [
-            *lines,
-            "L = E + A / N^a + B / D^b (arXiv 2203.15556), least squares on the logarithm, of all "
-            "methods together. E, the loss of the text itself, is one; the other terms are a "
-            "method's own. Data parallel training sees the same batch in any number of regions.",
-            "",
-            f"The last columns are **extrapolations** to {_TOKENS_A_PARAMETER} tokens a parameter. "
-            f"Of these scales the largest has {count(largest)} parameters, the longest "
-            f"{longest / 1e6:.0f}M tokens; 0.15B are asked for "
-            f"{short(_AHEAD[0][0] / largest)} times the parameters and "
-            f"{short(_TOKENS_A_PARAMETER * _AHEAD[0][0] / longest)} times the tokens. "
-            "Ranges are over bootstrap fits, which draw seeds, and over fits that leave one "
-            "scale out; they say nothing of the form. As all methods share E, differences between "
-            "them shrink there by the form alone and are no evidence. Whether a gap shrinks with "
-            "size is told by its change with ten times the parameters, in its section. Not "
-            "determined: parts below a thousandth of a nat, and exponents "
-            f"at the end of {fits.EXPONENTS[0]:g} to {fits.EXPONENTS[1]:g}.",
-            "",
-            f"| method | regions | scales | E, A, a, B, b | error | not determined | {names} |",
-            "| --- " * 6 + "|" + " --- |" * len(_AHEAD),
-            *rows,
-        ]
-    )
-
-
-def _curves(evidence: Evidence) -> dict[tuple[str, str], list[fits.Point]]:
-    """(arm, regions) -> points that carry a fit. Data parallel training is pooled over regions."""
-    campaign, tuned = evidence.campaign, Points(evidence.campaign, evidence.ledger)
-    groups: dict[tuple[str, str], list] = {}
-    for cell, record in sorted(evidence.ledger.found.items()):
-        if cell.tunes or cell.split != "iid" or cell.point != tuned.of(cell.arm, cell.size):
-            continue
-        pooled = campaign.arms[cell.arm].base["method"]["name"] == "ddp"
-        regions = "any" if pooled else str(cell.regions)
-        groups.setdefault((cell.arm, regions), []).append(record)
-    order = {name: number for number, name in enumerate(campaign.arms)}
-    curves = {
-        key: fits.points_of(groups[key]) for key in sorted(groups, key=lambda k: (order[k[0]], k))
-    }
-    return {key: points for key, points in curves.items() if not fits.carried(points)}
-
-
-def _ahead(found: fits.Fit, params: float) -> str:
-    loss, low, high = found.at(params, _TOKENS_A_PARAMETER * params)
-    return f"{loss:.2f} ({low:.2f} to {high:.2f})"
-
-
 def _left(evidence: Evidence) -> str:
     campaign, ledger = evidence.campaign, evidence.ledger
-    estimate = RunEstimate(campaign, ledger.found.values(), "cpu")
-    cells: Counter[str] = Counter()
-    took: Counter[str] = Counter()
-    flops: Counter[str] = Counter()
-    for step in ordered(campaign, ledger, estimate.seconds):
-        cells[step.stage] += len(step.cells) + len(step.tunes)
-        took[step.stage] += step.seconds / 3600
-        flops[step.stage] += sum(map(estimate.flops, (*step.cells, *step.tunes)))
+    on_cores, on_a_card = (
+        RunEstimate(campaign, ledger.found.values(), backend) for backend in ("cpu", "gpu")
+    )
+    left: dict[str, list[Cell]] = {}
+    for step in ordered(campaign, ledger, on_cores.seconds):
+        left.setdefault(step.stage, []).extend((*step.tunes, *step.cells))
+
+    def took(estimate: RunEstimate, cells: Sequence[Cell]) -> str:
+        known = estimate is on_cores or all(map(estimate.knows, cells))
+        return f"{sum(map(estimate.seconds, cells)) / 3600:,.1f}" if known else "-"
+
     rows = [
-        f"| {stage} | {cells[stage]} | {took[stage]:,.1f} | {flops[stage]:.1e} |"
+        f"| {stage} | {len(left[stage])} | {took(on_cores, left[stage])} "
+        f"| {took(on_a_card, left[stage])} | {sum(map(on_cores.flops, left[stage])):.1e} |"
         for stage in campaign.stages
-        if cells[stage]
+        if stage in left
     ]
     if not rows:
         return "## What is left\n\nNothing."
@@ -648,11 +605,12 @@ def _left(evidence: Evidence) -> str:
             "one machine share the runs; on several machines, each with a folder of its own, give "
             "each a `--shard=i/n`. A run that fails is listed, and `--retry` runs it again.",
             "",
-            "Core-hours are at the pace of one core, from what ran; for an accelerator the FLOPs "
-            "say more.",
+            "Core-hours are at the pace of one core, from what ran. Process-hours are those of an "
+            "accelerator that several processes share, from what ran on one "
+            "([how](accelerators.md#on-one-h100)).",
             "",
-            "| stage | runs | core-hours | FLOPs |",
-            "| --- | --- | --- | --- |",
+            "| stage | runs | core-hours | or process-hours | FLOPs |",
+            "| --- | --- | --- | --- | --- |",
             *rows,
             "",
             "```bash",

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from experiments.campaign.plan import Campaign
+from experiments.campaign.plan import Campaign, Rung
 from experiments.compare.stats import Estimate, Spread, against_margin, estimate
 from experiments.results.effects import OPPOSITE, SEEN, Effect, spreads_of
 
@@ -25,25 +25,39 @@ ORDER = (CONTRADICTED, NOT_SEEN, HOLDS_FROM, HOLDS, NO_VERDICT)  # unflattering 
 
 
 @dataclasses.dataclass(frozen=True)
+class Trend(Estimate):
+    """What ten times as much of something changes of a difference, in shares of the loss.
+
+    Of each seed the slope over the logarithm that fits best over all rungs that differ in nothing
+    else, then the mean. `count` is 0 where none do. Seeds that lack a rung with a verdict are left
+    out: over other rungs, a slope is another quantity.
+
+    Attributes:
+      seen: how many times as much was compared, at most; 1 where nothing was.
+    """
+
+    seen: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Verdict:
     """The verdict on a claim for one split of the data.
 
     Attributes:
       word: one of `ORDER`.
       scale: the scale that the word refers to; None without a verdict.
-      over_rounds, over_size, over_regions: change of the difference with ten times the rounds,
-        parameters or regions, in shares of the loss: of each seed the slope that fits best over
-        all rungs that differ in nothing else, then the mean. `count` 0 where none do. Seeds that
-        lack a rung with a verdict are left out: over other rungs, a slope is another quantity.
+      over_rounds, over_size, over_both, over_regions: over rounds; parameters, at equal rounds;
+        parameters, at as many tokens a parameter; and regions.
     """
 
     claim: str
     split: str
     word: str
     scale: Scale | None
-    over_rounds: Estimate
-    over_size: Estimate
-    over_regions: Estimate
+    over_rounds: Trend
+    over_size: Trend
+    over_both: Trend
+    over_regions: Trend
 
 
 def verdicts(campaign: Campaign, found: Mapping[str, Sequence[Effect]]) -> tuple[Verdict, ...]:
@@ -59,9 +73,18 @@ def verdicts(campaign: Campaign, found: Mapping[str, Sequence[Effect]]) -> tuple
     A rung without enough seeds does not count. Intervals of slopes are moderated like those of
     differences, by how slopes over the same vary.
     """
+
+    def params(rung: Rung) -> float:
+        return campaign.sizes[rung.size].params
+
+    def share(rung: Rung) -> int:
+        """Tokens a parameter, to the nearest power of two."""
+        return round(math.log2(campaign.tokens(rung.size, rung.rounds) / params(rung)))
+
     ways = {
         "over_rounds": (lambda r: r.rounds, lambda r: (r.size, r.regions)),
-        "over_size": (lambda r: campaign.sizes[r.size].params, lambda r: (r.rounds, r.regions)),
+        "over_size": (params, lambda r: (r.rounds, r.regions)),
+        "over_both": (params, lambda r: (share(r), r.regions)),
         "over_regions": (lambda r: r.regions, lambda r: (r.size, r.rounds)),
     }
     groups: dict[tuple[str, str], list[Effect]] = {}
@@ -69,21 +92,28 @@ def verdicts(campaign: Campaign, found: Mapping[str, Sequence[Effect]]) -> tuple
         for effect in of:
             groups.setdefault((name, effect.rung.split), []).append(effect)
     tested = {key: [e for e in of if e.adjusted is not None] for key, of in groups.items()}
-    over: dict[tuple[str, str], dict[str, Estimate]] = {key: {} for key in groups}
+    over: dict[tuple[str, str], dict[str, Trend]] = {key: {} for key in groups}
     for way, (level, rest) in ways.items():
         slopes = {key: _slopes(of, level, rest) for key, of in tested.items()}
         by_claim = {name: [v for (n, _), v in slopes.items() if n == name] for name in found}
         spreads = spreads_of(campaign, by_claim, 2)
         for key, values in slopes.items():
-            over[key][way] = _moderated(values, spreads[key[0]])
+            seen = _seen(tested[key], level, rest)
+            over[key][way] = _moderated(values, spreads[key[0]], seen)
     return tuple(Verdict(*key, *_word_of(campaign, tested[key]), **over[key]) for key in groups)
 
 
-def _moderated(slopes: Sequence[float], spread: Spread) -> Estimate:
-    if len(slopes) < 2:
-        return estimate(slopes)
-    test = against_margin(slopes, 0.0, spread)
-    return Estimate(test.mean, test.half, len(slopes))
+def _moderated(slopes: Sequence[float], spread: Spread, seen: float) -> Trend:
+    test = against_margin(slopes, 0.0, spread) if len(slopes) > 1 else estimate(slopes)
+    return Trend(test.mean, test.half, len(slopes), seen)
+
+
+def _seen(effects: Sequence[Effect], level, rest) -> float:
+    """The largest over the smallest level of rungs that differ in nothing else, at most."""
+    groups: dict[tuple, list[float]] = {}
+    for effect in effects:
+        groups.setdefault(rest(effect.rung), []).append(level(effect.rung))
+    return max((max(of) / min(of) for of in groups.values()), default=1.0)
 
 
 def _word_of(campaign: Campaign, tested: Sequence[Effect]) -> tuple[str, Scale | None]:

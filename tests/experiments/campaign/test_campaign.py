@@ -310,8 +310,9 @@ def test_the_time_of_runs_corrects_the_estimate(tmp_path):
     on_gpu = record(campaign, cell(rounds=4), 2.0, core_seconds=1.0)
     on_gpu["machine"] = {**on_gpu["machine"], "backend": "gpu"}
     estimate.learn(on_gpu)
-    assert estimate.seconds(cell()) == guess
+    assert estimate.seconds(cell()) == guess and not estimate.knows(cell())
     estimate.learn(record(campaign, cell(rounds=4), 2.0, core_seconds=20.0))
+    assert estimate.knows(cell(rounds=16))
     assert estimate.seconds(cell(rounds=4)) == pytest.approx(20.0)
     estimate.learn(record(campaign, cell(rounds=8), 2.0, core_seconds=30.0))
     assert estimate.seconds(cell(rounds=16)) == pytest.approx(50.0)  # 10 s and 2.5 s a round

@@ -23,8 +23,8 @@ from experiments.results import fit as fits
 from experiments.results import main as command
 from experiments.results.effects import effects
 from experiments.results.figures import count, digest_in, draw, short
-from experiments.results.page import OVERVIEW, page
-from experiments.results.verdict import _word, verdicts
+from experiments.results.page import OVERVIEW, _trend, page
+from experiments.results.verdict import Trend, _word, verdicts
 
 ROOT = Path(__file__).resolve().parents[3]
 NOISE = {0: -0.02, 1: 0.03, 2: -0.01, 3: 0.0}  # by seed, shared by both arms
@@ -191,6 +191,29 @@ def test_a_trend_is_the_slope_over_all_levels_that_differ_in_nothing_else(tmp_pa
     assert told.over_size.mean == pytest.approx(np.mean(slopes))
     half = 4.302653 * np.std(slopes, ddof=1) / math.sqrt(3)
     assert told.over_size.half == pytest.approx(half, rel=1e-6)
+
+
+def test_a_trend_over_parameters_and_tokens_is_at_as_many_tokens_a_parameter(tmp_path):
+    stages = {"1": stage(("small", "large"), (4, 16), (2,))}
+    sizes = {"small": size_of(1e3, 8), "large": size_of(3.9e3, 8)}  # as many but for a fortieth
+    campaign = checked(tmp_path, stages=stages, sizes=sizes)
+    gaps = {("small", 4): 0.06, ("small", 16): 0.03, ("large", 4): 0.07, ("large", 16): 0.04}
+    ledger = ledger_of(campaign, gap(lambda c: gaps[c.size, c.rounds] + jitter(c)))
+    told = verdict(campaign, effects(campaign, ledger)["better"])
+    assert told.over_both.mean == pytest.approx((0.04 - 0.06) / math.log10(3.9), rel=1e-6)
+    assert told.over_size.mean == pytest.approx(0.01 / math.log10(3.9), rel=1e-6)
+    assert told.over_both.seen == told.over_size.seen == 3.9 and told.over_rounds.seen == 4
+
+
+def test_a_trend_is_told_for_what_was_seen_and_ten_times_at_most():
+    half, whole = (Trend(0.2, 0.1, 3, seen) for seen in (2.0, 16.0))
+    [told] = _trend("rounds", half)
+    points = [100 * value * math.log10(2) for value in (0.2, 0.1)]
+    assert told.startswith(f"With 2 times the rounds the difference changes by +{points[0]:.1f} ± ")
+    assert f"± {points[1]:.1f} points (it grows)" in told
+    [told] = _trend("rounds", whole)
+    assert told.startswith("With 10 times the rounds the difference changes by +20.0 ± 10.0 ")
+    assert [*_trend("rounds", Trend(None, None, 0, 1.0))] == []
 
 
 def test_slopes_lend_each_other_their_spread(tmp_path):
@@ -541,6 +564,18 @@ def test_a_fit_finds_its_terms_and_extrapolates():
     true = TERMS[0] + TERMS[1] / 2e7**0.3 + TERMS[3] / 4e8**0.35
     assert low < loss < high and loss == pytest.approx(true, rel=0.05)
     assert noisy.error == pytest.approx(0.003, rel=0.5)
+
+
+def test_the_scale_that_a_fit_misses_most_is_told():
+    rows = [(n, d, s, loss * (1.05 if (n, d) == (1e7, 4e5) else 1.0)) for n, d, s, loss in points()]
+    params, tokens, error = alone(rows).furthest
+    assert (params, tokens) == (1e7, 4e5) and -0.05 < error < -0.01
+    found = alone(rows)
+    assert found.largest == (1e7, 2.4e7) and found.smallest == (2e5, 4e5)
+    e, a, alpha, b, beta = found.terms
+    fitted = e + a / 1e7**alpha + b / 4e5**beta
+    measured = next(loss for n, d, _, loss in rows if (n, d) == (1e7, 4e5))
+    assert error == pytest.approx(fitted / measured - 1)
 
 
 def test_seeds_of_a_scale_are_one_number_of_tokens():
