@@ -233,8 +233,9 @@ def _how(evidence: Evidence) -> str:
   were compared, and for ten times at most. The interval is over the seeds that have all rungs with
   a verdict. It is moderated like those of differences, and not corrected for the number of slopes.
   At equal rounds, larger models see fewer tokens a parameter; with more parameters *and tokens*,
-  rungs are compared that have as many a parameter, to the nearest power of two. Sizes differ in
-  batch, blocks and dtype, too (next table): what parameters change is what all of these change.
+  rungs are compared that have as many a parameter, to the nearest power of two. Of these the larger
+  models mostly train for more rounds, as they would in practice. Sizes differ in batch, blocks and
+  dtype, too (next table): what parameters change is what all of these change.
 - **Limits.** One corpus a page; small batches and grids; rates that were tuned for one length and
   one number of regions serve all others. Rungs of a size share their seeds, so that their
   differences are not fully independent. Rungs that three seeds left open were the first to get
