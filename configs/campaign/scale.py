@@ -53,7 +53,7 @@ _FRAGMENTS = {"fragments": 3, "overlap": 5}
 TUNING = tuning(rungs=((8, 4), (24, 2)), regions=4, seeds=(100,), widen=5)
 _FITTED = ("1_large", "1_long", "3_long", "5_accelerator", "7_accelerator")
 _FIRST = ("1_first", "2_topics", "3_seeds", "3_topics", "4_ladder", "6_accelerator")
-_FIVE = (0, 1, 2, 3, 4)
+FIVE = (0, 1, 2, 3, 4)
 _SMALL = {"sizes": ("180k",), "regions": (4,)}
 
 
@@ -77,19 +77,19 @@ def get_config() -> ConfigDict:
             "1_first": stage(sizes=("180k", "700k"), rounds=(24, 96), regions=(2, 4)),
             "1_large": stage(("2600k",), (24,), (2, 4)),
             "1_long": stage(("180k",), (384,), (2, 4)),
-            "2_bytes": stage(("180k",), (96, 384), (4,), seeds=_FIVE),
+            "2_bytes": stage(("180k",), (96, 384), (4,), seeds=FIVE),
             "2_regions": stage(("390k",), (24,), (4, 8, 16)),
             "2_topics": stage(("180k", "700k"), (24, 96), (2, 4), splits=("topic",)),
             "2_variants": stage(("180k", "700k"), (24, 96), (4,)),
-            "3_long": stage(("180k",), (384,), (2, 4), seeds=_FIVE),
-            "3_regions": stage(("390k",), (24,), (4, 8, 16), seeds=_FIVE),
-            "3_seeds": stage(("180k", "700k"), (24, 96), (2, 4), seeds=_FIVE),
-            "3_topics": stage(("180k", "700k"), (24, 96), (2, 4), ("topic",), _FIVE),
-            "3_variants": stage(("700k",), (24,), (4,), seeds=_FIVE),
+            "3_long": stage(("180k",), (384,), (2, 4), seeds=FIVE),
+            "3_regions": stage(("390k",), (24,), (4, 8, 16), seeds=FIVE),
+            "3_seeds": stage(("180k", "700k"), (24, 96), (2, 4), seeds=FIVE),
+            "3_topics": stage(("180k", "700k"), (24, 96), (2, 4), ("topic",), FIVE),
+            "3_variants": stage(("700k",), (24,), (4,), seeds=FIVE),
             "4_ladder": stage(("180k", "700k", "2600k"), (24, 96, 384), (2, 4, 8)),
             "5_accelerator": stage(("10m", "35m", "150m"), (24, 96), (4,)),
             "6_accelerator": stage(("10m", "35m", "150m"), (96, 384), (2, 4, 8)),
-            "7_accelerator": stage(("10m", "35m", "150m"), (24, 96), (4,), seeds=_FIVE),
+            "7_accelerator": stage(("10m", "35m", "150m"), (24, 96), (4,), seeds=FIVE),
         },
         tuning=TUNING,
     )

@@ -10,7 +10,8 @@ those of `scale.py`. The folder `wikitext-2` holds the two files that `origin` n
 nothing else; another place is `--config.common.data.corpus=text:FOLDER`.
 
 The training part is left out: of the other two, 24 rounds see about half, and 96 see all twice.
-Stages: `1_small`: 0.23M parameters, 24 and 96 rounds, in 4 regions; `2_large`: 0.78M.
+Stages: `1_small`: 0.23M parameters, 24 and 96 rounds, in 4 regions; `2_seeds`: five seeds of them;
+`3_large`: 0.78M.
 """
 
 from ml_collections import ConfigDict
@@ -42,7 +43,8 @@ def get_config() -> ConfigDict:
         claims={name: {**claim, "stages": {}} for name, claim in scale.claims().items()},
         stages={
             "1_small": stage(sizes=("230k",), rounds=(24, 96), regions=(4,)),
-            "2_large": stage(sizes=("780k",), rounds=(24, 96), regions=(4,)),
+            "2_seeds": stage(("230k",), (24, 96), (4,), seeds=scale.FIVE),
+            "3_large": stage(sizes=("780k",), rounds=(24, 96), regions=(4,)),
         },
         tuning=scale.TUNING,
     )
