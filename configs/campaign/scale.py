@@ -27,7 +27,7 @@ Stages, each finished before the next:
   delay of DiLoCoX, and whom Decoupled DiLoCo waits for;
 - `3_long`, `3_regions`, `3_seeds`, `3_topics`, `3_variants`: five seeds of `1_long`, of NoLoCo at
   0.39M, of `1_first` and the settings of `2_variants` at 0.18M, of `2_topics`, and of
-  `2_variants` at 0.68M with 24 rounds;
+  `2_variants` at 0.68M;
 - `4_ladder`: up to 2.6M parameters, 384 rounds and 8 regions, and all claims between methods;
 - `5_accelerator`: 10M to 150M parameters, 24 and 96 rounds of the fitted methods, on a GPU;
 - `6_accelerator`: 10M to 150M parameters, all claims between methods, for a GPU or a cluster;
@@ -85,7 +85,7 @@ def get_config() -> ConfigDict:
             "3_regions": stage(("390k",), (24,), (4, 8, 16), seeds=FIVE),
             "3_seeds": stage(("180k", "700k"), (24, 96), (2, 4), seeds=FIVE),
             "3_topics": stage(("180k", "700k"), (24, 96), (2, 4), ("topic",), FIVE),
-            "3_variants": stage(("700k",), (24,), (4,), seeds=FIVE),
+            "3_variants": stage(("700k",), (24, 96), (4,), seeds=FIVE),
             "4_ladder": stage(("180k", "700k", "2600k"), (24, 96, 384), (2, 4, 8)),
             "5_accelerator": stage(("10m", "35m", "150m"), (24, 96), (4,)),
             "6_accelerator": stage(("10m", "35m", "150m"), (96, 384), (2, 4, 8)),
