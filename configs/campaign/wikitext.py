@@ -29,11 +29,19 @@ def get_config() -> ConfigDict:
         text="WikiText-2",
         origin=(
             "Validation and test part of WikiText-2 (arXiv 1609.07843, CC BY-SA) as PyTorch's "
-            "examples ship them, word_language_model/data/wikitext-2. SHA-256: `valid.txt` "
+            "examples ship them, word_language_model/data/wikitext-2, in a folder `wikitext-2`; "
+            "another place is `--config.common.data.corpus=text:FOLDER`. The BPE is trained on all "
+            "of it, held-out documents included. SHA-256: `valid.txt` "
             "`f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8`, `test.txt` "
-            "`d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0`"
+            "`d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0`. "
+            f"{scale.EARLIER}"
         ),
-        see="With more scales, and on settings of methods: [Python sources](evidence.md).",
+        see=(
+            "Of WikiText-2 these are the validation and test part alone: 24 rounds see about half "
+            "of what is not held out, and 96 see all of it twice. "
+            "With more scales, and on settings of methods: [Python sources](evidence.md)."
+        ),
+        beside="configs/campaign/scale.py",
         common=scale.common(corpus="text:wikitext-2", tokenizer="bpe:1024"),
         sizes={
             "230k": size(0.23e6, 8, **scale.narrow(64)),

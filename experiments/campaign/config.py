@@ -24,6 +24,7 @@ def campaign(**changes: Any) -> ConfigDict:
     config.text = "texts"  # what the models read, in words, for the page
     config.origin = ""  # where these texts come from, for who runs more
     config.see = ""  # what the page says of other pages
+    config.beside = ""  # file of a campaign with claims of these names on other texts
     config.common = {}  # fields of the train config that all runs share
     config.period = 30  # H, inner steps a round, of every method that has one
     config.evaluations = 6  # of a run that is reported, at equal distances

@@ -29,6 +29,7 @@ _AS_GIVEN = (
     "text",
     "origin",
     "see",
+    "beside",
     "period",
     "evaluations",
     "common",
@@ -132,6 +133,7 @@ class Campaign:
     text: str
     origin: str
     see: str
+    beside: str
     period: int
     evaluations: int
     common: dict[str, Any]

@@ -78,6 +78,17 @@ class Effect:
         return float(np.mean(list(self.differences.values())))
 
     @property
+    def tested(self) -> bool:
+        """Whether it has the seeds that a verdict needs."""
+        return self.adjusted is not None
+
+    @property
+    def told(self) -> str:
+        """The mean difference with its interval, in per cent."""
+        half = "" if self.half is None else f" ± {100 * self.half:.1f}"
+        return f"{100 * self.mean:+.1f}{half} %"
+
+    @property
     def status(self) -> str:
         """`seen`: below the margin; `opposite`: above it; `open`: neither is shown.
 

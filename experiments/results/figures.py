@@ -102,7 +102,7 @@ class _Look:
     def __init__(self, campaign: Campaign, effects: Sequence[Effect]):
         rungs = [effect.rung for effect in effects]
         self._campaign = campaign
-        self._tested = [effect.adjusted is not None for effect in effects]
+        self._tested = [effect.tested for effect in effects]
         self.sizes = [size for size in campaign.sizes if size in {r.size for r in rungs}]
         self.rounds = sorted({r.rounds for r in rungs})
         self.regions = sorted({r.regions for r in rungs})
@@ -117,7 +117,7 @@ class _Look:
     def marker(self, effect: Effect) -> dict[str, Any]:
         rung = effect.rung
         return {
-            "alpha": 1.0 if effect.adjusted is not None else _FAINT,
+            "alpha": 1.0 if effect.tested else _FAINT,
             "color": self.color(rung.size),
             "marker": _MARKERS.get(rung.regions, "v"),
             "ms": self._width(rung.rounds),
@@ -159,7 +159,7 @@ def _panel(
         x = [way.value(campaign, effect.rung) * gap ** (_SPREAD * place) for effect in of]
         y = [100 * effect.mean for effect in of]
         style = "-" if key.split == "iid" else "--"
-        line = [one for one in zip(x, y, of, strict=True) if one[2].adjusted is not None]
+        line = [one for one in zip(x, y, of, strict=True) if one[2].tested]
         joined = [[at for at, *_ in line], [height for _, height, _ in line]]
         axes.plot(*joined, color=look.color(key.size) if key.size else "0.6", ls=style, lw=0.9)
         for at, height, effect in zip(x, y, of, strict=True):

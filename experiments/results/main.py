@@ -4,7 +4,8 @@
     python -m experiments results --config=configs/campaign/wikitext.py
     python -m experiments results --check    # exit code 1 if they do not agree with the records
 
-Every number on the page is computed from the records in the campaign's folder. A page that was
+Every number on the page is computed from the records in the campaign's folder, and in that of the
+campaign beside it (`config.beside`), whose new records change both pages. A page that was
 edited by hand, or a picture of other records, fails the check. So does a table of a comparison in
 another page of the folder (see `experiments/results/tables.py`).
 """
@@ -26,10 +27,12 @@ from experiments.cli import (
     flag_problems,
     load_config,
     refuse_any,
+    refuse_foreign,
     split_config,
 )
 from experiments.progress import tracked
 from experiments.results import figures
+from experiments.results.corpora import Judged
 from experiments.results.effects import Effect, effects
 from experiments.results.page import OVERVIEW, Evidence, page
 from experiments.results.tables import refreshed
@@ -48,8 +51,8 @@ def main(argv: Sequence[str]) -> int:
     values = flags.values
     found = flag_problems("results", others, values, __doc__)
     config, problems = load_config(path or DEFAULT, overrides)
-    problems += found
-    refuse_any(problems, "results")
+    refuse_any(problems + found, "results")
+    refuse_foreign(config, path or DEFAULT, "campaign")
     campaign = plan(config)
     ledger = read(campaign)
     if not ledger.found:
@@ -71,9 +74,19 @@ def main(argv: Sequence[str]) -> int:
 
 
 def gather(ledger: Records, config: str | None = None) -> Evidence:
-    """Effects and verdicts of a ledger's records; `config`: the campaign's file."""
-    campaign, found = ledger.campaign, effects(ledger.campaign, ledger)
-    return Evidence(campaign, ledger, found, verdicts(campaign, found), config)
+    """Effects and verdicts of a ledger's records; `config`: the campaign's file.
+
+    Raises:
+      RefusedError: the campaign beside it is none, or a record of it is damaged.
+    """
+    campaign, found, beside = ledger.campaign, effects(ledger.campaign, ledger), None
+    if campaign.beside:
+        config_of, problems = load_config(campaign.beside, [])
+        refuse_any(problems, f"beside={campaign.beside}")
+        refuse_foreign(config_of, campaign.beside, "campaign")
+        other = plan(config_of)
+        beside = Judged(other, effects(other, read(other)))
+    return Evidence(campaign, ledger, found, verdicts(campaign, found), config, beside)
 
 
 def write(evidence: Evidence, docs: Path) -> list[Path]:

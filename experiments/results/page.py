@@ -16,7 +16,7 @@ from experiments.campaign.records import Records, hours
 from experiments.campaign.tuning import rungs
 from experiments.compare.plan import merged
 from experiments.config import base
-from experiments.results import fit
+from experiments.results import corpora, fit
 from experiments.results.effects import OPEN, OPPOSITE, SEEN, SURE, Effect, on_variants
 from experiments.results.figures import count, kind, short
 from experiments.results.verdict import (
@@ -44,6 +44,7 @@ class Evidence:
       effects: those of each claim, by its name.
       verdicts: one for each claim and split of the data.
       config: the file of the campaign; None = the default one.
+      beside: the campaign on other texts that the page compares with; None = none.
     """
 
     campaign: Campaign
@@ -51,6 +52,7 @@ class Evidence:
     effects: dict[str, list[Effect]]
     verdicts: tuple[Verdict, ...]
     config: str | None = None
+    beside: corpora.Judged | None = None
 
     def command(self, name: str) -> str:
         """A command of this campaign."""
@@ -62,7 +64,7 @@ class Evidence:
 
     def statuses(self, verdict: Verdict) -> Counter[str]:
         """How many rungs of a verdict are seen, the opposite and open."""
-        tested = (e for e in self.of(verdict.claim, verdict.split) if e.adjusted is not None)
+        tested = (e for e in self.of(verdict.claim, verdict.split) if e.tested)
         return Counter(effect.status for effect in tested)
 
     def sorted_verdicts(self) -> list[Verdict]:
@@ -78,7 +80,11 @@ class Evidence:
 
 def page(evidence: Evidence) -> str:
     """The whole text."""
-    parts = [_head(evidence), _claims_tables(evidence), _how(evidence), _names(evidence)]
+    parts = [_head(evidence), _claims_tables(evidence)]
+    if evidence.beside:
+        here = corpora.Judged(evidence.campaign, evidence.effects)
+        parts.append(corpora.section(here, evidence.beside))
+    parts += [_how(evidence), _names(evidence)]
     shown = dict.fromkeys(v.claim for v in evidence.sorted_verdicts())
     parts += [_section(evidence, evidence.campaign.claims[name]) for name in shown]
     parts += [_rates(evidence), fit.section(evidence.campaign, evidence.ledger), _left(evidence)]
@@ -95,10 +101,13 @@ def _head(evidence: Evidence) -> str:
     others = ", ".join(count(params) for params, name in shown if name not in judged)
     others = f"Of {others} there are runs, but no pair with enough seeds. " if others else ""
     tokenizer = campaign.common["data"].get("tokenizer", "bytes")
+    folders = f"`{campaign.records}`"
+    if evidence.beside:
+        folders += f" and `{evidence.beside.campaign.records}`"
     return f"""
 # {campaign.title}
 
-Written by `{evidence.command("results")}` from the records in `{campaign.records}`; do not edit it.
+Written by `{evidence.command("results")}` from the records in {folders}; do not edit it.
 
 Models of {sizes} parameters on {campaign.text}, tokenizer `{tokenizer}`, H = {campaign.period}.
 {others}A verdict is about these scales. Published figures come from
@@ -142,9 +151,9 @@ def _claims_table(evidence: Evidence, verdicts: Sequence[Verdict]) -> str:
     for verdict in verdicts:
         claim = evidence.campaign.claims[verdict.claim]
         effects = evidence.of(verdict.claim, verdict.split)
-        tested = [e for e in effects if e.adjusted is not None]
+        tested = [e for e in effects if e.tested]
         at = [e for e in tested if (e.rung.size, e.rung.rounds) == verdict.scale] or tested[-1:]
-        shown = "; ".join(f"{_difference(e)} ({e.rung.regions} regions)" for e in at) or "-"
+        shown = "; ".join(f"{e.told} ({e.rung.regions} regions)" for e in at) or "-"
         statuses = evidence.statuses(verdict)
         told = ", ".join(str(statuses[word]) for word in (SEEN, OPPOSITE, OPEN))
         rows.append(
@@ -164,11 +173,6 @@ def _verdict(evidence: Evidence, verdict: Verdict) -> str:
         if "to" in verdict.word or "from" in verdict.word
         else (f"{verdict.word} (up to {where})")
     )
-
-
-def _difference(effect: Effect) -> str:
-    half = "" if effect.half is None else f" ± {100 * effect.half:.1f}"
-    return f"{100 * effect.mean:+.1f}{half} %"
 
 
 def _wider(how: Tuning) -> str:
@@ -217,10 +221,11 @@ def _how(evidence: Evidence) -> str:
 - **Holds**: seen at every rung. **Holds from**: at every rung of that scale and above; where it is
   not seen, the model is no larger and rounds are no more.
   **Contradicted**: the opposite at every rung of at least two scales, no smaller at the largest.
-  **Not seen up to** the largest scale where it is not: anything else.
+  **Not seen up to** the largest scale where it is not: anything else, such as the opposite at every
+  rung, but smaller at the largest scale. That compares means, and tests nothing.
 - **Learning rates** were tuned for each method and size on seeds that are not reported ({seeds}):
   {rounds}, in {how.regions} regions, {kind(how.split)} data.{_wider(how)}
-  The grid is the same for all; how many points lie beyond it differs, and a point that the first
+  All have as many points on the grid; how many lie beyond it differs, and a point that the first
   rung dropped is not tried again. The table of rates counts what each method was given.
   A variant of a method, which differs in a setting, trains at the rates of that method. Its section
   says so, and the table of rates does not list it.
@@ -365,7 +370,7 @@ def _seen_at(evidence: Evidence, verdict: Verdict) -> Iterator[str]:
     for status, words in ((SEEN, "Seen at"), (OPPOSITE, "The opposite at")):
         at: dict[str, list[str]] = {}
         for e in evidence.of(verdict.claim, verdict.split):
-            if e.adjusted is not None and e.status == status:
+            if e.tested and e.status == status:
                 params = count(evidence.campaign.sizes[e.rung.size].params)
                 regions = at.setdefault(f"{params}, {e.rung.rounds} rounds", [])
                 regions.append(str(e.rung.regions))
@@ -409,7 +414,7 @@ def _table(evidence: Evidence, claim: Claim) -> list[str]:
             f"{params}, {e.rung.rounds} rounds, {e.rung.regions} regions",
             kind(e.rung.split),
             ", ".join(f"{value:.3f}" if value >= 0.1 else f"{value:.3g}" for value in e.values),
-            _difference(e),
+            e.told,
             "-" if e.adjusted is None else _p(e.adjusted),
             "-" if e.size_of_effect is None else f"{e.size_of_effect:+.1f}",
             str(len(e.differences)) + (f" (failed: {len(e.failed)})" if e.failed else ""),
@@ -419,7 +424,7 @@ def _table(evidence: Evidence, claim: Claim) -> list[str]:
             _times(e.tokens.mean, e.tokens.half),
             _share(e.at_equal_bytes),
             _share(e.at_equal_time),
-            e.status if e.adjusted is not None else "too few seeds",
+            e.status if e.tested else "too few seeds",
         )
         rows.append(f"| {' | '.join(cells)} |")
     return rows
@@ -650,12 +655,12 @@ def _origin(evidence: Evidence) -> str:
     commits = len({r["code"]["commit"] for r in records})
     changed = sum(bool(r["code"]["changed"]) for r in records)
     machines = Counter(_machine(r) for r in records)
-    corpora = Counter((r["corpus_digest"] or "")[:10] for r in records)
+    digests = Counter((r["corpus_digest"] or "")[:10] for r in records)
     rows = [
         f"- {len(records)} runs, {hours(records)}.",
         f"- Commits: {commits}. Each record names its own; {changed} ran with changed files.",
         "- Machine: " + ", ".join(f"{k} ({n})" for k, n in sorted(machines.items())) + ".",
-        "- Corpus (digest): " + ", ".join(f"`{k}` ({n})" for k, n in sorted(corpora.items())) + ".",
+        "- Corpus (digest): " + ", ".join(f"`{k}` ({n})" for k, n in sorted(digests.items())) + ".",
     ]
     if evidence.campaign.origin:
         rows.append(f"- {evidence.campaign.origin}.")

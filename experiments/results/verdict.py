@@ -91,7 +91,7 @@ def verdicts(campaign: Campaign, found: Mapping[str, Sequence[Effect]]) -> tuple
     for name, of in found.items():
         for effect in of:
             groups.setdefault((name, effect.rung.split), []).append(effect)
-    tested = {key: [e for e in of if e.adjusted is not None] for key, of in groups.items()}
+    tested = {key: [e for e in of if e.tested] for key, of in groups.items()}
     over: dict[tuple[str, str], dict[str, Trend]] = {key: {} for key in groups}
     for way, (level, rest) in ways.items():
         slopes = {key: _slopes(of, level, rest) for key, of in tested.items()}

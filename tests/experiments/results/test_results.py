@@ -21,12 +21,14 @@ from experiments.cli import RefusedError, load_config
 from experiments.compare.stats import holm
 from experiments.results import fit as fits
 from experiments.results import main as command
+from experiments.results.corpora import AGREE, DIFFER, Judged, agreement, pairs, section
 from experiments.results.effects import effects
 from experiments.results.figures import count, digest_in, draw, short
 from experiments.results.page import OVERVIEW, _trend, page
 from experiments.results.verdict import Trend, _word, verdicts
 
 ROOT = Path(__file__).resolve().parents[3]
+CLAIMS = ("equal", "better")
 NOISE = {0: -0.02, 1: 0.03, 2: -0.01, 3: 0.0}  # by seed, shared by both arms
 
 
@@ -503,6 +505,65 @@ def test_a_page_tells_where_a_claim_is_seen_that_is_not_seen_everywhere(tmp_path
     assert f"The opposite at {small}, 8 rounds, 2 regions.\n" in section
     everywhere = page(command.gather(ledger_of(campaign, gap(lambda c: -0.02 + jitter(c)))))
     assert "Seen at" not in everywhere
+
+
+def judged(root, of, ran=("1",), **changes):
+    campaign = checked(root, **changes)
+    return Judged(campaign, effects(campaign, ledger_of(campaign, gap(of), ran)))
+
+
+def test_rungs_of_two_corpora_agree_differ_or_are_open(tmp_path):
+    def gaps(of):
+        return lambda cell: of[cell.rounds] + jitter(cell)
+
+    here = judged(tmp_path, gaps({4: 0.02, 8: 0.02}))
+    there = judged(tmp_path, gaps({4: 0.03, 8: -0.02}))
+    found = {(e.claim, e.rung.rounds): agreement(e, other) for e, other in pairs(here, there)}
+    assert found == {(n, r): word for r, word in ((4, AGREE), (8, DIFFER)) for n in CLAIMS}
+    noisy = judged(tmp_path, lambda cell: 0.1 * (cell.seed - 1))
+    assert {agreement(*pair) for pair in pairs(here, noisy)} == {"open"}
+    text = section(here, there)
+    assert "both pages: 4. Agree: 2 (2 of 2 after 4 rounds, 0 of 2 after 8 rounds)." in text
+    assert "Differ: 2. Open: 0. Of 2 claims 0 agree" in text
+    assert "at 4 of the rungs the two 95 % intervals do not overlap" in text
+    assert "at 0 of the rungs" in section(here, here)
+    first = text.splitlines()[8]
+    assert first == (
+        "| [better](#better) | 8 rounds, 2 regions | i.i.d. "
+        "| 0.001M, 3 seeds: +2.0 ± 0.1 %, opposite | 0.001M, 3 seeds: -2.0 ± 0.1 %, seen | differ |"
+    )
+
+
+def test_rungs_are_compared_at_the_nearest_size_and_with_the_same_claim(tmp_path):
+    def of(cell):
+        return 0.02 + jitter(cell)
+
+    sizes = {"tiny": size_of(0.8e3, 8), "big": size_of(3e3, 8), "far": size_of(8.1e3, 8)}
+    stages = {"1": stage(tuple(sizes), (4,), (2,))}
+    one = claim("Almost", "0000.00001", "diloco", "ddp", 0.02, "a gap")
+    claims = {"equal": one, "better": config(tmp_path)["claims"]["better"].to_dict()}
+    here = judged(tmp_path, of, sizes=sizes, stages=stages, claims=claims)
+    there = judged(tmp_path, of, ("1", "2"))
+    found = [(e.claim, e.rung.size, other.rung.size) for e, other in pairs(here, there)]
+    assert found == [("better", "tiny", "small"), ("better", "big", "large")]
+    slower = judged(tmp_path, of, period=4)  # H: as many rounds are more steps
+    assert "No rung is on this page and on that of [texts](evidence.md)." in section(here, slower)
+
+
+def test_a_page_beside_another_corpus(written, capsys):
+    campaign, arguments, docs = written
+    file = arguments[0].removeprefix("--config=")
+    beside = [*arguments, f"--config.beside={file}", "--config.page=second", "--config.text=tales"]
+    assert command.main(beside) == 0 and command.main([*beside, "--check"]) == 0
+    text = (docs / "second.md").read_text()
+    assert "## On both corpora" in text and "| tales | texts | |" in text
+    assert "Agree: 4 (" in text and "beside those on [texts](evidence.md)" in text
+    assert f"`{campaign.records}` and `{campaign.records}`" in text
+    with pytest.raises(RefusedError, match="nowhere"):
+        command.main([*arguments, "--config.beside=nowhere.py"])
+    for no_campaign in (["--config.beside=diloco"], ["--config=diloco"]):
+        with pytest.raises(RefusedError, match="is not for campaign"):
+            command.main([*arguments, *no_campaign])
 
 
 def test_without_records_nothing_is_written(tmp_path, written):
