@@ -88,7 +88,7 @@ def _counts(compared: Sequence[tuple[str, Effect, Effect]]) -> str:
     return (
         f"Rungs on both pages: {len(compared)}. Agree: {found[AGREE]} ({after}). Differ: "
         f"{found[DIFFER]}. Open: {found[OPEN]}. Of {len(by_claim)} claims {everywhere} agree at "
-        "all of their rungs; most share an arm, so these are not as many independent tests. "
+        "all of their rungs; claims that share an arm are not independent tests. "
         f"Agreement is on the side of the margin, not on the size: at {apart} of the rungs the two "
         "95 % intervals do not overlap."
     )
