@@ -7,7 +7,17 @@ import jax
 from jax._src import distributed
 from jax.extend.core import jaxprs_in_params
 
-__all__ = ["all_gather_invariant", "coordinator_host", "jaxprs_in_params", "process_count"]
+__all__ = [
+    "KNOWS_EARLY_STARTS",
+    "all_gather_invariant",
+    "coordinator_host",
+    "jaxprs_in_params",
+    "process_count",
+]
+
+# Whether XLA has `xla_gpu_experimental_collective_start_as_early_as_possible`: with jax 0.10.0 and
+# 0.10.1 a program that sets it is refused.
+KNOWS_EARLY_STARTS = jax.__version_info__ >= (0, 10, 2)
 
 
 def coordinator_host() -> str:

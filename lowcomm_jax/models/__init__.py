@@ -4,7 +4,8 @@ In: a `TransformerConfig` or a preset's name. Out: `build` gives a `Model` (init
 logits, loss, shardings, generation); `Pipeline` is the same model cut into pipeline stages. Nothing
 in the engine needs this room: any loss over any pytree will do.
 
-- `config`, `presets`: the shape; `model`: the functions; `transformer`, `attention`: the layers;
+- `config`, `presets`: the shape; `model`, `loss`: the functions; `transformer`, `attention`,
+  `operations`: the layers;
 - `sharding`: parameters over the devices of a region; `weights`: LLaMA checkpoints;
 - `pipeline/`: stages and their two schedules.
 """

@@ -43,9 +43,12 @@ def rotate(x: Array, tables: tuple[Array, Array]) -> Array:
       tables: cosines and sines [T, E / 2] of `rope_tables`.
     """
     leading = tuple(range(x.ndim - 2))
-    cos, sin = (jnp.expand_dims(table.astype(x.dtype), leading) for table in tables)
-    first, second = jnp.split(x, 2, axis=-1)
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    cos, sin = (table.astype(x.dtype) for table in tables)
+    own = jnp.expand_dims(jnp.concatenate([cos, cos], axis=-1), leading)
+    other = jnp.expand_dims(jnp.concatenate([-sin, sin], axis=-1), leading)
+    # Halves change places by a reversal: unlike a concatenation, it fuses into its neighbours.
+    swapped = jnp.flip(x.reshape(*x.shape[:-1], 2, -1), axis=-2).reshape(x.shape)
+    return x * own + swapped * other
 
 
 def masked_attention(

@@ -9,7 +9,7 @@ import dataclasses
 from typing import Literal, get_args
 
 LayerLoop = Literal["auto", "unrolled", "scan"]
-Remat = Literal["none", "full", "dots"]
+Remat = Literal["auto", "none", "light", "full"]
 ComputeDtype = Literal["float32", "bfloat16"]
 Attention = Literal["auto", "xla", "cudnn", "splash"]
 Mlp = Literal["swiglu", "gelu"]
@@ -29,7 +29,9 @@ _SIZES = (
     "head_dim",
     "mlp_width",
     "max_seq_len",
+    "loss_tiles",
 )
+_SMALL_TILES = 8  # an eighth of the logits: by then other arrays are the largest
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,8 +58,14 @@ class TransformerConfig:
         residual stream start `sqrt(2 * layers)` times smaller.
       layer_loop: "unrolled" (one leaf per layer), "scan" (leaves stacked over layers), or "auto":
         unrolled on CPU, scan elsewhere, decided when the model is built.
-      remat: what the backward pass recomputes: "none", "full" (everything inside a block) or
-        "dots" (everything but matrix products with weights).
+      unroll: with "scan", whether the loop over layers is written out: the backward pass then
+        keeps values where they are, instead of copying them into and out of stacks. None: on GPUs,
+        where `remat` keeps much ("none", "light"), decided when the model is built.
+      remat: what the backward pass recomputes: "none", "light" (norms and the MLP's activation, no
+        product) or "full" (everything inside a block). "auto" is "none" when a model is built; who
+        knows the memory chooses before, among `ways`.
+      loss_tiles: parts of the tokens whose logits are made one after another (`scores_in_tiles`).
+        More than 1 saves memory and costs a product.
       compute_dtype: dtype of activations and matrix products; parameters, norms, softmax and loss
         stay float32.
       attention: "xla" (scores in memory), "cudnn" (flash attention on GPUs) or "splash" (the kernel
@@ -85,7 +93,9 @@ class TransformerConfig:
     norm_eps: float = 1e-6
     init_std: float = 0.02
     layer_loop: LayerLoop = "auto"
-    remat: Remat = "none"
+    unroll: bool | None = None
+    remat: Remat = "auto"
+    loss_tiles: int = 1
     compute_dtype: ComputeDtype = "float32"
     attention: Attention = "auto"
 
@@ -93,6 +103,24 @@ class TransformerConfig:
         problems = _violations(self)
         if problems:
             raise ValueError("TransformerConfig:\n" + "\n".join(f"  - {p}" for p in problems))
+
+
+def ways(config: TransformerConfig) -> list[TransformerConfig]:
+    """How a model with `remat="auto"` can be computed, from the fastest to the smallest.
+
+    Weights and their names, and results up to rounding, are the same in all of them.
+
+    >>> small = TransformerConfig(vocab_size=9, layers=1, width=8, heads=1, kv_heads=1, head_dim=8,
+    ...                           mlp_width=8)
+    >>> [(way.remat, way.loss_tiles) for way in ways(small)]
+    [('none', 1), ('light', 1), ('full', 1), ('full', 8)]
+    """
+    if config.remat != "auto":
+        return [config]
+    steps = [(remat, config.loss_tiles) for remat in ("none", "light", "full")]
+    if config.loss_tiles == 1:
+        steps.append(("full", _SMALL_TILES))
+    return [dataclasses.replace(config, remat=remat, loss_tiles=tiles) for remat, tiles in steps]
 
 
 def param_count(config: TransformerConfig) -> int:

@@ -1,9 +1,7 @@
 """Turns a configuration into pure functions over a nested dict of parameters.
 
 `build` makes a `Model`: initial parameters, logits, loss, shardings. `generate` continues a prompt
-token by token, with a cache of keys and values. `masked_cross_entropy` is the loss over the targets
-that count, plus z-loss; `scores` and `weighted_loss` are its two halves, for a vocabulary that is
-cut over devices.
+token by token, with a cache of keys and values.
 
 Shape suffixes: N tokens, V vocabulary, P prompt, L generated tokens.
 """
@@ -12,8 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +21,8 @@ from jax import Array
 
 from lowcomm_jax.models import sharding
 from lowcomm_jax.models.attention import kernel_for
-from lowcomm_jax.models.config import TransformerConfig, flops_per_token, param_count
+from lowcomm_jax.models.config import TransformerConfig, flops_per_token, param_count, ways
+from lowcomm_jax.models.loss import masked_cross_entropy, scores_in_tiles
 from lowcomm_jax.models.transformer import Transformer
 
 Params = dict[Any, Any]  # nested; leaves are float32 arrays
@@ -57,7 +56,8 @@ class Model:
 
     def logits(self, params: Params, tokens: Array) -> Array:
         """Returns [B, T, V] float32 for int32 `tokens` [B, T]: the scores of the next token."""
-        return self.bind(params)(tokens).reshape(*tokens.shape, self.config.vocab_size)
+        logits = self.bind(params)(tokens).astype(jnp.float32)
+        return logits.reshape(*tokens.shape, self.config.vocab_size)
 
     def loss_fn(
         self, params: Params, batch: Mapping[str, Array], rng: Array
@@ -79,8 +79,10 @@ class Model:
         target_N = tokens[:, 1:].reshape(-1)
         mask = batch.get("mask")
         mask_N = jnp.ones(target_N.shape, jnp.float32) if mask is None else mask.reshape(-1)
-        logits_NxV = self.bind(params)(tokens[:, :-1])
-        return masked_cross_entropy(logits_NxV, target_N, mask_N, self.config.z_loss)
+        module = self.bind(params)
+        hidden_NxD = module.hidden(tokens[:, :-1])
+        found = scores_in_tiles(module.leave, hidden_NxD, target_N, self.config.loss_tiles)
+        return masked_cross_entropy(found, mask_N, self.config.z_loss)
 
     def specs(self, params: Params, axis_sizes: Mapping[str, int] | None = None) -> Params:
         """Returns a PartitionSpec per leaf; see `sharding.parameter_specs`."""
@@ -114,78 +116,15 @@ def build(config: TransformerConfig, device: jax.Device | None = None) -> Model:
     if config.layer_loop == "auto":
         loop = "unrolled" if device.platform == "cpu" else "scan"
         config = dataclasses.replace(config, layer_loop=loop)
+    if config.remat == "auto":
+        config = ways(config)[0]
+    if config.unroll is None:
+        on_gpu = device.platform in ("gpu", "cuda", "rocm")
+        config = dataclasses.replace(config, unroll=on_gpu and config.remat != "full")
     if config.attention == "auto":
         config = dataclasses.replace(config, attention=kernel_for(config, device))
     shapes = nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(params=0)))
     return Model(config=config, graph=nnx.graphdef(shapes))
-
-
-# -- loss --------------------------------------------------------------------------------------
-
-
-def masked_cross_entropy(
-    logits_NxV: Array, target_N: Array, mask_N: Array, z_loss: float
-) -> tuple[Array, dict[str, Array]]:
-    """Returns the mean loss over the targets with mask 1, and its parts.
-
-    Args:
-      logits_NxV: float32.
-      target_N: int32 in [0, V).
-      mask_N: float32, 1 where the target counts. With no target that counts, all results are 0.
-      z_loss: weight of the mean squared log-partition (arXiv 2204.02311, section 5).
-
-    Returns:
-      The loss, and a dict of float32 scalars: `ce` in nats per token, `accuracy` (share of
-      targets with the highest logit; a tie counts), `tokens` (sum of the mask).
-    """
-    tokens = jnp.sum(mask_N)
-    weight_N = mask_N / jnp.maximum(tokens, 1.0)
-    loss, aux = weighted_loss(scores(logits_NxV, target_N), weight_N, z_loss)
-    return loss, {**aux, "tokens": tokens}
-
-
-def weighted_loss(found: Scores, weight_N: Array, z_loss: float) -> tuple[Array, dict[str, Array]]:
-    """Returns the loss summed with these weights, and its `ce` and `accuracy`."""
-    ce = jnp.sum(weight_N * (found.partition_N - found.chosen_N))
-    loss = ce
-    if z_loss:
-        loss = ce + z_loss * jnp.sum(weight_N * found.partition_N**2)
-    accuracy = jnp.sum(jnp.where(found.chosen_N >= found.top_N, weight_N, 0.0))
-    return loss, {"ce": ce, "accuracy": accuracy}
-
-
-class Scores(NamedTuple):
-    """Parts of the logits that a loss needs, float32 `[N]`: highest, log-partition, target's."""
-
-    top_N: Array
-    partition_N: Array
-    chosen_N: Array
-
-
-def _as_is(x: Array) -> Array:
-    return x
-
-
-def scores(
-    logits_NxV: Array,
-    target_N: Array,
-    first: Array | int = 0,
-    total: Callable[[Array], Array] = _as_is,
-    largest: Callable[[Array], Array] = _as_is,
-) -> Scores:
-    """Reduces logits, of the whole vocabulary or of one device's part of it.
-
-    Args:
-      logits_NxV: float32, of the V tokens from `first` on.
-      target_N: int32, numbers in the whole vocabulary.
-      total, largest: sum and maximum of `[N]` over the devices that hold the other parts.
-    """
-    top_N = largest(jax.lax.stop_gradient(jnp.max(logits_NxV, axis=-1)))
-    sums_N = total(jnp.sum(jnp.exp(logits_NxV - top_N[:, None]), axis=-1))
-    # A masked sum instead of a gather: it fuses, and it stays local when V is sharded.
-    is_target_NxV = first + jnp.arange(logits_NxV.shape[1])[None, :] == target_N[:, None]
-    chosen_N = total(jnp.sum(jnp.where(is_target_NxV, logits_NxV, 0.0), axis=-1))
-    return Scores(top_N, top_N + jnp.log(sums_N), chosen_N)
 
 
 # -- generation --------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ inputs and outputs of a projection, H query heads, K key heads, E head width, F 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,7 +16,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
-from jax.sharding import PartitionSpec
 
 from lowcomm_jax.models.attention import (
     cudnn_attention,
@@ -25,16 +23,18 @@ from lowcomm_jax.models.attention import (
     rope_tables,
     rotate,
     splash_attention,
-    wide_einsum,
 )
 from lowcomm_jax.models.config import TransformerConfig
-from lowcomm_jax.train.batch_sharding import (
-    FSDP,
-    TENSOR,
-    automatic_axes,
-    shard_batch,
-    summed_over_batch,
+from lowcomm_jax.models.operations import (
+    gated,
+    gelu,
+    look_up,
+    products,
+    rms_norm,
+    rotated_norm,
+    table_scores,
 )
+from lowcomm_jax.train.batch_sharding import TENSOR, shard_batch
 
 _ATTENTION = {
     "xla": masked_attention,
@@ -73,9 +73,13 @@ class Transformer(nnx.Module):
         self.blocks = _make_blocks(config, rngs.params())
 
     def __call__(self, tokens_BxT: Array) -> Array:
-        """Returns the logits [B * T, V], float32, of the token after each position."""
+        """Returns the logits [B * T, V], compute dtype, of the token after each position."""
+        return self.leave(self.hidden(tokens_BxT))
+
+    def hidden(self, tokens_BxT: Array) -> Array:
+        """Returns the last block's activations [B * T, D], of which `leave` makes logits."""
         x_NxD, context = self._enter(tokens_BxT, jnp.arange(tokens_BxT.shape[1]))
-        return self.leave(self.through(x_NxD, context))
+        return self.through(x_NxD, context)
 
     def through(self, x_NxD: Array, context: Context, real_L: Array | None = None) -> Array:
         """Sends activations through the blocks.
@@ -83,7 +87,7 @@ class Transformer(nnx.Module):
         Args:
           real_L: bool, with "scan" only: blocks that are not real (padding) return their input.
         """
-        layer = _rematerialised(lambda block, x: block(x, context), policy=self.config.remat)
+        layer = _rematerialised(lambda block, x: block(x, context), self.config.remat == "full")
         if self.config.layer_loop == "unrolled":
             for block in self.blocks:
                 x_NxD = layer(*nnx.split(block), x_NxD)
@@ -95,7 +99,7 @@ class Transformer(nnx.Module):
             y = layer(graph, state, x)
             return (y if real is None else jnp.where(real, y, x)), None
 
-        return jax.lax.scan(step, x_NxD, (stacked, real_L))[0]
+        return jax.lax.scan(step, x_NxD, (stacked, real_L), unroll=self.config.unroll or 1)[0]
 
     def extend(self, tokens_BxT: Array, caches: Any, start: Array) -> tuple[Array, Any]:
         """Returns logits [B * T, V] of T new positions at `start`, and the caches with them in."""
@@ -115,7 +119,7 @@ class Transformer(nnx.Module):
                 x_NxD, cache = block.extend(x_NxD, context, cache, start)
                 advanced.append(cache)
             caches = tuple(advanced)
-        return self.leave(x_NxD), caches
+        return self.leave(x_NxD).astype(jnp.float32), caches
 
     def empty_caches(self, batch: int, length: int) -> Any:
         """Returns zeroed caches of `length` positions for every layer."""
@@ -137,12 +141,12 @@ class Transformer(nnx.Module):
         return Context(batch=batch, rope=rope)
 
     def leave(self, x_NxD: Array) -> Array:
-        """Turns the last block's activations into logits [N, V], float32."""
+        """Turns the last block's activations into logits [N, V], compute dtype."""
         x_NxD = shard_batch(self.final_norm(shard_batch(x_NxD)))
         if self.config.tie_embeddings:
             return shard_batch(self.embedding.attend(x_NxD), TENSOR)
-        kernel_DxV = self.head.kernel[...].astype(x_NxD.dtype)
-        return shard_batch(wide_einsum("nd,dv->nv", x_NxD, kernel_DxV), TENSOR)
+        kernel_DxV = self.head.matrix(x_NxD.dtype)
+        return shard_batch(table_scores(x_NxD, kernel_DxV, "dv"), TENSOR)
 
 
 def _make_blocks(config: TransformerConfig, key: Array):
@@ -154,19 +158,14 @@ def _make_blocks(config: TransformerConfig, key: Array):
     return nnx.merge(graph, stacked)
 
 
-def _rematerialised(apply: Callable[[Block, Array], Array], policy: str) -> Callable:
-    """Turns `apply(block, x)` into `f(graph, state, x)` whose backward pass recomputes."""
+def _rematerialised(apply: Callable[[Block, Array], Array], whole: bool) -> Callable:
+    """Turns `apply(block, x)` into `f(graph, state, x)`; `whole`: the backward pass repeats it."""
 
     def layer(graph, state, x_NxD):
         def run(state, x_NxD):
             return apply(nnx.merge(graph, state), x_NxD)
 
-        if policy == "full":
-            run = jax.checkpoint(run)
-        elif policy == "dots":
-            saved = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-            run = jax.checkpoint(run, policy=saved)
-        return run(state, x_NxD)
+        return (jax.checkpoint(run) if whole else run)(state, x_NxD)
 
     return layer
 
@@ -185,54 +184,18 @@ class Embedding(nnx.Module):
         # A token outside the vocabulary gives NaN: a wrong tokenizer shows in the first loss.
         table = self.table[...]
         tokens_N = jnp.where(tokens_N < 0, table.shape[0], tokens_N)  # -1 would be the last row
-        return _look_up(table, tokens_N, "fill").astype(dtype)
+        return look_up(table, tokens_N, "fill", dtype)
 
     def part(self, tokens_N: Array, first: Array) -> Array:
         """Looks up in a table of the tokens from `first` on; float32, 0 for all other tokens."""
         row_N = tokens_N - first
         here_N = (row_N >= 0) & (row_N < self.table.shape[0])
-        rows_NxD = _look_up(self.table[...], row_N, "clip")
+        rows_NxD = look_up(self.table[...], row_N, "clip", self.table.dtype)
         return jnp.where(here_N[:, None], rows_NxD, 0.0)
 
     def attend(self, x_NxD: Array) -> Array:
-        """Scores every token; float32 whatever the dtype of `x`."""
-        return wide_einsum("nd,vd->nv", x_NxD, self.table[...].astype(x_NxD.dtype))
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _look_up(table_VxD: Array, row_N: Array, mode: str) -> Array:
-    """Rows [N, D] of a table that is gathered first; the gradient is summed on each device.
-
-    Left to the compiler, the gradient brings all tokens' activations to every device. XLA also
-    aborts the process on a gather from a sharded table where another axis is manual (jax 0.10.2).
-    """
-    return jnp.take(_whole(table_VxD), row_N, axis=0, mode=mode)
-
-
-def _look_up_forward(table_VxD, row_N, mode):
-    return _look_up(table_VxD, row_N, mode), (table_VxD, row_N)
-
-
-def _look_up_backward(mode, kept, gradient_NxD):
-    table_VxD, row_N = kept
-    # As `sharding.parameter_specs` has the table: cut over the width, where that divides.
-    cut = 1 if table_VxD.shape[1] % automatic_axes().get(FSDP, 1) == 0 else -1
-
-    def part(row_N, gradient_NxD):
-        # Rows that are not there: `take` gave NaN or another row, and `add` leaves them out.
-        sums = jnp.zeros(table_VxD.shape, table_VxD.dtype)
-        return sums.at[row_N].add(gradient_NxD.astype(sums.dtype), mode="drop")
-
-    return summed_over_batch(part, cut, row_N, gradient_NxD), None
-
-
-_look_up.defvjp(_look_up_forward, _look_up_backward)
-
-
-def _whole(x: Array) -> Array:
-    """Replicates `x` over the axes inside a region."""
-    several = any(size > 1 for size in automatic_axes().values())
-    return jax.lax.with_sharding_constraint(x, PartitionSpec()) if several else x
+        """Scores every token, in the dtype of `x`."""
+        return table_scores(x_NxD, self.table[...].astype(x_NxD.dtype), "vd")
 
 
 class Block(nnx.Module):
@@ -246,17 +209,17 @@ class Block(nnx.Module):
 
     def __call__(self, x_NxD: Array, context: Context) -> Array:
         x_NxD = shard_batch(x_NxD)
-        x_NxD = x_NxD + self.attention(self.attention_norm(x_NxD), context)
+        x_NxD = x_NxD + self.attention(x_NxD, self.attention_norm, context)
         x_NxD = shard_batch(x_NxD)
-        return shard_batch(x_NxD + self.mlp(self.mlp_norm(x_NxD)))
+        return shard_batch(x_NxD + self.mlp(x_NxD, self.mlp_norm))
 
     def extend(
         self, x_NxD: Array, context: Context, cache: Cache, start: Array
     ) -> tuple[Array, Cache]:
         """Advances by T positions against a cache; see `Attention.extend`."""
-        mixed, cache = self.attention.extend(self.attention_norm(x_NxD), context, cache, start)
+        mixed, cache = self.attention.extend(x_NxD, self.attention_norm, context, cache, start)
         x_NxD = x_NxD + mixed
-        return x_NxD + self.mlp(self.mlp_norm(x_NxD)), cache
+        return x_NxD + self.mlp(x_NxD, self.mlp_norm), cache
 
 
 class Attention(nnx.Module):
@@ -273,26 +236,29 @@ class Attention(nnx.Module):
             self.query_norm = RMSNorm(c.head_dim, c.norm_eps)
             self.key_norm = RMSNorm(c.head_dim, c.norm_eps)
 
-    def __call__(self, x_NxD: Array, context: Context) -> Array:
-        q, k, v = self._project(x_NxD, context)
+    def __call__(self, x_NxD: Array, norm: RMSNorm, context: Context) -> Array:
+        """Mixes the normalised `x`; `norm` is the block's."""
+        q, k, v = self._project(x_NxD, norm, context)
         mixed = _ATTENTION[self.config.attention](q, k, v)
         return self.output(mixed.reshape(x_NxD.shape[0], -1))
 
     def extend(
-        self, x_NxD: Array, context: Context, cache: Cache, start: Array
+        self, x_NxD: Array, norm: RMSNorm, context: Context, cache: Cache, start: Array
     ) -> tuple[Array, Cache]:
         """Attends from T new positions at `start` to the cache, and adds them to it."""
-        q, k, v = self._project(x_NxD, context)
+        q, k, v = self._project(x_NxD, norm, context)
         cache = Cache(*(_write(old, new, start) for old, new in zip(cache, (k, v), strict=True)))
         mixed = masked_attention(q, *cache, start)
         return self.output(mixed.reshape(x_NxD.shape[0], -1)), cache
 
-    def _project(self, x_NxD: Array, context: Context) -> tuple[Array, Array, Array]:
+    def _project(self, x_NxD: Array, norm: RMSNorm, context: Context) -> tuple[Array, Array, Array]:
         shape = (context.batch, x_NxD.shape[0] // context.batch, -1, self.config.head_dim)
         parts = (self.query, self.key, self.value)
-        q, k, v = (part(x_NxD).reshape(shape).swapaxes(1, 2) for part in parts)
+        flat = normed_products(x_NxD, norm, parts, self.config.remat == "light")
+        q, k, v = (y.reshape(shape).swapaxes(1, 2) for y in flat)
         if self.config.qk_norm:
-            q, k = self.query_norm(q), self.key_norm(k)
+            q = self.query_norm.rotated(q, context.rope)
+            return q, self.key_norm.rotated(k, context.rope), v
         return rotate(q, context.rope), rotate(k, context.rope), v
 
 
@@ -301,22 +267,25 @@ class FeedForward(nnx.Module):
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
         c = config
-        self.gated = c.mlp == "swiglu"
+        self.gated, self.light = c.mlp == "swiglu", c.remat == "light"
         if self.gated:
             self.gate = Projection(c.width, c.mlp_width, c.init_std, rngs=rngs)
         self.up = Projection(c.width, c.mlp_width, c.init_std, rngs=rngs)
         self.down = Projection(c.mlp_width, c.width, _residual_std(c), rngs=rngs)
 
-    def __call__(self, x_NxD: Array) -> Array:
-        if self.gated:
-            return self.down(_gated(self.gate(x_NxD), self.up(x_NxD)))
-        return self.down(jax.nn.gelu(self.up(x_NxD)))
+    def __call__(self, x_NxD: Array, norm: RMSNorm) -> Array:
+        """Transforms the normalised `x`; `norm` is the block's."""
+        parts = (self.gate, self.up) if self.gated else (self.up,)
+        hidden = normed_products(x_NxD, norm, parts, self.light)
+        down_FxD = self.down.matrix(x_NxD.dtype)
 
+        def leave(*hidden):
+            return (gated(*hidden) if self.gated else gelu(*hidden)) @ down_FxD
 
-# Recomputed in the backward pass: one fused loop over two inputs is cheaper than keeping more.
-@jax.checkpoint
-def _gated(gate_NxF: Array, up_NxF: Array) -> Array:
-    return jax.nn.silu(gate_NxF) * up_NxF
+        if self.light:
+            # The matrix is no argument: gathering it (FSDP) need not wait for the gradient.
+            leave = jax.checkpoint(leave, prevent_cse=(True,) * len(hidden))
+        return leave(*hidden)
 
 
 class RMSNorm(nnx.Module):
@@ -327,10 +296,11 @@ class RMSNorm(nnx.Module):
         self.eps = eps
 
     def __call__(self, x: Array) -> Array:
-        wide = x.astype(jnp.float32)
-        inverse = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
-        scale = jnp.expand_dims(self.scale[...], tuple(range(x.ndim - 1)))
-        return (wide * inverse * scale).astype(x.dtype)
+        return rms_norm(x, self.scale[...], self.eps)
+
+    def rotated(self, x: Array, tables: tuple[Array, Array]) -> Array:
+        """`rotate(self(x), tables)`, with less traffic."""
+        return rotated_norm(x, self.scale[...], tables, self.eps)
 
 
 class Projection(nnx.Module):
@@ -340,7 +310,30 @@ class Projection(nnx.Module):
         self.kernel = nnx.Param(std * jax.random.normal(rngs.params(), (inputs, outputs)))
 
     def __call__(self, x_NxI: Array) -> Array:
-        return x_NxI @ self.kernel[...].astype(x_NxI.dtype)
+        return x_NxI @ self.matrix(x_NxI.dtype)
+
+    def matrix(self, dtype: jnp.dtype) -> Array:
+        """The matrix in the dtype of the activations."""
+        return self.kernel[...].astype(dtype)
+
+
+def normed_products(
+    x_NxD: Array, norm: RMSNorm, parts: tuple[Projection, ...], light: bool
+) -> tuple[Array, ...]:
+    """The normalised `x` times the matrix of each part.
+
+    Args:
+      light: whether the backward pass normalises again, instead of keeping the result.
+    """
+    kernels = tuple(part.matrix(x_NxD.dtype) for part in parts)
+
+    def run(x_NxD, kernels):
+        return products(norm(x_NxD), kernels)
+
+    if light:
+        # Gathering the matrices (FSDP) need not wait for the gradient: no barrier around them.
+        run = jax.checkpoint(run, prevent_cse=(True, False))
+    return run(x_NxD, kernels)
 
 
 def _residual_std(config: TransformerConfig) -> float:

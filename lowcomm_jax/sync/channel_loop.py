@@ -21,6 +21,7 @@ from lowcomm_jax.history import ChannelEvent, Event
 from lowcomm_jax.state.channel_flights import left_by
 from lowcomm_jax.state.train_state import TrainState, flight_key, with_inner
 from lowcomm_jax.sync.channel_exchange import ChannelExchange, make_channel_program
+from lowcomm_jax.sync.compiler_options import inner_options
 from lowcomm_jax.sync.round_functions import RoundFunctions
 from lowcomm_jax.train.inner_step import InnerStep
 
@@ -95,6 +96,7 @@ def build_channels(
         donate_argnums=0,
         static_argnames="single",
         out_shardings=((inner, by_region), by_region),
+        compiler_options=inner_options(regions),
     )
     averaged = jax.jit(end.average, donate_argnums=0, out_shardings=(inner.params, by_region))
     return ChannelPrograms(tuple(exchanges), program, averaged)

@@ -24,16 +24,10 @@ from jax.sharding import PartitionSpec as P
 from lowcomm_jax.exchange import MeshExchange
 from lowcomm_jax.mesh.regions import Regions
 from lowcomm_jax.methods.base import Method
+from lowcomm_jax.sync.compiler_options import GPUS, inner_options
 from lowcomm_jax.train.inner_step import InnerStep, inner_block
 
 PyTree = Any
-
-# A GPU's compiler has so many collectives in flight at most. A loop counts with those inside it
-# (FSDP): without room for both, it schedules the exchange before or behind the loop.
-OVERLAP_LIMIT = "xla_gpu_experimental_parallel_collective_overlap_limit"
-INSIDE = 4  # collectives of an inner step that may be in flight at once
-_GPUS = ("gpu", "cuda", "rocm")
-GPU_OPTIONS = {"xla_gpu_enable_latency_hiding_scheduler": True}
 
 
 def is_concurrent(asked: bool | None, method: Method, regions: Regions, separate: bool) -> bool:
@@ -45,7 +39,7 @@ def is_concurrent(asked: bool | None, method: Method, regions: Regions, separate
     """
     if asked is not None:
         return asked
-    return regions.mesh.devices.flat[0].platform in (*_GPUS, "tpu") and not _unfit(
+    return regions.mesh.devices.flat[0].platform in (*GPUS, "tpu") and not _unfit(
         method, regions, separate
     )
 
@@ -111,12 +105,12 @@ class ConcurrentExchange:
         self.exchange, self.specs = exchange, specs
         self._block = inner_block(step, regions)
         self._out = out_shardings
-        self._on_gpu = regions.mesh.devices.flat[0].platform in _GPUS
+        self._regions = regions
         self.program = functools.lru_cache(maxsize=None)(self._program)
 
     def _program(self, kinds: tuple[Kind, ...]) -> Callable:
         """The jitted program for payloads of these kinds, each a buffer in flight."""
-        options = {**GPU_OPTIONS, OVERLAP_LIMIT: len(kinds) + INSIDE} if self._on_gpu else None
+        options = inner_options(self._regions, len(kinds))
 
         def program(inner, frozen, batches, region_keys, active, n, payloads, weights):
             return self._traced(

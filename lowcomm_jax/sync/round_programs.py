@@ -33,6 +33,7 @@ from lowcomm_jax.params.sharding import SpecFn, fsdp_specs, leaf_shardings, opti
 from lowcomm_jax.schedule import Learners, Timing
 from lowcomm_jax.state.train_state import Inner
 from lowcomm_jax.sync.channel_loop import ChannelPrograms, build_channels
+from lowcomm_jax.sync.compiler_options import inner_options
 from lowcomm_jax.sync.concurrent_exchange import ConcurrentExchange
 from lowcomm_jax.sync.gradient_exchange import make_gradient_program
 from lowcomm_jax.sync.part_checks import optimizer_problems, part_problems
@@ -213,12 +214,19 @@ def _inner_programs(config: EngineConfig, step: InnerStep, functions: RoundFunct
     """(`inner_program`, `microbatch_program`) of `RoundPrograms`."""
     if config.method.signal == "gradient":
         block = make_gradient_program(step, functions)
-        return jax.jit(block, donate_argnums=0, static_argnames="single"), None
+        program = jax.jit(
+            block,
+            donate_argnums=0,
+            static_argnames="single",
+            compiler_options=inner_options(config.regions),
+        )
+        return program, None
     block = jax.jit(
         make_inner_program(step, config.regions),
         donate_argnums=0,
         static_argnames="single",
         out_shardings=_inner_out(config, step, specs),
+        compiler_options=inner_options(config.regions),
     )
     return block, accumulating_program(config, step, specs)
 
@@ -229,7 +237,12 @@ def accumulating_program(
     """`RoundPrograms.microbatch_program`; or over stacked replicas of a region, each `apart`."""
     regions = config.regions.stacked(replicas)
     program = make_accumulating_program(step, regions, apart=replicas > 1)
-    return jax.jit(program, donate_argnums=0, out_shardings=_inner_out(config, step, specs))
+    return jax.jit(
+        program,
+        donate_argnums=0,
+        out_shardings=_inner_out(config, step, specs),
+        compiler_options=inner_options(regions),
+    )
 
 
 def _inner_out(config: EngineConfig, step: InnerStep, specs: dict[str, P]):

@@ -5,7 +5,8 @@ import pytest
 from aot.aot_cases import BLOCKS, M, assert_hidden, needs, small, transformer
 
 from lowcomm_jax.compression import make
-from lowcomm_jax.sync.concurrent_exchange import GPU_OPTIONS, INSIDE, OVERLAP_LIMIT
+from lowcomm_jax.mesh.regions import Regions
+from lowcomm_jax.sync.compiler_options import inner_options
 
 TARGETS = ("h100:2x4", "v5e:2x2x2slices")
 
@@ -36,13 +37,15 @@ def test_a_transformer_of_150m_hides_it_with_fsdp_inside(target):
     assert_hidden(report)
 
 
-@pytest.mark.parametrize("option", [*GPU_OPTIONS, OVERLAP_LIMIT])
-def test_the_compiler_of_gpus_knows_the_options(option):
+def test_the_compiler_of_gpus_knows_the_options():
     """One that is renamed is refused, where it is set for a jitted function."""
-    device = needs("h100:2x4").devices[0]
-    where = jax.sharding.SingleDeviceSharding(device)
+    target = needs("h100:2x4")
+    options = inner_options(Regions(2, target.mesh(region=2, fsdp=4)))
+    assert len(options) >= 6
+    where = jax.sharding.SingleDeviceSharding(target.devices[0])
     x = jax.ShapeDtypeStruct((8,), "float32", sharding=where)
-    value = INSIDE if option == OVERLAP_LIMIT else GPU_OPTIONS[option]
-    jax.jit(lambda x: x + 1, compiler_options={option: value}).lower(x).compile()
-    with pytest.raises(Exception, match="No such"):
-        jax.jit(lambda x: x + 1, compiler_options={option + "_renamed": value}).lower(x).compile()
+    jax.jit(lambda x: x + 1, compiler_options=options).lower(x).compile()
+    for option, value in options.items():
+        renamed = {option + "_renamed": value}
+        with pytest.raises(Exception, match="No such"):
+            jax.jit(lambda x: x + 1, compiler_options=renamed).lower(x).compile()

@@ -44,7 +44,7 @@ def placed(tree, specs, mesh):
 # Replicas that take turns in a slot, FSDP within stages; everything divides.
 EVEN = (2, 2, 2, 1), 4, {"layers": 4, "vocab_size": 40, "remat": "full", "tie_embeddings": True}
 # 5 blocks in 4 stages of 2, 41 tokens in slices of 11, and a width that does not divide.
-ODD = (1, 4, 1, 2), 1, {"layers": 5, "width": 15, "qk_norm": True, "remat": "dots"}
+ODD = (1, 4, 1, 2), 1, {"layers": 5, "width": 15, "qk_norm": True, "remat": "light"}
 # One stage, of microbatches all the same.
 ALONE = (2, 1, 2, 1), 2, {"layers": 2}
 

@@ -10,7 +10,7 @@ from models import llama_oracle
 
 from lowcomm_jax.models import TransformerConfig, build
 from lowcomm_jax.models.attention import masked_attention, rope_tables, rotate, wide_einsum
-from lowcomm_jax.models.model import masked_cross_entropy
+from lowcomm_jax.models.loss import masked_cross_entropy, scores
 from lowcomm_jax.models.transformer import RMSNorm
 from lowcomm_jax.models.weights import stack_layers, unstack_layers
 
@@ -143,11 +143,15 @@ def test_loss_without_a_mask_counts_every_target():
 
 def test_cross_entropy_is_stable_and_defined_without_targets():
     logits = jnp.array([[2e4, -2e4, 0.0], [3.0, 1.0, -1e4]])
-    loss, aux = masked_cross_entropy(logits, jnp.array([1, 0]), jnp.ones(2), 0.0)
+
+    def masked(logits, mask, z_loss):
+        return masked_cross_entropy(scores(logits, jnp.array([1, 0])), mask, z_loss)
+
+    loss, aux = masked(logits, jnp.ones(2), 0.0)
     np.testing.assert_allclose(loss, (4e4 + np.log1p(np.exp(-2.0))) / 2, rtol=1e-6)
     assert aux["accuracy"] == 0.5
-    grad = jax.grad(lambda x: masked_cross_entropy(x, jnp.array([1, 0]), jnp.zeros(2), 0.3)[0])
-    assert masked_cross_entropy(logits, jnp.array([1, 0]), jnp.zeros(2), 0.3)[0] == 0
+    grad = jax.grad(lambda x: masked(x, jnp.zeros(2), 0.3)[0])
+    assert masked(logits, jnp.zeros(2), 0.3)[0] == 0
     np.testing.assert_array_equal(grad(logits), np.zeros((2, 3)))
 
 
@@ -176,15 +180,24 @@ def test_remat_recomputes_as_much_as_it_says(loop):
         shapes = jax.eval_shape(model.init, RNG)
         return step.lower(shapes, batch, RNG).as_text().count("dot_general")
 
-    # A block has seven products with weights and two in attention; "dots" keeps the seven.
+    # A block has seven products with weights and two in attention.
     blocks = 2 if loop == "unrolled" else 1
-    assert products("dots") - products("none") == 2 * blocks
+    assert products("light") == products("none")
     assert products("full") - products("none") == 8 * blocks  # the last output is not needed
 
 
-@pytest.mark.parametrize(("loop", "remat"), [("unrolled", "full"), ("scan", "dots")])
-def test_remat_does_not_change_gradients(loop, remat):
-    plain, saving = tiny(layer_loop=loop), tiny(layer_loop=loop, remat=remat)
+@pytest.mark.parametrize(
+    ("loop", "changes"),
+    [
+        ("unrolled", {"remat": "full"}),
+        ("unrolled", {"remat": "light", "qk_norm": True}),
+        ("scan", {"remat": "light", "unroll": True, "mlp": "gelu"}),
+        ("scan", {"loss_tiles": 4, "tie_embeddings": True}),
+    ],
+)
+def test_what_saves_memory_or_time_does_not_change_gradients(loop, changes):
+    shape = {k: x for k, x in changes.items() if k not in ("remat", "unroll", "loss_tiles")}
+    plain, saving = tiny(layer_loop=loop, **shape), tiny(layer_loop=loop, **changes)
     params, batch = init(plain), {"tokens": tokens()}
     assert_close(
         loss_and_grads(plain, params, batch),

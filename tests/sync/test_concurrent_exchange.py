@@ -22,8 +22,8 @@ import lowcomm_jax as lc
 from lowcomm_jax.checkpoint import Checkpoints
 from lowcomm_jax.state.train_state import Inner
 from lowcomm_jax.sync import concurrent_exchange
+from lowcomm_jax.sync.compiler_options import OVERLAP_LIMIT
 from lowcomm_jax.sync.concurrent_exchange import (
-    OVERLAP_LIMIT,
     ConcurrentExchange,
     _together,
     is_concurrent,
@@ -172,7 +172,7 @@ def test_it_is_refused_where_nothing_would_be_hidden(method, region, why):
 def test_the_compiler_of_a_gpu_is_given_room_for_all_collectives(monkeypatch, platform, limit):
     """For one of each payload, and four of an inner step."""
     device = SimpleNamespace(platform=platform)
-    mesh = SimpleNamespace(devices=np.array([device], object))
+    mesh = SimpleNamespace(devices=np.array([device], object), shape={})
     lift = {"lift": lambda *_, **__: None, "lift_update": lambda *_: None}
     regions = SimpleNamespace(mesh=mesh, slots=2, **lift)
     assert is_concurrent(None, cases.streaming(), regions, False) is (platform != "cpu")

@@ -38,7 +38,8 @@ from lowcomm_jax.mesh import stages
 from lowcomm_jax.mesh.regions import REGION
 from lowcomm_jax.mesh.stages import STAGE
 from lowcomm_jax.models.config import TransformerConfig
-from lowcomm_jax.models.model import Model, Params, scores, weighted_loss
+from lowcomm_jax.models.loss import scores, weighted_loss
+from lowcomm_jax.models.model import Model, Params
 from lowcomm_jax.models.pipeline.layout import StageLayout
 from lowcomm_jax.models.pipeline.one_f_one_b import OneFOneB
 from lowcomm_jax.models.transformer import Transformer
@@ -187,7 +188,7 @@ class Pipeline:
             (self._stage_specs(params), P()),
             P(None, None, STAGE),
         )
-        logits_MxNxV = run(params, _microbatches(tokens, count))
+        logits_MxNxV = run(params, _microbatches(tokens, count)).astype(jnp.float32)
         logits = logits_MxNxV.reshape(count, batch // count, length, -1).swapaxes(0, 1)
         return logits.reshape(batch, length, -1)[..., : self.config.vocab_size]
 
@@ -294,7 +295,7 @@ class StagePart:
         return module.through(x_NxD, module.context(batch, jnp.arange(length)), real_L)
 
     def logits(self, module: Transformer, hidden_NxD: Array) -> Array:
-        """Logits of this stage's tokens, float32 [N, C], from the last stage's activations."""
+        """Logits [N, C] of this stage's tokens, compute dtype, of the last stage's activations."""
         last = stages.index() == self.layout.stages - 1
         hidden = jnp.where(last, hidden_NxD, jnp.zeros_like(hidden_NxD))
         shared = stages.total(hidden).astype(hidden_NxD.dtype)
@@ -305,7 +306,7 @@ class StagePart:
         return jnp.where((token_C < self.config.vocab_size)[None], logits_NxC, _HIDDEN)
 
     def loss(self, module: Transformer, hidden_NxD: Array, target_N: Array, weight_N: Array):
-        """(loss, aux) of `model.weighted_loss`, the same in all stages."""
+        """(loss, aux) of `loss.weighted_loss`, the same in all stages."""
         logits_NxC = self.logits(module, hidden_NxD)
         first = stages.index() * self.layout.rows
         reductions = {"total": stages.total, "largest": stages.largest}
