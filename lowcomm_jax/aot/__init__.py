@@ -1,11 +1,12 @@
 """Programs compiled ahead of time for accelerators that are not there, and read.
 
-In: an engine on the mesh of a `Target`, and shapes. Out: `AheadOfTime`: memory, arithmetic and
-collectives of every program.
+In: an engine on the mesh of a `Target`, and shapes. Out: `AheadOfTime`: memory, arithmetic,
+traffic, collectives and expected times of every program.
 
 - `targets`: the accelerators and their limits.
 - `programs`: compiles the programs that a period of an engine calls.
-- `hlo`: reads a compiled program's text; `collectives` and `arithmetic` count in it.
+- `hlo`: reads a compiled program's text; `collectives`, `arithmetic` and `kernels` count in it.
+- `timeline`: when the device computes, and when it waits.
 - `report`: combines the results.
 """
 

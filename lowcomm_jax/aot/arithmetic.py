@@ -18,10 +18,14 @@ _TARGET = r'custom_call_target="([^"]*)"'
 
 def matrix_flops(program: Program) -> float:
     """Operations of all matrix products; a multiply and an add are two."""
-    return sum(times * _flops(program, one, where) for one, where, times in program.instructions())
+    return sum(
+        times * instruction_flops(program, one, where)
+        for one, where, times in program.instructions()
+    )
 
 
-def _flops(program: Program, one: Instruction, computation: str) -> float:
+def instruction_flops(program: Program, one: Instruction, computation: str) -> float:
+    """Operations of one instruction itself; 0 where it is neither a product nor attention."""
     if one.opcode == "dot":
         return _product(program, one, computation, r"lhs_contracting_dims=\{([\d,]*)\}")
     if one.opcode == "convolution":

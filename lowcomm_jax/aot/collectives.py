@@ -1,4 +1,4 @@
-"""Transfers of a compiled program between devices: kind, mesh axis, bytes, exposed or hidden.
+"""Transfers of a compiled program between devices: kind, mesh axis, bytes, times.
 
 Bytes are those that one device sends, in groups of D devices. An all-gather sends (D - 1) operands,
 and a reduce-scatter or all-to-all (D - 1) / D of the operand. An all-reduce sends 2 (D - 1) / D of
@@ -29,8 +29,8 @@ KINDS = (
     "collective-broadcast",
     "send",
 )
+_RINGS = ("all-reduce", "all-gather", "reduce-scatter", "collective-broadcast")
 _BETWEEN_SLICES = '_xla_megascale_transfer_type="(\\w+)"'
-_WORK = ("while", "dot", "convolution", "custom-call", "conditional", "call")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,25 +41,40 @@ class Collective:
       kind: HLO's name.
       axes: mesh axes along which the devices of a group differ.
       arrays: operands of one device.
-      group: number of devices that exchange with one another.
+      groups: numbers of the devices that exchange with one another, in the mesh's order.
       nbytes: bytes that one device sends each time it runs (see the module docstring).
       times: how often it runs; a loop whose number of rounds is traced counts once.
-      hidden: whether other work is scheduled between its start and its end. Work is a loop, a call,
-        a product, or fusions that write at least as many bytes as the collective moves.
-      computation: the HLO computation that holds it.
+      name, computation: of its HLO instruction, and the computation that holds it.
       op_name, source: JAX's name of the operation, and the line of Python it comes from.
+      rate: bytes a second at which one device sends them; None = between regions, where `network`
+        knows it.
+      waited: seconds that a device waits for it, all runs together (`timeline`).
+      beside: seconds of kernels that run between its start and its end, all runs together.
     """
 
     kind: str
     axes: tuple[str, ...]
     arrays: tuple[Array, ...]
-    group: int
+    groups: tuple[tuple[int, ...], ...]
     nbytes: int
     times: float
-    hidden: bool
+    name: str
     computation: str
     op_name: str
     source: str
+    rate: float | None = None
+    waited: float = 0.0
+    beside: float = 0.0
+
+    @property
+    def group(self) -> int:
+        """Number of devices that exchange with one another."""
+        return len(self.groups[0])
+
+    @property
+    def in_ring(self) -> bool:
+        """Whether devices pass parts on along a ring; the others send straight to one another."""
+        return self.kind in _RINGS
 
     @property
     def crosses(self) -> bool:
@@ -114,7 +129,6 @@ def collectives(program: Program, mesh_shape: Sequence[int], partitions: int) ->
         arrays = _operands(program, one, computation)
         groups = device_groups(one, partitions)
         axes = (REGION,) if one.base == "send" else _varying(groups, inside)
-        size = 2 if kind == "collective-permute" else len(groups[0])
         if not axes:  # groups of one device: nothing moves
             continue
         found.append(
@@ -122,10 +136,10 @@ def collectives(program: Program, mesh_shape: Sequence[int], partitions: int) ->
                 kind=kind,
                 axes=axes,
                 arrays=arrays,
-                group=size,
-                nbytes=_sent(kind, sum(a.nbytes for a in arrays), size),
+                groups=tuple(map(tuple, groups)),
+                nbytes=_sent(kind, sum(a.nbytes for a in arrays), len(groups[0])),
                 times=times,
-                hidden=_hidden(program, one, computation),
+                name=one.name,
                 computation=computation,
                 op_name=one.op_name,
                 source=program.source(one),
@@ -221,34 +235,3 @@ def _sent(kind: str, nbytes: int, group: int) -> int:
     if kind in ("reduce-scatter", "all-to-all", "ragged-all-to-all"):
         return round((group - 1) / group * nbytes)
     return nbytes
-
-
-def _hidden(program: Program, one: Instruction, computation: str) -> bool:
-    """Whether enough work is scheduled between a collective's start and its end."""
-    order = program.computations[computation]
-    begin = order.index(one)
-    end = next((i for i, x in enumerate(order[begin:], begin) if _ends(order, one, x)), begin)
-    between = order[begin + 1 : end]
-    if any(x.opcode in _WORK or _is_product(program, x) for x in between):
-        return True
-    made = sum(x.nbytes for x in between if x.opcode == "fusion")
-    return made >= sum(array.nbytes for array in _operands(program, one, computation))
-
-
-def _is_product(program: Program, one: Instruction) -> bool:
-    """Whether a fusion holds a matrix product."""
-    if one.opcode != "fusion":
-        return False
-    inside = program.computations[one.called["calls"]]
-    return any(x.opcode in ("dot", "convolution", "custom-call") for x in inside)
-
-
-def _ends(order: Sequence[Instruction], start: Instruction, done: Instruction) -> bool:
-    """Whether one instruction ends the transfer that another has started."""
-    if start.base != "send":
-        return done.opcode == f"{start.base}-done" and start.name in done.operands
-    if done.opcode != "recv-done":
-        return False
-    meeting = r'rendezvous="([^"]*)"'
-    begun = next(x for x in order if x.name in done.operands)
-    return begun.attribute(meeting) == start.attribute(meeting)

@@ -1,7 +1,6 @@
 """Reads a compiled program's text: its computations, how often each runs, its instructions.
 
-It reads only the parts of XLA's optimised HLO that `collectives` and `arithmetic` need, for GPU,
-TPU and CPU.
+It reads only the parts of XLA's optimised HLO that the other modules need, for GPU, TPU and CPU.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import re
 from collections.abc import Iterator
 
 _BYTES = {"pred": 1, "s4": 0.5, "u4": 0.5, "s2": 0.25, "u2": 0.25, "token": 0, "opaque": 0}
-_SHAPE = re.compile(r"\b([a-z]\w*)\[([0-9,]*)\]")
+_SHAPE = re.compile(r"\b([a-z]\w*)\[([0-9,]*)\](?:\{[^}]*?(?:S\((\d+)\))?\})?")
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
 _NAME = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = ")
 _REFERENCE = re.compile(r"%([\w.\-]+)")
@@ -33,10 +32,12 @@ class Array:
 
     Attributes:
       dtype: HLO's name, such as `bf16`.
+      space: number of the memory that holds it: 0 is the device's main one, 1 on a TPU the chip's.
     """
 
     dtype: str
     shape: tuple[int, ...]
+    space: int = 0
 
     @property
     def size(self) -> int:
@@ -70,9 +71,9 @@ class Instruction:
     @functools.cached_property
     def arrays(self) -> tuple[Array, ...]:
         """All arrays of the result, nested tuples in one row."""
-        found = _SHAPE.findall(_layouts_out(self.result))
         return tuple(
-            Array(kind, tuple(map(int, filter(None, dims.split(","))))) for kind, dims in found
+            Array(kind, tuple(map(int, filter(None, dims.split(",")))), int(space or 0))
+            for kind, dims, space in _SHAPE.findall(self.result)
         )
 
     @property
@@ -143,7 +144,7 @@ class Program:
                 each = count * (self.trips(one) or 1) if one.opcode == "while" else count
                 inner = set(one.called.values()) - set(one.branches)
                 if one.branches:
-                    inner.add(max(one.branches, key=self._moved))
+                    inner.add(self.branch(one))
                 if one.base in _OF_SCALARS:
                     inner = set()
                 for called in inner:
@@ -152,6 +153,10 @@ class Program:
 
         visit(self.entry, 1)
         return times
+
+    def branch(self, one: Instruction) -> str:
+        """The branch of a conditional that moves most between devices."""
+        return max(one.branches, key=self._moved)
 
     def _moved(self, computation: str) -> int:
         """Bytes that collectives of a computation give, and of those that it runs."""
@@ -271,10 +276,6 @@ def _closing(text: str, at: int) -> int:
             if depth == 0:
                 return i
     return len(text)
-
-
-def _layouts_out(result: str) -> str:
-    return re.sub(r"\{[^}]*\}", "", result)
 
 
 def _sources(text: str) -> dict[int, str]:

@@ -1,23 +1,23 @@
-"""Needs of an engine's programs on a target: memory, arithmetic, collectives.
+"""Needs of an engine's programs on a target: memory, arithmetic, traffic, collectives, waiting.
 
 `ahead_of_time` compiles them and gives an `AheadOfTime`, without a device of the target. Sizes are
-bytes of one device; times are lower bounds, in seconds.
+bytes of one device, times seconds.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 
-from lowcomm_jax.aot.arithmetic import matrix_flops
 from lowcomm_jax.aot.collectives import Collective, across_regions, collectives
 from lowcomm_jax.aot.hlo import Program, parse
 from lowcomm_jax.aot.programs import CompiledProgram, Progress, compile_engine
 from lowcomm_jax.aot.targets import Target
+from lowcomm_jax.aot.timeline import Work, play
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.mesh.regions import AXES, REGION
 
@@ -49,9 +49,10 @@ class ProgramReport:
       memory: `arguments`, `outputs`, `temporaries`, `aliased` (outputs in the place of arguments).
       needs: bytes that a device must have while it runs: the resident state, arguments brought from
         the host, temporaries, and outputs in places of their own.
-      flops: of matrix products; a loop whose rounds are traced counts one.
-      seconds: lower bounds: `compute` (products at the peak rate), `memory` (arguments and outputs
-        once, at the memory's rate) and `exposed` (collectives inside a region that no work hides).
+      bounds: lower bounds of its time: `compute` (products at the peak rate) and `memory`
+        (arguments and outputs once, at the memory's rate).
+      work: what its kernels do, by kind (`kernels.KINDS`), and seconds that they are expected to
+        take; a loop whose rounds are traced counts one.
       collectives: all of them.
       replicated: arrays of at least 64 MiB that are whole along an axis.
       compile_seconds: on this machine.
@@ -60,16 +61,36 @@ class ProgramReport:
     name: str
     memory: dict[str, int]
     needs: int
-    flops: float
-    seconds: dict[str, float]
+    bounds: dict[str, float]
+    work: dict[str, Work]
     collectives: tuple[Collective, ...]
     replicated: tuple[Replicated, ...]
     compile_seconds: float
 
     @property
+    def flops(self) -> float:
+        """Of products and attention."""
+        return sum(one.flops for one in self.work.values())
+
+    @property
+    def exposed(self) -> float:
+        """Seconds that a device waits for others of its region (`timeline`)."""
+        return sum(one.waited for one in self.collectives)
+
+    @property
+    def seconds(self) -> float:
+        """Expected time, traffic between regions apart: kernels at what they reach, and waiting."""
+        return sum(one.seconds for one in self.work.values()) + self.exposed
+
+    @property
+    def inside(self) -> dict[str, dict[str, Any]]:
+        """Axes inside a region -> `collective_table`'s figures of all collectives over them."""
+        return _summed([one for one in self.collectives if not one.crosses], _axes_of)
+
+    @property
     def least_seconds(self) -> float:
         """Lower bound of its time, traffic between regions apart."""
-        return max(self.seconds["compute"], self.seconds["memory"]) + self.seconds["exposed"]
+        return max(self.bounds.values()) + self.exposed
 
     @property
     def crossing_bytes(self) -> int:
@@ -228,7 +249,7 @@ def _read(
     """What a compiled program needs of one device: `resident` bytes stay there between programs."""
     program, device = parse(found.compiled.as_text()), target.accelerator
     partitions = target.size if target.is_gpu else target.devices_per_slice
-    moved = collectives(program, tuple(shape.values()), partitions)
+    work, moved = _played(program, collectives(program, tuple(shape.values()), partitions), target)
     analysis = found.compiled.memory_analysis()
     memory = {
         "arguments": analysis.argument_size_in_bytes,
@@ -237,22 +258,35 @@ def _read(
         "aliased": analysis.alias_size_in_bytes,
     }
     own = memory["temporaries"] + memory["outputs"] - memory["aliased"]
-    flops = matrix_flops(program)
-    inside = sum(one.total for one in moved if not one.crosses and not one.hidden)
+    flops = sum(one.flops for one in work.values())
     return ProgramReport(
         name=found.name,
         memory=memory,
         needs=resident + found.brought + own,
-        flops=flops,
-        seconds={
+        bounds={
             "compute": flops / device.flops,
             "memory": (memory["arguments"] + memory["outputs"]) / device.memory_rate,
-            "exposed": inside / device.link_rate,
         },
+        work=work,
         collectives=tuple(moved),
         replicated=tuple(_replicated(program, found, moved, shape)),
         compile_seconds=found.seconds,
     )
+
+
+def _played(
+    program: Program, moved: list[Collective], target: Target
+) -> tuple[dict[str, Work], list[Collective]]:
+    """Work of a program's kernels, and its collectives with their rates and times."""
+    rates = [None if one.crosses else target.rate(one.groups, one.in_ring) for one in moved]
+    places = [(one.computation, one.name) for one in moved]
+    seconds = (rate and one.nbytes / rate for one, rate in zip(moved, rates))
+    played = play(program, dict(zip(places, seconds)), target.accelerator)
+    timed = [
+        dataclasses.replace(one, rate=rate, waited=played.waited[at], beside=played.beside[at])
+        for one, rate, at in zip(moved, rates, places)
+    ]
+    return played.work, timed
 
 
 def _replicated(
@@ -295,21 +329,38 @@ def _program_json(program: ProgramReport) -> dict[str, Any]:
         "memory": program.memory,
         "needs": program.needs,
         "flops": program.flops,
+        "bounds": program.bounds,
         "seconds": program.seconds,
+        "exposed": program.exposed,
+        "work": {kind: dataclasses.asdict(one) for kind, one in program.work.items()},
         "collectives": collective_table(program.collectives),
         "replicated": [dataclasses.asdict(one) for one in program.replicated],
     }
 
 
-def collective_table(found: tuple[Collective, ...]) -> dict[str, dict[str, float]]:
-    """`kind over axes, hidden or exposed` -> how many there are, how often they run, bytes."""
-    table: dict[str, dict[str, float]] = {}
+def collective_table(found: Sequence[Collective]) -> dict[str, dict[str, Any]]:
+    """`kind over axes` -> how many there are, how often they run, bytes, rate, times.
+
+    `rate` is the slowest, None between regions; `waited` and `beside` are those of `Collective`.
+    """
+    return _summed(found, lambda one: f"{one.kind} over {_axes_of(one)}")
+
+
+def _axes_of(one: Collective) -> str:
+    return "+".join(one.axes)
+
+
+def _summed(
+    found: Sequence[Collective], name: Callable[[Collective], str]
+) -> dict[str, dict[str, Any]]:
+    table: dict[str, dict[str, Any]] = {}
     for one in found:
-        how = "hidden" if one.hidden else "exposed"
-        row = table.setdefault(
-            f"{one.kind} over {'+'.join(one.axes)}, {how}", {"count": 0, "runs": 0, "bytes": 0}
-        )
+        empty = {"count": 0, "runs": 0, "bytes": 0, "rate": one.rate, "waited": 0.0, "beside": 0.0}
+        row = table.setdefault(name(one), empty)
         row["count"] += 1
         row["runs"] += one.times
         row["bytes"] += one.total
+        row["rate"] = one.rate and min(one.rate, row["rate"])
+        row["waited"] += one.waited
+        row["beside"] += one.beside
     return dict(sorted(table.items()))

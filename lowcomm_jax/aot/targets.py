@@ -1,19 +1,20 @@
 """Accelerators that need not be there: their devices, for XLA to compile for, and their limits.
 
 `Target.parse("h100:2x8")` describes a machine; `Target.devices` are devices without memory, which a
-mesh can be made of. GPUs need `jax-cuda12-plugin` and `nvidia-cuda-nvcc-cu12`, TPUs `libtpu`: the
-extra `aot` installs all of them.
+mesh can be made of. Rates are bytes a second and direction. GPUs need `jax-cuda12-plugin` and
+`nvidia-cuda-nvcc-cu12`, TPUs `libtpu`: the extra `aot` installs all of them.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import jax
 from jax.experimental import topologies
@@ -33,8 +34,9 @@ class Accelerator:
       memory_bytes: memory that the driver gives a process.
       room: the part of it that a program may use.
       flops: peak bfloat16 matrix operations a second, dense.
-      memory_rate: bytes a second from its own memory.
-      link_rate: bytes a second and direction to the other devices of its region (NVLink, ICI).
+      memory_rate: from its own memory.
+      link_rate: to the other devices of its host (NVLink) or slice (ICI).
+      card_rate: GPUs: of a network card to other hosts; the vendor's machines have one a device.
       config: GPUs: the device facts of a `GpuTargetConfigProto`, as text. TPUs: "".
     """
 
@@ -45,6 +47,7 @@ class Accelerator:
     flops: float
     memory_rate: float
     link_rate: float
+    card_rate: float = 0.0
     config: str = ""
 
     @property
@@ -62,6 +65,7 @@ def _gpu(
     flops: float,
     rate: float,
     link: float,
+    card: float,
 ) -> Accelerator:
     """A data-centre GPU; the other facts are the same from Ampere to Blackwell."""
     shared = {8: 167936, 9: 233472, 10: 233472}[major]
@@ -80,7 +84,7 @@ gpu_device_info {{
 platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 8 patch: 0 }}
 device_description_str: "{title}"
 """
-    return Accelerator(name, "gpu", title, int(memory), flops, rate, link, config)
+    return Accelerator(name, "gpu", title, int(memory), flops, rate, link, card, config)
 
 
 def _tpu(
@@ -89,16 +93,17 @@ def _tpu(
     return Accelerator(name, "tpu", kind, int(memory), flops, rate, link)
 
 
-# Peak rates are the vendors' (dense bfloat16); link rates are per device and direction. Memory of
-# GPUs is what CUDA reports; A100-40G, H200 and B200 rounded.
+# Peak rates are the vendors' (dense bfloat16); link rates are per device and direction. Network
+# cards are those of DGX machines: 200 Gbit/s (A100), 400 Gbit/s. Memory of GPUs is what CUDA
+# reports; A100-40G, H200 and B200 rounded.
 ACCELERATORS = {
     one.name: one
     for one in (
-        _gpu("a100-40g", "NVIDIA A100-SXM4-40GB", 8, 108, 42.3e9, 312e12, 1.555e12, 300e9),
-        _gpu("a100-80g", "NVIDIA A100-SXM4-80GB", 8, 108, 84.9e9, 312e12, 2.039e12, 300e9),
-        _gpu("h100", "NVIDIA H100 80GB HBM3", 9, 132, 84942979072, 989e12, 3.35e12, 450e9),
-        _gpu("h200", "NVIDIA H200", 9, 132, 150.7e9, 989e12, 4.8e12, 450e9),
-        _gpu("b200", "NVIDIA B200", 10, 148, 191.5e9, 2250e12, 8e12, 900e9),
+        _gpu("a100-40g", "NVIDIA A100-SXM4-40GB", 8, 108, 42.3e9, 312e12, 1.555e12, 300e9, 25e9),
+        _gpu("a100-80g", "NVIDIA A100-SXM4-80GB", 8, 108, 84.9e9, 312e12, 2.039e12, 300e9, 25e9),
+        _gpu("h100", "NVIDIA H100 80GB HBM3", 9, 132, 84942979072, 989e12, 3.35e12, 450e9, 50e9),
+        _gpu("h200", "NVIDIA H200", 9, 132, 150.7e9, 989e12, 4.8e12, 450e9, 50e9),
+        _gpu("b200", "NVIDIA B200", 10, 148, 191.5e9, 2250e12, 8e12, 900e9, 50e9),
         _tpu("v5e", "TPU v5 lite", 16 * 2**30, 197e12, 819e9, 200e9),
         _tpu("v5p", "TPU v5", 95 * 2**30, 459e12, 2765e9, 600e9),
         _tpu("v6e", "TPU v6 lite", 32 * 2**30, 918e12, 1640e9, 400e9),
@@ -120,11 +125,14 @@ class Target:
       accelerator: every device's facts.
       slices: number of slices; a region is one or a part of one.
       shape: GPUs: (hosts, devices of one) of a slice; TPUs: the chips' grid.
+      host_rate: GPUs: bytes a second and direction from one host to the others of its slice; None =
+        a network card a device (`Accelerator.card_rate`).
     """
 
     accelerator: Accelerator
     slices: int
     shape: tuple[int, ...]
+    host_rate: float | None = None
 
     @classmethod
     def parse(cls, text: str) -> Target:
@@ -132,12 +140,30 @@ class Target:
 
         Args:
           text: `h100:2x8` (2 slices of 8 GPUs), `h100:2x4x8` (2 slices of 4 hosts of 8),
-            `v5e:4x4` (16 chips) or `v5e:4x4x2slices`.
+            `h100:2x4x8@50` (a host sends 50 GB/s to the others), `v5e:4x4` (16 chips) or
+            `v5e:4x4x2slices`.
 
         Raises:
-          ValueError: an unknown device, or a shape that cannot be read.
+          ValueError: an unknown device, or a shape or rate that cannot be read or has no use.
         """
-        name, _, shape = text.partition(":")
+        whole, at, rate = text.partition("@")
+        target = cls._parse(text, whole)
+        if not at:
+            return target
+        if not target.is_gpu or target.shape[0] == 1:
+            raise ValueError(
+                f"target {text!r}: @ is the rate between hosts of a slice, and {whole} has no such "
+                f"hosts: write {whole}"
+            )
+        if not re.fullmatch(r"\d+(\.\d+)?", rate) or not float(rate):
+            raise ValueError(
+                f"target {text!r}: {rate!r} is no rate of a host in GB/s: write {whole}@400"
+            )
+        return dataclasses.replace(target, host_rate=1e9 * float(rate))
+
+    @classmethod
+    def _parse(cls, text: str, whole: str) -> Target:
+        name, _, shape = whole.partition(":")
         bare = re.fullmatch(r"(.*?)x(\d+)", name)  # h100x8
         if bare and bare[1] in ACCELERATORS and not shape:
             sample = f"1x{bare[2]}" if ACCELERATORS[bare[1]].platform == "gpu" else "4x4"
@@ -160,7 +186,8 @@ class Target:
         sizes = [n for i, n in enumerate(self.shape) if not (self.is_gpu and i == 0 and n == 1)]
         grid = "x".join(map(str, sizes))
         if self.is_gpu:
-            return f"{self.accelerator.name}:{self.slices}x{grid}"
+            rate = "" if self.host_rate is None else f"@{self.host_rate / 1e9:g}"
+            return f"{self.accelerator.name}:{self.slices}x{grid}{rate}"
         return f"{self.accelerator.name}:{grid}" + (
             f"x{self.slices}slices" if self.slices > 1 else ""
         )
@@ -179,6 +206,29 @@ class Target:
     def size(self) -> int:
         """Number of devices in all."""
         return self.slices * self.devices_per_slice
+
+    def rate(self, groups: Sequence[Sequence[int]], in_ring: bool) -> float:
+        """Bytes a second at which one device sends to others of its group, inside a slice.
+
+        Between hosts a ring leaves a host once for each of its members there, by a card of each, so
+        it is as many times faster than one card. NVLink bounds it. Other transfers leave by the
+        device's own card.
+
+        Args:
+          groups: numbers of the devices that exchange with one another.
+          in_ring: whether they pass parts on along a ring, as sums and gathers do.
+        """
+        link = self.accelerator.link_rate
+        if not self.is_gpu:
+            return link
+        each = self.shape[-1]
+        on_hosts = [collections.Counter(one // each for one in group) for group in groups]
+        spread = [count for count in on_hosts if len(count) > 1]
+        if not spread:
+            return link
+        whole = each * self.accelerator.card_rate if self.host_rate is None else self.host_rate
+        cards = min(min(count.values()) for count in spread) if in_ring else 1
+        return min(link, whole * cards / each)
 
     @functools.cached_property
     def devices(self) -> list[jax.Device]:

@@ -1,4 +1,4 @@
-"""Collectives and memory of compiled programs, against files that say what they were.
+"""Collectives, memory and traffic of compiled programs, against files that say what they were.
 
 A change shows as a diff of readable lines. To accept one, delete the file: the next run writes it
 anew, and fails once.
@@ -13,13 +13,20 @@ import pytest
 from aot.aot_cases import METHODS, needs, small, transformer
 
 FOLDER = Path(__file__).with_name("golden")
-ROUND = 0.02  # temporaries may move by so much: the compiler's scheduling, not ours
+ROUND = 0.02  # these may move by so much: the compiler's scheduling, not ours
+SMALLEST = {"temporaries": 1e5, "nbytes": 1e5, "launches": 50, "exposed": 1e-5}
 
 
 def described(report) -> dict:
     whole = report.as_json()
     programs = {
-        name: {"memory": one["memory"], "flops": one["flops"], "collectives": one["collectives"]}
+        name: {
+            "memory": one["memory"],
+            "flops": one["flops"],
+            "exposed": round(one["exposed"], 9),
+            "work": picked(one["work"], "nbytes", "launches"),
+            "collectives": picked(one["collectives"], "count", "runs", "bytes"),
+        }
         for name, one in whole["programs"].items()
     }
     kept = {k: whole[k] for k in ("target", "mesh", "resident", "announced", "crossing", "control")}
@@ -30,6 +37,10 @@ def described(report) -> dict:
     }
 
 
+def picked(rows: dict, *columns: str) -> dict:
+    return {name: {column: row[column] for column in columns} for name, row in rows.items()}
+
+
 def compilers(platform: str) -> dict[str, str]:
     """Versions of what compiled: another one lays out temporaries otherwise."""
     names = ("jax", "libtpu") if platform == "tpu" else ("jax", "jax-cuda12-plugin")
@@ -37,13 +48,13 @@ def compilers(platform: str) -> dict[str, str]:
 
 
 def alike(now, then) -> bool:
-    """Equal, but for temporaries within `ROUND`."""
+    """Equal, but for what the compiler's scheduling decides, within `ROUND`."""
     if isinstance(then, dict) and isinstance(now, dict):
         if now.keys() != then.keys():
             return False
         return all(
-            abs(now[k] - then[k]) <= ROUND * max(then[k], 1e5)
-            if k == "temporaries"
+            abs(now[k] - then[k]) <= ROUND * max(then[k], SMALLEST[k])
+            if k in SMALLEST
             else alike(now[k], then[k])
             for k in then
         )

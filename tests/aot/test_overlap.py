@@ -2,7 +2,7 @@
 
 import jax
 import pytest
-from aot.aot_cases import BLOCKS, M, assert_hidden, needs, small, transformer
+from aot.aot_cases import BLOCKS, M, assert_beside, needs, small, transformer
 
 from lowcomm_jax.compression import make
 from lowcomm_jax.mesh.regions import Regions
@@ -18,7 +18,7 @@ def test_coded_payloads_hide(codec, target):
     given = {"reduce": "two_shot"} if two_shot else {}
     made = make("int8" if two_shot else codec, stacked=BLOCKS, **given)
     method = M.streaming_diloco(8, 2, 2, 0.5, codec=made)
-    assert_hidden(small(needs(target), method, regions=2, fsdp=4))
+    assert_beside(small(needs(target), method, regions=2, fsdp=4))
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_a_transformer_of_150m_hides_it_with_fsdp_inside(target):
         mesh={"region": 2, "fsdp": 8},
         vocab_size=32000,
     )
-    assert_hidden(report)
+    assert_beside(report)
 
 
 def test_the_compiler_of_gpus_knows_the_options():

@@ -35,6 +35,10 @@ def test_targets_are_read_and_written(text, size, slices, per_slice):
         ("h100:0x8", "at least 1"),
         ("h100:2x8slices", "write h100:2x8"),
         ("v5e:4", "write v5e:4x4x2slices"),
+        ("h100:2x8@50", "has no such hosts: write h100:2x8"),
+        ("v5e:4x4@50", "has no such hosts: write v5e:4x4"),
+        ("h100:1x8x8@fast", "'fast' is no rate of a host in GB/s: write h100:1x8x8@400"),
+        ("h100:1x8x8@0", "'0' is no rate"),
     ],
 )
 def test_a_target_that_is_none_is_one_line(text, said):

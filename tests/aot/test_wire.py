@@ -4,7 +4,7 @@ Of methods with a delay it crosses while inner steps run.
 """
 
 import pytest
-from aot.aot_cases import DELAYED, METHODS, M, assert_hidden, needs, small
+from aot.aot_cases import DELAYED, METHODS, M, assert_beside, needs, small
 
 TILES = 8192  # bytes a device at most by which a TPU's compiler pads what it gathers to tiles
 
@@ -16,7 +16,7 @@ def test_gpu_programs_move_what_the_ledger_announces(name):
     assert report.crossing_bytes == report.announced
     assert report.control_bytes <= 1024
     if name in DELAYED:
-        assert_hidden(report)
+        assert_beside(report)
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
@@ -26,7 +26,7 @@ def test_tpu_slices_move_what_the_ledger_announces(name):
     assert 0 <= padding <= TILES * report.devices_per_region
     assert report.control_bytes <= 1024
     if name in DELAYED:
-        assert_hidden(report)
+        assert_beside(report)
 
 
 @pytest.mark.parametrize("regions, fsdp", [(2, 4), (8, 2)])

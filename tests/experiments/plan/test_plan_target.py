@@ -55,6 +55,13 @@ def test_a_training_config_is_compiled_and_written(target, tmp_path):
     }
     assert 0 <= report["crossing"] - report["announced"] < 1e5
     assert 0 < report["mfu_bound"] < 1
+    step = report["programs"]["inner step"]
+    rate = "450 GB/s" if target.startswith("h100") else "200 GB/s"
+    assert f"at {rate}" in next(line for line in out.splitlines() if "waiting, fsdp" in line)
+    assert "other kernels" in out and "launches" in out and "all " in out
+    kernels = sum(work["seconds"] for work in step["work"].values())
+    assert step["seconds"] == pytest.approx(kernels + step["exposed"])
+    assert 0 < step["exposed"] < step["seconds"]
 
 
 def test_a_run_that_does_not_fit_says_what_to_change():
