@@ -70,7 +70,8 @@ def main(argv: Sequence[str]) -> int:
         return 1
     show(job, report, Console())
     if values.json:
-        Path(values.json).write_text(json.dumps(report.as_json(), indent=1) + "\n")
+        written = report.as_json() | {"mfu_parts": mfu_parts(job, report)}
+        Path(values.json).write_text(json.dumps(written, indent=1) + "\n")
     return 0 if report.fits else 1
 
 
@@ -145,10 +146,8 @@ def show(job: Job, report: AheadOfTime, console: Console) -> None:
         )
     console.print(table)
     if report.mfu_bound is not None:
-        console.print(
-            f"MFU of the inner step at most {report.mfu_bound:.0%}: arithmetic at the peak rate, "
-            "memory at its own, and waiting for collectives"
-        )
+        parts = [f"{share:.0%} {what}" for what, share in mfu_parts(job, report).items()]
+        say(console, f"MFU of the inner step at most {report.mfu_bound:.0%} = {' x '.join(parts)}")
     _show_step(report, console)
     _show_crossing(report, console)
     _show_collectives(report, console)
@@ -161,6 +160,21 @@ def show(job: Job, report: AheadOfTime, console: Console) -> None:
             )
     for line in advice(report):
         console.print(f"[yellow]to do[/yellow] {line}")
+
+
+def mfu_parts(job: Job, report: AheadOfTime) -> dict[str, float]:
+    """The bound of MFU as a product: what a share is of -> the share; {} = it is unknown."""
+    from lowcomm_jax.mesh.stages import bubble
+
+    if report.mfu_bound is None:
+        return {}
+    step, stages = report.programs[0], report.mesh["stage"]
+    busy = 1 - bubble(stages, job.microbatches) if stages > 1 else 1.0
+    parts = {"of the time computing": step.bounds["compute"] / step.least_seconds}
+    if stages > 1:
+        parts["of the pipeline's ticks busy"] = busy
+    useful = report.flops_used / step.flops / busy
+    return parts | {"of the arithmetic useful": useful}
 
 
 def _show_step(report: AheadOfTime, console: Console) -> None:

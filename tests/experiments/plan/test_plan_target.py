@@ -1,15 +1,21 @@
 """`plan --target`: a training config compiled for absent accelerators, and what is refused."""
 
 import json
+import math
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from aot.aot_cases import needs
 
 from experiments import __main__ as command
+from experiments.plan.target import mfu_parts
+from lowcomm_jax.aot.collectives import Collective
+from lowcomm_jax.aot.report import AheadOfTime, ProgramReport
 from lowcomm_jax.aot.targets import Target
+from lowcomm_jax.aot.timeline import Work
 
 SMALL = (
     "--config.model.preset=nano",
@@ -62,6 +68,21 @@ def test_a_training_config_is_compiled_and_written(target, tmp_path):
     kernels = sum(work["seconds"] for work in step["work"].values())
     assert step["seconds"] == pytest.approx(kernels + step["exposed"])
     assert 0 < step["exposed"] < step["seconds"]
+    assert math.prod(report["mfu_parts"].values()) == pytest.approx(report["mfu_bound"])
+
+
+def test_the_bound_of_mfu_is_told_apart():
+    """16 s of arithmetic and 4 s of waiting; 4 of 5 ticks busy; 7 of 10 operations in them used."""
+    target = Target.parse("h100:2x2")
+    arithmetic = Work(16 * target.accelerator.flops, 0, 1, 20.0)
+    waits = Collective("all-gather", ("fsdp",), (), ((0, 1),), 1, 1, "", "", "", "", 1.0, 4.0)
+    step = ProgramReport("", {}, 0, {"compute": 16.0}, {"product": arithmetic}, (waits,), (), 0)
+    mesh = {"region": 2, "stage": 2, "fsdp": 1, "tensor": 1}
+    used = 16 * target.accelerator.flops * 0.8 * 0.7
+    report = AheadOfTime(target, mesh, (step,), 0, 0, 0, used)
+    parts = mfu_parts(SimpleNamespace(microbatches=4), report)
+    assert list(parts.values()) == pytest.approx([0.8, 0.8, 0.7])
+    assert report.mfu_bound == pytest.approx(0.8 * 0.8 * 0.7)
 
 
 def test_a_run_that_does_not_fit_says_what_to_change():
