@@ -8,7 +8,7 @@ from setuptools import find_packages, setup
 
 package = pathlib.Path(__file__).parent / "lowcomm_jax" / "__init__.py"
 version = re.search(r'^__version__ = "(.+)"$', package.read_text(encoding="utf-8"), re.MULTILINE)
-JAX = ">=0.10,<0.12"
+JAX = ">=0.10,<0.13"
 # Payloads of `exchange=peers`; 170 MB installed.
 FLIGHT = ["pyarrow>=20", "cryptography>=42"]
 

@@ -93,7 +93,6 @@ SLOW = [
     r"test_deferred_events\.py::test_a_checkpoint\w+\[(streaming|dilocox)",
     r"test_same_numbers\.py::(test_regions_of_one_and|\w+\[(?!dilocox-2|noloco-3|radial-3))",
     r"test_partly_away\.py::test_(one_region_is_cut_off\[False|round_trips\w+\[True)",
-    r"test_bench_gpu\.py::test_a_small_case",
     r"test_plan_target\.py::test_a_training_config",
     r"test_inner_step\.py::test_with_tensor\w+\[mesh1",
     r"test_way_of_a_step\.py::test_a_step_enters_few_files\[0-16-diloco",

@@ -41,10 +41,25 @@ def main(argv: Sequence[str]) -> list[dict[str, Any]]:
     config = options.values
     refuse_any(flag_problems("bench codec", argv, config, __doc__), "bench codec")
     names = list(filter(None, config.codecs.split(","))) or compression.names()
-    noise = {"gaussian": _gaussian(config.size), "heavy": _heavy_tailed(config.size)}
-    codecs = {name: _build(name, config.rank or max(config.size // 64, 1)) for name in names}
-    programs = {name: _programs(codec, config.size) for name, codec in codecs.items()}
-    seconds = _interleaved(programs, noise["gaussian"], config.repeats)
+    rows = measure(names, config.size, config.repeats, config.rank)
+    _print(rows, config.size)
+    write_rows(config.output, rows, size=config.size, repeats=config.repeats)
+    return rows
+
+
+def measure(
+    names: Sequence[str], size: int, repeats: int, rank: int | None = None
+) -> list[dict[str, Any]]:
+    """One row per codec; see `main`.
+
+    Args:
+      size: of a square matrix, fp32.
+      rank: of the low-rank codecs; None = size / 64.
+    """
+    noise = {"gaussian": _gaussian(size), "heavy": _heavy_tailed(size)}
+    codecs = {name: _build(name, rank or max(size // 64, 1)) for name in names}
+    programs = {name: _programs(codec, size) for name, codec in codecs.items()}
+    seconds = _interleaved(programs, noise["gaussian"], repeats)
     rows = []
     for name, codec in codecs.items():
         copy, (encode, decode) = seconds["copy"][0], seconds[name]
@@ -59,8 +74,6 @@ def main(argv: Sequence[str]) -> list[dict[str, Any]]:
                 "of_copy": copy / (encode + decode),
             }
         )
-    _print(rows, config.size)
-    write_rows(config.output, rows, size=config.size, repeats=config.repeats)
     return rows
 
 

@@ -1,173 +1,279 @@
-"""Speed and memory of training on the accelerator at hand, beside its compiler's figures.
+"""What training reaches on the GPU at hand, and what each choice of its program brings.
 
-    python -m experiments bench gpu [--repeats=5] [--json=gpu.json]
+    python -m experiments bench gpu [--seconds=600] [--json=gpu.json] [--stages=speed,profile]
 
-For 150M parameters, with one and with four regions on the card, and for 1.3B with one, it prints:
+Ten minutes on one H100, the most important first:
 
-- tokens a second, model FLOPs utilisation, and a lower bound of a step's time (matrix products at
-  the peak rate);
-- the memory that the program asks for, and the most that was in use.
+- `speed`: tokens a second, model FLOPs utilisation and memory of 150M and 1.3B parameters;
+- `regions`: four regions on the card beside one, a token;
+- `profile`: time by kind of kernel, and its share of the peak;
+- `levers`: one choice of the program changed at a time;
+- `codecs`: gigabytes a second of fp32 values, in and out;
+- `attention`: how far its kernel's gradients are from plain products;
+- `exchange`: how much of it runs beside inner steps, with two devices.
 
-First it compares attention by kernel with plain products. On a CPU it runs a small model, without a
-peak rate.
+Each figure is in the file as soon as it is known. What would not end in time is left out and named,
+and so is what failed: the exit code is then 1. On a CPU all of it runs with a small model, without
+peak rates. The benchmark takes 92 % of the memory, unless XLA_PYTHON_CLIENT_MEM_FRACTION says how
+much.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+import gc
+import importlib.metadata
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-import optax
 from rich.console import Console
 from rich.table import Table
 
-import lowcomm_jax as lc
-from experiments.bench.work import held_bytes, interleave, median, write_rows
-from experiments.cli import Flags, flag_problems, refuse_any
-from experiments.progress import print_table, right, tracked
-from lowcomm_jax.aot.arithmetic import matrix_flops
-from lowcomm_jax.aot.hlo import parse
-from lowcomm_jax.aot.targets import accelerator_of
-from lowcomm_jax.models import Model, build, preset
+from experiments.bench.gpu_stages import RATED, Bench, Case, Lever, NotHereError, Plan, Row, smi
+from experiments.bench.work import write_rows
+from experiments.cli import Flags, closest, flag_problems, refuse_any
+from experiments.progress import duration, print_table, right, say
 
-STEPS = 4
+SAID = 300  # letters of a failure's text
+FRACTION = ("XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION")
 
 
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """A model, its batch a region, and regions on the card."""
-
-    preset: str
-    batch: int
-    length: int
-    regions: int
+def _remat(*names: str) -> tuple[Lever, ...]:
+    return tuple(Lever(f"remat={name}", model=(("remat", name),)) for name in names)
 
 
-# Four regions of 1.3B have 62 GB of parameters and moments alone.
-# The device tells the most that was in use since the process began: what needs more comes later.
-ON_CARDS = (
-    Case("diloco_150m", 16, 1024, 4),
-    Case("diloco_150m", 64, 1024, 1),
-    Case("scaling_1_3b", 16, 2048, 1),
+def _xla(name: str, option: str, value: Any, small: bool = False) -> Lever:
+    return Lever(name, options=((option, value),), small=small)
+
+
+_FULL = (("remat", "full"),)
+_150M = Case("diloco_150m", 64, 1024, changes=_FULL)
+ON_CARDS = Plan(
+    speed=(_150M, Case("scaling_1_3b", 16, 2048, changes=_FULL)),
+    regions=(_150M, dataclasses.replace(_150M, batch=16)),
+    levers=(
+        *_remat("none", "full", "dots"),
+        Lever("leaves by layer", model=(("layer_loop", "unrolled"),)),
+        _xla("products by Triton", "xla_gpu_enable_triton_gemm", True),
+        _xla("products by cuBLASLt", "xla_gpu_enable_triton_gemm", False),
+        _xla("products by cuDNN, too", "xla_gpu_cudnn_gemm_fusion_level", 2),
+        _xla("small, merged products", "xla_gpu_dot_merger_threshold_mb", 32, small=True),
+        _xla("small, none merged", "xla_gpu_dot_merger_threshold_mb", 1, small=True),
+        _xla("no latency hiding", "xla_gpu_enable_latency_hiding_scheduler", False),
+        _xla("latency hiding", "xla_gpu_enable_latency_hiding_scheduler", True),
+        _xla("kernels not in graphs", "xla_gpu_graph_min_graph_size", 10**6),
+        Lever("batch=32", case=(("batch", 32),)),
+        Lever("batch=128", case=(("batch", 128),)),
+    ),
+    codecs=("bf16", "int8", "int4", "stat4", "topk", "random_k", "dct_topk", "sign", "low_rank"),
+    codec_size=16_384,
+    exchange=dataclasses.replace(_150M, batch=16),
 )
-ON_PROCESSORS = tuple(Case("nano", 8 // regions, 64, regions) for regions in (1, 4))
+ON_PROCESSORS = Plan(
+    speed=(Case("nano", 8, 64),),
+    regions=(Case("nano", 8, 64), Case("nano", 2, 64)),
+    levers=(
+        *_remat("full"),
+        _xla("small, few passes", "xla_llvm_disable_expensive_passes", True, small=True),
+        Lever("batch=4", case=(("batch", 4),)),
+    ),
+    codecs=("int8", "topk"),
+    codec_size=1024,
+    exchange=Case("nano", 2, 64),
+)
 
 
-def measure(case: Case, repeats: int) -> dict[str, Any]:
-    """One row: figures of training a case; None where the device does not give one."""
+# -- what is shown -----------------------------------------------------------------------------
+
+
+def header() -> Row:
+    """What decides the figures, beside the machine and its versions."""
     device = jax.local_devices()[0]
-    facts = accelerator_of(device)
-    model = _model(case, device)
-    stacked = ("blocks",) if model.config.layer_loop == "scan" else ()
-    mesh = lc.make_mesh(devices=[device])
-    method = lc.methods.diloco(10**6)
-    engine = lc.Engine(
-        model.loss_fn, optax.adamw(1e-4), method, case.regions, mesh=mesh, stacked=stacked
-    )
-    state = engine.init(model.init(jax.random.key(0)))
-    rng = np.random.default_rng(0)
-    shape = (case.regions, case.batch, case.length + 1)
-    vocabulary = model.config.vocab_size
-    batches = [{"tokens": rng.integers(0, vocabulary, shape, np.int32)} for _ in range(STEPS)]
-
-    def run():
-        nonlocal state
-        state, _ = engine.run(state, batches)
-        return state.inner.step
-
-    seconds = median(interleave({"run": run}, repeats)["run"]) / STEPS
-    compiled = _inner_step(engine, state, batches)
-    flops = matrix_flops(parse(compiled.as_text()))
-    analysis = compiled.memory_analysis()
-    asked = analysis.argument_size_in_bytes + analysis.temp_size_in_bytes
-    tokens = case.regions * case.batch * case.length
-    used = model.flops_per_token(case.length) * tokens
-    stats = device.memory_stats() or {}
-    held = held_bytes(state)
-    inner = sum(x.nbytes for x in jax.tree.leaves(state.inner))
+    on_gpu = device.platform == "gpu"
+    fractions = [os.environ[name] for name in FRACTION if name in os.environ]
+    limit = (device.memory_stats() or {}).get("bytes_limit")
     return {
-        "model": case.preset,
-        "regions": case.regions,
-        "tokens_per_step": tokens,
-        "tokens_per_second": tokens / seconds,
-        "step_seconds": seconds,
-        "bound_seconds": None if facts is None else flops / facts.flops,
-        "mfu": None if facts is None else used / seconds / facts.flops,
-        "memory_foretold": asked + held - inner,
-        "memory_used": stats.get("peak_bytes_in_use"),
+        "device": device.device_kind,
+        "devices": jax.local_device_count(),
+        "jax": jax.__version__,
+        "cudnn": _cudnn() if on_gpu else None,
+        "memory_fraction": fractions[0] if fractions and on_gpu else None,
+        "memory_limit": limit,
+        "card": smi(),
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
     }
 
 
-def _model(case: Case, device: jax.Device) -> Model:
-    changes = {"remat": "full"} if case.preset != "nano" else {}
-    changes |= {"compute_dtype": "bfloat16"} if device.platform != "cpu" else {}
-    return build(preset(case.preset, **changes), device)
+def _cudnn() -> str | None:
+    for name in ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name)
+    return None
 
 
-def _inner_step(engine: lc.Engine, state: Any, batches: Sequence[Any]) -> Any:
-    staged = engine.place(jax.tree.map(lambda *x: np.stack(x, axis=1), *batches))
-    program = engine.sync_loop(state).programs.inner_program
-    given = (state.inner, state.frozen, staged, engine.runner.region_keys, None, np.int32(STEPS))
-    return program.lower(*given).compile()
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
 
 
-def attention_error() -> float | None:
-    """Largest relative difference of a gradient by the device's kernel; None = it has none."""
-    device = jax.local_devices()[0]
-    case = dataclasses.replace(preset("diloco_150m", compute_dtype="bfloat16"), layers=2)
-    kernel = build(case, device)
-    if kernel.config.attention == "xla":
-        return None
-    plain = build(dataclasses.replace(case, attention="xla"), device)
-    params, key = plain.init(jax.random.key(0)), jax.random.key(1)
-    batch = {"tokens": jax.random.randint(key, (2, 513), 0, case.vocab_size)}
-    one, two = (
-        jax.jit(jax.grad(lambda p, m=m: m.loss_fn(p, batch, key)[0]))(params)
-        for m in (kernel, plain)
-    )
-    apart = optax.tree.norm(jax.tree.map(jnp.subtract, one, two))
-    return float(apart / optax.tree.norm(two))
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
 
 
-def show(rows: Sequence[dict[str, Any]], error: float | None, console: Console) -> None:
-    """Print the figures."""
-    kind = jax.local_devices()[0].device_kind
-    said = "no kernel here" if error is None else f"gradients within {error:.2%} of plain products"
-    console.print(f"{kind}; attention: {said}")
-    headings = ("regions", "tokens/s", "step", "at least", "MFU", "memory asked", "used")
-    table = Table("model", *right(headings), title="training, one device")
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value * 1e3:.4g} ms"
+
+
+def _gb(value: float | None) -> str:
+    return "-" if value is None else f"{value / 1e9:.2f} GB"
+
+
+def _work(row: Row) -> str:
+    if row["work"] is None:
+        return "-"
+    return _gb(row["work"]) if row["unit"] == "bytes" else f"{row['work'] / 1e12:.4g} TFLOP"
+
+
+_BATCH = ("sequences", lambda row: f"{row['batch']} x {row['length']:,}")
+_MODEL = ("model", lambda row: row["model"])
+_SPEED = (
+    _MODEL,
+    _BATCH,
+    ("regions", lambda row: str(row["regions"])),
+    ("tokens/s", lambda row: f"{row['tokens_per_second']:,.0f}"),
+    ("step", lambda row: _ms(row["step_seconds"])),
+    ("MFU", lambda row: _share(row["mfu"])),
+)
+# Headings and cells of each stage's table.
+STAGES: Mapping[str, tuple[tuple[str, Callable[[Row], str]], ...]] = {
+    "speed": (
+        *_SPEED,
+        ("at least", lambda row: _ms(row["bound_seconds"])),
+        ("memory asked", lambda row: _gb(row["memory_foretold"])),
+        ("used", lambda row: _gb(row["memory_used"])),
+        ("clock", lambda row: row["card"].get("clocks.sm", "-")),
+    ),
+    "regions": (*_SPEED, ("of one region", lambda row: _ratio(row["of_one_region"]))),
+    "profile": (
+        _MODEL,
+        ("kind", lambda row: row["kind"]),
+        ("time", lambda row: _ms(row["seconds"])),
+        ("of step", lambda row: _share(row["seconds"] / row["step_seconds"])),
+        ("of peak", lambda row: _share(row["of_peak"])),
+        ("work", _work),
+        ("launches", lambda row: f"{row['launches']:,.0f}"),
+    ),
+    "levers": (
+        ("lever", lambda row: row["lever"]),
+        ("tokens/s", lambda row: f"{row['tokens_per_second']:,.0f}"),
+        ("of as it is", lambda row: _ratio(row["of_as_it_is"])),
+        ("TFLOP", lambda row: f"{row['flops'] / 1e12:.4g}"),
+        ("others move", lambda row: _gb(row["other_bytes"])),
+        ("in launches", lambda row: f"{row['other_launches']:,.0f}"),
+        ("temporaries", lambda row: _gb(row["temporaries"])),
+    ),
+    "codecs": (
+        ("codec", lambda row: row["codec"]),
+        ("B/value", lambda row: f"{row['bytes_per_value']:.4f}"),
+        *((f"{k} GB/s", lambda row, k=k: f"{row[f'{k}_rate'] / 1e9:.4g}") for k in RATED),
+    ),
+    "attention": (
+        ("kernel", lambda row: row["kernel"]),
+        ("gradients off by", lambda row: _share(row["gradient_error"])),
+    ),
+    "exchange": (
+        _MODEL,
+        _BATCH,
+        ("exchange", lambda row: _ms(row["exchange_seconds"])),
+        ("beside work", lambda row: _ms(row["beside_work_seconds"])),
+    ),
+}
+
+
+def show(stage: str, rows: Sequence[Row], console: Console) -> None:
+    """Print a stage's table."""
+    (first, _), *rest = columns = STAGES[stage]
+    table = Table(first, *right(heading for heading, _ in rest), title=stage)
     for row in rows:
-        bound, used = row["bound_seconds"], row["memory_used"]
-        table.add_row(
-            row["model"],
-            str(row["regions"]),
-            f"{row['tokens_per_second']:,.0f}",
-            f"{row['step_seconds'] * 1e3:.3g} ms",
-            "-" if bound is None else f"{bound * 1e3:.3g} ms",
-            "-" if row["mfu"] is None else f"{row['mfu']:.1%}",
-            f"{row['memory_foretold'] / 1e9:.2f} GB",
-            "-" if used is None else f"{used / 1e9:.2f} GB",
-        )
+        table.add_row(*(cell(row) for _, cell in columns))
     print_table(console, table, names=1)
+
+
+@dataclasses.dataclass
+class Record:
+    """What was found so far; it is written whenever something is added."""
+
+    path: str
+    header: Row
+    rows: list[Row] = dataclasses.field(default_factory=list)
+    left_out: dict[str, str] = dataclasses.field(default_factory=dict)
+    failed: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def write(self) -> None:
+        more = {"header": self.header, "left_out": self.left_out, "failed": self.failed}
+        write_rows(self.path, self.rows, **more)
+
+
+def run(bench: Bench, stages: Sequence[str], seconds: float, record: Record, console: Console):
+    """Measure the stages until the time is up."""
+    until = time.monotonic() + seconds
+    for stage in stages:
+        found, slowest = [], 0.0
+        for name, measure in bench.items(stage):
+            name, begun = f"{stage}: {name}", time.monotonic()
+            if until - begun <= slowest:
+                record.left_out[name] = f"not reached in {duration(seconds)}"
+                record.write()
+                continue
+            say(console, f"{duration(until - begun)} left  {name}")
+            try:
+                found += measure()
+            except NotHereError as error:
+                record.left_out[name] = str(error)
+            except Exception as error:  # the others are to be measured all the same
+                why = " ".join(str(error).split())
+                record.failed[name] = f"{type(error).__name__}: {why[:SAID]}"
+                say(console, f"failed: {record.failed[name]}")
+            gc.collect()  # an error's frames held the arrays of its part
+            slowest = max(slowest, time.monotonic() - begun)
+            record.rows = [r for r in record.rows if r["stage"] != stage]
+            record.rows += [{"stage": stage, **row} for row in found]
+            record.write()
+        if found:
+            show(stage, found, console)
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the benchmark; see the module's docstring for the flags."""
     options = Flags()
-    options.whole("repeats", 5, "timed runs of each case")
-    options.text("json", None, "also write the rows to this file")
+    options.whole("seconds", 600, "nothing is begun that would not end within so many")
+    options.whole("repeats", 3, "timed runs of each figure")
+    options.text("json", "gpu.json", "file of all figures")
+    options.text("stages", ",".join(STAGES), "what to measure, in this order")
     values = options.values
     problems = flag_problems("bench gpu", argv, values, __doc__)
-    if values.repeats < 1:
-        problems.append(f"--repeats={values.repeats}: at least 1 is needed")
+    for name in ("seconds", "repeats"):
+        if values[name].value < 1:
+            problems.append(f"--{name}={values[name].value}: at least 1 is needed")
+    stages = list(filter(None, values.stages.split(",")))
+    problems += [f"--stages: no {s!r}{closest(s, list(STAGES))}" for s in stages if s not in STAGES]
     refuse_any(problems, "bench gpu")
-    cases = ON_PROCESSORS if jax.default_backend() == "cpu" else ON_CARDS
-    shown = tracked(cases, "bench gpu", lambda case: f"{case.preset}, {case.regions} regions")
-    rows, error = [measure(case, values.repeats) for case in shown], attention_error()
-    show(rows, error, Console())
-    write_rows(values.json, rows, attention_error=error)
-    return 0
+    if not any(name in os.environ for name in FRACTION):
+        os.environ[FRACTION[0]] = "0.92"
+    on_card = jax.default_backend() != "cpu"
+    record, console = Record(values.json, header()), Console()
+    try:
+        record.write()
+    except OSError as error:
+        refuse_any([f"--json={values.json}: {error.strerror}; choose another file"], "bench gpu")
+    say(
+        console, ", ".join(f"{k}: {v}" for k, v in record.header.items() if v not in (None, "", {}))
+    )
+    bench = Bench(ON_CARDS if on_card else ON_PROCESSORS, values.repeats)
+    run(bench, stages, values.seconds, record, console)
+    say(console, *(f"{name}: {why}" for name, why in (record.left_out | record.failed).items()))
+    say(console, f"all figures: {values.json}")
+    return 1 if record.failed else 0

@@ -24,6 +24,15 @@ def matrix_flops(program: Program) -> float:
     )
 
 
+def attention_flops(program: Program) -> float:
+    """Of `matrix_flops`, those of attention kernels."""
+    return sum(
+        times * _kernel(program, one, where)
+        for one, where, times in program.instructions()
+        if one.opcode == "custom-call"
+    )
+
+
 def instruction_flops(program: Program, one: Instruction, computation: str) -> float:
     """Operations of one instruction itself; 0 where it is neither a product nor attention."""
     if one.opcode == "dot":

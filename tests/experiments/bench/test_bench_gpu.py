@@ -1,26 +1,110 @@
 """`bench gpu` on this machine's processor: all of it runs, and says what it cannot know."""
 
+import dataclasses
 import json
+import time
 
 import pytest
 
-from experiments.bench import gpu, main
+from experiments.bench import codec, gpu, main
 from experiments.cli import RefusedError
+from lowcomm_jax.models import build, preset
+
+TINY = gpu.Case("nano", 1, 8, changes=(("layers", 1), ("layer_loop", "unrolled")))
+PLAN = gpu.Plan(
+    speed=(TINY,),
+    regions=(TINY,),
+    levers=(gpu.Lever("remat=full", model=(("remat", "full"),)),),
+    codecs=("bf16",),
+    codec_size=64,
+    exchange=TINY,
+)
 
 
-def test_a_small_case_is_measured_and_written(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(gpu, "ON_PROCESSORS", (gpu.Case("nano", 2, 16, 2),))
-    file = tmp_path / "gpu.json"
-    assert main.main(["gpu", "--repeats=1", f"--json={file}"]) == 0
-    assert "no kernel here" in capsys.readouterr().out
-    found = json.loads(file.read_text())
-    (row,) = found["rows"]
-    assert row["tokens_per_step"] == 2 * 2 * 16 and row["tokens_per_second"] > 0
+@pytest.fixture
+def measured(monkeypatch, tmp_path):
+    """Runs the command on a tiny plan: (exit code, its file)."""
+
+    def run(*flags, **changes):
+        monkeypatch.setattr(gpu, "ON_PROCESSORS", dataclasses.replace(PLAN, **changes))
+        file = tmp_path / "gpu.json"
+        code = main.main(["gpu", "--repeats=1", f"--json={file}", *flags])
+        return code, json.loads(file.read_text())
+
+    return run
+
+
+def test_a_small_case_is_measured_profiled_and_written(measured, capsys):
+    code, found = measured("--stages=speed,profile,attention")
+    assert code == 0
+    speed, *profile = found["rows"]
+    assert speed["tokens_per_step"] == 8 and speed["tokens_per_second"] > 0
     # Parameters, two moments and an anchor at least, fp32.
-    assert row["memory_foretold"] > 4 * 4 * 900_000
-    assert row["mfu"] is None and row["bound_seconds"] is None
+    assert speed["memory_foretold"] > 4 * 4 * 280_000
+    assert speed["mfu"] is None and speed["bound_seconds"] is None
+    by_kind = {row["kind"]: row for row in profile}
+    assert set(by_kind) == {"products", "others"}
+    # The backward pass has twice the products of the forward pass; a loss has few of its own.
+    model = preset(TINY.preset, **dict(TINY.changes))
+    assert by_kind["products"]["work"] == pytest.approx(8 * build(model).flops_per_token(8), 0.1)
+    assert all(row["seconds"] > 0 and row["of_peak"] is None for row in profile)
+    assert found["left_out"] == {"attention: gradients": "this device has no kernel for attention"}
+    assert "this device has no kernel for attention" in capsys.readouterr().out
 
 
-def test_no_repeats_are_refused():
-    with pytest.raises(RefusedError, match="at least 1 is needed"):
-        main.main(["gpu", "--repeats=0"])
+@pytest.mark.slow
+def test_every_stage_has_its_rows(measured):
+    code, found = measured()
+    assert code == 0 and not found["failed"]
+    rows = {stage: [r for r in found["rows"] if r["stage"] == stage] for stage in gpu.STAGES}
+    one, four = rows["regions"]
+    assert one["of_one_region"] == 1 and (one["regions"], four["regions"]) == (1, 4)
+    assert [r["lever"] for r in rows["levers"]] == ["as it is", "small, as it is", "remat=full"]
+    assert rows["levers"][2]["flops"] > rows["levers"][0]["flops"]
+    (codec,) = rows["codecs"]
+    assert codec["encode_rate"] == pytest.approx(4 * 64**2 / codec["encode_s"])
+    (exchange,) = rows["exchange"]
+    assert 0 <= exchange["beside_work_seconds"] <= exchange["exchange_seconds"] > 0
+
+
+def test_what_fails_is_named_and_the_rest_goes_on(measured, capsys):
+    code, found = measured("--stages=codecs", codecs=("bf15", "bf16"))
+    assert code == 1
+    assert "did you mean" in found["failed"]["codecs: bf15"]
+    assert [row["codec"] for row in found["rows"]] == ["bf16"]
+    assert "codecs: bf15: ValueError" in capsys.readouterr().out
+
+
+def test_what_would_not_end_in_time_is_left_out(measured, monkeypatch):
+    figures = ("bytes_per_value", "encode_s", "decode_s", "copy_s")
+
+    def slow(names, *_):
+        time.sleep(0.6)  # of one second
+        return [{"codec": names[0], **dict.fromkeys(figures, 1.0)}]
+
+    monkeypatch.setattr(codec, "measure", slow)
+    code, found = measured("--stages=codecs", "--seconds=1", codecs=("bf16", "fp16", "int8"))
+    assert code == 0 and [row["codec"] for row in found["rows"]] == ["bf16"]
+    late = {f"codecs: {name}": "not reached in 1 s" for name in ("fp16", "int8")}
+    assert found["left_out"] == late
+
+
+def test_levers_on_cards_are_of_the_model():
+    for lever in gpu.ON_CARDS.levers:
+        base = gpu.ON_CARDS.speed[0]
+        case = dataclasses.replace(base, **dict(lever.case)).but(**dict(lever.model))
+        preset(case.preset, **dict(case.changes))  # refuses what no model has
+
+
+@pytest.mark.parametrize(
+    ("flag", "why"),
+    [
+        ("--repeats=0", "at least 1 is needed"),
+        ("--seconds=0", "at least 1 is needed"),
+        ("--stages=lever", "did you mean levers"),
+        ("--json=/nowhere/gpu.json", "choose another file"),
+    ],
+)
+def test_what_cannot_work_is_refused(flag, why):
+    with pytest.raises(RefusedError, match=why):
+        main.main(["gpu", flag])
