@@ -33,6 +33,7 @@ class Now:
     """The present state of a run; `eval_loss` and `seconds_left` are None until known.
 
     `eval_step`: the step that `eval_loss` was measured at.
+    `mfu`: useful arithmetic as a share of the devices' peak; None where the peak is not known.
     `skipped`: steps that regions skipped, their gradients not being finite, over all regions.
     """
 
@@ -45,12 +46,15 @@ class Now:
     seconds_left: float | None
     skipped: int = 0
     eval_step: int = 0
+    mfu: float | None = None
 
     def numbers(self) -> str:
         parts = [f"loss {self.loss:.3f}"]
         if self.eval_loss is not None:
             parts.append(f"eval {self.eval_loss:.3f} at step {self.eval_step}")
-        parts += [f"{self.tokens_per_second:,.0f} tokens/s", f"{size(self.bytes_sent)} sent/region"]
+        share = "" if self.mfu is None else f" ({self.mfu:.1%} MFU)"
+        parts.append(f"{self.tokens_per_second:,.0f} tokens/s{share}")
+        parts.append(f"{size(self.bytes_sent)} sent/region")
         if self.skipped:
             parts.append(f"{self.skipped:,} steps skipped")
         return "  ".join(parts)

@@ -27,7 +27,9 @@ from experiments.train.records import StepRecords
 from experiments.train.stopping import Stopping
 from experiments.workdir import identity
 from lowcomm_jax.adaptive.state import AdaptiveState
+from lowcomm_jax.aot.targets import accelerator_of
 from lowcomm_jax.checkpoint import Checkpoints
+from lowcomm_jax.checkpoint.trainers import plain_engine
 from lowcomm_jax.interrupt import Interrupt
 from lowcomm_jax.network import clock_state, restore_clock
 from lowcomm_jax.recovery import rejoin
@@ -191,6 +193,7 @@ class Loop:
                 eval_loss=self.evaluation and self.evaluation.anchor,
                 eval_step=self._evaluated_progress,
                 tokens_per_second=tokens / trained,
+                mfu=_mfu(self.run, tokens / trained),
                 bytes_sent=float(self.records.sent.mean()),
                 skipped=int(self.records.skipped.sum()),
                 # The first interval compiles: its pace foretells nothing.
@@ -298,6 +301,16 @@ class Loop:
 def _next(step: int, every: int) -> int:
     """The first multiple of `every` after `step`."""
     return (step // every + 1) * every
+
+
+def _mfu(run: Run, tokens_per_second: float) -> float | None:
+    """Useful arithmetic as a share of this program's devices' peak; None = it is not known."""
+    mesh = plain_engine(run.engine).regions.mesh
+    facts = accelerator_of(mesh.devices.flat[0])
+    if facts is None:
+        return None
+    each = run.model.flops_per_token(run.job.data.seq_len)
+    return tokens_per_second * each / (facts.flops * mesh.size)
 
 
 def _driver(run: Run, evaluator: Evaluator, fetching: Callable[[], Any]) -> Driver:
