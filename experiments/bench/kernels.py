@@ -20,14 +20,13 @@ from lowcomm_jax.aot import collectives
 from lowcomm_jax.aot.hlo import Instruction, Program
 
 PRODUCTS, ATTENTION, OTHERS, EXCHANGE = KINDS = "products", "attention", "others", "exchange"
+_COLLECTIVES = "nccl", *(kind.replace("-", "[-_]?") for kind in collectives.KINDS)
 # Kernels of libraries, where the profile does not name the instruction.
 _BY_NAME = (
-    (
-        None,
-        re.compile(r"^(while|conditional|call)[.\d]*$"),
-    ),  # their time is that of what is in them
-    (ATTENTION, re.compile("sdpa|fmha|flash", re.IGNORECASE)),
-    (EXCHANGE, re.compile(f"nccl|{'|'.join(collectives.KINDS)}", re.IGNORECASE)),
+    # Their time is that of what is in them.
+    (None, re.compile(r"^(while|conditional|call)[.\d]*$")),
+    (ATTENTION, re.compile("sdpa|fmha|flash|cudnn::fusion", re.IGNORECASE)),
+    (EXCHANGE, re.compile("|".join(_COLLECTIVES), re.IGNORECASE)),
     (PRODUCTS, re.compile("gemm|nvjet|cublas|cutlass|xmma|splitk", re.IGNORECASE)),
 )
 _IN_LIBRARY = ((ATTENTION, ("cudnn$fmha", "splash")), (PRODUCTS, ("cublas", "gemm")))

@@ -24,15 +24,6 @@ def matrix_flops(program: Program) -> float:
     )
 
 
-def attention_flops(program: Program) -> float:
-    """Of `matrix_flops`, those of attention kernels."""
-    return sum(
-        times * _kernel(program, one, where)
-        for one, where, times in program.instructions()
-        if one.opcode == "custom-call"
-    )
-
-
 def instruction_flops(program: Program, one: Instruction, computation: str) -> float:
     """Operations of one instruction itself; 0 where it is neither a product nor attention."""
     if one.opcode == "dot":
@@ -117,3 +108,12 @@ def _splash(one: Instruction) -> int:
 def _splash_shapes(shapes: list[tuple[int, ...]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     wide = [shape for shape in shapes if len(shape) >= 4]
     return wide[0], wide[1]
+
+
+def attention_flops(program: Program) -> float:
+    """Of `matrix_flops`, those of attention kernels."""
+    return sum(
+        times * _kernel(program, one, where)
+        for one, where, times in program.instructions()
+        if one.opcode == "custom-call"
+    )
