@@ -14,8 +14,7 @@ Ten minutes on one H100, the most important first:
 
 Each figure is in the file as soon as it is known. What would not end in time is left out and named,
 and so is what failed: the exit code is then 1. On a CPU all of it runs with a small model, without
-peak rates. The benchmark takes 92 % of the memory, unless XLA_PYTHON_CLIENT_MEM_FRACTION says how
-much.
+peak rates. The benchmark takes 92 % of the memory, unless XLA_CLIENT_MEM_FRACTION says how much.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from experiments.cli import Flags, closest, flag_problems, refuse_any
 from experiments.progress import duration, print_table, right, say
 
 SAID = 300  # letters of a failure's text
-FRACTION = ("XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION")
+FRACTION = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 
 
 def _remat(*names: str) -> tuple[Lever, ...]:

@@ -21,6 +21,12 @@ PLAN = gpu.Plan(
 )
 
 
+@pytest.fixture(autouse=True)
+def memory(monkeypatch):
+    """The command takes its share of a card's memory by the environment, which other tests have."""
+    monkeypatch.setenv(gpu.FRACTION[0], "0.5")
+
+
 @pytest.fixture
 def measured(monkeypatch, tmp_path):
     """Runs the command on a tiny plan: (exit code, its file)."""
