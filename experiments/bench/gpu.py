@@ -26,7 +26,7 @@ import importlib.metadata
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import jax
 from rich.console import Console
@@ -36,6 +36,7 @@ from experiments.bench.gpu_stages import RATED, Bench, Case, Lever, NotHereError
 from experiments.bench.work import write_rows
 from experiments.cli import Flags, closest, flag_problems, refuse_any
 from experiments.progress import duration, print_table, right, say
+from lowcomm_jax.models.config import Remat
 
 SAID = 300  # letters of a failure's text
 FRACTION = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
@@ -55,7 +56,7 @@ ON_CARDS = Plan(
     speed=(_150M, Case("scaling_1_3b", 16, 2048, changes=_FULL)),
     regions=(_150M, dataclasses.replace(_150M, batch=16)),
     levers=(
-        *_remat("none", "full", "dots"),
+        *_remat(*get_args(Remat)),
         Lever("leaves by layer", model=(("layer_loop", "unrolled"),)),
         _xla("products by Triton", "xla_gpu_enable_triton_gemm", True),
         _xla("products by cuBLASLt", "xla_gpu_enable_triton_gemm", False),
