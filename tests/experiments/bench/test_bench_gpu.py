@@ -4,7 +4,9 @@ import dataclasses
 import json
 import time
 
+import jax
 import pytest
+from aot.aot_cases import needs
 
 from experiments.bench import codec, gpu, main
 from experiments.cli import RefusedError
@@ -100,6 +102,14 @@ def test_levers_on_cards_are_of_the_model():
         base = gpu.ON_CARDS.speed[0]
         case = dataclasses.replace(base, **dict(lever.case)).but(**dict(lever.model))
         preset(case.preset, **dict(case.changes))  # refuses what no model has
+
+
+def test_the_compiler_of_gpus_knows_the_levers():
+    where = jax.sharding.SingleDeviceSharding(needs("h100:1x1").devices[0])
+    x = jax.ShapeDtypeStruct((8,), "float32", sharding=where)
+    lowered = jax.jit(lambda x: x + 1).lower(x)
+    for lever in gpu.ON_CARDS.levers:
+        lowered.compile(dict(lever.options) or None)  # refuses one that is not known
 
 
 @pytest.mark.parametrize(
