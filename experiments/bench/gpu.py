@@ -32,7 +32,17 @@ import jax
 from rich.console import Console
 from rich.table import Table
 
-from experiments.bench.gpu_stages import RATED, Bench, Case, Lever, NotHereError, Plan, Row, smi
+from experiments.bench.gpu_stages import (
+    GPUS,
+    RATED,
+    Bench,
+    Case,
+    Lever,
+    NotHereError,
+    Plan,
+    Row,
+    smi,
+)
 from experiments.bench.work import write_rows
 from experiments.cli import Flags, closest, flag_problems, refuse_any
 from experiments.progress import duration, print_table, right, say
@@ -93,7 +103,7 @@ ON_PROCESSORS = Plan(
 def header() -> Row:
     """What decides the figures, beside the machine and its versions."""
     device = jax.local_devices()[0]
-    on_gpu = device.platform == "gpu"
+    on_gpu = device.platform in GPUS
     fractions = [os.environ[name] for name in FRACTION if name in os.environ]
     limit = (device.memory_stats() or {}).get("bytes_limit")
     return {

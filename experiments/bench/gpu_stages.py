@@ -29,6 +29,7 @@ from lowcomm_jax.models import build, preset
 STEPS = 4  # of one timed call
 NEVER = 10**6  # H of a method that is not to synchronise
 LONGEST = 8  # kernels of a kind that the file names
+GPUS = ("gpu", "cuda")  # names of their platform
 RATED = ("encode", "decode", "copy")
 SMI = "clocks.sm clocks.max.sm clocks.mem power.draw power.limit temperature.gpu driver_version"
 Row = dict[str, Any]
@@ -188,6 +189,10 @@ class Bench:
             self._subjects[case] = Subject(case)
         return self._subjects[case]
 
+    def _needs_profiles(self) -> None:
+        if self.device.platform not in (*GPUS, "cpu"):
+            raise NotHereError(f"profiles of {self.device.platform} are not read")
+
     def _peak(self) -> int:
         return (self.device.memory_stats() or {}).get("peak_bytes_in_use", 0)
 
@@ -240,8 +245,7 @@ class Bench:
 
     def profile(self, case: Case) -> list[Row]:
         """A row per kind of kernel; seconds are of one step."""
-        if self.device.platform not in ("gpu", "cpu"):
-            raise NotHereError(f"profiles of {self.device.platform} are not read")
+        self._needs_profiles()
         subject = self._subject(case)
         compiled, given = subject.program(subject.state())
         call = _calls(compiled, given)
@@ -336,8 +340,7 @@ class Bench:
         devices = jax.local_devices()[:2]
         if len(devices) < 2:
             raise NotHereError("an exchange needs two devices, and here is one")
-        if self.device.platform not in ("gpu", "cpu"):
-            raise NotHereError(f"profiles of {self.device.platform} are not read")
+        self._needs_profiles()
         case = dataclasses.replace(self.plan.exchange, regions=2)
         model = self._subject(case).model
         engine = lc.Engine(
