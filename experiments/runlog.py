@@ -129,7 +129,7 @@ def read_run(workdir: Path) -> RunLog:
         steps=by_kind.get("step", []),
         evals=by_kind.get("eval", []),
         intervals=by_kind.get("interval", []),
-        eval_count=np.array(by_kind["eval_set"][0]["count"] if "eval_set" in by_kind else []),
+        eval_count=np.array(by_kind["eval_set"][-1]["count"] if "eval_set" in by_kind else []),
         end=by_kind.get("end", [None])[-1],
         missing=tuple(sorted(set(all_regions) - set(records[0]["here"]))),
     )

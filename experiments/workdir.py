@@ -7,7 +7,7 @@ import fcntl
 import json
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,7 @@ from experiments.shape import read_json
 
 LOCK = ".lock"
 CONFIG, METRICS, CHECKPOINTS, CURVES = "config.json", "metrics.jsonl", "checkpoints", "loss.png"
-# What may change between the first start and a restart of the same run.
-_HOUSEKEEPING = (
+_UPKEEP = (
     "log",
     "checkpoint",
     "rendezvous",
@@ -32,11 +31,86 @@ _HOUSEKEEPING = (
     "process",
     "coordinator",
 )
+"""Fields of a job's surroundings, which nothing compares."""
+PLACES = (
+    "accumulate",
+    "adaptive.stack_trainers",
+    "block",
+    "concurrent_exchange",
+    "mesh.fsdp",
+    "mesh.region",
+    "mesh.tensor",
+    "microbatches",
+    "model.attention",
+    "model.remat",
+    "model.unroll",
+    "offload",
+    "pipeline_schedule",
+    "replicas",
+)
+"""Fields that say where and how a run computes: with others it learns the same, up to rounding."""
+_BESIDE = ("codec_error", "data.cache_dir", "eval")
+"""Fields of what is measured or kept beside the training."""
+_OF_A_JOB = ("region", "mesh", "model.layer_loop")
+"""Fields of what is learnt in which the jobs of a run's regions may differ."""
+_BY_PATH = ("text", "parquet", "arrayrecord", "file")
+"""Kinds of corpora and tokenizers that are named by a path; `data_identity` has their content."""
 
 
-def identity(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a config that must not change when a run continues."""
-    return {k: v for k, v in fields.items() if k not in _HOUSEKEEPING}
+def of_program(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a config in which the processes of one program must agree."""
+    return {k: v for k, v in fields.items() if k not in _UPKEEP}
+
+
+def learnt(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a config that decides what is learnt: it must stay when a run continues."""
+    free = {*PLACES, *_BESIDE}
+    if fields["method"].get("hurt_bound") is not None:  # evaluations decide about merges
+        free -= {"eval"}
+    if fields["random_routing"]:  # every microbatch draws a path of its own
+        free -= {"accumulate", "mesh.fsdp", "microbatches"}
+    kept = _without(of_program(fields), free)
+    kept["data"] |= {name: without_path(kept["data"][name]) for name in ("corpus", "tokenizer")}
+    return kept
+
+
+def of_regions(fields: Mapping[str, Any], corpus: str) -> dict[str, Any]:
+    """What the jobs of a run's regions have in common.
+
+    Args:
+      corpus: `TrainData.identity`, which tells apart texts of one kind.
+    """
+    return {**_without(learnt(fields), _OF_A_JOB), "corpus": corpus}
+
+
+def without_path(name: str) -> str:
+    """A corpus or a tokenizer by its kind alone where its name is a path."""
+    kind = name.partition(":")[0]
+    return kind if kind in _BY_PATH else name
+
+
+def _without(fields: Mapping[str, Any], names: Container[str], prefix: str = "") -> dict[str, Any]:
+    """A config without some fields, given by their dotted names."""
+    return {
+        k: _without(v, names, f"{prefix}{k}.") if isinstance(v, Mapping) else v
+        for k, v in fields.items()
+        if f"{prefix}{k}" not in names
+    }
+
+
+def as_begun(workdir: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """A config with the `model.layer_loop` that the folder's run has, where it asks for none.
+
+    `auto` is another one on another device, and names of parameters follow from it.
+
+    Raises:
+      RefusedError: the stored config is damaged.
+    """
+    if fields["model"]["layer_loop"] not in (None, "auto") or not (workdir / CONFIG).is_file():
+        return dict(fields)
+    there = read_config(workdir).get("model")
+    loop = there.get("layer_loop") if isinstance(there, Mapping) else None
+    return {**fields, "model": {**fields["model"], "layer_loop": loop}}
 
 
 def workdir_problems(workdir: Path, fields: Mapping[str, Any]) -> list[str]:
@@ -57,16 +131,25 @@ def workdir_problems(workdir: Path, fields: Mapping[str, Any]) -> list[str]:
         there = read_config(workdir)
     except RefusedError as error:
         return error.problems
-    changed = differences(identity(there), identity(fields))
+    try:
+        before = learnt(there)
+    except (AttributeError, KeyError, TypeError):
+        return [f"{stored}: no config of a run; choose another --workdir"]
+    changed = differences(before, learnt(as_begun(workdir, fields)))
     if not changed:
         return []
+    return [
+        f"--workdir={workdir} holds a run of other settings (there -> here): "
+        f"{'; '.join(changed)}. Give it those, or {other_folder(workdir)}"
+    ]
+
+
+def other_folder(workdir: Path) -> str:
+    """The fix where a folder's run cannot continue."""
     fix = "choose another --workdir"
     if (workdir / CHECKPOINTS).is_dir():
         fix += f"; train starts from this run's weights with --config.model.init_from={workdir}"
-    return [
-        f"--workdir={workdir} holds a run of other settings (there -> here): "
-        f"{'; '.join(changed)}. Give it those, or {fix}"
-    ]
+    return fix
 
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any], prefix: str = "") -> list[str]:

@@ -11,10 +11,8 @@ from typing import Any
 
 from experiments.campaign.plan import Campaign
 from experiments.compare.plan import merged
-from experiments.workdir import identity
+from experiments.workdir import of_program, without_path
 
-# Corpora that are named by a path, which may differ between machines: a record has their digest.
-_BY_PATH = ("text", "parquet", "arrayrecord")
 _DIGITS = 10  # of a digest in a file's name
 
 
@@ -75,10 +73,8 @@ def digest_of(fields: Mapping[str, Any]) -> str:
     Unset fields (None) count as missing, so that a new field leaves older records valid.
     """
     data = {k: v for k, v in fields["data"].items() if k != "cache_dir"}
-    kind = str(data["corpus"]).partition(":")[0]
-    if kind in _BY_PATH:
-        data["corpus"] = kind
-    kept = _set_fields(identity({**fields, "data": data}))
+    data["corpus"] = without_path(data["corpus"])
+    kept = _set_fields(of_program({**fields, "data": data}))
     text = json.dumps(kept, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 

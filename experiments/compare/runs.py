@@ -25,7 +25,7 @@ from experiments.progress import Display
 from experiments.runlog import read_run
 from experiments.train.main import train
 from experiments.train.resolve import resolve
-from experiments.workdir import METRICS, OccupiedError, write_config
+from experiments.workdir import METRICS, OccupiedError, as_begun, write_config
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED, Interrupt
 
 ERROR, OUTPUT = "error.txt", "output.txt"
@@ -132,7 +132,7 @@ def _side_by_side(runs: list[RunSpec], comparison: Comparison, progress: Progres
 
 def _start(run: RunSpec, compile_cache: str | None) -> subprocess.Popen:
     """Train a run in a process of its own."""
-    write_config(run.workdir, run.fields)
+    write_config(run.workdir, as_begun(run.workdir, run.fields))
     (run.workdir / ERROR).unlink(missing_ok=True)
     arguments = [str(run.workdir)] + ([] if compile_cache is None else [compile_cache])
     return start("experiments.compare.worker", arguments, run.workdir / OUTPUT)

@@ -82,6 +82,8 @@ def merged(paths: Sequence[Path]) -> list[dict[str, Any]]:
                 steps.setdefault(record["step"], {})[region] = record
             elif kind == "end":
                 ends[region] = record
+            elif kind == "eval_set" and log is logs[0]:
+                others[kind, -1] = record  # the last one, where a restart has changed it
             else:
                 record.pop("anchor_variance", None)
                 before = others.setdefault((kind, record.get("step", -1)), record)

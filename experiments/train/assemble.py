@@ -17,7 +17,7 @@ from experiments.progress import Work
 from experiments.regions.jobs import EXCHANGES, PEERS, is_separate_job
 from experiments.train.evaluation import Evaluator
 from experiments.train.job import Job, abstract_params, make_engine, make_model
-from experiments.workdir import identity
+from experiments.workdir import of_regions
 from lowcomm_jax import AdaptiveEngine, Engine
 from lowcomm_jax.checkpoint.trainers import plain_engine
 from lowcomm_jax.data import EvalData, Tokenizer, TrainData, load
@@ -103,7 +103,7 @@ def assemble(job: Job, quiet: bool = False) -> Run:
     if job.faults and is_separate_job(job.config):
         fault_hooks = ScriptedFaults(job.faults, job.config["region"])
     exchange = made_or_refused(
-        lambda: open_exchange(job, fault_hooks), "cannot start", "rendezvous: "
+        lambda: open_exchange(job, train.identity, fault_hooks), "cannot start", "rendezvous: "
     )
     engine = made_or_refused(lambda: _engine_that_fits(job, model, exchange), "cannot start")
     steps = np.arange(job.steps)
@@ -130,14 +130,13 @@ def _engine_that_fits(
     return engine
 
 
-_OWN = ("region", "mesh", "microbatches", "accumulate", "replicas", "block", "offload")
-"""Fields in which the jobs of a run may differ: where and how each computes."""
-
-
-def open_exchange(job: Job, fault_hooks: ScriptedFaults | None = None) -> JobExchange | None:
+def open_exchange(
+    job: Job, corpus: str, fault_hooks: ScriptedFaults | None = None
+) -> JobExchange | None:
     """Open the exchange of a checked job; it has not joined the others yet. None on a mesh.
 
     Args:
+      corpus: `TrainData.identity`.
       fault_hooks: faults that this job injects into its own payloads; None = none.
 
     Raises:
@@ -152,7 +151,7 @@ def open_exchange(job: Job, fault_hooks: ScriptedFaults | None = None) -> JobExc
         fields["rendezvous"],
         fields["region"],
         fields["regions"],
-        run_id(fields),
+        run_id(fields, corpus),
         secret=fields["secret"],
         timing=Timing.between(fields["rendezvous"], deadline_s=fields["deadline_s"]),
         keep=ROUNDS_KEPT[kind] * job.method.schedule.fragments,
@@ -162,8 +161,7 @@ def open_exchange(job: Job, fault_hooks: ScriptedFaults | None = None) -> JobExc
     )
 
 
-def run_id(fields: Mapping[str, Any]) -> str:
-    """Digest of the fields that all jobs of a run share; the others refuse a job with another."""
-    shared = {k: v for k, v in identity(fields).items() if k not in _OWN}
-    text = json.dumps(shared, sort_keys=True)
+def run_id(fields: Mapping[str, Any], corpus: str) -> str:
+    """Digest of what all jobs of a run have in common; a job with another meets none of them."""
+    text = json.dumps(of_regions(fields, corpus), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

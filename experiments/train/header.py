@@ -8,6 +8,7 @@ import importlib.metadata
 import math
 import os
 import platform
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -15,6 +16,8 @@ import numpy as np
 
 from experiments.metrics import VERSION
 from experiments.train.assemble import Run
+from experiments.workdir import PLACES, differences
+from lowcomm_jax.checkpoint.load import dotted
 from lowcomm_jax.checkpoint.trainers import State, one_of, plain_engine
 from lowcomm_jax.exchange import two_shot
 from lowcomm_jax.models import Pipeline
@@ -52,6 +55,42 @@ def header(run: Run, state: State) -> dict[str, Any]:
         "machine": machine(),
         "versions": versions(),
     }
+
+
+def origin(run: Run) -> dict[str, Any]:
+    """What a checkpoint keeps of what a run reads and of where it computes."""
+    return {"data_identity": run.data.identity, "data": text(run), "place": place(run)}
+
+
+def text(run: Run) -> dict[str, str]:
+    """The names and digests of what a run reads, by their fields in a config."""
+    summary = run.data.summary
+    return {
+        f"data.{name}": f"{summary[name]} (digest {summary[f'{name}_digest'][:12]})"
+        for name in ("corpus", "tokenizer")
+    }
+
+
+def place(run: Run) -> dict[str, Any]:
+    """Where and how a run computes, by dotted name; it may change when the run continues."""
+    model = dataclasses.asdict(run.whole.config)
+    found = dotted({**run.job.config, "mesh": dict(run.job.mesh.shape), "model": model})
+    kept = {name: found[name] for name in (*PLACES, "eval.sequences") if name in found}
+    return {"device": jax.devices()[0].device_kind, **kept}
+
+
+def changes(before: Mapping[str, Any], run: Run) -> list[str]:
+    """What is another since the checkpoint that a run continues, a sentence for each effect.
+
+    Args:
+      before: the `place` that the checkpoint was written in.
+    """
+    found = [line.replace(":", "") for line in differences(before, place(run))]
+    judged = [line for line in found if line.startswith("eval.")]
+    moved = ", ".join(line for line in found if line not in judged)
+    return [f"{moved}: numbers may differ in their last digits"] * bool(moved) + [
+        f"{line}: losses before and after are of other texts" for line in judged
+    ]
 
 
 def machine() -> dict[str, Any]:

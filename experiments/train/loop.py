@@ -23,9 +23,10 @@ from experiments.train.assemble import Run
 from experiments.train.disk import room
 from experiments.train.drivers import AdaptiveDriver, AnyHistory, Driver, FixedDriver, RoundDriver
 from experiments.train.evaluation import Evaluation, Evaluator
+from experiments.train.header import origin
 from experiments.train.records import StepRecords
 from experiments.train.stopping import Stopping
-from experiments.workdir import identity
+from experiments.workdir import learnt
 from lowcomm_jax.adaptive.state import AdaptiveState
 from lowcomm_jax.aot.targets import accelerator_of
 from lowcomm_jax.checkpoint import Checkpoints
@@ -249,7 +250,7 @@ class Loop:
                 "records": self.records.state(),
                 "seconds": self.seconds,
                 "positions": self.driver.positions(self.state),
-                "data_identity": self.run.data.identity,
+                **origin(self.run),
                 "finished": finished,
                 "owed_evaluation": self._owed,
             }
@@ -260,7 +261,7 @@ class Loop:
                 self.checkpoints.save(
                     self.state,
                     extra=extra,
-                    config=identity(self.run.job.config),
+                    config=learnt(self.run.job.config),
                     metrics={BEST: self.evaluation.anchor} if fresh else {},
                     method=self.run.job.method,
                 )

@@ -52,14 +52,22 @@ from experiments.train.checks import fit_warm_up
 from experiments.train.disk import EXIT_FULL, FullDiskError, is_full
 from experiments.train.drivers import draw
 from experiments.train.evaluation import Evaluator
-from experiments.train.header import header
+from experiments.train.header import changes, header, text
 from experiments.train.job import Job, abstract_params
 from experiments.train.loop import BEST, Loop, StuckError
 from experiments.train.resolve import resolve
 from experiments.train.starting import starting_params
 from experiments.train.writers import open_log
-from experiments.workdir import CHECKPOINTS, METRICS, identity, occupied, write_config
-from lowcomm_jax.checkpoint import Checkpoints, DamagedError
+from experiments.workdir import (
+    CHECKPOINTS,
+    METRICS,
+    differences,
+    learnt,
+    occupied,
+    other_folder,
+    write_config,
+)
+from lowcomm_jax.checkpoint import Checkpoints, DamagedError, Restored
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED, InterruptedBeforeError, raised
 from lowcomm_jax.mesh.leader import ProcessLostError, leader
 from lowcomm_jax.mesh.stages import bubble
@@ -198,7 +206,6 @@ def train(job: Job, console: Console, quiet: bool = False, display: Display | No
         with leader().together():
             if leader().leads:
                 folder.enter_context(occupied(job.workdir))
-                write_config(job.workdir, job.config)
         return _train(run, checkpoints, console, quiet, display)
 
 
@@ -210,9 +217,10 @@ def _train(run: Run, checkpoints: Checkpoints, console: Console, quiet: bool, di
         if restored is not None and restored.extra["finished"]:
             console.print(f"{job.workdir} is complete (step {restored.step})", highlight=False)
             return True
-        step = 0 if restored is None else restored.step
+        if leader().leads:
+            write_config(job.workdir, job.config)
         if not quiet:
-            describe(run, step, console)
+            describe(run, restored, console)
         state = run.engine.init(starting_params(run)) if restored is None else restored.state
         evaluator = run.evaluator()
         try:
@@ -328,7 +336,7 @@ def _loop(
         if not log.begun:
             log.write([header(run, state), _eval_set(evaluator)])
         if extra is not None:
-            log.write([{"kind": "resume", "step": step}])
+            log.write(_resumes(run, restored, step, evaluator))
         loop = Loop(run, state, evaluator, log, checkpoints, display)
         if extra is not None:
             loop.restore(extra)
@@ -357,16 +365,26 @@ def _restore(run: Run, checkpoints: Checkpoints):
     """The newest usable checkpoint, or None; the samples to come must be those it was saved for."""
     try:
         restored = checkpoints.restore(
-            run.engine, abstract_params(run.model), config=identity(run.job.config)
+            run.engine, abstract_params(run.model), config=learnt(run.job.config)
         )
     except (ValueError, DamagedError) as error:
         raise RefusedError([str(error)], str(run.job.workdir)) from error
     if restored is not None and restored.extra["data_identity"] != run.data.identity:
+        changed = differences(restored.extra["data"], text(run))
+        what = "; ".join(changed) or "the shards of the regions"  # drawn by another library
+        fix = f"Give it those, or {other_folder(run.job.workdir)}"
         raise RefusedError(
-            ["the corpus has changed since the checkpoint: use another --workdir"],
+            [f"the samples are others than before (there -> here): {what}. {fix}"],
             str(run.job.workdir),
         )
     return restored
+
+
+def _resumes(run: Run, restored: Restored | None, step: int, evaluator) -> list[dict[str, Any]]:
+    """The records of a run that goes on; with what it is judged on, where that is another set."""
+    changed = [] if restored is None else changes(restored.extra["place"], run)
+    record = {"kind": "resume", "step": step} | ({"changed": changed} if changed else {})
+    return [record, _eval_set(evaluator)] if changed else [record]
 
 
 def _eval_set(evaluator) -> dict:
@@ -377,7 +395,7 @@ def _eval_set(evaluator) -> dict:
     }
 
 
-def describe(run: Run, step: int, console: Console) -> None:
+def describe(run: Run, restored: Restored | None, console: Console) -> None:
     """Say in a few lines what is about to be trained."""
     job, summary = run.job, run.data.summary
     devices = f"{jax.device_count()} x {jax.devices()[0].device_kind}"
@@ -405,6 +423,7 @@ def describe(run: Run, step: int, console: Console) -> None:
                 **run.model.report()
             )
         )
-    if step:
-        lines.append(f"continues after step {step}")
+    if restored is not None:
+        lines.append(f"continues after step {restored.step}")
+        lines += [f"changed  {line}" for line in changes(restored.extra["place"], run)]
     console.print("\n".join(lines), highlight=False, soft_wrap=True)

@@ -22,7 +22,7 @@ from rich.console import Console
 import lowcomm_jax
 from experiments.cli import RefusedError, refuse_any
 from experiments.train import devices
-from experiments.workdir import differences, identity
+from experiments.workdir import differences, of_program
 from lowcomm_jax.checkpoint.load import package_versions
 from lowcomm_jax.mesh import launchers
 from lowcomm_jax.mesh.leader import ProcessLostError, leader
@@ -132,7 +132,7 @@ def refuse(problems: Sequence[str], fields: Mapping[str, Any]) -> None:
     """
     own = {
         "problems": list(problems),
-        "config": identity(fields),
+        "config": of_program(fields),
         "versions": {"python": platform.python_version(), **package_versions()},
         "code": code_digest(),
         "devices": len(jax.local_devices()),

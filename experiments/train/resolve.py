@@ -22,7 +22,7 @@ from experiments.train.job import Job, abstract_params, make_model, stacked_pref
 from experiments.train.methods import make_method
 from experiments.train.parts import portable
 from experiments.train.writers import missing_packages
-from experiments.workdir import workdir_problems
+from experiments.workdir import as_begun, workdir_problems
 from lowcomm_jax.aot import Target
 from lowcomm_jax.models import build
 from lowcomm_jax.optimizers import InnerConfig
@@ -44,6 +44,7 @@ def resolve(config: Any, workdir: str | Path, target: Target | None = None) -> J
     fields = plain(config)
     problems = checks.shape_problems(fields) or checks.extreme_problems(fields)
     refuse_any(problems)
+    fields = as_begun(Path(workdir), fields)
     if target is None:
         devices.provide(fields["mesh"])
     mesh, misplaced = checks.make_mesh_of(fields, target)
@@ -57,10 +58,14 @@ def resolve(config: Any, workdir: str | Path, target: Target | None = None) -> J
     problems += found
     model, settled, found = checks.model_config(fields)
     problems += found
-    if model is not None and fields["mesh"]["stage"] > 1 and model.layer_loop == "auto":
-        model = dataclasses.replace(model, layer_loop="scan")
-    device = None if mesh is None else mesh.devices.flat[0]
-    stacked = () if model is None else stacked_prefixes(build(model, device))
+    stacked = ()
+    if model is not None:
+        if fields["mesh"]["stage"] > 1 and model.layer_loop == "auto":
+            model = dataclasses.replace(model, layer_loop="scan")
+        built = build(model, None if mesh is None else mesh.devices.flat[0])
+        stacked = stacked_prefixes(built)
+        fields["model"]["layer_loop"] = built.config.layer_loop  # it stays if the run moves on
+        model = dataclasses.replace(model, layer_loop=built.config.layer_loop)
     method, found = make_method(fields["method"], stacked, fields["seed"])
     problems += found
     fields["method"], found = portable(fields["method"])

@@ -12,7 +12,7 @@ from experiments.train.assemble import Run
 from experiments.train.job import abstract_params
 from experiments.trained.anchor import load_trained
 from lowcomm_jax.data.tokenizers import Tokenizer, to_hugging_face
-from lowcomm_jax.models.weights import load_llama
+from lowcomm_jax.models.weights import load_llama, stack_layers, unstack_layers
 
 
 def starting_params(run: Run) -> Any:
@@ -44,8 +44,11 @@ _MEANING = ("heads", "kv_heads", "head_dim", "mlp")
 
 def _anchor_that_fits(run: Run, workdir: str) -> Any:
     trained = load_trained(Path(workdir))
+    params, loop = trained.params, run.whole.config.layer_loop
+    if trained.run.whole.config.layer_loop != loop:
+        params = (stack_layers if loop == "scan" else unstack_layers)(params)
     wanted = jax.tree.map(lambda x: (x.shape, x.dtype), abstract_params(run.whole))
-    same = jax.tree.map(lambda x: (x.shape, x.dtype), trained.params) == wanted
+    same = jax.tree.map(lambda x: (x.shape, x.dtype), params) == wanted
     configs = [getattr(model, "config", None) for model in (trained.run.whole, run.whole)]
     same &= all(getattr(configs[0], f, None) == getattr(configs[1], f, None) for f in _MEANING)
     problems = []
@@ -58,7 +61,7 @@ def _anchor_that_fits(run: Run, workdir: str) -> Any:
         )
     if problems:
         raise RefusedError([f"model.init_from={workdir!r}: {line}" for line in problems])
-    return trained.params
+    return params
 
 
 def _same_tokens(a: Tokenizer, b: Tokenizer) -> bool:

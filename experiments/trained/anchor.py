@@ -13,7 +13,7 @@ from experiments.cli import RefusedError, problems_of, refuse_any
 from experiments.train.assemble import Run, assemble
 from experiments.train.job import abstract_params
 from experiments.train.resolve import resolve
-from experiments.workdir import CHECKPOINTS, CONFIG, identity, read_config
+from experiments.workdir import CHECKPOINTS, CONFIG, learnt, read_config
 from lowcomm_jax.checkpoint import Checkpoints, DamagedError, Restored
 
 
@@ -51,7 +51,7 @@ def load_trained(workdir: Path, step: int | None = None) -> Trained:
 
 
 def _restore(checkpoints: Checkpoints, run: Run, step: int | None) -> Restored | None:
-    params, config = abstract_params(run.model), identity(run.job.config)
+    params, config = abstract_params(run.model), learnt(run.job.config)
     try:
         return checkpoints.restore(run.engine, params, step=step, config=config)
     except DamagedError as error:

@@ -21,7 +21,8 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 @pytest.fixture
 def loop(monkeypatch):
     """A loop around stand-ins, at step 4."""
-    monkeypatch.setattr(loops, "identity", lambda config: {})
+    monkeypatch.setattr(loops, "learnt", lambda config: {})
+    monkeypatch.setattr(loops, "origin", lambda run: {})
     made = object.__new__(Loop)
     for name in ("run", "log", "records", "driver", "checkpoints", "display"):
         setattr(made, name, MagicMock())

@@ -80,5 +80,5 @@ def test_payloads_are_kept_for_so_many_rounds_of_every_fragment(kind, kept, monk
     fields |= {"exchange": kind, "rendezvous": "file:///x", "region": 0}
     method = lc.methods.streaming_diloco(30, 6, 25, 0.5)
     job = SimpleNamespace(config=fields, method=method, faults=None)
-    open_exchange(job)
+    open_exchange(job, "corpus")
     assert opened["keep"] == 6 * kept
