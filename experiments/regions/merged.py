@@ -172,7 +172,7 @@ class _Totals:
         views: dict[tuple, dict[int, dict]] = {}
         for region, row in found.items():
             for event in row["events"]:
-                name = (event["kind"], _exchange(event), event["fragment"])
+                name = (event["kind"], exchange_of(event), event["fragment"])
                 views.setdefault(name, {})[region] = event
         return [self._event(own) for own in views.values()]
 
@@ -216,28 +216,48 @@ def measure(steps: Sequence[dict[str, Any]]) -> None:
       steps: records of the jobs of a run, or of one of them; changed in place. Payloads that have
         not landed stay as they were sent, as do the records of a run in one process.
     """
-    counted: dict[Any, Sequence[bool]] = {}
-    for step in steps:
-        for event in step["events"]:
-            if event["kind"] == "land" and "travel_seconds" in event:
-                counted[_exchange(event)] = event.get("admitted", event["participants"])
-    for step in steps if counted else ():
+    found = counted(steps)
+    for step in steps if found else ():
         sends = [e for e in step["events"] if e["kind"] == "send" and e["fragment"] >= 0]
         if sends:
-            step["participation"] = float(np.mean([_share(send, counted) for send in sends]))
+            step["participation"] = float(np.mean([_share(send, found) for send in sends]))
 
 
-def _exchange(event: Mapping[str, Any]) -> Any:
+def counted(steps: Sequence[Mapping[str, Any]]) -> dict[Any, list[bool | None]]:
+    """The exchange of every payload that has landed -> the regions whose payloads counted.
+
+    The commit record names them, and the guards did not leave them out. None = not known, since the
+    region's log is missing.
+    """
+    named: dict[Any, Sequence[bool | None]] = {}
+    out: dict[Any, list[bool]] = {}
+    for step in steps:
+        for event in step["events"]:
+            name = exchange_of(event)
+            if event["kind"] == "land" and "travel_seconds" in event:
+                named[name] = event.get("admitted", event["participants"])
+            elif event["kind"] == "send" and event.get("left_out"):
+                new = [bool(x) for x in event["left_out"]]
+                # Regions at a pace of their own send a round at different steps.
+                out[name] = [a or b for a, b in zip(out.get(name, new), new, strict=True)]
+    return {name: _but(took, out.get(name, ())) for name, took in named.items()}
+
+
+def _but(took: Sequence[bool | None], left_out: Sequence[bool]) -> list[bool | None]:
+    if len(left_out) < len(took):  # the log of one job of a round that names all admitted
+        left_out = [False] * len(took)
+    return [t if t is None else bool(t) and not out for t, out in zip(took, left_out)]
+
+
+def exchange_of(event: Mapping[str, Any]) -> Any:
     """What names its exchange in all regions: its round, where they have no steps in common."""
-    return event.get("round", event["key"])
+    return event.get("trainer"), event.get("round", event["key"])
 
 
-def _share(send: Mapping[str, Any], counted: Mapping[Any, Sequence[bool]]) -> float:
+def _share(send: Mapping[str, Any], found: Mapping[Any, Sequence[bool | None]]) -> float:
     if send.get("round") == -1:
         return 0.0  # an arrival that found no round
-    took = counted.get(_exchange(send), send["participants"])
-    left_out = send.get("left_out") or [0.0] * len(took)
-    if len(left_out) < len(took):  # the log of one job of a round that names all admitted
-        left_out = [0.0] * len(took)
-    known = sum(t is not None for t in took)  # not of regions whose logs are missing
-    return sum(bool(t) and not out for t, out in zip(took, left_out)) / known
+    took = found.get(exchange_of(send))
+    if took is None:
+        took = _but(send["participants"], send.get("left_out") or ())
+    return sum(map(bool, took)) / sum(t is not None for t in took)

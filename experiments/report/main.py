@@ -34,6 +34,7 @@ from experiments.progress import (
     thousands,
     validation_documents,
 )
+from experiments.regions.merged import counted, exchange_of
 from experiments.report.against import Deviation, against, read_plan, verdict
 from experiments.report.against import table as table_against
 from experiments.report.export_table import regions_of, write_csv, write_json
@@ -353,9 +354,10 @@ def by_region(run: RunLog) -> list[RegionRun]:
     if not landings or "present" not in run.steps[0]:
         return []
     # Regions at a pace of their own land a round at different steps: it counts once.
-    rounds = {e["round"]: e["admitted"] for e in landings if "admitted" in e}
-    counted = list(rounds.values()) or [e["participants"] for e in landings]
-    counted_LxR = np.array(counted, bool)
+    took = counted(run.steps)
+    rounds = {e["round"]: took[exchange_of(e)] for e in landings if "admitted" in e}
+    rows = list(rounds.values()) or [took[exchange_of(e)] for e in landings]
+    counted_LxR = np.array(rows, bool)
     travel_LxR = np.array([e["travel_seconds"] for e in landings], float)
     waited_LxR = np.array([e["waited_seconds"] for e in landings], float)
     made_SxR = np.array([step["present"] for step in run.steps], bool)

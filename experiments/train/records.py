@@ -79,7 +79,7 @@ class StepRecords:
         disagreement = [self._note(event) for event in events]
         # What was put off stands here, too, but belongs to the step after which it was due.
         sends = [event for event in events if event["kind"] == "send" and event["step"] == step]
-        participation = self._participation(sends, row.get("left_out"))
+        participation = self._participation(sends, row)
         if participation is not None:
             took = any(any(event["participants"]) for event in sends)
             self._lost = took and participation == 0
@@ -101,7 +101,9 @@ class StepRecords:
         # What else the loss function (ce, accuracy, ...) or growing batches report stays as it is.
         return record | {k: v for k, v in row.items() if k not in record}
 
-    def _participation(self, sends: list[Mapping[str, Any]], left_out) -> float | None:
+    def _participation(
+        self, sends: list[Mapping[str, Any]], row: Mapping[str, Any]
+    ) -> float | None:
         """Share of the regions whose contribution counted, over the sends of this step."""
         if not sends:
             return None
@@ -109,7 +111,7 @@ class StepRecords:
             took and not out
             for event in sends
             for took, out in zip(
-                event["participants"], event.get("left_out") or left_out or [0] * len(self.sent)
+                event["participants"], _left_out(event, row) or [0] * len(self.sent)
             )
         ]
         return sum(counted) / len(counted)
@@ -128,6 +130,12 @@ class StepRecords:
             return None  # nothing was due, or the anchor had moved before
         # With gossip there is one mean per region's group: the spread is that inside the groups.
         return math.sqrt(max(0.0, square - float(np.mean(np.square(event["mean_norm"])))))
+
+
+def _left_out(event: Mapping[str, Any], row: Mapping[str, Any]) -> list[float] | None:
+    """Of a send, which regions' payloads the guards left out; a step's metrics may have it."""
+    channel = event.get("channel")
+    return event.get("left_out") or row.get(f"{channel}_left_out" if channel else "left_out")
 
 
 def _mean_square(event: Mapping[str, Any]) -> float | None:

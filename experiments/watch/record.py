@@ -201,7 +201,8 @@ class Log:
             if "travel_seconds" in event and event["travel_seconds"][i] is not None:
                 region.travel = event["travel_seconds"][i]
         if "travel_seconds" in event:  # only when it lands does a job know whom the commit names
-            self._count(event, [0] * len(self.regions), landed=True)
+            left_out = self._left_out.get(key, [0] * len(self.regions))
+            self._count(event, left_out, landed=True)
 
     def _count(self, event: Mapping[str, Any], left_out: Sequence[float], landed: bool = False):
         jobs = self.header is not None and len(self.regions) < self.header["regions"]
@@ -209,9 +210,10 @@ class Log:
             return
         for i, region in enumerate(self.regions.values()):
             region.exchanges += 1
-            took_part = bool(event["participants"][i]) and not left_out[i]
+            named = event["participants"][i]
             if "admitted" in event:
-                took_part = bool(event["admitted"][region.number])
+                named = event["admitted"][region.number]
+            took_part = bool(named) and not left_out[i]
             region.counted += took_part
             region.left_out += bool(left_out[i])
             # At a pace of one's own, rounds without one are none that one has missed.

@@ -251,11 +251,11 @@ def _note(
                 "fragment": event["fragment"],
                 "sent": step,
                 "landed": open_ended,
-                "counted": True,
+                "counted": not (event.get("left_out") or [0] * len(numbers))[i],
             }
         elif name in flights and event["staleness"][i] >= 0:
             flights[name]["landed"] = step
             # At a pace of one's own a round lands everywhere, and counts who was admitted to it.
             admitted = event.get("admitted")
             counted = event["participants"][i] if admitted is None else admitted[number]
-            flights[name]["counted"] = bool(counted)
+            flights[name]["counted"] &= bool(counted)

@@ -139,6 +139,32 @@ def test_a_region_that_sent_and_was_not_counted_did_not_take_part(tmp_path, coun
     assert summarise(alone).participation == pytest.approx(counted / 14)
 
 
+def test_a_payload_that_the_guard_left_out_does_not_count(tmp_path):
+    """All commit records name region 1, whose payload was not finite at every second step."""
+    for region in range(REGIONS):
+        folder = tmp_path / f"region{region}"
+        folder.mkdir()
+        log = MetricsLog(folder / "metrics.jsonl", -1)
+        sizes = {"params": 5, "tokens_per_step": 30, "allreduce_bytes_per_step": 8}
+        made = []
+        for step in range(1, STEPS + 1):
+            own = {"step": step, "fragment": 0, "key": f"0@{step}", "participants": [True]}
+            out = [float(region == 1 and step % 2)]
+            sent = {"kind": "send", **own, "left_out": out, "staleness": [-1]}
+            landed = {"kind": "land", **own, "staleness": [0], "travel_seconds": [0.1]}
+            events = [sent, {**landed, "waited_seconds": [0.0]}]
+            made.append(record(region, step) | {"participation": 1.0, "events": events})
+            made[-1] |= {"disagreement": None, "skipped": [0.0]}
+        log.write([header(region) | sizes, *made])
+        log.close()
+    whole, console = read_run(tmp_path), Console(file=io.StringIO(), width=100)
+    console.print(region_table(whole, by_region(whole)))
+    rows = [line.split() for line in console.file.getvalue().splitlines()]
+    shares = {row[0]: row[1] for row in rows if len(row) > 5}
+    assert [shares[str(region)] for region in range(REGIONS)] == ["100%", "50%", "100%"]
+    assert summarise(whole).participation == pytest.approx(5 / 6)
+
+
 def test_skipped_steps_of_a_region_that_was_away_are_those_it_made(tmp_path):
     for region, last in enumerate([4, 2, 4]):
         folder = tmp_path / f"region{region}"

@@ -94,6 +94,15 @@ def test_participation_leaves_out_the_rejected():
     assert made[0]["participation"] == pytest.approx(4 / 6)
 
 
+def test_participation_leaves_out_what_a_channel_rejects():
+    """A channel's measurements are metrics of the step, and not of its event."""
+    event = send(1, [1.0] * 3, [1.0] * 3) | {"channel": "params"}
+    del event["left_out"]
+    given = row(1, event) | {"params_left_out": [0.0, 1.0, 0.0]}
+    made = StepRecords(3, lambda row, skipped_R: 1.0).make(iter([given]), 1, 0.0, 1.0)
+    assert made[0]["participation"] == pytest.approx(2 / 3)
+
+
 def test_a_log_forgets_what_comes_after_the_restored_step(tmp_path):
     path = tmp_path / "metrics.jsonl"
     log = MetricsLog(path, -1)

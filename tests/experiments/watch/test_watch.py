@@ -257,6 +257,21 @@ def test_of_one_job_of_several_nominal_steps_follow_from_its_own_tokens(tmp_path
     assert view["regions"][1]["curve"][-1][0] == 27.5
 
 
+def test_a_payload_that_the_guard_left_out_does_not_count(tmp_path):
+    """The commit record names the region all the same."""
+
+    def spoilt(records):
+        for record in records:
+            for sent in (e for e in record.get("events", ()) if e["kind"] == "send"):
+                sent["left_out"] = [1.0]
+        return records
+
+    view = Watch(jobs(tmp_path, changes=spoilt)).look()
+    assert [row["participation"] for row in view["regions"]] == [1.0, 0.0]
+    lost = [f["counted"] for f in view["timeline"]["flights"] if f["region"] == 1]
+    assert lost and not any(lost)
+
+
 def without_loss(records):
     records[20]["loss"] = [None]
     return records
