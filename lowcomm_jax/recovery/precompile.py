@@ -43,7 +43,7 @@ def precompile(engine: Engine, state: TrainState, loop: JobLoop | None = None) -
     everyone = np.ones(loopback.count, bool)
     while (played.counters.sends < until).any():
         played, _ = loopback.after(played, loopback.next_event(played), everyone)
-    params = programs.restart_program(played.inner.params, played.anchor)
+    params = programs.restart_program(played.inner.params, played.anchor, {})
     # With their first shardings: XLA may name the same placement otherwise, and the programs that
     # an earlier job has compiled and cached would not be found.
     params = {k: jax.device_put(x, state.inner.params[k].sharding) for k, x in params.items()}

@@ -265,7 +265,7 @@ def rejoin_regions(
       comes_R: bool `[R]`, the regions that come back.
     """
     inner, first = state.inner, fresh.inner
-    params = loop.programs.restart_program(inner.params, anchors(state))
+    params = loop.programs.restart_program(inner.params, anchors(state), {})
     new = (params, first.buffers, first.opt, jnp.zeros_like(inner.tokens))
     old = (inner.params, inner.buffers, inner.opt, inner.tokens)
     params, buffers, opt, tokens = _select_state(comes_R, new, old)

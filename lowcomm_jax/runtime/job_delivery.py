@@ -19,7 +19,8 @@ import numpy as np
 from lowcomm_jax.exchange import GroupExchange, MeshExchange, Traffic, all_gather, in_halves, pair
 from lowcomm_jax.exchange.pairs import Draw
 from lowcomm_jax.mesh.leader import leader
-from lowcomm_jax.params.fragments import Fragments
+from lowcomm_jax.mesh.offload import unstow
+from lowcomm_jax.params.fragments import Fragments, take
 from lowcomm_jax.runtime.anchor_history import AnchorHistory
 from lowcomm_jax.runtime.connect import JobExchange
 from lowcomm_jax.runtime.donor_wait import DonorWait
@@ -143,15 +144,15 @@ class JobDelivery:
             slicing = self._slicing(flight, shapes, exchange, like)
             shapes = {k: x for k, x in shapes.items() if k in slicing.rest}
         if self.in_groups:
-            own = {f"{ANCHOR}/{k}": anchor[k] for k in like}
-            shapes |= {k: jax.ShapeDtypeStruct(x.shape, x.dtype) for k, x in own.items()}
+            of_anchor = {f"{ANCHOR}/{k}": x.shape for k, x in like.items()}
+            shapes |= {k: jax.ShapeDtypeStruct((1, *x), "float32") for k, x in of_anchor.items()}
         self._pending[key] = PendingExchange(
             name, terms, members, shapes, self.listens_only, slicing
         )
         if not self.listens_only:
             how = {"members": members, "terms": terms, "reduction": slicing}
             if self.in_groups:
-                how["early"] = self._taken_along(flight, round, anchor, members, like)
+                how["early"] = self._taken_along(flight, round, anchor, members, fragments)
             self.exchange.start(name, arrays, takes_part=bool(flight.takes_part.any()), **how)
 
     def arrays_to_send(self, flight: InFlight) -> dict[str, Any]:
@@ -175,9 +176,8 @@ class JobDelivery:
         Returns:
           the bytes.
         """
-        like = fragments.like(p)
-        self._send_anchor(p, round, anchor, self.own_group(groups), like, self.trained, True)
-        return self.anchor_traffic(like, np.ones(1, bool), groups)
+        self._send_anchor(p, round, anchor, self.own_group(groups), fragments, self.trained, True)
+        return self.anchor_traffic(fragments.like(p), np.ones(1, bool), groups)
 
     def nothing_ahead(self, groups: Groups) -> Traffic:
         """What `send_ahead` returns of an anchor that is not sent."""
@@ -198,21 +198,30 @@ class JobDelivery:
         nbytes = 4 * sum(x.size for x in jax.tree.leaves(like))
         return self._own(pair(nbytes, self._with_others(mask), groups))
 
-    def _taken_along(self, flight: InFlight, round: int, anchor, members, like: PyTree) -> str:
+    def _taken_along(
+        self, flight: InFlight, round: int, anchor, members, fragments: Fragments
+    ) -> str:
         """Key of the anchor that goes with a payload; sends it now if it was not sent ahead."""
         p, key = int(flight.fragment), _anchor_key(int(flight.fragment), round)
         if self._ahead.get(p, key) != key:
             self.drop_ahead()  # of another state
         if p not in self._ahead:
             takes_part = bool(flight.takes_part.any())
-            self._send_anchor(p, round, anchor, members, like, int(flight.sent), takes_part)
+            self._send_anchor(p, round, anchor, members, fragments, int(flight.sent), takes_part)
         return self._ahead.pop(p)
 
     def _send_anchor(
-        self, p: int, round: int, anchor, members, like: PyTree, step: int, takes_part: bool
+        self,
+        p: int,
+        round: int,
+        anchor,
+        members,
+        fragments: Fragments,
+        step: int,
+        takes_part: bool,
     ) -> None:
-        # Copies: the landing may donate the anchor before it was read.
-        arrays = {f"{ANCHOR}/{k}": jnp.copy(anchor[k]) for k in like}
+        cut = _copied(fragments.leaves(anchor, p), fragments.rows(p))
+        arrays = {f"{ANCHOR}/{k}": x for k, x in cut.items()}
         self._ahead[p] = key = _anchor_key(p, round)
         how = {"members": members, "step": step, "takes_part": takes_part}
         self.exchange.send_early(key, arrays, **how)
@@ -462,6 +471,12 @@ class JobDelivery:
 def _anchor_key(p: int, round: int) -> str:
     """Key of an anchor: no number, as those of exchanges are."""
     return f"{p}.{round}.anchor"
+
+
+@jax.jit
+def _copied(leaves: dict[str, jax.Array], rows: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """A fragment of an anchor, copied: the landing may donate the anchor before it is read."""
+    return jax.tree.map(jnp.copy, take(unstow(leaves), rows))
 
 
 def decided(flight: InFlight) -> dict[str, int]:

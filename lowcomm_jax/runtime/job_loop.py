@@ -355,7 +355,7 @@ class GossipJobLoop(JobLoop, GossipLoop):
 
 def start_from_anchor(loop: JobLoop, state: TrainState) -> TrainState:
     """Take the anchor's values, the run's step and its learning rate; optimizer moments stay."""
-    params = loop.programs.restart_program(state.inner.params, state.anchor)
+    params = loop.programs.restart_program(state.inner.params, state.anchor, {})
     inner = state.inner
     step = place(np.full(inner.step.shape, int(state.counters.step), np.int32), inner.step.sharding)
     zeros = place(np.zeros(inner.tokens.shape, inner.tokens.dtype), inner.tokens.sharding)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from lowcomm_jax.history import Event
-from lowcomm_jax.state.train_state import TrainState, in_send_order, with_inner, without
+from lowcomm_jax.state.train_state import TrainState, in_send_order, without
 from lowcomm_jax.sync.one_period_overlap import emptied, own_parts
 from lowcomm_jax.sync.sync_loop import SyncLoop
 
@@ -78,9 +78,7 @@ def _last_round(
             # One more boundary, so that the steps since the last one are not lost.
             state = loop.cross_boundary(state, p, step, mask, events)
     state = _drain(loop, state, p, step, events, sent=None, added=added)
-    leaves = loop.fragments.leaves(state.inner.params, p)
-    restarted = loop.programs.restart_program(leaves, loop.fragments.leaves(state.anchor, p))
-    state = with_inner(state, params={**state.inner.params, **restarted})
+    state = loop.restart(state, p)
     # Whatever was handed out before: from here all have the anchor itself.
     return loop.mark_received(state, p, np.ones(loop.count, bool)) if state.received else state
 

@@ -379,13 +379,24 @@ class RoundFunctions:
             return anchor
         return jax.vmap(self.method.hands_out)(anchor, outer_state)
 
-    def restart(self, params, anchor):
-        """Every region takes its anchor's values, `[R, ...]` in the parameters' dtypes."""
+    def restart(self, params, anchor, rows):
+        """Every region takes its anchor's values of these rows, in the parameters' dtypes.
+
+        Args:
+          params: leaves `[R, ...]`.
+          anchor: leaves `[A, ...]`.
+          rows: row numbers of sliced leaves; of the others all rows are meant.
+
+        Returns:
+          params, with other rows as they were.
+        """
+        theta, target = fragmentation.take(params, rows), fragmentation.take(anchor, rows)
         # A copy: with one region the result would otherwise be the anchor's own buffer.
-        return {
-            k: jnp.copy(jnp.broadcast_to(anchor[k], x.shape).astype(x.dtype))
-            for k, x in params.items()
+        values = {
+            k: jnp.copy(jnp.broadcast_to(target[k], x.shape).astype(x.dtype))
+            for k, x in theta.items()
         }
+        return fragmentation.put(params, rows, values)
 
     def mark_received(self, received, anchor, outer_state, rows, lands_R):
         """Store the values that the regions of `lands_R` have just received of one fragment.

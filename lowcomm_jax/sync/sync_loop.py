@@ -437,6 +437,15 @@ class SyncLoop:
             state = self.mark_received(state, p, lands, outer)
         return state.replace(landing=with_item(state.landing, p, landing))
 
+    def restart(self, state: TrainState, p: int) -> TrainState:
+        """Let every region take its anchor's values of fragment p."""
+        params = self.programs.restart_program(
+            self.fragments.leaves(state.inner.params, p),
+            self.fragments.leaves(state.anchor, p),
+            self._rows[p],
+        )
+        return with_inner(state, params={**state.inner.params, **params})
+
     def mark_received(self, state, p: int, lands: np.ndarray, outer=None) -> TrainState:
         """Store that the regions of `lands` hold fragment p of the current anchor.
 

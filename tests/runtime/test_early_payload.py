@@ -17,6 +17,7 @@ from runtime.together import batches, engine, in_jobs, rows, values
 
 import lowcomm_jax as lc
 from lowcomm_jax import exchange
+from lowcomm_jax.params.fragments import partition
 from lowcomm_jax.runtime.commits import Announcement, Commit, PayloadRecord, as_body
 from lowcomm_jax.runtime.errors import Missing, Rejected
 from lowcomm_jax.runtime.job_delivery import JobDelivery
@@ -305,8 +306,7 @@ def test_an_anchor_of_another_round_is_sent_anew():
         drop_early=lambda: calls.append("drop"),
     )
     delivery = JobDelivery(there, shared=False, in_groups=True)
-    like = {"w": jax.ShapeDtypeStruct((2,), np.float32)}
-    fragments = SimpleNamespace(like=lambda p: like)
+    fragments = partition({"w": jax.ShapeDtypeStruct((2,), np.float32)}, 1)
     anchor, groups = {"w": np.zeros((1, 2), np.float32)}, [(0, 1)]
     flight = SimpleNamespace(
         fragment=0,

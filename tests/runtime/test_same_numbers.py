@@ -126,3 +126,20 @@ def test_rank_and_period_adapt_to_the_same_numbers(between):
     assert len({event.nbytes for event in sends}) > 2 and len(gaps) > 2
     jobs = in_jobs(between(regions), method(), regions, steps, shapes=SHAPES)
     assert_same(jobs, together, False)
+
+
+IN_FRAGMENTS = {
+    "streaming": lambda: lc.methods.streaming_diloco(4, 3, 1, 0.3, outer=RULE),
+    "gossip": lambda: dataclasses.replace(
+        lc.methods.noloco(4, seed=3), schedule=lc.schedule.Staggered(4, fragments=3)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", IN_FRAGMENTS)
+def test_fragments_of_rows_of_one_leaf(name, between):
+    """Every row of leaf `c` is in another fragment."""
+    method, told = IN_FRAGMENTS[name], {"stacked": ("c",)}
+    together = expected(method(), 2, 10, **told)
+    jobs = in_jobs(between(2), method(), 2, 10, **told)
+    assert_same(jobs, together, name == "gossip")

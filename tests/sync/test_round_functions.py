@@ -123,7 +123,7 @@ def test_a_landing_is_of_those_who_land_and_were_accepted():
 def test_what_regions_received_is_that_of_those_who_land():
     act = functions().mark_received
     assert found(act(rows(1, 2, 3), rows(9), None, {}, np.array([True, False, True]))) == [9, 2, 9]
-    assert found(functions().restart(rows(1, 2, 3), rows(9))) == [9] * R
+    assert found(functions().restart(rows(1, 2, 3), rows(9), {})) == [9] * R
 
 
 @pytest.mark.parametrize(

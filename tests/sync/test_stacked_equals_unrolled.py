@@ -1,0 +1,151 @@
+"""A model whose layers are one stacked leaf trains as the same model with a leaf for each layer.
+
+What a user sees is compared: `lc.global_params` and `lc.region_params` in the middle of a run,
+after `Engine.finish`, and after more steps.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import lowcomm_jax as lc
+
+R, LAYERS, WIDTH = 3, 4, 5
+STACKED = ("blocks",)
+MIDDLE, LAST = 8, 11
+
+
+def unrolled_params():
+    rng = np.random.default_rng(0)
+
+    def draw(*shape):
+        return (0.6 * rng.standard_normal(shape)).astype(np.float32)
+
+    blocks = {str(i): {"bias": draw(WIDTH), "w": draw(WIDTH, WIDTH)} for i in range(LAYERS)}
+    return {"blocks": blocks, "embed": draw(7, WIDTH), "head": draw(WIDTH)}
+
+
+def stack(params):
+    """Layers `[..., ]` of their own -> leaves with an axis of layers in front."""
+    layers = [params["blocks"][str(i)] for i in range(LAYERS)]
+    return {**params, "blocks": jax.tree.map(lambda *xs: np.stack(xs), *layers)}
+
+
+def unstack(params, axis):
+    blocks = {
+        str(i): jax.tree.map(lambda x, i=i: np.take(x, i, axis), params["blocks"])
+        for i in range(LAYERS)
+    }
+    return {**params, "blocks": blocks}
+
+
+def loss_of(layers):
+    """A loss over `layers(params)`, each layer's leaves in turn."""
+
+    def loss_fn(params, batch, rng):
+        del rng
+        x = batch["x"] @ params["embed"]
+        for layer in layers(params):
+            x = x + jnp.tanh(x @ layer["w"]) * layer["bias"][None]
+        return jnp.mean((x @ params["head"] - batch["y"]) ** 2)
+
+    return loss_fn
+
+
+def layer_of(blocks, i):
+    return jax.tree.map(lambda x: x[i], blocks)
+
+
+FORMS = {
+    False: (lambda p: [p["blocks"][str(i)] for i in range(LAYERS)], ()),
+    True: (lambda p: [layer_of(p["blocks"], i) for i in range(LAYERS)], STACKED),
+}
+
+
+def batches(first, last):
+    for step in range(first, last + 1):
+        rng = np.random.default_rng([3, step])
+        yield {
+            "x": rng.standard_normal((R, 4, 7)).astype(np.float32),
+            "y": rng.standard_normal((R, 4)).astype(np.float32) + np.arange(R, dtype="f4")[:, None],
+        }
+
+
+def seen(state, stacked):
+    found = jax.tree.map(np.array, (lc.global_params(state), lc.region_params(state)))
+    return (unstack(found[0], 0), unstack(found[1], 1)) if stacked else found
+
+
+def trained(method, stacked):
+    """What a user reads in the middle, at the end, and after training on."""
+    layers, told = FORMS[stacked]
+    inner = optax.adam(0.01) if method is METHODS["des_loc"] else optax.sgd(0.02, momentum=0.5)
+    mesh = lc.make_mesh(devices=jax.devices()[:1])
+    engine = lc.Engine(loss_of(layers), inner, method(told), R, mesh=mesh, stacked=told)
+    params = unrolled_params()
+    state = engine.init(stack(params) if stacked else params)
+    state, _ = engine.run(state, batches(1, MIDDLE))
+    found = [seen(state, stacked)]
+    state, _ = engine.run(state, batches(MIDDLE + 1, LAST))
+    state = engine.finish(state)
+    found.append(seen(state, stacked))
+    state, _ = engine.run(state, batches(LAST + 1, LAST + 3))
+    return [*found, seen(state, stacked)]
+
+
+def average():
+    return lc.outer.average()
+
+
+METHODS = {
+    "streaming_diloco, no delay": lambda told: lc.methods.streaming_diloco(
+        4, 2, 0, 0.0, outer=average()
+    ),
+    "streaming_diloco": lambda told: lc.methods.streaming_diloco(5, 3, 2, 0.3),
+    "cocodc": lambda told: lc.methods.cocodc(6, 3, 2, taylor=0.5, syncs_per_period=5),
+    "decoupled_diloco": lambda told: lc.methods.decoupled_diloco(4, 3, 1),
+    "ddp": lambda told: lc.methods.ddp(),
+    "local_sgd": lambda told: lc.methods.local_sgd(4),
+    "diloco": lambda told: lc.methods.diloco(4),
+    "eager_diloco": lambda told: lc.methods.eager_diloco(4),
+    "delayed_diloco": lambda told: lc.methods.delayed_diloco(4),
+    "noloco": lambda told: lc.methods.noloco(4),
+    "dilocox": lambda told: lc.methods.dilocox(4, {"name": "int4", "stacked": told}),
+    "sparseloco": lambda told: lc.methods.sparseloco(4, k=2, block=4, stacked=told),
+    "muloco": lambda told: lc.methods.muloco(4, stacked=told),
+    "des_loc": lambda told: lc.methods.des_loc(2, 4, 4),
+    "demo": lambda told: lc.methods.demo(k=3, stacked=told),
+    "decoupled_momentum": lambda told: lc.methods.decoupled_momentum(4, k=3, stacked=told),
+    "isoloco": lambda told: lc.methods.isoloco(4),
+    "restarted_diloco": lambda told: lc.methods.restarted_diloco(2),
+    "heloco": lambda told: lc.methods.heloco(4, (1.0, 0.6, 0.8), weight=0.6),
+    "async_local_sgd": lambda told: lc.methods.async_local_sgd(4, (1.0, 0.6, 0.8)),
+    "halos": lambda told: lc.methods.halos(4, (1.0, 0.6, 0.8), ((0,), (1, 2)), every=2),
+}
+
+
+# Whose fragments share a leaf: landing at once, with a rule after a delay, at a pace of their own.
+QUICK = ("streaming_diloco, no delay", "cocodc", "decoupled_diloco")
+ALL = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
+
+
+def test_every_method_is_here():
+    """Save SPARTA, which draws entries leaf by leaf, SNOO, of one region, and AdLoCo's trainers."""
+    here = {name.split(",")[0] for name in METHODS}
+    elsewhere = {"sparta", "snoo", "adloco", "Method", "AdaGradCmp"}
+    assert here | elsewhere == set(lc.methods.__all__)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_stacked_equals_unrolled(name):
+    one, other = (trained(METHODS[name], stacked) for stacked in (False, True))
+    for when, unrolled, stacked in zip(("middle", "finished", "after"), one, other, strict=True):
+        jax.tree.map(
+            lambda x, y, when=when: np.testing.assert_allclose(
+                y, x, rtol=2e-4, atol=2e-5, err_msg=when
+            ),
+            unrolled,
+            stacked,
+        )
