@@ -207,12 +207,23 @@ class Wrapper(Codec):
 def encode_with_residual(encode, decode, x, state, residual, decay, accepted):
     """See `Codec.encode_with_residual`, whose codec gives `encode(x, state)`, `decode(payload)`."""
     total = jax.tree.map(lambda x, e: x.astype(jnp.float32) + decay * e, x, residual)
+    total = as_rounded(total)
     payload, new_state = encode(total, state)
-    # The barrier keeps the decoding from being fused with the subtraction: what is subtracted must
-    # be the very bits that receivers decode.
-    received = jax.lax.optimization_barrier(decode(payload))
+    # What is subtracted must be the very bits that receivers decode.
+    received = as_rounded(decode(payload))
     missed = jax.tree.map(jnp.subtract, total, received)
     return payload, _where(accepted, new_state, state), _where(accepted, missed, residual)
+
+
+def as_rounded(tree: PyTree) -> PyTree:
+    """The same fp32 values, of which every use sees the same bits; NaN for what is not finite.
+
+    A compiler may compute a value anew for each of its uses, and make its last product and a sum
+    that follows one rounding: two uses then differ in the last bit. Codes and codebooks that were
+    made of values that differ so do not fit one another. A product is not joined with a sum through
+    a select. (`jax.lax.optimization_barrier` does not prevent it: on CPUs the joining comes later.)
+    """
+    return jax.tree.map(lambda x: jnp.where(jnp.abs(x) < jnp.inf, x, jnp.nan), tree)
 
 
 def _where(accepted: jax.Array | None, new: PyTree, old: PyTree) -> PyTree:

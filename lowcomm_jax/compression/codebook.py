@@ -9,6 +9,10 @@ $$q = \mathrm{clip}\big(\lfloor (x - \mu)/s + B/2 + \tfrac12 \rfloor,\, 0,\, B -
 | $\mu, \sigma$ | mean and unbiased standard deviation of the group (a matrix, or a row) |
 | $\rho$ | `sigmas`: full width of the range, so 6 means three to each side |
 
+Error: at most s for values outside of the two end bins. A decoded value lies in the range of its
+group, or, with 8 bits, at most s outside of it; so a value in an end bin is off by the range at
+most. Values that are all equal come back up to a rounding.
+
 Source: the quantiser of INTELLECT-1 (arXiv 2412.01152, 8 bits), MuLoCo (2505.23725, 4 and 2 bits)
 and SparseLoCo (2508.15706, 2 bits on the kept values).
 

@@ -5,6 +5,8 @@ $$\hat X = D_h X D_w^\top, \qquad (D_n)_{ij} = \sqrt{\tfrac{2 - [i = 0]}{n}}
 
 (orthonormal DCT-II over the chunks of `TopK`), then the k largest of each chunk travel.
 
+Error: the norm of what is missed is that of the coefficients that a chunk does not send.
+
 Source: DeMo, arXiv 2411.19870: chunks of 64 x 64, k = 32, and a coefficient is averaged over the
 regions that sent it, not over all.
 

@@ -2,7 +2,8 @@ r"""E3M0: a 4-bit float of one sign and three exponent bits, one scale per block
 
 Magnitudes are 0 and $s \cdot 2^e$, $e = -2 \dots 4$, with $s = \max|x| / 16$ over the block, and
 every value goes to the nearest one (halfway: away from zero). Relative error: at most 1/3 from
-$3s/16$ on; up to 1 in $[s/8, 3s/16)$, which goes to $s/4$, too. Smaller values become 0.
+$3s/16$ on; up to 1 in $[s/8, 3s/16)$, which goes to $s/4$, too. Smaller values become 0. Values
+that are all equal come back up to a rounding.
 
 Source: Streaming DiLoCo, arXiv 2501.18512, which casts outer gradients to E3M0 before they are
 sent and accumulates in fp32.

@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lowcomm_jax.compression.base import Codec, Wrapper, memory_problem
+from lowcomm_jax.compression.base import Codec, Wrapper, as_rounded, memory_problem
 from lowcomm_jax.outer.checks import raise_all
 
 PyTree = Any
@@ -71,7 +71,7 @@ class EF21(Wrapper):
         change = self._change(tree, state)
         payload, inner = self.codec.encode(change, state.codec)
         # As in error feedback: add the very bits that receivers decode.
-        received = jax.lax.optimization_barrier(self.codec.decode(payload, change))
+        received = as_rounded(self.codec.decode(payload, change))
         return payload, EF21State(jax.tree.map(jnp.add, state.copy, received), inner)
 
     def aggregate(self, payload_R: PyTree, weight_R: jax.Array, like: PyTree) -> PyTree:

@@ -3,7 +3,7 @@ r"""int8 and int4 with one scale per block, symmetric or affine.
 $$q = \lfloor x / s + \tfrac12 \rfloor,\; s = \max|x| / (2^{b-1} - 1) \qquad\text{or}\qquad
   q = \lfloor (x - l) / s + \tfrac12 \rfloor,\; l = \min x,\; s = (\max x - l) / (2^b - 1)$$
 
-Largest error per value: s / 2.
+Error: at most s / 2. Values that are all equal come back up to a rounding.
 """
 
 from __future__ import annotations

@@ -5,6 +5,9 @@ $$P = \mathrm{orth}(M Q), \qquad Q' = M^\top P, \qquad \hat M = P Q'^\top$$
 $P$ (N x r) and $Q'$ (M x r) travel, coded by `factors`; $Q'$ is kept as the next round's $Q$. A
 matrix of rank at most r is exact after one warm step.
 
+Error: the norm of what is missed is that of $M - P P^\top M$, at most that of $M$; to it comes what
+`factors` lose.
+
 Source: PowerSGD, arXiv 1905.13727, Algorithm 1; with int4 factors the compressor of DiLoCoX, arXiv
 2506.21263.
 

@@ -25,6 +25,9 @@ Shape = tuple[int, int, int]
 class MatrixCodec(abc.ABC):
     """Encodes one leaf, fp32 `[L, N, M]`; subclasses are frozen dataclasses.
 
+    A codec states how far a decoded value may be off, and keeps to that on both ways of payloads.
+    Values come to it as they are rounded (`base.as_rounded`).
+
     Attributes:
       requantizable: whether a mean of decoded values may be encoded again without a state, so that
         a two-shot reduction makes sense.

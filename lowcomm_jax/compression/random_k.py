@@ -4,6 +4,8 @@ A matrix is cut into groups of s = `one_in` values; each group sends one of them
 round. The seed of the round is eight bytes of the payload, so that a region that missed rounds is
 still decoded rightly. Regions that took part in the same rounds choose the same entries.
 
+Error: that of `values` for a value that is sent, the value itself for the others.
+
 Differs from textbook random-k: the choice is stratified (one per group), which needs no permutation
 and spreads evenly; every value is still sent with probability 1 / s.
 """

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from lowcomm_jax.compression.base import Codec
+from lowcomm_jax.compression.base import Codec, as_rounded
 from lowcomm_jax.compression.by_layer import ByLayer, by_layer
 from lowcomm_jax.compression.cast import FP32
 from lowcomm_jax.compression.codebook import Statistical
@@ -169,7 +169,7 @@ class PerTensor(Codec):
         treedef, states = jax.tree.structure(tree), self._states(tree, state)
 
         def one(leaf, x, own):
-            return leaf.codec.encode(leaf.stack(x.astype(jnp.float32)), own)
+            return leaf.codec.encode(leaf.stack(as_rounded(x.astype(jnp.float32))), own)
 
         coded = self._map(one, tree, tree, states)
         payload = treedef.unflatten([c[0] for c in coded])

@@ -6,6 +6,9 @@ they stand: 12 bits each, two in three bytes (8 bits in chunks of up to 256). Ch
 values travel whole, without indices. Inside a region, devices code whole rows of chunks, or whole
 columns of them (`windows.cut_strips`).
 
+Error: that of `values` for a value that is kept; the value itself for one that is not, which is at
+most the smallest magnitude kept in its chunk.
+
 Source: SparseLoCo, arXiv 2508.15706 (k = 64; values then quantised to 2 bits); chunks as in DeMo,
 arXiv 2411.19870.
 """

@@ -6,7 +6,8 @@ with the codec that encodes for it. It raises ValueError where two-shot is asked
 * all-gather: every region sends its payload to all others, which decode and average. One
   quantisation; each region sends (R - 1) payloads.
 * two-shot: regions exchange slices, decode, average in fp32, encode again and gather. Each region
-  sends 2 (R - 1) / R payloads. Values are quantised twice, the second time without error feedback.
+  sends 2 (R - 1) / R payloads. Values are quantised twice, the second time without error feedback:
+  the errors of both add up. Blocks and codebooks are those of a slice, both times.
 
 `Sliced` is the codec of a two-shot reduction: it encodes each slice of a tree on its own.
 """
