@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import errno
 import importlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, TextIO
 
 from experiments.cli import (
     EXIT_REFUSED,
@@ -107,6 +109,36 @@ def let_ctrl_c_end(argv: Sequence[str]) -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+class Outliving:
+    """An output that goes nowhere once whoever read it has ended, or its terminal is gone.
+
+    After Ctrl-C `tee` is often gone first: what a command prints then must not keep it from saving.
+    """
+
+    def __init__(self, file: TextIO):
+        self._file = file
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def write(self, text: str) -> int:
+        self._try(lambda: self._file.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._try(self._file.flush)
+
+    def _try(self, act: Callable[[], object]) -> None:
+        try:
+            act()
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.EIO):
+                raise
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._file.fileno())
+            os.close(nowhere)
+
+
 def _module(command: str, argv: Sequence[str]) -> str:
     """The module of a command; `plan --target` and `plan --goodput` have modules of their own."""
     for flag in ("target", "goodput") if command == "plan" else ():
@@ -158,6 +190,7 @@ def _run_by_config(command: str, module, argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    sys.stdout, sys.stderr = Outliving(sys.stdout), Outliving(sys.stderr)
     let_ctrl_c_end(sys.argv[1:])
     code = main(sys.argv[1:])
     if code == EXIT_CTRL_C:  # now: an ordinary exit waits for what is queued on the device

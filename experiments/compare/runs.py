@@ -7,7 +7,6 @@ or SIGINT the runs in progress save, and the comparison ends.
 from __future__ import annotations
 
 import contextlib
-import signal
 import subprocess
 import time
 import traceback
@@ -88,16 +87,13 @@ def attempt(
 
 @contextlib.contextmanager
 def terminations_interrupt() -> Iterator[None]:
-    """SIGTERM raises KeyboardInterrupt, like SIGINT, wherever no training loop is saving."""
+    """Signals raise KeyboardInterrupt, as SIGINT does, wherever no training loop is saving."""
 
-    def interrupt(number, frame):
+    def interrupt(number):
         raise KeyboardInterrupt
 
-    previous = signal.signal(signal.SIGTERM, interrupt)
-    try:
+    with Interrupt(act=interrupt):
         yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
 
 
 def _one_by_one(runs: list[RunSpec], comparison: Comparison, progress: Progress) -> bool:

@@ -114,20 +114,19 @@ class Loop:
         if self.run.engine.clock is not None:
             restore_clock(self.run.engine.clock, extra["clock"])
 
-    def train(self) -> bool:
+    def train(self, interrupt: Interrupt) -> bool:
         """Train to the last step, or until a signal; returns whether the run is complete."""
         job = self.run.job
-        with Interrupt() as interrupt:
-            stopping = Stopping(self.run, interrupt)
-            if self._owed:
-                self._evaluate()
-            while self.progress < job.steps and not stopping.at(self.step, self.state):
-                self._chunk(stopping)
-            if self.progress < job.steps:
-                self._read()
-                self._save()
-                return False
-            self._finish()
+        stopping = Stopping(self.run, interrupt)
+        if self._owed:
+            self._evaluate()
+        while self.progress < job.steps and not stopping.at(self.step, self.state):
+            self._chunk(stopping)
+        if self.progress < job.steps:
+            self._read()
+            self._save()
+            return False
+        self._finish()
         return True
 
     # -- a chunk --------------------------------------------------------------------------------

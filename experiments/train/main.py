@@ -68,7 +68,7 @@ from experiments.workdir import (
     write_config,
 )
 from lowcomm_jax.checkpoint import Checkpoints, DamagedError, Restored
-from lowcomm_jax.interrupt import EXIT_INTERRUPTED, InterruptedBeforeError, raised
+from lowcomm_jax.interrupt import EXIT_INTERRUPTED, Interrupt, InterruptedBeforeError, raised
 from lowcomm_jax.mesh.leader import ProcessLostError, leader
 from lowcomm_jax.mesh.stages import bubble
 from lowcomm_jax.models import Pipeline
@@ -202,15 +202,26 @@ def train(job: Job, console: Console, quiet: bool = False, display: Display | No
         keep_last=keep["keep_last"],
         keep_best=BEST if keep["keep_best"] else None,
     )
-    with contextlib.ExitStack() as folder, contextlib.closing(checkpoints), _closing(run):
+    with contextlib.ExitStack() as held, contextlib.closing(checkpoints), _closing(run):
         with leader().together():
             if leader().leads:
-                folder.enter_context(occupied(job.workdir))
-        return _train(run, checkpoints, console, quiet, display)
+                held.enter_context(occupied(job.workdir))
+        return _train(run, checkpoints, console, quiet, display, held)
 
 
-def _train(run: Run, checkpoints: Checkpoints, console: Console, quiet: bool, display) -> bool:
-    """Restore or start a run, join the other regions, and train; whether the run is complete."""
+def _train(
+    run: Run,
+    checkpoints: Checkpoints,
+    console: Console,
+    quiet: bool,
+    display: Display | None,
+    held: contextlib.ExitStack,
+) -> bool:
+    """Restore or start a run, join the other regions, and train; whether the run is complete.
+
+    Args:
+      held: signals are, until everything is written and closed.
+    """
     job = run.job
     with leader().together():
         restored = _restore(run, checkpoints)
@@ -229,8 +240,11 @@ def _train(run: Run, checkpoints: Checkpoints, console: Console, quiet: bool, di
         except InterruptedBeforeError:
             return False
         display = display or open_display(console, job.steps, quiet)
+        interrupt = held.enter_context(Interrupt())
         with contextlib.closing(display):
-            complete = _loop(run, state, restored, evaluator, checkpoints, display, console)
+            complete = _loop(
+                run, state, restored, evaluator, checkpoints, display, console, interrupt
+            )
         if not complete and run.exchange is not None:
             run.exchange.pause()
         return complete
@@ -320,6 +334,7 @@ def _loop(
     checkpoints: Checkpoints,
     display: Display,
     console: Console,
+    interrupt: Interrupt,
 ) -> bool:
     """Open the log at the step of the state, and run the training loop; whether it is complete."""
     extra = restored and restored.extra
@@ -340,7 +355,7 @@ def _loop(
         loop = Loop(run, state, evaluator, log, checkpoints, display)
         if extra is not None:
             loop.restore(extra)
-        complete = loop.train()
+        complete = loop.train(interrupt)
         checkpoints.wait()
     return complete
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any, BinaryIO, TypeVar
 
 import jax
+
+from lowcomm_jax.interrupt import ALWAYS, IF_FREE
 
 T = TypeVar("T")
 
@@ -42,7 +45,7 @@ def in_child_process(act: Callable[..., T], *args: Any) -> T:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=env,
-        start_new_session=True,  # out of the reach of the terminal's Ctrl-C
+        start_new_session=True,
     )
     try:
         with child:  # which writes what is left when it closes
@@ -58,7 +61,12 @@ def in_child_process(act: Callable[..., T], *args: Any) -> T:
 
 
 def main() -> None:
-    """Serve the request on stdin; prints of the called function go to stderr."""
+    """Serve the request on stdin; prints of the called function go to stderr.
+
+    Signals are the job's to handle, which systemd and Slurm send to every process: it saves.
+    """
+    for number in (*ALWAYS, *IF_FREE):
+        signal.signal(number, signal.SIG_IGN)
     answer = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     act, args = _read(sys.stdin.buffer)

@@ -96,7 +96,9 @@ class Served(flight.FlightServerBase):
 
 def main(descriptor: int) -> None:
     """Serve until the other end of the socket is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the training's to handle.
+    # Ctrl-C, and what systemd or Slurm send to every process, are the training's to handle.
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"):
+        signal.signal(signal.Signals[name], signal.SIG_IGN)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     connection = socket.socket(fileno=descriptor)

@@ -61,3 +61,10 @@ def test_a_run_that_has_not_begun_ends_at_once(after, handler, tmp_path):
     ended.send_signal(signal.SIGINT)
     said, _ = ended.communicate(timeout=10)
     assert ended.returncode in (-signal.SIGINT, 75) and "Traceback" not in said, said
+
+
+def test_what_nobody_reads_any_more_does_not_end_a_command(tmp_path):
+    """After Ctrl-C `tee` is often gone before the command has saved."""
+    script = "set -o pipefail; { sleep 0.2; python -m experiments help; } 2>$1/said | true"
+    done = subprocess.run(["bash", "-c", script, "bash", tmp_path], check=False)
+    assert done.returncode == 0 and (tmp_path / "said").read_text() == ""
