@@ -1,7 +1,7 @@
 """Train the runs of a comparison: skip complete ones, continue interrupted ones.
 
-A run that fails leaves its traceback in `error.txt` of its folder, and the others go on. On SIGTERM
-or SIGINT the runs in progress save, and the comparison ends.
+A run that fails leaves its traceback in `error.txt` of its folder, and the others go on. On a
+signal (`lowcomm_jax.interrupt`) the runs in progress save, and the comparison ends.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from experiments.faults.simulated import SimulatedFaults
 from experiments.metrics import MetricsLog
 from experiments.progress import Display, Now
 from experiments.train.assemble import Run
-from experiments.train.disk import room
+from experiments.train.disk import require_room, written
 from experiments.train.drivers import AdaptiveDriver, AnyHistory, Driver, FixedDriver, RoundDriver
 from experiments.train.evaluation import Evaluation, Evaluator
 from experiments.train.header import origin
@@ -115,19 +115,25 @@ class Loop:
             restore_clock(self.run.engine.clock, extra["clock"])
 
     def train(self, interrupt: Interrupt) -> bool:
-        """Train to the last step, or until a signal; returns whether the run is complete."""
+        """Train to the last step, or until a signal; returns whether the run is complete.
+
+        What was saved is on disk then.
+        """
         job = self.run.job
         stopping = Stopping(self.run, interrupt)
         if self._owed:
             self._evaluate()
         while self.progress < job.steps and not stopping.at(self.step, self.state):
             self._chunk(stopping)
-        if self.progress < job.steps:
+        complete = self.progress >= job.steps
+        if complete:
+            self._finish()
+        else:
             self._read()
             self._save()
-            return False
-        self._finish()
-        return True
+        with written(job.workdir, self.checkpoints.steps()):
+            self.checkpoints.wait()
+        return complete
 
     # -- a chunk --------------------------------------------------------------------------------
 
@@ -256,7 +262,9 @@ class Loop:
             if self.run.engine.clock is not None:
                 extra["clock"] = clock_state(self.run.engine.clock)
             fresh = self._evaluated_at == self.step
-            with room(self.run.job.workdir, self.state, self.checkpoints.steps()):
+            folder, steps = self.run.job.workdir, self.checkpoints.steps()
+            require_room(folder, self.state, steps)
+            with written(folder, steps):
                 self.checkpoints.save(
                     self.state,
                     extra=extra,

@@ -7,10 +7,10 @@ continues a run that was stopped.
 
 - `--help` with a `--config` lists that config's fields and values.
 - `--print-config` shows the checked config and what follows from it, and trains nothing.
-- SIGTERM or SIGINT (Ctrl-C) finishes the step, saves, and exits with code 75. One of several jobs
-  saves, then goes on to a step at which all of them stop.
-- Exit code 3: no region learnt anything for 50 steps, since numbers were not finite. 74: a disk is
-  full. 2: refused, with every problem listed.
+- SIGTERM, SIGINT (Ctrl-C), SIGHUP, SIGUSR1 or SIGUSR2 finishes the step, saves, and exits with
+  code 75. One of several jobs saves, then goes on to a step at which all of them stop.
+- Exit code 3: no region learnt anything for 50 steps, since numbers were not finite. 74: a
+  checkpoint could not be written. 2: refused, with every problem listed.
 
 One program over several hosts: start the same command once a process, under Slurm, Kubernetes,
 mpirun or on TPU hosts; or by hand with --coordinator=HOST:PORT --process=I --processes=N.
@@ -49,7 +49,7 @@ from experiments.report import main as report
 from experiments.train import fields, processes
 from experiments.train.assemble import Run, assemble
 from experiments.train.checks import fit_warm_up
-from experiments.train.disk import EXIT_FULL, FullDiskError, is_full
+from experiments.train.disk import EXIT_NOT_SAVED, NotSavedError, is_full
 from experiments.train.drivers import draw
 from experiments.train.evaluation import Evaluator
 from experiments.train.header import changes, header, text
@@ -141,11 +141,11 @@ def main(argv: Sequence[str]) -> int:
         print(f"train: {error}", file=sys.stderr)
         return EXIT_STUCK
     except Exception as error:
-        if not (isinstance(error, FullDiskError) or is_full(error)):
+        if not (isinstance(error, NotSavedError) or is_full(error)):
             raise
-        full = error if isinstance(error, FullDiskError) else FullDiskError(str(error), None)
-        print(f"train: {full}", file=sys.stderr)
-        return EXIT_FULL
+        said = error if isinstance(error, NotSavedError) else NotSavedError(str(error))
+        print(f"train: {said}", file=sys.stderr)
+        return EXIT_NOT_SAVED
     if not complete:
         console.print(f"interrupted and saved; run the same command to continue ({job.workdir})")
         return EXIT_INTERRUPTED
@@ -355,9 +355,7 @@ def _loop(
         loop = Loop(run, state, evaluator, log, checkpoints, display)
         if extra is not None:
             loop.restore(extra)
-        complete = loop.train(interrupt)
-        checkpoints.wait()
-    return complete
+        return loop.train(interrupt)
 
 
 def missing(newest: Mapping[str, Any] | None, step: int) -> str | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import hashlib
 import json
@@ -22,7 +23,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -112,14 +113,48 @@ def _put_aside(path: epath.Path) -> epath.Path:
 
 
 def _save(path: epath.Path, document: dict, groups: Groups) -> None:
+    """Write one Orbax checkpoint.
+
+    Raises:
+      OSError, ValueError: it cannot be written; raised within seconds, and nothing else is printed.
+    """
     sealed = {"content": document, "digest": _digest_of(document)}
+    before = sys.unraisablehook
+    sys.unraisablehook = functools.partial(_unless_loop_closed, before)
     with _context():
         v1.save_checkpointables(path, {DOCUMENT: sealed, **groups})
+    sys.unraisablehook = before  # after a failure its threads may still come
+
+
+def _unless_loop_closed(hook: Callable[[Any], object], unraisable: Any) -> None:
+    """Log for debugging that a thread of TensorStore came back to an event loop that has failed."""
+    if str(unraisable.exc_value) == "Event loop is closed":
+        log.debug("%s", unraisable.exc_value)
+    else:
+        hook(unraisable)
+
+
+def _unless_of_orbax(record: logging.LogRecord) -> bool:
+    """Keep for debugging what is logged of errors in Orbax's threads and tasks: it raises them."""
+    text = record.getMessage()
+    kept = "_SignalingThread.run() raised" in text
+    kept |= text.startswith("Task exception was never retrieved") and "orbax" in text
+    if kept:
+        log.debug("%s", text, exc_info=record.exc_info)
+    return not kept
+
+
+for _name in ("absl", "asyncio"):
+    logging.getLogger(_name).addFilter(_unless_of_orbax)
 
 
 def _context() -> v1.Context:
-    """Orbax settings under which the document is JSON, not a pytree."""
+    """Orbax settings under which the document is JSON, not a pytree.
+
+    Directories are made first: else threads of Orbax wait 300 s for one that cannot be made.
+    """
     context = v1.Context()
+    context.asynchronous.create_directories_asynchronously = False
     context.checkpointables.registry = v1.handlers.local_registry()
     context.checkpointables.registry.add(v1.handlers.JsonHandler, checkpointable_name=DOCUMENT)
     return context

@@ -1,6 +1,13 @@
 """What is saved when, what is kept, and what is refused."""
 
+import errno
+import itertools
+import os
+import re
+import subprocess
+import sys
 import threading
+import time
 
 import jax
 import numpy as np
@@ -309,3 +316,65 @@ def test_other_packages_are_named(engine, start, tmp_path, monkeypatch, caplog):
         monkeypatch.setattr(load, "package_versions", lambda: now)
         assert checkpoints.restore(engine, bf16_params()) is not None
     assert 'optax: "' in caplog.text and '-> "9.9"' in caplog.text
+
+
+@pytest.mark.parametrize("which", [1, 2, 4])
+def test_a_folder_that_cannot_be_made_is_told_at_once(which, start, tmp_path, monkeypatch):
+    """As on a read-only disk, or one without inodes: no thread waits for it, and none prints."""
+    makes, made = os.mkdir, itertools.count(1)
+
+    def refuses(path, *more, **others):
+        if store.TEMPORARY in str(path) and next(made) == which:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        return makes(path, *more, **others)
+
+    before = set(threading.enumerate())
+    with Checkpoints(tmp_path) as checkpoints:
+        save_all(checkpoints, start, {2: {}})
+        began = time.monotonic()
+        monkeypatch.setattr(os, "mkdir", refuses)
+        checkpoints.save(at(start, 4), extra={}, config={})
+        with pytest.raises(OSError, match="Read-only file system"):
+            checkpoints.wait()
+        monkeypatch.undo()
+        assert checkpoints.steps() == [2]
+        save_all(checkpoints, start, {4: {}})
+        assert checkpoints.steps() == [2, 4]
+    # Python waits for such threads before it ends.
+    left = [t for t in set(threading.enumerate()) - before if not t.daemon]
+    while left and time.monotonic() - began < 5:
+        left = [thread for thread in left if thread.is_alive()]
+    assert not left
+
+
+FULL = """
+import resource, signal, sys
+import numpy as np
+from etils import epath
+from lowcomm_jax.checkpoint import store
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
+arrays = {f"a/{i}": np.arange(500.0) for i in range(20)}
+groups = {"shared": arrays, "region_0": arrays}
+try:
+    store.write(epath.Path(sys.argv[1]) / "2", groups, {"step": 2, "regions": 1})
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [100, 900])
+def test_of_a_save_that_fails_on_its_way_nothing_else_is_printed(size, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, tmp_path, str(size)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        timeout=100,
+        check=True,
+    )
+    assert "File too large" in done.stdout
+    # JAX's plug-in for CUDA (extra `aot`) remarks that there is no driver.
+    told = [x for x in done.stderr.splitlines() if not re.search("InitializeLog|cudart_stub", x)]
+    assert not told

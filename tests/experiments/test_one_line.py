@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import shutil
+import time
 
 import jax
 import numpy as np
@@ -14,7 +15,7 @@ from experiments.__main__ import main
 from experiments.cli import load_config
 from experiments.metrics import MetricsLog
 from experiments.train import disk
-from experiments.train.disk import EXIT_FULL, FullDiskError, is_full
+from experiments.train.disk import EXIT_NOT_SAVED, NotSavedError, is_full
 from experiments.train.main import missing
 
 CONFIGS = {
@@ -285,10 +286,9 @@ def test_a_save_that_cannot_fit_is_not_begun(tmp_path, monkeypatch):
     usage = disk.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(disk.shutil, "disk_usage", lambda _: usage._replace(free=4000))
     words = "a checkpoint needs 4.01 kB, and 4 kB are free; none is there yet. Make room"
-    with pytest.raises(FullDiskError, match=words), disk.room(tmp_path, np.zeros(4010, "i1"), []):
-        pytest.fail("it was begun")
-    with disk.room(tmp_path, np.zeros(4000, "i1"), []):
-        pass  # it fits
+    with pytest.raises(NotSavedError, match=words):
+        disk.require_room(tmp_path, np.zeros(4010, "i1"), [])
+    disk.require_room(tmp_path, np.zeros(4000, "i1"), [])  # it fits
 
 
 @pytest.mark.slow
@@ -299,7 +299,7 @@ def test_a_checkpoint_for_which_there_is_no_room(tiny, tmp_path, monkeypatch, ca
     command = ["train", "--config=diloco", *given, "--quiet"]
     usage = disk.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(disk.shutil, "disk_usage", lambda _: usage._replace(free=1000))
-    assert main(command) == EXIT_FULL
+    assert main(command) == EXIT_NOT_SAVED
     said = capfd.readouterr().err
     assert said.startswith(f"train: {tmp_path}/run[/x]: a checkpoint needs ")
     assert "1 kB are free; none is there yet. Make room" in said and said.count("\n") == 1
@@ -338,11 +338,39 @@ def test_steps_whose_metrics_were_deleted_are_named(newest, step, lacks):
 
 
 def test_a_disk_that_is_filled_meanwhile(tmp_path):
-    filled = pytest.raises(FullDiskError, match="filled the disk; that of step 7 is safe")
-    with filled, disk.room(tmp_path, {}, [3, 7]):
+    filled = pytest.raises(NotSavedError, match="filled the disk; that of step 7 is safe")
+    with filled, disk.written(tmp_path, [3, 7]):
         raise ValueError("INTERNAL: write: No space left on device")
-    with pytest.raises(KeyError), disk.room(tmp_path, {}, []):
+    with pytest.raises(KeyError), disk.written(tmp_path, []):
         raise KeyError("something else")
+
+
+@pytest.mark.slow
+def test_a_folder_that_takes_no_files_any_more(tiny, root, monkeypatch, capfd):
+    """One line and code 74 at once; made writable again, the same command goes on."""
+    workdir = root / "read-only"
+    given = [*tiny.arguments(root), "--config.steps=8", "--config.checkpoint.every=4"]
+    given += ["--config.log.every=4", "--config.eval.every=0"]
+    command = ["train", "--config=diloco", *given, "--quiet", f"--workdir={workdir}"]
+    makes, begins = os.mkdir, []
+
+    def refuses(path, *more, **others):
+        if f"{workdir}/checkpoints/8.orbax-checkpoint-tmp" in str(path):
+            begins.append(time.monotonic())
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        return makes(path, *more, **others)
+
+    jax.devices()  # whose plug-ins may print when they are looked for
+    monkeypatch.setattr(os, "mkdir", refuses)
+    assert main(command) == EXIT_NOT_SAVED
+    assert time.monotonic() - begins[0] < 5
+    said = capfd.readouterr().err
+    assert said == (
+        f"train: {workdir}: a checkpoint cannot be written (Read-only file system); that of step 4 "
+        "is safe. Make the folder writable, then run the same command to continue\n"
+    )
+    monkeypatch.undo()
+    assert main(command) == 0
 
 
 def test_the_file_that_could_not_be_written_is_named(tmp_path):

@@ -1,0 +1,104 @@
+"""Whoever starts a run signals a whole process group: all of it saves, and nothing is left behind.
+
+Terminals (Ctrl-C, a closed window), `timeout`, systemd and Slurm do that; shells and `launch` then
+pass on what their children have already.
+"""
+
+import contextlib
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from experiments.metrics import read_records
+from experiments.processes import free_port
+from experiments.workdir import CHECKPOINTS, METRICS
+from lowcomm_jax.interrupt import EXIT_INTERRUPTED
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+TRAIN = ["-m", "experiments", "train", "--config=diloco"]
+LAUNCH = ["-m", "experiments", "launch", "--config=diloco", "--config.method.period=6"]
+
+
+def newest(workdir):
+    """The last step written, 0 before there is one."""
+    path = workdir / METRICS
+    return max((r.get("step", 0) for r in read_records(path)), default=0) if path.is_file() else 0
+
+
+def of_run(workdir):
+    """Processes that name a folder in their arguments: (number, group)."""
+    found = {}
+    for folder in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if os.fsencode(workdir) in (folder / "cmdline").read_bytes():
+                found[int(folder.name)] = os.getpgid(int(folder.name))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("command", "numbers"),
+    [
+        pytest.param(["examples/two_processes.sh", "{0}"], [signal.SIGINT], id="processes-INT"),
+        pytest.param(["examples/two_processes.sh", "{0}"], [signal.SIGTERM], id="processes-TERM"),
+        pytest.param(["examples/two_sites.sh", "{0}"], [signal.SIGINT], id="sites-INT"),
+        pytest.param([sys.executable, *LAUNCH], [signal.SIGHUP], id="launch-HUP"),
+        pytest.param([sys.executable, *LAUNCH], [signal.SIGUSR1], id="launch-USR1"),
+        pytest.param([sys.executable, *LAUNCH], "all", id="launch-systemd"),
+        pytest.param(
+            ["bash", "-c", 'set -o pipefail; python $0 "$@" | tee {0}.txt', *TRAIN],
+            [signal.SIGINT],
+            id="tee-INT",
+        ),
+    ],
+)
+def test_a_run_in_a_group_saves(tiny, root, request, command, numbers):
+    workdir = root / request.node.callspec.id
+    given = [a for a in tiny.arguments(root) if "regions" not in a and ".mesh." not in a]
+    given += ["--config.regions=2", "--config.steps=100000", "--config.log.every=6"]
+    script = command[0].startswith("examples")
+    given += [] if script else [f"--workdir={workdir}"]
+    process = subprocess.Popen(
+        [*(word.format(workdir) for word in command), *given],
+        cwd=ROOT,
+        process_group=0,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={
+            **os.environ,
+            "PATH": f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PORT": str(free_port()),
+        },
+    )
+    regions = [workdir / f"region{region}" for region in range(2)]
+    regions = regions if "sites" in command[0] or command[1:] == LAUNCH else [workdir]
+    try:
+        until = time.monotonic() + 300
+        while min(map(newest, regions)) < 12:
+            assert time.monotonic() < until and process.poll() is None, process.communicate()[0]
+            time.sleep(0.1)
+        if numbers == "all":  # as systemd does, with all of a unit
+            for number in of_run(workdir):
+                os.kill(number, signal.SIGTERM)
+        else:
+            os.killpg(process.pid, *numbers)
+        shown = process.communicate(timeout=120)[0]
+        # bash ends as its foreground does, which `tee` has left by then.
+        code = 130 if "tee" in str(command) else EXIT_INTERRUPTED
+        assert process.returncode == code, shown
+        assert not of_run(workdir)
+        for folder in regions:
+            steps = [int(path.name) for path in (folder / CHECKPOINTS).iterdir()]
+            assert max(steps) == newest(folder) >= 12, shown
+    finally:
+        for number in of_run(workdir):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
+        process.kill()
