@@ -11,7 +11,8 @@ Every region is a program of its own, as if it ran at another site.
 - Overrides (--config.FIELD=VALUE) go to all regions.
 
 Ctrl-C, or another signal that stops `train`, lets every region save, and the exit code is 75. The
-same command then continues. A region that dies does not stop the others; with --restarts the launcher starts it again, and it catches up.
+same command then continues. A region that dies does not stop the others; with --restarts the
+launcher starts it again, and it catches up.
 
 --faults=FILE injects faults by a script (experiments/faults/fault.py). They kill, stop and cut off
 regions, and damage, delay and slow the payloads that regions send. WORKDIR/faults.yaml is a copy of
