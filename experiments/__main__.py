@@ -89,8 +89,10 @@ def main(argv: Sequence[str]) -> int:
     except RefusedError as error:
         print(error, file=sys.stderr)
         return EXIT_REFUSED
-    except _ABOUT_A_PATH as error:
-        if error.filename is None:
+    except OSError as error:
+        if error.filename is None or not (
+            isinstance(error, _ABOUT_A_PATH) or error.errno == errno.EROFS
+        ):
             raise
         print(f"{command}: {error.filename}: {error.strerror}", file=sys.stderr)
         return EXIT_REFUSED

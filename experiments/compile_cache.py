@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import platform
+import tempfile
 from pathlib import Path
 
 import jax
 
-from lowcomm_jax.data.config import cache_folder
+from lowcomm_jax.data.cache import cache_folder
+
+log = logging.getLogger(__name__)
 
 
 def default_folder() -> Path:
@@ -26,10 +30,19 @@ def default_folder() -> Path:
 
 
 def enable(folder: str | None) -> None:
-    """Keep all compiled programs in `folder`: None = `default_folder()`, "off" = nowhere."""
+    """Keep all compiled programs in `folder`: None = `default_folder()`, "off" = nowhere.
+
+    Where it cannot be written, one line says so, and nothing is kept.
+    """
     if folder == "off":
         return
-    path = default_folder() if folder is None else Path(folder).expanduser()
-    path.mkdir(parents=True, exist_ok=True)
+    path = default_folder() if folder is None else cache_folder(folder)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path).close()
+    except OSError as error:
+        fix = "give --compile_cache a folder that can be written, or off"
+        log.warning("compiled programs are not kept in %s (%s): %s", path, error.strerror, fix)
+        return
     jax.config.update("jax_compilation_cache_dir", str(path))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

@@ -164,8 +164,15 @@ def show(
             console.print(text, highlight=False, soft_wrap=True)
     name = CURVES if len(runs) == 1 else "report.png"
     picture = Path(png) if png else workdirs[0] / name
-    loss_curves(runs, picture)
-    say(console, f"loss curves: {picture}")
+    try:
+        import matplotlib  # noqa: F401  (slow to import)
+    except OSError as error:  # there is no folder that it can write, not even a temporary one
+        if page is not None:
+            raise RefusedError([str(error)], "report") from error
+        say(console, f"loss curves are not drawn: {error}")
+    else:
+        loss_curves(runs, picture)
+        say(console, f"loss curves: {picture}")
     if links is not None:
         replayed = [on_network(run, links, pace) for run in runs]
         print_table(console, virtual_table([run.name for run in runs], replayed))

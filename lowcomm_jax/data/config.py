@@ -114,18 +114,10 @@ def _tokenizer_violations(name: str) -> list[str]:
             return []
         return [f"tokenizer={name!r}: write bpe:N with N at least {SMALLEST_BPE}"]
     if kind == "file":
-        if rest and Path(rest).expanduser().is_file():
+        if rest and Path(os.path.expanduser(rest)).is_file():
             return []
         return [f"tokenizer={name!r}: there is no such file; give the path of a tokenizer.json"]
     return [f"tokenizer={name!r} {is_unknown(name, TOKENIZERS, 'use one of')}"]
-
-
-def cache_folder(cache_dir: str | os.PathLike[str] | None) -> Path:
-    """Return the cache folder: the one given, else `lowcomm_jax` in the user's cache folder."""
-    if cache_dir is not None:
-        return Path(cache_dir).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "lowcomm_jax"
 
 
 def refuse(found: list[str]) -> None:

@@ -90,8 +90,8 @@ def materialise(
     Raises:
         ValueError: the corpus has no documents.
     """
-    path = cache / "documents" / fingerprint_of(_FORMAT, corpus.fingerprint(), limit)[:32]
-    open_or_build(path, lambda folder: _write(corpus, limit, folder, progress))
+    name = f"documents/{fingerprint_of(_FORMAT, corpus.fingerprint(), limit)[:32]}"
+    path = open_or_build(cache, name, lambda folder: _write(corpus, limit, folder, progress))
     head = json.loads((path / "head.json").read_text())
     return Documents(
         corpus=corpus.name,

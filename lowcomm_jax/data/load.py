@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from lowcomm_jax.data.config import HF_DEFAULT_LIMIT, DataConfig, cache_folder, refuse
+from lowcomm_jax.data.cache import cache_folder
+from lowcomm_jax.data.config import HF_DEFAULT_LIMIT, DataConfig, refuse
 from lowcomm_jax.data.corpora import Corpus, CorpusSource, open_corpus
 from lowcomm_jax.data.corpora.base import fingerprint_of
 from lowcomm_jax.data.corpora.files import SECTION

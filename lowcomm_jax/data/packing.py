@@ -50,9 +50,13 @@ def tokenise(
     documents: Documents, tokenizer: Tokenizer, cache: Path, progress: Progress | None = None
 ) -> Tokens:
     """Encode all documents into `cache`, or find them there by corpus and tokenizer digest."""
-    path = cache / "tokens" / fingerprint_of(_FORMAT, documents.digest, tokenizer.digest)[:32]
+    name = f"tokens/{fingerprint_of(_FORMAT, documents.digest, tokenizer.digest)[:32]}"
     dtype = np.uint16 if tokenizer.size <= 1 << 16 else np.uint32
-    open_or_build(path, lambda folder: _write(documents, tokenizer, dtype, folder, progress))
+
+    def build(folder: Path) -> None:
+        _write(documents, tokenizer, dtype, folder, progress)
+
+    path = open_or_build(cache, name, build)
     return Tokens(
         token_N=np.asarray(np.memmap(path / "token.bin", dtype, "r")),
         offset_E=np.load(path / "offset.npy"),

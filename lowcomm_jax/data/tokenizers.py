@@ -8,6 +8,7 @@ to a multiple of 64, which suits matrix units and sharding; numbers above `size`
 import dataclasses
 import hashlib
 import logging
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -164,13 +165,13 @@ def open_tokenizer(
     if kind == "bytes":
         return ByteTokenizer()
     if kind == "file":
-        return _open_file(name, Path(rest).expanduser(), eos_token)
+        return _open_file(name, Path(os.path.expanduser(rest)), eos_token)
     key = fingerprint_of("bpe-1", hf.__version__, documents.digest, int(rest))[:32]
 
     def build(folder: Path) -> None:
         _train_bpe(documents, int(rest), progress).save(str(folder / "tokenizer.json"))
 
-    folder = open_or_build(cache / "tokenizers" / key, build)
+    folder = open_or_build(cache, f"tokenizers/{key}", build)
     return _open_file(name, folder / "tokenizer.json", _EOS)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lowcomm_jax.data import DataConfig, documents, load
-from lowcomm_jax.data.config import cache_folder
+from lowcomm_jax.data.cache import cache_folder
 from lowcomm_jax.data.corpora.files import TextCorpus
 
 

@@ -83,3 +83,13 @@ def test_the_default_is_the_users_cache_folder_and_off_changes_nothing(
     folder = compile_cache.default_folder()
     assert jax.config.jax_compilation_cache_dir == str(folder)
     assert folder.is_dir() and folder.is_relative_to(tmp_path / "lowcomm_jax" / "xla")
+
+
+@pytest.mark.parametrize("given", [None, "/dev/null/programs"])
+def test_a_folder_that_cannot_be_written_is_one_line(given, monkeypatch, restored, caplog):
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", "/dev/null")
+    compile_cache.enable(given)
+    assert {name: getattr(jax.config, name) for name in SETTINGS} == restored
+    (line,) = caplog.messages
+    assert "compiled programs are not kept in /dev/null" in line and "--compile_cache" in line

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import glob
 import importlib.util
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -168,7 +169,7 @@ def _text(value: object, where: object, column: str) -> str:
 
 
 def _files(source: CorpusSource) -> tuple[tuple[Path, ...], list[str]]:
-    pattern = str(Path(source.rest).expanduser())
+    pattern = os.path.expanduser(source.rest)
     names = sorted(glob.glob(pattern, recursive=True)) if source.rest else []
     files = tuple(Path(name) for name in names if Path(name).is_file())
     if files:

@@ -112,7 +112,7 @@ def open_python(source: CorpusSource) -> tuple[PythonCorpus | None, list[str]]:
 
 def open_text(source: CorpusSource) -> tuple[TextCorpus | None, list[str]]:
     """Return the corpus `text:PATH`, or the spec's violations."""
-    root = Path(source.rest).expanduser()
+    root = Path(os.path.expanduser(source.rest))
     if not source.rest or not root.exists():
         return None, [f"corpus={source.name!r}: there is no such path; give a file or a folder"]
     return TextCorpus(source.name, root), []
