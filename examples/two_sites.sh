@@ -13,12 +13,15 @@ mkdir -p "$workdir"
 # Whoever has the secret may take part. Every site needs the same; keep it out of the bucket.
 [ -e "$workdir/secret" ] || (umask 077 && head -c 32 /dev/urandom | base64 >"$workdir/secret")
 
+# In a url some characters of paths are written otherwise.
+rendezvous=$(python -c 'import pathlib, sys; print(pathlib.Path(sys.argv[1]).as_uri())' "$workdir/rendezvous")
+
 site() { # REGION [OVERRIDES...]
     local region=$1
     shift
     exec python -m experiments train --config=configs/streaming_diloco.py \
         --config.regions=2 --config.region="$region" \
-        --config.exchange=store --config.rendezvous="file://$workdir/rendezvous" \
+        --config.exchange=store --config.rendezvous="$rendezvous" \
         --config.secret="file:$workdir/secret" --workdir="$workdir/region$region" "$@"
 }
 

@@ -118,7 +118,7 @@ def _add_jobs(config: ConfigDict) -> None:
     # the rendezvous folder) or peers (from job to job).
     config.exchange = "mesh"
     config.region = config_dict.placeholder(int)  # which region this job is, from 0
-    # Folder that all jobs of the run share: file:///..., gs:// or s3://.
+    # Url of the folder that all jobs of the run share: file:///..., gs:// or s3://.
     config.rendezvous = config_dict.placeholder(str)
     config.secret = config_dict.placeholder(str)  # key that all jobs share: file:PATH or env:NAME
     # Address at which the other jobs reach this one (exchange=peers); port 0 = a free one.

@@ -117,6 +117,8 @@ def workdir_problems(workdir: Path, fields: Mapping[str, Any]) -> list[str]:
     """Why this folder cannot hold this run; empty when it is new, or holds the same run."""
     if workdir.exists() and not workdir.is_dir():
         return [f"--workdir={workdir} is a file: choose another"]
+    if "\\" in str(workdir.absolute()):
+        return [f"--workdir={workdir}: no backslash, TensorStore reads a slash; choose another"]
     above = next(folder for folder in (workdir, *workdir.absolute().parents) if folder.exists())
     if not above.is_dir():
         return [f"--workdir={workdir} cannot be made: {above} is a file; choose another"]

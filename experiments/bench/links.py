@@ -171,7 +171,7 @@ def _arguments(method: str, region: int, folder: Path, steps: int, batch: int) -
         "region": region,
         "exchange": "peers",
         "address": f"{netem.ADDRESSES[region]}:0",
-        "rendezvous": f"file://{folder}/rendezvous",
+        "rendezvous": (folder / "rendezvous").as_uri(),
         "steps": steps,
         "batch": batch,
         "mesh.region": 1,

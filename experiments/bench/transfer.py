@@ -102,7 +102,7 @@ def end(
 ) -> None:
     """One of the two processes: region 0 serves, region 1 pulls."""
     streams.STREAMS = count
-    one = exchange.peers(f"file://{folder}/meet", region, 2, "bench", address=f"{host}:0")
+    one = exchange.peers(Path(folder, "meet").as_uri(), region, 2, "bench", address=f"{host}:0")
     one.join(60.0)
     transport, taken = one._context.transport, {mib: [] for mib in sizes}
     for mib in sizes:

@@ -10,6 +10,7 @@ from lowcomm_jax import exchange
 from lowcomm_jax.methods import Method
 from lowcomm_jax.runtime.checks import heal_problems, job_problems, memory_problems, store_needed
 from lowcomm_jax.runtime.connect import flight_problems
+from lowcomm_jax.runtime.kv import url_problems
 from lowcomm_jax.runtime.terms import Heal
 from lowcomm_jax.sync.round_functions import OutlierGuard
 
@@ -49,6 +50,8 @@ def exchange_problems(fields: Mapping[str, Any], method: Method | None) -> list[
         found.append(
             "rendezvous is missing: give a folder that all jobs reach, file:///..., gs:// or s3://"
         )
+    else:
+        found += [f"rendezvous: {problem}" for problem in url_problems(url)]
     if kind == "peers":
         found += flight_problems()
     else:

@@ -90,7 +90,7 @@ def main(argv: Sequence[str]) -> int:
     shared = [*overrides, ("exchange", values.exchange)]
     shared += [(name, str(value)) for name, value in given.items() if value is not None]
     rendezvous = workdir / RENDEZVOUS
-    job, count = _check(path, [*shared, ("rendezvous", f"file://{rendezvous}")], workdir, rest)
+    job, count = _check(path, [*shared, ("rendezvous", rendezvous.as_uri())], workdir, rest)
     cache = [] if values.compile_cache is None else [f"--compile_cache={values.compile_cache}"]
     links = [region_link(rendezvous, r) for r in range(job.regions)]
     jobs = [
@@ -272,7 +272,7 @@ class RegionJob:
     def start(self) -> None:
         """Start all processes."""
         self.workdir.mkdir(parents=True, exist_ok=True)
-        fields = [*self.shared, ("rendezvous", f"file://{self.rendezvous}")]
+        fields = [*self.shared, ("rendezvous", self.rendezvous.as_uri())]
         fields += [("region", self.region)]
         if self.count > 1:
             fields += [("coordinator", f"127.0.0.1:{free_port()}")]

@@ -83,7 +83,7 @@ class Checkpoints:
       asynchronous: write in a background thread; `save` waits for the copy to the host only.
 
     Raises:
-      ValueError: `keep_last` below 1.
+      ValueError: `keep_last` below 1, or a backslash in the path.
     """
 
     def __init__(
@@ -97,6 +97,9 @@ class Checkpoints:
         problems = []
         if keep_last < 1:
             problems.append(f"keep_last={keep_last}: keep at least 1")
+        if "\\" in os.path.abspath(directory):
+            fix = "TensorStore reads a backslash as a slash; choose another folder"
+            problems.append(f"directory={os.fspath(directory)}: {fix}")
         if problems:
             raise ValueError("checkpoints cannot work like this:\n- " + "\n- ".join(problems))
         self.directory: epath.Path = epath.Path(directory).absolute()

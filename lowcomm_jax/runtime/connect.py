@@ -18,11 +18,10 @@ import numpy as np
 
 from lowcomm_jax.mesh.arrays import whole
 from lowcomm_jax.mesh.leader import Leader, leader
-from lowcomm_jax.runtime import kv
 from lowcomm_jax.runtime.commits import CommitLog
 from lowcomm_jax.runtime.context import ContextParts, ExchangeContext, FaultHooks, NoFaults
 from lowcomm_jax.runtime.heartbeat import Heartbeat, WaitList
-from lowcomm_jax.runtime.kv import MetricsCounter, Store
+from lowcomm_jax.runtime.kv import MetricsCounter, Store, url_problems
 from lowcomm_jax.runtime.remote import RemoteExchange
 from lowcomm_jax.runtime.request import Arrived
 from lowcomm_jax.runtime.rounds import RoundExchange
@@ -53,7 +52,8 @@ def store(
     same arguments; only the first one takes part in the exchange (`LockstepExchange`).
 
     Args:
-      url: folder of the store: "file:///...", "gs://bucket/..." or "s3://bucket/...".
+      url: folder of the store: "gs://bucket/...", "s3://bucket/...", or what
+        `pathlib.Path(folder).absolute().as_uri()` gives, "file:///...".
       region: number of this region, from 0.
       count: number of regions.
       run_id: names the run; a run keeps its id when it is continued.
@@ -332,9 +332,7 @@ def _context_parts(
     """
     timing = timing or Timing()
     wrong = [*wrong, *timing.violations()]
-    scheme = url.partition("://")[0]
-    if scheme not in kv.SCHEMES:
-        wrong.append(f"url {url!r} must begin with one of {[f'{s}://' for s in kv.SCHEMES]}")
+    wrong += url_problems(url)
     if count < 1 or not 0 <= region < count:
         wrong.append(f"region {region} of {count} must be one of 0..count-1")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", run_id):

@@ -278,6 +278,20 @@ class MetricsCounter:
             return {k: v for k, v in self._counts.items() if not k.endswith(" taken")}
 
 
+def url_problems(url: str) -> list[str]:
+    """Why no store can be opened by this url; a folder's is `pathlib.Path(folder).as_uri()`."""
+    scheme, _, rest = url.partition("://")
+    if scheme not in SCHEMES:
+        return [f"url {url!r} must begin with one of {[f'{s}://' for s in SCHEMES]}"]
+    if scheme == "file" and not rest.startswith("/"):
+        return [f"url {url!r}: give the whole path of the folder, file:///..."]
+    if odd := re.search(r"[#?|]|%(?![0-9A-Fa-f]{2})", rest):
+        return [f"url {url!r}: write {odd[0]} as {urllib.parse.quote(odd[0])}"]
+    if "\\" in urllib.parse.unquote(rest):
+        return [f"url {url!r}: TensorStore reads a backslash as a slash; choose another folder"]
+    return []
+
+
 def segment(text: str) -> str:
     """Any text as one part of a key, reversible with `urllib.parse.unquote`."""
     return urllib.parse.quote(text, safe="")

@@ -72,6 +72,8 @@ def test_nothing_to_restore(engine, tmp_path):
 def test_bad_settings(tmp_path):
     with pytest.raises(ValueError, match="keep_last=0: keep at least 1"):
         Checkpoints(tmp_path, keep_last=0)
+    with pytest.raises(ValueError, match="backslash as a slash; choose another folder"):
+        Checkpoints(tmp_path / "a\\b")
 
 
 def test_layout_on_disk(start, tmp_path):

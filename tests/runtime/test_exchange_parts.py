@@ -335,6 +335,34 @@ def test_all_that_is_wrong_is_listed_before_anything_is_opened(make):
         make("file:///x", 0, 1, "run", timing=Timing(beat_s=3.0))
 
 
+@pytest.mark.parametrize("name", ["a%20b", "a b", "a#b", "a?b", "100%", "%2F", "a|b", "[*]", "ü"])
+def test_a_folder_of_any_name_has_one_url(tmp_path, name):
+    """Files are created by links, and read by TensorStore."""
+    store = Store((tmp_path / name).as_uri(), "run", MetricsCounter())
+    assert store.create("a/b", b"1") and store.read("a/b") == b"1"
+    store.write("c", b"2")
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert sorted(files) == [tmp_path / name / "run/a/b", tmp_path / name / "run/c"]
+
+
+@pytest.mark.parametrize(
+    "url, fix",
+    [
+        ("file:///data/100%/meet", "write % as %25"),
+        ("file:///data/a#b", "write # as %23"),
+        ("gs://bucket/a?b", "write ? as %3F"),
+        ("file:///data/a|b", "write | as %7C"),
+        ("file://data/meet", "give the whole path"),
+        ("file:///data/a\\b", "choose another folder"),
+        ("file:///data/a%5Cb", "choose another folder"),
+    ],
+)
+def test_a_url_that_means_no_folder_is_refused_with_its_fix(url, fix):
+    with pytest.raises(ValueError) as caught:
+        exchange.store(url, 0, 2, "run")
+    assert fix in str(caught.value)
+
+
 def test_what_was_read_ahead_is_read_no_more_until_it_is_forgotten(store):
     store.write("said/a", b"1")
     assert store.read_ahead(["said/a", "said/b"], absent=True) == {"said/a"}

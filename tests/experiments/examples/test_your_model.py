@@ -199,7 +199,7 @@ def test_two_sites(one_device, tiny, root, monkeypatch):
     path = f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     monkeypatch.setenv("PATH", path)
     tiny_run = [a for a in tiny.arguments(root) if "regions" not in a]
-    workdir = root / "sites"
+    workdir = root / "two%20sites #1"
     done = subprocess.run(
         [EXAMPLES / "two_sites.sh", workdir, *tiny_run, "--config.steps=24"],
         cwd=ROOT,

@@ -33,19 +33,21 @@ def command(tiny, root, *more):
 
 
 def test_two_jobs_end_with_the_loss_of_one_process(tiny, root, capfd):
-    assert main(command(tiny, root, f"--workdir={root / 'jobs'}", "--config.eval.every=12")) == 0
+    workdir = root / "a%20b #?|100%"  # not one of these characters stands so in a url
+    assert main(command(tiny, root, f"--workdir={workdir}", "--config.eval.every=12")) == 0
+    assert any((workdir / launch.RENDEZVOUS).iterdir()) and not (root / "a b #?|100%").exists()
     shown = capfd.readouterr().out
     assert "region 1" in shown and f"step {STEPS}/{STEPS}" in shown
     alone = ["train", *command(tiny, root)[1:], "--config.eval.every=12", "--quiet"]
     assert main([*alone, f"--workdir={root / 'alone'}"]) == 0
-    jobs, one = summarise(read_run(root / "jobs")), summarise(read_run(root / "alone"))
+    jobs, one = summarise(read_run(workdir)), summarise(read_run(root / "alone"))
     assert jobs.complete and jobs.loss == one.loss and jobs.tokens == one.tokens
     assert jobs.bytes_sent == one.bytes_sent  # of two regions, two-shot and all-gather are alike
-    run, whole = read_run(root / "jobs"), read_run(root / "alone")
+    run, whole = read_run(workdir), read_run(root / "alone")
     assert [step["loss"] for step in run.steps] == [step["loss"] for step in whole.steps]
     sends = [e for step in run.steps for e in step["events"] if e["kind"] == "send"]
     assert all(event["participants"] == [True, True] for event in sends)
-    body = yaml.safe_load((root / "jobs" / FILE).read_text())
+    body = yaml.safe_load((workdir / FILE).read_text())
     settings = Settings(2, STEPS, "diloco", 6, 0)
     assert parsed(body, "", settings) == (Happened(settings, {}, {}, {}, ()), [])
 
@@ -57,6 +59,14 @@ def test_refused_before_any_job_starts(tiny, root, capsys):
     assert main([*arguments, "--exchange=pigeons"]) == 2
     shown = capsys.readouterr().err
     assert "pigeons" in shown and not (root / "none").exists()
+
+
+def test_a_backslash_is_refused(tiny, root, capsys):
+    """TensorStore would write to another folder."""
+    folder = root / "a\\b"
+    assert main(command(tiny, root, f"--workdir={folder}")) == 2
+    assert f"--workdir={folder}/region0: no backslash" in capsys.readouterr().err
+    assert not folder.exists() and not (root / "a").exists()
 
 
 def launched_in_vain(tiny, root, monkeypatch, name, act=lambda jobs: 0):
