@@ -17,6 +17,7 @@ from experiments.progress import Work
 from experiments.regions.jobs import EXCHANGES, PEERS, is_separate_job
 from experiments.train.evaluation import Evaluator
 from experiments.train.job import Job, abstract_params, make_engine, make_model
+from experiments.train.way import Way, fastest_way
 from experiments.workdir import of_regions
 from lowcomm_jax import AdaptiveEngine, Engine
 from lowcomm_jax.checkpoint.trainers import plain_engine
@@ -36,6 +37,7 @@ class Run:
     Attributes:
       model: in pipeline stages where the mesh has some.
       exchange: with the other jobs; None where all regions are in this one.
+      way: how the model is computed.
       rate_S: learning rate of every (nominal) step, float `[S]`.
       fault_hooks: faults that this job injects into itself; None = none.
     """
@@ -47,6 +49,7 @@ class Run:
     data: TrainData
     evaluation: EvalData
     tokenizer: Tokenizer
+    way: Way
     rate_S: np.ndarray
     fault_hooks: ScriptedFaults | None = None
 
@@ -98,13 +101,14 @@ def assemble(job: Job, quiet: bool = False) -> Run:
         raise RefusedError(
             [f"model.vocab_size={config.vocab_size} is too small for {tokenizer.name}: {fix}"]
         )
-    model = make_model(job, config)
     fault_hooks = None
     if job.faults and is_separate_job(job.config):
         fault_hooks = ScriptedFaults(job.faults, job.config["region"])
     exchange = made_or_refused(
         lambda: open_exchange(job, train.identity, fault_hooks), "cannot start", "rendezvous: "
     )
+    way = made_or_refused(lambda: fastest_way(job, config, exchange), "cannot start")
+    job, model = way.chosen_by(job), make_model(job, way.config)
     engine = made_or_refused(lambda: _engine_that_fits(job, model, exchange), "cannot start")
     steps = np.arange(job.steps)
     return Run(
@@ -115,6 +119,7 @@ def assemble(job: Job, quiet: bool = False) -> Run:
         data=train,
         evaluation=evaluation,
         tokenizer=tokenizer,
+        way=way,
         rate_S=np.asarray(learning_rate(job.inner, job.steps)(steps)),
         fault_hooks=fault_hooks,
     )

@@ -422,6 +422,7 @@ def describe(run: Run, restored: Restored | None, console: Console) -> None:
         f"method   {job.method.name}, {job.regions} regions, {job.batch} x {job.data.seq_len} "
         "tokens a region and step",
         f"devices  {devices}",
+        *([f"computed {run.way.why}"] if run.way.why else []),
         f"run      {job.steps} steps, {job.steps * job.tokens_per_step:,} tokens, in {job.workdir}",
     ]
     held_out = summary["validation_documents"]

@@ -56,6 +56,24 @@ class CompiledProgram:
     brought: int
     seconds: float
 
+    @property
+    def memory(self) -> dict[str, int]:
+        """Bytes a device: `arguments`, `outputs`, `temporaries`, `aliased` (outputs in the place of
+        arguments)."""
+        found = self.compiled.memory_analysis()
+        return {
+            "arguments": found.argument_size_in_bytes,
+            "outputs": found.output_size_in_bytes,
+            "temporaries": found.temp_size_in_bytes,
+            "aliased": found.alias_size_in_bytes,
+        }
+
+    def needs(self, resident: int) -> int:
+        """Bytes a device while it runs, beside a state of `resident` bytes."""
+        memory = self.memory
+        own = memory["temporaries"] + memory["outputs"] - memory["aliased"]
+        return resident + self.brought + own
+
 
 @dataclasses.dataclass(frozen=True)
 class CompiledEngine:
@@ -81,14 +99,17 @@ def compile_engine(
     params: PyTree,
     batch: PyTree,
     progress: Progress | None = None,
+    inner_alone: bool = False,
 ) -> CompiledEngine:
     """Compile the programs of a period: inner step, and the largest fragment's send and landing.
 
     Args:
-      engine: on the mesh of a target; its loss function is traced, nothing runs.
+      engine: on the mesh of a target, or of this machine's devices; its loss function is traced,
+        nothing runs.
       params: shapes of the parameters, the user's tree.
       batch: shapes of one region's batch of a step, `[b, ...]`.
       progress: see `ahead_of_time`.
+      inner_alone: leave out sends and landings; the state then has no payload in flight.
 
     Raises:
       TooLargeError: a TPU's compiler refuses a program that is too large. (A GPU's compiles it; the
@@ -118,7 +139,8 @@ def compile_engine(
     given = (state.inner, state.frozen, staged, keys, active, np.int32(1))
     if programs.channels is None:
         recording.inner_program(*given, single=False)
-    state = _record_round(loop, state, _largest(loop), given)
+    if not inner_alone:
+        state = _record_round(loop, state, _largest(loop), given)
     stowed = 0
     if engine.config.offload:
         snapshots = [flight.snapshot for flight in state.in_flight.values()]

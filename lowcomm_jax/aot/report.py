@@ -250,19 +250,12 @@ def _read(
     program, device = parse(found.compiled.as_text()), target.accelerator
     partitions = target.size if target.is_gpu else target.devices_per_slice
     work, moved = _played(program, collectives(program, tuple(shape.values()), partitions), target)
-    analysis = found.compiled.memory_analysis()
-    memory = {
-        "arguments": analysis.argument_size_in_bytes,
-        "outputs": analysis.output_size_in_bytes,
-        "temporaries": analysis.temp_size_in_bytes,
-        "aliased": analysis.alias_size_in_bytes,
-    }
-    own = memory["temporaries"] + memory["outputs"] - memory["aliased"]
+    memory = found.memory
     flops = sum(one.flops for one in work.values())
     return ProgramReport(
         name=found.name,
         memory=memory,
-        needs=resident + found.brought + own,
+        needs=found.needs(resident),
         bounds={
             "compute": flops / device.flops,
             "memory": (memory["arguments"] + memory["outputs"]) / device.memory_rate,
