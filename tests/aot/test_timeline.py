@@ -142,6 +142,29 @@ def test_rounds_of_a_loop_count_as_often_as_they_run():
     assert found.work["product"].flops == matrix_flops(program(lines, more)) == 1001 * 2000
 
 
+BRANCHES = """
+%sum (x: f32[10,10]) -> f32[10,10] {
+  %x = f32[10,10]{1,0} parameter(0)
+  ROOT %g = f32[10,10]{1,0} all-reduce(%x), replica_groups={{0,1}}, channel_id=1
+}
+
+%keep (x: f32[10,10]) -> f32[10,10] {
+  %x = f32[10,10]{1,0} parameter(0)
+  ROOT %k = f32[10,10]{1,0} copy(%x)
+}
+"""
+
+
+def test_of_a_conditional_the_branch_is_played_that_moves_most():
+    lines = (
+        "  %c = f32[10,10]{1,0} conditional(%i, %x, %x), branch_computations={%keep, %sum}\n"
+        "  %d = f32[10,10]{1,0} call(%x), to_apply=%keep"
+    )
+    found = play(program(lines, BRANCHES), {("sum", "g"): 3.0}, DEVICE)
+    assert found.waited["sum", "g"] == 3
+    assert (found.work["other"].launches, found.work["other"].seconds) == (1, 8)
+
+
 @pytest.mark.parametrize(
     "line, nbytes",
     [
