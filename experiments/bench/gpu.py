@@ -26,7 +26,7 @@ import importlib.metadata
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
 import jax
 from rich.console import Console
@@ -46,7 +46,7 @@ from experiments.bench.gpu_stages import (
 from experiments.bench.work import write_rows
 from experiments.cli import Flags, closest, flag_problems, refuse_any
 from experiments.progress import duration, print_table, right, say
-from lowcomm_jax.models.config import Remat
+from lowcomm_jax.aot.kernels import OTHER
 
 SAID = 300  # letters of a failure's text
 FRACTION = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
@@ -60,24 +60,22 @@ def _xla(name: str, option: str, value: Any, small: bool = False) -> Lever:
     return Lever(name, options=((option, value),), small=small)
 
 
-_FULL = (("remat", "full"),)
-_150M = Case("diloco_150m", 64, 1024, changes=_FULL)
+_150M = Case("diloco_150m", 64, 1024, changes=(("remat", "none"),))
 ON_CARDS = Plan(
-    speed=(_150M, Case("scaling_1_3b", 16, 2048, changes=_FULL)),
+    speed=(_150M, Case("scaling_1_3b", 16, 2048, changes=(("remat", "light"),))),
     regions=(_150M, dataclasses.replace(_150M, batch=16)),
     levers=(
-        *_remat(*get_args(Remat)),
+        *_remat("light", "full"),
+        Lever("a loop over layers", model=(("unroll", False),)),
         Lever("leaves by layer", model=(("layer_loop", "unrolled"),)),
         _xla("products by Triton", "xla_gpu_enable_triton_gemm", True),
-        _xla("products by cuBLASLt", "xla_gpu_enable_triton_gemm", False),
         _xla("products by cuDNN, too", "xla_gpu_cudnn_gemm_fusion_level", 2),
-        _xla("small, merged products", "xla_gpu_dot_merger_threshold_mb", 32, small=True),
-        _xla("small, none merged", "xla_gpu_dot_merger_threshold_mb", 1, small=True),
+        _xla("small, merged products", "xla_gpu_dot_merger_threshold_mb", 64, small=True),
         _xla("no latency hiding", "xla_gpu_enable_latency_hiding_scheduler", False),
-        _xla("latency hiding", "xla_gpu_enable_latency_hiding_scheduler", True),
         _xla("kernels not in graphs", "xla_gpu_graph_min_graph_size", 10**6),
+        Lever("loss in 8 parts", model=(("loss_tiles", 8),)),
         Lever("batch=32", case=(("batch", 32),)),
-        Lever("batch=128", case=(("batch", 128),)),
+        Lever("batch=128, light", case=(("batch", 128),), model=(("remat", "light"),)),
     ),
     codecs=("bf16", "int8", "int4", "stat4", "topk", "random_k", "dct_topk", "sign", "low_rank"),
     codec_size=16_384,
@@ -142,9 +140,9 @@ def _gb(value: float | None) -> str:
 
 
 def _work(row: Row) -> str:
-    if row["work"] is None:
-        return "-"
-    return _gb(row["work"]) if row["unit"] == "bytes" else f"{row['work'] / 1e12:.4g} TFLOP"
+    if row["kind"] == OTHER:
+        return _gb(row["bytes"])
+    return "-" if row["flops"] is None else f"{row['flops'] / 1e12:.4g} TFLOP"
 
 
 _BATCH = ("sequences", lambda row: f"{row['batch']} x {row['length']:,}")
@@ -171,6 +169,7 @@ STAGES: Mapping[str, tuple[tuple[str, Callable[[Row], str]], ...]] = {
         _MODEL,
         ("kind", lambda row: row["kind"]),
         ("time", lambda row: _ms(row["seconds"])),
+        ("foretold", lambda row: _ms(row["foretold_seconds"])),
         ("of step", lambda row: _share(row["seconds"] / row["step_seconds"])),
         ("of peak", lambda row: _share(row["of_peak"])),
         ("work", _work),

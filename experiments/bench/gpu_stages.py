@@ -19,11 +19,13 @@ import numpy as np
 import optax
 
 import lowcomm_jax as lc
-from experiments.bench import codec, kernels
+from experiments.bench import codec, traces
 from experiments.bench.work import held_bytes, interleave, median
-from lowcomm_jax.aot.arithmetic import attention_flops, matrix_flops
-from lowcomm_jax.aot.hlo import parse
-from lowcomm_jax.aot.targets import accelerator_of
+from lowcomm_jax.aot.arithmetic import matrix_flops
+from lowcomm_jax.aot.hlo import Program, parse
+from lowcomm_jax.aot.kernels import OTHER
+from lowcomm_jax.aot.targets import ACCELERATORS, accelerator_of
+from lowcomm_jax.aot.timeline import Work, play
 from lowcomm_jax.models import build, preset
 
 STEPS = 4  # of one timed call
@@ -193,6 +195,10 @@ class Bench:
         if self.device.platform not in (*GPUS, "cpu"):
             raise NotHereError(f"profiles of {self.device.platform} are not read")
 
+    def work(self, program: Program) -> dict[str, Work]:
+        """What kernels of each kind do in a step; seconds of an H100 where it is unknown."""
+        return play(program, {}, self.facts or ACCELERATORS["h100"]).work
+
     def _peak(self) -> int:
         return (self.device.memory_stats() or {}).get("peak_bytes_in_use", 0)
 
@@ -240,8 +246,9 @@ class Bench:
     def beside_one(self, case: Case) -> list[Row]:
         """`speed`, and as a share of one region's tokens a second at the same batch."""
         (row,) = self.speed(case)
-        one = self._rows[dataclasses.replace(case, regions=1)]
-        return [{**row, "of_one_region": row["tokens_per_second"] / one["tokens_per_second"]}]
+        one = self._rows.get(dataclasses.replace(case, regions=1))  # None: it has failed
+        of_one = one and row["tokens_per_second"] / one["tokens_per_second"]
+        return [{**row, "of_one_region": of_one}]
 
     def profile(self, case: Case) -> list[Row]:
         """A row per kind of kernel; seconds are of one step."""
@@ -253,29 +260,29 @@ class Bench:
         begun = time.perf_counter()
         jax.block_until_ready(call())
         step = (time.perf_counter() - begun) / STEPS
-        seen = kernels.traced(call)
+        seen = traces.traced(call)
         program = parse(compiled.as_text())
-        work: dict[str, float | None] = dict.fromkeys(kernels.KINDS)
-        work["attention"] = attention_flops(program)
-        work["products"] = matrix_flops(program) - work["attention"]
-        work["others"], _ = kernels.traffic(program)
+        work = self.work(program)
         rows = []
-        for kind, some in kernels.by_kind(seen, kernels.kinds(program)).items():
-            seconds = sum(kernel.seconds for kernel in some) / STEPS
-            peak = self.facts and (self.facts.memory_rate if kind == "others" else self.facts.flops)
-            known = peak and seconds and work[kind] is not None
+        for kind, some in traces.by_kind(seen, traces.kinds(program)).items():
+            seconds, todo = sum(one.seconds for one in some) / STEPS, work.get(kind)
+            of_peak = None
+            if todo and seconds and self.facts:
+                rate = self.facts.memory_rate if kind == OTHER else self.facts.flops
+                of_peak = (todo.nbytes if kind == OTHER else todo.flops) / seconds / rate
             rows.append(
                 {
                     **_of(case),
                     "step_seconds": step,
-                    "busy_seconds": kernels.busy_seconds(seen) / STEPS,
+                    "busy_seconds": traces.busy_seconds(seen) / STEPS,
                     "kind": kind,
                     "seconds": seconds,
+                    "foretold_seconds": todo and self.facts and todo.seconds,
                     "launches": len(some) / STEPS,
-                    "work": work[kind],
-                    "unit": "bytes" if kind == "others" else "FLOP",
-                    "of_peak": work[kind] / seconds / peak if known else None,
-                    "longest": kernels.longest(some, LONGEST),
+                    "flops": todo and todo.flops,
+                    "bytes": todo and todo.nbytes,
+                    "of_peak": of_peak,
+                    "longest": traces.longest(some, LONGEST),
                 }
             )
         return [row for row in rows if row["launches"]]
@@ -293,7 +300,7 @@ class Bench:
         call = _calls(compiled, given)
         seconds = median(interleave({"run": call}, self.repeats)["run"]) / STEPS
         program = parse(compiled.as_text())
-        moved, launches = kernels.traffic(program)
+        others = self.work(program)[OTHER]
         row = {
             **_of(case),
             "lever": lever.name,
@@ -302,8 +309,8 @@ class Bench:
             "tokens_per_second": subject.tokens / seconds,
             "compile_seconds": compiling,
             "flops": matrix_flops(program),
-            "other_bytes": moved,
-            "other_launches": launches,
+            "other_bytes": others.nbytes,
+            "other_launches": others.launches,
             "temporaries": compiled.memory_analysis().temp_size_in_bytes,
         }
         if not (lever.case or lever.model or lever.options):
@@ -362,11 +369,11 @@ class Bench:
 
         for _ in range(2):
             jax.block_until_ready(run())
-        seen = kernels.by_kind(kernels.traced(run), {})
-        moving = seen.pop(kernels.EXCHANGE)
-        work = [kernel for some in seen.values() for kernel in some]
-        seconds = kernels.busy_seconds(moving)
-        hidden = kernels.beside_seconds(moving, work)
+        seen = traces.by_kind(traces.traced(run), {})
+        moving = seen.pop(traces.EXCHANGE)
+        work = [one for some in seen.values() for one in some]
+        seconds = traces.busy_seconds(moving)
+        hidden = traces.beside_seconds(moving, work)
         return [{**_of(case), "exchange_seconds": seconds, "beside_work_seconds": hidden}]
 
 

@@ -108,12 +108,3 @@ def _splash(one: Instruction) -> int:
 def _splash_shapes(shapes: list[tuple[int, ...]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     wide = [shape for shape in shapes if len(shape) >= 4]
     return wide[0], wide[1]
-
-
-def attention_flops(program: Program) -> float:
-    """Of `matrix_flops`, those of attention kernels."""
-    return sum(
-        times * _kernel(program, one, where)
-        for one, where, times in program.instructions()
-        if one.opcode == "custom-call"
-    )

@@ -51,10 +51,10 @@ def test_a_small_case_is_measured_profiled_and_written(measured, capsys):
     assert speed["memory_foretold"] > 4 * 4 * 280_000
     assert speed["mfu"] is None and speed["bound_seconds"] is None
     by_kind = {row["kind"]: row for row in profile}
-    assert set(by_kind) == {"products", "others"}
+    assert set(by_kind) == {"product", "other"}
     # The backward pass has twice the products of the forward pass; a loss has few of its own.
     model = preset(TINY.preset, **dict(TINY.changes))
-    assert by_kind["products"]["work"] == pytest.approx(8 * build(model).flops_per_token(8), 0.1)
+    assert by_kind["product"]["flops"] == pytest.approx(8 * build(model).flops_per_token(8), 0.1)
     assert all(row["seconds"] > 0 and row["of_peak"] is None for row in profile)
     assert found["left_out"] == {"attention: gradients": "this device has no kernel for attention"}
     assert "this device has no kernel for attention" in capsys.readouterr().out

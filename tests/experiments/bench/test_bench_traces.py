@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax.profiler import ProfileData
 
-from experiments.bench import kernels
+from experiments.bench import traces
 from lowcomm_jax.aot.hlo import parse
 
 # As a GPU's: streams hold kernels, other lines sum them up; microseconds.
@@ -42,50 +42,37 @@ def gpu_profile(streams):
 
 @pytest.fixture(scope="module")
 def seen():
-    return kernels.kernels_of(gpu_profile(STREAMS))
+    return traces.kernels_of(gpu_profile(STREAMS))
 
 
 def test_kernels_of_a_gpu_are_told_by_instruction_and_by_name(seen):
     # The program says what the library's product is, whatever its kernel is called.
-    by_kind = kernels.by_kind(seen, {"custom_call_7": "products", "loop_add_fusion_3": "others"})
+    by_kind = traces.by_kind(seen, {"custom_call_7": "product", "loop_add_fusion_3": "other"})
     took = {kind: [round(k.seconds * 1e6) for k in some] for kind, some in by_kind.items()}
-    assert took == {"products": [40], "attention": [20], "others": [10], "exchange": [40]}
-    assert kernels.by_kind(seen, {}).keys() == took.keys()
-    for kind, some in kernels.by_kind(seen, {}).items():  # by their names alone
+    assert took == {"product": [40], "attention": [20], "other": [10], "exchange": [40]}
+    assert traces.by_kind(seen, {}).keys() == took.keys()
+    for kind, some in traces.by_kind(seen, {}).items():  # by their names alone
         assert [round(k.seconds * 1e6) for k in some] == took[kind]
 
 
 def test_an_exchange_beside_work_counts_as_long_as_both_run(seen):
-    by_kind = kernels.by_kind(seen, {})
+    by_kind = traces.by_kind(seen, {})
     moving = by_kind.pop("exchange")
-    work = [kernel for some in by_kind.values() for kernel in some]
-    assert kernels.busy_seconds(work) == pytest.approx(70e-6)
-    assert kernels.busy_seconds([*work, *moving]) == pytest.approx(90e-6)
-    assert kernels.beside_seconds(moving, work) == pytest.approx(20e-6)
+    work = [one for some in by_kind.values() for one in some]
+    assert traces.busy_seconds(work) == pytest.approx(70e-6)
+    assert traces.busy_seconds([*work, *moving]) == pytest.approx(90e-6)
+    assert traces.beside_seconds(moving, work) == pytest.approx(20e-6)
 
 
 def test_what_takes_longest_is_named(seen):
-    assert list(kernels.longest(seen, 2)) == ["while.2", "custom-call.7"]
-
-
-def test_traffic_counts_each_operand_and_result_once_and_no_product():
-    x = jnp.ones((64, 32))
-
-    def program(fn, *args):
-        return parse(jax.jit(fn).lower(*args).compile().as_text())
-
-    assert kernels.traffic(program(lambda x, y: jnp.tanh(x) + y, x, x)) == (3 * x.nbytes, 1)
-    assert kernels.traffic(program(lambda x, y: x.T @ y, x, x)) == (0, 0)
-    # Of a stack, a row is read.
-    moved, _ = kernels.traffic(program(lambda s, i: jnp.tanh(s[i]), jnp.ones((8, 64)), 3))
-    assert 2 * 4 * 64 <= moved < 4 * 4 * 64
+    assert list(traces.longest(seen, 2)) == ["while.2", "custom-call.7"]
 
 
 def test_a_trace_here_has_the_operations_of_the_program():
     x = jnp.ones((64, 64))
     compiled = jax.jit(lambda x: jnp.tanh(x @ x)).lower(x).compile()
     jax.block_until_ready(compiled(x))
-    by_kind = kernels.by_kind(
-        kernels.traced(lambda: compiled(x)), kernels.kinds(parse(compiled.as_text()))
+    by_kind = traces.by_kind(
+        traces.traced(lambda: compiled(x)), traces.kinds(parse(compiled.as_text()))
     )
-    assert by_kind["products"] and not by_kind["attention"] and not by_kind["exchange"]
+    assert by_kind["product"] and not by_kind["attention"] and not by_kind["exchange"]
