@@ -127,6 +127,37 @@ def inferred_roles(params: PyTree) -> tuple[dict[str, Role], list[str]]:
     return found, problems
 
 
+def adapter_problems(params: PyTree) -> list[str]:
+    """Whether NNX's `LoRAParam` stands beside other parameters, all of which would be trained.
+
+    An adapter is there to be trained alone; whoever trains all says so by roles.
+    """
+    nnx = sys.modules.get("flax.nnx")
+    if nnx is None:
+        return []
+    lora, others = [], []
+    variables, _ = jax.tree_util.tree_flatten_with_path(
+        params, is_leaf=lambda x: isinstance(x, nnx.Variable)
+    )
+    for path, variable in variables:
+        if isinstance(variable, nnx.Param):
+            for inside, _ in jax.tree_util.tree_flatten_with_path(variable)[0]:
+                of = lora if isinstance(variable, nnx.LoRAParam) else others
+                of.append(path_name((*path, *inside)))
+    if not lora or not others:
+        return []
+    ends = tuple(sorted({"/".join(name.split("/")[-2:]) for name in lora}))
+    chosen = f"name.endswith({ends!r})"
+    if any(name.endswith(ends) for name in others):
+        chosen = f"name in {tuple(lora)!r}"
+    return [
+        f"{len(lora)} leaves are nnx.LoRAParam, and {len(others)} others nnx.Param, as "
+        f"{others[0]!r}: without roles all would be trained and sent; to train the adapter give "
+        f'roles=lambda name, leaf: "train" if {chosen} else "frozen"; to train all, '
+        'roles=lambda name, leaf: "train"'
+    ]
+
+
 _RANDOM = "RngState"  # base of NNX's RngCount and RngKey
 _FLAX_ROLES: dict[str, Role] = {
     "batch_stats": "average",
@@ -184,7 +215,8 @@ def make_layout(params: PyTree, roles: Roles = None) -> Layout:
 
     Raises:
       ValueError: listing every leaf of an unknown role (of Flax's own kinds, too), and trained
-        leaves that are not floats. Without roles also complex leaves. Also float64 that is trained,
+        leaves that are not floats. Without roles also complex leaves, and NNX's adapters
+        (`LoRAParam`) beside other parameters. Also float64 that is trained,
         dicts whose keys cannot be sorted, and a tree without a trained leaf.
     """
     _refuse(_mixed_keys((params, roles)))
@@ -195,6 +227,7 @@ def make_layout(params: PyTree, roles: Roles = None) -> Layout:
     problems: list[str] = []
     if roles is None:
         inferred, problems = inferred_roles(params)
+        problems += adapter_problems(params)
         problems += [
             f"{name!r}: the role of dtype {jnp.result_type(leaf)} is not known; train its real and "
             "imaginary parts as two leaves, or give roles= (frozen or local)"

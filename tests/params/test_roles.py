@@ -342,6 +342,35 @@ def test_random_streams_of_nnx_are_refused_unless_their_role_is_given():
     assert sorted(state.frozen) == ["dropout/rngs/count/value", "dropout/rngs/key/value"]
 
 
+class Adapted(nnx.Module):
+    def __init__(self, rngs, name="lora"):
+        self.body = nnx.LoRALinear(3, 4, lora_rank=2, rngs=rngs)
+        self.head = nnx.Linear(4, 1, rngs=rngs)
+        if name != "lora":  # the adapter's end is that of another parameter, too
+            self.extra = nnx.LoRAParam(jnp.ones((4, 1)))
+            self.head.extra = nnx.Param(jnp.ones(1))
+
+
+@pytest.mark.parametrize("name, count", [("lora", 2), ("like another", 3)])
+def test_an_adapter_beside_its_model_asks_what_is_trained(name, count):
+    """All was trained and sent without a word. Both ways out of the message run."""
+    _, params = nnx.split(Adapted(nnx.Rngs(0), name), nnx.Param)
+    with pytest.raises(ValueError, match=f"{count} leaves are nnx.LoRAParam, and") as error:
+        make_layout(params)
+    (line,) = str(error.value).splitlines()[1:]
+    adapter, everything = [part.partition(";")[0] for part in line.split("roles=")[1:]]
+    kinds = make_layout(params, eval(adapter))
+    trained = {n for n, role in zip(kinds.names, kinds.roles) if role == "train"}
+    lora = {"body/lora/lora_a/value", "body/lora/lora_b/value"}
+    assert trained == lora | ({"extra/value"} if name != "lora" else set())
+    assert set(make_layout(params, eval(everything)).roles) == {"train"}
+
+
+def test_an_adapter_alone_is_trained():
+    _, params, _ = nnx.split(Adapted(nnx.Rngs(0)), nnx.LoRAParam, ...)
+    assert make_layout(params).roles == ("train", "train")
+
+
 def test_complex_leaves_need_a_role():
     """They were frozen without a word."""
     tree = {"w": np.ones(2, np.float32), "z": np.ones(2, np.complex64)}
