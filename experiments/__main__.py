@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import errno
 import importlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -80,7 +81,8 @@ def main(argv: Sequence[str]) -> int:
         if command not in COMMANDS:
             hint = closest(command, sorted(COMMANDS))
             raise RefusedError([f"unknown command {command!r}{hint}"], "python -m experiments")
-        module = importlib.import_module(f"experiments.{_module(command, rest)}")
+        with _starting():
+            module = importlib.import_module(f"experiments.{_module(command, rest)}")
         if _module(command, rest) == COMMANDS.get(command) and command in _BY_CONFIG:
             return _run_by_config(command, module, rest)
         return module.main(rest) or 0
@@ -99,6 +101,19 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print(f"{command}: interrupted", file=sys.stderr)
         return EXIT_CTRL_C
+
+
+@contextlib.contextmanager
+def _starting() -> Iterator[None]:
+    """Say in a terminal that a command starts: its libraries take seconds to load."""
+    shown = sys.stderr.isatty()
+    if shown:
+        print("starting ...", end="", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        if shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def let_ctrl_c_end(argv: Sequence[str]) -> None:

@@ -115,6 +115,7 @@ class _Live:
 class _Plain:
     def __init__(self, console: Console):
         self._console = console
+        console.print("compiling ...", highlight=False)  # until the first evaluation, and steps
 
     def update(self, now: Now) -> None:
         self._console.print(now.line(), highlight=False, soft_wrap=True)

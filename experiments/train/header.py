@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import datetime
 import importlib.metadata
@@ -15,12 +16,16 @@ import jax
 import numpy as np
 
 from experiments.metrics import VERSION
+from experiments.progress import size
 from experiments.train.assemble import Run
+from experiments.train.job import abstract_params
 from experiments.workdir import PLACES, differences
 from lowcomm_jax.checkpoint.load import dotted
 from lowcomm_jax.checkpoint.trainers import State, one_of, plain_engine
 from lowcomm_jax.exchange import two_shot
 from lowcomm_jax.models import Pipeline
+from lowcomm_jax.params.layout import make_layout
+from lowcomm_jax.sync import round_programs
 
 _OF_THE_JOB = ("config", "steps", "regions", "here", "tokens_per_step")
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
@@ -55,6 +60,27 @@ def header(run: Run, state: State) -> dict[str, Any]:
         "machine": machine(),
         "versions": versions(),
     }
+
+
+def trained_and_sent(run: Run) -> str:
+    """What is trained, what is frozen, and what travels, in a line."""
+    method, plain = run.job.method, plain_engine(run.engine)
+    layout = make_layout(abstract_params(run.model), plain.roles)
+    sizes = collections.Counter()
+    for role, shape in zip(layout.roles, layout.shapes):
+        sizes[role] += math.prod(shape)
+    sent = [f"what channel {channel.name} selects" for channel in method.channels]
+    if method.has_anchor or method.signal == "gradient":
+        programs = round_programs.build(plain.config, layout)
+        count = len(programs.fragments)
+        likes = [programs.fragments.like(p) for p in range(count)]
+        whole = sum(map(programs.exchange.nbytes, likes))
+        when = "a step" if method.signal == "gradient" else "a synchronisation"
+        sent.insert(0, f"{size(whole)} {when}" + (f", in {count} fragments" if count > 1 else ""))
+    payload = " and ".join(sent) or "nothing"
+    return (
+        f"{sizes['train']:,} parameters, {sizes['frozen']:,} frozen; a region's payload: {payload}"
+    )
 
 
 def origin(run: Run) -> dict[str, Any]:

@@ -52,7 +52,7 @@ from experiments.train.checks import fit_warm_up
 from experiments.train.disk import EXIT_NOT_SAVED, NotSavedError, is_full
 from experiments.train.drivers import draw
 from experiments.train.evaluation import Evaluator
-from experiments.train.header import changes, header, text
+from experiments.train.header import changes, header, text, trained_and_sent
 from experiments.train.job import Job, abstract_params
 from experiments.train.loop import BEST, Loop, StuckError
 from experiments.train.resolve import resolve
@@ -421,6 +421,7 @@ def describe(run: Run, restored: Restored | None, console: Console) -> None:
         f"{size(summary['bytes'])}, {summary['tokens']:,} tokens",
         f"method   {job.method.name}, {job.regions} regions, {job.batch} x {job.data.seq_len} "
         "tokens a region and step",
+        f"trains   {trained_and_sent(run)}",
         f"devices  {devices}",
         *([f"computed {run.way.why}"] if run.way.why else []),
         f"run      {job.steps} steps, {job.steps * job.tokens_per_step:,} tokens, in {job.workdir}",
