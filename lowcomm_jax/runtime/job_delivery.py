@@ -9,6 +9,7 @@ that asks for one. `finish` raises `Parted` where the regions have different anc
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,6 +35,7 @@ from lowcomm_jax.state.train_state import InFlight, TrainState, rounds_landed, w
 from lowcomm_jax.topology.gossip import Groups, member_table
 
 PyTree = Any
+log = logging.getLogger(__name__)
 
 HEADER, ANCHOR = "header", "anchor"
 
@@ -408,6 +410,26 @@ class JobDelivery:
             self.exchange.finish(name, {})
         except Parted as error:
             raise Parted(str(error), heals=False) from error
+        self._tell_of_others(name, state)
+
+    def _tell_of_others(self, name: str, state: TrainState) -> None:
+        """Warn of regions that did not end where this one does."""
+        missing = set(range(self.total)) - (self.exchange.agreed_terms(name) or {}).keys()
+        steps = self.exchange.steps() if missing else {}
+        if not missing or not leader().leads:
+            return
+        what = "rounds" if self.by_rounds else "steps"
+        others = [
+            f"region {r} {f'trains on, step {steps[r]} or later' if r in steps else 'has left'}"
+            for r in sorted(missing)
+        ]
+        log.warning(
+            "this region ends after %d %s, others do not (%s): their parameters may differ from "
+            "these; give all regions as many batches",
+            self.position(state),
+            what,
+            ", ".join(others),
+        )
 
     def position(self, state: TrainState) -> int:
         """How far a state is, in what all regions have in common: steps, or rounds."""

@@ -54,6 +54,7 @@ class RemoteExchange(Membership):
         self._waited: dict[str, float] = {}
         self._patience_s = 0.0
         self._numbered = 0
+        self._missed: set[int] = set()  # by the exchanges that ended last
         self._absent = (0, 0)  # the last exchange that this region sits out: epoch and number
 
     @property
@@ -462,8 +463,31 @@ class RemoteExchange(Membership):
             return
         request, result = exchange.request, exchange.outcome.result()
         self._context.wait_list.note(request, result.commit)
+        self._tell_of_absent(request, result.commit)
         self._payload_gc.done(request.key, exchange.published)
         self._context.heartbeat.run_guarded(self._payload_gc.sweep, self._state_transfer.sweep)
+
+    def _tell_of_absent(self, request: ExchangeRequest, commit: Commit) -> None:
+        """Warn of regions that ended early, died, or are too late, at the first exchange without.
+
+        Of an exchange without arrays nobody's progress is missed.
+        """
+        if not request.joins or not request.takes_part:
+            return
+        missed = set(request.members) - set(commit.present)
+        steps = {one["step"] for one in commit.terms.values() if "step" in one}
+        what = f"the exchange after step {max(steps)}" if steps else f"exchange {request.key!r}"
+        for region in sorted(missed - self._missed):
+            if region == self.region:
+                log.warning("%s went on without this region: its payload does not count", what)
+            else:
+                log.warning(
+                    "%s goes on without region %d, which has ended, died or is late: the others' "
+                    "parameters get nothing that it learns from now on",
+                    what,
+                    region,
+                )
+        self._missed = (self._missed - set(request.members)) | missed
 
 
 def _begin_copies(arrays: Mapping[str, Any]) -> None:
