@@ -1,6 +1,8 @@
-"""DES-LOC (arXiv 2505.22549): parameters averaged every 30 steps, Adam's moments every 90 and 180.
+"""DES-LOC (arXiv 2505.22549): parameters averaged every 30 steps, both moments every 90 and 180.
 
-python -m experiments train --config=configs/des_loc.py --workdir=runs/des_loc
+    python -m experiments train --config=configs/des_loc.py --workdir=runs/des_loc
+
+Regions train with ADOPT and the paper's decays. AdamW is refused: docs/footguns.md says why.
 """
 
 from ml_collections import ConfigDict
@@ -10,4 +12,6 @@ from experiments.config import base
 
 def get_config() -> ConfigDict:
     """Give the config."""
-    return base("des_loc", period=30)
+    config = base("des_loc", period=30)
+    config.inner.update(optimizer="adopt", b1=0.95, b2=0.9999, eps=1e-6)
+    return config

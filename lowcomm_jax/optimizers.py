@@ -1,10 +1,11 @@
 """Inner optimizers: the steps of a region between two exchanges.
 
 In: an `InnerConfig`, the number of inner steps of the run, and which leaves stack layers. Out: an
-Optax transform (`make_optimizer`): AdamW (arXiv 1711.05101), Muon (arXiv 2502.16982) or plain
-descent, which suits methods whose gradient is a direction already, such as DeMo's sign. The
-transform clips by the global norm, follows a learning-rate schedule in inner steps, and decays
-matrices only. `make_optimizer` raises ValueError with every setting that cannot work.
+Optax transform (`make_optimizer`): AdamW (arXiv 1711.05101), ADOPT (arXiv 2411.02853), Muon (arXiv
+2502.16982) or plain descent, which suits methods whose gradient is a direction already, such as
+DeMo's sign. The transform clips by the global norm, follows a learning-rate schedule in inner
+steps, and decays matrices only. `make_optimizer` raises ValueError with every setting that cannot
+work.
 
 `at_step` sets the schedule of a region that joins a run later to the run's step. `state_field`
 finds a field in the state of any transform, of outer and landing rules, too.
@@ -28,7 +29,7 @@ from lowcomm_jax.params.fragments import is_stacked, path_name
 
 PyTree = Any
 Kind = Literal["matrix", "embedding", "head", "vector"]
-Optimizer = Literal["adamw", "muon", "sgd"]
+Optimizer = Literal["adamw", "adopt", "muon", "sgd"]
 LearningRate = Literal["cosine", "wsd", "constant"]
 
 _EMBEDDING = re.compile(r"(?:^|[/_.])(?:embed\w*|emb|wte|wpe)(?:$|[/_.])", re.IGNORECASE)
@@ -42,8 +43,9 @@ class InnerConfig:
     """Settings of an inner optimizer; `violations` checks them.
 
     Attributes:
-      optimizer: "adamw", "muon" for matrices (of rank 2) with AdamW for the rest, or "sgd" without
-        momentum.
+      optimizer: "adamw"; "adopt", which divides a gradient by the second moment of those before it,
+        and then averages (`optax.contrib.adopt`; with AdamW's decoupled decay); "muon" for matrices
+        (of rank 2) with AdamW for the rest; or "sgd" without momentum.
       learning_rate: peak, per inner step. One value serves both parts of Muon (`muon_rms`).
       schedule: "cosine", from the end of the warm-up; "wsd" (warm-up, stable, decay: constant, then
         linear over the last `decay_fraction` of the steps); or "constant". The first two come to
@@ -54,9 +56,9 @@ class InnerConfig:
       decay_fraction: share of the steps over which "wsd" decays: D steps, at least 1. The last one
         has `final_fraction` + (1 - `final_fraction`) / D of the peak; the first, where D is whole,
         still the peak.
-      b1: weight of the old value in AdamW's first moment, in [0, 1).
-      b2: the same of its second moment.
-      eps: added to the root of AdamW's second moment.
+      b1: weight of the old value in the first moment of AdamW and ADOPT, in [0, 1).
+      b2: the same of the second moment.
+      eps: added to the root of AdamW's second moment; the least root of ADOPT's.
       weight_decay: decoupled, times the learning rate; on matrices only.
       decay_embeddings: also decay embedding tables.
       clip_norm: global norm a region's gradient is clipped to; None = off (as it must be behind
@@ -151,6 +153,11 @@ def make_optimizer(
     )
     rule = {
         "adamw": lambda: adamw,
+        "adopt": lambda: optax.chain(
+            contrib.scale_by_adopt(config.b1, config.b2, config.eps),
+            decay,
+            optax.scale_by_learning_rate(rate),
+        ),
         "muon": lambda: _muon(config, rate, adamw, stacked),
         "sgd": lambda: optax.chain(decay, optax.scale_by_learning_rate(rate)),
     }[config.optimizer]()

@@ -1,4 +1,4 @@
-r"""DES-LOC (arXiv 2505.22549): parameters and both Adam moments are averaged, each at its own pace.
+r"""DES-LOC (arXiv 2505.22549): parameters and both moments are averaged, each at its own pace.
 
 .. math::
    \theta_r \leftarrow \tfrac1R \sum_q \theta_q \ \text{every } K_x, \qquad
@@ -16,11 +16,15 @@ K_v    of the second moment                     `second` (6 K_x)
 A moment with decay beta halves the weight of its past in ln 0.5 / ln beta steps, so that the second
 moment may be averaged less often. There is no anchor: the model is the mean of the regions.
 
-The inner optimizer's state must name its moments `mu` and `nu`, as that of AdamW does.
+The inner optimizer's state must name its moments `mu` and `nu`. Use ADOPT, as the paper does, with
+beta_1 = 0.95 and beta_2 = 0.9999 (`optax.contrib.adopt`; `configs/des_loc.py`): it divides a
+gradient by the second moment, and averages the result. Adam divides the first moment. A region that
+has seen no gradient of an entry would divide the first moment of the others by its own second one,
+which is 0 until K_v. So the engine refuses Adam, unless K_u is a multiple of K_v.
 
-Differs from the paper: its ADOPT optimizer and its clipping of every gradient entry are missing,
-since we have no exact statement of them. Its settings are beta_1 = 0.95, beta_2 = 0.9999. Moments
-are averaged after the step that used them, as in the code that we have read.
+Differs from the paper: ADOPT is that of Optax, which clips every entry of a normalised gradient to
+the fourth root of the step; of the paper's own clipping we have no exact statement. Moments are
+averaged after the step that used them, as in the code that we have read.
 """
 
 from __future__ import annotations

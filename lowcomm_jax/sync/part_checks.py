@@ -3,7 +3,7 @@
 `call_problems` checks signatures, before parameters are known. `part_problems` traces each part
 once, on shapes, and compares the results with the contracts of `Method`, `Merge` and `Codec`. It
 compiles nothing and uses no device. The package's own codecs and merge rules are not traced; tests
-check them.
+check them. `moment_problems` alone runs something: an optimizer's update of leaves of one entry.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from lowcomm_jax.channels import Channel, Everything
+from lowcomm_jax.channels.source import find_source
 from lowcomm_jax.compression import Codec, MatrixCodec, PerTensor
 from lowcomm_jax.compression.base import Wrapper
 from lowcomm_jax.compression.matrix import matrix_shape
 from lowcomm_jax.merge import Merge, merge_leaves
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.optimizers import state_field
-from lowcomm_jax.params.fragments import Fragments
+from lowcomm_jax.params.fragments import Fragments, path_name
 
 PyTree = Any
 _TOLD = ("fragment", "round", "step")
@@ -112,6 +114,80 @@ def optimizer_problems(
     else:
         why = "and a wrapper around it does not hand it on: leave that wrapper out"
     return [f"the inner optimizer's update needs {', '.join(missing)}, {why}"], False
+
+
+def moment_problems(
+    inner: optax.GradientTransformationExtraArgs, like: PyTree, method: Method, gives_loss: bool
+) -> list[str]:
+    """A first moment that is averaged without the second one, by which the optimizer divides it.
+
+    An entry's second moment is 0 in a region that has seen no gradient of it. Divided by that, the
+    first moment of other regions becomes a step of any size.
+
+    Args:
+      inner, like: as in `optimizer_problems`, which also says `gives_loss`.
+
+    Returns:
+      One line with its fix for each such channel.
+    """
+    seconds = [
+        c for c in method.channels if c.source == "nu" and isinstance(c.selection, Everything)
+    ]
+
+    def goes_along(first: Channel, second: Channel) -> bool:
+        return first.every % second.every == 0 and first.delay == second.delay
+
+    alone = [
+        first
+        for first in method.channels
+        if first.source == "mu" and not any(goes_along(first, second) for second in seconds)
+    ]
+    if not alone or not _divides(inner, like, gives_loss):
+        return []
+    others = ", ".join(f"{c.name} every {c.every}" for c in seconds) or "none"
+    return [
+        f"channel {first.name}: averages first moments every {first.every} steps without the "
+        f"second ones (channels of those: {others}), and this optimizer divides by them: 0 where a "
+        "region has seen no gradient yet. Use ADOPT (optax.contrib.adopt; in a config "
+        "inner.optimizer=adopt), or average both at the same steps (des_loc: second=first)"
+        for first in alone
+    ]
+
+
+_EXPLODES = 100.0
+
+
+def _divides(inner, like: PyTree, gives_loss: bool) -> bool:
+    """Whether an update with first moments of 1 is that much larger with second ones of 0, not 1.
+
+    False, too, where the optimizer cannot be called with leaves of one entry.
+    """
+    zeros = jax.tree.map(lambda x: jnp.zeros((1,) * len(x.shape), x.dtype), like)
+    named = {path_name(path): x for path, x in jax.tree_util.tree_leaves_with_path(zeros)}
+    keywords = {"value": jnp.zeros(())} if gives_loss else {}
+
+    def update(second: float, count: int) -> jax.Array:
+        state = inner.init(zeros)
+        moments = {name: 1.0 for name, _ in find_source("mu", state, named).leaves}
+        moments |= {name: second for name, _ in find_source("nu", state, named).leaves}
+
+        def one(path, x):
+            if not x.ndim and jnp.issubdtype(x.dtype, jnp.integer):
+                return jnp.full_like(x, count)  # past a warm-up that begins with 0
+            return jnp.full_like(x, moments.get(path_name(path), 0.0)) if x.size else x
+
+        state = jax.tree_util.tree_map_with_path(one, state)
+        moved, _ = inner.update(zeros, state, zeros, **keywords)
+        return jnp.stack([jnp.max(jnp.abs(u)) for u in jax.tree.leaves(moved)]).max()
+
+    def explodes() -> jax.Array:
+        bounded = [update(0.0, n) <= _EXPLODES * update(1.0, n) for n in (1, 1000)]
+        return ~jnp.stack(bounded).all()
+
+    try:
+        return bool(jax.jit(explodes)())
+    except Exception:  # no such moments, which `find_source` says by itself; or other shapes
+        return False
 
 
 def _missing(inner, like: PyTree, given: dict[str, Any]) -> list[str] | None:

@@ -36,7 +36,7 @@ from lowcomm_jax.sync.channel_loop import ChannelPrograms, build_channels
 from lowcomm_jax.sync.compiler_options import inner_options
 from lowcomm_jax.sync.concurrent_exchange import ConcurrentExchange
 from lowcomm_jax.sync.gradient_exchange import make_gradient_program
-from lowcomm_jax.sync.part_checks import optimizer_problems, part_problems
+from lowcomm_jax.sync.part_checks import moment_problems, optimizer_problems, part_problems
 from lowcomm_jax.sync.round_functions import GossipRoundFunctions, OutlierGuard, RoundFunctions
 from lowcomm_jax.train.inner_step import InnerStep, make_accumulating_program, make_inner_program
 
@@ -143,6 +143,7 @@ def build(config: EngineConfig, layout: Layout) -> RoundPrograms:
     cut = partition(shapes, schedule.fragments, method.pattern, method.rest, config.stacked, stages)
     like = layout.tree(shapes)
     unfit, gives_loss = optimizer_problems(config.inner, like, method)
+    unfit = unfit or moment_problems(config.inner, like, method, gives_loss)
     if problems := part_problems(method, cut, config.total, config.stacked) + unfit:
         raise ValueError(f"parts of {method.name} cannot work:\n- " + "\n- ".join(problems))
     likes = [cut.like(p) for p in range(len(cut))]

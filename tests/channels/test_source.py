@@ -16,6 +16,7 @@ LIKE = {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in SHAPES.
 
 OPTIMIZERS = {
     "adamw": optax.adamw(0.1),
+    "adopt": optax.contrib.adopt(0.1),
     "behind a clip": optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(0.1)),
     "with its rate injected": optax.inject_hyperparams(optax.adamw)(learning_rate=0.1),
 }

@@ -126,7 +126,8 @@ def make_engine(name, regions=REGIONS, mesh=None):
         "mesh": one_device() if mesh is None else mesh,
         "weights": "tokens" if name in TOKEN_WEIGHTS else "equal",
     }
-    optimizer = optax.adamw(optax.linear_schedule(0.02, 0.01, 30))
+    rule = optax.contrib.adopt if name == "des_loc" else optax.adamw
+    optimizer = rule(optax.linear_schedule(0.02, 0.01, 30))
     if not method.adapts:
         return lc.Engine(loss_on_floats, optimizer, method, regions, **settings)
     settings |= {"largest_microbatch": 1, "stack_trainers": True}

@@ -48,7 +48,7 @@ def through_the_host(params, batch, rng):
 
 
 def trained(loss, method="diloco", slots=R, fsdp=1, **settings):
-    inner = optax.adam(0.1) if method == "des_loc" else optax.sgd(0.1)
+    inner = optax.contrib.adopt(0.1) if method == "des_loc" else optax.sgd(0.1)
     mesh = lc.make_mesh(region=slots, fsdp=fsdp)
     one = lc.Engine(loss, inner, METHODS[method](), R, mesh=mesh, **settings)
     state, history = one.run(one.init(PARAMS), BATCHES)

@@ -13,6 +13,7 @@ from lowcomm_jax.state import with_inner
 STEPS, R = 13, 3
 SGD = (oracle.Momentum(0.05, 0.8), optax.sgd(0.05, momentum=0.8))
 ADAMW = (oracle.AdamW(0.02), optax.adamw(0.02))
+ADOPT = (oracle.Adopt(0.02), optax.contrib.adopt(0.02))
 # (step, region), 1-based: one and then another; two at once; nobody at all.
 ABSENT = ((3, 1), (4, 0), (6, 1), (6, 2), (9, 0), (9, 1), (9, 2), (12, 2))
 
@@ -132,11 +133,11 @@ def test_sparta(selection, delay, period, inner, skip, weights):
 @pytest.mark.parametrize("skip", [False, True], ids=["all", "skip"])
 def test_des_loc(skip):
     mask = absent() if skip else None
-    state, seen, batches, _ = train(lc.methods.des_loc(2, 3, 4), ADAMW[1], mask)
+    state, seen, batches, _ = train(lc.methods.des_loc(2, 3, 4), ADOPT[1], mask)
     run = oracle.run_channels(
         oracle.make_params(),
         batches,
-        inner=ADAMW[0],
+        inner=ADOPT[0],
         exchanges=[
             oracle.Exchange("params", every=2),
             oracle.Exchange("mu", source="m", every=3),
@@ -150,7 +151,7 @@ def test_des_loc(skip):
         e for e in expected(run) if e[1].startswith("send")
     ]
     without = oracle.run_channels(
-        oracle.make_params(), batches, inner=ADAMW[0], participants=mask,
+        oracle.make_params(), batches, inner=ADOPT[0], participants=mask,
         exchanges=[oracle.Exchange("params", every=2)],
     )  # fmt: skip
     apart = np.abs(run.last.locals[0]["a"] - without.last.locals[0]["a"]).max()

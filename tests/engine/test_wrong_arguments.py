@@ -297,7 +297,7 @@ def test_names_of_a_channels_metrics_are_reserved():
     def loss(params, batch, rng):
         return loss_fn(params, batch, rng), {"mu_spread": 1.0, "nu_left_out": 1.0}
 
-    one = engine(loss, optax.adam(0.1), lc.methods.des_loc(2, 2))
+    one = engine(loss, optax.contrib.adopt(0.1), lc.methods.des_loc(2, 2))
     with pytest.raises(ValueError, match=r"aux has 'mu_spread', 'nu_left_out': .*'my_mu_spread'"):
         one.step(one.init(PARAMS), BATCH)
     kept = engine(loss)  # free where no channel has the name

@@ -66,6 +66,20 @@ def test_adamw_is_the_textbook_rule():
     np.testing.assert_allclose(out["head"]["kernel"], -0.02 * (2 / 3) * want, rtol=2e-5)
 
 
+def test_adopt_divides_by_the_moment_of_gradients_before():
+    """The first step only fills the second moment."""
+    config = InnerConfig(
+        optimizer="adopt", learning_rate=0.02, warmup_steps=0, weight_decay=0.2, clip_norm=None
+    )
+    config = dataclasses.replace(config, schedule="constant", b1=0.8, eps=1e-6)
+    grads = jax.tree.map(lambda x: 0.3 * x + 0.1, params())
+    head = np.asarray(params()["head"]["kernel"])
+    first, second = (updates(config, grads, count)["head"]["kernel"] for count in (1, 2))
+    np.testing.assert_allclose(first, -0.02 * 0.2 * head, rtol=1e-5)
+    step = 0.2 * np.sign(np.asarray(grads["head"]["kernel"]))  # of g / |g|, after one average
+    np.testing.assert_allclose(second, -0.02 * (step + 0.2 * head), rtol=1e-5)
+
+
 def test_sgd_descends_and_decays_matrices():
     config = InnerConfig(
         optimizer="sgd", learning_rate=0.05, warmup_steps=0, weight_decay=0.3, schedule="constant"
@@ -198,7 +212,7 @@ def test_all_violations_at_once():
         assert name in str(error.value)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adamw", "adopt", "muon", "sgd"])
 def test_trains_in_the_engine_with_a_frozen_leaf(optimizer):
     def loss_fn(p, batch, rng):
         del rng

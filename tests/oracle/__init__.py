@@ -20,7 +20,7 @@ from oracle.demo import run_demo
 from oracle.dilocox import Adaptation, int4_rows, run_dilocox
 from oracle.gossip import run_noloco
 from oracle.halos import run_halos
-from oracle.inner import AdamW, Momentum, Sgd
+from oracle.inner import AdamW, Adopt, Momentum, Sgd
 from oracle.loop import Event, Snapshot, Trajectory
 from oracle.one_period import run_delayed, run_dilocox_dense, run_eager
 from oracle.outer import Average, DelayedNesterovServer, HeavyBall, Nesterov, Restarting
@@ -53,6 +53,7 @@ __all__ = [
     "SIZE",
     "AdamW",
     "Adaptation",
+    "Adopt",
     "Average",
     "DelayedNesterovServer",
     "Event",

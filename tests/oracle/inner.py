@@ -87,3 +87,36 @@ class AdamW:
             direction = m_hat / (np.sqrt(v_hat) + self.eps) + self.weight_decay * params[key]
             new[key] = np.asarray(params[key] - lr * direction)
         return new, {"count": n, "m": first, "v": second}
+
+
+@dataclass(frozen=True)
+class Adopt:
+    """ADOPT (arXiv 2411.02853) with Optax's clip; the first step only fills v.
+
+    u = clip(g / max(sqrt(v), eps), n^(1/4)); m <- b1 m + (1 - b1) u; w <- w - lr m;
+    v <- b2 v + (1 - b2) g^2, n = 1, 2, ... At n = 0: u and m are 0, and v <- g^2.
+    """
+
+    lr: Rate
+    b1: float = 0.9
+    b2: float = 0.9999
+    eps: float = 1e-6
+
+    def init(self, params: Tree) -> dict:
+        return {
+            "count": 0,
+            "m": {key: np.zeros_like(value) for key, value in params.items()},
+            "v": {key: np.zeros_like(value) for key, value in params.items()},
+        }
+
+    def step(self, params: Tree, grads: Tree, state: dict) -> tuple[Tree, dict]:
+        lr, n = rate_at(self.lr, state["count"]), state["count"]
+        b1, b2 = (self.b1, self.b2) if n else (1.0, 0.0)
+        new, first, second = {}, {}, {}
+        for key in params:
+            g, v, bound = grads[key], state["v"][key], n**0.25
+            u = np.clip(g / np.maximum(np.sqrt(v), self.eps), -bound, bound)
+            first[key] = np.asarray(b1 * state["m"][key] + (1 - b1) * u)
+            second[key] = np.asarray(b2 * v + (1 - b2) * g * g)
+            new[key] = np.asarray(params[key] - lr * first[key])
+        return new, {"count": n + 1, "m": first, "v": second}

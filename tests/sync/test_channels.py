@@ -4,6 +4,7 @@ import dataclasses
 import types
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import oracle
@@ -18,6 +19,7 @@ from lowcomm_jax.channels import Channel, Everything, Sampled
 from lowcomm_jax.checkpoint import Checkpoints
 from lowcomm_jax.methods import Method
 from lowcomm_jax.network import replay, uniform
+from lowcomm_jax.optimizers import InnerConfig, make_optimizer
 from lowcomm_jax.recovery.rejoin import rejoin_regions
 from lowcomm_jax.schedule import Never, Staggered
 from lowcomm_jax.state import with_inner
@@ -39,8 +41,9 @@ MASK = np.array([[t % 4 != 1 or r != t % 3 for r in range(R)] for t in range(2 *
 
 def make(method, mesh=(1, 1, 1, 1), regions=R, **kwargs):
     mesh = lc.make_mesh(*mesh, devices=jax.devices()[: int(np.prod(mesh))])
+    inner = (optax.contrib.adopt if method == "des_loc" else optax.adamw)(0.02)
     method = METHODS[method]() if isinstance(method, str) else method
-    engine = lc.Engine(loss_fn, optax.adamw(0.02), method, regions, mesh=mesh, block=4, **kwargs)
+    engine = lc.Engine(loss_fn, inner, method, regions, mesh=mesh, block=4, **kwargs)
     return engine, engine.init(oracle.make_params())
 
 
@@ -440,7 +443,7 @@ def test_refused_by_the_engine_and_the_parameters():
 def tiny(*channels, **kwargs):
     mesh = lc.make_mesh(devices=jax.devices()[:1])
     method = Method("m", Never(), None, channels=channels)
-    engine = lc.Engine(loss_fn, optax.adam(0.1), method, R, mesh=mesh, **kwargs)
+    engine = lc.Engine(loss_fn, optax.contrib.adopt(0.1), method, R, mesh=mesh, **kwargs)
     return engine, engine.init({"w": np.zeros(64, np.float32)})
 
 
@@ -464,3 +467,53 @@ def test_which_entries_travel_is_drawn_by_the_seed_of_the_run():
         (one,) = engine.sync_loop(state).programs.channels.exchanges
         drawn.append(np.asarray(one.indices(0)[0]).tolist())
     assert drawn[0] != drawn[1]
+
+
+def rare_rows(inner, method, steps):
+    """Largest magnitude in a table of which each region sees rows of its own."""
+
+    def loss_of_rows(params, batch, rng):
+        del rng
+        return jnp.mean((params["rows"][batch["row"]].sum(axis=-1) - 1.0) ** 2)
+
+    mesh = lc.make_mesh(devices=jax.devices()[:1])
+    engine = lc.Engine(loss_of_rows, inner, method, R, mesh=mesh)
+    state = engine.init({"rows": np.full((2 * R, 2), 0.1, np.float32)})
+    draw = np.random.default_rng(0)
+    own = [
+        {"row": np.stack([draw.integers(2 * r, 2 * r + 2, 3) for r in range(R)])}
+        for _ in range(steps)
+    ]
+    state, _ = engine.run(state, own)
+    return float(np.abs(lc.region_params(state)["rows"]).max())
+
+
+ADAMS = {
+    "adam": optax.adam(0.01),
+    "a warm-up from 0": optax.adamw(optax.linear_schedule(0.0, 0.01, 100)),
+    "behind a clip": optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(0.01)),
+    "of a run's config": make_optimizer(InnerConfig(warmup_steps=0), 30),
+}
+
+
+@pytest.mark.parametrize("name", ADAMS)
+def test_first_moments_that_travel_without_the_second_are_refused_under_adam(name):
+    with pytest.raises(ValueError) as error:
+        rare_rows(ADAMS[name], lc.methods.des_loc(2), 1)
+    (line,) = str(error.value).splitlines()[1:]
+    assert line.startswith("- channel mu: averages first moments every 6 steps without the second")
+    assert "(channels of those: nu every 12)" in line
+    assert "optax.contrib.adopt" in line and "des_loc: second=first" in line
+
+
+def test_and_what_the_refusal_names_keeps_rows_that_a_region_has_not_seen():
+    """AdamW with the second moments six steps behind brought one of them to thousands."""
+    assert rare_rows(optax.contrib.adopt(0.01), lc.methods.des_loc(2), 40) < 1
+    assert rare_rows(optax.adam(0.01), lc.methods.des_loc(2, 4, 4), 40) < 1
+    assert rare_rows(optax.adam(0.01), lc.methods.des_loc(2, 8, 4), 1) < 1
+
+
+def test_a_momentum_may_travel_alone():
+    channels = (Channel("m", source="trace"),)
+    method = Method("m", Never(), None, channels=channels)
+    assert rare_rows(optax.sgd(0.01, momentum=0.9), method, 4) < 1
