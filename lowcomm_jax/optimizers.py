@@ -43,9 +43,9 @@ class InnerConfig:
     """Settings of an inner optimizer; `violations` checks them.
 
     Attributes:
-      optimizer: "adamw"; "adopt", which divides a gradient by the second moment of those before it,
-        and then averages (`optax.contrib.adopt`; with AdamW's decoupled decay); "muon" for matrices
-        (of rank 2) with AdamW for the rest; or "sgd" without momentum.
+      optimizer: "adamw"; "adopt", with AdamW's decay; "muon" for matrices (of rank 2) with AdamW
+        for the rest; or "sgd" without momentum. ADOPT divides a gradient by the second moment of
+        those before it, and averages the result.
       learning_rate: peak, per inner step. One value serves both parts of Muon (`muon_rms`).
       schedule: "cosine", from the end of the warm-up; "wsd" (warm-up, stable, decay: constant, then
         linear over the last `decay_fraction` of the steps); or "constant". The first two come to
