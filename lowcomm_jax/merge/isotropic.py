@@ -5,7 +5,8 @@ $$\bar\Delta = U S V^\top \quad\longrightarrow\quad \operatorname{mean}(S)\, U V
 for matrices of two axes; vectors stay as they are. `mean(S)` is over the min(n, m) singular values.
 
 Source: the published code; of the paper only the abstract was read. As in the code the rule holds
-for every two-axis tensor, embeddings and head included.
+for tensors of two axes, embeddings and head included. Differs from it: those named `bias` or
+`scale` count as vectors (`optimizers.kind_of`). Kernels of three axes or more keep their mean.
 
 A matrix that is cut over a region's devices is gathered for its SVD. Directions of singular value 0
 get the mean, too. Rounding decides which directions these are: for a mean of low rank, devices with

@@ -28,8 +28,9 @@ down receives nothing; when it comes back it copies a peer. When rounds open, cl
 
 Read of the source were abstract and introduction, the rest second-hand. Our readings: Delta is
 against the round's Theta_p, not the learner's own copy; the landed fragment's Adam moments are
-kept; whoever comes back takes its peer's optimizer state, too. Outer rates and gamma were not
-found: 0.7 / 0.9 and 0.8 are those of implementations.
+kept; whoever comes back takes its peer's optimizer state, too. Embeddings, which get the plain
+mean, are known by their names alone (`optimizers.kind_of`). Outer rates and gamma were not found:
+0.7 / 0.9 and 0.8 are those of implementations.
 
 On one mesh speeds and outages are scripted, and time is counted in ticks, so that a run is
 deterministic and can be resumed. Between jobs nothing is scripted; the commit records say who was

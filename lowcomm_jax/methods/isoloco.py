@@ -17,8 +17,9 @@ mu     outer Nesterov momentum                      in `outer` (0.8)
 This holds for every matrix (`merge.Isotropic`), each layer of a stack by itself; vectors keep their
 mean. The exchange reduces the mean as in DiLoCo, with the same bytes.
 
-Source: the published code; of the paper only the abstract was read. Differs from the code in
-nothing we know of. Codecs are an addition of ours.
+Source: the published code; of the paper only the abstract was read. Differs from the code: which
+tensors are matrices. Leaves of two axes are, save those named `bias` or `scale`. Kernels of three
+axes and more, such as those with an axis of heads, keep their mean. Codecs are an addition of ours.
 """
 
 from __future__ import annotations

@@ -26,10 +26,12 @@ time. That holds where two-shot sends fewer bytes: from three regions on, unless
 that codebooks outweigh their values. With two regions, or a codec with `reduce="all_gather"`, every
 region decodes all payloads and averages in fp32.
 
-Differs from the paper: the learning rate stays out of the residual (the authors' code scales what
-enters it and steps with the rate again). Norms, embeddings and vectors are quantised like all other
-leaves; the settings that we found in the code leave norms and embeddings out. For that give a codec
-with rules, wrapped in error feedback, as `codec`.
+Differs from the paper: two-shot cuts a leaf into slices before it is quantised at all, so that the
+first quantisation, too, has a codebook a slice, and not one a leaf. The learning rate stays out of
+the residual (the authors' code scales what enters it and steps with the rate again). Norms,
+embeddings and vectors are quantised like all other leaves; the settings that we found in the code
+leave norms and embeddings out. For that give a codec with rules, wrapped in error feedback, as
+`codec`.
 
 Sources: abstracts, the published code and notes of others; they disagree on the outer rates. 0.7 /
 0.6 is from notes on the second version of the paper. Settings in the code have 0.9 / 0.8, and

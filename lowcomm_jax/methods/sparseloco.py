@@ -17,6 +17,7 @@ k      entries kept per chunk                       `k` (64)
        largest side of a chunk                      `block` (64)
 Q      codebook quantiser of the kept entries       `bits` (2)
 beta   decay of the residual                        `decay` (0.95)
+       who an entry is averaged over                `mean` (all R regions)
 eta    outer learning rate                          in `outer` (1.0)
 ====== ============================================ =======================
 
@@ -27,12 +28,17 @@ Differs from the paper: the learning rate stays out of the residual, so that a s
 does not rescale the residual. The authors' code scales what enters the residual. No contribution is
 clipped to the median norm (`Engine(outlier_factor=...)` leaves outliers out). Indices are not
 entropy-coded.
+
+Differs from the authors' code: that divides an entry's sum by the number of regions that sent it,
+as `mean="senders"` does; the sum over R of the paper's formula is the default here. Where few
+regions choose the same entries its steps are longer, up to R times. Its k scales with the size of
+short tensors; here every chunk keeps `k` entries.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import optax
 
@@ -48,6 +54,7 @@ def sparseloco(
     block: int = 64,
     bits: int = 2,
     decay: float = 0.95,
+    mean: Literal["regions", "senders"] = "regions",
     outer: optax.GradientTransformation | None = None,
     codec: Any = None,
     inner_batching: Any = None,
@@ -62,6 +69,8 @@ def sparseloco(
       block: largest side of a chunk, in entries, at most 64.
       bits: bits of a kept entry: 2, 4 or 8; 32 = fp32.
       decay: beta, share of the residual that is kept from round to round, in [0, 1].
+      mean: of an entry over all `regions` that take part, where one that did not send it counts as
+        0; or over its `senders` alone, as in the authors' code.
       outer: Optax transform of the mean pseudo-gradient; default plain descent of rate 1.0. The
         residual acts as momentum already; an outer rule with momentum adds a second one.
       codec: another codec in place of this one, used as it is (wrap it in error feedback yourself).
@@ -74,10 +83,12 @@ def sparseloco(
 
     def paper():
         values = "fp32" if bits == 32 else f"stat{bits}"
-        kept = make("topk", k=k, block=block, values=values, stacked=tuple(stacked))
+        settings = {"k": k, "block": block, "values": values, "mean": mean}
+        kept = make("topk", stacked=tuple(stacked), **settings)
         return error_feedback(kept, decay)
 
     settings = {"k": (k, 64), "block": (block, 64), "bits": (bits, 2), "decay": (decay, 0.95)}
+    settings |= {"mean": (mean, "regions")}
     wire, problems = wire_codec(codec, paper, stacked, **settings)
     rule = outer_rules.sgd(1.0) if outer is None else outer
     return Method(

@@ -71,6 +71,15 @@ def test_sparseloco(regions, who):
     check_residuals(state.codec[0].residual, end.extra["residuals"])
 
 
+def test_sparseloco_averaged_over_senders():
+    method = lc.methods.sparseloco(4, mean="senders", **SMALL)
+    state, end = compare(method, oracle.run_sparseloco, 3, "absent", senders=True, **SMALL)
+    check_residuals(state.codec[0].residual, end.extra["residuals"])
+    over_all = lc.methods.sparseloco(4, **SMALL)
+    with pytest.raises(AssertionError):  # else the two means would not differ here
+        compare(over_all, oracle.run_sparseloco, 3, "absent", senders=True, **SMALL)
+
+
 def test_sparseloco_as_published():
     """k = 64 of 64 x 64: all of these small leaves travel, in 2 bits."""
     method = lc.methods.sparseloco(4)

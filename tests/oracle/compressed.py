@@ -67,15 +67,18 @@ def run_sparseloco(
     bits: int | None = 2,
     decay: float = 0.95,
     lr: float = 1.0,
+    senders: bool = False,
     **who,
 ) -> Trajectory:
     """Run SparseLoCo (arXiv 2508.15706).
 
     e_r <- decay e_r + Delta_r; send Q(TopK(e_r)); e_r <- e_r - sent; Theta <- Theta - lr mean sent.
+    The mean is over the regions, or over the `senders` of each entry.
     """
 
     codec = TopK(k, block, bits)
-    return _rounds(params, batches, period, inner, codec, decay, _descend(lr), **who)
+    mean = mean_over_senders if senders else mean_over_regions
+    return _rounds(params, batches, period, inner, codec, decay, _descend(lr), mean=mean, **who)
 
 
 def run_muloco(
