@@ -54,11 +54,11 @@ def sparseloco(
     block: int = 64,
     bits: int = 2,
     decay: float = 0.95,
-    mean: Literal["regions", "senders"] = "regions",
     outer: optax.GradientTransformation | None = None,
     codec: Any = None,
     inner_batching: Any = None,
     stacked: Sequence[str] = (),
+    mean: Literal["regions", "senders"] = "regions",
 ) -> Method:
     """Send k entries of every chunk of the pseudo-gradient, every `period` inner steps.
 
@@ -69,13 +69,13 @@ def sparseloco(
       block: largest side of a chunk, in entries, at most 64.
       bits: bits of a kept entry: 2, 4 or 8; 32 = fp32.
       decay: beta, share of the residual that is kept from round to round, in [0, 1].
-      mean: of an entry over all `regions` that take part, where one that did not send it counts as
-        0; or over its `senders` alone, as in the authors' code.
       outer: Optax transform of the mean pseudo-gradient; default plain descent of rate 1.0. The
         residual acts as momentum already; an outer rule with momentum adds a second one.
       codec: another codec in place of this one, used as it is (wrap it in error feedback yourself).
       inner_batching: batch policy of the inner steps; None = a fixed batch.
       stacked: path prefixes of leaves with a leading layer axis, as the engine is given.
+      mean: of an entry over all `regions` that take part, where one that did not send it counts as
+        0; or over its `senders` alone, as in the authors' code.
 
     Raises:
       ValueError: an unknown codec, or a setting of the codec out of range.
