@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import re
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from experiments.cli import RefusedError
-from experiments.metrics import MetricsLog
+from experiments.metrics import MetricsLog, read_records
 from experiments.report.export_table import numbers
 from experiments.workdir import METRICS
 from lowcomm_jax.mesh.leader import leader
@@ -18,7 +18,8 @@ from lowcomm_jax.mesh.leader import leader
 if TYPE_CHECKING:
     from experiments.train.job import Job
 
-TENSORBOARD = "tensorboard"  # folder in the work directory
+# In the work directory: a folder, and a file.
+TENSORBOARD, WANDB_ID = "tensorboard", "wandb_id"
 _PACKAGES = {
     "tensorboard": "tensorboardX",
     "wandb": "wandb",
@@ -32,6 +33,9 @@ class Writer(Protocol):
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Take one record of kind step or eval."""
+
+    def sync(self) -> None:
+        """Return once what a kill would take is where it was sent, or will be sent again."""
 
     def close(self) -> None:
         """Return once everything is written."""
@@ -52,7 +56,8 @@ class AllLogs:
                 writer.write(record)
 
     def sync(self) -> None:
-        self._file.sync()
+        for syncs in (self._file, *self._writers):
+            syncs.sync()
 
     def close(self) -> None:
         for closes in (self._file, *self._writers):
@@ -96,7 +101,8 @@ def open_log(job: Job, step: int) -> AllLogs | NoLog:
     if settings["tensorboard"]:
         writers.append(_TensorBoard(job.workdir / TENSORBOARD, step, job.here))
     if settings["wandb"]:
-        writers.append(_WeightsAndBiases(settings["wandb"], job.workdir, job.config, job.here))
+        kept = read_records(job.workdir / METRICS)
+        writers.append(_WeightsAndBiases(settings["wandb"], job, kept))
     if settings["prometheus"]:
         # Jobs of several regions may share a machine.
         writers.append(_Prometheus(settings["prometheus"] + job.here[0], job.here))
@@ -129,33 +135,56 @@ class _TensorBoard:
         for name, value in _scalars(record, self._here).items():
             self._writer.add_scalar(name, value, record["step"])
 
+    def sync(self) -> None:
+        self._writer.flush()
+
     def close(self) -> None:
         self._writer.close()
 
 
 class _WeightsAndBiases:
-    """Steps that a continued run repeats are dropped by the service, which takes each once."""
+    """One run of the service a folder, under an id that is made once and kept there.
 
-    def __init__(self, project: str, workdir: Path, config: Mapping[str, Any], here: Sequence[int]):
+    The service takes each step once: those that a continued run repeats are not sent. A kill may
+    have taken steps from it that `metrics.jsonl` has. They are sent again at the next start.
+    """
+
+    def __init__(self, project: str, job: Job, kept: Iterable[Mapping[str, Any]]):
+        """`kept`: records of earlier starts, after which the run goes on."""
         import wandb
 
-        self._here = here
-        # The same folder is the same run, so that a continued one goes on in it.
-        name = hashlib.sha256(str(workdir.resolve()).encode()).hexdigest()[:12]
+        self._here = job.here
         self._run = wandb.init(
             project=project,
-            dir=str(workdir),
-            id=name,
-            name=workdir.name,
+            dir=str(job.workdir),
+            id=_kept_id(job.workdir / WANDB_ID),
+            name=job.workdir.name,
             resume="allow",
-            config=dict(config),
+            config=dict(job.config),
         )
+        self._missing = self._run.step  # the first step that it does not have
+        for record in kept:
+            if record["kind"] in _SHOWN:
+                self.write(record)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        self._run.log(_scalars(record, self._here), step=record["step"])
+        if record["step"] >= self._missing:
+            self._run.log(_scalars(record, self._here), step=record["step"])
+
+    def sync(self) -> None:
+        """Nothing: what is lost is sent again."""
 
     def close(self) -> None:
         self._run.finish()
+
+
+def _kept_id(file: Path) -> str:
+    """The id in a file, which is made where there is none; the file appears whole."""
+    if not file.is_file():
+        beside = file.with_suffix(".new")
+        beside.write_text(secrets.token_hex(8) + "\n", encoding="utf-8")
+        beside.replace(file)
+    return file.read_text(encoding="utf-8").strip()
 
 
 class _Prometheus:
@@ -191,6 +220,9 @@ class _Prometheus:
             about = "newest value; region is empty where it is one of all"
             self._gauges[name] = self._gauge(name, about, ["region"], registry=self._registry)
         self._gauges[name].labels(region).set(value)
+
+    def sync(self) -> None:
+        """Nothing: a gauge has the newest value only."""
 
     def close(self) -> None:
         self._server.shutdown()

@@ -2,6 +2,7 @@
 
 import csv
 import socket
+import sys
 import urllib.request
 from types import SimpleNamespace
 
@@ -92,3 +93,91 @@ def test_of_one_job_of_several_numbers_bear_its_region(tmp_path):
     found = losses(tmp_path, table)
     assert {region for _, region in found} == {"0", "1", "2", "3"}
     assert (found["2", "1"], found["2", "3"], found["2", "2"]) == ("1.2", "3.2", "nan")
+
+
+class Service:
+    """Stands in for the package `wandb`: runs by their id, each of which takes every step once."""
+
+    def __init__(self):
+        self.runs = {}
+
+    def init(self, *, id, **settings):
+        assert settings["resume"] == "allow"
+        return Received(self.runs.setdefault(id, {}))
+
+
+class Received:
+    """A run as a program has it."""
+
+    def __init__(self, rows):
+        self._rows, self.step = rows, max(rows, default=-1) + 1
+
+    def log(self, row, step):
+        assert step >= self.step - 1, "the real one warns of each, and drops it"
+        self.step = step + 1
+        self._rows.setdefault(step, {}).update(row)
+
+    def finish(self):
+        pass
+
+
+@pytest.fixture
+def service(monkeypatch):
+    made = Service()
+    monkeypatch.setitem(sys.modules, "wandb", made)
+    return made
+
+
+def of_service(folder):
+    folder.mkdir(exist_ok=True)
+    log = {"tensorboard": False, "wandb": "project", "prometheus": None}
+    return SimpleNamespace(workdir=folder, config={"log": log}, here=[0])
+
+
+def step(number):
+    return {"kind": "step", "step": number, "tokens": 64, "loss": [float(number)], "events": []}
+
+
+def test_a_new_run_in_an_old_place_is_no_continuation(service, tmp_path):
+    """The id belongs to the folder, wherever it is; not to its path."""
+    for _ in range(2):
+        log = open_log(of_service(tmp_path / "run"), -1)
+        log.write([step(1), step(2)])
+        log.close()
+        (tmp_path / "run" / "metrics.jsonl").unlink()
+        (tmp_path / "run").rename(tmp_path / f"moved{len(service.runs)}")
+    assert [[*run] for run in service.runs.values()] == [[1, 2], [1, 2]]
+    open_log(of_service(tmp_path / "moved1"), -1).close()
+    assert len(service.runs) == 2
+
+
+def test_steps_that_a_kill_took_from_the_service_are_sent_again(service, tmp_path):
+    job = of_service(tmp_path / "run")
+    log = open_log(job, -1)
+    log.write([step(number) for number in range(1, 5)])
+    log.write([{"kind": "eval", "step": 4, "tokens": 64, "anchor": 2.5}, step(5), step(6)])
+    (rows,) = service.runs.values()
+    for lost in (3, 4, 5, 6):
+        del rows[lost]
+    log = open_log(job, 4)  # the run goes on after its checkpoint
+    log.write([step(5)])
+    assert {number: row["step/loss/region0"] for number, row in rows.items()} == {
+        number: float(number) for number in range(1, 6)
+    }
+    assert rows[4]["eval/anchor"] == 2.5
+    log = open_log(job, 3)
+    log.write([step(4), step(5), step(6)])  # which the service has, but for the last
+    assert [*rows] == [1, 2, 3, 4, 5, 6]
+
+
+def test_what_a_checkpoint_has_is_on_disk_for_tensorboard(tmp_path, monkeypatch):
+    pytest.importorskip("tensorboardX")
+    job = of_service(tmp_path)
+    job.config["log"] |= {"tensorboard": True, "wandb": None}
+    log = open_log(job, -1)
+    (file,) = (tmp_path / "tensorboard").iterdir()
+    before = file.stat().st_size
+    log.write([step(1)])
+    log.sync()
+    assert file.stat().st_size > before
+    log.close()
