@@ -52,7 +52,12 @@ def continue_counts(
         "received": received.tolist(),
         "pending": {},
     }
-    return state, {"records": records, "seconds": seconds}
+    return state, {
+        "records": records,
+        "seconds": seconds,
+        "owed_evaluation": False,
+        "ended": None,
+    }
 
 
 def _with_more(state: TrainState | AdaptiveState, sent: np.ndarray, received: np.ndarray):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -43,7 +44,7 @@ class Evaluation:
 
 
 class Evaluator:
-    """Evaluates states of one run; compiled once.
+    """Evaluates states of one run, batch by batch; compiled once.
 
     Attributes:
       document, count: the documents of the evaluation set, and the targets each has in it.
@@ -68,8 +69,9 @@ class Evaluator:
         spec = P(None, slots) if batch % devices == 0 else P()
         self._batches = place(chosen, NamedSharding(mesh, spec))
         everywhere = NamedSharding(mesh, P())  # so that every process can read them
+        self._weights = jax.jit(lambda state: _weights(state, per_region))
         self._losses = jax.jit(
-            lambda state, batches: _losses(model, state, batches, per_region),
+            lambda weights, batches, i: _losses(model, weights, batches, i),
             out_shardings=everywhere,
         )
         self._loss = jax.jit(
@@ -81,10 +83,22 @@ class Evaluator:
         """Tokens predicted per set of weights."""
         return int(self.count.sum())
 
-    def __call__(self, state: TrainState) -> Evaluation:
-        """Evaluate; waits for the device."""
-        losses, variance = self._losses(_weights_only(state), self._batches)
-        losses_MxNxBxT = np.asarray(losses)
+    def __call__(
+        self, state: TrainState, leave: Callable[[], bool] = lambda: False
+    ) -> Evaluation | None:
+        """Evaluate; waits for the device.
+
+        Args:
+          leave: asked before every batch; None is returned once it says yes.
+        """
+        weights, variance = self._weights(_weights_only(state))
+        found: list[jax.Array] = []
+        for i in range(len(self._document)):
+            if leave():
+                return None
+            found.append(self._losses(weights, self._batches, np.int32(i)))
+            jax.block_until_ready(found[-2:][0])  # one waits behind the one that is under way
+        losses_MxNxBxT = np.stack([np.asarray(x) for x in found], axis=1)
         kept = self._document >= 0
         total = losses_MxNxBxT[:, kept].astype(np.float64).sum(axis=1) / self.targets
         sums = per_document(losses_MxNxBxT[0], self._document)["sum"]
@@ -126,10 +140,8 @@ def _weights_only(state: TrainState) -> TrainState:
     )
 
 
-def _losses(
-    model: Model | Pipeline, state: TrainState, batches: Any, per_region: bool
-) -> tuple[jax.Array, jax.Array]:
-    """Loss of every target, float32 `[M, n, B, T]`: anchor, mean of regions, then the regions.
+def _weights(state: TrainState, per_region: bool) -> tuple[Any, jax.Array]:
+    """Parameters stacked `[M, ...]`: the anchor, the mean of regions, then the regions.
 
     Beside them the variance of the anchors.
     """
@@ -140,17 +152,21 @@ def _losses(
         weights = jax.tree.map(
             lambda w, r: jnp.concatenate([w, r.astype(w.dtype)]), weights, regions
         )
-
-    losses = jax.lax.map(lambda params: _loss(model, params, batches), weights)
-    return losses, lc.consensus.variance(state)
+    return weights, lc.consensus.variance(state)
 
 
-def _loss(model: Model, params: Any, batches: Any) -> jax.Array:
+def _losses(model: Model | Pipeline, weights: Any, batches: Any, i: jax.Array) -> jax.Array:
+    """Loss of every target of batch i, float32 `[M, B, T]`, one set of weights after the other."""
+    batch = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), batches)
+    return jax.lax.map(lambda params: _of_batch(model, params, batch), weights)
+
+
+def _loss(model: Model | Pipeline, params: Any, batches: Any) -> jax.Array:
     """Loss of every target, float32 `[n, B, T]`, one batch after the other."""
+    return jax.lax.map(lambda batch: _of_batch(model, params, batch), batches)
 
-    def one(batch):
-        logits = model.logits(params, batch["tokens"][:, :-1])
-        ce = optax.softmax_cross_entropy_with_integer_labels(logits, batch["tokens"][:, 1:])
-        return ce * batch["mask"]
 
-    return jax.lax.map(one, batches)
+def _of_batch(model: Model | Pipeline, params: Any, batch: Any) -> jax.Array:
+    logits = model.logits(params, batch["tokens"][:, :-1])
+    ce = optax.softmax_cross_entropy_with_integer_labels(logits, batch["tokens"][:, 1:])
+    return ce * batch["mask"]

@@ -41,7 +41,14 @@ STUCK_STEPS = 50
 """A run ends after so many steps in a row from which no region learns anything."""
 LONG_S = 0.5
 """Seconds of a chunk from which on the time to read it does not count."""
-PHASES = ("data", "dispatch", "wait", "eval", "checkpoint")
+PHASES = {
+    "data": "the batch under way",
+    "dispatch": "the steps under way",
+    "wait": "the steps under way",
+    "eval": "a batch of the evaluation",
+    "checkpoint": "the save under way",
+}
+"""What a run does, by the names in its records; as a signal's line says what it stops after."""
 
 
 class StuckError(Exception):
@@ -81,12 +88,16 @@ class Loop:
         self._evaluated_at = -1
         self._evaluated_progress = 0
         self._owed = self.step == 0  # an evaluation that is due before the next step
+        # What the last record needs of the time before `finish`; None = that is still to come.
+        self._ended: dict[str, Any] | None = None
         self._timed = False
         self._took = math.inf  # seconds of the last chunk that was read
         self._shown = self.progress, 0.0
         # Of the last chunks: progress, tokens, seconds of training, seconds in all.
         self._recent: collections.deque[tuple[float, ...]] = collections.deque(maxlen=8)
         self._spent = dict.fromkeys(PHASES, 0.0)
+        self._now: tuple[str, float] | None = None  # a phase, and when it began
+        self._lasted: dict[str, float] = {}  # seconds of the last phase of each name
         self._unread: tuple[AnyHistory, int] | None = None  # and the progress after it
         self._started = self._mark = time.perf_counter()
 
@@ -108,11 +119,17 @@ class Loop:
     def restore(self, extra: dict[str, Any]) -> None:
         """Take the host's counts from a checkpoint, where they are `extra`."""
         self.records.restore(extra["records"])
-        self._owed = extra.get("owed_evaluation", False)
+        self._owed = extra["owed_evaluation"]
+        self._ended = extra["ended"]
         self._started -= extra["seconds"]
         self._shown = self.progress, extra["seconds"]
         if self.run.engine.clock is not None:
             restore_clock(self.run.engine.clock, extra["clock"])
+
+    @property
+    def ended(self) -> bool:
+        """Whether the state is that of after `finish`: at most an evaluation is left to do."""
+        return self._ended is not None
 
     def train(self, interrupt: Interrupt) -> bool:
         """Train to the last step, or until a signal; returns whether the run is complete.
@@ -120,24 +137,40 @@ class Loop:
         What was saved is on disk then.
         """
         job = self.run.job
-        stopping = Stopping(self.run, interrupt)
-        if self._owed:
-            self._evaluate()
-        while self.progress < job.steps and not stopping.at(self.step, self.state):
-            self._chunk(stopping)
-        complete = self.progress >= job.steps
-        if complete:
-            self._finish()
+        self._stopping = Stopping(self.run, interrupt)
+        interrupt.under_way = self._under_way
+        if self._owed and not self.ended:
+            self._evaluate(self._leave)
+        while self.progress < job.steps and not self._stopping.at(self.step, self.state):
+            self._chunk()
+        if self.progress >= job.steps:
+            complete = self._finish(interrupt)
         else:
+            complete = False
             self._read()
             self._save()
         with written(job.workdir, self.checkpoints.steps()):
             self.checkpoints.wait()
         return complete
 
+    def _leave(self) -> bool:
+        """Whether to stop before the next batch of an evaluation; the run that goes on makes it."""
+        if self._stopping.at(self.step, self.state):
+            return True
+        if self._stopping.begins():
+            self._save()  # the other jobs need some steps more
+        return False
+
+    def _under_way(self) -> str:
+        if self._now is None:
+            return "what is under way"
+        (name, since), now = self._now, time.perf_counter()
+        last = f", the last took {self._lasted[name]:.1f} s" if name in self._lasted else ""
+        return f"{PHASES[name]} ({now - since:.1f} s so far{last})"
+
     # -- a chunk --------------------------------------------------------------------------------
 
-    def _chunk(self, stopping: Stopping) -> None:
+    def _chunk(self) -> None:
         """Train up to the next step at which something is due."""
         config, steps, done = self.run.job.config, self.run.job.steps, self.progress
         every = {k: config[k]["every"] for k in ("log", "eval", "checkpoint")}
@@ -148,7 +181,7 @@ class Loop:
         with self._phase("dispatch"):
             before = self._spent["data"]
             self.state, history = self.driver.advance(
-                self.state, target - done, self.faults.participants, stopping
+                self.state, target - done, self.faults.participants, self._stopping
             )
             self.state = self.faults.end(self.progress, self.state)
             fetched = self._spent["data"] - before
@@ -160,13 +193,15 @@ class Loop:
         if self.progress >= steps:
             return
         self._owed = bool(every["eval"]) and self.progress >= _next(done, every["eval"])
-        if stopping.at(self.step, self.state):
+        if self._stopping.at(self.step, self.state):
             return  # the run that goes on evaluates first
         if self._owed:
             self._read()
-            self._evaluate()
+            self._evaluate(self._leave)
+        if self._owed:
+            return  # a signal came
         due = every["checkpoint"] and self.progress >= _next(done, every["checkpoint"])
-        if due or stopping.begins():
+        if due or self._stopping.begins():
             self._read()
             self._save()
 
@@ -224,11 +259,15 @@ class Loop:
             "phases": phases,
         }
 
-    def _evaluate(self, final: bool = False) -> None:
+    def _evaluate(self, leave: Callable[[], bool], final: bool = False) -> None:
+        """Evaluate and write what was found; still owed where `leave` said yes on the way."""
         with self._phase("eval"):
-            self.evaluation = found = self.evaluator(self.state.whole())
-            self._evaluated_at, self._evaluated_progress = self.step, self.progress
-            self._owed = False
+            found = self.evaluator(self.state.whole(), leave)
+        if found is None:
+            return
+        self.evaluation = found
+        self._evaluated_at, self._evaluated_progress = self.step, self.progress
+        self._owed = False
         record = {
             "kind": "eval",
             "step": self.step,
@@ -245,10 +284,21 @@ class Loop:
             record["behind"] = int(self.state.counters.behind)
         if self.run.job.method.anchors == "per_region":
             record["anchor_variance"] = found.anchor_variance
-        self.log.write([record])
+        self.log.write([record, self._end()] if final else [record])
         self._mark = time.perf_counter()
 
-    def _save(self, finished: bool = False) -> None:
+    def _end(self) -> dict[str, Any]:
+        end = {
+            "kind": "end",
+            "step": self.step,
+            "tokens": self.records.tokens,
+            "seconds": round(self.seconds, 4),
+            "bytes_sent": self.records.sent.tolist(),
+            "bytes_received": self.records.received.tolist(),
+        }
+        return end | {k: x for k, x in self._ended.items() if x is not None}
+
+    def _save(self) -> None:
         with self._phase("checkpoint"):
             self.log.sync()
             extra = {
@@ -256,7 +306,7 @@ class Loop:
                 "seconds": self.seconds,
                 "positions": self.driver.positions(self.state),
                 **origin(self.run),
-                "finished": finished,
+                "ended": self._ended,
                 "owed_evaluation": self._owed,
             }
             if self.run.engine.clock is not None:
@@ -274,36 +324,37 @@ class Loop:
                 )
         self._mark = time.perf_counter()
 
-    def _finish(self) -> None:
-        """Land what is in flight, synchronise once more, and judge the result."""
-        self._read()
-        clock = self.run.engine.clock
-        # Of the steps alone, as a replay of their records gives it: `finish` books its exchanges.
-        virtual = None if clock is None else clock.report().as_dict()
-        self.state = self.run.engine.finish(self.state, **self.faults.at_the_end)
-        self.records.sent, self.records.received = self.driver.traffic(self.state)
-        self._evaluate(final=True)
-        end = {
-            "kind": "end",
-            "step": self.step,
-            "tokens": self.records.tokens,
-            "seconds": round(self.seconds, 4),
-            "bytes_sent": self.records.sent.tolist(),
-            "bytes_received": self.records.received.tolist(),
-        }
-        if virtual is not None:
-            end["virtual"] = virtual
-        self.log.write([end])
-        if self.run.job.saves_result:
-            self._save(finished=True)
-        if self.run.exchange is not None:
-            rejoin.serve(self.run.engine, self.state)
+    def _finish(self, interrupt: Interrupt) -> bool:
+        """Land what is in flight, synchronise once more, save, and judge; whether it was judged."""
+        job, joined = self.run.job, self.run.exchange is not None and not self.ended
+        if not self.ended:
+            self._read()
+            clock = self.run.engine.clock
+            # Of the steps alone, as a replay of their records gives it: `finish` books its
+            # exchanges.
+            virtual = None if clock is None else clock.report().as_dict()
+            self.state = self.run.engine.finish(self.state, **self.faults.at_the_end)
+            self.records.sent, self.records.received = self.driver.traffic(self.state)
+            self._ended, self._owed = {"virtual": virtual}, True
+            if job.saves_result:
+                self._save()
+        self._evaluate(lambda: interrupt.requested, final=True)
+        if self._owed and not job.saves_result:
+            self._save()
+        self.log.sync()
+        if joined:
+            more = {"linger_s": 0.0} if self._owed else {}
+            rejoin.serve(self.run.engine, self.state, **more)
+        return not self._owed
 
     @contextmanager
     def _phase(self, name: str):
-        started = time.perf_counter()
+        started, around = time.perf_counter(), self._now
+        self._now = name, started
         yield
-        self._spent[name] += time.perf_counter() - started
+        self._now, took = around, time.perf_counter() - started
+        self._lasted[name] = took
+        self._spent[name] += took
 
 
 def _next(step: int, every: int) -> int:

@@ -43,6 +43,7 @@ from experiments.cli import (
 from experiments.config import plain
 from experiments.faults import origin
 from experiments.faults.landings import Landings
+from experiments.metrics import read_records
 from experiments.progress import Display, open_display, say, size, validation_documents
 from experiments.regions.rejoin_counts import continue_counts
 from experiments.report import main as report
@@ -225,7 +226,8 @@ def _train(
     job = run.job
     with leader().together():
         restored = _restore(run, checkpoints)
-        if restored is not None and restored.extra["finished"]:
+        ended = restored is not None and restored.extra["ended"] is not None
+        if ended and leader().broadcast_from_leader("judged", lambda: _judged(job.workdir)):
             console.print(f"{job.workdir} is complete (step {restored.step})", highlight=False)
             return True
         if leader().leads:
@@ -236,18 +238,20 @@ def _train(
         evaluator = run.evaluator()
         try:
             with raised(), leader().together():
-                state = _join_regions(run, state, restored, evaluator, console, quiet)
+                if not ended:  # else the others have all that they need of this region
+                    state = _join_regions(run, state, restored, evaluator, console, quiet)
         except InterruptedBeforeError:
             return False
         display = display or open_display(console, job.steps, quiet)
         interrupt = held.enter_context(Interrupt())
         with contextlib.closing(display):
-            complete = _loop(
-                run, state, restored, evaluator, checkpoints, display, console, interrupt
-            )
-        if not complete and run.exchange is not None:
-            run.exchange.pause()
-        return complete
+            return _loop(run, state, restored, evaluator, checkpoints, display, console, interrupt)
+
+
+def _judged(workdir: Path) -> bool:
+    """Whether the log of a run whose training has ended has its last evaluation, too."""
+    file = workdir / METRICS
+    return file.is_file() and any(record["kind"] == "end" for record in read_records(file))
 
 
 @contextlib.contextmanager
@@ -355,7 +359,10 @@ def _loop(
         loop = Loop(run, state, evaluator, log, checkpoints, display)
         if extra is not None:
             loop.restore(extra)
-        return loop.train(interrupt)
+        complete = loop.train(interrupt)
+    if not (complete or loop.ended or run.exchange is None):
+        run.exchange.pause()
+    return complete
 
 
 def missing(newest: Mapping[str, Any] | None, step: int) -> str | None:

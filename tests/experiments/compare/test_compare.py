@@ -147,8 +147,8 @@ def test_a_run_that_fails_is_interrupted_and_continues(whole, monkeypatch):
     monkeypatch.setattr(compare_runs, "train", train)
     evaluate = Loop._evaluate
 
-    def interrupts(loop, **kwargs):
-        evaluate(loop, **kwargs)
+    def interrupts(loop, *arguments, **named):
+        evaluate(loop, *arguments, **named)
         if loop.step == 4:
             os.kill(os.getpid(), signal.SIGTERM)
 

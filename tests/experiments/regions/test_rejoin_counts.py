@@ -45,7 +45,8 @@ def test_nothing_that_was_done_is_forgotten(newest, extra, tokens, sent, receive
     saved = (30, 40) if extra else (0, 0)
     state, found = continue_counts(entered(saved[0], saved[1] + 9), newest, extra)
     counted = {"tokens": tokens, "sent": [sent], "received": [received], "pending": {}}
-    assert found == {"records": counted, "seconds": seconds}
+    left = {"owed_evaluation": False, "ended": None}
+    assert found == {"records": counted, "seconds": seconds, **left}
     assert (state.counters.bytes_sent, state.counters.bytes_received) == ([sent], [received])
 
 

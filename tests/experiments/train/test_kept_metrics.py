@@ -7,12 +7,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
+import jax
 import pytest
 
 from experiments.__main__ import main
 from experiments.metrics import read_records
 from experiments.train import loop as loops
+from experiments.train.evaluation import Evaluator
 from experiments.train.loop import BEST, Loop
+from lowcomm_jax.engine import Engine
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -30,10 +33,11 @@ def loop(monkeypatch):
     made.run.job.method.anchors = "shared"
     made.driver.step = lambda state: state.step
     made._spent, made._started = dict.fromkeys(loops.PHASES, 0.0), 0.0
-    made.evaluation, made._evaluated_at, made._owed = None, -1, False
+    made.evaluation, made._evaluated_at, made._owed, made._ended = None, -1, False, None
+    made._now, made._lasted = None, {}
     made._evaluated_progress = 0
     made.state = MagicMock(step=4)
-    made.evaluator = lambda state: MagicMock(anchor=1.5, regions=None)
+    made.evaluator = lambda state, leave: MagicMock(anchor=1.5, regions=None)
     return made
 
 
@@ -45,10 +49,20 @@ def saved(loop):
 def test_a_checkpoint_is_judged_by_its_own_loss(loop):
     """With that of an earlier step the wrong checkpoint would be kept as the best one."""
     assert saved(loop) == {}
-    loop._evaluate()
+    loop._evaluate(lambda: False)
     assert saved(loop) == {BEST: 1.5}
     loop.state = SimpleNamespace(step=6)
     assert saved(loop) == {}
+
+
+def test_a_signal_is_told_what_is_under_way_and_for_how_long(loop, monkeypatch):
+    clock = iter([10.0, 14.0, 20.0, 20.5, 21.0])
+    monkeypatch.setattr(loops.time, "perf_counter", lambda: next(clock))
+    with loop._phase("eval"):
+        pass
+    with loop._phase("eval"):
+        said = loop._under_way()
+    assert said == "a batch of the evaluation (0.5 s so far, the last took 4.0 s)"
 
 
 def test_seconds_go_on_where_they_were(loop, monkeypatch):
@@ -56,7 +70,7 @@ def test_seconds_go_on_where_they_were(loop, monkeypatch):
     loop._started = 1000.0
     monkeypatch.setattr(loops.time, "perf_counter", lambda: 1003.0)
     loop.driver.progress = lambda state: state.step
-    loop.restore({"records": {}, "seconds": 40.0})
+    loop.restore({"records": {}, "seconds": 40.0, "owed_evaluation": False, "ended": None})
     assert loop.seconds == 43.0
     assert loop._shown == (4, 40.0)
 
@@ -85,11 +99,11 @@ def test_a_chunk_that_is_read_late_changes_no_pace(loop, monkeypatch):
     assert [now.seconds_left for now in shown] == [None, 30.0, 10.0]
 
 
-def test_a_signal_takes_no_evaluation_away(tiny, root, monkeypatch):
-    """One before the first step, one in the chunk that ends where an evaluation is due."""
-    monkeypatch.chdir(REPOSITORY)
+@pytest.fixture(scope="module")
+def run(tiny, root):
+    """Trains 12 steps in a folder of this name, with evaluations of three batches each."""
 
-    def run(name):
+    def train(name):
         return main(
             [
                 "train",
@@ -107,12 +121,66 @@ def test_a_signal_takes_no_evaluation_away(tiny, root, monkeypatch):
             ]
         )
 
-    assert run("whole") == 0
-    for name, at in (("first", 0), ("inside", 8)):
-        interrupted_at(monkeypatch, at)
-        assert [run(name), run(name)] == [EXIT_INTERRUPTED, 0]
-        assert losses(root / name) == losses(root / "whole"), name
+    return train
+
+
+@pytest.fixture(scope="module")
+def whole(run, root):
+    """The evaluations of a run that nothing has stopped."""
+    with pytest.MonkeyPatch.context() as patch, jax.numpy_dtype_promotion("standard"):
+        patch.chdir(REPOSITORY)
+        assert run("whole") == 0
     assert [step for step, _, _ in losses(root / "whole")] == [0, 4, 8, 12]
+    return losses(root / "whole")
+
+
+@pytest.mark.parametrize(("name", "at"), [("first", 0), ("inside", 8)])
+def test_a_signal_takes_no_evaluation_away(name, at, run, root, whole, monkeypatch):
+    """One before the first step, one in the chunk that ends where an evaluation is due."""
+    monkeypatch.chdir(REPOSITORY)
+    interrupted_at(monkeypatch, at)
+    assert [run(name), run(name)] == [EXIT_INTERRUPTED, 0]
+    assert losses(root / name) == whole
+
+
+@pytest.mark.parametrize(("step", "kind"), [(8, "signal"), (12, "signal"), (12, "crash")])
+def test_within_an_evaluation(step, kind, run, root, whole, monkeypatch, capfd):
+    """A signal is noticed before the next batch. The last evaluation begins when all is saved: what
+    then goes on makes no step, synchronises no more, and only evaluates."""
+    monkeypatch.chdir(REPOSITORY)
+    name, asked = f"{kind} {step}", []
+    evaluate = Evaluator.__call__
+
+    def struck(self, state, leave):
+        def after_a_batch():
+            asked.append(int(state.counters.step))
+            if asked.count(step) == 2 and kind == "crash":
+                raise OSError("the machine is gone")
+            if asked.count(step) == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return leave()
+
+        return evaluate(self, state, after_a_batch)
+
+    monkeypatch.setattr(Evaluator, "__call__", struck)
+    if kind == "signal":
+        assert run(name) == EXIT_INTERRUPTED
+    else:
+        with pytest.raises(OSError, match="gone"):
+            run(name)
+    assert asked[-1] == step and asked.count(step) == 2
+    assert losses(root / name) == [one for one in whole if one[0] < step]
+    monkeypatch.setattr(Evaluator, "__call__", evaluate)
+    if step == 12:
+        for owner, act in ((loops.FixedDriver, "advance"), (Engine, "finish")):
+            monkeypatch.setattr(owner, act, lambda *a, **b: pytest.fail("it was done already"))
+    assert run(name) == 0
+    assert losses(root / name) == whole
+    got, want = (read_records(root / n / "metrics.jsonl")[-1] for n in (name, "whole"))
+    assert {**got, "seconds": 0} == {**want, "seconds": 0}
+    monkeypatch.undo()
+    capfd.readouterr()
+    assert run(name) == 0 and "is complete (step 12)" in capfd.readouterr().out
 
 
 def interrupted_at(monkeypatch, progress):
@@ -124,9 +192,9 @@ def interrupted_at(monkeypatch, progress):
             left.clear()
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def evaluated(self, final=False):
+    def evaluated(self, *arguments, **named):
         signalled(self, 0 if self.progress == 0 else None)
-        evaluate(self, final)
+        evaluate(self, *arguments, **named)
 
     def advanced(self, *arguments):
         out = advance(self, *arguments)
