@@ -3,6 +3,8 @@
 Each has a test (`tests/test_compat.py`) that fails when an upgrade of JAX moves the name.
 """
 
+from typing import Any
+
 import jax
 from jax._src import distributed
 from jax.extend.core import jaxprs_in_params
@@ -10,14 +12,17 @@ from jax.extend.core import jaxprs_in_params
 __all__ = [
     "KNOWS_EARLY_STARTS",
     "all_gather_invariant",
+    "coordination",
     "coordinator_host",
     "jaxprs_in_params",
     "process_count",
+    "process_index",
 ]
 
 # Whether XLA has `xla_gpu_experimental_collective_start_as_early_as_possible`: with jax 0.10.0 and
 # 0.10.1 a program that sets it is refused.
 KNOWS_EARLY_STARTS = jax.__version_info__ >= (0, 10, 2)
+_NOT_CALLED = "jax.distributed.initialize() was not called; call it (lc.connect_processes) first"
 
 
 def coordinator_host() -> str:
@@ -28,10 +33,19 @@ def coordinator_host() -> str:
     """
     address = distributed.global_state.coordinator_address
     if address is None:
-        raise RuntimeError(
-            "jax.distributed.initialize() was not called; call it (lc.connect_processes) first"
-        )
+        raise RuntimeError(_NOT_CALLED)
     return address.rpartition(":")[0].strip("[]")
+
+
+def coordination() -> Any:
+    """The client of this `jax.distributed` job's coordinator: keys that all processes share.
+
+    Raises:
+      RuntimeError: `jax.distributed.initialize` was not called.
+    """
+    if distributed.global_state.client is None:
+        raise RuntimeError(_NOT_CALLED)
+    return distributed.global_state.client
 
 
 def all_gather_invariant(x: jax.Array, axis_name: str | tuple[str, ...], *, axis: int) -> jax.Array:
@@ -42,3 +56,8 @@ def all_gather_invariant(x: jax.Array, axis_name: str | tuple[str, ...], *, axis
 def process_count() -> int:
     """Number of processes of this job; unlike `jax.process_count` it starts no backend."""
     return distributed.global_state.num_processes
+
+
+def process_index() -> int:
+    """Number of this process, from 0; unlike `jax.process_index` it starts no backend."""
+    return distributed.global_state.process_id

@@ -52,8 +52,10 @@ def process_problems(fields: Mapping[str, Any]) -> list[str]:
     found = []
     if process is not None and not 0 <= process < (count or process + 1):
         found.append(f"process={process}: say which of the {count} this is, 0 to {count - 1}")
-    if coordinator is not None and not re.fullmatch(r".+:\d+", coordinator):
-        found.append(f"coordinator={coordinator!r}: give HOST:PORT of process 0")
+    if coordinator is not None and not re.fullmatch(r"(\[.+\]|[^:\[\]]+):\d+", coordinator):
+        found.append(
+            f"coordinator={coordinator!r}: give HOST:PORT of process 0, IPv6 as [::1]:PORT"
+        )
     asked, mesh = devices.asked_for(fields["mesh"]), fields["mesh"]
     # Then the mesh is made of the devices that there are.
     automatic = mesh["fsdp"] == 0 or (fields["exchange"] == "mesh" and mesh["region"] == 0)
@@ -88,7 +90,9 @@ def start(fields: Mapping[str, Any]) -> None:
         )
     except ValueError as error:
         raise RefusedError([str(error)], CANNOT_MEET) from error
-    except TimeoutError as error:
+        if met is not None:
+            leader().end_when_lost(GRACE_S, EXIT_LOST)
+    except OSError as error:
         # At once: JAX, which still waits, would end this process with a page of its own.
         print(f"{CANNOT_MEET}: {error}", file=sys.stderr, flush=True)
         os._exit(EXIT_REFUSED)
@@ -97,7 +101,14 @@ def start(fields: Mapping[str, Any]) -> None:
             fix = "give processes, process and coordinator, the same coordinator in all of them"
             raise RefusedError([f"processes=0: no known launcher started this process; {fix}"])
         return
-    leader().end_when_lost(GRACE_S, EXIT_LOST)
+    try:
+        launchers.start_devices(leader())
+    except Exception as error:
+        if not isinstance(error, OSError):  # those of ours say all
+            error = (
+                f"process {leader().index}: {type(error).__name__}: {' '.join(str(error).split())}"
+            )
+        leader().end_all(f"{CANNOT_MEET}: {error}", EXIT_REFUSED)
 
 
 def _several(fields: Mapping[str, Any]) -> bool:

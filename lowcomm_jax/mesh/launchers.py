@@ -16,19 +16,25 @@ from __future__ import annotations
 import dataclasses
 import glob
 import hashlib
+import ipaddress
 import os
 import queue
 import re
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+from jax.experimental import multihost_utils
+
+from lowcomm_jax.mesh.leader import Leader, listener
 
 PORTS = 61440, 4096  # first, and how many: a job's port is one of them
 HEARTBEAT_S = 25
 LONGER_S = 600  # JAX, when it has waited for too long, aborts the process
+NAME_S, DEVICES_S = 10.0, 300.0
+"""Seconds for all devices to start: where a host's name leads nowhere, and else."""
 TPU = "the TPU runtime"
 
 
@@ -258,6 +264,7 @@ def connect_processes(
 
     Raises:
       ValueError: arguments and launcher together do not give a place; names what is missing.
+      ConnectionError: this is process 0, and it cannot listen at the coordinator's port.
       TimeoutError: other processes, or the coordinator, do not answer in time; names who is
         missing. This process can then only end.
     """
@@ -273,6 +280,8 @@ def connect_processes(
             said = "no launcher is known here" if known is None else f"{known.launcher} does not"
             raise ValueError(f"{', '.join(missing)} must be given: {said} say it")
     devices = devices_of(place, visible_gpus())
+    if place.process == 0 and place.coordinator:
+        _require_free(place.coordinator)
     # SIGTERM belongs to the training loop, which agrees with all processes on what to do.
     jax.config.update("jax_enable_preemption_service", False)
     given = {
@@ -290,16 +299,7 @@ def connect_processes(
 
 def _initialize(given: dict[str, Any], place: Placement, timeout_s: float) -> None:
     """`jax.distributed.initialize` on a thread: where it runs out of time, it ends the process."""
-    ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
-
-    def run() -> None:
-        try:
-            jax.distributed.initialize(**given)
-            ended.put(None)
-        except Exception as error:
-            ended.put(error)
-
-    threading.Thread(target=run, name="lowcomm-connect", daemon=True).start()
+    ended = _on_thread(lambda: jax.distributed.initialize(**given))
     try:
         error = ended.get(timeout=timeout_s)
     except queue.Empty:
@@ -311,6 +311,75 @@ def _initialize(given: dict[str, Any], place: Placement, timeout_s: float) -> No
         raise TimeoutError(f"{found}; waited {timeout_s:.0f} s") from None
     if error is not None:
         raise error
+
+
+def _require_free(coordinator: str) -> None:
+    """Refuse a port at which another program listens: JAX would die of it without a word."""
+    try:
+        listener(int(coordinator.rpartition(":")[2])).close()
+    except (OSError, OverflowError) as error:
+        reason = os.strerror(error.errno) if isinstance(error, OSError) else error
+        what = f"process 0 cannot listen at the port of {coordinator} ({reason})"
+        raise ConnectionError(f"{what}: give another coordinator") from error
+
+
+def _on_thread(act: Callable[[], Any]) -> queue.SimpleQueue[Exception | None]:
+    """Call `act` on a thread; its error, or None, will be in the queue."""
+    ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            act()
+            ended.put(None)
+        except Exception as error:
+            ended.put(error)
+
+    threading.Thread(target=run, name="lowcomm-connect", daemon=True).start()
+    return ended
+
+
+def start_devices(team: Leader, wait_s: float = DEVICES_S) -> None:
+    """Start the devices of all processes, and let them exchange a value; all call it together.
+
+    On CPUs, processes look for one another at the address that each host's own name resolves to.
+
+    Args:
+      team: this process among the others.
+      wait_s: seconds for both.
+
+    Raises:
+      ConnectionError: after 10 s, or an error, where the name of a host resolves to a loopback
+        address: others do not find it there. Says which name, which address, and what to set.
+      TimeoutError: devices have not exchanged a value in time.
+      Exception: what JAX raises where devices do not start.
+    """
+    names = team.everyones("names", _name_problem(team.address_elsewhere()))
+    found = list(dict.fromkeys(problem for problem in names if problem))  # a host has it once
+    ended = _on_thread(lambda: multihost_utils.sync_global_devices("lowcomm_jax starts"))
+    try:
+        error = ended.get(timeout=NAME_S if found else wait_s)
+    except queue.Empty:
+        what = "the devices of all processes have exchanged nothing"
+        error = TimeoutError(f"{what}; waited {wait_s:.0f} s")
+    if error is not None and found:
+        raise ConnectionError("; ".join(found)) from error
+    if error is not None:
+        raise error
+
+
+def _name_problem(address: str | None) -> str | None:
+    """Why other hosts do not find this one, which has that address, by the name it gives itself."""
+    name = socket.gethostname()
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0]
+    except OSError as error:
+        return f"the name of this host, {name}, has no address ({error.strerror})"
+    if address is None or not ipaddress.ip_address(found.partition("%")[0]).is_loopback:
+        return None
+    return (
+        f"the name of this host, {name}, resolves to {found}, where other hosts do not find it; "
+        f"write in its /etc/hosts `{address} {name}`, and remove {name} from the line of {found}"
+    )
 
 
 def _answers(address: str) -> bool:

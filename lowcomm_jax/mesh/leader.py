@@ -14,27 +14,32 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ipaddress
 import logging
 import os
 import queue
 import secrets
 import socket
+import struct
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from multiprocessing.connection import Client, Connection, Listener
-from typing import Any, TypeVar
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from typing import Any, NoReturn, TypeVar
 
 import jax
-import numpy as np
-from jax.experimental import multihost_utils
 
 from lowcomm_jax import compat
 from lowcomm_jax.mesh import serialization
 
 _KEY_BYTES = 32
 _PATIENCE_S = 10.0
+_MEET_S, _HANDSHAKE_S, _LOOK_S = 60.0, 10.0, 0.5
+_STRANGERS = 64  # that may connect at once, beside the processes
+# Keys of the coordinator: where the leader listens, and what has failed before all were connected.
+_CARD, _FAILED = "lowcomm_jax/leader", "lowcomm_jax/failed"
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 Hear = Callable[[int, tuple], None]
@@ -51,7 +56,7 @@ class LeaderChannel:
     """One process's end of the connections: each message goes to all its peers, in order.
 
     The first process has all others as peers; each of these has the first one. A peer has proved
-    that it knows a key which only the processes of this job were given. Messages hold values that
+    that it knows a key which the coordinator gives to its processes. Messages hold values that
     `serialization` can encode.
 
     Args:
@@ -83,12 +88,19 @@ class LeaderChannel:
         self._sender.join(wait_s)
         self._closed = True
         for connection in self._peers.values():
-            # Closing alone would not wake a thread that reads.
-            with (
-                contextlib.suppress(OSError),
-                socket.socket(fileno=os.dup(connection.fileno())) as s,
-            ):
-                s.shutdown(socket.SHUT_RDWR)
+            with contextlib.suppress(OSError), _socket_of(connection) as s:
+                _shut(s)
+
+    def address_elsewhere(self) -> str | None:
+        """This host's address as a peer on another host sees it; None = there is no such peer."""
+        for connection in self._peers.values():
+            with _socket_of(connection) as s:
+                own, peer = (
+                    x[0].removeprefix("::ffff:") for x in (s.getsockname(), s.getpeername())
+                )
+            if own != peer and not ipaddress.ip_address(peer.partition("%")[0]).is_loopback:
+                return own
+        return None
 
     def _send(self) -> None:
         while (frames := self._outbox.get()) is not None:
@@ -116,24 +128,156 @@ class LeaderChannel:
             self._hear(peer, ("raised", error))
 
 
-def open_channel(hear: Hear) -> LeaderChannel:
-    """Connect the processes of this job; all of them call it together."""
-    leads, count = jax.process_index() == 0, jax.process_count()
-    card = np.zeros(4 + _KEY_BYTES, np.uint8)
-    if leads:
-        key = secrets.token_bytes(_KEY_BYTES)
-        listener = Listener(("", 0), backlog=count, authkey=key)
-        port = listener.address[1].to_bytes(4, "little")
-        card = np.frombuffer(port + key, np.uint8)
-    data = multihost_utils.broadcast_one_to_all(card).tobytes()
-    if leads:
-        with listener:
-            accepted = (listener.accept() for _ in range(count - 1))
-            return LeaderChannel({int(c.recv_bytes()): c for c in accepted}, hear)
-    address = compat.coordinator_host(), int.from_bytes(data[:4], "little")
-    connection = Client(address, authkey=data[4:])
-    connection.send_bytes(b"%d" % jax.process_index())
-    return LeaderChannel({0: connection}, hear)
+def open_channel(hear: Hear, wait_s: float = _MEET_S) -> LeaderChannel:
+    """Connect the processes of this job, which have met at their coordinator; all call it together.
+
+    Where one of them fails, all do, and each says what that one has said.
+
+    Args:
+      hear: see `LeaderChannel`.
+      wait_s: seconds to wait for the others.
+
+    Raises:
+      ConnectionError: in one line, which process cannot be reached, and where.
+    """
+    index, until = compat.process_index(), time.monotonic() + wait_s
+    try:
+        peers = _accept_all(until) if index == 0 else {0: _reach_leader(index, until)}
+    except _ToldError:
+        raise
+    except OSError as error:
+        compat.coordination().key_value_set(f"{_FAILED}/{index}", str(error))
+        time.sleep(2 * _LOOK_S if index == 0 else 0)  # its end ends the coordinator
+        raise
+    return LeaderChannel(peers, hear)
+
+
+class _ToldError(ConnectionError):
+    """What another process has failed with."""
+
+
+def _look_for_failures() -> None:
+    """Raise what another process has failed with, if any has."""
+    try:
+        for _, line in compat.coordination().key_value_dir_get(_FAILED):
+            raise _ToldError(line)
+    except jax.errors.JaxRuntimeError as error:
+        raise _ToldError("process 0, the coordinator, has ended") from error
+
+
+def _accept_all(until: float) -> dict[int, Connection]:
+    """The connections of all others to this process, the first one."""
+    count, key = compat.process_count(), secrets.token_bytes(_KEY_BYTES)
+    peers: dict[int, Connection] = {}
+    with listener(backlog=count + _STRANGERS) as opened, contextlib.ExitStack() as at_last:
+        at_last.callback(_shut, opened)
+        port = opened.getsockname()[1]
+        compat.coordination().key_value_set_bytes(_CARD, port.to_bytes(4, "little") + key)
+        arrived: queue.SimpleQueue[tuple[int, Connection]] = queue.SimpleQueue()
+        threading.Thread(target=_accept, args=(opened, key, arrived), daemon=True).start()
+        while len(peers) < count - 1:
+            _look_for_failures()
+            if time.monotonic() > until:
+                missing = ", ".join(str(i) for i in range(1, count) if i not in peers)
+                raise ConnectionError(
+                    f"process {missing} has not come to port {port} of process 0; the processes of "
+                    "a job must reach one another at all ports"
+                )
+            with contextlib.suppress(queue.Empty):
+                process, connection = arrived.get(timeout=_LOOK_S)
+                peers[process] = connection
+    for connection in peers.values():
+        connection.send_bytes(b"all")
+        _limit(connection, 0)
+    return peers
+
+
+def _accept(opened: socket.socket, key: bytes, arrived: queue.SimpleQueue) -> None:
+    """Put (process, connection) of everyone who knows the key, until the socket is closed."""
+
+    def greet(one: socket.socket) -> None:
+        with contextlib.suppress(OSError, EOFError, ValueError, AuthenticationError):
+            connection = _greeted(one, key, leads=True)
+            arrived.put((int(connection.recv_bytes(20)), connection))
+
+    with contextlib.suppress(OSError):
+        while True:
+            one, _ = opened.accept()
+            # Anybody may connect, and say nothing.
+            threading.Thread(target=greet, args=(one,), daemon=True).start()
+
+
+def _reach_leader(index: int, until: float) -> Connection:
+    """The connection to the first process, which has all others then."""
+    card = None
+    while card is None:
+        _look_for_failures()
+        if time.monotonic() > until:
+            raise ConnectionError("process 0 does not say where it listens")
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # not there yet
+            card = compat.coordination().blocking_key_value_get_bytes(_CARD, int(1e3 * _LOOK_S))
+    address = compat.coordinator_host(), int.from_bytes(card[:4], "little")
+    try:
+        opened = socket.create_connection(address, timeout=_HANDSHAKE_S)
+        connection = _greeted(opened, card[4:], leads=False)
+        connection.send_bytes(b"%d" % index)
+        while not connection.poll(_LOOK_S):
+            _look_for_failures()
+        connection.recv_bytes(20)
+    except _ToldError:
+        raise
+    except (OSError, EOFError, AuthenticationError) as error:
+        time.sleep(_LOOK_S)  # where process 0 has failed, it says so now
+        _look_for_failures()
+        raise ConnectionError(
+            f"process {index} does not reach process 0 at {address[0]}, port {address[1]} "
+            f"({error or type(error).__name__}); the processes of a job must reach one another at "
+            "all ports"
+        ) from error
+    _limit(connection, 0)
+    return connection
+
+
+def listener(port: int = 0, backlog: int = 1) -> socket.socket:
+    """A socket that listens at all addresses of this host, of both versions of IP where it has two.
+
+    Args:
+      port: 0 = a free one.
+    """
+    if socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):
+            both = {"family": socket.AF_INET6, "dualstack_ipv6": True}
+            return socket.create_server(("", port), backlog=backlog, **both)
+    return socket.create_server(("", port), backlog=backlog)
+
+
+def _greeted(opened: socket.socket, key: bytes, leads: bool) -> Connection:
+    """The connection of a socket once both ends have proved that they know the key."""
+    opened.setblocking(True)
+    connection = Connection(opened.detach())
+    _limit(connection, _HANDSHAKE_S)
+    challenges = deliver_challenge, answer_challenge
+    for challenge in challenges if leads else reversed(challenges):
+        challenge(connection, key)
+    return connection
+
+
+def _limit(connection: Connection, seconds: float) -> None:
+    """Let reads fail (`OSError`) that take so long; 0 = none."""
+    with _socket_of(connection) as s:
+        limit = struct.pack("ll", int(seconds), 0)
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+
+
+def _shut(s: socket.socket) -> None:
+    """Wake who waits there; closing alone would not."""
+    with contextlib.suppress(OSError):
+        s.shutdown(socket.SHUT_RDWR)
+
+
+def _socket_of(connection: Connection) -> socket.socket:
+    """Another handle of the socket, to be closed after use."""
+    return socket.socket(fileno=os.dup(connection.fileno()))
 
 
 # -- decisions of the leader -------------------------------------------------------------------
@@ -171,6 +315,7 @@ class Leader:
         self._on_failure: Callable[[Exception], None] | None = None
         self._when_lost: tuple[float, int] | None = None
         self._on_signal: Callable[[int], None] | None = None
+        self._channel: LeaderChannel | None = None  # it may hear before it is returned
         self._channel = connect(self._hear) if count > 1 else None
         if self._channel is not None:
             # Before jax.distributed waits for all: it must not wait for who listens here.
@@ -287,6 +432,15 @@ class Leader:
         sys.stderr.flush()
         os._exit(code)
 
+    def end_all(self, line: str, code: int) -> NoReturn:
+        """End all processes of this job, wherever they wait, each with this line on stderr."""
+        print(line, file=sys.stderr, flush=True)
+        if self._channel is not None:
+            self._channel.say("ends", line, code)
+            self._channel.close()
+            time.sleep(1.0 if self.leads else 0.0)  # JAX ends the others when its coordinator ends
+        os._exit(code)
+
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
         """A context that all processes leave together: an error in one is raised in all.
@@ -328,6 +482,8 @@ class Leader:
             if self._on_signal is not None:
                 self._on_signal(*rest)
             return
+        if kind == "ends":
+            self.end_all(*rest)
         if kind == "bye":
             self._left.add(process)
             return
@@ -347,6 +503,10 @@ class Leader:
     def _note_failure(self, process: int, kind: str, rest: list) -> None:
         self._failed.setdefault(process, rest[0] if rest else None)
         self._gone |= {process} if kind == "gone" else set()
+
+    def address_elsewhere(self) -> str | None:
+        """See `LeaderChannel`; None in a job of one process."""
+        return None if self._channel is None else self._channel.address_elsewhere()
 
     # -- signals ------------------------------------------------------------------------------
 
@@ -368,11 +528,16 @@ _opened: Leader | None = None
 def leader() -> Leader:
     """The `Leader` of this process; all processes of the job make the first call together.
 
-    The first call connects them.
+      The first call connects them. It starts no backend.
+
+    Raises:
+      ConnectionError: see `open_channel`.
     """
     global _opened
-    if _opened is None and jax.process_count() > 1:
-        _opened = Leader(jax.process_count(), jax.process_index())
+    if _opened is None and compat.process_count() > 1:
+        _opened = Leader(compat.process_count(), compat.process_index())
+    elif _opened is None and jax.process_count() > 1:
+        compat.coordination()  # raises
     return opened()
 
 

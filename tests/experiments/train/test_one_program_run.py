@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -9,6 +10,7 @@ import time
 import pytest
 
 from experiments.__main__ import main
+from experiments.bench import netem
 from experiments.metrics import read_records
 from experiments.processes import free_port
 from experiments.runlog import read_run
@@ -25,27 +27,43 @@ def arguments_of(tiny, root, config):
 
 
 class Program:
-    """Processes of one program; `change` gives one of them other arguments."""
+    """Processes of one program; `change` gives one of them other arguments, `env` other variables.
 
-    def __init__(self, tiny, root, name, count, *more, config="streaming_diloco", change=None):
+    `places`: words before the command of each, which put it on a host.
+    """
+
+    def __init__(
+        self,
+        tiny,
+        root,
+        name,
+        count,
+        *more,
+        config="streaming_diloco",
+        host="127.0.0.1",
+        change=None,
+        env=None,
+        places=None,
+    ):
         self.workdir, self.outputs = root / name, []
         self.workdir.mkdir(exist_ok=True)
         given = arguments_of(tiny, root, config)
-        address, self.processes = f"127.0.0.1:{free_port()}", []
+        address, self.processes = f"{host}:{free_port()}", []
         for process in range(count):
             arguments = [*given, *more]
             if count > 1:
                 arguments += [f"--coordinator={address}", f"--process={process}"]
                 arguments += [f"--processes={count}"]
             arguments += [f"--workdir={self.workdir}", *(change or {}).get(process, [])]
+            place = places[process] if places else []
             self.outputs.append(self.workdir / f"output.{process}.txt")
             with self.outputs[-1].open("ab") as output:
                 self.processes.append(
                     subprocess.Popen(
-                        [sys.executable, "-m", "experiments", "train", *arguments],
+                        [*place, sys.executable, "-m", "experiments", "train", *arguments],
                         stdout=output,
                         stderr=subprocess.STDOUT,
-                        env={**os.environ},
+                        env={**os.environ, **(env or {}).get(process, {})},
                     )
                 )
 
@@ -78,6 +96,24 @@ def numbers(workdir):
     kept = ("loss", "grad_norm", "bytes_sent", "participation", "events", "tokens")
     steps = [{name: step[name] for name in kept} for step in run.steps]
     return steps, [(e["anchor"], e["mean_of_regions"], e["document_sum"]) for e in run.evals]
+
+
+def has_ipv6():
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+def told(run):
+    """The lines about meeting, the same in all processes."""
+    lines = [
+        [line for line in run.shown(i).splitlines() if line.startswith("cannot meet")]
+        for i in range(len(run.processes))
+    ]
+    assert all(own == lines[0] for own in lines) and len(lines[0]) == 1, run.shown(0)
+    return lines[0][0]
 
 
 SHORT = ("--config.steps=24", "--config.log.every=6", "--config.method.period=6")
@@ -152,8 +188,10 @@ def test_a_killed_process_ends_the_others_which_name_it(process, tiny, root):
 
 
 def test_processes_with_different_configs_name_the_field(tiny, root):
-    change = {1: ["--config.inner.learning_rate=0.5"]}
-    with Program(tiny, root, "differ", 2, *SHORT, "--config.regions=2", change=change) as run:
+    """They have met, so that they can compare: by IPv6 where this machine has it."""
+    change, more = {1: ["--config.inner.learning_rate=0.5"]}, [*SHORT, "--config.regions=2"]
+    host = "[::1]" if has_ipv6() else "127.0.0.1"
+    with Program(tiny, root, "differ", 2, *more, host=host, change=change) as run:
         assert run.exits() == [2, 2]
         for process in range(2):
             shown = run.shown(process)
@@ -177,3 +215,37 @@ def test_fewer_devices_than_the_mesh(tiny, root):
         for process in (0, 1):
             assert "needs 3 devices, 2 here" in run.shown(process)
             assert "=2 cuts a processor into as many, in each of 2 processes" in run.shown(process)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("process", [0, 1])
+def test_devices_that_do_not_start_end_all_with_one_line(process, tiny, root):
+    more, env = [*SHORT, "--config.regions=2"], {process: {"JAX_PLATFORMS": "abacus"}}
+    with Program(tiny, root, f"abacus{process}", 2, *more, env=env) as run:
+        assert run.exits(120) == [2, 2]
+        assert f"process {process}: RuntimeError: Unable to initialize backend 'abacus'" in told(run)
+
+
+@pytest.mark.slow
+def test_a_coordinators_port_that_is_taken(tiny, root):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        where = f"--coordinator=127.0.0.1:{taken.getsockname()[1]}"
+        more = [*SHORT, "--config.regions=2", where, "--process=0", "--processes=2"]
+        with Program(tiny, root, "taken", 1, *more) as run:
+            assert run.exits(60) == [2]
+            assert "in use): give another coordinator" in told(run)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(netem.problems()), reason="; ".join(netem.problems()))
+def test_a_host_whose_name_resolves_to_loopback_says_so(tiny, root):
+    """Two hosts, whose common name is that of this machine in /etc/hosts, or has no address."""
+    name, more = socket.gethostname(), [*SHORT, "--config.regions=2"]
+    with netem.link(None) as places:
+        host = netem.ADDRESSES[0]
+        with Program(tiny, root, "names", 2, *more, host=host, places=places) as run:
+            assert run.exits(120) == [2, 2]
+            line = told(run)
+            assert f"the name of this host, {name}, " in line
+            if "resolves to 127." in line:
+                assert f"write in its /etc/hosts `{host} {name}`" in line

@@ -30,6 +30,7 @@ def problems(**changes):
         ({"processes": 2, "process": 2}, ["process=2: say which of the 2"]),
         ({"processes": 0, "process": -1}, ["process=-1"]),
         ({"processes": 2, "coordinator": "host"}, ["give HOST:PORT"]),
+        ({"processes": 2, "coordinator": "::1:8476"}, ["IPv6 as [::1]:PORT"]),
         ({"processes": 2, "mesh": {"fsdp": 3}}, ["mesh of 3 devices"]),
         ({"processes": 2, "offload": True}, ["offload"]),
         (
@@ -50,6 +51,7 @@ def test_refused(changes, expected):
     [
         {},
         {"processes": 2, "process": 1, "coordinator": "host:8476"},
+        {"processes": 2, "process": 1, "coordinator": "[::1]:8476"},
         {"processes": 0},
         {"processes": 4, "mesh": {"fsdp": 8}},
         {"processes": 4, "exchange": "mesh", "mesh": {"region": 2}},
