@@ -100,7 +100,10 @@ class ByteTokenizer:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FileTokenizer:
-    """A Hugging Face tokenizer; special tokens written out in a text are encoded as plain text."""
+    """A Hugging Face tokenizer; special tokens written out in a text are encoded as plain text.
+
+    What its template adds to a text (a token that begins it, or ends it) is left out.
+    """
 
     name: str
     backend: hf.Tokenizer
@@ -218,7 +221,9 @@ def _open_file(name: str, path: Path, eos_token: str | None) -> FileTokenizer:
         )
     pad_id = _first_id(backend, _USUAL_PAD)
     ends = {backend.id_to_token(i): i for i in (eos_id, pad_id) if i is not None}
-    if spelt := [text for text, i in ends.items() if i in backend.encode(text).ids]:
+    # Without what the file's template adds to every text, as `FileTokenizer.encode` encodes.
+    spelt = [x for x, i in ends.items() if i in backend.encode(x, add_special_tokens=False).ids]
+    if spelt:
         log.warning(
             "tokenizer=%r: a text that spells %s ends or leaves out a part of its document (as "
             "with Unigram models, and added tokens that are not special)",

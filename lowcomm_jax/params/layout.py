@@ -83,7 +83,7 @@ def _no_arrays(names: Sequence[str], values: Sequence[Any]) -> list[str]:
         except TypeError:
             problems.append(
                 f"{name!r}: a {type(value).__name__} is no array: keep it out of the parameters "
-                "(Equinox: eqx.partition(model, eqx.is_array); NNX: nnx.split)"
+                "(Equinox: `params, static = eqx.partition(model, eqx.is_array)`; NNX: nnx.split)"
             )
             continue
         if not hasattr(value, "shape"):
@@ -111,8 +111,9 @@ def inferred_roles(params: PyTree) -> tuple[dict[str, Role], list[str]]:
     if streams:
         problems.append(
             f"{', '.join(map(repr, streams))}: frozen NNX random streams would give the same "
-            "numbers at every step: keep them out (graph, params = nnx.split(model, nnx.Param, "
-            "...)) and use the step's rng, as model(x, rngs=nnx.Rngs(dropout=rng)); or give roles="
+            "numbers at every step: keep them out, `graph, params, rest = nnx.split(model, "
+            "nnx.Param, ...)`, and use the step's rng in the loss_fn, `model = nnx.merge(graph, "
+            "params, rest)` and `model(x, rngs=nnx.Rngs(dropout=rng))`; or give roles="
         )
     for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
         name = path_name(path)

@@ -85,10 +85,10 @@ def test_bpe_is_trained_once_a_corpus_and_size(documents, tmp_path, monkeypatch)
     assert len(list((tmp_path / "tokenizers").iterdir())) == 1
 
 
-def write_file(path, special):
+def write_file(path, *special):
     backend = hf.Tokenizer(hf.models.WordLevel({"a": 0, "b": 1, "[UNK]": 2}, unk_token="[UNK]"))
     backend.pre_tokenizer = hf.pre_tokenizers.Whitespace()
-    backend.add_special_tokens([special])
+    backend.add_special_tokens(list(special))
     backend.enable_padding(length=9)
     backend.enable_truncation(1)
     backend.save(str(path))
@@ -114,6 +114,23 @@ def test_a_file_whose_end_token_a_text_can_spell_is_warned_of(documents, tmp_pat
     ours.open_tokenizer(f"file:{tmp_path / 't.json'}", documents, tmp_path)
     ours.open_tokenizer("bpe:300", documents, tmp_path)
     assert not caplog.text
+
+
+def test_what_a_template_adds_is_left_out_and_not_warned_of(documents, tmp_path, caplog):
+    """As those of Llama (a token that begins every text) and T5 (one that ends it)."""
+    write_file(tmp_path / "t.json", "</s>", "<s>")
+    backend = hf.Tokenizer.from_file(str(tmp_path / "t.json"))
+    number = backend.token_to_id
+    backend.no_padding()
+    backend.no_truncation()
+    backend.post_processor = hf.processors.TemplateProcessing(
+        "<s> $A </s>", special_tokens=[("<s>", number("<s>")), ("</s>", number("</s>"))]
+    )
+    backend.save(str(tmp_path / "t.json"))
+    assert backend.encode("a b").ids == [number("<s>"), 0, 1, number("</s>")]
+    tokenizer = ours.open_tokenizer(f"file:{tmp_path / 't.json'}", documents, tmp_path)
+    assert tokenizer.encode("a b").tolist() == [0, 1] and tokenizer.eos_id == number("</s>")
+    assert caplog.messages == []
 
 
 def test_end_token_of_a_file_must_be_known(documents, tmp_path):

@@ -223,7 +223,9 @@ def test_devices_that_do_not_start_end_all_with_one_line(process, tiny, root):
     more, env = [*SHORT, "--config.regions=2"], {process: {"JAX_PLATFORMS": "abacus"}}
     with Program(tiny, root, f"abacus{process}", 2, *more, env=env) as run:
         assert run.exits(120) == [2, 2]
-        assert f"process {process}: RuntimeError: Unable to initialize backend 'abacus'" in told(run)
+        assert f"process {process}: RuntimeError: Unable to initialize backend 'abacus'" in told(
+            run
+        )
 
 
 @pytest.mark.slow
