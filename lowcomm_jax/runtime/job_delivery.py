@@ -286,7 +286,7 @@ class JobDelivery:
         if key not in self._pending:
             raise ValueError(
                 f"payload {key!r} is in flight in a state that was restored: call "
-                "Engine.reconnect(state) before the first step"
+                "engine.reconnect(state) before the first step"
             )
         flight, learns = state.in_flight[key], self.learns_outcome(key)
         pending = self._pending.pop(key)

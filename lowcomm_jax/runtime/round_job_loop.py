@@ -259,7 +259,7 @@ class RoundJobLoop(JobLoop, abc.ABC):
         if short and not self.ended_before(state):  # the others may have ended without us
             raise ValueError(
                 f"{landed} rounds have landed here, of {self.until}: a run ends with a round, the "
-                "same for all; train with Engine.run(state, batches, rounds=...) first"
+                "same for all; train with engine.run(state, batches, rounds=...) first"
             )
         self._at_the_end = True
         return state

@@ -43,7 +43,9 @@ def refuse_other_types(loss_fn: Any, inner: Any, method: Any, mesh: Any, seed: A
         fix = f"call its factory, as lc.methods.{near[0]}(...)"
         problems.append(f"method={method!r} is no Method: {fix}")
     if not (mesh is None or isinstance(mesh, Mesh)):
-        problems.append(f"mesh={mesh!r} is no Mesh: give lc.make_mesh(...), or leave it out")
+        problems.append(
+            f"mesh={mesh!r} is no Mesh: give one of lc.make_mesh(region=2), or leave it out"
+        )
     if isinstance(seed, bool) or not isinstance(seed, Integral):
         problems.append(f"seed={seed!r}: give a whole number")
     if problems:

@@ -365,7 +365,7 @@ def check_increments(method: Method, like: PyTree) -> None:
     if outer is None or not integrates(jax.eval_shape(outer.init, like)):
         raise ValueError(
             f"codec {method.codec.name}: its payloads are increments, and nothing sums them up; "
-            "use outer=optax.chain(lowcomm_jax.compression.integrate(), your outer rule)"
+            "use outer=optax.chain(lowcomm_jax.compression.integrate(), outer)"
         )
 
 
