@@ -18,6 +18,7 @@ from flax import nnx
 from params.tiny_runs import X, engine
 
 import lowcomm_jax as lc
+from experiments.cli import fields, load_config
 from lowcomm_jax import exchange
 from lowcomm_jax.adaptive.engine import AdaptiveEngine
 from lowcomm_jax.aot.targets import Target
@@ -55,6 +56,17 @@ def texts(file):
 
 
 @functools.cache
+def messages():
+    """All texts of the sources."""
+    return {
+        text
+        for room in ("lowcomm_jax", "experiments")
+        for file in (ROOT / room).rglob("*.py")
+        if not file.relative_to(ROOT).as_posix().startswith(LEFT_OUT)
+        for text in texts(file)
+    }
+
+
 def advice():
     """Every line of code in a message."""
     files = [
@@ -276,3 +288,35 @@ def test_every_line_of_code_in_a_message_is_executed_here():
 @pytest.mark.parametrize("code", EXECUTED)
 def test_it_runs(code):
     EXECUTED[code](code)
+
+
+# -- overrides of configs --------------------------------------------------------------------------
+
+OVERRIDE = re.compile(rf"--config\.([a-z_]\w*(?:\.\w+)*)(?![\w.{PLACE}])(?:=([^\s,;:)'\"]+))?")
+CONFIGS = (
+    "diloco",
+    "adloco",
+    "configs/compare/quick.py",
+    "configs/plan/llama_7b.py",
+    "configs/campaign/scale.py",
+)
+
+
+def overrides():
+    """(field, value) of every override in a message; "" = it names the field alone."""
+    found = {pair for text in messages() for pair in OVERRIDE.findall(text)}
+    return sorted((field, "" if PLACE in value else value) for field, value in found)
+
+
+@pytest.mark.parametrize("field, value", dict.fromkeys(overrides()))
+def test_an_override_sets_a_field_that_there_is(field, value):
+    value = {"N": "8"}.get(value, value)
+    problems = []
+    for path in CONFIGS:
+        config, _ = load_config(path, [])
+        if value == "" and field in fields(config):
+            return
+        problems.append(load_config(path, [(field, value)])[1])
+        if value and problems[-1] == []:
+            return
+    raise AssertionError(problems)
