@@ -157,8 +157,9 @@ def _open_mpi(env: Mapping[str, str]) -> Placement | None:
     count, near = _number(env, "OMPI_COMM_WORLD_SIZE"), env.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1")
     job = env.get("PMIX_NAMESPACE") or env.get("OMPI_MCA_ess_base_jobid") or ""
     # Open MPI 4 says where its first process was started.
-    uri = re.search(r"tcp6?://\[?([^,\]:]+|[0-9a-f:]+)", env.get("OMPI_MCA_orte_hnp_uri", ""))
-    host = "127.0.0.1" if int(near) == count else uri and uri.group(1)
+    uri = re.search(r"tcp6?://(?:\[([0-9a-f:]+)|([^,:]+))", env.get("OMPI_MCA_orte_hnp_uri", ""))
+    first = uri and (f"[{uri[1]}]" if uri[1] else uri[2])
+    host = "127.0.0.1" if int(near) == count else first
     return Placement(
         "Open MPI",
         count,

@@ -105,6 +105,8 @@ def test_open_mpi_on_several_hosts():
     assert placement(several).coordinator is None
     uri = {"OMPI_MCA_orte_hnp_uri": "1531576320.0;tcp://10.96.0.1,10.148.0.1:34911"}
     assert placement({**several, **uri}).coordinator.startswith("10.96.0.1:")
+    uri = {"OMPI_MCA_orte_hnp_uri": "1531576320.0;tcp6://[fd00::7,fd01::7]:34911"}
+    assert placement({**several, **uri}).coordinator.startswith("[fd00::7]:")
 
 
 def test_mpich():
