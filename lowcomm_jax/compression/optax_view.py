@@ -41,7 +41,9 @@ def compress(
 
     Returns:
       A transform of any tree of floats; fp32 arithmetic, updates keep their dtype. The error of
-      rounding to that dtype enters the residual, too.
+      rounding to that dtype enters the residual, too. A leaf that holds a value that is not finite
+      comes back as NaN, whatever the codec makes of it, so that checks behind the transform see
+      it. Its residual, or its receivers' copy, stays as it was.
 
     Raises:
       ValueError: unknown codec name, a codec that needs the mean of all regions, decay out of
@@ -70,13 +72,23 @@ def compress(
 
     def update(updates, state, params=None, **extra):
         del params, extra
-        payload, new = wire.encode(updates, state.codec)
+        old, finite = state.codec, jax.tree.map(lambda u: jnp.isfinite(u).all(), updates)
+
+        def where_finite(values, otherwise):
+            return jax.tree.map(jnp.where, finite, values, otherwise)
+
+        # Codes of NaN are finite, and a state that has seen NaN keeps it.
+        sent = where_finite(updates, jax.tree.map(jnp.zeros_like, updates))
+        payload, new = wire.encode(sent, old)
         received = new.copy if isinstance(new, EF21State) else wire.decode(payload, updates)
         returned = jax.tree.map(lambda r, u: r.astype(u.dtype), received, updates)
         if isinstance(new, ErrorFeedbackState):
             rest = jax.tree.map(_with_what_narrowing_took, new.residual, received, returned)
-            new = new._replace(residual=rest)
-        return returned, CompressState(new)
+            new = new._replace(residual=where_finite(rest, old.residual))
+        if isinstance(new, EF21State):
+            new = new._replace(copy=where_finite(new.copy, old.copy))
+        nothing = jax.tree.map(lambda u: jnp.full_like(u, jnp.nan), updates)
+        return where_finite(returned, nothing), CompressState(new)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
