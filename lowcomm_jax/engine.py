@@ -83,7 +83,9 @@ class Engine:
         `tokens` counts tokens; `updates` (leaf name -> new value) replaces leaves of role `local`
         or `average`.
       inner: inner Optax optimizer; its state stays in the region and is kept across rounds. It is
-        the same in all regions at the start, with any random keys in it.
+        the same in all regions at the start, with any random keys in it. Periods count steps, not
+        moves: with `optax.MultiSteps` a period is a multiple of its k (else a warning says so), or
+        `accumulate` takes its place.
       method: one of `lowcomm_jax.methods`.
       regions: number of regions R.
       mesh: mesh with axes region, stage, fsdp, tensor; default: `mesh.default_mesh`.

@@ -190,6 +190,48 @@ def _divides(inner, like: PyTree, gives_loss: bool) -> bool:
         return False
 
 
+def idle_period(inner: optax.GradientTransformation, like: PyTree, method: Method) -> str | None:
+    """Why periods do not end with a move of an inner optimizer that gathers gradients.
+
+    Args:
+      like: shapes of the trained leaves, in the user's tree.
+
+    Returns:
+      One line with its fix; None where periods end with a move, or the method counts none.
+    """
+    if method.signal == "gradient" or not method.has_anchor:
+        return None
+    # A step counts the same whatever the leaves hold, so they are empty here.
+    empty = jax.tree.map(lambda x: jnp.zeros((0,) * len(x.shape), x.dtype), like)
+    if not _gathered(jax.eval_shape(inner.init, empty)):
+        return None
+    H = method.schedule.period
+
+    @jax.jit
+    def after_a_period():
+        def step(_, state):
+            return inner.update(empty, state, empty, value=jnp.float32(0))[1]
+
+        return _gathered(jax.lax.fori_loop(0, H, step, inner.init(empty)))
+
+    if not any(after_a_period()):
+        return None
+    return (
+        f"period={H} counts steps, and the inner optimizer gathers gradients over several before it"
+        f" moves: the last of these {H} steps moves nothing, and a period without a move sends "
+        "exact zeros, on which momentum of the outer rule acts all the same; use a period that is "
+        "a multiple of the optimizer's k, or Engine(accumulate=k) in its place"
+    )
+
+
+def _gathered(state: PyTree) -> list[jax.Array]:
+    """Gradients gathered since the last move, of each part that moves once in several steps."""
+    kinds = optax.MultiStepsState | optax.ApplyEvery
+    nodes = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, kinds))
+    found = [x for x in nodes if isinstance(x, kinds)]
+    return [x.mini_step if isinstance(x, optax.MultiStepsState) else x.count for x in found]
+
+
 def _missing(inner, like: PyTree, given: dict[str, Any]) -> list[str] | None:
     """Keywords that an update lacks beside those `given`; None = it cannot be called so."""
 

@@ -36,7 +36,12 @@ from lowcomm_jax.sync.channel_loop import ChannelPrograms, build_channels
 from lowcomm_jax.sync.compiler_options import inner_options
 from lowcomm_jax.sync.concurrent_exchange import ConcurrentExchange
 from lowcomm_jax.sync.gradient_exchange import make_gradient_program
-from lowcomm_jax.sync.part_checks import moment_problems, optimizer_problems, part_problems
+from lowcomm_jax.sync.part_checks import (
+    idle_period,
+    moment_problems,
+    optimizer_problems,
+    part_problems,
+)
 from lowcomm_jax.sync.round_functions import GossipRoundFunctions, OutlierGuard, RoundFunctions
 from lowcomm_jax.train.inner_step import InnerStep, make_accumulating_program, make_inner_program
 
@@ -208,6 +213,8 @@ def build(config: EngineConfig, layout: Layout) -> RoundPrograms:
         drift_program=jax.jit(functions.drift, static_argnames="names_K"),
         header_program=jax.jit(functions.mean_header),
     )
+    if idle := idle_period(config.inner, like, method):
+        log.warning("%s", idle)
     return offloaded(programs) if config.offload else programs
 
 

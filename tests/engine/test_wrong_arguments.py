@@ -223,6 +223,33 @@ def test_an_object_of_multisteps_is_told_how_it_becomes_a_transform():
     assert engine(inner=inner).init(PARAMS)
 
 
+def gathering(kind, k):
+    if kind == "MultiSteps":
+        return optax.MultiSteps(optax.adamw(0.1), k).gradient_transformation()
+    if kind == "apply_every":
+        return optax.chain(optax.apply_every(k), optax.sgd(0.1))
+    clipped = optax.chain(optax.clip_by_global_norm(1.0), gathering("MultiSteps", k))
+    return optax.partition({"w": clipped}, {"w": "w"})
+
+
+@pytest.mark.parametrize("kind", ["MultiSteps", "apply_every", "inside others"])
+def test_a_period_that_ends_between_moves_of_the_optimizer_gets_a_warning(kind, caplog):
+    for k, period in ((2, 3), (4, 3), (4, 6)):
+        caplog.clear()
+        engine(inner=gathering(kind, k), method=lc.methods.diloco(period)).init(PARAMS)
+        [line] = [r.getMessage() for r in caplog.records]
+        assert line.startswith(f"period={period} counts steps, and the inner optimizer gathers")
+        assert "multiple of the optimizer's k, or Engine(accumulate=k)" in line
+
+
+def test_a_period_that_ends_with_a_move_of_the_optimizer_gets_none(caplog):
+    for k, period in ((1, 3), (3, 3), (2, 4)):
+        method = lc.methods.diloco(period)
+        engine(inner=gathering("MultiSteps", k), method=method).init(PARAMS)
+    engine(inner=gathering("MultiSteps", 2), method=lc.methods.ddp()).init(PARAMS)
+    assert not caplog.records
+
+
 def test_dicts_with_keys_of_several_types_are_named():
     mixed = {"w": np.ones(3, np.float32), "d": [{1: np.ones(2, np.float32), "a": np.ones(2)}]}
     expected = r"a dict has the keys \[1, 'a'\], which cannot be sorted: use str only"
