@@ -47,8 +47,11 @@ def global_params(state: State) -> PyTree:
     With an anchor per region it is their mean. Methods without a main exchange have no anchor; it
     is then the mean of the regions whose values are finite. That mean is unweighted: a state does
     not hold the `weights` of its engine, by which channels and `Engine.finish` average. Several
-    trainers are weighted by their requested batches. Trained leaves are fp32; non-trainable ones
-    come from region 0.
+    trainers are weighted by their requested batches. Trained leaves are fp32.
+
+    Leaves of role `average` (running statistics) are such a mean, too: between two synchronisations
+    that of what the regions have gathered since. A job that is one region of several has its own
+    alone. Leaves of role `local` come from region 0.
 
     Raises:
       ValueError: no training state was given, or one that was donated before.
@@ -56,6 +59,12 @@ def global_params(state: State) -> PyTree:
     state = _whole(state)
     anchor = {k: x.mean(axis=0) for k, x in anchors(state).items()}
     buffers = {k: x[0] for k, x in state.inner.buffers.items()}
+    named = zip(state.layout.names, state.layout.roles)
+    averaged = {k: state.inner.buffers[k] for k, role in named if role == "average"}
+    for k, mean in _finite_mean(averaged).items():
+        # Where all regions hold one value it is that very one, which a mean may round.
+        equal = (averaged[k] == buffers[k]).all(axis=0)
+        buffers[k] = jnp.where(equal, buffers[k], mean[0].astype(buffers[k].dtype))
     return to_host_if_hidden(state.layout.tree({**anchor, **buffers, **state.frozen}))
 
 
@@ -67,10 +76,20 @@ def anchors(state: TrainState) -> dict[str, jax.Array]:
     """
     if state.anchor:
         return unstow(state.anchor)
-    params = state.inner.params
-    finite = [jnp.isfinite(x).all(axis=tuple(range(1, x.ndim))) for x in params.values()]
-    counts_R = jnp.stack(finite).all(axis=0).astype(jnp.float32)
-    return {k: ordered_mean(x, counts_R)[None] for k, x in params.items()}
+    return _finite_mean(state.inner.params)
+
+
+def _finite_mean(leaves: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """The unweighted mean of leaves `[R, ...]` over the regions that are finite, `[1, ...]`.
+
+    Where none is, that of all.
+    """
+    if not leaves:
+        return {}
+    finite = [jnp.isfinite(x).all(axis=tuple(range(1, x.ndim))) for x in leaves.values()]
+    finite_R = jnp.stack(finite).all(axis=0)
+    counts_R = (finite_R | ~finite_R.any()).astype(jnp.float32)
+    return {k: ordered_mean(x, counts_R)[None] for k, x in leaves.items()}
 
 
 def region_params(state: State) -> PyTree:

@@ -1,5 +1,7 @@
 """Which leaves are trained, which travel, and what happens to the others; any pytree of leaves."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -121,6 +123,25 @@ def test_batch_norm_like_state(kind, absent):
     assert state.inner.buffers["seen"].tolist() == [8] * R
     assert state.inner.buffers["seen"].dtype == jnp.int32
     np.testing.assert_allclose(lc.region_params(state)["mean"], expected, rtol=1e-6)
+
+
+def test_global_params_have_the_mean_of_what_regions_gathered_since_the_last_round():
+    one = engine(norm_loss, lc.methods.diloco(2), roles=norm_roles("average"))
+    state = train(one, NORM, X[:3])  # one step behind the round of step 2
+    gathered = np.asarray(state.inner.buffers["mean"])
+    assert np.ptp(gathered) > 0.5
+    model = lc.global_params(state)
+    np.testing.assert_allclose(model["mean"], gathered.mean(), rtol=1e-6)
+    assert model["seen"] == 6
+    # A region that diverged does not count, unless all did.
+    for factors, expected in (([np.nan, 1, 1], gathered[1:].mean()), ([np.nan] * 3, np.nan)):
+        buffers = {**state.inner.buffers, "mean": gathered * np.float32(factors)}
+        inner = dataclasses.replace(state.inner, buffers=buffers)
+        found = lc.global_params(state.replace(inner=inner))["mean"]
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+    state = one.finish(state)
+    everywhere = state.inner.buffers["mean"]
+    np.testing.assert_array_equal(everywhere, np.full(R, lc.global_params(state)["mean"]))
 
 
 def test_state_is_averaged_at_every_step_of_ddp():
