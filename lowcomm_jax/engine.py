@@ -232,6 +232,11 @@ class Engine:
     def init(self, params: PyTree) -> TrainState:
         """Start every region and the anchor from `params` (any pytree of arrays).
 
+        Regions train leaves in their own dtype; anchors are fp32. A region takes over values
+        rounded to its leaves, and what rounding takes from them is no progress. (Progress of a
+        region that was absent while its anchor moved is known to one rounding of its leaves.) A
+        warning tells of trained leaves below fp32, since small inner steps are lost there.
+
         Raises:
           ValueError: leaves without a valid role; parameters that cannot be cut into the method's
             fragments; or parts of the method that break their contract. The message lists all of

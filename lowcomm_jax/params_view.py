@@ -76,7 +76,9 @@ def anchors(state: TrainState) -> dict[str, jax.Array]:
     """
     if state.anchor:
         return unstow(state.anchor)
-    return _finite_mean(state.inner.params)
+    params, rounding = state.inner.params, state.inner.rounding
+    wide = {k: params[k].astype(jnp.float32) + lost for k, lost in rounding.items()}
+    return _finite_mean({**params, **wide})
 
 
 def _finite_mean(leaves: dict[str, jax.Array]) -> dict[str, jax.Array]:

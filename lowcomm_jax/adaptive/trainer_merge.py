@@ -20,9 +20,11 @@ from lowcomm_jax.adaptive.lr_scaling import LrScaleState
 from lowcomm_jax.adaptive.state import AdaptiveState, Trainer, mix, seen
 from lowcomm_jax.batching.trainers import Trainers
 from lowcomm_jax.compression.error_feedback import ErrorFeedbackState
+from lowcomm_jax.mesh.offload import unstow
 from lowcomm_jax.optimizers import is_schedule
 from lowcomm_jax.params_view import global_params
 from lowcomm_jax.state.train_state import TrainState, with_inner
+from lowcomm_jax.sync.round_functions import is_narrow, pseudo_gradient
 from lowcomm_jax.sync.round_programs import RoundPrograms
 
 PyTree = Any
@@ -153,19 +155,24 @@ class StateMerge:
           share: weight of `retired`, in (0, 1); that of `kept` is the rest.
         """
         mixed = mix(_own(kept), _own(retired), share)
-        opt = mixed["opt"] if self._moments == "merge" else self._restarted(programs, kept, mixed)
-        state = with_inner(kept, params=mixed["params"], buffers=mixed["buffers"], opt=opt)
+        params, rounding = programs.restart_program(
+            kept.inner.params, mixed["params"], kept.inner.rounding, {}
+        )
+        merges = self._moments == "merge"
+        opt = mixed["opt"] if merges else self._restarted(programs, kept, params)
+        changes = {"params": params, "rounding": rounding, "buffers": mixed["buffers"], "opt": opt}
+        state = with_inner(kept, **changes)
         return state.replace(
             anchor=mixed["anchor"],
             received=mixed["received"],
             codec=_with_residuals(kept.codec, mixed["residuals"]),
         )
 
-    def _restarted(self, programs: RoundPrograms, kept: TrainState, mixed: dict) -> PyTree:
+    def _restarted(self, programs: RoundPrograms, kept: TrainState, params: PyTree) -> PyTree:
         if self._fresh is None:
             places = jax.tree.map(lambda x: x.sharding, kept.inner.opt)
             self._fresh = jax.jit(jax.vmap(programs.step.init), out_shardings=places)
-        return _with_schedules(self._fresh(mixed["params"]), kept.inner.opt)
+        return _with_schedules(self._fresh(params), kept.inner.opt)
 
 
 def _with_schedules(fresh: PyTree, old: PyTree) -> PyTree:
@@ -190,10 +197,27 @@ def _with_schedules(fresh: PyTree, old: PyTree) -> PyTree:
 def _own(state: TrainState) -> dict[str, PyTree]:
     return {
         **seen(state),
+        "params": _wide(state),
         "received": state.received,
         "opt": state.inner.opt,
         "residuals": [found.residual for found in _feedbacks(state.codec)],
     }
+
+
+def _wide(state: TrainState) -> dict[str, jax.Array]:
+    """The regions' parameters, with what rounding took from leaves narrower than fp32."""
+    params, base = state.inner.params, state.received or state.anchor
+    narrow = {k: x for k, x in params.items() if is_narrow(x.dtype)}
+    if not narrow:
+        return params
+    anchor = unstow({k: base[k] for k in narrow})
+    return {**params, **_widened(narrow, anchor, state.inner.rounding)}
+
+
+@jax.jit
+def _widened(params: PyTree, anchor: PyTree, rounding: PyTree) -> PyTree:
+    progress = pseudo_gradient(anchor, params, rounding)
+    return {k: anchor[k] - delta for k, delta in progress.items()}
 
 
 def _is_feedback(x: Any) -> bool:

@@ -12,6 +12,7 @@ from lowcomm_jax.state.train_state import Inner
 
 PyTree = Any
 PARAMS = "params"
+Leaves = tuple[dict[str, jax.Array], dict[str, jax.Array]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,17 +27,18 @@ class Source:
     name: str
     leaves: tuple[tuple[str, str], ...]
 
-    def take(self, inner: Inner) -> dict[str, jax.Array]:
-        """The leaves by name, `[R, ...]`."""
+    def take(self, inner: Inner) -> Leaves:
+        """The leaves by name, `[R, ...]`, and what rounding took from them (`Inner.rounding`)."""
         if self.name == PARAMS:
-            return {name: inner.params[name] for name, _ in self.leaves}
+            return {name: inner.params[name] for name, _ in self.leaves}, inner.rounding
         named = {path_name(path): x for path, x in jax.tree_util.tree_leaves_with_path(inner.opt)}
-        return {name: named[name] for name, _ in self.leaves}
+        return {name: named[name] for name, _ in self.leaves}, {}
 
-    def put(self, inner: Inner, values: dict[str, jax.Array]) -> Inner:
+    def put(self, inner: Inner, leaves: Leaves) -> Inner:
         """The same state with these leaves replaced."""
+        values, rounding = leaves
         if self.name == PARAMS:
-            return dataclasses.replace(inner, params={**inner.params, **values})
+            return dataclasses.replace(inner, params={**inner.params, **values}, rounding=rounding)
 
         def one(path, leaf):
             return values.get(path_name(path), leaf)

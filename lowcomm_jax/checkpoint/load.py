@@ -338,6 +338,11 @@ def _newcomer(name: str, saved: Arrays, fresh: Arrays, axis: int) -> np.ndarray:
     for copy in ("inner/params/", "received/"):
         if name.startswith(copy):
             return _mean(saved.get("anchor/" + name.removeprefix(copy), saved[name]))
+    if name.startswith("inner/rounding/"):
+        leaf = name.removeprefix("inner/rounding/")
+        anchor = _mean(saved.get(f"anchor/{leaf}", saved[f"inner/params/{leaf}"]))
+        anchor = anchor.astype(np.float32)
+        return anchor - anchor.astype(saved[f"inner/params/{leaf}"].dtype).astype(np.float32)
     if name in ZERO:
         return np.zeros_like(first)
     if name == "clock/last_landed":

@@ -43,12 +43,14 @@ def precompile(engine: Engine, state: TrainState, loop: JobLoop | None = None) -
     everyone = np.ones(loopback.count, bool)
     while (played.counters.sends < until).any():
         played, _ = loopback.after(played, loopback.next_event(played), everyone)
-    params = programs.restart_program(played.inner.params, played.anchor, {})
+    inner = played.inner
+    taken = programs.restart_program(inner.params, played.anchor, inner.rounding, {})
     # With their first shardings: XLA may name the same placement otherwise, and the programs that
     # an earlier job has compiled and cached would not be found.
-    params = {k: jax.device_put(x, state.inner.params[k].sharding) for k, x in params.items()}
+    first = state.inner.params, state.inner.rounding
+    params, rounding = jax.tree.map(lambda x, y: jax.device_put(x, y.sharding), taken, first)
     return state.replace(
-        inner=dataclasses.replace(state.inner, params=params),
+        inner=dataclasses.replace(state.inner, params=params, rounding=rounding),
         anchor=played.anchor,
         received=played.received,
         outer=played.outer,

@@ -265,11 +265,18 @@ def rejoin_regions(
       comes_R: bool `[R]`, the regions that come back.
     """
     inner, first = state.inner, fresh.inner
-    params = loop.programs.restart_program(inner.params, anchors(state), {})
-    new = (params, first.buffers, first.opt, jnp.zeros_like(inner.tokens))
-    old = (inner.params, inner.buffers, inner.opt, inner.tokens)
-    params, buffers, opt, tokens = _select_state(comes_R, new, old)
-    opt = at_step(opt, int(state.counters.step), comes_R)
+    params, rounding = loop.programs.restart_program(
+        inner.params, anchors(state), inner.rounding, {}
+    )
+    new = dataclasses.replace(
+        first,
+        params=params,
+        rounding=rounding,
+        step=inner.step,
+        tokens=jnp.zeros_like(inner.tokens),
+    )
+    inner = _select_state(comes_R, new, inner)
+    opt = at_step(inner.opt, int(state.counters.step), comes_R)
     codec, landing = _select_state(
         comes_R, (fresh.codec, fresh.landing), (state.codec, state.landing)
     )
@@ -278,7 +285,7 @@ def rejoin_regions(
             state = loop.mark_received(state, p, comes_R)
     left = {key: _left_by(flight, comes_R) for key, flight in state.in_flight.items()}
     return state.replace(
-        inner=dataclasses.replace(inner, params=params, buffers=buffers, opt=opt, tokens=tokens),
+        inner=dataclasses.replace(inner, opt=opt),
         codec=codec,
         landing=landing,
         in_flight={key: flight for key, flight in left.items() if flight is not None},

@@ -355,9 +355,10 @@ class GossipJobLoop(JobLoop, GossipLoop):
 
 def start_from_anchor(loop: JobLoop, state: TrainState) -> TrainState:
     """Take the anchor's values, the run's step and its learning rate; optimizer moments stay."""
-    params = loop.programs.restart_program(state.inner.params, state.anchor, {})
     inner = state.inner
+    params, rounding = loop.programs.restart_program(inner.params, state.anchor, inner.rounding, {})
     step = place(np.full(inner.step.shape, int(state.counters.step), np.int32), inner.step.sharding)
     zeros = place(np.zeros(inner.tokens.shape, inner.tokens.dtype), inner.tokens.sharding)
     opt = at_step(inner.opt, int(state.counters.step), np.ones(1, bool))
-    return with_inner(state, params=params, opt=opt, step=step, tokens=zeros)
+    changes = {"params": params, "rounding": rounding, "opt": opt, "step": step, "tokens": zeros}
+    return with_inner(state, **changes)

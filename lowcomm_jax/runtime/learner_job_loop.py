@@ -39,7 +39,7 @@ from lowcomm_jax.sync.round_programs import RoundPrograms
 class LearnerJobLoop(RoundJobLoop, LearnerLoop):
     """`RoundJobLoop` for `schedule.Learners`; a learner that comes back copies all of a peer's."""
 
-    copied, copied_inner = ("landing",), ("params", "buffers", "opt")
+    copied, copied_inner = ("landing",), ("params", "rounding", "buffers", "opt")
 
     def __init__(self, programs: RoundPrograms, weights: str | np.ndarray, delivery: JobDelivery):
         super().__init__(programs, weights, delivery)

@@ -32,6 +32,9 @@ class Inner:
       tokens: float32 `[R, K]`, tokens consumed since each fragment's last send, where they weight
         the mean; since its last landing, with learners weighted by their rate of tokens. Others
         never start it anew, and gradient exchange does not count.
+      rounding: fp32 `[R, ...]` by name: what rounding to a leaf's dtype took from the values that a
+        region took over. Only of leaves narrower than fp32 whose regions take over other values
+        than the anchor's (`round_functions.rounded`); of the others the anchor tells it.
     """
 
     params: dict[str, jax.Array]
@@ -39,6 +42,7 @@ class Inner:
     opt: PyTree
     step: jax.Array
     tokens: jax.Array
+    rounding: dict[str, jax.Array] = dataclasses.field(default_factory=dict)
 
 
 @jax.tree_util.register_dataclass
@@ -283,6 +287,13 @@ def with_item(items: tuple[PyTree, ...], index: int, value: PyTree) -> tuple[PyT
 def with_inner(state: TrainState, **changes: Any) -> TrainState:
     """The same state with some fields of `inner` replaced."""
     return state.replace(inner=dataclasses.replace(state.inner, **changes))
+
+
+def with_taken_over(state: TrainState, params: PyTree, rounding: PyTree) -> TrainState:
+    """The same state with these leaves, by name, that regions took over, and their rounding."""
+    inner = state.inner
+    params, rounding = {**inner.params, **params}, {**inner.rounding, **rounding}
+    return with_inner(state, params=params, rounding=rounding)
 
 
 def without(in_flight: dict[str, InFlight], key: str | None) -> dict[str, InFlight]:

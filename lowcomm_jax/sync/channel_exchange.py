@@ -28,12 +28,12 @@ from jax.sharding import PartitionSpec as P
 
 from lowcomm_jax.channels import Channel, Everything
 from lowcomm_jax.channels.selection import LARGEST
-from lowcomm_jax.channels.source import Source
+from lowcomm_jax.channels.source import Leaves, Source
 from lowcomm_jax.exchange import MeshExchange
 from lowcomm_jax.exchange.entries import put_entries, take_entries
 from lowcomm_jax.mesh.regions import REGION, Regions
 from lowcomm_jax.state.channel_flights import ChannelFlights
-from lowcomm_jax.sync.round_functions import RoundFunctions, select
+from lowcomm_jax.sync.round_functions import RoundFunctions, in_leaf, in_leaves, select
 from lowcomm_jax.train.inner_step import InnerStep, empty_log, inner_block, squeeze
 
 PyTree = Any
@@ -114,26 +114,57 @@ class ChannelExchange:
 
         return self.regions.everywhere(chosen)(number)
 
-    def take(self, leaves: dict[str, jax.Array], indices) -> dict[str, jax.Array]:
+    def take(self, leaves: Leaves, indices) -> dict[str, jax.Array]:
         """The values of these entries before the codec: fp32 `[R, ...]`."""
+        values, rounding = leaves
         if self.whole:
-            return {k: x.astype(jnp.float32) for k, x in leaves.items()}
-        return {VALUES: take_entries(self.regions, *self._in_order(leaves, indices))}
+            wide = {k: x.astype(jnp.float32) for k, x in values.items()}
+            return wide | {k: wide[k] + lost for k, lost in rounding.items()}
+        found = take_entries(self.regions, *self._in_order(values, indices))
+        if rounding:
+            lost = take_entries(self.regions, *self._in_order(rounding, indices))
+            found = found.at[:, self._places(rounding)].add(lost)
+        return {VALUES: found}
 
-    def put(self, leaves, mean, indices, adopts_R) -> dict[str, jax.Array]:
+    def put(self, leaves: Leaves, mean, indices, adopts_R) -> Leaves:
         """The leaves with the mean `[1, ...]` in these entries of the regions that adopt it."""
+        values, rounding = leaves
         if self.whole:
-            spread = {k: jnp.broadcast_to(mean[k], x.shape) for k, x in leaves.items()}
-            return select(
-                adopts_R, {k: v.astype(leaves[k].dtype) for k, v in spread.items()}, leaves
-            )
-        given = self._in_order(leaves, indices)
-        new = put_entries(self.regions, *given, mean[VALUES][0], adopts_R)
-        return dict(zip(self.shapes, new))
+            spread = {k: jnp.broadcast_to(mean[k], x.shape) for k, x in values.items()}
+            return select(adopts_R, in_leaves(spread, values, rounding), leaves)
+        new = self._overwritten(values, indices, mean[VALUES][0], adopts_R)
+        if rounding:
+            lost = [
+                mean[VALUES][0, at] - in_leaf(mean[VALUES][0, at], values[k].dtype)
+                for k, at in self._segments().items()
+                if k in rounding
+            ]
+            rounding = self._overwritten(rounding, indices, jnp.concatenate(lost), adopts_R)
+        return new, rounding
+
+    def _overwritten(self, leaves, indices, values, adopts_R) -> dict[str, jax.Array]:
+        new = put_entries(self.regions, *self._in_order(leaves, indices), values, adopts_R)
+        return dict(zip(self._order(leaves), new))
+
+    def _order(self, leaves) -> list[str]:
+        """Names in the source's order; a branch sorts them."""
+        return [k for k in self.shapes if k in leaves]
 
     def _in_order(self, leaves, indices) -> tuple[list, Sequence, list]:
-        """Leaves, their indices and specs in the source's order; a branch sorts them by name."""
-        return [leaves[k] for k in self.shapes], indices, [self.specs[k] for k in self.shapes]
+        """Leaves, their indices and specs in the source's order."""
+        by_name = leaves, dict(zip(self.shapes, indices)), self.specs
+        leaves, indices, specs = ([given[k] for k in self._order(leaves)] for given in by_name)
+        return leaves, indices, specs
+
+    def _segments(self) -> dict[str, slice]:
+        """Where the values of each leaf stand among those of all."""
+        ends = np.cumsum([self.channel.selection.count(size) for size in self._sizes]).tolist()
+        return {k: slice(start, end) for k, start, end in zip(self.shapes, [0, *ends], ends)}
+
+    def _places(self, leaves) -> np.ndarray:
+        """int `[n]`: where the values of these leaves stand among those of all."""
+        at = self._segments()
+        return np.concatenate([np.arange(at[k].start, at[k].stop) for k in self._order(leaves)])
 
     # -- sends and landings -----------------------------------------------------------------------
 

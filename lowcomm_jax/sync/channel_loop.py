@@ -19,7 +19,7 @@ from lowcomm_jax.compression import route
 from lowcomm_jax.exchange import MeshExchange, Traffic
 from lowcomm_jax.history import ChannelEvent, Event
 from lowcomm_jax.state.channel_flights import left_by
-from lowcomm_jax.state.train_state import TrainState, flight_key, with_inner
+from lowcomm_jax.state.train_state import TrainState, flight_key, with_taken_over
 from lowcomm_jax.sync.channel_exchange import ChannelExchange, make_channel_program
 from lowcomm_jax.sync.compiler_options import inner_options
 from lowcomm_jax.sync.round_functions import RoundFunctions
@@ -98,7 +98,8 @@ def build_channels(
         out_shardings=((inner, by_region), by_region),
         compiler_options=inner_options(regions),
     )
-    averaged = jax.jit(end.average, donate_argnums=0, out_shardings=(inner.params, by_region))
+    lies = ((inner.params, inner.rounding), by_region)
+    averaged = jax.jit(end.average, donate_argnums=0, out_shardings=lies)
     return ChannelPrograms(tuple(exchanges), program, averaged)
 
 
@@ -264,9 +265,8 @@ class ChannelLoop:
         step, everyone = int(state.counters.step), np.ones(len(self.weights), bool)
         if (state.counters.last_landed[0] == step).all() or not mask.any():
             return state
-        params, values = self.programs.end(
-            state.inner.params, np.int32(0), mask, self.weights, everyone
-        )
+        leaves = state.inner.params, state.inner.rounding
+        taken, values = self.programs.end(leaves, np.int32(0), mask, self.weights, everyone)
         counters, key = state.counters.copy(), flight_key(0, step)
         counters.previous_sent[0], counters.last_sent[0] = counters.last_sent[0], step
         counters.last_landed[0], counters.staleness[0] = step, 0
@@ -275,4 +275,4 @@ class ChannelLoop:
         counters.bytes_received += traffic.received
         events.append(Event.of_send(step, 0, key, mask, traffic, values))
         events.append(Event.of_landing(step, 0, key, everyone, 0, {}))
-        return with_inner(state, params=params).replace(counters=counters)
+        return with_taken_over(state, *taken).replace(counters=counters)

@@ -22,6 +22,7 @@ from lowcomm_jax.params.sharding import leaf_shardings, optimizer_shardings, rul
 from lowcomm_jax.state.channel_flights import ChannelFlights
 from lowcomm_jax.state.train_state import Inner, SyncCounters, TrainState
 from lowcomm_jax.sync.channel_exchange import initial_flights
+from lowcomm_jax.sync.round_functions import rounded
 from lowcomm_jax.sync.round_programs import RoundPrograms, inner_shardings
 
 PyTree = Any
@@ -135,6 +136,9 @@ def _inner(programs: RoundPrograms, params: PyTree) -> Inner:
     count, region = regions.count, regions.sharding(REGION)
     train = layout.select(params, "train")
     params_R = _spread(train, count, leaf_shardings(regions, REGION, programs.specs))
+    kept = rounded(config.method, params_R)
+    nothing = {k: np.zeros(params_R[k].shape[1:], np.float32) for k in kept}
+    lies = leaf_shardings(regions, REGION, {k: programs.specs[k] for k in kept})
     opt: PyTree = ()
     if config.method.signal == "progress":
         like, specs = layout.tree(train), layout.tree(programs.specs)
@@ -146,6 +150,7 @@ def _inner(programs: RoundPrograms, params: PyTree) -> Inner:
         opt=opt,
         step=place(np.zeros(count, np.int32), region),
         tokens=place(np.zeros((count, len(programs.fragments)), np.float32), region),
+        rounding=_spread(nothing, count, lies),
     )
 
 

@@ -99,6 +99,7 @@ class LearnerLoop(SyncLoop):
         peer = int(np.flatnonzero(self.schedule.up(step, self.count))[0])
         copied = {
             "params": state.inner.params,
+            "rounding": state.inner.rounding,
             "buffers": state.inner.buffers,
             "opt": state.inner.opt,
             "landing": state.landing,
@@ -116,7 +117,7 @@ class LearnerLoop(SyncLoop):
         who = np.arange(self.count) == region
         event = Event.of_send(step, -1, None, who, moved, {})
         events.append(dataclasses.replace(event, kind="recover"))
-        inner = {name: got[name] for name in ("params", "buffers", "opt")}
+        inner = {name: got[name] for name in ("params", "rounding", "buffers", "opt")}
         state = state.replace(codec=codec, landing=got["landing"], counters=counters)
         return with_inner(state, **inner, tokens=tokens)
 

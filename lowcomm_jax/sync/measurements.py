@@ -56,7 +56,12 @@ class Measurements:
             age = np.maximum(1, step - np.maximum(0, state.counters.last_sent))
             scale = (1 / (age * self._numel)).astype(np.float32)
             header["drift"] = self.programs.drift_program(
-                state.inner.params, state.anchor, self._rows, scale, names_K=self._names
+                state.inner.params,
+                state.anchor,
+                state.inner.rounding,
+                self._rows,
+                scale,
+                names_K=self._names,
             )
         if self.schedule.measured:
             seconds = leader().broadcast_from_leader(

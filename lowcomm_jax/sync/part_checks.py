@@ -224,7 +224,7 @@ def idle_period(inner: optax.GradientTransformation, like: PyTree, method: Metho
     )
 
 
-def _gathered(state: PyTree) -> list[jax.Array]:
+def _gathered(state: PyTree) -> list[Any]:
     """Gradients gathered since the last move, of each part that moves once in several steps."""
     kinds = optax.MultiStepsState | optax.ApplyEvery
     nodes = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, kinds))

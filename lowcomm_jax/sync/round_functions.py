@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec as P
 
+from lowcomm_jax.channels.source import PARAMS
 from lowcomm_jax.compression.by_layer import LARGEST
 from lowcomm_jax.exchange import MeshExchange
 from lowcomm_jax.exchange.mesh import without_lead
@@ -66,6 +68,7 @@ class RoundFunctions:
         *,
         with_snapshot: bool,
         level: int = 0,
+        rounding=None,
     ):
         """Encode every region's pseudo-gradient Delta = Theta - theta of one fragment.
 
@@ -78,6 +81,7 @@ class RoundFunctions:
           weight_R: float32 `[R]`, weight of each region if it takes part.
           with_snapshot: whether the landing needs a copy of the local values at the send.
           level: of the codec (`Codec.at`).
+          rounding: of params, by name, fp32 `[R, ...]` (`Inner.rounding`).
 
         Returns:
           The dict of `encode`, with `snapshot` (None unless `with_snapshot`) and, if it is
@@ -86,7 +90,8 @@ class RoundFunctions:
         """
         theta = fragmentation.take(params, rows)
         anchor = fragmentation.take(base, rows)
-        given, codec = (anchor, theta), self.exchange.codec
+        rounding = fragmentation.take(rounding or {}, rows)
+        given, codec = (anchor, theta, rounding), self.exchange.codec
         measure = self.codec_error and codec is not None and not codec.increments
         sent = self.encode(
             pseudo_gradient, given, codec_state, takes_part_R, weight_R, level, measure
@@ -141,12 +146,13 @@ class RoundFunctions:
             "left_out": takes_part_R & ~accepted,
         }
 
-    def drift(self, params, anchor, rows_K, scale_K, *, names_K):
+    def drift(self, params, anchor, rounding, rows_K, scale_K, *, names_K):
         """Distance of every region's values from the anchor, by fragment.
 
         Args:
           params: trained leaves of the whole model, `[R, ...]`.
           anchor: the same leaves, `[1, ...]`.
+          rounding: of params, as in `make_payload`.
           rows_K, names_K: `rows` and leaf names of each fragment.
           scale_K: float32 `[K]`, 1 / (age_p numel_p).
 
@@ -157,7 +163,8 @@ class RoundFunctions:
         for names, rows in zip(names_K, rows_K):
             theta = fragmentation.take({k: params[k] for k in names}, rows)
             origin = fragmentation.take({k: anchor[k] for k in names}, rows)
-            apart = [jnp.abs(origin[k] - theta[k].astype(jnp.float32)) for k in theta]
+            lost = fragmentation.take({k: rounding[k] for k in names if k in rounding}, rows)
+            apart = [jnp.abs(x) for x in pseudo_gradient(origin, theta, lost).values()]
             columns.append(sum(jnp.sum(x, axis=tuple(range(1, x.ndim))) for x in apart))
         return jnp.stack(columns, axis=1) * scale_K[None]
 
@@ -332,6 +339,7 @@ class RoundFunctions:
         rows,
         told,
         outer_state=None,
+        rounding=None,
         *,
         rules=0,
     ):
@@ -350,12 +358,13 @@ class RoundFunctions:
           told: int32 `fragment`, `round` and `step` (inner steps done, for schedules of the inner
             learning rate), keywords of the landing rule.
           outer_state: `[A, ...]`, for methods that hand out other values than the anchor.
+          rounding: of params, as in `make_payload`.
           rules: which of `rules_K` apply.
 
         Returns:
-          (params, landing_state).
+          (params, landing_state, rounding).
         """
-        theta = fragmentation.take(params, rows)
+        theta, lost = (fragmentation.take(x, rows) for x in (params, rounding or {}))
         target = self.handed_out(fragmentation.take(anchor, rows), outer_state)
         _, rule = self.rules_K[rules]
         shape = {k: (theta[k].shape[0], *target[k].shape[1:]) for k in theta}
@@ -363,15 +372,16 @@ class RoundFunctions:
         if rule is not None:
             origin = theta if snapshot is None else snapshot
             land_one = functools.partial(_land_one, rule)
-            landed, new_state = self.regions.lift(land_one, (0, 0, 0, 0, 0, None))(
-                theta, origin, adopted, landing_state, staleness_R, told
+            landed, new_state = self.regions.lift(land_one, (0, 0, 0, 0, 0, 0, None))(
+                theta, origin, lost, adopted, landing_state, staleness_R, told
             )
             landed = {k: jnp.where(jnp.isfinite(x), x, adopted[k]) for k, x in landed.items()}
             adopted = select(accepted_R, landed, adopted)
             landing_state = select(lands_R & accepted_R, new_state, landing_state)
-        adopted = {k: adopted[k].astype(theta[k].dtype) for k in theta}
-        new = select(lands_R, adopted, theta)
-        return fragmentation.put(params, rows, new), landing_state
+        new, taken = in_leaves(adopted, theta, lost)
+        new, lost = select(lands_R, (new, taken), (theta, lost))
+        rounding = fragmentation.put(rounding or {}, rows, lost)
+        return fragmentation.put(params, rows, new), landing_state, rounding
 
     def handed_out(self, anchor, outer_state):
         """The values that regions receive, `[A, ...]`; without an outer state, the anchor."""
@@ -379,24 +389,23 @@ class RoundFunctions:
             return anchor
         return jax.vmap(self.method.hands_out)(anchor, outer_state)
 
-    def restart(self, params, anchor, rows):
-        """Every region takes its anchor's values of these rows, in the parameters' dtypes.
+    def restart(self, params, anchor, rounding, rows):
+        """Every region takes its anchor's values of these rows.
 
         Args:
           params: leaves `[R, ...]`.
           anchor: leaves `[A, ...]`.
+          rounding: of params, as in `make_payload`.
           rows: row numbers of sliced leaves; of the others all rows are meant.
 
         Returns:
-          params, with other rows as they were.
+          (params, rounding), with other rows as they were.
         """
-        theta, target = fragmentation.take(params, rows), fragmentation.take(anchor, rows)
+        theta, target, lost = (fragmentation.take(x, rows) for x in (params, anchor, rounding))
         # A copy: with one region the result would otherwise be the anchor's own buffer.
-        values = {
-            k: jnp.copy(jnp.broadcast_to(target[k], x.shape).astype(x.dtype))
-            for k, x in theta.items()
-        }
-        return fragmentation.put(params, rows, values)
+        adopted = {k: jnp.copy(jnp.broadcast_to(target[k], x.shape)) for k, x in theta.items()}
+        new, lost = in_leaves(adopted, theta, lost)
+        return fragmentation.put(params, rows, new), fragmentation.put(rounding, rows, lost)
 
     def mark_received(self, received, anchor, outer_state, rows, lands_R):
         """Store the values that the regions of `lands_R` have just received of one fragment.
@@ -424,10 +433,11 @@ class RoundFunctions:
         return select(takes_part_R & jnp.any(counts), spread, buffers)
 
 
-def _land_one(rule, theta, origin, target, state, staleness, told):
+def _land_one(rule, theta, origin, rounding, target, state, staleness, told):
     """One region's landing rule; fp32 inside."""
     origin = {k: x.astype(jnp.float32) for k, x in origin.items()}
     progress = {k: theta[k].astype(jnp.float32) - origin[k] for k in theta}
+    origin |= {k: origin[k] + lost for k, lost in rounding.items()}
     displacement = {k: target[k] - origin[k] for k in theta}
     correction, state = rule.update(
         progress, state, target, displacement=displacement, staleness=staleness, **told
@@ -435,9 +445,53 @@ def _land_one(rule, theta, origin, target, state, staleness, told):
     return optax.apply_updates(target, correction), state
 
 
-def pseudo_gradient(anchor: PyTree, theta: PyTree) -> PyTree:
-    """Delta = Theta - theta, fp32 leaves `[R, ...]`."""
-    return {k: anchor[k] - theta[k].astype(jnp.float32) for k in theta}
+def pseudo_gradient(anchor: PyTree, theta: PyTree, rounding: PyTree) -> PyTree:
+    """Delta = Theta - theta, fp32 leaves `[R, ...]`.
+
+    What a leaf narrower than fp32 lost of the values that its region took over is no progress. A
+    leaf without `rounding` took over those of the anchor.
+    """
+
+    def one(k):
+        wide = theta[k].astype(jnp.float32)
+        if k in rounding:
+            return anchor[k] - (wide + rounding[k])
+        return in_leaf(anchor[k], theta[k].dtype) - wide
+
+    return {k: one(k) for k in theta}
+
+
+def rounded(method: Method, leaves: dict[str, Any]) -> list[str]:
+    """Names of the leaves of which `Inner.rounding` is kept, given leaves or shapes by name.
+
+    They are narrower than fp32, and a landing rule or a channel gives regions other values than the
+    anchor's.
+    """
+    rules = [method.landing_of(p) for p in range(method.schedule.fragments)]
+    averaged = any(channel.source == PARAMS for channel in method.channels)
+    if method.signal == "gradient" or not (averaged or any(rules)):
+        return []
+    return [k for k, x in leaves.items() if is_narrow(x.dtype)]
+
+
+def is_narrow(dtype: Any) -> bool:
+    """Whether fp32 values may not fit into a leaf of this dtype."""
+    return jnp.finfo(dtype).bits < 32
+
+
+def in_leaf(values: jax.Array, dtype: Any) -> jax.Array:
+    """fp32 values as a leaf of this dtype holds them, fp32."""
+    if not is_narrow(dtype):
+        return values
+    # Held, else compilers of GPUs drop the way to a narrower float and back.
+    return jax.lax.optimization_barrier(values.astype(dtype)).astype(jnp.float32)
+
+
+def in_leaves(values: PyTree, like: PyTree, kept: Iterable[str]) -> tuple[PyTree, PyTree]:
+    """(fp32 values in the dtypes of `like`, of the names `kept` what rounding took from them)."""
+    narrow = {k: x.astype(like[k].dtype) for k, x in values.items()}
+    held = jax.lax.optimization_barrier({k: narrow[k] for k in kept})
+    return narrow | held, {k: values[k] - x.astype(jnp.float32) for k, x in held.items()}
 
 
 @dataclasses.dataclass(frozen=True)

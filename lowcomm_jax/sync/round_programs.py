@@ -42,7 +42,13 @@ from lowcomm_jax.sync.part_checks import (
     optimizer_problems,
     part_problems,
 )
-from lowcomm_jax.sync.round_functions import GossipRoundFunctions, OutlierGuard, RoundFunctions
+from lowcomm_jax.sync.round_functions import (
+    GossipRoundFunctions,
+    OutlierGuard,
+    RoundFunctions,
+    is_narrow,
+    rounded,
+)
 from lowcomm_jax.train.inner_step import InnerStep, make_accumulating_program, make_inner_program
 
 PyTree = Any
@@ -204,7 +210,7 @@ def build(config: EngineConfig, layout: Layout) -> RoundPrograms:
         ),
         landing_program=jax.jit(
             functions.landing_step,
-            donate_argnames=("params", "landing_state"),
+            donate_argnames=("params", "landing_state", "rounding"),
             static_argnames="rules",
         ),
         restart_program=jax.jit(functions.restart),
@@ -213,6 +219,7 @@ def build(config: EngineConfig, layout: Layout) -> RoundPrograms:
         drift_program=jax.jit(functions.drift, static_argnames="names_K"),
         header_program=jax.jit(functions.mean_header),
     )
+    warn_of_narrow(method, shapes)
     if idle := idle_period(config.inner, like, method):
         log.warning("%s", idle)
     return offloaded(programs) if config.offload else programs
@@ -307,7 +314,7 @@ def settled(method: Method, exchange: MeshExchange, cut: Fragments, config: Engi
 
 def inner_shardings(config: EngineConfig, layout: Layout, shapes, specs) -> Inner:
     """Shardings of the regions' private state."""
-    regions = config.regions
+    regions, kept = config.regions, rounded(config.method, shapes)
     region = regions.sharding(REGION)
     opt = optimizer_shardings(
         config.inner, layout.tree(shapes), layout.tree(specs), regions, REGION
@@ -318,6 +325,7 @@ def inner_shardings(config: EngineConfig, layout: Layout, shapes, specs) -> Inne
         opt=opt,
         step=region,
         tokens=region,
+        rounding=leaf_shardings(regions, REGION, {k: specs[k] for k in kept}),
     )
 
 
@@ -373,6 +381,21 @@ def check_increments(method: Method, like: PyTree) -> None:
         raise ValueError(
             f"codec {method.codec.name}: its payloads are increments, and nothing sums them up; "
             "use outer=optax.chain(lowcomm_jax.compression.integrate(), outer)"
+        )
+
+
+def warn_of_narrow(method: Method, shapes: dict[str, jax.ShapeDtypeStruct]) -> None:
+    """Log a warning on leaves that inner steps round; those of gradients step in fp32."""
+    narrow = [k for k, x in shapes.items() if is_narrow(x.dtype)]
+    if narrow and method.signal == "progress":
+        kinds = ", ".join(sorted({shapes[k].dtype.name for k in narrow}))
+        log.warning(
+            "%d of %d trained leaves are below fp32 (%s): an inner step that moves a value by less "
+            "than half of its last digit is lost there; to keep such steps train fp32 leaves, and "
+            "cast them in loss_fn",
+            len(narrow),
+            len(shapes),
+            kinds,
         )
 
 

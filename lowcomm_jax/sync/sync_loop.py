@@ -28,6 +28,7 @@ from lowcomm_jax.state.train_state import (
     round_of,
     with_inner,
     with_item,
+    with_taken_over,
     without,
 )
 from lowcomm_jax.sync.channel_loop import ChannelLoop
@@ -244,6 +245,7 @@ class SyncLoop:
             self._base_weights(state, p),
             with_snapshot=with_snapshot,
             level=level,
+            rounding=self._rounding(state, p),
         )
         groups = self.groups(int(state.counters.sends[p]))
         traffic = self._traffic(p, level, mask, groups)
@@ -417,7 +419,7 @@ class SyncLoop:
         """Let the regions of `lands` adopt the anchor by the landing rule."""
         anchor = self.fragments.leaves(state.anchor, p)
         outer = None if self.method.hands_out is None else state.outer[p]
-        params, landing = self.programs.landing_program(
+        params, landing, rounding = self.programs.landing_program(
             self.fragments.leaves(state.inner.params, p),
             anchor,
             state.landing[p],
@@ -428,9 +430,10 @@ class SyncLoop:
             self._rows[p],
             self.told(state, flight),
             outer,
+            self._rounding(state, p),
             rules=self._rules[p],
         )
-        state = with_inner(state, params={**state.inner.params, **params})
+        state = with_taken_over(state, params, rounding)
         if state.channels:
             state = self.channels.adopted(state, lands)
         if state.received:
@@ -439,12 +442,18 @@ class SyncLoop:
 
     def restart(self, state: TrainState, p: int) -> TrainState:
         """Let every region take its anchor's values of fragment p."""
-        params = self.programs.restart_program(
+        taken = self.programs.restart_program(
             self.fragments.leaves(state.inner.params, p),
             self.fragments.leaves(state.anchor, p),
+            self._rounding(state, p),
             self._rows[p],
         )
-        return with_inner(state, params={**state.inner.params, **params})
+        return with_taken_over(state, *taken)
+
+    def _rounding(self, state: TrainState, p: int) -> dict[str, jax.Array]:
+        """`Inner.rounding` of fragment p, unsliced."""
+        kept = state.inner.rounding
+        return {k: kept[k] for k in self._like[p] if k in kept}
 
     def mark_received(self, state, p: int, lands: np.ndarray, outer=None) -> TrainState:
         """Store that the regions of `lands` hold fragment p of the current anchor.

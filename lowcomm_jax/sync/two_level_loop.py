@@ -23,7 +23,7 @@ import numpy as np
 from lowcomm_jax.exchange import Traffic
 from lowcomm_jax.history import Event
 from lowcomm_jax.state.train_state import TrainState, with_inner
-from lowcomm_jax.sync.round_functions import norm_per_row
+from lowcomm_jax.sync.round_functions import norm_per_row, pseudo_gradient
 from lowcomm_jax.sync.round_programs import RoundPrograms
 from lowcomm_jax.sync.sync_loop import SyncLoop
 
@@ -182,14 +182,8 @@ def _with_own_decisions(counters):
 
 def _arrive(rule, codec, params, received, servers, states, region, group):
     """A worker's Delta moves its server's model, which the worker receives."""
-    delta = {k: (received[k][region] - params[k][region].astype(jnp.float32)) for k in params}
-    if any(x.dtype != jnp.float32 for x in params.values()):
-        # What rounding took off the received model is no progress.
-        same = [
-            jnp.all(x[region] == received[k][region].astype(x.dtype)) for k, x in params.items()
-        ]
-        stays = jnp.stack(same).all()
-        delta = {k: jnp.where(stays, 0.0, x) for k, x in delta.items()}
+    own, had = jax.tree.map(lambda x: x[region], (params, received))
+    delta = pseudo_gradient(had, own, {})
     delta, states = _decoded(codec, delta, states, region)
     model, outer = _moved_by(rule, delta, servers["model"], servers["outer"], group)
     params = {k: x.at[region].set(model[k][group].astype(x.dtype)) for k, x in params.items()}

@@ -131,7 +131,8 @@ class InnerStep:
         tree, told = self.layout.tree(inner.params), {"value": loss} if self.gives_loss else {}
         updates, opt = self.optimizer.update(self.layout.tree(grads), inner.opt, tree, **told)
         params = self.layout.select(optax.apply_updates(tree, updates), "train")
-        return Inner(params, buffers, opt, inner.step + 1, inner.tokens + tokens)
+        step, tokens = inner.step + 1, inner.tokens + tokens
+        return Inner(params, buffers, opt, step, tokens, inner.rounding)
 
     def __call__(self, inner: Inner, frozen, batch, key) -> tuple[Inner, dict[str, jax.Array]]:
         """One optimizer step of one region; `key` are its words (`keys_of_regions`)."""

@@ -29,8 +29,8 @@ def test_a_field_is_found_and_put_back(name, field):
     source = find_source(field, opt, LIKE)
     assert sorted(parameter for _, parameter in source.leaves) == sorted(SHAPES)
     inner = Inner(PARAMS, {}, opt, None, None)
-    taken = source.take(inner)
-    new = source.put(inner, {k: x + 2 for k, x in taken.items()})
+    taken, _ = source.take(inner)
+    new = source.put(inner, ({k: x + 2 for k, x in taken.items()}, {}))
     changed = jax.tree.map(lambda a, b: float(jnp.sum(jnp.abs(a - b))), new.opt, opt)
     assert sum(jax.tree.leaves(changed)) == 2 * (6 + 4 + 1)
     assert sum(x.size for x in taken.values()) == 6 + 4 + 1

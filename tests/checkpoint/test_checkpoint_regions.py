@@ -59,6 +59,16 @@ def test_more_regions(tmp_path):
     np.testing.assert_array_equal(after["clock/last_sent"], before["clock/last_sent"])
 
 
+def test_a_new_region_has_made_no_progress_in_leaves_below_fp32(tmp_path):
+    """Where all have the anchor's values, all have lost the same to rounding."""
+    before = saved(tmp_path, "streaming", 3, 6, finish=True)
+    after = restore(tmp_path, "streaming", 4)
+    lost = {name: x for name, x in after.items() if name.startswith("inner/rounding/")}
+    assert lost and all(np.any(before[name]) for name in lost)
+    for name, x in lost.items():
+        np.testing.assert_array_equal(x, np.repeat(before[name][:1], 4, axis=0), name)
+
+
 def test_one_region_alone(tmp_path):
     before = saved(tmp_path, "diloco", 1, 2)
     after = restore(tmp_path, "diloco", 1)

@@ -107,6 +107,16 @@ def test_anchors_and_parameters_are_those_of_one_process(name, regions, between)
     assert_same(jobs, together, own_anchors(name))
 
 
+@pytest.mark.parametrize("name", ["streaming", "noloco"])
+def test_leaves_below_fp32(name, between):
+    """A job keeps what rounding takes from the values it takes over, as one process does."""
+    narrow = ("a", "c")
+    together = train(engine(METHODS[name](), 2), batches(14, 2), narrow=narrow)
+    jobs = in_jobs(between(2), METHODS[name](), 2, 14, narrow=narrow)
+    assert_same(jobs, together, own_anchors(name))
+    assert {k: x.dtype.name for k, x in jobs[0][0][1].items() if k in narrow}["a"] == "bfloat16"
+
+
 @pytest.mark.slow
 def test_rank_and_period_adapt_to_the_same_numbers(between):
     """DiLoCoX's AdaGradCmp: what every job decides of the mean's rank is what one process does."""

@@ -33,10 +33,11 @@ def rows(batch, region):
     return jax.tree.map(lambda x: x[region : region + 1], batch)
 
 
-def train(one, data, participants=None, shapes=oracle.SHAPES):
-    """(anchors, own parameters) at the end, and after `finish`."""
+def train(one, data, participants=None, shapes=oracle.SHAPES, narrow=()):
+    """(anchors, own parameters) at the end, and after `finish`; leaves of `narrow` are bf16."""
     with jax.numpy_dtype_promotion("standard"):
-        state = one.init(oracle.make_params(shapes=shapes))
+        params = oracle.make_params(shapes=shapes)
+        state = one.init(params | {k: params[k].astype(jax.numpy.bfloat16) for k in narrow})
         state, _ = one.run(state, data, participants)
         before = values(state)
         return before, values(one.finish(state))
@@ -54,6 +55,7 @@ def in_jobs(
     participants=None,
     meshes=None,
     shapes=oracle.SHAPES,
+    narrow=(),
     **kwargs,
 ):
     """What every job of a run ends with, in order of the regions; each on its own mesh."""
@@ -65,7 +67,7 @@ def in_jobs(
         try:
             one = engine(method, regions, exchange, meshes[region], **kwargs)
             own = [rows(batch, region) for batch in data]
-            return train(one, own, participants, shapes)
+            return train(one, own, participants, shapes, narrow)
         finally:
             exchange.close()
 

@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import oracle
@@ -47,6 +48,7 @@ def test_it_has_the_shapes_and_places_of_the_first_state(name):
     mesh = lc.make_mesh(region=3, fsdp=2, devices=jax.devices()[:6])
     engine = lc.Engine(loss_fn, optax.adam(0.01), METHODS[name](), 3, mesh=mesh)
     params = oracle.make_params()
+    params["c"] = params["c"].astype(jnp.bfloat16)
     state = engine.init(params)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
     abstract = abstract_state(engine.sync_loop(state).programs, shapes)

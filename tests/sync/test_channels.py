@@ -317,7 +317,7 @@ def test_nothing_but_selected_values_crosses_regions(delay):
     assert (sent >= booked).all() and (sent <= booked + 4 * devices * 4).all(), (sent, booked)
     # The inner step gathers leaves inside a region; the channel alone moves selected values there.
     (one,), everyone = loop.programs.channels.exchanges, np.ones(2, bool)
-    alone = (state.inner.params, np.int32(0), everyone, np.ones(2, np.float32), everyone)
+    alone = ((state.inner.params, {}), np.int32(0), everyone, np.ones(2, np.float32), everyone)
     moved = sized(jax.jit(one.average).lower(*alone).compile().as_text())
     assert max(c.nbytes for c in moved) <= 4 * 4 * 257, "a leaf was gathered inside a region"
 

@@ -114,16 +114,16 @@ def test_a_landing_is_of_those_who_land_and_were_accepted():
     theta, snapshot = rows(3, 5, 7), rows(1, 3, 5)
     lands, accepted = np.array([True, True, False]), np.array([True, False, True])
     given = (rows(20), jnp.zeros(R, jnp.int32), snapshot, accepted, lands, np.int32([1, 1, 1]))
-    params, state = act(theta, *given, {}, TOLD)
+    params, state, _ = act(theta, *given, {}, TOLD)
     assert found(params) == [20 + 2, 20, 7] and state.tolist() == [1, 0, 0]
-    params, _ = act(rows(np.inf, 5, 7), *given, {}, TOLD)
+    params, *_ = act(rows(np.inf, 5, 7), *given, {}, TOLD)
     assert found(params) == [20, 20, 7], "what is not finite is replaced"
 
 
 def test_what_regions_received_is_that_of_those_who_land():
     act = functions().mark_received
     assert found(act(rows(1, 2, 3), rows(9), None, {}, np.array([True, False, True]))) == [9, 2, 9]
-    assert found(functions().restart(rows(1, 2, 3), rows(9), {})) == [9] * R
+    assert found(functions().restart(rows(1, 2, 3), rows(9), {}, {})[0]) == [9] * R
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_drift_is_the_distance_from_the_anchor_over_age_and_size():
     anchor = {"a": np.float32([[2, 2]]), "b": np.float32([[5]])}
     drift = functions().drift
     scale, names = np.float32([0.5, 0.1]), (("a",), ("b",))
-    got = drift(params, anchor, [{}, {}], scale, names_K=names)
+    got = drift(params, anchor, {}, [{}, {}], scale, names_K=names)
     np.testing.assert_allclose(got, [[0.5, 0.4], [1.5, 0.3], [2.5, 0.2]], rtol=1e-6)
 
 
