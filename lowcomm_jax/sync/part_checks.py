@@ -197,14 +197,15 @@ def idle_period(inner: optax.GradientTransformation, like: PyTree, method: Metho
       like: shapes of the trained leaves, in the user's tree.
 
     Returns:
-      One line with its fix; None where periods end with a move, or the method counts none.
+      One line with its fix; None where periods end with a move, or the method counts none. None,
+      too, for an optimizer that cannot update leaves without entries.
     """
     if method.signal == "gradient" or not method.has_anchor:
         return None
+    if not _gathered(jax.eval_shape(inner.init, like)):
+        return None
     # A step counts the same whatever the leaves hold, so they are empty here.
     empty = jax.tree.map(lambda x: jnp.zeros((0,) * len(x.shape), x.dtype), like)
-    if not _gathered(jax.eval_shape(inner.init, empty)):
-        return None
     H = method.schedule.period
 
     @jax.jit
@@ -214,7 +215,11 @@ def idle_period(inner: optax.GradientTransformation, like: PyTree, method: Metho
 
         return _gathered(jax.lax.fori_loop(0, H, step, inner.init(empty)))
 
-    if not any(after_a_period()):
+    try:
+        gathered = after_a_period()
+    except (TypeError, ValueError):
+        return None
+    if not any(gathered):
         return None
     return (
         f"period={H} counts steps, and the inner optimizer gathers gradients over several before it"

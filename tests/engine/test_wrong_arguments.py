@@ -242,6 +242,13 @@ def test_a_period_that_ends_between_moves_of_the_optimizer_gets_a_warning(kind, 
         assert "multiple of the optimizer's k, or Engine(accumulate=k)" in line
 
 
+def test_optimizers_that_read_their_leaves_are_taken():
+    """Of which a largest entry must exist."""
+    largest = optax.stateless(lambda u, _: jax.tree.map(lambda x: x / jnp.max(jnp.abs(x)), u))
+    for inner in (largest, optax.MultiSteps(largest, 2).gradient_transformation()):
+        assert engine(inner=inner).init(PARAMS)
+
+
 def test_a_period_that_ends_with_a_move_of_the_optimizer_gets_none(caplog):
     for k, period in ((1, 3), (3, 3), (2, 4)):
         method = lc.methods.diloco(period)
