@@ -261,6 +261,7 @@ EXECUTED = {
     f"update({PLACE}, state, params=None, {PLACE}**extra)": update,
     "tensor(self, delta_RxN, weight_R, kind, momentum)": tensor,
     "Engine(accumulate=)": parameter(lc.Engine),
+    "Engine(accumulate=k)": parameter(lc.Engine),
     f"Engine(block={PLACE})": parameter(lc.Engine),
     "run(evaluate=)": parameter(AdaptiveEngine.run),
     "optax.adamw(1e-3)": inner,

@@ -30,8 +30,8 @@ def masked_cross_entropy(
 
     Returns:
       The loss, and a dict of float32 scalars: `ce` in nats per token, `accuracy` (share of targets
-      with the highest logit; a tie counts, and bfloat16 logits have more of them), `tokens` (sum of
-      the mask).
+      with the highest logit), `tokens` (sum of the mask). A tie counts as right; bfloat16 logits
+      have more ties.
     """
     tokens = jnp.sum(mask_N)
     loss, aux = weighted_loss(scores, mask_N / jnp.maximum(tokens, 1.0), z_loss)

@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import shutil
+import sys
 import time
 
 import jax
@@ -277,6 +278,34 @@ def test_a_file_that_cannot_be_written_there(tmp_path, capfd):
     folder = run_of(tmp_path / "run")
     said = refused(capfd, "report", str(folder), f"--json={tmp_path}")
     assert said == f"report: {tmp_path}: Is a directory\n"
+
+
+class NoFolder:
+    """Matplotlib where no folder can be written, not even a temporary one."""
+
+    def find_spec(self, name, *_):
+        if name == "matplotlib":
+            raise OSError("Matplotlib requires access to a writable cache directory")
+
+
+def test_a_report_without_a_folder_for_matplotlib(tmp_path, monkeypatch, capfd):
+    folder = run_of(tmp_path / "run")
+    monkeypatch.delitem(sys.modules, "matplotlib", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [NoFolder(), *sys.meta_path])
+    assert main(["report", str(folder)]) == 0
+    said = " ".join(capfd.readouterr().out.split())
+    assert "loss curves are not drawn: Matplotlib requires access to a writable" in said
+    assert "Matplotlib requires" in refused(capfd, "report", str(folder), f"--html={tmp_path}/x")
+
+
+def test_a_file_system_that_is_read_only(tmp_path, monkeypatch, capfd):
+    def write(path, *_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    folder = run_of(tmp_path / "run")
+    monkeypatch.setattr("pathlib.Path.write_text", write)
+    said = refused(capfd, "report", str(folder), f"--json={tmp_path}/x.json")
+    assert said == f"report: {tmp_path}/x.json: Read-only file system\n"
 
 
 # -- a full disk ----------------------------------------------------------------------------------
