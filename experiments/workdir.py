@@ -84,6 +84,12 @@ def of_regions(fields: Mapping[str, Any], corpus: str) -> dict[str, Any]:
     return {**_without(learnt(fields), _OF_A_JOB), "corpus": corpus}
 
 
+def _has_begun(workdir: Path) -> bool:
+    """Whether the folder's run has written more than its config: else nothing would continue."""
+    written = (workdir / METRICS).exists() or (workdir / CHECKPOINTS).is_dir()
+    return written and (workdir / CONFIG).is_file()
+
+
 def without_path(name: str) -> str:
     """A corpus or a tokenizer by its kind alone where its name is a path."""
     kind = name.partition(":")[0]
@@ -109,7 +115,7 @@ def as_begun(workdir: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
       RefusedError: the stored config is damaged.
     """
-    if not (workdir / CONFIG).is_file():
+    if not _has_begun(workdir):
         return dict(fields)
     there, model = read_config(workdir).get("model"), dict(fields["model"])
     for name in _CHOSEN:
@@ -130,9 +136,9 @@ def workdir_problems(workdir: Path, fields: Mapping[str, Any]) -> list[str]:
     if not os.access(above, os.W_OK | os.X_OK):
         return [f"--workdir={workdir}: {above} cannot be written to; choose another"]
     stored = workdir / CONFIG
-    if not stored.is_file():
-        if (workdir / METRICS).exists():
-            return [f"--workdir={workdir} holds {METRICS} but no {CONFIG}: choose another"]
+    if not stored.is_file() and (workdir / METRICS).exists():
+        return [f"--workdir={workdir} holds {METRICS} but no {CONFIG}: choose another"]
+    if not _has_begun(workdir):
         return []
     try:
         there = read_config(workdir)

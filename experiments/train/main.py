@@ -75,6 +75,7 @@ from lowcomm_jax.mesh.stages import bubble
 from lowcomm_jax.models import Pipeline
 from lowcomm_jax.recovery import rejoin, rejoin_trainers
 from lowcomm_jax.recovery.precompile import precompile
+from lowcomm_jax.runtime.connect import JobExchange
 from lowcomm_jax.runtime.errors import Lost, Parted, StoreUnavailable
 from lowcomm_jax.state.train_state import rounds_landed
 
@@ -283,6 +284,7 @@ def _join_regions(run: Run, state, restored, evaluator: Evaluator, console: Cons
     if not quiet:
         console.print(f"region {exchange.region} waits for the others ...", highlight=False)
     try:
+        _agree_on_names(job, exchange)
         done = rounds_landed(state) if job.by_rounds else state.counters.done_until
         exchange.join(job.config["wait_minutes"] * 60, done)
     except (ValueError, TimeoutError, StoreUnavailable) as error:
@@ -314,6 +316,22 @@ def _join_regions(run: Run, state, restored, evaluator: Evaluator, console: Cons
     if not quiet:
         console.print(f"came into the run at step {step}", highlight=False)
     return state
+
+
+def _agree_on_names(job: Job, exchange: JobExchange) -> None:
+    """Refuse to join regions whose parameters have other names, since `auto` is by the device.
+
+    Raises:
+      ValueError: with the fix.
+      StoreUnavailable: the store does not answer.
+    """
+    own = job.config["model"]["layer_loop"]
+    first = exchange.agree("names", {"layer_loop": own})["layer_loop"]
+    if first != own:
+        raise ValueError(
+            f"model.layer_loop: {first} in the region that came first -> {own} here, so that names "
+            f"of parameters differ. Give all regions the same, --config.model.layer_loop={first}"
+        )
 
 
 def _one_batch(run: Run) -> Any:

@@ -137,6 +137,20 @@ def test_names_of_parameters_are_those_of_the_first_device(tiny, root, begun, ca
     assert "layer_loop: scan" in accepted(tiny, root, begun, capsys)
 
 
+def test_regions_whose_parameters_have_other_names_do_not_meet(tiny, root, tmp_path, capsys):
+    """One on a CPU, one on a GPU: the second is told before it waits, and what to give runs."""
+    meet = ("--config.exchange=store", f"--config.rendezvous=file://{tmp_path}/meet")
+    meet += ("--config.wait_minutes=0.005",)
+    alone = refused(tiny, root, tmp_path / "r0", capsys, *meet, "--config.region=0")
+    assert "regions [1] of run" in alone
+    of_one = (*meet, "--config.region=1")
+    said = refused(tiny, root, tmp_path / "r1", capsys, *of_one, "--config.model.layer_loop=scan")
+    assert "model.layer_loop: unrolled in the region that came first -> scan here" in said
+    fix = said[said.index("--config.model.layer_loop=") :].strip()
+    said = refused(tiny, root, tmp_path / "r1", capsys, *of_one, fix)
+    assert "layer_loop" not in said and "regions [0] of run" in said
+
+
 @pytest.mark.slow
 def test_it_goes_on_on_another_mesh_in_other_folders(tiny, root, whole, capsys):
     """In flight are payloads of the old mesh; two regions then have two devices each."""
