@@ -77,3 +77,35 @@ def test_tpu_slices_too():
 def test_with_tensor_parallelism_too(mesh):
     report = transformer(needs("h100:2x8"), "diloco_150m", M.diloco(500), 64, 1024, mesh)
     assert moved_over_fsdp(report.programs[0]) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name, sequences, length, remat, flops, nbytes",
+    [
+        ("diloco_150m", 64, 1024, "none", 65.5e12, 80e9),
+        ("scaling_1_3b", 16, 2048, "light", 275e12, 225e9),
+    ],
+)
+def test_a_step_on_one_card_computes_and_moves_little_beside_what_is_useful(
+    name, sequences, length, remat, flops, nbytes
+):
+    target = needs("h100:1x1")
+    report = transformer(target, name, M.diloco(500), sequences, length, remat=remat)
+    step, other = report.programs[0], report.programs[0].work["other"]
+    assert flops_per_token(preset(name), length) * sequences * length < step.flops <= flops
+    assert 0 < other.nbytes <= nbytes
+    assert name != "diloco_150m" or other.launches <= 300
+
+
+@pytest.mark.parametrize(
+    "name, sequences, length",
+    [
+        ("diloco_150m", 64, 1024),
+        pytest.param("scaling_1_3b", 128, 2048, marks=pytest.mark.slow),
+    ],
+)
+def test_with_fsdp_a_device_waits_for_one_hundredth_of_the_step(name, sequences, length):
+    target = needs("h100:2x8")
+    report = transformer(target, name, M.diloco(500), sequences, length, remat="light")
+    assert 0 < report.programs[0].exposed <= 0.01 * report.programs[0].seconds
