@@ -42,6 +42,66 @@ def of_run(workdir):
     return found
 
 
+def started(command, given):
+    return subprocess.Popen(
+        [*command, *given],
+        cwd=ROOT,
+        process_group=0,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={
+            **os.environ,
+            "PATH": f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PORT": str(free_port()),
+        },
+    )
+
+
+def killed_at_last(workdir, process):
+    for number in of_run(workdir):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(number, signal.SIGKILL)
+    process.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_jobs_in_their_last_evaluation_have_saved(tiny, root, number):
+    """A signal is not kept waiting, a kill takes no step, and what goes on only evaluates."""
+    workdir = root / f"last-{number.name}"
+    given = [a for a in tiny.arguments(root) if "regions" not in a]
+    given += ["--config.regions=2", "--config.steps=6", "--config.eval.every=0"]
+    # Batches that take long enough.
+    given += ["--config.model.layers=4", "--config.model.width=256", "--config.eval.batch=1"]
+    given += ["--config.model.mlp_width=1024", "--config.eval.sequences=100"]
+    given += [f"--workdir={workdir}"]
+    regions = [workdir / f"region{region}" for region in range(2)]
+
+    def ends():
+        return [[r for r in read_records(x / METRICS) if r["kind"] == "end"] for x in regions]
+
+    process = started([sys.executable, *LAUNCH], given)
+    try:
+        until = time.monotonic() + 300
+        while not any((folder / CHECKPOINTS / "6").is_dir() for folder in regions):
+            assert time.monotonic() < until and process.poll() is None, process.communicate()[0]
+            time.sleep(0.02)
+        for one in of_run(workdir):
+            os.kill(one, number)
+        struck = time.monotonic()
+        shown = process.communicate(timeout=100)[0]
+        assert [] in ends(), "the evaluation was too short for this test"
+        assert process.returncode == (EXIT_INTERRUPTED if number == signal.SIGTERM else -number)
+        assert time.monotonic() - struck < 10, shown
+        process = started([sys.executable, *LAUNCH], given)
+        shown = process.communicate(timeout=300)[0]
+        assert process.returncode == 0, shown
+        assert [len(found) for found in ends()] == [1, 1]
+        assert newest(regions[0]) == newest(regions[1]) == 6
+    finally:
+        killed_at_last(workdir, process)
+
+
 @pytest.mark.parametrize(
     ("command", "numbers"),
     [
@@ -64,19 +124,7 @@ def test_a_run_in_a_group_saves(tiny, root, request, command, numbers):
     given += ["--config.regions=2", "--config.steps=100000", "--config.log.every=6"]
     script = command[0].startswith("examples")
     given += [] if script else [f"--workdir={workdir}"]
-    process = subprocess.Popen(
-        [*(word.format(workdir) for word in command), *given],
-        cwd=ROOT,
-        process_group=0,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={
-            **os.environ,
-            "PATH": f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            "PORT": str(free_port()),
-        },
-    )
+    process = started([word.format(workdir) for word in command], given)
     regions = [workdir / f"region{region}" for region in range(2)]
     regions = regions if "sites" in command[0] or command[1:] == LAUNCH else [workdir]
     try:
@@ -98,7 +146,4 @@ def test_a_run_in_a_group_saves(tiny, root, request, command, numbers):
             steps = [int(path.name) for path in (folder / CHECKPOINTS).iterdir()]
             assert max(steps) == newest(folder) >= 12, shown
     finally:
-        for number in of_run(workdir):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(number, signal.SIGKILL)
-        process.kill()
+        killed_at_last(workdir, process)
