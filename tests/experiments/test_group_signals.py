@@ -88,11 +88,10 @@ def test_jobs_in_their_last_evaluation_have_saved(tiny, root, number):
             time.sleep(0.02)
         for one in of_run(workdir):
             os.kill(one, number)
-        struck = time.monotonic()
         shown = process.communicate(timeout=100)[0]
         assert [] in ends(), "the evaluation was too short for this test"
-        assert process.returncode == (EXIT_INTERRUPTED if number == signal.SIGTERM else -number)
-        assert time.monotonic() - struck < 10, shown
+        code = EXIT_INTERRUPTED if number == signal.SIGTERM else -number
+        assert process.returncode == code, shown
         process = started([sys.executable, *LAUNCH], given)
         shown = process.communicate(timeout=300)[0]
         assert process.returncode == 0, shown
