@@ -326,7 +326,8 @@ class Loop:
 
     def _finish(self, interrupt: Interrupt) -> bool:
         """Land what is in flight, synchronise once more, save, and judge; whether it was judged."""
-        job, joined = self.run.job, self.run.exchange is not None and not self.ended
+        job, saved = self.run.job, self.ended
+        joined = self.run.exchange is not None and not self.ended
         if not self.ended:
             self._read()
             clock = self.run.engine.clock
@@ -336,10 +337,12 @@ class Loop:
             self.state = self.run.engine.finish(self.state, **self.faults.at_the_end)
             self.records.sent, self.records.received = self.driver.traffic(self.state)
             self._ended, self._owed = {"virtual": virtual}, True
-            if job.saves_result:
+            # A job that is killed here goes back with the others: they may not have saved yet.
+            saved = job.saves_result and not joined
+            if saved:
                 self._save()
         self._evaluate(lambda: interrupt.requested, final=True)
-        if self._owed and not job.saves_result:
+        if not saved and (self._owed or job.saves_result):
             self._save()
         self.log.sync()
         if joined:
