@@ -98,6 +98,7 @@ def test_a_step_on_one_card_computes_and_moves_little_beside_what_is_useful(
     assert name != "diloco_150m" or other.launches <= 300
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "name, sequences, length",
     [
