@@ -138,12 +138,14 @@ def workdir_problems(workdir: Path, fields: Mapping[str, Any]) -> list[str]:
     stored = workdir / CONFIG
     if not stored.is_file() and (workdir / METRICS).exists():
         return [f"--workdir={workdir} holds {METRICS} but no {CONFIG}: choose another"]
-    if not _has_begun(workdir):
+    if not stored.is_file():
         return []
     try:
         there = read_config(workdir)
     except RefusedError as error:
         return error.problems
+    if not _has_begun(workdir):
+        return []
     try:
         before = learnt(there)
     except (AttributeError, KeyError, TypeError):

@@ -162,9 +162,10 @@ class Loop:
         return False
 
     def _under_way(self) -> str:
-        if self._now is None:
+        phase = self._now  # once: this is another thread
+        if phase is None:
             return "what is under way"
-        (name, since), now = self._now, time.perf_counter()
+        (name, since), now = phase, time.perf_counter()
         last = f", the last took {self._lasted[name]:.1f} s" if name in self._lasted else ""
         return f"{PHASES[name]} ({now - since:.1f} s so far{last})"
 

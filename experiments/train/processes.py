@@ -88,10 +88,10 @@ def start(fields: Mapping[str, Any]) -> None:
             fields["process"],
             timeout_s=min(60 * fields["wait_minutes"], MEET_S if mesh else math.inf),
         )
-    except ValueError as error:
-        raise RefusedError([str(error)], CANNOT_MEET) from error
         if met is not None:
             leader().end_when_lost(GRACE_S, EXIT_LOST)
+    except ValueError as error:
+        raise RefusedError([str(error)], CANNOT_MEET) from error
     except OSError as error:
         # At once: JAX, which still waits, would end this process with a page of its own.
         print(f"{CANNOT_MEET}: {error}", file=sys.stderr, flush=True)

@@ -58,7 +58,7 @@ def sparseloco(
     codec: Any = None,
     inner_batching: Any = None,
     stacked: Sequence[str] = (),
-    mean: Literal["regions", "senders"] = "regions",
+    mean: Literal["regions", "senders"] | None = None,
 ) -> Method:
     """Send k entries of every chunk of the pseudo-gradient, every `period` inner steps.
 
@@ -74,8 +74,8 @@ def sparseloco(
       codec: another codec in place of this one, used as it is (wrap it in error feedback yourself).
       inner_batching: batch policy of the inner steps; None = a fixed batch.
       stacked: path prefixes of leaves with a leading layer axis, as the engine is given.
-      mean: of an entry over all `regions` that take part, where one that did not send it counts as
-        0; or over its `senders` alone, as in the authors' code.
+      mean: of an entry over all "regions" that take part, where one that did not send it counts as
+        0 (None); or over its "senders" alone, as in the authors' code.
 
     Raises:
       ValueError: an unknown codec, or a setting of the codec out of range.
@@ -83,12 +83,12 @@ def sparseloco(
 
     def paper():
         values = "fp32" if bits == 32 else f"stat{bits}"
-        settings = {"k": k, "block": block, "values": values, "mean": mean}
+        settings = {"k": k, "block": block, "values": values, "mean": mean or "regions"}
         kept = make("topk", stacked=tuple(stacked), **settings)
         return error_feedback(kept, decay)
 
     settings = {"k": (k, 64), "block": (block, 64), "bits": (bits, 2), "decay": (decay, 0.95)}
-    settings |= {"mean": (mean, "regions")}
+    settings |= {"mean": (mean, None)}
     wire, problems = wire_codec(codec, paper, stacked, **settings)
     rule = outer_rules.sgd(1.0) if outer is None else outer
     return Method(

@@ -132,7 +132,7 @@ def _norm_gradients(x, scale, wide, gradient, inverse, along):
     """Gradients of `x` and `scale`, of a float32 gradient behind the scale."""
     to_scale = jnp.sum(gradient * (wide * inverse), axis=tuple(range(x.ndim - 1)))
     to_x = inverse * (gradient * _along_last(scale, x) - wide * along)
-    return to_x.astype(x.dtype), to_scale
+    return to_x.astype(x.dtype), to_scale.astype(scale.dtype)
 
 
 rms_norm.defvjp(_rms_norm_forward, _rms_norm_backward)
@@ -219,7 +219,7 @@ def look_up(table_VxD: Array, row_N: Array, mode: str, dtype: jnp.dtype) -> Arra
     Args:
       mode: of `jnp.take`: what a row that is not there gives.
     """
-    if not _rows_move(table_VxD):
+    if not _rows_move(table_VxD, row_N):
         return jnp.take(_whole(table_VxD), row_N, axis=0, mode=mode).astype(dtype)
 
     def part(table_VxC, row_N):
@@ -241,7 +241,7 @@ def _look_up_backward(mode, dtype, kept, gradient_NxD):
         zeros = jnp.zeros((table_VxD.shape[0], gradient_NxC.shape[1]), table_VxD.dtype)
         return zeros.at[row_N].add(gradient_NxC.astype(zeros.dtype), mode="drop")
 
-    if not _rows_move(table_VxD):
+    if not _rows_move(table_VxD, row_N):
         # As `sharding.parameter_specs` has the table: cut over the width, where that divides.
         cut = 1 if table_VxD.shape[1] % automatic_axes().get(FSDP, 1) == 0 else -1
         return summed_over_batch(sums, cut, row_N, gradient_NxD), None
@@ -256,11 +256,12 @@ def _look_up_backward(mode, dtype, kept, gradient_NxD):
 look_up.defvjp(_look_up_forward, _look_up_backward)
 
 
-def _rows_move(table_VxD: Array) -> bool:
-    """Whether the table is cut over its width alone."""
+def _rows_move(table_VxD: Array, row_N: Array) -> bool:
+    """Whether the table is cut over its width alone, and the rows can be cut as well."""
     axes = automatic_axes()
     count = axes.get(FSDP, 1)
-    return count > 1 and axes.get(TENSOR, 1) == 1 and table_VxD.shape[1] % count == 0
+    divides = table_VxD.shape[1] % count == 0 and row_N.shape[0] % count == 0
+    return count > 1 and axes.get(TENSOR, 1) == 1 and divides
 
 
 def _all_rows(row_N: Array) -> Array:

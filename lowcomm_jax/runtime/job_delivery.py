@@ -414,7 +414,8 @@ class JobDelivery:
 
     def _tell_of_others(self, name: str, state: TrainState) -> None:
         """Warn of regions that did not end where this one does."""
-        missing = set(range(self.total)) - (self.exchange.agreed_terms(name) or {}).keys()
+        agreed = self.exchange.agreed_terms(name)
+        missing = set() if agreed is None else set(range(self.total)) - agreed.keys()
         steps = self.exchange.steps() if missing else {}
         if not missing or not leader().leads:
             return

@@ -30,6 +30,7 @@ from checkpoint.checkpoint_cases import (  # noqa: E402
 
 import lowcomm_jax as lc  # noqa: E402
 from lowcomm_jax.checkpoint import Checkpoints  # noqa: E402
+from lowcomm_jax.sync.round_functions import rounded  # noqa: E402
 
 SAVED = Path(__file__).with_name("saved")
 BEFORE = tuple(name for name in METHODS if name not in LATER)
@@ -80,10 +81,19 @@ def test_a_checkpoint_with_shared_bases_is_refused_in_one_line(tmp_path):
     [one if one in QUICK else pytest.param(one, marks=pytest.mark.slow) for one in BEFORE],
 )
 def test_a_checkpoint_of_0_1_0_goes_on(name, tmp_path):
+    """Or is refused by name: where a landing rule needs what rounding took from a narrow leaf.
+
+    That version took what rounding took from `c`, in bf16, for progress.
+    """
     extract(name, tmp_path)
+    if rounded(METHODS[name](), {"c": bf16_params(name)["c"]}):
+        with pytest.raises(ValueError, match="inner/rounding/c: missing"):
+            second_half(name, tmp_path / name)
+        return
     then = np.load(SAVED / "ends.npz")
     for leaf, value in ends(name, second_half(name, tmp_path / name)).items():
-        np.testing.assert_allclose(value, then[leaf], rtol=1e-3, atol=1e-3, err_msg=leaf)
+        off = 1e-2 if leaf.endswith("/c") else 1e-3
+        np.testing.assert_allclose(value, then[leaf], rtol=off, atol=off, err_msg=leaf)
 
 
 def write() -> None:

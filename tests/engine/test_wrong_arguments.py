@@ -83,7 +83,7 @@ def test_a_run_takes_batches_of_other_shapes_and_dtypes_as_steps_do():
 def test_mesh_and_seed_of_another_type_are_listed():
     with pytest.raises(TypeError) as error:
         lc.Engine(loss_fn, optax.sgd(0.1), lc.methods.diloco(3), 2, mesh="cpu", seed="a")
-    assert "mesh='cpu' is no Mesh: give lc.make_mesh" in str(error.value)
+    assert "mesh='cpu' is no Mesh: give one of lc.make_mesh" in str(error.value)
     assert "seed='a': give a whole number" in str(error.value)
 
 

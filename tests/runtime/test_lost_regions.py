@@ -171,5 +171,5 @@ def test_who_comes_in_has_told_its_step(brief):
 
 def test_a_restored_state_must_be_reconnected(between):
     delivery = JobDelivery(between(1)(0), shared=True)
-    with pytest.raises(ValueError, match=r"call Engine.reconnect\(state\)"):
+    with pytest.raises(ValueError, match=r"call engine.reconnect\(state\)"):
         delivery.finish(None, "0")

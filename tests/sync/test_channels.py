@@ -219,7 +219,7 @@ def test_the_spread_is_the_distance_of_a_regions_values_from_the_mean():
 
 
 def two_channels(**settings):
-    pair = Channel("b", **settings), Channel("c", source="mu", **settings)
+    pair = Channel("b", **settings), Channel("c", source="nu", **settings)
     return make(Method("x", Never(), None, channels=pair))
 
 

@@ -214,7 +214,7 @@ class Pipeline:
         else:
             hidden_MxNxD, _ = self._hidden(module, tokens_MxBxT[:, :, :-1])
         one = functools.partial(part.loss, module)
-        if self.config.remat != "none":
+        if self.config.remat == "full":
             one = jax.checkpoint(one)
 
         def add(sums, microbatch):

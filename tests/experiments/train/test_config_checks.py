@@ -191,6 +191,7 @@ def test_a_workdir_belongs_to_one_run(tmp_path):
     config = base("diloco", period=7)
     config.mesh.region, config.mesh.fsdp = 1, 1
     write_config(tmp_path, resolve(config, tmp_path).config)
+    (tmp_path / "metrics.jsonl").touch()
     config.log.every = 3
     resolve(config, tmp_path)
     config.method.period, config.seed = 8, 5
