@@ -105,23 +105,19 @@ def _without(fields: Mapping[str, Any], names: Container[str], prefix: str = "")
     }
 
 
-_CHOSEN = ("layer_loop", "remat", "loss_tiles")
-"""Fields of a model that a run's first start decides; `layer_loop` names the parameters."""
-
-
 def as_begun(workdir: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """A config with what the folder's run chose for its model, where it asks for nothing else.
+    """A config with the `model.layer_loop` that the folder's run has, where it asks for none.
+
+    `auto` is another one on another device, and names of parameters follow from it.
 
     Raises:
       RefusedError: the stored config is damaged.
     """
-    if not _has_begun(workdir):
+    if fields["model"]["layer_loop"] not in (None, "auto") or not _has_begun(workdir):
         return dict(fields)
-    there, model = read_config(workdir).get("model"), dict(fields["model"])
-    for name in _CHOSEN:
-        if model[name] in (None, "auto"):
-            model[name] = there.get(name) if isinstance(there, Mapping) else None
-    return {**fields, "model": model}
+    there = read_config(workdir).get("model")
+    loop = there.get("layer_loop") if isinstance(there, Mapping) else None
+    return {**fields, "model": {**fields["model"], "layer_loop": loop}}
 
 
 def workdir_problems(workdir: Path, fields: Mapping[str, Any]) -> list[str]:

@@ -46,10 +46,10 @@ from experiments.bench.gpu_stages import (
 from experiments.bench.work import write_rows
 from experiments.cli import Flags, closest, flag_problems, refuse_any
 from experiments.progress import duration, print_table, right, say
+from experiments.train.devices import MEMORY, take_memory
 from lowcomm_jax.aot.kernels import OTHER
 
 SAID = 300  # letters of a failure's text
-FRACTION = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 
 
 def _remat(*names: str) -> tuple[Lever, ...]:
@@ -102,7 +102,7 @@ def header() -> Row:
     """What decides the figures, beside the machine and its versions."""
     device = jax.local_devices()[0]
     on_gpu = device.platform in GPUS
-    fractions = [os.environ[name] for name in FRACTION if name in os.environ]
+    fractions = [os.environ[name] for name in MEMORY if name in os.environ]
     limit = (device.memory_stats() or {}).get("bytes_limit")
     return {
         "device": device.device_kind,
@@ -270,8 +270,7 @@ def main(argv: Sequence[str]) -> int:
     stages = list(filter(None, values.stages.split(",")))
     problems += [f"--stages: no {s!r}{closest(s, list(STAGES))}" for s in stages if s not in STAGES]
     refuse_any(problems, "bench gpu")
-    if not any(name in os.environ for name in FRACTION):
-        os.environ[FRACTION[0]] = "0.92"
+    take_memory()
     on_card = jax.default_backend() != "cpu"
     record, console = Record(values.json, header()), Console()
     try:

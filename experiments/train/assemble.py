@@ -81,8 +81,12 @@ class Run:
         return Evaluator(self.model, self.evaluation, self.job.mesh, **settings)
 
 
-def assemble(job: Job, quiet: bool = False) -> Run:
-    """Read the corpus and build the parts; `quiet` shows no progress of the corpus.
+def assemble(job: Job, quiet: bool = False, trains: bool = False) -> Run:
+    """Read the corpus and build the parts.
+
+    Args:
+      quiet: show no progress of the corpus.
+      trains: choose how the model is computed (`way.fastest_way`), for a run that is to train.
 
     Raises:
       RefusedError: problems that only the corpus, the tokenizer or the engine can show.
@@ -107,8 +111,10 @@ def assemble(job: Job, quiet: bool = False) -> Run:
     exchange = made_or_refused(
         lambda: open_exchange(job, train.identity, fault_hooks), "cannot start", "rendezvous: "
     )
-    way = made_or_refused(lambda: fastest_way(job, config, exchange), "cannot start")
-    job, model = way.chosen_by(job), make_model(job, way.config)
+    way = Way(config)
+    if trains:
+        way = made_or_refused(lambda: fastest_way(job, config, exchange), "cannot start")
+    model = make_model(job, way.config)
     engine = made_or_refused(lambda: _engine_that_fits(job, model, exchange), "cannot start")
     steps = np.arange(job.steps)
     return Run(

@@ -13,6 +13,20 @@ from lowcomm_jax import compat
 FLAG = "--xla_force_host_platform_device_count"
 
 
+MEMORY = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
+_PREALLOCATE = ("XLA_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_PREALLOCATE")
+
+
+def take_memory() -> None:
+    """Let this process have 92 % of a GPU's memory, where the environment says nothing of it.
+
+    JAX's own share is three quarters. The rest is for the driver and its libraries. Call it before
+    the first device is used.
+    """
+    if not any(name in os.environ for name in (*MEMORY, *_PREALLOCATE)):
+        os.environ[MEMORY[0]] = "0.92"
+
+
 def asked_for(mesh: Mapping[str, int]) -> int:
     """How many devices the sizes of a mesh ask for; 0 asks for nothing."""
     return math.prod(size for size in mesh.values() if size > 0)

@@ -47,7 +47,7 @@ from experiments.metrics import read_records
 from experiments.progress import Display, open_display, say, size, validation_documents
 from experiments.regions.rejoin_counts import continue_counts
 from experiments.report import main as report
-from experiments.train import fields, processes
+from experiments.train import devices, fields, processes
 from experiments.train.assemble import Run, assemble
 from experiments.train.checks import fit_warm_up
 from experiments.train.disk import EXIT_NOT_SAVED, NotSavedError, is_full
@@ -122,6 +122,7 @@ def main(argv: Sequence[str]) -> int:
     workdir = values.workdir or f"runs/{Path(path.partition(':')[0]).stem}"
     settings = plain(config)
     if not values.print_config:
+        devices.take_memory()
         processes.start(settings)
     try:
         job = resolve(config, workdir)
@@ -196,7 +197,7 @@ def train(job: Job, console: Console, quiet: bool = False, display: Display | No
         processes.describe(console, job.config)
         console.print(f"reading the corpus {job.data.corpus} ...", highlight=False)
     with leader().together():
-        run = assemble(job, quiet)
+        run = assemble(job, quiet, trains=True)
         processes.require_equal(corpus=run.data.identity)
     keep = job.config["checkpoint"]
     checkpoints = Checkpoints(
@@ -233,6 +234,7 @@ def _train(
             return True
         if leader().leads:
             write_config(job.workdir, job.config)
+            run.way.store(job.workdir)
         if not quiet:
             describe(run, restored, console)
         state = run.engine.init(starting_params(run)) if restored is None else restored.state
@@ -448,7 +450,7 @@ def describe(run: Run, restored: Restored | None, console: Console) -> None:
         "tokens a region and step",
         f"trains   {trained_and_sent(run)}",
         f"devices  {devices}",
-        *([f"computed {run.way.why}"] if run.way.why else []),
+        *([f"computed {run.way.line}"] if run.way.line else []),
         f"run      {job.steps} steps, {job.steps * job.tokens_per_step:,} tokens, in {job.workdir}",
     ]
     held_out = summary["validation_documents"]

@@ -1,30 +1,33 @@
 """How a run computes its model: the fastest of `models.config.ways` whose memory its devices have.
 
-The compiler says what the fastest one needs. What the others keep less for the backward pass is
-counted from shapes. So at most one program is compiled that the run does not use.
+The compiler says what the inner step needs. A way that keeps more for the backward pass than there
+is room is not compiled, so usually at most one program is compiled that the run does not use.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 
+from experiments.shape import read_json
 from experiments.train.job import Job, abstract_params, make_engine, make_model
-from lowcomm_jax.aot.programs import TooLargeError, compile_engine, device_bytes
+from lowcomm_jax.aot.programs import TooLargeError, compile_engine
 from lowcomm_jax.checkpoint.trainers import plain_engine
 from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.models import TransformerConfig, build
 from lowcomm_jax.models.config import ways
-from lowcomm_jax.params.layout import make_layout
 from lowcomm_jax.runtime.connect import JobExchange
-from lowcomm_jax.sync import round_programs
-from lowcomm_jax.sync.initial_state import abstract_state
 
 FREE = 0.05
-"""Share of a device's memory that is left for payloads, other programs and fragmentation."""
+"""Share of a device's memory that is left for what the compiled programs do not show."""
+STORED = "way.json"
+"""File of a run's folder: the choice, and the devices that it was made for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,23 +36,35 @@ class Way:
 
     Attributes:
       config: with `remat` decided.
-      why: a line for the run's header; empty where there was nothing to choose.
+      chosen: what `STORED` holds; None where there was nothing to choose.
     """
 
     config: TransformerConfig
-    why: str = ""
+    chosen: dict[str, Any] | None = None
 
-    def chosen_by(self, job: Job) -> Job:
-        """The job with the choice in its config, which its folder keeps."""
-        if not self.why:
-            return job
-        chosen = {name: getattr(self.config, name) for name in ("remat", "loss_tiles")}
-        model = {**job.config["model"], **chosen}
-        return dataclasses.replace(job, config={**job.config, "model": model})
+    @property
+    def line(self) -> str | None:
+        """The choice, for the run's first lines."""
+        if self.chosen is None:
+            return None
+        tiles = f", the loss in {self.config.loss_tiles} parts" * (self.config.loss_tiles > 1)
+        room = self.chosen["devices"]["room"] / 1e9
+        return (
+            f"remat={self.config.remat}{tiles}: the fastest in {room:.1f} GB of a device's memory"
+        )
+
+    def store(self, workdir: Path) -> None:
+        """Keep the choice in the run's folder."""
+        if self.chosen is not None:
+            beside = workdir / f"{STORED}.new"
+            beside.write_text(json.dumps(self.chosen, indent=1) + "\n", encoding="utf-8")
+            beside.replace(workdir / STORED)
 
 
 def fastest_way(job: Job, config: TransformerConfig, exchange: JobExchange | None) -> Way:
     """The fastest way to compute this model in the memory of the job's devices.
+
+    A choice that the run's folder has for the same devices and batch is taken again.
 
     Args:
       exchange: see `make_engine`.
@@ -57,14 +72,31 @@ def fastest_way(job: Job, config: TransformerConfig, exchange: JobExchange | Non
     options, room = ways(config), _room(job)
     if len(options) == 1 or room is None:
         return Way(options[0])
-    needs = _needs(job, options, exchange)
-    last = len(options) - 1
-    choice = next((i for i, nbytes in enumerate(needs) if nbytes <= room), last)
+    if job.mesh.shape["stage"] > 1:  # stages make the logits of a microbatch at a time
+        options = [option for option in options if option.loss_tiles == config.loss_tiles]
+    kind = job.mesh.devices.flat[0].device_kind
+    batch = {"batch": job.batch, "accumulate": job.config["accumulate"]}
+    devices = {"kind": kind, "mesh": dict(job.mesh.shape), "room": room, **batch}
+    choice = _stored(job.workdir, devices, options)
+    if choice is None:
+        last = len(options) - 1
+        fits = (i for i in range(last) if _fits(job, options[i], exchange, room))
+        choice = next(fits, last)
     choice = max(leader().everyones("how the model is computed", choice))
-    chosen = options[choice]
-    tiles = f", the loss in {chosen.loss_tiles} parts" if chosen.loss_tiles > 1 else ""
-    sizes = f"about {needs[choice] / 1e9:.1f} of {room / 1e9:.1f} GB"
-    return Way(chosen, f"remat={chosen.remat}{tiles}: {sizes} of a device's memory")
+    found = options[choice]
+    settings = {"remat": found.remat, "loss_tiles": found.loss_tiles}
+    return Way(found, {"devices": devices, **settings})
+
+
+def _stored(workdir: Path, devices: dict, options: list[TransformerConfig]) -> int | None:
+    if not (workdir / STORED).is_file():
+        return None
+    there = read_json(workdir / STORED, f"--workdir={workdir}", "remove it")
+    for i, option in enumerate(options):
+        settings = {"remat": option.remat, "loss_tiles": option.loss_tiles}
+        if there == {"devices": devices, **settings}:
+            return i
+    return None
 
 
 def _room(job: Job) -> int | None:
@@ -74,33 +106,43 @@ def _room(job: Job) -> int | None:
     return None if None in limits else int((1 - FREE) * min(limits))
 
 
-def _needs(job: Job, options: list[TransformerConfig], exchange: JobExchange | None) -> list[float]:
-    """Bytes of a device that the inner step needs, computed in each of these ways."""
-    model = make_model(job, options[0])
+def _fits(job: Job, config: TransformerConfig, exchange: JobExchange | None, room: int) -> bool:
+    if job.mesh.shape["stage"] == 1 and kept_bytes(job, config) > room:
+        return False
+    return needed_bytes(job, config, exchange) <= room
+
+
+def needed_bytes(job: Job, config: TransformerConfig, exchange: JobExchange | None) -> float:
+    """Bytes of a device that the run's programs need, by the compiler; infinite = it refuses.
+
+    Of one of several jobs, and of trainers, the inner step alone.
+    """
+    model = make_model(job, config)
     engine, params = plain_engine(make_engine(job, model, exchange)), abstract_params(model)
-    programs = round_programs.build(engine.config, make_layout(params, engine.roles))
-    resident = device_bytes(abstract_state(programs, params))
-    batch = {"tokens": jax.ShapeDtypeStruct((job.batch, job.data.seq_len + 1), np.int32)}
-    estimates = [resident + _kept(job, option) for option in options]
+    inner_alone = exchange is not None or job.method.adapts
     try:
-        first = compile_engine(engine, params, batch, inner_alone=True).programs[0]
+        made = compile_engine(engine, params, _batch(job, 1), inner_alone=inner_alone)
     except TooLargeError:
-        return [math.inf, *estimates[1:]]
-    beside = first.needs(resident) - estimates[0]
-    return [estimate + beside for estimate in estimates]
+        return math.inf
+    return max(program.needs(made.resident) for program in made.programs)
 
 
-def _kept(job: Job, config: TransformerConfig) -> float:
+def kept_bytes(job: Job, config: TransformerConfig) -> float:
     """Bytes of a device that the forward pass keeps for the backward pass, from shapes alone."""
     model = build(config, job.mesh.devices.flat[0])
-    regions = job.regions // job.mesh.shape["region"] if job.config["replicas"] == "vmap" else 1
-    sequences = max(1, job.batch // (job.config["accumulate"] or 1))
-    batch = {"tokens": jax.ShapeDtypeStruct((sequences, job.data.seq_len + 1), np.int32)}
+    slots = job.mesh.shape["region"]
+    regions = len(job.here) // slots if job.config["replicas"] == "vmap" else 1
 
     def pull(params, batch, rng):
         return jax.vjp(lambda p: model.loss_fn(p, batch, rng), params, has_aux=True)[1]
 
+    batch = _batch(job, job.config["accumulate"])
     kept = jax.eval_shape(pull, abstract_params(model), batch, jax.random.key(0))
     nbytes = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(kept))
-    devices = job.mesh.size // job.mesh.shape["region"]
-    return regions * nbytes / devices
+    return regions * nbytes / (job.mesh.size // slots)
+
+
+def _batch(job: Job, parts: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes of a region's batch, or of one of its parts."""
+    shape = max(1, job.batch // parts), job.data.seq_len + 1
+    return {"tokens": jax.ShapeDtypeStruct(shape, np.int32)}

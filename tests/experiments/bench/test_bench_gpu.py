@@ -26,7 +26,7 @@ PLAN = gpu.Plan(
 @pytest.fixture(autouse=True)
 def memory(monkeypatch):
     """The command takes its share of a card's memory by the environment, which other tests have."""
-    monkeypatch.setenv(gpu.FRACTION[0], "0.5")
+    monkeypatch.setenv(gpu.MEMORY[0], "0.5")
 
 
 @pytest.fixture

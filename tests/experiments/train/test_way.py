@@ -1,13 +1,14 @@
 """A run computes its model in the fastest way that its devices' memory allows, and keeps to it."""
 
 import json
+import math
 
 import jax
 import pytest
 
 from experiments.__main__ import main
 from experiments.cli import load_config
-from experiments.train import way
+from experiments.train import devices, way
 from experiments.train.resolve import resolve
 from lowcomm_jax.models.config import ways
 
@@ -28,18 +29,30 @@ def job(command, tmp_path):
     return resolve(config, tmp_path / "run")
 
 
-def test_the_fastest_way_that_fits_is_taken(job, monkeypatch):
-    options = ways(job.model)
-    needs = way._needs(job, options, None)
-    assert needs == sorted(needs, reverse=True)
-    assert needs[-1] < needs[0]
-    for i, nbytes in enumerate(needs):
-        monkeypatch.setattr(way, "_room", lambda job, nbytes=nbytes: nbytes)
-        expected = next(j for j, other in enumerate(needs) if other <= nbytes)
-        assert expected <= i
-        found = way.fastest_way(job, job.model, None)
-        assert found.config == options[expected]
-        assert found.why.startswith(f"remat={options[expected].remat}")
+@pytest.mark.parametrize("fits", [0, 1, 2, 3])
+def test_the_fastest_way_that_fits_is_taken(job, monkeypatch, fits):
+    """The compiler is asked about ways until one fits, but not about those that cannot."""
+    options, asked, room = ways(job.model), [], 100
+    kept = [math.inf, 90, 50, 10] if fits > 1 else [90, 80, 50, 10]
+    monkeypatch.setattr(way, "_room", lambda job: room)
+    monkeypatch.setattr(way, "kept_bytes", lambda job, config: kept[options.index(config)])
+
+    def needed(job, config, exchange):
+        asked.append(options.index(config))
+        return room if options.index(config) >= fits else room + 1
+
+    monkeypatch.setattr(way, "needed_bytes", needed)
+    found = way.fastest_way(job, job.model, None)
+    assert found.config == options[fits]
+    assert found.line.startswith(f"remat={options[fits].remat}")
+    assert asked == [i for i in range(min(fits + 1, 3)) if kept[i] <= room]
+
+
+def test_what_is_kept_is_less_than_what_is_needed(job):
+    """So a way is never left out that would fit."""
+    fastest, smallest = ways(job.model)[0], ways(job.model)[-1]
+    needed = way.needed_bytes(job, fastest, None)
+    assert 0 < way.kept_bytes(job, smallest) < way.kept_bytes(job, fastest) < needed < 1e8
 
 
 def test_what_a_person_sets_is_not_chosen_again(job, monkeypatch):
@@ -51,15 +64,28 @@ def test_what_a_person_sets_is_not_chosen_again(job, monkeypatch):
 def test_the_choice_is_said_and_stays_with_the_run(command, tmp_path, monkeypatch, capsys):
     workdir = tmp_path / "run"
 
-    def train(room, *more):
+    def train(room, fits):
         monkeypatch.setattr(way, "_room", lambda job: room)
+        monkeypatch.setattr(way, "_fits", lambda job, config, exchange, room: fits)
         with jax.numpy_dtype_promotion("standard"):
-            assert main(["train", *command, f"--workdir={workdir}", *more]) == 0
+            assert main(["train", *command, f"--workdir={workdir}"]) == 0
+        (workdir / "checkpoints" / "4").rename(tmp_path / f"of {room} {fits}")
         return capsys.readouterr().out
 
-    assert "remat=full, the loss in 8 parts: about" in train(1, "--config.checkpoint.every=2")
-    stored = json.loads((workdir / "config.json").read_text())["model"]
+    tiles = "computed remat=full, the loss in 8 parts: the fastest in 1.0 GB"
+    assert tiles in train(10**9, False)
+    stored = json.loads((workdir / way.STORED).read_text())
     assert (stored["remat"], stored["loss_tiles"]) == ("full", 8)
-    (workdir / "checkpoints" / "4").rename(tmp_path / "last")
-    assert "remat=none" not in train(1 << 50)
-    assert json.loads((workdir / "config.json").read_text())["model"] == stored
+    assert tiles in train(10**9, True)  # though another would fit by now
+    assert "computed remat=none: the fastest in 2.0 GB" in train(2 * 10**9, True)
+
+
+def test_a_share_of_the_memory_is_taken_unless_the_environment_has_one(monkeypatch):
+    for name in (*devices.MEMORY, *devices._PREALLOCATE):
+        monkeypatch.delenv(name, raising=False)
+    with monkeypatch.context() as given:
+        given.setenv(devices.MEMORY[1], "0.3")
+        devices.take_memory()
+        assert devices.MEMORY[0] not in devices.os.environ
+    devices.take_memory()
+    assert devices.os.environ[devices.MEMORY[0]] == "0.92"
