@@ -6,7 +6,7 @@ Takes a work directory, gives a `RunLog` (records by kind); `summarise` makes a 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -129,10 +129,21 @@ def read_run(workdir: Path) -> RunLog:
         steps=by_kind.get("step", []),
         evals=by_kind.get("eval", []),
         intervals=by_kind.get("interval", []),
-        eval_count=np.array(by_kind["eval_set"][-1]["count"] if "eval_set" in by_kind else []),
+        eval_count=np.array(_judged_on(records)),
         end=by_kind.get("end", [None])[-1],
         missing=tuple(sorted(set(all_regions) - set(records[0]["here"]))),
     )
+
+
+def _judged_on(records: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Targets by document of the set that the last evaluation was of: a run may change it."""
+    count, judged = [], None
+    for record in records:
+        if record["kind"] == "eval_set":
+            count = record["count"]
+        elif record["kind"] == "eval":
+            judged = count
+    return count if judged is None else judged
 
 
 def missing_logs(run: RunLog) -> str | None:

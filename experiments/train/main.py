@@ -421,10 +421,10 @@ def _restore(run: Run, checkpoints: Checkpoints):
 
 
 def _resumes(run: Run, restored: Restored | None, step: int, evaluator) -> list[dict[str, Any]]:
-    """The records of a run that goes on; with what it is judged on, where that is another set."""
+    """The records of a run that goes on, with what it is judged on from here."""
     changed = [] if restored is None else changes(restored.extra["place"], run)
     record = {"kind": "resume", "step": step} | ({"changed": changed} if changed else {})
-    return [record, _eval_set(evaluator)] if changed else [record]
+    return [record, _eval_set(evaluator)]
 
 
 def _eval_set(evaluator) -> dict:

@@ -107,7 +107,7 @@ def _inverse(wide: Array, eps: float) -> Array:
 
 
 def _along_last(scale: Array, x: Array) -> Array:
-    return jnp.expand_dims(scale, tuple(range(x.ndim - 1)))
+    return jnp.expand_dims(scale.astype(jnp.float32), tuple(range(x.ndim - 1)))
 
 
 def _rms_norm_forward(x, scale, eps):

@@ -74,6 +74,14 @@ def test_values_and_gradients_are_those_of_the_plain_formula(name):
     )
 
 
+@pytest.mark.parametrize("name", PAIRS)
+def test_gradients_have_the_dtypes_of_their_leaves(name):
+    """Weights below float32 train too."""
+    narrow = jax.tree.map(lambda x: x.astype(jnp.bfloat16), PAIRS[name][2])
+    _, gradients = values_and_gradients(PAIRS[name][0], *narrow)
+    assert {x.dtype for x in jax.tree.leaves(gradients)} == {jnp.dtype("bfloat16")}
+
+
 @pytest.mark.parametrize("reduction", [loss.in_passes, loss.in_one_pass, loss._reduced])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_logits_reduce_as_log_sum_exp_on_every_platform(reduction, dtype):

@@ -10,6 +10,7 @@ import yaml
 
 from experiments.__main__ import main
 from experiments.metrics import read_records
+from experiments.runlog import read_run
 from experiments.trained.anchor import load_trained
 from experiments.workdir import METRICS
 
@@ -220,3 +221,12 @@ def test_names_of_parameters_stay_where_the_device_would_choose_others(tiny, roo
     new = root / "from_its_weights"  # what the refusal of another layer_loop names
     more = (f"--config.model.init_from={begun}", "--config.model.layer_loop=unrolled")
     assert train(tiny, root, new, *more, "--config.steps=3", "--config.inner.warmup_steps=1") == 0
+
+
+def test_a_log_is_read_with_the_set_of_the_last_evaluation(whole, tmp_path):
+    """A run that goes on with another set has not evaluated yet."""
+    run = shutil.copytree(whole, tmp_path / "run")
+    with (run / METRICS).open("a") as log:
+        log.write(json.dumps({"kind": "eval_set", "document": [0], "count": [3]}) + "\n")
+    found = read_run(run)
+    assert len(found.eval_count) == len(found.evals[-1]["document_sum"]) > 1
