@@ -14,7 +14,8 @@ LARGEST_WEIGHT = 32_000 * 896
 def moved_over_fsdp(program):
     """Arrays of the batch that a collective moves over `fsdp`: one dimension counts its tokens.
 
-    All but rows of the embedding table, which move instead of the table, and their gradients.
+    All but rows of the embedding table, which move instead of the table, their gradients, and the
+    tokens' numbers that say which.
     """
     counts = {SEQUENCES, TOKENS} | {n // d for n in (SEQUENCES, TOKENS) for d in (2, 4, 8)}
     counts -= {1024, 896, 3584, 8, 16, 32}  # which are sizes of weights, too
@@ -23,7 +24,7 @@ def moved_over_fsdp(program):
         for one in program.collectives
         if "fsdp" in one.axes and one.kind != "all-to-all"
         for array in one.arrays
-        if array.size > 4096 and counts & set(array.shape)
+        if array.size > 4096 and array.dtype != "s32" and counts & set(array.shape)
     ]
 
 
