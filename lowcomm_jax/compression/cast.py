@@ -1,6 +1,6 @@
 """Narrower floats: fp32 (exact), bf16, fp16.
 
-Error: at most 2^-8 |x| with bf16; with fp16 2^-11 |x| or 3e-8, whichever is more.
+Error: at most abs(x) 2^-8 with bf16; with fp16 abs(x) 2^-11 or 3e-8, whichever is more.
 """
 
 from __future__ import annotations

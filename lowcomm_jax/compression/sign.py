@@ -3,7 +3,7 @@ r"""One bit per value and the mean magnitude: $C(x) = \frac{\|x\|_1}{d}\,\mathrm
 Source: EF-signSGD, arXiv 1901.09847, which needs error feedback to converge. Zero counts as
 positive, which an input of zeros does not notice (its magnitude is 0).
 
-Error: the distance of |x| from the mean magnitude. Values that are all equal come back up to a
+Error: the distance of abs(x) from the mean magnitude. Values that are all equal come back up to a
 rounding.
 """
 

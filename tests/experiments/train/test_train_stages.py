@@ -95,7 +95,7 @@ def test_fewer_microbatches_than_stages_warn_with_the_bubble(tmp_path, monkeypat
     config.batch, config.microbatches = 4, 2
     text = io.StringIO()
 
-    def stop(job, quiet):
+    def stop(job, quiet, trains):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(train, "assemble", stop)
