@@ -147,6 +147,8 @@ class _WeightsAndBiases:
 
     The service takes each step once: those that a continued run repeats are not sent. A kill may
     have taken steps from it that `metrics.jsonl` has. They are sent again at the next start.
+    Evaluations have an axis of their own, `eval/step`: one that a restart owes comes behind the
+    steps that the service has.
     """
 
     def __init__(self, project: str, job: Job, kept: Iterable[Mapping[str, Any]]):
@@ -162,14 +164,19 @@ class _WeightsAndBiases:
             resume="allow",
             config=dict(job.config),
         )
+        self._run.define_metric("eval/*", step_metric="eval/step")
         self._missing = self._run.step  # the first step that it does not have
         for record in kept:
-            if record["kind"] in _SHOWN:
+            if record["kind"] in _SHOWN and record["step"] >= self._missing:
                 self.write(record)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        if record["step"] >= self._missing:
-            self._run.log(_scalars(record, self._here), step=record["step"])
+        row, step = _scalars(record, self._here), record["step"]
+        if record["kind"] == "eval":
+            row["eval/step"] = step
+            step = max(step, self._missing)
+        if step >= self._missing:
+            self._run.log(row, step=step)
 
     def sync(self) -> None:
         """Nothing: what is lost is sent again."""

@@ -117,6 +117,9 @@ class Received:
         self.step = step + 1
         self._rows.setdefault(step, {}).update(row)
 
+    def define_metric(self, name, *, step_metric):
+        assert (name, step_metric) == ("eval/*", "eval/step")
+
     def finish(self):
         pass
 
@@ -168,6 +171,18 @@ def test_steps_that_a_kill_took_from_the_service_are_sent_again(service, tmp_pat
     log = open_log(job, 3)
     log.write([step(4), step(5), step(6)])  # which the service has, but for the last
     assert [*rows] == [1, 2, 3, 4, 5, 6]
+
+
+def test_an_evaluation_that_a_restart_owes_reaches_the_service(service, tmp_path):
+    """A signal came between the last step and its evaluation."""
+    job = of_service(tmp_path / "run")
+    open_log(job, -1).write([step(1), step(2)])
+    log = open_log(job, 2)
+    log.write([{"kind": "eval", "step": 2, "tokens": 64, "anchor": 2.5}])
+    (rows,) = service.runs.values()
+    assert (rows[3]["eval/anchor"], rows[3]["eval/step"]) == (2.5, 2)
+    log.write([step(3)])
+    assert rows[3]["step/loss/region0"] == 3.0
 
 
 def test_what_a_checkpoint_has_is_on_disk_for_tensorboard(tmp_path, monkeypatch):
