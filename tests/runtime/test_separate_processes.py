@@ -115,7 +115,8 @@ def test_a_job_that_ends_without_closing_ends_as_it_should(kind, tmp_path):
     env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
     command = [sys.executable, "-c", FAILING, kind, f"file://{tmp_path}/meet"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
-    # A plug-in without its device (extra `aot`) says so when it is imported.
-    plug_in = ("cudart_stub", "absl::InitializeLog")
-    said = [x for x in done.stderr.splitlines() if not any(word in x for word in plug_in)]
+    # A plug-in without its device (extra `aot`) says so when it is imported. On a busy machine the
+    # exchange goes on without the other region before the interpreter has ended, and says so.
+    expected = ("cudart_stub", "absl::InitializeLog", "goes on without region 1")
+    said = [x for x in done.stderr.splitlines() if not any(word in x for word in expected)]
     assert (done.returncode, said) == (3, [])
