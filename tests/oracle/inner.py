@@ -53,6 +53,14 @@ class Momentum:
         return new, {"count": state["count"] + 1, "v": velocity}
 
 
+def _no_moments(params: Tree) -> dict:
+    return {
+        "count": 0,
+        "m": {key: np.zeros_like(value) for key, value in params.items()},
+        "v": {key: np.zeros_like(value) for key, value in params.items()},
+    }
+
+
 @dataclass(frozen=True)
 class AdamW:
     """Adam with bias correction and decoupled weight decay, every leaf decayed.
@@ -68,11 +76,7 @@ class AdamW:
     weight_decay: float = 1e-4
 
     def init(self, params: Tree) -> dict:
-        return {
-            "count": 0,
-            "m": {key: np.zeros_like(value) for key, value in params.items()},
-            "v": {key: np.zeros_like(value) for key, value in params.items()},
-        }
+        return _no_moments(params)
 
     def step(self, params: Tree, grads: Tree, state: dict) -> tuple[Tree, dict]:
         lr = rate_at(self.lr, state["count"])
@@ -103,11 +107,7 @@ class Adopt:
     eps: float = 1e-6
 
     def init(self, params: Tree) -> dict:
-        return {
-            "count": 0,
-            "m": {key: np.zeros_like(value) for key, value in params.items()},
-            "v": {key: np.zeros_like(value) for key, value in params.items()},
-        }
+        return _no_moments(params)
 
     def step(self, params: Tree, grads: Tree, state: dict) -> tuple[Tree, dict]:
         lr, n = rate_at(self.lr, state["count"]), state["count"]
