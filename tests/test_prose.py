@@ -4,7 +4,7 @@
   `Args:` and a heading end a sentence.
 - Sections of docstrings (`Args:` ...) have a line for each name: the reference shows one entry for
   `period: H; every: K`.
-- No module, public class or code span bears an old name of `docs/renames.md`'s table.
+- No module, public class or code span bears an old name.
 - Links inside the repository lead to a file, and to a heading where they name one.
 - Names of functions on the pages that name many (`NAMING`) exist in the code.
 - Every block of code says its language. `>>>` is run as a doctest. Other Python is parsed, what it
@@ -33,7 +33,6 @@ from experiments.cli import load_config, split_config
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-PAGES = [page for page in PAGES if page.name != "renames.md"]
 NAMING = ("architecture.md", "resuming.md", "memory.md")
 LONGEST = 35
 LANGUAGES = ("python", "bash", "yaml", "text")
