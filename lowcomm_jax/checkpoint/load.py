@@ -1,7 +1,7 @@
 """`describe` gives the JSON document of a checkpoint; `load` reads a checkpoint into a state.
 
 `load` places the arrays on an engine's mesh. It refuses a checkpoint of another run, with one line
-for each difference: format, method, config, regions, arrays.
+for each difference: method, config, regions, arrays.
 
 With `change_regions`, `resize` resumes R regions as R'. The first min(R, R') regions go on as they
 are. A new region
@@ -49,19 +49,7 @@ from lowcomm_jax.state.train_state import TrainState
 PACKAGES = ("jax", "jaxlib", "numpy", "optax", "orbax-checkpoint")
 SHOWN = 20
 MISSING = "missing"
-_SAVED_TYPES = {"CodecLevels": "Ladder"}  # class -> its name in checkpoints, which stays
-# Fields of a method that older checkpoints do not have: described only where they are set.
-_LATER_FIELDS = ("trainers", "channels", "merge", "hands_out", "servers")
-# Settings that checkpoints have in the method itself -> (the part that has it now, its name there,
-# the value of methods without such a part).
-_MOVED_FIELDS = {
-    "first_round": ("schedule", "first_round", "empty"),
-    "rank_energy": ("schedule", "energy", None),
-    "threshold": ("trainers", "threshold", 2.0),
-    "consensus": ("topology", "consensus", None),
-}
-_SAVED_FIELDS = {"PerTensor": {"held": []}}  # class -> fields that stay in its description
-ZERO = ("inner/tokens", "clock/bytes_sent", "clock/bytes_received", "clock/staleness")
+ZERO = ("inner/tokens", "counters/bytes_sent", "counters/bytes_received", "counters/staleness")
 PyTree = Any
 Arrays = dict[str, np.ndarray]
 log = logging.getLogger(__name__)
@@ -119,14 +107,7 @@ def load(
     document = leader().broadcast_from_leader(
         "document", lambda: outside_job(store.read_document, path)
     )
-    if document["format"] not in (store.FORMAT, store.FORMAT_OF_PARTS):
-        raise _refusal(path, [f"format: {document['format']} -> {store.FORMAT}"])
     saved = store.saved_shapes(document)
-    if any("bases" in name.split("/") for name in saved):
-        raise ValueError(
-            f"{path}: its regions share the basis of their low-rank codec, which this version does "
-            "not have: train on from it with the version that wrote it, or start anew with low_rank"
-        )
     flights, plain = trainers.saved_flights(document), trainers.plain_engine(engine)
     targets = {part: make_target(plain, params, records) for part, records in flights.items()}
     regions = document["regions"], engine.regions.count
@@ -213,14 +194,6 @@ def describe_method(method: Method | None) -> dict | None:
     if method is None:
         return None
     described = describe_origin(method)
-    for name, (part, field, default) in _MOVED_FIELDS.items():
-        fields = described[part] if isinstance(described[part], dict) else {}
-        described[name] = fields.pop(field, default)
-    for name in _LATER_FIELDS:
-        if not getattr(method, name):
-            del described[name]
-    if method.servers is not None and method.servers.codec is None:
-        del described["servers"]["codec"]
     return {k: v for k, v in described.items() if k not in ("type", "problems")}
 
 
@@ -236,9 +209,7 @@ def describe_origin(value: Any) -> Any:
         fields = {
             f.name: describe_origin(getattr(value, f.name)) for f in dataclasses.fields(value)
         }
-        name = type(value).__name__
-        return {"type": _SAVED_TYPES.get(name, name), **fields, **_SAVED_FIELDS.get(name, {})}
-
+        return {"type": type(value).__name__, **fields}
     if isinstance(value, dict):
         return {str(k): describe_origin(v) for k, v in value.items()}
     if isinstance(value, (tuple, list)):
@@ -345,8 +316,8 @@ def _newcomer(name: str, saved: Arrays, fresh: Arrays, axis: int) -> np.ndarray:
         return anchor - anchor.astype(saved[f"inner/params/{leaf}"].dtype).astype(np.float32)
     if name in ZERO:
         return np.zeros_like(first)
-    if name == "clock/last_landed":
-        return np.full_like(first, saved["clock/step"])
+    if name == "counters/last_landed":
+        return np.full_like(first, saved["counters/step"])
     if name in fresh:
         return np.take(fresh[name], 0, axis=axis)
     return first

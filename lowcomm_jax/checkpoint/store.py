@@ -43,11 +43,8 @@ Groups = dict[str, Arrays]
 log = logging.getLogger(__name__)
 _QUIET = threading.Lock()
 
-FORMAT = 1
-"""Version of the layout and of the meaning of every entry; others but `FORMAT_OF_PARTS` are
-refused."""
-FORMAT_OF_PARTS = 2
-"""Of a checkpoint that several processes have written together."""
+_GROUPS = "groups"  # the layout of what one process has written
+_PARTS = "parts"  # and of what several have written together
 DOCUMENT = "document"
 COMMITTED = "commit_success.txt"
 REPLACED = ".replaced"
@@ -95,7 +92,7 @@ def write(path: epath.Path, groups: Groups, document: dict) -> None:
     An older checkpoint of the same step stays readable until the new one is.
     """
     index = {group: _index(found) for group, found in groups.items()}
-    document = {"format": FORMAT, **document, "arrays": index}
+    document = {"layout": _GROUPS, **document, "arrays": index}
     older = _put_aside(path)
     # Orbax writes no empty arrays; their shape in the document is all there is to them.
     filled = {g: {k: x for k, x in found.items() if x.size} for g, found in groups.items()}
@@ -207,17 +204,18 @@ def checked(document: Any, where: str) -> dict:
     box = records.row(records.size, records.size, records.listed(records.size), *_ENTRY_OF_BOX)
     of_parts = records.row(_dtype, records.listed(records.size), records.listed(box))
     arrays = {
-        FORMAT: _groups(records.by_name(entry)),
-        FORMAT_OF_PARTS: records.by_name(of_parts),
+        _GROUPS: _groups(records.by_name(entry)),
+        _PARTS: records.by_name(of_parts),
     }
-    reads: dict[str, records.Read] = {"format": records.whole, "step": records.size}
     try:
-        if records.picked(document, **reads)["format"] in arrays:  # others are refused by name
-            reads |= {"arrays": arrays[document["format"]], "regions": records.size}
-            if "in_flight" in document:
-                reads["in_flight"] = records.listed(_flight)
-            if "keys" in document:
-                reads["keys"] = records.by_name(records.text)
+        layout = records.picked(document, layout=records.text)["layout"]
+        if layout not in arrays:
+            raise Rejected("an unknown layout")
+        reads = {"step": records.size, "regions": records.size, "arrays": arrays[layout]}
+        if "in_flight" in document:
+            reads["in_flight"] = records.listed(_flight)
+        if "keys" in document:
+            reads["keys"] = records.by_name(records.text)
         records.picked(document, **reads)
     except Rejected as error:
         raise DamagedError(f"{where}: the document is not one of a checkpoint ({error})") from None
@@ -253,7 +251,7 @@ _ENTRY_OF_BOX = (_dtype, records.listed(records.size), records.text)
 
 def saved_shapes(document: dict) -> dict[str, jax.ShapeDtypeStruct]:
     """Shapes of the arrays that `read_arrays` returns."""
-    if document["format"] == FORMAT:
+    if document["layout"] == _GROUPS:
         return leaves.saved_shapes(document["arrays"])
     return {
         name: jax.ShapeDtypeStruct(tuple(shape), np.dtype(dtype))
@@ -267,7 +265,7 @@ def read_arrays(path: epath.Path, document: dict) -> Arrays:
     Raises:
       DamagedError: naming the first array that is missing or altered.
     """
-    if document["format"] == FORMAT:
+    if document["layout"] == _GROUPS:
         return _read_groups(path, document)
     return _read_parts(path, document)
 
@@ -412,7 +410,7 @@ def seal_parts(path: epath.Path, processes: int, arrays: dict[str, list], docume
         held = sum(math.prod(box_shape) for *_, box_shape, _ in boxes)
         if held != math.prod(shape):
             raise DamagedError(f"{parts}: {name}: {held} of {math.prod(shape)} elements written")
-    _save(parts / SEALED, {"format": FORMAT_OF_PARTS, **document, "arrays": index}, {})
+    _save(parts / SEALED, {"layout": _PARTS, **document, "arrays": index}, {})
     older = _put_aside(path)
     parts.rename(path)
     remove(older)

@@ -20,7 +20,7 @@ from lowcomm_jax.engine import Engine
 from lowcomm_jax.mesh.arrays import fetch, place_like
 from lowcomm_jax.mesh.offload import HOST
 from lowcomm_jax.mesh.regions import REGION
-from lowcomm_jax.state.leaves import FLIGHT_ARRAYS, named_leaves, saved_name, state_leaves
+from lowcomm_jax.state.leaves import FLIGHT_ARRAYS, named_leaves, state_leaves
 from lowcomm_jax.state.train_state import InFlight, TrainState
 from lowcomm_jax.sync.round_programs import RoundPrograms
 
@@ -87,8 +87,7 @@ def abstract_flight(programs: RoundPrograms, record: dict) -> InFlight:
         "accepted": jax.ShapeDtypeStruct((), jnp.bool_),
         "weight": jax.ShapeDtypeStruct((), jnp.float32),
         "header": {k: jax.ShapeDtypeStruct((n,), jnp.float32) for k, n in record["header"].items()},
-        # Not in checkpoints of before it was saved.
-        "kept": kept if record.get("kept", False) else None,
+        "kept": kept if record["kept"] else None,
     }
 
     def stacked(name: str, leaf) -> jax.ShapeDtypeStruct:
@@ -145,5 +144,5 @@ def fill(target: TrainState, arrays: dict[str, np.ndarray]) -> TrainState:
         parts = {p: tree(f"in_flight/{key}/{p}", getattr(flight, p)) for p in FLIGHT_ARRAYS}
         flights[key] = dataclasses.replace(flight, **parts)
     fields = [f.name for f in dataclasses.fields(target) if f.name not in ("layout", "in_flight")]
-    changes = {name: tree(saved_name(name), getattr(target, name)) for name in fields}
+    changes = {name: tree(name, getattr(target, name)) for name in fields}
     return target.replace(**changes, in_flight=flights)

@@ -180,7 +180,7 @@ def install(
     trees = {field: getattr(state, field) for field in SHARED}
     wrong = [] if "in_flight" in document else ["in_flight: missing"]
     changes = placed_like(trees, arrays, "another region's", wrong)
-    names = named_leaves("clock", state.counters)
+    names = named_leaves("counters", state.counters)
     counters = jax.tree.unflatten(
         jax.tree.structure(state.counters), [arrays[name] for name in names]
     )

@@ -26,7 +26,7 @@ from lowcomm_jax.runtime.whole_exchange import WholeExchange
 
 RUN = "run"
 
-_FORMAT = 4
+_FORMAT = 5
 
 _RESULT_WITHIN_S = 60.0
 

@@ -33,7 +33,7 @@ from lowcomm_jax.runtime.rounds import Like, RoundExchange
 from lowcomm_jax.runtime.slicing import named
 from lowcomm_jax.runtime.state_transfer import SHARED, State, placed_like
 from lowcomm_jax.schedule import Admission
-from lowcomm_jax.state.leaves import named_leaves, saved_name
+from lowcomm_jax.state.leaves import named_leaves
 from lowcomm_jax.state.train_state import InFlight, TrainState, rounds_landed
 from lowcomm_jax.sync.round_programs import RoundPrograms
 from lowcomm_jax.sync.sync_loop import as_of
@@ -278,7 +278,7 @@ class RoundJobLoop(JobLoop, abc.ABC):
         """
         names: dict[str, Any] = {}
         for field in (*SHARED, "counters", *self.copied):
-            names |= named_leaves(saved_name(field), getattr(state, field))
+            names |= named_leaves(field, getattr(state, field))
         for field in self.copied_inner:
             names |= named_leaves(f"inner/{field}", getattr(state.inner, field))
         reports = np.zeros(len(state.counters.sends), np.int64)
@@ -303,11 +303,11 @@ class RoundJobLoop(JobLoop, abc.ABC):
         trees |= {f"inner/{field}": getattr(state.inner, field) for field in self.copied_inner}
         copied = placed_like(trees, arrays, "a peer's")
         counters = state.counters.copy()
-        step = np.int64(max(int(counters.step), int(arrays["clock/step"])))
+        step = np.int64(max(int(counters.step), int(arrays["counters/step"])))
         counters = dataclasses.replace(counters, step=step, behind=np.int64(0))
         counters.sends[:] = document["landed"]
         counters.last_landed[:] = step
-        counters.last_sent[:], counters.previous_sent[:] = arrays["clock/last_sent"], -1
+        counters.last_sent[:], counters.previous_sent[:] = arrays["counters/last_sent"], -1
         zeros = np.zeros(state.inner.tokens.shape, np.float32)
         own = {field: copied[f"inner/{field}"] for field in self.copied_inner}
         own["tokens"] = place(zeros, state.inner.tokens.sharding)

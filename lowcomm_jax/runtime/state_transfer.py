@@ -22,7 +22,7 @@ from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.runtime import records, wire
 from lowcomm_jax.runtime.context import ExchangeContext
 from lowcomm_jax.runtime.errors import Missing, Rejected, StoreUnavailable
-from lowcomm_jax.state.leaves import flight_records, named_leaves, saved_name
+from lowcomm_jax.state.leaves import flight_records, named_leaves
 from lowcomm_jax.state.train_state import TrainState
 
 SHARED = ("anchor", "outer", "rate")
@@ -51,7 +51,7 @@ def shared_state(state: TrainState) -> tuple[int, dict[str, np.ndarray], dict[st
     """
     named: dict[str, Any] = {}
     for field in (*SHARED, "counters"):
-        named |= named_leaves(saved_name(field), getattr(state, field))
+        named |= named_leaves(field, getattr(state, field))
     arrays = fetch(named, here=leader().leads)
     return int(state.counters.step), arrays, {"in_flight": flight_records(state)}
 

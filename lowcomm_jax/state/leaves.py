@@ -2,7 +2,7 @@
 
 `state_leaves` gives the whole state as a flat dict `name -> array`, `flight_records` a JSON record
 of each payload in flight. Names are paths in `TrainState`, such as `inner/opt/0/mu/a` or
-`in_flight/1@8/payload/b`; a field that was renamed in code keeps its saved name (`saved_name`).
+`in_flight/1@8/payload/b`.
 With several trainers all names start with the trainer's, `trainer_<i>/inner/params/a`.
 
 `split_by_region` puts everything with a region axis into `region_<i>/`. That is inner state,
@@ -43,22 +43,15 @@ REGION_AXIS: dict[str, int | None] = {
     "servers": None,
     "in_flight": 0,
     "channels": 0,
-    "clock": None,
-    "clock/last_landed": 1,
-    "clock/staleness": 1,
-    "clock/bytes_sent": 0,
-    "clock/bytes_received": 0,
+    "counters": None,
+    "counters/last_landed": 1,
+    "counters/staleness": 1,
+    "counters/bytes_sent": 0,
+    "counters/bytes_received": 0,
 }
-# Fields whose name in code has changed since checkpoints of them were first written.
-_SAVED_NAMES = {"counters": "clock"}
 ANCHORED = ("anchor", "outer")
 _TRAINER = re.compile(r"trainer_\d+/")
 FLIGHT_ARRAYS = ("payload", "snapshot", "accepted", "weight", "header", "kept")
-
-
-def saved_name(field: str) -> str:
-    """The name under which a field of `TrainState` is saved."""
-    return _SAVED_NAMES.get(field, field)
 
 
 def trainer_prefix(number: int | str) -> str:
@@ -113,7 +106,7 @@ def state_leaves(state: TrainState) -> Named:
     named: Named = {}
     for field in dataclasses.fields(state):
         if field.name not in ("layout", "in_flight"):
-            named |= named_leaves(saved_name(field.name), getattr(state, field.name))
+            named |= named_leaves(field.name, getattr(state, field.name))
     for key, flight in state.in_flight.items():
         for part in FLIGHT_ARRAYS:
             named |= named_leaves(f"in_flight/{key}/{part}", getattr(flight, part))

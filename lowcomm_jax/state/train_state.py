@@ -104,7 +104,6 @@ class InFlight:
 class SyncCounters:
     """Counters of steps, sends, landings and bytes; on the host (NumPy), never on a device.
 
-    Checkpoints save them as `clock/*`.
 
     Attributes:
       step: inner steps done by the run.

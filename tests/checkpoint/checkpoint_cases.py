@@ -87,21 +87,9 @@ METHODS = {
         4, 3, 2, "norm", 1, 24, threshold=1.0, eta=2.0, codec=feedback("topk", k=3)
     ),
 }
-LATER = (  # not in version 0.1.0
-    "decoupled",
-    "des_loc",
-    "halos",
-    "heloco",
-    "isoloco",
-    "restarted",
-    "snoo",
-    "sparta",
-    "sparta_diloco",
-)
 TOKEN_WEIGHTS = ("diloco", "streaming_partly")
 # Large enough to travel as factors of two ranks.
 SHAPES = {**oracle.SHAPES, "a": (8, 9)}
-FACTORED = ("dilocox", "dilocox_shared")
 
 
 def one_device():
@@ -110,7 +98,7 @@ def one_device():
 
 def bf16_params(name=None):
     """The oracle's parameters; leaf `c` in bf16 and a frozen table of integers."""
-    shapes = SHAPES if name in FACTORED else oracle.SHAPES
+    shapes = SHAPES if name == "dilocox" else oracle.SHAPES
     params = {k: jnp.asarray(x) for k, x in oracle.make_params(shapes=shapes).items()}
     return {**params, "c": params["c"].astype(jnp.bfloat16), "table": jnp.arange(5)}
 
@@ -146,7 +134,7 @@ def train(engine, state, steps):
             return oracle.make_stream(3, trainer, start, count, regions)
 
         return engine.run(state, stream, steps=len(steps))[0]
-    shapes = SHAPES if engine.method.name in FACTORED else oracle.SHAPES
+    shapes = SHAPES if engine.method.name == "dilocox" else oracle.SHAPES
     batches = oracle.make_batches(steps=steps[-1], regions=engine.regions.count, shapes=shapes)
     for t in steps:
         state, _ = engine.step(state, oracle.step_batch(batches, t))

@@ -272,7 +272,7 @@ from etils import epath
 from lowcomm_jax.checkpoint import store
 os.rename = os.replace = lambda *args, **kwargs: os._exit(9)
 groups = {"shared": {"a": np.arange(3)}, "region_0": {"b": np.arange(2)}}
-store.write(epath.Path(sys.argv[1]) / "7", groups, {"format": 1})
+store.write(epath.Path(sys.argv[1]) / "7", groups, {})
 """
 
 

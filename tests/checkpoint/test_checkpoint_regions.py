@@ -53,10 +53,10 @@ def test_more_regions(tmp_path):
     np.testing.assert_array_equal(after["inner/step"], [6, 6, 6, 6])
     np.testing.assert_array_equal(after["inner/tokens"][:3], before["inner/tokens"])
     assert after["inner/tokens"][3] == 0
-    np.testing.assert_array_equal(after["clock/last_landed"], [[4, 4, 4, 6]])
-    np.testing.assert_array_equal(after["clock/staleness"], [[0, 0, 0, 0]])
-    assert after["clock/bytes_sent"][3] == 0 < after["clock/bytes_sent"][2]
-    np.testing.assert_array_equal(after["clock/last_sent"], before["clock/last_sent"])
+    np.testing.assert_array_equal(after["counters/last_landed"], [[4, 4, 4, 6]])
+    np.testing.assert_array_equal(after["counters/staleness"], [[0, 0, 0, 0]])
+    assert after["counters/bytes_sent"][3] == 0 < after["counters/bytes_sent"][2]
+    np.testing.assert_array_equal(after["counters/last_sent"], before["counters/last_sent"])
 
 
 def test_a_new_region_has_made_no_progress_in_leaves_below_fp32(tmp_path):
@@ -116,7 +116,7 @@ def test_anchors_of_one_region(regions, anchors, shape):
         "anchor/a": np.arange(old * 6, dtype=np.float32).reshape(old, 2, 3),
         "outer/0/count": np.full(old, 7, np.int32),
         "inner/params/a": np.ones((old, 2, 3), np.float32),
-        "clock/step": np.int64(3),
+        "counters/step": np.int64(3),
     }
     if old > 1 and anchors == 1:
         anchors = 1

@@ -88,7 +88,7 @@ def check_what_is_saved(name, half):
         assert 0 < half[f"in_flight/{moved[0]}/takes_part"].sum() < 3
     if name == "dilocox":
         levels = [half[f"in_flight/{k}/level"] for k in flights(half)]
-        assert (levels, half["clock/decided/level"]) == ([0], 1)
+        assert (levels, half["counters/decided/level"]) == ([0], 1)
     if name in ("eager", "delayed", "cocodc"):
         assert flights(half), name
     if name == "cocodc":

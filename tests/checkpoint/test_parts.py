@@ -28,7 +28,7 @@ def arrays():
         "inner/params/a": rng.normal(size=(4, 3)).astype(np.float32),
         "inner/params/b": rng.normal(size=(2, 6)).astype(ml_dtypes.bfloat16),
         "anchor/empty": np.zeros((0, 3), np.float32),
-        "clock/step": np.int64(7),
+        "counters/step": np.int64(7),
     }
 
 
@@ -45,7 +45,7 @@ def boxes_of(process):
             "inner/params/a": [Box((0, 0), a[:1]), Box((1, 0), a[1:2])],
             "inner/params/b": [Box((0, 0), b[:, :2])],
             "anchor/empty": [Box((0, 0), named["anchor/empty"])],
-            "clock/step": [Box((), np.asarray(named["clock/step"]))],
+            "counters/step": [Box((), np.asarray(named["counters/step"]))],
         }
     return {"inner/params/a": [Box((2, 0), a[2:])], "inner/params/b": [Box((0, 2), b[:, 2:])]}
 
@@ -69,7 +69,7 @@ def sealed(path):
 
 def test_sealed_parts_read_as_the_arrays_they_came_from(path):
     document = store.read_document(sealed(path))
-    assert document["config"] == {"lr": 0.1} and document["format"] == store.FORMAT_OF_PARTS
+    assert document["config"] == {"lr": 0.1} and document["layout"] == "parts"
     assert_same(store.read_arrays(path, document), arrays())
     found = store.saved_shapes(document)
     assert {n: (x.dtype.name, list(x.shape)) for n, x in found.items()} == {
@@ -200,10 +200,6 @@ def test_who_does_not_see_the_leaders_token_does_not_write(path, monkeypatch):
     monkeypatch.setattr(manager, "leader", lambda: Two(True))
     with Checkpoints(path.parent / "made" / "here") as checkpoints:
         assert checkpoints._all_reach()
-
-
-def test_the_numbers_of_formats_on_disk_never_change():
-    assert (store.FORMAT, store.FORMAT_OF_PARTS) == (1, 2)
 
 
 def test_what_is_neither_a_step_nor_half_of_one_is_left_alone(path):

@@ -1,4 +1,4 @@
-"""One codec at several levels: what a checkpoint calls it, and what a plain codec refuses."""
+"""One codec at several levels: what a checkpoint says of it, and what a plain codec refuses."""
 
 import dataclasses
 
@@ -11,11 +11,11 @@ from lowcomm_jax import compression
 from lowcomm_jax.checkpoint.load import describe_method
 
 
-def test_checkpoints_describe_levels_by_the_type_name_of_earlier_versions():
+def test_checkpoints_describe_every_level():
     method = lc.methods.dilocox(8, rank=8, adaptive=True)
     assert isinstance(method.codec, compression.CodecLevels)
     described = describe_method(method)["codec"]
-    assert described["type"] == "Ladder"
+    assert described["type"] == "CodecLevels"
     assert list(described) == ["type", *(f.name for f in dataclasses.fields(method.codec))]
     assert {one["type"] for one in (described["codec"], *described["others"])} == {"ErrorFeedback"}
 

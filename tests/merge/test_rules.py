@@ -101,8 +101,9 @@ def test_settings_out_of_range_are_listed():
 def test_a_checkpoint_describes_a_rule():
     from lowcomm_jax.checkpoint.load import describe_method
 
-    plain = describe_method(lc.methods.diloco(5))
-    assert "merge" not in plain and "hands_out" not in plain
+    described = describe_method(lc.methods.isoloco(5))
+    assert described["merge"]["type"] == "Isotropic"
+    assert describe_method(lc.methods.diloco(5))["merge"] is None
 
 
 def test_rules_by_name():
