@@ -11,12 +11,10 @@ from typing import Any
 
 from experiments.shape import count, fields, items, list_of, number, or_none, section, text, whole
 
-VERSION = 1
 # What every reader of a run needs of its records, by their kind.
 _RUN = {
     "header": fields(
         {
-            "version": whole,
             "method": text,
             "config": section,
             "data": section,
@@ -150,9 +148,6 @@ def checked(records: Iterable[dict[str, Any]], path: Path) -> list[dict[str, Any
       ValueError: one lacks a field, or has one of another kind; names it.
     """
     records, regions = list(records), None
-    if records and records[0]["kind"] == "header" and records[0].get("version") != VERSION:
-        fix = f"this program reads version {VERSION}"
-        raise ValueError(f"{path} does not start with a known header: {fix}")
     for place, record in enumerate(records, 1):
         wrong = _RUN.get(record["kind"], lambda _: None)(record)
         if wrong is None and record["kind"] == "header":

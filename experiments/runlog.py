@@ -14,7 +14,7 @@ import numpy as np
 from scipy import special
 
 from experiments.cli import RefusedError
-from experiments.metrics import VERSION, checked, read_records
+from experiments.metrics import checked, read_records
 from experiments.regions.merged import measure, merged, region_logs
 from experiments.shape import fields, number
 from experiments.workdir import METRICS
@@ -102,7 +102,7 @@ def read_run(workdir: Path) -> RunLog:
     """Read a run, of one process or of one job per region (`launch`).
 
     Raises:
-      RefusedError: no metrics there, damaged ones, or of another version of the schema.
+      RefusedError: no metrics there, or damaged ones.
     """
     path = workdir / METRICS
     regions = [] if path.is_file() else region_logs(workdir)
@@ -112,9 +112,8 @@ def read_run(workdir: Path) -> RunLog:
         records = merged(regions) if regions else checked(read_records(path), path)
     except ValueError as error:
         raise RefusedError([str(error)], "report") from error
-    if not records or records[0]["kind"] != "header" or records[0].get("version") != VERSION:
-        fix = f"this program reads version {VERSION}"
-        raise RefusedError([f"{path} does not start with a known header: {fix}"], "report")
+    if not records or records[0]["kind"] != "header":
+        raise RefusedError([f"{path} does not start with a header"], "report")
     wrong = _OF_REPORTS(records[0])
     if wrong is not None:
         raise RefusedError([f"{path}, record 1: header {wrong}"], "report")

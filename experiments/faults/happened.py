@@ -35,9 +35,12 @@ import yaml
 
 FILE = "happened.yaml"
 # Tables of the file, and the fields of `Happened` that hold them.
-_TABLES = {"left_out": "left_out", "kept_own": "kept_own", "left_out_at_the_end": "at_the_end"}
-_TABLES |= {"not_finite": "not_finite"}
-_LATER = {"not_finite": {}}  # what files of older versions lack
+_TABLES = {
+    "left_out": "left_out",
+    "kept_own": "kept_own",
+    "left_out_at_the_end": "at_the_end",
+    "not_finite": "not_finite",
+}
 
 
 class Settings(NamedTuple):
@@ -126,7 +129,7 @@ def parsed(body: Mapping, name: str, run: Settings) -> tuple[Happened | None, li
       name: of the file, for messages.
       run: the run that is to repeat it.
     """
-    fields, body = (*Settings._fields, *_TABLES, "rejoined"), {**_LATER, **body}
+    fields, body = (*Settings._fields, *_TABLES, "rejoined"), dict(body)
     if set(body) != set(fields):
         return None, [f"faults={name!r}: give a list of faults, or all of {list(fields)}"]
     problems = [

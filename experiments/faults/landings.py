@@ -151,11 +151,7 @@ def _in_turn(path: Path) -> list[Record]:
         return []
     records, newest = read_records(path), 0
     for record in records:
-        epoch = record.get("epoch")
-        if epoch is None:
-            raise ValueError(
-                f"{path} was begun by an older version: lines have no epoch; begin another run"
-            )
+        epoch = record["epoch"]
         if epoch < newest or (epoch == newest and record["kind"] == "begin"):
             raise ValueError(
                 f"{path}: epoch {epoch} comes after epoch {newest}: the run went on in another "

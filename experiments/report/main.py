@@ -196,7 +196,7 @@ def left_out(corpus: Mapping[str, Any]) -> str | None:
     """How many files of a corpus could not be read, and which ones; None = all could.
 
     Args:
-      corpus: its summary in a run's header; those of earlier versions do not count them.
+      corpus: its summary in a run's header.
     """
     count, names = corpus.get("unreadable_left_out", 0), corpus.get("unreadable_names", [])
     if not count:

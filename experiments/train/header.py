@@ -15,7 +15,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.metrics import VERSION
 from experiments.progress import size
 from experiments.train.assemble import Run
 from experiments.train.job import abstract_params
@@ -43,7 +42,6 @@ def header(run: Run, state: State) -> dict[str, Any]:
     payloads = [programs.exchange.nbytes(fragments.like(p)) for p in range(len(fragments))]
     return {
         "kind": "header",
-        "version": VERSION,
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "method": job.method.name,
         **{name: getattr(job, name) for name in _OF_THE_JOB},

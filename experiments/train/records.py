@@ -49,10 +49,9 @@ class StepRecords:
         self.tokens = int(state["tokens"])
         self.sent = np.array(state["sent"], np.int64)
         self.received = np.array(state["received"], np.int64)
-        # Checkpoints of earlier versions do not know.
-        self.skipped = np.array(state.get("skipped", np.zeros_like(self.sent)), np.int64)
-        self.stuck = int(state.get("stuck", 0))
-        self._lost = bool(state.get("lost", False))
+        self.skipped = np.array(state["skipped"], np.int64)
+        self.stuck = int(state["stuck"])
+        self._lost = bool(state["lost"])
         self._pending = {key: float(value) for key, value in state["pending"].items()}
 
     def make(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.cli import RefusedError
-from experiments.metrics import VERSION, checked
+from experiments.metrics import checked
 from experiments.watch.alarms import alarms
 from experiments.watch.record import Follower, Log
 from experiments.workdir import METRICS
@@ -72,7 +72,7 @@ class Watch:
           now: Unix time; None = the present.
 
         Raises:
-          RefusedError: a file is not of this version.
+          RefusedError: a file does not start with a header.
           ValueError: a line is no record, or lacks what every record of its kind has.
         """
         self._find()
@@ -82,9 +82,8 @@ class Watch:
                 log = Log()
                 self._logs[path] = (follower, log)
                 self._clock = None
-            if records and log.header is None and _unknown(records[0]):
-                fix = f"this program reads version {VERSION}"
-                raise RefusedError([f"{path} does not start with a known header: {fix}"], "watch")
+            if records and log.header is None and records[0]["kind"] != "header":
+                raise RefusedError([f"{path} does not start with a header"], "watch")
             log.take(checked(records, path))
             self._follow_clock(log, records)
         logs = [log for _, log in self._logs.values() if log.header is not None]
@@ -114,10 +113,6 @@ class Watch:
             problem = f"network {network.name} has {network.size} regions, the run "
             raise RefusedError([f"{problem}{header['regions']}: {fix}"], "watch")
         return network
-
-
-def _unknown(record: Mapping[str, Any]) -> bool:
-    return record.get("kind") != "header" or record.get("version") != VERSION
 
 
 def _view(

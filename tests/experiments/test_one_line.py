@@ -165,7 +165,7 @@ METRICS = {
     "nested": (b'{"kind": ' + b"[" * 100_000 + b"\n", "line 1: nested too deeply"),
     "half a record": (b'{"kind": \n{"kind": "step"}\n', "line 1: not a JSON record"),
     "no record": (b"5\n", "line 1: no record"),
-    "no header": (b'{"kind": "header"}\n', "does not start with a known header"),
+    "no header": (b'{"kind": "resume"}\n', "does not start with a header"),
 }
 
 
@@ -179,7 +179,6 @@ def test_a_report_on_damaged_metrics(what, tmp_path, capfd):
 
 RUN = {
     "kind": "header",
-    "version": 1,
     "method": "diloco",
     "config": {"method": {"name": "diloco"}},
     "data": {"corpus": "texts"},

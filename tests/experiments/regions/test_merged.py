@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from experiments.__main__ import main as command
-from experiments.metrics import VERSION, MetricsLog
+from experiments.metrics import MetricsLog
 from experiments.regions.merged import measure, merged
 from experiments.report.html_data import bytes_at
 from experiments.report.main import by_region, region_table
@@ -21,7 +21,7 @@ REGIONS, STEPS = 3, 4
 def header(region):
     """Of one region's log."""
     about = {"method": "diloco", "config": {}, "data": {}, "steps": STEPS, "regions": REGIONS}
-    return {"kind": "header", "version": VERSION, "here": [region], **about}
+    return {"kind": "header", "here": [region], **about}
 
 
 def record(region, step, *, waited=0.5, late=()):

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from experiments import compile_cache
 from experiments.__main__ import main
-from experiments.metrics import VERSION, read_records
+from experiments.metrics import read_records
 from experiments.report import main as report_main
 from experiments.report.main import table
 from experiments.runlog import document_interval, read_run, summarise
@@ -58,7 +58,7 @@ def of(records, kind):
 
 def test_the_schema(records):
     header, eval_set = records[0], records[1]
-    assert header["kind"] == "header" and header["version"] == VERSION
+    assert header["kind"] == "header"
     assert header["method"] == "diloco" and header["config"]["method"]["period"] == PERIOD
     assert header["tokens_per_step"] == REGIONS * 2 * 32
     assert header["fragment_bytes"] == [4 * header["trained_params"]]

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from experiments.cli import RefusedError
-from experiments.metrics import VERSION, MetricsLog
+from experiments.metrics import MetricsLog
 from experiments.report.export_table import write_csv
 from experiments.runlog import read_run
 from experiments.train.writers import _scalars, open_log
@@ -51,7 +51,7 @@ def test_a_port_that_is_taken_ends_the_run_before_it_begins(job):
 
 def own_log(folder, region, steps=(1, 2)):
     """The log of one job of four; returns its records."""
-    header = {"kind": "header", "version": VERSION, "method": "diloco", "here": [region]}
+    header = {"kind": "header", "method": "diloco", "here": [region]}
     header |= {"config": {}, "data": {}, "steps": 2, "regions": 4}
     header |= {"params": 8, "tokens_per_step": 40, "allreduce_bytes_per_step": 48}
     records = [

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from experiments.__main__ import main as command
 from experiments.cli import RefusedError
-from experiments.metrics import VERSION, MetricsLog
+from experiments.metrics import MetricsLog
 from experiments.watch.page import Server, loss
 from experiments.watch.record import KEPT_POINTS, Series
 from experiments.watch.terminal import lane, screen
@@ -29,7 +29,6 @@ PERIOD, LATE = 5, 2
 def header(here, regions, network=None):
     return {
         "kind": "header",
-        "version": VERSION,
         "here": list(here),
         "regions": regions,
         "steps": 40,
@@ -414,9 +413,9 @@ def test_the_command(run, capsys, tmp_path):
     said = capsys.readouterr().err
     for part in ("which run?", "--port=99999", "--every=0.0"):
         assert part in said
-    (run / "metrics.jsonl").write_text('{"kind": "header"}\n')
+    (run / "metrics.jsonl").write_text('{"kind": "end"}\n')
     assert command(["watch", str(run)]) == 2
-    assert "known header" in capsys.readouterr().err
+    assert "does not start with a header" in capsys.readouterr().err
 
 
 @pytest.fixture
