@@ -86,9 +86,7 @@ def made_or_refused(build: Callable[[], Any], title: str, prefix: str = "") -> A
 
 
 def closest(name: str, known: Sequence[str]) -> str:
-    """`; did you mean X?` for a near miss, else the known names; of what is gone, what to do."""
-    if name in _GONE:
-        return f"; {_GONE[name]}"
+    """`; did you mean X?` for a near miss, else the known names."""
     found = difflib.get_close_matches(name, known, n=2, cutoff=0.6)
     if found:
         return f"; did you mean {' or '.join(found)}?"
@@ -346,10 +344,6 @@ def has_config(name: str) -> bool:
 
 
 _OF_FACTORIES = ("channels", "hands_out", "servers")  # fields of a `Method` that no text can name
-_GONE = dict.fromkeys(
-    ("transport", "trusted_network"),
-    "payloads of exchange=peers travel by Arrow Flight alone: leave it out",
-)
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false"}
 _KINDS_OF_FLAGS = {"int": "a whole number", "float": "a number", "bool": "true or false"}
 

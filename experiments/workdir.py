@@ -22,8 +22,6 @@ _UPKEEP = (
     "rendezvous",
     "secret",
     "address",
-    "transport",  # of runs of before, as is the next
-    "trusted_network",
     "certificates",
     "wait_minutes",
     "deadline_s",

@@ -40,9 +40,6 @@ WITH_METHODS = (
     "lowcomm_jax.checkpoint",
     "lowcomm_jax.topology",
 )
-# Internals that stood in a public place: what compiled programs an engine has, and a codec whose
-# name said nothing.
-NOT_FROZEN = ("lowcomm_jax.Engine.trips", "lowcomm_jax.compression.Ladder")
 # Rooms without an `__all__` when the list was frozen: what they offer is named here.
 NAMED = {
     "lowcomm_jax.topology": ("Gossip", "groups"),
@@ -108,7 +105,7 @@ def public_names() -> list[str]:
     for room in (*ROOMS, "lowcomm_jax.consensus"):
         for name, thing in sorted(_offered(room).items()):
             lines += _lines(f"{room}.{name}", thing, room in WITH_METHODS)
-    return [line for line in lines if line.partition("(")[0] not in NOT_FROZEN]
+    return lines
 
 
 def _extends(old: str, new: str) -> bool:

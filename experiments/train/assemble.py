@@ -167,7 +167,7 @@ def open_exchange(
         timing=Timing.between(fields["rendezvous"], deadline_s=fields["deadline_s"]),
         keep=ROUNDS_KEPT[kind] * job.method.schedule.fragments,
         heal=fields["heal"],
-        mishaps=fault_hooks,
+        fault_hooks=fault_hooks,
         **given,
     )
 

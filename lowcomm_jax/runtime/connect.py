@@ -44,7 +44,7 @@ def store(
     timing: Timing | None = None,
     keep: int = ROUNDS_KEPT["store"],
     heal: Heal = "stop",
-    mishaps: FaultHooks | None = None,
+    fault_hooks: FaultHooks | None = None,
 ) -> RemoteExchange | LockstepExchange:
     """Exchange whose payloads go through the key-value store; jobs need no route to one another.
 
@@ -65,7 +65,7 @@ def store(
       heal: what to do where anchors differ that must be equal. "stop": all regions stop.
         "majority", "lowest": the anchor of most regions, or of the lowest one, is kept; the others
         stop, and take that anchor when they come back.
-      mishaps: faults on purpose (`FaultHooks`); None = none.
+      fault_hooks: faults on purpose (`FaultHooks`); None = none.
 
     Raises:
       ValueError: lists everything that is wrong with the arguments.
@@ -74,7 +74,15 @@ def store(
 
     def make() -> RemoteExchange:
         parts = _context_parts(
-            url, region, count, run_id, secret, timing=timing, keep=keep, heal=heal, mishaps=mishaps
+            url,
+            region,
+            count,
+            run_id,
+            secret,
+            timing=timing,
+            keep=keep,
+            heal=heal,
+            fault_hooks=fault_hooks,
         )
         made = StoreTransport(parts.store, parts.counter)
         return RemoteExchange(ExchangeContext(**vars(parts), transport=made), "store", keep)
@@ -94,7 +102,7 @@ def peers(
     timing: Timing | None = None,
     keep: int = ROUNDS_KEPT["peers"],
     heal: Heal = "stop",
-    mishaps: FaultHooks | None = None,
+    fault_hooks: FaultHooks | None = None,
 ) -> RemoteExchange | LockstepExchange:
     """Exchange whose payloads go straight from region to region; see `store`.
 
@@ -102,7 +110,7 @@ def peers(
     of the run.
 
     Args:
-      url, region, count, run_id, secret, timing, heal, mishaps: see `store`.
+      url, region, count, run_id, secret, timing, heal, fault_hooks: see `store`.
       address: "host:port" under which the other regions reach this one; port 0 takes any.
       certificates: folder with `tls.crt`, `tls.key` and the authority's `ca.crt`; None = every
         region makes its own when it starts. The same choice in all regions.
@@ -123,7 +131,7 @@ def peers(
             timing=timing,
             keep=keep,
             heal=heal,
-            mishaps=mishaps,
+            fault_hooks=fault_hooks,
             wrong=flight_problems(),
         )
         # Its libraries are an extra.
@@ -323,7 +331,7 @@ def _for_all_processes(
 
 
 def _context_parts(
-    url, region, count, run_id, secret, *, timing, keep, heal, mishaps, wrong=()
+    url, region, count, run_id, secret, *, timing, keep, heal, fault_hooks, wrong=()
 ) -> ContextParts:
     """`ExchangeContext` without its transport; checks all arguments first.
 
@@ -363,7 +371,7 @@ def _context_parts(
         heartbeat=heartbeat,
         wait_list=WaitList(heartbeat),
         pace=Pace(timing),
-        fault_hooks=mishaps or NoFaults(),
+        fault_hooks=fault_hooks or NoFaults(),
         closing=threading.Event(),
         halted=threading.Event(),
     )

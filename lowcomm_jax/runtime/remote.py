@@ -46,9 +46,8 @@ class RemoteExchange(Membership):
     `Lost` when the others have begun the run anew.
     """
 
-    def __init__(self, office: ExchangeContext, kind: str, keep: int):
-        # `office` is the context: the public signature keeps the name.
-        super().__init__(office, kind, keep)
+    def __init__(self, context: ExchangeContext, kind: str, keep: int):
+        super().__init__(context, kind, keep)
         self._open: dict[str, WholeExchange | TwoShotExchange] = {}
         self._early: dict[str, EarlyPayload] = {}  # those that no exchange has taken yet
         self._waited: dict[str, float] = {}

@@ -45,8 +45,8 @@ class Region:
 
     def begin(self):
         """An engine in an exchange of its own."""
-        mishaps = ScriptedFaults([LEFT_OUT], self.region)
-        self.exchange = self.between(R, mishaps=mishaps)(self.region)
+        hooks = ScriptedFaults([LEFT_OUT], self.region)
+        self.exchange = self.between(R, fault_hooks=hooks)(self.region)
         one = engine(method(), R, self.exchange)
         start = one.delivery.start
 

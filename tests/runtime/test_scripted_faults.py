@@ -21,7 +21,7 @@ def test_damaged_payloads_count_as_missing_and_late_ones_are_waited_for(name, be
     made = {}
 
     def exchange(region):
-        made[region] = between(R, mishaps=ScriptedFaults(FAULTS, region))(region)
+        made[region] = between(R, fault_hooks=ScriptedFaults(FAULTS, region))(region)
         return made[region]
 
     assert_same(in_jobs(exchange, METHODS[name](), R, 14), together, False)

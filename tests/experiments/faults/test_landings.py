@@ -1,6 +1,5 @@
 """What the jobs of a run saw happen, put together, through deaths of all of them."""
 
-import dataclasses
 from types import SimpleNamespace
 
 import numpy as np

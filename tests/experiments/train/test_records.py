@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 import lowcomm_jax as lc
-from experiments.cli import RefusedError
 from experiments.metrics import MetricsLog, read_records
-from experiments.runlog import document_interval, read_run
+from experiments.runlog import document_interval
 from experiments.train.drivers import FixedDriver
 from experiments.train.records import StepRecords
 
