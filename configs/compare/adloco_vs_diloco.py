@@ -18,7 +18,7 @@ What is compared, four regions, three seeds, H = 30, the same number of tokens:
 - `diloco_norm`: DiLoCo with nothing but AdLoCo's adaptive batches.
 
 The report (report.html) shows the loss against tokens, bytes and virtual time on us_4_regions,
-batches and trainers over the run, and exchanges against tokens beside geometric growth.
+batches and trainers over the run, and exchanges against tokens.
 
 Sizes, `--config.size=`: `small` (default, 0.18M parameters, 720 steps), `nano` (the laptop model),
 `gpu` (35M parameters on C4; not run by us). No outer rate is tuned.

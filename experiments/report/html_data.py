@@ -12,7 +12,6 @@ import numpy as np
 from experiments.compare.stats import estimate
 from experiments.report.virtual import Pace, on_network, seconds_at
 from experiments.runlog import RunLog, adapts, exchanges, mean_batch, mean_sent
-from lowcomm_jax.batching import communications, measured_ratio
 from lowcomm_jax.network import Network
 
 # Of the preset's bandwidth: a hundredth to ten times.
@@ -30,16 +29,12 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """Points (x, y), and half the width of their intervals where there are several seeds.
-
-    `theory`: drawn dashed, in the colour of the run of this name.
-    """
+    """Points (x, y), and half the width of their intervals where there are several seeds."""
 
     name: str
     x: list[float]
     y: list[float]
     half: list[float] | None = None
-    theory: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,11 +139,7 @@ def trainers_of(row: Mapping[str, Any]) -> float | None:
 
 
 def exchange_curves(entries: Sequence[Entry]) -> list[Curve]:
-    """Exchanges so far against tokens, of each entry's first run; none unless some batches grow.
-
-    Beside each run whose batches grow stands the number that `batching.communications` gives for
-    rounds that grow by the run's own mean ratio.
-    """
+    """Exchanges so far against tokens, of each entry's first run; none unless some batches grow."""
     if not any(adapts(entry.runs[0]) for entry in entries):
         return []
     curves = []
@@ -159,14 +150,7 @@ def exchange_curves(entries: Sequence[Entry]) -> list[Curve]:
         if not len(made) or made[-1] == 0:
             continue
         shown = np.unique(np.linspace(0, len(made) - 1, _WINDOWS).astype(int))
-        x = tokens[shown].tolist()
-        curves.append(Curve(entry.name, x, made[shown].tolist()))
-        if adapts(run):
-            ends = tokens[np.flatnonzero(np.diff(made, prepend=0.0))]
-            rounds = np.diff(ends, prepend=0.0)
-            ratio = max(1.0, measured_ratio(rounds.tolist()))
-            y = [communications(n, float(rounds[0]), ratio) for n in x]
-            curves.append(Curve(entry.name, x, y, theory=True))
+        curves.append(Curve(entry.name, tokens[shown].tolist(), made[shown].tolist()))
     return curves
 
 

@@ -73,8 +73,8 @@ def line_chart(
     for curve in curves:
         number, run = colour[curve.name], f"run:{curve.name}"
         ink = RUNS[number % len(RUNS)]
-        # Dashed: the colours start over, or it was not measured.
-        dashes = "--" if number >= len(RUNS) or curve.theory else "-"
+        # Dashed: the colours start over.
+        dashes = "--" if number >= len(RUNS) else "-"
         axes.plot(curve.x, curve.y, color=ink, lw=1.8, ls=dashes, gid=run)
         if curve.half:
             ends = [[b + sign * h for b, h in zip(curve.y, curve.half)] for sign in (1, -1)]

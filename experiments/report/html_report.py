@@ -202,11 +202,9 @@ def _inside(entries: Sequence[Entry], colour: Mapping[str, int]) -> str:
     if growth:
         axis = Axis("exchanges so far", _PLAIN)
         figures.append(line_chart("exchanges against tokens", growth, _TOKENS, axis, colour))
-    dashed = "Dashed: exchanges if every round were as many times larger as on average. "
     return section(
         "Inside the methods",
         figures,
-        f"{dashed if growth else ''}"
         "Disagreement: root mean square distance of the regions' weights from their mean, over "
         "what was sent, at the moment of the send; a codec's error is part of it. Codec error: "
         "||decoded - change|| / ||change||; with error feedback the residual is part of it.",

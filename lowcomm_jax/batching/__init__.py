@@ -8,7 +8,6 @@ measures and trains; this one decides.
 
 from lowcomm_jax.batching.adaptive import Adaptive, AugmentedTest, InnerProductTest, NormTest
 from lowcomm_jax.batching.base import BatchPolicy, Fixed
-from lowcomm_jax.batching.growth import communications, measured_ratio
 from lowcomm_jax.batching.statistics import Scope, Statistics, pooled
 from lowcomm_jax.batching.switch import Plan, Switch, counts, find_cap
 
@@ -23,9 +22,7 @@ __all__ = [
     "Scope",
     "Statistics",
     "Switch",
-    "communications",
     "counts",
     "find_cap",
-    "measured_ratio",
     "pooled",
 ]

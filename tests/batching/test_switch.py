@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from lowcomm_jax.batching import Plan, Switch, communications, find_cap, measured_ratio
+from lowcomm_jax.batching import Plan, Switch, find_cap
 
 
 def test_plans_below_at_and_above_the_cap():
@@ -57,18 +57,3 @@ def test_the_cap_is_the_largest_that_fits(start, limit):
         find_cap(nbytes, 1000, start)
     with pytest.raises(ValueError, match=r"start=8 is above limit=4"):
         find_cap(nbytes, 1 << 30, 8, 4)
-
-
-def test_communications_grow_with_the_logarithm_of_the_samples():
-    """Against rounds counted one by one."""
-    for ratio, cap in [(1.0, None), (1.3, None), (1.3, 900.0), (2.0, 50.0)]:
-        used, size = 0.0, 60.0
-        for rounds in range(1, 25):
-            used += size if cap is None else min(size, max(cap, 60.0))
-            size *= ratio
-            expected = communications(used, 60.0, ratio, cap)
-            assert expected == pytest.approx(rounds, abs=1e-9)
-    assert measured_ratio([60.0, 70.0, 135.0]) == pytest.approx(1.5)
-    assert measured_ratio([60.0]) == 1.0
-    with pytest.raises(ValueError, match=r"ratio=0\.5"):
-        communications(10, 1, 0.5)
