@@ -258,7 +258,7 @@ def codecs() -> dict[str, Case]:
         "topk_stat2 with feedback, heavy ball, clipped": Case(
             lambda: diloco(
                 coded("topk_stat2_ef"),
-                outer=optax.chain(lc.outer.heavy_ball(0.4, 0.8), lc.outer.clip_update(0.1)),
+                outer=optax.chain(lc.outer.heavy_ball(0.4, 0.8), optax.clip_by_global_norm(0.1)),
             )
         ),
     }

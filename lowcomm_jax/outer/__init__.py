@@ -10,7 +10,6 @@ coefficients gossiping regions stay together.
 """
 
 from lowcomm_jax.outer.average import average
-from lowcomm_jax.outer.clip_update import clip_update
 from lowcomm_jax.outer.delayed_nesterov import DelayedNesterovState, delayed_nesterov
 from lowcomm_jax.outer.eager import eager
 from lowcomm_jax.outer.gossip import GossipState, gossip
@@ -35,7 +34,6 @@ __all__ = [
     "RestartingState",
     "average",
     "check_stability",
-    "clip_update",
     "contraction_factor",
     "delayed_nesterov",
     "eager",

@@ -574,7 +574,10 @@ class OutlierGuard:
       outlier_factor: leave out a region whose pseudo-gradient norm exceeds this multiple of the
         median over regions; None = off. With two regions the median is their mean, so that a
         factor of 2 or more never applies.
-      max_update_norm: clip the outer update to this global norm per fragment; None = off.
+      max_update_norm: shorten the outer update of a fragment to this global norm, in parameter
+        units; None = off. It comes after the outer rule, whose momentum keeps the unclipped
+        history. No published outer step is clipped. In another Optax program,
+        `optax.clip_by_global_norm` behind the rule does the same (arXiv 1211.5063, Algorithm 1).
     """
 
     outlier_factor: float | None = None
