@@ -2,7 +2,7 @@
 
 In: flags of the benchmark. Out: tables, and JSON where a flag asks for it.
 `engine` times the engine on the models of `work`, and a loop in PyTorch. `codec` times codecs,
-`pipeline` pipeline schedules, `transfer` transports, `gpu` the accelerator at hand, and `hosts`
-several processes. `wan` times the virtual clock and, with `links` and `netem`, jobs over real
-links. `work` interleaves the variants of a comparison. Open `main.py` first, then `engine.py`.
+`transfer` transports, and `gpu` the accelerator at hand. `wan` times the virtual clock and, with
+`links` and `netem`, jobs over real links. `work` interleaves the variants of a comparison. Open
+`main.py` first, then `engine.py`.
 """

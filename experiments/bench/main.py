@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from experiments.cli import RefusedError, closest
 
-NAMES = ("engine", "codec", "wan", "transfer", "pipeline", "gpu", "hosts")
+NAMES = ("engine", "codec", "wan", "transfer", "gpu")
 
 
 def main(argv: Sequence[str]) -> int:
