@@ -4,7 +4,6 @@
   `Args:` and a heading end a sentence.
 - Sections of docstrings (`Args:` ...) have a line for each name: the reference shows one entry for
   `period: H; every: K`.
-- No module, public class or code span bears an old name.
 - Links inside the repository lead to a file, and to a heading where they name one.
 - Names of functions on the pages that name many (`NAMING`) exist in the code.
 - Every block of code says its language. `>>>` is run as a doctest. Other Python is parsed, what it
@@ -41,25 +40,6 @@ SOURCES = [
     for room in ("lowcomm_jax", "experiments", "configs", "examples")
     for path in sorted((ROOT / room).rglob("*.py"))
 ]
-
-# Old names that have no other meaning here, as modules and public classes.
-OLD_NAMES = set(
-    re.findall(
-        r"\w+",
-        """
-        agenda roundtrip boundary carrying comeback Alone coding Recipe views laid ladder bands
-        chosen strips deal pieces looking meeting merging doors striking drawn shaped company echo
-        rehearsal moments trip team beats Said Board gathering halves heard office litter parcels
-        vouching tally mishaps joining turns pace tidy latecomer Carrier
-        """,
-    )
-)
-# Old names that code may use for other things, but no module or class.
-OLD_MODULES = {"inside", "guard", "moved", "states", "line", "words", "told", "board"}
-# Old names that are no good term in prose either.
-OLD_WORDS = re.compile(
-    r"\b(agenda|comeback|litter|vouching|mishaps|latecomers?|rehearsals?)\b", re.I
-)
 
 
 def tokens(page: Path):
@@ -141,26 +121,6 @@ def test_docstrings_have_short_sentences_and_an_entry_a_name():
             entries = filter(_TWO_ENTRIES.match, text.splitlines())
             found += [f"{place}: give each name a line: {entry.strip()}" for entry in entries]
     assert not found, "\n- ".join(["split these", *found])
-
-
-def test_no_old_name_is_left():
-    old = OLD_NAMES | OLD_MODULES
-    modules = {path.stem for path in SOURCES} & old
-    assert not modules
-    for path in SOURCES:
-        for node in ast.walk(tree(path)):
-            if isinstance(node, ast.ClassDef):
-                assert node.name not in old, f"{path}: {node.name}"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_pages_use_the_new_words(page):
-    for token in tokens(page):
-        for child in token.children or ():
-            if child.type == "code_inline":
-                assert not set(re.findall(r"\w+", child.content)) & OLD_NAMES, child.content
-            elif child.type == "text":
-                assert not OLD_WORDS.search(child.content), child.content
 
 
 def anchors(page: Path) -> set[str]:
