@@ -173,8 +173,6 @@ def _adaptive_section() -> ConfigDict:
     fields.largest_microbatch = config_dict.placeholder(int)  # most samples in memory at once
     # GB of a device that a step may use, from which the largest microbatch is found.
     fields.memory_gb = config_dict.placeholder(float)
-    # Whether one program makes the steps of all trainers; else one call each.
-    fields.stack_trainers = True
     return fields
 
 

@@ -32,7 +32,6 @@ _UPKEEP = (
 """Fields of a job's surroundings, which nothing compares."""
 PLACES = (
     "accumulate",
-    "adaptive.stack_trainers",
     "block",
     "concurrent_exchange",
     "mesh.fsdp",

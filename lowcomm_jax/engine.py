@@ -496,12 +496,11 @@ class Engine:
             return part
         return Part((part.first[0], 0, 0), (part.length[0], 1, 1), (part.of[0], 1, 1))
 
-    def place(self, batches: PyTree, replicas: int = 1, cut: bool = False) -> PyTree:
+    def place(self, batches: PyTree, cut: bool = False) -> PyTree:
         """Put staged batches on the mesh, cut by region and sample.
 
         Args:
-          batches: host leaves `[R replicas, S, b, ...]`, S steps of b samples.
-          replicas: trainers a region holds (`AdaptiveEngine`), else 1.
+          batches: host leaves `[R, S, b, ...]`, S steps of b samples.
           cut: see `own_batch`.
 
         Returns:
@@ -512,7 +511,7 @@ class Engine:
           ValueError: a wrong number of regions, or a batch that does not divide over the devices.
         """
         shape = jax.tree.leaves(batches)[0].shape
-        count, devices = self.regions.count * replicas, self.regions.mesh.shape["fsdp"]
+        count, devices = self.regions.count, self.regions.mesh.shape["fsdp"]
         if not self._given_parts:
             check_batch(shape, count, devices, self.config.accumulate)
             if self.regions.mesh.size == 1:

@@ -194,7 +194,6 @@ def methods() -> dict[str, Case]:
         "adloco": adapting(lambda: adloco(eta=2.0, codec=coded("topk", 0.9, k=3))),
         "adloco, in turns": adapting(
             lambda: adloco("augmented", moments="reset", choose="best_with_worst"),
-            stack_trainers=False,
             largest_microbatch=2,
         ),
         "cocodc": saved(lambda: cocodc(syncs_per_period=None)),

@@ -71,7 +71,7 @@ SLOW = [
     r"test_generate\.py::test_greedy_with_cache_equals_greedy_without\[unrolled",
     r"test_pipeline\.py::test_loss_and_gradients_equal_the_model\w+\[(?!gpipe-4-shape1)",
     r"test_pipeline\.py::test_(random_routes|routes_that_lead_straight|bfloat16_reduces|logits_equal|an_unknown)",
-    r"test_trainer_steps\.py::test_(batched|pipeline_stages|regions_|devices_of|what_is_compiled\[False)",
+    r"test_trainers_in_turn\.py::test_pipeline_stages",
     r"test_adaptive_devices\.py::test_(several_devices|memory_is_measured|offload_does)",
     r"test_trainers_oracle\.py::test_merges\[",
     r"test_transformer\.py::test_grouped_query_attention_equals_jax\[(?!6-2)",

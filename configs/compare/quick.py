@@ -77,7 +77,7 @@ def methods(period: int, fragments: int, overlap: int) -> dict:
                 "microbatches": 2,
                 "outer": {"name": "sgd", "learning_rate": 0.7},
             },
-            adaptive={"largest_microbatch": 2, "stack_trainers": False},
+            adaptive={"largest_microbatch": 2},
         ),
         "noloco": variant("noloco", method={"period": period}, eval={"per_region": False}),
     }

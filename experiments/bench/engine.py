@@ -43,12 +43,6 @@ from lowcomm_jax.exchange.pairs import Draw
 from lowcomm_jax.models import TransformerConfig, build
 
 FAR = 10**6  # H of methods that are not to synchronise
-TRAINERS, TRAINERS_PERIOD = 4, 30  # of configs/adloco.py
-TRAINER_FORMS = {
-    "by turns": {"stack_trainers": False},
-    "stacked (map)": {"stack_trainers": True, "replicas": "map"},
-    "stacked (vmap)": {"stack_trainers": True, "replicas": "vmap"},
-}
 GOSSIPING = 1000  # regions
 GOSSIP_MODEL = TransformerConfig(
     vocab_size=64,
@@ -234,41 +228,6 @@ def _host_overhead(repeats: int, leaves: int = 75, steps: int = 200) -> tuple[fl
     return tuple((median(seconds[k]) - base) / steps * 1e6 for k in ("step", "run"))
 
 
-def trainers(work: BenchWork, repeats: int) -> list[EngineRow]:
-    """Trainers stacked into one program against trainers one after the other, whole rounds."""
-    seconds = interleave(
-        {name: _trainer_rounds(work, **form) for name, form in TRAINER_FORMS.items()}, repeats
-    )
-    turns, *others = TRAINER_FORMS
-    return [
-        EngineRow(
-            f"{TRAINERS} trainers, {name} / {turns}", ratio(seconds[turns], seconds[name]), "x"
-        )
-        for name in others
-    ]
-
-
-def _trainer_rounds(work: BenchWork, **form):
-    """A round of H steps on one sequence a trainer, and the exchanges after it."""
-    method = lc.methods.adloco(TRAINERS_PERIOD, TRAINERS, None, "fixed", start_batch=1)
-    mesh = lc.make_mesh(devices=jax.devices()[:1])
-    engine = lc.AdaptiveEngine(work.model.loss_fn, optax.adamw(3e-4), method, 1, mesh=mesh, **form)
-    holder = [engine.init(work.params)]
-    drawn = np.random.default_rng(0).integers(
-        0, work.model.config.vocab_size, (1, 1, work.context + 1), np.int32
-    )
-
-    def source(trainer: int, start: int, count: int) -> dict[str, np.ndarray]:
-        del trainer, start
-        return {"tokens": np.repeat(drawn, count, axis=1)}
-
-    def run():
-        holder[0], _ = engine.run(holder[0], source, rounds=1)
-        return [(t.state.anchor, t.state.inner) for t in holder[0].trainers.values()]
-
-    return run
-
-
 def gossip(repeats: int) -> list[EngineRow]:
     """A thousand gossiping regions: a step of all, a round in pairs, memory."""
     model = build(GOSSIP_MODEL)
@@ -330,7 +289,6 @@ def main(argv: Sequence[str]) -> int:
         "throughput": lambda: throughput(size, repeats, values.torch),
         "memory": lambda: memory(size),
         "events": lambda: events(make_work(size, steps=1), repeats),
-        "trainers": lambda: trainers(make_work(size, steps=1), repeats),
         "gossip": lambda: gossip(repeats),
     }
     rows = [row for name in tracked(parts, "bench engine", str) for row in parts[name]()]

@@ -74,7 +74,8 @@ def digest_of(fields: Mapping[str, Any]) -> str:
     """
     data = {k: v for k, v in fields["data"].items() if k != "cache_dir"}
     data["corpus"] = without_path(data["corpus"])
-    kept = _set_fields(of_program({**fields, "data": data}))
+    adaptive = {**fields["adaptive"], "stack_trainers": True}  # as the records have it
+    kept = _set_fields(of_program({**fields, "data": data, "adaptive": adaptive}))
     text = json.dumps(kept, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -161,7 +161,7 @@ def _adaptive_settings(job: Job) -> dict[str, Any]:
     rate, peak = learning_rate(job.inner, job.steps), job.inner.learning_rate
     return {
         "schedule": lambda samples: rate(samples / nominal) / peak,
-        **{name: given[name] for name in ("scaling", "largest_microbatch", "stack_trainers")},
+        **{name: given[name] for name in ("scaling", "largest_microbatch")},
         "reference_batch": job.batch,
         "memory": given["memory_gb"] and int(given["memory_gb"] * 1e9),
     }

@@ -6,7 +6,7 @@ In: a method with a batch policy (`batching`), trainers, or both, and a source o
 
 - `noise_measurement`: measures a trainer's gradient noise and decides its next batch;
 - `plans`: from a requested batch to microbatches of every region;
-- `trainer_steps`: the inner steps, sequential or stacked;
+- `step_memory`: what a step needs on a device, by the compiler;
 - `trainer_merge`: which trainers merge, and the merged state;
 - `job_trainers`: trainers of a job that is one region of several, and what regions agree on;
 - `lr_scaling`: the learning rate by samples consumed and batch; `checks`: refusals.

@@ -35,7 +35,6 @@ def problems(
     regions: int,
     reference_batch: Any,
     scaling: Any,
-    stack_trainers: Any,
     engine: Mapping[str, Any],
 ) -> list[str]:
     """Problems of the adaptive part with these settings, one line with its fix each."""
@@ -53,8 +52,6 @@ def problems(
         found += counting_problems(reference_batch=reference_batch)
     if scaling not in SCALINGS:
         found.append(f"scaling={scaling!r}: use {', '.join(SCALINGS)}")
-    if not isinstance(stack_trainers, bool):
-        found.append(f"stack_trainers={stack_trainers!r}: use True or False")
     if engine.get("accumulate", 1) != 1:
         found.append(
             f"accumulate={engine['accumulate']}: the batch policy decides how batches are cut; "

@@ -35,11 +35,12 @@ from lowcomm_jax.adaptive.lr_scaling import (
 from lowcomm_jax.adaptive.noise_measurement import Measurement, NoiseMeasurement, Probe
 from lowcomm_jax.adaptive.plans import Planner, StepPlan
 from lowcomm_jax.adaptive.state import AdaptiveState, Trainer
+from lowcomm_jax.adaptive.step_memory import device_bytes, step_bytes
 from lowcomm_jax.adaptive.trainer_merge import TrainerMerge
-from lowcomm_jax.adaptive.trainer_steps import OneLoop, Task, TrainerSteps
 from lowcomm_jax.batching import BatchPolicy, Switch, find_cap
 from lowcomm_jax.batching.trainers import Trainers
 from lowcomm_jax.engine import Engine, Participants
+from lowcomm_jax.history import History
 from lowcomm_jax.mesh.regions import Regions
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.network import VirtualClock, drive, follow
@@ -52,6 +53,7 @@ from lowcomm_jax.sync.checks import microbatch_problems, virtual_clock
 from lowcomm_jax.sync.finish import finish
 from lowcomm_jax.sync.round_programs import RoundPrograms
 from lowcomm_jax.sync.sync_loop import SyncLoop
+from lowcomm_jax.train.batch_blocks import MicrobatchCut
 
 PyTree = Any
 Source = Callable[[int, int, int], PyTree]
@@ -60,10 +62,9 @@ Source = Callable[[int, int, int], PyTree]
 class AdaptiveEngine:
     """Trains one model with a method that adapts its batches or has several trainers.
 
-    Every trainer is an ordinary `TrainState` of one ordinary `Engine`, `engine`. The inner steps of
-    a segment run stacked in one program, or sequentially, with the same results (`trainer_steps`).
-    Trainers may ask for different batches, and free their memory as soon as they are merged. The
-    random numbers of a step are the same for all of them.
+    Every trainer is an ordinary `TrainState` of one ordinary `Engine`, `engine`. One trainer makes
+    the steps of a segment after the other. Trainers may ask for different batches, and free their
+    memory as soon as they are merged. The random numbers of a step are the same for all of them.
 
     Args:
       loss_fn, inner, regions, seed: see `Engine`. The learning rate of `inner` is the peak.
@@ -78,11 +79,6 @@ class AdaptiveEngine:
       scaling: of the learning rate with batch / reference_batch: none, sqrt or linear.
       schedule: samples consumed by all trainers of all regions (a traced int32; multiply by the
         tokens of one) -> factor on the learning rate.
-      stack_trainers: one program for the inner steps of all trainers; a merge compiles it anew for
-        every microbatch size. False = one call after the other, which compiles nothing at a merge
-        and holds no second copy of the inner state. On a CPU neither is faster (`bench engine`: at
-        0.1M and 1M parameters with H = 30, stacked took 1.0 to 1.07 times the processor time of
-        sequential).
       **engine: any other keyword of `Engine`.
 
     Raises:
@@ -116,11 +112,10 @@ class AdaptiveEngine:
         reference_batch: int | None = None,
         scaling: Scaling = "none",
         schedule: LrSchedule | None = None,
-        stack_trainers: bool = True,
         **engine: Any,
     ):
         regions = int(regions) if isinstance(regions, np.integer) else regions
-        given = (reference_batch, scaling, stack_trainers, engine)
+        given = (reference_batch, scaling, engine)
         problems = checks.problems(method, regions, *given)
         problems += checks.size_problems(method, regions, largest_microbatch, memory)
         clock, unusable = virtual_clock(network, regions, seed)
@@ -153,8 +148,7 @@ class AdaptiveEngine:
         if self.policy.adapts:
             self.probe = Probe(plain, self.policy.microbatches, self.policy.scope)
         self._memory, self._block, self._begun = memory, plain.block, False
-        self._loops = OneLoop(plain) if self._jobs is None else self._jobs
-        self._trainer_steps = TrainerSteps(plain, stack_trainers, self._loops)
+        self._loops = _OneLoop(plain) if self._jobs is None else self._jobs
         self._plan_for(largest_microbatch or self.policy.cap)
         checks.refuse(microbatch_problems(plain.config, self.planner.microbatches()))
 
@@ -228,7 +222,10 @@ class AdaptiveEngine:
     def _segment(self, state, source, goal, participants, evaluate):
         """Steps up to the end of the round or the goal; returns (state, segment)."""
         opening, looks = state.step % self.period == 0, {}
-        state, merges = self._opened(state, source, evaluate) if opening else (state, [])
+        merges = []
+        if opening:
+            given = state, self._programs(state), evaluate
+            state, merges = self.trainer_merge.before_round(*given)
         plans = {number: self.planner.plan(t.batch) for number, t in state.trainers.items()}
         per_step = sum(plan.total for plan in plans.values())
         start, n, shares = state.step, goal.steps(state, per_step, self.period), {}
@@ -236,10 +233,17 @@ class AdaptiveEngine:
         mask_R = None if mask_R is None else np.asarray(mask_R)[self._here]
         work_SxR = np.tile(sum(plan.samples_R for plan in plans.values()), (n, 1))
         seen = self._start_measurements(state, plans, source, mask_R) if opening else {}
-        tasks = self._tasks(state, plans, per_step, source, n)
         for number, trainer in state.trainers.items():
             self.noise.carry(number, trainer, seen.get(number))
-        for number, (ended, history) in self._trainer_steps.run(tasks, participants).items():
+        ran = {}
+        for number, plan in plans.items():
+            trainer = state.trainers[number]
+            ready = set_lr_scale(trainer.state, state.samples, per_step, self._scale_of(plan))
+            batches = self._batches(source, number, trainer.used_R, plan, n)
+            cut = MicrobatchCut(plan.microbatch, plan.of(self._here).counts_R)
+            loop = self._loops.of(number, ready)
+            ran[number] = self.engine.run_on(loop, ready, batches, participants, cut)
+        for number, (ended, history) in self._loops.landed(ran).items():
             plan, trainer = plans[number], state.trainers[number]
             steps, look = range(start + 1, start + n + 1), seen.get(number)
             trainer = trainer.replace(state=ended, used_R=trainer.used_R + n * plan.samples_R)
@@ -260,11 +264,6 @@ class AdaptiveEngine:
             self._jobs.tell(state)
         return state, segment
 
-    def _opened(self, state: AdaptiveState, source: Source, evaluate):
-        """Before a round: merges, and what fewer trainers need; returns (state, merges)."""
-        state, merges = self.trainer_merge.before_round(state, self._programs(state), evaluate)
-        return self.warm(state, source), merges
-
     def _start_measurements(self, state, plans, source, mask_R) -> dict[int, Measurement | None]:
         """Start every trainer's measurement of its noise."""
         seen = {}
@@ -273,16 +272,6 @@ class AdaptiveEngine:
             draw = functools.partial(self._draw, source, number, trainer.used_R)
             seen[number] = self.noise.start(trainer, plan, draw, mask_R)
         return seen
-
-    def _tasks(self, state, plans, per_step: int, source, n: int) -> dict[int, Task]:
-        """The next n steps of every trainer; `per_step`: samples of all of them at a step."""
-        tasks = {}
-        for number, plan in plans.items():
-            trainer = state.trainers[number]
-            ready = set_lr_scale(trainer.state, state.samples, per_step, self._scale_of(plan))
-            batches = self._batches(source, number, trainer.used_R, plan, n)
-            tasks[number] = Task(ready, batches, n, plan.of(self._here))
-        return tasks
 
     def _scale_of(self, plan: StepPlan) -> float:
         return self._scale(plan.total / self._total / self.reference_batch)
@@ -297,40 +286,37 @@ class AdaptiveEngine:
         return source(number, int(start_R[0]) if even else start_R[self._here], count)
 
     def warm(self, state: AdaptiveState, source: Source) -> AdaptiveState:
-        """Compile, once, everything that growing batches of this number of trainers need.
+        """Compile, once, everything that growing batches and merges need.
 
         Args:
           state: is donated; use the returned one, which holds the same values.
           source: see `run`; nothing is trained on.
         """
-        if self._begun and self._trainer_steps.ready(len(state.trainers)):
+        if self._begun:
             return state
-        example = source(next(iter(state.trainers)), 0, 1)
-        if not self._begun:
-            self._begin(state, example)
-        states = [trainer.state for trainer in state.trainers.values()]
-        warm = self._trainer_steps.warm(states, example, self.planner.microbatches())
-        for (number, trainer), one in zip(state.trainers.items(), warm, strict=True):
-            state = state.with_trainer(number, trainer.replace(state=one))
-        return state
-
-    def _begin(self, state: AdaptiveState, example: PyTree) -> None:
-        """Find the largest microbatch, and compile what does not depend on the trainers' number."""
+        number, trainer = next(iter(state.trainers.items()))
+        example = source(number, 0, 1)
         if self._memory is not None:
             nbytes = self._bytes(state, example)
             self._plan_for(find_cap(nbytes, self._memory, self.policy.start, self.policy.cap))
         self._factors(0, 0, 1.0, 1)
-        self.noise.warm(state.first.state, example)
+        self.noise.warm(trainer.state, example)
         self.trainer_merge.warm(state, self._programs(state))
+        warm = self.engine.warm(trainer.state, example, self.planner.microbatches())
         self._begun = True
+        return state.with_trainer(number, trainer.replace(state=warm))
 
     def _bytes(self, state: AdaptiveState, example: PyTree) -> Callable[[int], int]:
-        """Largest microbatch -> bytes of a device that the trainers of the start need."""
+        """Largest microbatch -> bytes of a device that the trainers of the start need.
+
+        The others wait beside the one that makes its steps.
+        """
+        one = state.first.state
 
         def needed(microbatch: int) -> int:
             self._plan_for(microbatch)
-            given = (state.first.state, example, microbatch, self.trainers.count)
-            return self._trainer_steps.nbytes(*given)
+            waiting = device_bytes(one.replace(counters=None)) * (self.trainers.count - 1)
+            return step_bytes(self.engine, one, example, microbatch) + waiting
 
         return needed
 
@@ -387,8 +373,9 @@ class AdaptiveEngine:
         For a job that is one region of several. Trainers merge, and batches grow, as elsewhere; the
         samples of these steps count as used. The regions' own values stay as they are.
         """
+        state = self.warm(state, source)
         if state.step % self.period == 0:
-            state, _ = self._opened(state, source, None)
+            state, _ = self.trainer_merge.before_round(state, self._programs(state), None)
         plans = {number: self.planner.plan(t.batch) for number, t in state.trainers.items()}
         steps = goal.steps(state, sum(plan.total for plan in plans.values()), self.period)
         when = range(state.step + 1, state.step + steps + 1), self.period, None
@@ -445,3 +432,17 @@ class AdaptiveEngine:
         for i, work_R in enumerate(segment.work_SxR):
             step = segment.start + i + 1
             drive(self.clock, step, segment.events(step), work=work_R)
+
+
+class _OneLoop:
+    """Of trainers on one mesh: they share the engine's loop, and what is due lands by itself."""
+
+    def __init__(self, engine: Engine):
+        self.engine = engine
+
+    def of(self, trainer: int, state: TrainState) -> SyncLoop:
+        del trainer
+        return self.engine.sync_loop(state)
+
+    def landed(self, ran: dict[int, tuple[TrainState, History]]):
+        return ran

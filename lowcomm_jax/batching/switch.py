@@ -106,7 +106,7 @@ def find_cap(nbytes: Callable[[int], int], budget: int, start: int = 1, limit: i
     """Find the largest microbatch whose step fits into a memory budget.
 
     Doubling, then bisection: about 2 log2(cap / start) calls of `nbytes`. Each call compiles a step
-    where `nbytes` asks the compiler (`adaptive.trainer_steps.step_bytes`); none is run.
+    where `nbytes` asks the compiler (`adaptive.step_memory.step_bytes`); none is run.
 
     Args:
       nbytes: microbatch -> bytes of a device; must grow with the microbatch.

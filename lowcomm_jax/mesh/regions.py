@@ -134,10 +134,6 @@ class Regions:
             )
         return problems
 
-    def stacked(self, replicas: int) -> Regions:
-        """`replicas` replicas of every region as regions of their own, region by region."""
-        return dataclasses.replace(self, count=self.count * replicas)
-
     def sharding(self, *spec: str | None) -> NamedSharding:
         return NamedSharding(self.mesh, P(*spec))
 

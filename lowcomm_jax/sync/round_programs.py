@@ -243,21 +243,13 @@ def _inner_programs(config: EngineConfig, step: InnerStep, functions: RoundFunct
         out_shardings=_inner_out(config, step, specs),
         compiler_options=inner_options(config.regions),
     )
-    return block, accumulating_program(config, step, specs)
-
-
-def accumulating_program(
-    config: EngineConfig, step: InnerStep, specs: dict[str, P], replicas: int = 1
-) -> Callable:
-    """`RoundPrograms.microbatch_program`; or over stacked replicas of a region, each `apart`."""
-    regions = config.regions.stacked(replicas)
-    program = make_accumulating_program(step, regions, apart=replicas > 1)
-    return jax.jit(
-        program,
+    accumulating = jax.jit(
+        make_accumulating_program(step, config.regions),
         donate_argnums=0,
         out_shardings=_inner_out(config, step, specs),
-        compiler_options=inner_options(regions),
+        compiler_options=inner_options(config.regions),
     )
+    return block, accumulating
 
 
 def _inner_out(config: EngineConfig, step: InnerStep, specs: dict[str, P]):

@@ -386,15 +386,11 @@ def empty_log(shapes: PyTree, steps: int) -> PyTree:
     return jax.tree.map(lambda s: jnp.zeros((s.shape[0], steps), s.dtype), shapes)
 
 
-def make_accumulating_program(step: InnerStep, regions: Regions, apart: bool = False):
+def make_accumulating_program(step: InnerStep, regions: Regions):
     """Build the program of inner steps of several microbatches each, not yet jitted.
 
     The number of microbatches is a traced bound, so that a growing batch recompiles nothing; only
     another microbatch size makes another program.
-
-    Args:
-      apart: whether stride and n are each region's own, int32 `[R]`, instead of two numbers for
-        all. With `vmap` that costs a few percent.
 
     Returns:
       `block(inner, frozen, batches, region_keys, active, counts_R, stride, n)`, which runs the
@@ -403,7 +399,6 @@ def make_accumulating_program(step: InnerStep, regions: Regions, apart: bool = F
       traced.
       `active` is None or bool `[R, C]` (by step). Its result: (inner, metrics `[R, C]` by step).
     """
-    own = 0 if apart else None
 
     def region_step(inner, frozen, batches, key, moving, first, count):
         def part(i):
@@ -421,8 +416,8 @@ def make_accumulating_program(step: InnerStep, regions: Regions, apart: bool = F
 
         return jax.lax.fori_loop(0, n, body, carry)
 
-    lifted_step = regions.lift(region_step, (0, None, 0, 0, 0, own, 0), callbacks=False)
-    lifted_block = regions.lift_update(region_block, (0, None, 0, 0, 0, 0, own, own))
+    lifted_step = regions.lift(region_step, (0, None, 0, 0, 0, None, 0), callbacks=False)
+    lifted_block = regions.lift_update(region_block, (0, None, 0, 0, 0, 0, None, None))
 
     def block(inner, frozen, batches, region_keys, active, counts_R, stride, n):
         moving = None if active is None else active[:, 0]

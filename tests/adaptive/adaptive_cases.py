@@ -17,7 +17,7 @@ def stream(trainer, start, count, regions=REGIONS):
 
 
 def engine(method, regions=REGIONS, **kwargs):
-    kwargs = {"largest_microbatch": 2, "mesh": MESH, "stack_trainers": True, **kwargs}
+    kwargs = {"largest_microbatch": 2, "mesh": MESH, **kwargs}
     return lc.AdaptiveEngine(loss_fn, optax.sgd(0.02), method, regions, **kwargs)
 
 

@@ -9,7 +9,7 @@ import pytest
 from adaptive.adaptive_cases import PERIOD, engine, same, stream, values
 
 import lowcomm_jax as lc
-from lowcomm_jax.adaptive import trainer_steps
+from lowcomm_jax.adaptive import engine as adaptive
 from lowcomm_jax.batching import find_cap
 
 
@@ -17,54 +17,36 @@ def nbytes(tree):
     return sum(x.nbytes for x in jax.tree.leaves(tree) if isinstance(x, jax.Array))
 
 
-def steps_that_take(monkeypatch, microbatch_bytes):
-    """Let the compiler say that a step of m samples takes so many bytes times m and trainers."""
-
-    def said(engine, state, batch, m, trainers=1):
-        return microbatch_bytes * m * trainers
-
-    monkeypatch.setattr(trainer_steps, "step_bytes", said)
-
-
 def test_memory_decides_the_largest_microbatch(monkeypatch):
-    """Sequential: other trainers wait beside the step. Stacked: all need what they are given."""
-    steps_that_take(monkeypatch, 1000)
+    """The other trainers wait beside the one that makes its steps."""
+    monkeypatch.setattr(adaptive, "step_bytes", lambda engine, state, batch, m: 1000 * m)
     method = lc.methods.adloco(
         PERIOD, 3, 2, "norm", start_batch=2, max_batch=128, microbatches=2, threshold=1.0
     )
-    run = engine(method, stack_trainers=False)
+    run = engine(method)
     state = run.init(oracle.make_params())
     waiting = 2 * nbytes(state.first.state.replace(counters=None))
     needed = run._bytes(state, stream(0, 0, 1))
     assert needed(6) == 6000 + waiting
     assert run.planner.microbatches() == (2, 4, 6) and run.engine.block == 22
     assert find_cap(needed, 9999 + waiting, 2, 128) == 8
-    together = engine(method)
-    needed = together._bytes(state, stream(0, 0, 1))
-    assert needed(6) == 18000
-    # Stacking copies the inner state of all trainers while everything else lies there too.
-    steps_that_take(monkeypatch, 1)
-    inner = state.first.state.inner
-    assert needed(6) == 3 * nbytes((state.first.state.replace(counters=None), inner))
     # A merge does not change it: a run that goes on with two trainers cuts its batches alike.
     fewer = state.replace(trainers={i: state.trainers[i] for i in (0, 1)})
-    assert together._bytes(fewer, stream(0, 0, 1))(6) == needed(6)
+    assert run._bytes(fewer, stream(0, 0, 1))(6) == needed(6)
 
 
-@pytest.mark.parametrize("together", [True, False])
-def test_memory_is_measured_on_the_compiled_step(together):
+def test_memory_is_measured_on_the_compiled_step():
     """What the compiler says of steps of 4 samples is enough for 4, and not for 6."""
     method = lc.methods.adloco(PERIOD, 2, 2, "norm", start_batch=2, max_batch=8, microbatches=2)
-    make = functools.partial(engine, method, stack_trainers=together)
-    plain = make()
+    plain = engine(method)
     state = plain.init(oracle.make_params())
     needed = plain._bytes(state, stream(0, 0, 1))
     four, six = needed(4), needed(6)
     assert four < six
-    found = make(largest_microbatch=None, memory=four)
+    found = engine(method, largest_microbatch=None, memory=four)
     state, _ = found.run(found.init(oracle.make_params()), stream, rounds=1)
     assert found.planner.microbatches()[-1] == 4
-    assert make(largest_microbatch=None, memory=six)._memory == six
+    assert engine(method, largest_microbatch=None, memory=six)._memory == six
 
 
 @pytest.fixture(scope="module")

@@ -258,7 +258,6 @@ def test_everything_wrong_is_listed_at_once():
             reference_batch=0,
             memory=0,
             network="nowhere",
-            stack_trainers="no",
         )
     )
     for part in (
@@ -273,7 +272,6 @@ def test_everything_wrong_is_listed_at_once():
         "microbatches=1: one gradient",
         "accumulate=2",
         "scaling='cube'",
-        "stack_trainers='no'",
         "reference_batch=0",
         "largest_microbatch and memory",
         "network",

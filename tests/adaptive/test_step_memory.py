@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import lowcomm_jax as lc
-from lowcomm_jax.adaptive.trainer_steps import device_bytes, step_bytes
+from lowcomm_jax.adaptive.step_memory import device_bytes, step_bytes
 from lowcomm_jax.batching import find_cap
 
 R, WIDTH, SAMPLE = 2, 64, 16

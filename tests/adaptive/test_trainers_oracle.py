@@ -43,7 +43,6 @@ def engine(inner, policy, trainers, largest_microbatch, **kwargs):
         REGIONS,
         mesh=lc.make_mesh(devices=jax.devices()[:1]),
         largest_microbatch=largest_microbatch,
-        stack_trainers=True,
         **kwargs,
     )
 

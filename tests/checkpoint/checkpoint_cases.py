@@ -118,7 +118,7 @@ def make_engine(name, regions=REGIONS, mesh=None):
     optimizer = rule(optax.linear_schedule(0.02, 0.01, 30))
     if not method.adapts:
         return lc.Engine(loss_on_floats, optimizer, method, regions, **settings)
-    settings |= {"largest_microbatch": 1, "stack_trainers": True}
+    settings |= {"largest_microbatch": 1}
     schedule = optax.linear_schedule(1.0, 0.1, 900)
     return lc.AdaptiveEngine(
         loss_on_floats, optimizer, method, regions, schedule=schedule, scaling="sqrt", **settings

@@ -93,16 +93,16 @@ def assert_same(jobs, together):
                     np.testing.assert_array_equal(x[0], y[region])
 
 
-@pytest.mark.parametrize("regions, stack", [(2, True), (3, False)])
-def test_anchors_batches_and_merges_are_those_of_one_process(regions, stack, between):
+@pytest.mark.parametrize("regions", [2, 3])
+def test_anchors_batches_and_merges_are_those_of_one_process(regions, between):
     runs = [{"rounds": 2}, {"steps": 2}, {"steps": 5}]
     together = train(
-        engine(method(), regions, stack_trainers=stack),
+        engine(method(), regions),
         lambda *given: stream(*given, regions),
         runs,
     )
     kind = exchange.peers if regions == 3 else exchange.store
-    jobs = in_jobs(between, method, regions, runs, kind=kind, stack_trainers=stack)
+    jobs = in_jobs(between, method, regions, runs, kind=kind)
     assert_same(jobs, together)
     assert len(together[-2]) < 3 and max(n[1][0] for n in together[-2].values()) > 1
 

@@ -262,10 +262,8 @@ def test_growing_batches_are_checked_as_a_whole(tmp_path):
         assert part in text, part
     config = base("diloco", period=6)
     config.adaptive.largest_microbatch = 2
-    config.adaptive.stack_trainers = False
     text = refused(config, tmp_path)
     assert "adaptive.largest_microbatch=2 has no effect" in text
-    assert "adaptive.stack_trainers=False has no effect" in text
 
 
 def test_jobs_of_their_own_are_checked_as_a_whole(tmp_path):
