@@ -105,7 +105,7 @@ def answer(config: Mapping[str, Any], workdir: str | Path, console: Console) -> 
         request.fleets.items(), "goodput: fleets", lambda f: f"{f[0][0]:,} chips, {f[0][1]} regions"
     )
     for (chips, regions), fleet in fleets:
-        rows[chips, regions] = plan_goodput(fleet, _methods(request, chips, regions), seed)
+        rows[chips, regions] = plan_goodput(fleet, _methods(request, regions), seed)
     result = {
         "name": request.fields["name"],
         "notes": request.fields["notes"],
@@ -129,7 +129,7 @@ def answer(config: Mapping[str, Any], workdir: str | Path, console: Console) -> 
     return result
 
 
-def _methods(request: GoodputRequest, chips: int, regions: int) -> tuple[str, ...]:
+def _methods(request: GoodputRequest, regions: int) -> tuple[str, ...]:
     """Every method of a fleet of one's own; of the others each where its column is."""
     if request.own:
         return tuple(METHODS)

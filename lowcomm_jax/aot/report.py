@@ -262,7 +262,7 @@ def _read(
         },
         work=work,
         collectives=tuple(moved),
-        replicated=tuple(_replicated(program, found, moved, shape)),
+        replicated=tuple(_replicated(found, moved, shape)),
         compile_seconds=found.seconds,
     )
 
@@ -283,7 +283,7 @@ def _played(
 
 
 def _replicated(
-    program: Program, found: CompiledProgram, moved: list[Collective], shape: Mapping[str, int]
+    found: CompiledProgram, moved: list[Collective], shape: Mapping[str, int]
 ) -> list[Replicated]:
     """Arguments that lie whole along an axis, and results of collectives that do.
 

@@ -130,7 +130,6 @@ class PlanRow:
         memory: bytes of one device.
         loss: expected loss, by the law alone and with penalties.
         penalty_nats: published penalty of the setting beside H = 30, None = unknown.
-        penalty_label: confidence and source of the penalty.
         warnings: what makes the method wait, with the smallest change that ends it.
         requests: those of an independent learner to its store; None = the method has no store.
     """
@@ -150,7 +149,6 @@ class PlanRow:
     memory: MemoryPlan
     loss: ExpectedLoss
     penalty_nats: float | None
-    penalty_label: str
     warnings: tuple[str, ...]
     requests: StoreRequests | None = None
 
@@ -336,7 +334,6 @@ def _row(method: PlanMethod, work: Workload, baseline: float) -> PlanRow:
         memory=_memory(method, work, payload),
         loss=expected_loss(method, work.model.size, work.network.size, work.tokens),
         penalty_nats=penalty.nats,
-        penalty_label=f"{penalty.confidence}: {penalty.source}",
         warnings=tuple(never_catches_up(method, work)),
         requests=store_requests(method, work),
     )

@@ -98,7 +98,7 @@ def _method_problems(method: Method) -> list[str]:
     if method.channels:
         refuse("channels exchange inside the inner steps' program", "use exchange='mesh'")
     if isinstance(schedule, Learners):
-        found += _learner_problems(method, schedule)
+        found += _learner_problems(schedule)
     elif isinstance(schedule, TwoLevels):
         refuse("local servers are simulated only", "use exchange='mesh'")
     elif isinstance(schedule, Arrivals) != (method.base == "received"):
@@ -155,7 +155,7 @@ def memory_problems(name: str, value: Any) -> list[str]:
     return [f"{name}={value}: regions between jobs could plan different batches; {fix}"]
 
 
-def _learner_problems(method: Method, schedule: Learners) -> list[str]:
+def _learner_problems(schedule: Learners) -> list[str]:
     """Settings of independent learners that cannot be where each is a job."""
     found = [
         f"{name}={value}: between jobs learners are as fast, and as often away, as they are; leave "

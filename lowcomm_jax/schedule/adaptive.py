@@ -154,18 +154,6 @@ class Adaptive(Schedule):
         rate = rates()
         return (max(ready, key=lambda p: (rate[p], -counters.last_sent[p], -p)),)
 
-    def longest_wait(self) -> int:
-        """Upper bound on the steps between two sends of a fragment: ceil(H/h) h + (K-1) h.
-
-        Holds for every tau < H: an overdue fragment was sent H steps ago, so it has landed. Where
-        N is measured, the bound is that of the widest slots, N = K, and the h behind a change.
-        """
-        if self.measured:
-            h = self._spacing(self.fragments)
-            return -(-self.period // h) * h + self.fragments * h
-        h = self.spacing
-        return -(-self.period // h) * h + (self.fragments - 1) * h
-
     def violations(self, regions: int) -> list[str]:
         problems = common_violations(self, regions, "overlap")
         whole = self.syncs is None or np.issubdtype(np.asarray(self.syncs).dtype, np.integer)
