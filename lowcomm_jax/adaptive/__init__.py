@@ -5,7 +5,6 @@ In: a method with a batch policy (`batching`), trainers, or both, and a source o
 `lc.Engine`, an `AdaptiveState` and an `AdaptiveHistory`.
 
 - `noise_measurement`: measures a trainer's gradient noise and decides its next batch;
-- `plans`: from a requested batch to microbatches of every region;
 - `step_memory`: what a step needs on a device, by the compiler;
 - `trainer_merge`: which trainers merge, and the merged state;
 - `job_trainers`: trainers of a job that is one region of several, and what regions agree on;

@@ -33,11 +33,10 @@ from lowcomm_jax.adaptive.lr_scaling import (
     set_lr_scale,
 )
 from lowcomm_jax.adaptive.noise_measurement import Measurement, NoiseMeasurement, Probe
-from lowcomm_jax.adaptive.plans import Planner, StepPlan
 from lowcomm_jax.adaptive.state import AdaptiveState, Trainer
 from lowcomm_jax.adaptive.step_memory import device_bytes, step_bytes
 from lowcomm_jax.adaptive.trainer_merge import TrainerMerge
-from lowcomm_jax.batching import BatchPolicy, Switch, find_cap
+from lowcomm_jax.batching import BatchPolicy, Plan, Switch, find_cap
 from lowcomm_jax.batching.trainers import Trainers
 from lowcomm_jax.engine import Engine, Participants
 from lowcomm_jax.history import History
@@ -95,7 +94,7 @@ class AdaptiveEngine:
     reference_batch: int
     trainer_merge: TrainerMerge
     probe: Probe | None
-    planner: Planner
+    switch: Switch
     noise: NoiseMeasurement
 
     def __init__(
@@ -150,15 +149,15 @@ class AdaptiveEngine:
         self._memory, self._block, self._begun = memory, plain.block, False
         self._loops = _OneLoop(plain) if self._jobs is None else self._jobs
         self._plan_for(largest_microbatch or self.policy.cap)
-        checks.refuse(microbatch_problems(plain.config, self.planner.microbatches()))
+        checks.refuse(microbatch_problems(plain.config, self.switch.buckets()))
 
     def _plan_for(self, largest_microbatch: int) -> None:
         """Plan for a largest microbatch; the staged buffer must hold the longest step."""
         cap = min(largest_microbatch, self.policy.cap)
-        switch = Switch(cap, self.policy.start, self.trainers.threshold)
-        self.planner = Planner(switch, self.policy, self._total)
-        self.engine.block = max(self._block, self.planner.most())
-        given = self.policy, self.probe, self.planner.microbatches()
+        start, shares = self.policy.start, self.policy.shares
+        self.switch = Switch(cap, start, self.trainers.threshold, shares, self._total)
+        self.engine.block = max(self._block, self.switch.most(self.policy.cap))
+        given = self.policy, self.probe, self.switch.buckets()
         self.noise = NoiseMeasurement(*given)
         if self._jobs is not None:
             self.noise = JobNoise(*given, self._jobs)
@@ -226,7 +225,7 @@ class AdaptiveEngine:
         if opening:
             given = state, self._programs(state), evaluate
             state, merges = self.trainer_merge.before_round(*given)
-        plans = {number: self.planner.plan(t.batch) for number, t in state.trainers.items()}
+        plans = {number: self.switch.plan(t.batch) for number, t in state.trainers.items()}
         per_step = sum(plan.total for plan in plans.values())
         start, n, shares = state.step, goal.steps(state, per_step, self.period), {}
         mask_R = participants and participants((start // self.period + 1) * self.period)
@@ -273,10 +272,10 @@ class AdaptiveEngine:
             seen[number] = self.noise.start(trainer, plan, draw, mask_R)
         return seen
 
-    def _scale_of(self, plan: StepPlan) -> float:
+    def _scale_of(self, plan: Plan) -> float:
         return self._scale(plan.total / self._total / self.reference_batch)
 
-    def _batches(self, source: Source, number: int, used_R: np.ndarray, plan: StepPlan, n: int):
+    def _batches(self, source: Source, number: int, used_R: np.ndarray, plan: Plan, n: int):
         read = plan.of(self._here).read
         for k in range(n):
             yield self._draw(source, number, used_R + k * plan.samples_R, read)
@@ -302,7 +301,7 @@ class AdaptiveEngine:
         self._factors(0, 0, 1.0, 1)
         self.noise.warm(trainer.state, example)
         self.trainer_merge.warm(state, self._programs(state))
-        warm = self.engine.warm(trainer.state, example, self.planner.microbatches())
+        warm = self.engine.warm(trainer.state, example, self.switch.buckets())
         self._begun = True
         return state.with_trainer(number, trainer.replace(state=warm))
 
@@ -333,7 +332,7 @@ class AdaptiveEngine:
             ended, found = finish(self._loops.of(number, trainer.state), trainer.state)
             trainer = trainer.replace(state=ended)
             if within:
-                trainer = self.noise.at_the_end(number, trainer, self.planner.plan(trainer.batch))
+                trainer = self.noise.at_the_end(number, trainer, self.switch.plan(trainer.batch))
             state = state.with_trainer(number, trainer)
             events += [TrainerEvent.of(event, number) for event in found]
         if self.clock is not None:
@@ -376,7 +375,7 @@ class AdaptiveEngine:
         state = self.warm(state, source)
         if state.step % self.period == 0:
             state, _ = self.trainer_merge.before_round(state, self._programs(state), None)
-        plans = {number: self.planner.plan(t.batch) for number, t in state.trainers.items()}
+        plans = {number: self.switch.plan(t.batch) for number, t in state.trainers.items()}
         steps = goal.steps(state, sum(plan.total for plan in plans.values()), self.period)
         when = range(state.step + 1, state.step + steps + 1), self.period, None
         state = self._jobs.passed(state, steps)

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from lowcomm_jax.adaptive.plans import StepPlan
 from lowcomm_jax.adaptive.trainer_merge import TriedMerge
+from lowcomm_jax.batching import Plan
 from lowcomm_jax.history import Event, History, NamedMetrics, common_names
 
 
@@ -37,7 +37,7 @@ class Share:
     """
 
     history: History
-    plan: StepPlan
+    plan: Plan
     rate: Callable[[], np.ndarray]
     exchanges: list[Event]
 

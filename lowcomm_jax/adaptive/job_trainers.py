@@ -14,9 +14,8 @@ import jax
 import numpy as np
 
 from lowcomm_jax.adaptive.noise_measurement import SCALARS, Measurement, NoiseMeasurement
-from lowcomm_jax.adaptive.plans import StepPlan
 from lowcomm_jax.adaptive.state import AdaptiveState, Trainer
-from lowcomm_jax.batching import pooled
+from lowcomm_jax.batching import Plan, pooled
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.history import Event, History
 from lowcomm_jax.runtime.state_transfer import State, shared_state
@@ -136,7 +135,7 @@ class JobNoise(NoiseMeasurement):
         number: int,
         trainer: Trainer,
         seen: Measurement | None,
-        plan: StepPlan,
+        plan: Plan,
         steps: range,
         period: int,
         mask_R: np.ndarray | None,
@@ -156,7 +155,7 @@ class JobNoise(NoiseMeasurement):
         found = pooled(values_N, scope, count, self.size(plan), counted_N)
         return *self.decide(trainer, found), []
 
-    def at_the_end(self, number: int, trainer: Trainer, plan: StepPlan) -> Trainer:
+    def at_the_end(self, number: int, trainer: Trainer, plan: Plan) -> Trainer:
         """As on the mesh, where a round's decision is known at its first step."""
         whole = range(1, 2), 1, None
         return self.conclude(number, trainer, None, plan, *whole)[0]

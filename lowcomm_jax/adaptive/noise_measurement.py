@@ -25,9 +25,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lowcomm_jax.adaptive.plans import StepPlan
 from lowcomm_jax.adaptive.state import Trainer
-from lowcomm_jax.batching import BatchPolicy, Scope, Statistics, pooled
+from lowcomm_jax.batching import BatchPolicy, Plan, Scope, Statistics, pooled
 from lowcomm_jax.engine import Engine, participants_mask
 from lowcomm_jax.exchange import Traffic, all_gather, two_shot
 from lowcomm_jax.history import Event, readable
@@ -57,7 +56,7 @@ class NoiseMeasurement:
     probe: Probe | None
     sizes: tuple[int, ...]
 
-    def size(self, plan: StepPlan) -> int:
+    def size(self, plan: Plan) -> int:
         """Samples of a measured microbatch: all of them together are about one step's."""
         fitting = [size for size in self.sizes if size * self.probe.count <= plan.read]
         return max(fitting, default=self.sizes[0])
@@ -70,7 +69,7 @@ class NoiseMeasurement:
     def start(
         self,
         trainer: Trainer,
-        plan: StepPlan,
+        plan: Plan,
         draw: Callable[[int], PyTree],
         mask_R: np.ndarray | None,
     ) -> Measurement | None:
@@ -86,7 +85,7 @@ class NoiseMeasurement:
         batch = draw(size * self.probe.count)
         return self.probe.measure(trainer.state, batch, size, mask_R)
 
-    def work(self, plan: StepPlan) -> int:
+    def work(self, plan: Plan) -> int:
         """Samples a region passes through the model for a measurement under this plan."""
         return 0 if self.probe is None else self.probe.samples(self.size(plan))
 
@@ -98,7 +97,7 @@ class NoiseMeasurement:
         number: int,
         trainer: Trainer,
         seen: Measurement | None,
-        plan: StepPlan,
+        plan: Plan,
         steps: range,
         period: int,
         mask_R: np.ndarray | None,
@@ -120,7 +119,7 @@ class NoiseMeasurement:
             trainer, look = self.decide(trainer, seen.statistics())
         return trainer, look, events
 
-    def at_the_end(self, number: int, trainer: Trainer, plan: StepPlan) -> Trainer:
+    def at_the_end(self, number: int, trainer: Trainer, plan: Plan) -> Trainer:
         """The trainer after the last synchronisation of a run that ends inside a round."""
         del number, plan
         return trainer

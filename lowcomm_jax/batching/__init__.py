@@ -9,7 +9,7 @@ measures and trains; this one decides.
 from lowcomm_jax.batching.adaptive import Adaptive, AugmentedTest, InnerProductTest, NormTest
 from lowcomm_jax.batching.base import BatchPolicy, Fixed
 from lowcomm_jax.batching.statistics import Scope, Statistics, pooled
-from lowcomm_jax.batching.switch import Plan, Switch, counts, find_cap
+from lowcomm_jax.batching.switch import Plan, Switch, find_cap
 
 __all__ = [
     "Adaptive",
@@ -22,7 +22,6 @@ __all__ = [
     "Scope",
     "Statistics",
     "Switch",
-    "counts",
     "find_cap",
     "pooled",
 ]

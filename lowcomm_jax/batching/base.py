@@ -19,7 +19,7 @@ class BatchPolicy(Protocol):
     Attributes:
       start: samples of a region's first steps.
       cap: most samples of a step; None = no limit.
-      shares: R positive numbers, how the regions share a step; None = equally (`switch.counts`).
+      shares: R positive numbers, how the regions share a step; None = equally (`Switch`).
       microbatches: gradients that each region measures per decision; 0 where nothing is measured.
       scope: the mean that deviations are measured from, see `Statistics`.
     """

@@ -1,8 +1,8 @@
 """Turns the batch a policy asks for into microbatches that fit into memory (AdLoCo's switch mode).
 
 In: a requested batch, samples a region and step. Out: a `Plan`, the microbatch and how many of them
-a step accumulates; `counts` gives each region of uneven hardware its number of microbatches.
-`find_cap` finds the largest microbatch for a memory budget.
+a step of each region accumulates; regions of uneven hardware may have different numbers. `find_cap`
+finds the largest microbatch for a memory budget.
 
 Below the cap the microbatch grows in buckets, each of which compiles once. Requests between the cap
 and n caps are cut to the cap, since two or three accumulated microbatches would cost as much time
@@ -23,35 +23,57 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How a region makes a step.
+    """An inner step.
 
     Attributes:
+      batch: samples per region that were asked for.
       microbatch: samples in memory at once.
-      accumulate: microbatches of a step, whose gradients are averaged.
+      counts_R: microbatches of every region, whose gradients are averaged.
     """
 
+    batch: int
     microbatch: int
-    accumulate: int
+    counts_R: tuple[int, ...]
 
     @property
-    def samples(self) -> int:
-        """Samples of a region's step; other than requested, where the plan rounds or cuts."""
-        return self.microbatch * self.accumulate
+    def samples_R(self) -> np.ndarray:
+        """Samples of every region, int64 `[R]`; not as asked for, where a plan rounds or cuts."""
+        return np.asarray(self.counts_R, np.int64) * self.microbatch
+
+    @property
+    def read(self) -> int:
+        """Samples of a region that are read: those of the region that takes the most."""
+        return max(self.counts_R) * self.microbatch
+
+    @property
+    def total(self) -> int:
+        """Samples of all regions."""
+        return sum(self.counts_R) * self.microbatch
+
+    def of(self, regions: Sequence[int]) -> Plan:
+        """The step of these regions."""
+        return dataclasses.replace(self, counts_R=tuple(self.counts_R[r] for r in regions))
 
 
 @dataclasses.dataclass(frozen=True)
 class Switch:
-    """Plans a region's steps.
+    """Plans inner steps; a pure function of the requested batch, the same in every region.
 
     Attributes:
       cap: largest microbatch that fits into memory (`find_cap`).
       start: smallest microbatch; the buckets are its doublings below the cap, and the cap.
       threshold: n >= 1; requests above n caps are accumulated.
+      shares: R positive numbers in any unit, how regions of uneven hardware share a step; None =
+        equally. They are rounded to whole microbatches, at least 1, so that a step of one
+        microbatch a region cannot be shared unevenly.
+      regions: R.
     """
 
     cap: int
     start: int = 1
     threshold: float = 2.0
+    shares: Sequence[float] | None = None
+    regions: int = 1
 
     def violations(self) -> list[str]:
         """Settings that cannot work, one line with its fix each."""
@@ -81,25 +103,20 @@ class Switch:
     def plan(self, requested: int) -> Plan:
         """Plan steps for a requested batch (samples a region and step)."""
         if requested > self.threshold * self.cap:
-            return Plan(self.cap, math.ceil(requested / self.cap))
-        return Plan(min(b for b in self.buckets() if b >= min(requested, self.cap)), 1)
+            return Plan(requested, self.cap, self._counts(math.ceil(requested / self.cap)))
+        bucket = min(b for b in self.buckets() if b >= min(requested, self.cap))
+        return Plan(requested, bucket, self._counts(1))
 
+    def most(self, requested: int) -> int:
+        """Most microbatches of a region's step, of all batches up to this one."""
+        return max(self._counts(math.ceil(requested / self.cap)))
 
-def counts(accumulate: int, shares: Sequence[float] | None, regions: int) -> tuple[int, ...]:
-    """Microbatches of each region's step, where regions of uneven hardware share a step.
-
-    Shares are rounded to whole microbatches, at least 1, so that a step of one microbatch a region
-    cannot be shared unevenly.
-
-    Args:
-      accumulate: microbatches of a region's step, on average over regions.
-      shares: R positive numbers in any unit; None = equal.
-      regions: R.
-    """
-    if shares is None:
-        return (accumulate,) * regions
-    part_R = np.asarray(shares, np.float64) / np.sum(np.asarray(shares, np.float64))
-    return tuple(max(1, round(float(x))) for x in part_R * accumulate * regions)
+    def _counts(self, accumulate: int) -> tuple[int, ...]:
+        """Microbatches of each region's step, of so many on average."""
+        if self.shares is None:
+            return (accumulate,) * self.regions
+        part_R = np.asarray(self.shares, np.float64) / np.sum(np.asarray(self.shares, np.float64))
+        return tuple(max(1, round(float(x))) for x in part_R * accumulate * self.regions)
 
 
 def find_cap(nbytes: Callable[[int], int], budget: int, start: int = 1, limit: int = 65536) -> int:

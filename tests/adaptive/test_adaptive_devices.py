@@ -28,7 +28,7 @@ def test_memory_decides_the_largest_microbatch(monkeypatch):
     waiting = 2 * nbytes(state.first.state.replace(counters=None))
     needed = run._bytes(state, stream(0, 0, 1))
     assert needed(6) == 6000 + waiting
-    assert run.planner.microbatches() == (2, 4, 6) and run.engine.block == 22
+    assert run.switch.buckets() == (2, 4, 6) and run.engine.block == 22
     assert find_cap(needed, 9999 + waiting, 2, 128) == 8
     # A merge does not change it: a run that goes on with two trainers cuts its batches alike.
     fewer = state.replace(trainers={i: state.trainers[i] for i in (0, 1)})
@@ -45,7 +45,7 @@ def test_memory_is_measured_on_the_compiled_step():
     assert four < six
     found = engine(method, largest_microbatch=None, memory=four)
     state, _ = found.run(found.init(oracle.make_params()), stream, rounds=1)
-    assert found.planner.microbatches()[-1] == 4
+    assert found.switch.buckets()[-1] == 4
     assert engine(method, largest_microbatch=None, memory=six)._memory == six
 
 

@@ -173,7 +173,7 @@ def test_a_run_is_measured_in_rounds_steps_or_samples(fresh):
     state, _ = fresh.run(state, stream, rounds=1)  # the one that is under way
     assert state.step == 3
     used = state.samples
-    together = REGIONS * sum(fresh.planner.plan(b).samples_R[0] for b in state.requests.values())
+    together = REGIONS * sum(fresh.switch.plan(b).samples_R[0] for b in state.requests.values())
     state, history = fresh.run(state, stream, samples=together + 1)
     assert len(history) == 2 and state.samples == used + 2 * together  # whole steps
     # Of several the first that is reached.

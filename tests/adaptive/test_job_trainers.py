@@ -13,9 +13,8 @@ import lowcomm_jax as lc
 from lowcomm_jax import exchange
 from lowcomm_jax.adaptive.checks import Goal
 from lowcomm_jax.adaptive.job_trainers import NOTHING, JobNoise, given
-from lowcomm_jax.adaptive.plans import StepPlan
 from lowcomm_jax.adaptive.state import Trainer
-from lowcomm_jax.batching import Fixed, NormTest, pooled
+from lowcomm_jax.batching import Fixed, NormTest, Plan, pooled
 from lowcomm_jax.checkpoint import Checkpoints
 from lowcomm_jax.recovery import rejoin_trainers
 from lowcomm_jax.recovery.rejoin_trainers import install_trainers
@@ -23,7 +22,7 @@ from lowcomm_jax.runtime.errors import Rejected
 
 POLICY = NormTest(start=2, cap=64, microbatches=2, smoothing=0.0)
 MEASURED = {"gbar2": [1.0, 4.0, 9.0], "spread": [8.0, 2.0, 5.0], "along": [3.0, 1.0, 0.5]}
-PLAN = StepPlan(2, 1, (2, 2, 2))
+PLAN = Plan(2, 1, (2, 2, 2))
 NOISE = SimpleNamespace(count=2, scope="within")
 
 

@@ -15,7 +15,6 @@ from lowcomm_jax.batching import (
     InnerProductTest,
     NormTest,
     Statistics,
-    counts,
     pooled,
 )
 
@@ -137,12 +136,6 @@ def test_a_fixed_batch_stays():
     assert policy.decide(policy.init(), STATS, 6) == ({}, 6)
     assert not policy.adapts and NormTest(start=1, cap=None).adapts
     assert all(isinstance(p, BatchPolicy) for p in (policy, NormTest(start=1, cap=None)))
-
-
-def test_uneven_regions_share_whole_microbatches():
-    assert counts(4, None, 3) == (4, 4, 4)
-    assert counts(4, (1, 2, 5), 3) == (2, 3, 8)  # 12 microbatches: 1.5, 3, 7.5
-    assert counts(1, (1.0, 9.0), 2) == (1, 2)
 
 
 def test_bad_settings_are_named_together():

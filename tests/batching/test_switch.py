@@ -12,9 +12,10 @@ def test_plans_below_at_and_above_the_cap():
     assert switch.buckets() == (2, 4, 8, 16, 24)
     plans = {1: (2, 1), 2: (2, 1), 3: (4, 1), 16: (16, 1), 17: (24, 1), 24: (24, 1)}
     plans |= {25: (24, 1), 48: (24, 1), 49: (24, 3), 72: (24, 3), 73: (24, 4)}
-    assert {b: switch.plan(b) for b in plans} == {b: Plan(*p) for b, p in plans.items()}
+    for b, (microbatch, count) in plans.items():
+        assert switch.plan(b) == Plan(b, microbatch, (count,))
     eager = Switch(cap=24, start=2, threshold=1)
-    assert eager.plan(25) == Plan(24, 2)
+    assert eager.plan(25) == Plan(25, 24, (2,))
 
 
 def test_memory_is_bounded_and_samples_are_what_was_asked_for():
@@ -23,13 +24,22 @@ def test_memory_is_bounded_and_samples_are_what_was_asked_for():
     for b in range(1, 200):
         plan = switch.plan(b)
         assert plan.microbatch <= 12 and plan.microbatch in switch.buckets()
-        assert plan.samples == plan.microbatch * plan.accumulate
         if b > 24:
-            assert b <= plan.samples < b + 12
+            assert b <= plan.total < b + 12
         elif b <= 12:
-            assert b <= plan.samples < 2 * max(b, 3)
+            assert b <= plan.total < 2 * max(b, 3)
         else:
-            assert plan.samples == 12
+            assert plan.total == 12
+
+
+def test_uneven_regions_share_whole_microbatches():
+    def counts(accumulate, shares, regions):
+        return Switch(2, 2, 1.0, shares, regions).plan(2 * accumulate).counts_R
+
+    assert counts(4, None, 3) == (4, 4, 4)
+    assert counts(4, (1, 2, 5), 3) == (2, 3, 8)  # 12 microbatches: 1.5, 3, 7.5
+    assert counts(1, (1.0, 9.0), 2) == (1, 2)
+    assert Switch(2, 2, 1.0, (1, 2, 5), 3).most(8) == 8
 
 
 def test_bad_switches_are_refused():
