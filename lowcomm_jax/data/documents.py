@@ -13,7 +13,6 @@ import numpy as np
 from lowcomm_jax.data.cache import open_or_build
 from lowcomm_jax.data.corpora.base import Corpus, Unreadable, fingerprint_of
 
-_FORMAT = 3
 _NAMED = 20  # of what is left out, the first ones are named
 _TELL_SECONDS = 0.25
 T = TypeVar("T")
@@ -90,7 +89,7 @@ def materialise(
     Raises:
         ValueError: the corpus has no documents.
     """
-    name = f"documents/{fingerprint_of(_FORMAT, corpus.fingerprint(), limit)[:32]}"
+    name = f"documents/{fingerprint_of(corpus.fingerprint(), limit)[:32]}"
     path = open_or_build(cache, name, lambda folder: _write(corpus, limit, folder, progress))
     head = json.loads((path / "head.json").read_text())
     return Documents(

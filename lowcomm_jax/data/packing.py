@@ -24,7 +24,6 @@ from lowcomm_jax.data.corpora.base import fingerprint_of
 from lowcomm_jax.data.documents import Documents, Progress, counted
 from lowcomm_jax.data.tokenizers import Tokenizer
 
-_FORMAT = 1
 _BATCH_BYTES = 4 << 20
 
 
@@ -50,7 +49,7 @@ def tokenise(
     documents: Documents, tokenizer: Tokenizer, cache: Path, progress: Progress | None = None
 ) -> Tokens:
     """Encode all documents into `cache`, or find them there by corpus and tokenizer digest."""
-    name = f"tokens/{fingerprint_of(_FORMAT, documents.digest, tokenizer.digest)[:32]}"
+    name = f"tokens/{fingerprint_of(documents.digest, tokenizer.digest)[:32]}"
     dtype = np.uint16 if tokenizer.size <= 1 << 16 else np.uint32
 
     def build(folder: Path) -> None:
