@@ -19,6 +19,8 @@ import yaml
 from absl import flags
 from ml_collections import config_flags
 
+from lowcomm_jax.refused import Refused
+
 EXIT_REFUSED = 2
 _CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 # Fields that tell a command's config from those of the others.
@@ -62,14 +64,14 @@ def problems_of(build: Callable[[], Any], prefix: str = "") -> tuple[Any, list[s
       prefix: put before each problem.
 
     Returns:
-      (its result, []) or (None, one line for each item of the error's list).
+      (its result, []) or (None, its lines where it is `Refused`, else its text as one line).
     """
     try:
         return build(), []
+    except Refused as error:
+        return None, [prefix + line for line in error.lines]
     except (ValueError, TypeError) as error:
-        lines = [line.strip() for line in str(error).splitlines()]
-        items = [line[2:] for line in lines if line.startswith("- ")]
-        return None, [prefix + item for item in items or [" ".join(lines)]]
+        return None, [prefix + " ".join(map(str.strip, str(error).splitlines()))]
 
 
 def refuse_any(problems: Sequence[str], title: str = "cannot start") -> None:

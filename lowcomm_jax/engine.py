@@ -28,6 +28,7 @@ from lowcomm_jax.methods.base import Method
 from lowcomm_jax.network import VirtualClock, drive, follow
 from lowcomm_jax.params.layout import Roles, make_layout
 from lowcomm_jax.params.sharding import SpecFn
+from lowcomm_jax.refused import refuse
 from lowcomm_jax.runtime.checks import exchange_problems
 from lowcomm_jax.runtime.connect import JobExchange
 from lowcomm_jax.runtime.job_delivery import JobDelivery
@@ -177,8 +178,7 @@ class Engine:
         problems += concurrent_problems(concurrent_exchange, method, self.regions, separate)
         problems += mode_problems(method, self.regions, separate, counts, offload, hops, loss_fn)
         problems += call_problems(method, loss_fn)
-        if problems:
-            raise ValueError("these settings cannot work:\n- " + "\n- ".join(problems))
+        refuse("these settings cannot work", problems)
         self.delivery: JobDelivery | None = None
         if separate:
             kind = {"shared": method.anchors == "shared", "in_groups": method.topology is not None}

@@ -30,7 +30,7 @@ CALL = re.compile(
     rf"(?<![\w.\]])[A-Za-z_][\w.{PLACE}]*\({INSIDE}+\)(?:\.\w+\(\))*|`[^`]*[^=!<>]=[^=][^`]*`"
 )
 # Words of English and of mathematics, and patterns.
-NO_CODE = {"document(s)", "violation(s)", "microbatch(es)", "L(N, M)", "log(low,high)"}
+NO_CODE = {"document(s)", "microbatch(es)", "L(N, M)", "log(low,high)"}
 NO_CODE |= {r"n((?:\d+ .*\n)*)"}
 # Written by us into a file, or a page that the evidence is in; not said to a user.
 LEFT_OUT = (

@@ -7,20 +7,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from experiments.plan.model import PlanModel, read_model
-from lowcomm_jax.network.errors import (
-    above_zero,
-    collect,
-    is_unknown,
-    not_negative,
-    raise_all,
-    whole,
-)
 from lowcomm_jax.network.links import Network
 from lowcomm_jax.network.parse import parse
 from lowcomm_jax.planner import reproduction
 from lowcomm_jax.planner.expected_loss import TOKENS_PER_PARAM
 from lowcomm_jax.planner.methods import PlanMethod, plan_method
 from lowcomm_jax.planner.plan import Workload, mesh_violations, network_violations
+from lowcomm_jax.refused import above_zero, collect, is_unknown, not_negative, refuse, whole
 
 COMPARISONS: dict[str, Callable[[], list[reproduction.PublishedFigure]]] = {
     "": list,
@@ -79,10 +72,10 @@ def read(config: Mapping[str, Any]) -> PlanRequest:
       config: plain mapping; a field that is None takes its default.
 
     Raises:
-      ViolationsError: everything that is wrong.
+      Refused: everything that is wrong.
     """
     if "chip_mtbf_hours" in config:
-        raise_all("plan config", ["this config says what fails: add --goodput"])
+        refuse("plan config", ["this config says what fails: add --goodput"])
     fields = {**DEFAULTS, **{k: v for k, v in config.items() if v is not None}}
     known = sorted((*NEEDED, *DEFAULTS))
     unknown = sorted(set(config) - set(known), key=str)
@@ -101,7 +94,7 @@ def read(config: Mapping[str, Any]) -> PlanRequest:
     methods = _methods(fields["methods"], layers, found) if "methods" in fields else ()
     if fields["compile"] is True and model is not None and not wrong_mesh:
         found += _compile_violations(fields, model, network)
-    raise_all("plan config", found + wrong_mesh)
+    refuse("plan config", found + wrong_mesh)
     return PlanRequest(fields, _workload(fields, model, network), methods, model)
 
 

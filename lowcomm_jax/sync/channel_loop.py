@@ -18,6 +18,7 @@ from lowcomm_jax.channels.source import PARAMS, find_source
 from lowcomm_jax.compression import route
 from lowcomm_jax.exchange import MeshExchange, Traffic
 from lowcomm_jax.history import ChannelEvent, Event
+from lowcomm_jax.refused import refuse
 from lowcomm_jax.state.channel_flights import left_by
 from lowcomm_jax.state.train_state import TrainState, flight_key, with_taken_over
 from lowcomm_jax.sync.channel_exchange import ChannelExchange, make_channel_program
@@ -87,8 +88,7 @@ def build_channels(
             f"leaves of role 'average' travel with pseudo-gradients, which {method.name} does not "
             "send: give them the role 'local'"
         )
-    if problems:
-        raise ValueError("these channels cannot work:\n- " + "\n- ".join(problems))
+    refuse("these channels cannot work", problems)
     *exchanges, end = exchanges
     inner, by_region = inner_out
     program = jax.jit(

@@ -17,7 +17,7 @@ from lowcomm_jax.exchange import GroupExchange
 from lowcomm_jax.mesh.regions import Regions
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.network import VirtualClock, parse
-from lowcomm_jax.network.errors import ViolationsError
+from lowcomm_jax.refused import Refused, refuse
 from lowcomm_jax.sync.round_functions import OutlierGuard
 from lowcomm_jax.sync.round_programs import EngineConfig
 from lowcomm_jax.train.batch_blocks import MicrobatchCut
@@ -195,7 +195,7 @@ def virtual_clock(network: Any, regions: int, seed: int) -> tuple[VirtualClock |
         return None, []
     try:
         links = parse(network)
-    except ViolationsError as error:
+    except Refused as error:
         return None, [f"network: {line}" for line in error.lines]
     except ValueError as error:
         return None, [f"network: {error}"]
@@ -228,8 +228,7 @@ def microbatch_cut(
 
 def refuse_microbatches(problems: Sequence[str]) -> None:
     """Raise one error that lists them all, if there are any."""
-    if problems:
-        raise ValueError("these microbatches cannot work:\n- " + "\n- ".join(problems))
+    refuse("these microbatches cannot work", problems)
 
 
 def microbatch_problems(config: EngineConfig, sizes: Sequence[int]) -> list[str]:

@@ -30,6 +30,7 @@ from lowcomm_jax.network.collectives import store_seconds
 from lowcomm_jax.params.fragments import Fragments, partition
 from lowcomm_jax.params.layout import Layout
 from lowcomm_jax.params.sharding import SpecFn, fsdp_specs, leaf_shardings, optimizer_shardings
+from lowcomm_jax.refused import Refused, refuse
 from lowcomm_jax.schedule import Learners, Timing
 from lowcomm_jax.state.train_state import Inner
 from lowcomm_jax.sync.channel_loop import ChannelPrograms, build_channels
@@ -156,7 +157,7 @@ def build(config: EngineConfig, layout: Layout) -> RoundPrograms:
     unfit, gives_loss = optimizer_problems(config.inner, like, method)
     unfit = unfit or moment_problems(config.inner, like, method, gives_loss)
     if problems := part_problems(method, cut, config.total, config.stacked) + unfit:
-        raise ValueError(f"parts of {method.name} cannot work:\n- " + "\n- ".join(problems))
+        raise Refused(f"parts of {method.name} cannot work", problems)
     likes = [cut.like(p) for p in range(len(cut))]
     check_increments(method, likes[0])
     warn_of_whole(method, likes)
@@ -307,8 +308,7 @@ def settled(method: Method, exchange: MeshExchange, cut: Fragments, config: Engi
 
     schedule = method.schedule.settle(Timing(step_seconds(network), seconds))
     problems = schedule.violations(config.total)
-    if problems:
-        raise ValueError("this network and method do not fit:\n- " + "\n- ".join(problems))
+    refuse("this network and method do not fit", problems)
     return dataclasses.replace(method, schedule=schedule)
 
 
