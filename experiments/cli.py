@@ -239,7 +239,7 @@ def load_config(
     # Fields of all runs last: another override may say which config they are of.
     overrides = sorted(overrides, key=lambda change: change[0].startswith("common."))
     problems = [_override_any(config, *change) for change in overrides]
-    return config, [problem for problem in problems if problem] + _nul_problems(config)
+    return config, [problem for problem in problems if problem]
 
 
 def refuse_foreign(config: Mapping[str, Any], path: str, command: str) -> None:
@@ -273,17 +273,6 @@ def refuse_incomplete(config: Mapping[str, Any], whole: Mapping[str, Any], maker
     lacks = [name for name in whole if name not in config]
     if lacks:
         raise RefusedError([f"the config has no {', '.join(lacks)}: make it with {maker}"])
-
-
-def _nul_problems(config: Mapping[str, Any]) -> list[str]:
-    """Fields whose text has a NUL byte, which no name of a file may have."""
-    config = ml_collections.ConfigDict(config)
-    named = {name: _at(config, name) for name in fields(config)}
-    return [
-        f"{name}={value!r}: has a NUL byte; remove it"
-        for name, value in named.items()
-        if "\0" in (value if isinstance(value, str) else "")
-    ]
 
 
 def _at(config: Mapping[str, Any], name: str) -> Any:

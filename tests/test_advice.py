@@ -41,10 +41,12 @@ LEFT_OUT = (
 
 
 def texts(file):
-    """The texts of a file that are no docstrings; `PLACE` for what is put in."""
+    """The texts of a file that are no docstrings or annotations; `PLACE` for what is put in."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     strings = (ast.Constant, ast.JoinedStr)
     alone = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
+    noted = [n.annotation for n in ast.walk(tree) if isinstance(n, ast.AnnAssign)]
+    alone |= {id(part) for note in noted for part in ast.walk(note)}
     alone |= {id(part) for n in ast.walk(tree) if isinstance(n, ast.JoinedStr) for part in n.values}
     for node in ast.walk(tree):
         if not isinstance(node, strings) or id(node) in alone:

@@ -84,9 +84,9 @@ def read(config: Mapping[str, Any]) -> PlanRequest:
     found += _number_violations(fields)
     model = network = None
     if "model" in fields:
-        model = collect(found, "model", lambda: read_model(fields["model"]))
+        model = collect(found, "model: ", lambda: read_model(fields["model"]))
     if "network" in fields:
-        network = collect(found, "network", lambda: parse(fields["network"]))
+        network = collect(found, "network: ", lambda: parse(fields["network"]))
     if network is not None:
         found += network_violations(network)
     layers = MANY_LAYERS if model is None else model.shapes.layers
@@ -167,7 +167,9 @@ def _methods(spec: Any, layers: int, found: list[str]) -> tuple[PlanMethod, ...]
         return ()
     if not spec:
         found.append("methods is empty: name at least one")
-    methods = [collect(found, where, lambda r=row: plan_method(r)) for where, row in rows.items()]
+    methods = [
+        collect(found, f"{where}: ", lambda r=row: plan_method(r)) for where, row in rows.items()
+    ]
     methods = [method for method in methods if method is not None]
     found += [line for method in methods for line in method.violations(layers)]
     return tuple(methods)

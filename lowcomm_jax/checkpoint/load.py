@@ -154,7 +154,7 @@ def load(
     states = {
         part: _fill(target, _of_part(arrays, part), regions) for part, target in targets.items()
     }
-    total = trainers.plain_engine(engine).config.total
+    total = trainers.plain_engine(engine).setup.regions
     return trainers.restored(document, states, total), document
 
 
