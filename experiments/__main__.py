@@ -75,9 +75,6 @@ def main(argv: Sequence[str]) -> int:
     try:
         if command.startswith("-"):
             command, rest = "quick", list(argv)
-        nul = [argument for argument in rest if "\0" in argument]
-        if nul:
-            raise RefusedError([f"{a!r} has a NUL byte: remove it" for a in nul], command)
         if command not in COMMANDS:
             hint = closest(command, sorted(COMMANDS))
             raise RefusedError([f"unknown command {command!r}{hint}"], "python -m experiments")

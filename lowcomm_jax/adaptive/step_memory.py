@@ -12,8 +12,9 @@ from lowcomm_jax.engine import Engine
 from lowcomm_jax.mesh.offload import HOST
 from lowcomm_jax.mesh.regions import REGION
 from lowcomm_jax.planner.memory import compiled_memory
+from lowcomm_jax.refusals import UNFIT, microbatch_problems
+from lowcomm_jax.refused import refuse
 from lowcomm_jax.state.train_state import TrainState
-from lowcomm_jax.sync.checks import microbatch_problems, refuse_microbatches
 
 PyTree = Any
 
@@ -33,7 +34,7 @@ def step_bytes(engine: Engine, state: TrainState, batch: PyTree, microbatch: int
     Raises:
       ValueError: microbatches the engine cannot run.
     """
-    refuse_microbatches(microbatch_problems(engine.config, [microbatch]))
+    refuse(UNFIT, microbatch_problems(engine.setup, [microbatch]))
     programs, count = engine.sync_loop(state).programs, engine.regions.count
     placed = (
         None if engine.regions.mesh.size == 1 else engine.regions.sharding(REGION, None, "fsdp")

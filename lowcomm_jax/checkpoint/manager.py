@@ -26,6 +26,7 @@ from lowcomm_jax.engine import Engine
 from lowcomm_jax.mesh.arrays import fetch, fetch_boxes, host_form
 from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.methods.base import Method
+from lowcomm_jax.refused import refuse
 from lowcomm_jax.state import leaves
 
 PyTree = Any
@@ -100,8 +101,7 @@ class Checkpoints:
         if "\\" in os.path.abspath(directory):
             fix = "TensorStore reads a backslash as a slash; choose another folder"
             problems.append(f"directory={os.fspath(directory)}: {fix}")
-        if problems:
-            raise ValueError("checkpoints cannot work like this:\n- " + "\n- ".join(problems))
+        refuse("checkpoints cannot work like this", problems)
         self.directory: epath.Path = epath.Path(directory).absolute()
         self.keep_last = keep_last
         self.keep_best = keep_best

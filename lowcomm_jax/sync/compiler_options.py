@@ -8,9 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from lowcomm_jax.compat import KNOWS_EARLY_STARTS
-from lowcomm_jax.mesh.regions import Regions
+from lowcomm_jax.mesh.regions import GPUS, Regions
 
-GPUS = ("gpu", "cuda", "rocm")
 # So many collectives are in flight at most. A loop counts with those inside it (FSDP): without room
 # for both, XLA schedules an exchange before or behind the loop.
 OVERLAP_LIMIT = "xla_gpu_experimental_parallel_collective_overlap_limit"

@@ -82,12 +82,12 @@ def test_pipeline_stages():
     found = []
     for count in (1, 2):
         one = lc.AdaptiveEngine(
-            staged.config.loss_fn,
+            staged.setup.loss_fn,
             optax.adamw(0.02),
             dataclasses.replace(method, trainers=Trainers(count, None)),
             REGIONS,
             mesh=staged.regions.mesh,
-            specs=staged.config.spec_fn,
+            specs=staged.setup.specs,
             stacked=("blocks",),
         )
         found.append(first_of(one, staged_runs.start(), lambda: source)[0])

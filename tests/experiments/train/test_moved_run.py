@@ -89,7 +89,7 @@ def refused(tiny, root, workdir, capsys, *more):
         ("accumulate", 2),
         ("block", 3),
         ("codec_error", True),
-        ("concurrent_exchange", True),
+        ("concurrent_exchange", False),
         ("data.cache_dir", "elsewhere"),
         ("eval.batch", 4),
         ("eval.every", 3),

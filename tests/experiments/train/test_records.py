@@ -140,7 +140,9 @@ def test_the_interval_over_documents_covers():
 def test_the_rate_is_that_of_the_optimizers_count():
     """It does not count the steps that a region leaves out."""
     rate_S = np.arange(10) / 10.0
-    run = SimpleNamespace(job=SimpleNamespace(method=lc.methods.diloco(3)), rate_S=rate_S)
+    run = SimpleNamespace(
+        job=SimpleNamespace(method=lc.methods.diloco(3)), rates=lambda steps: rate_S[steps]
+    )
     run.exchange = None
     driver = FixedDriver(run, nullcontext)
     records = StepRecords(2, driver.rate)
