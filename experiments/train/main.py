@@ -55,7 +55,7 @@ from experiments.train.drivers import draw
 from experiments.train.evaluation import Evaluator
 from experiments.train.header import changes, header, text, trained_and_sent
 from experiments.train.job import Job, abstract_params
-from experiments.train.loop import BEST, Loop, StuckError
+from experiments.train.loop import Loop, StuckError, best_by
 from experiments.train.resolve import resolve
 from experiments.train.starting import starting_params
 from experiments.train.writers import open_log
@@ -203,7 +203,7 @@ def train(job: Job, console: Console, quiet: bool = False, display: Display | No
     checkpoints = Checkpoints(
         job.workdir / CHECKPOINTS,
         keep_last=keep["keep_last"],
-        keep_best=BEST if keep["keep_best"] else None,
+        keep_best=best_by(job.config) if keep["keep_best"] else None,
     )
     with contextlib.ExitStack() as held, contextlib.closing(checkpoints), _closing(run):
         with leader().together():
@@ -378,7 +378,7 @@ def _loop(
             log.write(_resumes(run, restored, step, evaluator))
         loop = Loop(run, state, evaluator, log, checkpoints, display)
         if extra is not None:
-            loop.restore(extra)
+            loop.restore(extra, -1 if late else step)
         complete = loop.train(interrupt)
     if not (complete or loop.ended or run.exchange is None):
         run.exchange.pause()
