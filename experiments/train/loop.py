@@ -190,13 +190,10 @@ class Loop:
         if self._took > LONG_S:
             self._read()
         with self._phase("dispatch"):
-            before = self._spent["data"]
             self.state, history = self.driver.advance(
                 self.state, target - done, self.faults.participants, self._stopping
             )
             self.state = self.faults.end(self.progress, self.state)
-            fetched = self._spent["data"] - before
-        self._spent["dispatch"] -= fetched
         self._read()
         self._unread = history, self.progress
         if self.driver.waits:
@@ -371,12 +368,15 @@ class Loop:
 
     @contextmanager
     def _phase(self, name: str):
+        """Book the seconds of a phase; those of one inside another are not booked there, too."""
         started, around = time.perf_counter(), self._now
         self._now = name, started
         yield
         self._now, took = around, time.perf_counter() - started
         self._lasted[name] = took
         self._spent[name] += took
+        if around is not None:
+            self._spent[around[0]] -= took
 
 
 def _next(step: int, every: int) -> int:

@@ -79,6 +79,16 @@ def test_a_signal_is_told_what_is_under_way_and_for_how_long(loop, monkeypatch):
     assert said == "a batch of the evaluation (0.5 s so far, the last took 4.0 s)"
 
 
+def test_seconds_of_a_phase_inside_another_are_booked_once(loop, monkeypatch):
+    """As of a save in the middle of an evaluation, or of batches that a chunk waits for."""
+    clock = iter([10.0, 12.0, 15.0, 20.0])
+    monkeypatch.setattr(loops.time, "perf_counter", lambda: next(clock))
+    with loop._phase("eval"), loop._phase("checkpoint"):
+        pass
+    assert (loop._spent["eval"], loop._spent["checkpoint"]) == (7.0, 3.0)
+    assert loop._lasted == {"eval": 10.0, "checkpoint": 3.0}
+
+
 def test_seconds_go_on_where_they_were(loop, monkeypatch):
     """A run of 40 s that is continued at 1000 s of this process has run 40 s."""
     loop._started = 1000.0
