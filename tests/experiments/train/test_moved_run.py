@@ -11,6 +11,7 @@ import yaml
 from experiments.__main__ import main
 from experiments.metrics import read_records
 from experiments.runlog import read_run
+from experiments.train import header
 from experiments.trained.anchor import load_trained
 from experiments.workdir import METRICS
 
@@ -221,6 +222,12 @@ def test_names_of_parameters_stay_where_the_device_would_choose_others(tiny, roo
     new = root / "from_its_weights"  # what the refusal of another layer_loop names
     more = (f"--config.model.init_from={begun}", "--config.model.layer_loop=unrolled")
     assert train(tiny, root, new, *more, "--config.steps=3", "--config.inner.warmup_steps=1") == 0
+
+
+def test_what_has_changed_is_named_with_its_colons(monkeypatch):
+    monkeypatch.setattr(header, "place", lambda run: {"device": "card: b", "unroll": True})
+    said = header.changes({"device": "card: a", "unroll": True}, None)
+    assert said == ["device card: a -> card: b: numbers may differ in their last digits"]
 
 
 def test_a_log_is_read_with_the_set_of_the_last_evaluation(whole, tmp_path):
