@@ -33,7 +33,6 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.bench.gpu_stages import (
-    GPUS,
     RATED,
     Bench,
     Case,
@@ -48,6 +47,7 @@ from experiments.cli import Flags, closest, flag_problems, refuse_any
 from experiments.progress import duration, print_table, right, say
 from experiments.train.devices import MEMORY, take_memory
 from lowcomm_jax.aot.kernels import OTHER
+from lowcomm_jax.compat import is_gpu
 
 SAID = 300  # letters of a failure's text
 
@@ -101,7 +101,7 @@ ON_PROCESSORS = Plan(
 def header() -> Row:
     """What decides the figures, beside the machine and its versions."""
     device = jax.local_devices()[0]
-    on_gpu = device.platform in GPUS
+    on_gpu = is_gpu(device)
     fractions = [os.environ[name] for name in MEMORY if name in os.environ]
     limit = (device.memory_stats() or {}).get("bytes_limit")
     return {
