@@ -228,12 +228,13 @@ class Record:
 
 def run(bench: Bench, stages: Sequence[str], seconds: float, record: Record, console: Console):
     """Measure the stages until the time is up."""
-    until = time.monotonic() + seconds
+    until, taken = time.monotonic() + seconds, []
     for stage in stages:
-        found, slowest = [], 0.0
+        # A stage's first part is taken to last as long as those before it, in the mean.
+        found, own, mean = [], [], sum(taken) / max(len(taken), 1)
         for name, measure in bench.items(stage):
             name, begun = f"{stage}: {name}", time.monotonic()
-            if until - begun <= slowest:
+            if until - begun <= max(own, default=mean):
                 record.left_out[name] = f"not reached in {duration(seconds)}"
                 record.write()
                 continue
@@ -247,10 +248,11 @@ def run(bench: Bench, stages: Sequence[str], seconds: float, record: Record, con
                 record.failed[name] = f"{type(error).__name__}: {why[:SAID]}"
                 say(console, f"failed: {record.failed[name]}")
             gc.collect()  # an error's frames held the arrays of its part
-            slowest = max(slowest, time.monotonic() - begun)
+            own.append(time.monotonic() - begun)
             record.rows = [r for r in record.rows if r["stage"] != stage]
             record.rows += [{"stage": stage, **row} for row in found]
             record.write()
+        taken += own
         if found:
             show(stage, found, console)
 
