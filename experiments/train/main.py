@@ -372,10 +372,13 @@ def _loop(
         if late:
             newest = leader().broadcast_from_leader("newest record", lambda: log.newest)
             state, extra = continue_counts(state, newest, extra)
+        judged = _eval_set(evaluator)
         if not log.begun:
-            log.write([header(run, state), _eval_set(evaluator)])
+            log.write([header(run, state), judged])
         if extra is not None:
-            log.write(_resumes(run, restored, step, evaluator))
+            log.write([_resumes(run, restored, step)])
+        if log.begun and judged != log.eval_set:
+            log.write([judged])
         loop = Loop(run, state, evaluator, log, checkpoints, display)
         if extra is not None:
             loop.restore(extra, -1 if late else step)
@@ -420,11 +423,10 @@ def _restore(run: Run, checkpoints: Checkpoints):
     return restored
 
 
-def _resumes(run: Run, restored: Restored | None, step: int, evaluator) -> list[dict[str, Any]]:
-    """The records of a run that goes on, with what it is judged on from here."""
+def _resumes(run: Run, restored: Restored | None, step: int) -> dict[str, Any]:
+    """The record of a run that goes on."""
     changed = [] if restored is None else changes(restored.extra["place"], run)
-    record = {"kind": "resume", "step": step} | ({"changed": changed} if changed else {})
-    return [record, _eval_set(evaluator)]
+    return {"kind": "resume", "step": step} | ({"changed": changed} if changed else {})
 
 
 def _eval_set(evaluator) -> dict:

@@ -211,6 +211,8 @@ def test_within_an_evaluation(step, kind, run, root, whole, monkeypatch, capfd):
     assert run(name) == 0
     assert losses(root / name) == whole
     assert metrics(root / name, step) == [one[2] for one in whole if one[0] == step]
+    kinds = [r["kind"] for r in read_records(root / name / "metrics.jsonl")]
+    assert kinds.count("resume") == kinds.count("eval_set") == 1  # the same set
     got, want = (read_records(root / n / "metrics.jsonl")[-1] for n in (name, "whole"))
     assert {**got, "seconds": 0} == {**want, "seconds": 0}
     monkeypatch.undo()

@@ -181,6 +181,11 @@ def test_it_goes_on_on_another_mesh_in_other_folders(tiny, root, whole, capsys):
         "changed  eval.sequences 20 -> 10: losses before and after are of other texts",
     ]
     assert resumed(moved)["changed"] == [line.removeprefix("changed  ") for line in lines]
+    records = read_records(moved / METRICS)
+    assert [r["kind"] for r in records].count("eval_set") == 2
+    assert [r["step"] for r in read_run(moved).evals] == [
+        r["step"] for r in records[records.index(resumed(moved)) :] if r["kind"] == "eval"
+    ]
     expected, got = anchor(whole), anchor(moved)
     assert expected.keys() == got.keys()
     for name, values in expected.items():
@@ -231,9 +236,14 @@ def test_what_has_changed_is_named_with_its_colons(monkeypatch):
 
 
 def test_a_log_is_read_with_the_set_of_the_last_evaluation(whole, tmp_path):
-    """A run that goes on with another set has not evaluated yet."""
+    """A run that goes on with another set has not evaluated yet; then only that one counts."""
     run = shutil.copytree(whole, tmp_path / "run")
     with (run / METRICS).open("a") as log:
         log.write(json.dumps({"kind": "eval_set", "document": [0], "count": [3]}) + "\n")
     found = read_run(run)
     assert len(found.eval_count) == len(found.evals[-1]["document_sum"]) > 1
+    last = {**found.evals[-1], "step": STEPS + 1, "document_sum": [6.0], "anchor": 2.0}
+    with (run / METRICS).open("a") as log:
+        log.write(json.dumps(last) + "\n")
+    found = read_run(run)
+    assert found.evals == [last] and found.eval_count.tolist() == [3]
