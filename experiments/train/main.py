@@ -327,12 +327,13 @@ def _agree_on_names(job: Job, exchange: JobExchange) -> None:
       ValueError: with the fix.
       StoreUnavailable: the store does not answer.
     """
-    own = job.config["model"]["layer_loop"]
-    first = exchange.agree("names", {"layer_loop": own})["layer_loop"]
+    own, wait_s = job.config["model"]["layer_loop"], 60 * job.config["wait_minutes"]
+    first = exchange.agree("names", {"layer_loop": own}, wait_s)["layer_loop"]
     if first != own:
         raise ValueError(
             f"model.layer_loop: {first} in the region that came first -> {own} here, so that names "
-            f"of parameters differ. Give all regions the same, --config.model.layer_loop={first}"
+            f"of parameters differ. The rendezvous keeps the first: for {own}, begin in another "
+            f"rendezvous; else give all regions the same, --config.model.layer_loop={first}"
         )
 
 

@@ -148,6 +148,7 @@ def test_regions_whose_parameters_have_other_names_do_not_meet(tiny, root, tmp_p
     of_one = (*meet, "--config.region=1")
     said = refused(tiny, root, tmp_path / "r1", capsys, *of_one, "--config.model.layer_loop=scan")
     assert "model.layer_loop: unrolled in the region that came first -> scan here" in said
+    assert "for scan, begin in another rendezvous" in said
     fix = said[said.index("--config.model.layer_loop=") :].strip()
     said = refused(tiny, root, tmp_path / "r1", capsys, *of_one, fix)
     assert "layer_loop" not in said and "regions [0] of run" in said
