@@ -243,6 +243,8 @@ def checked(document: Any, where: str) -> dict:
             reads |= {"arrays": arrays[document["format"]], "regions": records.size}
             if "in_flight" in document:
                 reads["in_flight"] = records.listed(_flight)
+            if "metrics" in document:
+                reads["metrics"] = records.section
             if "keys" in document:
                 reads["keys"] = records.by_name(records.text)
         records.picked(document, **reads)
