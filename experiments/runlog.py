@@ -6,9 +6,9 @@ Takes a work directory, gives a `RunLog` (records by kind); `summarise` makes a 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from scipy import special
@@ -20,6 +20,8 @@ from experiments.shape import fields, number
 from experiments.workdir import METRICS
 from lowcomm_jax.outer import Consensus
 from lowcomm_jax.topology.consensus import contraction
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,6 +139,14 @@ def read_run(workdir: Path) -> RunLog:
         end=by_kind.get("end", [None])[-1],
         missing=tuple(sorted(set(all_regions) - set(records[0]["here"]))),
     )
+
+
+def from_the_end(values: Iterable[Sequence[T]]) -> list[tuple[T, ...]]:
+    """Values of several runs' evaluations side by side, as many as all have.
+
+    A run that went on with another evaluation set has fewer, and not the first ones.
+    """
+    return list(zip(*map(reversed, values)))[::-1]
 
 
 def missing_logs(run: RunLog) -> str | None:
