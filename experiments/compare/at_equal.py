@@ -35,7 +35,7 @@ def at_equal(
       `of`, `network` (None for bytes), `budget` (seconds, or bytes a region) and `losses`, variant
       -> nats per token. Empty where fewer than two variants are complete. A variant with a loss
       that is not finite is left out; so is one that spends nothing, as a single region sends no
-      bytes, and one whose evaluation set was another one until beyond the budget.
+      bytes. So is one that was judged on another evaluation set until beyond the budget.
     """
     spent = {"bytes": (None, bytes_at)}
     for name, network in list(networks.items())[:1]:
