@@ -21,7 +21,8 @@ import optax
 from jax.sharding import Mesh
 
 from lowcomm_jax import methods
-from lowcomm_jax.mesh.regions import GPUS, Regions, Replicas, default_mesh
+from lowcomm_jax.compat import is_gpu
+from lowcomm_jax.mesh.regions import Regions, Replicas, default_mesh
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.network import Network, parse
 from lowcomm_jax.params.layout import Roles
@@ -293,8 +294,9 @@ class Setup:
         """Whether payloads are exchanged beside inner steps: as asked, else where it pays."""
         if self.concurrent_exchange is not None:
             return self.concurrent_exchange
-        platform = self.placed.mesh.devices.flat[0].platform
-        return platform in (*GPUS, "tpu") and self.why_not_concurrent is None
+        device = self.placed.mesh.devices.flat[0]
+        fast = is_gpu(device) or device.platform == "tpu"
+        return fast and self.why_not_concurrent is None
 
     @property
     def why_not_concurrent(self) -> str | None:

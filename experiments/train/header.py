@@ -108,7 +108,7 @@ def changes(before: Mapping[str, Any], run: Run) -> list[str]:
     Args:
       before: the `place` that the checkpoint was written in.
     """
-    found = [line.replace(":", "") for line in differences(before, place(run))]
+    found = [line.replace(": ", " ", 1) for line in differences(before, place(run))]
     judged = [line for line in found if line.startswith("eval.")]
     moved = ", ".join(line for line in found if line not in judged)
     return [f"{moved}: numbers may differ in their last digits"] * bool(moved) + [

@@ -21,7 +21,6 @@ from lowcomm_jax import compat
 
 AXES = ("region", "stage", "fsdp", "tensor")
 REGION = "region"
-GPUS = ("gpu", "cuda", "rocm")  # names of their platform
 CALLBACKS = ("debug_print", "debug_callback", "pure_callback", "io_callback")
 Replicas = Literal["vmap", "map"]
 PyTree = Any

@@ -192,6 +192,7 @@ def test_numbers_and_digests_are_those_that_regions_can_use(kind):
 
 CHECKPOINT = {
     "layout": "groups",
+    "metrics": {"loss": 1.5},
     "step": 4,
     "regions": 2,
     "arrays": {"shared": {"anchor/w": ["float32", [3], "ab"]}, "region_0": {}},
