@@ -32,7 +32,6 @@ CONFIGS = {
 OWN = {
     "compare": "compare/quick",
     "sweep": "sweep/diloco_period",
-    "campaign": "campaign/scale",
 }
 
 
@@ -68,7 +67,7 @@ def test_a_nul_byte_in_a_config_or_a_flag(tmp_path, capfd):
     assert "'--workdir=a\\x00b' has a NUL byte" in said
 
 
-@pytest.mark.parametrize("command", ["compare", "sweep", "campaign"])
+@pytest.mark.parametrize("command", ["compare", "sweep"])
 def test_a_config_of_another_command(command, capfd):
     said = refused(capfd, command, "--config=configs/diloco.py")
     assert f"is not for {command} (it has no " in said and f"configs/{command}" in said
