@@ -44,6 +44,11 @@ class Cell:
         scale = f"r{self.rounds:03}-m{self.regions:02}-{self.split}-s{self.seed}"
         return f"{kind}{scale}-{self.point}"
 
+    @property
+    def title(self) -> str:
+        """Its name with its size and arm."""
+        return f"{self.size} {self.arm} {self.name}"
+
 
 def fields_of(campaign: Campaign, cell: Cell) -> dict[str, Any]:
     """The whole train config of a cell."""

@@ -5,10 +5,92 @@ A file in evidence/configs/ calls `campaign(...)`; the command line overrides an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
 from typing import Any
 
 from ml_collections import ConfigDict
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """A model.
+
+    Attributes:
+      params: about how many parameters it has, for the estimate of hours.
+      batch: sequences a step of all regions together: every number of regions sees equal tokens.
+      fields: of the train config.
+    """
+
+    params: float
+    batch: int
+    fields: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """A paper's claim on two arms: the measure of `here` is at most (1 + margin) of `there`.
+
+    Attributes:
+      says: the claim in a sentence.
+      source: arXiv id.
+      here, there: names of arms.
+      margin: relative. 0 = `here` is better; 0.01 = `here` is at most one per cent worse.
+      mind: where a result that would change our mind is to be looked for, in words.
+      published: the paper's own figure.
+      stages: key of a stage -> fields that replace those of the stage for this claim; None in
+        place of the fields = no part in it.
+      measure: "loss", the final one; or "anchor_variance", of the regions' anchors at the end.
+      again: config of `compare` that looks at the claim at one scale, in minutes.
+    """
+
+    says: str
+    source: str
+    here: str
+    there: str
+    margin: float
+    mind: str
+    published: str = ""
+    stages: dict[str, Any] = dataclasses.field(default_factory=dict)
+    measure: str = "loss"
+    again: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """A ladder of scales: all combinations, each with all seeds.
+
+    Attributes:
+      sizes: names of sizes.
+      rounds: outer rounds, of H inner steps each.
+      regions: numbers of regions.
+      splits: of the data over regions, `data.sharding` of the train config.
+      seeds: that are reported.
+    """
+
+    sizes: tuple[str, ...]
+    rounds: tuple[int, ...]
+    regions: tuple[int, ...]
+    splits: tuple[str, ...] = ("iid",)
+    seeds: tuple[int, ...] = (0, 1, 2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuning:
+    """Successive halving over each arm's points, anew for every size.
+
+    Attributes:
+      rungs: (rounds, points) each: the best `points` of the rung before train for `rounds`.
+      regions, split: of the tuning runs.
+      seeds: of the tuning runs, never reported; the mean of their losses counts.
+      widen: how often the points next to the best that were not tried train for the last rung's
+        rounds. Beyond the grid the next value of a field is 1, 2 or 5 times a power of ten.
+    """
+
+    rungs: tuple[tuple[int, int], ...] = ()
+    regions: int = 4
+    split: str = "iid"
+    seeds: tuple[int, ...] = (100,)
+    widen: int = 0
 
 
 def campaign(**changes: Any) -> ConfigDict:
@@ -33,7 +115,7 @@ def campaign(**changes: Any) -> ConfigDict:
     config.claims = {}  # name -> `claim(...)`
     # Key -> `stage(...)`. A stage runs when those before it lack nothing any more.
     config.stages = {}
-    config.tuning = tuning(rungs=())
+    config.tuning = tuning()
     # Virtual time is that of links of this kind between all regions, at `step_seconds` a step.
     config.link = {"bandwidth_gbps": 1.0, "delay_ms": 30.0}
     config.step_seconds = 0.02
@@ -43,14 +125,23 @@ def campaign(**changes: Any) -> ConfigDict:
 
 
 def size(params: float, batch: int, **fields: Any) -> dict[str, Any]:
-    """A model.
+    """A `Size`, as a config holds it."""
+    return vars(Size(params, batch, fields))
 
-    Args:
-      params: about how many parameters it has, for the estimate of hours.
-      batch: sequences a step of all regions together: every number of regions sees equal tokens.
-      fields: of the train config.
-    """
-    return {"params": params, "batch": batch, "set": fields}
+
+def claim(*values: Any, **fields: Any) -> dict[str, Any]:
+    """A `Claim`, as a config holds it."""
+    return vars(Claim(*values, **fields))
+
+
+def stage(*values: Any, **fields: Any) -> dict[str, Any]:
+    """A `Stage`, as a config holds it."""
+    return vars(Stage(*values, **fields))
+
+
+def tuning(**fields: Any) -> dict[str, Any]:
+    """A `Tuning`, as a config holds it."""
+    return vars(Tuning(**fields))
 
 
 def arm(config: str, over: tuple[str, ...], **changes: Any) -> dict[str, Any]:
@@ -73,85 +164,3 @@ def variant(of: str, **changes: Any) -> dict[str, Any]:
       changes: fields of the train config, over those of the arm.
     """
     return {"of": of, "set": changes}
-
-
-def claim(
-    says: str,
-    source: str,
-    here: str,
-    there: str,
-    margin: float,
-    mind: str,
-    published: str = "",
-    stages: Mapping[str, Any] | None = None,
-    measure: str = "loss",
-) -> dict[str, Any]:
-    """A paper's claim on two arms: the measure of `here` is at most (1 + margin) of `there`.
-
-    Args:
-      says: the claim in a sentence.
-      source: arXiv id.
-      here, there: names of arms.
-      margin: relative. 0 = `here` is better; 0.01 = `here` is at most one per cent worse.
-      mind: where a result that would change our mind is to be looked for, in words.
-      published: the paper's own figure.
-      stages: key of a stage -> fields that replace those of the stage for this claim; None in
-        place of the fields = no part in it.
-      measure: "loss", the final one; or "anchor_variance", of the regions' anchors at the end.
-    """
-    return {
-        "says": says,
-        "source": source,
-        "here": here,
-        "there": there,
-        "margin": margin,
-        "mind": mind,
-        "published": published,
-        "stages": dict(stages or {}),
-        "measure": measure,
-    }
-
-
-def stage(
-    sizes: tuple[str, ...],
-    rounds: tuple[int, ...],
-    regions: tuple[int, ...],
-    splits: tuple[str, ...] = ("iid",),
-    seeds: tuple[int, ...] = (0, 1, 2),
-) -> dict[str, Any]:
-    """A ladder of scales: all combinations, each with all seeds.
-
-    Args:
-      sizes: names of sizes.
-      rounds: outer rounds, of H inner steps each.
-      regions: numbers of regions.
-      splits: of the data over regions, `data.sharding` of the train config.
-      seeds: that are reported.
-    """
-    fields = {"sizes": sizes, "rounds": rounds, "regions": regions, "splits": splits}
-    return {key: tuple(value) for key, value in {**fields, "seeds": seeds}.items()}
-
-
-def tuning(
-    rungs: tuple[tuple[int, int], ...],
-    regions: int = 4,
-    split: str = "iid",
-    seeds: tuple[int, ...] = (100,),
-    widen: int = 0,
-) -> dict[str, Any]:
-    """Successive halving over each arm's points, anew for every size.
-
-    Args:
-      rungs: (rounds, points) each: the best `points` of the rung before train for `rounds`.
-      regions, split: of the tuning runs.
-      seeds: of the tuning runs, never reported; the mean of their losses counts.
-      widen: how often the points next to the best that were not tried train for the last rung's
-        rounds. Beyond the grid the next value of a field is 1, 2 or 5 times a power of ten.
-    """
-    return {
-        "rungs": tuple(tuple(rung) for rung in rungs),
-        "regions": regions,
-        "split": split,
-        "seeds": tuple(seeds),
-        "widen": widen,
-    }

@@ -28,17 +28,16 @@ class RunEstimate:
     def __init__(self, campaign: Campaign, records: Iterable[Mapping[str, Any]], backend: str):
         self._campaign, self._backend = campaign, backend
         self._seen: dict[tuple[str, ...], list[tuple[float, float]]] = {}
-        for record in records:
-            self.learn(record)
+        self.learn(records)
 
-    def learn(self, record: Mapping[str, Any]) -> None:
-        """Take the time of a run into account."""
-        if record["machine"]["backend"] != self._backend:
-            return
-        cell = Cell(**record["cell"])
-        for key in self._keys(cell):
-            seen = self._seen.setdefault(key, [])
-            seen.append((self.flops(cell), record["core_seconds"]))
+    def learn(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Take the times of runs into account."""
+        for record in records:
+            if record["machine"]["backend"] == self._backend:
+                cell = Cell(**record["cell"])
+                for key in self._keys(cell):
+                    seen = self._seen.setdefault(key, [])
+                    seen.append((self.flops(cell), record["core_seconds"]))
 
     def seconds(self, cell: Cell) -> float:
         """Core-seconds that the cell will take."""

@@ -6,7 +6,6 @@ of each file follows from its cell and the digest of its config.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import importlib.metadata
 import json
@@ -16,7 +15,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from evidence.campaign.cells import Cell, digest_of, fields_of, record_path
 from evidence.campaign.plan import Campaign
@@ -35,8 +34,7 @@ _CODE = (
 )  # the code that decides numbers
 
 
-@dataclasses.dataclass(frozen=True)
-class Excluded:
+class Excluded(NamedTuple):
     """A record that no figure uses, by its path among the records, and why."""
 
     file: str
@@ -94,10 +92,6 @@ class Records:
         if cell in self.failed:
             return math.inf
         return self.found[cell]["loss"] if cell in self.found else None
-
-    def forget_failures(self) -> None:
-        """Let failed cells run again."""
-        self.failed.clear()
 
     def one_corpus(self) -> None:
         """Leave out records of other corpora than most have: their losses cannot be compared."""
@@ -171,8 +165,10 @@ def write(campaign: Campaign, cell: Cell, record: Mapping[str, Any]) -> Path:
     Raises:
       ValueError: the record is larger than `LARGEST_BYTES`, or has numbers that JSON cannot hold.
     """
-    text = json.dumps(record, indent=1, sort_keys=True, allow_nan=False) + "\n"
-    text = _rows_on_lines(text)
+    curve = record.get("curve", [])
+    text = json.dumps({**record, "curve": []}, indent=1, sort_keys=True, allow_nan=False) + "\n"
+    rows = ",\n".join(f"  {json.dumps(row, allow_nan=False)}" for row in curve)
+    text = text.replace('"curve": []', f'"curve": [\n{rows}\n ]')  # a row a line, for diffs
     if len(text.encode()) > LARGEST_BYTES:
         raise ValueError(f"the record of {cell.name} has {len(text):,} bytes: evaluate less often")
     path = record_path(campaign, cell, record["config_digest"])
@@ -183,41 +179,18 @@ def write(campaign: Campaign, cell: Cell, record: Mapping[str, Any]) -> Path:
     return path
 
 
-def _rows_on_lines(text: str) -> str:
-    """A row of numbers on one line, for people and for diffs."""
-    out, inside = [], 0
-    for line in text.splitlines():
-        body = line.strip()
-        if inside:
-            out[-1] += body + (" " if body.endswith(",") else "")
-            inside += body.startswith("[") - body.startswith("]")
-        else:
-            out.append(line)
-            inside = int(body == "[")
-    return "\n".join(line.rstrip() for line in out) + "\n"
-
-
 @functools.cache
 def code_version() -> dict[str, Any]:
-    """The package's version and, in a git checkout, its commit and whether files were changed.
+    """The package's version, the commit, and whether files that decide numbers were changed.
 
     As they were when first asked for: files may change while a campaign runs.
     """
-    version = importlib.metadata.version("lowcomm_jax")
-    commit = _git("rev-parse", "HEAD")
-    changed = _git("status", "--porcelain", "--", *_CODE)
+
+    def git(*arguments: str) -> str:
+        return subprocess.check_output(["git", *arguments], cwd=_ROOT, text=True).strip()
+
     return {
-        "package": version,
-        "commit": commit,
-        "changed": None if changed is None else bool(changed),
+        "package": importlib.metadata.version("lowcomm_jax"),
+        "commit": git("rev-parse", "HEAD"),
+        "changed": bool(git("status", "--porcelain", "--", *_CODE)),
     }
-
-
-def _git(*arguments: str) -> str | None:
-    try:
-        done = subprocess.run(
-            ["git", *arguments], cwd=_ROOT, capture_output=True, text=True, check=True
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return done.stdout.strip()

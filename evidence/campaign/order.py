@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from evidence.campaign import tuning
 from evidence.campaign.cells import Cell
@@ -37,6 +37,11 @@ class Step:
     cells: tuple[Cell, ...]
     seconds: float
 
+    @property
+    def runs(self) -> tuple[Cell, ...]:
+        """All of its cells."""
+        return *self.tunes, *self.cells
+
 
 class Points:
     """The settled learning rates of every (arm, size); looked up once."""
@@ -62,15 +67,7 @@ class Points:
 def cells_of(claim: Claim, rung: Rung, seeds: tuple[int, ...], points: Points) -> list[Cell]:
     """The cells behind a claim at a rung, a seed after the other."""
     return [
-        Cell(
-            rung.size,
-            arm,
-            rung.rounds,
-            rung.regions,
-            rung.split,
-            seed,
-            points.of(arm, rung.size),
-        )
+        Cell(rung.size, arm, rung.rounds, rung.regions, rung.split, seed, points.of(arm, rung.size))
         for seed in seeds
         for arm in (claim.here, claim.there)
     ]
@@ -83,7 +80,7 @@ def ordered(campaign: Campaign, ledger: Records, seconds: Seconds) -> Iterator[S
     for stage in campaign.stages:
         waiting = []
         for claim in campaign.claims.values():
-            for rung, seeds in claim.stages.get(stage, ()):
+            for rung, seeds in claim.ladder.get(stage, {}).items():
                 lacks = _lacking(campaign, ledger, points, tunes, claim, rung, seeds)
                 waiting.append((claim.name, rung, lacks))
         while True:
@@ -120,19 +117,3 @@ def runnable(campaign: Campaign, ledger: Records, step: Step) -> Iterator[Cell]:
     for arm, size in dict.fromkeys((cell.arm, cell.size) for cell in step.tunes):
         yield from tuning.missing(campaign, ledger, arm, size)
     yield from (cell for cell in step.cells if cell.point != UNKNOWN)
-
-
-def own(campaign: Campaign, cells: Sequence[Cell], shard: int, shards: int) -> list[Cell]:
-    """The cells that are a shard's."""
-    return [cell for cell in cells if shard_of(campaign, cell, shards) == shard]
-
-
-def shard_of(campaign: Campaign, cell: Cell, shards: int) -> int:
-    """Which of `shards` machines runs a cell.
-
-    A machine takes whole (size, arm) pairs with the arm's variants, because learning rates must be
-    known before a cell is reported. The arms of a size are assigned to machines in turn.
-    """
-    tuned = dict.fromkeys(arm.tuned_as for arm in campaign.arms.values())
-    pairs = [(size, arm) for size in campaign.sizes for arm in tuned]
-    return pairs.index((cell.size, campaign.arms[cell.arm].tuned_as)) % shards

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from evidence.campaign.config import campaign
+from evidence.campaign import config as given
+from evidence.campaign.config import Size, Stage, Tuning
 from experiments.cli import (
     RefusedError,
     closest,
@@ -30,22 +30,6 @@ TITLE = "cannot run the campaign"
 LEAST_SEEDS = 3  # of a verdict
 MEASURES = ("loss", "anchor_variance")  # of a claim, as records name them
 _EQUAL = 1e-6  # relative: nearer values are one
-_NAME = re.compile(r"\w+")
-_AS_GIVEN = (
-    "title",
-    "page",
-    "text",
-    "origin",
-    "see",
-    "beside",
-    "period",
-    "evaluations",
-    "common",
-    "link",
-    "step_seconds",
-)
-_CLAIM_AS_GIVEN = ("says", "source", "here", "there", "mind", "published", "measure")
-_LISTS = ("sizes", "rounds", "regions", "splits", "seeds")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,27 +51,6 @@ class Arm:
 
 
 @dataclasses.dataclass(frozen=True)
-class Size:
-    """A model; see `config.size`."""
-
-    name: str
-    params: float
-    batch: int
-    fields: dict[str, Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class Tuning:
-    """Successive halving; see `config.tuning`."""
-
-    rungs: tuple[tuple[int, int], ...]
-    regions: int
-    split: str
-    seeds: tuple[int, ...]
-    widen: int
-
-
-@dataclasses.dataclass(frozen=True)
 class Rung:
     """One scale at which a claim is tested."""
 
@@ -97,43 +60,25 @@ class Rung:
     split: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Claim:
-    """A paper's claim on two arms; see `config.claim`.
-
-    Attributes:
-      stages: stage -> its rungs, each with the seeds that stage asks for.
-      measure: what is compared, one of `MEASURES`.
-    """
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Claim(given.Claim):
+    """A claim with its scales: `ladder` has the rungs of each stage, and each one's seeds."""
 
     name: str
-    says: str
-    source: str
-    here: str
-    there: str
-    margin: float
-    mind: str
-    published: str
-    stages: dict[str, tuple[tuple[Rung, tuple[int, ...]], ...]]
-    measure: str
+    ladder: dict[str, dict[Rung, tuple[int, ...]]]
 
     def rungs(self) -> dict[Rung, tuple[int, ...]]:
         """Every rung of any stage with all its seeds."""
         found: dict[Rung, tuple[int, ...]] = {}
-        for rungs in self.stages.values():
-            for rung, seeds in rungs:
+        for rungs in self.ladder.values():
+            for rung, seeds in rungs.items():
                 found[rung] = tuple(dict.fromkeys((*found.get(rung, ()), *seeds)))
         return found
 
 
 @dataclasses.dataclass(frozen=True)
 class Campaign:
-    """A checked campaign.
-
-    Attributes:
-      sizes: in their order, from the smallest.
-      link, step_seconds: of the virtual network of any number of regions (`network`).
-    """
+    """A checked campaign; fields are those of `config.campaign`. Sizes are in their order."""
 
     title: str
     records: Path
@@ -180,71 +125,70 @@ def plan(
     Raises:
       RefusedError: every violation.
     """
-    refuse_incomplete(config, campaign(), "evidence.campaign.config.campaign")
+    refuse_incomplete(config, given.campaign(), "evidence.campaign.config.campaign")
     fields = plain(config)
-    problems = _number_problems(fields) + _name_problems(fields)
-    arms = {}
-    for name, entry in fields["arms"].items():
-        if "of" not in entry:
-            arms[name], found = _arm(name, entry, fields["tuning"]["widen"])
-            problems += found
-    tuned = dict(arms)
-    for name, entry in fields["arms"].items():
-        if "of" in entry:
-            arms[name], found = _variant(name, entry, tuned)
-            problems += found
-    arms = {name: arms[name] for name in fields["arms"]}
-    problems += _tuning_problems(fields, {n: arm for n, arm in arms.items() if arm is not None})
-    known = list(fields["claims"])
-    unknown = [name for name in only or () if name not in known]
-    problems += [f"--only: {name!r} is no claim{closest(name, known)}" for name in unknown]
     stages = sorted(fields["stages"])
-    ends = [("since", since), ("until", until)]
-    problems += [
-        f"--{flag}: {stage!r} is no stage{closest(stage, stages)}"
-        for flag, stage in ends
-        if stage is not None and stage not in stages
-    ]
+    arms, problems = _arms(fields)
+    problems += _tuning_problems(fields, arms)
+    problems += _unknown("--only", only or (), fields["claims"])
+    for flag, stage in (("--since", since), ("--until", until)):
+        problems += _unknown(flag, () if stage is None else (stage,), stages)
     if since is not None and until is not None and since > until:
         problems.append(f"--since={since} comes after --until={until}: exchange them")
     claims = {}
-    for name, entry in fields["claims"].items():
-        if only is not None and name not in only:
-            continue
-        claims[name], found = _claim(name, entry, fields)
+    for name in fields["claims"] if only is None else filter(fields["claims"].get, only):
+        claims[name], found = _claim(name, given.Claim(**fields["claims"][name]), fields)
         problems += found
     refuse_any(problems, TITLE)
-    sizes = {n: Size(n, s["params"], s["batch"], s["set"]) for n, s in fields["sizes"].items()}
-    return Campaign(
-        **{name: fields[name] for name in _AS_GIVEN},
-        records=Path(fields["records"]),
-        sizes=dict(sorted(sizes.items(), key=lambda item: item[1].params)),
-        arms=arms,
-        claims=claims,
-        stages=tuple(key for key in stages if (since or key) <= key <= (until or key)),
-        tuning=_tuning(fields["tuning"]),
-    )
+    sizes = {name: Size(**size) for name, size in fields["sizes"].items()}
+    checked = {
+        "records": Path(fields["records"]),
+        "sizes": dict(sorted(sizes.items(), key=lambda item: item[1].params)),
+        "arms": arms,
+        "claims": {name: claims[name] for name in fields["claims"] if name in claims},
+        "stages": tuple(key for key in stages if (since or key) <= key <= (until or key)),
+        "tuning": Tuning(**fields["tuning"]),
+    }
+    return Campaign(**{**fields, **checked})
 
 
-def _tuning(given: Mapping[str, Any]) -> Tuning:
-    rungs = tuple((rounds, kept) for rounds, kept in given["rungs"])
-    return Tuning(rungs, given["regions"], given["split"], tuple(given["seeds"]), given["widen"])
+def _unknown(where: str, names: Sequence[Any], known: Sequence[str]) -> list[str]:
+    return [
+        f"{where}: {name!r} is unknown{closest(str(name), list(known))}"
+        for name in names
+        if name not in known
+    ]
 
 
-def _arm(name: str, entry: Mapping[str, Any], widen: int) -> tuple[Arm | None, list[str]]:
+def _arms(fields: Mapping[str, Any]) -> tuple[dict[str, Arm], list[str]]:
+    """The arms that can be made; variants come after what they vary, in the config's order."""
+    arms, problems, entries = {}, [], fields["arms"]
+    for name, entry in sorted(entries.items(), key=lambda item: "of" in item[1]):
+        if "of" not in entry:
+            arms[name], found = _tuned_arm(name, entry, fields["tuning"]["widen"])
+        elif "of" in entries.get(entry["of"], {"of": ""}):
+            own = [key for key, value in entries.items() if "of" not in value]
+            arms[name], found = None, _unknown("of", [entry["of"]], own)
+        else:
+            arms[name], found = _variant(name, arms[entry["of"]], entry["set"])
+        problems += [f"arms.{name}: {line}" for line in found]
+    return {name: arms[name] for name in entries if arms[name] is not None}, problems
+
+
+def _tuned_arm(name: str, entry: Mapping[str, Any], widen: int) -> tuple[Arm | None, list[str]]:
     try:
         loaded, _ = load_config(entry["config"], [])
     except RefusedError as error:
-        return None, [f"arms.{name}: {line}" for line in error.problems]
+        return None, error.problems
     grid, problems = problems_of(lambda: points(loaded, entry["over"], None, 0))
     if problems:
-        return None, [f"arms.{name}: {line}" for line in problems]
+        return None, problems
     every = grid
     if widen > 0:
         try:
             wider = [widened(parse_axis(text), widen) for text in entry["over"]]
         except ValueError as error:
-            return None, [f"arms.{name}: tuning.widen={widen} is for numbers above 0: {error}"]
+            return None, [f"tuning.widen={widen} is for numbers above 0: {error}"]
         every = grid | points(loaded, wider, None, 0)
     return Arm(name, name, plain(loaded), entry["set"], every, tuple(grid)), []
 
@@ -273,134 +217,56 @@ def _short(value: float) -> str:
     return f"{value:.0e}".replace("e-0", "e-") if value < 0.01 else str(value)
 
 
-def _variant(
-    name: str, entry: Mapping[str, Any], tuned: Mapping[str, Arm | None]
-) -> tuple[Arm | None, list[str]]:
-    of = entry["of"]
-    if of not in tuned:
-        return None, [f"arms.{name}: {of!r} is no arm with rates of its own{closest(of, [*tuned])}"]
-    whole = tuned[of]
-    if whole is None:
+def _variant(name: str, of: Arm | None, changes: Mapping[str, Any]) -> tuple[Arm | None, list[str]]:
+    if of is None:
         return None, []  # what is wrong with that arm is listed already
-    grid = {field for point in whole.points.values() for field in dotted(point)}
-    unused = sorted(grid & dotted(entry["set"]).keys())
-    changes = merged(whole.changes, entry["set"])
-    return dataclasses.replace(whole, name=name, changes=changes), [
-        f"arms.{name}: {field} is tuned for {of}: leave it out, or make this an arm of its own"
-        for field in unused
+    tuned = {field for point in of.points.values() for field in dotted(point)}
+    return dataclasses.replace(of, name=name, changes=merged(of.changes, changes)), [
+        f"{field} is tuned for {of.name}: leave it out, or make this an arm of its own"
+        for field in sorted(tuned & dotted(changes).keys())
     ]
 
 
-def _claim(
-    name: str, entry: Mapping[str, Any], fields: Mapping[str, Any]
-) -> tuple[Claim | None, list[str]]:
-    arms, stages, problems = list(fields["arms"]), {}, []
-    for side in ("here", "there"):
-        if entry[side] not in arms:
-            hint = closest(str(entry[side]), arms)
-            problems.append(f"claims.{name}.{side}: {entry[side]!r} is no arm{hint}")
-    if entry["measure"] not in MEASURES:
-        hint = closest(entry["measure"], MEASURES)
-        problems.append(f"claims.{name}.measure: {entry['measure']!r} is unknown{hint}")
-    unknown = sorted(set(entry["stages"]) - set(fields["stages"]))
-    hint = closest("", list(fields["stages"]))
-    problems += [f"claims.{name}.stages: {key!r} is no stage{hint}" for key in unknown]
+def _claim(name: str, claim: given.Claim, fields: Mapping[str, Any]) -> tuple[Claim, list[str]]:
+    problems = _unknown("arms", (claim.here, claim.there), fields["arms"])
+    problems += _unknown("measure", (claim.measure,), MEASURES)
+    problems += _unknown("stages", sorted(claim.stages), sorted(fields["stages"]))
+    ladder = {}
     for key in sorted(fields["stages"]):
-        changes = entry["stages"].get(key, {})
-        if changes is None:
-            continue
-        whole = {**fields["stages"][key], **changes}
-        found = _stage_problems(whole, fields)
-        problems += [f"claims.{name}.stages.{key}: {line}" for line in found]
-        if not found:
-            stages[key] = tuple((rung, tuple(whole["seeds"])) for rung in _rungs(whole))
-    if problems:
-        return None, problems
-    words = {k: entry[k] for k in _CLAIM_AS_GIVEN}
-    return Claim(name, margin=float(entry["margin"]), stages=stages, **words), []
+        changes = claim.stages.get(key, {})
+        if changes is not None:
+            stage = Stage(**{**fields["stages"][key], **changes})
+            problems += [f"stages.{key}: {line}" for line in _stage_problems(stage, fields)]
+            scales = itertools.product(stage.sizes, stage.rounds, stage.regions, stage.splits)
+            ladder[key] = {Rung(*scale): tuple(stage.seeds) for scale in scales}
+    problems = [f"claims.{name}.{line}" for line in problems]
+    return Claim(**vars(claim), name=name, ladder=ladder), problems
 
 
-def _rungs(stage: Mapping[str, Any]) -> Iterator[Rung]:
-    axes = (stage[key] for key in ("sizes", "rounds", "regions", "splits"))
-    return (Rung(*values) for values in itertools.product(*axes))
-
-
-# -- what is wrong ---------------------------------------------------------------------------------
-
-
-def _number_problems(fields: Mapping[str, Any]) -> list[str]:
-    found = []
-    for key in ("period", "evaluations", "step_seconds"):
-        if not fields[key] > 0:
-            found.append(f"{key}={fields[key]}: must be positive")
-    for name, entry in fields["sizes"].items():
-        for key in ("params", "batch"):
-            if not entry[key] > 0:
-                found.append(f"sizes.{name}.{key}={entry[key]}: must be positive")
-    for kind in ("sizes", "arms", "claims", "stages"):
-        if not fields[kind]:
-            found.append(f"{kind}: none is given; name at least one")
-    return found
-
-
-def _name_problems(fields: Mapping[str, Any]) -> list[str]:
-    return [
-        f"{kind}: {name!r} is no folder name; use letters, digits and _"
-        for kind in ("sizes", "arms")
-        for name in fields[kind]
-        if not _NAME.fullmatch(name)
-    ]
-
-
-def _stage_problems(stage: Mapping[str, Any], fields: Mapping[str, Any]) -> list[str]:
-    unknown = sorted(set(stage) - set(_LISTS))
-    found = [f"{key!r} is no field{closest(key, _LISTS)}" for key in unknown]
-    sizes = list(fields["sizes"])
-    found += [
-        f"sizes: {name!r} is unknown{closest(str(name), sizes)}"
-        for name in stage["sizes"]
-        if name not in sizes
-    ]
-    found += [
-        f"splits: {name!r} is unknown{closest(str(name), SHARDINGS)}"
-        for name in stage["splits"]
-        if name not in SHARDINGS
-    ]
-    found += [f"rounds: {count}: give at least 1" for count in stage["rounds"] if count < 1]
-    for regions in stage["regions"]:
-        uneven = [n for n in stage["sizes"] if n in sizes and fields["sizes"][n]["batch"] % regions]
-        if uneven:
-            found.append(f"regions: {regions} do not divide the batch of {', '.join(uneven)}")
-    seeds = stage["seeds"]
+def _stage_problems(stage: Stage, fields: Mapping[str, Any]) -> Iterator[str]:
+    sizes, seeds = fields["sizes"], stage.seeds
+    yield from _unknown("sizes", stage.sizes, sizes)
+    yield from _unknown("splits", stage.splits, SHARDINGS)
+    for regions in stage.regions:
+        if uneven := [n for n in stage.sizes if n in sizes and sizes[n]["batch"] % regions]:
+            yield f"regions: {regions} do not divide the batch of {', '.join(uneven)}"
     if len(set(seeds)) < LEAST_SEEDS:
-        found.append(f"seeds: {tuple(seeds)}: a verdict needs at least {LEAST_SEEDS}")
-    both = sorted(set(seeds) & set(fields["tuning"]["seeds"]))
-    if both:
-        found.append(f"seeds: {both} tune learning rates, so they cannot be reported")
-    return found
+        yield f"seeds: {tuple(seeds)}: a verdict needs at least {LEAST_SEEDS}"
+    if both := sorted(set(seeds) & set(fields["tuning"]["seeds"])):
+        yield f"seeds: {both} tune learning rates, so they cannot be reported"
 
 
-def _tuning_problems(fields: Mapping[str, Any], arms: Mapping[str, Arm]) -> list[str]:
-    given, found = fields["tuning"], []
+def _tuning_problems(fields: Mapping[str, Any], arms: Mapping[str, Arm]) -> Iterator[str]:
+    how = Tuning(**fields["tuning"])
+    yield from _unknown("tuning.split", (how.split,), SHARDINGS)
     counts = {name: len(arm.grid) for name, arm in arms.items()}
     if len(set(counts.values())) > 1:
         shown = ", ".join(f"{name} {count}" for name, count in counts.items())
-        found.append(f"arms: budgets differ, give all equally many points ({shown})")
-    rungs = given["rungs"]
-    if not rungs or not given["seeds"]:
-        return [*found, "tuning: give at least one rung and one seed"]
-    kept = [count for _, count in rungs]
-    if counts and kept[0] != max(counts.values()):
-        found.append(
-            f"tuning.rungs: the first takes {kept[0]} points, the arms have {counts}: make them "
-            "equal"
-        )
-    if any(later >= earlier for earlier, later in itertools.pairwise(kept)) or kept[-1] < 1:
-        found.append(f"tuning.rungs: points must become fewer from rung to rung, not {kept}")
-    if given["widen"] < 0:
-        found.append(f"tuning.widen={given['widen']}: give 0 (off) or more")
-    if any(rounds < 1 for rounds, _ in rungs):
-        found.append("tuning.rungs: give at least 1 round each")
-    if given["split"] not in SHARDINGS:
-        found.append(f"tuning.split: {given['split']!r} is unknown{closest('', SHARDINGS)}")
-    return found
+        yield f"arms: budgets differ, give all equally many points ({shown})"
+    kept = [count for _, count in how.rungs]
+    if not kept or not how.seeds:
+        yield "tuning: give at least one rung and one seed"
+    elif counts and kept[0] != max(counts.values()):
+        yield f"tuning.rungs: the first takes {kept[0]} points, the arms have {counts}"
+    if any(later >= earlier for earlier, later in itertools.pairwise(kept)):
+        yield f"tuning.rungs: points must become fewer from rung to rung, not {kept}"

@@ -9,7 +9,6 @@ machine or, with the records, on another.
 - `--plan` prints the runs that are left, in order, with their core-hours.
 - Started several times with one `--workdir`, as on two cores or on a GPU that one run does not
   fill, the processes share the runs.
-- `--shard=0/4` runs a quarter; other machines run the other quarters.
 - `--since=5_accelerator` leaves earlier stages to others.
 - `--core_hours` is a budget: no run starts that would exceed it.
 - SIGTERM or Ctrl-C saves; exit code 75.
@@ -20,11 +19,10 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import math
-import re
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from itertools import chain
 from pathlib import Path
@@ -37,9 +35,9 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from evidence.campaign.cells import Cell, digest_of, fields_of
-from evidence.campaign.estimate import RunEstimate, Seconds
+from evidence.campaign.estimate import RunEstimate
 from evidence.campaign.ledger import VERSION, Records, code_version, hours, read, update, write
-from evidence.campaign.order import UNKNOWN, Step, ordered, own, runnable, shard_of
+from evidence.campaign.order import UNKNOWN, ordered, runnable
 from evidence.campaign.plan import TITLE, Campaign, plan
 from experiments import compile_cache
 from experiments.cli import (
@@ -70,59 +68,40 @@ _POLL_SECONDS = 2.0
 _NETWORK = "virtual"
 
 
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """What one call of the command may do; `core_hours`: None = no limit."""
-
-    workdir: Path
-    shard: int = 0
-    shards: int = 1
-    core_hours: float | None = None
-
-
 def main(argv: Sequence[str]) -> int:
     """Run missing cells within the budget; returns the exit code."""
     path, overrides, others = split_config(argv)
     flags = Flags()
     flags.text("workdir", "runs/campaign", "folder of runs in progress")
-    flags.text("shard", "0/1", "i/n: run part i of n, from 0")
     flags.text("only", None, "names of claims, separated by commas: run only what these need")
     flags.text("since", None, "first stage to run (default: the first of all)")
     flags.text("until", None, "last stage to run (default: the last of all)")
-    flags.real("core_hours", None, "budget; no run starts that would exceed it (default: none)")
+    flags.real("core_hours", math.inf, "budget; no run starts that would exceed it")
     flags.text("compile_cache", None, "folder of compiled programs, or off")
     flags.switch("plan", "print the runs that are left and their core-hours; run nothing")
-    flags.switch("retry", "run failed runs again")
     values = flags.values
-    found = flag_problems("campaign", others, values, __doc__)
-    config, problems = load_config(path or DEFAULT, overrides)
+    problems = flag_problems("campaign", others, values, __doc__)
+    config, found = load_config(path or DEFAULT, overrides)
     problems += found
-    shard, shards, found = parse_shard(values.shard)
-    problems += found
-    if values.core_hours is not None and not values.core_hours > 0:
+    if not values.core_hours > 0:
         problems.append(f"--core_hours={values.core_hours}: must be positive")
     refuse_any(problems, TITLE)
     only = None if values.only is None else values.only.split(",")
     campaign = plan(config, only, values.until, values.since)
-    ledger = read(campaign)
-    if values.retry:
-        ledger.forget_failures()
+    ledger, workdir = read(campaign), Path(values.workdir)
     console = Console(highlight=False, soft_wrap=True)
-    options = Options(Path(values.workdir), shard, shards, values.core_hours)
-    if values.plan:
-        show_plan(campaign, ledger, options, console)
-        return 0
-    problems = _corpus_problems(campaign, ledger, options.workdir)
-    refuse_any(problems + _start_problems(campaign, ledger, options.workdir), TITLE)
-    compile_cache.enable(values.compile_cache)
-    if not run(campaign, ledger, options, console):
-        console.print("interrupted; run the same command to continue")
-        return EXIT_INTERRUPTED
-    show_plan(campaign, ledger, options, console)
+    if not values.plan:
+        problems = corpus_problems(campaign, ledger, workdir)
+        refuse_any(problems + start_problems(campaign, ledger, workdir), TITLE)
+        compile_cache.enable(values.compile_cache)
+        if not run(campaign, ledger, workdir, console, 3600 * values.core_hours):
+            console.print("interrupted; run the same command to continue")
+            return EXIT_INTERRUPTED
+    show_plan(campaign, ledger, console)
     return 0
 
 
-def _corpus_problems(campaign: Campaign, ledger: Records, workdir: Path) -> list[str]:
+def corpus_problems(campaign: Campaign, ledger: Records, workdir: Path) -> list[str]:
     """Why new records would not count beside those that there are: another corpus is here."""
     if not ledger.found:
         return []
@@ -141,7 +120,7 @@ def _corpus_problems(campaign: Campaign, ledger: Records, workdir: Path) -> list
     ]
 
 
-def _start_problems(campaign: Campaign, ledger: Records, workdir: Path) -> list[str]:
+def start_problems(campaign: Campaign, ledger: Records, workdir: Path) -> list[str]:
     """Why runs could not start: of every arm and every size that lacks runs, the first is checked.
 
     Else an arm that cannot train ends a campaign when its turn comes, hours after the start.
@@ -163,16 +142,14 @@ def _start_problems(campaign: Campaign, ledger: Records, workdir: Path) -> list[
     return problems
 
 
-def parse_shard(text: str) -> tuple[int, int, list[str]]:
-    """Read `i/n`; returns (i, n, problems)."""
-    found = re.fullmatch(r"(\d+)/(\d+)", text)
-    if not found or not int(found[1]) < int(found[2]):
-        return 0, 1, [f"--shard={text}: write i/n with 0 <= i < n, e.g. 0/4"]
-    return int(found[1]), int(found[2]), []
-
-
-def run(campaign: Campaign, ledger: Records, options: Options, console: Console) -> bool:
-    """Train cell after cell; returns False when a signal ended it.
+def run(
+    campaign: Campaign,
+    ledger: Records,
+    workdir: Path,
+    console: Console,
+    budget: float = math.inf,
+) -> bool:
+    """Train cell after cell, for at most `budget` core-seconds; False when a signal ended it.
 
     Other processes with this workdir may train at the same time: each takes cells that no other
     has, and waits while all that is left depends on what others train.
@@ -182,130 +159,86 @@ def run(campaign: Campaign, ledger: Records, options: Options, console: Console)
     spent, began, done = 0.0, time.monotonic(), 0
     with Interrupt() as interrupt, Work("campaign: runs") as work:
         while not interrupt.requested:
-            runs, core_seconds = _to_go(campaign, ledger, estimate, options, spent)
-            cells = _to_train(campaign, ledger, estimate, options, spent)
+            left = [c for s in ordered(campaign, ledger, estimate.seconds) for c in s.runs]
+            cells = to_train(campaign, ledger, estimate, budget - spent)
             first = next(cells, None)
             if first is None:
                 return True
             with ExitStack() as until_recorded:
-                cell = _take(chain((first,), cells), ledger, options.workdir, until_recorded)
+                cell = take(chain((first,), cells), ledger, workdir, until_recorded)
                 if cell is None:
-                    work.at("other processes train what is next", done, done + runs)
+                    work.at("other processes train what is next", done, done + len(left))
                     time.sleep(_POLL_SECONDS)
-                _learn(update(ledger), estimate)
+                estimate.learn(update(ledger))
                 if cell is None or ledger.done(cell):
                     continue
                 pace = (time.monotonic() - began) / spent if spent else 1.0
-                name = f"{cell.size} {cell.arm} {cell.name}"
-                work.at(name, done, done + runs, seconds_left=pace * core_seconds)
-                record = train_cell(campaign, cell, options.workdir)
+                seconds = pace * min(sum(map(estimate.seconds, left)), budget - spent)
+                work.at(cell.title, done, done + len(left), seconds_left=seconds)
+                record = train_cell(campaign, cell, workdir)
                 if record is None:
                     break
                 file = write(campaign, cell, record)
-                _learn(update(ledger), estimate)
+                estimate.learn(update(ledger))
                 if not ledger.done(cell):
                     reason = ledger.excluded[-1].reason
                     raise RefusedError([f"{file} does not count: {reason}"], TITLE)
-            done += 1
-            spent += record["core_seconds"]
-            console.print(line_of(cell, record, spent, options.core_hours))
+            done, spent = done + 1, spent + record["core_seconds"]
+            failed = record["failed"]
+            result = f"failed: {failed}" if failed else f"loss {record['loss']:.4f}"
+            of = "" if math.isinf(budget) else f" of {budget / 3600:g}"
+            console.print(
+                f"{cell.title}: {result}, {record['core_seconds']:.0f} core-seconds "
+                f"({spent / 3600:.2f}{of} core-hours)"
+            )
             jax.clear_caches()  # hundreds of programs would fill the memory
     return False
 
 
-def _take(
+def take(
     cells: Iterable[Cell], ledger: Records, workdir: Path, until_recorded: ExitStack
 ) -> Cell | None:
     """The first cell that no other process has; this one has it until the stack is closed."""
     for cell in cells:
         with suppress(OccupiedError):
-            name = _folder_name(cell, ledger.digest(cell))
-            until_recorded.enter_context(occupied(workdir / _TAKEN / name))
+            folder = workdir / _TAKEN / _folder_name(cell, ledger.digest(cell))
+            until_recorded.enter_context(occupied(folder))
             return cell
     return None
 
 
-def _learn(records: Iterable[Mapping[str, Any]], estimate: RunEstimate) -> None:
-    for record in records:
-        estimate.learn(record)
-
-
-def _to_go(
-    campaign: Campaign, ledger: Records, estimate: RunEstimate, options: Options, spent: float
-) -> tuple[int, float]:
-    """(runs of this shard, core-seconds they will take within the budget)."""
-    runs, seconds = 0, 0.0
-    for step in ordered(campaign, ledger, estimate.seconds):
-        mine = own(campaign, (*step.cells, *step.tunes), options.shard, options.shards)
-        runs, seconds = runs + len(mine), seconds + sum(map(estimate.seconds, mine))
-    left = float("inf") if options.core_hours is None else 3600 * options.core_hours - spent
-    return runs, min(seconds, left)
-
-
-def _to_train(
-    campaign: Campaign, ledger: Records, estimate: RunEstimate, options: Options, spent: float
+def to_train(
+    campaign: Campaign, ledger: Records, estimate: RunEstimate, seconds: float
 ) -> Iterator[Cell]:
-    """The cells that can run, in order: those of this shard that fit what is left of the budget."""
-    left = float("inf") if options.core_hours is None else 3600 * options.core_hours - spent
+    """The cells that can run, in order: those that take no more than `seconds`."""
     for step in ordered(campaign, ledger, estimate.seconds):
         for cell in runnable(campaign, ledger, step):
-            mine = shard_of(campaign, cell, options.shards) == options.shard
-            if mine and estimate.seconds(cell) <= left:
+            if estimate.seconds(cell) <= seconds:
                 yield cell
 
 
-def show_plan(campaign: Campaign, ledger: Records, options: Options, console: Console) -> None:
+def show_plan(campaign: Campaign, ledger: Records, console: Console) -> None:
     """Print what is left in order, its core-hours, and the records that do not count."""
     estimate = RunEstimate(campaign, ledger.found.values(), jax.default_backend())
-    steps: list[Step] = list(ordered(campaign, ledger, estimate.seconds))
-    left = left_table(campaign, steps, estimate.seconds, options.shard, options.shards)
-    print_table(console, left)
-    reported = sum(not cell.tunes for cell in ledger.found)
-    tuned = len(ledger.found) - reported
-    console.print(
-        f"{reported} cells and {tuned} runs of the tuning are recorded in {campaign.records}: "
-        f"{hours(ledger.found.values())}"
-    )
-    for line in excluded_lines(ledger):
-        console.print(line)
-
-
-def line_of(cell: Cell, record: Mapping[str, Any], spent: float, core_hours: float | None) -> str:
-    """One run that has ended."""
-    result = f"failed: {record['failed']}" if record["failed"] else f"loss {record['loss']:.4f}"
-    budget = "" if core_hours is None else f" of {core_hours:g}"
-    return (
-        f"{cell.size} {cell.arm} {cell.name}: {result}, {record['core_seconds']:.0f} core-seconds "
-        f"({spent / 3600:.2f}{budget} core-hours)"
-    )
-
-
-def left_table(
-    campaign: Campaign, steps: Sequence[Step], seconds: Seconds, shard: int, shards: int
-) -> Table:
-    """Steps in order, and the sum of core-hours behind each; of one shard only its own cells."""
-    title = "left to run, in order" + (f", shard {shard} of {shards}" if shards > 1 else "")
     names = ("stage", "claim", "size", "rounds", "regions", "split")
     columns = [*map(Column, names), *right(("cells", "tuning", "core-hours", "in all"))]
-    out = Table(*columns, box=box.SIMPLE_HEAD, title=title, title_justify="left")
-    total = 0.0
-    for step in steps:
-        cells, tunes = (own(campaign, part, shard, shards) for part in (step.cells, step.tunes))
-        if not cells and not tunes:
-            continue
-        cost = sum(map(seconds, (*cells, *tunes))) / 3600
+    title, total = "left to run, in order", 0.0
+    table = Table(*columns, box=box.SIMPLE_HEAD, title=title, title_justify="left")
+    for step in ordered(campaign, ledger, estimate.seconds):
+        cost = step.seconds / 3600
         total += cost
-        rung = step.rung
-        where = (rung.size, str(rung.rounds), str(rung.regions), rung.split)
-        counts = (str(len(cells)), str(len(tunes)))
-        out.add_row(step.stage, step.claim, *where, *counts, f"{cost:.2f}", f"{total:.2f}")
-    return out
-
-
-def excluded_lines(ledger: Records) -> list[str]:
-    """Lines on the records that no figure uses, by reason."""
+        counts = len(step.cells), len(step.tunes)
+        row = (step.stage, step.claim, *vars(step.rung).values(), *counts)
+        table.add_row(*map(str, row), f"{cost:.2f}", f"{total:.2f}")
+    print_table(console, table)
+    reported = sum(not cell.tunes for cell in ledger.found)
+    console.print(
+        f"{reported} cells and {len(ledger.found) - reported} runs of the tuning are recorded in "
+        f"{campaign.records}: {hours(ledger.found.values())}"
+    )
     counts = Counter(entry.reason for entry in ledger.excluded)
-    return [f"excluded: {count} records: {reason}" for reason, count in sorted(counts.items())]
+    for reason, count in sorted(counts.items()):
+        console.print(f"excluded: {count} records: {reason}")
 
 
 def _folder_name(cell: Cell, digest: str) -> str:

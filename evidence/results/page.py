@@ -462,7 +462,7 @@ def _command(evidence: Evidence, claim: Claim) -> list[str]:
     behind = cells_behind(campaign, ledger, claim, {rung for rung, _ in shown})
     first: dict[tuple[Rung, int], int] = {}  # the stage that first asks for a seed of a rung
     for number, stage in enumerate(campaign.stages):
-        for rung, seeds in claim.stages.get(stage, ()):
+        for rung, seeds in claim.ladder.get(stage, {}).items():
             for seed in seeds:
                 first.setdefault((rung, seed), number)
     accelerated = {
@@ -611,8 +611,9 @@ def _left(evidence: Evidence) -> str:
             "",
             "The same command goes on with it, on this machine or another. Records join by lying "
             "in one folder: each names its code, its config's digest and its corpus. Processes on "
-            "one machine share the runs; on several machines, each with a folder of its own, give "
-            "each a `--shard=i/n`. A run that fails is listed, and `--retry` runs it again.",
+            "one machine share the runs; on several machines give each stages or claims of its "
+            "own (`--since`, `--until`, `--only`). A run that fails is listed; it runs again once "
+            "its record is removed.",
             "",
             "Core-hours are at the pace of one core, from what ran. Process-hours are those of an "
             "accelerator that several processes share, from what ran on one "

@@ -41,7 +41,7 @@ def ledger_of(campaign, loss_of, stages=("1",)):
     points = Points(campaign, ledger)
     for one in campaign.claims.values():
         for key in stages:
-            for rung, seeds in one.stages[key]:
+            for rung, seeds in one.ladder[key].items():
                 cells = cells_of(one, rung, seeds, points)
                 put(ledger, [c for c in cells if not ledger.done(c)], loss_of)
     return ledger
