@@ -4,31 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
+import pandas as pd
+from statsmodels.stats.multitest import multipletests
 
-from evidence.campaign.cells import Cell
 from evidence.campaign.ledger import CURVE, Records
-from evidence.campaign.order import UNKNOWN, Points, cells_of
+from evidence.campaign.order import Points, cells_of
 from evidence.campaign.plan import LEAST_SEEDS, Campaign, Claim, Rung
+from evidence.results.stats import Spread, against_margin, effect_size, spread_of
 from experiments.compare.at_equal import loss_at
-from experiments.compare.stats import (
-    Estimate,
-    Spread,
-    against_margin,
-    crossing,
-    effect_size,
-    estimate,
-    holm,
-    spread_of,
-)
+from experiments.compare.stats import Estimate, crossing, estimate
 
 SURE = 0.05  # a p-value after the correction below which a rung counts
 SEEN, OPPOSITE, OPEN = "seen", "opposite", "open"
-
-Record = Mapping[str, Any]
-Pairs = dict[Rung, dict[int, tuple[Record, Record]]]  # rung -> seed -> records of both arms
+_MEASURED = ("loss", "anchor_variance", "exchanges", "bytes_sent", "allreduce_bytes", "curve")
+_MEANS = ("exchanges", "bytes", "seconds", "fewer_bytes")  # over the seeds that have them
+_WHOLE = ("at_equal_bytes", "at_equal_time")  # if all seeds have them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,32 +97,29 @@ def effects(campaign: Campaign, ledger: Records) -> dict[str, list[Effect]]:
     There are two families: claims on methods, and claims on variants of them. Within one, p-values
     are corrected, and rungs with one measure lend each other their spread.
     """
-    points = Points(campaign, ledger)
-    pairs = {
-        name: {
-            rung: _pairs(ledger, cells_of(claim, rung, seeds, points), claim.measure)
-            for rung, seeds in claim.rungs().items()
-        }
-        for name, claim in campaign.claims.items()
+    points, claims = Points(campaign, ledger), campaign.claims
+    runs = _reported(ledger, points)
+    pairs = {name: _pairs(claim, runs) for name, claim in claims.items()}
+    groups = {
+        n: [list(g) for _, g in of.groupby("rung", sort=False).difference]
+        for n, of in pairs.items()
     }
-    values = {
-        name: [list(_differences(of, campaign.claims[name]).values()) for of in rungs.values()]
-        for name, rungs in pairs.items()
-    }
-    spreads = spreads_of(campaign, values, LEAST_SEEDS)
-    found = {
-        name: _of_claim(campaign, ledger, claim, points, pairs[name], spreads[name])
-        for name, claim in campaign.claims.items()
-    }
+    spreads = spreads_of(campaign, groups, LEAST_SEEDS)
+    found = [
+        effect
+        for name, claim in claims.items()
+        for effect in _of_claim(campaign, ledger, claim, points, pairs[name], spreads[name])
+    ]
     adjusted = {}
     for variants in (False, True):
-        family = [name for name in found if on_variants(campaign, name) is variants]
-        tested = [effect for name in family for effect in found[name] if effect.p is not None]
-        adjusted |= dict(zip(map(_key, tested), holm([effect.p for effect in tested])))
-    return {
-        name: [dataclasses.replace(e, adjusted=adjusted.get(_key(e))) for e in of]
-        for name, of in found.items()
-    }
+        tested = [
+            e for e in found if e.p is not None and on_variants(campaign, e.claim) is variants
+        ]
+        if tested:
+            corrected = multipletests([e.p for e in tested], method="holm")[1]
+            adjusted |= {(e.claim, e.rung): float(p) for e, p in zip(tested, corrected)}
+    found = [dataclasses.replace(e, adjusted=adjusted.get((e.claim, e.rung))) for e in found]
+    return {name: [effect for effect in found if effect.claim == name] for name in claims}
 
 
 def on_variants(campaign: Campaign, claim: str) -> bool:
@@ -156,13 +145,48 @@ def spreads_of(
     return {name: spreads[key] for name, key in like.items()}
 
 
-def _differences(pairs: Mapping[int, tuple[Record, Record]], claim: Claim) -> dict[int, float]:
-    """Seed -> the measure of the first arm over that of the second, less 1."""
-    return {s: here[claim.measure] / there[claim.measure] - 1 for s, (here, there) in pairs.items()}
+def _reported(ledger: Records, points: Points) -> pd.DataFrame:
+    """A row a run at the rates that were settled: its rung, arm, seed and measures."""
+    rows = [
+        {
+            "arm": cell.arm,
+            "rung": Rung(cell.size, cell.rounds, cell.regions, cell.split),
+            "seed": cell.seed,
+            "time": record["virtual"]["seconds"],
+            **{name: record.get(name) for name in _MEASURED},
+        }
+        for cell, record in ledger.found.items()
+        if not cell.tunes and cell.point == points.of(cell.arm, cell.size)
+    ]
+    return pd.DataFrame(rows, columns=["arm", "rung", "seed", "time", *_MEASURED])
 
 
-def _key(effect: Effect) -> tuple[str, Rung]:
-    return effect.claim, effect.rung
+def _pairs(claim: Claim, runs: pd.DataFrame) -> pd.DataFrame:
+    """A row a seed and rung where both arms ran and have the measure, `_h` and `_t`, by ratios.
+
+    A measure that is 0 with `there` has no relative difference.
+    """
+    asked = [(rung, seed) for rung, seeds in claim.rungs().items() for seed in seeds]
+    both = pd.DataFrame(asked, columns=["rung", "seed"])
+    for arm in (claim.here, claim.there):
+        both = both.merge(runs[runs.arm == arm], on=["rung", "seed"], suffixes=("_h", "_t"))
+    here, there = (both[f"{claim.measure}_{side}"].astype(float) for side in "ht")
+    both = both.assign(here=here, there=there)[here.notna() & (there.fillna(0) != 0)]
+
+    def over(one: str, other: str) -> pd.Series:
+        return both[one] / both[other].where(both[other] != 0)
+
+    curves = list(zip(both.curve_h, both.curve_t))
+    return both.assign(
+        difference=both.here / both.there - 1,
+        exchanges=over("exchanges_h", "exchanges_t"),
+        bytes=over("bytes_sent_h", "bytes_sent_t"),
+        seconds=over("time_h", "time_t"),
+        fewer_bytes=over("allreduce_bytes_h", "bytes_sent_h"),
+        tokens=[_tokens(*of) for of in zip(curves, both[["loss_h", "loss_t"]].max(axis=1))],
+        at_equal_bytes=[_at_equal(pair, "bytes") for pair in curves],
+        at_equal_time=[_at_equal(pair, "seconds") for pair in curves],
+    )
 
 
 def _of_claim(
@@ -170,101 +194,59 @@ def _of_claim(
     ledger: Records,
     claim: Claim,
     points: Points,
-    pairs: Pairs,
+    pairs: pd.DataFrame,
     spread: Spread,
 ) -> list[Effect]:
     """One effect for each rung of a claim that has runs; p-values are not corrected yet."""
-    what = claim.measure
     order = {name: i for i, name in enumerate(campaign.sizes)}
-    found = []
-    for rung, seeds in claim.rungs().items():
-        if not pairs[rung]:
-            continue
-        runs, differences = list(pairs[rung].values()), _differences(pairs[rung], claim)
-        values, test = list(differences.values()), None
+    found, asked = [], claim.rungs()
+    for rung, of in pairs.groupby("rung", sort=False):
+        values, test = of.difference.tolist(), None
         if len(values) >= LEAST_SEEDS:
             test = against_margin(values, claim.margin, spread)
-        cells = cells_of(claim, rung, seeds, points)
-        failed = tuple(sorted({cell.seed for cell in cells if cell in ledger.failed}))
+        cells = cells_of(claim, rung, asked[rung], points)
+        means = dict(of[list(_MEANS)].mean()) | dict(of[list(_WHOLE)].mean(skipna=False))
         found.append(
             Effect(
                 claim=claim.name,
                 rung=rung,
                 margin=claim.margin,
-                measure=what,
-                differences=differences,
-                values=tuple(float(np.mean([pair[i][what] for pair in runs])) for i in (0, 1)),
+                measure=claim.measure,
+                differences=dict(zip(of.seed.tolist(), values)),
+                values=(float(of.here.mean()), float(of.there.mean())),
                 half=test and test.half,
                 p=test and test.p,
                 adjusted=None,
                 size_of_effect=effect_size(values),
-                exchanges=_ratio(runs, lambda record: record["exchanges"]),
-                bytes=_ratio(runs, lambda record: record["bytes_sent"]),
-                seconds=_ratio(runs, lambda record: record["virtual"]["seconds"]),
-                fewer_bytes=_fewer(runs),
-                tokens=_tokens(runs),
-                at_equal_bytes=_at_equal(runs, "bytes"),
-                at_equal_time=_at_equal(runs, "seconds"),
-                failed=failed,
+                tokens=estimate([] if of.tokens.isna().any() else of.tokens),
+                failed=tuple(sorted({cell.seed for cell in cells if cell in ledger.failed})),
+                **{name: None if pd.isna(x) else float(x) for name, x in means.items()},
             )
         )
     scale = lambda e: (e.rung.split, order[e.rung.size], e.rung.rounds, e.rung.regions)  # noqa: E731
     return sorted(found, key=scale)
 
 
-def _pairs(
-    ledger: Records, cells: Sequence[Cell], measure: str
-) -> dict[int, tuple[Record, Record]]:
-    """Seed -> the records of both arms, where both are there and have the measure.
-
-    One that is 0 with `there` has no relative difference.
-    """
-    by_seed: dict[int, list[Record]] = {}
-    for cell in cells:
-        found = None if cell.point == UNKNOWN else ledger.found.get(cell)
-        if found is not None and found.get(measure) is not None:
-            by_seed.setdefault(cell.seed, []).append(found)
-    pairs = {seed: (of[0], of[1]) for seed, of in by_seed.items() if len(of) == 2}
-    return {seed: (here, there) for seed, (here, there) in pairs.items() if there[measure]}
+Curves = tuple[Sequence[Sequence[float]], Sequence[Sequence[float]]]  # of both arms
 
 
-def _ratio(runs: Sequence[tuple[Record, Record]], of) -> float | None:
-    shares = [of(here) / of(there) for here, there in runs if of(there)]
-    return float(np.mean(shares)) if shares else None
-
-
-def _fewer(runs: Sequence[tuple[Record, Record]]) -> float | None:
-    shares = [h["allreduce_bytes"] / h["bytes_sent"] for h, _ in runs if h["bytes_sent"]]
-    return float(np.mean(shares)) if shares else None
-
-
-def _tokens(runs: Sequence[tuple[Record, Record]]) -> Estimate:
+def _tokens(curves: Curves, target: float) -> float:
     """Tokens to the higher of both final losses, of the first over those of the second."""
-    column, loss = CURVE.index("tokens"), CURVE.index("loss")
-    shares = []
-    for pair in runs:
-        target, took = max(record["loss"] for record in pair), []
-        for record in pair:
-            tokens, losses = ([row[i] for row in record["curve"]] for i in (column, loss))
-            found = crossing(losses, target)
-            took.append(found and found.of(tokens))
-        if not all(took):
-            return estimate([])
-        shares.append(took[0] / took[1])
-    return estimate(shares)
+    took = []
+    for curve in curves:
+        of = dict(zip(CURVE, zip(*curve)))
+        found = crossing(of["loss"], target)
+        took.append(found.of(of["tokens"]) if found else 0.0)
+    return took[0] / took[1] if all(took) else np.nan
 
 
-def _at_equal(runs: Sequence[tuple[Record, Record]], what: str) -> float | None:
-    """The mean relative difference where both had spent as much as the cheaper one in all."""
+def _at_equal(curves: Curves, what: str) -> float:
+    """The relative difference where both had spent as much as the cheaper one in all."""
     column, loss = CURVE.index(what), CURVE.index("loss")
-    shares = []
-    for pair in runs:
-        curves = [[(row[column], row[loss]) for row in record["curve"][1:]] for record in pair]
-        budget = min(curve[-1][0] for curve in curves)
-        if any(y is None for curve in curves for _, y in curve):
-            return None
-        if budget <= 0 or any(curve[0][0] > budget for curve in curves):
-            return None
-        here, there = (loss_at(budget, *zip(*curve)) for curve in curves)
-        shares.append(here / there - 1)
-    return float(np.mean(shares)) if shares else None
+    here, there = ([(row[column], row[loss]) for row in curve[1:]] for curve in curves)
+    budget = min(here[-1][0], there[-1][0])
+    if budget <= 0 or max(here[0][0], there[0][0]) > budget:
+        return np.nan
+    if any(y is None for _, y in (*here, *there)):
+        return np.nan
+    return loss_at(budget, *zip(*here)) / loss_at(budget, *zip(*there)) - 1

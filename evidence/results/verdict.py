@@ -7,10 +7,12 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import pandas as pd
 
 from evidence.campaign.plan import Campaign, Rung
 from evidence.results.effects import OPPOSITE, SEEN, Effect, spreads_of
-from experiments.compare.stats import Estimate, Spread, against_margin, estimate
+from evidence.results.stats import Spread, against_margin
+from experiments.compare.stats import Estimate, estimate
 
 Scale = tuple[str, int]  # size, rounds
 
@@ -156,17 +158,15 @@ def _slopes(effects: Sequence[Effect], level, rest) -> list[float]:
     if not effects:
         return []
     complete = set.intersection(*(set(effect.differences) for effect in effects))
-    groups: dict[int, dict[tuple, list[tuple[float, float]]]] = {}  # by seed, by the rest
-    for effect in effects:
-        at = math.log10(level(effect.rung))
-        for seed in sorted(complete):
-            of = groups.setdefault(seed, {})
-            of.setdefault(rest(effect.rung), []).append((at, effect.differences[seed]))
-    slopes = []
-    for of in groups.values():
-        centred = np.concatenate([np.array(g) - np.mean(g, axis=0) for g in of.values()])
-        levels, differences = centred.T
-        spread = float(levels @ levels)
-        if spread > 1e-12:
-            slopes.append(float(levels @ differences) / spread)
-    return slopes
+    rows = pd.DataFrame(
+        [
+            (seed, rest(e.rung), math.log10(level(e.rung)), e.differences[seed])
+            for seed in sorted(complete)
+            for e in effects
+        ],
+        columns=["seed", "rest", "x", "y"],
+    )
+    xy = rows[["x", "y"]] - rows.groupby(["seed", "rest"])[["x", "y"]].transform("mean")
+    spread = (xy.x**2).groupby(rows.seed).sum()
+    slopes = (xy.x * xy.y).groupby(rows.seed).sum() / spread
+    return slopes[spread > 1e-12].tolist()
