@@ -232,6 +232,7 @@ def claims() -> dict:
             "at more rounds or in larger models",
             published="equal perplexity at 500 times fewer bytes (H = 500, 8 regions); a gap that "
             "shrinks with size, at 20 tokens a parameter",
+            again="configs/paper/diloco_period.py",
             stages=fitted,
         ),
         "streaming_diloco": claim(
@@ -242,6 +243,7 @@ def claims() -> dict:
             0.01,
             "at more rounds or in larger models",
             published="equal loss at 400 times fewer bytes than data parallel in bf16 (H = 100)",
+            again="configs/paper/streaming_bytes.py",
             stages=of_four,
         ),
         "cocodc_streaming": claim(
@@ -252,6 +254,7 @@ def claims() -> dict:
             0.0,
             "at more rounds, or with regions whose data differ more",
             published="21.0 % fewer steps to a target perplexity",
+            again="configs/paper/cocodc_steps.py",
             stages=of_four,
         ),
         "eager_delayed": claim(
@@ -262,6 +265,7 @@ def claims() -> dict:
             0.0,
             "at more rounds or in larger models",
             published="eager 2.69 where DiLoCo has 2.68",
+            again="configs/paper/eager_vs_delayed.py",
             stages=first,
         ),
         "eager_diloco": claim(
@@ -272,6 +276,7 @@ def claims() -> dict:
             0.01,
             "at more rounds",
             published="2.69 against 2.68",
+            again="configs/paper/eager_vs_delayed.py",
             stages=first,
         ),
         "eager_light": claim(
@@ -312,6 +317,7 @@ def claims() -> dict:
             0.0,
             "at more rounds",
             published="a lower loss at 1 to 3 % density in 2 bits",
+            again="configs/paper/sparseloco.py",
             stages=later,
         ),
         "noloco_diloco": claim(
@@ -322,6 +328,7 @@ def claims() -> dict:
             0.0,
             "at more rounds or in more regions",
             published="up to 4 % better at H = 50 than DiLoCo at H = 100",
+            again="configs/paper/noloco_gossip.py",
             stages=gossip,
         ),
         "decoupled_diloco": claim(
@@ -332,6 +339,7 @@ def claims() -> dict:
             0.01,
             "at more rounds or with more coefficients",
             published="up to 16 times fewer bytes",
+            again="configs/paper/decoupled_momentum.py",
             stages=later,
         ),
         "dilocox_ddp": claim(
@@ -343,6 +351,7 @@ def claims() -> dict:
             0.01,
             "at more rounds or in larger models",
             published="negligible, in the words of its abstract; 0.3 nats at 107B, second-hand",
+            again="configs/paper/dilocox_ablation.py",
             stages=later,
         ),
         "adloco_diloco": claim(
@@ -354,6 +363,7 @@ def claims() -> dict:
             0.01,
             "at more rounds, as batches grow at the cost of steps",
             published="a lower perplexity at equal communications, see `adloco_exchanges`",
+            again="configs/paper/adloco_communications.py",
             stages=later,
         ),
     }
@@ -648,6 +658,7 @@ def settings() -> dict:
             "quorum_mean",
             0.0,
             "at more rounds or in more regions",
+            again="configs/paper/decoupled_grace.py",
             stages=only,
         ),
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from evidence.campaign.cells import Cell, record_path
@@ -60,6 +60,10 @@ class Evidence:
             ["python -m evidence", *([name] if name else []), f"--config={self.config}"]
         )
 
+    def verdict(self, claim: str, split: str) -> Verdict | None:
+        """The verdict on a claim on data of this split; None if there is none."""
+        return next((v for v in self.verdicts if (v.claim, v.split) == (claim, split)), None)
+
     def of(self, claim: str, split: str) -> list[Effect]:
         """Effects of a claim on data of this split."""
         return [e for e in self.effects[claim] if e.rung.split == split]
@@ -78,6 +82,11 @@ class Evidence:
             return ORDER.index(verdict.word), -against, verdict.claim, verdict.split
 
         return sorted(self.verdicts, key=key)
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
+    """The lines of a table in Markdown."""
+    return [f"| {' | '.join(map(str, row))} |" for row in (heads, ["---"] * len(heads), *rows)]
 
 
 def page(evidence: Evidence) -> str:
@@ -161,12 +170,13 @@ def _claims_table(evidence: Evidence, verdicts: Sequence[Verdict]) -> str:
         told = ", ".join(str(statuses[word]) for word in (SEEN, OPPOSITE, OPEN))
         rows.append(
             f"| [{claim.says}](#{claim.name}) ({claim.source}) "
-            f"| {kind(verdict.split)} | **{_verdict(evidence, verdict)}** | {shown} | {told} |"
+            f"| {kind(verdict.split)} | **{told_verdict(evidence, verdict)}** | {shown} | {told} |"
         )
     return "\n".join(rows)
 
 
-def _verdict(evidence: Evidence, verdict: Verdict) -> str:
+def told_verdict(evidence: Evidence, verdict: Verdict) -> str:
+    """The word of a verdict with its scale."""
     if verdict.scale is None:
         return NO_VERDICT
     size, rounds = verdict.scale
@@ -346,7 +356,7 @@ def _section(evidence: Evidence, claim: Claim) -> str:
         counts = evidence.statuses(verdict)
         lines += [
             "",
-            f"Data {kind(verdict.split)}: **{_verdict(evidence, verdict)}**. Rungs as claimed: "
+            f"Data {kind(verdict.split)}: **{told_verdict(evidence, verdict)}**. Rungs as claimed: "
             f"{counts[SEEN]}; the opposite: {counts[OPPOSITE]}; open: {counts[OPEN]}.",
             *_seen_at(evidence, verdict),
         ]

@@ -6,8 +6,8 @@
 
 Every number on a page is computed from the records in the campaign's folder, and in that of the
 campaign beside it (`config.beside`), whose new records change both pages. A page that was
-edited by hand, or a picture of other records, fails the check. So does a table of a comparison in
-a page of docs/ (see `evidence/results/tables.py`).
+edited by hand, or a picture of other records, fails the check. So do the parts of docs/ that are
+ours (see `evidence/results/blocks.py`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from evidence.campaign.ledger import Records, read
 from evidence.campaign.plan import plan
 from evidence.campaign.run import DEFAULT
 from evidence.results import figures
+from evidence.results.blocks import refreshed
 from evidence.results.corpora import Judged
 from evidence.results.effects import Effect, effects
 from evidence.results.page import OVERVIEW, Evidence, page
-from evidence.results.tables import refreshed
 from evidence.results.verdict import verdicts
 from experiments.cli import (
     Flags,
@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
     pages, docs = Path(values.pages), Path(values.docs)
     refuse_any(problems, TITLE)
     made = [gather(*loaded(config, overrides)) for config in ([path] if path else CAMPAIGNS)]
-    others = {} if path else refreshed(docs)  # which may be refused
+    others = {} if path else refreshed(docs, made)  # which may be refused
     console = Console(highlight=False, soft_wrap=True)
     if values.check:
         lines = [line for evidence in made for line in disagreements(evidence, pages)]

@@ -7,14 +7,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from campaign_cases import checked, config, put, record
+from campaign_cases import checked, config, jitter, ledger_of, record
 from matplotlib.figure import Figure
 
-from evidence.campaign import tuning
 from evidence.campaign.config import claim, stage, variant
 from evidence.campaign.config import size as size_of
-from evidence.campaign.ledger import Records, read, write
-from evidence.campaign.order import Points, cells_of
+from evidence.campaign.ledger import read, write
 from evidence.campaign.plan import Rung, plan
 from evidence.results import fit as fits
 from evidence.results import write as command
@@ -28,22 +26,6 @@ from experiments.cli import RefusedError, load_config
 ROOT = Path(__file__).resolve().parents[2]
 CLAIMS = ("equal", "better")
 NOISE = {0: -0.02, 1: 0.03, 2: -0.01, 3: 0.0}  # by seed, shared by both arms
-
-
-def ledger_of(campaign, loss_of, stages=("1",)):
-    """Tuned (rates 0.5 and 2e-3 are the best), with every reported cell of some stages."""
-    ledger = Records(campaign)
-    for arm in campaign.arms:
-        for size in campaign.sizes:
-            while cells := tuning.missing(campaign, ledger, arm, size):
-                put(ledger, cells, lambda c: 2.0 if c.point[-3:] in ("0_5", "e-3") else 3.0)
-    points = Points(campaign, ledger)
-    for one in campaign.claims.values():
-        for key in stages:
-            for rung, seeds in one.ladder[key].items():
-                cells = cells_of(one, rung, seeds, points)
-                put(ledger, [c for c in cells if not ledger.done(c)], loss_of)
-    return ledger
 
 
 def gap(of):
@@ -60,11 +42,6 @@ def verdict(campaign, of):
     """Of one claim on one split."""
     [found] = verdicts(campaign, {of[0].claim: of})
     return found
-
-
-def jitter(cell):
-    """What pairing does not take away: 0.1 %, of mean 0 over three seeds."""
-    return (-0.001, 0.0, 0.001, 0.0)[cell.seed]
 
 
 def test_effects_by_hand(tmp_path):

@@ -1,10 +1,15 @@
-"""Tables of comparisons in pages written by hand: made from their record, or refused."""
+"""Our parts of pages written by hand: made from records, or refused."""
 
+import dataclasses
 import json
 
 import pytest
+from campaign_cases import checked, config, jitter, ledger_of
 
-from evidence.results.tables import refreshed
+from evidence.campaign.config import claim
+from evidence.campaign.config import variant as variant_of
+from evidence.results.blocks import refreshed
+from evidence.results.write import gather
 from experiments.cli import RefusedError
 
 BEGIN, END = "<!-- comparison: records/one.json -->\n", "<!-- end of comparison -->"
@@ -73,7 +78,7 @@ def test_a_comparison_without_its_end_is_refused(docs):
     whole = page.read_text()
     for text in (whole.replace(END, ""), f"{BEGIN}{whole}", f"{whole}{END}"):
         page.write_text(text)
-        with pytest.raises(RefusedError, match=r"RESULTS\.md: each line"):
+        with pytest.raises(RefusedError, match=r"RESULTS\.md: each `<!--"):
             refreshed(docs)
 
 
@@ -95,3 +100,31 @@ def test_records_that_are_missing_or_of_another_version_are_named(docs):
     record.unlink()
     with pytest.raises(RefusedError, match=r"no records/one\.json"):
         refreshed(docs)
+
+
+def test_the_claims_of_papers_have_a_row_each(tmp_path):
+    """Worst first, with the largest scale, the other texts, and where to read on."""
+    arms = dict(config(tmp_path).arms) | {"heavy": variant_of("diloco", method={"period": 1})}
+    claims = dict(config(tmp_path).claims) | {
+        "setting": claim("A setting", "0000.00003", "heavy", "diloco", 0.0, "a gap"),
+        "better": claim("It is better", "0000.00002", "diloco", "averaging", 0.0, "", again="a.py"),
+    }
+    campaign = checked(tmp_path, arms=arms, claims=claims)
+    losses = {"diloco": 2.01, "heavy": 1.9}
+    made = gather(ledger_of(campaign, lambda c: losses.get(c.arm, 2.0) * (1 + jitter(c) / 10)))
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    before = "Before.\n<!-- claims -->\nof before\n<!-- end of claims -->\nAfter."
+    (docs / "RESULTS.md").write_text(before)
+    [text] = refreshed(docs, (made, dataclasses.replace(made, verdicts=()))).values()
+    rows = [line for line in text.splitlines() if line.startswith("| ")][2:]
+    assert [row.split(" (")[0] for row in rows] == ["| It is better", "| DiLoCo is as good"]
+    assert rows[0].split(" | ")[1:] == [
+        "**contradicted (up to 0.001M, 8 rounds)**",
+        "+0.5 ± 0.0 % at 0.001M, 8 rounds, 2 regions",
+        "-",
+        "-",
+        "[better](../evidence/pages/campaign.md#better), `a.py` |",
+    ]
+    assert "1 claims on settings of a method: 1 holds." in text and "of before" not in text
+    assert text.startswith("Before.\n<!-- claims -->\n| claim") and text.endswith("After.")
