@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from evidence.campaign.plan import Campaign
+from evidence.campaign.plan import Campaign, Rung
 from experiments.compare.plan import merged
 from experiments.workdir import of_program, without_path
 
@@ -43,6 +43,11 @@ class Cell:
         kind = "tune-" if self.tunes else ""
         scale = f"r{self.rounds:03}-m{self.regions:02}-{self.split}-s{self.seed}"
         return f"{kind}{scale}-{self.point}"
+
+    @property
+    def rung(self) -> Rung:
+        """Its scale."""
+        return Rung(self.size, self.rounds, self.regions, self.split)
 
     @property
     def title(self) -> str:

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from evidence.results.effects import on_variants
-from evidence.results.figures import count
-from evidence.results.page import Evidence, table, told_verdict
+from evidence.results.markdown import table
+from evidence.results.page import Evidence, told_verdict
 from evidence.results.verdict import HOLDS_FROM, NOT_SEEN, ORDER
 from experiments.cli import refuse_any
 from experiments.compare.at_equal import sentence
@@ -113,9 +113,9 @@ def claims(made: Sequence[Evidence]) -> str:
             settings[verdict.word] += 1
         elif verdict.split == "iid":
             claim = campaign.claims[verdict.claim]
-            largest = [e for e in first.of(claim.name, "iid") if e.tested][-1:]
+            largest = first.tested(claim.name, "iid")[-1:]
             at = [
-                f"{e.told} at {count(campaign.sizes[e.rung.size].params)}, "
+                f"{e.told} at {first.params(e.rung)}, "
                 f"{e.rung.rounds} rounds, {e.rung.regions} regions"
                 for e in largest
             ]

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from evidence.campaign.plan import Campaign
 from evidence.results.effects import OPEN, Effect
-from evidence.results.figures import count, kind
+from evidence.results.markdown import count, kind
 
 AGREE, DIFFER = "agree", "differ"
 _ORDER = (DIFFER, OPEN, AGREE)

@@ -150,7 +150,7 @@ def _reported(ledger: Records, points: Points) -> pd.DataFrame:
     rows = [
         {
             "arm": cell.arm,
-            "rung": Rung(cell.size, cell.rounds, cell.regions, cell.split),
+            "rung": cell.rung,
             "seed": cell.seed,
             "time": record["virtual"]["seconds"],
             **{name: record.get(name) for name in _MEASURED},

@@ -15,6 +15,7 @@ from typing import Any
 
 from evidence.campaign.plan import Campaign, Claim, Rung
 from evidence.results.effects import OPEN, OPPOSITE, SEEN, Effect
+from evidence.results.markdown import count, kind
 
 _KEY = "Description"  # of the PNG's text
 _MARKERS = {2: "o", 4: "s", 8: "D", 16: "^"}
@@ -224,19 +225,3 @@ def overview(campaign: Campaign, rows: Sequence[Effect], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     shown = digest(rows)
     figure.savefig(path, dpi=110, metadata={_KEY: shown, "Software": None})
-
-
-def count(params: float) -> str:
-    """Parameters for people: 0.18M, 10M, 121M, 1B."""
-    return f"{short(params / 1e9)}B" if params >= 1e9 else f"{short(params / 1e6)}M"
-
-
-def short(value: float, digits: int = 2) -> str:
-    """A number in so many significant digits, but never with an exponent for its size."""
-    rounded = f"{value:.{digits}g}"
-    return f"{value:,.0f}" if "e+" in rounded else rounded
-
-
-def kind(split: str) -> str:
-    """A split for people."""
-    return {"iid": "i.i.d.", "topic": "by topic"}.get(split, split)

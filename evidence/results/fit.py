@@ -1,6 +1,6 @@
 """Loss against size and tokens of arms, L = E + A / N^a + B / D^b, and what that extrapolates to.
 
-In: a campaign and its records, or points of arms. Out: the page's section, or the fits.
+In: a campaign and its records, or points of arms. Out: the fits.
 
 The form is that of Hoffmann et al. (arXiv 2203.15556, equation 2), fitted by least squares on the
 logarithm of the loss. E is the text's and the same for all arms: each alone would leave it to
@@ -24,15 +24,14 @@ from scipy import optimize
 from evidence.campaign.ledger import Records
 from evidence.campaign.order import Points
 from evidence.campaign.plan import Campaign
-from evidence.results.figures import count, short
 
 # Below these the records do not carry a fit: there are five terms.
 LEAST_SIZES, LEAST_TOKENS, LEAST_SCALES, LEAST_SEEDS = 3, 3, 6, 3
 EXPONENTS = (0.02, 2.0)
 _LEAST = 1e-3  # nats: of E, and of what a part is at the smallest scale
 _DRAWS = 200
-_AHEAD = ((150e6, "0.15B"), (1e9, "1B"))  # parameters that the section asks for
-_TOKENS_A_PARAMETER = 20
+AHEAD = {"0.15B": 150e6, "1B": 1e9}  # parameters that the page asks for
+TOKENS_A_PARAMETER = 20
 
 Name = Hashable
 Point = tuple[float, float, int, float]  # parameters, tokens, seed, loss
@@ -222,82 +221,18 @@ def _scale(record: Mapping) -> tuple[str, int]:
     return record["cell"]["size"], record["cell"]["rounds"]
 
 
-# -- the section -----------------------------------------------------------------------------------
-
-
-def section(campaign: Campaign, ledger: Records) -> str:
-    """The fits as a section of the page, where the records suffice for one."""
-    curves = _curves(campaign, ledger)
-    lines = ["## Loss against size and tokens", ""]
-    if not curves:
-        needs = (
-            f"{LEAST_SCALES} scales of a method, with {LEAST_SIZES} sizes and "
-            f"{LEAST_TOKENS} numbers of tokens, of {LEAST_SEEDS} seeds each"
-        )
-        return "\n".join([*lines, f"The records do not carry a fit yet. It needs {needs}."])
-    rows = []
-    for (name, regions), found in fit(curves).items():
-        params, tokens, error = found.furthest
-        cells = (
-            name,
-            regions,
-            str(len({point[:2] for point in curves[name, regions]})),
-            _scale_of(*found.largest),
-            ", ".join(f"{value:.3g}" for value in found.terms),
-            f"{100 * found.error:.2f} %",
-            f"{_scale_of(params, tokens)}: {100 * error:+.1f} %",
-            ", ".join(found.undetermined) or "-",
-            *(_ahead(found, params) for params, _ in _AHEAD),
-        )
-        rows.append(f"| {' | '.join(cells)} |")
-    names = " | ".join(f"extrapolated to {name}" for _, name in _AHEAD)
-    least, most = (_scale_of(params, _TOKENS_A_PARAMETER * params) for params, _ in _AHEAD)
-    return "\n".join(
-        [
-            *lines,
-            "L = E + A / N^a + B / D^b (arXiv 2203.15556), least squares on the logarithm, of all "
-            "methods together. E, the loss of the text itself, is one; the other terms are a "
-            "method's own. Data parallel training sees the same batch in any number of regions.",
-            "",
-            f"The last columns are **extrapolations** to {_TOKENS_A_PARAMETER} tokens a parameter: "
-            f"{least}; {most}. `Up to` is how far the scales of a method reach. All tokens count "
-            "as fresh, although that many are repeats of this corpus (its size: at the end). "
-            "`Furthest off` is the scale that the fit misses most, by its loss over the measured "
-            "one. The form does not describe a method that it misses by several times the error. "
-            "Ranges are over bootstrap fits, which draw seeds, and over fits that leave one "
-            "scale out; they say nothing of the form. As all methods share E, differences between "
-            "them shrink there by the form alone and are no evidence. Whether a gap shrinks with "
-            "size is told in its section, by its change with more parameters and tokens. Not "
-            "determined: parts below a thousandth of a nat, and exponents "
-            f"at the end of {EXPONENTS[0]:g} to {EXPONENTS[1]:g}.",
-            "",
-            "| method | regions | scales | up to | E, A, a, B, b | error | furthest off "
-            f"| not determined | {names} |",
-            "| --- " * 8 + "|" + " --- |" * len(_AHEAD),
-            *rows,
-        ]
-    )
-
-
-def _scale_of(params: float, tokens: float) -> str:
-    return f"{count(params)}, {short(tokens / 1e6)}M tokens"
-
-
-def _curves(campaign: Campaign, ledger: Records) -> dict[tuple[str, str], list[Point]]:
+def curves(
+    campaign: Campaign, ledger: Records, points: Points
+) -> dict[tuple[str, str], list[Point]]:
     """(arm, regions) -> points that carry a fit. Data parallel training is pooled over regions."""
-    tuned = Points(campaign, ledger)
     groups: dict[tuple[str, str], list] = {}
     for cell, record in sorted(ledger.found.items()):
-        if cell.tunes or cell.split != "iid" or cell.point != tuned.of(cell.arm, cell.size):
+        if cell.tunes or cell.split != "iid" or cell.point != points.of(cell.arm, cell.size):
             continue
         pooled = campaign.arms[cell.arm].base["method"]["name"] == "ddp"
         regions = "any" if pooled else str(cell.regions)
         groups.setdefault((cell.arm, regions), []).append(record)
-    order = {name: number for number, name in enumerate(campaign.arms)}
-    curves = {key: points_of(groups[key]) for key in sorted(groups, key=lambda k: (order[k[0]], k))}
-    return {key: points for key, points in curves.items() if not carried(points)}
-
-
-def _ahead(found: Fit, params: float) -> str:
-    loss, low, high = found.at(params, _TOKENS_A_PARAMETER * params)
-    return f"{loss:.2f} ({low:.2f} to {high:.2f})"
+    order = list(campaign.arms)
+    keys = sorted(groups, key=lambda key: (order.index(key[0]), key))
+    found = {key: points_of(groups[key]) for key in keys}
+    return {key: points for key, points in found.items() if not carried(points)}

@@ -1,22 +1,25 @@
-"""Writes the page of a campaign as Markdown. All of its figures are computed from the records."""
+"""Writes the page of a campaign as Markdown, `text/page.md` filled in from the records."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from evidence.campaign.cells import Cell, record_path
 from evidence.campaign.estimate import RunEstimate
 from evidence.campaign.ledger import Records, hours
 from evidence.campaign.order import Points, cells_of, ordered
-from evidence.campaign.plan import Arm, Campaign, Claim, Rung, Tuning
+from evidence.campaign.plan import Arm, Campaign, Claim, Rung
 from evidence.campaign.tuning import rungs
 from evidence.results import corpora, fit
 from evidence.results.effects import OPEN, OPPOSITE, SEEN, SURE, Effect, on_variants
-from evidence.results.figures import count, kind, short
+from evidence.results.markdown import count, kind, short, table
 from evidence.results.verdict import (
     HOLDS,
     HOLDS_FROM,
@@ -31,7 +34,7 @@ from experiments.config import base
 from lowcomm_jax.checkpoint.load import dotted
 from lowcomm_jax.models.presets import preset
 
-OVERVIEW = "overview.png"
+_TEXTS = Path(__file__).parent / "text"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,24 +57,30 @@ class Evidence:
     config: str
     beside: corpora.Judged | None = None
 
-    def command(self, name: str = "") -> str:
+    @functools.cached_property
+    def points(self) -> Points:
+        """The learning rates that were settled."""
+        return Points(self.campaign, self.ledger)
+
+    def command(self, *name: str) -> str:
         """A command of this campaign."""
-        return " ".join(
-            ["python -m evidence", *([name] if name else []), f"--config={self.config}"]
-        )
+        return " ".join(["python -m evidence", *name, f"--config={self.config}"])
+
+    def params(self, rung: Rung) -> str:
+        """Parameters of a rung's model, for people."""
+        return count(self.campaign.sizes[rung.size].params)
 
     def verdict(self, claim: str, split: str) -> Verdict | None:
         """The verdict on a claim on data of this split; None if there is none."""
         return next((v for v in self.verdicts if (v.claim, v.split) == (claim, split)), None)
 
-    def of(self, claim: str, split: str) -> list[Effect]:
-        """Effects of a claim on data of this split."""
-        return [e for e in self.effects[claim] if e.rung.split == split]
+    def tested(self, claim: str, split: str) -> list[Effect]:
+        """Effects of a claim on data of this split that have enough seeds."""
+        return [e for e in self.effects[claim] if e.rung.split == split and e.tested]
 
     def statuses(self, verdict: Verdict) -> Counter[str]:
         """How many rungs of a verdict are seen, the opposite and open."""
-        tested = (e for e in self.of(verdict.claim, verdict.split) if e.tested)
-        return Counter(effect.status for effect in tested)
+        return Counter(effect.status for effect in self.tested(verdict.claim, verdict.split))
 
     def sorted_verdicts(self) -> list[Verdict]:
         """The verdicts, those against a claim first; of equal ones, those with more against it."""
@@ -84,95 +93,97 @@ class Evidence:
         return sorted(self.verdicts, key=key)
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
-    """The lines of a table in Markdown."""
-    return [f"| {' | '.join(map(str, row))} |" for row in (heads, ["---"] * len(heads), *rows)]
-
-
 def page(evidence: Evidence) -> str:
     """The whole text."""
-    parts = [_head(evidence), _claims_tables(evidence)]
-    if evidence.beside:
-        here = corpora.Judged(evidence.campaign, evidence.effects)
-        parts.append(corpora.section(here, evidence.beside))
-    parts += [_how(evidence), _names(evidence)]
-    shown = dict.fromkeys(v.claim for v in evidence.sorted_verdicts())
-    parts += [_section(evidence, evidence.campaign.claims[name]) for name in shown]
-    parts += [_rates(evidence), fit.section(evidence.campaign, evidence.ledger), _left(evidence)]
-    parts += [_excluded(evidence), _origin(evidence)]
-    return "\n\n".join(part.strip() for part in parts) + "\n"
-
-
-def _head(evidence: Evidence) -> str:
-    campaign, records = evidence.campaign, list(evidence.ledger.found.values())
-    seeds = {r["cell"]["seed"] for r in records if not r["cell"]["tunes"]}
+    campaign = evidence.campaign
+    records, shown = evidence.ledger.found, _shown_sizes(evidence)
     judged = {e.rung.size for of in evidence.effects.values() for e in of if e.p is not None}
-    shown = _shown_sizes(evidence)
-    sizes = ", ".join(count(params) for params, name in shown if name in judged)
     others = ", ".join(count(params) for params, name in shown if name not in judged)
     others = f"Of {others} there are runs, but no pair with enough seeds. " if others else ""
-    tokenizer = campaign.common["data"].get("tokenizer", "bytes")
-    folders = f"`{campaign.records}`"
-    if evidence.beside:
-        folders += f" and `{evidence.beside.campaign.records}`"
-    return f"""
-# {campaign.title}
+    beside = [evidence.beside] if evidence.beside else []
+    of = (campaign.records, *(other.campaign.records for other in beside))
+    tests = [0, 0]  # of claims on methods, of claims on variants
+    for name, effects in evidence.effects.items():
+        tests[on_variants(campaign, name)] += sum(e.p is not None for e in effects)
+    how, link = campaign.tuning, campaign.link
+    wider = (
+        "\n  Where the best lay at the edge of the grid, its neighbours beyond trained for as long;"
+        f"\n  and so on, at most {how.widen} times."
+    )
+    claims = dict.fromkeys(v.claim for v in evidence.sorted_verdicts())
+    here = corpora.Judged(campaign, evidence.effects)
+    text = _filled(
+        "page",
+        **{name: getattr(campaign, name) for name in ("title", "text", "see", "page", "period")},
+        step_seconds=campaign.step_seconds,
+        write=evidence.command(),
+        folders=" and ".join(f"`{folder}`" for folder in of),
+        sizes=", ".join(count(params) for params, name in shown if name in judged),
+        others=others,
+        tokenizer=campaign.common["data"].get("tokenizer", "bytes"),
+        reported=len({cell.seed for cell in records if not cell.tunes}),
+        verdicts=_claims_tables(evidence),
+        corpora="\n".join(corpora.section(here, other) for other in beside),
+        links=f"{link['bandwidth_gbps']:g} Gbit/s and {link['delay_ms']:g} ms",
+        sure=SURE,
+        tests=tests[0],
+        settings=f", and over all {tests[1]} of claims on settings" if tests[1] else "",
+        seeds=", ".join(map(str, how.seeds)),
+        rungs=", then ".join(
+            f"{points} points for {rounds} rounds" for rounds, points in how.rungs
+        ),
+        regions=how.regions,
+        split=kind(how.split),
+        wider=wider if how.widen else "",
+        size_table="\n".join(_sizes(evidence)),
+        arm_table="\n".join(_arms(evidence)),
+        sections="\n\n".join(_section(evidence, campaign.claims[name]) for name in claims),
+        rates="\n".join(_rates(evidence)),
+        fit=_fits(evidence),
+        left=_left(evidence),
+        excluded=_excluded(evidence),
+        origin=_origin(evidence),
+    )
+    return re.sub(r"\n{3,}", "\n\n", text)
 
-Written by `{evidence.command()}` from the records in {folders}; do not edit it.
 
-Models of {sizes} parameters on {campaign.text}, tokenizer `{tokenizer}`, H = {campaign.period}.
-{others}A verdict is about these scales. Published figures come from
-larger models that train for longer. Seeds that are reported: up to {len(seeds)}. Losses are in
-nats per token. By one command each, in settings of their own: [results](../../docs/RESULTS.md).
-{campaign.see}
-
-![all claims on the loss at all rungs]({campaign.page}/{OVERVIEW})
-"""
+def _filled(name: str, **parts: Any) -> str:
+    return (_TEXTS / f"{name}.md").read_text(encoding="utf-8").format(**parts)
 
 
 def _shown_sizes(evidence: Evidence) -> list[tuple[float, str]]:
     """(parameters, name) of every size with a run that is reported, from the smallest."""
-    records = evidence.ledger.found.values()
-    return sorted({(r["params"], r["cell"]["size"]) for r in records if not r["cell"]["tunes"]})
+    found = evidence.ledger.found.items()
+    return sorted({(record["params"], cell.size) for cell, record in found if not cell.tunes})
 
 
 def _claims_tables(evidence: Evidence) -> str:
-    campaign = evidence.campaign
-    parts = [
-        "## Claim by claim",
-        "Unflattering verdicts first. The difference is the final loss (or what else the claim is "
-        "about) of the first method over that of the second, less one, at the scale that the "
-        "verdict names.",
-    ]
+    campaign, parts = evidence.campaign, []
     families = ("Methods", "Settings of a method, which papers choose and do not all test")
     for number, title in enumerate(families):
         of = [v for v in evidence.sorted_verdicts() if on_variants(campaign, v.claim) == number]
         if of:
-            parts += [f"### {title}", _claims_table(evidence, of)]
+            heads = ("claim", "data", "verdict", "difference", "seen, opposite, open")
+            rows = [_claim_row(evidence, verdict) for verdict in of]
+            parts += [f"### {title}", "\n".join(table(heads, rows))]
     absent = [n for n in campaign.claims if not evidence.effects[n]]
     if absent:
         parts.append(f"Not run yet: {', '.join(absent)}.")
     return "\n\n".join(parts)
 
 
-def _claims_table(evidence: Evidence, verdicts: Sequence[Verdict]) -> str:
-    rows = [
-        "| claim | data | verdict | difference | seen, opposite, open |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    for verdict in verdicts:
-        claim = evidence.campaign.claims[verdict.claim]
-        effects = evidence.of(verdict.claim, verdict.split)
-        tested = [e for e in effects if e.tested]
-        at = [e for e in tested if (e.rung.size, e.rung.rounds) == verdict.scale] or tested[-1:]
-        shown = "; ".join(f"{e.told} ({e.rung.regions} regions)" for e in at) or "-"
-        statuses = evidence.statuses(verdict)
-        told = ", ".join(str(statuses[word]) for word in (SEEN, OPPOSITE, OPEN))
-        rows.append(
-            f"| [{claim.says}](#{claim.name}) ({claim.source}) "
-            f"| {kind(verdict.split)} | **{told_verdict(evidence, verdict)}** | {shown} | {told} |"
-        )
-    return "\n".join(rows)
+def _claim_row(evidence: Evidence, verdict: Verdict) -> tuple[str, ...]:
+    claim = evidence.campaign.claims[verdict.claim]
+    tested = evidence.tested(verdict.claim, verdict.split)
+    at = [e for e in tested if (e.rung.size, e.rung.rounds) == verdict.scale] or tested[-1:]
+    statuses = evidence.statuses(verdict)
+    return (
+        f"[{claim.says}](#{claim.name}) ({claim.source})",
+        kind(verdict.split),
+        f"**{told_verdict(evidence, verdict)}**",
+        "; ".join(f"{e.told} ({e.rung.regions} regions)" for e in at) or "-",
+        ", ".join(str(statuses[word]) for word in (SEEN, OPPOSITE, OPEN)),
+    )
 
 
 def told_verdict(evidence: Evidence, verdict: Verdict) -> str:
@@ -181,135 +192,49 @@ def told_verdict(evidence: Evidence, verdict: Verdict) -> str:
         return NO_VERDICT
     size, rounds = verdict.scale
     where = f"{count(evidence.campaign.sizes[size].params)}, {rounds} rounds"
-    return (
-        f"{verdict.word} {where}"
-        if "to" in verdict.word or "from" in verdict.word
-        else (f"{verdict.word} (up to {where})")
-    )
+    ends = verdict.word in (NOT_SEEN, HOLDS_FROM)
+    return f"{verdict.word} {where}" if ends else f"{verdict.word} (up to {where})"
 
 
-def _wider(how: Tuning) -> str:
-    if not how.widen:
-        return ""
-    return (
-        "\n  Where the best lay at the edge of the grid, its neighbours beyond trained for as long;"
-        f"\n  and so on, at most {how.widen} times."
-    )
-
-
-def _how(evidence: Evidence) -> str:
-    campaign = evidence.campaign
-    how = campaign.tuning
-    links = f"{campaign.link['bandwidth_gbps']:g} Gbit/s and {campaign.link['delay_ms']:g} ms"
-    rounds = ", then ".join(f"{points} points for {r} rounds" for r, points in how.rungs)
-    seeds = ", ".join(map(str, how.seeds))
-    tests = [0, 0]  # of claims on methods, of claims on variants
-    for name, of in evidence.effects.items():
-        tests[on_variants(campaign, name)] += sum(e.p is not None for e in of)
-    settings = f", and over all {tests[1]} of claims on settings" if tests[1] else ""
-    return f"""
-## How to read it
-
-- **Equal tokens.** Regions share a batch: all methods, and all numbers of regions, see as many
-  tokens. `losses`, `exchanges`, `bytes` (of a region) and `time` are those of the first method,
-  beside or over those of the second. `tokens`: likewise, to the higher of both final losses.
-  `at equal bytes` and `at equal time`: the difference where both had spent what the cheaper one
-  spent; `-` where that is before a first evaluation, as after a thirtieth of a run. These three
-  are read off the curves, at learning rates that had not decayed yet. Batches that grow overshoot
-  by up to 3 %; learners of unequal speed see fewer tokens than others, and are compared with each
-  other alone.
-- **Bytes** of AllReduce are those of gradients in fp32 in a ring; papers that count bf16 have half
-  the ratio.
-- **Virtual time** is that of links of {links} between all regions, and
-  {campaign.step_seconds:g} s a step. Links of a wide area carry models far larger than these.
-- **Differences** are paired by seed: initial weights and data are shared. ± is a 95 % t-interval,
-  not corrected for the number of rungs: one that is clear of the margin may belong to an open rung.
-  Three seeds say little of their variance, so tests are moderated (Smyth 2004). A rung's variance
-  is weighed against that of all rungs of claims on methods, or on settings; the less these differ,
-  the more they count.
-- **Verdicts** rest on at least three seeds, and on p-values below {SURE:g} after Holm's correction
-  over all {tests[0]} rungs of claims on methods{settings}.
-  p is two-sided against the claim's margin, 1 % or 0, and not against no difference.
-  `open`: neither the claim nor its opposite is shown, or a run failed.
-- **Holds**: seen at every rung. **Holds from**: at every rung of that scale and above; where it is
-  not seen, the model is no larger and rounds are no more.
-  **Contradicted**: the opposite at every rung of at least two scales, no smaller at the largest.
-  **Not seen up to** the largest scale where it is not: anything else, such as the opposite at every
-  rung, but smaller at the largest scale. That compares means, and tests nothing.
-- **Learning rates** were tuned for each method and size on seeds that are not reported ({seeds}):
-  {rounds}, in {how.regions} regions, {kind(how.split)} data.{_wider(how)}
-  All have as many points on the grid; how many lie beyond it differs, and a point that the first
-  rung dropped is not tried again. The table of rates counts what each method was given.
-  A variant of a method, which differs in a setting, trains at the rates of that method. Its section
-  says so, and the table of rates does not list it.
-- g is Hedges' effect size of the paired differences. The anchor variance is the mean over regions
-  of the squared distance of their anchors from the anchors' mean, at the end.
-- **Pictures** have a panel for each way in which the scales of a claim differ. A line joins scales
-  that differ in nothing else; points at one scale stand beside each other.
-- What more rounds, parameters or regions change is a slope over their logarithm: of each seed the
-  one that fits best over all rungs that differ in nothing else. It is told for as many times as
-  were compared, and for ten times at most. The interval is over the seeds that have all rungs with
-  a verdict. It is moderated like those of differences, and not corrected for the number of slopes.
-  At equal rounds, larger models see fewer tokens a parameter; with more parameters *and tokens*,
-  rungs are compared that have as many a parameter, to the nearest power of two. Of these the larger
-  models mostly train for more rounds, as they would in practice. Sizes differ in batch, blocks and
-  dtype, too (next table): what parameters change is what all of these change.
-- **Limits.** One corpus a page; small batches and grids; rates that were tuned for one length and
-  one number of regions serve all others. Rungs of a size share their seeds, so that their
-  differences are not fully independent. Rungs that three seeds left open were the first to get
-  five, while settled ones may have three: p-values do not account for that look.
-- **Commands** train whole stages, which can be more than is shown, and hours count all of it. They
-  write into `runs/again`, and two processes of one command share its runs.
-  `{evidence.command()} --config.records=runs/again --pages=runs/pages` makes a page of them.
-  They train on the corpus of these records if it is there: see the end of the page.
-"""
-
-
-def _names(evidence: Evidence) -> str:
-    """The sizes, and the settings of the methods behind the names."""
-    campaign = evidence.campaign
-    rows = [
-        "## Sizes and methods",
-        "",
-        "| size | parameters | blocks | MLP | also | sequences a step | tokens a step "
-        "| tokens in 24 rounds | a parameter | computed in |",
-        "| --- " * 10 + "|",
-    ]
+def _sizes(evidence: Evidence) -> list[str]:
+    campaign, rows = evidence.campaign, []
     for params, name in _shown_sizes(evidence):
         size, tokens = campaign.sizes[name], campaign.tokens(name, 24)
         own = {"preset": base("ddp").model.preset, **size.fields.get("model", {})}
         model = preset(own.pop("preset"), **own)
         also = {"QK-norm": model.qk_norm, "z-loss": model.z_loss}
-        cells = (
-            f"`{name}`",
-            count(params),
-            f"{model.layers} of {model.width}",
-            f"{model.mlp}, {model.mlp_width:,}",
-            ", ".join(what for what, on in also.items() if on) or "-",
-            f"{size.batch}",
-            f"{tokens // (24 * campaign.period):,}",
-            f"{tokens / 1e6:.2f}M",
-            f"{tokens / params:.2g}",
-            model.compute_dtype,
+        rows.append(
+            (
+                f"`{name}`",
+                count(params),
+                f"{model.layers} of {model.width}",
+                f"{model.mlp}, {model.mlp_width:,}",
+                ", ".join(what for what, on in also.items() if on) or "-",
+                size.batch,
+                f"{tokens // (24 * campaign.period):,}",
+                f"{tokens / 1e6:.2f}M",
+                f"{tokens / params:.2g}",
+                model.compute_dtype,
+            )
         )
-        rows.append(f"| {' | '.join(cells)} |")
-    rows += [
-        "",
-        "Records of a size lie in the folder of that name. Products of float32 on accelerators are "
-        "of JAX's default precision, TF32 on an H100. Runs of a rung may be of different cards, "
-        "and a card does not repeat a run to the last bit. Settings that are not named are off. "
-        "Rates are in a table below.",
-        "",
-        "| name | method | inner optimizer | settings |",
-        "| --- | --- | --- | --- |",
-    ]
+    heads = ("size", "parameters", "blocks", "MLP", "also", "sequences a step", "tokens a step")
+    return table((*heads, "tokens in 24 rounds", "a parameter", "computed in"), rows)
+
+
+def _arms(evidence: Evidence) -> list[str]:
+    campaign = evidence.campaign
     used = {arm for claim in campaign.claims.values() for arm in (claim.here, claim.there)}
-    for name, arm in campaign.arms.items():
-        if name not in used:
-            continue
-        method, inner = arm.base["method"]["name"], arm.base["inner"]["optimizer"]
-        rows.append(f"| {name} | {method} | {inner} | {_differs(campaign, arm)} |")
-    return "\n".join(rows)
+    rows = [
+        (
+            name,
+            arm.base["method"]["name"],
+            arm.base["inner"]["optimizer"],
+            _differs(campaign, arm),
+        )
+        for name, arm in campaign.arms.items()
+        if name in used
+    ]
+    return table(("name", "method", "inner optimizer", "settings"), rows)
 
 
 def _differs(campaign: Campaign, arm: Arm) -> str:
@@ -342,65 +267,49 @@ def _settings_of(arm: Arm) -> dict[str, Any]:
 
 
 def _section(evidence: Evidence, claim: Claim) -> str:
-    here = [v for v in evidence.sorted_verdicts() if v.claim == claim.name]
     lines = [f"## {claim.name}", "", f"{claim.says} (arXiv {claim.source})."]
     if claim.published:
         lines.append(f"Published: {claim.published}.")
-    arms = (evidence.campaign.arms[name] for name in (claim.here, claim.there))
-    lines += [
-        f"`{arm.name}` trains at the rates of `{arm.tuned_as}`."
-        for arm in arms
-        if arm.tuned_as != arm.name
-    ]
-    for verdict in here:
-        counts = evidence.statuses(verdict)
-        lines += [
-            "",
-            f"Data {kind(verdict.split)}: **{told_verdict(evidence, verdict)}**. Rungs as claimed: "
-            f"{counts[SEEN]}; the opposite: {counts[OPPOSITE]}; open: {counts[OPEN]}.",
-            *_seen_at(evidence, verdict),
-        ]
-        lines += _trend("rounds", verdict.over_rounds)
-        lines += _trend("parameters", verdict.over_size)
-        lines += _trend("parameters and tokens", verdict.over_both)
-        lines += _trend("regions", verdict.over_regions)
-        lines.append(f"What would change our mind: {_mind(claim, verdict)}.")
-    lines += [
-        "",
-        f"![{claim.here} against {claim.there}]({evidence.campaign.page}/{claim.name}.png)",
-        "",
-        *_table(evidence, claim),
-        "",
-        *_command(evidence, claim),
-    ]
-    return "\n".join(lines)
+    for arm in (evidence.campaign.arms[name] for name in (claim.here, claim.there)):
+        if arm.tuned_as != arm.name:
+            lines.append(f"`{arm.name}` trains at the rates of `{arm.tuned_as}`.")
+    for verdict in evidence.sorted_verdicts():
+        if verdict.claim == claim.name:
+            lines += ["", *_told(evidence, claim, verdict)]
+    picture = f"{evidence.campaign.page}/{claim.name}.png"
+    lines += ["", f"![{claim.here} against {claim.there}]({picture})", ""]
+    return "\n".join([*lines, *_rungs(evidence, claim), "", *_command(evidence, claim)])
 
 
-def _seen_at(evidence: Evidence, verdict: Verdict) -> Iterator[str]:
-    """Of a claim that is seen at some rungs only: where, and where the opposite is."""
-    if verdict.word != NOT_SEEN or not evidence.statuses(verdict)[SEEN]:
-        return
-    for status, words in ((SEEN, "Seen at"), (OPPOSITE, "The opposite at")):
-        at: dict[str, list[str]] = {}
-        for e in evidence.of(verdict.claim, verdict.split):
-            if e.tested and e.status == status:
-                params = count(evidence.campaign.sizes[e.rung.size].params)
-                regions = at.setdefault(f"{params}, {e.rung.rounds} rounds", [])
-                regions.append(str(e.rung.regions))
-        where = (f"{scale}, {' and '.join(of)} regions" for scale, of in at.items())
-        if at:
-            yield f"{words} {'. At '.join(where)}."
-
-
-def _mind(claim: Claim, verdict: Verdict) -> str:
-    """The result that would turn a verdict, and where to look for it."""
+def _told(evidence: Evidence, claim: Claim, verdict: Verdict) -> Iterator[str]:
+    """What a verdict rests on, what scale changes, and what would turn it."""
+    counts = evidence.statuses(verdict)
+    yield (
+        f"Data {kind(verdict.split)}: **{told_verdict(evidence, verdict)}**. Rungs as claimed: "
+        f"{counts[SEEN]}; the opposite: {counts[OPPOSITE]}; open: {counts[OPEN]}."
+    )
+    if verdict.word == NOT_SEEN and counts[SEEN]:
+        for status, words in ((SEEN, "Seen at"), (OPPOSITE, "The opposite at")):
+            at: dict[str, list[str]] = {}
+            for e in evidence.tested(claim.name, verdict.split):
+                if e.status == status:
+                    scale = f"{evidence.params(e.rung)}, {e.rung.rounds} rounds"
+                    at.setdefault(scale, []).append(str(e.rung.regions))
+            if at:
+                where = (f"{scale}, {' and '.join(of)} regions" for scale, of in at.items())
+                yield f"{words} {'. At '.join(where)}."
+    yield from told_trend("rounds", verdict.over_rounds)
+    yield from told_trend("parameters", verdict.over_size)
+    yield from told_trend("parameters and tokens", verdict.over_both)
+    yield from told_trend("regions", verdict.over_regions)
     margin = f"{100 * claim.margin:+.0f} %" if claim.margin else "0"
+    turns = f"differences below {margin}, with corrected p-values below {SURE:g}, {claim.mind}"
     if verdict.word in (HOLDS, HOLDS_FROM):
-        return f"differences that are not shown to be below {margin}, {claim.mind}"
-    return f"differences below {margin}, with corrected p-values below {SURE:g}, {claim.mind}"
+        turns = f"differences that are not shown to be below {margin}, {claim.mind}"
+    yield f"What would change our mind: {turns}."
 
 
-def _trend(what: str, change: Trend) -> Iterator[str]:
+def told_trend(what: str, change: Trend) -> Iterator[str]:
     """The change of the difference over the range that was seen, of a factor of ten at most."""
     if change.mean is None or change.half is None:
         return
@@ -413,91 +322,88 @@ def _trend(what: str, change: Trend) -> Iterator[str]:
     )
 
 
-def _table(evidence: Evidence, claim: Claim) -> list[str]:
+def _rungs(evidence: Evidence, claim: Claim) -> list[str]:
     what = {"loss": "losses"}.get(claim.measure, claim.measure.replace("_", " "))
-    rows = [
-        f"| scale | data | {what} | difference | p, corrected | g | seeds | exchanges | bytes "
-        "| time | tokens | at equal bytes | at equal time | |",
-        "| --- " * 14 + "|",
-    ]
+    rows = []
     for e in evidence.effects[claim.name]:
-        params = count(evidence.campaign.sizes[e.rung.size].params)
         fewer = "" if e.fewer_bytes is None else f" (1/{short(e.fewer_bytes, 3)} of AllReduce)"
-        cells = (
-            f"{params}, {e.rung.rounds} rounds, {e.rung.regions} regions",
-            kind(e.rung.split),
-            ", ".join(f"{value:.3f}" if value >= 0.1 else f"{value:.3g}" for value in e.values),
-            e.told,
-            "-" if e.adjusted is None else _p(e.adjusted),
-            "-" if e.size_of_effect is None else f"{e.size_of_effect:+.1f}",
-            str(len(e.differences)) + (f" (failed: {len(e.failed)})" if e.failed else ""),
-            _times(e.exchanges),
-            _times(e.bytes) + fewer,
-            _times(e.seconds),
-            _times(e.tokens.mean, e.tokens.half),
-            _share(e.at_equal_bytes),
-            _share(e.at_equal_time),
-            e.status if e.tested else "too few seeds",
+        # Far out in the tails no p-value is known to be right.
+        p = e.adjusted and (f"{e.adjusted:.2g}" if e.adjusted >= 1e-6 else "< 1e-6")
+        tokens = e.tokens.half is not None and f"{e.tokens.mean:.2f} ± {e.tokens.half:.2f} x"
+        rows.append(
+            (
+                f"{evidence.params(e.rung)}, {e.rung.rounds} rounds, {e.rung.regions} regions",
+                kind(e.rung.split),
+                ", ".join(f"{value:.3f}" if value >= 0.1 else f"{value:.3g}" for value in e.values),
+                e.told,
+                "-" if p is None else p,
+                _known("{:+.1f}", e.size_of_effect),
+                str(len(e.differences)) + (f" (failed: {len(e.failed)})" if e.failed else ""),
+                _known("{:.3g} x", e.exchanges),
+                _known("{:.3g} x", e.bytes) + fewer,
+                _known("{:.3g} x", e.seconds),
+                tokens or _known("{:.3g} x", e.tokens.mean),
+                _known("{:+.1%}", e.at_equal_bytes).replace("%", " %"),
+                _known("{:+.1%}", e.at_equal_time).replace("%", " %"),
+                e.status if e.tested else "too few seeds",
+            )
         )
-        rows.append(f"| {' | '.join(cells)} |")
-    return rows
+    heads = ("scale", "data", what, "difference", "p, corrected", "g", "seeds", "exchanges")
+    return table((*heads, "bytes", "time", "tokens", "at equal bytes", "at equal time", ""), rows)
 
 
-def _p(value: float) -> str:
-    """A p-value; far out in the tails none is known to be right."""
-    return f"{value:.2g}" if value >= 1e-6 else "< 1e-6"
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:+.1f} %"
-
-
-def _times(ratio: float | None, half: float | None = None) -> str:
-    if ratio is None:
-        return "-"
-    return f"{ratio:.3g} x" if half is None else f"{ratio:.2f} ± {half:.2f} x"
+def _known(form: str, value: float | None) -> str:
+    return "-" if value is None else form.format(value)
 
 
 def _command(evidence: Evidence, claim: Claim) -> list[str]:
-    """The command that repeats what is shown of a claim, with its hours on two cores.
+    """The commands that repeat what is shown of a claim, with their hours.
 
-    Where some of it ran on accelerators, a second command repeats that.
+    Where some of it ran on accelerators, a second command repeats that. Commands train whole
+    stages, which may ask for more than is shown. Points beyond a grid are those that were tried.
     """
-    campaign, ledger = evidence.campaign, evidence.ledger
-    shown = {
-        (effect.rung, seed)
-        for effect in evidence.effects[claim.name]
-        for seed in (*effect.differences, *effect.failed)
-    }
-    behind = cells_behind(campaign, ledger, claim, {rung for rung, _ in shown})
+    campaign, found = evidence.campaign, evidence.ledger.found
+    effects = evidence.effects[claim.name]
+    shown = {(e.rung, seed) for e in effects for seed in (*e.differences, *e.failed)}
+    behind = cells_behind(evidence, claim, {rung for rung, _ in shown})
+    backends = {cell: found[cell]["machine"]["backend"] for cell in behind}
     first: dict[tuple[Rung, int], int] = {}  # the stage that first asks for a seed of a rung
     for number, stage in enumerate(campaign.stages):
         for rung, seeds in claim.ladder.get(stage, {}).items():
             for seed in seeds:
                 first.setdefault((rung, seed), number)
-    accelerated = {
-        (Rung(cell.size, cell.rounds, cell.regions, cell.split), cell.seed)
-        for cell in behind
-        if not cell.tunes and ledger.found[cell]["machine"]["backend"] != "cpu"
-    }
+    accelerated = {(c.rung, c.seed) for c, b in backends.items() if b != "cpu" and not c.tunes}
+    card = next((b for b, _ in Counter(backends.values()).most_common() if b != "cpu"), "")
+    shared = "process-hours on an accelerator, which several processes share"
+    both = (
+        ("cpu", shown - accelerated, 7200, "hours on two cores, a process each"),
+        (card, shown & accelerated, 3600, shared),
+    )
     lines, needs = [], []
-    if on_cores := shown - accelerated:
-        until = max(first[one] for one in on_cores)
-        command, seconds = _repeated(evidence, claim, behind, 0, until, "cpu")
-        lines += command
-        needs.append(f"{seconds / 7200:.1f} hours on two cores, a process each")
-    if on_accelerators := shown & accelerated:
-        backends = Counter(ledger.found[cell]["machine"]["backend"] for cell in behind)
-        backend = next(name for name, _ in backends.most_common() if name != "cpu")
-        numbers = [first[one] for one in on_accelerators]
-        command, seconds = _repeated(evidence, claim, behind, min(numbers), max(numbers), backend)
-        lines += command
-        needs.append(
-            f"{seconds / 3600:.1f} process-hours on an accelerator, which several processes share"
+    for backend, wanted, per_hour, unit in both:
+        if not wanted:
+            continue
+        numbers = sorted(first[one] for one in wanted)
+        since = 0 if backend == "cpu" else numbers[0]
+        stages = campaign.stages[since : numbers[-1] + 1]
+        start = f"--since={stages[0]} " if since else ""
+        lines += [
+            f"{evidence.command('campaign')} --only={claim.name} \\",
+            f"    {start}--until={stages[-1]} --config.records=runs/again",
+        ]
+        alone = dataclasses.replace(campaign, claims={claim.name: claim}, stages=stages)
+        estimate = RunEstimate(campaign, found.values(), backend)
+        seconds = sum(step.seconds for step in ordered(alone, Records(alone), estimate.seconds))
+        seconds += sum(
+            estimate.seconds(cell)
+            for cell in behind
+            if cell.tunes and cell.point not in campaign.arms[cell.arm].grid
+            if backends[cell] == backend
         )
+        needs.append(f"{seconds / per_hour:.1f} {unit}")
     return [
         f"From nothing, tuning included, this takes about {', then '.join(needs)}. What is shown "
-        f"took {hours(ledger.found[cell] for cell in behind)}:",
+        f"took {hours(found[cell] for cell in behind)}:",
         "",
         "```bash",
         *lines,
@@ -505,85 +411,41 @@ def _command(evidence: Evidence, claim: Claim) -> list[str]:
     ]
 
 
-def _repeated(
-    evidence: Evidence,
-    claim: Claim,
-    behind: Collection[Cell],
-    since: int,
-    until: int,
-    backend: str,
-) -> tuple[list[str], float]:
-    """(the command for a claim in these stages, core-seconds of all its runs from nothing).
-
-    The stages may ask for more than is shown. Points beyond a grid are those that were tried.
-    """
-    campaign, ledger = evidence.campaign, evidence.ledger
-    stages = campaign.stages[since : until + 1]
-    alone = dataclasses.replace(campaign, claims={claim.name: claim}, stages=stages)
-    estimate = RunEstimate(campaign, ledger.found.values(), backend)
-    start = f"--since={stages[0]} " if since else ""
-    command = [
-        f"{evidence.command('campaign')} --only={claim.name} \\",
-        f"    {start}--until={stages[-1]} --config.records=runs/again",
-    ]
-    seconds = sum(step.seconds for step in ordered(alone, Records(alone), estimate.seconds))
-    beyond = (
-        estimate.seconds(cell)
-        for cell in behind
-        if cell.tunes and cell.point not in campaign.arms[cell.arm].grid
-        if ledger.found[cell]["machine"]["backend"] == backend
-    )
-    return command, seconds + sum(beyond)
-
-
-def cells_behind(
-    campaign: Campaign, ledger: Records, claim: Claim, reported: Collection[Rung]
-) -> set[Cell]:
+def cells_behind(evidence: Evidence, claim: Claim, reported: Collection[Rung]) -> set[Cell]:
     """The recorded cells of a claim's rungs, and those that tuned its arms at their sizes."""
-    points, found = Points(campaign, ledger), set()
+    ledger, found = evidence.ledger, set()
     for rung, seeds in claim.rungs().items():
-        if rung not in reported:
-            continue
-        cells = [c for c in cells_of(claim, rung, seeds, points) if c in ledger.found]
-        found |= set(cells)
-        for cell in cells:
-            known = rungs(campaign, ledger, cell.arm, cell.size)
-            found |= {c for of in known for c in of if c in ledger.found}
+        if rung in reported:
+            cells = [c for c in cells_of(claim, rung, seeds, evidence.points) if c in ledger.found]
+            found |= set(cells)
+            for arm, size in {(cell.arm, cell.size) for cell in cells}:
+                known = rungs(evidence.campaign, ledger, arm, size)
+                found |= {c for of in known for c in of if c in ledger.found}
     return found
 
 
-def _rates(evidence: Evidence) -> str:
-    campaign, ledger = evidence.campaign, evidence.ledger
-    points = Points(campaign, ledger)
-    rows = [
-        "## Learning rates",
-        "",
-        "The best of the points that each method tried. Where it lies at an edge of them, a wider "
-        "grid may have a better one.",
-        "",
-        "| method | size | rates | runs, rounds | loss of the points, by rung |",
-        "| --- | --- | --- | --- | --- |",
-    ]
+def _rates(evidence: Evidence) -> list[str]:
+    campaign, ledger, rows = evidence.campaign, evidence.ledger, []
     for size in campaign.sizes:
         for name, arm in campaign.arms.items():
             known = rungs(campaign, ledger, name, size)
             if arm.tuned_as != name or not any(cell in ledger.found for cell in known[0]):
                 continue
-            point = points.of(name, size)
+            point = evidence.points.of(name, size)
             tried = {*arm.grid, *(cell.point for of in known for cell in of)}
             best = _settings({name: arm.points[name] for name in tried}, point) if point else ""
             losses = "; ".join(
                 ", ".join("-" if (x := ledger.loss(c)) is None else f"{x:.3f}" for c in of)
                 for of in known
             )
-            size_of = count(campaign.sizes[size].params)
             ran = [cell for of in known for cell in of if cell in ledger.found]
             spent = f"{len(ran)}, {sum(cell.rounds for cell in ran)}"
-            rows.append(f"| {name} | {size_of} | {best or 'not settled'} | {spent} | {losses} |")
-    return "\n".join(rows)
+            size_of = count(campaign.sizes[size].params)
+            rows.append((name, size_of, best or "not settled", spent, losses))
+    return table(("method", "size", "rates", "runs, rounds", "loss of the points, by rung"), rows)
 
 
-def _settings(points, name: str) -> str:
+def _settings(points: Mapping[str, Mapping[str, Any]], name: str) -> str:
     """The values of a point, each with the grid that it was chosen from."""
     flat = {point: dotted(changes) for point, changes in points.items()}
     shown = []
@@ -594,93 +456,106 @@ def _settings(points, name: str) -> str:
     return ", ".join(shown)
 
 
+def _fits(evidence: Evidence) -> str:
+    """The fits of the loss, where the records suffice for one."""
+    curves = fit.curves(evidence.campaign, evidence.ledger, evidence.points)
+    if not curves:
+        return (
+            f"The records do not carry a fit yet. It needs {fit.LEAST_SCALES} scales of a method, "
+            f"with {fit.LEAST_SIZES} sizes and {fit.LEAST_TOKENS} numbers of tokens, of "
+            f"{fit.LEAST_SEEDS} seeds each."
+        )
+    rows = []
+    for (name, regions), found in fit.fit(curves).items():
+        params, tokens, error = found.furthest
+        ahead = (found.at(n, fit.TOKENS_A_PARAMETER * n) for n in fit.AHEAD.values())
+        rows.append(
+            (
+                name,
+                regions,
+                len({point[:2] for point in curves[name, regions]}),
+                _scale_of(*found.largest),
+                ", ".join(f"{value:.3g}" for value in found.terms),
+                f"{100 * found.error:.2f} %",
+                f"{_scale_of(params, tokens)}: {100 * error:+.1f} %",
+                ", ".join(found.undetermined) or "-",
+                *(f"{loss:.2f} ({low:.2f} to {high:.2f})" for loss, low, high in ahead),
+            )
+        )
+    heads = ("method", "regions", "scales", "up to", "E, A, a, B, b", "error", "furthest off")
+    ahead = (f"extrapolated to {name}" for name in fit.AHEAD)
+    least, most = (_scale_of(n, fit.TOKENS_A_PARAMETER * n) for n in fit.AHEAD.values())
+    return _filled(
+        "fit",
+        per_parameter=fit.TOKENS_A_PARAMETER,
+        least=least,
+        most=most,
+        low=fit.EXPONENTS[0],
+        high=fit.EXPONENTS[1],
+        table="\n".join(table((*heads, "not determined", *ahead), rows)),
+    ).strip()
+
+
+def _scale_of(params: float, tokens: float) -> str:
+    return f"{count(params)}, {short(tokens / 1e6)}M tokens"
+
+
 def _left(evidence: Evidence) -> str:
     campaign, ledger = evidence.campaign, evidence.ledger
-    on_cores, on_a_card = (
-        RunEstimate(campaign, ledger.found.values(), backend) for backend in ("cpu", "gpu")
-    )
+    cores, card = (RunEstimate(campaign, ledger.found.values(), of) for of in ("cpu", "gpu"))
     left: dict[str, list[Cell]] = {}
-    for step in ordered(campaign, ledger, on_cores.seconds):
-        left.setdefault(step.stage, []).extend((*step.tunes, *step.cells))
-
-    def took(estimate: RunEstimate, cells: Sequence[Cell]) -> str:
-        known = estimate is on_cores or all(map(estimate.knows, cells))
-        return f"{sum(map(estimate.seconds, cells)) / 3600:,.1f}" if known else "-"
-
+    for step in ordered(campaign, ledger, cores.seconds):
+        left.setdefault(step.stage, []).extend(step.runs)
     rows = [
-        f"| {stage} | {len(left[stage])} | {took(on_cores, left[stage])} "
-        f"| {took(on_a_card, left[stage])} | {sum(map(on_cores.flops, left[stage])):.1e} |"
-        for stage in campaign.stages
-        if stage in left
+        (
+            stage,
+            len(cells),
+            f"{sum(map(cores.seconds, cells)) / 3600:,.1f}",
+            f"{sum(map(card.seconds, cells)) / 3600:,.1f}" if all(map(card.knows, cells)) else "-",
+            f"{sum(map(cores.flops, cells)):.1e}",
+        )
+        for stage, cells in left.items()
     ]
-    if not rows:
-        return "## What is left\n\nNothing."
-    return "\n".join(
-        [
-            "## What is left",
-            "",
-            "The same command goes on with it, on this machine or another. Records join by lying "
-            "in one folder: each names its code, its config's digest and its corpus. Processes on "
-            "one machine share the runs; on several machines give each stages or claims of its "
-            "own (`--since`, `--until`, `--only`). A run that fails is listed; it runs again once "
-            "its record is removed.",
-            "",
-            "Core-hours are at the pace of one core, from what ran. Process-hours are those of an "
-            "accelerator that several processes share, from what ran on one "
-            "([how](../README.md#on-an-accelerator)).",
-            "",
-            "| stage | runs | core-hours | or process-hours | FLOPs |",
-            "| --- | --- | --- | --- | --- |",
-            *rows,
-            "",
-            "```bash",
-            f"{evidence.command('campaign')} --plan",
-            f"{evidence.command('campaign')} --core_hours=8   # once for each core",
-            "```",
-        ]
-    )
+    heads = ("stage", "runs", "core-hours", "or process-hours", "FLOPs")
+    told = "\n".join(table(heads, rows))
+    again = evidence.command("campaign")
+    return _filled("left", table=told, campaign=again).strip() if rows else "Nothing."
 
 
 def _excluded(evidence: Evidence) -> str:
     campaign, ledger = evidence.campaign, evidence.ledger
-    lines, tuned = ["## Runs that do not count", ""], Points(campaign, ledger)
-    rows = [f"| `{entry.file}` | {entry.reason} |" for entry in ledger.excluded]
+    rows = [(f"`{entry.file}`", entry.reason) for entry in ledger.excluded]
     for cell, record in ledger.found.items():
-        best = tuned.of(cell.arm, cell.size)
+        best = evidence.points.of(cell.arm, cell.size)
         if not cell.tunes and cell.point != best:
             path = record_path(campaign, cell, record["config_digest"])
+            why = f"at learning rates that {best} has replaced" if best else ""
             file = path.relative_to(campaign.records).as_posix()
-            why = (
-                f"at learning rates that {best} has replaced"
-                if best
-                else "its rates are being tuned"
-            )
-            rows.append(f"| `{file}` | {why} |")
+            rows.append((f"`{file}`", why or "its rates are being tuned"))
     if not rows:
-        return "\n".join([*lines, "None: no run failed, and no record was left out."])
-    return "\n".join([*lines, "| record | reason |", "| --- | --- |", *rows])
+        return "None: no run failed, and no record was left out."
+    return "\n".join(table(("record", "reason"), rows))
 
 
 def _origin(evidence: Evidence) -> str:
     records = list(evidence.ledger.found.values())
-    lines = ["## Where the records come from", ""]
-    if not records:
-        return "\n".join([*lines, "There are none."])
-    commits = len({r["code"]["commit"] for r in records})
     changed = sum(bool(r["code"]["changed"]) for r in records)
-    machines = Counter(_machine(r) for r in records)
-    digests = Counter((r["corpus_digest"] or "")[:10] for r in records)
+    machines = Counter(
+        f"{r['machine']['system']}, {r['machine']['cpus']} cores, {r['machine']['device']}, "
+        f"jax {r['versions']['jax']}"
+        for r in records
+    )
+    digests = Counter(f"`{(r['corpus_digest'] or '')[:10]}`" for r in records)
     rows = [
-        f"- {len(records)} runs, {hours(records)}.",
-        f"- Commits: {commits}. Each record names its own; {changed} ran with changed files.",
-        "- Machine: " + ", ".join(f"{k} ({n})" for k, n in sorted(machines.items())) + ".",
-        "- Corpus (digest): " + ", ".join(f"`{k}` ({n})" for k, n in sorted(digests.items())) + ".",
+        f"{len(records)} runs, {hours(records)}.",
+        f"Commits: {len({r['code']['commit'] for r in records})}. Each record names its own; "
+        f"{changed} ran with changed files.",
+        f"Machine: {_counted(machines)}.",
+        f"Corpus (digest): {_counted(digests)}.",
     ]
-    if evidence.campaign.origin:
-        rows.append(f"- {evidence.campaign.origin}.")
-    return "\n".join([*lines, *rows])
+    rows += [f"{evidence.campaign.origin}."] if evidence.campaign.origin else []
+    return "\n".join(f"- {row}" for row in rows)
 
 
-def _machine(record) -> str:
-    one = record["machine"]
-    return f"{one['system']}, {one['cpus']} cores, {one['device']}, jax {record['versions']['jax']}"
+def _counted(of: Counter[str]) -> str:
+    return ", ".join(f"{what} ({n})" for what, n in sorted(of.items()))

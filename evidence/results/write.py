@@ -25,7 +25,7 @@ from evidence.results import figures
 from evidence.results.blocks import refreshed
 from evidence.results.corpora import Judged
 from evidence.results.effects import Effect, effects
-from evidence.results.page import OVERVIEW, Evidence, page
+from evidence.results.page import Evidence, page
 from evidence.results.verdict import verdicts
 from experiments.cli import (
     Flags,
@@ -37,6 +37,7 @@ from experiments.cli import (
 )
 from experiments.progress import tracked
 
+OVERVIEW = "overview.png"
 TITLE = "cannot make the pages"
 CAMPAIGNS = (DEFAULT, "evidence/configs/wikitext.py")
 EXIT_DISAGREES = 1

@@ -18,8 +18,9 @@ from evidence.results import fit as fits
 from evidence.results import write as command
 from evidence.results.corpora import AGREE, DIFFER, Judged, agreement, pairs, section
 from evidence.results.effects import effects
-from evidence.results.figures import count, digest_in, draw, short
-from evidence.results.page import OVERVIEW, _trend, page
+from evidence.results.figures import digest_in, draw
+from evidence.results.markdown import count, short
+from evidence.results.page import page, told_trend
 from evidence.results.verdict import Trend, _word, verdicts
 from experiments.cli import RefusedError, load_config
 
@@ -91,7 +92,7 @@ def test_a_claim_about_another_measure_than_the_loss(tmp_path):
     assert first.status == second.status == "seen"
     assert first.at_equal_bytes == 0.0  # that column is of the loss
     # Nor does it stand among the losses: its scale is another one.
-    assert command.pictures(command.gather(made))[OVERVIEW] == []
+    assert command.pictures(command.gather(made))[command.OVERVIEW] == []
     one = next(c for c in made.found if c.arm == "ddp" and not c.tunes and c.rounds == 4)
     made.found[one] = {**made.found[one], "anchor_variance": None}  # as where it is not measured
     assert len(effects(campaign, made)["closer"][0].differences) == 2
@@ -187,13 +188,13 @@ def test_a_trend_over_parameters_and_tokens_is_at_as_many_tokens_a_parameter(tmp
 
 def test_a_trend_is_told_for_what_was_seen_and_ten_times_at_most():
     half, whole = (Trend(0.2, 0.1, 3, seen) for seen in (2.0, 16.0))
-    [told] = _trend("rounds", half)
+    [told] = told_trend("rounds", half)
     points = [100 * value * math.log10(2) for value in (0.2, 0.1)]
     assert told.startswith(f"With 2 times the rounds the difference changes by +{points[0]:.1f} ± ")
     assert f"± {points[1]:.1f} points (it grows)" in told
-    [told] = _trend("rounds", whole)
+    [told] = told_trend("rounds", whole)
     assert told.startswith("With 10 times the rounds the difference changes by +20.0 ± 10.0 ")
-    assert [*_trend("rounds", Trend(None, None, 0, 1.0))] == []
+    assert [*told_trend("rounds", Trend(None, None, 0, 1.0))] == []
 
 
 def test_slopes_lend_each_other_their_spread(tmp_path):
@@ -223,7 +224,7 @@ def test_a_trend_over_regions_is_at_equal_size_and_rounds(tmp_path):
     assert told.over_regions.count == 3 and told.over_rounds.count == 0
 
 
-def test_seeds_that_lack_a_rung_tell_nothing_of_a_trend(tmp_path):
+def test_seeds_that_lack_a_rung_tell_nothing_of_atold_trend(tmp_path):
     """Of 4 and 8 rounds they give another slope than of 4, 8 and 16, where a trend is curved."""
     stages = {
         "1": stage(("small",), (4, 8, 16), (2,)),

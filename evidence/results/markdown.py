@@ -1,0 +1,28 @@
+"""Numbers, names and tables as pages show them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
+    """The lines of a table."""
+    lines = (heads, ["---"] * len(heads), *rows)
+    return [f"| {' | '.join(map(str, row))} |".replace("|  |", "| |") for row in lines]
+
+
+def count(params: float) -> str:
+    """Parameters for people: 0.18M, 10M, 121M, 1B."""
+    return f"{short(params / 1e9)}B" if params >= 1e9 else f"{short(params / 1e6)}M"
+
+
+def short(value: float, digits: int = 2) -> str:
+    """A number in so many significant digits, but never with an exponent for its size."""
+    rounded = f"{value:.{digits}g}"
+    return f"{value:,.0f}" if "e+" in rounded else rounded
+
+
+def kind(split: str) -> str:
+    """A split for people."""
+    return {"iid": "i.i.d.", "topic": "by topic"}.get(split, split)
