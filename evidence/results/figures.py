@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,13 @@ from evidence.results.effects import OPEN, OPPOSITE, SEEN, Effect
 from evidence.results.markdown import count, kind
 
 _KEY = "Description"  # of the PNG's text
+_WAYS = {"rounds": 3.0, "size": 3.8, "regions": 3.0}  # inches of a panel
 _MARKERS = {2: "o", 4: "s", 8: "D", 16: "^"}
 _SPREAD = 0.4  # of points at one scale, as a part of the smallest step between scales
 _FAINT = 0.35  # of points that no verdict counts
 _LINE, _GAP = 0.075, 0.15  # inches: of a rung in the overview, and between claims
+
+Look = Callable[[Effect], dict[str, Any]]
 
 
 def digest(effects: Sequence[Effect]) -> str:
@@ -49,130 +52,99 @@ def digest_in(path: Path) -> str | None:
 def draw(campaign: Campaign, claim: Claim, effects: Sequence[Effect], path: Path) -> None:
     """Draw the effects of one claim: a panel for each way in which its scales differ.
 
-    Lines join scales that differ in nothing else.
+    Lines join scales that differ in nothing else. Color is size, shape regions, width rounds, fill
+    the split of the data.
     """
     from matplotlib.figure import Figure  # slow to import
 
-    ways = [way for way in _WAYS if len({way.value(campaign, e.rung) for e in effects}) > 1]
-    ways = ways or [_WAYS[0]]
-    widths = [way.width for way in ways]
+    rungs = [effect.rung for effect in effects]
+    ways = [way for way in _WAYS if len({getattr(rung, way) for rung in rungs}) > 1] or ["rounds"]
+    widths = [_WAYS[way] for way in ways]
     figure = Figure(figsize=(max(6.6, 1.8 + sum(widths)), 3.8), layout="constrained")
     panels = figure.subplots(1, len(ways), sharey=True, squeeze=False, width_ratios=widths)[0]
-    look = _Look(campaign, effects)
+    sizes = {size: f"C{i}" for i, size in enumerate(campaign.sizes)}
+    widths = {n: 3.5 + 1.7 * i for i, n in enumerate(sorted({rung.rounds for rung in rungs}))}
+
+    def look(effect: Effect) -> dict[str, Any]:
+        color = sizes[effect.rung.size]
+        return {
+            "alpha": 1.0 if effect.tested else _FAINT,
+            "color": color,
+            "marker": _MARKERS.get(effect.rung.regions, "v"),
+            "ms": widths[effect.rung.rounds],
+            "mfc": color if effect.rung.split == "iid" else "white",
+        }
+
     for axes, way in zip(panels, ways, strict=True):
         _panel(axes, campaign, way, effects, look)
         axes.axhline(0.0, color="black", lw=0.8)
         if claim.margin:
             axes.axhline(100 * claim.margin, color="black", lw=0.8, ls=":", label="claim's margin")
-    what = claim.measure.replace("_", " ")
-    panels[0].set_ylabel(f"difference of the {what}, %")
+    panels[0].set_ylabel(f"difference of the {claim.measure.replace('_', ' ')}, %")
     better = "better" if claim.measure == "loss" else "lower"
-    figure.suptitle(
-        f"{claim.here} against {claim.there} (below 0: {claim.here} is {better})", size=10
-    )
-    handles = [*look.legend(), *panels[0].get_legend_handles_labels()[0]]
+    title = f"{claim.here} against {claim.there} (below 0: {claim.here} is {better})"
+    figure.suptitle(title, size=10)
+    handles = [*_legend(campaign, effects, look), *panels[0].get_legend_handles_labels()[0]]
     if handles:
         figure.legend(handles=handles, loc="outside right upper", frameon=False, fontsize="small")
+    _save(figure, effects, path)
+
+
+def _save(figure: Any, effects: Sequence[Effect], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110, metadata={_KEY: digest(effects), "Software": None})
 
 
-@dataclasses.dataclass(frozen=True)
-class _Way:
-    """One way in which scales differ: a field of rungs; label and inches of its axis."""
+def _legend(campaign: Campaign, effects: Sequence[Effect], look: Look) -> Iterator[Any]:
+    """An entry for every value of what differs."""
+    from matplotlib.lines import Line2D
 
-    field: str
-    label: str
-    width: float
-
-    def value(self, campaign: Campaign, rung: Rung) -> float:
-        value = getattr(rung, self.field)
-        return campaign.sizes[value].params if self.field == "size" else value
-
-
-_WAYS = (
-    _Way("rounds", "rounds", 3.0),
-    _Way("size", "parameters", 3.8),
-    _Way("regions", "regions", 3.0),
-)
-
-
-class _Look:
-    """How an effect looks in every panel: color is size, shape regions, width rounds, fill data."""
-
-    def __init__(self, campaign: Campaign, effects: Sequence[Effect]):
-        rungs = [effect.rung for effect in effects]
-        self._campaign = campaign
-        self._tested = [effect.tested for effect in effects]
-        self.sizes = [size for size in campaign.sizes if size in {r.size for r in rungs}]
-        self.rounds = sorted({r.rounds for r in rungs})
-        self.regions = sorted({r.regions for r in rungs})
-        self.splits = sorted({r.split for r in rungs}, key="iid".__ne__)
-
-    def color(self, size: str) -> str:
-        return f"C{list(self._campaign.sizes).index(size)}"
-
-    def _width(self, rounds: int) -> float:
-        return 3.5 + 1.7 * self.rounds.index(rounds)
-
-    def marker(self, effect: Effect) -> dict[str, Any]:
-        rung = effect.rung
-        return {
-            "alpha": 1.0 if effect.tested else _FAINT,
-            "color": self.color(rung.size),
-            "marker": _MARKERS.get(rung.regions, "v"),
-            "ms": self._width(rung.rounds),
-            "mfc": self.color(rung.size) if rung.split == "iid" else "white",
-        }
-
-    def legend(self) -> list[Any]:
-        """An entry for every value of what differs."""
-        from matplotlib.lines import Line2D
-
-        def entry(label: str, **look: Any) -> Line2D:
-            look = {"color": "0.4", "marker": "o", "ms": 5, **look}
-            return Line2D([], [], ls="none", label=label, **look)
-
-        params = {size: count(self._campaign.sizes[size].params) for size in self.sizes}
-        few = [] if all(self._tested) else [entry("too few seeds", alpha=_FAINT)]
-        entries = (
-            [entry(f"{params[s]} parameters", color=self.color(s)) for s in self.sizes],
-            [entry(f"{n} regions", marker=_MARKERS.get(n, "v")) for n in self.regions],
-            [entry(f"{n} rounds", ms=self._width(n)) for n in self.rounds],
-            [entry(kind(s), mfc="0.4" if s == "iid" else "white") for s in self.splits],
-        )
-        return [one for of in entries if len(of) > 1 for one in of] + few
+    told = {
+        "size": (lambda r: f"{count(campaign.sizes[r.size].params)} parameters", "color"),
+        "regions": (lambda r: f"{r.regions} regions", "marker"),
+        "rounds": (lambda r: f"{r.rounds} rounds", "ms"),
+        "split": (lambda r: kind(r.split), "mfc"),
+    }
+    order = {"size": list(campaign.sizes).index, "split": "iid".__ne__}
+    usual = {"color": "0.4", "marker": "o", "ms": 5, "ls": "none"}
+    for field, (label, of) in told.items():
+        one_of_each = {getattr(effect.rung, field): effect for effect in effects}
+        values = sorted(one_of_each, key=order.get(field))
+        for value in values if len(values) > 1 else ():
+            shown = look(one_of_each[value])[of]
+            shown = "0.4" if of == "mfc" and shown != "white" else shown
+            yield Line2D([], [], label=label(one_of_each[value].rung), **{**usual, of: shown})
+    if not all(effect.tested for effect in effects):
+        yield Line2D([], [], label="too few seeds", alpha=_FAINT, **usual)
 
 
-def _panel(
-    axes: Any, campaign: Campaign, way: _Way, effects: Sequence[Effect], look: _Look
-) -> None:
+def _panel(axes: Any, campaign: Campaign, way: str, effects: Sequence[Effect], look: Look) -> None:
     """Differences against one way to scale; points at one scale stand beside each other."""
-    lines: dict[Rung, list[Effect]] = {}  # by a rung with 0 or "" in the field that varies
+
+    def level(effect: Effect) -> float:
+        value = getattr(effect.rung, way)
+        return campaign.sizes[value].params if way == "size" else value
+
+    lines: dict[Rung, list[Effect]] = {}  # by a rung without the field that varies
     for effect in effects:
-        blank = "" if way.field == "size" else 0
-        lines.setdefault(dataclasses.replace(effect.rung, **{way.field: blank}), []).append(effect)
-    values = sorted({way.value(campaign, effect.rung) for effect in effects})
+        lines.setdefault(dataclasses.replace(effect.rung, **{way: None}), []).append(effect)
+    values = sorted(set(map(level, effects)))
     gap = min((b / a for a, b in itertools.pairwise(values)), default=2.0)
     for number, (key, of) in enumerate(lines.items()):
         place = number / (len(lines) - 1) - 0.5 if len(lines) > 1 else 0.0
-        of = sorted(of, key=lambda effect: way.value(campaign, effect.rung))
-        x = [way.value(campaign, effect.rung) * gap ** (_SPREAD * place) for effect in of]
-        y = [100 * effect.mean for effect in of]
-        style = "-" if key.split == "iid" else "--"
-        line = [one for one in zip(x, y, of, strict=True) if one[2].tested]
-        joined = [[at for at, *_ in line], [height for _, height, _ in line]]
-        axes.plot(*joined, color=look.color(key.size) if key.size else "0.6", ls=style, lw=0.9)
-        for at, height, effect in zip(x, y, of, strict=True):
-            half = 100 * (effect.half or 0.0)
-            axes.errorbar(at, height, half, lw=1, capsize=2, **look.marker(effect))
+        at = [(level(e) * gap ** (_SPREAD * place), 100 * e.mean, e) for e in sorted(of, key=level)]
+        joined = [[p[i] for p in at if p[2].tested] for i in (0, 1)]
+        color = look(of[0])["color"] if key.size else "0.6"
+        axes.plot(*joined, color=color, ls="-" if key.split == "iid" else "--", lw=0.9)
+        for x, y, effect in at:
+            axes.errorbar(x, y, 100 * (effect.half or 0.0), lw=1, capsize=2, **look(effect))
     axes.set_xscale("log", base=2)
-    names = [count(value) if way.field == "size" else str(value) for value in values]
-    axes.set_xticks(values, names, size=8, rotation=45 if way.field == "size" else 0)
+    names = [count(value) if way == "size" else str(value) for value in values]
+    axes.set_xticks(values, names, size=8, rotation=45 if way == "size" else 0)
     axes.minorticks_off()
     axes.set_xlim(values[0] / gap**0.7, values[-1] * gap**0.7)
-    per_round = f" of {campaign.period} steps" if way.field == "rounds" else ""
-    axes.set_xlabel(way.label + per_round)
+    label = {"size": "parameters", "rounds": f"rounds of {campaign.period} steps"}
+    axes.set_xlabel(label.get(way, way))
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
 
@@ -222,6 +194,4 @@ def overview(campaign: Campaign, rows: Sequence[Effect], path: Path) -> None:
     axes.grid(axis="x", alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside upper center", ncols=3, frameon=False, fontsize="small")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    shown = digest(rows)
-    figure.savefig(path, dpi=110, metadata={_KEY: shown, "Software": None})
+    _save(figure, rows, path)

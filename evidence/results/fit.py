@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 import numpy as np
+import pandas as pd
 from scipy import optimize
 
 from evidence.campaign.ledger import Records
@@ -127,11 +128,9 @@ def fit(curves: Mapping[Name, Sequence[Point]], seed: int = 0) -> dict[Name, Fit
 
 
 def _furthest(points: Sequence[Point], residuals: np.ndarray) -> tuple[float, float, float]:
-    by_scale: dict[tuple[float, float], list[float]] = {}
-    for point, residual in zip(points, residuals, strict=True):
-        by_scale.setdefault(point[:2], []).append(float(residual))
-    means = {scale: float(np.mean(of)) for scale, of in by_scale.items()}
-    scale = max(means, key=lambda one: abs(means[one]))
+    rows = pd.DataFrame(points).iloc[:, :2].assign(residual=residuals)
+    means = rows.groupby([0, 1]).residual.mean()
+    scale = means.abs().idxmax()
     return *scale, float(np.expm1(means[scale]))
 
 
@@ -160,48 +159,40 @@ def _terms(logs: np.ndarray, number: int) -> tuple[float, ...]:
 
 def _solve(curves: Mapping[Name, Sequence[Point]], near: np.ndarray) -> optimize.OptimizeResult:
     """Least squares over the logarithms of the terms, from `near`."""
-    columns = [[np.array(c, float) for c in zip(*points)] for points in curves.values()]
-    rows = np.cumsum([0, *(len(points) for points in curves.values())])
+    n, d, _, loss = np.array([p for points in curves.values() for p in points], float).T
+    arm = np.repeat(range(len(curves)), [len(points) for points in curves.values()])
+
+    def parts(logs):
+        """E, a, b, and what size and tokens add to it, of every point."""
+        a_scale, a, b_scale, b = np.exp(logs[1:]).reshape(-1, 4)[arm].T
+        return np.exp(logs[0]), a, b, a_scale / n**a, b_scale / d**b
 
     def residual(logs):
-        parts = [
-            np.log(_loss(_terms(logs, i), params, tokens)) - np.log(loss)
-            for i, (params, tokens, _, loss) in enumerate(columns)
-        ]
-        return np.concatenate(parts)
+        e, _, _, of_size, of_tokens = parts(logs)
+        return np.log(e + of_size + of_tokens) - np.log(loss)
 
     def jacobian(logs):
-        found = np.zeros((rows[-1], len(logs)))
-        for i, (params, tokens, *_) in enumerate(columns):
-            e, a_scale, a, b_scale, b = terms = _terms(logs, i)
-            of_size, of_tokens = a_scale / params**a, b_scale / tokens**b
-            by = [
-                of_size,
-                -a * np.log(params) * of_size,
-                of_tokens,
-                -b * np.log(tokens) * of_tokens,
-            ]
-            at, loss = slice(rows[i], rows[i + 1]), _loss(terms, params, tokens)
-            found[at, 0] = e / loss
-            found[at, 1 + 4 * i : 5 + 4 * i] = np.stack(by, axis=1) / loss[:, None]
-        return found
+        e, a, b, of_size, of_tokens = parts(logs)
+        by = [of_size, -a * np.log(n) * of_size, of_tokens, -b * np.log(d) * of_tokens]
+        found = np.zeros((len(loss), len(logs)))
+        found[:, 0] = e
+        found[np.arange(len(loss))[:, None], 1 + 4 * arm[:, None] + np.arange(4)] = np.transpose(by)
+        return found / (e + of_size + of_tokens)[:, None]
 
-    smallest = min(loss.min() for *_, loss in columns)
-    low = np.log([_LEAST, *[1e-6, EXPONENTS[0]] * (2 * len(columns))])
-    high = np.log([smallest, *[1e30, EXPONENTS[1]] * (2 * len(columns))])
+    low = np.log([_LEAST, *[1e-6, EXPONENTS[0]] * (2 * len(curves))])
+    high = np.log([loss.min(), *[1e30, EXPONENTS[1]] * (2 * len(curves))])
     start = np.clip(near, low + 1e-6, high - 1e-6)
     return optimize.least_squares(residual, start, jacobian, bounds=(low, high))
 
 
 def _start(curves: Mapping[Name, Sequence[Point]], a: float, b: float) -> np.ndarray:
     """A third of an arm's smallest loss each: the rest, the size's and the tokens' part."""
-    found = []
+    found = [min(point[3] for points in curves.values() for point in points) / 3]
     for points in curves.values():
-        params, tokens, _, loss = (np.array(column, float) for column in zip(*points))
+        params, tokens, _, loss = np.array(points, float).T
         part = loss.min() / 3
-        found.append([part * np.median(params) ** a, a, part * np.median(tokens) ** b, b])
-    least = min(point[3] for points in curves.values() for point in points)
-    return np.log([least / 3, *np.concatenate(found)])
+        found += [part * np.median(params) ** a, a, part * np.median(tokens) ** b, b]
+    return np.log(found)
 
 
 def points_of(records: Sequence[Mapping]) -> list[Point]:
@@ -209,16 +200,15 @@ def points_of(records: Sequence[Mapping]) -> list[Point]:
 
     Tokens are those of a scale on average: by how its texts end, a seed counts some more or fewer.
     """
-    by_scale: dict[tuple, list[int]] = {}
-    for record in records:
-        by_scale.setdefault(_scale(record), []).append(record["tokens"])
-    tokens = {s: float(np.mean(ts)) for s, ts in by_scale.items() if len(ts) >= LEAST_SEEDS}
-    counted = [r for r in records if _scale(r) in tokens]
-    return [(r["params"], tokens[_scale(r)], r["cell"]["seed"], r["loss"]) for r in counted]
-
-
-def _scale(record: Mapping) -> tuple[str, int]:
-    return record["cell"]["size"], record["cell"]["rounds"]
+    by_scale: dict[tuple[str, int], list[int]] = {}
+    scales = [(record["cell"]["size"], record["cell"]["rounds"]) for record in records]
+    for scale, record in zip(scales, records, strict=True):
+        by_scale.setdefault(scale, []).append(record["tokens"])
+    return [
+        (r["params"], float(np.mean(by_scale[scale])), r["cell"]["seed"], r["loss"])
+        for scale, r in zip(scales, records, strict=True)
+        if len(by_scale[scale]) >= LEAST_SEEDS
+    ]
 
 
 def curves(

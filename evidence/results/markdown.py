@@ -1,9 +1,17 @@
-"""Numbers, names and tables as pages show them."""
+"""Texts, tables, numbers and names as pages show them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
+
+_TEXTS = Path(__file__).parent / "text"
+
+
+def filled(name: str, **parts: Any) -> str:
+    """The text `name` of the folder text/, with these parts in their places."""
+    return (_TEXTS / f"{name}.md").read_text(encoding="utf-8").format(**parts).strip()
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:

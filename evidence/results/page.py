@@ -8,7 +8,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from evidence.campaign.cells import Cell, record_path
@@ -19,7 +18,7 @@ from evidence.campaign.plan import Arm, Campaign, Claim, Rung
 from evidence.campaign.tuning import rungs
 from evidence.results import corpora, fit
 from evidence.results.effects import OPEN, OPPOSITE, SEEN, SURE, Effect, on_variants
-from evidence.results.markdown import count, kind, short, table
+from evidence.results.markdown import count, filled, kind, short, table
 from evidence.results.verdict import (
     HOLDS,
     HOLDS_FROM,
@@ -33,8 +32,6 @@ from experiments.compare.plan import merged
 from experiments.config import base
 from lowcomm_jax.checkpoint.load import dotted
 from lowcomm_jax.models.presets import preset
-
-_TEXTS = Path(__file__).parent / "text"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +109,7 @@ def page(evidence: Evidence) -> str:
     )
     claims = dict.fromkeys(v.claim for v in evidence.sorted_verdicts())
     here = corpora.Judged(campaign, evidence.effects)
-    text = _filled(
+    text = filled(
         "page",
         **{name: getattr(campaign, name) for name in ("title", "text", "see", "page", "period")},
         step_seconds=campaign.step_seconds,
@@ -144,11 +141,7 @@ def page(evidence: Evidence) -> str:
         excluded=_excluded(evidence),
         origin=_origin(evidence),
     )
-    return re.sub(r"\n{3,}", "\n\n", text)
-
-
-def _filled(name: str, **parts: Any) -> str:
-    return (_TEXTS / f"{name}.md").read_text(encoding="utf-8").format(**parts)
+    return re.sub(r"\n{3,}", "\n\n", text) + "\n"
 
 
 def _shown_sizes(evidence: Evidence) -> list[tuple[float, str]]:
@@ -485,7 +478,7 @@ def _fits(evidence: Evidence) -> str:
     heads = ("method", "regions", "scales", "up to", "E, A, a, B, b", "error", "furthest off")
     ahead = (f"extrapolated to {name}" for name in fit.AHEAD)
     least, most = (_scale_of(n, fit.TOKENS_A_PARAMETER * n) for n in fit.AHEAD.values())
-    return _filled(
+    return filled(
         "fit",
         per_parameter=fit.TOKENS_A_PARAMETER,
         least=least,
@@ -493,7 +486,7 @@ def _fits(evidence: Evidence) -> str:
         low=fit.EXPONENTS[0],
         high=fit.EXPONENTS[1],
         table="\n".join(table((*heads, "not determined", *ahead), rows)),
-    ).strip()
+    )
 
 
 def _scale_of(params: float, tokens: float) -> str:
@@ -519,7 +512,7 @@ def _left(evidence: Evidence) -> str:
     heads = ("stage", "runs", "core-hours", "or process-hours", "FLOPs")
     told = "\n".join(table(heads, rows))
     again = evidence.command("campaign")
-    return _filled("left", table=told, campaign=again).strip() if rows else "Nothing."
+    return filled("left", table=told, campaign=again) if rows else "Nothing."
 
 
 def _excluded(evidence: Evidence) -> str:

@@ -121,36 +121,27 @@ def _seen(effects: Sequence[Effect], level, rest) -> float:
 def _word_of(campaign: Campaign, tested: Sequence[Effect]) -> tuple[str, Scale | None]:
     order = list(campaign.sizes)
     by_scale: dict[Scale, list[Effect]] = {}
-    for effect in tested:
+    for effect in sorted(tested, key=lambda e: (order.index(e.rung.size), e.rung.rounds)):
         by_scale.setdefault((effect.rung.size, effect.rung.rounds), []).append(effect)
-    return _word(sorted(by_scale, key=lambda s: (order.index(s[0]), s[1])), by_scale, order)
+    return word_of(by_scale, order) if by_scale else (NO_VERDICT, None)
 
 
-def _word(scales: Sequence[Scale], by_scale, order: list[str]) -> tuple[str, Scale | None]:
-    if not scales:
-        return NO_VERDICT, None
-    statuses = [{effect.status for effect in by_scale[scale]} for scale in scales]
-    seen = [found == {SEEN} for found in statuses]
-    if all(seen) and len(scales) > 1:
+def word_of(by_scale: Mapping[Scale, Sequence[Effect]], order: list[str]) -> tuple[str, Scale]:
+    """The word on a claim, and its scale, from its rungs by scale; `order`: names of sizes."""
+    scales = list(by_scale)
+    statuses = {scale: {effect.status for effect in of} for scale, of in by_scale.items()}
+    unseen = [scale for scale in scales if statuses[scale] != {SEEN}]
+    if not unseen and len(scales) > 1:
         return HOLDS, scales[-1]
-    unseen = [scale for scale, found in zip(scales, seen, strict=True) if not found]
-    for scale in scales[len(seen) - seen[::-1].index(False) :] if unseen else scales:
+    for scale in scales[scales.index(unseen[-1]) + 1 :] if unseen else scales:
         largest, longest = order.index(scale[0]), scale[1]
         if all(order.index(size) <= largest and rounds <= longest for size, rounds in unseen):
             return HOLDS_FROM, scale
-    opposite = all(found == {OPPOSITE} for found in statuses)
-    if opposite and len(scales) > 1 and not _shrinks(by_scale[scales[0]], by_scale[scales[-1]]):
+    opposite = all(found == {OPPOSITE} for found in statuses.values())
+    above = [np.mean([e.mean - e.margin for e in of]) for of in by_scale.values() if opposite]
+    if opposite and len(scales) > 1 and above[-1] >= above[0]:
         return CONTRADICTED, scales[-1]
     return NOT_SEEN, unseen[-1] if unseen else scales[-1]
-
-
-def _shrinks(small: Sequence[Effect], large: Sequence[Effect]) -> bool:
-    return excess(large) < excess(small)
-
-
-def excess(effects: Sequence[Effect]) -> float:
-    """Mean distance above the margin."""
-    return float(np.mean([effect.mean - effect.margin for effect in effects]))
 
 
 def _slopes(effects: Sequence[Effect], level, rest) -> list[float]:

@@ -21,7 +21,7 @@ from evidence.results.effects import effects
 from evidence.results.figures import digest_in, draw
 from evidence.results.markdown import count, short
 from evidence.results.page import page, told_trend
-from evidence.results.verdict import Trend, _word, verdicts
+from evidence.results.verdict import Trend, verdicts, word_of
 from experiments.cli import RefusedError, load_config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -134,7 +134,7 @@ def test_scales_that_are_larger_in_one_way_alone(seen, expected):
         scale: [SimpleNamespace(status="seen" if found else "open")]
         for scale, found in seen.items()
     }
-    assert _word(list(seen), by_scale, ["s", "l"]) == expected
+    assert word_of(by_scale, ["s", "l"]) == expected
 
 
 def test_trends_are_paired_by_seed(tmp_path):
