@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from evidence.results.effects import on_variants
+from evidence.results.gathered import Evidence
 from evidence.results.markdown import table
-from evidence.results.page import Evidence, told_verdict
+from evidence.results.sections import told_verdict
 from evidence.results.verdict import HOLDS_FROM, NOT_SEEN, ORDER
 from experiments.cli import refuse_any
 from experiments.compare.at_equal import sentence

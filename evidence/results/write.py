@@ -18,27 +18,21 @@ from pathlib import Path
 
 from rich.console import Console
 
-from evidence.campaign.ledger import Records, read
-from evidence.campaign.plan import plan
 from evidence.campaign.run import DEFAULT
 from evidence.results import figures
 from evidence.results.blocks import refreshed
-from evidence.results.corpora import Judged
-from evidence.results.effects import Effect, effects
-from evidence.results.page import Evidence, page
-from evidence.results.verdict import verdicts
+from evidence.results.effects import Effect
+from evidence.results.gathered import TITLE, Evidence, gather, loaded
+from evidence.results.page import page
 from experiments.cli import (
     Flags,
-    RefusedError,
     flag_problems,
-    load_config,
     refuse_any,
     split_config,
 )
 from experiments.progress import tracked
 
 OVERVIEW = "overview.png"
-TITLE = "cannot make the pages"
 CAMPAIGNS = (DEFAULT, "evidence/configs/wikitext.py")
 EXIT_DISAGREES = 1
 _SHOWN_LINES = 20  # of what differs
@@ -69,35 +63,6 @@ def main(argv: Sequence[str]) -> int:
     for file in [*(file for evidence in made for file in write(evidence, pages)), *others]:
         console.print(f"written: {file}")
     return 0
-
-
-def loaded(path: str, overrides: Sequence[tuple[str, str]] = ()) -> tuple[Records, str]:
-    """The records of a campaign, and its file.
-
-    Raises:
-      RefusedError: it is no campaign, cannot be run, or has no records.
-    """
-    config, problems = load_config(path, overrides)
-    refuse_any(problems, TITLE)
-    campaign = plan(config)
-    ledger = read(campaign)
-    if not ledger.found:
-        problem = f"there are no records in {campaign.records}: run the campaign first"
-        raise RefusedError([problem], TITLE)
-    return ledger, path
-
-
-def gather(ledger: Records, config: str = DEFAULT) -> Evidence:
-    """Effects and verdicts of a ledger's records; `config`: the campaign's file.
-
-    Raises:
-      RefusedError: the campaign beside it is none, has no records, or a damaged one.
-    """
-    campaign, found, beside = ledger.campaign, effects(ledger.campaign, ledger), None
-    if campaign.beside:
-        other = loaded(campaign.beside)[0]
-        beside = Judged(other.campaign, effects(other.campaign, other))
-    return Evidence(campaign, ledger, found, verdicts(campaign, found), config, beside)
 
 
 def write(evidence: Evidence, pages: Path) -> list[Path]:

@@ -9,7 +9,7 @@ from campaign_cases import checked, config, jitter, ledger_of
 from evidence.campaign.config import claim
 from evidence.campaign.config import variant as variant_of
 from evidence.results.blocks import refreshed
-from evidence.results.write import gather
+from evidence.results.gathered import gather
 from experiments.cli import RefusedError
 
 BEGIN, END = "<!-- comparison: records/one.json -->\n", "<!-- end of comparison -->"

@@ -19,8 +19,10 @@ from evidence.results import write as command
 from evidence.results.corpora import AGREE, DIFFER, Judged, agreement, pairs, section
 from evidence.results.effects import effects
 from evidence.results.figures import digest_in, draw
+from evidence.results.gathered import gather
 from evidence.results.markdown import count, short
-from evidence.results.page import page, told_trend
+from evidence.results.page import page
+from evidence.results.sections import told_trend
 from evidence.results.verdict import Trend, verdicts, word_of
 from experiments.cli import RefusedError, load_config
 
@@ -92,7 +94,7 @@ def test_a_claim_about_another_measure_than_the_loss(tmp_path):
     assert first.status == second.status == "seen"
     assert first.at_equal_bytes == 0.0  # that column is of the loss
     # Nor does it stand among the losses: its scale is another one.
-    assert command.pictures(command.gather(made))[command.OVERVIEW] == []
+    assert command.pictures(gather(made))[command.OVERVIEW] == []
     one = next(c for c in made.found if c.arm == "ddp" and not c.tunes and c.rounds == 4)
     made.found[one] = {**made.found[one], "anchor_variance": None}  # as where it is not measured
     assert len(effects(campaign, made)["closer"][0].differences) == 2
@@ -247,7 +249,7 @@ def test_no_verdict_from_two_seeds_and_failures_are_told(tmp_path):
     assert all(e.adjusted is None and e.failed == (2,) for e in found["equal"])
     assert verdict(campaign, found["equal"]).word == "no verdict"
     assert verdict(campaign, found["better"]).word == "contradicted"
-    text = page(command.gather(ledger))
+    text = page(gather(ledger))
     assert "too few seeds" in text and text.count("it diverged") == 2 and "(failed: 1)" in text
 
 
@@ -448,7 +450,7 @@ def test_a_command_goes_to_the_stage_of_the_last_seed_that_is_shown(tmp_path):
     campaign = checked(tmp_path, stages=stages)
     loss = gap(lambda c: 0.02 + jitter(c))
     for ran, last in ((("1",), "1"), (("1", "2"), "2")):
-        text = page(command.gather(ledger_of(campaign, loss, ran)))
+        text = page(gather(ledger_of(campaign, loss, ran)))
         assert f"--only=equal \\\n    --until={last} --config" in text
 
 
@@ -462,7 +464,7 @@ def test_a_page_tells_what_names_mean_and_what_would_turn_a_verdict(tmp_path):
     campaign = checked(tmp_path, arms=arms, claims=claims)
     losses = {"diloco": 1.9, "ddp": 2.0, "heavy": 2.1}
     ledger = ledger_of(campaign, lambda c: losses[c.arm] * (1 + NOISE[c.seed]) * (1 + jitter(c)))
-    text = page(command.gather(ledger))
+    text = page(gather(ledger))
     assert "| heavy | diloco | adamw | diloco, but outer.momentum=0.99 |" in text
     assert text.index("### Methods") < text.index("[Equal](#equal)")
     assert text.index("### Settings") < text.index("[Heavier](#heavier)")
@@ -477,12 +479,12 @@ def test_a_page_tells_what_names_mean_and_what_would_turn_a_verdict(tmp_path):
 def test_a_page_tells_where_a_claim_is_seen_that_is_not_seen_everywhere(tmp_path):
     campaign = checked(tmp_path)
     loss = gap(lambda c: (-0.02 if c.rounds == 4 else 0.02) + jitter(c))
-    text = page(command.gather(ledger_of(campaign, loss)))
+    text = page(gather(ledger_of(campaign, loss)))
     section = text[text.index("## better") :].partition("## Learning")[0]
     small = count(campaign.sizes["small"].params)
     assert f"Seen at {small}, 4 rounds, 2 regions.\n" in section
     assert f"The opposite at {small}, 8 rounds, 2 regions.\n" in section
-    everywhere = page(command.gather(ledger_of(campaign, gap(lambda c: -0.02 + jitter(c)))))
+    everywhere = page(gather(ledger_of(campaign, gap(lambda c: -0.02 + jitter(c)))))
     assert "Seen at" not in everywhere
 
 
@@ -556,7 +558,7 @@ def test_without_records_nothing_is_written(tmp_path, written):
 def test_the_pages_of_this_repository_agree_with_their_records(config, monkeypatch):
     monkeypatch.chdir(ROOT)
     ledger = read(plan(load_config(config, [])[0]))
-    found = command.disagreements(command.gather(ledger, config), ROOT / "evidence/pages")
+    found = command.disagreements(gather(ledger, config), ROOT / "evidence/pages")
     assert ledger.found and found == []
 
 
