@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from evidence.campaign.cells import Cell
-from evidence.campaign.plan import Campaign
+from evidence.campaign.ledger import Records
 
 _SETUP_SECONDS = 3.0  # programs come from the cache mostly
 _FLOPS_A_SECOND = 2.5e10  # of a core, at matrices of this size
@@ -25,10 +25,10 @@ class RunEstimate:
       backend: of JAX, where the cell would run; records of other backends tell nothing of it.
     """
 
-    def __init__(self, campaign: Campaign, records: Iterable[Mapping[str, Any]], backend: str):
-        self._campaign, self._backend = campaign, backend
+    def __init__(self, ledger: Records, backend: str):
+        self._campaign, self._backend = ledger.campaign, backend
         self._seen: dict[tuple[str, ...], list[tuple[float, float]]] = {}
-        self.learn(records)
+        self.learn(ledger.found.values())
 
     def learn(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Take the times of runs into account."""

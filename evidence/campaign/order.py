@@ -15,7 +15,7 @@ from evidence.campaign import tuning
 from evidence.campaign.cells import Cell
 from evidence.campaign.estimate import Seconds
 from evidence.campaign.ledger import Records
-from evidence.campaign.plan import Campaign, Claim, Rung
+from evidence.campaign.plan import Claim, Rung
 
 UNKNOWN = ""  # the point of a cell whose arm is not tuned yet
 
@@ -46,18 +46,18 @@ class Step:
 class Points:
     """The settled learning rates of every (arm, size); looked up once."""
 
-    def __init__(self, campaign: Campaign, ledger: Records):
-        self._campaign, self._ledger = campaign, ledger
+    def __init__(self, ledger: Records):
+        self._ledger = ledger
         self._known: dict[tuple[str, str], str] = {}
         self.hopeless: dict[tuple[str, str], str] = {}
 
     def of(self, arm: str, size: str) -> str:
         """The point's name, `UNKNOWN` if tuning is not complete or found none (`hopeless`)."""
-        arm = self._campaign.arms[arm].tuned_as
+        arm = self._ledger.campaign.arms[arm].tuned_as
         key = arm, size
         if self._known.get(key, UNKNOWN) == UNKNOWN and key not in self.hopeless:
             try:
-                found = tuning.settled(self._campaign, self._ledger, arm, size)
+                found = tuning.settled(self._ledger, arm, size)
                 self._known[key] = UNKNOWN if found is None else found
             except ValueError as error:
                 self.hopeless[key] = str(error)
@@ -73,15 +73,15 @@ def cells_of(claim: Claim, rung: Rung, seeds: tuple[int, ...], points: Points) -
     ]
 
 
-def ordered(campaign: Campaign, ledger: Records, seconds: Seconds) -> Iterator[Step]:
+def ordered(ledger: Records, seconds: Seconds) -> Iterator[Step]:
     """Steps in the order in which they should run, each with what the steps before it leave."""
-    points, tunes, planned = Points(campaign, ledger), {}, set()
+    points, tunes, planned = Points(ledger), {}, set()
     price = functools.cache(seconds)
-    for stage in campaign.stages:
+    for stage in ledger.campaign.stages:
         waiting = []
-        for claim in campaign.claims.values():
+        for claim in ledger.campaign.claims.values():
             for rung, seeds in claim.ladder.get(stage, {}).items():
-                lacks = _lacking(campaign, ledger, points, tunes, claim, rung, seeds)
+                lacks = _lacking(ledger, points, tunes, claim, rung, seeds)
                 waiting.append((claim.name, rung, lacks))
         while True:
             left = [
@@ -97,13 +97,13 @@ def ordered(campaign: Campaign, ledger: Records, seconds: Seconds) -> Iterator[S
             yield Step(stage, name, rung, *map(tuple, parts), sum(map(price, cells)))
 
 
-def _lacking(campaign, ledger, points, tunes, claim: Claim, rung: Rung, seeds) -> list[Cell]:
+def _lacking(ledger, points, tunes, claim: Claim, rung: Rung, seeds) -> list[Cell]:
     """The cells that a claim lacks at a rung, each once; `tunes` collects those of the tuning."""
-    found = []
-    for arm in dict.fromkeys(campaign.arms[name].tuned_as for name in (claim.here, claim.there)):
+    found, arms = [], ledger.campaign.arms
+    for arm in dict.fromkeys(arms[name].tuned_as for name in (claim.here, claim.there)):
         key = arm, rung.size
         if points.of(*key) == UNKNOWN and key not in tunes:
-            tunes[key] = tuning.left(campaign, ledger, *key)
+            tunes[key] = tuning.left(ledger, *key)
         if key in points.hopeless:
             return []
         found += tunes.get(key, [])
@@ -112,8 +112,8 @@ def _lacking(campaign, ledger, points, tunes, claim: Claim, rung: Rung, seeds) -
     return list(dict.fromkeys(found))
 
 
-def runnable(campaign: Campaign, ledger: Records, step: Step) -> Iterator[Cell]:
+def runnable(ledger: Records, step: Step) -> Iterator[Cell]:
     """The cells of a step that can run now; those of untuned arms follow once they are tuned."""
     for arm, size in dict.fromkeys((cell.arm, cell.size) for cell in step.tunes):
-        yield from tuning.missing(campaign, ledger, arm, size)
+        yield from tuning.missing(ledger, arm, size)
     yield from (cell for cell in step.cells if cell.point != UNKNOWN)

@@ -91,18 +91,19 @@ def main(argv: Sequence[str]) -> int:
     ledger, workdir = read(campaign), Path(values.workdir)
     console = Console(highlight=False, soft_wrap=True)
     if not values.plan:
-        problems = corpus_problems(campaign, ledger, workdir)
-        refuse_any(problems + start_problems(campaign, ledger, workdir), TITLE)
+        problems = corpus_problems(ledger, workdir)
+        refuse_any(problems + start_problems(ledger, workdir), TITLE)
         compile_cache.enable(values.compile_cache)
-        if not run(campaign, ledger, workdir, console, 3600 * values.core_hours):
+        if not run(ledger, workdir, console, 3600 * values.core_hours):
             console.print("interrupted; run the same command to continue")
             return EXIT_INTERRUPTED
-    show_plan(campaign, ledger, console)
+    show_plan(ledger, console)
     return 0
 
 
-def corpus_problems(campaign: Campaign, ledger: Records, workdir: Path) -> list[str]:
+def corpus_problems(ledger: Records, workdir: Path) -> list[str]:
     """Why new records would not count beside those that there are: another corpus is here."""
+    campaign = ledger.campaign
     if not ledger.found:
         return []
     cell, record = next(iter(ledger.found.items()))
@@ -120,22 +121,22 @@ def corpus_problems(campaign: Campaign, ledger: Records, workdir: Path) -> list[
     ]
 
 
-def start_problems(campaign: Campaign, ledger: Records, workdir: Path) -> list[str]:
+def start_problems(ledger: Records, workdir: Path) -> list[str]:
     """Why runs could not start: of every arm and every size that lacks runs, the first is checked.
 
     Else an arm that cannot train ends a campaign when its turn comes, hours after the start.
     """
     first: dict[tuple[str, str], Cell] = {}
-    for step in ordered(campaign, ledger, lambda _: 1.0):
+    for step in ordered(ledger, lambda _: 1.0):
         for cell in (*step.tunes, *step.cells):
-            point = campaign.arms[cell.arm].grid[0] if cell.point == UNKNOWN else cell.point
+            point = ledger.campaign.arms[cell.arm].grid[0] if cell.point == UNKNOWN else cell.point
             cell = dataclasses.replace(cell, point=point)
             first.setdefault(("arm", cell.arm), cell)
             first.setdefault(("size", cell.size), cell)
     problems = []
     for cell in dict.fromkeys(first.values()):
         try:
-            resolve(fields_of(campaign, cell), workdir / _TAKEN)
+            resolve(fields_of(ledger.campaign, cell), workdir / _TAKEN)
         except RefusedError as error:
             of = f"arms.{cell.arm} at sizes.{cell.size}"
             problems += [f"{of}: {line}" for line in error.problems]
@@ -143,7 +144,6 @@ def start_problems(campaign: Campaign, ledger: Records, workdir: Path) -> list[s
 
 
 def run(
-    campaign: Campaign,
     ledger: Records,
     workdir: Path,
     console: Console,
@@ -155,12 +155,12 @@ def run(
     has, and waits while all that is left depends on what others train.
     """
     code_version()  # of the code that is running
-    estimate = RunEstimate(campaign, ledger.found.values(), jax.default_backend())
+    estimate = RunEstimate(ledger, jax.default_backend())
     spent, began, done = 0.0, time.monotonic(), 0
     with Interrupt() as interrupt, Work("campaign: runs") as work:
         while not interrupt.requested:
-            left = [c for s in ordered(campaign, ledger, estimate.seconds) for c in s.runs]
-            cells = to_train(campaign, ledger, estimate, budget - spent)
+            left = [c for s in ordered(ledger, estimate.seconds) for c in s.runs]
+            cells = to_train(ledger, estimate, budget - spent)
             first = next(cells, None)
             if first is None:
                 return True
@@ -175,10 +175,10 @@ def run(
                 pace = (time.monotonic() - began) / spent if spent else 1.0
                 seconds = pace * min(sum(map(estimate.seconds, left)), budget - spent)
                 work.at(cell.title, done, done + len(left), seconds_left=seconds)
-                record = train_cell(campaign, cell, workdir)
+                record = train_cell(ledger.campaign, cell, workdir)
                 if record is None:
                     break
-                file = write(campaign, cell, record)
+                file = write(ledger.campaign, cell, record)
                 estimate.learn(update(ledger))
                 if not ledger.done(cell):
                     reason = ledger.excluded[-1].reason
@@ -207,24 +207,22 @@ def take(
     return None
 
 
-def to_train(
-    campaign: Campaign, ledger: Records, estimate: RunEstimate, seconds: float
-) -> Iterator[Cell]:
+def to_train(ledger: Records, estimate: RunEstimate, seconds: float) -> Iterator[Cell]:
     """The cells that can run, in order: those that take no more than `seconds`."""
-    for step in ordered(campaign, ledger, estimate.seconds):
-        for cell in runnable(campaign, ledger, step):
+    for step in ordered(ledger, estimate.seconds):
+        for cell in runnable(ledger, step):
             if estimate.seconds(cell) <= seconds:
                 yield cell
 
 
-def show_plan(campaign: Campaign, ledger: Records, console: Console) -> None:
+def show_plan(ledger: Records, console: Console) -> None:
     """Print what is left in order, its core-hours, and the records that do not count."""
-    estimate = RunEstimate(campaign, ledger.found.values(), jax.default_backend())
+    estimate = RunEstimate(ledger, jax.default_backend())
     names = ("stage", "claim", "size", "rounds", "regions", "split")
     columns = [*map(Column, names), *right(("cells", "tuning", "core-hours", "in all"))]
     title, total = "left to run, in order", 0.0
     table = Table(*columns, box=box.SIMPLE_HEAD, title=title, title_justify="left")
-    for step in ordered(campaign, ledger, estimate.seconds):
+    for step in ordered(ledger, estimate.seconds):
         cost = step.seconds / 3600
         total += cost
         counts = len(step.cells), len(step.tunes)
@@ -234,7 +232,7 @@ def show_plan(campaign: Campaign, ledger: Records, console: Console) -> None:
     reported = sum(not cell.tunes for cell in ledger.found)
     console.print(
         f"{reported} cells and {len(ledger.found) - reported} runs of the tuning are recorded in "
-        f"{campaign.records}: {hours(ledger.found.values())}"
+        f"{ledger.campaign.records}: {hours(ledger.found.values())}"
     )
     counts = Counter(entry.reason for entry in ledger.excluded)
     for reason, count in sorted(counts.items()):

@@ -19,29 +19,29 @@ import numpy as np
 
 from evidence.campaign.cells import Cell
 from evidence.campaign.ledger import Records
-from evidence.campaign.plan import Arm, Campaign
+from evidence.campaign.plan import Arm
 from lowcomm_jax.checkpoint.load import dotted
 
 
-def rungs(campaign: Campaign, ledger: Records, arm: str, size: str) -> list[list[Cell]]:
+def rungs(ledger: Records, arm: str, size: str) -> list[list[Cell]]:
     """The cells of every rung that is known: the last of them may be incomplete.
 
     Points beyond the grid make rungs of their own, after those of the config.
     """
-    arm = campaign.arms[arm].tuned_as
-    tried, found = list(campaign.arms[arm].grid), []
+    arm = ledger.campaign.arms[arm].tuned_as
+    tried, found = list(ledger.campaign.arms[arm].grid), []
     alive = list(tried)
-    for rounds, kept in campaign.tuning.rungs:
-        found.append(cells(campaign, arm, size, alive[:kept], rounds))
+    for rounds, kept in ledger.campaign.tuning.rungs:
+        found.append(cells(ledger, arm, size, alive[:kept], rounds))
         if not all(ledger.done(cell) for cell in found[-1]):
             return found
-        alive = _ranked(campaign, ledger, found[-1])
+        alive = _ranked(ledger, found[-1])
     last = list(found[-1])
-    for _ in range(campaign.tuning.widen):
-        new = _untried(campaign.arms[arm], tried, _ranked(campaign, ledger, last)[0])
+    for _ in range(ledger.campaign.tuning.widen):
+        new = _untried(ledger.campaign.arms[arm], tried, _ranked(ledger, last)[0])
         if not new:
             break
-        found.append(cells(campaign, arm, size, new, rounds))
+        found.append(cells(ledger, arm, size, new, rounds))
         if not all(ledger.done(cell) for cell in found[-1]):
             break
         tried, last = tried + new, last + found[-1]
@@ -60,11 +60,9 @@ def _untried(arm: Arm, tried: Sequence[str], best: str) -> list[str]:
     return [name for name in found if name not in tried]
 
 
-def cells(
-    campaign: Campaign, arm: str, size: str, points: Sequence[str], rounds: int
-) -> list[Cell]:
+def cells(ledger: Records, arm: str, size: str, points: Sequence[str], rounds: int) -> list[Cell]:
     """The runs of some points at a rung."""
-    how = campaign.tuning
+    how = ledger.campaign.tuning
     return [
         Cell(size, arm, rounds, how.regions, how.split, seed, point, tunes=True)
         for point in points
@@ -72,43 +70,43 @@ def cells(
     ]
 
 
-def missing(campaign: Campaign, ledger: Records, arm: str, size: str) -> list[Cell]:
+def missing(ledger: Records, arm: str, size: str) -> list[Cell]:
     """The cells that can run now; empty once the rates are known."""
-    return [c for rung in rungs(campaign, ledger, arm, size) for c in rung if not ledger.done(c)]
+    return [c for rung in rungs(ledger, arm, size) for c in rung if not ledger.done(c)]
 
 
-def settled(campaign: Campaign, ledger: Records, arm: str, size: str) -> str | None:
+def settled(ledger: Records, arm: str, size: str) -> str | None:
     """The best point; None while runs are missing.
 
     Raises:
       ValueError: no point of the last rungs has a finite loss.
     """
-    known = rungs(campaign, ledger, arm, size)
-    if len(known) < len(campaign.tuning.rungs) or missing(campaign, ledger, arm, size):
+    known = rungs(ledger, arm, size)
+    if len(known) < len(ledger.campaign.tuning.rungs) or missing(ledger, arm, size):
         return None
-    last = [cell for rung in known[len(campaign.tuning.rungs) - 1 :] for cell in rung]
-    best = _ranked(campaign, ledger, last)[0]
+    last = [cell for rung in known[len(ledger.campaign.tuning.rungs) - 1 :] for cell in rung]
+    best = _ranked(ledger, last)[0]
     if not math.isfinite(_mean_loss(ledger, [c for c in last if c.point == best])):
         raise ValueError(f"{arm} at {size}: no learning rates of its grid train it; widen the grid")
     return best
 
 
-def left(campaign: Campaign, ledger: Records, arm: str, size: str) -> list[Cell]:
+def left(ledger: Records, arm: str, size: str) -> list[Cell]:
     """The cells that have to run until the rates are known; of later rungs with any points.
 
     Points beyond the grid are among them once it is known that they run.
     """
-    known = rungs(campaign, ledger, arm, size)
+    known = rungs(ledger, arm, size)
     found = [cell for rung in known for cell in rung if not ledger.done(cell)]
-    for rounds, kept in campaign.tuning.rungs[len(known) :]:
-        found += cells(campaign, arm, size, list(campaign.arms[arm].grid)[:kept], rounds)
+    for rounds, kept in ledger.campaign.tuning.rungs[len(known) :]:
+        found += cells(ledger, arm, size, list(ledger.campaign.arms[arm].grid)[:kept], rounds)
     return found
 
 
-def _ranked(campaign: Campaign, ledger: Records, rung: Sequence[Cell]) -> list[str]:
+def _ranked(ledger: Records, rung: Sequence[Cell]) -> list[str]:
     """Points of a complete rung, the best first; equal ones in the order of the grid."""
     names = list(dict.fromkeys(cell.point for cell in rung))
-    order = list(campaign.arms[rung[0].arm].points)
+    order = list(ledger.campaign.arms[rung[0].arm].points)
     losses = {n: _mean_loss(ledger, [c for c in rung if c.point == n]) for n in names}
     return sorted(names, key=lambda name: (losses[name], order.index(name)))
 

@@ -91,13 +91,14 @@ class Effect:
         return SEEN if self.mean < self.margin else OPPOSITE
 
 
-def effects(campaign: Campaign, ledger: Records) -> dict[str, list[Effect]]:
+def effects(ledger: Records) -> dict[str, list[Effect]]:
     """Claim -> its rungs with at least one pair, from the smallest scale.
 
     There are two families: claims on methods, and claims on variants of them. Within one, p-values
     are corrected, and rungs with one measure lend each other their spread.
     """
-    points, claims = Points(campaign, ledger), campaign.claims
+    campaign, points = ledger.campaign, Points(ledger)
+    claims = campaign.claims
     runs = _reported(ledger, points)
     pairs = {name: _pairs(claim, runs) for name, claim in claims.items()}
     groups = {
@@ -108,7 +109,7 @@ def effects(campaign: Campaign, ledger: Records) -> dict[str, list[Effect]]:
     found = [
         effect
         for name, claim in claims.items()
-        for effect in _of_claim(campaign, ledger, claim, points, pairs[name], spreads[name])
+        for effect in _of_claim(ledger, claim, points, pairs[name], spreads[name])
     ]
     adjusted = {}
     for variants in (False, True):
@@ -190,7 +191,6 @@ def _pairs(claim: Claim, runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _of_claim(
-    campaign: Campaign,
     ledger: Records,
     claim: Claim,
     points: Points,
@@ -198,7 +198,7 @@ def _of_claim(
     spread: Spread,
 ) -> list[Effect]:
     """One effect for each rung of a claim that has runs; p-values are not corrected yet."""
-    order = {name: i for i, name in enumerate(campaign.sizes)}
+    order = {name: i for i, name in enumerate(ledger.campaign.sizes)}
     found, asked = [], claim.rungs()
     for rung, of in pairs.groupby("rung", sort=False):
         values, test = of.difference.tolist(), None

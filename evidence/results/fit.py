@@ -24,7 +24,6 @@ from scipy import optimize
 
 from evidence.campaign.ledger import Records
 from evidence.campaign.order import Points
-from evidence.campaign.plan import Campaign
 
 # Below these the records do not carry a fit: there are five terms.
 LEAST_SIZES, LEAST_TOKENS, LEAST_SCALES, LEAST_SEEDS = 3, 3, 6, 3
@@ -211,18 +210,16 @@ def points_of(records: Sequence[Mapping]) -> list[Point]:
     ]
 
 
-def curves(
-    campaign: Campaign, ledger: Records, points: Points
-) -> dict[tuple[str, str], list[Point]]:
+def curves(ledger: Records, points: Points) -> dict[tuple[str, str], list[Point]]:
     """(arm, regions) -> points that carry a fit. Data parallel training is pooled over regions."""
     groups: dict[tuple[str, str], list] = {}
     for cell, record in sorted(ledger.found.items()):
         if cell.tunes or cell.split != "iid" or cell.point != points.of(cell.arm, cell.size):
             continue
-        pooled = campaign.arms[cell.arm].base["method"]["name"] == "ddp"
+        pooled = ledger.campaign.arms[cell.arm].base["method"]["name"] == "ddp"
         regions = "any" if pooled else str(cell.regions)
         groups.setdefault((cell.arm, regions), []).append(record)
-    order = list(campaign.arms)
+    order = list(ledger.campaign.arms)
     keys = sorted(groups, key=lambda key: (order.index(key[0]), key))
     found = {key: points_of(groups[key]) for key in keys}
     return {key: points for key, points in found.items() if not carried(points)}

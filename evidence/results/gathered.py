@@ -48,7 +48,7 @@ class Evidence:
     @functools.cached_property
     def points(self) -> Points:
         """The learning rates that were settled."""
-        return Points(self.campaign, self.ledger)
+        return Points(self.ledger)
 
     def command(self, *name: str) -> str:
         """A command of this campaign."""
@@ -103,8 +103,8 @@ def gather(ledger: Records, config: str = DEFAULT) -> Evidence:
     Raises:
       RefusedError: the campaign beside it is none, has no records, or a damaged one.
     """
-    campaign, found, beside = ledger.campaign, effects(ledger.campaign, ledger), None
+    campaign, found, beside = ledger.campaign, effects(ledger), None
     if campaign.beside:
         other = loaded(campaign.beside)[0]
-        beside = Judged(other.campaign, effects(other.campaign, other))
+        beside = Judged(other.campaign, effects(other))
     return Evidence(campaign, ledger, found, verdicts(campaign, found), config, beside)

@@ -18,9 +18,7 @@ from evidence.results.effects import OPEN, OPPOSITE, SEEN, SURE, on_variants
 from evidence.results.gathered import Evidence
 from evidence.results.markdown import count, filled, kind, short, table
 from evidence.results.sections import section, told_verdict
-from evidence.results.verdict import (
-    Verdict,
-)
+from evidence.results.verdict import Verdict
 from experiments.compare.plan import merged
 from experiments.config import base
 from lowcomm_jax.checkpoint.load import dotted
@@ -190,7 +188,7 @@ def _rates(evidence: Evidence) -> list[str]:
     campaign, ledger, rows = evidence.campaign, evidence.ledger, []
     for size in campaign.sizes:
         for name, arm in campaign.arms.items():
-            known = rungs(campaign, ledger, name, size)
+            known = rungs(ledger, name, size)
             if arm.tuned_as != name or not any(cell in ledger.found for cell in known[0]):
                 continue
             point = evidence.points.of(name, size)
@@ -220,7 +218,7 @@ def _settings(points: Mapping[str, Mapping[str, Any]], name: str) -> str:
 
 def _fits(evidence: Evidence) -> str:
     """The fits of the loss, where the records suffice for one."""
-    curves = fit.curves(evidence.campaign, evidence.ledger, evidence.points)
+    curves = fit.curves(evidence.ledger, evidence.points)
     if not curves:
         return (
             f"The records do not carry a fit yet. It needs {fit.LEAST_SCALES} scales of a method, "
@@ -263,10 +261,10 @@ def _scale_of(params: float, tokens: float) -> str:
 
 
 def _left(evidence: Evidence) -> str:
-    campaign, ledger = evidence.campaign, evidence.ledger
-    cores, card = (RunEstimate(campaign, ledger.found.values(), of) for of in ("cpu", "gpu"))
+    ledger = evidence.ledger
+    cores, card = (RunEstimate(ledger, of) for of in ("cpu", "gpu"))
     left: dict[str, list[Cell]] = {}
-    for step in ordered(campaign, ledger, cores.seconds):
+    for step in ordered(ledger, cores.seconds):
         left.setdefault(step.stage, []).extend(step.runs)
     rows = [
         (

@@ -153,8 +153,8 @@ def _command(evidence: Evidence, claim: Claim) -> list[str]:
             f"    {start}--until={stages[-1]} --config.records=runs/again",
         ]
         alone = dataclasses.replace(campaign, claims={claim.name: claim}, stages=stages)
-        estimate = RunEstimate(campaign, found.values(), backend)
-        seconds = sum(step.seconds for step in ordered(alone, Records(alone), estimate.seconds))
+        estimate = RunEstimate(evidence.ledger, backend)
+        seconds = sum(step.seconds for step in ordered(Records(alone), estimate.seconds))
         seconds += sum(
             estimate.seconds(cell)
             for cell in behind
@@ -180,7 +180,7 @@ def cells_behind(evidence: Evidence, claim: Claim, reported: Collection[Rung]) -
             cells = [c for c in cells_of(claim, rung, seeds, evidence.points) if c in ledger.found]
             found |= set(cells)
             for arm, size in {(cell.arm, cell.size) for cell in cells}:
-                known = rungs(evidence.campaign, ledger, arm, size)
+                known = rungs(ledger, arm, size)
                 found |= {c for of in known for c in of if c in ledger.found}
     return found
 

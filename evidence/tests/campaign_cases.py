@@ -77,9 +77,9 @@ def ledger_of(campaign, loss_of, stages=("1",)):
     """Tuned (rates 0.5 and 2e-3 are the best), with every reported cell of some stages."""
     ledger = Records(campaign)
     for pair in itertools.product(campaign.arms, campaign.sizes):
-        while cells := rates.missing(campaign, ledger, *pair):
+        while cells := rates.missing(ledger, *pair):
             put(ledger, cells, lambda c: 2.0 if c.point[-3:] in ("0_5", "e-3") else 3.0)
-    points = Points(campaign, ledger)
+    points = Points(ledger)
     for one in campaign.claims.values():
         for key in stages:
             for rung, seeds in one.ladder[key].items():

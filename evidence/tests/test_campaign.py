@@ -119,21 +119,21 @@ def test_a_broken_record_is_refused_by_name(tmp_path):
 def test_halving_keeps_the_best_of_each_rung(tmp_path):
     campaign = checked(tmp_path)
     ledger, low, high = Records(campaign), "learning_rate=0_2", "learning_rate=0_5"
-    first = tuning.missing(campaign, ledger, "diloco", "small")
+    first = tuning.missing(ledger, "diloco", "small")
     assert {(c.point, c.seed, c.rounds) for c in first} == {
         (point, seed, 2) for point in (low, high) for seed in (100, 101)
     }
     assert all(c.tunes for c in first)
-    assert len(tuning.left(campaign, ledger, "diloco", "small")) == 6
+    assert len(tuning.left(ledger, "diloco", "small")) == 6
     # The mean over seeds decides: 2.0 and 4.0 against 2.9 and 2.9.
     loss = {(low, 100): 2.0, (low, 101): 4.0, (high, 100): 2.9, (high, 101): 2.9}
     put(ledger, first, lambda c: loss[c.point, c.seed])
-    second = tuning.missing(campaign, ledger, "diloco", "small")
+    second = tuning.missing(ledger, "diloco", "small")
     assert {(c.point, c.rounds) for c in second} == {(high, 4)} and len(second) == 2
-    assert tuning.settled(campaign, ledger, "diloco", "small") is None
+    assert tuning.settled(ledger, "diloco", "small") is None
     put(ledger, second, lambda c: 2.7)
-    assert tuning.settled(campaign, ledger, "diloco", "small") == high
-    assert tuning.settled(campaign, ledger, "diloco", "large") is None  # a size of its own
+    assert tuning.settled(ledger, "diloco", "small") == high
+    assert tuning.settled(ledger, "diloco", "large") is None  # a size of its own
 
 
 def test_points_next_to_the_best_are_tried_beyond_the_grid(tmp_path):
@@ -151,26 +151,26 @@ def test_points_next_to_the_best_are_tried_beyond_the_grid(tmp_path):
         return 2.0 + abs(np.log(inner / 1e-3)) + abs(np.log(outer / best_outer))
 
     best_outer, ran = 0.5, []
-    while cells := tuning.missing(campaign, ledger, "diloco", "small"):
+    while cells := tuning.missing(ledger, "diloco", "small"):
         ran.append([c.point.replace("learning_rate=", "") for c in cells])
         put(ledger, cells, loss)
     assert len(ran[0]) == 4 and ran[1] == ["inner_2e-3+outer_0_5", "inner_2e-3+outer_0_2"]
     assert ran[2] == ["inner_1e-3+outer_0_5", "inner_2e-3+outer_1_0"]
     assert ran[3] == ["inner_5e-4+outer_0_5", "inner_1e-3+outer_0_2", "inner_1e-3+outer_1_0"]
     assert len(ran) == 4
-    found = tuning.settled(campaign, ledger, "diloco", "small")
+    found = tuning.settled(ledger, "diloco", "small")
     assert found == "inner_learning_rate=1e-3+outer_learning_rate=0_5"
     ledger, best_outer = Records(campaign), 9.0
-    while cells := tuning.missing(campaign, ledger, "diloco", "small"):
+    while cells := tuning.missing(ledger, "diloco", "small"):
         put(ledger, cells, loss)
-    found = tuning.settled(campaign, ledger, "diloco", "small")
+    found = tuning.settled(ledger, "diloco", "small")
     assert found == "inner_learning_rate=1e-3+outer_learning_rate=1_0", "after two times"
     narrow = checked(tmp_path, **changes, tuning=halving(**rungs))
     assert len(narrow.arms["diloco"].points) == 4
     ledger = Records(narrow)
-    while cells := tuning.missing(narrow, ledger, "diloco", "small"):
+    while cells := tuning.missing(ledger, "diloco", "small"):
         put(ledger, cells, loss)
-    assert tuning.settled(narrow, ledger, "diloco", "small").startswith("inner_learning_rate=2e-3+")
+    assert tuning.settled(ledger, "diloco", "small").startswith("inner_learning_rate=2e-3+")
 
 
 @pytest.mark.parametrize(
@@ -198,16 +198,16 @@ def test_a_failed_run_never_wins(tmp_path):
     ledger = Records(campaign)
     put(
         ledger,
-        tuning.missing(campaign, ledger, "diloco", "small"),
+        tuning.missing(ledger, "diloco", "small"),
         lambda c: None if (c.point, c.seed) == ("learning_rate=0_2", 100) else 3.0,
     )
-    rest = tuning.missing(campaign, ledger, "diloco", "small")
+    rest = tuning.missing(ledger, "diloco", "small")
     assert {c.point for c in rest} == {"learning_rate=0_5"}
     put(ledger, rest, lambda c: None)
     with pytest.raises(ValueError, match="widen the grid"):
-        tuning.settled(campaign, ledger, "diloco", "small")
+        tuning.settled(ledger, "diloco", "small")
     # What rests on that arm is left out; everything else goes on.
-    steps = list(ordered(campaign, ledger, lambda c: 1.0))
+    steps = list(ordered(ledger, lambda c: 1.0))
     assert not [step for step in steps if step.rung.size == "small"] and steps
 
 
@@ -226,16 +226,14 @@ def test_a_variant_trains_at_the_rates_of_its_arm(tmp_path):
     one, other = (fields_of(campaign, cell(arm=name)) for name in ("often", "diloco"))
     assert one["method"].pop("period") == 1 and other["method"].pop("period") == 2
     assert one == other  # steps, too: tokens are equal
-    step = next(ordered(campaign, Records(campaign), lambda c: 1.0))
+    step = next(ordered(Records(campaign), lambda c: 1.0))
     assert {c.arm for c in step.tunes} == {"diloco"} and len(step.tunes) == 6
     assert {c.arm for c in step.cells} == {"often", "diloco"}
     ledger = Records(campaign)
-    while cells := tuning.missing(campaign, ledger, "often", "small"):
+    while cells := tuning.missing(ledger, "often", "small"):
         put(ledger, cells, lambda c: 2.0 if c.point.endswith("0_5") else 3.0)
     assert all(c.tunes and c.arm == "diloco" for c in ledger.found)
-    assert {c.point for c in next(ordered(campaign, ledger, lambda c: 1.0)).cells} == {
-        "learning_rate=0_5"
-    }
+    assert {c.point for c in next(ordered(ledger, lambda c: 1.0)).cells} == {"learning_rate=0_5"}
 
 
 def test_what_is_wrong_with_a_variant(tmp_path):
@@ -263,7 +261,7 @@ def tuned(campaign):
     ledger = Records(campaign)
     for name in campaign.arms:
         for size in campaign.sizes:
-            while cells := tuning.missing(campaign, ledger, name, size):
+            while cells := tuning.missing(ledger, name, size):
                 put(ledger, cells, lambda c: 3.0)
     return ledger
 
@@ -271,7 +269,7 @@ def tuned(campaign):
 def test_the_cheapest_verdict_is_first_and_shared_cells_run_once(tmp_path):
     campaign = checked(tmp_path)
     seconds = lambda c: c.rounds * (10.0 if c.arm == "ddp" else 1.0)  # noqa: E731
-    steps = list(ordered(campaign, tuned(campaign), seconds))
+    steps = list(ordered(tuned(campaign), seconds))
     assert [(s.stage, s.claim, s.rung.rounds, s.rung.regions) for s in steps] == [
         ("1", "better", 4, 2),  # 3 seeds x 2 arms x 4
         ("1", "better", 8, 2),  # 48; `equal` at 4 rounds costs 3 x 40, DiLoCo being there
@@ -290,16 +288,16 @@ def test_the_cheapest_verdict_is_first_and_shared_cells_run_once(tmp_path):
 
 def test_rates_are_tuned_before_an_arm_is_reported(tmp_path):
     campaign = checked(tmp_path)
-    step = next(ordered(campaign, Records(campaign), lambda c: 1.0))
+    step = next(ordered(Records(campaign), lambda c: 1.0))
     assert {c.arm for c in step.tunes} == {"diloco", "averaging"} and len(step.tunes) == 12
     assert {c.point for c in step.cells} == {UNKNOWN}
-    now = list(runnable(campaign, Records(campaign), step))
+    now = list(runnable(Records(campaign), step))
     assert {(c.tunes, c.rounds) for c in now} == {(True, 2)} and len(now) == 8
 
 
 def test_the_time_of_runs_corrects_the_estimate(tmp_path):
     campaign = checked(tmp_path)
-    estimate = RunEstimate(campaign, [], "cpu")
+    estimate = RunEstimate(Records(campaign), "cpu")
     guess = estimate.seconds(cell())
     assert guess == pytest.approx(3.0 + 8 * 8 * 8 * 1e3 * 6 / 2.5e10)  # steps, batch, T, N
     on_gpu = record(campaign, cell(rounds=4), 2.0, core_seconds=1.0)
@@ -368,14 +366,18 @@ def test_a_signal_in_the_last_steps_of_a_run_ends_the_campaign(tmp_path, monkeyp
 
     fake, campaign = Signalled(monkeypatch), checked(tmp_path)
     quiet = Console(quiet=True)
-    assert not command.run(campaign, Records(campaign), tmp_path / "runs", quiet)
+    assert not command.run(Records(campaign), tmp_path / "runs", quiet)
     assert len(fake.cells) == 1 and set(read(campaign).found) == set(fake.cells)  # it is kept
 
 
 def test_what_another_process_trains_is_waited_for(tmp_path, monkeypatch):
     campaign, fake = checked(tmp_path), Fake(monkeypatch)
-    workdir, theirs, estimate = tmp_path / "runs", ExitStack(), RunEstimate(campaign, [], "cpu")
-    held = next(command.to_train(campaign, Records(campaign), estimate, math.inf))
+    workdir, theirs, estimate = (
+        tmp_path / "runs",
+        ExitStack(),
+        RunEstimate(Records(campaign), "cpu"),
+    )
+    held = next(command.to_train(Records(campaign), estimate, math.inf))
     assert command.take([held], Records(campaign), workdir, theirs) == held
     naps = []
 
@@ -385,7 +387,7 @@ def test_what_another_process_trains_is_waited_for(tmp_path, monkeypatch):
         theirs.close()
 
     monkeypatch.setattr(command.time, "sleep", sleep)
-    assert command.run(campaign, Records(campaign), workdir, Console(quiet=True))
+    assert command.run(Records(campaign), workdir, Console(quiet=True))
     assert held not in fake.cells and set(read(campaign).found) == {held, *fake.cells}
     # It was needed: the other points of its rung had run, and other arms; then it alone was left.
     assert len(naps) == 1 and 0 < naps[0] < len(fake.cells)
@@ -402,7 +404,7 @@ def test_records_that_a_newer_campaign_adds_meanwhile_do_not_end_this_one(tmp_pa
             return super().__call__(*arguments)
 
     fake, ledger = Joined(monkeypatch), Records(campaign)
-    assert command.run(campaign, ledger, tmp_path / "runs", Console(quiet=True), 180)
+    assert command.run(ledger, tmp_path / "runs", Console(quiet=True), 180)
     assert len(fake.cells) == 1 and set(ledger.found) == set(fake.cells)
     assert [entry.reason for entry in ledger.excluded] == ["the campaign no longer has this cell"]
 
@@ -424,7 +426,7 @@ command.train_cell, command._POLL_SECONDS = train, 0.05
 (here / sys.argv[1]).touch()
 while not all((here / name).exists() for name in "ab"):
     time.sleep(0.01)
-assert command.run(campaign, read(campaign), here / "runs", Console(quiet=True))
+assert command.run(read(campaign), here / "runs", Console(quiet=True))
 print(*mine, sep=chr(10))
 """
     folders = os.pathsep.join(map(str, (Path(__file__).parent, Path(__file__).parents[2])))
@@ -493,7 +495,7 @@ def test_budgets_of_arms_must_be_equal(tmp_path):
 def test_a_campaign_is_narrowed_to_some_stages(tmp_path):
     def stages(**ends):
         campaign = plan(config(tmp_path), **ends)
-        return {step.stage for step in ordered(campaign, Records(campaign), lambda c: 1.0)}
+        return {step.stage for step in ordered(Records(campaign), lambda c: 1.0)}
 
     assert stages() == {"1", "2"}
     assert stages(since="2") == {"2"} == stages(since="2", until="2")
@@ -534,26 +536,26 @@ def test_an_arm_that_cannot_train_is_refused_before_anything_runs(root, tmp_path
         bad.arms.heavy = variant("diloco", method={"outer": {"name": "heavy_ball"}})
         bad.claims.heavier = claim("Heavier", "0000.00002", "heavy", "diloco", 0.0, "later")
     campaign = plan(bad)
-    (problem,) = command.start_problems(campaign, Records(campaign), tmp_path)
+    (problem,) = command.start_problems(Records(campaign), tmp_path)
     assert problem.startswith("arms.heavy at sizes.small: ") and "momentum" in problem
     good = plan(two_steps(root))
-    assert command.start_problems(good, Records(good), tmp_path) == []
+    assert command.start_problems(Records(good), tmp_path) == []
 
 
 def test_records_of_another_corpus_are_refused_before_anything_runs(root, tmp_path):
     campaign = plan(two_steps(root))
     one = cell(rounds=2, point="learning_rate=0_5")
     ledger = Records(campaign)
-    assert not command.corpus_problems(campaign, ledger, tmp_path)  # the first run decides
+    assert not command.corpus_problems(ledger, tmp_path)  # the first run decides
     ledger.add("f", train_cell(campaign, one, tmp_path))
-    assert not command.corpus_problems(campaign, ledger, tmp_path)
+    assert not command.corpus_problems(ledger, tmp_path)
     ledger.found[one] = {**ledger.found[one], "corpus_digest": "e" * 64}
-    (problem,) = command.corpus_problems(campaign, ledger, tmp_path)
+    (problem,) = command.corpus_problems(ledger, tmp_path)
     assert "eeeeeeeeee in the records" in problem and "--config.records=" in problem
     campaign.common["data"] = campaign.common["data"] | {"corpus": f"text:{tmp_path / 'nothing'}"}
     ledger = Records(campaign, [("f", record(campaign, one, 2.0))])
     with pytest.raises(RefusedError, match="nothing"):
-        command.corpus_problems(campaign, ledger, tmp_path)
+        command.corpus_problems(ledger, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -570,7 +572,7 @@ def test_a_record_that_does_not_count_ends_the_campaign(tmp_path, monkeypatch):
 
     monkeypatch.setattr(command, "train_cell", train)
     with pytest.raises(RefusedError, match="does not count: trained on another corpus"):
-        command.run(campaign, read(campaign), tmp_path / "runs", Console(quiet=True))
+        command.run(read(campaign), tmp_path / "runs", Console(quiet=True))
 
 
 def test_a_run_that_diverges_leaves_its_reason(root, tmp_path, monkeypatch):

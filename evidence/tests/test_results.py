@@ -50,7 +50,7 @@ def verdict(campaign, of):
 def test_effects_by_hand(tmp_path):
     campaign = checked(tmp_path)
     ledger = ledger_of(campaign, gap(lambda c: 0.10 / c.rounds + jitter(c)))
-    found = effects(campaign, ledger)
+    found = effects(ledger)
     first, second = found["equal"]
     assert (first.rung.rounds, second.rung.rounds) == (4, 8)
     assert first.differences == pytest.approx({0: 0.024, 1: 0.025, 2: 0.026})
@@ -89,7 +89,7 @@ def test_a_claim_about_another_measure_than_the_loss(tmp_path):
         if cell.arm == "diloco" and not cell.tunes:
             value *= 1 + jitter(cell)
         made.found[cell] = {**one, "anchor_variance": value}
-    first, second = effects(campaign, made)["closer"]
+    first, second = effects(made)["closer"]
     assert first.mean == pytest.approx(-0.5) and first.values == pytest.approx((0.02, 0.04))
     assert first.status == second.status == "seen"
     assert first.at_equal_bytes == 0.0  # that column is of the loss
@@ -97,7 +97,7 @@ def test_a_claim_about_another_measure_than_the_loss(tmp_path):
     assert command.pictures(gather(made))[command.OVERVIEW] == []
     one = next(c for c in made.found if c.arm == "ddp" and not c.tunes and c.rounds == 4)
     made.found[one] = {**made.found[one], "anchor_variance": None}  # as where it is not measured
-    assert len(effects(campaign, made)["closer"][0].differences) == 2
+    assert len(effects(made)["closer"][0].differences) == 2
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_claim_about_another_measure_than_the_loss(tmp_path):
 )
 def test_verdicts(tmp_path, of, equal, better):
     campaign = checked(tmp_path)
-    found = effects(campaign, ledger_of(campaign, gap(lambda c: of(c) + jitter(c))))
+    found = effects(ledger_of(campaign, gap(lambda c: of(c) + jitter(c))))
     for name, (word, rounds) in {"equal": equal, "better": better}.items():
         told = verdict(campaign, found[name])
         assert (told.word, told.scale) == (word, ("small", rounds)), name
@@ -143,7 +143,7 @@ def test_trends_are_paired_by_seed(tmp_path):
     campaign = checked(tmp_path)
     by_seed = {0: 0.01, 1: 0.02, 2: 0.03}
     found = effects(
-        campaign, ledger_of(campaign, gap(lambda c: by_seed[c.seed] * (2 if c.rounds == 8 else 1)))
+        ledger_of(campaign, gap(lambda c: by_seed[c.seed] * (2 if c.rounds == 8 else 1)))
     )
     told, a_decade = verdict(campaign, found["better"]), 1 / math.log10(2)
     assert told.over_rounds.mean == pytest.approx(0.02 * a_decade) and told.over_rounds.count == 3
@@ -165,7 +165,7 @@ def test_a_trend_is_the_slope_over_all_levels_that_differ_in_nothing_else(tmp_pa
     ledger = ledger_of(campaign, gap(difference))
     for cell in [c for c in ledger.found if c.size == "huge" and c.rounds == 8]:
         del ledger.found[cell]  # one group has two levels alone
-    told = verdict(campaign, effects(campaign, ledger)["equal"])
+    told = verdict(campaign, effects(ledger)["equal"])
     slopes = []
     for seed in range(3):
         rows = [(s, r, d) for (s, r, of), d in made.items() if of == seed and (s, r) != ("huge", 8)]
@@ -182,7 +182,7 @@ def test_a_trend_over_parameters_and_tokens_is_at_as_many_tokens_a_parameter(tmp
     campaign = checked(tmp_path, stages=stages, sizes=sizes)
     gaps = {("small", 4): 0.06, ("small", 16): 0.03, ("large", 4): 0.07, ("large", 16): 0.04}
     ledger = ledger_of(campaign, gap(lambda c: gaps[c.size, c.rounds] + jitter(c)))
-    told = verdict(campaign, effects(campaign, ledger)["better"])
+    told = verdict(campaign, effects(ledger)["better"])
     assert told.over_both.mean == pytest.approx((0.04 - 0.06) / math.log10(3.9), rel=1e-6)
     assert told.over_size.mean == pytest.approx(0.01 / math.log10(3.9), rel=1e-6)
     assert told.over_both.seen == told.over_size.seen == 3.9 and told.over_rounds.seen == 4
@@ -209,7 +209,7 @@ def test_slopes_lend_each_other_their_spread(tmp_path):
         claim = "equal" if cell.arm == "ddp" else "better"
         return 2.0 / (1.0 + (changes[claim](cell.seed) if grows else 0.0))
 
-    found = effects(campaign, ledger_of(campaign, loss))
+    found = effects(ledger_of(campaign, loss))
     alone = {name: verdict(campaign, of).over_rounds for name, of in found.items()}
     beside = {one.claim: one.over_rounds for one in verdicts(campaign, found)}
     assert alone["equal"].half < 1e-9 < beside["equal"].half < beside["better"].half
@@ -221,7 +221,7 @@ def test_a_trend_over_regions_is_at_equal_size_and_rounds(tmp_path):
     loss = gap(
         lambda c: {2: 0.01, 4: 0.02}[c.regions] + (0.5 if c.size == "large" else 0) + jitter(c)
     )
-    told = verdict(campaign, effects(campaign, ledger_of(campaign, loss))["better"])
+    told = verdict(campaign, effects(ledger_of(campaign, loss))["better"])
     assert told.over_regions.mean == pytest.approx(0.01 / math.log10(2), rel=1e-6)
     assert told.over_regions.count == 3 and told.over_rounds.count == 0
 
@@ -236,7 +236,7 @@ def test_seeds_that_lack_a_rung_tell_nothing_of_atold_trend(tmp_path):
     gaps = {4: 0.01, 8: 0.05, 16: 0.06}
     ledger = ledger_of(campaign, gap(lambda c: gaps[c.rounds] + jitter(c)), ("1", "2"))
     assert {c.seed for c in ledger.found if not c.tunes} == {0, 1, 2, 3}
-    told = verdict(campaign, effects(campaign, ledger)["better"])
+    told = verdict(campaign, effects(ledger)["better"])
     assert told.over_rounds.count == 3
     assert told.over_rounds.mean == pytest.approx(0.025 / math.log10(2), rel=1e-6)
 
@@ -245,7 +245,7 @@ def test_no_verdict_from_two_seeds_and_failures_are_told(tmp_path):
     campaign = checked(tmp_path)
     loss = gap(lambda c: 0.05 + jitter(c))
     ledger = ledger_of(campaign, lambda c: None if c.seed == 2 and c.arm == "ddp" else loss(c))
-    found = effects(campaign, ledger)
+    found = effects(ledger)
     assert all(e.adjusted is None and e.failed == (2,) for e in found["equal"])
     assert verdict(campaign, found["equal"]).word == "no verdict"
     assert verdict(campaign, found["better"]).word == "contradicted"
@@ -261,7 +261,7 @@ def test_claims_on_variants_are_a_family_of_their_own(tmp_path):
 
     def found(claims):
         campaign = checked(tmp_path, arms=arms, claims=claims)
-        return effects(campaign, ledger_of(campaign, gap(lambda c: 0.02 + jitter(c))))
+        return effects(ledger_of(campaign, gap(lambda c: 0.02 + jitter(c))))
 
     alone, beside = found(claims), found(more)
     assert {name: beside[name] for name in alone} == alone
@@ -275,7 +275,7 @@ def test_a_run_that_failed_leaves_its_rung_open(tmp_path):
     campaign = checked(tmp_path, stages=stages)
     loss = gap(lambda c: 0.05 + jitter(c))
     ledger = ledger_of(campaign, lambda c: None if (c.seed, c.rounds) == (3, 4) else loss(c))
-    first, second = effects(campaign, ledger)["equal"]
+    first, second = effects(ledger)["equal"]
     assert first.adjusted < 0.05 and first.failed == (3,) and first.status == "open"
     assert second.status == "opposite" and not second.failed
 
@@ -292,7 +292,7 @@ def test_what_was_spent_equally(tmp_path):
         fast = cell.arm == "diloco"
         one["curve"] = curve(1, (4, 3, 2.5, 2)) if fast else curve(2, (5, 4.4, 3, 2))
         one["bytes_sent"], one["virtual"] = (32, {"seconds": 4}) if fast else (64, {"seconds": 8})
-    effect = effects(campaign, ledger)["equal"][0]
+    effect = effects(ledger)["equal"][0]
     assert effect.bytes == effect.seconds == 0.5
     assert effect.at_equal_time == effect.at_equal_bytes == pytest.approx(2 / 4.4 - 1)
 
@@ -306,7 +306,7 @@ def test_tokens_to_the_loss_of_the_other(tmp_path):
         of = losses.get(cell.arm, (5.0, 4.0, 2.0, 1.6))
         one["curve"] = [[i, 10 * i, 8 * i, i, y] for i, y in enumerate((6.0, *of))]
         one["loss"] = of[-1]
-    found = effects(campaign, ledger)
+    found = effects(ledger)
     assert found["equal"][0].tokens.mean == pytest.approx(30 / 40)
     assert found["equal"][0].tokens.half == pytest.approx(0.0, abs=1e-9)
     assert found["better"][0].tokens.mean == pytest.approx(40 / 35)  # `there` has the lower one
@@ -387,7 +387,7 @@ def test_a_picture_has_a_panel_for_each_way_to_scale_and_shows_all_points(tmp_pa
         for split in ("iid", "topic")
     ]
     claim = campaign.claims["equal"]
-    one = effects(campaign, ledger_of(campaign, gap(jitter)))["equal"][0]
+    one = effects(ledger_of(campaign, gap(jitter)))["equal"][0]
     drawn = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
     draw(campaign, claim, [dataclasses.replace(one, rung=rung) for rung in rungs], tmp_path / "a")
@@ -490,7 +490,7 @@ def test_a_page_tells_where_a_claim_is_seen_that_is_not_seen_everywhere(tmp_path
 
 def judged(root, of, ran=("1",), **changes):
     campaign = checked(root, **changes)
-    return Judged(campaign, effects(campaign, ledger_of(campaign, gap(of), ran)))
+    return Judged(campaign, effects(ledger_of(campaign, gap(of), ran)))
 
 
 def test_rungs_of_two_corpora_agree_differ_or_are_open(tmp_path):
