@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -560,6 +561,18 @@ def test_the_pages_of_this_repository_agree_with_their_records(config, monkeypat
     ledger = read(plan(load_config(config, [])[0]))
     found = command.disagreements(gather(ledger, config), ROOT / "evidence/pages")
     assert ledger.found and found == []
+
+
+@pytest.mark.parametrize("page", ["README.md", "pages/scale.md", "pages/wikitext.md"])
+def test_links_lead_somewhere(page):
+    """To files; within a page, to a heading of it."""
+    file = ROOT / "evidence" / page
+    text = file.read_text(encoding="utf-8")
+    heads = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    anchors = {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)]*)\)", text):
+        assert (file.parent / target).exists(), target
+        assert target or anchor in anchors, anchor
 
 
 # -- the fit ---------------------------------------------------------------------------------------
