@@ -59,7 +59,7 @@ print(
     f"model: {model.param_count:,} parameters in {config.compute_dtype}, "
     f"attention {model.config.attention}, layers {model.config.layer_loop}"
 )
-print(f"payloads travel beside inner steps: {engine.config.concurrent_exchange}")
+print(f"payloads travel beside inner steps: {engine.setup.concurrent}")
 print(f"loss of the first and the last step: {loss[0].mean():.2f} and {loss[-1].mean():.2f}")
 print(
     f"{STEPS * REGIONS * batch * seq_len / seconds:,.0f} tokens/s, sends and landings compiled, too"

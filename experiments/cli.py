@@ -19,6 +19,8 @@ import yaml
 from absl import flags
 from ml_collections import config_flags
 
+from lowcomm_jax.refused import Refused
+
 EXIT_REFUSED = 2
 _CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 # Fields that tell a command's config from those of the others.
@@ -61,14 +63,14 @@ def problems_of(build: Callable[[], Any], prefix: str = "") -> tuple[Any, list[s
       prefix: put before each problem.
 
     Returns:
-      (its result, []) or (None, one line for each item of the error's list).
+      (its result, []) or (None, its lines where it is `Refused`, else its text as one line).
     """
     try:
         return build(), []
+    except Refused as error:
+        return None, [prefix + line for line in error.lines]
     except (ValueError, TypeError) as error:
-        lines = [line.strip() for line in str(error).splitlines()]
-        items = [line[2:] for line in lines if line.startswith("- ")]
-        return None, [prefix + item for item in items or [" ".join(lines)]]
+        return None, [prefix + " ".join(map(str.strip, str(error).splitlines()))]
 
 
 def refuse_any(problems: Sequence[str], title: str = "cannot start") -> None:
@@ -236,7 +238,7 @@ def load_config(
     # Fields of all runs last: another override may say which config they are of.
     overrides = sorted(overrides, key=lambda change: change[0].startswith("common."))
     problems = [_override_any(config, *change) for change in overrides]
-    return config, [problem for problem in problems if problem] + _nul_problems(config)
+    return config, [problem for problem in problems if problem]
 
 
 def refuse_foreign(config: Mapping[str, Any], path: str, command: str) -> None:
@@ -270,17 +272,6 @@ def refuse_incomplete(config: Mapping[str, Any], whole: Mapping[str, Any], maker
     lacks = [name for name in whole if name not in config]
     if lacks:
         raise RefusedError([f"the config has no {', '.join(lacks)}: make it with {maker}"])
-
-
-def _nul_problems(config: Mapping[str, Any]) -> list[str]:
-    """Fields whose text has a NUL byte, which no name of a file may have."""
-    config = ml_collections.ConfigDict(config)
-    named = {name: _at(config, name) for name in fields(config)}
-    return [
-        f"{name}={value!r}: has a NUL byte; remove it"
-        for name, value in named.items()
-        if "\0" in (value if isinstance(value, str) else "")
-    ]
 
 
 def _at(config: Mapping[str, Any], name: str) -> Any:

@@ -17,6 +17,7 @@ from ml_collections import ConfigDict, config_dict
 from experiments.train.methods import section
 from lowcomm_jax.models import TransformerConfig
 from lowcomm_jax.optimizers import InnerConfig
+from lowcomm_jax.setup import SETTINGS
 
 
 def get_config() -> ConfigDict:
@@ -38,7 +39,6 @@ def base(method: str, **knobs: Any) -> ConfigDict:
     config.tokens = config_dict.placeholder(int)
     config.regions = 4  # number of regions, R
     config.batch = 4  # sequences a region trains on per step
-    config.accumulate = 1  # microbatches of a region's batch, whose gradients are averaged
     # Microbatches of a region's batch in the pipeline; 0 = microbatches of one sequence on every
     # device of a stage. Read with mesh.stage above 1.
     config.microbatches = 0
@@ -56,13 +56,10 @@ def base(method: str, **knobs: Any) -> ConfigDict:
     # would take there; methods may read their T_c and T_s from it.
     config.network = config_dict.placeholder(str)
     _add_jobs(config)
-    config.replicas = "map"  # how regions that share a device run: map = in turn, vmap = batched
-    config.block = 16  # most inner steps in one call of the compiled program
-    config.offload = False  # keep anchor, outer state, residuals, snapshots in pinned host memory
-    config.codec_error = False  # measure the codec's error at each send; costs another decoding
-    # Exchange payloads in the program of the inner steps; None = on GPUs and TPUs, where the method
-    # has a delay.
-    config.concurrent_exchange = config_dict.placeholder(bool)
+    for name, setting in SETTINGS.items():  # each describes itself in `lowcomm_jax.setup`
+        if setting.in_config:
+            missing = setting.default is None
+            config[name] = config_dict.placeholder(setting.kinds[0]) if missing else setting.default
     config.frozen = ()  # regular expressions of parameter names that are not trained
 
     config.mesh = ConfigDict()  # devices; 0 = as many as there are and divide

@@ -45,6 +45,20 @@ _RUN = {
 _OF_REGIONS = ("loss", "bytes_sent", "bytes_received")
 
 
+def judged_on(records: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The `eval_set` of the last evaluation: a run may go on with another set.
+
+    Losses of two sets are not compared. Without evaluations it is the last set, if there is one.
+    """
+    newest = judged = None
+    for record in records:
+        if record["kind"] == "eval_set":
+            newest = record
+        elif record["kind"] == "eval":
+            judged = newest
+    return judged or newest
+
+
 class MetricsLog:
     """Appends records to a run's metrics file.
 
@@ -54,10 +68,11 @@ class MetricsLog:
     Attributes:
       begun: records of an earlier start were kept.
       newest: the last step record among them, or None.
+      eval_set: the last record of that kind among them, or None.
     """
 
     def __init__(self, path: Path, step: int):
-        self.begun, self.newest = False, None
+        self.begun, self.newest, self.eval_set = False, None, None
         if path.is_file():
             kept = [r for r in read_records(path) if r.get("step", 0) <= step]
             # The end belongs to the last step: a run that goes on has not ended.
@@ -65,8 +80,9 @@ class MetricsLog:
             whole = path.with_suffix(".tmp")
             whole.write_text("".join(_line(r) for r in kept), encoding="utf-8")
             whole.replace(path)
-            steps = (r for r in reversed(kept) if r["kind"] == "step")
-            self.begun, self.newest = bool(kept), next(steps, None)
+            last = {r["kind"]: r for r in kept}
+            self.begun = bool(kept)
+            self.newest, self.eval_set = last.get("step"), last.get("eval_set")
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, records: Iterable[Mapping[str, Any]]) -> None:

@@ -6,20 +6,22 @@ Takes a work directory, gives a `RunLog` (records by kind); `summarise` makes a 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from scipy import special
 
 from experiments.cli import RefusedError
-from experiments.metrics import VERSION, checked, read_records
+from experiments.metrics import VERSION, checked, judged_on, read_records
 from experiments.regions.merged import measure, merged, region_logs
 from experiments.shape import fields, number
 from experiments.workdir import METRICS
 from lowcomm_jax.outer import Consensus
 from lowcomm_jax.topology.consensus import contraction
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +29,7 @@ class RunLog:
     """The records of one run, by kind, in order.
 
     Attributes:
+      evals: those of the set that the last one was of, whose targets by document `eval_count` has.
       missing: regions of a run of jobs whose logs are not there; totals are those of the others.
     """
 
@@ -118,9 +121,12 @@ def read_run(workdir: Path) -> RunLog:
     wrong = _OF_REPORTS(records[0])
     if wrong is not None:
         raise RefusedError([f"{path}, record 1: header {wrong}"], "report")
+    judged, newest = judged_on(records), None
     by_kind: dict[str, list] = {}
     for record in records:
-        by_kind.setdefault(record["kind"], []).append(record)
+        newest = record if record["kind"] == "eval_set" else newest
+        if record["kind"] != "eval" or newest == judged:
+            by_kind.setdefault(record["kind"], []).append(record)
     measure(by_kind.get("step", []))
     all_regions = range(records[0]["regions"]) if regions else ()
     return RunLog(
@@ -129,21 +135,18 @@ def read_run(workdir: Path) -> RunLog:
         steps=by_kind.get("step", []),
         evals=by_kind.get("eval", []),
         intervals=by_kind.get("interval", []),
-        eval_count=np.array(_judged_on(records)),
+        eval_count=np.array(judged["count"] if judged else []),
         end=by_kind.get("end", [None])[-1],
         missing=tuple(sorted(set(all_regions) - set(records[0]["here"]))),
     )
 
 
-def _judged_on(records: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Targets by document of the set that the last evaluation was of: a run may change it."""
-    count, judged = [], None
-    for record in records:
-        if record["kind"] == "eval_set":
-            count = record["count"]
-        elif record["kind"] == "eval":
-            judged = count
-    return count if judged is None else judged
+def from_the_end(values: Iterable[Sequence[T]]) -> list[tuple[T, ...]]:
+    """Values of several runs' evaluations side by side, as many as all have.
+
+    A run that went on with another evaluation set has fewer, and not the first ones.
+    """
+    return list(zip(*map(reversed, values)))[::-1]
 
 
 def missing_logs(run: RunLog) -> str | None:

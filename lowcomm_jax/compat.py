@@ -14,6 +14,7 @@ __all__ = [
     "all_gather_invariant",
     "coordination",
     "coordinator_host",
+    "is_gpu",
     "jaxprs_in_params",
     "process_count",
     "process_index",
@@ -51,6 +52,11 @@ def coordination() -> Any:
 def all_gather_invariant(x: jax.Array, axis_name: str | tuple[str, ...], *, axis: int) -> jax.Array:
     """Gather `x` along `axis_name`; the result is typed equal on every device of that axis."""
     return jax.lax.all_gather(x, axis_name, axis=axis, tiled=True, to="invarying")
+
+
+def is_gpu(device: jax.Device) -> bool:
+    """Whether a device, present or not, is a GPU: names of the platform differ by maker."""
+    return device.platform in ("gpu", "cuda", "rocm")
 
 
 def process_count() -> int:

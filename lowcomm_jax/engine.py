@@ -11,51 +11,37 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
-import optax
-from jax.sharding import Mesh
 
 from lowcomm_jax import history
 from lowcomm_jax.exchange.mesh import MeshExchange
 from lowcomm_jax.history import Event, readable, with_pace
 from lowcomm_jax.mesh.arrays import Part, part_here, place, place_parts
 from lowcomm_jax.mesh.leader import leader
-from lowcomm_jax.mesh.regions import REGION, Regions, Replicas, default_mesh
+from lowcomm_jax.mesh.regions import REGION, Regions
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.network import VirtualClock, drive, follow
-from lowcomm_jax.params.layout import Roles, make_layout
-from lowcomm_jax.params.sharding import SpecFn
-from lowcomm_jax.runtime.checks import exchange_problems
-from lowcomm_jax.runtime.connect import JobExchange
+from lowcomm_jax.params.layout import Layout, make_layout
+from lowcomm_jax.refusals import UNFIT, microbatch_cut, microbatch_problems, refuse_setup
+from lowcomm_jax.refused import refuse
 from lowcomm_jax.runtime.job_delivery import JobDelivery
 from lowcomm_jax.runtime.job_loop import JobLoop
 from lowcomm_jax.runtime.make_loop import job_loop
 from lowcomm_jax.runtime.round_job_loop import RoundJobLoop
 from lowcomm_jax.schedule import Learners
+from lowcomm_jax.setup import Setup, takes_settings, with_settings
 from lowcomm_jax.state.train_state import TrainState
 from lowcomm_jax.sync import initial_state, round_programs
-from lowcomm_jax.sync.checks import (
-    layout_problems,
-    microbatch_cut,
-    microbatch_problems,
-    mode_problems,
-    refuse_microbatches,
-    refuse_other_types,
-    virtual_clock,
-)
-from lowcomm_jax.sync.concurrent_exchange import concurrent_problems, is_concurrent
 from lowcomm_jax.sync.finish import AtTheEnd, finish
 from lowcomm_jax.sync.gossip_loop import GossipLoop
-from lowcomm_jax.sync.gradient_exchange import behind_outer, run_gradient_steps
+from lowcomm_jax.sync.gradient_exchange import run_gradient_steps
 from lowcomm_jax.sync.learner_loop import LearnerLoop
 from lowcomm_jax.sync.one_period_overlap import OnePeriodLoop
-from lowcomm_jax.sync.part_checks import call_problems
-from lowcomm_jax.sync.round_functions import OutlierGuard
-from lowcomm_jax.sync.round_programs import EngineConfig, RoundPrograms
-from lowcomm_jax.sync.routed_steps import HopsFn, RoutedSteps
+from lowcomm_jax.sync.round_programs import RoundPrograms
+from lowcomm_jax.sync.routed_steps import RoutedSteps
 from lowcomm_jax.sync.sync_loop import SyncLoop
 from lowcomm_jax.sync.two_level_loop import TwoLevelLoop
 from lowcomm_jax.train import batch_blocks
@@ -77,146 +63,49 @@ Participants = Callable[[int], Sequence[bool] | None] | None
 class Engine:
     """Trains one model in R regions with any method.
 
-    Args:
-      loss_fn: `loss_fn(params, batch, rng)` -> scalar, or (scalar, aux dict of scalars). `params`
-        is the user's tree of one region, batch leaves are `[per-region batch, ...]`. An aux entry
-        `tokens` counts tokens; `updates` (leaf name -> new value) replaces leaves of role `local`
-        or `average`.
-      inner: inner Optax optimizer; its state stays in the region and is kept across rounds. It is
-        the same in all regions at the start, with any random keys in it. Periods count steps, not
-        moves: with `optax.MultiSteps` a period is a multiple of its k (else a warning says so), or
-        `accumulate` takes its place.
-      method: one of `lowcomm_jax.methods`.
-      regions: number of regions R.
-      mesh: mesh with axes region, stage, fsdp, tensor; default: `mesh.default_mesh`.
-      replicas: how a mesh slot runs the replicas it holds (`mesh.Regions`).
-      exchange: how payloads travel: `mesh` (collectives inside one program), or a result of
-        `exchange.store` or `exchange.peers`. This job is then one region of several: its mesh lies
-        inside that region, and states, batches and metrics have that one row.
-      network: a `network.Network`, preset name or spec. The engine then books the run on a virtual
-        clock, `engine.clock`; what the clock says changes no step. Before the first step a
-        schedule may read the network's timing once (`Schedule.settle`): CoCoDC its slots,
-        DiLoCoX and Decoupled DiLoCo how long a payload travels.
-      seed: seeds a step's `rng`, a pure function of (seed, region, step).
-      roles: which leaves are trained (`params.make_layout`).
-      weights: `equal`, `tokens` (tokens consumed since the fragment's last send) or R numbers.
-      specs: `(leaf name, shape) -> PartitionSpec` over the axes inside a region; default: FSDP on
-        the longest axis that divides, or, with a codec, on the rows if they hold whole blocks.
-      stacked: path prefixes of leaves with a leading layer axis (scanned blocks).
-      accumulate: microbatches a step's batch is cut into.
-      skip_nonfinite: leave a region as it was when its gradient is not finite (counted in the
-        metric `skipped`). Else one bad batch makes its parameters and moments NaN for good.
-      outlier_factor, max_update_norm: see `round_functions.OutlierGuard`.
-      hops: where `loss_fn` itself moves values between regions (random routing): region 0's batch
-        and keys -> the transfers of each call, `Pipeline.hops`; they are booked at every step.
-      block: most steps that `run` stages on the device at once; where batches are cut
-        (`microbatch=`), most microbatches.
-      offload: keep anchor, outer state, residuals and snapshots in pinned host memory.
-      codec_error: let sends measure how far decoded payloads are from what they stand for (metric
-        `codec_error`); it takes another decoding, and its memory.
-      concurrent_exchange: exchange payloads in flight beside inner steps, in one program
-        (`sync.concurrent_exchange`); None = where the mesh has GPUs or TPUs, and the method a
-        delay. It serves `run`; with `step`, or where batches are cut, landings exchange.
-      batches: what each process of a program of several processes is given of a batch: the
-        `whole` batch, or its `own` part (see `own_batch`).
-
     Attributes:
+      setup: every setting.
       regions: `mesh.Regions`, the regions of this job on its mesh.
       method: as given.
       clock: `network.VirtualClock`; None without a network, and for a job that is one region.
 
     Raises:
       ValueError: one message that lists every setting that cannot work, with its fix.
-      TypeError: `loss_fn`, `inner`, `method`, `mesh` or `seed` is something else.
     """
 
-    def __init__(
-        self,
-        loss_fn: Callable,
-        inner: optax.GradientTransformation,
-        method: Method,
-        regions: int,
-        *,
-        mesh: Mesh | None = None,
-        exchange: Literal["mesh"] | JobExchange = "mesh",
-        network: Any = None,
-        replicas: Replicas = "map",
-        seed: int = 0,
-        roles: Roles = None,
-        weights: Literal["equal", "tokens"] | Sequence[float] = "equal",
-        specs: SpecFn | None = None,
-        stacked: Sequence[str] = (),
-        accumulate: int = 1,
-        skip_nonfinite: bool = True,
-        outlier_factor: float | None = None,
-        max_update_norm: float | None = None,
-        hops: HopsFn | None = None,
-        block: int = 16,
-        offload: bool = False,
-        codec_error: bool = False,
-        concurrent_exchange: bool | None = None,
-        batches: Literal["whole", "own"] = "whole",
-    ):
-        refuse_other_types(loss_fn, inner, method, mesh, seed)
-        regions = int(regions) if isinstance(regions, np.integer) else regions
-        separate = isinstance(exchange, JobExchange)
-        here = 1 if separate else regions
-        mesh = mesh or default_mesh(here if isinstance(here, int) and here > 0 else 1)
-        self.regions: Regions = Regions(here, mesh, replicas)
-        self.method = method
-        self.roles = roles
-        self.block = block
-        guard = OutlierGuard(outlier_factor, max_update_norm)
-        self.clock, unusable = virtual_clock(network, regions, seed)
-        everyone = Regions(regions, mesh, replicas)
-        problems = layout_problems(everyone, method, weights, guard, network) + unusable
-        problems += exchange_problems(exchange, regions, method, mesh, guard)
-        counts = {"accumulate": accumulate, "block": block}
-        if batches not in ("whole", "own"):
-            problems.append(f"batches={batches!r}: use 'whole' or 'own'")
-        problems += concurrent_problems(concurrent_exchange, method, self.regions, separate)
-        problems += mode_problems(method, self.regions, separate, counts, offload, hops, loss_fn)
-        problems += call_problems(method, loss_fn)
-        if problems:
-            raise ValueError("these settings cannot work:\n- " + "\n- ".join(problems))
+    __doc__ = with_settings(__doc__)
+
+    @takes_settings(Setup)
+    def __init__(self, setup: Setup):
+        refuse_setup(setup)
+        self.setup: Setup = setup
+        self.regions: Regions = setup.placed
+        self.method: Method = setup.method
+        self.block: int = setup.block
         self.delivery: JobDelivery | None = None
-        if separate:
+        if setup.separate:
+            method = setup.method
             kind = {"shared": method.anchors == "shared", "in_groups": method.topology is not None}
-            self.delivery = JobDelivery(exchange, **kind)
-        self.config: EngineConfig = EngineConfig(
-            loss_fn=loss_fn,
-            inner=optax.with_extra_args_support(behind_outer(method, inner)),
-            method=method,
-            regions=self.regions,
-            guard=guard,
-            spec_fn=specs,
-            stacked=tuple(stacked),
-            seed=seed,
-            accumulate=accumulate,
-            skip_nonfinite=skip_nonfinite,
-            network=None if self.clock is None else self.clock.network,
-            offload=offload,
-            codec_error=codec_error,
-            concurrent_exchange=is_concurrent(concurrent_exchange, method, self.regions, separate),
-            routed=hops is not None,
-            total=regions,
-            separate_jobs=separate,
-            traffic=MeshExchange.traffic if self.delivery is None else self.delivery.traffic,
-        )
-        ids_R = np.array([exchange.region] if separate else range(regions), np.int32)
-        named = isinstance(weights, str)
-        self.weights = weights if named else np.asarray(weights, np.float32)[ids_R]
-        if separate:
-            self.clock = None  # a virtual clock books all regions; here real time passes
+            self.delivery = JobDelivery(setup.exchange, **kind)
+        # A virtual clock books all regions; between jobs real time passes.
+        self.clock: VirtualClock | None = None
+        if setup.links is not None and not setup.separate:
+            self.clock = VirtualClock(setup.links, seed=setup.seed, record=True)
+        ids_R = np.array(setup.here, np.int32)
+        self.weights = setup.weights
+        if not isinstance(setup.weights, str):
+            self.weights = np.asarray(setup.weights, np.float32)[ids_R]
         self._batch_sharding = self.regions.sharding(REGION, None, "fsdp")
-        self._given_parts = batches == "own" and jax.process_count() > 1
-        routed = None if hops is None else RoutedSteps(hops, seed, accumulate, regions)
+        self._given_parts = setup.batches == "own" and jax.process_count() > 1
+        routed = None
+        if setup.hops is not None:
+            routed = RoutedSteps(setup.hops, setup.seed, setup.accumulate, setup.regions)
         self.runner: BlockRunner = BlockRunner(
-            method,
+            setup.method,
             self.regions.sharding(REGION),
             ids_R,
-            keys_of_regions(seed, ids_R),
-            regions,
+            keys_of_regions(setup.seed, ids_R),
+            setup.regions,
             routed,
         )
         self._loops: dict[Any, SyncLoop] = {}
@@ -242,12 +131,23 @@ class Engine:
             fragments; or parts of the method that break their contract. The message lists all of
             them, each with its fix.
         """
-        layout = make_layout(params, self.roles)
+        layout = make_layout(params, self.setup.roles)
         if layout not in self._loops:
-            programs = round_programs.build(self.config, layout)
-            self._loops[layout] = self.loop_of(programs)
+            self._loops[layout] = self.loop_of(self.programs_for(layout))
         jax.block_until_ready(self.runner.region_keys)  # placed before the first step
         return initial_state.initial_state(self._loops[layout].programs, params)
+
+    def programs_for(self, layout: Layout, **changes: Any) -> RoundPrograms:
+        """The programs for parameters of this layout; nothing is compiled yet.
+
+        Args:
+          changes: of the settings.
+
+        Raises:
+          ValueError: see `init`.
+        """
+        traffic = MeshExchange.traffic if self.delivery is None else self.delivery.traffic
+        return round_programs.build(dataclasses.replace(self.setup, **changes), layout, traffic)
 
     def loop_of(self, programs: RoundPrograms) -> SyncLoop:
         """The loop over events that calls these programs."""
@@ -402,7 +302,7 @@ class Engine:
           ValueError: listing the sizes that cannot work; or the state was donated before.
         """
         loop = self._begin(state)
-        refuse_microbatches(microbatch_problems(self.config, sizes or ()))
+        refuse(UNFIT, microbatch_problems(self.setup, sizes or ()))
         for size in [None] if sizes is None else sizes:
             batch = batch if size is None else batch_blocks.repeated(batch, size)
             one = BlockStager([batch], self.block, size).take(1)
@@ -424,7 +324,7 @@ class Engine:
     def _cut(self, microbatch: int | None, counts_R) -> MicrobatchCut | None:
         if microbatch is None and counts_R is None:
             return None
-        return microbatch_cut(self.config, microbatch, counts_R)
+        return microbatch_cut(self.setup, microbatch, counts_R)
 
     def _placed(self, block: BatchBlock) -> BatchBlock:
         return block._replace(batches=self.place(block.batches, cut=block.stride is not None))
@@ -514,13 +414,13 @@ class Engine:
         shape = jax.tree.leaves(batches)[0].shape
         count, devices = self.regions.count * replicas, self.regions.mesh.shape["fsdp"]
         if not self._given_parts:
-            check_batch(shape, count, devices, self.config.accumulate)
+            check_batch(shape, count, devices, self.setup.accumulate)
             if self.regions.mesh.size == 1:
                 return batches  # the call itself transfers them, and faster
             return place(batches, self._batch_sharding)
         part = self._part(cut)
         count, devices = len(part.range(0, count)), len(part.range(2, devices))
-        check_batch(shape, count, devices, self.config.accumulate)
+        check_batch(shape, count, devices, self.setup.accumulate)
         return place_parts(batches, self._batch_sharding, part)
 
 
@@ -713,7 +613,7 @@ def make_sync_loop(
     """
     if delivery is not None:
         return job_loop(programs, weights, delivery)
-    if programs.config.method.topology is not None:
+    if programs.method.topology is not None:
         return GossipLoop(programs, weights)
     if programs.method.servers is not None:
         return TwoLevelLoop(programs, weights)

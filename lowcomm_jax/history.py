@@ -12,7 +12,7 @@ import numpy as np
 
 from lowcomm_jax.exchange import Traffic
 from lowcomm_jax.mesh.arrays import replicated
-from lowcomm_jax.network.errors import is_unknown
+from lowcomm_jax.refused import is_unknown
 from lowcomm_jax.topology.gossip import Groups
 
 

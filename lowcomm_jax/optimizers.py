@@ -26,6 +26,7 @@ import optax
 from optax import contrib
 
 from lowcomm_jax.params.fragments import is_stacked, path_name
+from lowcomm_jax.refused import refuse
 
 PyTree = Any
 Kind = Literal["matrix", "embedding", "head", "vector"]
@@ -134,8 +135,7 @@ def make_optimizer(
       ValueError: everything `config.violations(steps)` lists.
     """
     found = config.violations(steps)
-    if found:
-        raise ValueError("the inner optimizer cannot work:\n- " + "\n- ".join(found))
+    refuse("the inner optimizer cannot work", found)
 
     def decayed(params: PyTree) -> PyTree:
         kinds = ("matrix", "head", *(("embedding",) if config.decay_embeddings else ()))

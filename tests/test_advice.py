@@ -30,7 +30,7 @@ CALL = re.compile(
     rf"(?<![\w.\]])[A-Za-z_][\w.{PLACE}]*\({INSIDE}+\)(?:\.\w+\(\))*|`[^`]*[^=!<>]=[^=][^`]*`"
 )
 # Words of English and of mathematics, and patterns.
-NO_CODE = {"document(s)", "violation(s)", "microbatch(es)", "L(N, M)", "log(low,high)"}
+NO_CODE = {"document(s)", "microbatch(es)", "L(N, M)", "log(low,high)"}
 NO_CODE |= {r"n((?:\d+ .*\n)*)"}
 # Written by us into a file; not said to a user.
 LEFT_OUT = (
@@ -40,10 +40,12 @@ LEFT_OUT = (
 
 
 def texts(file):
-    """The texts of a file that are no docstrings; `PLACE` for what is put in."""
+    """The texts of a file that are no docstrings or annotations; `PLACE` for what is put in."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     strings = (ast.Constant, ast.JoinedStr)
     alone = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
+    noted = [n.annotation for n in ast.walk(tree) if isinstance(n, ast.AnnAssign)]
+    alone |= {id(part) for note in noted for part in ast.walk(note)}
     alone |= {id(part) for n in ast.walk(tree) if isinstance(n, ast.JoinedStr) for part in n.values}
     for node in ast.walk(tree):
         if not isinstance(node, strings) or id(node) in alone:

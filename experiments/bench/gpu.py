@@ -33,7 +33,6 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.bench.gpu_stages import (
-    GPUS,
     RATED,
     Bench,
     Case,
@@ -48,6 +47,7 @@ from experiments.cli import Flags, closest, flag_problems, refuse_any
 from experiments.progress import duration, print_table, right, say
 from experiments.train.devices import MEMORY, take_memory
 from lowcomm_jax.aot.kernels import OTHER
+from lowcomm_jax.compat import is_gpu
 
 SAID = 300  # letters of a failure's text
 
@@ -101,7 +101,7 @@ ON_PROCESSORS = Plan(
 def header() -> Row:
     """What decides the figures, beside the machine and its versions."""
     device = jax.local_devices()[0]
-    on_gpu = device.platform in GPUS
+    on_gpu = is_gpu(device)
     fractions = [os.environ[name] for name in MEMORY if name in os.environ]
     limit = (device.memory_stats() or {}).get("bytes_limit")
     return {
@@ -228,12 +228,13 @@ class Record:
 
 def run(bench: Bench, stages: Sequence[str], seconds: float, record: Record, console: Console):
     """Measure the stages until the time is up."""
-    until = time.monotonic() + seconds
+    until, taken = time.monotonic() + seconds, []
     for stage in stages:
-        found, slowest = [], 0.0
+        # A stage's first part is taken to last as long as those before it, in the mean.
+        found, own, mean = [], [], sum(taken) / max(len(taken), 1)
         for name, measure in bench.items(stage):
             name, begun = f"{stage}: {name}", time.monotonic()
-            if until - begun <= slowest:
+            if until - begun <= max(own, default=mean):
                 record.left_out[name] = f"not reached in {duration(seconds)}"
                 record.write()
                 continue
@@ -247,10 +248,11 @@ def run(bench: Bench, stages: Sequence[str], seconds: float, record: Record, con
                 record.failed[name] = f"{type(error).__name__}: {why[:SAID]}"
                 say(console, f"failed: {record.failed[name]}")
             gc.collect()  # an error's frames held the arrays of its part
-            slowest = max(slowest, time.monotonic() - begun)
+            own.append(time.monotonic() - begun)
             record.rows = [r for r in record.rows if r["stage"] != stage]
             record.rows += [{"stage": stage, **row} for row in found]
             record.write()
+        taken += own
         if found:
             show(stage, found, console)
 

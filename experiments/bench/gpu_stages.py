@@ -26,12 +26,12 @@ from lowcomm_jax.aot.hlo import Program, parse
 from lowcomm_jax.aot.kernels import OTHER
 from lowcomm_jax.aot.targets import ACCELERATORS, accelerator_of
 from lowcomm_jax.aot.timeline import Work, play
+from lowcomm_jax.compat import is_gpu
 from lowcomm_jax.models import build, preset
 
 STEPS = 4  # of one timed call
 NEVER = 10**6  # H of a method that is not to synchronise
 LONGEST = 8  # kernels of a kind that the file names
-GPUS = ("gpu", "cuda")  # names of their platform
 RATED = ("encode", "decode", "copy")
 SMI = "clocks.sm clocks.max.sm clocks.mem power.draw power.limit temperature.gpu driver_version"
 Row = dict[str, Any]
@@ -192,7 +192,7 @@ class Bench:
         return self._subjects[case]
 
     def _needs_profiles(self) -> None:
-        if self.device.platform not in (*GPUS, "cpu"):
+        if not (is_gpu(self.device) or self.device.platform == "cpu"):
             raise NotHereError(f"profiles of {self.device.platform} are not read")
 
     def work(self, program: Program) -> dict[str, Work]:

@@ -35,7 +35,7 @@ def at_equal(
       `of`, `network` (None for bytes), `budget` (seconds, or bytes a region) and `losses`, variant
       -> nats per token. Empty where fewer than two variants are complete. A variant with a loss
       that is not finite is left out; so is one that spends nothing, as a single region sends no
-      bytes.
+      bytes. So is one that was judged on another evaluation set until beyond the budget.
     """
     spent = {"bytes": (None, bytes_at)}
     for name, network in list(networks.items())[:1]:
@@ -48,9 +48,11 @@ def at_equal(
             if runs and all(e["anchor"] is not None for r in runs.values() for e in r.evals)
         }
         curves = {n: seeds for n, seeds in curves.items() if all(x[-1] > 0 for x, _ in seeds)}
+        ends = [x[-1] for of_seeds in curves.values() for x, _ in of_seeds]
+        budget = min(ends, default=0.0)
+        curves = {n: seeds for n, seeds in curves.items() if all(x[0] <= budget for x, _ in seeds)}
         if len(curves) < 2:
             continue
-        budget = min(x[-1] for of_seeds in curves.values() for x, _ in of_seeds)
         losses = {
             name: float(np.mean([loss_at(budget, *curve) for curve in of_seeds]))
             for name, of_seeds in curves.items()

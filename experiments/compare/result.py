@@ -16,7 +16,7 @@ from experiments.compare.plan import Comparison, Panel
 from experiments.compare.runs import error_of, finished
 from experiments.compare.stats import Estimate, estimate, paired, paired_share
 from experiments.compare.target import STEPS, keys, to_target
-from experiments.runlog import RunLog, nominal_steps, read_run
+from experiments.runlog import RunLog, from_the_end, nominal_steps, read_run
 
 VERSION = 2
 # Equal bytes: at most this share apart. Fragments need a last synchronisation that DiLoCo, whose
@@ -129,7 +129,7 @@ def _run(run: RunLog) -> dict[str, Any]:
 def _curve(runs: Sequence[RunLog]) -> list[dict[str, Any]]:
     """The anchor's evaluation loss over the run: all seeds are evaluated at the same steps."""
     points = []
-    for records in zip(*(run.evals for run in runs)):
+    for records in from_the_end(run.evals for run in runs):
         losses = _plain(estimate([record["anchor"] for record in records]))
         tokens = _mean([record["tokens"] for record in records])
         step = nominal_steps(runs[0], records[0])

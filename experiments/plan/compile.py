@@ -23,10 +23,10 @@ from lowcomm_jax import Engine, make_mesh, methods
 from lowcomm_jax.aot.programs import compile_engine
 from lowcomm_jax.models import PRESETS, Pipeline, TransformerConfig, build
 from lowcomm_jax.models.pipeline.pipeline import Schedule, pipeline_problems, schedule_problems
-from lowcomm_jax.network.errors import whole
 from lowcomm_jax.params.fragments import path_name
 from lowcomm_jax.planner.memory import held_elements, memory_of
 from lowcomm_jax.planner.plan import Workload
+from lowcomm_jax.refused import whole
 
 STACKED = ("blocks",)
 PERIOD = 125  # H of DiLoCoX's published run; no program depends on it

@@ -7,20 +7,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from experiments.plan.model import PlanModel, read_model
-from lowcomm_jax.network.errors import (
-    above_zero,
-    collect,
-    is_unknown,
-    not_negative,
-    raise_all,
-    whole,
-)
 from lowcomm_jax.network.links import Network
 from lowcomm_jax.network.parse import parse
 from lowcomm_jax.planner import reproduction
 from lowcomm_jax.planner.expected_loss import TOKENS_PER_PARAM
 from lowcomm_jax.planner.methods import PlanMethod, plan_method
 from lowcomm_jax.planner.plan import Workload, mesh_violations, network_violations
+from lowcomm_jax.refused import above_zero, collect, is_unknown, not_negative, refuse, whole
 
 COMPARISONS: dict[str, Callable[[], list[reproduction.PublishedFigure]]] = {
     "": list,
@@ -79,10 +72,10 @@ def read(config: Mapping[str, Any]) -> PlanRequest:
       config: plain mapping; a field that is None takes its default.
 
     Raises:
-      ViolationsError: everything that is wrong.
+      Refused: everything that is wrong.
     """
     if "chip_mtbf_hours" in config:
-        raise_all("plan config", ["this config says what fails: add --goodput"])
+        refuse("plan config", ["this config says what fails: add --goodput"])
     fields = {**DEFAULTS, **{k: v for k, v in config.items() if v is not None}}
     known = sorted((*NEEDED, *DEFAULTS))
     unknown = sorted(set(config) - set(known), key=str)
@@ -91,9 +84,9 @@ def read(config: Mapping[str, Any]) -> PlanRequest:
     found += _number_violations(fields)
     model = network = None
     if "model" in fields:
-        model = collect(found, "model", lambda: read_model(fields["model"]))
+        model = collect(found, "model: ", lambda: read_model(fields["model"]))
     if "network" in fields:
-        network = collect(found, "network", lambda: parse(fields["network"]))
+        network = collect(found, "network: ", lambda: parse(fields["network"]))
     if network is not None:
         found += network_violations(network)
     layers = MANY_LAYERS if model is None else model.shapes.layers
@@ -101,7 +94,7 @@ def read(config: Mapping[str, Any]) -> PlanRequest:
     methods = _methods(fields["methods"], layers, found) if "methods" in fields else ()
     if fields["compile"] is True and model is not None and not wrong_mesh:
         found += _compile_violations(fields, model, network)
-    raise_all("plan config", found + wrong_mesh)
+    refuse("plan config", found + wrong_mesh)
     return PlanRequest(fields, _workload(fields, model, network), methods, model)
 
 
@@ -174,7 +167,9 @@ def _methods(spec: Any, layers: int, found: list[str]) -> tuple[PlanMethod, ...]
         return ()
     if not spec:
         found.append("methods is empty: name at least one")
-    methods = [collect(found, where, lambda r=row: plan_method(r)) for where, row in rows.items()]
+    methods = [
+        collect(found, f"{where}: ", lambda r=row: plan_method(r)) for where, row in rows.items()
+    ]
     methods = [method for method in methods if method is not None]
     found += [line for method in methods for line in method.violations(layers)]
     return tuple(methods)

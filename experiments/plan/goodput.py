@@ -30,7 +30,6 @@ from experiments.cli import (
     split_config,
 )
 from experiments.progress import right, say, tracked
-from lowcomm_jax.network.errors import above_zero, is_unknown, not_negative, raise_all, whole
 from lowcomm_jax.planner.goodput import (
     CONFIDENCE,
     DECOUPLED,
@@ -46,6 +45,7 @@ from lowcomm_jax.planner.goodput import (
     largest_error,
 )
 from lowcomm_jax.planner.goodput_simulation import plan_goodput
+from lowcomm_jax.refused import above_zero, is_unknown, not_negative, refuse, whole
 
 DEFAULT = "configs/plan/goodput.py"
 HOUR = 3600.0
@@ -96,7 +96,7 @@ def answer(config: Mapping[str, Any], workdir: str | Path, console: Console) -> 
     """Simulate what a config describes; print, write and return the result.
 
     Raises:
-        ViolationsError: everything that is wrong with the config.
+        Refused: everything that is wrong with the config.
     """
     request = read(config)
     seed = request.fields["seed"]
@@ -146,14 +146,14 @@ def read(config: Mapping[str, Any]) -> GoodputRequest:
     """Turn config fields (see `configs/plan/goodput.py`) into fleets.
 
     Raises:
-        ViolationsError: everything that is wrong.
+        Refused: everything that is wrong.
     """
     if "methods" in config or "method" in config:
         fix = "give one such as configs/plan/goodput_three_regions.py"
-        raise_all("goodput config", [f"--goodput has configs of its own: {fix}"])
+        refuse("goodput config", [f"--goodput has configs of its own: {fix}"])
     found = [f"field {name!r} is missing: give it" for name in FIELDS if name not in config]
     found += [f"field {name!r} {is_unknown(name, FIELDS)}" for name in config if name not in FIELDS]
-    raise_all("goodput config", found)
+    refuse("goodput config", found)
     found = whole("seed", config["seed"], 0)
     found += [line for name in _FROM_0 for line in not_negative(name, config[name])]
     found += [line for name in _POSITIVE for line in above_zero(name, config[name])]
@@ -171,13 +171,13 @@ def read(config: Mapping[str, Any]) -> GoodputRequest:
     counts = [(name, n) for name in ("regions", "chips", "learners") for n in config[name]]
     counts += [] if own else [("diloco_regions", config["diloco_regions"])]
     found += [line for name, n in counts for line in whole(name, n)]
-    raise_all("goodput config", found)
+    refuse("goodput config", found)
     cuts = {(sum(config["regions"]), len(config["regions"])): tuple(config["regions"])}
     if not own:
         parts = sorted({*config["learners"], config["diloco_regions"]})
         cuts = {(n, m): even_regions(n, m) for n in config["chips"] for m in parts}
     fleets = {key: _fleet(config, regions, found) for key, regions in cuts.items()}
-    raise_all("goodput config", list(dict.fromkeys(found)))
+    refuse("goodput config", list(dict.fromkeys(found)))
     return GoodputRequest(dict(config), fleets, own)
 
 

@@ -9,8 +9,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from lowcomm_jax.network.errors import ViolationsError, is_unknown, raise_all
 from lowcomm_jax.planner.shapes import MODELS, Decoder, Shapes, from_tree
+from lowcomm_jax.refused import Refused, is_unknown, refuse
 
 if TYPE_CHECKING:
     from lowcomm_jax.models import TransformerConfig
@@ -37,7 +37,7 @@ def read_model(spec: Any) -> PlanModel:
         `planner.shapes.Decoder`.
 
     Raises:
-      ViolationsError: everything that is wrong with it.
+      Refused: everything that is wrong with it.
     """
     if isinstance(spec, str):
         return PlanModel(MODELS[spec].shapes(), spec) if spec in MODELS else _preset(spec)
@@ -48,9 +48,9 @@ def read_model(spec: Any) -> PlanModel:
         fix = f"use a name, or fields: needed {sorted(needed)}, known {sorted(known)}"
         unknown = sorted(set(spec) - known, key=str) if isinstance(spec, Mapping) else []
         wrong = [f"field {k!r} {is_unknown(k, sorted(known))}" for k in unknown]
-        raise ViolationsError("model", [*wrong, f"given {given}: {fix}"])
+        raise Refused("model", [*wrong, f"given {given}: {fix}"])
     decoder = Decoder(**spec)
-    raise_all("model", decoder.violations())
+    refuse("model", decoder.violations())
     return PlanModel(decoder.shapes())
 
 
@@ -60,7 +60,7 @@ def _preset(name: str) -> PlanModel:
     if name not in PRESETS:
         known = dict.fromkeys((*MODELS, *PRESETS))
         own = "or a mapping with layers, width, mlp, heads, vocab"
-        raise ViolationsError("model", [f"{name!r} {is_unknown(name, known)}, {own}"])
+        raise Refused("model", [f"{name!r} {is_unknown(name, known)}, {own}"])
     return PlanModel(transformer_shapes(PRESETS[name]), name)
 
 

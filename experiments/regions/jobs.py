@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, get_args
 
 from experiments.train.processes import process_problems
 from lowcomm_jax import exchange
 from lowcomm_jax.methods import Method
-from lowcomm_jax.runtime.checks import heal_problems, job_problems, memory_problems, store_needed
 from lowcomm_jax.runtime.connect import flight_problems
 from lowcomm_jax.runtime.kv import url_problems
 from lowcomm_jax.runtime.terms import Heal
-from lowcomm_jax.sync.round_functions import OutlierGuard
+from lowcomm_jax.schedule import Arrivals, Learners
 
 EXCHANGES = {"store": exchange.store, "peers": exchange.peers}
 """Exchanges between separate jobs, by their name in a config."""
@@ -24,6 +24,23 @@ PEERS = {"address": "127.0.0.1:0", "certificates": None}
 def is_separate_job(fields: Mapping[str, Any]) -> bool:
     """Whether this job trains one region, and other jobs the others."""
     return fields["exchange"] in EXCHANGES
+
+
+@dataclasses.dataclass(frozen=True)
+class Described:
+    """What refusals read of an exchange that is not open yet (`setup.BetweenJobs`)."""
+
+    kind: str
+    region: int
+    count: int
+    heal: str
+
+
+def described(fields: Mapping[str, Any]) -> Described | None:
+    """The exchange between jobs that a config asks for; None on a mesh."""
+    if not is_separate_job(fields):
+        return None
+    return Described(fields["exchange"], fields["region"], fields["regions"], fields["heal"])
 
 
 def ends_by_rounds(fields: Mapping[str, Any], method: Method) -> bool:
@@ -71,14 +88,9 @@ def exchange_problems(fields: Mapping[str, Any], method: Method | None) -> list[
         )
     if method is None:
         return found
-    if method.schedule.uneven and kind != "store":
-        found.append(store_needed(method.name))
-    found += heal_problems(method, fields["heal"])
-    unfit = job_problems(method, count, OutlierGuard(**fields["guards"]))
-    if method.adapts:
-        unfit += memory_problems("adaptive.memory_gb", fields["adaptive"]["memory_gb"])
-    if method.schedule.uneven and not unfit and not method.schedule.violations(count):
+    rounds = isinstance(method.schedule, Arrivals | Learners)
+    if rounds and not method.schedule.violations(count):
         first = method.schedule.opens(0)
         if fields["steps"] < first:
             found.append(f"steps={fields['steps']}: the first round is at step {first}; give more")
-    return found + unfit
+    return found

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.metrics import checked, read_records
+from experiments.metrics import checked, judged_on, read_records
 from experiments.workdir import METRICS
 
 _FOLDER = re.compile(r"region(\d+)")
@@ -55,7 +55,7 @@ def merged(paths: Sequence[Path]) -> list[dict[str, Any]]:
 
     Evaluations and intervals are those of the lowest region that has them and was not behind
     (`SyncCounters.behind`), since anchors are the same everywhere. With gossip anchors differ, and
-    no region knows by how much.
+    no region knows by how much. Of another set than the first log's last one there are none.
 
     Raises:
       ValueError: a file is damaged, or a record lacks what every one of its kind has.
@@ -74,17 +74,18 @@ def merged(paths: Sequence[Path]) -> list[dict[str, Any]]:
     steps: dict[int, dict[int, dict]] = {}
     others: dict[tuple[str, int], dict] = {}
     ends: dict[int, dict] = {}
+    judged = judged_on(logs[0])
     for log in logs:
-        region = log[0]["here"][0]
+        region, newest = log[0]["here"][0], None
         for record in log[1:]:
             kind = record["kind"]
             if kind == "step":
                 steps.setdefault(record["step"], {})[region] = record
             elif kind == "end":
                 ends[region] = record
-            elif kind == "eval_set" and log is logs[0]:
-                others[kind, -1] = record  # the last one, where a restart has changed it
-            else:
+            elif kind == "eval_set":
+                newest = record
+            elif kind != "eval" or newest == judged:
                 record.pop("anchor_variance", None)
                 before = others.setdefault((kind, record.get("step", -1)), record)
                 if record.get("behind", 0) < before.get("behind", 0):
@@ -96,12 +97,12 @@ def merged(paths: Sequence[Path]) -> list[dict[str, Any]]:
         if kind == "eval" and number in tokens:  # a region counts its own tokens alone
             record["tokens"] = tokens[number]
     end = [totals.end(ends)] if len(ends) == len(logs) else []
-    order = {"eval_set": 0, "step": 1, "interval": 2, "eval": 3}
+    order = {"step": 1, "interval": 2, "eval": 3}
     body = sorted(
         [*others.values(), *records],
         key=lambda r: (r.get("step", -1), order.get(r["kind"], 4)),
     )
-    return [header, *body, *end]
+    return [header, *([judged] if judged else []), *body, *end]
 
 
 def _in_their_steps(log: list[dict[str, Any]]) -> list[dict[str, Any]]:

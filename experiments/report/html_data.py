@@ -11,7 +11,7 @@ import numpy as np
 
 from experiments.compare.stats import estimate
 from experiments.report.virtual import Pace, on_network, seconds_at
-from experiments.runlog import RunLog, adapts, exchanges, mean_batch, mean_sent
+from experiments.runlog import RunLog, adapts, exchanges, from_the_end, mean_batch, mean_sent
 from lowcomm_jax.batching import communications, measured_ratio
 from lowcomm_jax.network import Network
 
@@ -62,11 +62,11 @@ def loss_curves(entries: Sequence[Entry], x_of: Callable[[RunLog], list[float]])
 
 
 def _loss_curve(entry: Entry, x_of: Callable[[RunLog], list[float]]) -> Curve | None:
-    x_RxE = zip(*(x_of(run) for run in entry.runs))
-    evals = zip(*(run.evals for run in entry.runs))
+    x_ExR = from_the_end(x_of(run) for run in entry.runs)
+    evals = from_the_end(run.evals for run in entry.runs)
     points = [
         (float(np.mean(x)), estimate([record["anchor"] for record in records]))
-        for x, records in zip(x_RxE, evals)
+        for x, records in zip(x_ExR, evals)
         if records[0]["step"]
     ]
     points = [(x, y) for x, y in points if y.mean is not None]

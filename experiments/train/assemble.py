@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,8 @@ from lowcomm_jax.optimizers import learning_rate
 from lowcomm_jax.params.layout import make_layout
 from lowcomm_jax.runtime.connect import ROUNDS_KEPT, JobExchange
 from lowcomm_jax.runtime.timing import Timing
-from lowcomm_jax.sync import round_programs
+
+CHUNK = 4096  # learning rates worked out at once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +40,6 @@ class Run:
       model: in pipeline stages where the mesh has some.
       exchange: with the other jobs; None where all regions are in this one.
       way: how the model is computed.
-      rate_S: learning rate of every (nominal) step, float `[S]`.
       fault_hooks: faults that this job injects into itself; None = none.
     """
 
@@ -50,8 +51,23 @@ class Run:
     evaluation: EvalData
     tokenizer: Tokenizer
     way: Way
-    rate_S: np.ndarray
     fault_hooks: ScriptedFaults | None = None
+
+    def rates(self, steps: np.ndarray) -> np.ndarray:
+        """Learning rates of (nominal) steps, counted from 0, float."""
+        first, last = int(steps.min()) // CHUNK, int(steps.max()) // CHUNK
+        known = np.concatenate([self._rates(k) for k in range(first, last + 1)])
+        return known[steps - first * CHUNK]
+
+    @functools.cached_property
+    def _rates(self) -> Callable[[int], np.ndarray]:
+        rate = learning_rate(self.job.inner, self.job.steps)
+
+        @functools.lru_cache(maxsize=4)
+        def of_chunk(k: int) -> np.ndarray:
+            return np.asarray(rate(np.arange(k * CHUNK, (k + 1) * CHUNK)))
+
+        return of_chunk
 
     def close(self, needed: bool = True) -> None:
         """Leave the other jobs.
@@ -116,7 +132,6 @@ def assemble(job: Job, quiet: bool = False, trains: bool = False) -> Run:
         way = made_or_refused(lambda: fastest_way(job, config, exchange), "cannot start")
     model = make_model(job, way.config)
     engine = made_or_refused(lambda: _engine_that_fits(job, model, exchange), "cannot start")
-    steps = np.arange(job.steps)
     return Run(
         job=job,
         model=model,
@@ -126,7 +141,6 @@ def assemble(job: Job, quiet: bool = False, trains: bool = False) -> Run:
         evaluation=evaluation,
         tokenizer=tokenizer,
         way=way,
-        rate_S=np.asarray(learning_rate(job.inner, job.steps)(steps)),
         fault_hooks=fault_hooks,
     )
 
@@ -137,7 +151,7 @@ def _engine_that_fits(
     """The engine, once its programs for this model can be made (nothing is compiled)."""
     engine = make_engine(job, model, exchange)
     plain = plain_engine(engine)
-    round_programs.build(plain.config, make_layout(abstract_params(model), plain.roles))
+    plain.programs_for(make_layout(abstract_params(model), plain.setup.roles))
     return engine
 
 

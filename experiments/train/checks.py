@@ -21,52 +21,20 @@ from experiments.shape import read_json
 from experiments.train.devices import FLAG
 from experiments.train.methods import METHODS
 from lowcomm_jax import make_mesh
-from lowcomm_jax.adaptive.checks import size_problems
-from lowcomm_jax.adaptive.lr_scaling import SCALINGS
 from lowcomm_jax.aot import Target
 from lowcomm_jax.checkpoint.load import dotted
 from lowcomm_jax.data import DataConfig, open_corpus
 from lowcomm_jax.data.corpora import CorpusSource
-from lowcomm_jax.mesh.regions import Regions, default_mesh
+from lowcomm_jax.mesh.regions import default_mesh
 from lowcomm_jax.methods import Method
 from lowcomm_jax.models import TransformerConfig, preset
 from lowcomm_jax.models.pipeline.pipeline import pipeline_problems, schedule_problems
 from lowcomm_jax.models.weights import config_from_llama
-from lowcomm_jax.sync.checks import virtual_clock
-from lowcomm_jax.sync.round_functions import OutlierGuard
 
 PROVISIONAL_VOCABULARY = 320  # until the tokenizer is open; nothing checked here depends on it
 
 
-LARGEST = {
-    "steps": 10**8,
-    "regions": 10**4,
-    "batch": 10**6,
-    "accumulate": 10**5,
-    "microbatches": 10**5,
-    "block": 10**4,
-    "mesh": 10**6,
-    "model.layers": 10**4,
-    "model": 10**7,
-    "data.seq_len": 10**7,
-    "inner.muon_steps": 10**3,
-}
-"""Larger numbers are refused at once: else memory runs out, or folders are made, before they fail.
-"""
-_FROM_1 = ("regions", "batch", "accumulate", "block", "eval.sequences", "eval.batch", "log.every")
-_FROM_1 += ("checkpoint.keep_last",)
-
-
-def extreme_problems(fields: Mapping[str, Any]) -> list[str]:
-    """Whole numbers above `LARGEST` of their name or their section."""
-    found = []
-    for name, value in dotted(dict(fields)).items():
-        if not isinstance(value, int) or isinstance(value, bool):
-            continue
-        largest = LARGEST.get(name, LARGEST.get(name.partition(".")[0], 2**63 - 1))
-        if abs(value) > largest:
-            found.append(f"{name}={value}: give at most {largest:,}")
-    return found
+_FROM_1 = ("batch", "eval.sequences", "eval.batch", "log.every", "checkpoint.keep_last")
 
 
 def shape_problems(fields: Mapping[str, Any]) -> list[str]:
@@ -210,9 +178,6 @@ def region_weights(fields: Mapping[str, Any]) -> tuple[str | tuple[float, ...], 
         numbers = tuple(float(part) for part in text.split(","))
     except ValueError:
         return text, [f"weights={text!r}: use equal, tokens, or one number per region: 0.5,0.2,0.3"]
-    if len(numbers) != fields["regions"] or min(numbers) < 0 or sum(numbers) <= 0:
-        fix = f"give {fields['regions']} numbers >= 0, one of them positive"
-        return numbers, [f"weights={text!r}: {fix}"]
     return numbers, []
 
 
@@ -246,14 +211,11 @@ def make_mesh_of(
     return mesh, [f"{line}; use a smaller mesh (mesh.stage=1), or {fix}" for line in found]
 
 
-def region_problems(fields: Mapping[str, Any], mesh: jax.sharding.Mesh | None) -> list[str]:
-    """Guards out of range, regions that do not fit the mesh, and batches that do not divide."""
-    found = [f"guards.{line}" for line in OutlierGuard(**fields["guards"]).violations()]
-    batch, accumulate = fields["batch"], fields["accumulate"]
-    if mesh is None or min(batch, accumulate, fields["regions"]) < 1:
+def batch_problems(fields: Mapping[str, Any], mesh: jax.sharding.Mesh | None) -> list[str]:
+    """Batches that do not divide."""
+    batch, accumulate, found = fields["batch"], fields["accumulate"], []
+    if mesh is None or min(batch, accumulate) < 1:
         return found
-    here = 1 if is_separate_job(fields) else fields["regions"]
-    found += Regions(here, mesh, fields["replicas"]).violations()
     fsdp = mesh.shape["fsdp"]
     if batch % accumulate:
         found.append(
@@ -295,12 +257,6 @@ def stage_problems(
         f"pipeline_schedule: {line}"
         for line in schedule_problems(fields["pipeline_schedule"], fields["random_routing"])
     ]
-    slots, regions = mesh.shape["region"], fields["regions"]
-    if fields["random_routing"] and slots != regions:
-        found.append(
-            f"random_routing: {regions} regions on {slots} slots of the mesh; each needs its own: "
-            f"set mesh.region={regions}"
-        )
     if model is not None:
         problems = pipeline_problems(model, mesh.shape["stage"], count)
         found += [f"mesh.stage: {line}" for line in problems]
@@ -311,15 +267,6 @@ def stage_problems(
             f"{count * fsdp * fields['accumulate']}"
         )
     return found
-
-
-def network_problems(fields: Mapping[str, Any], method: Method | None) -> list[str]:
-    """A network that does not fit the regions, or that the method needs and nobody gives."""
-    if fields["network"] is None:
-        needed = method is not None and method.schedule.needs_network
-        fix = "name one, or give method.step_seconds and method.sync_seconds"
-        return [f"network is missing: method.gamma asks for its T_c and T_s; {fix}"] * needed
-    return virtual_clock(fields["network"], fields["regions"], 0)[1]
 
 
 def adaptive_problems(fields: Mapping[str, Any], method: Method | None) -> list[str]:
@@ -335,17 +282,11 @@ def adaptive_problems(fields: Mapping[str, Any], method: Method | None) -> list[
             "it out, or give method.inner_batching"
             for key in unused
         ]
-    found = size_problems(method, fields["regions"], given["largest_microbatch"], None)
-    if given["scaling"] not in SCALINGS:
-        found.append(f"scaling={given['scaling']!r}: use {', '.join(SCALINGS)}")
+    found = []
     if given["memory_gb"] is not None and not given["memory_gb"] > 0:
-        found.append(f"memory_gb={given['memory_gb']}: give gigabytes of a device, above 0")
-    elif given["memory_gb"] is not None and given["largest_microbatch"] is not None:
-        found.append("largest_microbatch and memory_gb: give one of the two")
-    found = [f"adaptive.{line}" for line in found]
-    if fields["accumulate"] != 1:
-        fix = "the batch policy decides how batches are cut; leave it out"
-        found.append(f"accumulate={fields['accumulate']}: {fix}")
+        found.append(
+            f"adaptive.memory_gb={given['memory_gb']}: give gigabytes of a device, above 0"
+        )
     if fields["mesh"]["stage"] > 1:
         fix = "stages need microbatches of one size, and these grow; use mesh.stage=1"
         found.append(f"mesh.stage={fields['mesh']['stage']}: {fix}")

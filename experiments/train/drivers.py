@@ -111,7 +111,7 @@ class FixedDriver:
             return next(self._batches)
 
     def rate(self, row: Mapping[str, Any], skipped_R: np.ndarray) -> float:
-        return float(np.mean(self._run.rate_S[np.maximum(row["step"] - 1 - skipped_R, 0)]))
+        return float(np.mean(self._run.rates(np.maximum(row["step"] - 1 - skipped_R, 0))))
 
     def traffic(self, state: TrainState) -> tuple[np.ndarray, np.ndarray]:
         return np.array(state.counters.bytes_sent), np.array(state.counters.bytes_received)
@@ -161,8 +161,7 @@ class RoundDriver(FixedDriver):
             yield self._batch(step + 1)
 
     def rate(self, row: Mapping[str, Any], skipped_R: np.ndarray) -> float:
-        last = len(self._run.rate_S)
-        return super().rate({"step": min(row["step"], last)}, skipped_R)
+        return super().rate({"step": min(row["step"], self._run.job.steps)}, skipped_R)
 
 
 class AdaptiveDriver:

@@ -1,8 +1,9 @@
 """The description of every field in `train --help`, and the YAML of `--print-config`.
 
-A field is described once, where its default stands: in a comment in `experiments/config.py`, or in
-the docstring of the section's dataclass. This module reads it from there; a comment comes first.
-Fields of `method` are keywords of factories, and are described by the factories' docstrings.
+A field is described once, where its default stands: in a comment in `experiments/config.py`, in the
+docstring of the section's dataclass, or, of an engine's setting, in `lowcomm_jax.setup`. This
+module reads it from there; a comment comes first. Fields of `method` are keywords of factories, and
+are described by the factories' docstrings.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from lowcomm_jax.data import DataConfig
 from lowcomm_jax.methods import AdaGradCmp
 from lowcomm_jax.models import TransformerConfig
 from lowcomm_jax.optimizers import InnerConfig
+from lowcomm_jax.setup import SETTINGS
 
 _SECTIONS = {"_adaptive_section": "adaptive.", "_model_section": "model.", "_data_section": "data."}
 _DATACLASSES = {"inner.": InnerConfig, "model.": TransformerConfig, "data.": DataConfig}
@@ -42,7 +44,8 @@ def descriptions(method: Mapping[str, Any]) -> dict[str, str]:
     Args:
       method: the config's section of the method.
     """
-    found = {f"method.{k}": v for k, v in method_descriptions(method).items()}
+    found = {name: setting.about for name, setting in SETTINGS.items() if setting.in_config}
+    found |= {f"method.{k}": v for k, v in method_descriptions(method).items()}
     for prefix, kind in _DATACLASSES.items():
         fields = {field.name for field in dataclasses.fields(kind)}
         for name, text in _documented(inspect.getdoc(kind), fields).items():

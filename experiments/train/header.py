@@ -25,7 +25,6 @@ from lowcomm_jax.checkpoint.trainers import State, one_of, plain_engine
 from lowcomm_jax.exchange import two_shot
 from lowcomm_jax.models import Pipeline
 from lowcomm_jax.params.layout import make_layout
-from lowcomm_jax.sync import round_programs
 
 _OF_THE_JOB = ("config", "steps", "regions", "here", "tokens_per_step")
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
@@ -65,13 +64,13 @@ def header(run: Run, state: State) -> dict[str, Any]:
 def trained_and_sent(run: Run) -> str:
     """What is trained, what is frozen, and what travels, in a line."""
     method, plain = run.job.method, plain_engine(run.engine)
-    layout = make_layout(abstract_params(run.model), plain.roles)
+    layout = make_layout(abstract_params(run.model), plain.setup.roles)
     sizes = collections.Counter()
     for role, shape in zip(layout.roles, layout.shapes):
         sizes[role] += math.prod(shape)
     sent = [f"what channel {channel.name} selects" for channel in method.channels]
     if method.has_anchor or method.signal == "gradient":
-        programs = round_programs.build(plain.config, layout)
+        programs = plain.programs_for(layout)
         count = len(programs.fragments)
         likes = [programs.fragments.like(p) for p in range(count)]
         whole = sum(map(programs.exchange.nbytes, likes))
@@ -111,7 +110,7 @@ def changes(before: Mapping[str, Any], run: Run) -> list[str]:
     Args:
       before: the `place` that the checkpoint was written in.
     """
-    found = [line.replace(":", "") for line in differences(before, place(run))]
+    found = [line.replace(": ", " ", 1) for line in differences(before, place(run))]
     judged = [line for line in found if line.startswith("eval.")]
     moved = ", ".join(line for line in found if line not in judged)
     return [f"{moved}: numbers may differ in their last digits"] * bool(moved) + [

@@ -11,21 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from experiments.faults.checks import Faults
 from experiments.regions.jobs import ends_by_rounds, is_separate_job
 from experiments.train import checks
 from lowcomm_jax import AdaptiveEngine, Engine
+from lowcomm_jax.adaptive.checks import rows
 from lowcomm_jax.data import DataConfig
 from lowcomm_jax.methods import Method
 from lowcomm_jax.models import Model, Pipeline, TransformerConfig, build
 from lowcomm_jax.optimizers import InnerConfig, learning_rate, make_optimizer
 from lowcomm_jax.params.fragments import path_name
+from lowcomm_jax.refusals import Row
 from lowcomm_jax.runtime.connect import JobExchange
-
-_AS_CONFIGURED = ("network", "replicas", "seed", "block", "offload", "codec_error")
-_AS_CONFIGURED += ("concurrent_exchange",)  # keywords of an engine, and fields of a config
+from lowcomm_jax.setup import SETTINGS, BetweenJobs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +114,7 @@ def stacked_prefixes(model: Model | Pipeline) -> tuple[str, ...]:
 def make_engine(
     job: Job, model: Model | Pipeline, exchange: JobExchange | None = None
 ) -> Engine | AdaptiveEngine:
-    """The engine of a job; nothing is compiled yet.
+    """The engine of a job; nothing is compiled yet. A batch's schedule counts nominal steps.
 
     Args:
       exchange: with the other jobs (`assemble.open_exchange`); None on a mesh.
@@ -123,45 +122,57 @@ def make_engine(
     Raises:
       ValueError: everything the engine refuses.
     """
-    stacked = stacked_prefixes(model)
+    given, inner, stacked = settings(job, model, exchange), job.inner, stacked_prefixes(model)
+    if not job.method.adapts:
+        return Engine(inner=make_optimizer(inner, job.steps, stacked), **given)
+    constant = dataclasses.replace(inner, schedule="constant", warmup_steps=0)
+    rate, nominal = learning_rate(inner, job.steps), job.regions * job.batch
+    return AdaptiveEngine(
+        inner=make_optimizer(constant, job.steps, stacked),
+        schedule=lambda samples: rate(samples / nominal) / inner.learning_rate,
+        **given,
+        **_policy(job),
+    )
+
+
+def settings(
+    job: Job, model: Model | Pipeline | None, exchange: BetweenJobs | None = None
+) -> dict[str, Any]:
+    """Keywords of the job's engine, without the inner optimizer.
+
+    Args:
+      model: None = it cannot be made; there is no loss function then.
+      exchange: with the other jobs, open or described; None on a mesh.
+    """
+    config = job.config
+    given = {name: config[name] for name, setting in SETTINGS.items() if setting.in_config}
+    given |= dict(config["guards"], network=config["network"], seed=config["seed"])
+    given |= {"method": job.method, "regions": job.regions, "mesh": job.mesh, "roles": job.roles}
+    given |= {"weights": job.weights, "exchange": exchange or "mesh", "batches": "own"}
+    given |= {"hops": Pipeline.hops} if config["random_routing"] else {}
+    if model is None:
+        return given | {"loss_fn": None}
     layout = model.specs(abstract_params(model), dict(job.mesh.shape))
     specs = {
         path_name(path): spec for path, spec in jax.tree_util.tree_flatten_with_path(layout)[0]
     }
-    make, settings, inner = Engine, {"accumulate": job.config["accumulate"]}, job.inner
-    if exchange is not None:
-        settings["exchange"] = exchange
-    if job.config["random_routing"]:
-        settings["hops"] = model.hops
-    if job.method.adapts:
-        make = AdaptiveEngine
-        settings = {k: x for k, x in settings.items() if k != "accumulate"}
-        settings |= _adaptive_settings(job)
-        inner = dataclasses.replace(inner, schedule="constant", warmup_steps=0)
-    return make(
-        model.loss_fn,
-        make_optimizer(inner, job.steps, stacked),
-        job.method,
-        job.regions,
-        mesh=job.mesh,
-        roles=job.roles,
-        weights=job.weights if isinstance(job.weights, str) else np.array(job.weights),
-        specs=lambda name, leaf: specs[name],
-        stacked=stacked,
-        batches="own",
-        **{name: job.config[name] for name in _AS_CONFIGURED},
-        **job.config["guards"],
-        **settings,
-    )
+    given |= {"loss_fn": model.loss_fn, "stacked": stacked_prefixes(model)}
+    given |= {"hops": model.hops} if config["random_routing"] else {}
+    return given | {"specs": lambda name, leaf: specs[name]}
 
 
-def _adaptive_settings(job: Job) -> dict[str, Any]:
-    """What only an `AdaptiveEngine` takes; the schedule counts tokens as nominal steps."""
-    given, nominal = job.config["adaptive"], job.regions * job.batch
-    rate, peak = learning_rate(job.inner, job.steps), job.inner.learning_rate
+def policy_rows(job: Job) -> tuple[Row, ...] | None:
+    """The refusals of the `adaptive` section; None where the method has a fixed batch."""
+    if job.method is None or not job.method.adapts:
+        return None
+    return rows(**_policy(job))
+
+
+def _policy(job: Job) -> dict[str, Any]:
+    """What only an `AdaptiveEngine` takes."""
+    given, memory = job.config["adaptive"], job.config["adaptive"]["memory_gb"]
     return {
-        "schedule": lambda samples: rate(samples / nominal) / peak,
         **{name: given[name] for name in ("scaling", "largest_microbatch", "stack_trainers")},
         "reference_batch": job.batch,
-        "memory": given["memory_gb"] and int(given["memory_gb"] * 1e9),
+        "memory": memory if memory is None else int(memory * 1e9),
     }

@@ -12,7 +12,7 @@ from __future__ import annotations
 import collections
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,7 +36,6 @@ from lowcomm_jax.network import clock_state, restore_clock
 from lowcomm_jax.recovery import rejoin
 from lowcomm_jax.state.train_state import TrainState
 
-BEST = "anchor"  # the metric the best checkpoint is chosen by
 STUCK_STEPS = 50
 """A run ends after so many steps in a row from which no region learns anything."""
 LONG_S = 0.5
@@ -49,6 +48,11 @@ PHASES = {
     "checkpoint": "the save under way",
 }
 """What a run does, by the names in its records; as a signal's line says what it stops after."""
+
+
+def best_by(config: Mapping[str, Any]) -> str:
+    """The metric that the best checkpoint is chosen by; losses of other texts have another name."""
+    return f"anchor on {config['eval']['sequences']} sequences"
 
 
 class StuckError(Exception):
@@ -87,6 +91,7 @@ class Loop:
         self.evaluation: Evaluation | None = None
         self._evaluated_at = -1
         self._evaluated_progress = 0
+        self._saved_at = -1  # the step of a checkpoint that holds the state of that step
         self._owed = self.step == 0  # an evaluation that is due before the next step
         # What the last record needs of the time before `finish`; None = that is still to come.
         self._ended: dict[str, Any] | None = None
@@ -116,13 +121,18 @@ class Loop:
         """Seconds since the start of the run, pauses between restarts left out."""
         return time.perf_counter() - self._started
 
-    def restore(self, extra: dict[str, Any]) -> None:
-        """Take the host's counts from a checkpoint, where they are `extra`."""
+    def restore(self, extra: dict[str, Any], saved_at: int) -> None:
+        """Take the host's counts from a checkpoint, where they are `extra`.
+
+        Args:
+          saved_at: the step of the checkpoint; -1 = the state is not the one it holds.
+        """
         self.records.restore(extra["records"])
         self._owed = extra["owed_evaluation"]
         self._ended = extra["ended"]
         self._started -= extra["seconds"]
         self._shown = self.progress, extra["seconds"]
+        self._saved_at = saved_at
         if self.run.engine.clock is not None:
             restore_clock(self.run.engine.clock, extra["clock"])
 
@@ -180,13 +190,10 @@ class Loop:
         if self._took > LONG_S:
             self._read()
         with self._phase("dispatch"):
-            before = self._spent["data"]
             self.state, history = self.driver.advance(
                 self.state, target - done, self.faults.participants, self._stopping
             )
             self.state = self.faults.end(self.progress, self.state)
-            fetched = self._spent["data"] - before
-        self._spent["dispatch"] -= fetched
         self._read()
         self._unread = history, self.progress
         if self.driver.waits:
@@ -268,6 +275,9 @@ class Loop:
             return
         self.evaluation = found
         self._evaluated_at, self._evaluated_progress = self.step, self.progress
+        if self._saved_at == self.step:  # first: who is killed before the record evaluates again
+            with written(self.run.job.workdir, [self.step]):
+                self.checkpoints.add_metrics(self.step, self._metrics())
         self._owed = False
         record = {
             "kind": "eval",
@@ -320,10 +330,15 @@ class Loop:
                     self.state,
                     extra=extra,
                     config=learnt(self.run.job.config),
-                    metrics={BEST: self.evaluation.anchor} if fresh else {},
+                    metrics=self._metrics() if fresh else {},
                     method=self.run.job.method,
                 )
+            self._saved_at = self.step
         self._mark = time.perf_counter()
+
+    def _metrics(self) -> dict[str, float]:
+        """Those of a checkpoint of the step that was evaluated last."""
+        return {best_by(self.run.job.config): self.evaluation.anchor}
 
     def _finish(self, interrupt: Interrupt) -> bool:
         """Land what is in flight, synchronise once more, save, and judge; whether it was judged."""
@@ -353,12 +368,15 @@ class Loop:
 
     @contextmanager
     def _phase(self, name: str):
+        """Book the seconds of a phase; those of one inside another are not booked there, too."""
         started, around = time.perf_counter(), self._now
         self._now = name, started
         yield
         self._now, took = around, time.perf_counter() - started
         self._lasted[name] = took
         self._spent[name] += took
+        if around is not None:
+            self._spent[around[0]] -= took
 
 
 def _next(step: int, every: int) -> int:

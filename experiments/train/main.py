@@ -55,7 +55,7 @@ from experiments.train.drivers import draw
 from experiments.train.evaluation import Evaluator
 from experiments.train.header import changes, header, text, trained_and_sent
 from experiments.train.job import Job, abstract_params
-from experiments.train.loop import BEST, Loop, StuckError
+from experiments.train.loop import Loop, StuckError, best_by
 from experiments.train.resolve import resolve
 from experiments.train.starting import starting_params
 from experiments.train.writers import open_log
@@ -203,7 +203,7 @@ def train(job: Job, console: Console, quiet: bool = False, display: Display | No
     checkpoints = Checkpoints(
         job.workdir / CHECKPOINTS,
         keep_last=keep["keep_last"],
-        keep_best=BEST if keep["keep_best"] else None,
+        keep_best=best_by(job.config) if keep["keep_best"] else None,
     )
     with contextlib.ExitStack() as held, contextlib.closing(checkpoints), _closing(run):
         with leader().together():
@@ -327,12 +327,13 @@ def _agree_on_names(job: Job, exchange: JobExchange) -> None:
       ValueError: with the fix.
       StoreUnavailable: the store does not answer.
     """
-    own = job.config["model"]["layer_loop"]
-    first = exchange.agree("names", {"layer_loop": own})["layer_loop"]
+    own, wait_s = job.config["model"]["layer_loop"], 60 * job.config["wait_minutes"]
+    first = exchange.agree("names", {"layer_loop": own}, wait_s)["layer_loop"]
     if first != own:
         raise ValueError(
             f"model.layer_loop: {first} in the region that came first -> {own} here, so that names "
-            f"of parameters differ. Give all regions the same, --config.model.layer_loop={first}"
+            f"of parameters differ. The rendezvous keeps the first: for {own}, begin in another "
+            f"rendezvous; else give all regions the same, --config.model.layer_loop={first}"
         )
 
 
@@ -372,13 +373,16 @@ def _loop(
         if late:
             newest = leader().broadcast_from_leader("newest record", lambda: log.newest)
             state, extra = continue_counts(state, newest, extra)
+        judged = _eval_set(evaluator)
         if not log.begun:
-            log.write([header(run, state), _eval_set(evaluator)])
+            log.write([header(run, state), judged])
         if extra is not None:
-            log.write(_resumes(run, restored, step, evaluator))
+            log.write([_resumes(run, restored, step)])
+        if log.begun and judged != log.eval_set:
+            log.write([judged])
         loop = Loop(run, state, evaluator, log, checkpoints, display)
         if extra is not None:
-            loop.restore(extra)
+            loop.restore(extra, -1 if late else step)
         complete = loop.train(interrupt)
     if not (complete or loop.ended or run.exchange is None):
         run.exchange.pause()
@@ -420,11 +424,10 @@ def _restore(run: Run, checkpoints: Checkpoints):
     return restored
 
 
-def _resumes(run: Run, restored: Restored | None, step: int, evaluator) -> list[dict[str, Any]]:
-    """The records of a run that goes on, with what it is judged on from here."""
+def _resumes(run: Run, restored: Restored | None, step: int) -> dict[str, Any]:
+    """The record of a run that goes on."""
     changed = [] if restored is None else changes(restored.extra["place"], run)
-    record = {"kind": "resume", "step": step} | ({"changed": changed} if changed else {})
-    return [record, _eval_set(evaluator)]
+    return {"kind": "resume", "step": step} | ({"changed": changed} if changed else {})
 
 
 def _eval_set(evaluator) -> dict:

@@ -101,7 +101,9 @@ def _plain_type(hint: Any) -> type:
 def make_method(
     fields: Mapping[str, Any], stacked: Sequence[str] = (), seed: int = 0
 ) -> tuple[methods.Method | None, list[str]]:
-    """Build the method that the section describes; returns (method, []) or (None, problems).
+    """Build the method that the section describes; returns (method or None, problems).
+
+    With problems of its parts it is built without them, so that its own settings are checked, too.
 
     Args:
       fields: the section.
@@ -120,26 +122,30 @@ def make_method(
     others = {k: v for k, v in fields.items() if k in PARTS and k not in takes}
     known = {key: value for key, value in fields.items() if key not in others}
     problems = parts.setting_problems(factory, known, "method", str(name), (DERIVED,))
-    if problems and "is missing" in problems[-1] and name in METHODS and has_config(name):
-        problems[-1] += f", or use --config=configs/{name}.py"
+    if problems:
+        if "is missing" in problems[-1] and name in METHODS and has_config(name):
+            problems[-1] += f", or use --config=configs/{name}.py"
+        return None, problems
     arguments = {DERIVED: tuple(stacked)} if DERIVED in takes else {}
-    for key, value in known.items():
-        if key in takes:
-            given = takes[key].default
-            arguments[key], found = _argument(key, value, given, tuple(stacked), seed)
-            problems += found
     replaced = {}
+    for key, value in known.items():
+        if key not in takes:  # it takes any keyword
+            continue
+        made, found = _argument(key, value, takes[key].default, tuple(stacked), seed)
+        problems += found
+        if not found:
+            arguments[key] = made
     for key, value in others.items():
         if value is not None:
-            replaced[key], found = parts.build(key, value, stacked, seed)
+            made, found = parts.build(key, value, stacked, seed)
             problems += found
-    if problems:
-        return None, problems
-    method, problems = parts.call(METHOD, factory, arguments, "method", str(name))
+            if not found:
+                replaced[key] = made
+    method, found = parts.call(METHOD, factory, arguments, "method", str(name))
     for key, part in replaced.items():
         if method is not None:
-            method, problems = parts.put(method, key, part)
-    return method, problems
+            method, found = parts.put(method, key, part)
+    return method, problems + found
 
 
 def _argument(

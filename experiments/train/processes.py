@@ -82,7 +82,7 @@ def start(fields: Mapping[str, Any]) -> None:
     try:
         place = launchers.placement()
         devices.provide(fields["mesh"], count or (place and place.processes) or 1)
-        met = launchers.connect_processes(
+        met = launchers.meet_processes(
             fields["coordinator"],
             count or None,
             fields["process"],

@@ -8,26 +8,36 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from experiments.cli import RefusedError, problems_of, refuse_any
+from experiments.cli import problems_of, refuse_any
 from experiments.config import plain
 from experiments.faults.checks import read_faults
-from experiments.regions.jobs import exchange_problems
+from experiments.regions.jobs import described, exchange_problems
 from experiments.train import checks, devices
-from experiments.train.job import Job, abstract_params, make_model, stacked_prefixes
+from experiments.train.job import (
+    Job,
+    abstract_params,
+    make_model,
+    policy_rows,
+    settings,
+    stacked_prefixes,
+)
 from experiments.train.methods import make_method
 from experiments.train.parts import portable
 from experiments.train.writers import missing_packages
 from experiments.workdir import as_begun, workdir_problems
+from lowcomm_jax import refusals
 from lowcomm_jax.aot import Target
-from lowcomm_jax.models import build
+from lowcomm_jax.models import Model, Pipeline, build
 from lowcomm_jax.optimizers import InnerConfig
 from lowcomm_jax.params.fragments import partition, path_name
 from lowcomm_jax.params.layout import make_layout
+from lowcomm_jax.setup import Setup
 
 
 def resolve(config: Any, workdir: str | Path, target: Target | None = None) -> Job:
@@ -42,8 +52,7 @@ def resolve(config: Any, workdir: str | Path, target: Target | None = None) -> J
       RefusedError: every violation, each with its fix.
     """
     fields = plain(config)
-    problems = checks.shape_problems(fields) or checks.extreme_problems(fields)
-    refuse_any(problems)
+    refuse_any(checks.shape_problems(fields))
     fields = as_begun(Path(workdir), fields)
     if target is None:
         devices.provide(fields["mesh"])
@@ -51,9 +60,6 @@ def resolve(config: Any, workdir: str | Path, target: Target | None = None) -> J
     problems = checks.number_problems(fields)
     steps, found = checks.count_steps(fields)
     problems += found
-    if steps > checks.LARGEST["steps"]:
-        fix = f"at most {checks.LARGEST['steps']:,} can be trained; lower tokens"
-        raise RefusedError([*problems, f"{fields['tokens']} tokens are {steps} steps: {fix}"])
     data, found = checks.data_config(fields)
     problems += found
     model, settled, found = checks.model_config(fields)
@@ -86,24 +92,44 @@ def resolve(config: Any, workdir: str | Path, target: Target | None = None) -> J
     job = Job(
         fields, Path(workdir), steps, model, settled, data, method, inner, mesh, weights, job_faults
     )
-    problems += checks.region_problems(fields, mesh) + checks.network_problems(fields, method)
+    problems += checks.batch_problems(fields, mesh)
     problems += checks.adaptive_problems(fields, method) + exchange_problems(fields, method)
     misfits = checks.stage_problems(fields, mesh, model)
     problems += misfits
-    if method is not None and mesh is not None and not misfits:
-        problems += _method_problems(job)
+    problems += _engine_problems(job, misfits)
     problems += workdir_problems(job.workdir, fields)
     refuse_any(problems)
     return job
 
 
-def _method_problems(job: Job) -> list[str]:
-    """What the method refuses, and fragments that do not fit the parameters."""
-    found = [f"method.{line}" for line in job.method.violations(max(job.regions, 1))]
-    if job.model is None:
-        return found
-    model = make_model(job, job.model)
-    shapes = abstract_params(model)
+_PREFIX = {"method": "method.", "adaptive": "adaptive."}
+_PREFIX |= dict.fromkeys(("outlier_factor", "max_update_norm"), "guards.")
+"""What stands before a line about an engine's setting, where a config has it in a section."""
+
+
+def _engine_problems(job: Job, misfits: Sequence[str]) -> list[str]:
+    """What the engine refuses, and fragments that do not fit the parameters.
+
+    Args:
+      misfits: stages that do not fit; the model cannot be made then.
+    """
+    unknown, model = {"inner"}, None
+    unknown |= {name for name in ("mesh", "method") if getattr(job, name) is None}
+    if job.model is None or job.mesh is None or misfits:
+        unknown |= {"loss_fn"}
+    else:
+        model = make_model(job, job.model)
+    setup = Setup(inner=None, **settings(job, model, described(job.config)))
+    found = [
+        _PREFIX.get(about, "") + text
+        for about, text in refusals.problems(setup, policy_rows(job), unknown)
+    ]
+    return found if model is None else found + _cut_problems(job, model)
+
+
+def _cut_problems(job: Job, model: Model | Pipeline) -> list[str]:
+    """Frozen names that match nothing, and fragments that do not fit the parameters."""
+    found, shapes = [], abstract_params(model)
     names = [path_name(path) for path, _ in jax.tree_util.tree_flatten_with_path(shapes)[0]]
     try:
         found += [
@@ -114,7 +140,7 @@ def _method_problems(job: Job) -> list[str]:
     except (re.error, TypeError):
         return found  # reported by `checks.number_problems`
     layout, more = problems_of(lambda: make_layout(shapes, job.roles), "frozen: ")
-    if layout is None or job.method.schedule.fragments < 1:
+    if layout is None or job.method is None or job.method.schedule.fragments < 1:
         return found + more
     trained, method = layout.select(shapes, "train"), job.method
     stacked, stages = stacked_prefixes(model), job.mesh.shape["stage"]

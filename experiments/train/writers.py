@@ -46,7 +46,7 @@ class AllLogs:
 
     def __init__(self, file: MetricsLog, writers: Sequence[Writer]):
         self._file, self._writers = file, writers
-        self.begun, self.newest = file.begun, file.newest
+        self.begun, self.newest, self.eval_set = file.begun, file.newest, file.eval_set
 
     def write(self, records: Iterable[Mapping[str, Any]]) -> None:
         records = list(records)
@@ -67,7 +67,7 @@ class AllLogs:
 class NoLog:
     """The log of a process that does not write, since the first one of its job does."""
 
-    begun, newest = True, None
+    begun, newest, eval_set = True, None, None
 
     def write(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Do nothing."""

@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
         )
         work.at("writes the tokenizer", 2)
         _save_tokenizer(Path(values.output), trained)
-    print(f"step {trained.step} written to {values.output}")
+    print(f"step {trained.step} written to {values.output} in {values.dtype}")
     return 0
 
 

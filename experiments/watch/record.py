@@ -93,7 +93,7 @@ class Log:
       nominal: batches grow or trainers merge: the run's steps are those of the nominal batch, and
         `step` counts inner steps.
       pace: steps of the run a second, over the newest log interval.
-      evals: inner step, loss of the anchor and tokens of every evaluation.
+      evals: inner step, loss of the anchor and tokens of every evaluation of the newest set.
     """
 
     def __init__(self):
@@ -105,6 +105,8 @@ class Log:
         self.pace: float | None = None
         self.interval: tuple[int, float] | None = None  # steps and seconds of the newest
         self.evals: list[tuple[int, float | None, float]] = []
+        self._eval_set: Any = None  # of the evaluations to come
+        self._judged_on: Any = None  # and of those in `evals`
         self.behind = 0  # steps that the newest evaluated anchor is old
         self.own_anchors = False
         self.by_rounds = False  # regions have rounds in common, and no steps
@@ -131,7 +133,11 @@ class Log:
                 self._step(record)
             elif kind == "interval":
                 self._interval(record)
+            elif kind == "eval_set":
+                self._eval_set = record
             elif kind == "eval":
+                if self._judged_on != self._eval_set:
+                    self._judged_on, self.evals = self._eval_set, []
                 self.evals.append((record["step"], record["anchor"], record["tokens"]))
                 self.behind = record.get("behind", 0)
                 self.own_anchors |= "anchor_variance" in record

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,11 +12,9 @@ from lowcomm_jax.adaptive.lr_scaling import SCALINGS
 from lowcomm_jax.adaptive.state import AdaptiveState
 from lowcomm_jax.batching import BatchPolicy, Switch
 from lowcomm_jax.batching.trainers import Trainers
-from lowcomm_jax.engine import Engine
 from lowcomm_jax.methods.base import Method
-from lowcomm_jax.sync.checks import counting_problems
-
-TITLE = "these settings cannot work:"
+from lowcomm_jax.refusals import Row
+from lowcomm_jax.setup import FROM_1, Setup
 
 
 def policy_and_trainers(method: Method) -> tuple[Any, Trainers]:
@@ -30,68 +27,68 @@ def stripped(method: Method) -> Method:
     return dataclasses.replace(method, inner_batching=None, trainers=None)
 
 
-def problems(
-    method: Method,
-    regions: int,
-    reference_batch: Any,
-    scaling: Any,
-    stack_trainers: Any,
-    engine: Mapping[str, Any],
-) -> list[str]:
-    """Problems of the adaptive part with these settings, one line with its fix each."""
-    found = []
-    if method.inner_batching is None:
-        fix = "give inner_batching, a policy of lowcomm_jax.batching, or use lc.Engine"
-        found.append(f"{method.name} has no batch policy: {fix}")
-    found += method.adaptive_violations(regions)
-    if method.schedule.needs_network or method.schedule.measured:
-        found.append(
-            f"{method.name} draws T_c and T_s from a network or measures them, and with a growing "
-            "batch T_c is no constant: give its numbers instead"
-        )
-    if reference_batch is not None:
-        found += counting_problems(reference_batch=reference_batch)
-    if scaling not in SCALINGS:
-        found.append(f"scaling={scaling!r}: use {', '.join(SCALINGS)}")
-    if not isinstance(stack_trainers, bool):
-        found.append(f"stack_trainers={stack_trainers!r}: use True or False")
-    if engine.get("accumulate", 1) != 1:
-        found.append(
-            f"accumulate={engine['accumulate']}: the batch policy decides how batches are cut; "
-            "leave it out"
-        )
-    return found
+def rows(
+    largest_microbatch: Any = None,
+    memory: Any = None,
+    reference_batch: Any = None,
+    scaling: Any = "none",
+    stack_trainers: Any = True,
+) -> tuple[Row, ...]:
+    """The refusals of an `AdaptiveEngine`'s own settings (`refusals.problems`)."""
+    sizes = {"largest_microbatch": largest_microbatch, "memory": memory}
+    given = {name: x for name, x in sizes.items() if x is not None}
+    counts = given | ({} if reference_batch is None else {"reference_batch": reference_batch})
+    wrong = [line for k, x in counts.items() if (line := FROM_1.problem(k, x)) is not None]
+    if len(given) > 1:
+        wrong.append("largest_microbatch and memory: give one of the two")
 
+    def unplannable(s: Setup) -> list[str]:
+        policy, trainers = policy_and_trainers(s.method)
+        if wrong or not isinstance(policy, BatchPolicy) or policy.violations(s.regions):
+            return []
+        if policy.cap is None:
+            fix = "give the largest batch"
+            return [f"cap=None: batches are staged in a buffer of fixed size; {fix}"]
+        largest = min(largest_microbatch or policy.cap, policy.cap)
+        return Switch(largest, policy.start, trainers.threshold).violations()
 
-def size_problems(method: Method, regions: int, largest_microbatch: Any, memory: Any) -> list[str]:
-    """Problems of the sizes of microbatches, one line with its fix each."""
-    found = []
-    if largest_microbatch is not None and memory is not None:
-        found.append("largest_microbatch and memory: give one of the two")
-    for name, value in (("largest_microbatch", largest_microbatch), ("memory", memory)):
-        if value is not None:
-            found += counting_problems(**{name: value})
-    policy, found_trainers = policy_and_trainers(method)
-    if not isinstance(policy, BatchPolicy) or found or policy.violations(regions):
-        return found
-    if policy.cap is None:
-        return ["cap=None: batches are staged in a buffer of fixed size; give the largest batch"]
-    largest = largest_microbatch or policy.cap
-    return Switch(min(largest, policy.cap), policy.start, found_trainers.threshold).violations()
-
-
-def engine(make: Callable[[], Engine]) -> tuple[Engine | None, list[str]]:
-    """(the ordinary engine or None, the problems that it raises)."""
-    try:
-        return make(), []
-    except ValueError as error:
-        return None, str(error).split("\n- ")[1:] or [str(error)]
-
-
-def refuse(found: list[str]) -> None:
-    """Raise one error that lists everything, if there is anything."""
-    if found:
-        raise ValueError("\n- ".join([TITLE, *dict.fromkeys(found)]))
+    return (
+        Row("adaptive method", lambda s: wrong),
+        Row("adaptive method regions", unplannable),
+        Row(
+            "adaptive method",
+            lambda s: scaling not in SCALINGS,
+            f"scaling={scaling!r}: use {', '.join(SCALINGS)}",
+        ),
+        Row(
+            "adaptive method",
+            lambda s: not isinstance(stack_trainers, bool),
+            f"stack_trainers={stack_trainers!r}: use True or False",
+        ),
+        Row(
+            "adaptive method exchange",
+            lambda s: s.separate and memory is not None,
+            f"memory={memory}: regions between jobs could plan different batches; give "
+            "largest_microbatch, the same for all",
+        ),
+        Row(
+            "method",
+            lambda s: s.method.inner_batching is None,
+            "{m.name} has no batch policy: give inner_batching, a policy of lowcomm_jax.batching, "
+            "or use lc.Engine",
+        ),
+        Row(
+            "method",
+            lambda s: s.method.schedule.needs_network or s.method.schedule.measured,
+            "{m.name} draws T_c and T_s from a network or measures them, and with a growing batch "
+            "T_c is no constant: give its numbers instead",
+        ),
+        Row(
+            "accumulate method",
+            lambda s: s.accumulate != 1,
+            "accumulate={s.accumulate}: the batch policy decides how batches are cut; leave it out",
+        ),
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -43,12 +43,12 @@ from lowcomm_jax.engine import Engine, Participants
 from lowcomm_jax.mesh.regions import Regions
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.network import VirtualClock, drive, follow
-from lowcomm_jax.runtime.checks import adaptive_problems, heal_problems, memory_problems
-from lowcomm_jax.runtime.connect import JobExchange
+from lowcomm_jax.refusals import TITLE, microbatch_problems, refuse_setup
+from lowcomm_jax.refused import refuse
 from lowcomm_jax.runtime.job_delivery import JobDelivery
 from lowcomm_jax.runtime.job_loop import JobLoop, start_from_anchor
+from lowcomm_jax.setup import Setup, refuse_unknown
 from lowcomm_jax.state.train_state import TrainState
-from lowcomm_jax.sync.checks import microbatch_problems, virtual_clock
 from lowcomm_jax.sync.finish import finish
 from lowcomm_jax.sync.round_programs import RoundPrograms
 from lowcomm_jax.sync.sync_loop import SyncLoop
@@ -119,31 +119,22 @@ class AdaptiveEngine:
         stack_trainers: bool = True,
         **engine: Any,
     ):
-        regions = int(regions) if isinstance(regions, np.integer) else regions
-        given = (reference_batch, scaling, stack_trainers, engine)
-        problems = checks.problems(method, regions, *given)
-        problems += checks.size_problems(method, regions, largest_microbatch, memory)
-        clock, unusable = virtual_clock(network, regions, seed)
-        if isinstance(others := engine.get("exchange"), JobExchange):
-            problems += adaptive_problems(method) + heal_problems(method, others.heal)
-            problems += memory_problems("memory", memory)
-        plain, found = checks.engine(
-            lambda: Engine(
-                loss_fn,
-                optax.chain(inner, scale_lr(schedule)),
-                checks.stripped(method),
-                regions,
-                seed=seed,
-                **engine,
-            )
-        )
-        checks.refuse(problems + unusable + found)
+        refuse_unknown(engine)
+        setup = Setup(loss_fn, inner, method, regions, network=network, seed=seed, **engine)
+        sizes = largest_microbatch, memory
+        policy = checks.rows(*sizes, reference_batch, scaling, stack_trainers)
+        refuse_setup(setup, policy)
+        stepping = optax.chain(inner, scale_lr(schedule))
+        own = {"inner": stepping, "method": checks.stripped(method), "network": None}
+        plain = Engine(**(setup.as_keywords() | own))
         self.engine, self.method, self.regions = plain, method, plain.regions
-        self._total, self._here = plain.config.total, plain.runner.here
+        self._total, self._here = setup.regions, plain.runner.here
         self._jobs = None
         if plain.delivery is not None:
             self._jobs = JobTrainers(plain, method.trainer_count)
-        self.clock = clock if self._jobs is None else None
+        self.clock = None
+        if setup.links is not None and self._jobs is None:
+            self.clock = VirtualClock(setup.links, seed=seed, record=True)
         self.policy, self.trainers = checks.policy_and_trainers(method)
         self.period = method.schedule.period
         self.reference_batch = reference_batch or self.policy.start
@@ -156,7 +147,7 @@ class AdaptiveEngine:
         self._loops = OneLoop(plain) if self._jobs is None else self._jobs
         self._trainer_steps = TrainerSteps(plain, stack_trainers, self._loops)
         self._plan_for(largest_microbatch or self.policy.cap)
-        checks.refuse(microbatch_problems(plain.config, self.planner.microbatches()))
+        refuse(TITLE, microbatch_problems(plain.setup, self.planner.microbatches()))
 
     def _plan_for(self, largest_microbatch: int) -> None:
         """Plan for a largest microbatch; the staged buffer must hold the longest step."""

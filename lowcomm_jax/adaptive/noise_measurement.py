@@ -32,8 +32,9 @@ from lowcomm_jax.engine import Engine, participants_mask
 from lowcomm_jax.exchange import Traffic, all_gather, two_shot
 from lowcomm_jax.history import Event, readable
 from lowcomm_jax.mesh.offload import unstow
+from lowcomm_jax.refusals import UNFIT, microbatch_problems
+from lowcomm_jax.refused import refuse
 from lowcomm_jax.state.train_state import TrainState
-from lowcomm_jax.sync.checks import microbatch_problems, refuse_microbatches
 from lowcomm_jax.sync.initial_state import anchor_axis
 from lowcomm_jax.sync.round_programs import RoundPrograms
 from lowcomm_jax.train import batch_blocks
@@ -227,7 +228,7 @@ class Probe:
         Raises:
           ValueError: a batch of another size, or microbatches the engine cannot run.
         """
-        refuse_microbatches(microbatch_problems(self.engine.config, [microbatch]))
+        refuse(UNFIT, microbatch_problems(self.engine.setup, [microbatch]))
         needed, size = self.count * microbatch, batch_size(batch)
         if size != needed:
             raise ValueError(
@@ -295,7 +296,7 @@ def make_probe_program(programs: RoundPrograms, scope: Scope):
       `(anchor, buffers, step_R, frozen, batches, region_keys, weight_R) -> {name: float32 [R]}`
       with batch leaves `[R, M, m, ...]`.
     """
-    regions, step = programs.config.regions, programs.step
+    regions, step = programs.regions, programs.step
     anchor_in = 0 if anchor_axis(programs)[1] else None
     dtypes = {name: like.dtype for name, like in step.layout.train_shapes().items()}
 

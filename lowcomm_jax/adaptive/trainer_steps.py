@@ -40,8 +40,9 @@ from lowcomm_jax.mesh.offload import HOST
 from lowcomm_jax.mesh.regions import REGION
 from lowcomm_jax.params.layout import Layout
 from lowcomm_jax.planner.memory import compiled_memory
+from lowcomm_jax.refusals import UNFIT, microbatch_problems
+from lowcomm_jax.refused import refuse
 from lowcomm_jax.state.train_state import Inner, TrainState
-from lowcomm_jax.sync.checks import microbatch_problems, refuse_microbatches
 from lowcomm_jax.sync.round_programs import RoundPrograms, accumulating_program, inner_shardings
 from lowcomm_jax.sync.sync_loop import SyncLoop
 from lowcomm_jax.train import batch_blocks
@@ -267,16 +268,16 @@ class StackPrograms:
     """
 
     def __init__(self, programs: RoundPrograms, keys: np.ndarray, trainers: int):
-        config, layout = programs.config, programs.step.layout
-        lies = inner_shardings(config, layout, layout.train_shapes(), programs.specs)
+        setup, layout = programs.setup, programs.step.layout
+        lies = inner_shardings(setup, layout, layout.train_shapes(), programs.specs)
         self.join = jax.jit(_join, out_shardings=lies)
         self.split = jax.jit(
             lambda stack: tuple(_part(stack, i, trainers) for i in range(trainers)),
             out_shardings=(lies,) * trainers,
         )
-        self.steps = accumulating_program(config, programs.step, programs.specs, trainers)
+        self.steps = accumulating_program(setup, programs.step, programs.specs, trainers)
         keys = np.repeat(keys, trainers, axis=0)
-        self.region_keys = place(keys, config.regions.sharding(REGION))
+        self.region_keys = place(keys, programs.regions.sharding(REGION))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -365,7 +366,7 @@ def step_bytes(
     Raises:
       ValueError: microbatches the engine cannot run.
     """
-    refuse_microbatches(microbatch_problems(engine.config, [microbatch]))
+    refuse(UNFIT, microbatch_problems(engine.setup, [microbatch]))
     programs, count = engine.sync_loop(state).programs, engine.regions.count * trainers
     placed = (
         None if engine.regions.mesh.size == 1 else engine.regions.sharding(REGION, None, "fsdp")
@@ -383,7 +384,7 @@ def step_bytes(
     counts = jax.ShapeDtypeStruct((count,), np.int32)
     whole = jax.ShapeDtypeStruct((), np.int32) if trainers == 1 else counts
     needed = compiled_memory(
-        accumulating_program(programs.config, programs.step, programs.specs, trainers),
+        accumulating_program(programs.setup, programs.step, programs.specs, trainers),
         jax.tree.map(stacked, state.inner),
         jax.tree.map(_abstract, state.frozen),
         jax.tree.map(staged, batch),

@@ -20,7 +20,6 @@ from lowcomm_jax.engine import Engine
 from lowcomm_jax.mesh.regions import REGION
 from lowcomm_jax.params.layout import make_layout
 from lowcomm_jax.state.train_state import TrainState
-from lowcomm_jax.sync import round_programs
 from lowcomm_jax.sync.initial_state import abstract_state, region_batch
 from lowcomm_jax.sync.one_period_overlap import OnePeriodLoop, own_parts
 from lowcomm_jax.sync.round_programs import RoundPrograms
@@ -115,16 +114,15 @@ def compile_engine(
       TooLargeError: a TPU's compiler refuses a program that is too large. (A GPU's compiles it; the
         report then says that it does not fit.)
     """
-    layout = make_layout(params, engine.roles)
-    config = dataclasses.replace(engine.config, offload=False)
-    programs = round_programs.build(config, layout)
+    layout = make_layout(params, engine.setup.roles)
+    programs = engine.programs_for(layout, offload=False)
     state = abstract_state(programs, params)
     found: list[CompiledProgram] = []
-    recording = _recording(programs, found, engine.config.offload, progress)
+    recording = _recording(programs, found, engine.setup.offload, progress)
     loop = engine.loop_of(recording)
     staged = region_batch(programs, batch)
     words = engine.runner.keys
-    lies = config.regions.sharding(REGION)
+    lies = programs.regions.sharding(REGION)
     keys = jax.ShapeDtypeStruct(words.shape, words.dtype, sharding=lies)
     if programs.method.signal == "gradient":
         _record_gradient_step(recording, state, staged, keys)
@@ -142,7 +140,7 @@ def compile_engine(
     if not inner_alone:
         state = _record_round(loop, state, _largest(loop), given)
     stowed = 0
-    if engine.config.offload:
+    if engine.setup.offload:
         snapshots = [flight.snapshot for flight in state.in_flight.values()]
         stowed = device_bytes((state.anchor, state.outer, state.codec, state.received, snapshots))
     resident = device_bytes(state) - stowed

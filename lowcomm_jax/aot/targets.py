@@ -21,7 +21,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, SingleDeviceSharding
 
 from lowcomm_jax.mesh.regions import make_mesh
-from lowcomm_jax.network.errors import is_unknown
+from lowcomm_jax.refused import is_unknown
 
 
 @dataclasses.dataclass(frozen=True)

@@ -42,6 +42,7 @@ from lowcomm_jax.engine import Engine
 from lowcomm_jax.mesh.arrays import host_form, key_kinds
 from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.methods.base import Method
+from lowcomm_jax.refused import Refused
 from lowcomm_jax.state import leaves
 from lowcomm_jax.state.leaves import ANCHORED, field_of, region_axis
 from lowcomm_jax.state.train_state import TrainState
@@ -153,12 +154,12 @@ def load(
     states = {
         part: _fill(target, _of_part(arrays, part), regions) for part, target in targets.items()
     }
-    total = trainers.plain_engine(engine).config.total
+    total = trainers.plain_engine(engine).setup.regions
     return trainers.restored(document, states, total), document
 
 
-def _refusal(path: epath.Path, problems: list[str]) -> ValueError:
-    return ValueError("\n- ".join([f"{path} is not of this run (saved -> now):", *problems]))
+def _refusal(path: epath.Path, problems: list[str]) -> Refused:
+    return Refused(f"{path} is not of this run (saved -> now)", problems)
 
 
 def _origin_problems(document: dict, engine, config, ignore) -> list[str]:

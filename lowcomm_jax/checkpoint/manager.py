@@ -26,6 +26,7 @@ from lowcomm_jax.engine import Engine
 from lowcomm_jax.mesh.arrays import fetch, fetch_boxes, host_form
 from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.methods.base import Method
+from lowcomm_jax.refused import refuse
 from lowcomm_jax.state import leaves
 
 PyTree = Any
@@ -64,7 +65,8 @@ class Checkpoints:
       own, also anchor and outer state; where the region is a job, the residuals from before a send;
     - JSON: format, package versions, config, extra, metrics, method, the steps of every fragment's
       last send and landing, payloads in flight, the implementation of typed PRNG keys, the digest
-      of every array.
+      of every array;
+    - `metrics.json`: metrics that were added later.
 
     It appears under its name when it is complete.
 
@@ -100,8 +102,7 @@ class Checkpoints:
         if "\\" in os.path.abspath(directory):
             fix = "TensorStore reads a backslash as a slash; choose another folder"
             problems.append(f"directory={os.fspath(directory)}: {fix}")
-        if problems:
-            raise ValueError("checkpoints cannot work like this:\n- " + "\n- ".join(problems))
+        refuse("checkpoints cannot work like this", problems)
         self.directory: epath.Path = epath.Path(directory).absolute()
         self.keep_last = keep_last
         self.keep_best = keep_best
@@ -132,7 +133,7 @@ class Checkpoints:
           state: with whatever is in flight.
           extra: JSON-able; handed back by `restore` (data positions, seeds, ...).
           config: JSON-able; must match on restore.
-          metrics: for `keep_best`.
+          metrics: for `keep_best`; those measured later are for `add_metrics`.
           method: the engine's method; recorded and compared on restore.
 
         Raises:
@@ -164,6 +165,26 @@ class Checkpoints:
                 self._pending = self._worker.submit(self._write, arrays, document)
         if not self.asynchronous:
             self.wait()
+
+    def add_metrics(self, step: int, metrics: dict[str, float]) -> None:
+        """Give a saved checkpoint metrics that were measured since; `keep_best` counts them, too.
+
+        Waits for the save under way. A kill leaves the checkpoint with or without them.
+
+        Raises:
+          TypeError: `metrics` cannot be written as JSON.
+          ValueError: there is no such step.
+          OSError: the file cannot be written.
+          Exception: whatever made the previous save fail.
+        """
+        self.wait()
+        added = store.plain(metrics)
+
+        def add() -> None:
+            store.add_metrics(self._path(step), added)
+            self._clean(step)
+
+        leader().broadcast_from_leader("metrics", add)
 
     def _all_reach(self) -> bool:
         """Whether this job is several processes, all of which can read the leader's files."""

@@ -6,6 +6,8 @@ payloads in flight, the digest of every array); all are Orbax checkpointables.
 Where several processes write together (`write_part`, `seal_parts`), `<step>/part_<i>/` holds the
 array parts on the devices of process i, and `<step>/sealed/` the document. Both are Orbax
 checkpoints. Any number of processes can read either layout.
+
+`<step>/metrics.json` holds metrics that were measured after the checkpoint was written.
 """
 
 from __future__ import annotations
@@ -53,6 +55,7 @@ COMMITTED = "commit_success.txt"
 REPLACED = ".replaced"
 DELETED = ".deleted"
 SEALED = "sealed"
+METRICS = "metrics.json"
 BOXES = "boxes"
 TEMPORARY = ".orbax-checkpoint-tmp"
 _STEP = re.compile(r"(\d+)(\.replaced)?")
@@ -169,7 +172,7 @@ def _entry(x: np.ndarray) -> list:
 
 
 def read_document(path: epath.Path) -> dict:
-    """Read and verify the document of a checkpoint.
+    """Read and verify the document of a checkpoint; its metrics include those added later.
 
     Raises:
       DamagedError: there is none, its digest differs, or it is that of another step.
@@ -181,7 +184,31 @@ def read_document(path: epath.Path) -> dict:
         raise DamagedError(
             f"{path}: it was written at step {document['step']}, and renamed or copied here"
         )
+    document["metrics"] = {**document.get("metrics", {}), **_added_metrics(path)}
     return document
+
+
+def add_metrics(path: epath.Path, metrics: dict[str, float]) -> None:
+    """Write metrics beside a complete checkpoint, atomically; of the same name the new one counts.
+
+    Raises:
+      OSError: the file cannot be written; the checkpoint is as it was.
+    """
+    beside = path / f"{METRICS}.new"
+    beside.write_text(json.dumps({**_added_metrics(path), **metrics}))
+    beside.replace(path / METRICS)
+
+
+def _added_metrics(path: epath.Path) -> dict[str, float]:
+    """Metrics added later. A damaged file is none: the checkpoint is whole without it."""
+    file = path / METRICS
+    if not file.exists():
+        return {}
+    try:
+        return records.section(json.loads(file.read_text()))
+    except (ValueError, Rejected) as error:
+        log.warning("%s is damaged, and its metrics do not count: %s", file, error)
+        return {}
 
 
 def _read_document(path: epath.Path) -> dict:
@@ -216,6 +243,8 @@ def checked(document: Any, where: str) -> dict:
             reads |= {"arrays": arrays[document["format"]], "regions": records.size}
             if "in_flight" in document:
                 reads["in_flight"] = records.listed(_flight)
+            if "metrics" in document:
+                reads["metrics"] = records.section
             if "keys" in document:
                 reads["keys"] = records.by_name(records.text)
         records.picked(document, **reads)

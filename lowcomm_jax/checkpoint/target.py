@@ -69,7 +69,7 @@ def _abstract(leaf: Any) -> Any:
 
 def abstract_flight(programs: RoundPrograms, record: dict) -> InFlight:
     """Shapes of a payload in flight; they lie as they lay, as far as the mesh allows."""
-    regions, codec = programs.config.regions, programs.exchange.codec
+    regions, codec = programs.regions, programs.exchange.codec
     like = programs.fragments.like(record["fragment"])
     payload = {k: jax.ShapeDtypeStruct(x.shape, jnp.float32) for k, x in like.items()}
     kept: PyTree = ()
@@ -95,7 +95,7 @@ def abstract_flight(programs: RoundPrograms, record: dict) -> InFlight:
         shape = (regions.count, *leaf.shape)
         spec = _fitting(record["specs"].get(name, [REGION]), shape, regions.mesh)
         sharding = NamedSharding(regions.mesh, spec)
-        if programs.config.offload and name.startswith("snapshot/"):
+        if programs.setup.offload and name.startswith("snapshot/"):
             sharding = sharding.with_memory_kind(HOST)
         return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=sharding)
 

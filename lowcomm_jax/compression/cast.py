@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from lowcomm_jax.compression.matrix import Leaf, MatrixCodec, PyTree, Shape
-from lowcomm_jax.outer.checks import one_of, raise_all
+from lowcomm_jax.refused import one_of, refuse
 
 WIDTHS = {"fp32": 4, "bf16": 2, "fp16": 2}
 HALF_MAX = 65504.0
@@ -38,7 +38,7 @@ class Cast(MatrixCodec):
     layers_apart = True
 
     def __post_init__(self) -> None:
-        raise_all("Cast", [one_of("format", self.format, tuple(WIDTHS))])
+        refuse("Cast", [one_of("format", self.format, tuple(WIDTHS))])
 
     @property
     def name(self) -> str:

@@ -35,7 +35,7 @@ from lowcomm_jax.compression.blocks import Blocks
 from lowcomm_jax.compression.matrix import Leaf, MatrixCodec, PyTree, Shape
 from lowcomm_jax.compression.packing import pack, packed_width, unpack
 from lowcomm_jax.compression.row_sharding import axes_inside, leaf_windows, on_rows
-from lowcomm_jax.outer.checks import in_range, one_of, raise_all
+from lowcomm_jax.refused import in_range, one_of, refuse
 
 LANES = 1 << 19  # partial sums kept side by side; so many stay in a CPU's cache
 LEAST = 32  # lanes of a group, at least
@@ -69,7 +69,7 @@ class Statistical(MatrixCodec):
     takes_windows = True
 
     def __post_init__(self) -> None:
-        raise_all(
+        refuse(
             "Statistical",
             [
                 None if self.bits in (2, 4, 8) else f"bits={self.bits}: use 2, 4 or 8",

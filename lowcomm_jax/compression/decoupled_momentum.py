@@ -29,7 +29,7 @@ import jax.numpy as jnp
 
 from lowcomm_jax.compression.base import Codec, Wrapper, memory_problem
 from lowcomm_jax.compression.error_feedback import ErrorFeedback, ErrorFeedbackState
-from lowcomm_jax.outer.checks import in_range, raise_all
+from lowcomm_jax.refused import in_range, refuse
 
 PyTree = Any
 
@@ -52,7 +52,7 @@ class DecoupledMomentum(Wrapper):
 
     def __post_init__(self) -> None:
         wrong = [in_range("decay", self.decay, 0.0, 1.0, open_high=True)]
-        raise_all("decoupled_momentum", [*wrong, memory_problem(self.codec)])
+        refuse("decoupled_momentum", [*wrong, memory_problem(self.codec)])
 
     @property
     def name(self) -> str:

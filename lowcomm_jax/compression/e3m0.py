@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from lowcomm_jax.compression import blocks as cutting
 from lowcomm_jax.compression.matrix import Leaf, PyTree, Shape
 from lowcomm_jax.compression.packing import pack, packed_width, unpack
-from lowcomm_jax.outer.checks import in_range, raise_all
+from lowcomm_jax.refused import in_range, refuse
 
 LARGEST = 16.0  # 2^4
 CODE_OF_EXPONENT = 127 - 3  # fp32's biased exponent of 2^-3, which would be code 0
@@ -42,7 +42,7 @@ class E3M0(cutting.InBlocks):
     block: int | None = 256
 
     def __post_init__(self) -> None:
-        raise_all("E3M0", [in_range("block", self.block, 1, float("inf"))])
+        refuse("E3M0", [in_range("block", self.block, 1, float("inf"))])
 
     @property
     def name(self) -> str:

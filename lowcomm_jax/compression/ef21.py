@@ -31,7 +31,7 @@ import jax.numpy as jnp
 import optax
 
 from lowcomm_jax.compression.base import Codec, Wrapper, as_rounded, memory_problem
-from lowcomm_jax.outer.checks import raise_all
+from lowcomm_jax.refused import refuse
 
 PyTree = Any
 
@@ -50,7 +50,7 @@ class EF21(Wrapper):
     in_slices: ClassVar[bool | None] = False  # encoded again, a mean loses track of the copies
 
     def __post_init__(self) -> None:
-        raise_all("ef21", [memory_problem(self.codec)])
+        refuse("ef21", [memory_problem(self.codec)])
 
     @property
     def increments(self) -> bool:

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from lowcomm_jax.compression.base import Codec, Wrapper, memory_problem
-from lowcomm_jax.outer.checks import in_range, raise_all
+from lowcomm_jax.refused import in_range, refuse
 
 PyTree = Any
 
@@ -43,7 +43,7 @@ class ErrorFeedback(Wrapper):
 
     def __post_init__(self) -> None:
         wrong = [in_range("decay", self.decay, 0.0, 1.0), memory_problem(self.codec)]
-        raise_all("error_feedback", wrong)
+        refuse("error_feedback", wrong)
 
     @property
     def name(self) -> str:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from lowcomm_jax.compression import blocks as cutting
 from lowcomm_jax.compression.matrix import Leaf, PyTree, Shape
 from lowcomm_jax.compression.packing import pack, packed_width, unpack
-from lowcomm_jax.outer.checks import in_range, raise_all
+from lowcomm_jax.refused import in_range, refuse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Integer(cutting.InBlocks):
     block: int | None = 256
 
     def __post_init__(self) -> None:
-        raise_all(
+        refuse(
             "Integer",
             [
                 None if self.bits in (4, 8) else f"bits={self.bits}: use 4 or 8",

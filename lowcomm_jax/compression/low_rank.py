@@ -46,7 +46,7 @@ from lowcomm_jax.compression.row_sharding import (
     pin_whole,
     split_spec,
 )
-from lowcomm_jax.outer.checks import in_range, raise_all
+from lowcomm_jax.refused import in_range, refuse
 
 _EXACT = jax.lax.Precision.HIGHEST
 _LARGEST = 1 << 26  # bytes of a factor that a device gathers at once
@@ -76,7 +76,7 @@ class LowRank(MatrixCodec):
     basis: int | None = None
 
     def __post_init__(self) -> None:
-        raise_all(
+        refuse(
             "LowRank",
             [
                 in_range("rank", self.rank, 1, float("inf")),

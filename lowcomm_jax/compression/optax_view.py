@@ -17,7 +17,7 @@ from lowcomm_jax.compression.ef21 import EF21State, ef21
 from lowcomm_jax.compression.error_feedback import ErrorFeedbackState
 from lowcomm_jax.compression.error_feedback import error_feedback as with_error_feedback
 from lowcomm_jax.compression.registry import make
-from lowcomm_jax.outer.checks import one_of, raise_all
+from lowcomm_jax.refused import one_of, refuse
 
 PyTree = Any
 Feedback = float | Literal["ef21"] | None
@@ -62,7 +62,7 @@ def compress(
             "Optax transform never sees; use error_feedback"
         )
     if isinstance(error_feedback, str):
-        raise_all("compress", [one_of("error_feedback", error_feedback, ("ef21",))])
+        refuse("compress", [one_of("error_feedback", error_feedback, ("ef21",))])
         wire = ef21(wire)
     elif error_feedback is not None:
         wire = with_error_feedback(wire, error_feedback)

@@ -24,7 +24,7 @@ from lowcomm_jax.compression import nested_values
 from lowcomm_jax.compression.blocks import Blocks
 from lowcomm_jax.compression.cast import FP32
 from lowcomm_jax.compression.matrix import Leaf, MatrixCodec, PyTree, Shape
-from lowcomm_jax.outer.checks import in_range, raise_all
+from lowcomm_jax.refused import in_range, refuse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ class RandomK(MatrixCodec):
     takes_windows = True
 
     def __post_init__(self) -> None:
-        raise_all("RandomK", [in_range("one_in", self.one_in, 1, float("inf"))])
+        refuse("RandomK", [in_range("one_in", self.one_in, 1, float("inf"))])
 
     @property
     def name(self) -> str:

@@ -20,7 +20,7 @@ from lowcomm_jax.compression.random_k import RandomK
 from lowcomm_jax.compression.rules import PRESETS, PerTensor
 from lowcomm_jax.compression.sign import Sign
 from lowcomm_jax.compression.top_k import TopK
-from lowcomm_jax.network.errors import is_unknown
+from lowcomm_jax.refused import is_unknown, refuse
 
 INT4 = Integer(bits=4)
 STAT2 = Statistical(bits=2)
@@ -70,8 +70,7 @@ def make_matrix(spec: str | MatrixCodec, **settings: Any) -> MatrixCodec:
     if isinstance(spec, MatrixCodec):
         return spec
     problems = _unknown(spec, settings)
-    if problems:
-        raise ValueError("codec:\n- " + "\n- ".join(problems))
+    refuse("codec", problems)
     nested = {k: make_matrix(v) for k, v in settings.items() if k in NESTED}
     return CODECS[spec][0](**{**settings, **nested})
 
@@ -118,8 +117,7 @@ def make(
     problems = _unknown(spec, settings)
     if isinstance(rules, str) and rules not in PRESETS:
         problems.append(f"rules={rules!r} {is_unknown(rules, PRESETS, 'choose one of')}")
-    if problems:
-        raise ValueError("codec:\n- " + "\n- ".join(problems))
+    refuse("codec", problems)
     pairs = PRESETS[rules] if isinstance(rules, str) else rules
     codec = PerTensor(
         default=make_matrix(spec, **settings),

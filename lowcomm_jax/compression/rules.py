@@ -19,8 +19,8 @@ from lowcomm_jax.compression.codebook import Statistical
 from lowcomm_jax.compression.matrix import MatrixCodec, matrix_shape
 from lowcomm_jax.compression.row_sharding import InWindows, RowCut, rows_cut
 from lowcomm_jax.compression.windows import Windows
-from lowcomm_jax.outer.checks import one_of, raise_all
 from lowcomm_jax.params.fragments import is_stacked, path_name
+from lowcomm_jax.refused import one_of, refuse
 
 PyTree = Any
 _SMALL_MATRIX = 64 * 64
@@ -99,7 +99,7 @@ class PerTensor(Codec):
     def __post_init__(self) -> None:
         problems = [_broken(pattern) for pattern, _ in self.rules]
         problems.append(one_of("reduce", self.reduce, ("auto", "all_gather", "two_shot")))
-        raise_all("PerTensor", problems)
+        refuse("PerTensor", problems)
 
     @property
     def name(self) -> str:

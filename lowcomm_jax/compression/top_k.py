@@ -31,7 +31,7 @@ from lowcomm_jax.compression.cast import FP32
 from lowcomm_jax.compression.matrix import Leaf, MatrixCodec, PyTree, Shape
 from lowcomm_jax.compression.packing import pack, packed_width, unpack
 from lowcomm_jax.compression.row_sharding import InWindows, axes_inside, leaf_windows, on_rows
-from lowcomm_jax.outer.checks import in_range, one_of, raise_all
+from lowcomm_jax.refused import in_range, one_of, refuse
 
 BAND = 2**18  # values in a band, at least
 
@@ -58,7 +58,7 @@ class TopK(MatrixCodec):
     takes_windows = True
 
     def __post_init__(self) -> None:
-        raise_all(
+        refuse(
             type(self).__name__,
             [
                 in_range("k", self.k, 1, float("inf")),

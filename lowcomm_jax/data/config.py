@@ -4,7 +4,7 @@ import dataclasses
 import os
 from pathlib import Path
 
-from lowcomm_jax.network.errors import is_unknown
+from lowcomm_jax.refused import is_unknown
 
 SHARDINGS = ("iid", "topic", "dirichlet")
 PACKINGS = ("stream", "document")
@@ -17,6 +17,7 @@ CORPORA = (
     "arrayrecord:GLOB",
     "synthetic:NAME",
 )
+UNUSABLE = "the data config cannot be used"
 TOKENIZERS = ("bytes", "bpe:VOCAB", "file:PATH")
 HF_DEFAULT_LIMIT = 50_000
 # 256 bytes, end of document, padding: below this a BPE vocabulary could not spell every text.
@@ -118,9 +119,3 @@ def _tokenizer_violations(name: str) -> list[str]:
             return []
         return [f"tokenizer={name!r}: there is no such file; give the path of a tokenizer.json"]
     return [f"tokenizer={name!r} {is_unknown(name, TOKENIZERS, 'use one of')}"]
-
-
-def refuse(found: list[str]) -> None:
-    """Raise one ValueError that lists all violations; do nothing when there are none."""
-    if found:
-        raise ValueError("the data config cannot be used:\n- " + "\n- ".join(found))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from lowcomm_jax.data.cache import cache_folder
-from lowcomm_jax.data.config import HF_DEFAULT_LIMIT, DataConfig, refuse
+from lowcomm_jax.data.config import HF_DEFAULT_LIMIT, UNUSABLE, DataConfig
 from lowcomm_jax.data.corpora import Corpus, CorpusSource, open_corpus
 from lowcomm_jax.data.corpora.base import fingerprint_of
 from lowcomm_jax.data.corpora.files import SECTION
@@ -16,6 +16,7 @@ from lowcomm_jax.data.packing import Packed, Tokens, pack, tokenise
 from lowcomm_jax.data.sharding import cut_evenly, shard, shuffled, validation_mask
 from lowcomm_jax.data.tokenizers import Tokenizer, open_tokenizer
 from lowcomm_jax.data.train import TrainData, order_probe
+from lowcomm_jax.refused import refuse
 
 Batch = dict[str, np.ndarray]
 
@@ -62,7 +63,7 @@ def load(
 def _checked(spec: DataConfig) -> Corpus:
     source = CorpusSource(spec.corpus, spec.text_column, spec.topic_column, spec.split)
     corpus, found = open_corpus(source)
-    refuse(spec.violations() + found)
+    refuse(UNUSABLE, spec.violations() + found)
     assert corpus is not None  # open_corpus gives a corpus or a violation
     return corpus
 
@@ -78,11 +79,12 @@ def _groups(
             "apart or more"
         )
         refuse(
+            UNUSABLE,
             [
                 f"corpus={spec.corpus!r} has {len(np.unique(documents.key_D))} different "
                 "document(s); two are needed, one to train on and one to validate"
                 f"{cut if spec.corpus.startswith('text:') else ''}"
-            ]
+            ],
         )
     key_D, length_D = documents.key_D, tokens.length_D
     shards, found = shard(
@@ -101,7 +103,7 @@ def _groups(
         for region, rows in enumerate(shards)
         if len(rows) < spec.trainers
     ]
-    refuse(found)
+    refuse(UNUSABLE, found)
     groups = []
     for region, rows in enumerate(shards):
         # A fresh order, so that the row of documents differs from that of other region counts.

@@ -17,9 +17,10 @@ import numpy as np
 import tokenizers as hf
 
 from lowcomm_jax.data.cache import open_or_build
-from lowcomm_jax.data.config import refuse
+from lowcomm_jax.data.config import UNUSABLE
 from lowcomm_jax.data.corpora.base import fingerprint_of
 from lowcomm_jax.data.documents import Documents, Progress, counted
+from lowcomm_jax.refused import refuse
 
 log = logging.getLogger(__name__)
 
@@ -214,10 +215,11 @@ def _open_file(name: str, path: Path, eos_token: str | None) -> FileTokenizer:
     eos_id = _first_id(backend, eos_names)
     if eos_id is None:
         refuse(
+            UNUSABLE,
             [
                 f"tokenizer={name!r} has no token {' or '.join(eos_names)}; "
                 "set eos_token to its end-of-document token"
-            ]
+            ],
         )
     pad_id = _first_id(backend, _USUAL_PAD)
     ends = {backend.id_to_token(i): i for i in (eos_id, pad_id) if i is not None}

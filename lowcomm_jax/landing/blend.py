@@ -22,8 +22,8 @@ not do that.
 import jax
 import optax
 
-from lowcomm_jax.outer.checks import in_range, raise_all
 from lowcomm_jax.outer.precision import in_fp32, widen
+from lowcomm_jax.refused import in_range, refuse
 
 
 def blend(alpha: float) -> optax.GradientTransformationExtraArgs:
@@ -47,7 +47,7 @@ def blend(alpha: float) -> optax.GradientTransformationExtraArgs:
     >>> anchor + moved                                          # 0.25 * 1 + 0.75 * 5
     Array([4., 4.], dtype=float32)
     """
-    raise_all("blend", [in_range("alpha", alpha, 0.0, 1.0)])
+    refuse("blend", [in_range("alpha", alpha, 0.0, 1.0)])
 
     def init(params):
         del params

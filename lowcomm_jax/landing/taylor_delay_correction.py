@@ -64,8 +64,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lowcomm_jax.outer.checks import in_range, one_of, raise_all
 from lowcomm_jax.outer.precision import in_fp32, widen
+from lowcomm_jax.refused import in_range, one_of, refuse
 
 PyTree = Any
 Leaves = list[jax.Array]
@@ -162,7 +162,7 @@ def taylor_delay_correction(
 
 def _check(strength, mode, learning_rate, scope, weight_decay, batch_axes) -> None:
     lacks_rate = learning_rate is None
-    raise_all(
+    refuse(
         "taylor_delay_correction",
         [
             in_range("strength", strength, 0.0, float("inf"), open_high=True),

@@ -9,7 +9,7 @@ from lowcomm_jax.merge.align import Align
 from lowcomm_jax.merge.base import Merge
 from lowcomm_jax.merge.isotropic import Isotropic
 from lowcomm_jax.merge.radial_directional import RadialDirectional
-from lowcomm_jax.network.errors import is_unknown
+from lowcomm_jax.refused import is_unknown
 
 RULES: dict[str, type[Merge]] = {
     "align": Align,

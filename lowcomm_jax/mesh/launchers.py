@@ -1,8 +1,8 @@
 """The place of this process among those of its program, and how they meet.
 
-`connect_processes` starts `jax.distributed`. What the caller does not give it reads from the
-launcher: Slurm, a Kubernetes JobSet or Indexed Job, Open MPI, MPICH, or the TPU runtime. It differs
-from JAX's own detection where that one is wrong for training:
+`connect_processes` starts `jax.distributed`, then the devices. What the caller does not give it
+reads from the launcher: Slurm, a Kubernetes JobSet or Indexed Job, Open MPI, MPICH, or the TPU
+runtime. It differs from JAX's own detection where that one is wrong for training:
 
 - A task that has its node for itself takes all GPUs of it. JAX takes one.
 - The Jobs of a JobSet are one program. JAX makes one of each Job.
@@ -28,7 +28,7 @@ from typing import Any
 import jax
 from jax.experimental import multihost_utils
 
-from lowcomm_jax.mesh.leader import Leader, listener
+from lowcomm_jax.mesh.leader import Leader, leader, listener
 
 PORTS = 61440, 4096  # first, and how many: a job's port is one of them
 HEARTBEAT_S = 25
@@ -253,6 +253,9 @@ def connect_processes(
 ) -> Placement | None:
     """Meet the other processes of this program; call it before JAX is used for anything else.
 
+    It connects each process to the first one, and starts the devices of all (`start_devices`): set
+    flags of XLA and options of JAX before.
+
     Args:
       coordinator: HOST:PORT of process 0, which listens there.
       processes: how many there are.
@@ -265,10 +268,28 @@ def connect_processes(
 
     Raises:
       ValueError: arguments and launcher together do not give a place; names what is missing.
-      ConnectionError: this is process 0, and it cannot listen at the coordinator's port.
+      ConnectionError: this is process 0, and it cannot listen at the coordinator's port; or
+        processes do not find one another, by which address.
       TimeoutError: other processes, or the coordinator, do not answer in time; names who is
         missing. This process can then only end.
     """
+    place = meet_processes(
+        coordinator, processes, process, timeout_s=timeout_s, heartbeat_s=heartbeat_s
+    )
+    if place is not None and leader().count > 1:
+        start_devices(leader())
+    return place
+
+
+def meet_processes(
+    coordinator: str | None = None,
+    processes: int | None = None,
+    process: int | None = None,
+    *,
+    timeout_s: float = 60.0,
+    heartbeat_s: int = HEARTBEAT_S,
+) -> Placement | None:
+    """`connect_processes` without its second half: start `jax.distributed`, and no device."""
     known = placement()
     if known is None and coordinator is None and processes is None and process is None:
         return None

@@ -95,45 +95,6 @@ class Regions:
     def slots(self) -> int:
         return self.mesh.shape[REGION]
 
-    def violations(self) -> list[str]:
-        """What is wrong with this layout, one line each; empty when it can run."""
-        problems = []
-        if not isinstance(self.count, int) or self.count < 1:
-            return [f"regions={self.count!r}: a whole number, at least 1, is needed"]
-        if tuple(self.mesh.axis_names) != AXES:
-            problems.append(f"mesh axes {self.mesh.axis_names}: use lowcomm_jax.make_mesh ({AXES})")
-        elif self.count % self.slots:
-            problems.append(
-                f"regions={self.count} does not divide over {self.slots} region slots of the mesh: "
-                f"use a region axis of {math.gcd(self.count, self.slots)}"
-            )
-        problems += self._misplaced()
-        if self.replicas not in ("vmap", "map"):
-            problems.append(f"replicas={self.replicas!r}: use 'vmap' or 'map'")
-        return problems
-
-    def _misplaced(self) -> list[str]:
-        """Processes of the program without a device of the mesh, and regions over several slices.
-
-        Every process runs every program, and cannot run one on a mesh without its own devices.
-        """
-        devices, problems = list(self.mesh.devices.flat), []
-        idle = set(range(jax.process_count())) - {d.process_index for d in devices}
-        if idle and set(devices) <= set(jax.devices()):  # else they are absent ones (`aot`)
-            problems.append(
-                f"the mesh of {len(devices)} devices has none of processes {sorted(idle)}: use all "
-                f"{jax.device_count()} devices (mesh.fsdp=0), or start fewer processes"
-            )
-        count = len({slice_of(d) for d in devices})
-        rows = self.mesh.devices.reshape(self.mesh.devices.shape[0], -1)
-        if any(len({slice_of(d) for d in row}) > 1 for row in rows):
-            problems.append(
-                f"regions={self.count}: a region of this mesh would span several of the {count} "
-                f"slices, and exchange inside it over the network between them: use a multiple of "
-                f"{count} regions, and mesh.region={count} or a multiple"
-            )
-        return problems
-
     def stacked(self, replicas: int) -> Regions:
         """`replicas` replicas of every region as regions of their own, region by region."""
         return dataclasses.replace(self, count=self.count * replicas)

@@ -1,29 +1,24 @@
 """`Method`: what a factory of this room returns and what an engine takes.
 
 A method is a frozen dataclass that names one rule for each part of the loop. It computes nothing;
-its own code lists settings that cannot work (`violations`), each with its fix.
+what cannot work together is a row of `lowcomm_jax.refusals`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-import numpy as np
 import optax
 
 from lowcomm_jax import compression, merge
-from lowcomm_jax.batching import BatchPolicy
 from lowcomm_jax.batching.trainers import Trainers
 from lowcomm_jax.channels import Channel
-from lowcomm_jax.channels.source import PARAMS
 from lowcomm_jax.compression import Codec, make
-from lowcomm_jax.compression.ef21 import averages_senders
-from lowcomm_jax.compression.two_shot import per_tensor, wrapper_problem
-from lowcomm_jax.merge import Merge
 from lowcomm_jax.params.fragments import Pattern
-from lowcomm_jax.schedule import Never, Schedule, TwoLevels
+from lowcomm_jax.refused import collect
+from lowcomm_jax.schedule import Never, Schedule
 from lowcomm_jax.topology.gossip import Gossip
 
 Rule = optax.GradientTransformationExtraArgs | None
@@ -39,35 +34,17 @@ class LocalServers:
       blend: alpha, weight of the global model when a server merges it, in [0, 1].
       codec: of what a server sends to the global one, a codec or a name of `compression.make`;
         None = dense. What regions send to their server has that of the method.
+      problems: as in `Method`.
     """
 
     outer: optax.GradientTransformationExtraArgs
     blend: float
     codec: Any = None
 
-    def __post_init__(self):
-        if isinstance(self.codec, str | Mapping):
-            object.__setattr__(self, "codec", compression.make(self.codec))
+    problems: tuple[str, ...] = ()
 
-    def violations(self) -> list[str]:
-        """Settings that cannot work, one line with its fix each."""
-        found = []
-        if not 0 <= self.blend <= 1:
-            found.append(f"blend={self.blend}: the weight of the global model lies in [0, 1]")
-        if self.codec is None:
-            return found
-        if not isinstance(self.codec, Codec):
-            fix = "give a codec, a name of compression.names() or None"
-            return [*found, f"global_codec={self.codec!r}: {fix}"]
-        if self.codec.increments or self.codec.personal:
-            found.append(
-                f"global_codec {self.codec.name}: a server's update is applied by itself, and no "
-                "mean is kept; use error_feedback"
-            )
-        part = per_tensor(self.codec)
-        if part is not None and part.reduce == "two_shot":
-            found.append("global_codec.reduce='two_shot': nothing is reduced there; leave it out")
-        return found
+    def __post_init__(self):
+        _make_named(self, "codec", compression.make, "global_codec: ")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,9 +87,6 @@ class Method:
         trees of one anchor; None = the anchor.
       servers: a level of local servers between regions and anchor; None = there is one level. With
         servers the schedule is `schedule.TwoLevels`, and `outer` the rule of the global server.
-
-    Raises:
-      ValueError: the name or a setting of a codec or a merge rule is unknown or out of range.
     """
 
     name: str
@@ -135,17 +109,15 @@ class Method:
     servers: LocalServers | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.codec, str | Mapping):
-            object.__setattr__(self, "codec", compression.make(self.codec))
-        if isinstance(self.merge, str | Mapping):
-            object.__setattr__(self, "merge", merge.make(self.merge))
+        _make_named(self, "codec", compression.make, "codec: ")
+        _make_named(self, "merge", merge.make, "")
         for name in ("outer", "landing"):
             object.__setattr__(self, name, _told(getattr(self, name)))
 
     @property
     def rules_differ(self) -> bool:
         """Whether fragments have outer or landing rules of their own."""
-        return any(_per_fragment(rules) for rules in (self.outer, self.landing))
+        return any(per_fragment(rules) for rules in (self.outer, self.landing))
 
     def outer_of(self, fragment: int) -> Rule:
         """The outer rule of a fragment."""
@@ -180,22 +152,6 @@ class Method:
         """Whether pseudo-gradients are sent; else channels alone exchange, without an anchor."""
         return not isinstance(self.schedule, Never)
 
-    def violations(self, regions: int) -> list[str]:
-        """Every setting that cannot work with this many regions, one line with its fix each."""
-        named = [("rest", self.rest, ("own", "dealt"))]
-        if isinstance(self.pattern, str):
-            named.append(("pattern", self.pattern, get_args(Pattern)))
-        wrong = [
-            f"{name}={value!r}: use {', '.join(known)}"
-            for name, value, known in named
-            if value not in known
-        ]
-        wrong += self._codec_violations() + self._rule_violations()
-        wrong += self.schedule.violations(regions) + _channel_violations(self)
-        if self.topology is not None:
-            wrong += self._gossip_violations(self.topology, regions)
-        return [*self.problems, *wrong, *self.adaptive_violations(regions)]
-
     @property
     def adapts(self) -> bool:
         """Whether the method needs an `AdaptiveEngine`."""
@@ -206,185 +162,17 @@ class Method:
         """Trainers of a region at the start."""
         return 1 if self.trainers is None else self.trainers.count
 
-    def adaptive_violations(self, regions: int) -> list[str]:
-        """What is wrong with the batch policy and the trainers."""
-        if not self.adapts:
-            return []
-        wrong = [] if self.trainers is None else self.trainers.violations()
-        if isinstance(self.inner_batching, BatchPolicy):
-            wrong += self.inner_batching.violations(regions)
-        elif self.inner_batching is not None:
-            fix = "give a policy of lowcomm_jax.batching, or None for a fixed batch"
-            wrong.append(f"inner_batching={self.inner_batching!r}: {fix}")
-        if self.signal == "gradient":
-            wrong.append(
-                f"{self.name} exchanges a gradient at every step and takes a fixed batch and one "
-                "trainer: leave inner_batching and trainers out"
-            )
-        several = self.trainer_count != 1
-        if several and np.any(np.asarray(self.schedule.delay) != 0):
-            wrong.append(
-                f"{self.name} has payloads in flight when trainers merge: use a schedule that "
-                "lands at its send, or trainers=1"
-            )
-        return wrong
 
-    def _codec_violations(self) -> list[str]:
-        """Codecs that this method cannot use, one line with its fix each."""
-        if self.codec is None:
-            return []
-        if not isinstance(self.codec, Codec):
-            return [f"codec={self.codec!r}: give a codec, a name of compression.names() or None"]
-        own_anchors = self.anchors == "per_region" and self.signal == "progress"
-        fits = own_anchors and not self.schedule.land_after_send and self.topology is None
-        if self.codec.personal and not fits:
-            needed = "anchors='per_region', signal='progress' and a landing before the next send"
-            return [f"codec {self.codec.name} needs {needed}; use another codec with {self.name}"]
-        if self.codec.increments and not self.reduces_all:
-            return [
-                f"codec {self.codec.name} sends changes of a mean over all regions, which needs one"
-                " anchor and one mean of all of them; use error_feedback"
-            ]
-        if self.codec.increments and averages_senders(self.codec):
-            return [
-                f"codec {self.codec.name} sends changes of a mean over all regions, and averages "
-                "over senders: give the codec in it mean='regions'"
-            ]
-        if self.reduces_all and (problem := wrapper_problem(self.codec)) is not None:
-            return [problem]
-        found = per_tensor(self.codec)
-        if found is None or found.reduce != "two_shot" or self.reduces_all:
-            return []
-        return [
-            f"codec.reduce='two_shot': {self.name} needs the payloads themselves, not only their "
-            "mean; use all_gather, or leave it out"
-        ]
-
-    def _rule_violations(self) -> list[str]:
-        """What is wrong with rules per fragment, the merge rule and what is handed out."""
-        wrong = [
-            f"{name}: {len(rules)} rules for {self.schedule.fragments} fragments; give one, or one "
-            "per fragment"
-            for name, rules in (("outer", self.outer), ("landing", self.landing))
-            if _per_fragment(rules) and len(rules) != self.schedule.fragments
-        ]
-        wrong += [
-            f"{name}={rule!r}: give an Optax transform, a tuple of one per fragment, or None"
-            for name, rules in (("outer", self.outer), ("landing", self.landing))
-            for rule in (rules if _per_fragment(rules) else (rules,))
-            if not (rule is None or isinstance(rule, optax.GradientTransformation))
-        ]
-        moves = self.signal == "progress" and self.has_anchor and not self.problems
-        if moves and (self.outer is None or (_per_fragment(self.outer) and None in self.outer)):
-            wrong.append(
-                "outer=None: with signal='progress' an outer rule moves the anchor; give one, as "
-                "lowcomm_jax.outer.average(), for every fragment"
-            )
-        one_mean = self.anchors == "shared" and self.signal == "progress"
-        for name, value in (("merge", self.merge), ("hands_out", self.hands_out)):
-            if value is not None and not one_mean:
-                wrong.append(
-                    f"{name}: needs anchors='shared' and signal='progress', where one direction "
-                    "moves one anchor"
-                )
-        if self.rules_differ and self.signal == "gradient":
-            wrong.append(
-                "outer: with signal='gradient' there is one rule for all parameters; give one"
-            )
-        if self.servers is not None:
-            wrong += self._server_violations(self.servers)
-        if self.merge is None:
-            return wrong
-        if not isinstance(self.merge, Merge):
-            fix = "give a rule of lowcomm_jax.merge, or None for the weighted mean"
-            return [*wrong, f"merge={self.merge!r}: {fix}"]
-        if isinstance(self.codec, Codec) and self.codec.increments:
-            wrong.append(
-                f"merge: codec {self.codec.name} sends changes of a mean, and no payload that a "
-                "merge rule could read; leave merge or the codec out"
-            )
-        if self.schedule.energy is not None and self.reads_payloads:
-            wrong.append(
-                "merge: the rank is measured of a mean that is reduced on the way, and this rule "
-                "reads payloads one by one; leave the schedule's energy (adaptive) or the rule out"
-            )
-        return wrong + self.merge.violations()
-
-    def _server_violations(self, servers: LocalServers) -> list[str]:
-        needs = {
-            "schedule.TwoLevels": isinstance(self.schedule, TwoLevels),
-            "base='received'": self.base == "received",
-            "the mean (merge=None)": self.merge is None,
-            "no landing rule": self.landing is None,
-        }
-        unmet = [f"servers: two levels need {need}" for need, met in needs.items() if not met]
-        return unmet + servers.violations()
-
-    def _gossip_violations(self, topology: Gossip, regions: int) -> list[str]:
-        schedule = self.schedule
-        needs = {
-            "anchors='per_region'": self.anchors == "per_region",
-            "base='anchor'": self.base == "anchor",
-            "signal='progress'": self.signal == "progress",
-            "a schedule that lands first": not schedule.land_after_send,
-            "a schedule that reads no change rates": schedule.statistic == "none",
-            "one overlap for all regions": np.unique(schedule.delay).size == 1,
-        }
-        unmet = [need for need, met in needs.items() if not met]
-        wrong = [f"topology={topology}: gossip needs {need}" for need in unmet]
-        return wrong + topology.violations(regions)
+def _make_named(owner: Any, field: str, make: Callable[[Any], Any], prefix: str) -> None:
+    """Put what a name or settings stand for into a field; what is wrong joins `owner.problems`."""
+    given, found = getattr(owner, field), list(owner.problems)
+    if isinstance(given, str | Mapping):
+        object.__setattr__(owner, field, collect(found, prefix, lambda: make(given)))
+        object.__setattr__(owner, "problems", tuple(found))
 
 
-def _channel_violations(method: Method) -> list[str]:
-    """Every setting of a `Method`'s channels that cannot work, one line with its fix each."""
-    if not method.channels:
-        idle = "the schedule never sends and there are no channels: nothing is exchanged; add one"
-        return [] if method.has_anchor else [idle]
-    found = [line for channel in method.channels for line in channel.violations()]
-    found += _twice(method)
-    for what, unfit in _unfit(method).items():
-        if unfit:
-            found.append(f"{method.name} has channels: {what}")
-    if not method.has_anchor:
-        unused = {"landing": method.landing, "codec": method.codec, "outer": method.outer}
-        found += [
-            f"{name}: {method.name} has no main exchange, so it would have no effect; leave it out"
-            for name, value in unused.items()
-            if value is not None
-        ]
-    return found
-
-
-def _unfit(method: Method) -> dict[str, bool]:
-    """What does not go with channels, with its fix, and whether the method has it."""
-    late = any(c.delay and c.source == PARAMS for c in method.channels)
-    return {
-        "gossiping regions never meet all; leave topology out": method.topology is not None,
-        "regions that exchange gradients are equal; use signal='progress'": (
-            method.signal == "gradient"
-        ),
-        "regions at a pace of their own make no step at times; use another schedule": (
-            method.schedule.uneven
-        ),
-        "batches that grow and trainers are not supported; leave them out": method.adapts,
-        "with several fragments an anchor would make part of a late payload stale; use one, or a "
-        "delay of 0": late and method.schedule.fragments > 1,
-    }
-
-
-def _twice(method: Method) -> list[str]:
-    found = []
-    for what in ("name", "source"):
-        values = [getattr(channel, what) for channel in method.channels]
-        found += [
-            f"channels: {what}={value!r} stands in {values.count(value)} of them; give each its own"
-            for value in dict.fromkeys(values)
-            if values.count(value) > 1
-        ]
-    return found
-
-
-def _per_fragment(rules: Any) -> bool:
+def per_fragment(rules: Any) -> bool:
+    """Whether there is a rule of its own for each fragment."""
     # An Optax transform is itself a tuple, of functions.
     return isinstance(rules, tuple) and not isinstance(rules, optax.GradientTransformation)
 

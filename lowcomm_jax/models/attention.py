@@ -9,6 +9,7 @@ width, F = E / 2 rotary frequencies.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 
 import jax
@@ -18,6 +19,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 from jax.sharding import PartitionSpec as P
 
+from lowcomm_jax.compat import is_gpu
 from lowcomm_jax.models.config import TransformerConfig
 from lowcomm_jax.train.batch_sharding import FSDP, TENSOR, automatic_axes
 
@@ -113,9 +115,11 @@ def kernel_for(config: TransformerConfig, device: jax.Device) -> str:
     """The attention of `TransformerConfig` that suits a device, for "auto"."""
     if config.compute_dtype != "bfloat16":
         return "xla"
-    if device.platform in ("gpu", "cuda") and config.head_dim % 8 == 0 and config.head_dim <= 128:
+    if is_gpu(device) and config.head_dim % 8 == 0 and config.head_dim <= 128:
         capability = getattr(device, "compute_capability", "0")
-        return "cudnn" if float(capability) >= 8.0 else "xla"
+        # That of other makers' cards is a name.
+        cudnn = re.fullmatch(r"[\d.]+", capability) and float(capability) >= 8.0
+        return "cudnn" if cudnn else "xla"
     if device.platform == "tpu" and config.head_dim % 64 == 0:
         return "splash"
     return "xla"

@@ -19,6 +19,7 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
+from lowcomm_jax.compat import is_gpu
 from lowcomm_jax.models import sharding
 from lowcomm_jax.models.attention import kernel_for
 from lowcomm_jax.models.config import TransformerConfig, flops_per_token, param_count, ways
@@ -119,8 +120,8 @@ def build(config: TransformerConfig, device: jax.Device | None = None) -> Model:
     if config.remat == "auto":
         config = ways(config)[0]
     if config.unroll is None:
-        on_gpu = device.platform in ("gpu", "cuda", "rocm")
-        config = dataclasses.replace(config, unroll=on_gpu and config.remat != "full")
+        unroll = is_gpu(device) and config.remat != "full"
+        config = dataclasses.replace(config, unroll=unroll)
     if config.attention == "auto":
         config = dataclasses.replace(config, attention=kernel_for(config, device))
     shapes = nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(params=0)))

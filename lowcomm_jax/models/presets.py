@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from lowcomm_jax.models.config import TransformerConfig
-from lowcomm_jax.network.errors import is_unknown
+from lowcomm_jax.refused import is_unknown
 
 
 def _dense(layers: int, heads: int, width: int, head_dim: int, **changes: Any) -> TransformerConfig:

@@ -32,6 +32,7 @@ from lowcomm_jax.network.randomness import BLOCK, generator, step_factors
 from lowcomm_jax.network.timeline import Recorder, Timeline
 from lowcomm_jax.network.transfers import Transfer
 from lowcomm_jax.network.transit import Flight, Payload, Transit, sender_groups
+from lowcomm_jax.refused import refuse
 
 ARRAYS = ("now_R", "peers_R", "exposed_R", "absent_R")
 
@@ -369,8 +370,7 @@ def restore_clock(clock: VirtualClock, state: dict[str, Any]) -> None:
         found.append(
             f"saved with seed {state['seed']}, the clock has {clock.seed}: use the saved one"
         )
-    if found:
-        raise ValueError("cannot restore the clock: " + "; ".join(found))
+    refuse("cannot restore the clock", found)
     for name in ARRAYS:
         getattr(clock, name)[:] = state["arrays"][name]
     transit.sends = state["sends"]

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from lowcomm_jax.network.errors import is_unknown, raise_all
 from lowcomm_jax.network.randomness import Jitter
+from lowcomm_jax.refused import is_unknown, refuse
 
 BYTES_PER_GBIT = 1e9 / 8.0
 
@@ -130,7 +130,7 @@ class Network:
             f"region {n!r} is named twice"
             for n in sorted({n for n in names if list(names).count(n) > 1})
         ]
-        raise_all(f"subset of network {self.name!r}", bad)
+        refuse(f"subset of network {self.name!r}", bad)
         index = [self.regions.index(n) for n in names]
         pick = np.ix_(index, index)
         return replace(
@@ -180,7 +180,7 @@ def uniform(
         compute_R=np.full(count, float(compute_s)),
         **fields,
     )
-    raise_all(f"network {network.name!r}", violations(network))
+    refuse(f"network {network.name!r}", violations(network))
     return network
 
 

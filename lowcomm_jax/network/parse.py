@@ -1,6 +1,6 @@
 """Reads a network from a mapping, an ml-collections config, a YAML file or a preset's name.
 
-`parse` takes any of these and gives a `Network`, or raises `ViolationsError` with all that is
+`parse` takes any of these and gives a `Network`, or raises `Refused` with all that is
 wrong. `preset` and `aws` give named networks. Each states its source, and its `confidence` says
 whether it was measured or assumed.
 """
@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from lowcomm_jax.network.errors import ViolationsError, is_unknown, raise_all
 from lowcomm_jax.network.links import Network, violations
 from lowcomm_jax.network.randomness import Jitter
+from lowcomm_jax.refused import Refused, is_unknown, refuse
 
 DATA = "aws_region_pairs.csv"
 KEYS = frozenset(
@@ -100,10 +100,10 @@ def parse(spec: Any) -> Network:
             - sync_constant_s, first_use_s, control_bytes, control_rate, name, source, confidence.
 
     Raises:
-        ViolationsError: every violation with the smallest change that would work.
+        Refused: every violation with the smallest change that would work.
     """
     if isinstance(spec, Network):
-        raise_all(f"network {spec.name!r}", violations(spec))
+        refuse(f"network {spec.name!r}", violations(spec))
         return spec
     if isinstance(spec, str | Path):
         return _from_name(spec)
@@ -112,7 +112,7 @@ def parse(spec: Any) -> Network:
     if isinstance(spec, Mapping):
         return _from_mapping(spec)
     fix = "use a preset's name, the path of a .yaml file, or a mapping with regions and "
-    raise ViolationsError("network", [f"{spec!r} is no network: {fix}bandwidth_gbps"])
+    raise Refused("network", [f"{spec!r} is no network: {fix}bandwidth_gbps"])
 
 
 def names() -> tuple[str, ...]:
@@ -137,7 +137,7 @@ def preset(name: str) -> Network:
         return aws([part.strip() for part in name[4:].split(",") if part.strip()], name=name)
     if name not in PRESETS:
         others = "aws:A,B,... or a .yaml file"
-        raise ViolationsError("network", [f"{name!r} {is_unknown(name, names())}, {others}"])
+        raise Refused("network", [f"{name!r} {is_unknown(name, names())}, {others}"])
     return parse({"name": name, "confidence": "assumed", **PRESETS[name]})
 
 
@@ -206,20 +206,20 @@ def _read(path: Path) -> Mapping:
     import yaml
 
     if not path.is_file():
-        raise ViolationsError("network", [f"file {path} does not exist"])
+        raise Refused("network", [f"file {path} does not exist"])
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         reason = " ".join(str(error).split())
-        raise ViolationsError("network", [f"file {path} is no YAML: {reason}"]) from error
+        raise Refused("network", [f"file {path} is no YAML: {reason}"]) from error
     if not isinstance(content, Mapping):
         kind = type(content).__name__
-        raise ViolationsError("network", [f"file {path} holds {kind}: it must hold a mapping"])
+        raise Refused("network", [f"file {path} holds {kind}: it must hold a mapping"])
     return content
 
 
 def _from_mapping(given: Mapping) -> Network:
-    """The network of a description; raises ViolationsError with all that is wrong with it."""
+    """The network of a description; raises Refused with all that is wrong with it."""
     spec = {key: value for key, value in given.items() if value is not None}
     found: list[str] = []
     label = f"network {spec.get('name', 'unnamed')!r}"
@@ -227,10 +227,10 @@ def _from_mapping(given: Mapping) -> Network:
     found += [f"key {k!r} {is_unknown(k, sorted(KEYS))}" for k in unknown]
     missing = [k for k in ("regions", "bandwidth_gbps") if k not in spec]
     if missing:
-        raise_all(label, found + [f"key {k!r} is missing: give it" for k in missing])
+        refuse(label, found + [f"key {k!r} is missing: give it" for k in missing])
     names = _names(spec["regions"], found)
     if not names:
-        raise_all(label, found or ["regions is empty: name at least one region"])
+        refuse(label, found or ["regions is empty: name at least one region"])
     count = len(names)
     symmetric = spec.get("symmetric", True)
     if not isinstance(symmetric, bool):
@@ -265,7 +265,7 @@ def _from_mapping(given: Mapping) -> Network:
         compute_given="compute_s" in spec,
         **scalars,
     )
-    raise_all(label, found + violations(network))
+    refuse(label, found + violations(network))
     return network
 
 

@@ -23,8 +23,8 @@ each of them.
 import functools
 from collections.abc import Sequence
 
-from lowcomm_jax.network.errors import raise_all
 from lowcomm_jax.network.flows import Flow
+from lowcomm_jax.refused import refuse
 
 EXCHANGES = ("ring", "two_shot", "all_gather", "tree", "star", "pair")  # all have all
 ROUTES = (*EXCHANGES, "pass")
@@ -64,7 +64,7 @@ def check(
     if listeners and route not in HEARD:
         known = ", ".join(HEARD)
         found.append(f"route {route!r} has no listeners: use {known}, or leave them out")
-    raise_all(f"collective {route!r}", found)
+    refuse(f"collective {route!r}", found)
 
 
 def flows_of(

@@ -15,8 +15,8 @@ momentum inside the rule keeps the unclipped history. The published outer steps 
 
 import optax
 
-from lowcomm_jax.outer.checks import in_range, raise_all
 from lowcomm_jax.outer.precision import in_fp32
+from lowcomm_jax.refused import in_range, refuse
 
 
 def clip_update(max_norm: float) -> optax.GradientTransformationExtraArgs:
@@ -37,5 +37,5 @@ def clip_update(max_norm: float) -> optax.GradientTransformationExtraArgs:
     >>> rule.update(jnp.array([3.0, 4.0]), rule.init(jnp.zeros(2)))[0]
     Array([-1.5, -2. ], dtype=float32)
     """
-    raise_all("clip_update", [in_range("max_norm", max_norm, 0.0, float("inf"), open_low=True)])
+    refuse("clip_update", [in_range("max_norm", max_norm, 0.0, float("inf"), open_low=True)])
     return in_fp32(optax.clip_by_global_norm(max_norm))

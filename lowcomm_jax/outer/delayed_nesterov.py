@@ -32,8 +32,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lowcomm_jax.outer.checks import in_range, raise_all, rates
 from lowcomm_jax.outer.precision import in_fp32
+from lowcomm_jax.refused import in_range, rates, refuse
 
 PyTree = Any
 
@@ -79,7 +79,7 @@ def delayed_nesterov(
     >>> print(f"{first:.2f} {second:.2f}, together {first + second:.2f}")
     -0.25 -1.55, together -1.80
     """
-    raise_all(
+    refuse(
         "delayed_nesterov",
         [
             *rates(learning_rate, momentum),

@@ -32,8 +32,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lowcomm_jax.outer.checks import in_range, one_of, raise_all
 from lowcomm_jax.outer.precision import in_fp32, widen
+from lowcomm_jax.refused import in_range, one_of, refuse
 
 PyTree = Any
 Variant = Literal["heavy_ball", "nesterov"]
@@ -83,7 +83,7 @@ def gossip(
     >>> step                                                    # -0.25 * 1 - 0.5 * (2 - 1)
     Array([-0.75], dtype=float32)
     """
-    raise_all("gossip", gossip_problems(alpha, beta, gamma, variant))
+    refuse("gossip", gossip_problems(alpha, beta, gamma, variant))
 
     def init(params):
         return GossipState(momentum=jax.tree.map(jnp.zeros_like, params))

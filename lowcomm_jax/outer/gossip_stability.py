@@ -33,8 +33,8 @@ import math
 
 import numpy as np
 
-from lowcomm_jax.outer.checks import in_range, one_of, raise_all
 from lowcomm_jax.outer.gossip import VARIANTS, Variant
+from lowcomm_jax.refused import in_range, one_of, refuse
 
 
 def second_moment_matrix(
@@ -125,8 +125,8 @@ stable range is 0 < gamma < 0.436; choose gamma inside it or a smaller alpha
         in_range("regions", regions, 2, float("inf")),
         one_of("variant", variant, VARIANTS),
     ]
-    raise_all("check_stability", violations)
-    raise_all("check_stability", Consensus(alpha, gamma, group_size, variant).violations(regions))
+    refuse("check_stability", violations)
+    refuse("check_stability", Consensus(alpha, gamma, group_size, variant).violations(regions))
 
 
 @dataclasses.dataclass(frozen=True)

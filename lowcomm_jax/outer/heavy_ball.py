@@ -19,8 +19,8 @@ look-ahead.
 
 import optax
 
-from lowcomm_jax.outer.checks import raise_all, rates
 from lowcomm_jax.outer.precision import in_fp32
+from lowcomm_jax.refused import rates, refuse
 
 
 def heavy_ball(
@@ -46,5 +46,5 @@ def heavy_ball(
     >>> update                                                  # -0.5 * (1 + 0.8)
     Array([-0.9, -0.9], dtype=float32)
     """
-    raise_all("heavy_ball", rates(learning_rate, momentum))
+    refuse("heavy_ball", rates(learning_rate, momentum))
     return in_fp32(optax.sgd(learning_rate, momentum=momentum, nesterov=False))

@@ -23,8 +23,8 @@ import jax.numpy as jnp
 import optax
 
 from lowcomm_jax.optimizers import state_field
-from lowcomm_jax.outer.checks import raise_all, rates
 from lowcomm_jax.outer.precision import in_fp32
+from lowcomm_jax.refused import rates, refuse
 
 PyTree = Any
 
@@ -56,7 +56,7 @@ def momentum_average(
     >>> update                                                  # -0.5 * (1 + 0.8 * 0.2)
     Array([-0.58, -0.58], dtype=float32)
     """
-    raise_all("momentum_average", rates(learning_rate, momentum))
+    refuse("momentum_average", rates(learning_rate, momentum))
 
     def init(params):
         return MomentumAverageState(jax.tree.map(jnp.zeros_like, params))

@@ -19,8 +19,8 @@ step moves $(1 + \mu)\,\eta\,\bar\Delta$ and not $\eta\,\bar\Delta$.
 
 import optax
 
-from lowcomm_jax.outer.checks import raise_all, rates
 from lowcomm_jax.outer.precision import in_fp32
+from lowcomm_jax.refused import rates, refuse
 
 
 def nesterov(
@@ -45,5 +45,5 @@ def nesterov(
     >>> update                                                  # -(1 + 0.8) * 0.5
     Array([-0.9, -0.9], dtype=float32)
     """
-    raise_all("nesterov", rates(learning_rate, momentum))
+    refuse("nesterov", rates(learning_rate, momentum))
     return in_fp32(optax.sgd(learning_rate, momentum=momentum, nesterov=True))

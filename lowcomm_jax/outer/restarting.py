@@ -26,8 +26,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lowcomm_jax.outer.checks import in_range, raise_all, rates
 from lowcomm_jax.outer.precision import in_fp32
+from lowcomm_jax.refused import in_range, rates, refuse
 
 PyTree = Any
 
@@ -71,7 +71,7 @@ def restarting(
     -0.244
     -0.180
     """
-    raise_all(
+    refuse(
         "restarting",
         [
             *rates(learning_rate, momentum),

@@ -16,8 +16,8 @@ Differs from the paper: in nothing.
 
 import optax
 
-from lowcomm_jax.outer.checks import in_range, raise_all
 from lowcomm_jax.outer.precision import in_fp32
+from lowcomm_jax.refused import in_range, refuse
 
 
 def sgd(learning_rate: optax.ScalarOrSchedule) -> optax.GradientTransformationExtraArgs:
@@ -37,5 +37,5 @@ def sgd(learning_rate: optax.ScalarOrSchedule) -> optax.GradientTransformationEx
     >>> rule.update(jnp.ones(2), rule.init(jnp.zeros(2)))[0]
     Array([-0.25, -0.25], dtype=float32)
     """
-    raise_all("sgd", [in_range("learning_rate", learning_rate, 0.0, float("inf"))])
+    refuse("sgd", [in_range("learning_rate", learning_rate, 0.0, float("inf"))])
     return in_fp32(optax.sgd(learning_rate))

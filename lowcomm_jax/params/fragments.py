@@ -24,6 +24,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lowcomm_jax.refused import refuse
+
 PyTree = Any
 Pattern = Literal["sequential", "strided", "balanced", "balanced_tensors"]
 BLOCK = re.compile(r"(?:^|[/_])(\d+)(?:/|$)")
@@ -206,8 +208,7 @@ def _check_stacked(shapes, stacked: Sequence[str], stages: int) -> None:
             elif shapes[name].shape[0] % stages:
                 rows = shapes[name].shape[0]
                 problems.append(f"{name!r} has {rows} rows for {stages} stages: pad it")
-    if problems:
-        raise ValueError("fragments cannot be cut:\n- " + "\n- ".join(problems))
+    refuse("fragments cannot be cut", problems)
 
 
 def _in_tree_order(shapes, units: list[list[Piece]]) -> list[list[Piece]]:
@@ -274,8 +275,7 @@ def _merge_rows(shapes, pieces: Sequence[Piece]) -> tuple[Piece, ...]:
 
 def _by_regex(shapes, fragments: int, patterns: Sequence[str]) -> Fragments:
     problems = [line for pattern in patterns for line in _broken(pattern)]
-    if problems:
-        raise ValueError("fragments cannot be cut:\n- " + "\n- ".join(problems))
+    refuse("fragments cannot be cut", problems)
     if len(patterns) != fragments:
         problems.append(f"{len(patterns)} regexes for fragments={fragments}: give one each")
     hits = {name: [i for i, p in enumerate(patterns) if re.search(p, name)] for name in shapes}
@@ -286,8 +286,7 @@ def _by_regex(shapes, fragments: int, patterns: Sequence[str]) -> Fragments:
             problems.append(f"leaf {name!r} is claimed by regexes {found}: let one claim it")
     empty = [i for i in range(len(patterns)) if not any(i in f for f in hits.values())]
     problems += [f"regex {patterns[i]!r} matches no leaf: remove or correct it" for i in empty]
-    if problems:
-        raise ValueError("fragments do not partition the parameters:\n- " + "\n- ".join(problems))
+    refuse("fragments do not partition the parameters", problems)
     parts = [
         tuple(Piece(name, None) for name in shapes if hits[name] == [i]) for i in range(fragments)
     ]

@@ -15,8 +15,10 @@ import jax
 import jax.numpy as jnp
 
 from lowcomm_jax.params.fragments import path_name
+from lowcomm_jax.refused import refuse
 
 PyTree = Any
+UNFIT = "parameters cannot be trained as given"
 Role = Literal["train", "frozen", "local", "average"]
 Roles = PyTree | Callable[[str, Any], Role] | None
 
@@ -201,11 +203,6 @@ def _roles_of_tree(treedef: Any, roles: PyTree) -> tuple[Role, ...]:
         ) from error
 
 
-def _refuse(problems: list[str]) -> None:
-    if problems:
-        raise ValueError("parameters cannot be trained as given:\n- " + "\n- ".join(problems))
-
-
 def make_layout(params: PyTree, roles: Roles = None) -> Layout:
     """Describe `params`.
 
@@ -220,11 +217,11 @@ def make_layout(params: PyTree, roles: Roles = None) -> Layout:
         (`LoRAParam`) beside other parameters. Also float64 that is trained,
         dicts whose keys cannot be sorted, and a tree without a trained leaf.
     """
-    _refuse(_mixed_keys((params, roles)))
+    refuse(UNFIT, _mixed_keys((params, roles)))
     with_path, treedef = jax.tree_util.tree_flatten_with_path(params)
     names = tuple(path_name(path) for path, _ in with_path)
     as_tree = roles is not None and jax.tree.structure(roles) == treedef
-    _refuse(_no_arrays(names, [leaf for _, leaf in with_path]))
+    refuse(UNFIT, _no_arrays(names, [leaf for _, leaf in with_path]))
     problems: list[str] = []
     if roles is None:
         inferred, problems = inferred_roles(params)
@@ -256,7 +253,7 @@ def make_layout(params: PyTree, roles: Roles = None) -> Layout:
             )
     if "train" not in chosen:
         problems.append("no leaf is trained: give at least one leaf the role 'train'")
-    _refuse(problems)
+    refuse(UNFIT, problems)
     shapes = tuple(jnp.shape(leaf) for _, leaf in with_path)
     dtypes = tuple(jnp.result_type(leaf) for _, leaf in with_path)
     return Layout(treedef, names, chosen, shapes, dtypes)

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from lowcomm_jax.network.errors import above_zero, not_negative, whole
+from lowcomm_jax.refused import above_zero, not_negative, whole
 
 YEAR_S = 365 * 86400.0
 SOURCE = "arXiv 2604.21428, goodput simulation (second-hand: two notes that agree)"

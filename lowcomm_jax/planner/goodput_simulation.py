@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lowcomm_jax.network.errors import raise_all
 from lowcomm_jax.network.randomness import generator
 from lowcomm_jax.planner.goodput import METHODS, Fleet, Goodput, Reaction, closed_form, expected
+from lowcomm_jax.refused import refuse
 
 FLEETS = 256
 INTERRUPTS = 500  # of a fleet, about; where regions meet, which takes longer, fewer
@@ -82,14 +82,14 @@ def plan_goodput(
         seed: of the interrupts.
 
     Raises:
-        ViolationsError: lists everything that cannot be simulated.
+        Refused: lists everything that cannot be simulated.
     """
     found = [
         f"method {name!r} is unknown: use {', '.join(METHODS)}"
         for name in methods
         if name not in METHODS
     ]
-    raise_all("goodput", found + fleet.violations())
+    refuse("goodput", found + fleet.violations())
     return [replace(simulate(fleet, m, seed), closed_form=expected(fleet, m)) for m in methods]
 
 

@@ -16,14 +16,6 @@ import numpy as np
 from lowcomm_jax import methods
 from lowcomm_jax.compression import Codec, LowRank
 from lowcomm_jax.compression.two_shot import per_tensor
-from lowcomm_jax.network.errors import (
-    ViolationsError,
-    above_zero,
-    is_unknown,
-    not_negative,
-    raise_all,
-    whole,
-)
 from lowcomm_jax.network.routes import EXCHANGES
 from lowcomm_jax.planner.expected_loss import (
     Penalty,
@@ -35,6 +27,7 @@ from lowcomm_jax.planner.expected_loss import (
 )
 from lowcomm_jax.planner.memory import INNER_BYTES
 from lowcomm_jax.planner.shapes import Param
+from lowcomm_jax.refused import Refused, above_zero, is_unknown, not_negative, refuse, whole
 from lowcomm_jax.schedule import Learners
 
 BLOCK = 256  # elements that share one fp32 scale in the block quantisers
@@ -335,13 +328,13 @@ def plan_method(spec: str | Mapping) -> PlanMethod:
     """Build a row from a method's name or a mapping {"preset": name, field: value, ...}.
 
     Raises:
-        ViolationsError: an unknown preset or field, or something that is neither name nor mapping.
+        Refused: an unknown preset or field, or something that is neither name nor mapping.
     """
     if isinstance(spec, str):
         spec = {"preset": spec}
     if not isinstance(spec, Mapping):
         text = f"{spec!r} is no method: use a method's name or {{preset: name, field: value}}"
-        raise ViolationsError("method", [text])
+        raise Refused("method", [text])
     fields = dict(spec)
     base = fields.pop("preset", None)
     name = fields.get("name", base)
@@ -354,7 +347,7 @@ def plan_method(spec: str | Mapping) -> PlanMethod:
     ]
     if name is None:
         found.append("a method needs a preset or a name")
-    raise_all(f"method {name!r}", found)
+    refuse(f"method {name!r}", found)
     tau = fields.get("tau")
     if isinstance(tau, str) and tau.isdecimal():  # a config field that held "auto" takes text alone
         fields["tau"] = int(tau)

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lowcomm_jax.network.errors import raise_all
 from lowcomm_jax.network.randomness import generator
+from lowcomm_jax.refused import refuse
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def latency_table(regions: int, sigma: float, rounds: int = 200, seed: int = 0) 
         found.append(f"sigma {sigma} is negative: use 0 or more")
     if rounds < 1:
         found.append(f"rounds {rounds}: use at least 1")
-    raise_all("latency table", found)
+    refuse("latency table", found)
     rng = generator(seed, ("latency", regions, sigma))
     tree_T = np.array([_tree_time(regions, sigma, rng) for _ in range(rounds)])
     pair_TxP = np.exp(sigma * rng.standard_normal((rounds, regions // 2, 2))).max(axis=2)
@@ -121,7 +121,7 @@ def idle_table(
         found.append(f"regions {regions}: use at least 2")
     if rounds < 1:
         found.append(f"rounds {rounds}: use at least 1")
-    raise_all("idle table", found)
+    refuse("idle table", found)
     rng = generator(seed, ("idle", regions))
     now_R, barrier, busy_R = np.zeros(regions), 0.0, np.zeros(regions)
     tree = 2.0 * math.log2(regions)

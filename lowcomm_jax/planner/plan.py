@@ -23,7 +23,6 @@ from lowcomm_jax.network.collectives import (
     step_seconds,
     sync_seconds,
 )
-from lowcomm_jax.network.errors import above_zero, raise_all, whole
 from lowcomm_jax.network.links import Network
 from lowcomm_jax.network.routes import sent_bytes
 from lowcomm_jax.planner.dag import (
@@ -46,6 +45,7 @@ from lowcomm_jax.planner.memory import (
 from lowcomm_jax.planner.methods import AUTO, DATA_PARALLEL, PlanMethod, planned
 from lowcomm_jax.planner.requests import StoreRequests, learner_requests
 from lowcomm_jax.planner.shapes import Shapes
+from lowcomm_jax.refused import above_zero, refuse, whole
 
 SCALES = np.logspace(-3, 4, 176)  # bandwidth factors of the utilisation curve
 AXES = ("stage", "fsdp", "tensor")
@@ -162,16 +162,16 @@ def plan(work: Workload, methods: Sequence[PlanMethod]) -> list[PlanRow]:
         One row a method, in order.
 
     Raises:
-        ViolationsError: everything that cannot be planned. Among it are overlapping methods that
+        Refused: everything that cannot be planned. Among it are overlapping methods that
             never catch up with the link, unless they are allowed to (`PlanMethod.stalls`).
     """
     found = work.violations()
     for method in methods:
         found += method.violations(work.model.layers)
-    raise_all("cannot be planned", found)
+    refuse("cannot be planned", found)
     methods = [with_derived_tau(method, work) for method in methods]
     found = [line for method in methods for line in _overlap_violations(method, work)]
-    raise_all("cannot be planned", found)
+    refuse("cannot be planned", found)
     slow = float(utilisation_curve(planned("allreduce"), work, np.ones(1))[0])
     return [_row(method, work, slow) for method in methods]
 

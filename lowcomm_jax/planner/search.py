@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lowcomm_jax.network.errors import not_negative, raise_all
 from lowcomm_jax.planner.dag import utilisation
 from lowcomm_jax.planner.methods import DILOCO, PlanMethod
 from lowcomm_jax.planner.plan import Workload, dag_schedule, exchange_seconds, never_catches_up
+from lowcomm_jax.refused import not_negative, refuse
 
 PERIODS = (10, 30, 50, 100, 200, 500)
 FRAGMENTS = (1, 4, 16)
@@ -56,9 +56,9 @@ def search(
         above the bound, or where payloads would pile up on the link.
 
     Raises:
-        ViolationsError: the bound is negative.
+        Refused: the bound is negative.
     """
-    raise_all("search", not_negative("loss_bound", bound_nats))
+    refuse("search", not_negative("loss_bound", bound_nats))
     tried: list[Choice] = []
     left_out = 0
     cuts = list(itertools.product(PERIODS, FRAGMENTS, TAUS))

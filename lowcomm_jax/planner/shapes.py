@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lowcomm_jax.network.errors import whole
+from lowcomm_jax.refused import whole
 
 Axis = str | tuple[str, ...] | None
 

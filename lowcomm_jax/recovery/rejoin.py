@@ -218,7 +218,7 @@ def catch_up(engine: Engine, state: TrainState, least: int = 0) -> TrainState:
     # The others waited for it in vain at the step where it was lost: they must see it is past that.
     delivery.exchange.beat(int(state.counters.step))
     # Among all regions the records are enough; in groups a partner waits for our announcement.
-    delivery.listens_only = engine.config.method.topology is None
+    delivery.listens_only = engine.method.topology is None
     delivery.never_defers, delivery.sends_ahead = True, False
     try:
         if delivery.listens_only:

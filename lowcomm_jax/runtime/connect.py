@@ -18,6 +18,7 @@ import numpy as np
 
 from lowcomm_jax.mesh.arrays import whole
 from lowcomm_jax.mesh.leader import Leader, leader
+from lowcomm_jax.refused import refuse
 from lowcomm_jax.runtime.commits import CommitLog
 from lowcomm_jax.runtime.context import ContextParts, ExchangeContext, FaultHooks, NoFaults
 from lowcomm_jax.runtime.heartbeat import Heartbeat, WaitList
@@ -345,8 +346,7 @@ def _context_parts(
         found = read_secret(secret)
     except ValueError as error:
         wrong.append(str(error))
-    if wrong:
-        raise ValueError("exchange between jobs: " + "; ".join(wrong))
+    refuse("exchange between jobs", wrong)
     counter = MetricsCounter()
     opened, seal = Store(url, run_id, counter), Seal(run_id, found)
     heartbeat = Heartbeat(opened, seal, region, count, timing)

@@ -395,6 +395,8 @@ class JobDelivery:
     def compare_final_anchors(self, state: TrainState, fragments: Fragments) -> None:
         """After the last landing: compare anchors by one exchange without payloads.
 
+        With gossip nothing is compared: regions have anchors of their own, and meet in groups.
+
         Raises:
           Parted: another region has another anchor.
         """

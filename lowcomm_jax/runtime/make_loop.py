@@ -13,7 +13,7 @@ from lowcomm_jax.sync.round_programs import RoundPrograms
 
 def job_loop(programs: RoundPrograms, weights, delivery: JobDelivery) -> JobLoop:
     """The loop of a method: in groups, in rounds of its own, one period late, or `JobLoop`."""
-    method: Method = programs.config.method
+    method: Method = programs.method
     if method.topology is not None:
         return GossipJobLoop(programs, weights, delivery)
     if isinstance(method.schedule, Learners):

@@ -115,15 +115,18 @@ class Membership:
         """Tell the others how many inner steps we have made, with the next heartbeat."""
         self._context.heartbeat.update(trained=step, at_once=False)
 
-    def agree(self, name: str, proposal: dict[str, Any]) -> dict[str, Any]:
+    def agree(self, name: str, proposal: dict[str, Any], wait_s: float = 0.0) -> dict[str, Any]:
         """The first proposal (small JSON) of any region under this name, in this epoch.
+
+        Args:
+          wait_s: seconds for which a store that does not answer is asked again.
 
         Raises:
           StoreUnavailable: try again later.
         """
-        return self._context.commit_log.agree(
-            f"{self._context.heartbeat.own.epoch}/{name}", proposal
-        )
+        context, until = self._context, time.monotonic() + wait_s
+        key = f"{context.heartbeat.own.epoch}/{name}"
+        return retry(context, until, lambda: context.commit_log.agree(key, proposal))
 
     def result(self) -> State | None:
         """The state that the run has ended with, if this region came after that; else None.

@@ -19,6 +19,7 @@ import numpy as np
 
 from lowcomm_jax.mesh.arrays import fetch, host_form, place_like
 from lowcomm_jax.mesh.leader import leader
+from lowcomm_jax.refused import Refused
 from lowcomm_jax.runtime import records, wire
 from lowcomm_jax.runtime.context import ExchangeContext
 from lowcomm_jax.runtime.errors import Missing, Rejected, StoreUnavailable
@@ -80,7 +81,7 @@ def placed_like(
         if name not in arrays or arrays[name].shape != x.shape
     ]
     if problems := [*differ, *wrong]:
-        raise ValueError(f"{whose} state does not fit:\n- " + "\n- ".join(problems))
+        raise Refused(f"{whose} state does not fit", problems)
 
     def placed(prefix: str) -> PyTree:
         leaves = [place_like(arrays[name], x) for name, x in likes[prefix].items()]

@@ -18,6 +18,8 @@ from lowcomm_jax.channels.source import PARAMS, find_source
 from lowcomm_jax.compression import route
 from lowcomm_jax.exchange import MeshExchange, Traffic
 from lowcomm_jax.history import ChannelEvent, Event
+from lowcomm_jax.refused import refuse
+from lowcomm_jax.setup import Setup
 from lowcomm_jax.state.channel_flights import left_by
 from lowcomm_jax.state.train_state import TrainState, flight_key, with_taken_over
 from lowcomm_jax.sync.channel_exchange import ChannelExchange, make_channel_program
@@ -49,18 +51,17 @@ class ChannelPrograms:
 
 
 def build_channels(
-    config: Any, step: InnerStep, functions: RoundFunctions, inner_out: PyTree
+    setup: Setup, step: InnerStep, functions: RoundFunctions, inner_out: PyTree
 ) -> ChannelPrograms | None:
     """Make the programs of a method's channels; None where it has none.
 
     Args:
-      config: a `round_programs.EngineConfig`.
       inner_out: (shardings of the inner state, of metrics).
 
     Raises:
       ValueError: lists the channels that cannot work with these parameters and this optimizer.
     """
-    method, regions, shapes = config.method, config.regions, step.layout.train_shapes()
+    method, regions, shapes = setup.method, setup.placed, step.layout.train_shapes()
     if not method.channels:
         return None
     opt = jax.eval_shape(step.init, shapes)
@@ -76,19 +77,18 @@ def build_channels(
             source,
             {name: shapes[parameter] for name, parameter in source.leaves},
             {name: functions.specs[parameter] for name, parameter in source.leaves},
-            MeshExchange(regions, None, config.stacked),
+            MeshExchange(regions, None, setup.stacked),
             functions,
-            config.seed,
+            setup.seed,
         )
         problems += one.violations()
-        exchanges.append(_with_codec(one, config.total))
+        exchanges.append(_with_codec(one, setup.regions))
     if not method.has_anchor and "average" in step.layout.roles:
         problems.append(
             f"leaves of role 'average' travel with pseudo-gradients, which {method.name} does not "
             "send: give them the role 'local'"
         )
-    if problems:
-        raise ValueError("these channels cannot work:\n- " + "\n- ".join(problems))
+    refuse("these channels cannot work", problems)
     *exchanges, end = exchanges
     inner, by_region = inner_out
     program = jax.jit(

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from lowcomm_jax.compat import KNOWS_EARLY_STARTS
+from lowcomm_jax.compat import KNOWS_EARLY_STARTS, is_gpu
 from lowcomm_jax.mesh.regions import Regions
 
-GPUS = ("gpu", "cuda", "rocm")
 # So many collectives are in flight at most. A loop counts with those inside it (FSDP): without room
 # for both, XLA schedules an exchange before or behind the loop.
 OVERLAP_LIMIT = "xla_gpu_experimental_parallel_collective_overlap_limit"
@@ -34,7 +33,7 @@ def inner_options(regions: Regions, in_flight: int = 0) -> dict[str, Any] | None
     Args:
       in_flight: payloads that are exchanged beside the steps.
     """
-    if regions.mesh.devices.flat[0].platform not in GPUS:
+    if not is_gpu(regions.mesh.devices.flat[0]):
         return None
     options = {**_ALWAYS, OVERLAP_LIMIT: in_flight + INSIDE if in_flight else ALONE}
     if KNOWS_EARLY_STARTS:

@@ -18,56 +18,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from lowcomm_jax.exchange import MeshExchange
 from lowcomm_jax.mesh.regions import Regions
-from lowcomm_jax.methods.base import Method
-from lowcomm_jax.sync.compiler_options import GPUS, inner_options
+from lowcomm_jax.sync.compiler_options import inner_options
 from lowcomm_jax.train.inner_step import InnerStep, inner_block
 
 PyTree = Any
-
-
-def is_concurrent(asked: bool | None, method: Method, regions: Regions, separate: bool) -> bool:
-    """Whether payloads are exchanged beside inner steps.
-
-    Args:
-      asked: `Engine(concurrent_exchange=)`; None = on GPUs and TPUs, where the method has a delay.
-      separate: whether this job is one region of several.
-    """
-    if asked is not None:
-        return asked
-    return regions.mesh.devices.flat[0].platform in (*GPUS, "tpu") and not _unfit(
-        method, regions, separate
-    )
-
-
-def concurrent_problems(
-    asked: bool | None, method: Method, regions: Regions, separate: bool
-) -> list[str]:
-    """Why payloads cannot be exchanged beside inner steps, where that is asked for."""
-    if not asked or regions.violations():
-        return []
-    why = _unfit(method, regions, separate)
-    return [f"concurrent_exchange: {why}; leave it out"] if why else []
-
-
-def _unfit(method: Method, regions: Regions, separate: bool) -> str | None:
-    if separate:
-        return "regions that are jobs of their own exchange beside inner steps anyway"
-    if method.channels:
-        return f"{method.name} exchanges inside the program of the inner steps"
-    if method.topology is not None:
-        return f"{method.name} picks one of several permutes when it lands"
-    schedule = method.schedule
-    no_delay = not schedule.land_after_send and not np.any(np.asarray(schedule.delay))
-    if method.signal == "gradient" or (no_delay and not schedule.needs_network):
-        return f"{method.name} has no delay, so that no inner step is beside its exchange"
-    if regions.slots == 1:
-        return "all regions are in one slot of the mesh, and nothing moves"
-    return None
 
 
 class Kind(NamedTuple):

@@ -32,7 +32,7 @@ class GossipLoop(SyncLoop):
                 f"leaves {self._averaged} of role 'average' need the mean of all regions, which "
                 "gossip has not: give them the role 'local'"
             )
-        self.topology = programs.config.method.topology
+        self.topology = programs.method.topology
         self.exchange = programs.groups
 
     def groups(self, number: int) -> Groups:

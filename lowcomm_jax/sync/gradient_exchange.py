@@ -17,24 +17,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from lowcomm_jax.exchange import Traffic
 from lowcomm_jax.exchange.mesh import without_lead
 from lowcomm_jax.history import Event
-from lowcomm_jax.methods.base import Method
 from lowcomm_jax.state.train_state import Inner, TrainState, flight_key
 from lowcomm_jax.sync.round_functions import RoundFunctions, select
 from lowcomm_jax.train.inner_step import InnerStep, empty_log, gradient_norm, squeeze, step_key
 
 PyTree = Any
-
-
-def behind_outer(method: Method, inner: optax.GradientTransformation):
-    """The optimizer that steps: `inner`, with gradient exchange behind the method's outer rule."""
-    if method.signal == "progress" or method.outer is None:
-        return inner
-    return optax.chain(method.outer, inner)
 
 
 def make_gradient_program(step: InnerStep, functions: RoundFunctions):

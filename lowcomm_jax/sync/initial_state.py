@@ -34,11 +34,10 @@ def initial_state(programs: RoundPrograms, params: PyTree) -> TrainState:
     Args:
       params: the user's tree, of the programs' layout; its arrays are copied.
     """
-    config, layout = programs.config, programs.step.layout
-    regions, k = config.regions, len(programs.fragments)
+    layout, regions, k = programs.step.layout, programs.regions, len(programs.fragments)
     shared = regions.sharding()
     anchor = {}
-    if config.method.has_anchor:
+    if programs.method.has_anchor:
         anchor = _anchor(programs, layout.select(params, "train"))
     state = TrainState(
         inner=_inner(programs, params),
@@ -58,7 +57,7 @@ def initial_state(programs: RoundPrograms, params: PyTree) -> TrainState:
         servers=_servers(programs, anchor),
         channels={} if programs.channels is None else initial_flights(programs.channels.exchanges),
     )
-    if not config.offload:
+    if not programs.setup.offload:
         return state
     return state.replace(
         anchor=stow(state.anchor),
@@ -73,7 +72,7 @@ def _copy(x: Any) -> Any:
 
 
 def _counters(programs: RoundPrograms) -> SyncCounters:
-    count, decided = programs.config.regions.count, programs.method.schedule.start()
+    count, decided = programs.regions.count, programs.method.schedule.start()
     return SyncCounters.start(len(programs.fragments), count, decided)
 
 
@@ -102,7 +101,7 @@ def _spread(tree: PyTree, count: int, shardings: PyTree, dtype: Any = None) -> P
 
 def _stack(programs: RoundPrograms, tree: PyTree, out: PyTree = None) -> PyTree:
     """The same values in every region, leaves `[R, ...]`; `out` = None: whole on its devices."""
-    regions = programs.config.regions
+    regions = programs.regions
     if out is None:
         out = jax.tree.map(lambda _: regions.sharding(REGION), tree)
     return _spread(tree, regions.count, out)
@@ -110,39 +109,36 @@ def _stack(programs: RoundPrograms, tree: PyTree, out: PyTree = None) -> PyTree:
 
 def anchor_axis(programs: RoundPrograms) -> tuple[int, str | None]:
     """Length A of the anchors' leading axis and the mesh axis it lies on."""
-    config = programs.config
-    if config.method.anchors == "per_region":
-        return config.regions.count, REGION
+    if programs.method.anchors == "per_region":
+        return programs.regions.count, REGION
     return 1, None
 
 
 def _anchor(programs: RoundPrograms, params: dict[str, jax.Array]) -> dict[str, jax.Array]:
     count, axis = anchor_axis(programs)
-    out = leaf_shardings(programs.config.regions, axis, programs.specs)
+    out = leaf_shardings(programs.regions, axis, programs.specs)
     return _spread(params, count, out, jnp.float32)
 
 
 def _received(programs: RoundPrograms, params: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    config = programs.config
-    if config.method.base == "anchor":
+    if programs.method.base == "anchor":
         return {}
-    out = leaf_shardings(config.regions, REGION, programs.specs)
-    return _spread(params, config.regions.count, out, jnp.float32)
+    out = leaf_shardings(programs.regions, REGION, programs.specs)
+    return _spread(params, programs.regions.count, out, jnp.float32)
 
 
 def _inner(programs: RoundPrograms, params: PyTree) -> Inner:
-    config, layout = programs.config, programs.step.layout
-    regions = config.regions
+    layout, regions = programs.step.layout, programs.regions
     count, region = regions.count, regions.sharding(REGION)
     train = layout.select(params, "train")
     params_R = _spread(train, count, leaf_shardings(regions, REGION, programs.specs))
-    kept = rounded(config.method, params_R)
+    kept = rounded(programs.method, params_R)
     nothing = {k: np.zeros(params_R[k].shape[1:], np.float32) for k in kept}
     lies = leaf_shardings(regions, REGION, {k: programs.specs[k] for k in kept})
     opt: PyTree = ()
-    if config.method.signal == "progress":
+    if programs.method.signal == "progress":
         like, specs = layout.tree(train), layout.tree(programs.specs)
-        out = optimizer_shardings(config.inner, like, specs, regions, REGION)
+        out = optimizer_shardings(programs.setup.optimizer, like, specs, regions, REGION)
         opt = jax.jit(jax.vmap(programs.step.init), out_shardings=out)(params_R)
     return Inner(
         params=params_R,
@@ -155,7 +151,7 @@ def _inner(programs: RoundPrograms, params: PyTree) -> Inner:
 
 
 def _servers(programs: RoundPrograms, anchor: dict[str, jax.Array]) -> dict[str, PyTree]:
-    method = programs.config.method
+    method = programs.method
     if method.servers is None:
         return {}
     out = server_shardings(programs)
@@ -176,12 +172,12 @@ def _servers(programs: RoundPrograms, anchor: dict[str, jax.Array]) -> dict[str,
 
 def server_shardings(programs: RoundPrograms) -> dict[str, PyTree]:
     """Shardings of the groups' servers: each is in every region, cut inside it as the anchor is."""
-    regions, specs = programs.config.regions, programs.specs
+    regions, specs = programs.regions, programs.specs
     leaves = leaf_shardings(regions, None, specs)
     like = {
         k: jax.ShapeDtypeStruct(s.shape, "float32") for k, s in programs.fragments.shapes.items()
     }
-    servers = programs.config.method.servers
+    servers = programs.method.servers
     found: dict[str, PyTree] = dict.fromkeys(("model", "merged", "update", "reply"), leaves)
     found["outer"] = rule_shardings("servers.outer", servers.outer, like, specs, regions, None)
     if servers.codec is not None:
@@ -194,7 +190,7 @@ def _outer(programs: RoundPrograms, anchor: dict[str, jax.Array]) -> tuple[PyTre
     if not anchor:
         return ((),) * len(programs.fragments)
     cut, shardings = programs.fragments, outer_shardings(programs)
-    if programs.config.method.signal == "gradient":
+    if programs.method.signal == "gradient":
         start = jax.jit(jax.vmap(programs.step.init), out_shardings=shardings[0])
         return (start(anchor),)
 
@@ -203,7 +199,7 @@ def _outer(programs: RoundPrograms, anchor: dict[str, jax.Array]) -> tuple[PyTre
 
     return tuple(
         jax.jit(init, out_shardings=out, static_argnames="rule")(
-            cut.leaves(anchor, p), cut.rows(p), rule=programs.config.method.outer_of(p)
+            cut.leaves(anchor, p), cut.rows(p), rule=programs.method.outer_of(p)
         )
         for p, out in enumerate(shardings)
     )
@@ -212,11 +208,11 @@ def _outer(programs: RoundPrograms, anchor: dict[str, jax.Array]) -> tuple[PyTre
 def codec_states(programs: RoundPrograms) -> tuple[PyTree, ...]:
     """Codec state of each fragment, leaves `[R, ...]`; residuals are sharded as parameters are."""
     states = tuple(_codec_state(programs, p) for p in range(len(programs.fragments)))
-    return stow(states) if programs.config.offload else states
+    return stow(states) if programs.setup.offload else states
 
 
 def _codec_state(programs: RoundPrograms, p: int) -> PyTree:
-    codec, count = programs.exchange.codec, programs.config.regions.count
+    codec, count = programs.exchange.codec, programs.regions.count
     if codec is None:
         return ()
     state = codec.init(programs.fragments.like(p))
@@ -226,14 +222,14 @@ def _codec_state(programs: RoundPrograms, p: int) -> PyTree:
 
 def codec_shardings(programs: RoundPrograms, p: int, state: PyTree) -> PyTree:
     """Shardings of fragment p's codec states `[R, ...]`; `state` is that of one region."""
-    regions, like = programs.config.regions, programs.fragments.like(p)
+    regions, like = programs.regions, programs.fragments.like(p)
     inside = {name: programs.specs[name] for name in like}
     specs = programs.exchange.rows.state_specs(state, like, inside)
     return jax.tree.map(lambda _, spec: regions.sharding(REGION, *spec), state, specs)
 
 
 def _landing_states(programs: RoundPrograms) -> list[PyTree]:
-    method, cut = programs.config.method, programs.fragments
+    method, cut = programs.method, programs.fragments
 
     def init(p: int) -> PyTree:
         rule = method.landing_of(p)
@@ -255,11 +251,10 @@ def abstract_state(programs: RoundPrograms, params: PyTree) -> TrainState:
     Args:
       params: shapes of the user's parameters.
     """
-    config, layout = programs.config, programs.step.layout
-    regions = config.regions
+    layout, regions = programs.step.layout, programs.regions
     state = jax.eval_shape(lambda p: initial_state(programs, p), params)
-    inner = inner_shardings(config, layout, layout.train_shapes(), programs.specs)
-    if config.method.signal == "gradient":
+    inner = inner_shardings(programs.setup, layout, layout.train_shapes(), programs.specs)
+    if programs.method.signal == "gradient":
         inner = dataclasses.replace(inner, opt=())
     _, axis = anchor_axis(programs)
     received = leaf_shardings(regions, REGION, programs.specs) if state.received else {}
@@ -283,7 +278,7 @@ def abstract_state(programs: RoundPrograms, params: PyTree) -> TrainState:
 
 
 def _channel(programs: RoundPrograms, flights: ChannelFlights) -> ChannelFlights:
-    by_region = programs.config.regions.sharding(REGION)
+    by_region = programs.regions.sharding(REGION)
     return ChannelFlights(
         _placed(flights.payload, by_region),
         _placed(flights.weight, by_region),
@@ -299,13 +294,13 @@ def _codec(programs: RoundPrograms, p: int, state_R: PyTree) -> PyTree:
 
 def outer_shardings(programs: RoundPrograms) -> list[PyTree]:
     """Shardings of each fragment's outer state."""
-    config, layout = programs.config, programs.step.layout
+    layout = programs.step.layout
     cut, (_, axis) = programs.fragments, anchor_axis(programs)
-    if config.method.signal == "gradient":
+    if programs.method.signal == "gradient":
         like = {k: jax.ShapeDtypeStruct(s.shape, "float32") for k, s in cut.like(0).items()}
         trees = layout.tree(like), layout.tree(programs.specs)
-        return [optimizer_shardings(config.inner, *trees, config.regions, axis)]
-    method = config.method
+        return [optimizer_shardings(programs.setup.optimizer, *trees, programs.regions, axis)]
+    method = programs.method
     return [
         _rule_shardings(programs, "outer", method.outer_of(p), p, axis) for p in range(len(cut))
     ]
@@ -313,7 +308,7 @@ def outer_shardings(programs: RoundPrograms) -> list[PyTree]:
 
 def landing_shardings(programs: RoundPrograms) -> list[PyTree]:
     """Shardings of each fragment's landing state `[R, ...]`."""
-    rules = [programs.config.method.landing_of(p) for p in range(len(programs.fragments))]
+    rules = [programs.method.landing_of(p) for p in range(len(programs.fragments))]
     return [
         () if rule is None else _rule_shardings(programs, "landing", rule, p, REGION)
         for p, rule in enumerate(rules)
@@ -325,12 +320,12 @@ def _rule_shardings(programs: RoundPrograms, name: str, rule, p: int, lead: str 
     shapes = programs.fragments.like(p)
     like = {k: jax.ShapeDtypeStruct(s.shape, "float32") for k, s in shapes.items()}
     specs = {leaf: programs.specs[leaf] for leaf in like}
-    return rule_shardings(name, rule, like, specs, programs.config.regions, lead)
+    return rule_shardings(name, rule, like, specs, programs.regions, lead)
 
 
 def region_batch(programs: RoundPrograms, batch: PyTree) -> PyTree:
     """One staged step of batch shapes `[b, ...]` of a region, `[R, 1, b, ...]`."""
-    regions = programs.config.regions
+    regions = programs.regions
     where = regions.sharding(REGION, None, "fsdp")
 
     def one(leaf):

@@ -26,13 +26,13 @@ class Measurements:
     def __init__(self, programs: RoundPrograms):
         self.programs = programs
         self.schedule = programs.method.schedule
-        self.count = programs.config.regions.count
+        self.count = programs.regions.count
         cut = programs.fragments
         self._rows = [cut.rows(p) for p in range(len(cut))]
         self._names = tuple(tuple(cut.like(p)) for p in range(len(cut)))
         self._numel = np.array([cut.numel(p) for p in range(len(cut))])
         self._stopwatch = Stopwatch()
-        self._region = programs.config.regions.sharding(REGION)
+        self._region = programs.regions.sharding(REGION)
 
     def starts(self) -> None:
         """Call before inner steps are dispatched."""

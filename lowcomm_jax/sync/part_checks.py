@@ -273,7 +273,7 @@ def _rule_calls(name: str, rules: Any, first: str, keywords: Sequence[str]) -> I
     one = isinstance(rules, optax.GradientTransformation) or not isinstance(rules, tuple)
     for rule in (rules,) if one else rules:
         if not isinstance(rule, optax.GradientTransformation):
-            continue  # refused by `Method.violations`, or None
+            continue  # refused by the table, or None
         if not _takes(rule.update, 3, keywords):
             told = ", ".join(("*", *keywords, "")) if keywords else ""
             write = f"update({first}, state, params=None, {told}**extra)"

@@ -580,15 +580,6 @@ class OutlierGuard:
     outlier_factor: float | None = None
     max_update_norm: float | None = None
 
-    def violations(self) -> list[str]:
-        problems = []
-        factor, norm = self.outlier_factor, self.max_update_norm
-        if factor is not None and not (math.isfinite(factor) and factor > 1):
-            problems.append(f"outlier_factor={factor}: must exceed 1; or None for no bound")
-        if norm is not None and not (math.isfinite(norm) and norm > 0):
-            problems.append(f"max_update_norm={norm}: must be positive; or None for no clipping")
-        return problems
-
     def accepts(self, norm_R: jax.Array, takes_part_R: jax.Array) -> jax.Array:
         """Bool `[R]`: participants whose contribution of this norm counts."""
         accepted = takes_part_R & jnp.isfinite(norm_R)

@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import optax
 from jax.sharding import PartitionSpec as P
 
 from lowcomm_jax.compression import Codec, PerTensor, Staged, integrates, route
@@ -25,12 +24,14 @@ from lowcomm_jax.mesh import offload
 from lowcomm_jax.mesh.regions import REGION, Regions
 from lowcomm_jax.mesh.stages import STAGE, stage_axis
 from lowcomm_jax.methods.base import Method
-from lowcomm_jax.network import Network, step_seconds, sync_seconds
+from lowcomm_jax.network import step_seconds, sync_seconds
 from lowcomm_jax.network.collectives import store_seconds
 from lowcomm_jax.params.fragments import Fragments, partition
 from lowcomm_jax.params.layout import Layout
 from lowcomm_jax.params.sharding import SpecFn, fsdp_specs, leaf_shardings, optimizer_shardings
+from lowcomm_jax.refused import Refused, refuse
 from lowcomm_jax.schedule import Learners, Timing
+from lowcomm_jax.setup import Setup
 from lowcomm_jax.state.train_state import Inner
 from lowcomm_jax.sync.channel_loop import ChannelPrograms, build_channels
 from lowcomm_jax.sync.compiler_options import inner_options
@@ -52,31 +53,8 @@ from lowcomm_jax.sync.round_functions import (
 from lowcomm_jax.train.inner_step import InnerStep, make_accumulating_program, make_inner_program
 
 PyTree = Any
+TrafficFn = Callable[..., Traffic]
 log = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass(frozen=True)
-class EngineConfig:
-    """Settings of an engine, the same for every parameter layout; see `Engine` for the fields."""
-
-    loss_fn: Callable
-    inner: optax.GradientTransformation  # with gradient exchange, behind the method's outer rule
-    method: Method
-    regions: Regions
-    guard: OutlierGuard
-    spec_fn: SpecFn | None
-    stacked: tuple[str, ...]
-    seed: int
-    accumulate: int
-    skip_nonfinite: bool
-    network: Network | None
-    offload: bool
-    routed: bool  # the loss function moves values between regions
-    total: int  # regions of the run; `regions` has those of this job
-    separate_jobs: bool  # this job is one region of several
-    codec_error: bool  # sends measure it
-    concurrent_exchange: bool  # payloads are exchanged beside inner steps, in one program
-    traffic: Callable[..., Traffic]  # bytes of an exchange, as `MeshExchange.traffic`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +62,8 @@ class RoundPrograms:
     """Jitted functions of one engine for one parameter layout.
 
     Attributes:
-      method: the config's, with its schedule settled (`Schedule.settle`).
+      setup: settings of the engine.
+      method: the setup's, with its schedule settled (`Schedule.settle`).
       step: one region's inner step.
       exchange: takes payloads to everyone and computes their mean.
       groups: does so within a round's groups; None for methods without a topology.
@@ -103,7 +82,7 @@ class RoundPrograms:
         `RoundFunctions.restart`, `mark_received`, `average_buffers`, `drift`, `mean_header`.
     """
 
-    config: EngineConfig
+    setup: Setup
     method: Method
     step: InnerStep
     exchange: MeshExchange
@@ -123,6 +102,11 @@ class RoundPrograms:
     drift_program: Callable
     header_program: Callable
 
+    @property
+    def regions(self) -> Regions:
+        """The regions of this job on its mesh."""
+        return self.setup.placed
+
     def averaged(self) -> dict[str, int]:
         """Name -> bytes of each leaf of role `average`, as it travels (fp32)."""
         layout = self.step.layout
@@ -138,8 +122,11 @@ class RoundPrograms:
         return traffic.plus(two_shot(self.averaged_bytes(), mask))
 
 
-def build(config: EngineConfig, layout: Layout) -> RoundPrograms:
+def build(setup: Setup, layout: Layout, traffic: TrafficFn = MeshExchange.traffic) -> RoundPrograms:
     """Make the programs for parameters of this layout; nothing is compiled yet.
+
+    Args:
+      traffic: bytes of an exchange, as `MeshExchange.traffic`.
 
     Raises:
       ValueError: one of these. The parameters cannot be cut as the method asks
@@ -148,46 +135,54 @@ def build(config: EngineConfig, layout: Layout) -> RoundPrograms:
         them. The codec cannot work in stages. The codec sends increments, and the outer rule does
         not sum them up.
     """
-    regions, method, shapes = config.regions, config.method, layout.train_shapes()
+    regions, method, shapes = setup.placed, setup.method, layout.train_shapes()
     schedule = method.schedule
     stages = regions.mesh.shape[STAGE]
-    cut = partition(shapes, schedule.fragments, method.pattern, method.rest, config.stacked, stages)
+    cut = partition(shapes, schedule.fragments, method.pattern, method.rest, setup.stacked, stages)
     like = layout.tree(shapes)
-    unfit, gives_loss = optimizer_problems(config.inner, like, method)
-    unfit = unfit or moment_problems(config.inner, like, method, gives_loss)
-    if problems := part_problems(method, cut, config.total, config.stacked) + unfit:
-        raise ValueError(f"parts of {method.name} cannot work:\n- " + "\n- ".join(problems))
+    unfit, gives_loss = optimizer_problems(setup.optimizer, like, method)
+    unfit = unfit or moment_problems(setup.optimizer, like, method, gives_loss)
+    if problems := part_problems(method, cut, setup.regions, setup.stacked) + unfit:
+        raise Refused(f"parts of {method.name} cannot work", problems)
     likes = [cut.like(p) for p in range(len(cut))]
     check_increments(method, likes[0])
     warn_of_whole(method, likes)
-    codec = in_stages(config, shapes, likes) if stages > 1 else coded(config, likes)
-    exchange = MeshExchange(regions, codec, config.stacked, method.reads_payloads)
-    spec_fn = config.spec_fn or default_specs(exchange)
+    codec = in_stages(setup, shapes, likes) if stages > 1 else coded(setup, likes)
+    exchange = MeshExchange(regions, codec, setup.stacked, method.reads_payloads)
+    spec_fn = setup.specs or default_specs(exchange)
     specs = {name: spec_fn(name, leaf) for name, leaf in shapes.items()}
-    method = settled(method, exchange, cut, config)
+    method = settled(setup, exchange, cut, traffic)
     apart = range(len(cut) if method.rules_differ else 1)
     rules_K = tuple((method.outer_of(p), method.landing_of(p)) for p in apart)
-    parts = (regions, exchange, method, config.guard, specs, config.codec_error, rules_K)
+    parts = (
+        regions,
+        exchange,
+        method,
+        OutlierGuard(setup.outlier_factor, setup.max_update_norm),
+        specs,
+        setup.codec_error,
+        rules_K,
+    )
     groups, functions = None, RoundFunctions(*parts)
     if method.topology is not None:
-        groups = GroupExchange(regions, method.topology, exchange.codec, config.stacked)
+        groups = GroupExchange(regions, method.topology, exchange.codec, setup.stacked)
         functions = GossipRoundFunctions(*parts, groups)
     step = InnerStep(
-        config.loss_fn,
-        config.inner,
+        setup.loss_fn,
+        setup.optimizer,
         layout,
-        config.accumulate,
-        config.skip_nonfinite,
+        setup.accumulate,
+        setup.skip_nonfinite,
         gives_loss,
         tuple(f"{c.name}_{k}" for c in method.channels for k in ("left_out", "spread")),
     )
-    block, accumulating = _inner_programs(config, step, functions, specs)
+    block, accumulating = _inner_programs(setup, step, functions, specs)
     concurrent = None
-    if config.concurrent_exchange:
-        out = _inner_out(config, step, specs)
+    if setup.concurrent:
+        out = _inner_out(setup, step, specs)
         concurrent = ConcurrentExchange(step, regions, exchange, specs, out)
     programs = RoundPrograms(
-        config=config,
+        setup=setup,
         method=method,
         step=step,
         exchange=exchange,
@@ -197,7 +192,7 @@ def build(config: EngineConfig, layout: Layout) -> RoundPrograms:
         inner_program=block,
         microbatch_program=accumulating,
         concurrent=concurrent,
-        channels=build_channels(config, step, functions, _inner_out(config, step, specs)),
+        channels=build_channels(setup, step, functions, _inner_out(setup, step, specs)),
         payload_program=jax.jit(
             functions.make_payload,
             static_argnames=("with_snapshot", "level"),
@@ -220,51 +215,51 @@ def build(config: EngineConfig, layout: Layout) -> RoundPrograms:
         header_program=jax.jit(functions.mean_header),
     )
     warn_of_narrow(method, shapes)
-    if idle := idle_period(config.inner, like, method):
+    if idle := idle_period(setup.optimizer, like, method):
         log.warning("%s", idle)
-    return offloaded(programs) if config.offload else programs
+    return offloaded(programs) if setup.offload else programs
 
 
-def _inner_programs(config: EngineConfig, step: InnerStep, functions: RoundFunctions, specs):
+def _inner_programs(setup: Setup, step: InnerStep, functions: RoundFunctions, specs):
     """(`inner_program`, `microbatch_program`) of `RoundPrograms`."""
-    if config.method.signal == "gradient":
+    if setup.method.signal == "gradient":
         block = make_gradient_program(step, functions)
         program = jax.jit(
             block,
             donate_argnums=0,
             static_argnames="single",
-            compiler_options=inner_options(config.regions),
+            compiler_options=inner_options(setup.placed),
         )
         return program, None
     block = jax.jit(
-        make_inner_program(step, config.regions),
+        make_inner_program(step, setup.placed),
         donate_argnums=0,
         static_argnames="single",
-        out_shardings=_inner_out(config, step, specs),
-        compiler_options=inner_options(config.regions),
+        out_shardings=_inner_out(setup, step, specs),
+        compiler_options=inner_options(setup.placed),
     )
-    return block, accumulating_program(config, step, specs)
+    return block, accumulating_program(setup, step, specs)
 
 
 def accumulating_program(
-    config: EngineConfig, step: InnerStep, specs: dict[str, P], replicas: int = 1
+    setup: Setup, step: InnerStep, specs: dict[str, P], replicas: int = 1
 ) -> Callable:
     """`RoundPrograms.microbatch_program`; or over stacked replicas of a region, each `apart`."""
-    regions = config.regions.stacked(replicas)
+    regions = setup.placed.stacked(replicas)
     program = make_accumulating_program(step, regions, apart=replicas > 1)
     return jax.jit(
         program,
         donate_argnums=0,
-        out_shardings=_inner_out(config, step, specs),
+        out_shardings=_inner_out(setup, step, specs),
         compiler_options=inner_options(regions),
     )
 
 
-def _inner_out(config: EngineConfig, step: InnerStep, specs: dict[str, P]):
+def _inner_out(setup: Setup, step: InnerStep, specs: dict[str, P]):
     """Shardings of the results of inner steps: (inner state, metrics)."""
     layout = step.layout
-    inner = inner_shardings(config, layout, layout.train_shapes(), specs)
-    return inner, config.regions.sharding(REGION)
+    inner = inner_shardings(setup, layout, layout.train_shapes(), specs)
+    return inner, setup.placed.sharding(REGION)
 
 
 def offloaded(programs: RoundPrograms) -> RoundPrograms:
@@ -287,37 +282,36 @@ def default_specs(exchange: MeshExchange) -> SpecFn:
     return longest if devices == 1 or exchange.codec is None else exchange.rows.first(longest)
 
 
-def settled(method: Method, exchange: MeshExchange, cut: Fragments, config: EngineConfig) -> Method:
+def settled(setup: Setup, exchange: MeshExchange, cut: Fragments, traffic: TrafficFn) -> Method:
     """The method, its schedule settled by the network's timing: T_c, and T_s of every payload.
 
     Raises:
       ValueError: the settled schedule cannot work.
     """
-    network = config.network
-    apart = config.separate_jobs and isinstance(method.schedule, Learners)
+    method, network = setup.method, setup.links
+    apart = setup.separate and isinstance(method.schedule, Learners)
     if network is None:
         return method
 
     def seconds(fragment: int, level: int) -> float:
         if apart:
             return store_seconds(network, exchange.at(level).nbytes(cut.like(fragment)))
-        everyone, like = np.ones(config.regions.count, bool), cut.like(fragment)
-        traffic = config.traffic(exchange.at(level), like, everyone, None, 0)
-        return sync_seconds(network, traffic.nbytes, traffic.route)
+        everyone, like = np.ones(setup.placed.count, bool), cut.like(fragment)
+        booked = traffic(exchange.at(level), like, everyone, None, 0)
+        return sync_seconds(network, booked.nbytes, booked.route)
 
     schedule = method.schedule.settle(Timing(step_seconds(network), seconds))
-    problems = schedule.violations(config.total)
-    if problems:
-        raise ValueError("this network and method do not fit:\n- " + "\n- ".join(problems))
+    problems = schedule.violations(setup.regions)
+    refuse("this network and method do not fit", problems)
     return dataclasses.replace(method, schedule=schedule)
 
 
-def inner_shardings(config: EngineConfig, layout: Layout, shapes, specs) -> Inner:
+def inner_shardings(setup: Setup, layout: Layout, shapes, specs) -> Inner:
     """Shardings of the regions' private state."""
-    regions, kept = config.regions, rounded(config.method, shapes)
+    regions, kept = setup.placed, rounded(setup.method, shapes)
     region = regions.sharding(REGION)
     opt = optimizer_shardings(
-        config.inner, layout.tree(shapes), layout.tree(specs), regions, REGION
+        setup.optimizer, layout.tree(shapes), layout.tree(specs), regions, REGION
     )
     return Inner(
         params=leaf_shardings(regions, REGION, specs),
@@ -332,30 +326,28 @@ def inner_shardings(config: EngineConfig, layout: Layout, shapes, specs) -> Inne
 # -- the codec, laid out for the mesh -----------------------------------------------------------
 
 
-def coded(config: EngineConfig, likes: Sequence[PyTree]) -> Codec | None:
+def coded(setup: Setup, likes: Sequence[PyTree]) -> Codec | None:
     """The method's codec as the exchange uses it: in slices where a two-shot sends less.
 
     `likes`: shapes of every fragment, or of a stage's part of it.
     """
-    method, size = config.method, config.regions.mesh.shape
-    whole = config.separate_jobs and isinstance(
-        method.schedule, Learners
-    )  # they get payloads whole
+    method, size = setup.method, setup.placed.mesh.shape
+    whole = setup.separate and isinstance(method.schedule, Learners)  # they get payloads whole
     if method.codec is None or not method.reduces_all or whole:
         return method.codec
     # Jobs of different meshes exchange the same slices.
-    devices = 1 if config.separate_jobs else size["fsdp"] * size["tensor"]
-    return route(method.codec, likes, config.total, devices).codec
+    devices = 1 if setup.separate else size["fsdp"] * size["tensor"]
+    return route(method.codec, likes, setup.regions, devices).codec
 
 
-def in_stages(config: EngineConfig, shapes: dict[str, jax.ShapeDtypeStruct], likes) -> Codec | None:
+def in_stages(setup: Setup, shapes: dict[str, jax.ShapeDtypeStruct], likes) -> Codec | None:
     """The method's codec, applied in every pipeline stage by itself.
 
     Raises:
       ValueError: no leaf is cut over the stages.
     """
-    regions, method = config.regions, config.method
-    specs = {name: config.spec_fn(name, x) for name, x in shapes.items()} if config.spec_fn else {}
+    regions, method = setup.placed, setup.method
+    specs = {name: setup.specs(name, x) for name, x in shapes.items()} if setup.specs else {}
     if all(stage_axis(spec) is None for spec in specs.values()):
         raise ValueError(
             f"the mesh has {regions.mesh.shape[STAGE]} stages, but specs cut no leaf over them: "
@@ -365,7 +357,7 @@ def in_stages(config: EngineConfig, shapes: dict[str, jax.ShapeDtypeStruct], lik
         return None
     staged = Staged(method.codec, regions.mesh, specs)
     parts = [staged.part(like) for like in likes]
-    return dataclasses.replace(staged, codec=coded(config, parts))
+    return dataclasses.replace(staged, codec=coded(setup, parts))
 
 
 def check_increments(method: Method, like: PyTree) -> None:

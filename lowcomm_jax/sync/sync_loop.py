@@ -58,10 +58,9 @@ class SyncLoop:
     sends_empty = False
 
     def __init__(self, programs: RoundPrograms, weights: str | np.ndarray):
-        config = programs.config
         self.programs, self.method = programs, programs.method
         self.schedule = self.method.schedule
-        self.count, self.total = config.regions.count, config.total
+        self.count, self.total = programs.regions.count, programs.setup.regions
         self.fragments = programs.fragments
         self.by_tokens = isinstance(weights, str) and weights == "tokens"
         equal = np.ones(self.count, np.float32)

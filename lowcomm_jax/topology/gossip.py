@@ -28,6 +28,8 @@ from typing import Any
 
 import numpy as np
 
+from lowcomm_jax.refused import refuse
+
 Groups = list[tuple[int, ...]]
 RELABEL, DRAW, SEARCH = 1, 2, 3  # what a stream of random numbers is for
 STARTS, SWAPS = 10, 1000  # of the search for an even partition: beginnings; exchanges tried
@@ -58,8 +60,7 @@ def groups(round: int, seed: int, regions: int, group_size: int = 2) -> Groups:
     problems = gossip.violations(regions)
     if not _whole(round, 0):
         problems.append(f"round={round}: rounds are counted from 0; give a whole number")
-    if problems:
-        raise ValueError("these groups cannot be drawn:\n- " + "\n- ".join(problems))
+    refuse("these groups cannot be drawn", problems)
     return gossip.partition(gossip.draw(round, regions), regions)
 
 

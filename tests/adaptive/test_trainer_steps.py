@@ -250,12 +250,12 @@ def test_pipeline_stages():
     found = []
     for stacked in (True, False):
         one = lc.AdaptiveEngine(
-            staged.config.loss_fn,
+            staged.setup.loss_fn,
             optax.adamw(0.02),
             method,
             REGIONS,
             mesh=staged.regions.mesh,
-            specs=staged.config.spec_fn,
+            specs=staged.setup.specs,
             stacked=("blocks",),
             stack_trainers=stacked,
         )

@@ -147,6 +147,37 @@ def test_the_later_of_equally_good_checkpoints_is_the_best(start, tmp_path):
         assert checkpoints.steps() == [3, 4]
 
 
+def test_metrics_added_later_count_as_those_of_a_save(start, tmp_path):
+    with Checkpoints(tmp_path, keep_last=1, keep_best="eval") as checkpoints:
+        save_all(checkpoints, start, {1: {"eval": 2.0}, 2: None})
+        assert checkpoints.best() == 1
+        checkpoints.add_metrics(2, {"eval": 1.5, "other": 1.0})
+        assert checkpoints.best() == 2
+        assert checkpoints.steps() == [2]  # the first one is neither the best nor the last
+        checkpoints.add_metrics(2, {"eval": 1.7})
+        assert checkpoints.document(2)["metrics"] == {"eval": 1.7, "other": 1.0}
+        save_all(checkpoints, start, {3: {"eval": 1.9}})
+        assert checkpoints.steps() == [2, 3]
+        with pytest.raises(ValueError, match="no checkpoint of step 4"):
+            checkpoints.add_metrics(4, {"eval": 1.0})
+        save_all(checkpoints, start, {3: None})  # replaced, with what was added
+        assert checkpoints.document(3)["metrics"] == {}
+
+
+@pytest.mark.parametrize("left", [{}, {"metrics.json.new": '{"ev'}, {"metrics.json": '{"ev'}])
+def test_a_kill_before_the_metrics_leaves_a_whole_checkpoint(left, engine, start, tmp_path):
+    """Before they are begun, and halfway; or their file alone was damaged later."""
+    with Checkpoints(tmp_path, keep_last=1, keep_best="eval") as checkpoints:
+        save_all(checkpoints, start, {1: {"eval": 2.0}, 2: None})
+        for name, text in left.items():
+            (tmp_path / "2" / name).write_text(text)
+        assert checkpoints.best() == 1
+        restored = checkpoints.restore(engine, bf16_params())
+        assert restored.step == 2 and restored.skipped == []
+        checkpoints.add_metrics(2, {"eval": 1.5})
+        assert checkpoints.best() == 2
+
+
 def test_a_damaged_checkpoint_is_not_counted_among_the_last(start, tmp_path):
     """Else a run that goes on from an older one would delete what it came from."""
     with Checkpoints(tmp_path, keep_last=2) as checkpoints:

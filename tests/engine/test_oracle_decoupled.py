@@ -7,6 +7,7 @@ from compilations import compilations
 from engine.test_oracle import ADAMW, SGD, check, close, one_device, train
 from oracle import merging
 from oracle.jax_problem import loss_fn
+from refused_lines import lines_of
 
 import lowcomm_jax as lc
 from lowcomm_jax import merge
@@ -151,16 +152,16 @@ def test_settings_that_cannot_work_are_listed_at_once():
     method = lc.methods.decoupled_diloco(
         4, 6, 5, quorum=4, grace=1.5, speeds=(1.0, 0.0), outages=[(7, 3, 2)]
     )
-    text = "\n".join(method.violations(3))
+    text = "\n".join(lines_of(method, 3))
     assert "fragments=6 > period=4" in text and "overlap=5 >= period=4" in text
     method = lc.methods.decoupled_diloco(
         6, 3, 2, quorum=4, grace=1.5, speeds=(1.0, 0.0), outages=[(7, 3, 2)], weights="steps"
     )
-    text = "\n".join(method.violations(3))
+    text = "\n".join(lines_of(method, 3))
     for part in ("quorum=4", "grace=1.5", "weights='steps'", "2 values for 3", "positive speed"):
         assert part in text
     assert "region 7 of 3" in text and "(7, 3, 2)" in text
     nobody = lc.methods.decoupled_diloco(6, 3, 2, outages=[(0, 3, 5), (1, 4, 6)])
-    assert "nobody is up at tick 4" in "\n".join(nobody.violations(2))
+    assert "nobody is up at tick 4" in "\n".join(lines_of(nobody, 2))
     slow = merge.RadialDirectional(-1.0)
-    assert "floor=-1.0" in "\n".join(lc.methods.decoupled_diloco(6, 3, merge=slow).violations(2))
+    assert "floor=-1.0" in "\n".join(lines_of(lc.methods.decoupled_diloco(6, 3, merge=slow), 2))

@@ -10,6 +10,7 @@ import pytest
 from compilations import compilations
 from engine.test_oracle import ADAMW, SGD, check, close, one_device, train
 from oracle.jax_problem import loss_fn
+from refused_lines import lines_of
 
 import lowcomm_jax as lc
 from lowcomm_jax import compression
@@ -120,7 +121,7 @@ def test_a_contribution_that_is_not_finite_moves_no_server():
 
 def test_settings_that_cannot_work_are_listed_at_once():
     method = lc.methods.halos(4, (1.0, -1.0), [(0,), (0, 2)], 0, 1.5, travel=(1, 2, -3))
-    text = "\n".join(method.violations(3))
+    text = "\n".join(lines_of(method, 3))
     for part in ("2 values for 3", "positive speed", "in one group", "every=0", "blend=1.5"):
         assert part in text
     assert "3 values for 2 groups" in text and "not negative" in text
@@ -190,8 +191,8 @@ def test_bytes_are_those_of_each_levels_codec():
 
 def test_codecs_that_no_level_can_have_are_listed():
     wrong = make(codec={"name": "int8", "reduce": "two_shot"}, global_codec=3)
-    text = "\n".join(wrong.violations(4))
+    text = "\n".join(lines_of(wrong, 4))
     assert "codec.reduce='two_shot'" in text and "global_codec=3" in text
     ef21 = compression.make("ef21") if "ef21" in compression.names() else None
     if ef21 is not None:
-        assert "use error_feedback" in "\n".join(make(global_codec=ef21).violations(4))
+        assert "use error_feedback" in "\n".join(lines_of(make(global_codec=ef21), 4))

@@ -20,6 +20,7 @@ from engine.test_oracle import (
 )
 from oracle import merging
 from oracle.jax_problem import loss_fn
+from refused_lines import lines_of
 
 import lowcomm_jax as lc
 from lowcomm_jax import merge, outer
@@ -289,7 +290,7 @@ def test_what_cannot_work_is_refused_at_once():
         anchors="per_region",
         pattern=CUT,
     )
-    lines = "\n".join(method.violations(3))
+    lines = "\n".join(lines_of(method, 3))
     assert "outer: 2 rules for 3 fragments" in lines
     assert "landing='blend': give an Optax transform" in lines
     assert "merge: needs anchors='shared'" in lines
@@ -297,4 +298,4 @@ def test_what_cannot_work_is_refused_at_once():
     bad = Method(
         name="bad", schedule=Staggered(5), outer=None, merge=merge.RadialDirectional(floor=2.0)
     )
-    assert any("floor=2.0" in line for line in bad.violations(2))
+    assert any("floor=2.0" in line for line in lines_of(bad, 2))

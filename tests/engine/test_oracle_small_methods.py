@@ -19,12 +19,11 @@ from engine.test_oracle import (
 )
 from oracle import merging
 from oracle.jax_problem import loss_fn
+from refused_lines import lines_between_jobs, lines_of
 
 import lowcomm_jax as lc
 from lowcomm_jax import compression, outer
 from lowcomm_jax.engine import Engine
-from lowcomm_jax.runtime.checks import job_problems
-from lowcomm_jax.sync.round_functions import OutlierGuard
 
 WEIGHTS = [0.2, 0.5, 0.3]
 
@@ -204,21 +203,21 @@ def test_heloco_goes_on_after_finish_as_from_a_fresh_hand_out():
 
 def test_settings_that_cannot_work_are_refused_at_once():
     method = lc.methods.heloco(0, (1.0, 0.5), weight=0.0, enough=2.0, turn=-1.0)
-    found = "\n".join(method.violations(3))
+    found = "\n".join(lines_of(method, 3))
     for wrong in ("period=0", "speeds: 2 values", "weight=0.0", "enough=2.0", "turn=-1.0"):
         assert wrong in found
-    (line,) = lc.methods.heloco(12.5, (1.0, 0.5)).violations(2)
+    (line,) = lines_of(lc.methods.heloco(12.5, (1.0, 0.5)), 2)
     assert "period=12.5: must be a whole number of inner steps" in line
-    (line,) = lc.methods.halos(4, (1.0, 1.0), ((), (0, 1))).violations(2)
+    (line,) = lines_of(lc.methods.halos(4, (1.0, 1.0), ((), (0, 1))), 2)
     assert "in one group, none empty" in line
     coded = lc.methods.isoloco(4, codec=compression.ef21(compression.make("topk", k=3)))
-    assert "merge: codec" in "\n".join(coded.violations(3))
+    assert "merge: codec" in "\n".join(lines_of(coded, 3))
     ranked = lc.methods.dilocox(
         4, {"name": "low_rank_int4", "least": 1.0}, 2, adaptive={"window": 1}
     )
     ranked = dataclasses.replace(ranked, merge=lc.merge.RadialDirectional())
-    assert "leave the schedule's energy" in "\n".join(ranked.violations(3))
-    between_jobs = job_problems(lc.methods.heloco(4, (1.0, 0.5)), 2, OutlierGuard())
+    assert "leave the schedule's energy" in "\n".join(lines_of(ranked, 3))
+    between_jobs = lines_between_jobs(lc.methods.heloco(4, (1.0, 0.5)), 2)
     assert [line for line in between_jobs if "a pace of their own" in line] == between_jobs
     with pytest.raises(ValueError, match=r"(?s)momentum=1.0.*every=0") as caught:
         lc.methods.restarted_diloco(4, every=0, momentum=1.0)

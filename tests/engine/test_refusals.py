@@ -8,6 +8,7 @@ import optax
 import oracle
 import pytest
 from oracle.jax_problem import loss_fn
+from refused_lines import lines_of
 
 import lowcomm_jax as lc
 from lowcomm_jax.compression import ef21, integrate, make
@@ -165,7 +166,7 @@ def test_an_engine_that_cannot_work(kwargs, part):
 
 def test_one_period_methods_may_be_a_whole_period_late():
     for method in (lc.methods.eager_diloco(1), lc.methods.delayed_diloco(3)):
-        assert method.violations(3) == []
+        assert not lines_of(method)
         engine = lc.Engine(loss_fn, optax.sgd(0.1), method, 3, mesh=MESH)
         assert engine.method.schedule.delay == engine.method.schedule.period
 

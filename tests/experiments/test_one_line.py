@@ -53,20 +53,6 @@ def test_a_config_that_cannot_be_used(what, tmp_path, capfd):
     assert f"--config={tmp_path}/mine.py" in said and reason in said
 
 
-def test_a_nul_byte_in_a_config_or_a_flag(tmp_path, capfd):
-    (tmp_path / "mine.py").write_text(
-        "from configs import diloco\n"
-        "def get_config():\n"
-        "    config = diloco.get_config()\n"
-        "    config.data.cache_dir = 'a\\0b'\n"
-        "    return config\n"
-    )
-    said = refused(capfd, "train", f"--config={tmp_path}/mine.py")
-    assert "data.cache_dir='a\\x00b': has a NUL byte" in said
-    said = refused(capfd, "train", "--config=diloco", "--workdir=a\0b")
-    assert "'--workdir=a\\x00b' has a NUL byte" in said
-
-
 @pytest.mark.parametrize("command", ["compare", "sweep"])
 def test_a_config_of_another_command(command, capfd):
     said = refused(capfd, command, "--config=configs/diloco.py")

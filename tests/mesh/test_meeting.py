@@ -180,6 +180,21 @@ def test_all_say_whose_name_leads_nowhere_and_what_to_set(apart):
     assert "in its /etc/hosts `10.0.0.2 bad`" in str(first)
 
 
+def test_a_program_of_ones_own_hears_it_too(apart, monkeypatch):
+    place = launchers.Placement("Slurm", 2)
+    monkeypatch.setattr(launchers, "meet_processes", lambda *_, **__: place)
+    monkeypatch.setattr(launchers, "leader", lambda: apart[HERE.index])
+
+    def connected(one):
+        HERE.index, HERE.name = one.index, ["good", "bad"][one.index]
+        return launchers.connect_processes()
+
+    for error in together(connected, apart):
+        assert isinstance(error, ConnectionError) and "bad, resolves to 127.0.1.1" in str(error)
+    monkeypatch.setattr(launchers.multihost_utils, "sync_global_devices", lambda _: None)
+    assert together(connected, apart) == [place, place]
+
+
 def test_an_error_of_devices_is_explained_by_a_name_at_once(apart, monkeypatch):
     def fails(_):
         raise RuntimeError("Gloo: connection refused")

@@ -23,6 +23,7 @@ from lowcomm_jax.mesh import stages
 from lowcomm_jax.mesh.regions import Regions
 from lowcomm_jax.params import fragments
 from lowcomm_jax.params.fragments import partition
+from lowcomm_jax.params.layout import make_layout
 
 pytestmark = pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices")
 
@@ -269,7 +270,5 @@ def test_fragments_are_cut_inside_each_stage():
 def test_what_does_not_fit_stages_is_refused():
     method = lc.methods.diloco(2)
     engine = engine_of(method, SHAPE)
-    bare = dataclasses.replace(engine.config, spec_fn=None)
     with pytest.raises(ValueError, match="2 stages, but specs cut no leaf over them"):
-        engine.config = bare
-        engine.init(start())
+        engine.programs_for(make_layout(start(), None), specs=None)

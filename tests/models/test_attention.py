@@ -76,6 +76,8 @@ def test_lengths_that_the_tpu_kernel_cannot_take_use_the_plain_one():
         ({"platform": "gpu", "compute_capability": "7.0"}, {}, "xla"),
         ({"platform": "gpu", "compute_capability": "9.0"}, {"head_dim": 256}, "xla"),
         ({"platform": "gpu", "compute_capability": "9.0"}, {"compute_dtype": "float32"}, "xla"),
+        ({"platform": "gpu", "compute_capability": "gfx942"}, {}, "xla"),
+        ({"platform": "rocm"}, {}, "xla"),
         ({"platform": "tpu"}, {}, "splash"),
         ({"platform": "tpu"}, {"head_dim": 32}, "xla"),
     ],

@@ -6,10 +6,12 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+import optax
 import pytest
 from models import llama_oracle
 from safetensors.numpy import load_file, save_file
 
+import lowcomm_jax as lc
 from lowcomm_jax.models import TransformerConfig, build
 from lowcomm_jax.models.weights import config_from_llama, config_to_llama, load_llama, save_llama
 
@@ -26,6 +28,15 @@ DESCRIBED = {
     "rope_theta": 500.0,
     "tie_word_embeddings": False,
     "rms_norm_eps": 1e-3,
+}
+SMALL = {
+    "vocab_size": 31,
+    "layers": 2,
+    "width": 12,
+    "heads": 3,
+    "kv_heads": 1,
+    "head_dim": 6,
+    "mlp_width": 20,
 }
 
 
@@ -89,17 +100,7 @@ def test_export_gives_back_the_same_tensors(tmp_path, tied, loop):
 
 
 def test_trained_parameters_survive_the_round_trip(tmp_path):
-    config = TransformerConfig(
-        vocab_size=31,
-        layers=2,
-        width=12,
-        heads=3,
-        kv_heads=1,
-        head_dim=6,
-        mlp_width=20,
-        layer_loop="scan",
-    )
-    model = build(config)
+    model = build(TransformerConfig(**SMALL, layer_loop="scan"))
     params = jax.jit(model.init)(jax.random.key(1))
     save_llama(tmp_path, model, params)
     again, loaded = load_llama(tmp_path, layer_loop="scan")
@@ -124,6 +125,58 @@ def test_bfloat16_and_several_files(tmp_path):
     low = load_file(tmp_path / "low" / "model.safetensors")
     assert low["lm_head.weight"].dtype == ml_dtypes.bfloat16
     np.testing.assert_array_equal(low["lm_head.weight"], tensors["lm_head.weight"])
+
+
+@pytest.mark.parametrize("loop", ["unrolled", "scan"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_narrow_leaves_come_back_bit_for_bit(tmp_path, loop, dtype):
+    """Both dtypes hold every bit of a bfloat16 leaf; the folder says which one it has."""
+    wide = build(TransformerConfig(**SMALL, layer_loop=loop))
+    params = narrowed(jax.jit(wide.init)(jax.random.key(1)))
+    save_llama(tmp_path, wide, params, dtype)
+    assert json.loads((tmp_path / "config.json").read_text())["torch_dtype"] == dtype
+    stored = load_file(tmp_path / "model.safetensors")
+    assert {str(x.dtype) for x in stored.values()} == {dtype}
+    _, loaded = load_llama(tmp_path, layer_loop=loop)
+    assert {str(x.dtype) for x in jax.tree.leaves(loaded)} == {"float32"}
+    assert_same_bits(narrowed(loaded), params)
+    save_llama(tmp_path / "again", wide, loaded, dtype)
+    again = load_file(tmp_path / "again" / "model.safetensors")
+    assert {k: x.tobytes() for k, x in again.items()} == {k: x.tobytes() for k, x in stored.items()}
+
+
+def test_what_an_engine_trained_in_narrow_leaves_is_exported(tmp_path):
+    """In bfloat16 it is what each region holds after `finish`; in float32 the anchor itself."""
+    model = build(TransformerConfig(**SMALL, layer_loop="scan"))
+    params = narrowed(jax.jit(model.init)(jax.random.key(1)))
+    engine = lc.Engine(squares, optax.sgd(0.3), lc.methods.diloco(period=2), regions=2)
+    with jax.numpy_dtype_promotion("standard"):
+        state, _ = engine.run(engine.init(params), [np.ones((2, 4), np.float32)] * 3)
+        state = engine.finish(state)
+    trained = lc.global_params(state)
+    save_llama(tmp_path / "low", model, trained, "bfloat16")
+    save_llama(tmp_path / "high", model, trained)
+    low, high = (load_llama(tmp_path / n, layer_loop="scan")[1] for n in ("low", "high"))
+    assert_same_bits(high, trained)
+    for region in range(2):
+        held = jax.tree.map(lambda x, r=region: x[r], lc.region_params(state))
+        assert_same_bits(narrowed(low), held)
+    assert any((a != b).any() for a, b in zip(jax.tree.leaves(low), jax.tree.leaves(high)))
+
+
+def squares(params, batch, rng):
+    wide = [x.astype(jnp.float32) for x in jax.tree.leaves(params)]
+    return batch.mean() * sum((x * x).sum() for x in wide)
+
+
+def narrowed(params):
+    return jax.tree.map(lambda x: jnp.asarray(x).astype(jnp.bfloat16), params)
+
+
+def assert_same_bits(got, wanted):
+    assert jax.tree.structure(got) == jax.tree.structure(wanted)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted)):
+        assert a.dtype == b.dtype and np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
 def test_every_name_that_does_not_fit_is_listed(tmp_path):

@@ -217,7 +217,7 @@ def test_runs_are_deterministic_and_resume_bit_for_bit():
     assert not np.array_equal(other.now_R, whole.now_R)
     with pytest.raises(ValueError, match="already used"):
         restore_clock(resumed, saved)
-    with pytest.raises(ValueError, match=r"saved with 4 regions.*saved with seed 5"):
+    with pytest.raises(ValueError, match=r"(?s)saved with 4 regions.*saved with seed 5"):
         restore_clock(VirtualClock(noisy(3), seed=1), saved)
 
 

@@ -10,11 +10,11 @@ from experiments.plan.screen import requests_line
 from lowcomm_jax import exchange
 from lowcomm_jax.network import uniform
 from lowcomm_jax.network.collectives import STORE_TRIPS
-from lowcomm_jax.network.errors import ViolationsError
 from lowcomm_jax.planner.methods import planned
 from lowcomm_jax.planner.plan import Workload, plan
 from lowcomm_jax.planner.requests import learner_requests, looks, per_round
 from lowcomm_jax.planner.shapes import MODELS
+from lowcomm_jax.refused import Refused
 from lowcomm_jax.runtime.kv import POLL_FAR_S, MetricsCounter, Store
 
 
@@ -87,7 +87,7 @@ def test_tau_must_hide_a_round():
     network = uniform(3, 1.0, 0.05, compute_s=0.5)
     work = Workload(MODELS["550m"].shapes(), 11e9, 5e5, network)
     wanted = replace(planned("decoupled_diloco"), codec="int4")
-    with pytest.raises(ViolationsError, match="writing, committing and fetching a fragment") as e:
+    with pytest.raises(Refused, match="writing, committing and fetching a fragment") as e:
         plan(work, [wanted])
     least = int(str(e.value).split("use tau >= ")[1].split(";")[0])
     (row,) = plan(work, [replace(wanted, tau=least)])

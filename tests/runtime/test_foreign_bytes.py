@@ -191,6 +191,7 @@ def test_numbers_and_digests_are_those_that_regions_can_use(kind):
 
 
 CHECKPOINT = {
+    "metrics": {"loss": 1.5},
     "format": 1,
     "step": 4,
     "regions": 2,

@@ -3,6 +3,8 @@
 import pytest
 from runtime.party import at_once, check, land, send
 
+from lowcomm_jax import exchange
+
 
 def test_all_take_what_the_first_has_proposed(party):
     regions = party.run(3)
@@ -10,6 +12,22 @@ def test_all_take_what_the_first_has_proposed(party):
     assert proposed[0]["step"] in (10, 11, 12) and proposed == [proposed[0]] * 3
     assert regions[0].agree("stop", {"step": 99}) == proposed[0]
     assert regions[0].agree("other", {"step": 99}) == {"step": 99}
+
+
+def test_a_store_that_is_away_is_asked_for_as_long_as_is_said(store_party, monkeypatch):
+    [region] = store_party.run(1)
+    log, answers = region._context.commit_log, [exchange.StoreUnavailable("away")] * 3
+    agree = log.agree
+
+    def after_a_while(*given):
+        if answers:
+            raise answers.pop()
+        return agree(*given)
+
+    monkeypatch.setattr(log, "agree", after_a_while)
+    with pytest.raises(exchange.StoreUnavailable):
+        region.agree("stop", {"step": 1})
+    assert region.agree("stop", {"step": 2}, wait_s=30.0) == {"step": 2} and not answers
 
 
 def test_what_is_under_way_ends_without_an_outcome_and_can_be_sent_again(party):

@@ -4,15 +4,13 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from refused_lines import lines_between_jobs
 
 import lowcomm_jax as lc
-from experiments.regions.jobs import PEERS, exchange_problems
 from lowcomm_jax import compression
 from lowcomm_jax.batching import NormTest
 from lowcomm_jax.compression.ef21 import ef21
-from lowcomm_jax.runtime.checks import job_problems
 from lowcomm_jax.schedule import Staggered
-from lowcomm_jax.sync.round_functions import OutlierGuard
 
 SPEEDS = (1.0, 1.0, 1.0)
 RUN = {
@@ -59,7 +57,7 @@ REFUSED = {  # the method, what its refusal names, and the row of the docs
 
 @pytest.mark.parametrize("name", RUN)
 def test_these_run(name):
-    assert job_problems(RUN[name](lc.methods), 3, OutlierGuard()) == []
+    assert lines_between_jobs(RUN[name](lc.methods)) == []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,21 +67,16 @@ class OwnPace(Staggered):
     uneven = True
 
 
-def test_regions_at_a_pace_that_nothing_counts_are_refused_with_all_else():
+def test_regions_at_a_pace_that_nothing_counts_are_refused():
     made = dataclasses.replace(lc.methods.diloco(4), schedule=OwnPace(4))
-    fields = {"exchange": "store", "regions": 2, "region": 0, "rendezvous": "file:///tmp/meet"}
-    fields |= {"heal": "stop", "wait_minutes": 0, "participation": 1, "steps": 8, "guards": {}}
-    found = exchange_problems(
-        {**PEERS, **fields, "processes": 1, "process": None, "coordinator": None}, made
-    )
-    assert len(found) == 2 and "wait_minutes=0" in found[0]
-    assert "regions at a pace of their own are simulated only" in found[1]
+    (line,) = lines_between_jobs(made)
+    assert "regions at a pace of their own are simulated only" in line
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_these_are_refused_in_one_line_and_the_docs_say_why(name):
     make, reason, row = REFUSED[name]
-    found = job_problems(make(lc.methods), 3, OutlierGuard())
+    found = lines_between_jobs(make(lc.methods))
     assert sum(reason in line for line in found) == 1, found
     docs = Path(__file__).parents[2] / "docs" / "regions.md"
     table = docs.read_text(encoding="utf-8").partition("### Methods that are refused")[2]

@@ -4,16 +4,16 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
+from refused_lines import lines_of
 
 import lowcomm_jax as lc
 from lowcomm_jax.compression import Staged
 from lowcomm_jax.compression.two_shot import Sliced
 from lowcomm_jax.exchange import InSlices, MeshExchange
 from lowcomm_jax.mesh.regions import Regions
-from lowcomm_jax.runtime import checks, wire
+from lowcomm_jax.runtime import wire
 from lowcomm_jax.runtime.slicing import Slicing, goes_in_slices, named, padded_nbytes
 from lowcomm_jax.runtime.wire import one_slice, owners, shapes_of, side_by_side
-from lowcomm_jax.sync.round_functions import OutlierGuard
 
 R = 3
 LIKE = {k: jax.ShapeDtypeStruct(s, "float32") for k, s in {"a": (5, 3), "b": (), "c": (4,)}.items()}
@@ -126,6 +126,5 @@ def test_the_host_is_needed(regions, refused, between, monkeypatch):
 
     monkeypatch.setattr(jax, "local_devices", none)
     mesh, method = lc.make_mesh(devices=jax.devices()[:1]), lc.methods.diloco(4)
-    guard = OutlierGuard()
-    found = checks.exchange_problems(exchange, regions, method, mesh, guard)
+    found = lines_of(method, regions, mesh=mesh, exchange=exchange)
     assert sum("add cpu to JAX_PLATFORMS" in one for one in found) == len(found) == refused

@@ -3,18 +3,18 @@
 import jax
 import numpy as np
 import optax
+from refused_lines import lines_of, loss_fn
 
 import lowcomm_jax as lc
 from lowcomm_jax.network import uniform
-from lowcomm_jax.sync.checks import virtual_clock
 
 
 def test_the_clock_of_a_network_keeps_bars_for_its_picture_from_the_beginning():
-    clock, problems = virtual_clock(uniform(3, 1.0), 3, seed=0)
-    assert not problems and clock.timeline() is not None
-    assert virtual_clock(None, 3, seed=0) == (None, [])
-    clock, (problem,) = virtual_clock(uniform(2, 1.0), 3, seed=0)
-    assert clock is None and "network has 2 regions, the engine 3" in problem
+    engine = lc.Engine(loss_fn, optax.sgd(0.1), lc.methods.diloco(2), 3, network=uniform(3, 1.0))
+    assert engine.clock.timeline() is not None
+    assert lc.Engine(loss_fn, optax.sgd(0.1), lc.methods.diloco(2), 3).clock is None
+    (line,) = lines_of(lc.methods.diloco(2), network=uniform(2, 1.0))
+    assert line == "network has 2 regions, the engine 3: make them equal"
 
 
 def test_a_payload_of_a_lower_rank_travels_shorter():

@@ -20,13 +20,13 @@ from same_as_probe import FIELDS, VALUES, Run, save
 
 import lowcomm_jax as lc
 from lowcomm_jax.checkpoint import Checkpoints
+from lowcomm_jax.setup import Setup
 from lowcomm_jax.state.train_state import Inner
 from lowcomm_jax.sync import concurrent_exchange
 from lowcomm_jax.sync.compiler_options import OVERLAP_LIMIT
 from lowcomm_jax.sync.concurrent_exchange import (
     ConcurrentExchange,
     _together,
-    is_concurrent,
 )
 
 TWO_SHOT = {"reduce": "two_shot"}
@@ -175,8 +175,13 @@ def test_the_compiler_of_a_gpu_is_given_room_for_all_collectives(monkeypatch, pl
     mesh = SimpleNamespace(devices=np.array([device], object), shape={})
     lift = {"lift": lambda *_, **__: None, "lift_update": lambda *_: None}
     regions = SimpleNamespace(mesh=mesh, slots=2, **lift)
-    assert is_concurrent(None, cases.streaming(), regions, False) is (platform != "cpu")
-    assert not is_concurrent(None, lc.methods.diloco(4), regions, False)
+
+    class Placed(Setup):
+        placed = regions
+
+    of = partial(Placed, None, None, regions=2)
+    assert of(method=cases.streaming()).concurrent is (platform != "cpu")
+    assert not of(method=lc.methods.diloco(4)).concurrent
     monkeypatch.setattr(jax, "jit", lambda program, **how: how)
     one = ConcurrentExchange(None, regions, None, {}, None)
     kind = one.kind({}, 0)

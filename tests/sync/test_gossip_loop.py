@@ -9,6 +9,7 @@ import oracle
 import pytest
 from compilations import compilations
 from oracle.jax_problem import loss_fn
+from refused_lines import lines_of
 
 import lowcomm_jax as lc
 from lowcomm_jax import compression
@@ -233,7 +234,7 @@ def test_a_method_that_cannot_work(method, parts):
 def test_the_range_of_four_regions_is_the_finite_one():
     """alpha = 0.9, R = 4: k' = 1 * 4 / (2 * 3) = 2/3, 2 (1 - 0.81) / (1.9 - 1.2) = 0.543."""
     engine, _ = make(lc.methods.noloco(4, alpha=0.9, gamma=0.54), 4)
-    assert engine.method.violations(4) == []
+    assert lines_of(engine.method, 4) == []
     with pytest.raises(ValueError, match=r"gamma=0\.55"):
         make(lc.methods.noloco(4, alpha=0.9, gamma=0.55), 4)
 

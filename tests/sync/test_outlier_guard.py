@@ -9,9 +9,9 @@ import optax
 import oracle
 import pytest
 from oracle.jax_problem import loss_fn
+from refused_lines import lines_of
 
 import lowcomm_jax as lc
-from lowcomm_jax.sync.round_functions import OutlierGuard
 
 R, BAD = 3, 1
 MESH = lc.make_mesh(devices=jax.devices()[:1])
@@ -133,8 +133,9 @@ def test_an_outlier_by_norm_is_left_out(factor, left_out):
 
 
 def test_any_factor_above_one_and_any_norm_above_zero_is_a_bound():
-    assert not OutlierGuard(1.5, 0.5).violations()
-    assert len(OutlierGuard(1.0, 0.0).violations()) == 2
+    fine = {"outlier_factor": 1.5, "max_update_norm": 0.5}
+    assert not lines_of(lc.methods.diloco(2), **fine)
+    assert len(lines_of(lc.methods.diloco(2), outlier_factor=1.0, max_update_norm=0.0)) == 2
 
 
 def test_the_median_is_over_those_who_take_part():

@@ -211,7 +211,7 @@ def test_token_counters_start_anew_at_every_send():
 
 @pytest.mark.parametrize("weights", [[0.5, -0.1, 0.6], [0, 0, 0], [1, 1], [1, np.nan, 1]])
 def test_weights_that_weigh_nothing_or_less_are_refused(weights):
-    with pytest.raises(ValueError, match=r"weights=.*give 3 numbers >= 0, one of them positive"):
+    with pytest.raises(ValueError, match=r"weights=.*3 numbers >= 0, one of them positive"):
         make(lc.methods.diloco(2), weights=weights)
 
 

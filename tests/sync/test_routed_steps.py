@@ -13,7 +13,7 @@ import lowcomm_jax as lc
 from lowcomm_jax.models import Pipeline, TransformerConfig, build
 from lowcomm_jax.network import replay, uniform
 from lowcomm_jax.params.fragments import path_name
-from lowcomm_jax.sync.checks import microbatch_problems
+from lowcomm_jax.refusals import microbatch_problems
 from lowcomm_jax.sync.routed_steps import RoutedSteps, RouteEvent
 from lowcomm_jax.topology.pipeline_paths import Hop, Paths
 
@@ -198,7 +198,7 @@ def test_every_part_of_a_step_has_its_own_paths(run):
     np.testing.assert_array_equal(
         after.counters.bytes_sent - state.counters.bytes_sent, [total] * R
     )
-    assert microbatch_problems(engine.config, [2])[0].startswith("hops: regions that route")
+    assert microbatch_problems(engine.setup, [2])[0].startswith("hops: regions that route")
 
 
 def test_what_paths_do_not_fit_is_refused():

@@ -59,7 +59,7 @@ def compiled(engine, state):
     """Collectives of the send and of the move of the one fragment."""
     loop = engine.sync_loop(state)
     made, rows = loop.programs, loop.fragments.rows(0)
-    count = engine.config.regions.count
+    count = engine.regions.count
     given = (state.inner.params, state.anchor, state.codec[0], rows, np.ones(count, bool))
     given += (np.ones(count, np.float32),)
     send = made.payload_program.lower(*given, with_snapshot=False).compile()

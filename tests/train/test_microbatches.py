@@ -10,7 +10,7 @@ from compilations import compilations
 from oracle.jax_problem import loss_fn
 
 import lowcomm_jax as lc
-from lowcomm_jax.sync.checks import microbatch_cut
+from lowcomm_jax.refusals import microbatch_cut
 from lowcomm_jax.train.batch_blocks import BlockStager
 
 R = 2
@@ -182,7 +182,7 @@ def test_refusals_of_the_engine():
     def message(microbatch=2, **kwargs):
         engine = lc.Engine(loss_fn, optax.sgd(0.1), regions=R, **kwargs)
         with pytest.raises(ValueError) as error:
-            microbatch_cut(engine.config, microbatch, None)
+            microbatch_cut(engine.setup, microbatch, None)
         return str(error.value)
 
     assert "ddp exchanges a gradient at every step" in message(method=lc.methods.ddp(), mesh=MESH)

@@ -5,7 +5,7 @@ from lowcomm_jax.data.corpora.base import Corpus, CorpusSource, Document
 from lowcomm_jax.data.corpora.columns import open_arrayrecord, open_hub, open_parquet
 from lowcomm_jax.data.corpora.files import open_python, open_text
 from lowcomm_jax.data.corpora.synthetic import MarkovCorpus, open_synthetic
-from lowcomm_jax.network.errors import is_unknown
+from lowcomm_jax.refused import is_unknown
 
 __all__ = ["Corpus", "CorpusSource", "Document", "MarkovCorpus", "open_corpus"]
 

@@ -43,6 +43,7 @@ from lowcomm_jax.models.model import Model, Params
 from lowcomm_jax.models.pipeline.layout import StageLayout
 from lowcomm_jax.models.pipeline.one_f_one_b import OneFOneB
 from lowcomm_jax.models.transformer import Transformer
+from lowcomm_jax.refused import refuse
 from lowcomm_jax.topology import pipeline_paths
 from lowcomm_jax.topology.pipeline_paths import LABEL_BYTES, Hop, Paths
 
@@ -84,8 +85,7 @@ class Pipeline:
         count = self.mesh.shape[STAGE]
         problems = pipeline_problems(self.model.config, count, self.microbatches)
         problems += schedule_problems(self.schedule, self.routed)
-        if problems:
-            raise ValueError("this pipeline cannot work:\n- " + "\n- ".join(problems))
+        refuse("this pipeline cannot work", problems)
 
     @property
     def config(self) -> TransformerConfig:

@@ -7,7 +7,7 @@ import pytest
 
 from experiments.compare.at_equal import at_equal, sentence
 from experiments.compare.target import keys, to_target
-from experiments.runlog import RunLog
+from experiments.runlog import RunLog, from_the_end
 from lowcomm_jax.network import parse
 
 NETWORK = parse({"regions": 2, "bandwidth_gbps": 1.0, "delay_ms": 0.0})
@@ -67,3 +67,17 @@ def test_who_sends_nothing_is_left_out_at_equal_bytes():
         {name: logs[name] for name in ("alone", "a")}, {"net": NETWORK}, STEP_SECONDS
     )
     assert left["of"] == "time"
+
+
+def test_who_was_judged_on_other_texts_until_beyond_the_budget_is_left_out():
+    long = run(4.0, 3.0, 2.0, 1.0, 0.5)
+    logs = {name: {0: run(4.0, 3.0, loss)} for name, loss in (("a", 2.0), ("b", 2.5))}
+    for kept, names in ((2, {"a", "b", "long"}), (3, {"a", "b"})):
+        logs["long"] = {0: dataclasses.replace(long, evals=long.evals[kept:])}
+        (by_bytes,) = at_equal(logs, {}, STEP_SECONDS)
+        assert by_bytes["budget"] == 47 and by_bytes["losses"].keys() == names
+
+
+def test_evaluations_of_runs_are_paired_from_the_end():
+    assert from_the_end([[1, 2, 3], [20, 30]]) == [(2, 20), (3, 30)]
+    assert from_the_end([[], [1]]) == []

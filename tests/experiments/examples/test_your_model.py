@@ -211,7 +211,7 @@ def test_two_sites(one_device, tiny, root, monkeypatch):
     assert done.returncode == 0, done.stdout + done.stderr
     for region in (0, 1):
         assert len(read_run(workdir / f"region{region}").steps) == 24
-    assert "step 24 written to" in done.stdout
+    assert re.search(r"step 24 written to .* in float32\n", done.stdout)
     assert (workdir / "secret").stat().st_mode & 0o077 == 0
     assert load_file(workdir / "model" / "model.safetensors")
     assert (workdir / "report.html").stat().st_size > 10_000

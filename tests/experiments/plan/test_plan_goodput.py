@@ -74,7 +74,7 @@ def test_the_command_runs_and_takes_overrides(tmp_path, capsys, few):
         (["--config.region_mtbf_hours=-4"], "region_mtbf_hours is -4.0: use a number above 0"),
         (["--config.period=0"], "period is 0: use a number above 0"),
         (["--config.overlap=50"], "overlap_s is 50: use at most 12.5"),
-        (["--config.overhead=1.5", "--config.stop_s=-1"], "2 violation"),
+        (["--config.overhead=1.5", "--config.stop_s=-1"], "- overhead is 1.5"),
         (["--config.chps=4"], "there is no such field"),
         (["extra"], "unexpected argument 'extra'"),
     ],

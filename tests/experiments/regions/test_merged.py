@@ -62,6 +62,23 @@ def test_evaluations_are_at_the_tokens_of_all_regions(tmp_path):
     assert at == {0: 0, 2: 60}
 
 
+def test_evaluations_are_those_of_one_set(tmp_path):
+    """Losses of two sets do not compare: of the set that was the last one of the first region."""
+    sets = [{"kind": "eval_set", "document": [0], "count": [n]} for n in (5, 7)]
+    paths = []
+    for region in range(REGIONS):
+        paths.append(tmp_path / f"{region}.jsonl")
+        log = MetricsLog(paths[-1], -1)
+        log.write([header(region), sets[0]])
+        for step, anchor in (1, 3.0), (2, 2.0):
+            log.write([{"kind": "eval", "step": step, "tokens": 1, "anchor": anchor}])
+            log.write([sets[1]])
+        log.close()
+    records = merged(paths)
+    assert [r["count"] for r in records if r["kind"] == "eval_set"] == [[7]]
+    assert [r["step"] for r in records if r["kind"] == "eval"] == [2]
+
+
 def losses(folder, records):
     """The merged evaluations of regions, each with these fields."""
     paths = []

@@ -68,11 +68,11 @@ def interrupted_after(count):
     """`Loop._chunk` that is hit by a signal in its last call."""
     made, chunk = [], Loop._chunk
 
-    def counted(self, interrupt):
+    def counted(self):
         made.append(self)
         if len(made) == count:
             os.kill(os.getpid(), signal.SIGTERM)
-        chunk(self, interrupt)
+        chunk(self)
 
     return counted
 

@@ -14,7 +14,8 @@ from experiments.__main__ import main
 from experiments.metrics import read_records
 from experiments.train import loop as loops
 from experiments.train.evaluation import Evaluator
-from experiments.train.loop import BEST, Loop
+from experiments.train.loop import Loop, best_by
+from lowcomm_jax.checkpoint import Checkpoints
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED
 
@@ -31,11 +32,12 @@ def loop(monkeypatch):
         setattr(made, name, MagicMock())
     made.run.engine.clock = made.run.exchange = None
     made.run.job.method.anchors = "shared"
+    made.run.job.config = {"eval": {"sequences": 9}}
     made.driver.step = lambda state: state.step
     made._spent, made._started = dict.fromkeys(loops.PHASES, 0.0), 0.0
     made.evaluation, made._evaluated_at, made._owed, made._ended = None, -1, False, None
     made._now, made._lasted = None, {}
-    made._evaluated_progress = 0
+    made._evaluated_progress, made._saved_at = 0, -1
     made.state = MagicMock(step=4)
     made.evaluator = lambda state, leave: MagicMock(anchor=1.5, regions=None)
     return made
@@ -50,9 +52,21 @@ def test_a_checkpoint_is_judged_by_its_own_loss(loop):
     """With that of an earlier step the wrong checkpoint would be kept as the best one."""
     assert saved(loop) == {}
     loop._evaluate(lambda: False)
-    assert saved(loop) == {BEST: 1.5}
+    assert saved(loop) == {"anchor on 9 sequences": 1.5}
     loop.state = SimpleNamespace(step=6)
     assert saved(loop) == {}
+
+
+def test_an_evaluation_judges_the_checkpoint_of_its_step(loop):
+    """Of one that was saved before it: in the middle of a run, at its end, or before a restart."""
+    loop._evaluate(lambda: False)
+    loop.checkpoints.add_metrics.assert_not_called()
+    saved(loop)
+    loop._evaluate(lambda: False)
+    loop.checkpoints.add_metrics.assert_called_once_with(4, {"anchor on 9 sequences": 1.5})
+    loop.state = MagicMock(step=6)
+    loop._evaluate(lambda: False)
+    loop.checkpoints.add_metrics.assert_called_once()
 
 
 def test_a_signal_is_told_what_is_under_way_and_for_how_long(loop, monkeypatch):
@@ -65,12 +79,22 @@ def test_a_signal_is_told_what_is_under_way_and_for_how_long(loop, monkeypatch):
     assert said == "a batch of the evaluation (0.5 s so far, the last took 4.0 s)"
 
 
+def test_seconds_of_a_phase_inside_another_are_booked_once(loop, monkeypatch):
+    """As of a save in the middle of an evaluation, or of batches that a chunk waits for."""
+    clock = iter([10.0, 12.0, 15.0, 20.0])
+    monkeypatch.setattr(loops.time, "perf_counter", lambda: next(clock))
+    with loop._phase("eval"), loop._phase("checkpoint"):
+        pass
+    assert (loop._spent["eval"], loop._spent["checkpoint"]) == (7.0, 3.0)
+    assert loop._lasted == {"eval": 10.0, "checkpoint": 3.0}
+
+
 def test_seconds_go_on_where_they_were(loop, monkeypatch):
     """A run of 40 s that is continued at 1000 s of this process has run 40 s."""
     loop._started = 1000.0
     monkeypatch.setattr(loops.time, "perf_counter", lambda: 1003.0)
     loop.driver.progress = lambda state: state.step
-    loop.restore({"records": {}, "seconds": 40.0, "owed_evaluation": False, "ended": None})
+    loop.restore({"records": {}, "seconds": 40.0, "owed_evaluation": False, "ended": None}, 4)
     assert loop.seconds == 43.0
     assert loop._shown == (4, 40.0)
 
@@ -134,6 +158,15 @@ def whole(run, root):
     return losses(root / "whole")
 
 
+def test_the_last_checkpoint_is_found_as_the_best(root, whole):
+    """It is saved before it is evaluated."""
+    best_of = best_by(read_records(root / "whole" / "metrics.jsonl")[0]["config"])
+    with Checkpoints(root / "whole" / "checkpoints", keep_best=best_of) as checkpoints:
+        assert whole[-1][2] == min(loss for _, _, loss in whole)
+        assert checkpoints.best() == checkpoints.latest() == 12
+    assert metrics(root / "whole", 12) == [whole[-1][2]]
+
+
 @pytest.mark.parametrize(("name", "at"), [("first", 0), ("inside", 8)])
 def test_a_signal_takes_no_evaluation_away(name, at, run, root, whole, monkeypatch):
     """One before the first step, one in the chunk that ends where an evaluation is due."""
@@ -170,12 +203,16 @@ def test_within_an_evaluation(step, kind, run, root, whole, monkeypatch, capfd):
             run(name)
     assert asked[-1] == step and asked.count(step) == 2
     assert losses(root / name) == [one for one in whole if one[0] < step]
+    assert metrics(root / name, step) == []
     monkeypatch.setattr(Evaluator, "__call__", evaluate)
     if step == 12:
         for owner, act in ((loops.FixedDriver, "advance"), (Engine, "finish")):
             monkeypatch.setattr(owner, act, lambda *a, **b: pytest.fail("it was done already"))
     assert run(name) == 0
     assert losses(root / name) == whole
+    assert metrics(root / name, step) == [one[2] for one in whole if one[0] == step]
+    kinds = [r["kind"] for r in read_records(root / name / "metrics.jsonl")]
+    assert kinds.count("resume") == kinds.count("eval_set") == 1  # the same set
     got, want = (read_records(root / n / "metrics.jsonl")[-1] for n in (name, "whole"))
     assert {**got, "seconds": 0} == {**want, "seconds": 0}
     monkeypatch.undo()
@@ -208,3 +245,8 @@ def interrupted_at(monkeypatch, progress):
 def losses(folder):
     found = read_records(folder / "metrics.jsonl")
     return [(r["step"], r["tokens"], r["anchor"]) for r in found if r["kind"] == "eval"]
+
+
+def metrics(folder, step):
+    with Checkpoints(folder / "checkpoints") as checkpoints:
+        return list(checkpoints.document(step)["metrics"].values())

@@ -11,6 +11,7 @@ import yaml
 from experiments.__main__ import main
 from experiments.metrics import read_records
 from experiments.runlog import read_run
+from experiments.train import header
 from experiments.trained.anchor import load_trained
 from experiments.workdir import METRICS
 
@@ -89,7 +90,7 @@ def refused(tiny, root, workdir, capsys, *more):
         ("accumulate", 2),
         ("block", 3),
         ("codec_error", True),
-        ("concurrent_exchange", True),
+        ("concurrent_exchange", False),
         ("data.cache_dir", "elsewhere"),
         ("eval.batch", 4),
         ("eval.every", 3),
@@ -147,6 +148,7 @@ def test_regions_whose_parameters_have_other_names_do_not_meet(tiny, root, tmp_p
     of_one = (*meet, "--config.region=1")
     said = refused(tiny, root, tmp_path / "r1", capsys, *of_one, "--config.model.layer_loop=scan")
     assert "model.layer_loop: unrolled in the region that came first -> scan here" in said
+    assert "for scan, begin in another rendezvous" in said
     fix = said[said.index("--config.model.layer_loop=") :].strip()
     said = refused(tiny, root, tmp_path / "r1", capsys, *of_one, fix)
     assert "layer_loop" not in said and "regions [0] of run" in said
@@ -180,6 +182,11 @@ def test_it_goes_on_on_another_mesh_in_other_folders(tiny, root, whole, capsys):
         "changed  eval.sequences 20 -> 10: losses before and after are of other texts",
     ]
     assert resumed(moved)["changed"] == [line.removeprefix("changed  ") for line in lines]
+    records = read_records(moved / METRICS)
+    assert [r["kind"] for r in records].count("eval_set") == 2
+    assert [r["step"] for r in read_run(moved).evals] == [
+        r["step"] for r in records[records.index(resumed(moved)) :] if r["kind"] == "eval"
+    ]
     expected, got = anchor(whole), anchor(moved)
     assert expected.keys() == got.keys()
     for name, values in expected.items():
@@ -223,10 +230,21 @@ def test_names_of_parameters_stay_where_the_device_would_choose_others(tiny, roo
     assert train(tiny, root, new, *more, "--config.steps=3", "--config.inner.warmup_steps=1") == 0
 
 
+def test_what_has_changed_is_named_with_its_colons(monkeypatch):
+    monkeypatch.setattr(header, "place", lambda run: {"device": "card: b", "unroll": True})
+    said = header.changes({"device": "card: a", "unroll": True}, None)
+    assert said == ["device card: a -> card: b: numbers may differ in their last digits"]
+
+
 def test_a_log_is_read_with_the_set_of_the_last_evaluation(whole, tmp_path):
-    """A run that goes on with another set has not evaluated yet."""
+    """A run that goes on with another set has not evaluated yet; then only that one counts."""
     run = shutil.copytree(whole, tmp_path / "run")
     with (run / METRICS).open("a") as log:
         log.write(json.dumps({"kind": "eval_set", "document": [0], "count": [3]}) + "\n")
     found = read_run(run)
     assert len(found.eval_count) == len(found.evals[-1]["document_sum"]) > 1
+    last = {**found.evals[-1], "step": STEPS + 1, "document_sum": [6.0], "anchor": 2.0}
+    with (run / METRICS).open("a") as log:
+        log.write(json.dumps(last) + "\n")
+    found = read_run(run)
+    assert found.evals == [last] and found.eval_count.tolist() == [3]

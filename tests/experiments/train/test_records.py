@@ -149,7 +149,9 @@ def test_a_file_of_another_version_is_refused(tmp_path):
 def test_the_rate_is_that_of_the_optimizers_count():
     """It does not count the steps that a region leaves out."""
     rate_S = np.arange(10) / 10.0
-    run = SimpleNamespace(job=SimpleNamespace(method=lc.methods.diloco(3)), rate_S=rate_S)
+    run = SimpleNamespace(
+        job=SimpleNamespace(method=lc.methods.diloco(3)), rates=lambda steps: rate_S[steps]
+    )
     run.exchange = None
     driver = FixedDriver(run, nullcontext)
     records = StepRecords(2, driver.rate)

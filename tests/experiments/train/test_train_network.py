@@ -94,7 +94,7 @@ def test_a_round_that_cannot_hide_its_payload_is_refused(tiny, tmp_path, capsys)
 @pytest.mark.parametrize(
     "setting,part",
     [
-        ("--config.method.gamma=0.9", "network is missing"),
+        ("--config.method.gamma=0.9", "or a network"),
         ("--config.network=lan", "regions"),
         ("--config.network=no_such", "no_such"),
     ],

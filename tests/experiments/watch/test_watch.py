@@ -204,6 +204,14 @@ def test_only_what_is_new_is_read(run, monkeypatch):
     assert view["complete"] and view["regions"][2]["sent"] == 7 and view["alarms"] == []
 
 
+def test_losses_of_another_set_begin_a_curve_of_their_own(run):
+    other = {"kind": "eval_set", "document": [0], "count": [7]}
+    log(run, [other], step=20)
+    assert Watch(run).look()["eval"]["curve"] == [[20, 3.25]], "it has not been evaluated yet"
+    log(run, [*steps(range(3), 21, 22), evaluation(22, 4.5)], step=20)
+    assert Watch(run).look()["eval"]["curve"] == [[22, 4.5]]
+
+
 def test_separate_jobs_are_one_run(tmp_path):
     watch = Watch(jobs(tmp_path))
     view = watch.look()

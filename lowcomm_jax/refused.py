@@ -1,0 +1,140 @@
+"""`Refused`: the one error of settings that cannot work, and checks of single values.
+
+Whoever is given settings collects every problem, one line with its fix each, and raises them at
+once: `refuse(title, lines)`. Whoever builds parts of others takes their lines over (`collect`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Iterable
+from numbers import Integral, Real
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Refused(ValueError):
+    """Everything that is wrong with an input.
+
+    Attributes:
+      lines: one sentence each, once each: what is wrong, and the smallest change that would work.
+    """
+
+    def __init__(self, title: str, lines: Iterable[str]):
+        self.lines: tuple[str, ...] = tuple(dict.fromkeys(lines))
+        super().__init__("\n- ".join([f"{title}:", *self.lines]))
+
+
+def refuse(title: str, lines: Iterable[str | None]) -> None:
+    """Raise one `Refused` that lists these lines, or return where there are none.
+
+    Args:
+      title: what was checked.
+      lines: None stands for a check that passed.
+
+    Raises:
+      Refused: at least one line is not None.
+    """
+    found = [line for line in lines if line is not None]
+    if found:
+        raise Refused(title, found)
+
+
+def collect(found: list[str], prefix: str, build: Callable[[], T]) -> T | None:
+    """What `build()` gives; None where it refuses, and each of its lines joins `found`.
+
+    Args:
+      prefix: stands before each line.
+    """
+    try:
+        return build()
+    except Refused as error:
+        found += [prefix + line for line in error.lines]
+    except ValueError as error:
+        found.append(f"{prefix}{error}")
+    return None
+
+
+def is_unknown(name: Any, known: Iterable[str], fix: str = "use") -> str:
+    """`is unknown (did you mean X?): use X, Y, Z`; without X where no known name is near."""
+    known = [str(each) for each in known]
+    near = difflib.get_close_matches(str(name), known, n=1)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    return f"is unknown{hint}: {fix} {', '.join(known)}"
+
+
+# -- checks of single values: each gives a line, or None where the value is fine -----------------
+
+
+def in_range(
+    name: str,
+    value: Any,
+    low: float,
+    high: float,
+    *,
+    open_low: bool = False,
+    open_high: bool = False,
+) -> str | None:
+    """What is wrong with a number outside an interval.
+
+    Arrays, tracers, trees and callables pass, since only a Python or NumPy scalar has a value when
+    a rule is built. `optax.inject_hyperparams` builds rules with traced arguments.
+    """
+    if not isinstance(value, Real):
+        return None
+    above = value > low if open_low else value >= low
+    below = value < high if open_high else value <= high
+    if above and below:
+        return None
+    interval = f"{'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
+    return f"{name}={value!r} is outside {interval}: choose a value inside it"
+
+
+def rates(learning_rate: Any, momentum: Any) -> list[str | None]:
+    """What is wrong with an outer learning rate, and with a momentum in [0, 1)."""
+    return [
+        in_range("learning_rate", learning_rate, 0.0, float("inf")),
+        in_range("momentum", momentum, 0.0, 1.0, open_high=True),
+    ]
+
+
+def one_of(name: str, value: str, allowed: Iterable[str]) -> str | None:
+    """What is wrong with a choice that is not allowed."""
+    if value in allowed:
+        return None
+    return f"{name}={value!r} {is_unknown(value, allowed, 'choose one of')}"
+
+
+# -- the same of a description's fields: a list of no line, or of one -----------------------------
+
+
+def whole(label: str, value: Any, least: int = 1) -> list[str]:
+    """A line unless the value is a whole number of at least `least`."""
+    fine = is_whole(value) and value >= least
+    return [] if fine else [f"{label} is {value!r}: use a whole number of at least {least}"]
+
+
+def above_zero(label: str, value: Any, most: float = math.inf) -> list[str]:
+    """A line unless the value is a number in (0, most]."""
+    if is_number(value) and 0 < value <= most:
+        return []
+    limit = "" if most == math.inf else f" and at most {most:g}"
+    return [f"{label} is {value!r}: use a number above 0{limit}"]
+
+
+def not_negative(label: str, value: Any) -> list[str]:
+    """A line unless the value is a number of 0 or more."""
+    fine = is_number(value) and value >= 0
+    return [] if fine else [f"{label} is {value!r}: use a number of 0 or more"]
+
+
+def is_whole(value: Any) -> bool:
+    """Whether it is a whole number, Python's or NumPy's; True and False are none."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a finite number, Python's or NumPy's; True and False are none."""
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)

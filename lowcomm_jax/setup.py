@@ -1,0 +1,407 @@
+"""`Setup`: the settings of an engine in one record.
+
+`Engine` takes its fields as keywords, a config section fills them, and the table of refusals
+(`refusals`) reads them. A setting is one field: name, type, the values that it takes, what it is,
+default. What follows from the fields is a property.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import inspect
+import textwrap
+import typing
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
+
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from lowcomm_jax import methods
+from lowcomm_jax.compat import is_gpu
+from lowcomm_jax.mesh.regions import Regions, Replicas, default_mesh
+from lowcomm_jax.methods.base import Method
+from lowcomm_jax.network import Network, parse
+from lowcomm_jax.params.layout import Roles
+from lowcomm_jax.params.sharding import SpecFn
+from lowcomm_jax.refused import Refused, is_number, is_whole
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Takes:
+    """The values that a setting may have, whatever the others are.
+
+    Attributes:
+      fits: whether a value is one.
+      fix: what to do else, or a function of the value that says so.
+    """
+
+    fits: Callable[[Any], bool]
+    fix: str | Callable[[Any], str]
+
+    def problem(self, name: str, value: Any) -> str | None:
+        """A line with its fix, or None."""
+        if self.fits(value):
+            return None
+        return f"{name}={value!r}: {self.fix if isinstance(self.fix, str) else self.fix(value)}"
+
+
+def _optimizer(value: Any) -> str:
+    if hasattr(value, "gradient_transformation"):  # optax.MultiSteps
+        return f"give optax.{type(value).__name__}(...).gradient_transformation()"
+    return "give an Optax optimizer, as optax.adamw(1e-3)"
+
+
+def _factory(value: Any) -> str:
+    name = value if isinstance(value, str) else getattr(value, "__name__", "")
+    near = difflib.get_close_matches(name, methods.__all__, n=1) or ["diloco"]
+    return f"no Method; call its factory, as lc.methods.{near[0]}(...)"
+
+
+def _one_of(*known: str) -> Takes:
+    return Takes(
+        lambda x: isinstance(x, str) and x in known, f"use {' or '.join(map(repr, known))}"
+    )
+
+
+LOSS = Takes(callable, "give a function (params, batch, rng) -> loss")
+OPTIMIZER = Takes(lambda x: isinstance(x, optax.GradientTransformation), _optimizer)
+METHOD = Takes(lambda x: isinstance(x, Method), _factory)
+MESH = Takes(
+    lambda x: x is None or isinstance(x, Mesh),
+    "no Mesh; give one of lc.make_mesh(region=2), or leave it out",
+)
+FROM_1 = Takes(lambda x: is_whole(x) and x >= 1, "a whole number, at least 1, is needed")
+WHOLE = Takes(is_whole, "give a whole number")
+SWITCH = Takes(lambda x: isinstance(x, bool), "use True or False")
+SWITCH_OR_NONE = Takes(lambda x: x is None or isinstance(x, bool), "use True, False or None")
+FUNCTION_OR_NONE = Takes(lambda x: x is None or callable(x), "give a function, or None")
+PREFIXES = Takes(
+    lambda x: isinstance(x, Sequence) and all(isinstance(each, str) for each in x),
+    "give path prefixes of leaves, as ('blocks',)",
+)
+ABOVE_1 = Takes(
+    lambda x: x is None or (is_number(x) and x > 1), "must exceed 1; or None for no bound"
+)
+POSITIVE = Takes(
+    lambda x: x is None or (is_number(x) and x > 0), "must be positive; or None for no clipping"
+)
+
+
+IN_CONFIG = object()
+"""Marks a setting that a training config has under the same name."""
+
+
+@typing.runtime_checkable
+class BetweenJobs(Protocol):
+    """What an engine must know of an exchange between jobs, whether it is open or only described.
+
+    Attributes:
+      kind: `store` or `peers`.
+      region: number of the region that this job is.
+      count: regions of the run.
+      heal: what happens where anchors differ.
+    """
+
+    kind: str
+    region: int
+    count: int
+    heal: str
+
+
+EXCHANGE = Takes(
+    lambda x: x == "mesh" if isinstance(x, str) else isinstance(x, BetweenJobs),
+    "use 'mesh', exchange.store(...) or exchange.peers(...)",
+)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Setup:
+    """The settings of an engine."""
+
+    loss_fn: Annotated[
+        Callable,
+        LOSS,
+        "`loss_fn(params, batch, rng)` -> scalar, or (scalar, aux dict of scalars). `params` is "
+        "the user's tree of one region, batch leaves are `[per-region batch, ...]`. An aux entry "
+        "`tokens` counts tokens; `updates` (leaf name -> new value) replaces leaves of role "
+        "`local` or `average`.",
+    ]
+    inner: Annotated[
+        optax.GradientTransformation,
+        OPTIMIZER,
+        "inner Optax optimizer; its state stays in the region and is kept across rounds. It is the "
+        "same in all regions at the start, with any random keys in it. Periods count steps, not "
+        "moves: with `optax.MultiSteps` a period is a multiple of its k (else a warning says so), "
+        "or `accumulate` takes its place.",
+    ]
+    method: Annotated[Method, METHOD, "one of `lowcomm_jax.methods`."]
+    regions: Annotated[int, FROM_1, "number of regions R."]
+    _: dataclasses.KW_ONLY
+    mesh: Annotated[
+        Mesh | None,
+        MESH,
+        "mesh with axes region, stage, fsdp, tensor; default: `mesh.default_mesh`.",
+    ] = None
+    exchange: Annotated[
+        Literal["mesh"] | BetweenJobs,
+        EXCHANGE,
+        "how payloads travel: `mesh` (collectives inside one program), or a result of "
+        "`exchange.store` or `exchange.peers`. This job is then one region of several: its mesh "
+        "lies inside that region, and states, batches and metrics have that one row.",
+    ] = "mesh"
+    network: Annotated[
+        Any,
+        "a `network.Network`, preset name or spec. The engine then books the run on a virtual "
+        "clock, `engine.clock`; what the clock says changes no step. Before the first step a "
+        "schedule may read the network's timing once (`Schedule.settle`): CoCoDC its slots, "
+        "DiLoCoX and Decoupled DiLoCo how long a payload travels.",
+    ] = None
+    replicas: Annotated[
+        Replicas,
+        IN_CONFIG,
+        _one_of("vmap", "map"),
+        "how a mesh slot runs the replicas it holds (`mesh.Regions`).",
+    ] = "map"
+    seed: Annotated[
+        int, WHOLE, "seeds a step's `rng`, a pure function of (seed, region, step)."
+    ] = 0
+    roles: Annotated[Roles, "which leaves are trained (`params.make_layout`)."] = None
+    weights: Annotated[
+        Literal["equal", "tokens"] | Sequence[float] | np.ndarray,
+        "`equal`, `tokens` (tokens consumed since the fragment's last send) or R numbers.",
+    ] = "equal"
+    specs: Annotated[
+        SpecFn | None,
+        FUNCTION_OR_NONE,
+        "`(leaf name, shape) -> PartitionSpec` over the axes inside a region; default: FSDP on the "
+        "longest axis that divides, or, with a codec, on the rows if they hold whole blocks.",
+    ] = None
+    stacked: Annotated[
+        Sequence[str], PREFIXES, "path prefixes of leaves with a leading layer axis."
+    ] = ()
+    accumulate: Annotated[int, IN_CONFIG, FROM_1, "microbatches a step's batch is cut into."] = 1
+    skip_nonfinite: Annotated[
+        bool,
+        SWITCH,
+        "leave a region as it was when its gradient is not finite (counted in the metric "
+        "`skipped`). Else one bad batch makes its parameters and moments NaN for good.",
+    ] = True
+    outlier_factor: Annotated[
+        float | None,
+        ABOVE_1,
+        "leave out a region whose pseudo-gradient norm exceeds this multiple of the median over "
+        "regions; None = off. With two regions the median is their mean, so that a factor of 2 or "
+        "more never applies.",
+    ] = None
+    max_update_norm: Annotated[
+        float | None,
+        POSITIVE,
+        "clip the outer update to this global norm per fragment; None = off.",
+    ] = None
+    hops: Annotated[
+        Callable | None,
+        FUNCTION_OR_NONE,
+        "where `loss_fn` itself moves values between regions (random routing): region 0's batch "
+        "and keys -> the transfers of each call, `Pipeline.hops`; they are booked at every step.",
+    ] = None
+    block: Annotated[
+        int,
+        IN_CONFIG,
+        FROM_1,
+        "most steps that `run` stages on the device at once; where batches are cut "
+        "(`microbatch=`), most microbatches.",
+    ] = 16
+    offload: Annotated[
+        bool,
+        IN_CONFIG,
+        SWITCH,
+        "keep anchor, outer state, residuals and snapshots in pinned host memory.",
+    ] = False
+    codec_error: Annotated[
+        bool,
+        IN_CONFIG,
+        SWITCH,
+        "let sends measure how far decoded payloads are from what they stand for (metric "
+        "`codec_error`); it takes another decoding, and its memory.",
+    ] = False
+    concurrent_exchange: Annotated[
+        bool | None,
+        IN_CONFIG,
+        SWITCH_OR_NONE,
+        "exchange payloads in flight beside inner steps, in one program "
+        "(`sync.concurrent_exchange`); None = where the mesh has GPUs or TPUs, and the method a "
+        "delay. It serves `run`; with `step`, or where batches are cut, landings exchange.",
+    ] = None
+    batches: Annotated[
+        Literal["whole", "own"],
+        _one_of("whole", "own"),
+        "what each process of a program of several processes is given of a batch: the `whole` "
+        "batch, or its `own` part (see `own_batch`).",
+    ] = "whole"
+
+    def __post_init__(self) -> None:
+        """NumPy's whole numbers become Python's, and one text is one prefix."""
+        for name in SETTINGS:
+            if isinstance(value := getattr(self, name), np.integer):
+                object.__setattr__(self, name, int(value))
+        if isinstance(self.stacked, str):
+            object.__setattr__(self, "stacked", (self.stacked,))
+
+    def as_keywords(self) -> dict[str, Any]:
+        """What an engine of these settings is called with."""
+        return {name: getattr(self, name) for name in SETTINGS}
+
+    @property
+    def separate(self) -> bool:
+        """Whether this job is one region of several."""
+        return not isinstance(self.exchange, str)
+
+    @property
+    def here(self) -> tuple[int, ...]:
+        """Numbers of the regions in this job."""
+        if isinstance(self.exchange, str):
+            return tuple(range(self.regions))
+        return (self.exchange.region,)
+
+    @functools.cached_property
+    def placed(self) -> Regions:
+        """The regions of this job on its mesh."""
+        return Regions(len(self.here), self.mesh or default_mesh(len(self.here)), self.replicas)
+
+    @property
+    def everyone(self) -> Regions:
+        """All regions of the run on this mesh, as far as refusals read it."""
+        return dataclasses.replace(self.placed, count=self.regions)
+
+    @functools.cached_property
+    def links(self) -> Network | None:
+        """The network between the regions; None where none is given.
+
+        Raises:
+          Refused: `network` describes none.
+        """
+        return None if self.network is None else parse(self.network)
+
+    @property
+    def concurrent(self) -> bool:
+        """Whether payloads are exchanged beside inner steps: as asked, else where it pays."""
+        if self.concurrent_exchange is not None:
+            return self.concurrent_exchange
+        device = self.placed.mesh.devices.flat[0]
+        fast = is_gpu(device) or device.platform == "tpu"
+        return fast and self.why_not_concurrent is None
+
+    @property
+    def why_not_concurrent(self) -> str | None:
+        """Why payloads cannot be exchanged beside inner steps, as far as these settings decide."""
+        if self.separate:
+            return "regions that are jobs of their own exchange beside inner steps anyway"
+        method, schedule = self.method, self.method.schedule
+        if method.channels:
+            return f"{method.name} exchanges inside the program of the inner steps"
+        if method.topology is not None:
+            return f"{method.name} picks one of several permutes when it lands"
+        no_delay = not schedule.land_after_send and not np.any(np.asarray(schedule.delay))
+        if method.signal == "gradient" or (no_delay and not schedule.needs_network):
+            return f"{method.name} has no delay, so that no inner step is beside its exchange"
+        if self.placed.slots == 1:
+            return "all regions are in one slot of the mesh, and nothing moves"
+        return None
+
+    @functools.cached_property
+    def optimizer(self) -> optax.GradientTransformationExtraArgs:
+        """What steps: `inner`, with gradient exchange behind the method's outer rule."""
+        inner = self.inner
+        if self.method.signal == "gradient" and self.method.outer is not None:
+            inner = optax.chain(self.method.outer, inner)
+        return optax.with_extra_args_support(inner)
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What a field of `Setup` says of itself.
+
+    Attributes:
+      about: the setting in a sentence.
+      takes: its values; None = other settings decide.
+      in_config: whether a config has a field of this name, which the engine takes as it is.
+      default: where there is none, `dataclasses.MISSING`.
+      kinds: types of its values.
+    """
+
+    about: str
+    takes: Takes | None
+    in_config: bool
+    default: Any
+    kinds: tuple[Any, ...]
+
+
+def _settings() -> dict[str, Setting]:
+    hints, found = typing.get_type_hints(Setup, include_extras=True), {}
+    for field in dataclasses.fields(Setup):
+        kind, *says = typing.get_args(hints[field.name])
+        (about,) = (each for each in says if isinstance(each, str))
+        takes = next((each for each in says if isinstance(each, Takes)), None)
+        kinds = typing.get_args(kind) or (kind,)
+        found[field.name] = Setting(about, takes, IN_CONFIG in says, field.default, kinds)
+    return found
+
+
+SETTINGS = _settings()
+"""Name -> what it says of itself, in order."""
+
+
+def with_settings(docstring: str | None) -> str:
+    """The docstring of a class, with every setting as an argument behind its first line."""
+    lines = ["    Args:"]
+    for name, setting in SETTINGS.items():
+        about = f"{name}: {setting.about}"
+        lines += textwrap.wrap(about, 100, initial_indent=" " * 6, subsequent_indent=" " * 8)
+    first, _, rest = (docstring or "").partition("\n")
+    return "\n".join([first, "", *lines, rest])
+
+
+def takes_settings(make: Callable[P, Any]) -> Callable:
+    """Let a constructor that is given a `Setup` be called with the settings themselves.
+
+    Args:
+      make: `Setup`; a checker of types reads the parameters from it.
+    """
+
+    def decorate(init: Callable[[T, Any], None]) -> Callable[Concatenate[T, P], None]:
+        @functools.wraps(init)
+        def called(self: T, *given: P.args, **named: P.kwargs) -> None:
+            refuse_unknown(named)
+            init(self, make(*given, **named))
+
+        kinds = typing.get_type_hints(make)
+        parameters = [
+            parameter.replace(annotation=kinds[name])
+            for name, parameter in inspect.signature(make).parameters.items()
+        ]
+        own = inspect.signature(init).parameters["self"]
+        called.__signature__ = inspect.Signature([own, *parameters])  # type: ignore[attr-defined]
+        return called
+
+    return decorate
+
+
+def refuse_unknown(named: dict[str, Any]) -> None:
+    """Refuse keywords that are no settings, with the nearest ones.
+
+    Raises:
+      Refused: there are some.
+    """
+    lines = []
+    for name in named.keys() - SETTINGS.keys():
+        near = difflib.get_close_matches(name, SETTINGS, n=1)
+        lines.append(f"{name}: no such setting" + (f"; did you mean {near[0]}?" if near else ""))
+    if lines:
+        raise Refused("these settings cannot work", sorted(lines))
