@@ -62,13 +62,14 @@ LINK = re.compile(r"(!?)\[((?:[^\]\[]|\[[^\]]*\])+)\]\(([^)#:]+)(#[^)]*)?\)")
 def _into_the_site(folder: pathlib.Path, text: str) -> str:
     """Markdown whose links lead into the repository, with links that lead into the site.
 
-    Links to folders become plain text; those to files that are no pages stay, as downloads.
+    Links to folders and to pages of the evidence become plain text; those to files that are no
+    pages stay, as downloads.
     """
 
     def rewritten(link: re.Match) -> str:
         image, words, path, anchor = link.groups(default="")
         target = (folder / path).resolve()
-        if target.is_dir():
+        if target.is_dir() or DOCS.parent / "evidence" in target.parents:
             return words
         if target.parent == DOCS.parent and target.name in SHOWN:
             target = DOCS / f"{SHOWN[target.name]}.rst"

@@ -37,8 +37,6 @@ COMMANDS = {  # the module of each, in the order in which they are shown
     "export": "trained.export",
     "compare": "compare.main",
     "sweep": "sweep.main",
-    "campaign": "campaign.main",
-    "results": "results.main",
     "plan": "plan.main",
     "bench": "bench.main",
 }
@@ -47,7 +45,7 @@ COMMANDS = {  # the module of each, in the order in which they are shown
 _BY_CONFIG = {"quick": "configs/compare/quick.py", "compare": None, "sweep": None, "plan": None}
 # Ctrl-C ends these at once wherever they have nothing to save, as SIGTERM does. A KeyboardInterrupt
 # would be lost in a callback of JAX's, or leave a compilation half done.
-_END_AT_ONCE = ("train", "plan", "report", "sample", "export", "results")
+_END_AT_ONCE = ("train", "plan", "report", "sample", "export")
 EXIT_CTRL_C = 128 + signal.SIGINT
 # Paths that do not lead where a file can be read or written; the path says enough.
 _ABOUT_A_PATH = (
@@ -72,17 +70,15 @@ def main(argv: Sequence[str]) -> int:
     if command in ("help", "--help", "-h"):
         print(_overview())
         return 0
+    if command.startswith("-"):
+        command, rest = "quick", list(argv)
+    return answered(command, lambda: _run(command, rest))
+
+
+def answered(command: str, run: Callable[[], int | None]) -> int:
+    """The exit code of a command; what is refused, and what else ends it, is a line on stderr."""
     try:
-        if command.startswith("-"):
-            command, rest = "quick", list(argv)
-        if command not in COMMANDS:
-            hint = closest(command, sorted(COMMANDS))
-            raise RefusedError([f"unknown command {command!r}{hint}"], "python -m experiments")
-        with _starting():
-            module = importlib.import_module(f"experiments.{_module(command, rest)}")
-        if _module(command, rest) == COMMANDS.get(command) and command in _BY_CONFIG:
-            return _run_by_config(command, module, rest)
-        return module.main(rest) or 0
+        return run() or 0
     except HelpShown:
         return 0
     except RefusedError as error:
@@ -98,6 +94,17 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print(f"{command}: interrupted", file=sys.stderr)
         return EXIT_CTRL_C
+
+
+def _run(command: str, rest: Sequence[str]) -> int | None:
+    if command not in COMMANDS:
+        hint = closest(command, sorted(COMMANDS))
+        raise RefusedError([f"unknown command {command!r}{hint}"], "python -m experiments")
+    with _starting():
+        module = importlib.import_module(f"experiments.{_module(command, rest)}")
+    if _module(command, rest) == COMMANDS.get(command) and command in _BY_CONFIG:
+        return _run_by_config(command, module, rest)
+    return module.main(rest)
 
 
 @contextlib.contextmanager

@@ -30,7 +30,6 @@ _OF_ITS_OWN = {
     "quick": ("variants", "common"),
     "compare": ("variants", "common"),
     "sweep": ("config", "over"),
-    "campaign": ("claims", "arms"),
     "plan": ("methods",),
 }
 _FOLDERS = {"train": "configs", "launch": "configs", "quick": "configs/compare"}

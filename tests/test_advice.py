@@ -32,9 +32,8 @@ CALL = re.compile(
 # Words of English and of mathematics, and patterns.
 NO_CODE = {"document(s)", "microbatch(es)", "L(N, M)", "log(low,high)"}
 NO_CODE |= {r"n((?:\d+ .*\n)*)"}
-# Written by us into a file, or a page that the evidence is in; not said to a user.
+# Written by us into a file; not said to a user.
 LEFT_OUT = (
-    "experiments/results",
     "experiments/report/html_page.py",
     "experiments/watch/page_text.py",
 )
@@ -301,7 +300,6 @@ CONFIGS = (
     "adloco",
     "configs/compare/quick.py",
     "configs/plan/llama_7b.py",
-    "configs/campaign/scale.py",
 )
 
 

@@ -16,7 +16,7 @@ LOOSE = 10  # modules on the top level of a package that are no rooms
 
 @pytest.fixture(scope="module")
 def graph():
-    return grimp.build_graph("lowcomm_jax", "experiments", cache_dir=None)
+    return grimp.build_graph("lowcomm_jax", "experiments", "evidence", cache_dir=None)
 
 
 def test_imports_point_down():
@@ -39,14 +39,14 @@ def test_no_circles(graph):
     graphlib.TopologicalSorter(imports).prepare()  # raises CycleError, which names the circle
 
 
-@pytest.mark.parametrize("package", ["lowcomm_jax", "experiments"])
+@pytest.mark.parametrize("package", ["lowcomm_jax", "experiments", "evidence"])
 def test_few_modules_are_loose(graph, package):
     children = graph.find_children(package)
     loose = sorted(m for m in children if not graph.find_children(m))
     assert len(loose) <= LOOSE, loose
 
 
-@pytest.mark.parametrize("package", ["lowcomm_jax", "experiments"])
+@pytest.mark.parametrize("package", ["lowcomm_jax", "experiments", "evidence"])
 def test_every_room_says_what_it_is_for(package):
     silent = [
         folder.name

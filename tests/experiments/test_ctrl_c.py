@@ -19,7 +19,7 @@ def handler():
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.parametrize("command", ["train", "plan", "report", "sample", "export", "results"])
+@pytest.mark.parametrize("command", ["train", "plan", "report", "sample", "export"])
 def test_commands_with_nothing_to_undo_are_ended_by_the_system(command, handler):
     commands.let_ctrl_c_end([command, "--help"])
     assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL

@@ -32,7 +32,6 @@ CONFIGS = {
 OWN = {
     "compare": "compare/quick",
     "sweep": "sweep/diloco_period",
-    "campaign": "campaign/scale",
 }
 
 
@@ -54,7 +53,7 @@ def test_a_config_that_cannot_be_used(what, tmp_path, capfd):
     assert f"--config={tmp_path}/mine.py" in said and reason in said
 
 
-@pytest.mark.parametrize("command", ["compare", "sweep", "campaign"])
+@pytest.mark.parametrize("command", ["compare", "sweep"])
 def test_a_config_of_another_command(command, capfd):
     said = refused(capfd, command, "--config=configs/diloco.py")
     assert f"is not for {command} (it has no " in said and f"configs/{command}" in said

@@ -1,0 +1,1 @@
+"""One file a campaign, each with a `get_config`."""
