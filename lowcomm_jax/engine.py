@@ -92,7 +92,7 @@ class Engine:
         if setup.links is not None and not setup.separate:
             self.clock = VirtualClock(setup.links, seed=setup.seed, record=True)
         ids_R = np.array(setup.here, np.int32)
-        self.weights = setup.weights
+        self.weights: str | np.ndarray = setup.weights
         if not isinstance(setup.weights, str):
             self.weights = np.asarray(setup.weights, np.float32)[ids_R]
         self._batch_sharding = self.regions.sharding(REGION, None, "fsdp")

@@ -109,10 +109,14 @@ class BetweenJobs(Protocol):
       heal: what happens where anchors differ.
     """
 
-    kind: str
-    region: int
-    count: int
-    heal: str
+    @property
+    def kind(self) -> str: ...
+    @property
+    def region(self) -> int: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def heal(self) -> str: ...
 
 
 EXCHANGE = Takes(
@@ -368,7 +372,9 @@ def with_settings(docstring: str | None) -> str:
     return "\n".join([first, "", *lines, rest])
 
 
-def takes_settings(make: Callable[P, Any]) -> Callable:
+def takes_settings(
+    make: Callable[P, Any],
+) -> Callable[[Callable[[T, Any], None]], Callable[Concatenate[T, P], None]]:
     """Let a constructor that is given a `Setup` be called with the settings themselves.
 
     Args:

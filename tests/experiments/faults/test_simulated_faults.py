@@ -107,7 +107,7 @@ def test_by_time_on_the_virtual_clock(tiny, root, capsys):
 
 
 def test_what_cannot_be_replayed_is_refused(tiny, root, capsys):
-    nothing = "left_out: {}\nkept_own: {}\nleft_out_at_the_end: {}\nrejoined: "
+    nothing = "left_out: {}\nkept_own: {}\nleft_out_at_the_end: {}\nnot_finite: {}\nrejoined: "
     head = f"regions: 3\nsteps: {STEPS}\nmethod: diloco\nperiod: 6\nseed: 0\n{nothing}"
     came = "[{step: 6, region: 1}]"
     kept = "[{step: 6, region: 1, moments_of: 3}]"
