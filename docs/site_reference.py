@@ -1,4 +1,4 @@
-"""Writes the pages of the reference: one a room, and in rooms of rules one a file.
+"""Writes the pages of the reference: one a room, and in some rooms one a file.
 
 They lie in `reference/` beside this file, and are no part of the repository.
 """
@@ -13,28 +13,27 @@ REFERENCE = pathlib.Path(__file__).resolve().parent / "reference"
 STABLE = {
     "lowcomm_jax": "the engine, and what a program calls around it",
     "lowcomm_jax.methods": "published methods",
-    "lowcomm_jax.outer": "how the anchor moves",
-    "lowcomm_jax.landing": "how a region adopts the anchor",
+    "lowcomm_jax.rules.outer": "how the anchor moves: `lc.outer`",
+    "lowcomm_jax.rules.landing": "how a region adopts the anchor: `lc.landing`",
     "lowcomm_jax.schedule": "which fragment leaves and lands when",
     "lowcomm_jax.compression": "what travels",
-    "lowcomm_jax.merge": "how payloads become one direction",
+    "lowcomm_jax.rules.merge": "how payloads become one direction: `lc.merge`",
     "lowcomm_jax.checkpoint": "the training state on disk",
     "lowcomm_jax.models.weights": "export: LLaMA-shaped weights out and in",
 }
 OTHERS = {
     "lowcomm_jax.batching": "batch sizes that grow",
-    "lowcomm_jax.topology": "who averages with whom",
-    "lowcomm_jax.topology.consensus": "how far regions are apart",
+    "lowcomm_jax.rules.topology": "who averages with whom: `lc.topology`",
+    "lowcomm_jax.rules.consensus": "how far regions are apart: `lc.consensus`",
     "lowcomm_jax.exchange": "how payloads travel",
     "lowcomm_jax.network": "the virtual network and its clock",
     "lowcomm_jax.data": "text as batches",
     "lowcomm_jax.models": "a transformer and its pipeline",
 }
 # A file of these rooms is one rule; its docstring has the formula, the symbols and the source.
-BY_FILE = ("methods", "outer", "landing", "schedule", "compression", "merge")
+BY_FILE = ("methods", "schedule", "compression")
 # What is public in rooms that do not list it.
 NAMED = {
-    "lowcomm_jax.topology.consensus": ["Judgement", "contraction", "judge", "variance"],
     "lowcomm_jax.models.weights": ["save_llama", "load_llama"],
 }
 
@@ -61,7 +60,11 @@ def _write_room(room: str) -> None:
             by_file.setdefault(getattr(getattr(module, name), "__module__", room), []).append(name)
     page = [*_title(room), *_docstring(room)]
     if room.rpartition(".")[2] not in BY_FILE:
-        _save(room, page + [line for names in by_file.values() for line in _entries(room, names)])
+        for file, names in by_file.items():
+            # Of a rule's own file beside a room of one file: its docstring has the formula.
+            page += _docstring(file) if file != room and not hasattr(module, "__path__") else []
+            page += _entries(room, names)
+        _save(room, page)
         return
     files = {file: names for file, names in sorted(by_file.items()) if file.startswith(f"{room}.")}
     short = {file: file.removeprefix(f"{room}.") for file in files}

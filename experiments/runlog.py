@@ -18,8 +18,7 @@ from experiments.metrics import checked, judged_on, read_records
 from experiments.regions.merged import measure, merged, region_logs
 from experiments.shape import fields, number
 from experiments.workdir import METRICS
-from lowcomm_jax.outer import Consensus
-from lowcomm_jax.topology.consensus import contraction
+from lowcomm_jax.rules.consensus import Consensus, contraction
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ import numpy as np
 from lowcomm_jax.exchange import Traffic
 from lowcomm_jax.mesh.arrays import replicated
 from lowcomm_jax.refused import is_unknown
-from lowcomm_jax.topology.gossip import Groups
+from lowcomm_jax.rules.topology import Groups
 
 
 def readable(values: Any) -> Any:

@@ -22,11 +22,11 @@ from lowcomm_jax.compression import Codec
 from lowcomm_jax.compression.ef21 import averages_senders
 from lowcomm_jax.compression.two_shot import per_tensor, wrapper_problem
 from lowcomm_jax.exchange import GroupExchange
-from lowcomm_jax.merge import Merge
 from lowcomm_jax.mesh.regions import AXES, slice_of
 from lowcomm_jax.methods.base import per_fragment
 from lowcomm_jax.params.fragments import Pattern
 from lowcomm_jax.refused import Refused, collect, refuse
+from lowcomm_jax.rules.merge import Merge
 from lowcomm_jax.schedule import Arrivals, Learners, TwoLevels
 from lowcomm_jax.setup import FROM_1, SETTINGS, Setup
 from lowcomm_jax.sync.part_checks import call_problems

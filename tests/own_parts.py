@@ -9,8 +9,8 @@ import optax
 from lowcomm_jax import batching
 from lowcomm_jax.compression import Codec, MatrixCodec, PerTensor
 from lowcomm_jax.methods import Method
+from lowcomm_jax.rules.topology import Gossip
 from lowcomm_jax.schedule import Staggered
-from lowcomm_jax.topology import Gossip
 
 number = 3
 

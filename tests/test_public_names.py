@@ -15,6 +15,8 @@ import re
 import sys
 from pathlib import Path
 
+import lowcomm_jax
+
 FROZEN = Path(__file__).with_name("public_names.txt")
 ROOMS = (
     "lowcomm_jax",
@@ -32,6 +34,7 @@ ROOMS = (
     "lowcomm_jax.models",
     "lowcomm_jax.data",
     "lowcomm_jax.network",
+    "lowcomm_jax.consensus",
 )
 # Of classes in these rooms the methods are frozen, too; of others the constructors.
 WITH_METHODS = (
@@ -40,11 +43,8 @@ WITH_METHODS = (
     "lowcomm_jax.checkpoint",
     "lowcomm_jax.topology",
 )
-# Rooms without an `__all__` when the list was frozen: what they offer is named here.
-NAMED = {
-    "lowcomm_jax.topology": ("Gossip", "groups"),
-    "lowcomm_jax.consensus": ("Judgement", "contraction", "judge", "variance"),
-}
+# What programs call of a room that offers more to the others.
+NAMED = {"lowcomm_jax.topology": ("Gossip", "groups")}
 
 
 def _default(value: object) -> str:
@@ -85,24 +85,21 @@ def _lines(name: str, thing: object, methods: bool = False) -> list[str]:
 
 
 def _offered(room: str) -> dict[str, object]:
-    if room == "lowcomm_jax.consensus":
-        module = importlib.import_module("lowcomm_jax").consensus
-    else:
-        module = importlib.import_module(room)
+    handed_out = getattr(lowcomm_jax, room.rpartition(".")[2], None)
+    module = handed_out or importlib.import_module(room)
     names = NAMED.get(room) or module.__all__
     return {name: getattr(module, name) for name in names}
 
 
 def offered_names() -> dict[str, object]:
     """All public names with their rooms, and what they stand for."""
-    rooms = (*ROOMS, "lowcomm_jax.consensus")
-    return {f"{room}.{name}": thing for room in rooms for name, thing in _offered(room).items()}
+    return {f"{room}.{name}": thing for room in ROOMS for name, thing in _offered(room).items()}
 
 
 def public_names() -> list[str]:
     """One line a public name, sorted by room and name."""
     lines = []
-    for room in (*ROOMS, "lowcomm_jax.consensus"):
+    for room in ROOMS:
         for name, thing in sorted(_offered(room).items()):
             lines += _lines(f"{room}.{name}", thing, room in WITH_METHODS)
     return lines

@@ -605,7 +605,7 @@ def settings() -> dict:
         "noloco_weak_pull": claim(
             "NoLoCo's anchors lie closer together at gamma = 0.3 than at 0.7: without gradients "
             "they would contract faster there",
-            "2506.10911; the claim is ours, from lowcomm_jax/outer/gossip_stability.py",
+            "2506.10911; the claim is ours, from lowcomm_jax/rules/consensus.py",
             "noloco_weak",
             "noloco",
             0.0,
@@ -616,7 +616,7 @@ def settings() -> dict:
         "noloco_strong_pull": claim(
             "NoLoCo's anchors lie closer together at gamma = 0.7 than at 1.2: without gradients "
             "they would contract faster there",
-            "2506.10911; the claim is ours, from lowcomm_jax/outer/gossip_stability.py",
+            "2506.10911; the claim is ours, from lowcomm_jax/rules/consensus.py",
             "noloco",
             "noloco_strong",
             0.0,

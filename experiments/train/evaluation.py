@@ -31,7 +31,7 @@ class Evaluation:
     Attributes:
       anchor, mean: loss of the anchor and of the mean of the regions' weights.
       regions: loss of every region's own weights; empty when not asked for.
-      anchor_variance: of the anchors over the regions (`lowcomm_jax.topology.consensus`); 0 when
+      anchor_variance: of the anchors over the regions (`lowcomm_jax.consensus`); 0 when
         they share one.
       document_sum: summed loss of the anchor per document of the evaluation set.
     """

@@ -31,7 +31,7 @@ from lowcomm_jax.exchange.rows import Rows
 from lowcomm_jax.exchange.shares import Packing
 from lowcomm_jax.exchange.traffic import Traffic, all_gather, pair, two_shot
 from lowcomm_jax.mesh.regions import Regions, mean_scale
-from lowcomm_jax.topology.gossip import Groups
+from lowcomm_jax.rules.topology import Groups
 
 PyTree = Any
 

@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 from lowcomm_jax.exchange.rows import Rows
 from lowcomm_jax.exchange.shares import run_on_shares
 from lowcomm_jax.mesh.regions import REGION, Regions
-from lowcomm_jax.topology.gossip import Gossip, member_table
+from lowcomm_jax.rules.topology import Gossip, member_table
 
 PyTree = Any
 MOST_PERMUTES = 4096  # in one program: some minutes of compilation

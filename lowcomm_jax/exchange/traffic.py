@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lowcomm_jax.topology.gossip import Groups
+from lowcomm_jax.rules.topology import Groups
 
 
 class Traffic(NamedTuple):

@@ -39,9 +39,9 @@ from typing import Any, Literal
 import optax
 
 from lowcomm_jax import batching
-from lowcomm_jax import outer as outer_rules
 from lowcomm_jax.batching.trainers import Trainers
 from lowcomm_jax.methods.base import Method
+from lowcomm_jax.rules import outer as outer_rules
 from lowcomm_jax.schedule import Staggered
 
 # The bounds that each test reads.

@@ -28,8 +28,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lowcomm_jax import outer as outer_rules
 from lowcomm_jax.methods.base import Method
+from lowcomm_jax.rules import outer as outer_rules
 from lowcomm_jax.schedule import Arrivals
 
 

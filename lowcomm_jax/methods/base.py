@@ -12,14 +12,15 @@ from typing import Any, Literal
 
 import optax
 
-from lowcomm_jax import compression, merge
+from lowcomm_jax import compression
 from lowcomm_jax.batching.trainers import Trainers
 from lowcomm_jax.channels import Channel
 from lowcomm_jax.compression import Codec, make
 from lowcomm_jax.params.fragments import Pattern
 from lowcomm_jax.refused import collect
+from lowcomm_jax.rules import merge
+from lowcomm_jax.rules.topology import Gossip
 from lowcomm_jax.schedule import Never, Schedule
-from lowcomm_jax.topology.gossip import Gossip
 
 Rule = optax.GradientTransformationExtraArgs | None
 

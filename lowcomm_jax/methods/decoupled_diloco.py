@@ -45,10 +45,10 @@ from typing import Any
 
 import optax
 
-from lowcomm_jax import outer as outer_rules
-from lowcomm_jax.merge import Merge
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.params.fragments import Pattern
+from lowcomm_jax.rules import outer as outer_rules
+from lowcomm_jax.rules.merge import Merge
 from lowcomm_jax.schedule import Admission, Learners, Outage
 
 

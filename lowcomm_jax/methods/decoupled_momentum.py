@@ -41,8 +41,8 @@ from typing import Any, Literal
 import optax
 
 from lowcomm_jax import compression
-from lowcomm_jax import outer as outer_rules
 from lowcomm_jax.methods.base import Method, wire_codec
+from lowcomm_jax.rules import outer as outer_rules
 from lowcomm_jax.schedule import Staggered
 
 

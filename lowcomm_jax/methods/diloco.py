@@ -22,8 +22,8 @@ from typing import Any
 
 import optax
 
-from lowcomm_jax import outer as outer_rules
 from lowcomm_jax.methods.base import Method
+from lowcomm_jax.rules import outer as outer_rules
 from lowcomm_jax.schedule import Staggered
 
 

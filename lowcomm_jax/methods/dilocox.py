@@ -36,11 +36,11 @@ from typing import Any
 import numpy as np
 import optax
 
-from lowcomm_jax import outer as outer_rules
 from lowcomm_jax.compression import Codec, LowRank, names, registry
 from lowcomm_jax.compression.codec_levels import CodecLevels
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.refused import is_unknown
+from lowcomm_jax.rules import outer as outer_rules
 from lowcomm_jax.schedule import Ranked, Schedule, Staggered
 from lowcomm_jax.schedule.base import FirstRound
 

@@ -35,9 +35,9 @@ from typing import Any
 
 import optax
 
-from lowcomm_jax.merge import Align
 from lowcomm_jax.methods.base import Method
-from lowcomm_jax.outer import look_ahead, momentum_average
+from lowcomm_jax.rules.merge import Align
+from lowcomm_jax.rules.outer import look_ahead, momentum_average
 from lowcomm_jax.schedule import Arrivals
 
 

@@ -28,9 +28,9 @@ from typing import Any
 
 import optax
 
-from lowcomm_jax import outer as outer_rules
-from lowcomm_jax.merge import Isotropic
 from lowcomm_jax.methods.base import Method
+from lowcomm_jax.rules import outer as outer_rules
+from lowcomm_jax.rules.merge import Isotropic
 from lowcomm_jax.schedule import Staggered
 
 

@@ -44,12 +44,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from lowcomm_jax import outer as outer_rules
 from lowcomm_jax.methods.base import Method
-from lowcomm_jax.outer.gossip import Variant, gossip_problems
-from lowcomm_jax.outer.gossip_stability import Consensus
+from lowcomm_jax.rules import outer as outer_rules
+from lowcomm_jax.rules.consensus import Consensus
+from lowcomm_jax.rules.outer import Variant, gossip_problems
+from lowcomm_jax.rules.topology import Gossip
 from lowcomm_jax.schedule import Staggered
-from lowcomm_jax.topology.gossip import Gossip
 
 
 def noloco(

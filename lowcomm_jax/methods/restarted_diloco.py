@@ -27,7 +27,7 @@ from __future__ import annotations
 from typing import Any
 
 from lowcomm_jax.methods.base import Method
-from lowcomm_jax.outer import restarting
+from lowcomm_jax.rules.outer import restarting
 from lowcomm_jax.schedule import Staggered
 
 

@@ -26,7 +26,7 @@ from __future__ import annotations
 from typing import Any
 
 from lowcomm_jax.methods.base import Method
-from lowcomm_jax.outer import nesterov
+from lowcomm_jax.rules.outer import nesterov
 from lowcomm_jax.schedule import Staggered
 
 

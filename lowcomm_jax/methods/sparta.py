@@ -38,9 +38,9 @@ from typing import Any, Literal
 
 import optax
 
-from lowcomm_jax import outer as outer_rules
 from lowcomm_jax.channels import Channel, Partitioned, Sampled, Shuffled
 from lowcomm_jax.methods.base import Method
+from lowcomm_jax.rules import outer as outer_rules
 from lowcomm_jax.schedule import Never, Staggered
 
 SELECTIONS = {"sampled": Sampled, "shuffled": Shuffled, "partitioned": Partitioned}

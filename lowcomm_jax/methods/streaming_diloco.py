@@ -31,10 +31,10 @@ from typing import Any, Literal
 
 import optax
 
-from lowcomm_jax import landing as landing_rules
-from lowcomm_jax import outer as outer_rules
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.params.fragments import Pattern
+from lowcomm_jax.rules import landing as landing_rules
+from lowcomm_jax.rules import outer as outer_rules
 from lowcomm_jax.schedule import Staggered
 
 

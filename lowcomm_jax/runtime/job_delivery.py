@@ -22,6 +22,7 @@ from lowcomm_jax.exchange.pairs import Draw
 from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.mesh.offload import unstow
 from lowcomm_jax.params.fragments import Fragments, take
+from lowcomm_jax.rules.topology import Groups, member_table
 from lowcomm_jax.runtime.anchor_history import AnchorHistory
 from lowcomm_jax.runtime.connect import JobExchange
 from lowcomm_jax.runtime.donor_wait import DonorWait
@@ -32,7 +33,6 @@ from lowcomm_jax.runtime.slicing import Slicing, goes_in_slices, named, padded_n
 from lowcomm_jax.runtime.state_transfer import State, shared_state
 from lowcomm_jax.runtime.wire import shapes_of
 from lowcomm_jax.state.train_state import InFlight, TrainState, rounds_landed, with_item
-from lowcomm_jax.topology.gossip import Groups, member_table
 
 PyTree = Any
 log = logging.getLogger(__name__)

@@ -28,6 +28,7 @@ from lowcomm_jax.exchange.pairs import Draw
 from lowcomm_jax.history import Event
 from lowcomm_jax.mesh.arrays import place
 from lowcomm_jax.optimizers import at_step
+from lowcomm_jax.rules.topology import Groups
 from lowcomm_jax.runtime.job_delivery import JobDelivery
 from lowcomm_jax.state.train_state import (
     InFlight,
@@ -40,7 +41,6 @@ from lowcomm_jax.sync.gossip_loop import GossipLoop
 from lowcomm_jax.sync.one_period_overlap import OnePeriodLoop
 from lowcomm_jax.sync.round_programs import RoundPrograms
 from lowcomm_jax.sync.sync_loop import SyncLoop, as_of, due
-from lowcomm_jax.topology.gossip import Groups
 
 _SLOWER = 4  # times as long as here may a step take elsewhere
 

@@ -12,10 +12,10 @@ import numpy as np
 
 from lowcomm_jax.exchange import Traffic, pair
 from lowcomm_jax.exchange.pairs import Draw
+from lowcomm_jax.rules.topology import Groups
 from lowcomm_jax.state.train_state import InFlight, TrainState
 from lowcomm_jax.sync.round_programs import RoundPrograms
 from lowcomm_jax.sync.sync_loop import SyncLoop
-from lowcomm_jax.topology.gossip import Groups
 
 
 class GossipLoop(SyncLoop):

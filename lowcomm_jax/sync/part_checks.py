@@ -24,10 +24,10 @@ from lowcomm_jax.channels.source import find_source
 from lowcomm_jax.compression import Codec, MatrixCodec, PerTensor
 from lowcomm_jax.compression.base import Wrapper
 from lowcomm_jax.compression.matrix import matrix_shape
-from lowcomm_jax.merge import Merge, merge_leaves
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.optimizers import state_field
 from lowcomm_jax.params.fragments import Fragments, path_name
+from lowcomm_jax.rules.merge import Merge, merge_leaves
 
 PyTree = Any
 _TOLD = ("fragment", "round", "step")

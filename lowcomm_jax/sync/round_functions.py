@@ -24,11 +24,11 @@ from lowcomm_jax.compression.by_layer import LARGEST
 from lowcomm_jax.exchange import MeshExchange
 from lowcomm_jax.exchange.mesh import without_lead
 from lowcomm_jax.exchange.pairs import GroupExchange
-from lowcomm_jax.merge import merge_leaves
 from lowcomm_jax.mesh.regions import Regions
 from lowcomm_jax.methods.base import Method, Rule
 from lowcomm_jax.optimizers import state_field
 from lowcomm_jax.params import fragments as fragmentation
+from lowcomm_jax.rules.merge import merge_leaves
 
 PyTree = Any
 _TINY = 1e-30

@@ -13,8 +13,8 @@ import numpy as np
 
 from lowcomm_jax.exchange import Traffic
 from lowcomm_jax.history import Event
+from lowcomm_jax.mesh.pipeline_paths import Hop
 from lowcomm_jax.state.train_state import TrainState
-from lowcomm_jax.topology.pipeline_paths import Hop
 from lowcomm_jax.train.inner_step import keys_of_regions, part_key, step_key
 
 PyTree = Any

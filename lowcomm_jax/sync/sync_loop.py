@@ -18,6 +18,7 @@ import numpy as np
 from lowcomm_jax.exchange import Traffic, two_shot
 from lowcomm_jax.history import Event
 from lowcomm_jax.optimizers import state_field
+from lowcomm_jax.rules.topology import Groups
 from lowcomm_jax.schedule import delay_per_region
 from lowcomm_jax.state.train_state import (
     Decided,
@@ -34,7 +35,6 @@ from lowcomm_jax.state.train_state import (
 from lowcomm_jax.sync.channel_loop import ChannelLoop
 from lowcomm_jax.sync.measurements import make_measurements
 from lowcomm_jax.sync.round_programs import RoundPrograms
-from lowcomm_jax.topology.gossip import Groups
 
 PyTree = Any
 

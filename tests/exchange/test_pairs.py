@@ -16,7 +16,7 @@ from lowcomm_jax import compression
 from lowcomm_jax.exchange import GroupExchange, shares
 from lowcomm_jax.exchange.pairs import Draw, _relative, _weighted_mean, plan_permutes
 from lowcomm_jax.mesh.regions import Regions
-from lowcomm_jax.topology.gossip import Gossip, member_table
+from lowcomm_jax.rules.topology import Gossip, member_table
 
 R = 8
 ROUND = 5

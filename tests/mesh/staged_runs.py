@@ -10,8 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 import lowcomm_jax as lc
 from lowcomm_jax.compression import error_feedback, make
-from lowcomm_jax.mesh import stages
-from lowcomm_jax.topology import pipeline_paths
+from lowcomm_jax.mesh import pipeline_paths, stages
 
 R, LAYERS, WIDTH, M = 2, 4, 6, 2
 SPECS = {"blocks/w": P("stage"), "blocks/scale": P("stage"), "head": P(None, "stage")}

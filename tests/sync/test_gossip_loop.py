@@ -13,7 +13,7 @@ from refused_lines import lines_of
 
 import lowcomm_jax as lc
 from lowcomm_jax import compression
-from lowcomm_jax.outer import second_moment_matrix
+from lowcomm_jax.rules.consensus import Consensus
 from lowcomm_jax.state.train_state import with_inner
 
 MESH = lc.make_mesh(devices=jax.devices()[:1])
@@ -161,7 +161,7 @@ def test_noise_contracts_as_the_closed_form_says(regions, size, rounds, alpha, g
         x = np.array(anchors, np.float64)
         measured.append(((x - x.mean(axis=1, keepdims=True)) ** 2).sum(axis=2).mean(axis=1))
         estimated.append(pulls)
-    matrix = second_moment_matrix(alpha, gamma, size, regions, variant)
+    matrix = Consensus(alpha, gamma, size, variant).second_moments(regions)
     begin = [0.0, 0.0, measured[0][0]]
     powers = [np.linalg.matrix_power(matrix, t) for t in range(rounds + 1)]
     expected = [(power @ begin)[2] for power in powers]

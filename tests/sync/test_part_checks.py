@@ -10,8 +10,8 @@ import pytest
 
 import lowcomm_jax as lc
 from lowcomm_jax.compression import MatrixCodec, PerTensor, make
-from lowcomm_jax.merge import Merge
 from lowcomm_jax.methods import Method
+from lowcomm_jax.rules.merge import Merge
 from lowcomm_jax.schedule import Staggered
 
 PARAMS = {"w": np.ones((3, 4), np.float32), "b": np.ones(2, np.float32)}

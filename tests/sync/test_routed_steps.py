@@ -10,12 +10,12 @@ import pytest
 from engine.collectives import groups
 
 import lowcomm_jax as lc
+from lowcomm_jax.mesh.pipeline_paths import Hop, Paths
 from lowcomm_jax.models import Pipeline, TransformerConfig, build
 from lowcomm_jax.network import replay, uniform
 from lowcomm_jax.params.fragments import path_name
 from lowcomm_jax.refusals import microbatch_problems
 from lowcomm_jax.sync.routed_steps import RoutedSteps, RouteEvent
-from lowcomm_jax.topology.pipeline_paths import Hop, Paths
 
 R, S, M, STEPS, SEED = 3, 2, 2, 3, 7
 WAYS = list(itertools.permutations(range(R)))

@@ -34,7 +34,8 @@ from jax import Array
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from lowcomm_jax.mesh import stages
+from lowcomm_jax.mesh import pipeline_paths, stages
+from lowcomm_jax.mesh.pipeline_paths import LABEL_BYTES, Hop, Paths
 from lowcomm_jax.mesh.regions import REGION
 from lowcomm_jax.mesh.stages import STAGE
 from lowcomm_jax.models.config import TransformerConfig
@@ -44,8 +45,6 @@ from lowcomm_jax.models.pipeline.layout import StageLayout
 from lowcomm_jax.models.pipeline.one_f_one_b import OneFOneB
 from lowcomm_jax.models.transformer import Transformer
 from lowcomm_jax.refused import refuse
-from lowcomm_jax.topology import pipeline_paths
-from lowcomm_jax.topology.pipeline_paths import LABEL_BYTES, Hop, Paths
 
 Schedule = Literal["gpipe", "1f1b"]
 _HIDDEN = -1e30  # logit of a padding token: its share underflows to exactly 0, yet stays finite

@@ -10,7 +10,7 @@ from experiments.metrics import read_records
 from experiments.report.main import table
 from experiments.runlog import read_run, summarise
 from lowcomm_jax.network import parse
-from lowcomm_jax.topology import gossip
+from lowcomm_jax.rules import topology
 
 STEPS, PERIOD, REGIONS = 16, 3, 3
 
@@ -51,7 +51,7 @@ def test_what_is_recorded(run):
     landings = [e for e in events if e["kind"] == "land"]
     assert len(landings) == STEPS // PERIOD
     assert max(landings[0]["pull_norm"]) == 0 < max(landings[1]["pull_norm"])
-    assert landings[0]["groups"] == [list(g) for g in gossip.groups(1, 0, REGIONS, 2)]
+    assert landings[0]["groups"] == [list(g) for g in topology.groups(1, 0, REGIONS, 2)]
     assert [r["disagreement"] for r in records if r.get("disagreement")]
 
 

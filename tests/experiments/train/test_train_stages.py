@@ -16,7 +16,7 @@ from experiments.train.job import make_model
 from experiments.train.resolve import resolve
 from experiments.trained.anchor import load_trained
 from experiments.trained.sample import sample
-from lowcomm_jax.topology.pipeline_paths import Paths
+from lowcomm_jax.mesh.pipeline_paths import Paths
 
 
 @pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")

@@ -1,0 +1,292 @@
+"""Merge rules: how the payloads of those who took part become one direction, before the outer rule.
+
+In: for one tensor, the decoded pseudo-gradients of all regions and their weights, or their mean.
+Out: the direction that the outer rule descends along. Without a rule that is the weighted mean,
+which the exchange reduces. A rule that reads payloads one by one costs bytes: every region then
+receives those of all others.
+
+A rule is written for one tensor. `merge_leaves` hands it every leaf of a fragment as a whole: each
+layer of a stacked leaf by itself, with the kind of leaf (`optimizers.kind_of`).
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+
+from lowcomm_jax.optimizers import Kind, kind_of
+from lowcomm_jax.params.fragments import is_stacked
+from lowcomm_jax.refused import is_unknown
+
+__all__ = ["RULES", "Align", "Isotropic", "Merge", "RadialDirectional", "make", "merge_leaves"]
+
+_TINY = 1e-12
+
+
+class Merge(abc.ABC):
+    """How the payloads of those who took part become one direction.
+
+    A rule is a frozen dataclass of its settings, so that checkpoints can describe it.
+
+    Attributes:
+      reads: `payloads` or `mean`. With `payloads` the rule needs them one by one, so that every
+        region receives those of all others. With `mean` it needs only their weighted mean; the
+        bytes are then those of a method without a rule.
+      momentum: name of the entry of the outer state (such as `trace` of `optax.sgd`) that the rule
+        reads; None = none.
+    """
+
+    reads: ClassVar[Literal["payloads", "mean"]] = "payloads"
+    momentum: ClassVar[str | None] = None
+
+    def violations(self) -> list[str]:
+        """Settings that cannot work, one line with its fix each."""
+        return []
+
+    @abc.abstractmethod
+    def tensor(
+        self, delta_RxN: jax.Array, weight_R: jax.Array, kind: Kind, momentum: jax.Array | None
+    ) -> jax.Array:
+        """The direction of one tensor (traced).
+
+        Args:
+          delta_RxN: fp32 `[R, ...]`, decoded pseudo-gradients, 0 where the weight is 0; where the
+            rule `reads` the mean, `[1, ...]`, the mean.
+          weight_R: float32 `[R]`, not negative, not normalised, 0 for regions that are not counted.
+            Where no region is counted all are 0, and the loop drops the result.
+          kind: `matrix`, `embedding`, `head` or `vector`.
+          momentum: fp32 `[...]`, from the outer state before this round; None unless the rule
+            names its entry.
+
+        Returns:
+          The direction, fp32 `[...]`.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class Isotropic(Merge):
+    r"""Equal singular values for the mean of a matrix; see `Merge`, reads the mean.
+
+    $$\bar\Delta = U S V^\top \quad\longrightarrow\quad \operatorname{mean}(S)\, U V^\top$$
+
+    for matrices of two axes, with the mean over their min(n, m) singular values; vectors stay as
+    they are.
+
+    Source: IsoLoCo's published code (arXiv 2607.03011; of the paper only the abstract was read). As
+    in the code the rule holds for tensors of two axes, embeddings and head included. Differs from
+    it: those named `bias` or `scale` count as vectors (`optimizers.kind_of`). Kernels of three axes
+    or more, such as those with an axis of heads, keep their mean.
+
+    A matrix that is cut over a region's devices is gathered for its SVD. Directions of singular
+    value 0 get the mean, too. Rounding decides which directions these are: for a mean of low rank,
+    devices with different arithmetic give different results.
+    """
+
+    reads: ClassVar[Literal["payloads", "mean"]] = "mean"
+
+    def tensor(
+        self, delta_RxN: jax.Array, weight_R: jax.Array, kind: Kind, momentum: jax.Array | None
+    ) -> jax.Array:
+        del weight_R, momentum
+        mean = delta_RxN[0]
+        if kind == "vector" or mean.ndim != 2:
+            return mean
+        u, s, vt = jnp.linalg.svd(mean, full_matrices=False)
+        return jnp.mean(s) * (u @ vt)
+
+
+@dataclasses.dataclass(frozen=True)
+class RadialDirectional(Merge):
+    r"""Mean length along the mean direction; see `Merge`, reads payloads one by one.
+
+    $$\bar\Delta = \Big(\sum_r w_r \lVert\Delta_r\rVert\Big)\;
+      \varphi\Big(\sum_r w_r\,\varphi(\Delta_r)\Big), \qquad \varphi(x) = x / \lVert x\rVert,\;
+      \varphi(0) = 0, \qquad \sum_r w_r = 1$$
+
+    per tensor; embeddings get the weighted mean. Leaves are embeddings by their names
+    (`optimizers.kind_of`): one of another name is averaged like a matrix. Pseudo-gradients of M
+    different learners are nearly orthogonal, so that a plain mean is about $1/\sqrt M$ as long;
+    this one keeps the length.
+
+    Source: second-hand (arXiv 2604.21428; of the paper only abstract and introduction were read).
+    Our reading: the printed radial factor looks like the norm of a vector sum; implementations take
+    the mean of norms, as here. Where unit directions cancel (their mean is shorter than `floor`)
+    the weighted mean is used, as in implementations.
+
+    Attributes:
+      floor: length of the mean of unit directions below which the weighted mean is used.
+    """
+
+    floor: float = 1e-6
+
+    def violations(self) -> list[str]:
+        if 0 <= self.floor < 1:
+            return []
+        return [f"floor={self.floor}: give a length of a mean of unit vectors, from 0 to below 1"]
+
+    def tensor(
+        self, delta_RxN: jax.Array, weight_R: jax.Array, kind: Kind, momentum: jax.Array | None
+    ) -> jax.Array:
+        del momentum
+        shares = _share(weight_R, delta_RxN.ndim)
+        mean = jnp.sum(shares * delta_RxN, axis=0)
+        if kind == "embedding":
+            return mean
+        norm_R = jax.vmap(_norm)(delta_RxN)
+        scale_R = jnp.where(norm_R > 0, 1.0 / jnp.where(norm_R > 0, norm_R, 1.0), 0.0)
+        unit_RxN = delta_RxN * scale_R.reshape(shares.shape)
+        direction = jnp.sum(shares * unit_RxN, axis=0)
+        length, radius = _norm(direction), jnp.sum(shares.reshape(-1) * norm_R)
+        whole = length > self.floor
+        return jnp.where(whole, direction * (radius / jnp.where(whole, length, 1.0)), mean)
+
+
+@dataclasses.dataclass(frozen=True)
+class Align(Merge):
+    r"""Alignment with the outer momentum, for arrivals one at a time; see `Merge`, reads the mean.
+
+    With m the outer momentum, $\hat x = x / \lVert x\rVert$, $c = \cos(\Delta, m)$ and
+    $q = \lVert\Delta\rVert / (\lVert\Delta\rVert + \kappa \lVert m\rVert + \epsilon)$:
+
+    $$\Delta \leftarrow \begin{cases}
+      \Delta & c \ge c_{ok} \\
+      \Delta - \beta\, c\, \lVert\Delta\rVert\, \hat m, \quad
+        \beta = \min(-k_s\, c\, q,\; \beta_{max}) & c < 0 \\
+      \lVert\Delta\rVert\; \widehat{(1-\lambda)\hat\Delta + \lambda \hat m}, \quad
+        \lambda = \min(k_d (1 - c)\, q,\; 1) & \text{else}
+    \end{cases}$$
+
+    An arrival that points against the momentum loses a part of that component; one that points
+    aside is turned towards the momentum. Where m is 0, as before the first arrival, $\Delta$ stays.
+
+    Source: HeLoCo's published code, where the defaults are from (arXiv 2606.00271; of the paper
+    only notes were read). Differs from it: the code merges one arrival at a time; of several
+    payloads at once this rule reads the mean.
+
+    The outer state needs an entry `momentum`, as that of `outer.momentum_average` has.
+
+    Attributes:
+      enough: c_ok, cosine from which an arrival stays as it is, in [0, 1].
+      removal: k_s, strength of the removal; 0 = off.
+      most: beta_max, bound of the removal; 0 = off.
+      turn: k_d, strength of the turn; 0 = off.
+      confidence: kappa, weight of the momentum's length, not negative.
+    """
+
+    enough: float = 0.2
+    removal: float = 0.5
+    turn: float = 1.0
+    confidence: float = 3.0
+    most: float = 0.5
+    reads: ClassVar[Literal["payloads", "mean"]] = "mean"
+    momentum: ClassVar[str | None] = "momentum"
+
+    def violations(self) -> list[str]:
+        found = []
+        if not 0 <= self.enough <= 1:
+            found.append(f"enough={self.enough}: give a cosine from 0 to 1")
+        for name in ("removal", "turn", "confidence", "most"):
+            if not 0 <= getattr(self, name) < math.inf:
+                found.append(f"{name}={getattr(self, name)}: give 0 (off) or a positive number")
+        return found
+
+    def tensor(
+        self, delta_RxN: jax.Array, weight_R: jax.Array, kind: Kind, momentum: jax.Array | None
+    ) -> jax.Array:
+        del kind, weight_R
+        delta = delta_RxN[0]
+        length, long = _norm(delta), _norm(momentum)
+        m_hat = momentum / jnp.maximum(long, _TINY)
+        cosine = jnp.sum(delta * m_hat) / jnp.maximum(length, _TINY)
+        certain = length / (length + self.confidence * long + _TINY)
+        beta = jnp.minimum(self.removal * -cosine * certain, self.most)
+        against = delta - beta * cosine * length * m_hat
+        lam = jnp.minimum(self.turn * (1 - cosine) * certain, 1.0)
+        turned = (1 - lam) * delta / jnp.maximum(length, _TINY) + lam * m_hat
+        aside = length * turned / jnp.maximum(_norm(turned), _TINY)
+        kept = (cosine >= self.enough) | (long <= _TINY) | (length <= _TINY)
+        return jnp.where(kept, delta, jnp.where(cosine < 0, against, aside))
+
+
+RULES: dict[str, type[Merge]] = {
+    "align": Align,
+    "isotropic": Isotropic,
+    "radial_directional": RadialDirectional,
+}
+
+
+def make(spec: str | Mapping[str, Any] | Merge) -> Merge:
+    """A merge rule from its name, or from a mapping with `name` and its settings.
+
+    Args:
+      spec: `"isotropic"`, `{"name": "align", "turn": 0.5}`, or a rule, which is returned.
+
+    Raises:
+      ValueError: an unknown name, or unknown settings, which are all listed.
+    """
+    if isinstance(spec, Merge):
+        return spec
+    settings = {"name": spec} if isinstance(spec, str) else dict(spec)
+    name = settings.pop("name", None)
+    if name not in RULES:
+        raise ValueError(f"merge={name!r} {is_unknown(name, RULES)}")
+    known = RULES[name].__dataclass_fields__
+    unknown = [f"{k}={v!r}" for k, v in settings.items() if k not in known]
+    if unknown:
+        fix = f"use {', '.join(known)}" if known else "it has none"
+        raise ValueError(f"merge: {name} has no such setting as {', '.join(unknown)}: {fix}")
+    return RULES[name](**settings)
+
+
+def merge_leaves(
+    rule: Merge,
+    delta_R: dict[str, jax.Array],
+    weight_R: jax.Array,
+    momentum: dict[str, jax.Array] | None,
+    stacked: Sequence[str],
+) -> dict[str, jax.Array]:
+    """Apply a rule to every tensor of a fragment (traced).
+
+    Args:
+      rule: to apply.
+      delta_R: fp32 leaves `[R, ...]` by name; `[1, ...]` where the rule reads the mean.
+      weight_R: float32 `[R]`.
+      momentum: leaves `[...]` by name, or None.
+      stacked: path prefixes of leaves with a leading layer axis; each layer is a tensor.
+
+    Returns:
+      fp32 leaves `[...]` by name.
+    """
+
+    def one(name: str, x_RxN: jax.Array) -> jax.Array:
+        kind = kind_of(name, jax.ShapeDtypeStruct(x_RxN.shape[1:], x_RxN.dtype), stacked)
+        counts = (weight_R > 0).reshape(-1, *(1,) * (x_RxN.ndim - 1))
+        silenced = jnp.where(counts, x_RxN, 0.0)
+        old = None if momentum is None else momentum[name]
+
+        def tensor(x, m):
+            return rule.tensor(x, weight_R, kind, m)
+
+        if is_stacked(name, stacked):
+            return jax.vmap(tensor, in_axes=(1, None if old is None else 0))(silenced, old)
+        return tensor(silenced, old)
+
+    return {name: one(name, x) for name, x in delta_R.items()}
+
+
+def _share(weight_R: jax.Array, ndim: int) -> jax.Array:
+    """Weights normalised to a sum of 1, shaped to multiply `[R, ...]` of `ndim` axes."""
+    total = jnp.sum(weight_R)
+    shares = weight_R / jnp.where(total > 0, total, 1.0)
+    return shares.reshape(-1, *(1,) * (ndim - 1))
+
+
+def _norm(x: jax.Array) -> jax.Array:
+    """L2 norm of a whole tensor, fp32 `[]`; without a reshape, which would gather a sharded one."""
+    return jnp.sqrt(jnp.sum(jnp.square(x)))
