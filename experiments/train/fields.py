@@ -36,6 +36,7 @@ _SECTIONS = {"_adaptive_section": "adaptive.", "_model_section": "model.", "_dat
 _DATACLASSES = {"inner.": InnerConfig, "model.": TransformerConfig, "data.": DataConfig}
 _ASSIGNED = re.compile(r"\s+(?:config|fields)\.([\w.]+)(?:, \S+)? = .*?(?:  # (.*))?")
 _DOCUMENTED = re.compile(r"\s+((?:\w+, )*\w+): (.*)")
+_AS_IN = re.compile(r"as in `(\w+)`\.")
 
 
 def descriptions(method: Mapping[str, Any]) -> dict[str, str]:
@@ -76,7 +77,9 @@ def method_descriptions(method: Mapping[str, Any]) -> dict[str, str]:
     known = f"one of {', '.join(parts.METHODS)}; or module:function, a factory of your own."
     found = {"name": f"The method: {known}"}
     factory, _ = problems_of(lambda: methods.find(method["name"]))  # `train` reports problems
-    found |= _documented(_docstring(factory), set(method))
+    for key, text in _documented(_docstring(factory), set(method)).items():
+        same = _AS_IN.fullmatch(text)  # a keyword that another method's factory describes
+        found[key] = _documented(_docstring(methods.find(same[1])), {key})[key] if same else text
     for key, part in parts.PARTS.items():
         about = found.get(key, f"{part.about}; None = the method's own.")
         found[key] = f"{about} By name: {', '.join(part.known)}; or module:function."

@@ -3,8 +3,8 @@
 In: a paper's settings, as keywords of a factory. Out: a `Method`, which names a schedule, an outer
 rule, a landing rule, a codec, a topology, a batch policy and channels. No method knows the engine.
 
-A factory raises for a setting that a codec or a rule refuses when it is made. What else cannot work
-becomes `Method.problems`, or is a row of `lowcomm_jax.refusals`: the engine refuses it all at once.
+A factory raises for a setting that a rule refuses when it is made. What else cannot work becomes
+`Method.problems`, or is a row of `lowcomm_jax.refusals`: the engine refuses it all at once.
 """
 
 from lowcomm_jax.methods.adloco import adloco

@@ -1,10 +1,10 @@
 r"""AdLoCo (arXiv 2508.18182): several trainers a region, adaptive batches, and the switch mode.
 
-Every trainer runs DiLoCo's rounds with the batch b_i that it asked for,
+Every trainer runs DiLoCo's rounds (`diloco`) with the batch b_i that it asked for,
 
 .. math::
    \bar\Delta_i = \tfrac1R \sum_r (\Theta_i - \theta_{i,r}), \qquad
-   \Theta_i \leftarrow \Theta_i - \eta \bar\Delta_i, \qquad
+   \Theta_i \leftarrow \mathrm{SGD}(\Theta_i, \bar\Delta_i), \qquad
    b_i \leftarrow \max(b_i, \lceil T_i \rceil)
 
 with T_i the batch that the noise of its gradients asks for (`batching.adaptive`). Every
@@ -34,6 +34,7 @@ Differs from the paper's code:
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Literal
 
 import optax
@@ -41,8 +42,8 @@ import optax
 from lowcomm_jax import batching
 from lowcomm_jax.batching.trainers import Trainers
 from lowcomm_jax.methods.base import Method
-from lowcomm_jax.rules import outer as outer_rules
-from lowcomm_jax.schedule import Staggered
+from lowcomm_jax.methods.diloco import diloco
+from lowcomm_jax.rules.outer import sgd
 
 # The bounds that each test reads.
 BOUNDS = {
@@ -84,7 +85,6 @@ def adloco(
     """Train several trainers a region with adaptive batches; needs a `lowcomm_jax.AdaptiveEngine`.
 
     Args:
-      period: H, inner steps per round.
       trainers: k, trainers of a region at the start.
       merge_every: rounds between two merges of trainers; None = never.
       choose: which two merge: `worst_with_worst`, those of the smallest requests; or
@@ -107,11 +107,8 @@ def adloco(
       growth: largest factor by which one decision raises the batch, above 1; None = no limit.
       monotone: whether the batch never shrinks.
       outer: Optax transform of the mean pseudo-gradient; default SGD 0.5 without momentum.
-      codec: wire codec of the pseudo-gradients; None = dense fp32.
+      period, codec: as in `diloco`.
       inner_batching: a policy in place of `test` and all that describes it.
-
-    Raises:
-      ValueError: an unknown name or setting of a codec.
     """
     problems: tuple[str, ...] = ()
     if inner_batching is None:
@@ -126,15 +123,12 @@ def adloco(
             growth=growth,
             monotone=monotone,
         )
-    rule = outer_rules.sgd(0.5) if outer is None else outer
-    return Method(
+    plain = diloco(period, outer or sgd(0.5), codec, inner_batching)
+    return dataclasses.replace(
+        plain,
         name="adloco",
-        schedule=Staggered(period),
-        outer=rule,
-        codec=codec,
-        inner_batching=inner_batching,
         trainers=Trainers(trainers, merge_every, choose, moments, hurt_bound, threshold),
-        problems=problems,
+        problems=(*problems, *plain.problems),
     )
 
 

@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lowcomm_jax.methods.base import Method
-from lowcomm_jax.rules import outer as outer_rules
+from lowcomm_jax.rules.outer import delayed_nesterov
 from lowcomm_jax.schedule import Arrivals
 
 
@@ -55,17 +55,16 @@ def async_local_sgd(
       buffer: arrivals between two renewals of the momentum; None = R.
       c: share of the momentum applied at the arrivals in between, in [0, 1 / buffer].
       dynamic: floor(v / max v H) inner steps between arrivals instead of H (DyLU).
-      codec: wire codec of the pseudo-gradients; None = dense fp32.
-      inner_batching: batch policy of the inner steps; None = a fixed batch.
+      codec, inner_batching: as in `diloco`.
 
     Raises:
-      ValueError: an unknown name or setting of a codec, or a rate or momentum out of range.
+      ValueError: a rate, a momentum or c out of range.
     """
     window = len(speeds) if buffer is None else buffer
     return Method(
         name="async_local_sgd",
         schedule=Arrivals(period, tuple(speeds), dynamic),
-        outer=outer_rules.delayed_nesterov(learning_rate, momentum, max(window, 1), c),
+        outer=delayed_nesterov(learning_rate, momentum, max(window, 1), c),
         codec=codec,
         inner_batching=inner_batching,
         base="received",

@@ -7,6 +7,7 @@ what cannot work together is a row of `lowcomm_jax.refusals`.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ import optax
 from lowcomm_jax import compression
 from lowcomm_jax.batching.trainers import Trainers
 from lowcomm_jax.channels import Channel
-from lowcomm_jax.compression import Codec, make
+from lowcomm_jax.compression import Codec
 from lowcomm_jax.params.fragments import Pattern
 from lowcomm_jax.refused import collect
 from lowcomm_jax.rules import merge
@@ -113,7 +114,7 @@ class Method:
         _make_named(self, "codec", compression.make, "codec: ")
         _make_named(self, "merge", merge.make, "")
         for name in ("outer", "landing"):
-            object.__setattr__(self, name, _told(getattr(self, name)))
+            object.__setattr__(self, name, _with_keywords(getattr(self, name)))
 
     @property
     def rules_differ(self) -> bool:
@@ -122,11 +123,11 @@ class Method:
 
     def outer_of(self, fragment: int) -> Rule:
         """The outer rule of a fragment."""
-        return _rule_of(self.outer, fragment)
+        return self.outer[fragment] if per_fragment(self.outer) else self.outer
 
     def landing_of(self, fragment: int) -> Rule:
         """The landing rule of a fragment; None = replace."""
-        return _rule_of(self.landing, fragment)
+        return self.landing[fragment] if per_fragment(self.landing) else self.landing
 
     @property
     def takes_own_parts(self) -> bool:
@@ -178,45 +179,39 @@ def per_fragment(rules: Any) -> bool:
     return isinstance(rules, tuple) and not isinstance(rules, optax.GradientTransformation)
 
 
-def _rule_of(rules: Rule | tuple[Rule, ...], fragment: int) -> Rule:
-    if isinstance(rules, optax.GradientTransformation):
-        return rules
-    return rules[fragment] if isinstance(rules, tuple) else rules
-
-
-def _told(rules: Any) -> Any:
+def _with_keywords(rules: Any) -> Any:
     """The rules, each of which accepts extra keywords, whether it reads them or not."""
     if isinstance(rules, optax.GradientTransformation):
         return optax.with_extra_args_support(rules)
-    return tuple(map(_told, rules)) if isinstance(rules, tuple | list) else rules
+    return tuple(map(_with_keywords, rules)) if isinstance(rules, tuple | list) else rules
 
 
 def wire_codec(
+    factory: Callable[..., Method],
     given: Any,
-    paper: Callable[[], Codec],
+    paper: Mapping[str, Any],
     stacked: Sequence[str],
-    **settings: tuple[Any, Any],
-) -> tuple[Codec, tuple[str, ...]]:
-    """The codec that is given, else the paper's.
-
-    For factories of methods whose paper defines a codec: they take its settings, or another codec.
+    **settings: Any,
+) -> tuple[Codec | None, tuple[str, ...]]:
+    """The codec that is given, else the paper's, for factories that take either.
 
     Args:
+      factory: whose signature has the defaults of `settings`.
       given: codec, name or mapping; None = the paper's.
-      paper: makes the paper's codec.
+      paper: settings of the paper's codec, for `compression.make`.
       stacked: path prefixes of leaves with a leading layer axis.
-      settings: of the paper's codec, name -> (value, the factory's default).
+      settings: the factory's keywords that only the paper's codec reads.
 
     Returns:
-      (codec, problems): one line for settings that would have no effect beside a given codec.
-
-    Raises:
-      ValueError: an unknown name or setting of a codec.
+      (codec, problems): a codec that cannot be made is None and a line; so are settings, in one
+      line, that have no effect beside a given codec.
     """
-    if given is None:
-        return paper(), ()
-    unused = [f"{k}={value!r}" for k, (value, default) in settings.items() if value != default]
-    problem = (
-        f"codec is given, so {', '.join(unused)} would have no effect: remove one or the other"
-    )
-    return make(given, stacked=tuple(stacked)), (problem,) if unused else ()
+    spec, found = paper if given is None else given, []
+    codec = collect(found, "codec: ", lambda: compression.make(spec, stacked=tuple(stacked)))
+    defaults = inspect.signature(factory).parameters
+    unused = [f"{k}={v!r}" for k, v in settings.items() if v != defaults[k].default]
+    if given is not None and unused:
+        found.append(
+            f"codec is given, so {', '.join(unused)} would have no effect: remove one or the other"
+        )
+    return codec, tuple(found)

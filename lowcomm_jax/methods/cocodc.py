@@ -1,12 +1,7 @@
-r"""CoCoDC (arXiv 2504.17672): delay compensation and adaptive transmission.
+"""CoCoDC (arXiv 2504.17672): delay compensation and adaptive transmission.
 
-Every floor(H / N) steps one fragment may be sent (a slot); it lands tau steps later. With s the
-local value at the send, D = Theta' - s and g the mean local direction of the flight:
-
-.. math::
-   g = \frac{s - \theta}{\tau}, \qquad
-   \hat g = g + \lambda\, g \odot g \odot D, \qquad
-   \theta \leftarrow \Theta' - \tau \hat g
+Every floor(H / N) steps one fragment may be sent, the one that changes most (`schedule.Adaptive`).
+It lands tau steps later, as in `streaming_diloco`, by `landing.taylor_delay_correction`.
 
 ====== ============================================ =======================
 symbol meaning                                      argument
@@ -27,6 +22,7 @@ fragment is chosen differs as `schedule.adaptive` says. Each landing uses its re
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -34,9 +30,9 @@ from typing import Any, Literal
 import optax
 
 from lowcomm_jax.methods.base import Method
+from lowcomm_jax.methods.streaming_diloco import streaming_diloco
 from lowcomm_jax.params.fragments import Pattern
-from lowcomm_jax.rules import landing as landing_rules
-from lowcomm_jax.rules import outer as outer_rules
+from lowcomm_jax.rules.landing import taylor_delay_correction
 from lowcomm_jax.schedule import Adaptive
 from lowcomm_jax.schedule import syncs_per_period as slots
 
@@ -76,15 +72,11 @@ def cocodc(
       taylor: lambda, strength of the correction at a landing, 0 = none; or a landing transform
         (`landing.taylor_delay_correction`).
       outer: Optax transform of the mean pseudo-gradient; default Nesterov 0.4 / 0.9.
-      codec: wire codec; None = dense fp32.
-      inner_batching: batch policy of the inner steps; None = a fixed batch.
-      pattern: how the parameters are cut: `sequential`, `strided`, `balanced`, `balanced_tensors`,
-        or K regular expressions (`params.fragments.partition`).
-      rest: where leaves outside the blocks go: `dealt` to the fragments like blocks, or into a
-        fragment of their `own`.
+      pattern, rest: as in `streaming_diloco`.
+      codec, inner_batching: as in `diloco`.
 
     Raises:
-      ValueError: lambda is negative, or the codec has an unknown name or setting.
+      ValueError: lambda is negative.
     """
     timing = (gamma, step_seconds, sync_seconds)
     problems = _syncs_problems(syncs_per_period, *timing, measured)
@@ -93,21 +85,19 @@ def cocodc(
         # Without T_c and T_s the network settles N.
         syncs = None if step_seconds is None else slots(period, fragments, *timing)
     if isinstance(taylor, (int, float)):
-        taylor = landing_rules.taylor_delay_correction(float(taylor), mode="fixed")
+        taylor = taylor_delay_correction(float(taylor), mode="fixed")
     elif not isinstance(taylor, optax.GradientTransformation):
         problems.append(f"taylor={taylor!r}: give lambda (0 = no term) or a landing transform")
         taylor = optax.identity()
-    rule = outer_rules.nesterov(0.4, 0.9) if outer is None else outer
-    return Method(
+    even = streaming_diloco(
+        period, fragments, overlap, 0.0, pattern, outer, codec, inner_batching, rest
+    )
+    return dataclasses.replace(
+        even,
         name="cocodc",
         schedule=Adaptive(period, fragments, syncs, overlap, score, gamma, measured),
-        outer=rule,
         landing=taylor,
-        codec=codec,
-        inner_batching=inner_batching,
-        pattern=pattern,
-        rest=rest,
-        problems=tuple(problems),
+        problems=(*problems, *even.problems),
     )
 
 

@@ -22,10 +22,7 @@ def ddp(codec: Any = None, inner_batching: Any = None) -> Method:
 
     Args:
       codec: wire codec of the gradients; None = dense fp32.
-      inner_batching: batch policy of the inner steps; None = a fixed batch.
-
-    Raises:
-      ValueError: an unknown name or setting of a codec.
+      inner_batching: as in `diloco`.
     """
     return Method(
         name="ddp",

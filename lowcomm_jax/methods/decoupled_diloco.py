@@ -47,8 +47,8 @@ import optax
 
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.params.fragments import Pattern
-from lowcomm_jax.rules import outer as outer_rules
 from lowcomm_jax.rules.merge import Merge
+from lowcomm_jax.rules.outer import nesterov
 from lowcomm_jax.schedule import Admission, Learners, Outage
 
 
@@ -86,7 +86,7 @@ def decoupled_diloco(
         received the fragment; or `given`, those of the engine.
       outer: Optax transform of the mean pseudo-gradient; default Nesterov 0.7 / 0.9.
       codec: wire codec; None = dense fp32.
-      inner_batching: batch policy of the inner steps; None = a fixed batch.
+      inner_batching: as in `diloco`.
       pattern: how the parameters are cut: `sequential`, `strided`, `balanced`, `balanced_tensors`,
         or P regular expressions (`params.fragments.partition`).
     """
@@ -100,7 +100,7 @@ def decoupled_diloco(
             () if speeds is None else tuple(speeds),
             tuple(Outage(*outage) for outage in outages),
         ),
-        outer=outer_rules.nesterov(0.7, 0.9) if outer is None else outer,
+        outer=outer or nesterov(0.7, 0.9),
         codec=codec,
         inner_batching=inner_batching,
         pattern=pattern,

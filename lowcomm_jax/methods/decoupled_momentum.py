@@ -1,23 +1,13 @@
 r"""Decoupled momentum (arXiv 2510.03371): DeMo's sparse momentum as DiLoCo's outer step.
 
-Every H steps, with F the cosine transform (DCT-II) of 64 x 64 chunks and
-:math:`\Delta_r = \Theta_r - \theta_r`:
+Every H steps a region sends the k largest coefficients of the cosine transform (DCT-II) of every
+64 x 64 chunk of its decayed residual. The mean of a coefficient is over the regions that sent it.
 
-.. math::
-   p_r = \Delta_r + \beta e_r, \qquad q_r = F^{-1}\,\mathrm{TopK}(F p_r), \qquad
-   e_r \leftarrow p_r - q_r, \qquad \bar q = F^{-1}\,\mathrm{mean}_r\,\mathrm{TopK}(F p_r)
-
-where the mean of a coefficient is over the regions that sent it. `variant="mean"` descends along
-it, with one anchor for all:
-
-.. math::  \Theta \leftarrow \Theta - \eta\,\bar q, \qquad \theta_r \leftarrow \Theta
-
-`variant="as_coded"`: e is a momentum into which the mean is put back, and every region keeps its
-own anchor:
-
-.. math::
-   e_r \leftarrow e_r + \bar q, \qquad
-   \Theta_r \leftarrow \Theta_r - \eta\,(\Delta_r + \beta e_r), \qquad \theta_r \leftarrow \Theta_r
+- `variant="mean"`: the residual is that of `compression.error_feedback`. One anchor for all
+  descends along the mean, by `outer.sgd`.
+- `variant="as_coded"`: the residual is a momentum into which the mean is put back
+  (`compression.decoupled_momentum`). Every region keeps its own anchor, and steps along its own
+  pseudo-gradient and momentum.
 
 ====== ============================================ =======================
 symbol meaning                                      argument
@@ -35,6 +25,7 @@ reading in which the regions stay identical. Coefficients travel in fp32, not in
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -42,8 +33,8 @@ import optax
 
 from lowcomm_jax import compression
 from lowcomm_jax.methods.base import Method, wire_codec
-from lowcomm_jax.rules import outer as outer_rules
-from lowcomm_jax.schedule import Staggered
+from lowcomm_jax.methods.diloco import diloco
+from lowcomm_jax.rules.outer import sgd
 
 
 def decoupled_momentum(
@@ -60,7 +51,6 @@ def decoupled_momentum(
     """Send the largest cosine coefficients of a decayed residual every `period` inner steps.
 
     Args:
-      period: H, inner steps per round.
       variant: `mean`, one anchor for all; or `as_coded`, one per region: see the module.
       k: coefficients kept per chunk.
       block: largest side of a chunk, in entries, at most 64.
@@ -69,36 +59,25 @@ def decoupled_momentum(
       outer: Optax transform of the mean pseudo-gradient; default plain descent of rate 0.7.
       codec: another codec in place of this one. With `mean` it is used as it is (wrap it in error
         feedback yourself), with `as_coded` inside the momentum.
-      inner_batching: batch policy of the inner steps; None = a fixed batch.
-      stacked: path prefixes of leaves with a leading layer axis, as the engine is given.
+      stacked: as in `muloco`.
+      period, inner_batching: as in `diloco`.
 
     Raises:
-      ValueError: an unknown codec, or a setting of the codec out of range.
+      ValueError: with `as_coded`, a decay or a codec that no such momentum can have.
     """
     own = variant == "as_coded"
-
-    def coefficients():
-        return compression.make("dct_topk", k=k, block=block, stacked=tuple(stacked))
-
-    def with_feedback():
-        return compression.error_feedback(coefficients(), decay)
-
-    settings = {"k": (k, 32), "block": (block, 64)}
-    if own:
-        wire, problems = wire_codec(codec, coefficients, stacked, **settings)
+    settings = {"k": k, "block": block}
+    paper = {"name": "dct_topk", **settings}
+    if not own:
+        paper["error_feedback"] = settings["decay"] = decay
+    wire, problems = wire_codec(decoupled_momentum, codec, paper, stacked, **settings)
+    if own and wire is not None:
         wire = compression.decoupled_momentum(wire, decay)
-    else:
-        settings["decay"] = (decay, 0.95)
-        wire, problems = wire_codec(codec, with_feedback, stacked, **settings)
     if variant not in ("mean", "as_coded"):
         problems = (*problems, f"variant={variant!r}: use mean, as_coded")
-    rule = outer_rules.sgd(0.7) if outer is None else outer
-    return Method(
+    return dataclasses.replace(
+        diloco(period, outer or sgd(0.7), wire, inner_batching),
         name="decoupled_momentum",
-        schedule=Staggered(period),
-        outer=rule,
-        codec=wire,
         anchors="per_region" if own else "shared",
-        inner_batching=inner_batching,
         problems=problems,
     )

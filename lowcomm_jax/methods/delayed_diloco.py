@@ -12,12 +12,14 @@ Differs from the paper: in nothing we know of; `first_round="blocking"` is an ad
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import optax
 
 from lowcomm_jax.methods.base import Method
-from lowcomm_jax.rules import outer as outer_rules
+from lowcomm_jax.methods.diloco import diloco
+from lowcomm_jax.rules.outer import nesterov
 from lowcomm_jax.schedule import Staggered
 from lowcomm_jax.schedule.base import FirstRound
 
@@ -32,22 +34,14 @@ def delayed_diloco(
     """Apply every round's mean pseudo-gradient one round late.
 
     Args:
-      period: H, inner steps per round.
       outer: Optax transform of the mean pseudo-gradient; default Nesterov 0.4 / 0.9 (the paper
         finds a lower learning rate necessary).
-      codec: wire codec of the pseudo-gradients; None = dense fp32.
-      inner_batching: batch policy of the inner steps; None = a fixed batch.
       first_round: `blocking` lands the first payload at once, so that it is the second boundary
         which has nothing to land.
-
-    Raises:
-      ValueError: an unknown name or setting of a codec.
+      period, codec, inner_batching: as in `diloco`.
     """
-    rule = outer_rules.nesterov(0.4, 0.9) if outer is None else outer
-    return Method(
+    return dataclasses.replace(
+        diloco(period, outer or nesterov(0.4, 0.9), codec, inner_batching),
         name="delayed_diloco",
         schedule=Staggered(period, delay=period, land_after_send=True, first_round=first_round),
-        outer=rule,
-        codec=codec,
-        inner_batching=inner_batching,
     )

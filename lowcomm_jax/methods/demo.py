@@ -1,14 +1,13 @@
 r"""DeMo (arXiv 2411.19870): momentum stays in its region, its largest cosine coefficients travel.
 
-At every step, with F the cosine transform (DCT-II) of 64 x 64 chunks:
+At every step, with F the cosine transform (DCT-II) of 64 x 64 chunks and m the momentum:
 
 .. math::
-   m_r \leftarrow \beta m_r + g_r, \qquad
-   q_r = F^{-1}\,\mathrm{TopK}(F m_r), \qquad m_r \leftarrow m_r - q_r, \qquad
+   q_r = F^{-1}\,\mathrm{TopK}(F m_r), \qquad
    \theta \leftarrow \theta + \mathrm{inner}\big(\operatorname{sign}(\bar q)\big)
 
-where every coefficient of q-bar is the mean over the regions that sent it. The momentum serves as
-error feedback: with residual e = m - q, m = g + beta e is what `error_feedback` encodes.
+where every coefficient of q-bar is the mean over the regions that sent it. The momentum is what
+`compression.error_feedback` encodes: its residual is the momentum less what was sent of it.
 
 ====== ============================================ =======================
 symbol meaning                                      argument
@@ -32,14 +31,14 @@ is the same rule while the rate is constant. A coefficient takes 12 bits of inde
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import optax
 
-from lowcomm_jax.compression import error_feedback, make
 from lowcomm_jax.methods.base import Method, wire_codec
-from lowcomm_jax.schedule import Staggered
+from lowcomm_jax.methods.ddp import ddp
 
 
 def demo(
@@ -58,24 +57,11 @@ def demo(
       decay: beta, share of the momentum that is kept from step to step, in [0, 1].
       codec: another codec in place of this one, used as it is. Without error feedback there is no
         momentum.
-      inner_batching: batch policy of the inner steps; None = a fixed batch.
-      stacked: path prefixes of leaves with a leading layer axis, as the engine is given.
-
-    Raises:
-      ValueError: an unknown codec, or a setting of the codec out of range.
+      inner_batching: as in `diloco`.
+      stacked: as in `muloco`.
     """
-
-    def paper():
-        return error_feedback(make("dct_topk", k=k, block=block, stacked=tuple(stacked)), decay)
-
-    settings = {"k": (k, 32), "block": (block, 64), "decay": (decay, 0.999)}
-    wire, problems = wire_codec(codec, paper, stacked, **settings)
-    return Method(
-        name="demo",
-        schedule=Staggered(period=1),
-        outer=optax.scale_by_sign(),
-        codec=wire,
-        inner_batching=inner_batching,
-        signal="gradient",
-        problems=problems,
+    paper = {"name": "dct_topk", "k": k, "block": block, "error_feedback": decay}
+    wire, problems = wire_codec(demo, codec, paper, stacked, k=k, block=block, decay=decay)
+    return dataclasses.replace(
+        ddp(wire, inner_batching), name="demo", outer=optax.scale_by_sign(), problems=problems
     )

@@ -2,18 +2,18 @@ r"""DiLoCo (arXiv 2311.08105, Alg. 1): H inner steps per region, then one outer 
 
 .. math::
    \bar\Delta = \tfrac1R \sum_r (\Theta - \theta_r), \qquad
-   v \leftarrow \mu v + \bar\Delta, \qquad
-   \Theta \leftarrow \Theta - \eta (\bar\Delta + \mu v), \qquad \theta_r \leftarrow \Theta
+   \Theta \leftarrow \mathrm{Nesterov}(\Theta, \bar\Delta), \qquad \theta_r \leftarrow \Theta
 
-====== ======================================= =====================
+====== ======================================= ===========================
 symbol meaning                                 argument
-====== ======================================= =====================
+====== ======================================= ===========================
 H      inner optimizer steps per round         `period`
 eta    outer learning rate                     in `outer` (0.7)
 mu     outer Nesterov momentum                 in `outer` (0.9)
-====== ======================================= =====================
+====== ======================================= ===========================
 
-The inner optimizer's state stays in its region and is kept across rounds.
+Nesterov is `outer.nesterov`. The inner optimizer's state stays in its region and is kept across
+rounds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 import optax
 
 from lowcomm_jax.methods.base import Method
-from lowcomm_jax.rules import outer as outer_rules
+from lowcomm_jax.rules.outer import nesterov
 from lowcomm_jax.schedule import Staggered
 
 
@@ -40,15 +40,11 @@ def diloco(
       outer: Optax transform of the mean pseudo-gradient; default Nesterov 0.7 / 0.9.
       codec: wire codec of the pseudo-gradients; None = dense fp32.
       inner_batching: batch policy of the inner steps; None = a fixed batch.
-
-    Raises:
-      ValueError: an unknown name or setting of a codec.
     """
-    rule = outer_rules.nesterov(0.7, 0.9) if outer is None else outer
     return Method(
         name="diloco",
         schedule=Staggered(period),
-        outer=rule,
+        outer=outer or nesterov(0.7, 0.9),
         codec=codec,
         inner_batching=inner_batching,
     )

@@ -1,21 +1,14 @@
-r"""DiLoCoX (arXiv 2506.21263): one-step delay, low-rank int4 payloads, adaptive rank and H.
+"""DiLoCoX (arXiv 2506.21263): one-step delay, low-rank int4 payloads, adaptive rank and H.
 
-At boundary t every region sends its compressed pseudo-gradient and takes the reduced one of the
-round before:
-
-.. math::
-   p_r = (\Theta^{t} - \theta_r) + e_r, \quad c_r = C(p_r), \quad e_r \leftarrow p_r - D(c_r),
-   \qquad \bar\Delta^t = \tfrac1R \sum_r D(c_r), \\
-   \Theta^{t+1} = \mathrm{Nesterov}(\Theta^t, \bar\Delta^{t-1}), \qquad
-   \theta_r \leftarrow \Theta^{t+1}
+At boundary t every region sends its compressed pseudo-gradient, with error feedback of decay 1
+(`compression.error_feedback`), and takes the reduced one of the round before (`delayed_diloco`).
 
 ====== =========================================== ===============
 symbol meaning                                     argument
 ====== =========================================== ===============
 H_1    inner steps of the first rounds             `period`
 r_1    rank of the first rounds                    `rank`
-C, D   low-rank factors in int4 (`low_rank`)       `codec`
-e      residual of the error feedback              in `codec`
+       low-rank factors in int4 (`low_rank`)       `codec`
 c      rounds of the window that sets r and H      in `adaptive`
 ====== =========================================== ===============
 
@@ -39,8 +32,8 @@ import optax
 from lowcomm_jax.compression import Codec, LowRank, names, registry
 from lowcomm_jax.compression.codec_levels import CodecLevels
 from lowcomm_jax.methods.base import Method
-from lowcomm_jax.refused import is_unknown
-from lowcomm_jax.rules import outer as outer_rules
+from lowcomm_jax.refused import collect, is_unknown
+from lowcomm_jax.rules.outer import nesterov
 from lowcomm_jax.schedule import Ranked, Schedule, Staggered
 from lowcomm_jax.schedule.base import FirstRound
 
@@ -109,16 +102,13 @@ def dilocox(
         (without a codec that is DiLoCo).
       adaptive: adapt rank and H; None = yes if the codec is low-rank and given by name.
       outer: Optax transform of the mean pseudo-gradient; default Nesterov 0.7 / 0.9.
-      inner_batching: batch policy of the inner steps; None = a fixed batch.
+      inner_batching: as in `diloco`.
       first_round: with delay 1: `empty`, where the first boundary lands nothing; or `blocking`,
         where the first payload lands at once.
       step_seconds: T_step, seconds of an inner step, with `sync_seconds`. No round of delay 1 may
         be shorter than T_comm / T_step steps: a shorter `period` is refused, and adaptive rounds
         stay at least as long. None = the network's; without a network nothing is checked.
       sync_seconds: T_comm, seconds that the largest payload travels; None = the network's.
-
-    Raises:
-      ValueError: a codec that is a mapping has an unknown setting, or one out of range.
     """
     timing = [x for x in (step_seconds, sync_seconds) if x is not None]
     problems = _number_problems(rank, delay, first_round, timing)
@@ -148,12 +138,13 @@ def dilocox(
         ranks = (first,) if found else rule.ranks(first)
         schedule = _ranked(rule, period, ranks, delay, travel, first_round)
     if named and not problems:
-        codec = _codec_levels(codec, schedule.ranks if rule else (first,), low_rank)
+        ranks = schedule.ranks if rule else (first,)
+        codec = collect(problems, "codec: ", lambda: _codec_levels(codec, ranks, low_rank))
     return Method(
         name="dilocox",
         schedule=schedule,
-        outer=outer_rules.nesterov(0.7, 0.9) if outer is None else outer,
-        codec=None if isinstance(codec, (str, Mapping)) else codec,
+        outer=outer or nesterov(0.7, 0.9),
+        codec=None if isinstance(codec, str | Mapping) else codec,
         inner_batching=inner_batching,
         problems=tuple(problems),
     )

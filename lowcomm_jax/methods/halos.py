@@ -44,7 +44,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lowcomm_jax.methods.base import LocalServers, Method
-from lowcomm_jax.rules import outer as outer_rules
+from lowcomm_jax.rules.outer import delayed_nesterov
 from lowcomm_jax.schedule import TwoLevels
 
 
@@ -82,7 +82,7 @@ def halos(
       global_buffer: arrivals between two renewals of the global server's momentum.
       travel: ticks one way between a local and the global server; one number or one per group.
       dynamic: ceil(v / max v H) inner steps between arrivals instead of H.
-      inner_batching: batch policy of the inner steps; None = a fixed batch.
+      inner_batching: as in `diloco`.
       codec: of what workers send to their server; None = dense fp32.
       global_codec: of what servers send to the global one: a codec, its name, or a mapping; None =
         dense fp32.
@@ -101,11 +101,9 @@ def halos(
             every,
             travel if one else tuple(travel),
         ),
-        outer=outer_rules.delayed_nesterov(
-            global_learning_rate, global_momentum, max(global_buffer, 1)
-        ),
+        outer=delayed_nesterov(global_learning_rate, global_momentum, max(global_buffer, 1)),
         servers=LocalServers(
-            outer_rules.delayed_nesterov(learning_rate, momentum, max(buffer, 1)),
+            delayed_nesterov(learning_rate, momentum, max(buffer, 1)),
             blend,
             global_codec,
         ),

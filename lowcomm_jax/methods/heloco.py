@@ -1,13 +1,12 @@
 r"""HeLoCo (arXiv 2606.00271): arrivals are aligned with the momentum, a look-ahead is handed out.
 
-Regions of different speed wait for nobody. Every arrival is corrected tensor by tensor (A, defined
-in `merge.Align`), then moves the shared anchor at once:
+Regions of different speed wait for nobody (`async_local_sgd`). Every arrival is corrected tensor by
+tensor (A, `merge.Align`), then moves the shared anchor and its momentum m at once:
 
 .. math::
    \Delta_r = \Theta^{\text{received by } r} - \theta_r, \qquad
-   G = \rho\, A(\Delta_r, m), \qquad m \leftarrow \mu m + (1 - \mu) G, \qquad
-   \Theta \leftarrow \Theta - \eta (G + \mu m), \qquad
-   \theta_r \leftarrow \Theta - \eta \mu m
+   \Theta \leftarrow \mathrm{MomentumAverage}(\Theta, \rho\, A(\Delta_r, m)), \qquad
+   \theta_r \leftarrow \mathrm{LookAhead}(\Theta, m)
 
 ====== ============================================ =======================
 symbol meaning                                      argument
@@ -20,8 +19,8 @@ eta    outer learning rate                          `learning_rate` (0.7)
 mu     outer momentum                               `momentum` (0.9)
 ====== ============================================ =======================
 
-A region's next pseudo-gradient is measured against what it receives,
-:math:`\Theta - \eta \mu m`. `global_params` gives the anchor itself.
+The last two are `outer.momentum_average` and `outer.look_ahead`. A region's next pseudo-gradient is
+measured against the look-ahead that it receives. `global_params` gives the anchor itself.
 
 Source: the published code; of the paper only notes were read. Differs from it: time is counted in
 ticks, as in `async_local_sgd`. Arrivals of one tick are applied in region order, and then all of
@@ -30,15 +29,16 @@ them get the newest look-ahead. DyLU (`dynamic`) and codecs are additions of our
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import optax
 
+from lowcomm_jax.methods.async_local_sgd import async_local_sgd
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.rules.merge import Align
 from lowcomm_jax.rules.outer import look_ahead, momentum_average
-from lowcomm_jax.schedule import Arrivals
 
 
 def heloco(
@@ -60,7 +60,6 @@ def heloco(
 
     Args:
       period: H, inner steps of a region between two of its arrivals.
-      speeds: inner steps per second of each region, in any unit, `[R]`; see `async_local_sgd`.
       learning_rate: outer learning rate of an arrival, and of the look-ahead.
       momentum: weight of the old outer momentum, in [0, 1).
       weight: rho, weight of an arrival, above 0; the paper has 1 or 1 / sqrt(R).
@@ -69,22 +68,22 @@ def heloco(
       turn: strength of the turn towards the momentum; 0 = off.
       confidence: weight of the momentum's length in both strengths, not negative.
       most: largest share that is removed; 0 = off.
-      dynamic: floor(v / max v H) inner steps between arrivals instead of H (DyLU).
-      codec: wire codec of the pseudo-gradients; None = dense fp32.
-      inner_batching: batch policy of the inner steps; None = a fixed batch.
+      speeds, dynamic: as in `async_local_sgd`.
+      codec, inner_batching: as in `diloco`.
 
     Raises:
-      ValueError: a rate or momentum out of range, or an unknown codec.
+      ValueError: a rate or momentum out of range.
     """
+    arrivals = async_local_sgd(
+        period, speeds, dynamic=dynamic, codec=codec, inner_batching=inner_batching
+    )
     rule = momentum_average(learning_rate, momentum)
-    return Method(
+    wrong = () if 0 < weight < float("inf") else (f"weight={weight}: give a positive number",)
+    return dataclasses.replace(
+        arrivals,
         name="heloco",
-        schedule=Arrivals(period, tuple(speeds), dynamic),
         outer=rule if weight == 1 else optax.chain(optax.scale(weight), rule),
-        codec=codec,
-        inner_batching=inner_batching,
-        base="received",
         merge=Align(enough, removal, turn, confidence, most),
         hands_out=look_ahead(learning_rate, momentum),
-        problems=() if 0 < weight < float("inf") else (f"weight={weight}: give a positive number",),
+        problems=(*wrong, *arrivals.problems),
     )

@@ -1,12 +1,7 @@
-r"""MuLoCo (arXiv 2505.23725): DiLoCo around Muon, quantised with error feedback.
+"""MuLoCo (arXiv 2505.23725): DiLoCo's round around Muon, quantised with error feedback.
 
-Every H steps each region sends its decayed residual in 4 or 2 bits with a codebook:
-
-.. math::
-   p_r = (\Theta - \theta_r) + \beta e_r, \qquad e_r \leftarrow p_r - Q(p_r), \qquad
-   \bar\Delta = \tfrac1R \sum_r Q(p_r), \qquad
-   v \leftarrow \mu v + \bar\Delta, \qquad
-   \Theta \leftarrow \Theta - \eta (\bar\Delta + \mu v), \qquad \theta_r \leftarrow \Theta
+Every H steps each region sends its decayed residual (`compression.error_feedback`) in 4 or 2 bits
+with a codebook.
 
 ====== ============================================ =======================
 symbol meaning                                      argument
@@ -40,15 +35,15 @@ Sources: abstracts, the published code and notes of others; they disagree on the
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, Literal
 
 import optax
 
-from lowcomm_jax.compression import error_feedback, make
 from lowcomm_jax.methods.base import Method, wire_codec
-from lowcomm_jax.rules import outer as outer_rules
-from lowcomm_jax.schedule import Staggered
+from lowcomm_jax.methods.diloco import diloco
+from lowcomm_jax.rules.outer import nesterov
 
 
 def muloco(
@@ -63,29 +58,14 @@ def muloco(
     """Synchronise in 8, 4 or 2 bits every `period` inner steps; made for Muon as inner optimizer.
 
     Args:
-      period: H, inner steps per round.
       bits: bits of an entry: 8, 4 or 2.
       decay: beta, share of the residual that is kept from round to round, in [0, 1].
       outer: Optax transform of the mean pseudo-gradient; default Nesterov 0.7 / 0.6.
       codec: another codec in place of this one, used as it is (wrap it in error feedback yourself).
-      inner_batching: batch policy of the inner steps; None = a fixed batch.
       stacked: path prefixes of leaves with a leading layer axis, as the engine is given.
-
-    Raises:
-      ValueError: an unknown codec, or a setting of the codec out of range.
+      period, inner_batching: as in `diloco`.
     """
-
-    def paper():
-        return error_feedback(make(f"stat{bits}", stacked=tuple(stacked)), decay)
-
-    settings = {"bits": (bits, 4), "decay": (decay, 0.95)}
-    wire, problems = wire_codec(codec, paper, stacked, **settings)
-    rule = outer_rules.nesterov(0.7, 0.6) if outer is None else outer
-    return Method(
-        name="muloco",
-        schedule=Staggered(period),
-        outer=rule,
-        codec=wire,
-        inner_batching=inner_batching,
-        problems=problems,
-    )
+    paper = {"name": f"stat{bits}", "error_feedback": decay}
+    wire, problems = wire_codec(muloco, codec, paper, stacked, bits=bits, decay=decay)
+    plain = diloco(period, outer or nesterov(0.7, 0.6), wire, inner_batching)
+    return dataclasses.replace(plain, name="muloco", problems=problems)

@@ -4,11 +4,11 @@ Every H steps a seeded draw, the same in all regions, splits them into groups G 
 keeps an anchor and a momentum of its own:
 
 .. math::
-   \delta_i \leftarrow \alpha\,\delta_i - \frac{\beta}{n} \sum_{j \in G} \Delta_j
-     - \gamma \Big(\phi_i - \frac1n \sum_{j \in G} \phi_j\Big), \qquad
-   \phi_i \leftarrow \phi_i + \delta_i, \qquad \theta_i \leftarrow \phi_i
+   \Delta_j = \phi_j - \theta_j, \qquad
+   \phi_i \leftarrow \mathrm{Gossip}\Big(\phi_i,\; \frac1n \sum_{j \in G} \Delta_j,\;
+     \frac1n \sum_{j \in G} \phi_j\Big), \qquad \theta_i \leftarrow \phi_i
 
-with Delta_j = phi_j - theta_j. The regions are never equal, only kept close; the model is any of
+with the rule of `outer.gossip`. The regions are never equal, only kept close; the model is any of
 them or, as `global_params` gives it, their mean.
 
 ====== ========================================== ===========
@@ -33,11 +33,9 @@ A region that takes no part counts in no mean: its partner uses its own Delta an
 The absent region's anchor moves by its group's mean and its local values stay. A region without a
 group (R is odd, or n does not divide it) uses its own Delta and anchor.
 
-Differs from the paper: its code ties gamma to beta and takes no look-ahead although it calls the
-rule Nesterov. Here gamma is free, that form is `heavy_ball`, and `nesterov` is the look-ahead.
-Coefficients under which the regions drift apart are refused (`outer.gossip_stability`, where the
-limit also differs from the paper's). Groups come from `topology.gossip`. Anchors and momentum stay
-in fp32.
+Differs from the paper as `outer.gossip` says. Coefficients under which the regions drift apart are
+refused (`consensus.Consensus`, where the limit also differs from the paper's). Groups come from
+`topology.Gossip`. Anchors and momentum stay in fp32.
 """
 
 from __future__ import annotations
@@ -45,9 +43,8 @@ from __future__ import annotations
 from typing import Any
 
 from lowcomm_jax.methods.base import Method
-from lowcomm_jax.rules import outer as outer_rules
 from lowcomm_jax.rules.consensus import Consensus
-from lowcomm_jax.rules.outer import Variant, gossip_problems
+from lowcomm_jax.rules.outer import Variant, gossip, gossip_problems
 from lowcomm_jax.rules.topology import Gossip
 from lowcomm_jax.schedule import Staggered
 
@@ -74,10 +71,7 @@ def noloco(
       seed: seed of the draw of groups, a whole number from 0.
       variant: `heavy_ball` (the paper's code) or `nesterov` (look-ahead).
       codec: wire codec of the pseudo-gradients; None = dense fp32. Anchors travel in fp32.
-      inner_batching: batch policy of the inner steps; None = a fixed batch.
-
-    Raises:
-      ValueError: an unknown name or setting of a codec.
+      inner_batching: as in `diloco`.
     """
     problems = gossip_problems(alpha, beta, gamma, variant)
     sound = not problems
@@ -85,7 +79,7 @@ def noloco(
     return Method(
         name="noloco",
         schedule=Staggered(period),
-        outer=outer_rules.gossip(alpha, beta, gamma, variant) if sound else None,
+        outer=gossip(alpha, beta, gamma, variant) if sound else None,
         codec=codec,
         inner_batching=inner_batching,
         anchors="per_region",

@@ -1,10 +1,4 @@
-r"""DiLoCo whose outer momentum restarts (arXiv 2605.28585): m is set to 0 every K rounds.
-
-.. math::
-   \bar\Delta = \tfrac1R \sum_r (\Theta - \theta_r), \qquad
-   m' = \beta m + (1 - \beta) \bar\Delta, \qquad
-   \Theta \leftarrow \Theta - \nu \left((1 + \beta) m' - \beta m\right), \qquad
-   m \leftarrow m' \text{, after every K-th round } 0, \qquad \theta_r \leftarrow \Theta
+"""DiLoCo's round with an outer momentum that restarts every K rounds (arXiv 2605.28585).
 
 ====== ============================================ =======================
 symbol meaning                                      argument
@@ -15,7 +9,7 @@ nu     outer learning rate                          `learning_rate` (0.9)
 beta   outer momentum                               `momentum` (0.7)
 ====== ============================================ =======================
 
-The rule alone is `outer.restarting`, for other methods (`outer={"name": "restarting"}` in a
+The rule is `outer.restarting`. Other methods take it, too (`outer={"name": "restarting"}` in a
 config): with fragments every fragment counts rounds of its own.
 
 Source: notes of a replication (Llama-150M, two workers), where K and the rates are from; of the
@@ -24,11 +18,12 @@ paper only the abstract was read. Codecs are an addition of ours.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from lowcomm_jax.methods.base import Method
+from lowcomm_jax.methods.diloco import diloco
 from lowcomm_jax.rules.outer import restarting
-from lowcomm_jax.schedule import Staggered
 
 
 def restarted_diloco(
@@ -42,20 +37,13 @@ def restarted_diloco(
     """Synchronise every `period` inner steps; the outer momentum restarts every `every` rounds.
 
     Args:
-      period: H, inner steps per round.
       every: K, rounds between two restarts.
       learning_rate: outer learning rate.
       momentum: weight of the old outer momentum, in [0, 1).
-      codec: wire codec of the pseudo-gradients; None = dense fp32.
-      inner_batching: batch policy of the inner steps; None = a fixed batch.
+      period, codec, inner_batching: as in `diloco`.
 
     Raises:
-      ValueError: a setting of the rule out of range, or an unknown codec.
+      ValueError: a setting of the rule out of range.
     """
-    return Method(
-        name="restarted_diloco",
-        schedule=Staggered(period),
-        outer=restarting(learning_rate, momentum, every),
-        codec=codec,
-        inner_batching=inner_batching,
-    )
+    plain = diloco(period, restarting(learning_rate, momentum, every), codec, inner_batching)
+    return dataclasses.replace(plain, name="restarted_diloco")

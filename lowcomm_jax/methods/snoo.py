@@ -1,9 +1,4 @@
-r"""SNOO (arXiv 2510.15830): Nesterov on the progress of K steps of one worker.
-
-.. math::
-   s = w_{\text{slow}} - w_{\text{fast}}, \qquad b \leftarrow \mu b + s, \qquad
-   w_{\text{slow}} \leftarrow w_{\text{slow}} - \eta (\mu b + s), \qquad
-   w_{\text{fast}} \leftarrow w_{\text{slow}}
+"""SNOO (arXiv 2510.15830): Nesterov on the progress of K steps of one worker.
 
 ====== ============================================ =======================
 symbol meaning                                      argument
@@ -13,9 +8,9 @@ eta    outer learning rate                          `learning_rate` (0.8)
 mu     outer Nesterov momentum                      `momentum` (0.75)
 ====== ============================================ =======================
 
-The slow weights are the anchor, the fast ones the region's. With one region nothing travels:
-`regions=1`. With more, s is their mean: that is DiLoCo with SNOO's rates, which the paper does not
-propose.
+This is DiLoCo's round (`diloco`) of one region: the slow weights are the anchor, the fast ones the
+region's. Nothing travels: `regions=1`. With more regions it is DiLoCo with SNOO's rates, which the
+paper does not propose.
 
 Source: notes on the paper, which give these values for a 125M model; of the paper only the abstract
 was read.
@@ -23,11 +18,12 @@ was read.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from lowcomm_jax.methods.base import Method
+from lowcomm_jax.methods.diloco import diloco
 from lowcomm_jax.rules.outer import nesterov
-from lowcomm_jax.schedule import Staggered
 
 
 def snoo(
@@ -44,15 +40,10 @@ def snoo(
       learning_rate: outer learning rate.
       momentum: weight of the old outer momentum, in [0, 1).
       codec: wire codec, for several regions; None = dense fp32.
-      inner_batching: batch policy of the inner steps; None = a fixed batch.
+      inner_batching: as in `diloco`.
 
     Raises:
-      ValueError: a setting of the rule out of range, or an unknown codec.
+      ValueError: a setting of the rule out of range.
     """
-    return Method(
-        name="snoo",
-        schedule=Staggered(period),
-        outer=nesterov(learning_rate, momentum),
-        codec=codec,
-        inner_batching=inner_batching,
-    )
+    plain = diloco(period, nesterov(learning_rate, momentum), codec, inner_batching)
+    return dataclasses.replace(plain, name="snoo")

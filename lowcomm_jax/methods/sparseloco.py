@@ -1,13 +1,8 @@
-r"""SparseLoCo (arXiv 2508.15706): the few largest entries, 2 bits each, with decayed feedback.
+"""SparseLoCo (arXiv 2508.15706): the few largest entries, 2 bits each, with decayed feedback.
 
 Every H steps each region sends the k largest entries of every 64 x 64 chunk of its pseudo-gradient
-plus decayed residual. What it does not send becomes the residual, which takes the place of outer
-momentum:
-
-.. math::
-   p_r = (\Theta - \theta_r) + \beta e_r, \qquad
-   \hat\Delta_r = Q\big(\mathrm{TopK}(p_r)\big), \qquad e_r \leftarrow p_r - \hat\Delta_r, \qquad
-   \Theta \leftarrow \Theta - \frac{\eta}{R} \sum_r \hat\Delta_r, \qquad \theta_r \leftarrow \Theta
+plus decayed residual. What it does not send becomes the residual (`compression.error_feedback`),
+which takes the place of outer momentum: DiLoCo's round with `outer.sgd`.
 
 ====== ============================================ =======================
 symbol meaning                                      argument
@@ -37,15 +32,15 @@ short tensors; here every chunk keeps `k` entries.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, Literal
 
 import optax
 
-from lowcomm_jax.compression import error_feedback, make
 from lowcomm_jax.methods.base import Method, wire_codec
-from lowcomm_jax.rules import outer as outer_rules
-from lowcomm_jax.schedule import Staggered
+from lowcomm_jax.methods.diloco import diloco
+from lowcomm_jax.rules.outer import sgd
 
 
 def sparseloco(
@@ -63,39 +58,27 @@ def sparseloco(
     """Send k entries of every chunk of the pseudo-gradient, every `period` inner steps.
 
     Args:
-      period: H, inner steps per round.
       k: entries kept per chunk. Chunks of at most k entries, those of vectors among them, are kept
         whole.
       block: largest side of a chunk, in entries, at most 64.
       bits: bits of a kept entry: 2, 4 or 8; 32 = fp32.
-      decay: beta, share of the residual that is kept from round to round, in [0, 1].
       outer: Optax transform of the mean pseudo-gradient; default plain descent of rate 1.0. The
         residual acts as momentum already; an outer rule with momentum adds a second one.
-      codec: another codec in place of this one, used as it is (wrap it in error feedback yourself).
-      inner_batching: batch policy of the inner steps; None = a fixed batch.
-      stacked: path prefixes of leaves with a leading layer axis, as the engine is given.
       mean: of an entry over all "regions" that take part, where one that did not send it counts as
         0 (None); or over its "senders" alone, as in the authors' code.
-
-    Raises:
-      ValueError: an unknown codec, or a setting of the codec out of range.
+      decay, codec: as in `muloco`.
+      stacked: as in `muloco`.
+      period, inner_batching: as in `diloco`.
     """
-
-    def paper():
-        values = "fp32" if bits == 32 else f"stat{bits}"
-        settings = {"k": k, "block": block, "values": values, "mean": mean or "regions"}
-        kept = make("topk", stacked=tuple(stacked), **settings)
-        return error_feedback(kept, decay)
-
-    settings = {"k": (k, 64), "block": (block, 64), "bits": (bits, 2), "decay": (decay, 0.95)}
-    settings |= {"mean": (mean, None)}
-    wire, problems = wire_codec(codec, paper, stacked, **settings)
-    rule = outer_rules.sgd(1.0) if outer is None else outer
-    return Method(
-        name="sparseloco",
-        schedule=Staggered(period),
-        outer=rule,
-        codec=wire,
-        inner_batching=inner_batching,
-        problems=problems,
-    )
+    paper = {
+        "name": "topk",
+        "k": k,
+        "block": block,
+        "values": "fp32" if bits == 32 else f"stat{bits}",
+        "mean": mean or "regions",
+        "error_feedback": decay,
+    }
+    settings = {"k": k, "block": block, "bits": bits, "decay": decay, "mean": mean}
+    wire, problems = wire_codec(sparseloco, codec, paper, stacked, **settings)
+    plain = diloco(period, outer or sgd(1.0), wire, inner_batching)
+    return dataclasses.replace(plain, name="sparseloco", problems=problems)

@@ -17,10 +17,9 @@ Parameters travel, not gradients; the inner optimizer's moments stay as they are
 there is no anchor: the model is the mean of the regions, and `Engine.finish` sets all regions to
 it.
 
-With `period` DiLoCo's outer step follows every H steps (`methods.diloco`), with its usual
-pseudo-gradient Delta_r = Theta - theta_r. Without a delay SPARTA leaves the mean of the regions
-unchanged; it changes the mean pseudo-gradient only through the points at which regions train. A
-region that adopts an anchor drops what SPARTA has in flight, which is older.
+With `period` DiLoCo's outer step follows every H steps (`diloco`). Without a delay SPARTA leaves
+the mean of the regions unchanged; it changes the mean pseudo-gradient only through the points at
+which regions train. A region that adopts an anchor drops what SPARTA has in flight, which is older.
 
 Differs from EXO's code, the only source (it has no paper):
 
@@ -34,14 +33,15 @@ Differs from EXO's code, the only source (it has no paper):
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Literal
 
 import optax
 
 from lowcomm_jax.channels import Channel, Partitioned, Sampled, Shuffled
 from lowcomm_jax.methods.base import Method
-from lowcomm_jax.rules import outer as outer_rules
-from lowcomm_jax.schedule import Never, Staggered
+from lowcomm_jax.methods.diloco import diloco
+from lowcomm_jax.schedule import Never
 
 SELECTIONS = {"sampled": Sampled, "shuffled": Shuffled, "partitioned": Partitioned}
 
@@ -64,9 +64,6 @@ def sparta(
       period: H of DiLoCo, inner steps per round; None = no main exchange.
       outer: Optax transform of DiLoCo's mean pseudo-gradient; default Nesterov 0.7 / 0.9.
       codec: codec of the selected values, without state; None = fp32. DiLoCo's payloads stay dense.
-
-    Raises:
-      ValueError: an unknown name or setting of a codec.
     """
     problems = []
     if selection not in SELECTIONS:
@@ -77,11 +74,6 @@ def sparta(
     channels = (Channel("sparta", selection=rule, delay=delay, codec=codec),)
     if period is None:
         return Method("sparta", Never(), None, channels=channels, problems=tuple(problems))
-    rule = outer_rules.nesterov(0.7, 0.9) if outer is None else outer
-    return Method(
-        name="sparta_diloco",
-        schedule=Staggered(period),
-        outer=optax.with_extra_args_support(rule),
-        channels=channels,
-        problems=tuple(problems),
+    return dataclasses.replace(
+        diloco(period, outer), name="sparta_diloco", channels=channels, problems=tuple(problems)
     )

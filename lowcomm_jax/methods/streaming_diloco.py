@@ -1,11 +1,12 @@
 r"""Streaming DiLoCo (arXiv 2501.18512, Alg. 2): fragments, overlapped with tau inner steps.
 
-Fragment p leaves every H steps, staggered against the others, and lands tau inner steps later:
+Fragment p leaves every H steps, staggered against the others (`schedule.Staggered`), and lands tau
+inner steps later (`landing.blend`):
 
 .. math::
    \Delta_{r,p} = \Theta_p - \theta_{r,p}(t), \qquad
    \Theta_p \leftarrow \mathrm{Nesterov}(\Theta_p, \bar\Delta_p), \qquad
-   \theta_{r,p} \leftarrow \alpha\, \theta_{r,p} + (1 - \alpha)\, \Theta_p \quad\text{at } t + \tau
+   \theta_{r,p} \leftarrow \mathrm{Blend}_\alpha(\theta_{r,p}, \Theta_p) \quad\text{at } t + \tau
 
 ====== ======================================= =====================
 symbol meaning                                 argument
@@ -33,8 +34,8 @@ import optax
 
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.params.fragments import Pattern
-from lowcomm_jax.rules import landing as landing_rules
-from lowcomm_jax.rules import outer as outer_rules
+from lowcomm_jax.rules.landing import blend
+from lowcomm_jax.rules.outer import nesterov
 from lowcomm_jax.schedule import Staggered
 
 
@@ -63,20 +64,16 @@ def streaming_diloco(
         fragment of their `own`.
       outer: Optax transform of the mean pseudo-gradient; default Nesterov 0.4 / 0.9.
       codec: wire codec; None = dense fp32 (the paper's 4-bit E3M0 is in its config).
-      inner_batching: batch policy of the inner steps; None = a fixed batch.
-
-    Raises:
-      ValueError: an unknown name or setting of a codec.
+      inner_batching: as in `diloco`.
     """
     problems = []
     if not 0 <= alpha <= 1:
         problems.append(f"alpha={alpha}: give a weight of the local value in [0, 1]")
-    rule = outer_rules.nesterov(0.4, 0.9) if outer is None else outer
     return Method(
         name="streaming_diloco",
         schedule=Staggered(period, fragments, overlap),
-        outer=rule,
-        landing=landing_rules.blend(alpha) if 0 < alpha <= 1 else None,
+        outer=outer or nesterov(0.4, 0.9),
+        landing=blend(alpha) if 0 < alpha <= 1 else None,
         codec=codec,
         inner_batching=inner_batching,
         pattern=pattern,

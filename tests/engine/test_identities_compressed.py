@@ -145,6 +145,8 @@ def test_what_cannot_work_is_refused():
     with pytest.raises(ValueError, match="variant='median'"):
         make(lc.methods.decoupled_momentum(4, "median"))
     with pytest.raises(ValueError, match="block=65"):
-        lc.methods.demo(block=65)
+        make(lc.methods.demo(block=65))
+    with pytest.raises(ValueError, match=r"(?s)'int5' is unknown.*so k=3 would have no effect"):
+        make(lc.methods.demo(k=3, codec="int5"))
     with pytest.raises(ValueError, match="'int5' is unknown"):
         make(lc.methods.diloco(4, codec="int5"))
