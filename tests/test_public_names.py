@@ -13,6 +13,7 @@ import importlib
 import inspect
 import re
 import sys
+import types
 from pathlib import Path
 
 import lowcomm_jax
@@ -84,16 +85,25 @@ def _lines(name: str, thing: object, methods: bool = False) -> list[str]:
     return lines
 
 
-def _offered(room: str) -> dict[str, object]:
+def _room(room: str) -> types.ModuleType:
+    """The module that programs reach by this name."""
     handed_out = getattr(lowcomm_jax, room.rpartition(".")[2], None)
-    module = handed_out or importlib.import_module(room)
+    return handed_out or importlib.import_module(room)
+
+
+def _offered(room: str) -> dict[str, object]:
+    module = _room(room)
     names = NAMED.get(room) or module.__all__
     return {name: getattr(module, name) for name in names}
 
 
 def offered_names() -> dict[str, object]:
-    """All public names with their rooms, and what they stand for."""
-    return {f"{room}.{name}": thing for room in ROOMS for name, thing in _offered(room).items()}
+    """All public names with the modules that offer them, and what they stand for."""
+    return {
+        f"{_room(room).__name__}.{name}": thing
+        for room in ROOMS
+        for name, thing in _offered(room).items()
+    }
 
 
 def public_names() -> list[str]:
