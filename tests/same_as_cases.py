@@ -1,8 +1,8 @@
 """The runs that `same_as` compares: every method, and the variants that take other ways.
 
-Only names that users have are used (`lc.Engine`, `lc.methods`, ...), so that the same file runs
-with two revisions of the package whose insides are named differently. What is trained is a tiny
-network with leaves of odd shapes, one of them in bf16, and a frozen table; with noise from the
+Only names that users have are used (`lc.Engine`, `lc.methods`, ...). A revision that renames one
+changes it here; the names of cases stay, as `same_as` compares cases by name. What is trained is a
+tiny network with leaves of odd shapes, one of them in bf16, and a frozen table; with noise from the
 step's `rng` and an aux `tokens`. Nearly all the time goes into compiling: so variants leave out
 `engine.step`, and train with momentum instead of AdamW.
 """
@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import PartitionSpec as P
 
 import lowcomm_jax as lc
 from lowcomm_jax import compression
@@ -35,7 +36,7 @@ class Case:
     Attributes:
       method: makes the method.
       regions: R.
-      mesh: sizes of the axes region, stage, fsdp, on the first devices.
+      mesh: sizes of the axes region, stage, fsdp, tensor, on the first devices.
       settings: other keywords of the engine.
       steps: last step made by `engine.step`, by the first `engine.run`, by the second.
       saved: whether a checkpoint is made after the first `engine.run`.
@@ -45,7 +46,9 @@ class Case:
       nan_at: step of which region 1 gets a batch that is not finite.
       inner: the inner optimizer.
       pipeline: keywords of the model in stages that is trained in place of the tiny network.
-      jobs: whether every region is a job of its own, over a store.
+      rounds: of learners that are jobs: they train until so many have landed, a step at a time.
+      jobs: by what regions exchange that are jobs of their own ("store", "peers"); None = they are
+        one program.
     """
 
     method: Callable[[], Any]
@@ -60,7 +63,8 @@ class Case:
     nan_at: int | None = None
     inner: Callable[[], Any] = lambda: optax.sgd(0.05, momentum=0.8)
     pipeline: dict[str, Any] | None = None
-    jobs: bool = False
+    rounds: int | None = None
+    jobs: str | None = None
 
     def batches(self, first: int, last: int) -> list[PyTree]:
         """The batches of the 1-based steps `first` to `last`, leaves `[R, size, ...]`."""
@@ -88,10 +92,11 @@ def sample(region: int, start: int, count: int, trainer: int = 0) -> PyTree:
     return {"x": x, "y": np.tanh(x @ truth) + np.float32(0.2 * region)}
 
 
-def params() -> PyTree:
+def params(hidden: int = 9) -> PyTree:
     rng = np.random.default_rng(0)
     draw = lambda *shape: jnp.asarray(0.5 * rng.standard_normal(shape), jnp.float32)  # noqa: E731
-    floats = {"a": draw(8, 9), "b": draw(9), "c": draw(3, 3, 2), "s": jnp.float32(1.0)}
+    floats = {"a": draw(8, hidden), "b": draw(hidden), "c": draw(hidden // 3, 3, 2)}
+    floats |= {"s": jnp.float32(1.0)}
     return {**floats, "c": floats["c"].astype(jnp.bfloat16), "table": jnp.arange(5)}
 
 
@@ -99,7 +104,7 @@ def loss_fn(params, batch, rng):
     # Noise straight from the key's bits: drawing from it would take longer to compile.
     noise = (jax.random.key_data(rng) % 64).sum() / 640
     hidden = jnp.tanh(batch["x"] @ params["a"] + params["b"] + noise)
-    last = params["c"].astype(jnp.float32).reshape(9, 2).sum(axis=1)
+    last = params["c"].astype(jnp.float32).reshape(-1, 2).sum(axis=1)
     wrong = params["s"] * (hidden @ last) - batch["y"]
     return jnp.mean(wrong**2), {"tokens": 1 + batch["x"][0, 0] ** 2}
 
@@ -153,6 +158,10 @@ def adloco(test="norm", **settings):
 
 def diloco(codec=None, **settings):
     return lc.methods.diloco(4, codec=codec, **settings)
+
+
+def decoupled(quorum=2, **settings):
+    return lc.methods.decoupled_diloco(4, 3, 2, quorum, pattern=CUT, **settings)
 
 
 def some_away(step: int) -> Sequence[bool] | None:
@@ -232,7 +241,50 @@ def methods() -> dict[str, Case]:
         "async_local_sgd, not dynamic": Case(
             lambda: lc.methods.async_local_sgd(4, (1.0, 0.5, 0.7), buffer=2, c=0.1, dynamic=False)
         ),
+        "halos": saved(
+            lambda: lc.methods.halos(3, (1.0, 0.6, 0.8), ((0, 2), (1,)), every=2, travel=(1, 2))
+        ),
+        "decoupled_diloco": saved(
+            lambda: decoupled(speeds=(1.0, 0.6, 0.8), outages=[(1, 5, 9)], codec=coded("int4", 0.9))
+        ),
+        "sparta": saved(lambda: lc.methods.sparta(0.3, "shuffled", delay=2)),
+        "sparta, diloco": Case(lambda: lc.methods.sparta(0.3, period=4)),
+        "des_loc": saved(
+            lambda: lc.methods.des_loc(2, 3, 4), inner=lambda: optax.contrib.adopt(0.02)
+        ),
     }
+
+
+# What speeds or groups of three regions become where there are four.
+OF_FOUR: dict[str, Callable[[], Any]] = {
+    "streaming_diloco, landing apart": lambda: streaming((0, 2, 4, 3), coded("int4", 0.9)),
+    "adloco": lambda: adloco(start_batch=2),
+    "heloco": lambda: lc.methods.heloco(4, (1.0, 0.6, 0.8, 0.7), weight=0.6),
+    "async_local_sgd": lambda: lc.methods.async_local_sgd(4, (1.0, 0.6, 0.8, 0.7)),
+    "async_local_sgd, not dynamic": lambda: lc.methods.async_local_sgd(
+        4, (1.0, 0.5, 0.7, 0.9), buffer=2, c=0.1, dynamic=False
+    ),
+    "halos": lambda: lc.methods.halos(
+        3, (1.0, 0.6, 0.8, 0.7), ((0, 2), (1, 3)), every=2, travel=(1, 2)
+    ),
+    "decoupled_diloco": lambda: decoupled(speeds=(1.0, 0.6, 0.8, 0.7), outages=[(1, 5, 9)]),
+}
+
+
+def everywhere() -> dict[str, Case]:
+    """Every method on eight devices: four regions of two, and two slots of FSDP x tensor."""
+    meshes = {"eight devices": (4, 1, 2), "fsdp x tensor": (2, 1, 2, 2)}
+    found = {}
+    for where, mesh in meshes.items():
+        for name, case in methods().items():
+            if "," in name or name == "snoo":  # a variant; of one region
+                continue
+            fields = {"mesh": mesh, "regions": 4, "steps": (0, 7, 9), "saved": False}
+            fields["method"] = OF_FOUR.get(name, case.method)
+            if name == "adloco":
+                fields["settings"] = {**case.settings, "largest_microbatch": 2}
+            found[f"{where}, {name}"] = dataclasses.replace(case, **fields)
+    return found
 
 
 def codecs() -> dict[str, Case]:
@@ -340,16 +392,25 @@ def stages() -> dict[str, Case]:
 
 def jobs() -> dict[str, Case]:
     """Regions that are jobs of their own; last, as threads compile in no fixed order."""
-    fields = {"regions": 2, "jobs": True, "steps": (0, 7, 7)}
-    return {
-        "jobs, streaming_diloco": Case(streaming, **fields),
-        "jobs, dilocox": Case(dilocox, **fields),
+    made = {
+        "diloco": diloco,
+        "streaming_diloco": streaming,
+        "streaming_diloco in int4": lambda: streaming(codec=coded("int4", 0.9)),
+        "dilocox": dilocox,
+        "noloco": lambda: lc.methods.noloco(3, seed=1),
     }
+    learners = Case(decoupled, regions=2, jobs="store", rounds=4)
+    return {
+        f"jobs by {by}, {name}": Case(method, regions=2, jobs=by, steps=(0, 7, 7))
+        for by in ("store", "peers")
+        for name, method in made.items()
+    } | {"jobs by store, decoupled_diloco": learners}
 
 
 def cases() -> dict[str, Case]:
     """All of them by name, in the order in which they run."""
-    return {**methods(), **codecs(), **meshes(), **variants(), **stages(), **jobs()}
+    parts = (methods(), codecs(), meshes(), variants(), stages(), everywhere(), jobs())
+    return {name: case for part in parts for name, case in part.items()}
 
 
 def problem(case: Case) -> tuple[Callable, PyTree, dict[str, Any]]:
@@ -359,6 +420,9 @@ def problem(case: Case) -> tuple[Callable, PyTree, dict[str, Any]]:
         return in_stages(case, mesh["mesh"])
     if "roles" in case.settings:
         return kept_loss, kept_params(), mesh
+    if len(case.mesh) == 4:
+        sharded = {"a": P("fsdp", "tensor"), "b": P("tensor"), "c": P("tensor")}
+        return loss_fn, params(12), {**mesh, "specs": lambda name, leaf: sharded.get(name, P())}
     return loss_fn, params(), mesh
 
 

@@ -1,4 +1,4 @@
-"""Runs the cases of `same_as` with the package on the path and writes down what they come to.
+"""Runs the cases of `same_as` with the package beside it and writes down what they come to.
 
 Two such processes run side by side, one for each revision. Both save their checkpoints, and both
 continue from those of BASE, so that they do (and compile) the same. A case that fails is written
@@ -8,13 +8,17 @@ down as its error: it differs, and the others still run.
 from __future__ import annotations
 
 import argparse
-import hashlib
+import contextlib
+import functools
+import itertools
 import json
+import re
+import threading
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
-from inspect import signature
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -50,6 +54,8 @@ VALUES = (
     "pull_norm",
 )
 SAVED = "saved"
+PACE_S = 0.5  # of learners that are jobs: time for a round to close between two steps
+Part = dict[str, np.ndarray]
 
 
 class Compilations:
@@ -71,42 +77,43 @@ class Compilations:
             jax.monitoring.unregister_event_duration_listener(count)
 
 
-def digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:16]
-
-
-def tree_digest(tree) -> str:
-    """Of every leaf's path, type, shape and bits."""
-    parts = []
+def leaves(name: str, tree) -> Part:
+    """Every leaf as it is, by its path; of bf16 the same numbers as float32."""
+    found = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         value = np.asarray(leaf)
-        parts.append(f"{jax.tree_util.keystr(path)} {value.dtype} {value.shape}".encode())
-        parts.append(value.tobytes())
-    return digest(b"\0".join(parts))
+        kind = "" if value.dtype.kind in "biuf" else f" {value.dtype}"
+        plain = value.astype(np.float32) if kind else value
+        place = jax.tree_util.keystr(path, simple=True, separator="/")
+        found[f"{name} {place}{kind}"] = plain
+    return found
 
 
-def json_digest(value) -> str:
-    return digest(json.dumps(value, sort_keys=True, default=str).encode())
+def told(name: str, value: Any) -> Part:
+    """Nested lists and dicts of plain values: their floats in order, and all the rest as text."""
+    floats = [x for x in jax.tree.leaves(value) if isinstance(x, float)]
+    rest = jax.tree.map(lambda x: "" if isinstance(x, float) else x, value)
+    text = json.dumps(rest, sort_keys=True, default=str)
+    return {name: np.array(text), f"{name}, floats": np.array(floats)}
 
 
-def rows_of_steps(rows: list) -> dict:
+def rows_of_steps(rows: list) -> Part:
     """What the rows of a history come to."""
     events = [event for row in rows for event in row["events"]]
     rest = ("step", "loss", "events")
     return {
-        "losses": json_digest([row["loss"] for row in rows]),
-        "metrics": json_digest([{k: v for k, v in r.items() if k not in rest} for r in rows]),
-        "event count": len(events),
-        "events": json_digest([{k: e.get(k) for k in FIELDS + VALUES} for e in events]),
-        "bytes sent": sum(sum(e["bytes_sent"]) for e in events),
-        "bytes received": sum(sum(e["bytes_received"]) for e in events),
+        "losses": np.array([row["loss"] for row in rows]),
+        **told("metrics", [{k: v for k, v in r.items() if k not in rest} for r in rows]),
+        **told("events", [{k: e.get(k) for k in FIELDS + VALUES} for e in events]),
+        "bytes sent": np.array(sum(sum(e["bytes_sent"]) for e in events)),
+        "bytes received": np.array(sum(sum(e["bytes_received"]) for e in events)),
     }
 
 
-def views(name: str, state) -> dict:
+def views(name: str, state) -> Part:
     return {
-        f"{name}anchor": tree_digest(lc.global_params(state)),
-        f"{name}regions": tree_digest(lc.region_params(state)),
+        **leaves(f"{name}anchor", lc.global_params(state)),
+        **leaves(f"{name}regions", lc.region_params(state)),
     }
 
 
@@ -116,13 +123,11 @@ class Run:
     def __init__(self, case: Case):
         self.case = case
         self.method = case.method()
-        loss, self.start, told = problem(case)
+        loss, self.start, given = problem(case)
         self.adapts = self.method.adapts
         make = lc.AdaptiveEngine if self.adapts else lc.Engine
-        given = (loss, case.inner(), self.method, case.regions)
-        # A base that knows no such setting measures it always.
-        asked = {"codec_error": True} if "codec_error" in signature(lc.Engine).parameters else {}
-        self.engine = make(*given, **{**told, **asked, **case.settings})
+        parts = (loss, case.inner(), self.method, case.regions)
+        self.engine = make(*parts, **{**given, "codec_error": True, **case.settings})
 
     def steps(self, state, first: int, last: int):
         """One call a step; returns (state, rows)."""
@@ -153,14 +158,14 @@ class Run:
         ]
         return {k: np.stack([np.concatenate([s[k] for s in row]) for row in each]) for k in "xy"}
 
-    def end(self, state, rows: list) -> dict:
+    def end(self, state, rows: list) -> Part:
         """What later steps come to, and what `finish` makes of it."""
         found = {**rows_of_steps(rows), **views("", state)}
         return {**found, **views("finished ", self.engine.finish(state))}
 
 
-def in_one_process(case: Case, folder: Path, base: Path, own: bool) -> dict:
-    """What a case comes to; see `same_as.differences` for its form."""
+def in_one_process(case: Case, folder: Path, base: Path, own: bool) -> dict[str, Part]:
+    """What a case comes to, by part."""
     one, count = Run(case), Compilations()
     single, middle, last = case.steps
 
@@ -180,8 +185,8 @@ def in_one_process(case: Case, folder: Path, base: Path, own: bool) -> dict:
             wait_for(base)
         found["restored"] = restored(one, base, middle, last)
     if one.engine.clock is not None:
-        found["clock"] = {"report": json_digest(one.engine.clock.report().as_dict())}
-    return {**found, "compiled": count.found}
+        found["clock"] = told("report", one.engine.clock.report().as_dict())
+    return {**found, "compiled": {name: np.array(n) for name, n in count.found.items()}}
 
 
 def save(one: Run, state, folder: Path) -> None:
@@ -201,7 +206,7 @@ def wait_for(folder: Path) -> None:
         time.sleep(0.05)
 
 
-def restored(one: Run, folder: Path, middle: int, last: int) -> dict:
+def restored(one: Run, folder: Path, middle: int, last: int) -> Part:
     with Checkpoints(folder) as checkpoints:
         found = checkpoints.restore(one.engine, one.start)
     if found is None or found.step != middle:
@@ -209,70 +214,80 @@ def restored(one: Run, folder: Path, middle: int, last: int) -> dict:
     return one.end(*one.run(found.state, middle + 1, last))
 
 
-def in_jobs(case: Case, folder: Path) -> dict:
+def in_jobs(case: Case, folder: Path) -> dict[str, Part]:
     """Every region a thread with an engine of its own; nothing is counted as compiled."""
-    loss, start, told = problem(case)
+    loss, start, given = problem(case)
     folder.mkdir(parents=True)
     mesh = {"mesh": lc.make_mesh(devices=jax.devices()[:1])}
+    connect = {"store": exchange.store, "peers": exchange.peers}[case.jobs]
+    together = threading.Barrier(case.regions)
 
-    def job(region: int) -> dict:
-        between = exchange.store(
-            folder.as_uri(), region, case.regions, "run", b"a secret of the test"
-        )
+    def drawn(region: int):
+        """Batches of a learner: all draw at once, so that who reports when follows from steps."""
+        for step in itertools.count(1):
+            with contextlib.suppress(threading.BrokenBarrierError):  # the others have ended
+                together.wait()
+                time.sleep(PACE_S)
+            yield rows_of(case.batches(step, step)[0], region)
+
+    def rows_of(batch, region: int):
+        return jax.tree.map(lambda x: x[region : region + 1], batch)
+
+    def job(region: int) -> Part:
+        between = connect(folder.as_uri(), region, case.regions, "run", b"a secret of the test")
         try:
-            given = (loss, case.inner(), case.method(), case.regions)
             between.join(120.0)
-            engine = lc.Engine(*given, exchange=between, **{**told, **mesh})
-            own = [
-                jax.tree.map(lambda x: x[region : region + 1], batch)
-                for batch in case.batches(1, case.steps[1])
-            ]
-            state, history = engine.run(engine.init(start), own)
-            kept = ("losses", "event count")
-            rows = rows_of_steps(list(history.rows()))
-            found = {**{k: rows[k] for k in kept}, **views("", state)}
+            parts = (loss, case.inner(), case.method(), case.regions)
+            engine = lc.Engine(*parts, exchange=between, **{**given, **mesh, **case.settings})
+            if case.rounds is None:
+                own = [rows_of(batch, region) for batch in case.batches(1, case.steps[1])]
+                state, history = engine.run(engine.init(start), own)
+            else:
+                batches = drawn(region)
+                state, history = engine.run(engine.init(start), batches, rounds=case.rounds)
+                together.abort()
+            found = {**rows_of_steps(list(history.rows())), **views("", state)}
             return {**found, **views("finished ", engine.finish(state))}
         finally:
             between.close()
 
     with ThreadPoolExecutor(case.regions) as pool:
         found = list(pool.map(job, range(case.regions)))
-    return {f"region {region}": one for region, one in enumerate(found)}
+    return {f"region {region}": part for region, part in enumerate(found)}
 
 
-def probe(folder: Path, base: Path, name: str, case: Case) -> dict:
-    """A case's result, or its error."""
-    own, short = folder / name, folder == base
+def probe(folder: Path, base: Path, name: str, case: Case) -> dict[str, np.ndarray]:
+    """A case's record (`same_as.Record`)."""
+    own = folder / name
     try:
-        if case.jobs:
-            return in_jobs(case, own)
-        return in_one_process(case, own, base / name, short)
+        one = functools.partial(in_one_process, base=base / name, own=folder == base)
+        found = (in_jobs if case.jobs else one)(case, own)
+        return {f"{part} {key}": value for part, of in found.items() for key, value in of.items()}
     except Exception as error:
         traceback.print_exc()
         mark(own).touch()  # the other process need not wait for it
         message = " ".join(str(error).split())[:300]
-        return {"error": {"type": type(error).__name__, "message": message}}
+        return {"error": np.array(f"{type(error).__name__}: {message}")}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--package", type=Path, required=True, help="folder that holds lowcomm_jax")
     parser.add_argument("--folder", type=Path, required=True, help="where to write")
-    parser.add_argument("--base", type=Path, required=True, help="the folder of BASE")
-    parser.add_argument("--only", default="", help="names that contain this")
+    parser.add_argument("--base", type=Path, required=True, help="whose checkpoints are restored")
+    parser.add_argument("--only", default="", help="a pattern; names that it is in")
     args = parser.parse_args()
-    imported = Path(lc.__file__).resolve().parents[1]
-    if imported != args.package.resolve():
-        raise SystemExit(f"lowcomm_jax was imported from {imported}, not from {args.package}")
+    imported, here = (Path(file).resolve().parents[1] for file in (lc.__file__, __file__))
+    if imported != here:
+        raise SystemExit(f"lowcomm_jax was imported from {imported}, not from {here}")
     for name, case in cases().items():
-        if args.only not in name:
+        if not re.search(args.only, name):
             continue
-        began = time.monotonic()
-        found = probe(args.folder, args.base, name, case)
+        record = probe(args.folder, args.base, name, case)
         jax.clear_caches()  # so that a case compiles the same whichever ran before
-        seconds = round(time.monotonic() - began, 2)
-        with (args.folder / "results.jsonl").open("a") as file:
-            file.write(json.dumps({"case": name, "seconds": seconds, "found": found}) + "\n")
+        unfinished = args.folder / f"{name}.writing"
+        with unfinished.open("wb") as file:
+            np.savez(file, **record)
+        unfinished.rename(args.folder / f"{name}.npz")
 
 
 if __name__ == "__main__":

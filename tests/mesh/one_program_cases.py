@@ -4,13 +4,11 @@ import dataclasses
 
 import same_as_cases
 
-import lowcomm_jax as lc
-
 FOUR = {"regions": 4, "steps": (2, 9, 14)}
 MESHES = {"regions apart": (4,), "regions of two": (2, 1, 2)}
 # The store is for jobs, and memory of the host for one process; both have tests of their own. The
-# weights are those of three regions.
-LEFT_OUT = ("jobs", "offload", "stages", "weights")
+# weights are those of three regions. The others have meshes of their own.
+LEFT_OUT = ("jobs", "offload", "stages", "weights", "eight devices", "fsdp x tensor")
 # On these meshes each of them shows nothing that the other does not.
 SAME_HERE = {
     "cocodc, 4 slots": "cocodc, adaptive",
@@ -19,16 +17,6 @@ SAME_HERE = {
     "diloco, 2 slots": "diloco",
     "streaming_diloco, 2 slots x fsdp 2": "streaming_diloco, landing apart",
     "ddp, 2 slots x fsdp 2": "clock, ddp",
-}
-OF_THREE = {
-    "streaming_diloco, landing apart": lambda: same_as_cases.streaming(
-        (0, 2, 4, 3), same_as_cases.coded("int4", 0.9)
-    ),
-    "heloco": lambda: lc.methods.heloco(4, (1.0, 0.6, 0.8, 0.7), weight=0.6),
-    "async_local_sgd": lambda: lc.methods.async_local_sgd(4, (1.0, 0.6, 0.8, 0.7)),
-    "async_local_sgd, not dynamic": lambda: lc.methods.async_local_sgd(
-        4, (1.0, 0.5, 0.7, 0.9), buffer=2, c=0.1, dynamic=False
-    ),
 }
 
 
@@ -42,8 +30,8 @@ def cases() -> dict[str, same_as_cases.Case]:
             if "vmap" in name and mesh == "regions apart":
                 continue  # a device has one region
             fields = dict(FOUR) | {"mesh": shape}
-            if name in OF_THREE:
-                fields["method"] = OF_THREE[name]
+            if name in same_as_cases.OF_FOUR and not case.method().adapts:
+                fields["method"] = same_as_cases.OF_FOUR[name]
             if case.method().adapts:
                 if mesh == "regions of two":
                     continue

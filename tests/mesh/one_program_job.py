@@ -114,7 +114,7 @@ def main(settings: Settings) -> None:
         )
     # The suite imports JAX with settings of its own; these need its devices.
     from mesh.one_program_cases import cases
-    from same_as_probe import in_one_process, json_digest
+    from same_as_probe import in_one_process
 
     from lowcomm_jax.checkpoint import Checkpoints, child_process, store
     from lowcomm_jax.mesh.leader import leader
@@ -139,12 +139,12 @@ def main(settings: Settings) -> None:
                 digests = leader().broadcast_from_leader(
                     "digests", functools.partial(saved_digests, own)
                 )
-                found[name]["checkpoint"] = {"arrays": json_digest(digests)}
+                found[name]["checkpoint"] = digests
         except Exception as error:
             found[name] = {"error": f"{type(error).__name__}: {error}"}
             traceback.print_exc()
         jax.clear_caches()
-    result_of(folder, settings.process).write_text(json.dumps(found))
+    result_of(folder, settings.process).write_text(json.dumps(found, default=store.digest))
 
 
 if __name__ == "__main__":
