@@ -34,6 +34,7 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
 
 import jax  # noqa: E402  (it reads the environment)
 import pytest  # noqa: E402
+from contract import is_contract  # noqa: E402
 from jax._src import xla_bridge  # noqa: E402
 from slow_variants import is_slow  # noqa: E402
 
@@ -51,7 +52,7 @@ def pytest_configure(config):
     assert not xla_bridge.backends_are_initialized(), "a conftest.py has asked for a device"
     if not ON_CPU:
         return
-    level = 0 if config.option.markexpr == "not slow" else 1
+    level = 0 if "not slow" in config.option.markexpr else 1
     os.environ["XLA_FLAGS"] += f" --xla_backend_optimization_level={level}"
     if level:
         # XLA's CPU backend has a thread a device, and needs more where a device waits in several
@@ -72,7 +73,10 @@ SLOW_S = 1800  # for one slow test; that of the others is in pyproject.toml
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """Before pytest chooses by marks."""
+    contract = {path for path in {item.path for item in items} if is_contract(path)}
     for item in items:
+        if item.path in contract:
+            item.add_marker(pytest.mark.contract)
         if is_slow(item.nodeid):
             item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from contract import TESTS, matches, patterns
 
 from experiments.train.methods import METHODS, OUTER
 from lowcomm_jax.network import parse
@@ -38,3 +39,12 @@ def test_links_and_files_exist(page):
         r"`((?:lowcomm_jax|tests|configs|experiments|examples)/[\w./]+)`", text
     ):
         assert (DOCS.parent / target).exists(), target
+
+
+def test_contract_tests_are_there():
+    """Every pattern of the page names a file, and no file is named twice."""
+    files = [path for path in TESTS.rglob("test_*.py")]
+    named = {pattern: [path for path in files if matches(pattern, path)] for pattern in patterns()}
+    assert len(named) == len(patterns()) > 40 and all(named.values()), named
+    every = [path for paths in named.values() for path in paths]
+    assert len(every) == len(set(every)) < len(files)
