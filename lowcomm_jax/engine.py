@@ -28,21 +28,16 @@ from lowcomm_jax.params.layout import Layout, make_layout
 from lowcomm_jax.refusals import UNFIT, microbatch_cut, microbatch_problems, refuse_setup
 from lowcomm_jax.refused import refuse
 from lowcomm_jax.runtime.job_delivery import JobDelivery
-from lowcomm_jax.runtime.job_loop import JobLoop
-from lowcomm_jax.runtime.make_loop import job_loop
+from lowcomm_jax.runtime.make_loop import job_loop, reconnect
 from lowcomm_jax.runtime.round_job_loop import RoundJobLoop
-from lowcomm_jax.schedule import Learners
 from lowcomm_jax.setup import Setup, takes_settings, with_settings
 from lowcomm_jax.state.train_state import TrainState
 from lowcomm_jax.sync import initial_state, round_programs
 from lowcomm_jax.sync.finish import AtTheEnd, finish
-from lowcomm_jax.sync.gossip_loop import GossipLoop
 from lowcomm_jax.sync.gradient_exchange import run_gradient_steps
-from lowcomm_jax.sync.learner_loop import LearnerLoop
-from lowcomm_jax.sync.one_period_overlap import OnePeriodLoop
 from lowcomm_jax.sync.round_programs import RoundPrograms
 from lowcomm_jax.sync.routed_steps import RoutedSteps
-from lowcomm_jax.sync.sync_loop import SyncLoop
+from lowcomm_jax.sync.sync_loop import EventLoop, SyncLoop
 from lowcomm_jax.sync.two_level_loop import TwoLevelLoop
 from lowcomm_jax.train import batch_blocks
 from lowcomm_jax.train.batch_blocks import (
@@ -108,7 +103,7 @@ class Engine:
             setup.regions,
             routed,
         )
-        self._loops: dict[Any, SyncLoop] = {}
+        self._loops: dict[Any, EventLoop] = {}
         self._paces: dict[int | None, batch_blocks.BlockPace] = {}  # by microbatch
 
     @property
@@ -149,18 +144,18 @@ class Engine:
         traffic = MeshExchange.traffic if self.delivery is None else self.delivery.traffic
         return round_programs.build(dataclasses.replace(self.setup, **changes), layout, traffic)
 
-    def loop_of(self, programs: RoundPrograms) -> SyncLoop:
+    def loop_of(self, programs: RoundPrograms) -> EventLoop:
         """The loop over events that calls these programs."""
         return make_sync_loop(programs, self.weights, self.delivery)
 
-    def _begin(self, state: TrainState) -> SyncLoop:
+    def _begin(self, state: TrainState) -> EventLoop:
         """`sync_loop`, at the entry of a call that takes the state away."""
         loop = self.sync_loop(state)
         state.refuse_traced()
         state.refuse_donated()
         return loop
 
-    def sync_loop(self, state: TrainState) -> SyncLoop:
+    def sync_loop(self, state: TrainState) -> EventLoop:
         """The loop over events for this state's parameter layout.
 
         Raises:
@@ -270,7 +265,7 @@ class Engine:
 
     def run_on(
         self,
-        loop: SyncLoop,
+        loop: EventLoop,
         state: TrainState,
         batches: Iterable[PyTree],
         participants: Participants,
@@ -281,7 +276,7 @@ class Engine:
         record = history.History(int(state.counters.step))
         stager = BlockStager(checked(batches, self._rows), self.block, microbatch)
         pace = self._paces.setdefault(microbatch, batch_blocks.BlockPace())
-        while (block := stager.take(loop.next_event(state), self._room(pace))) is not None:
+        while (block := self._next_block(loop, state, stager, pace)) is not None:
             given = (loop, state, self._placed(block), participants, False, cut)
             state, metrics, events = self.runner.run(*given, self.clock)
             record.add(block.steps, metrics, events)
@@ -314,6 +309,12 @@ class Engine:
             else:
                 state, _, _ = self.runner.channel_steps(loop, state, block, [], False)
         return state
+
+    def _next_block(
+        self, loop: EventLoop, state: TrainState, stager: BlockStager, pace: batch_blocks.BlockPace
+    ) -> BatchBlock | None:
+        room = self._room(pace)
+        return stager.take(loop.next_event(state, room), room)
 
     def _room(self, pace: batch_blocks.BlockPace) -> int:
         """Steps of the next block; the leader decides, since all processes must call alike."""
@@ -363,8 +364,8 @@ class Engine:
           ValueError: the checkpoint lacks the codec's state from before a send.
         """
         loop = self.sync_loop(state)
-        if isinstance(loop, JobLoop):
-            loop.reconnect(state)
+        if self.delivery is not None:
+            reconnect(loop, state)
 
     # -- helpers ------------------------------------------------------------------------------
 
@@ -458,7 +459,7 @@ class BlockRunner:
 
     def run(
         self,
-        loop: SyncLoop,
+        loop: EventLoop,
         state: TrainState,
         block: BatchBlock,
         participants: Participants,
@@ -507,7 +508,7 @@ class BlockRunner:
 
     def inner_steps(
         self,
-        loop: SyncLoop,
+        loop: EventLoop,
         state: TrainState,
         block: BatchBlock,
         active: np.ndarray | None,
@@ -528,7 +529,7 @@ class BlockRunner:
 
     def channel_steps(
         self,
-        loop: SyncLoop,
+        loop: EventLoop,
         state: TrainState,
         block: BatchBlock,
         masks: list[np.ndarray],
@@ -603,7 +604,7 @@ def participants_mask(participants: Sequence[bool] | None, count: int) -> np.nda
 
 def make_sync_loop(
     programs: RoundPrograms, weights: str | np.ndarray, delivery: JobDelivery | None
-) -> SyncLoop:
+) -> EventLoop:
     """The loop over events of a method.
 
     Args:
@@ -612,11 +613,6 @@ def make_sync_loop(
     """
     if delivery is not None:
         return job_loop(programs, weights, delivery)
-    if programs.method.topology is not None:
-        return GossipLoop(programs, weights)
     if programs.method.servers is not None:
         return TwoLevelLoop(programs, weights)
-    if isinstance(programs.method.schedule, Learners):
-        return LearnerLoop(programs, weights)
-    late = programs.method.schedule.land_after_send
-    return (OnePeriodLoop if late else SyncLoop)(programs, weights)
+    return SyncLoop(programs, weights)

@@ -41,6 +41,7 @@ from experiments.progress import right, tracked
 from experiments.train.header import machine
 from lowcomm_jax.exchange.pairs import Draw
 from lowcomm_jax.models import TransformerConfig, build
+from lowcomm_jax.sync.round_functions import AnchorState, Contributions
 
 FAR = 10**6  # H of methods that are not to synchronise
 GOSSIPING = 1000  # regions
@@ -257,9 +258,10 @@ def _landing_bytes(engine: lc.Engine, state) -> int:
     """Bytes of payloads in flight and of what the landing needs beside its arguments."""
     loop = engine.sync_loop(state)
     anchor = state.anchor
-    arguments = (anchor, state.outer[0], anchor, np.ones(GOSSIPING, np.float32))
-    draw = Draw(loop.exchange.draw(0))
-    lowered = loop.programs.outer_program.lower(*arguments, loop.fragments.rows(0), draw)
+    draw = Draw(loop.programs.groups.draw(0))
+    sent = Contributions(anchor, np.ones(GOSSIPING, np.float32), extra=draw)
+    held = AnchorState(anchor, state.outer[0])
+    lowered = loop.programs.outer_program.lower(held, sent, loop.fragments.rows(0))
     payload = sum(x.nbytes for x in anchor.values())
     return payload + lowered.compile().memory_analysis().temp_size_in_bytes
 

@@ -23,6 +23,7 @@ from experiments.train.header import machine, versions
 from lowcomm_jax.models import build
 from lowcomm_jax.models.config import TransformerConfig
 from lowcomm_jax.models.model import Model
+from lowcomm_jax.schedule.base import Send
 
 
 class EngineRow(NamedTuple):
@@ -144,8 +145,8 @@ def exchange_loop(engine: lc.Engine, holder: list):
     loop, everyone = engine.sync_loop(holder[0]), np.ones(engine.regions.count, bool)
 
     def run():
-        state = loop.send(holder[0], 0, 1, everyone, [])
-        holder[0] = loop.land(state, list(state.in_flight), 1, [])
+        state = loop.send(holder[0], Send((0,)), 1, everyone, [])
+        holder[0] = loop.land_now(state, [])
         return holder[0].anchor, holder[0].inner.params
 
     return run

@@ -20,7 +20,8 @@ from experiments.faults.happened import Happened, Rejoin, Settings
 from experiments.metrics import read_records, truncated
 from experiments.workdir import METRICS
 from lowcomm_jax.mesh.leader import leader
-from lowcomm_jax.runtime.job_loop import Counted, JobLoop
+from lowcomm_jax.runtime.job_carrier import Counted
+from lowcomm_jax.sync.sync_loop import SyncLoop
 
 FILE = "landings.jsonl"
 Record = dict[str, Any]
@@ -35,14 +36,14 @@ class Landings:
       epoch: of the run that this job has joined.
     """
 
-    def __init__(self, loop: JobLoop, workdir: Path, region: int, epoch: int):
+    def __init__(self, loop: SyncLoop, workdir: Path, region: int, epoch: int):
         self._path, self._region, self._loop = workdir / FILE, region, loop
         self._epoch = epoch
         if leader().leads and truncated(self._path):
             whole = self._path.with_suffix(".tmp")
             whole.write_text("".join(map(_line, read_records(self._path))), encoding="utf-8")
             whole.replace(self._path)
-        loop.witness = self._saw
+        loop.carrier.witness = self._saw
 
     def begin(self, step: int) -> None:
         """Record that this region begins the epoch with a state of this step."""
@@ -50,7 +51,7 @@ class Landings:
 
     def _saw(self, counted: Counted) -> None:
         """Record who was counted in an exchange; the loop calls this before the payload lands."""
-        everyone = tuple(range(self._loop.delivery.total))
+        everyone = tuple(range(self._loop.total))
         groups = self._loop.groups(counted.number) or [everyone]
         mine = next(group for group in groups if self._region in group)
         self._write(

@@ -45,8 +45,9 @@ from lowcomm_jax.methods.base import Method
 from lowcomm_jax.network import VirtualClock, drive, follow
 from lowcomm_jax.refusals import TITLE, microbatch_problems, refuse_setup
 from lowcomm_jax.refused import refuse
+from lowcomm_jax.runtime.job_carrier import start_from_anchor
 from lowcomm_jax.runtime.job_delivery import JobDelivery
-from lowcomm_jax.runtime.job_loop import JobLoop, start_from_anchor
+from lowcomm_jax.runtime.make_loop import reconnect
 from lowcomm_jax.setup import Setup, refuse_unknown
 from lowcomm_jax.state.train_state import TrainState
 from lowcomm_jax.sync.finish import finish
@@ -352,10 +353,10 @@ class AdaptiveEngine:
 
     def reconnect(self, state: AdaptiveState) -> None:
         """Start the exchanges of a restored state again; see `Engine.reconnect`."""
+        if self._jobs is None:
+            return
         for number, trainer in state.trainers.items():
-            loop = self._loops.of(number, trainer.state)
-            if isinstance(loop, JobLoop):
-                loop.reconnect(trainer.state)
+            reconnect(self._jobs.of(number, trainer.state), trainer.state)
 
     def pass_steps(self, state: AdaptiveState, source: Source, goal: checks.Goal) -> AdaptiveState:
         """Let this region only land what the others land, to the end of the round or the goal.
@@ -387,7 +388,7 @@ class AdaptiveEngine:
         return self._jobs.passed_over(state)
 
     def start_from_anchors(self, state: AdaptiveState) -> AdaptiveState:
-        """Every trainer with its anchor's values, see `job_loop.start_from_anchor`."""
+        """Every trainer with its anchor's values, see `job_carrier.start_from_anchor`."""
         for number, trainer in state.trainers.items():
             own = start_from_anchor(self._jobs.of(number, trainer.state), trainer.state)
             state = state.with_trainer(number, trainer.replace(state=own))

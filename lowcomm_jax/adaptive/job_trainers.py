@@ -1,6 +1,6 @@
 """The trainers of a job that is one region of several: their loops, and what regions agree on.
 
-`JobTrainers` has a loop for each trainer (`runtime.trainer_job_loop`). `JobNoise` lets the batch
+`JobTrainers` has a loop for each trainer (`runtime.trainer_carrier`). `JobNoise` lets the batch
 policy decide from the statistics that came with a round's payloads. `given` is the state that a
 region gives to one that comes back (`recovery.rejoin_trainers`).
 """
@@ -19,9 +19,10 @@ from lowcomm_jax.batching import Plan, pooled
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.history import Event, History
 from lowcomm_jax.runtime.state_transfer import State, shared_state
-from lowcomm_jax.runtime.trainer_job_loop import TrainerDelivery, TrainerJobLoop
+from lowcomm_jax.runtime.trainer_carrier import TrainerCarrier, TrainerDelivery
 from lowcomm_jax.state.leaves import trainer_prefix
 from lowcomm_jax.state.train_state import TrainState
+from lowcomm_jax.sync.sync_loop import SyncLoop
 
 HAS_LOOKED = "looked"
 """1 where a region has measured in this round, and 0 where it came in after the round's start."""
@@ -35,18 +36,19 @@ class JobTrainers:
     def __init__(self, engine: Engine, count: int):
         """`count`: trainers at the start; a round has as many exchanges."""
         self.engine = engine
-        self._loops: dict[tuple[Any, int], TrainerJobLoop] = {}
+        self._loops: dict[tuple[Any, int], SyncLoop] = {}
         self._slicings: dict[tuple[int, int], Any] = {}
         engine.delivery.gives = given
         engine.delivery.exchange.keep_more(count)
 
-    def of(self, trainer: int, state: TrainState) -> TrainerJobLoop:
+    def of(self, trainer: int, state: TrainState) -> SyncLoop:
         """The loop of a trainer."""
         key = state.layout, trainer
         if key not in self._loops:
             programs, delivery = self.engine.sync_loop(state).programs, self.engine.delivery
             own = TrainerDelivery(delivery.exchange, trainer, self._slicings)
-            self._loops[key] = TrainerJobLoop(programs, self.engine.weights, own, NOTHING)
+            carrier = TrainerCarrier(own, NOTHING)
+            self._loops[key] = SyncLoop(programs, self.engine.weights, carrier)
         return self._loops[key]
 
     def landed(
@@ -56,12 +58,16 @@ class JobTrainers:
         out = {}
         jax.block_until_ready([state.inner.params for state, _ in ran.values()])
         # All at once, although they land one by one: their deadlines run at the same time.
-        flying = [x for n, (state, _) in ran.items() for x in self.of(n, state).delivery.flying]
+        carriers = [self.of(number, state).carrier for number, (state, _) in ran.items()]
+        flying = [name for carrier in carriers for name in carrier.delivery.flying]
         if flying:
             self.engine.delivery.exchange.arrives(flying)
         for trainer, (state, history) in ran.items():
-            events: list[Event] = []
-            out[trainer] = self.of(trainer, state).land_sent(state, events), history
+            loop, events = self.of(trainer, state), []
+            if state.counters.behind:
+                with loop.carrier.landing():
+                    state = loop.run_due(state, np.ones(1, bool), events)
+            out[trainer] = state, history
             history.add_events(events)
         return out
 
@@ -71,7 +77,7 @@ class JobTrainers:
         ran = {}
         for number, trainer in state.trainers.items():
             loop = self.of(number, trainer.state)
-            loop.measured, loop.heard = NOTHING, None
+            loop.carrier.measured, loop.carrier.heard = NOTHING, None
             after, events = loop.after(trainer.state, steps, nobody)
             history = History(int(after.counters.step))
             history.add(0, {}, events)
@@ -83,13 +89,13 @@ class JobTrainers:
     def listen(self, state: AdaptiveState, only: bool) -> None:
         """Whether trainers take what the others exchange, and send nothing."""
         for number, trainer in state.trainers.items():
-            self.of(number, trainer.state).delivery.listens_only = only
+            self.of(number, trainer.state).carrier.delivery.listens_only = only
 
     def passed_over(self, state: AdaptiveState) -> bool:
         """See `JobDelivery.passed_over`; of any trainer."""
         return any(
             [
-                self.of(number, trainer.state).delivery.passed_over(
+                self.of(number, trainer.state).carrier.delivery.passed_over(
                     int(trainer.state.counters.sends.sum())
                 )
                 for number, trainer in state.trainers.items()
@@ -109,7 +115,8 @@ class JobTrainers:
           Parted: another region's anchor is another.
         """
         [(number, trainer)] = state.trainers.items()
-        self.of(number, trainer.state).compare_at_the_end(trainer.state)
+        loop = self.of(number, trainer.state)
+        loop.carrier.compare_at_the_end(loop, trainer.state)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +135,7 @@ class JobNoise(NoiseMeasurement):
             measured = {**seen.values_R, HAS_LOOKED: np.ones(1, np.float32)}
         elif trainer.measured is not None:
             measured = {k: np.array([x], np.float32) for k, x in trainer.measured.items()}
-        loop.measured, loop.heard = measured, None
+        loop.carrier.measured, loop.carrier.heard = measured, None
 
     def conclude(
         self,
@@ -142,12 +149,12 @@ class JobNoise(NoiseMeasurement):
     ) -> tuple[Trainer, dict[str, float] | None, list[Event]]:
         loop = self.jobs.of(number, trainer.state)
         if steps[-1] % period:  # the round goes on
-            own = {name: float(np.asarray(x)[0]) for name, x in loop.measured.items()}
+            own = {name: float(np.asarray(x)[0]) for name, x in loop.carrier.measured.items()}
             return trainer.replace(measured=own), None, []
         trainer = trainer.replace(measured=None)
-        if self.probe is None or loop.heard is None:
+        if self.probe is None or loop.carrier.heard is None:
             return trainer, None, []
-        values_N, counted_N = loop.heard
+        values_N, counted_N = loop.carrier.heard
         counted_N = counted_N & (np.asarray(values_N[HAS_LOOKED]) > 0)
         if not counted_N.any():
             return trainer, None, []

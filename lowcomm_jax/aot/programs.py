@@ -21,7 +21,7 @@ from lowcomm_jax.mesh.regions import REGION
 from lowcomm_jax.params.layout import make_layout
 from lowcomm_jax.state.train_state import TrainState
 from lowcomm_jax.sync.initial_state import abstract_state, region_batch
-from lowcomm_jax.sync.one_period_overlap import OnePeriodLoop, own_parts
+from lowcomm_jax.sync.own_parts import own_parts
 from lowcomm_jax.sync.round_programs import RoundPrograms
 from lowcomm_jax.sync.sync_loop import SyncLoop
 
@@ -30,8 +30,8 @@ Progress = Callable[[str, int, int], None]
 USUAL_PROGRAMS = 4  # of a method with an anchor: inner step, send, anchor update, landing
 HOST_ARGUMENTS = {
     "payload_program": (1, 2),
-    "outer_program": (0, 1, 6),
-    "landing_program": (1, 3, 9),
+    "outer_program": (0,),
+    "landing_program": (1,),
 }
 
 
@@ -160,7 +160,7 @@ def _record_round(loop: SyncLoop, state: TrainState, p: int, given: tuple) -> Tr
     everyone = np.ones(loop.count, bool)
     step = loop.schedule.next_send(0, state.counters)
     loop.by_tokens = False  # the same shapes, and no token counts to read
-    sent = loop._send(state, p, step, everyone, [], "payload")
+    sent = loop.put_in_flight(state, p, step, everyone, None, [], "payload")
     # Weights and masks are a few bytes, which the host reads: here they have values.
     flight = dataclasses.replace(
         sent.in_flight["payload"],
@@ -172,7 +172,7 @@ def _record_round(loop: SyncLoop, state: TrainState, p: int, given: tuple) -> Tr
         sent, _ = loop.inner_steps(ready, given[:-1], given[-1])
         flight = sent.in_flight["payload"]
     own = None
-    if isinstance(loop, OnePeriodLoop) and loop.method.takes_own_parts:
+    if loop.method.takes_own_parts:
         own = own_parts(flight, flight)
     moved, values = loop.update_anchor(sent, flight, own)
     if loop.measurements is not None and "drift" in flight.header:

@@ -50,5 +50,5 @@ def stow_sent(out: dict[str, Any]) -> dict[str, Any]:
 
 def stow_anchor_update(out: tuple) -> tuple:
     """The result of an anchor update with anchor, outer and codec state on the host."""
-    *state, metrics = out
-    return *stow(tuple(state)), metrics
+    held, metrics = out
+    return stow(held), metrics

@@ -13,14 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from lowcomm_jax.engine import Engine
-from lowcomm_jax.runtime.job_loop import JobLoop
+from lowcomm_jax.runtime.job_carrier import JobCarrier
 from lowcomm_jax.state.train_state import TrainState
 from lowcomm_jax.sync.initial_state import codec_states
+from lowcomm_jax.sync.sync_loop import SyncLoop
 
 _ROUNDS_AHEAD = 100
 
 
-def precompile(engine: Engine, state: TrainState, loop: JobLoop | None = None) -> TrainState:
+def precompile(engine: Engine, state: TrainState, loop: SyncLoop | None = None) -> TrainState:
     """Send and land every fragment, with this region's own payloads as those of the others.
 
     It uses the arrays that a newcomer later replaces by those of another region
@@ -35,8 +36,9 @@ def precompile(engine: Engine, state: TrainState, loop: JobLoop | None = None) -
       codecs are as at step 0; the rest is unchanged.
     """
     called = engine.sync_loop(state) if loop is None else loop
-    assert isinstance(called, JobLoop)  # others have nothing to send to
-    programs, loopback = called.programs, called.loopback(engine.weights)
+    assert isinstance(called.carrier, JobCarrier)  # others have nothing to send to
+    programs = called.programs
+    loopback = type(called)(programs, engine.weights, called.carrier.alone())
     landing = jax.tree.map(jnp.copy, state.landing)
     played = state.replace(in_flight={})
     until = played.counters.sends + _rounds(loopback, int(played.counters.sends.min()))
@@ -59,11 +61,11 @@ def precompile(engine: Engine, state: TrainState, loop: JobLoop | None = None) -
     )
 
 
-def _rounds(loop: JobLoop, done: int) -> int:
+def _rounds(loop: SyncLoop, done: int) -> int:
     """Number of rounds that compile everything: at least 2, until groups of every size occurred."""
 
     def sizes(rounds: int) -> set[int]:
         drawn = (loop.groups(done + i) for i in range(rounds))
-        return {len(loop.delivery.own_group(groups)) for groups in drawn}
+        return {len(loop.carrier.delivery.own_group(groups)) for groups in drawn}
 
     return next(n for n in range(2, _ROUNDS_AHEAD + 1) if sizes(n) == sizes(_ROUNDS_AHEAD))

@@ -34,7 +34,7 @@ from lowcomm_jax.runtime.anchor_history import anchor_version
 from lowcomm_jax.runtime.connect import JobExchange
 from lowcomm_jax.runtime.donor_wait import DonorWait
 from lowcomm_jax.runtime.errors import StoreUnavailable
-from lowcomm_jax.runtime.job_loop import JobLoop, start_from_anchor
+from lowcomm_jax.runtime.job_carrier import expect, reconnect, start_from_anchor
 from lowcomm_jax.runtime.round_job_loop import RoundJobLoop
 from lowcomm_jax.runtime.state_transfer import SHARED, State, placed_like
 from lowcomm_jax.state.channel_flights import left_by
@@ -82,7 +82,7 @@ def enter(engine: Engine, state: TrainState, batch: PyTree) -> TrainState:
     least = max(own, exchange.sent_before())
     while True:
         _, arrays, document = newest(exchange)
-        loop.delivery.anchor_history.forget()
+        loop.carrier.delivery.anchor_history.forget()
         state = install(loop, state, arrays, document)
         _compare(loop, state)
         if _level(loop, state) in compiled:
@@ -98,16 +98,16 @@ def _copy_peer(loop: RoundJobLoop, state: TrainState, result: State | None) -> T
     What was committed since the peer gave its state it lands by itself: payloads stay meanwhile.
     Its anchor is compared with those of the others at every round it lands.
     """
-    exchange = loop.delivery.exchange
+    exchange = loop.carrier.delivery.exchange
     _, arrays, document = newest(exchange) if result is None else result
     state = loop.start_from_peer(state, arrays, document)
-    exchange.beat(loop.delivery.position(state))
+    exchange.beat(loop.carrier.delivery.position(state))
     if result is None:
         exchange.come_in()
     return state
 
 
-def _level(loop: JobLoop, state: TrainState) -> int:
+def _level(loop: SyncLoop, state: TrainState) -> int:
     return loop.schedule.level(state.counters)
 
 
@@ -125,14 +125,14 @@ def newest(exchange: JobExchange) -> State:
     )
 
 
-def _compare(loop: JobLoop, state: TrainState) -> None:
+def _compare(loop: SyncLoop, state: TrainState) -> None:
     """Check that the anchor is the one that the training regions had at that version.
 
     Raises:
       Parted: anchors differ, and this region's is not the one that is kept (`heal`).
     """
-    exchange, until = loop.delivery.exchange, time.monotonic() + _COMPARE_SECONDS
-    own = loop.delivery.anchor_history.terms(state.anchor, loop.fragments)
+    exchange, until = loop.carrier.delivery.exchange, time.monotonic() + _COMPARE_SECONDS
+    own = loop.carrier.delivery.anchor_history.terms(state.anchor, loop.fragments)
     step, version = anchor_version(state)
     if not own:
         return  # regions have anchors of their own
@@ -166,7 +166,7 @@ def serve(engine: Engine, state: TrainState, linger_s: float = 30.0) -> None:
 
 
 def install(
-    loop: JobLoop, state: TrainState, arrays: dict[str, np.ndarray], document: dict
+    loop: SyncLoop, state: TrainState, arrays: dict[str, np.ndarray], document: dict
 ) -> TrainState:
     """Replace the arrays that regions have in common by another region's.
 
@@ -193,11 +193,11 @@ def install(
     state = state.replace(**changes, counters=counters, in_flight={})
     flights = {r["key"]: _spectator(loop, r) for r in document["in_flight"] if not r["moved"]}
     state = state.replace(in_flight=flights)
-    loop.expect(state)
+    expect(loop, state)
     return state
 
 
-def _spectator(loop: JobLoop, record: dict):
+def _spectator(loop: SyncLoop, record: dict):
     """A payload in flight to which this region adds nothing."""
     shapes = abstract_flight(loop.programs, {**record, "kept": False})
     zeros = jax.tree.map(lambda x: _zeros(x) if isinstance(x, jax.ShapeDtypeStruct) else x, shapes)
@@ -233,13 +233,13 @@ def catch_up(engine: Engine, state: TrainState, least: int = 0) -> TrainState:
     finally:
         delivery.listens_only = delivery.never_defers = False
         delivery.sends_ahead = True
-    loop.reconnect(state)  # the others wait for our announcement in what is under way, too
+    reconnect(loop, state)  # the others wait for our announcement in what is under way, too
     return start_from_anchor(loop, state)
 
 
-def _to_the_front(loop: JobLoop, state: TrainState, least: int) -> TrainState:
+def _to_the_front(loop: SyncLoop, state: TrainState, least: int) -> TrainState:
     nobody = np.zeros(1, bool)
-    while (left := max(loop.delivery.frontier(), least) - int(state.counters.step)) > 0:
+    while (left := max(loop.carrier.delivery.frontier(), least) - int(state.counters.step)) > 0:
         state, _ = loop.after(state, min(left, loop.next_event(state)), nobody)
     return state
 

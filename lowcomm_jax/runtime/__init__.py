@@ -8,9 +8,9 @@ exchange, although regions die, return, or lose the store. What to open for what
 - One payload is exchanged: `whole_exchange`, or in slices `two_shot_exchange`; `commits`.
 - A part of it travels before that, beside the inner steps: `early_payload` (NoLoCo's anchors).
 - How its bytes travel: `transport`, then `flight_transport` (`payload_server`, `streams`).
-- A region does not answer: the docstring of `whole_exchange`; the store does not: `job_loop`.
+- A region does not answer: the docstring of `whole_exchange`; the store does not: `job_carrier`.
 - A region takes another one's state: `state_transfer`, `anchor_check`, and the room `recovery`.
-- What an engine's loop calls: `make_loop`, `job_loop`, `job_delivery`.
+- What an engine's loop calls: `make_loop`, `job_carrier`, `job_delivery`.
 - Independent learners, which wait for nobody: `learner_job_loop`, `rounds`.
-- Several trainers, which exchange each for itself: `trainer_job_loop`, and the room `adaptive`.
+- Several trainers, which exchange each for itself: `trainer_carrier`, and the room `adaptive`.
 """

@@ -24,10 +24,11 @@ import numpy as np
 from lowcomm_jax.exchange import Traffic
 from lowcomm_jax.history import Event
 from lowcomm_jax.optimizers import at_step
-from lowcomm_jax.runtime.job_delivery import JobDelivery
+from lowcomm_jax.runtime.job_carrier import JobCarrier
 from lowcomm_jax.runtime.request import Arrived
 from lowcomm_jax.runtime.round_job_loop import RoundJobLoop
 from lowcomm_jax.schedule import Admission
+from lowcomm_jax.schedule.base import Send
 from lowcomm_jax.state.train_state import InFlight, TrainState, flight_key, with_inner, without
 from lowcomm_jax.sync.round_programs import RoundPrograms
 
@@ -39,8 +40,9 @@ class ArrivalJobLoop(RoundJobLoop):
     its own.
     """
 
-    def __init__(self, programs: RoundPrograms, weights: str | np.ndarray, delivery: JobDelivery):
-        super().__init__(programs, weights, delivery)
+    def __init__(self, programs: RoundPrograms, weights: str | np.ndarray, carrier: JobCarrier):
+        super().__init__(programs, weights, carrier)
+        delivery = carrier.delivery
         self._nbytes = programs.exchange.at(0).nbytes(self._like[0])
         delivery.whole = True  # each moves the anchor by itself, also in the last synchronisation
         self._steps = self.schedule.local_steps()[delivery.region]
@@ -95,7 +97,7 @@ class ArrivalJobLoop(RoundJobLoop):
         since = now - max(0, int(state.counters.last_landed[0, 0]))
         if since < self._steps or self.landed == self.until:
             return state
-        state = self.send(state, 0, now, mask, events)
+        state = self.send(state, Send((0,)), now, mask, events)
         ((key, flight),) = state.in_flight.items()
         self._arrived_s = time.monotonic()
         sent, tried = events[-1].values, None
@@ -120,17 +122,14 @@ class ArrivalJobLoop(RoundJobLoop):
         in_flight = without(state.in_flight, key)
         return state.replace(codec=(flight.kept,), in_flight=in_flight, counters=counters)
 
-    def send(self, state, p: int, step: int, mask: np.ndarray, events: list[Event]) -> TrainState:
-        return self._send(state, p, step, mask, events, flight_key(p, step))
-
     def traffic(self, exchange, like, mask: np.ndarray, groups, header: int) -> Traffic:
         """Others' payloads are received as their arrivals land, not at an own send."""
         found = super().traffic(exchange, like, mask, groups, header)
         return found if self._at_the_end else found._replace(received=0 * found.received)
 
-    def _start(self, state, key: str, flight: InFlight, number: int, again: bool = False) -> None:
+    def post(self, state: TrainState, key: str, flight: InFlight, again: bool = False) -> None:
         if self._at_the_end:
-            super()._start(state, key, flight, number, again)
+            super().post(state, key, flight, again)
 
     # -- after a restart ------------------------------------------------------------------------
 

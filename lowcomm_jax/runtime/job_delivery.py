@@ -1,6 +1,6 @@
 """`JobDelivery`: a region's payloads on their way to the other jobs, and theirs to this one.
 
-`JobLoop` calls it: `start` begins an exchange at a send, `arrives` waits, `finish` returns
+`JobCarrier` calls it: `start` begins an exchange at a send, `arrives` waits, `finish` returns
 everyone's payload at the landing. With gossip `send_ahead` sends a moved anchor after a landing,
 and the next `start` of that fragment takes the anchor along. `answer` gives the state to a region
 that asks for one. `finish` raises `Parted` where the regions have different anchors.

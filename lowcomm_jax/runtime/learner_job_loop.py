@@ -20,10 +20,11 @@ from __future__ import annotations
 import numpy as np
 
 from lowcomm_jax.history import Event
-from lowcomm_jax.runtime.job_delivery import JobDelivery
+from lowcomm_jax.runtime.job_carrier import JobCarrier
 from lowcomm_jax.runtime.request import Arrived
 from lowcomm_jax.runtime.round_job_loop import RoundJobLoop
 from lowcomm_jax.schedule import Admission
+from lowcomm_jax.schedule.base import Send
 from lowcomm_jax.state.train_state import (
     InFlight,
     TrainState,
@@ -32,17 +33,16 @@ from lowcomm_jax.state.train_state import (
     with_item,
     without,
 )
-from lowcomm_jax.sync.learner_loop import LearnerLoop
 from lowcomm_jax.sync.round_programs import RoundPrograms
 
 
-class LearnerJobLoop(RoundJobLoop, LearnerLoop):
+class LearnerJobLoop(RoundJobLoop):
     """`RoundJobLoop` for `schedule.Learners`; a learner that comes back copies all of a peer's."""
 
     copied, copied_inner = ("landing",), ("params", "rounding", "buffers", "opt")
 
-    def __init__(self, programs: RoundPrograms, weights: str | np.ndarray, delivery: JobDelivery):
-        super().__init__(programs, weights, delivery)
+    def __init__(self, programs: RoundPrograms, weights: str | np.ndarray, carrier: JobCarrier):
+        super().__init__(programs, weights, carrier)
         self._seen = (-1, 0)  # the newest round, and the step at which it was first seen
 
     def admission(self) -> tuple[Admission, int]:
@@ -56,7 +56,7 @@ class LearnerJobLoop(RoundJobLoop, LearnerLoop):
 
     # -- landings -------------------------------------------------------------------------------
 
-    def is_due(self, flight: InFlight, now: int) -> bool:
+    def may_land(self, flight: InFlight, now: int) -> bool:
         """Whether the report of the next round is tau ticks old: by own steps, or by rounds."""
         ticks = self.schedule.opens(self.rounds.newest) - self.schedule.opens(self.landed)
         return now >= int(flight.due[0]) or ticks >= self.schedule.delay
@@ -98,7 +98,7 @@ class LearnerJobLoop(RoundJobLoop, LearnerLoop):
         return state
 
     def _send_report(self, state, number: int, now: int, mask, events) -> TrainState:
-        state = self.send(state, number % self._fragments, now, mask, events)
+        state = self.send(state, Send((number % self._fragments,)), now, mask, events)
         events[-1].values["round"] = np.array(number)
         return state
 
@@ -108,13 +108,14 @@ class LearnerJobLoop(RoundJobLoop, LearnerLoop):
         stepped = now > max(0, int(state.counters.last_landed[p, 0]))
         return within and number < last and stepped and self.own(state, number) is None
 
-    def due_at(self, p: int, step: int) -> np.ndarray:
-        del p
-        return step + self._delay
+    def send_last(
+        self, state: TrainState, p: int, step: int, mask: np.ndarray, events: list[Event]
+    ) -> TrainState:
+        return self.send(state, Send((p,)), step, mask, events)
 
-    def _start(self, state, key: str, flight: InFlight, number: int, again: bool = False) -> None:
+    def post(self, state: TrainState, key: str, flight: InFlight, again: bool = False) -> None:
         if self._at_the_end:
-            super()._start(state, key, flight, number, again)
+            super().post(state, key, flight, again)
             return
         p = int(flight.fragment)
         # Its own report is counted, and the fragment's rounds before it have landed.
@@ -127,5 +128,5 @@ class LearnerJobLoop(RoundJobLoop, LearnerLoop):
         """Report again what a restored state has reported and not landed."""
         self._begun(state)
         for key, flight in in_send_order(state.in_flight):
-            self._start(state, key, flight, 0, again=True)
+            self.post(state, key, flight, again=True)
         self._seen = self.rounds.newest, int(state.counters.step)

@@ -25,8 +25,8 @@ from lowcomm_jax.history import Event
 from lowcomm_jax.mesh.arrays import fetch, place
 from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.runtime.connect import LockstepRounds
-from lowcomm_jax.runtime.job_delivery import JobDelivery, everyones, with_everyones_rows
-from lowcomm_jax.runtime.job_loop import JobLoop
+from lowcomm_jax.runtime.job_carrier import JobCarrier
+from lowcomm_jax.runtime.job_delivery import everyones, with_everyones_rows
 from lowcomm_jax.runtime.loopback_exchange import LoopbackRounds
 from lowcomm_jax.runtime.request import Arrived
 from lowcomm_jax.runtime.rounds import Like, RoundExchange
@@ -36,14 +36,14 @@ from lowcomm_jax.schedule import Admission
 from lowcomm_jax.state.leaves import named_leaves
 from lowcomm_jax.state.train_state import InFlight, TrainState, rounds_landed
 from lowcomm_jax.sync.round_programs import RoundPrograms
-from lowcomm_jax.sync.sync_loop import as_of
+from lowcomm_jax.sync.sync_loop import SyncLoop, as_of
 
 PyTree = Any
 Rounds = RoundExchange | LockstepRounds | LoopbackRounds
 
 
-class RoundJobLoop(JobLoop, abc.ABC):
-    """`JobLoop` of regions at a pace of their own.
+class RoundJobLoop(SyncLoop, abc.ABC):
+    """The loop of regions at a pace of their own.
 
     Attributes:
       copied, copied_inner: fields of the state and of its `Inner` that a region which comes back
@@ -56,8 +56,9 @@ class RoundJobLoop(JobLoop, abc.ABC):
     copied: tuple[str, ...] = ()
     copied_inner: tuple[str, ...] = ()
 
-    def __init__(self, programs: RoundPrograms, weights: str | np.ndarray, delivery: JobDelivery):
-        super().__init__(programs, weights, delivery)
+    def __init__(self, programs: RoundPrograms, weights: str | np.ndarray, carrier: JobCarrier):
+        super().__init__(programs, weights, carrier)
+        self.delivery = delivery = carrier.delivery
         delivery.by_rounds, delivery.gives = True, self.given_to_peers
         self.rounds: Rounds | None = None
         self.landed = 0
@@ -69,9 +70,9 @@ class RoundJobLoop(JobLoop, abc.ABC):
 
     # -- a step ---------------------------------------------------------------------------------
 
-    def upcoming(self, state: TrainState) -> int:
-        """The next step: a region looks for rounds after every one."""
-        return state.counters.done_until + 1
+    def is_due(self, state: TrainState, step: int) -> bool:
+        """True: a region looks for rounds after every step."""
+        return True
 
     def until_rounds(
         self, state: TrainState, rounds: int, batches: Iterable[PyTree]
@@ -153,7 +154,7 @@ class RoundJobLoop(JobLoop, abc.ABC):
         while self.until is None or self.landed < self.until:
             number = self.landed
             reported = self.own(state, number)
-            if reported is not None and not self.is_due(reported[1], now):
+            if reported is not None and not self.may_land(reported[1], now):
                 return state
             arrived = self.rounds.take(number)
             if arrived is None:
@@ -164,7 +165,7 @@ class RoundJobLoop(JobLoop, abc.ABC):
             self.landed += 1
         return state
 
-    def is_due(self, flight: InFlight, now: int) -> bool:
+    def may_land(self, flight: InFlight, now: int) -> bool:
         """Whether the round of this region's report may land."""
         del flight, now
         return True
@@ -220,9 +221,6 @@ class RoundJobLoop(JobLoop, abc.ABC):
 
     # -- reports --------------------------------------------------------------------------------
 
-    def waiting(self, mask: np.ndarray) -> np.ndarray:
-        return mask.copy()
-
     def report_to(self, state: TrainState, number: int, flight: InFlight) -> None:
         """Send the payload of a flight to a round, which it opens if nobody has."""
         arrays = self.delivery.arrays_to_send(flight)
@@ -256,7 +254,7 @@ class RoundJobLoop(JobLoop, abc.ABC):
         """
         landed = rounds_landed(state)
         short = self.until is None or landed < self.until or bool(state.in_flight)
-        if short and not self.ended_before(state):  # the others may have ended without us
+        if short and not self.carrier.ended_before(state):  # the others may have ended without us
             raise ValueError(
                 f"{landed} rounds have landed here, of {self.until}: a run ends with a round, the "
                 "same for all; train with engine.run(state, batches, rounds=...) first"

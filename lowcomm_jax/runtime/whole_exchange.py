@@ -30,7 +30,7 @@ The region that did not answer does this:
   job_delivery.py). Where the fragment was sent again since (DiLoCoX), that payload is lost.
 - Dead, and started again: it takes a state from another region (recovery/rejoin.py).
 - A payload of the record is gone from all regions: it raises `Lost`, and takes a state, too.
-- Cut off from the store: it trains on, and runs the deferred events later (`JobLoop.run_due`).
+- Cut off from the store: it trains on, and runs the deferred events later (`JobCarrier.reach`).
 
 A part of the payload may have travelled before (`early_payload`): a region then holds a payload, in
 all of this, once both are here.

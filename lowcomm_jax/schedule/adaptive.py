@@ -22,12 +22,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
 
-from lowcomm_jax.schedule.base import Rates, Schedule, Timing, common_violations
+from lowcomm_jax.schedule.base import Rates, Schedule, Send, Stage, Timing, View, common_violations
 from lowcomm_jax.state.train_state import Decided, SyncCounters
 
 
@@ -110,11 +110,14 @@ class Adaptive(Schedule):
         now = int(step > since[1])
         return int(since[now]), self._spacing(syncs[now])
 
-    def next_send(self, step: int, counters: SyncCounters) -> int:
-        origin, spacing = self._grid(step + 1, counters)
-        slot = origin + ((step - origin) // spacing + 1) * spacing
-        later = self._grid(slot, counters)
-        return slot if later[0] == origin else sum(later)
+    def due(self, step: int, counters: SyncCounters) -> tuple[int, ...]:
+        origin, spacing = self._grid(step, counters)
+        return () if (step - origin) % spacing else tuple(range(self.fragments))
+
+    def sends(self, step: int, view: View) -> Stage:
+        """One send of the fragments that are not in flight; `choose` picks it."""
+        ready = tuple(p for send in super().sends(step, view) for p in send.fragments)
+        return (Send(ready),) if ready else ()
 
     def decide(self, step: int, counters: SyncCounters, landings: Sequence[Any]) -> Decided | None:
         seconds = [e.values["seconds"] for e in landings if "seconds" in e.values]
@@ -134,25 +137,19 @@ class Adaptive(Schedule):
             "syncs": np.array([now["syncs"][current], syncs], np.int64),
         }
 
-    def sends(
-        self, step: int, counters: SyncCounters, in_flight: Set[int], rates: Rates
-    ) -> tuple[int, ...]:
-        origin, spacing = self._grid(step, counters)
-        if (step - origin) % spacing:
-            return ()
-        ready = [p for p in range(self.fragments) if p not in in_flight]
-        if not ready:
-            return ()
+    def choose(
+        self, step: int, counters: SyncCounters, ready: tuple[int, ...], rates: Rates
+    ) -> int:
         oldest = min(ready, key=lambda p: (counters.last_sent[p], p))
         # A never-sent fragment (last_sent = -1) is the oldest; it only yields to an overdue one.
         sent = [p for p in ready if counters.last_sent[p] >= 0]
         overdue = [p for p in sent if step - counters.last_sent[p] >= self.period]
         if overdue:
-            return (min(overdue, key=lambda p: (counters.last_sent[p], p)),)
+            return min(overdue, key=lambda p: (counters.last_sent[p], p))
         if counters.last_sent[oldest] < 0:
-            return (oldest,)
+            return oldest
         rate = rates()
-        return (max(ready, key=lambda p: (rate[p], -counters.last_sent[p], -p)),)
+        return max(ready, key=lambda p: (rate[p], -counters.last_sent[p], -p))
 
     def violations(self, regions: int) -> list[str]:
         problems = common_violations(self, regions, "overlap")

@@ -10,13 +10,12 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import math
-from collections.abc import Set
 from fractions import Fraction
 from typing import ClassVar
 
 import numpy as np
 
-from lowcomm_jax.schedule.base import Rates, Schedule
+from lowcomm_jax.schedule.base import Schedule, Stage, View
 from lowcomm_jax.state.train_state import SyncCounters
 
 
@@ -57,14 +56,6 @@ class Arrivals(Schedule):
         arrives = [m % n == 0 for m, n in zip(made, self.local_steps())]
         return self.active(step, regions) & np.array(arrives)
 
-    def next_send(self, step: int, counters: SyncCounters) -> int:
-        del counters
-        upcoming = []
-        for share, n in zip(self._shares(), self.local_steps()):
-            rounds = int(step * share) // n + 1
-            upcoming.append(-(-rounds * n // share))
-        return int(min(upcoming))
-
     def rounds_by(self, step: int) -> int:
         """How many arrivals there are until a tick, itself included."""
         each = zip(self._shares(), self.local_steps())
@@ -76,11 +67,13 @@ class Arrivals(Schedule):
         ticks = range(math.ceil((number + 1) * slowest) + 1)
         return bisect.bisect_right(ticks, number, key=self.rounds_by)
 
-    def sends(
-        self, step: int, counters: SyncCounters, in_flight: Set[int], rates: Rates
-    ) -> tuple[int, ...]:
-        del counters, in_flight, rates
+    def due(self, step: int, counters: SyncCounters) -> tuple[int, ...]:
+        del counters
         return (0,) if self.senders(step, len(self.speeds)).any() else ()
+
+    def sends(self, step: int, view: View) -> Stage:
+        sends = super().sends(step, view)
+        return tuple(s._replace(admitted=self.senders(step, view.regions)) for s in sends)
 
     def violations(self, regions: int) -> list[str]:
         problems = []

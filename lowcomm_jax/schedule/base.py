@@ -1,26 +1,106 @@
-"""The contract of a schedule, and the checks that schedules share.
+"""The contract of a schedule: which acts are to be done after a step, and in which order.
 
-A `Schedule` takes the step and the counters of the training state (`SyncCounters`) and returns
-which fragments leave and when. It is a frozen dataclass; what it remembers between steps is
-`SyncCounters.decided`. The loop stores that, checkpoints keep it, and `Schedule.decide` changes it
-(for `TwoLevels` the loop itself).
+After every inner step the loop asks `Schedule.acts` for a stage, a tuple of acts, and does them,
+until there is none. A schedule reads counters, decisions and payloads in flight (`View`), never an
+array, so that every region decides alike. It is a frozen dataclass; what it remembers between steps
+is `SyncCounters.decided`. The loop stores that, checkpoints keep it, and `Schedule.decide` changes
+it (for `TwoLevels` the loop itself).
+
+The acts name what is *still to be done*. Each leaves a mark: a send `last_sent`, a move
+`InFlight.anchor_updated`, an adoption a flight that is gone or waits for fewer regions. So an
+interrupted step goes on where it stopped, and the same function, asked for a later step, says
+whether something is due then.
 """
 
 from __future__ import annotations
 
 import abc
 import dataclasses
+import itertools
 import math
-from collections.abc import Callable, Sequence, Set
-from typing import Any, Literal, get_args
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from lowcomm_jax.state.train_state import Decided, SyncCounters
+from lowcomm_jax.state.train_state import Decided, InFlight, SyncCounters
 
 FirstRound = Literal["empty", "blocking"]
 Rates = Callable[[], np.ndarray]
 """Fetches a statistic of the fragments, float32 `[K]`; it may wait for the device."""
+
+
+class Send(NamedTuple):
+    """Measure the pseudo-gradient of a fragment, encode it and put it in flight.
+
+    Attributes:
+      fragments: those that may leave; of several, `Schedule.choose` picks one when the act is done.
+      admitted: bool `[R]`, who may take part; None = all.
+      lands: the step at which it lands in all regions, whoever took part; None = after the delay of
+        each, in those that took part.
+    """
+
+    fragments: tuple[int, ...]
+    admitted: np.ndarray | None = None
+    lands: int | None = None
+
+
+class Move(NamedTuple):
+    """Move the anchor by a payload.
+
+    Attributes:
+      fragment: whose.
+      key: of the payload; None = an empty one, so that momentum alone moves the anchor.
+      fresh: key of the payload that was just sent, for rules that apply a region's own part apart.
+    """
+
+    fragment: int
+    key: str | None
+    fresh: str | None = None
+
+
+class Adopt(NamedTuple):
+    """Let regions adopt the anchor by the landing rule.
+
+    Attributes:
+      key: of the payload that moved it; None = that was empty, and `fresh` stands for it.
+      regions: bool `[R]`.
+      later: bool `[R]`, regions for which the payload stays in flight; None = it is dropped.
+    """
+
+    fragment: int
+    key: str | None
+    regions: np.ndarray
+    later: np.ndarray | None = None
+    fresh: str | None = None
+
+
+class Copy(NamedTuple):
+    """Let a region that comes back take over a peer's private state."""
+
+    region: int
+    peer: int
+
+
+Stage = tuple[Send | Move | Adopt | Copy, ...]
+"""Acts that are done together: sends; or moves and the adoptions behind them; or copies."""
+
+
+class View(NamedTuple):
+    """What a schedule sees of the training state.
+
+    Attributes:
+      flights: (key, payload in flight) in the order of their sends; no array is read.
+      regions: number of regions R of this job.
+      sent: whether the sends of this step are done.
+      crossed: whether a one-period boundary at this step has been crossed.
+    """
+
+    counters: SyncCounters
+    flights: list[tuple[str, InFlight]]
+    regions: int
+    sent: bool = False
+    crossed: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,15 +125,17 @@ class Schedule(abc.ABC):
       delay: tau, inner steps between send and landing; one int, or one per region.
       land_after_send: the due payload lands after the send of the same step, so that the new
         pseudo-gradient is measured before the anchor moves. For methods that overlap a whole
-        period.
-      statistic: what `sends` chooses by, reduced over the regions at every landing. `none`:
+        period: a fragment in flight is sent again, and lands at the next boundary.
+      statistic: what `choose` goes by, reduced over the regions at every landing. `none`:
         nothing. `rate`: the change of the fragment that lands. `drift`: that of every fragment,
         which travels in the payloads' headers.
       needs_network: whether a setting is missing that only a network gives (`settle`).
       measured: whether the run measures the seconds of a step and of a synchronisation; they travel
         in the headers, too.
       by_steps: whether the step alone decides what is sent, whatever has landed.
-      uneven: whether regions make different numbers of inner steps (`active`, `senders`).
+      uneven: whether regions make different numbers of inner steps (`active`).
+      by_token_rate: whether regions are weighted by tokens x tokens / steps since the fragment
+        landed there (`Learners`).
       first_round: what the first boundary of a one-period method lands: an `empty` payload, or
         (`blocking`) the one just sent.
       energy: share of the squared norm by which the rank of every reduced payload is measured, for
@@ -69,6 +151,7 @@ class Schedule(abc.ABC):
     measured: bool = False
     by_steps: bool = False
     uneven: bool = False
+    by_token_rate: bool = False
     first_round: FirstRound = "empty"
     energy: float | None = None
 
@@ -88,19 +171,81 @@ class Schedule(abc.ABC):
         return drift + (2 if self.measured else 0)
 
     @abc.abstractmethod
-    def next_send(self, step: int, counters: SyncCounters) -> int:
-        """First step after `step` at which something may be sent."""
+    def due(self, step: int, counters: SyncCounters) -> tuple[int, ...]:
+        """Fragments of which one or all may leave after inner step `step`, if not in flight."""
 
-    @abc.abstractmethod
-    def sends(
-        self, step: int, counters: SyncCounters, in_flight: Set[int], rates: Rates
-    ) -> tuple[int, ...]:
-        """Fragments that leave after inner step `step`.
+    def choose(
+        self, step: int, counters: SyncCounters, ready: tuple[int, ...], rates: Rates
+    ) -> int:
+        """The one of several fragments (`Send.fragments`) that leaves.
 
         Args:
-          in_flight: fragments in flight. `Staggered` and `Adaptive` never send one of these.
           rates: of the schedule's `statistic`.
         """
+        del step, counters, rates
+        return ready[0]
+
+    def acts(self, step: int, view: View) -> Stage:
+        """What is still to be done after inner step `step`; () = nothing, so that the step is done.
+
+        First payloads of earlier steps land, then fragments leave, then payloads without delay
+        land. Where payloads land after the send of the same step, the new pseudo-gradient is
+        measured before the anchor moves.
+        """
+        if self.land_after_send:
+            return self.sends(step, view) or self.boundary(step, view)
+        return self.landings(step, view) or self.sends(step, view)
+
+    def sends(self, step: int, view: View) -> Stage:
+        """The stage of the sends, each of one fragment."""
+        if view.sent or (view.counters.last_sent == step).any():
+            return ()
+        busy = set() if self.land_after_send else {int(f.fragment) for _, f in view.flights}
+        return tuple(Send((p,)) for p in self.due(step, view.counters) if p not in busy)
+
+    def landings(self, step: int, view: View) -> Stage:
+        """The stage of the payloads that land at this step at the latest."""
+        due = [(k, f) for k, f in view.flights if bool((f.waiting & (f.due <= step)).any())]
+        moves = [Move(int(f.fragment), k) for k, f in due if not f.anchor_updated]
+        adopts = [
+            Adopt(int(f.fragment), k, f.takes_part & (f.due <= step), f.takes_part & (f.due > step))
+            for k, f in due
+        ]
+        return (*moves, *adopts)
+
+    def boundary(self, step: int, view: View) -> Stage:
+        """The payload of the round before lands, and who has just sent adopts the anchor.
+
+        At the first boundary an empty payload lands, or, with `first_round="blocking"`, the one
+        just sent.
+        """
+        if view.crossed:
+            return ()
+        crossings = (self.crossing(step, p, view) for p in self.due(step, view.counters))
+        return tuple(act for acts in crossings for act in acts)
+
+    def crossing(self, step: int, fragment: int, view: View) -> Stage:
+        """`boundary` of one fragment."""
+        flights = [(k, f) for k, f in view.flights if f.fragment == fragment]
+        late = next((k for k, f in flights if f.sent < step), None)
+        key, fresh = next(((k, f) for k, f in flights if f.sent == step), (None, None))
+        if fresh is None:
+            nobody = np.zeros(view.regions, bool)
+            return () if late is None else (Move(fragment, late), Adopt(fragment, late, nobody))
+        first = late is None and int(view.counters.sends[fragment]) == 1
+        if first and self.first_round == "blocking":
+            return Move(fragment, key), Adopt(fragment, key, fresh.takes_part)
+        adopts = Adopt(fragment, late, fresh.takes_part, fresh=key)
+        return Move(fragment, late, key), adopts
+
+    def next_send(self, step: int, counters: SyncCounters) -> int:
+        """The first step after `step` at which a fragment is due."""
+        return next(t for t in itertools.count(step + 1) if self.due(t, counters))
+
+    def at_the_end(self, step: int, fragment: int, regions: int) -> Send:
+        """The send of the last synchronisation, at the step where a run ends."""
+        del step, regions
+        return Send((fragment,))
 
     def level(self, counters: SyncCounters) -> int:
         """Level of the codec (`Codec.at`) for a payload that leaves now; 0 = the first."""
@@ -125,11 +270,6 @@ class Schedule(abc.ABC):
 
     def active(self, step: int, regions: int) -> np.ndarray:
         """Bool `[R]`: the regions that make an inner step at `step`."""
-        del step
-        return np.ones(regions, bool)
-
-    def senders(self, step: int, regions: int) -> np.ndarray:
-        """Bool `[R]`: the regions that send at `step`, if anything is sent."""
         del step
         return np.ones(regions, bool)
 

@@ -40,13 +40,22 @@ import bisect
 import dataclasses
 import functools
 import math
-from collections.abc import Set
 from fractions import Fraction
 from typing import Literal, NamedTuple
 
 import numpy as np
 
-from lowcomm_jax.schedule.base import Rates, Schedule, Timing, common_violations, steps_to_travel
+from lowcomm_jax.schedule.base import (
+    Adopt,
+    Copy,
+    Schedule,
+    Send,
+    Stage,
+    Timing,
+    View,
+    common_violations,
+    steps_to_travel,
+)
 from lowcomm_jax.state.train_state import SyncCounters
 
 _DECAY = 0.9  # of the average time to a quorum
@@ -179,24 +188,42 @@ class Learners(Schedule):
         """The rounds that close at this tick, oldest first."""
         return _rounds(self, regions).closing(step)
 
-    def after(self, step: int, regions: int) -> int:
-        """The first tick after `step` at which a round closes or a learner comes back."""
-        back = [o.last for o in self.outages if o.last > step]
-        return min([_rounds(self, regions).next_close(step), *back])
+    def due(self, step: int, counters: SyncCounters) -> tuple[int, ...]:
+        rounds = self.rounds_closing(step, counters.last_landed.shape[1])
+        return tuple(r.fragment for r in rounds)
 
-    def next_send(self, step: int, counters: SyncCounters) -> int:
-        return self.after(step, counters.last_landed.shape[1])
+    def acts(self, step: int, view: View) -> Stage:
+        """As `Schedule.acts`; then learners that come back copy a peer."""
+        return super().acts(step, view) or self._copies(step, view)
 
-    def sends(
-        self, step: int, counters: SyncCounters, in_flight: Set[int], rates: Rates
-    ) -> tuple[int, ...]:
-        del in_flight, rates
-        regions = counters.last_landed.shape[1]
-        return tuple(r.fragment for r in self.rounds_closing(step, regions))
+    def sends(self, step: int, view: View) -> Stage:
+        """Every round that closes, with the learners that it admits."""
+        if view.sent:
+            return ()
+        up = self.up(step, view.regions)
+        rounds = self.rounds_closing(step, view.regions)
+        return tuple(Send((r.fragment,), r.admitted & up, r.lands) for r in rounds)
 
-    def senders(self, step: int, regions: int) -> np.ndarray:
-        """Bool `[R]`: who is up. Who is admitted differs by round (`rounds_closing`)."""
-        return self.up(step, regions)
+    def landings(self, step: int, view: View) -> Stage:
+        """Every learner that is up adopts, admitted or not."""
+        up = self.up(step, view.regions)
+        return tuple(
+            act._replace(regions=act.regions & up) if isinstance(act, Adopt) else act
+            for act in super().landings(step, view)
+        )
+
+    def _copies(self, step: int, view: View) -> Stage:
+        done = (view.counters.last_landed == step).all(axis=0)
+        back = np.flatnonzero(self.returns(step, view.regions) & ~done)
+        peer = np.flatnonzero(self.up(step, view.regions))
+        return tuple(Copy(int(region), int(peer[0])) for region in back)
+
+    def at_the_end(self, step: int, fragment: int, regions: int) -> Send:
+        return Send((fragment,), self.up(step, regions), step)
+
+    @property
+    def by_token_rate(self) -> bool:
+        return self.admission.weights == "token_rate"
 
     def violations(self, regions: int) -> list[str]:
         problems = common_violations(self, regions, "overlap")
@@ -247,10 +274,6 @@ class _Rounds:
         self._until(step)
         start = bisect.bisect_left(self.closes, step)
         return self.rounds[start : bisect.bisect_right(self.closes, step)]
-
-    def next_close(self, step: int) -> int:
-        self._until(step)
-        return self.closes[bisect.bisect_right(self.closes, step)]
 
     def _until(self, step: int) -> None:
         """Compute rounds until one closes after `step`; later ones close no earlier."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Set
 
-from lowcomm_jax.schedule.base import Rates, Schedule
+from lowcomm_jax.schedule.base import Schedule
 from lowcomm_jax.state.train_state import SyncCounters
 
 FAR = 2**62
@@ -24,15 +23,13 @@ class Never(Schedule):
     delay: int = 0
     by_steps = True
 
+    def due(self, step: int, counters: SyncCounters) -> tuple[int, ...]:
+        del step, counters
+        return ()
+
     def next_send(self, step: int, counters: SyncCounters) -> int:
         del step, counters
         return FAR
-
-    def sends(
-        self, step: int, counters: SyncCounters, in_flight: Set[int], rates: Rates
-    ) -> tuple[int, ...]:
-        del step, counters, in_flight, rates
-        return ()
 
     def violations(self, regions: int) -> list[str]:
         del regions

@@ -22,14 +22,13 @@ Differs from the paper, whose listing we had not:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from lowcomm_jax.schedule.base import (
     FirstRound,
-    Rates,
     Schedule,
     Timing,
     common_violations,
@@ -85,14 +84,7 @@ class Ranked(Schedule):
             "known": np.int64(0),
         }
 
-    def next_send(self, step: int, counters: SyncCounters) -> int:
-        del step
-        return int(counters.decided["boundary"])
-
-    def sends(
-        self, step: int, counters: SyncCounters, in_flight: Set[int], rates: Rates
-    ) -> tuple[int, ...]:
-        del in_flight, rates
+    def due(self, step: int, counters: SyncCounters) -> tuple[int, ...]:
         return (0,) if step == counters.decided["boundary"] else ()
 
     def level(self, counters: SyncCounters) -> int:

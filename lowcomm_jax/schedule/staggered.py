@@ -7,11 +7,9 @@ exactly. K = 1 is DiLoCo's round (arXiv 2311.08105); H = 1 is synchronisation at
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Set
 
 from lowcomm_jax.schedule.base import (
     FirstRound,
-    Rates,
     Schedule,
     Timing,
     common_violations,
@@ -48,27 +46,10 @@ class Staggered(Schedule):
         """Inner step (1-based) after which a fragment leaves for the first time."""
         return (fragment + 1) * self.period // self.fragments
 
-    def next_send(self, step: int, counters: SyncCounters) -> int:
-        # The same rule as `sends`, solved for the step: the two must agree.
+    def due(self, step: int, counters: SyncCounters) -> tuple[int, ...]:
         del counters
-
-        def upcoming(first: int) -> int:
-            rounds = max(0, -(-(step + 1 - first) // self.period))
-            return first + rounds * self.period
-
-        return min(upcoming(self.first(p)) for p in range(self.fragments))
-
-    def sends(
-        self, step: int, counters: SyncCounters, in_flight: Set[int], rates: Rates
-    ) -> tuple[int, ...]:
-        del counters, rates
-        return tuple(
-            p
-            for p in range(self.fragments)
-            if step >= self.first(p)
-            and (step - self.first(p)) % self.period == 0
-            and p not in in_flight
-        )
+        since = ((p, step - self.first(p)) for p in range(self.fragments))
+        return tuple(p for p, t in since if t >= 0 and t % self.period == 0)
 
     def violations(self, regions: int) -> list[str]:
         problems = common_violations(self, regions, "overlap")

@@ -21,7 +21,7 @@ import math
 import numpy as np
 
 from lowcomm_jax.schedule.arrivals import Arrivals
-from lowcomm_jax.state.train_state import Decided, SyncCounters
+from lowcomm_jax.state.train_state import Decided
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -62,11 +62,6 @@ class TwoLevels(Arrivals):
     def travels(self, group: int) -> int:
         """Ticks one way between this group's server and the global one."""
         return int(np.broadcast_to(self.travel, len(self.groups))[group])
-
-    def next_send(self, step: int, counters: SyncCounters) -> int:
-        """The next tick at which a worker arrives, or something between the servers."""
-        ways = [*counters.decided["up"], *counters.decided["down"]]
-        return min([super().next_send(step, counters), *(int(t) for t in ways if t > step)])
 
     def violations(self, regions: int) -> list[str]:
         problems = super().violations(regions)

@@ -50,9 +50,9 @@ class Inner:
 class InFlight:
     """A fragment between its send and its last landing.
 
-    `SyncLoop._send` makes it, and keeps it in `TrainState.in_flight`. Between jobs `JobLoop._send`
-    adds `kept`. `SyncLoop._adopt_flight` drops payload, header and `kept` with the first landing,
-    and the rest with the last; `OnePeriodLoop.cross_boundary` drops its own.
+    `SyncLoop.put_in_flight` makes it, and keeps it in `TrainState.in_flight`.
+    `SyncLoop.adopt_payload` drops payload, header and `kept` with the first landing, and the rest
+    with the last.
 
     Attributes:
       payload: encoded pseudo-gradients, leaves `[R, ...]` of the codec's wire type.
@@ -108,7 +108,7 @@ class SyncCounters:
     Attributes:
       step: inner steps done by the run.
       behind: number of the last steps whose sends and landings are still to be done; 1 while the
-        loop does those of this step. More only in a job that defers them (`runtime.job_loop`).
+        loop does those of this step. More only in a job that defers them (`runtime.job_carrier`).
       last_sent, previous_sent: int64 `[K]`, step of the last and the last but one send; -1 = never.
       last_landed: int64 `[K, R]`, step of each region's last landing; -1 = never.
       staleness: int64 `[K, R]`, of the last landing, as in `history.Event`; -1 = never.

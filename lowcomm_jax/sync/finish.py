@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from lowcomm_jax.history import Event
-from lowcomm_jax.state.train_state import TrainState, in_send_order, without
-from lowcomm_jax.sync.one_period_overlap import emptied, own_parts
-from lowcomm_jax.sync.sync_loop import SyncLoop
+from lowcomm_jax.schedule.base import Adopt, Move, View
+from lowcomm_jax.state.train_state import TrainState, in_send_order
+from lowcomm_jax.sync.sync_loop import Ending, EventLoop
 
 AtTheEnd = Callable[[int], Sequence[bool]] | None
 
 
 def finish(
-    loop: SyncLoop, state: TrainState, participants: AtTheEnd = None
+    loop: EventLoop, state: TrainState, participants: AtTheEnd = None
 ) -> tuple[TrainState, list[Event]]:
     """Land payloads in send order, then synchronise every fragment once more, blocking.
 
@@ -49,23 +49,23 @@ def finish(
     everyone, state = np.ones(loop.count, bool), loop.run_all(state, events)
     state, step = state.replace(counters=state.counters.copy()), int(state.counters.step)
     if not loop.schedule.land_after_send:
-        state = loop.land_now(state, [k for k, _ in in_send_order(state.in_flight)], step, events)
+        state = loop.land_now(state, events)
     if loop.channels is not None:
         state = loop.channels.drained(state)
     if not loop.method.has_anchor:
         mask = everyone if participants is None else np.asarray(participants(0), bool)
         traffic = loop.programs.exchange.traffic(loop.fragments.like(0), mask)
         return loop.channels.end(state, mask, traffic, events), events
-    over = loop.ended_before(state)
+    over = loop.carrier.ended_before(state)
     for p in range(len(loop.fragments)):
         mask = everyone if participants is None else np.asarray(participants(p), bool)
         state = _last_round(loop, state, p, step, mask, events, over)
-    loop.ended(state)
+    loop.carrier.close(loop, state)
     return state, events
 
 
 def _last_round(
-    loop: SyncLoop, state, p: int, step: int, mask: np.ndarray, events: list[Event], over: bool
+    loop: EventLoop, state, p: int, step: int, mask: np.ndarray, events: list[Event], over: bool
 ) -> TrainState:
     # A one-period method may have sent at this very step: land that, and those who sent are done.
     state = _drain(loop, state, p, step, events, sent=step)
@@ -73,23 +73,25 @@ def _last_round(
     if not (over or _all_adopted(loop, state, p, step)):
         # Whether the payload of an earlier boundary waits; if not, no boundary adds own parts.
         added = any(f.fragment == p for f in state.in_flight.values())
-        state = loop.send(state, p, step, mask, events)
+        state = loop.send_last(state, p, step, mask, events)
         if added:
             # One more boundary, so that the steps since the last one are not lost.
-            state = loop.cross_boundary(state, p, step, mask, events)
+            view = View(state.counters, in_send_order(state.in_flight), loop.count)
+            stage = loop.schedule.crossing(step, p, view)
+            state = loop.do(state, stage, mask, True, events)
     state = _drain(loop, state, p, step, events, sent=None, added=added)
     state = loop.restart(state, p)
     # Whatever was handed out before: from here all have the anchor itself.
     return loop.mark_received(state, p, np.ones(loop.count, bool)) if state.received else state
 
 
-def _all_adopted(loop: SyncLoop, state: TrainState, p: int, step: int) -> bool:
+def _all_adopted(loop: EventLoop, state: TrainState, p: int, step: int) -> bool:
     """Whether every region adopted the anchor as it is at this very step."""
     return loop.method.landing_of(p) is None and loop.everyone_landed(state, p, step)
 
 
 def _drain(
-    loop: SyncLoop, state, p: int, step: int, events, sent: int | None, added: bool = True
+    loop: EventLoop, state, p: int, step: int, events, sent: int | None, added: bool = True
 ) -> TrainState:
     """Land payloads of fragment p sent at step `sent` (None: all); the regions that sent adopt.
 
@@ -99,12 +101,8 @@ def _drain(
     for key, flight in in_send_order(state.in_flight):
         if flight.fragment != p or (sent is not None and flight.sent != sent):
             continue
-        state, arrived = loop.collect(state, key, last=sent is None)
-        flight, own = state.in_flight[key], None
-        if loop.method.takes_own_parts:
-            own = own_parts(arrived if added else emptied(arrived), None)
-        state, values = loop.update_anchor(state, arrived, own, if_news=True)
-        state = loop.adopt(state, p, flight, flight.takes_part, step)
-        state = state.replace(in_flight=without(state.in_flight, key))
-        loop.log_landing(state, p, key, flight.takes_part, 0, step, values, events)
+        end = Ending(sent is None, added)
+        state, values = loop.move(state, Move(p, key), True, end)
+        act = Adopt(p, key, flight.takes_part)
+        state = loop.adopt_payload(state, act, step, True, values, events, ends=True)
     return state

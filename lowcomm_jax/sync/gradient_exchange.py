@@ -22,7 +22,7 @@ from lowcomm_jax.exchange import Traffic
 from lowcomm_jax.exchange.mesh import without_lead
 from lowcomm_jax.history import Event
 from lowcomm_jax.state.train_state import Inner, TrainState, flight_key
-from lowcomm_jax.sync.round_functions import RoundFunctions, select
+from lowcomm_jax.sync.round_functions import RoundFunctions, Senders, select
 from lowcomm_jax.train.inner_step import InnerStep, empty_log, gradient_norm, squeeze, step_key
 
 PyTree = Any
@@ -57,7 +57,7 @@ def make_gradient_program(step: InnerStep, functions: RoundFunctions):
         inner, anchor, outer, codec_state = carry
         grads, buffers, metrics = gradients(inner, anchor, frozen, batch, region_keys)
         weight = metrics["tokens"] if weight is None else weight
-        sent = functions.encode(_in_fp32, (grads,), codec_state, takes_part, weight)
+        sent = functions.encode(_in_fp32, (grads,), codec_state, Senders(takes_part, weight))
         anchor, outer, moved = optimizer_step(step, functions, anchor, outer, sent)
         # Without a batch, or with a bad one, a region's own state stays as it was.
         moves_R = takes_part

@@ -34,6 +34,109 @@ PyTree = Any
 _TINY = 1e-30
 
 
+# -- what the functions are given: of one fragment, or of all leaves, uncut ------------------------
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Values:
+    """What regions train.
+
+    Attributes:
+      params: theta, leaves `[R, ...]`.
+      rounding: of them, by name, fp32 `[R, ...]` (`Inner.rounding`).
+    """
+
+    params: dict[str, jax.Array]
+    rounding: dict[str, jax.Array]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Senders:
+    """Who sends: bool `[R]`, and float32 `[R]`, the weight of each region if it takes part."""
+
+    takes_part: jax.Array
+    weight: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class AnchorState:
+    """What an outer step replaces; it is donated.
+
+    Attributes:
+      anchor, outer: Theta and the outer rule's state, leaves `[A, ...]`.
+      codec: `[R, ...]`, of a personal codec (`compression.Codec.receive`), else None.
+    """
+
+    anchor: dict[str, jax.Array]
+    outer: PyTree
+    codec: PyTree = None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Contributions:
+    """The payloads of all regions, and what an outer step must know of them.
+
+    Attributes:
+      payload: leaves `[R, ...]`.
+      weight: float32 `[R]`; 0 = it does not count.
+      brought: result of the payload's collectives (`MeshExchange.reduce`); None = none ran yet.
+      counted: bool `[R]` of a personal codec: whose payload counts, of the regions here; None =
+        those of a weight above 0.
+      extra: of eager rules, their own parts (`own_parts`); with gossip the round's `pairs.Draw`.
+    """
+
+    payload: PyTree
+    weight: jax.Array
+    brought: PyTree = None
+    counted: jax.Array | None = None
+    extra: PyTree = None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class RegionState:
+    """What a landing step replaces; it is donated. `landing`: of the landing rule, `[R, ...]`."""
+
+    values: Values
+    landing: PyTree
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """What regions adopt, and where they were.
+
+    Attributes:
+      anchor: Theta', leaves `[A, ...]`.
+      outer: the outer state `[A, ...]`, for methods that hand out other values than the anchor.
+      snapshot: s, leaves `[R, ...]`, theta at the send; None = theta itself, where there is no
+        delay.
+    """
+
+    anchor: dict[str, jax.Array]
+    outer: PyTree = None
+    snapshot: dict[str, jax.Array] | None = None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Adoption:
+    """Who adopts.
+
+    Attributes:
+      accepted, lands: bool `[R]`, whose contribution counted, and who adopts.
+      staleness: int32 `[R]`, tau.
+    """
+
+    accepted: jax.Array
+    lands: jax.Array
+    staleness: jax.Array
+
+
 @dataclasses.dataclass(frozen=True)
 class RoundFunctions:
     """The functions of one method on one mesh.
@@ -59,47 +162,39 @@ class RoundFunctions:
 
     def make_payload(
         self,
-        params,
+        values: Values,
         base,
         codec_state,
         rows,
-        takes_part_R,
-        weight_R,
+        senders: Senders,
         *,
         with_snapshot: bool,
         level: int = 0,
-        rounding=None,
     ):
         """Encode every region's pseudo-gradient Delta = Theta - theta of one fragment.
 
         Args:
-          params: leaves `[R, ...]`.
           base: Theta, that Delta is measured against, `[A, ...]` or `[R, ...]`.
-          codec_state: residuals `[R, ...]`.
+          codec_state: residuals `[R, ...]`; that of a region that takes no part stays as it is.
           rows: row numbers of sliced leaves.
-          takes_part_R: bool `[R]`; the residual of a region that takes no part stays as it is.
-          weight_R: float32 `[R]`, weight of each region if it takes part.
           with_snapshot: whether the landing needs a copy of the local values at the send.
           level: of the codec (`Codec.at`).
-          rounding: of params, by name, fp32 `[R, ...]` (`Inner.rounding`).
 
         Returns:
           The dict of `encode`, with `snapshot` (None unless `with_snapshot`) and, if it is
           measured, `codec_error` `[R]`: ||decoded - Delta|| / ||Delta||, with the residual's part
           in it. It is not measured for codecs whose payloads are increments.
         """
-        theta = fragmentation.take(params, rows)
+        theta = fragmentation.take(values.params, rows)
         anchor = fragmentation.take(base, rows)
-        rounding = fragmentation.take(rounding or {}, rows)
+        rounding = fragmentation.take(values.rounding, rows)
         given, codec = (anchor, theta, rounding), self.exchange.codec
         measure = self.codec_error and codec is not None and not codec.increments
-        sent = self.encode(
-            pseudo_gradient, given, codec_state, takes_part_R, weight_R, level, measure
-        )
+        sent = self.encode(pseudo_gradient, given, codec_state, senders, level, measure)
         # A copy: the parameters' buffers are donated to the next inner step.
         return {**sent, "snapshot": jax.tree.map(jnp.copy, theta) if with_snapshot else None}
 
-    def encode(self, delta_of, given, codec_state, takes_part_R, weight_R, level=0, measure=False):
+    def encode(self, delta_of, given, codec_state, senders: Senders, level=0, measure=False):
         """Encode values of every region, not weighted yet.
 
         The weights travel beside the payload, and `outer_step` applies them.
@@ -108,7 +203,6 @@ class RoundFunctions:
           delta_of: `given` -> the values, fp32 leaves `[R, ...]`; cheap, since it may be called
             twice.
           codec_state: leaves `[R, ...]`.
-          takes_part_R: bool `[R]`; weight_R: float32 `[R]`.
           level: of the codec.
           measure: whether to measure `codec_error`.
 
@@ -117,11 +211,11 @@ class RoundFunctions:
           `delta_norm` `[R]`, `left_out` `[R]` (took part, but is not accepted), and, to `measure`,
           `codec_error` (`make_payload`).
         """
-        delta = delta_of(*given)
+        delta, takes_part_R = delta_of(*given), senders.takes_part
         [norm_R] = self.norms(delta)
         accepted = self.guard.accepts(norm_R, takes_part_R)
         payload, new_state, measured = delta, codec_state, {}
-        weight_R, exchange = jnp.where(accepted, weight_R, 0.0), self.exchange.at(level)
+        weight_R, exchange = jnp.where(accepted, senders.weight, 0.0), self.exchange.at(level)
         if exchange.codec is not None:
             large = 4 * sum(math.prod(x.shape[1:]) for x in delta.values()) > LARGEST
             if large:
@@ -152,7 +246,7 @@ class RoundFunctions:
         Args:
           params: trained leaves of the whole model, `[R, ...]`.
           anchor: the same leaves, `[1, ...]`.
-          rounding: of params, as in `make_payload`.
+          rounding: of params (`Inner.rounding`).
           rows_K, names_K: `rows` and leaf names of each fragment.
           scale_K: float32 `[K]`, 1 / (age_p numel_p).
 
@@ -181,16 +275,10 @@ class RoundFunctions:
 
     def outer_step(
         self,
-        anchor,
-        outer_state,
-        payload,
-        weight_R,
+        held: AnchorState,
+        sent: Contributions,
         rows,
-        own=None,
-        codec_state=None,
-        brought=None,
         told=None,
-        counted_R=None,
         *,
         if_news=False,
         level=0,
@@ -199,41 +287,33 @@ class RoundFunctions:
         """Step 1 of a landing: Theta <- Theta + outer(merged Delta).
 
         Args:
-          anchor, outer_state: leaves `[A, ...]`.
-          payload: leaves `[R, ...]`.
-          weight_R: float32 `[R]`.
           rows: row numbers of sliced leaves.
-          own: for methods with an anchor per region, extra arguments of the outer rule with
-            leaves `[R, ...]` (`one_period_overlap.own_parts`).
-          codec_state: `[R, ...]` of a personal codec (`compression.Codec.receive`), else None.
-          brought: result of the payload's collectives (`MeshExchange.reduce`); None = none ran yet.
           told: int32 `fragment`, `round` and `step`, keywords of the outer rule.
-          counted_R: bool `[R]` of a personal codec: whose payload counts, of the regions here; None
-            = those of a weight above 0.
           if_news: leave the anchor alone when the mean is exactly 0, so that momentum alone does
             not move it.
           level: of the codec, at which the payload was encoded.
           rules: which of `rules_K` apply.
 
         Returns:
-          (anchor, outer_state, codec_state, metrics `[A]`): unchanged when all weights are
-          0 and `own` is None.
+          (held, metrics `[A]`): unchanged when all weights are 0 and there are no own parts.
         """
+        anchor, outer_state, codec_state = held.anchor, held.outer, held.codec
+        payload, weight_R, own = sent.payload, sent.weight, sent.extra
         base = fragmentation.take(anchor, rows)
         like = without_lead(base)
         exchange = self.exchange.at(level)
         energy = self.method.schedule.energy
         if exchange.one_by_one:
-            decoded = exchange.everyone(payload, like, self._specs(like), brought)
+            decoded = exchange.everyone(payload, like, self._specs(like), sent.brought)
             mean, rank = self._merged(decoded, weight_R, outer_state), None
         else:
-            given = (payload, weight_R, like, self._specs(like), energy, brought)
+            given = (payload, weight_R, like, self._specs(like), energy, sent.brought)
             mean, rank = exchange.reduce(*given)
             if self.method.merge is not None:
                 mean = self._merged(mean, jnp.ones(1), outer_state)
         reduced, new_codec_state = mean, codec_state
         if codec_state is not None:
-            counted_R = weight_R > 0 if counted_R is None else counted_R
+            counted_R = weight_R > 0 if sent.counted is None else sent.counted
             mean, new_codec_state = self._receive(mean, codec_state, counted_R)
         rule, _ = self.rules_K[rules]
         updates, new_state = self._outer(rule, mean, outer_state, base, own, exchange, told)
@@ -250,7 +330,7 @@ class RoundFunctions:
         )
         metrics = {"mean_norm": mean_norm, "update_norm": jnp.where(moves, update_norm, 0.0)}
         metrics |= {} if rank is None else {"rank": rank}
-        return fragmentation.put(anchor, rows, moved), *states, metrics
+        return AnchorState(fragmentation.put(anchor, rows, moved), *states), metrics
 
     def _merged(self, delta, weight, outer_state):
         """The merge rule's result for fp32 leaves `[R, ...]`, or for their mean: `[1, ...]`."""
@@ -328,60 +408,41 @@ class RoundFunctions:
         return select(weight_R > 0, decoded, jax.tree.map(jnp.zeros_like, decoded))
 
     def landing_step(
-        self,
-        params,
-        anchor,
-        landing_state,
-        snapshot,
-        accepted_R,
-        lands_R,
-        staleness_R,
-        rows,
-        told,
-        outer_state=None,
-        rounding=None,
-        *,
-        rules=0,
-    ):
-        """Step 2 of a landing: theta <- Theta' + T(theta - s; Theta' - s, tau) where `lands_R`.
+        self, own: RegionState, target: Target, who: Adoption, rows, told, *, rules=0
+    ) -> RegionState:
+        """Step 2 of a landing: theta <- Theta' + T(theta - s; Theta' - s, tau) where `who.lands`.
 
         A region whose contribution was left out adopts Theta' itself, and so does every element
         that would otherwise land on a value that is not finite.
 
         Args:
-          params: theta, leaves `[R, ...]`.
-          snapshot: s, leaves `[R, ...]`; None = theta itself, where there is no delay.
-          anchor: Theta', leaves `[A, ...]`.
-          landing_state: of the landing rule, `[R, ...]`.
-          accepted_R, lands_R: bool `[R]`, whose contribution counted, and who adopts.
-          staleness_R: int32 `[R]`, tau.
+          rows: row numbers of sliced leaves.
           told: int32 `fragment`, `round` and `step` (inner steps done, for schedules of the inner
             learning rate), keywords of the landing rule.
-          outer_state: `[A, ...]`, for methods that hand out other values than the anchor.
-          rounding: of params, as in `make_payload`.
           rules: which of `rules_K` apply.
-
-        Returns:
-          (params, landing_state, rounding).
         """
-        theta, lost = (fragmentation.take(x, rows) for x in (params, rounding or {}))
-        target = self.handed_out(fragmentation.take(anchor, rows), outer_state)
+        params, rounding, landing_state = own.values.params, own.values.rounding, own.landing
+        snapshot, lands_R = target.snapshot, who.lands
+        theta, lost = (fragmentation.take(x, rows) for x in (params, rounding))
+        given = self.handed_out(fragmentation.take(target.anchor, rows), target.outer)
         _, rule = self.rules_K[rules]
-        shape = {k: (theta[k].shape[0], *target[k].shape[1:]) for k in theta}
-        adopted = {k: jnp.broadcast_to(target[k], shape[k]) for k in theta}
+        shape = {k: (theta[k].shape[0], *given[k].shape[1:]) for k in theta}
+        adopted = {k: jnp.broadcast_to(given[k], shape[k]) for k in theta}
         if rule is not None:
             origin = theta if snapshot is None else snapshot
             land_one = functools.partial(_land_one, rule)
             landed, new_state = self.regions.lift(land_one, (0, 0, 0, 0, 0, 0, None))(
-                theta, origin, lost, adopted, landing_state, staleness_R, told
+                theta, origin, lost, adopted, landing_state, who.staleness, told
             )
             landed = {k: jnp.where(jnp.isfinite(x), x, adopted[k]) for k, x in landed.items()}
-            adopted = select(accepted_R, landed, adopted)
-            landing_state = select(lands_R & accepted_R, new_state, landing_state)
+            adopted = select(who.accepted, landed, adopted)
+            landing_state = select(lands_R & who.accepted, new_state, landing_state)
         new, taken = in_leaves(adopted, theta, lost)
         new, lost = select(lands_R, (new, taken), (theta, lost))
-        rounding = fragmentation.put(rounding or {}, rows, lost)
-        return fragmentation.put(params, rows, new), landing_state, rounding
+        values = Values(
+            fragmentation.put(params, rows, new), fragmentation.put(rounding, rows, lost)
+        )
+        return RegionState(values, landing_state)
 
     def handed_out(self, anchor, outer_state):
         """The values that regions receive, `[A, ...]`; without an outer state, the anchor."""
@@ -395,7 +456,7 @@ class RoundFunctions:
         Args:
           params: leaves `[R, ...]`.
           anchor: leaves `[A, ...]`.
-          rounding: of params, as in `make_payload`.
+          rounding: of params (`Inner.rounding`).
           rows: row numbers of sliced leaves; of the others all rows are meant.
 
         Returns:
@@ -413,7 +474,7 @@ class RoundFunctions:
         Args:
           received: leaves `[R, ...]`.
           anchor: leaves `[A, ...]`.
-          outer_state: as in `landing_step`.
+          outer_state: as in `Target`.
         """
         old = fragmentation.take(received, rows)
         given = self.handed_out(fragmentation.take(anchor, rows), outer_state)
@@ -506,16 +567,10 @@ class GossipRoundFunctions(RoundFunctions):
 
     def outer_step(
         self,
-        anchor,
-        outer_state,
-        payload,
-        weight_R,
+        held: AnchorState,
+        sent: Contributions,
         rows,
-        draw,
-        codec_state=None,
-        brought=None,
         told=None,
-        counted_R=None,
         *,
         if_news=False,
         level=0,
@@ -527,22 +582,22 @@ class GossipRoundFunctions(RoundFunctions):
         that does not moves, too; in a group where no member takes part no anchor moves.
 
         Args:
-          draw: of the round (`exchange.pairs.Draw`); the rest as in `RoundFunctions.outer_step`.
-          codec_state, brought, counted_R, level: have no effect: gossip has no personal codecs and
-            one level, and its landings do the exchange.
-          told, rules: as in `RoundFunctions.outer_step`.
+          sent: `extra` is the round's `exchange.pairs.Draw`. There are no personal codecs, and the
+            landing does the exchange.
+          told, rules: as in `RoundFunctions.outer_step`; gossip has one level.
           if_news: leave the anchors of a group alone whose mean is exactly 0.
 
         Returns:
-          (anchor, outer_state, None, metrics `[R]`): `pull_norm` is the distance of an anchor
-          from the mean of its group before it moves, 0 where it does not.
+          (held, metrics `[R]`): `pull_norm` is the distance of an anchor from the mean of its group
+          before it moves, 0 where it does not.
         """
-        del codec_state, brought, counted_R, level
+        del level
+        anchor, outer_state, draw = held.anchor, held.outer, sent.extra
         base = fragmentation.take(anchor, rows)
         like = without_lead(base)
         anchors = base if draw.anchors is None else draw.anchors
         mean, group, moves_R = self.groups.means(
-            payload, anchors, weight_R, draw.members, like, self._specs(like)
+            sent.payload, anchors, sent.weight, draw.members, like, self._specs(like)
         )
 
         (rule, _), told = self.rules_K[rules], told or {}
@@ -563,7 +618,7 @@ class GossipRoundFunctions(RoundFunctions):
             "pull_norm": jnp.where(moves_R, pull_norm, 0.0),
         }
         new_state = select(moves_R, new_state, outer_state)
-        return fragmentation.put(anchor, rows, moved), new_state, None, metrics
+        return AnchorState(fragmentation.put(anchor, rows, moved), new_state), metrics
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,7 +27,7 @@ from lowcomm_jax.methods.base import Method
 from lowcomm_jax.network import step_seconds, sync_seconds
 from lowcomm_jax.network.collectives import store_seconds
 from lowcomm_jax.params.fragments import Fragments, partition
-from lowcomm_jax.params.layout import Layout
+from lowcomm_jax.params.layout import UNFIT, Layout
 from lowcomm_jax.params.sharding import SpecFn, fsdp_specs, leaf_shardings, optimizer_shardings
 from lowcomm_jax.refused import Refused, refuse
 from lowcomm_jax.schedule import Learners, Timing
@@ -145,6 +145,7 @@ def build(setup: Setup, layout: Layout, traffic: TrafficFn = MeshExchange.traffi
     if problems := part_problems(method, cut, setup.regions, setup.stacked) + unfit:
         raise Refused(f"parts of {method.name} cannot work", problems)
     likes = [cut.like(p) for p in range(len(cut))]
+    check_averaged(setup, layout)
     check_increments(method, likes[0])
     warn_of_whole(method, likes)
     codec = in_stages(setup, shapes, likes) if stages > 1 else coded(setup, likes)
@@ -200,12 +201,12 @@ def build(setup: Setup, layout: Layout, traffic: TrafficFn = MeshExchange.traffi
         ),
         outer_program=jax.jit(
             functions.outer_step,
-            donate_argnames=("anchor", "outer_state", "codec_state"),
+            donate_argnames="held",
             static_argnames=("if_news", "level", "rules"),
         ),
         landing_program=jax.jit(
             functions.landing_step,
-            donate_argnames=("params", "landing_state", "rounding"),
+            donate_argnames="own",
             static_argnames="rules",
         ),
         restart_program=jax.jit(functions.restart),
@@ -259,8 +260,8 @@ def offloaded(programs: RoundPrograms) -> RoundPrograms:
     return dataclasses.replace(
         programs,
         payload_program=offload.around(programs.payload_program, (1, 2), offload.stow_sent),
-        outer_program=offload.around(programs.outer_program, (0, 1, 6), offload.stow_anchor_update),
-        landing_program=offload.around(programs.landing_program, (1, 3, 9)),
+        outer_program=offload.around(programs.outer_program, (0,), offload.stow_anchor_update),
+        landing_program=offload.around(programs.landing_program, (1,)),
         restart_program=offload.around(programs.restart_program, (1,)),
         received_program=offload.around(programs.received_program, (0, 1, 2), offload.stow),
         drift_program=offload.around(programs.drift_program, (1,)),
@@ -350,6 +351,24 @@ def in_stages(setup: Setup, shapes: dict[str, jax.ShapeDtypeStruct], likes) -> C
     staged = Staged(method.codec, regions.mesh, specs)
     parts = [staged.part(like) for like in likes]
     return dataclasses.replace(staged, codec=coded(setup, parts))
+
+
+def check_averaged(setup: Setup, layout: Layout) -> None:
+    """Refuse leaves of role `average` where no send has the mean of all regions.
+
+    Raises:
+      Refused: there are some.
+    """
+    method = setup.method
+    why = "of all regions at once, and this job is one region" if setup.separate else None
+    if method.topology is not None:
+        why = "of all regions, which gossip has not"
+    if method.base == "received":
+        why = f"of all regions at once, and {method.name} sends one by one"
+    names = [name for name, role in zip(layout.names, layout.roles) if role == "average"]
+    if why is not None and names:
+        fix = "give them the role 'local'"
+        refuse(UNFIT, [f"leaves {names} of role 'average' need a mean {why}: {fix}"])
 
 
 def check_increments(method: Method, like: PyTree) -> None:

@@ -1,27 +1,31 @@
-"""The loop over a run's events: which fragments are due after a step, their sends and landings.
+"""The loop over a run's events: it does what the schedule says, for the regions of one program.
 
-Order after inner step t: land payloads of earlier steps that are due, send, land payloads without
-delay; then the schedule decides (`Schedule.decide`). Everything here runs on the host and decides
-by the counters in the state; every numeric part is a compiled program (`round_programs`).
+After every inner step the schedule names, stage by stage, the acts that are still to be done
+(`schedule.base`): sends, moves of the anchor, adoptions. The loop does a stage as a whole, once its
+carrier has what lands in it. Everything here runs on the host and reads the counters in the state;
+every numeric part is a compiled program (`round_programs`).
 """
 
 from __future__ import annotations
 
+import abc
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lowcomm_jax.exchange import Traffic, two_shot
+from lowcomm_jax.exchange import Traffic, pair, two_shot
+from lowcomm_jax.exchange.pairs import Draw
 from lowcomm_jax.history import Event
 from lowcomm_jax.optimizers import state_field
 from lowcomm_jax.rules.topology import Groups
 from lowcomm_jax.schedule import delay_per_region
+from lowcomm_jax.schedule.base import Adopt, Copy, Move, Send, Stage, View
 from lowcomm_jax.state.train_state import (
-    Decided,
     InFlight,
     TrainState,
     flight_key,
@@ -32,33 +36,116 @@ from lowcomm_jax.state.train_state import (
     with_taken_over,
     without,
 )
+from lowcomm_jax.sync.carrier import Carrier
 from lowcomm_jax.sync.channel_loop import ChannelLoop
+from lowcomm_jax.sync.copies import copy_peer
 from lowcomm_jax.sync.measurements import make_measurements
+from lowcomm_jax.sync.own_parts import emptied, own_parts
+from lowcomm_jax.sync.round_functions import (
+    Adoption,
+    AnchorState,
+    Contributions,
+    RegionState,
+    Senders,
+    Target,
+    Values,
+)
 from lowcomm_jax.sync.round_programs import RoundPrograms
 
 PyTree = Any
 
 _SENT_VALUES = ("delta_norm", "left_out", "weight", "codec_error")
+FAR = 512  # steps that are asked for at once
 
 
-class SyncLoop:
-    """Runs the events of one engine whose regions are all in one program.
+class MeshCarrier:
+    """All regions are in one program, and the payloads in its state."""
 
-    `OnePeriodLoop`, `GossipLoop`, `LearnerLoop` and `TwoLevelLoop` change the order of events, or
-    who averages with whom. `runtime.job_loop` has loops for a job that is one region of several.
+    separate = sends_empty = False
+
+    def running(self, loop, state):
+        return contextlib.nullcontext()
+
+    patiently = contextlib.nullcontext
+
+    def comes_to(self, loop, state, step):
+        """Nothing."""
+
+    def reach(self, state, stage):
+        return True
+
+    def post(self, loop, state, key, flight, again=False):
+        """Nothing: it is in the state."""
+
+    def kept(self, codec_state):
+        """Nothing: the program that encodes knows who counts."""
+
+    def collect(self, loop, state, key, last, adopts):
+        return state, state.in_flight[key]
+
+    def counted(self, flight):
+        """None."""
+
+    def done(self, loop, state, in_time):
+        """Nothing."""
+
+    def header(self):
+        return {}
+
+    def times(self, key):
+        return {}
+
+    def traffic(self, exchange, like, mask, groups, header):
+        return exchange.traffic(like, mask, groups, header)
+
+    def with_anchors(self, traffic, p, like, mask, groups):
+        return traffic
+
+    def draw(self, groups, state, flight):
+        # A fragment in flight is not sent again, so its round is that of its last send.
+        return Draw(groups.draw(int(state.counters.sends[int(flight.fragment)]) - 1))
+
+    def ahead(self, loop, state, p, groups):
+        return pair(4 * loop.fragments.numel(p), np.ones(loop.total, bool), groups)
+
+    def everyone_landed(self, state, p, step, here):
+        return here
+
+    def ended_before(self, state):
+        return False
+
+    def close(self, loop, state):
+        """Nothing."""
+
+
+class Ending(NamedTuple):
+    """How a payload lands at the end of a run.
+
+    Attributes:
+      last: whether it was sent by the last synchronisation.
+      added: whether eager anchors have each region's own part of it already.
+    """
+
+    last: bool
+    added: bool
+
+
+class EventLoop(abc.ABC):
+    """What an engine asks of the loop of a method: when something is due, and to do it.
 
     Attributes:
       programs: the compiled programs.
+      carrier: takes payloads to the other regions.
       weights: float32 `[R]`, weights of the regions unless tokens decide (`by_tokens`).
       total: number of regions of the run.
       count: number of regions in this job.
-      sends_empty: whether a fragment is sent that no region takes part in.
     """
 
-    sends_empty = False
-
-    def __init__(self, programs: RoundPrograms, weights: str | np.ndarray):
+    def __init__(
+        self, programs: RoundPrograms, weights: str | np.ndarray, carrier: Carrier | None = None
+    ):
         self.programs, self.method = programs, programs.method
+        self.carrier: Carrier = MeshCarrier() if carrier is None else carrier
         self.schedule = self.method.schedule
         self.count, self.total = programs.regions.count, programs.setup.regions
         self.fragments = programs.fragments
@@ -66,35 +153,51 @@ class SyncLoop:
         equal = np.ones(self.count, np.float32)
         self.weights = equal if isinstance(weights, str) else weights
         self.measurements = make_measurements(programs)
-        self._like = [self.fragments.like(p) for p in range(len(self.fragments))]
-        self._rows = [self.fragments.rows(p) for p in range(len(self.fragments))]
-        self._delay = delay_per_region(self.schedule.delay, self.count)
-        self._averaged = list(programs.averaged())
-        if self._averaged and self.method.base == "received":
-            raise ValueError(
-                f"leaves {self._averaged} of role 'average' need a send of all regions at once, "
-                f"and {self.method.name} sends one by one: give them the role 'local'"
-            )
-        count, apart = len(self.fragments), self.method.rules_differ
-        self._lands_by_rule = [self.method.landing_of(p) is not None for p in range(count)]
-        self._rules = [p if apart else 0 for p in range(count)]  # of `RoundFunctions.rules_K`
-        self.channels = None
+        self.channels: ChannelLoop | None = None
         if programs.channels is not None:
             self.channels = ChannelLoop(programs.channels, self.weights, len(self.fragments))
+        self._quiet: tuple[Any, Any, Any, int] = (None, None, None, 0)  # until which step it is
+        self._like = [self.fragments.like(p) for p in range(len(self.fragments))]
+        self._rows = [self.fragments.rows(p) for p in range(len(self.fragments))]
 
-    # -- due events -----------------------------------------------------------------------------
+    # -- when -----------------------------------------------------------------------------------
 
-    def upcoming(self, state: TrainState) -> int:
-        """The next step after which a fragment is to be sent or a payload to land."""
-        done = state.counters.done_until
-        dues = [int(f.due[f.waiting].min()) for f in state.in_flight.values()]
-        return max(done + 1, min([self.schedule.next_send(done, state.counters), *dues]))
+    @abc.abstractmethod
+    def is_due(self, state: TrainState, step: int) -> bool:
+        """Whether something is to be done after this step, which nothing before it changes."""
 
-    def next_event(self, state: TrainState) -> int:
-        """Inner steps until the next send or landing, at least 1."""
+    @abc.abstractmethod
+    def events_at(
+        self, state: TrainState, mask: np.ndarray, in_time: bool, events: list[Event]
+    ) -> tuple[TrainState, bool]:
+        """Do what is due after the counters' step; appends to `events`.
+
+        Args:
+          mask: bool `[R]`: who takes part in what is sent.
+          in_time: whether it is the newest step. Else regions have trained on, and adopt nothing.
+
+        Returns:
+          (state, whether all is done; else the other regions cannot be reached).
+        """
+
+    def upcoming(self, state: TrainState, last: int) -> int:
+        """The next step after which something is due, at most `last` + 1."""
+        counters = state.counters
+        # Sends, landings and decisions replace these; until then no step is asked for twice.
+        now = (state.in_flight, counters.last_sent, counters.decided)
+        *known, until = self._quiet
+        same = all(x is y for x, y in zip(known, now))
+        first = max(counters.done_until, until if same else 0) + 1
+        found = next((t for t in range(first, last + 1) if self.is_due(state, t)), last + 1)
+        self._quiet = (*now, max(found - 1, until if same else 0))
+        return found
+
+    def next_event(self, state: TrainState, most: int = FAR) -> int:
+        """Inner steps until something is due, at least 1 and at most `most`."""
         if self.method.signal == "gradient":
             return np.iinfo(np.int32).max
-        return max(1, self.upcoming(state) - int(state.counters.step))
+        step = int(state.counters.step)
+        return max(1, min(most, self.upcoming(state, step + most) - step))
 
     def after(self, state: TrainState, steps: int, mask: np.ndarray):
         """Advance the counters by `steps` steps and run the events that are due then.
@@ -117,57 +220,23 @@ class SyncLoop:
         return state, events
 
     def run_due(self, state: TrainState, mask: np.ndarray, events: list[Event]) -> TrainState:
-        """Run all events due up to the counters' step, in order; appends to `events`."""
-        now = int(state.counters.step)
-        while (at := self.upcoming(state)) <= now:
-            state = self.events_at(as_of(state, at, behind=1), mask, events)
-            state = as_of(state, now, behind=now - at)
-        return as_of(state, now, behind=0)
+        """Do all that is due up to the counters' step, in order, as far as others are reached.
 
-    def events_at(self, state: TrainState, mask: np.ndarray, events: list[Event]) -> TrainState:
-        """Run the events of the counters' step: landings, sends, landings of delay 0."""
-        state = self.before_sends(state, events)
-        state, sent = self.send_due(state, mask, events)
-        state = self.after_sends(state, sent, mask, events)
-        return self.decide(state, events)
-
-    def before_sends(self, state: TrainState, events: list[Event]) -> TrainState:
-        """Land payloads of earlier steps first, so that no progress is counted twice."""
-        return self.land_due(state, events)
-
-    def after_sends(
-        self, state: TrainState, sent: Sequence[int], mask: np.ndarray, events: list[Event]
-    ) -> TrainState:
-        """Land the fragments just `sent` that have no delay."""
-        del sent, mask
-        return self.land_due(state, events)
-
-    def land_due(self, state: TrainState, events: list[Event]) -> TrainState:
-        step = int(state.counters.step)
-        return self.land(state, due(state, step), step, events)
-
-    def send_due(
-        self, state: TrainState, mask: np.ndarray, events: list[Event]
-    ) -> tuple[TrainState, tuple[int, ...]]:
-        """Send the fragments that leave after this step: (state, their numbers)."""
-        step = int(state.counters.step)
-        mask, leaving = mask & self.schedule.senders(step, self.count), self.sends(state, step)
-        for p in leaving:
-            state = self.send(state, p, step, mask, events)
-        return state, leaving
-
-    def decide(self, state: TrainState, events: list[Event]) -> TrainState:
-        """Let the schedule decide from the step's landings, and store its decisions."""
-        decided = self.conclusions(state, events)
-        if decided is not None:
-            state.counters.decided = decided
-        return state
-
-    def conclusions(self, state: TrainState, events: list[Event]) -> Decided | None:
-        """The schedule's new decisions; None = nothing changes."""
-        step = int(state.counters.step)
-        landings = [e for e in events if e.kind == "land" and e.step == step]
-        return self.schedule.decide(step, state.counters, landings)
+        What an outage has put off is done as if the regions here had been absent: what they have
+        trained meanwhile is not undone, and is in their next send. The counters are those of the
+        step, so that no result depends on how late it is done.
+        """
+        now, nobody = int(state.counters.step), np.zeros_like(mask)
+        with self.carrier.running(self, state):
+            while (at := self.upcoming(state, now)) <= now:
+                self.carrier.comes_to(self, state, at)
+                who = mask if at == now else nobody
+                past = as_of(state, at, behind=1)
+                state, done = self.events_at(past, who, at == now, events)
+                state = with_step(state, now, behind=now - at + (not done))
+                if not done:
+                    return state
+        return with_step(state, now, behind=0)
 
     # -- inner steps ----------------------------------------------------------------------------
 
@@ -203,242 +272,6 @@ class SyncLoop:
         flights = in_send_order(state.in_flight)
         return [k for k, f in flights if f.brought is None and not f.anchor_updated]
 
-    # -- send -----------------------------------------------------------------------------------
-
-    def sends(self, state: TrainState, step: int) -> tuple[int, ...]:
-        """The fragments that leave after this step; one in flight is not sent again."""
-        return self.schedule.sends(
-            step, state.counters, self.in_flight_at(state, step), lambda: np.asarray(state.rate)
-        )
-
-    def in_flight_at(self, state: TrainState, step: int) -> frozenset[int]:
-        """Fragments that are in flight when this step's sends are chosen."""
-        del step
-        return frozenset(int(f.fragment) for f in state.in_flight.values())
-
-    def send(self, state, p: int, step: int, mask: np.ndarray, events: list[Event]) -> TrainState:
-        """Send fragment p from the regions of `mask`.
-
-        An empty mask sends nothing, unless `sends_empty`. With `base="received"` each region's
-        contribution is a payload of its own.
-        """
-        if self.method.base == "received":
-            for region in np.flatnonzero(mask):
-                only = np.arange(self.count) == region
-                state = self._send(state, p, step, only, events, flight_key(p, step, region))
-            return state
-        return self._send(state, p, step, mask, events, flight_key(p, step))
-
-    def _send(self, state, p: int, step: int, mask, events: list[Event], key: str) -> TrainState:
-        """Encode the pseudo-gradient of fragment p, book it, and put it in flight under `key`."""
-        if not mask.any() and not self.sends_empty:
-            return state
-        with_snapshot = self._lands_by_rule[p] and bool((self._delay > 0).any())
-        level = self.schedule.level(state.counters)
-        out = self.programs.payload_program(
-            self.fragments.leaves(state.inner.params, p),
-            self.fragments.leaves(state.received or state.anchor, p),
-            state.codec[p],
-            self._rows[p],
-            mask,
-            self._base_weights(state, p),
-            with_snapshot=with_snapshot,
-            level=level,
-            rounding=self._rounding(state, p),
-        )
-        groups = self.groups(int(state.counters.sends[p]))
-        traffic = self._traffic(p, level, mask, groups)
-        counters = state.counters.copy()
-        counters.previous_sent[p], counters.last_sent[p] = counters.last_sent[p], step
-        counters.sends[p] += 1
-        counters.bytes_sent += traffic.sent
-        counters.bytes_received += traffic.received
-        flight = InFlight(
-            payload=out["payload"],
-            snapshot=out["snapshot"],
-            accepted=out["accepted"],
-            weight=out["weight"],
-            fragment=np.int64(p),
-            sent=np.int64(step),
-            due=self.due_at(p, step),
-            takes_part=self.waiting(mask),
-            anchor_updated=np.bool_(False),
-            level=np.int64(level),
-            header=self.header(state, step),
-        )
-        values = {k: out[k] for k in _SENT_VALUES if k in out}
-        events.append(Event.of_send(step, p, key, mask, traffic, values, groups))
-        state = state.replace(
-            codec=with_item(state.codec, p, out["codec_state"]),
-            in_flight={**state.in_flight, key: flight},
-            counters=counters,
-        )
-        if self.by_tokens:
-            counted = _restart_count(state.inner.tokens, mask, np.int32(p))
-            state = with_inner(state, tokens=counted)
-        return self._average(state, mask, flight) if p == 0 and self._averaged else state
-
-    def header(self, state: TrainState, step: int) -> dict[str, Any]:
-        """Numbers that travel with a payload, `[R]` or `[R, ...]` by name."""
-        return {} if self.measurements is None else self.measurements.header(state, step)
-
-    def waiting(self, mask: np.ndarray) -> np.ndarray:
-        """Bool `[R]`: in which regions a payload sent by those of `mask` is to land."""
-        return mask.copy()
-
-    def due_at(self, p: int, step: int) -> np.ndarray:
-        """int64 `[R]`: the step after which a payload sent at `step` lands."""
-        del p
-        return step + self._delay
-
-    def _traffic(self, p: int, level: int, mask: np.ndarray, groups: Groups | None) -> Traffic:
-        exchange, header = self.programs.exchange.at(level), 4 * self.schedule.header_floats()
-        traffic = self.traffic(exchange, self._like[p], mask, groups, header)
-        if p == 0 and self._averaged:
-            return traffic.plus(two_shot(self.programs.averaged_bytes(), mask))
-        return traffic
-
-    def traffic(self, exchange, like, mask: np.ndarray, groups, header: int) -> Traffic:
-        """Bytes of one exchange, `[R]`, as announced at its send (`MeshExchange.traffic`)."""
-        return exchange.traffic(like, mask, groups, header)
-
-    def groups(self, number: int) -> Groups | None:
-        """Who exchanges in a fragment's round `number`; None = all regions with one another."""
-        del number
-        return None
-
-    def _base_weights(self, state: TrainState, p: int) -> jax.Array | np.ndarray:
-        return state.inner.tokens[:, p] if self.by_tokens else self.weights
-
-    def _average(self, state: TrainState, mask: np.ndarray, flight: InFlight) -> TrainState:
-        """Average leaves of role `average` over the participants, without delay."""
-        chosen = {k: state.inner.buffers[k] for k in self._averaged}
-        averaged = self.programs.average_program(chosen, flight.weight, mask)
-        return with_inner(state, buffers={**state.inner.buffers, **averaged})
-
-    # -- land -----------------------------------------------------------------------------------
-
-    def land(self, state: TrainState, keys: Sequence[str], step: int, events) -> TrainState:
-        """Land payloads where they are due: first all anchors move, then regions adopt them."""
-        landed: dict[str, dict[str, Any]] = {}
-        for key in [key for key in keys if not state.in_flight[key].anchor_updated]:
-            state, flight = self.collect(state, key)
-            state, landed[key] = self.update_anchor(state, flight)
-            if self.measurements is not None:
-                state = self.measurements.landed(state, flight, landed[key])
-        for key in keys:
-            state = self._adopt_flight(state, key, step, landed.get(key, {}), events)
-        return state
-
-    def collect(
-        self, state: TrainState, key: str, last: bool = False, adopted: bool = True
-    ) -> tuple[TrainState, InFlight]:
-        """The payloads of all regions that sent `key`; on one mesh they are in the state.
-
-        Args:
-          last: whether it is the last synchronisation of a run.
-          adopted: whether regions will adopt the resulting anchor.
-
-        Returns:
-          (state, the flight with everyone's payloads).
-        """
-        del last, adopted
-        return state, state.in_flight[key]
-
-    def land_now(self, state, keys: list[str], step: int, events: list[Event]) -> TrainState:
-        """Land payloads in all regions where they have not landed, due or not."""
-        return self.land(_due_now(state, keys, step), keys, step, events)
-
-    def _adopt_flight(self, state, key: str, step: int, values, events) -> TrainState:
-        flight = state.in_flight[key]
-        p, due_R = int(flight.fragment), flight.takes_part & (flight.due <= step)
-        lands = self.adopters(flight, due_R)
-        state = self.adopt(state, p, flight, lands, step)
-        values = {**values, **_measured_by(state.landing[p])}
-        since = flight.sent
-        if self.method.base == "received":
-            since = np.maximum(state.counters.last_landed[p], 0)
-        self.log_landing(state, p, key, lands, step - since, step, values, events)
-        waiting = flight.takes_part & ~due_R
-        if not waiting.any():
-            return state.replace(in_flight=without(state.in_flight, key))
-        left = {"payload": None, "brought": None, "header": {}, "kept": None, "takes_part": waiting}
-        rest = dataclasses.replace(flight, **left, anchor_updated=np.bool_(True))
-        return state.replace(in_flight={**state.in_flight, key: rest})
-
-    def adopters(self, flight: InFlight, due_R: np.ndarray) -> np.ndarray:
-        """Bool `[R]`: who adopts the anchor, of those for whom the payload is due."""
-        del flight
-        return due_R
-
-    def replay(self, adopting: Callable[[int], np.ndarray]) -> None:
-        """Repeat a run of separate jobs: these send even if nobody takes part, and not all adopt.
-
-        Args:
-          adopting: step of a send -> bool `[R]`, who adopted the resulting anchor.
-        """
-        self.sends_empty = True
-        self.adopters = lambda flight, due_R: due_R & adopting(int(flight.sent))
-
-    def update_anchor(self, state: TrainState, flight: InFlight, own=None, if_news: bool = False):
-        """Move the anchor by a payload; returns (state, device metrics)."""
-        p = int(flight.fragment)
-        personal = self.method.codec is not None and self.method.codec.personal
-        anchor, outer, codec, values = self.programs.outer_program(
-            self.fragments.leaves(state.anchor, p),
-            state.outer[p],
-            flight.payload,
-            flight.weight,
-            self._rows[p],
-            own,
-            state.codec[p] if personal else None,
-            flight.brought,
-            self.told(state, flight),
-            self.counted(flight) if personal else None,
-            if_news=if_news,
-            level=int(flight.level),
-            rules=self._rules[p],
-        )
-        outer, anchor = with_item(state.outer, p, outer), {**state.anchor, **anchor}
-        state = state.replace(anchor=anchor, outer=outer)
-        return state.replace(codec=with_item(state.codec, p, codec)) if personal else state, values
-
-    def counted(self, flight: InFlight) -> np.ndarray | None:
-        """Bool `[R]`: whose payloads count, of the regions of this job; None = as weights say."""
-        del flight
-        return None
-
-    def told(self, state: TrainState, flight: InFlight) -> dict[str, np.int32]:
-        """Keywords of the outer and landing rules for a payload that lands, int32."""
-        step = state.counters.step
-        told = {"fragment": flight.fragment, "round": round_of(state, flight), "step": step}
-        return {name: np.int32(value) for name, value in told.items()}
-
-    def adopt(self, state, p: int, flight: InFlight, lands: np.ndarray, step: int) -> TrainState:
-        """Let the regions of `lands` adopt the anchor by the landing rule."""
-        anchor = self.fragments.leaves(state.anchor, p)
-        outer = None if self.method.hands_out is None else state.outer[p]
-        params, landing, rounding = self.programs.landing_program(
-            self.fragments.leaves(state.inner.params, p),
-            anchor,
-            state.landing[p],
-            flight.snapshot,
-            flight.accepted,
-            lands,
-            np.full(self.count, step - int(flight.sent), np.int32),
-            self._rows[p],
-            self.told(state, flight),
-            outer,
-            self._rounding(state, p),
-            rules=self._rules[p],
-        )
-        state = with_taken_over(state, params, rounding)
-        if state.channels:
-            state = self.channels.adopted(state, lands)
-        if state.received:
-            state = self.mark_received(state, p, lands, outer)
-        return state.replace(landing=with_item(state.landing, p, landing))
-
     def restart(self, state: TrainState, p: int) -> TrainState:
         """Let every region take its anchor's values of fragment p."""
         taken = self.programs.restart_program(
@@ -449,8 +282,11 @@ class SyncLoop:
         )
         return with_taken_over(state, *taken)
 
+    def _values(self, state: TrainState, p: int) -> Values:
+        """What regions train of fragment p, unsliced."""
+        return Values(self.fragments.leaves(state.inner.params, p), self._rounding(state, p))
+
     def _rounding(self, state: TrainState, p: int) -> dict[str, jax.Array]:
-        """`Inner.rounding` of fragment p, unsliced."""
         kept = state.inner.rounding
         return {k: kept[k] for k in self._like[p] if k in kept}
 
@@ -466,50 +302,418 @@ class SyncLoop:
         now = self.programs.received_program(received, anchor, outer, self._rows[p], lands)
         return state.replace(received={**state.received, **now})
 
+    # -- the end --------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def land_now(self, state: TrainState, events: list[Event]) -> TrainState:
+        """Land all payloads in flight in all regions that wait for them, due or not."""
+
+    def run_all(self, state: TrainState, events: list[Event]) -> TrainState:
+        """Run events due up to the counters' step, before the last synchronisation."""
+        with self.carrier.patiently():
+            return self.run_due(state, np.ones(self.count, bool), events)
+
+    @abc.abstractmethod
+    def send_last(
+        self, state: TrainState, p: int, step: int, mask: np.ndarray, events: list[Event]
+    ) -> TrainState:
+        """Send fragment p for the last synchronisation of a run."""
+
+    @abc.abstractmethod
+    def everyone_landed(self, state: TrainState, p: int, step: int) -> bool:
+        """Whether fragment p has landed in every region at this very step."""
+
+
+class SyncLoop(EventLoop):
+    """The loop of a schedule's acts.
+
+    Attributes:
+      sends_empty: whether a fragment is sent that no region takes part in. Jobs do: the others wait
+        for its announcement.
+    """
+
+    def __init__(
+        self, programs: RoundPrograms, weights: str | np.ndarray, carrier: Carrier | None = None
+    ):
+        super().__init__(programs, weights, carrier)
+        self.sends_empty = self.carrier.sends_empty
+        self._adopting: Callable[[int], np.ndarray] | None = None
+        self._delay = delay_per_region(self.schedule.delay, self.count)
+        self._averaged = list(programs.averaged())
+        self._takes_own_parts = self.method.takes_own_parts
+        count, apart = len(self.fragments), self.method.rules_differ
+        self._lands_by_rule = [self.method.landing_of(p) is not None for p in range(count)]
+        self._rules = [p if apart else 0 for p in range(count)]  # of `RoundFunctions.rules_K`
+
+    def replay(self, adopting: Callable[[int], np.ndarray]) -> None:
+        """Repeat a run of separate jobs: these send even if nobody takes part, and not all adopt.
+
+        Args:
+          adopting: step of a send -> bool `[R]`, who adopted the resulting anchor.
+        """
+        self.sends_empty, self._adopting = True, adopting
+
+    # -- acts -----------------------------------------------------------------------------------
+
+    def acts(
+        self, state: TrainState, step: int, sent: bool = False, crossed: bool = False
+    ) -> Stage:
+        """The stage that is still to be done after a step (`Schedule.acts`)."""
+        flights = in_send_order(state.in_flight)
+        return self.schedule.acts(step, View(state.counters, flights, self.count, sent, crossed))
+
+    def is_due(self, state: TrainState, step: int) -> bool:
+        return bool(self.acts(state, step))
+
+    def events_at(
+        self, state: TrainState, mask: np.ndarray, in_time: bool, events: list[Event]
+    ) -> tuple[TrainState, bool]:
+        step, sent, crossed = int(state.counters.step), False, False
+        while stage := self.acts(state, step, sent, crossed):
+            if not self.carrier.reach(state, stage):
+                return state, False
+            state = self.do(state, stage, mask, in_time, events)
+            sent |= isinstance(stage[0], Send)
+            crossed |= sent and isinstance(stage[0], Move)
+        landings = [e for e in events if e.kind == "land" and e.step == step]
+        if (decided := self.schedule.decide(step, state.counters, landings)) is not None:
+            state.counters.decided = decided
+        self.carrier.done(self, state, in_time)
+        return state, True
+
+    def do(
+        self,
+        state: TrainState,
+        stage: Stage,
+        mask: np.ndarray,
+        in_time: bool,
+        events: list[Event],
+    ) -> TrainState:
+        """Do a stage: all moves of the anchor come before the adoptions.
+
+        Args:
+          mask, in_time: as in `events_at`.
+        """
+        step, landed = int(state.counters.step), {}
+        adopts = {a.key: in_time and bool(a.regions.any()) for a in stage if isinstance(a, Adopt)}
+        for act in stage:
+            if isinstance(act, Send):
+                state = self.send(state, act, step, mask, events)
+            elif isinstance(act, Move):
+                state, landed[act.key] = self.move(state, act, adopts.get(act.key, False))
+            elif isinstance(act, Adopt):
+                state = self.adopt_payload(
+                    state, act, step, in_time, landed.get(act.key, {}), events
+                )
+            else:
+                state = self.copy(state, act, step, events)
+        return state
+
+    def copy(self, state: TrainState, act: Copy, step: int, events: list[Event]) -> TrainState:
+        """Let a region that comes back take over a peer's private state."""
+        state, event = copy_peer(self.programs, state, act, step)
+        events.append(event)
+        return state
+
+    # -- send -----------------------------------------------------------------------------------
+
+    def send(
+        self, state: TrainState, act: Send, step: int, mask: np.ndarray, events: list[Event]
+    ) -> TrainState:
+        """Send a fragment from the regions of `mask`.
+
+        An empty mask sends nothing, unless `sends_empty`. With `base="received"` each region's
+        contribution is a payload of its own.
+        """
+        p = act.fragments[0]
+        if len(act.fragments) > 1:
+            rates = lambda: np.asarray(state.rate)  # noqa: E731
+            p = self.schedule.choose(step, state.counters, act.fragments, rates)
+        mask = mask if act.admitted is None else mask & act.admitted
+        if self.method.base != "received" or self.carrier.separate:
+            return self.put_in_flight(state, p, step, mask, act.lands, events, flight_key(p, step))
+        for region in np.flatnonzero(mask):
+            only = np.arange(self.count) == region
+            key = flight_key(p, step, region)
+            state = self.put_in_flight(state, p, step, only, act.lands, events, key)
+        return state
+
+    def send_last(
+        self, state: TrainState, p: int, step: int, mask: np.ndarray, events: list[Event]
+    ) -> TrainState:
+        act = self.schedule.at_the_end(step, p, self.count)
+        return self.send(state, act, step, mask, events)
+
+    def put_in_flight(
+        self, state, p: int, step: int, mask, lands: int | None, events: list[Event], key: str
+    ) -> TrainState:
+        """Encode the pseudo-gradient of fragment p, book it, and put it in flight under `key`.
+
+        Args:
+          lands: as in `Send`.
+        """
+        if not mask.any() and not self.sends_empty:
+            return state
+        with_snapshot = self._lands_by_rule[p] and bool((self._delay > 0).any())
+        level = self.schedule.level(state.counters)
+        kept = self.carrier.kept(state.codec[p])  # before the send, which donates it
+        out = self.programs.payload_program(
+            self._values(state, p),
+            self.fragments.leaves(state.received or state.anchor, p),
+            state.codec[p],
+            self._rows[p],
+            Senders(mask, self._base_weights(state, p)),
+            with_snapshot=with_snapshot,
+            level=level,
+        )
+        groups = self.groups(int(state.counters.sends[p]))
+        traffic = self._traffic(p, level, mask, groups)
+        counters = state.counters.copy()
+        counters.previous_sent[p], counters.last_sent[p] = counters.last_sent[p], step
+        counters.sends[p] += 1
+        counters.bytes_sent += traffic.sent
+        counters.bytes_received += traffic.received
+        due = step + self._delay if lands is None else np.full(self.count, lands, np.int64)
+        flight = InFlight(
+            payload=out["payload"],
+            snapshot=out["snapshot"],
+            accepted=out["accepted"],
+            weight=out["weight"],
+            fragment=np.int64(p),
+            sent=np.int64(step),
+            due=due,
+            takes_part=mask.copy() if lands is None else np.ones_like(mask),
+            anchor_updated=np.bool_(False),
+            level=np.int64(level),
+            header=self._header(state, step),
+            kept=kept,
+        )
+        values = {k: out[k] for k in _SENT_VALUES if k in out}
+        events.append(Event.of_send(step, p, key, mask, traffic, values, groups))
+        state = state.replace(
+            codec=with_item(state.codec, p, out["codec_state"]),
+            in_flight={**state.in_flight, key: flight},
+            counters=counters,
+        )
+        self.post(state, key, flight)
+        if self.by_tokens:
+            counted = _restart_count(state.inner.tokens, mask, np.int32(p))
+            state = with_inner(state, tokens=counted)
+        return self._average(state, mask, flight) if p == 0 and self._averaged else state
+
+    def post(self, state: TrainState, key: str, flight: InFlight, again: bool = False) -> None:
+        """Hand a payload that was put in flight to the carrier; `again`: after a restart."""
+        self.carrier.post(self, state, key, flight, again)
+
+    def _header(self, state: TrainState, step: int) -> dict[str, Any]:
+        """Numbers that travel with a payload, `[R]` or `[R, ...]` by name."""
+        header = self.carrier.header()
+        return header if self.measurements is None else self.measurements.header(state, step)
+
+    def _traffic(self, p: int, level: int, mask: np.ndarray, groups: Groups | None) -> Traffic:
+        """Bytes of one exchange, `[R]`, as announced at its send."""
+        exchange, header = self.programs.exchange.at(level), 4 * self.schedule.header_floats()
+        traffic = self.traffic(exchange, self._like[p], mask, groups, header)
+        if groups is not None:
+            traffic = self.carrier.with_anchors(traffic, p, self._like[p], mask, groups)
+        if p == 0 and self._averaged:
+            return traffic.plus(two_shot(self.programs.averaged_bytes(), mask))
+        return traffic
+
+    def traffic(self, exchange, like, mask: np.ndarray, groups, header: int) -> Traffic:
+        """Bytes of one exchange without anchors, `[R]`."""
+        return self.carrier.traffic(exchange, like, mask, groups, header)
+
+    def groups(self, number: int) -> Groups | None:
+        """Who exchanges in a fragment's round `number`; None = all regions with one another."""
+        topology = self.method.topology
+        if topology is None:
+            return None
+        return topology.partition(topology.draw(number, self.total), self.total)
+
+    def _base_weights(self, state: TrainState, p: int) -> jax.Array | np.ndarray:
+        if self.schedule.by_token_rate:
+            return self._token_rates(state, p)
+        return state.inner.tokens[:, p] if self.by_tokens else self.weights
+
+    def _token_rates(self, state: TrainState, p: int) -> jax.Array:
+        """c_tokens (c_tokens / c_steps), counted since the fragment was received."""
+        landed_R = np.maximum(state.counters.last_landed[p], 0)
+        before_R = [self.schedule.made(int(t), self.count)[r] for r, t in enumerate(landed_R)]
+        steps = self.schedule.made(int(state.counters.step), self.count) - np.array(before_R)
+        return _rate(state.inner.tokens, np.float32(np.maximum(steps, 1)), np.int32(p))
+
+    def _average(self, state: TrainState, mask: np.ndarray, flight: InFlight) -> TrainState:
+        """Average leaves of role `average` over the participants, without delay."""
+        chosen = {k: state.inner.buffers[k] for k in self._averaged}
+        averaged = self.programs.average_program(chosen, flight.weight, mask)
+        return with_inner(state, buffers={**state.inner.buffers, **averaged})
+
+    # -- land -----------------------------------------------------------------------------------
+
+    def everyone_landed(self, state: TrainState, p: int, step: int) -> bool:
+        here = bool((state.counters.last_landed[p] == step).all())
+        return self.carrier.everyone_landed(state, p, step, here)
+
+    def move(
+        self,
+        state: TrainState,
+        act: Move,
+        adopts: bool,
+        end: Ending | None = None,
+    ) -> tuple[TrainState, dict[str, Any]]:
+        """Move the anchor by a payload, once the carrier has those of all regions.
+
+        Args:
+          adopts: whether regions here will adopt the anchor.
+          end: at the end of a run, where a mean of exactly 0 leaves the anchor alone.
+
+        Returns:
+          (state, device metrics).
+        """
+        fresh = None if act.fresh is None else state.in_flight[act.fresh]
+        if act.key is None:
+            late, arrived = None, emptied(fresh)
+        else:
+            last = end is not None and end.last
+            state, arrived = self.carrier.collect(self, state, act.key, last, adopts)
+            late = state.in_flight[act.key]
+        own = None
+        if self._takes_own_parts:
+            if end is not None:
+                own = own_parts(arrived if end.added else emptied(arrived), None)
+            elif fresh is not None or late.sent < state.counters.step:
+                own = own_parts(late, fresh)
+        state, values = self.update_anchor(state, arrived, own, end is not None)
+        if self.measurements is not None:
+            state = self.measurements.landed(state, arrived, values)
+        return state, values
+
+    def adopt_payload(
+        self,
+        state: TrainState,
+        act: Adopt,
+        step: int,
+        in_time: bool,
+        values: dict[str, Any],
+        events: list[Event],
+        ends: bool = False,
+    ) -> TrainState:
+        """Let the regions of an act adopt the anchor, and drop the payload, or wait for the rest.
+
+        Regions that the others did not count adopt with their next payload.
+
+        Args:
+          ends: whether a run ends, and everyone gets the newest anchor.
+        """
+        flight, p = state.in_flight[act.key or act.fresh], act.fragment
+        lands = act.regions if in_time else np.zeros_like(act.regions)
+        if act.fresh is None:
+            lands = lands & flight.takes_part
+        if self._adopting is not None and not ends:
+            lands = lands & self._adopting(int(flight.sent))
+        state = self.adopt(state, p, flight, lands, step)
+        values = {**values, **_measured_by(state.landing[p]), **self.carrier.times(act.key)}
+        since = step if ends or act.key is None else flight.sent
+        if self.method.base == "received" and not ends:
+            since = np.maximum(state.counters.last_landed[p], 0)
+        self.log_landing(state, p, act.key, lands, step - since, step, values, events)
+        later = None if act.later is None else act.later & flight.takes_part
+        if later is None or not later.any():
+            return state.replace(in_flight=without(state.in_flight, act.key))
+        left = {"payload": None, "brought": None, "header": {}, "kept": None}
+        left |= {"takes_part": later, "anchor_updated": np.bool_(True)}
+        rest = dataclasses.replace(flight, **left)
+        return state.replace(in_flight={**state.in_flight, act.key: rest})
+
+    def land_now(self, state: TrainState, events: list[Event]) -> TrainState:
+        flights = in_send_order(state.in_flight)
+        moves = [Move(int(f.fragment), k) for k, f in flights if not f.anchor_updated]
+        adopts = [Adopt(int(f.fragment), k, f.takes_part) for k, f in flights]
+        return self.do(state, (*moves, *adopts), np.ones(self.count, bool), True, events)
+
+    def update_anchor(self, state: TrainState, flight: InFlight, own=None, if_news: bool = False):
+        """Move the anchor by a payload; returns (state, device metrics)."""
+        p = int(flight.fragment)
+        if self.programs.groups is not None:
+            own = self.carrier.draw(self.programs.groups, state, flight)
+        personal = self.method.codec is not None and self.method.codec.personal
+        codec = state.codec[p] if personal else None
+        counted = self.carrier.counted(flight) if personal else None
+        held, values = self.programs.outer_program(
+            AnchorState(self.fragments.leaves(state.anchor, p), state.outer[p], codec),
+            Contributions(flight.payload, flight.weight, flight.brought, counted, own),
+            self._rows[p],
+            self.told(state, flight),
+            if_news=if_news,
+            level=int(flight.level),
+            rules=self._rules[p],
+        )
+        outer, anchor = with_item(state.outer, p, held.outer), {**state.anchor, **held.anchor}
+        state = state.replace(anchor=anchor, outer=outer)
+        if personal:
+            state = state.replace(codec=with_item(state.codec, p, held.codec))
+        return state, values
+
+    def told(self, state: TrainState, flight: InFlight) -> dict[str, np.int32]:
+        """Keywords of the outer and landing rules for a payload that lands, int32."""
+        step = state.counters.step
+        told = {"fragment": flight.fragment, "round": round_of(state, flight), "step": step}
+        return {name: np.int32(value) for name, value in told.items()}
+
+    def adopt(self, state, p: int, flight: InFlight, lands: np.ndarray, step: int) -> TrainState:
+        """Let the regions of `lands` adopt the anchor by the landing rule."""
+        outer = None if self.method.hands_out is None else state.outer[p]
+        staleness = np.full(self.count, step - int(flight.sent), np.int32)
+        new = self.programs.landing_program(
+            RegionState(self._values(state, p), state.landing[p]),
+            Target(self.fragments.leaves(state.anchor, p), outer, flight.snapshot),
+            Adoption(flight.accepted, lands, staleness),
+            self._rows[p],
+            self.told(state, flight),
+            rules=self._rules[p],
+        )
+        state = with_taken_over(state, new.values.params, new.values.rounding)
+        if state.channels:
+            state = self.channels.adopted(state, lands)
+        if state.received:
+            state = self.mark_received(state, p, lands, outer)
+        if self.schedule.by_token_rate:
+            counted = _restart_count(state.inner.tokens, lands, np.int32(p))
+            state = with_inner(state, tokens=counted)
+        return state.replace(landing=with_item(state.landing, p, new.landing))
+
     def log_landing(self, state, p, key, lands, staleness, step, values, events) -> None:
-        """Book a landing in the counters and append its event."""
+        """Book a landing, and in groups the moved anchors that are sent ahead of the next round."""
         counters = state.counters
         counters.last_landed[p] = np.where(lands, step, counters.last_landed[p])
         counters.staleness[p] = np.where(lands, staleness, counters.staleness[p])
         events.append(Event.of_landing(step, p, key, lands, staleness, values))
-
-    # -- the end --------------------------------------------------------------------------------
-
-    def run_all(self, state: TrainState, events: list[Event]) -> TrainState:
-        """Run events due up to the counters' step, before the last synchronisation."""
-        return self.run_due(state, np.ones(self.count, bool), events)
-
-    def everyone_landed(self, state: TrainState, p: int, step: int) -> bool:
-        """Whether fragment p has landed in every region at this very step."""
-        return bool((state.counters.last_landed[p] == step).all())
-
-    def ended_before(self, state: TrainState) -> bool:
-        """Whether the last synchronisation was before this state; nothing is then left to send."""
-        return False
-
-    def ended(self, state: TrainState) -> None:
-        """Called when the last payload of the run has landed."""
-
-
-def due(state: TrainState, step: int) -> list[str]:
-    """Keys of the payloads that land at this step at the latest, in the order of their sends."""
-    flying = in_send_order(state.in_flight)
-    return [key for key, f in flying if bool((f.waiting & (f.due <= step)).any())]
+        groups = self.groups(int(counters.sends[p]))
+        if groups is None:
+            return
+        traffic = self.carrier.ahead(self, state, p, groups)
+        counters.bytes_sent += traffic.sent
+        counters.bytes_received += traffic.received
+        if traffic.nbytes:
+            events[-1] = events[-1].sending_ahead(traffic, groups)
 
 
 def as_of(state: TrainState, step: int, behind: int) -> TrainState:
     """The state at a step, with counters of its own; `behind`: see `SyncCounters`."""
-    counters = dataclasses.replace(
-        state.counters.copy(), step=np.int64(step), behind=np.int64(behind)
-    )
-    return state.replace(counters=counters)
+    return with_step(state.replace(counters=state.counters.copy()), step, behind)
 
 
-def _due_now(state: TrainState, keys: Sequence[str], step: int) -> TrainState:
-    """The state with these payloads due at this step at the latest."""
-    flights = {key: state.in_flight[key] for key in keys}
-    sooner = {k: dataclasses.replace(f, due=np.minimum(f.due, step)) for k, f in flights.items()}
-    return state.replace(in_flight={**state.in_flight, **sooner})
+def with_step(state: TrainState, step: int, behind: int) -> TrainState:
+    """The state at a step."""
+    now = dataclasses.replace(state.counters, step=np.int64(step), behind=np.int64(behind))
+    return state.replace(counters=now)
+
+
+@jax.jit
+def _rate(tokens_RxK: jax.Array, steps_R: jax.Array, p: jax.Array) -> jax.Array:
+    tokens_R = tokens_RxK[:, p]
+    return tokens_R * (tokens_R / steps_R)
 
 
 @jax.jit

@@ -25,14 +25,14 @@ from lowcomm_jax.history import Event
 from lowcomm_jax.state.train_state import TrainState, with_inner
 from lowcomm_jax.sync.round_functions import norm_per_row, pseudo_gradient
 from lowcomm_jax.sync.round_programs import RoundPrograms
-from lowcomm_jax.sync.sync_loop import SyncLoop
+from lowcomm_jax.sync.sync_loop import EventLoop
 
 PyTree = Any
 NOTHING = -1
 
 
-class TwoLevelLoop(SyncLoop):
-    """`SyncLoop` for methods with `Method.servers`.
+class TwoLevelLoop(EventLoop):
+    """The loop of methods with `Method.servers`.
 
     Order within a tick: updates that reach the global server, group by group; replies that come
     back; workers that arrive, in region order, each answered at once; then again transfers that
@@ -55,18 +55,21 @@ class TwoLevelLoop(SyncLoop):
         self._delta = self._dense if codec is None else codec.nbytes(like)
         self._update = self._dense if servers.codec is None else servers.codec.nbytes(like)
 
-    def upcoming(self, state: TrainState) -> int:
-        done = state.counters.done_until
-        return max(done + 1, self.schedule.next_send(done, state.counters))
+    def is_due(self, state: TrainState, step: int) -> bool:
+        decided = state.counters.decided
+        travels = (decided["up"] == step).any() or (decided["down"] == step).any()
+        return bool(travels) or bool(self.schedule.due(step, state.counters))
 
-    def events_at(self, state: TrainState, mask: np.ndarray, events: list[Event]) -> TrainState:
+    def events_at(
+        self, state: TrainState, mask: np.ndarray, in_time: bool, events: list[Event]
+    ) -> tuple[TrainState, bool]:
         step = int(state.counters.step)
         state = state.replace(counters=_with_own_decisions(state.counters))
         state = self._travel(state, step, events)
         arrives = mask & self.schedule.senders(step, self.count)
         for region in np.flatnonzero(arrives):
             state = self._worker_arrives(state, int(region), step, events)
-        return self._travel(state, step, events)
+        return self._travel(state, step, events), True
 
     # -- between the servers --------------------------------------------------------------------
 
@@ -153,7 +156,14 @@ class TwoLevelLoop(SyncLoop):
         """False: servers may hold changes that no worker has."""
         return False
 
-    def send(self, state, p: int, step: int, mask: np.ndarray, events: list[Event]) -> TrainState:
+    def land_now(self, state: TrainState, events: list[Event]) -> TrainState:
+        """The state as it is: `run_all` lands what travels."""
+        del events
+        return state
+
+    def send_last(
+        self, state: TrainState, p: int, step: int, mask: np.ndarray, events: list[Event]
+    ) -> TrainState:
         """The last synchronisation: workers arrive, then servers' changes reach the global one."""
         del p
         for region in np.flatnonzero(mask):

@@ -33,8 +33,8 @@ def concluded(
     heard = {name: np.array(x, np.float32) for name, x in measured.items()}
     heard["looked"] = np.array(looked, np.float32)
     own = {name: x[:1] for name, x in heard.items()}
-    loop = SimpleNamespace(heard=(heard, np.array(counted, bool)), measured=own)
-    jobs = SimpleNamespace(of=lambda number, state: loop)
+    carrier = SimpleNamespace(heard=(heard, np.array(counted, bool)), measured=own)
+    jobs = SimpleNamespace(of=lambda number, state: SimpleNamespace(carrier=carrier))
     noise = JobNoise(policy, None if policy is not POLICY else probe, (1,), jobs)
     trainer = Trainer(None, 2, 2, np.zeros(3, np.int64), policy.init(), measured={"looked": 1.0})
     return noise.conclude(0, trainer, None, PLAN, steps, PERIOD, None)

@@ -1,6 +1,7 @@
 """Typed PRNG keys (`jax.random.key`) in any part of the state are saved, restored and handed on."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -177,11 +178,9 @@ def test_a_region_that_comes_back_takes_the_keys_of_the_outer_state():
     _, arrays, document = shared_state(donor)
     fresh = one.init(params())
 
-    class Loop:
-        def expect(self, state):
-            pass
-
-    got = install(Loop(), fresh, arrays, document)
+    delivery = SimpleNamespace(drop_ahead=lambda: None, listens_only=False)
+    loop = SimpleNamespace(carrier=SimpleNamespace(delivery=delivery))
+    got = install(loop, fresh, arrays, document)
     for found, expected in zip(jax.tree.leaves(got.outer), jax.tree.leaves(donor.outer)):
         assert found.dtype == expected.dtype and (found == expected).all()
 

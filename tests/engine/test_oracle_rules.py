@@ -202,9 +202,8 @@ class TwoFragments(Arrivals):
 
     fragments = 2
 
-    def sends(self, step, counters, in_flight, rates):
-        found = super().sends(step, counters, in_flight, rates)
-        return ((step // self.period) % 2,) if found else ()
+    def due(self, step, counters):
+        return ((step // self.period) % 2,) if super().due(step, counters) else ()
 
 
 def test_received_is_refreshed_for_the_fragment_that_lands_alone():

@@ -17,6 +17,15 @@ from lowcomm_jax.exchange import GroupExchange, shares
 from lowcomm_jax.exchange.pairs import Draw, _relative, _weighted_mean, plan_permutes
 from lowcomm_jax.mesh.regions import Regions
 from lowcomm_jax.rules.topology import Gossip, member_table
+from lowcomm_jax.sync.round_functions import (
+    Adoption,
+    AnchorState,
+    Contributions,
+    RegionState,
+    Senders,
+    Target,
+    Values,
+)
 
 R = 8
 ROUND = 5
@@ -163,23 +172,30 @@ def compiled(engine, state):
         for k, x in leaves.items()
     }
     weight = jax.device_put(np.ones(R, np.float32), engine.regions.sharding("region"))
-    draw = Draw(loop.exchange.draw(ROUND))
+    draw = Draw(loop.programs.groups.draw(ROUND))
     rows, everyone = loop.fragments.rows(0), np.ones(R, bool)
     local = state.inner.params
     arguments = {
-        "outer": (leaves, state.outer[0], payload, weight, rows, draw),
-        "payload": (local, leaves, state.codec[0], rows, everyone, np.ones(R, np.float32)),
-        "landing": (
-            local,
+        "outer": (
+            AnchorState(leaves, state.outer[0]),
+            Contributions(payload, weight, extra=draw),
+            rows,
+        ),
+        "payload": (
+            Values(local, {}),
             leaves,
-            state.landing[0],
-            None,
-            everyone,
-            everyone,
-            np.zeros(R, np.int32),
+            state.codec[0],
+            rows,
+            Senders(everyone, np.ones(R, np.float32)),
+        ),
+        "landing": (
+            RegionState(Values(local, {}), state.landing[0]),
+            Target(leaves),
+            Adoption(everyone, everyone, np.zeros(R, np.int32)),
+            rows,
+            {},
         ),
     }
-    arguments["landing"] += (rows, np.int32(1))
     options = {"payload": {"with_snapshot": False}}
     found = {
         name: collectives(

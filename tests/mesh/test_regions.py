@@ -12,6 +12,7 @@ import lowcomm_jax as lc
 from lowcomm_jax.mesh.regions import Regions, default_mesh
 from lowcomm_jax.models import TransformerConfig, build
 from lowcomm_jax.params.fragments import path_name
+from lowcomm_jax.sync.round_functions import AnchorState, Contributions, Senders, Values
 
 R, STEPS = 8, 3
 CONFIG = TransformerConfig(
@@ -161,7 +162,8 @@ def test_outer_reduction_moves_each_shard_among_its_peers_only(model, params):
     }
     weight = jnp.ones(R)
     rows = programs.fragments.rows(p)
-    lowered = programs.outer_program.lower(leaves, state.outer[p], payload, weight, rows, None)
+    held, sent = AnchorState(leaves, state.outer[p]), Contributions(payload, weight)
+    lowered = programs.outer_program.lower(held, sent, rows)
     found = crossing(collectives(lowered.compile().as_text()), shape)
     assert {kind for kind, _ in found} == {"all-to-all", "all-gather"}
     for _, groups in found:
@@ -177,12 +179,11 @@ def test_sending_reads_only_the_fragment_and_talks_to_nobody(model, params):
     whole = sum(cut.numel(p) for p in range(len(cut)))
     for p in range(len(cut)):
         lowered = send.lower(
-            cut.leaves(state.inner.params, p),
+            Values(cut.leaves(state.inner.params, p), {}),
             cut.leaves(state.anchor, p),
             state.codec[p],
             cut.rows(p),
-            np.ones(R, bool),
-            np.ones(R, np.float32),
+            Senders(np.ones(R, bool), np.ones(R, np.float32)),
             with_snapshot=True,
         )
         out = lowered.out_info["payload"]

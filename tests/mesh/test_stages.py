@@ -24,6 +24,7 @@ from lowcomm_jax.mesh.regions import Regions
 from lowcomm_jax.params import fragments
 from lowcomm_jax.params.fragments import partition
 from lowcomm_jax.params.layout import make_layout
+from lowcomm_jax.sync.round_functions import AnchorState, Contributions, Senders, Values
 
 pytestmark = pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices")
 
@@ -84,7 +85,7 @@ def test_outer_programs_do_not_talk_between_stages(name):
     anchor, params = (programs.fragments.leaves(t, p) for t in (state.anchor, state.inner.params))
     residuals, everyone = state.codec[p], np.ones(R, bool)
     send = programs.payload_program.lower(
-        params, anchor, residuals, rows, everyone, weight, with_snapshot=True
+        Values(params, {}), anchor, residuals, rows, Senders(everyone, weight), with_snapshot=True
     )
     sent = send.compile()
     payload = jax.tree.map(
@@ -92,9 +93,9 @@ def test_outer_programs_do_not_talk_between_stages(name):
         send.out_info["payload"],
         sent.output_shardings["payload"],
     )
-    draw = Draw(loop.exchange.draw(1)) if name == "noloco" else None
-    landing = (anchor, state.outer[p], payload, weight, rows, draw, None)
-    move = programs.outer_program.lower(*landing).compile()
+    draw = Draw(loop.programs.groups.draw(1)) if name == "noloco" else None
+    held, arrived = AnchorState(anchor, state.outer[p]), Contributions(payload, weight, extra=draw)
+    move = programs.outer_program.lower(held, arrived, rows).compile()
     for what, program in {"send": sent, "move": move}.items():
         found = between_stages(program.as_text())
         assert not found, f"{what}:\n" + "\n".join(found)

@@ -82,7 +82,7 @@ class Job:
     def begin(self, exchange):
         one = engine(METHODS[self.name](), R, exchange)
         state = one.init(oracle.make_params())
-        one.sync_loop(state).witness = self.seen.append
+        one.sync_loop(state).carrier.witness = self.seen.append
         return one, state
 
     def unhurried(self, done):

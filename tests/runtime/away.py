@@ -31,7 +31,7 @@ class Job:
     def live(self):
         with jax.numpy_dtype_promotion("standard"):
             state = self.began = self.one.init(oracle.make_params())
-            self.one.sync_loop(state).witness = self.seen.append
+            self.one.sync_loop(state).carrier.witness = self.seen.append
             state, _ = self.one.run(state, self.batches())
             before = values(state)
             return before, values(self.one.finish(state))
@@ -67,7 +67,7 @@ def happened(jobs):
         for one in job.seen:
             if not one.last:
                 groups = job.one.sync_loop(job.began).groups(one.number)
-                mine = list(job.one.sync_loop(job.began).delivery.own_group(groups))
+                mine = list(job.one.sync_loop(job.began).carrier.delivery.own_group(groups))
                 who = counted.setdefault(one.step, np.ones(job.count, bool))
                 who[mine] = one.counted_N
                 adopted.setdefault(one.step, np.ones(job.count, bool))[job.region] = one.adopted

@@ -10,7 +10,7 @@ from runtime.together import CUT, batches, engine, values
 import lowcomm_jax as lc
 from lowcomm_jax import exchange
 from lowcomm_jax.checkpoint import Checkpoints
-from lowcomm_jax.runtime.job_loop import JobLoop
+from lowcomm_jax.runtime.job_carrier import JobCarrier
 
 STEPS, GONE, BACK = 30, 10, 21
 
@@ -159,10 +159,10 @@ def test_of_what_is_not_heard_nothing_is_told():
         state, _ = one.run(state, data[:2])
     (key,) = state.in_flight
     told = []
-    loop = JobLoop(one.sync_loop(state).programs, "equal", Deaf())
-    loop.witness = told.append
-    loop.collect(state, key)
+    loop, carrier = one.sync_loop(state), JobCarrier(Deaf())
+    carrier.witness = told.append
+    carrier.collect(loop, state, key, False, True)
     assert len(told) == 1
     state = state.replace(in_flight={"0@4": state.in_flight[key]})
-    loop.collect(state, "0@4")
+    carrier.collect(loop, state, "0@4", False, True)
     assert len(told) == 1

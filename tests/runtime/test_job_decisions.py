@@ -11,13 +11,15 @@ import pytest
 from lowcomm_jax.runtime import job_delivery
 from lowcomm_jax.runtime.arrival_job_loop import ArrivalJobLoop
 from lowcomm_jax.runtime.errors import Parted, StoreUnavailable
+from lowcomm_jax.runtime.job_carrier import JobCarrier, OutagePacing, _missed, expect, reconnect
 from lowcomm_jax.runtime.job_delivery import JobDelivery, PendingExchange
-from lowcomm_jax.runtime.job_loop import JobLoop, OutagePacing
 from lowcomm_jax.runtime.learner_job_loop import LearnerJobLoop
 from lowcomm_jax.runtime.request import nothing
 from lowcomm_jax.runtime.round_job_loop import RoundJobLoop
 from lowcomm_jax.schedule import Adaptive, Staggered
+from lowcomm_jax.schedule.base import Move, Send
 from lowcomm_jax.state.train_state import InFlight
+from lowcomm_jax.sync.sync_loop import SyncLoop
 
 ME, NOBODY = np.array([True]), np.array([False])
 
@@ -28,10 +30,14 @@ class Counters:
 
     step: int = 0
     behind: int = 0
-    done_until: int = 0
     last_sent: np.ndarray = dataclasses.field(default_factory=lambda: np.array([-1, -1]))
     last_landed: np.ndarray = dataclasses.field(default_factory=lambda: np.array([[0], [0]]))
     sends: np.ndarray = dataclasses.field(default_factory=lambda: np.array([2, 1]))
+    decided: dict = dataclasses.field(default_factory=dict)
+
+    @property
+    def done_until(self):
+        return self.step - self.behind
 
     def copy(self):
         return dataclasses.replace(self, last_sent=self.last_sent.copy())
@@ -47,7 +53,9 @@ class State:
         return dataclasses.replace(self, **changes)
 
     def at(self, step):
-        return self.replace(counters=dataclasses.replace(self.counters, step=step))
+        """The state when so many steps are made, with nothing of the last ones done."""
+        behind = step - self.counters.done_until
+        return self.replace(counters=dataclasses.replace(self.counters, step=step, behind=behind))
 
 
 class Notes:
@@ -67,28 +75,42 @@ class Notes:
         return lambda *given: self.calls.append((name, *given))
 
 
-class Loop(JobLoop):
+class Loop(SyncLoop):
     """Events are due after every third step, and done while the others can be reached."""
 
     def __init__(self, reachable=True):
-        self.delivery, self.pacing, self._adopts = Notes(reachable), OutagePacing(), True
-        self.done, self.sends = [], lambda step: True
+        self.carrier = JobCarrier(Notes(reachable))
+        self.done, self.sends, self._quiet = [], lambda step: True, (None, None, None, 0)
         self.schedule, self.method = Staggered(6, 2), SimpleNamespace(base="anchor")
+        self.fragments = None
 
-    def upcoming(self, state):
-        return state.counters.done_until + 3
+    @property
+    def delivery(self):
+        return self.carrier.delivery
 
-    def _reachable_events_at(self, state, mask, events):
+    @property
+    def pacing(self):
+        return self.carrier.pacing
+
+    def is_due(self, state, step):
+        return step % 3 == 0
+
+    def events_at(self, state, mask, in_time, events):
         counters = state.counters
-        self.done.append((int(counters.step), bool(mask[0]), self._adopts, int(counters.behind)))
-        if not self.delivery.is_reachable:
+        self.done.append((int(counters.step), bool(mask[0]), in_time, int(counters.behind)))
+        if not self.carrier.reach(state, (Send((0,)),)):
             return state, False
         counters = counters.copy()
-        counters.done_until = int(counters.step)
         if self.sends(counters.step):
             counters.last_sent[0] = counters.step
             counters.sends = np.add(counters.sends, [1, 0])
-        return state.replace(counters=counters), True
+        state = state.replace(counters=counters)
+        self.carrier.done(self, state, in_time)
+        return state, True
+
+    def calls(self):
+        """What was asked of the delivery, but for telling of progress."""
+        return [call for call in self.delivery.calls if call[0] != "publish_progress"]
 
 
 def test_what_is_due_is_done_with_the_others():
@@ -96,7 +118,7 @@ def test_what_is_due_is_done_with_the_others():
     state = loop.run_due(State().at(2), ME, [])
     assert loop.done == [] and state.counters.behind == 0 and loop.delivery.trained == 2
     state = loop.run_due(state.at(3), ME, [])
-    assert loop.done == [(3, True, True, 1)] and loop.delivery.calls == []
+    assert loop.done == [(3, True, True, 1)] and loop.calls() == []
     assert (state.counters.step, state.counters.behind, loop.pacing.first) == (3, 0, None)
 
 
@@ -111,17 +133,18 @@ def test_what_is_due_while_nobody_can_be_reached_is_made_up_for_as_if_absent():
     assert loop.done[1:] == [(3, False, False, 1)] * 2 and loop.pacing.last[0] == 8
     loop.done.clear(), loop.delivery.calls.clear()
     loop.delivery.is_reachable = True
-    loop.pacing = SimpleNamespace(first=(3, 0.0), patience_s=lambda steps: 10.0 * steps)
+    loop.carrier.pacing = SimpleNamespace(first=(3, 0.0), patience_s=lambda steps: 10.0 * steps)
     state = loop.run_due(state.at(9), ME, [])
     late = [(step, False, False, 1) for step in (3, 6)]
     assert loop.done == [*late, (9, True, True, 1)] and state.counters.behind == 0
-    assert loop.delivery.calls == [
+    assert loop.calls() == [
         ("fetch_ahead", 3, 9 - 3 + 1, 2),
-        *[("be_patient", 30.0)] * 3,
+        ("be_patient", 10.0),  # the steps since that of the first deferral
+        *[("be_patient", 30.0)] * 2,
         ("be_patient", 0.0),
         ("forget_ahead",),
     ]
-    assert loop.pacing == OutagePacing() and loop._adopts
+    assert loop.pacing == OutagePacing()
 
 
 @pytest.mark.parametrize("sends", [3, 6])
@@ -180,100 +203,52 @@ def test_more_is_read_ahead_once_what_was_read_is_done(known, asked):
     ],
 )
 def test_sends_that_were_missed(done, sent, now, missed):
-    loop, counters = Loop(), Counters(done_until=done, last_sent=np.array([sent, -1]))
-    assert loop._missed(State(counters), now) == missed
+    loop, state = Loop(), State(Counters(step=done, last_sent=np.array([sent, -1]))).at(now)
+    assert _missed(loop, state, now) == missed
     loop.method.base = "received"
-    assert loop._missed(State(counters), now) == 0
+    assert _missed(loop, state, now) == 0
     loop.method.base, loop.schedule = "anchor", Adaptive(6, 2, 1, 1)
-    assert loop._missed(State(counters), now) == 0
+    assert _missed(loop, state, now) == 0
 
 
 def test_what_was_read_ahead_is_let_go_of_whatever_happens():
     loop = Loop()
     loop.pacing.deferred(3)
-    loop._reachable_events_at = lambda *_: 1 / 0
+    loop.events_at = lambda *_: 1 / 0
     with pytest.raises(ZeroDivisionError):
         loop.run_due(State().at(4), ME, [])
     assert loop.delivery.calls[-1] == ("forget_ahead",)
 
 
-class Events(JobLoop):
-    """The parts of one event, noted; sends are due after every fourth step."""
-
-    def __init__(self, reachable=True, arrives=(True, True), land_after_send=False):
-        self.schedule = SimpleNamespace(
-            land_after_send=land_after_send,
-            next_send=lambda step, counters: step // 4 * 4 + 4,
-        )
-        answers = iter(arrives)
-        self.notes = []
-        self.delivery = SimpleNamespace(
-            reachable=lambda: self.notes.append("reach") or reachable,
-            arrives=lambda state, keys: self.notes.append(list(keys)) or next(answers),
-            publish_progress=lambda state, fragments: self.notes.append("told"),
-        )
-        self.fragments = None
-
-    def before_sends(self, state, events):
-        self.notes.append("before")
-        return state
-
-    def send_due(self, state, mask, events):
-        self.notes.append("send")
-        counters = state.counters.copy()
-        counters.last_sent[1] = counters.step
-        return state.replace(counters=counters), (1,)
-
-    def after_sends(self, state, sent, mask, events):
-        self.notes.append(("after", *sent))
-        return state
-
-    def decide(self, state, events):
-        return state
+@pytest.mark.parametrize("lands", [False, True])
+def test_a_send_needs_the_others_and_a_landing_its_payloads(lands):
+    """What cannot be done is put off, and the others are told how far this region is."""
+    asked = []
+    delivery = SimpleNamespace(
+        reachable=lambda: asked.append("reach"),
+        arrives=lambda state, keys: asked.append(keys),
+        still_behind=lambda: asked.append("behind"),
+        trained=5,
+    )
+    carrier = JobCarrier(delivery)
+    carrier._sends = not lands
+    stage = (Move(0, "a"), Move(1, None, "b")) if lands else (Send((0,)),)
+    assert not carrier.reach(State().at(4), stage)
+    assert asked == [["a"] if lands else "reach", "behind"] and carrier.pacing.first[0] == 5
+    delivery.reachable, delivery.arrives = (lambda: True), (lambda *_: True)
+    assert carrier.reach(State().at(4), stage) and asked[2:] == []
 
 
-def flying(due=4):
-    return SimpleNamespace(waiting=ME, due=np.array([due]), sent=1, fragment=0, takes_part=ME)
-
-
-@pytest.mark.parametrize("after", [False, True])
-def test_an_event_is_arrivals_sends_landings_and_is_told(after):
-    loop = Events(land_after_send=after)
-    state = State(in_flight={"0@1": flying()}).at(4)
-    _, done = loop._reachable_events_at(state, ME, [])
-    second = [] if after else ["0@1"]
-    assert done
-    assert loop.notes == ["reach", ["0@1"], "before", "send", second, ("after", 1), "told"]
-
-
-def test_a_send_needs_the_others_and_a_landing_waits_for_what_arrives():
-    loop = Events(reachable=False)
-    assert not loop._reachable_events_at(State().at(4), ME, [])[1] and loop.notes == ["reach"]
-    loop = Events(reachable=False)  # of step 5 nothing leaves
-    assert loop._reachable_events_at(State().at(5), ME, [])[1]
-    assert "reach" not in loop.notes
-    loop = Events(arrives=(False,))
-    assert not loop._reachable_events_at(State().at(4), ME, [])[1]
-    assert loop.notes == ["reach", []], "nothing was sent"
-
-
-def test_what_stopped_after_its_sends_goes_on_with_the_landing():
-    loop = Events(arrives=(True, False, True, True))
-    state, done = loop._reachable_events_at(State().at(4), ME, [])
-    assert not done and "told" not in loop.notes
-    loop.notes.clear()
-    _, done = loop._reachable_events_at(state, ME, [])
-    assert done and loop.notes == [[], "before", [], ("after",), "told"]
-
-
-class Sends(JobLoop):
+class Sends(SyncLoop):
     """A region whose payloads in flight are started again; sends are numbered by their steps."""
 
     def __init__(self):
-        self.started, self._adopts, self.witness = [], True, None
-        self.delivery = SimpleNamespace(listens_only=False, learns_outcome=lambda key: True)
+        self.carrier = JobCarrier(SimpleNamespace(listens_only=False, drop_ahead=lambda: None))
+        self.delivery, self.started = self.carrier.delivery, []
+        self.delivery.learns_outcome = lambda key: True
 
-    def _start(self, state, key, flight, number, again=False):
+    def post(self, state, key, flight, again=False):
+        number = state.counters.sends_until(flight.sent)
         self.started.append((key, number, again, self.delivery.listens_only))
 
 
@@ -287,24 +262,17 @@ def test_what_is_in_flight_is_started_again_in_the_order_of_the_sends():
     loop, state = Sends(), State()
     state.counters.sends_until = lambda step: 10 + step
     state.in_flight = {"b": sent(5), "a": sent(7), "c": sent(2), "d": sent(3, moved=True)}
-    loop.reconnect(state)
+    reconnect(loop, state)
     assert loop.started == [("c", 12, True, False), ("b", 15, True, False), ("a", 17, True, False)]
     loop.started.clear()
-    loop.expect(state)
+    expect(loop, state)
     assert [one[3] for one in loop.started] == [True] * 3 and not loop.delivery.listens_only
     state.in_flight = {"a": sent(5, takes_part=NOBODY, kept=None)}
-    loop.reconnect(state)
+    reconnect(loop, state)
     state.in_flight = {"a": sent(5, kept=None)}
     with pytest.raises(ValueError, match="'a' is in flight without the codec's state"):
-        loop.expect(state)
+        expect(loop, state)
     assert not loop.delivery.listens_only
-
-
-@pytest.mark.parametrize("adopts", [True, False])
-def test_who_makes_up_for_an_event_adopts_nothing(adopts):
-    loop = Sends()
-    loop._adopts = adopts
-    assert loop.adopters(sent(5), ME).any() == adopts and not loop.adopters(sent(5), NOBODY).any()
 
 
 @pytest.mark.parametrize(("counted", "all_were"), [((1, 1, 1), True), ((1, 0, 1), False)])
@@ -314,16 +282,17 @@ def test_it_is_noted_who_was_counted_and_whether_it_is_adopted(counted, all_were
     state.counters.counted = np.array([False, not all_were])
     state.counters.number = lambda p, step: 10 * p + step
     loop.delivery.finish = lambda state, key: (state, arrived)
-    assert loop.collect(state, "k") == (state, arrived)
+    carrier = loop.carrier
+    assert carrier.collect(loop, state, "k", False, True) == (state, arrived)
     assert state.counters.counted.tolist() == [False, all_were]
-    loop.witness = seen.append
-    for loop._adopts, adopted, last in ((True, True, False), (False, True, True), (True, False, 0)):
-        loop.collect(state, "k", last, adopted)
+    carrier.witness = seen.append
+    for adopts, last in ((True, False), (True, True), (False, False)):
+        carrier.collect(loop, state, "k", last, adopts)
         one = seen.pop()
         assert one[:4] == (1, 5, 15, last) and one.counted_N.tolist() == list(map(bool, counted))
-        assert one.adopted is (adopted and loop._adopts)
+        assert one.adopted is adopts
     loop.delivery.learns_outcome = lambda key: False
-    loop.collect(state, "k")
+    carrier.collect(loop, state, "k", False, True)
     assert not seen
 
 
@@ -565,7 +534,7 @@ class Reports(LearnerJobLoop):
 def test_an_own_report_lands_after_tau_ticks_of_whoever_is_fastest(due, newest, now, is_due):
     """Round 3 was opened at tick 12, and round 5 at tick 20: more than six after it."""
     loop = Reports(landed=3, newest=newest)
-    assert loop.is_due(SimpleNamespace(due=np.array([due])), now) is is_due
+    assert loop.may_land(SimpleNamespace(due=np.array([due])), now) is is_due
 
 
 @pytest.mark.parametrize(
@@ -690,7 +659,7 @@ def test_batches_are_read_until_so_many_rounds_have_landed(monkeypatch, landed, 
 def test_after_the_end_rounds_go_on_with_the_next_numbers(monkeypatch):
     monkeypatch.setattr("lowcomm_jax.runtime.round_job_loop.rounds_landed", lambda state: 6)
     loop, told = Reports(), []
-    loop.ended_before = lambda state: False
+    loop.carrier = SimpleNamespace(ended_before=lambda state: False)
     loop._at_the_end, loop.rounds.go_on = True, told.append
     list(loop.until_rounds(State().at(40), 6, []))
     assert told == [6] and loop._seen == (5, 40) and loop._at_the_end is False
@@ -702,7 +671,7 @@ def test_after_the_end_rounds_go_on_with_the_next_numbers(monkeypatch):
         loop.run_all(State(in_flight={"a": None}), [])
     state = State()
     assert loop.run_all(state, []) is state and loop._at_the_end
-    loop.until, loop.ended_before = None, lambda state: True
+    loop.until, loop.carrier.ended_before = None, lambda state: True
     assert loop.run_all(state, []) is state, "the others have ended without this region"
 
 

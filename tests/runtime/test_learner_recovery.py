@@ -52,7 +52,7 @@ class Live(Learner):
             if not self.exchange.awaited:
                 batch = next(self.batches())
                 self.state = rejoin.enter(self.one, self.state, batch)
-                self.came = self.step_number, self.loop.delivery.position(self.state)
+                self.came = self.step_number, self.loop.carrier.delivery.position(self.state)
                 self.copied = self.values()
             self.state, self.history = self.one.run(self.state, self.batches(), rounds=ROUNDS)
             self.before = self.anchor()

@@ -2,14 +2,14 @@
 
 import pytest
 
-from lowcomm_jax.runtime import job_loop
-from lowcomm_jax.runtime.job_loop import OutagePacing
+from lowcomm_jax.runtime import job_carrier
+from lowcomm_jax.runtime.job_carrier import OutagePacing
 
 
 def test_patience_is_four_times_our_own_pace(monkeypatch):
     """Two steps a second here: 10 steps may take 20 s elsewhere."""
     now = [100.0]
-    monkeypatch.setattr(job_loop.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(job_carrier.time, "monotonic", lambda: now[0])
     pacing = OutagePacing()
     assert pacing.patience_s(10) == 0.0  # nothing is deferred
     pacing.deferred(50)

@@ -39,7 +39,7 @@ class Copies:
 
     def __init__(self):
         self.calls = []
-        self.delivery = self.exchange = self
+        self.carrier = self.delivery = self.exchange = self
 
     def start_from_peer(self, state, arrays, document):
         return SimpleNamespace(own=state, of=(arrays, document), landed=arrays["landed"])

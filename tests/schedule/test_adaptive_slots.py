@@ -5,6 +5,7 @@ import numpy as np
 import optax
 import oracle
 import pytest
+from leaving import leaves
 from oracle.jax_problem import loss_fn
 
 import lowcomm_jax as lc
@@ -109,7 +110,7 @@ def slots_of(schedule, clock, last, at=None):
         stops = [s for s in (at or {}) if step < s < upcoming]
         step = min([upcoming, *stops])
         if step == upcoming and step <= last:
-            assert schedule.sends(step, clock, frozenset(), lambda: np.zeros(3)), step
+            assert leaves(schedule, step, clock, (), lambda: np.zeros(3)), step
             slots.append(step)
         if at and step in at:
             decided = schedule.decide(step, clock, [landing(step, np.float32(at[step]))])
@@ -151,7 +152,7 @@ def test_measured_slots_keep_every_fragment_within_the_bound():
             step = min([schedule.next_send(step, clock), *flying.values()])
             landed = [p for p, due in flying.items() if due == step]
             flying = {p: due for p, due in flying.items() if p not in landed}
-            for p in schedule.sends(step, clock, frozenset(flying), lambda f=favourite: f):
+            for p in leaves(schedule, step, clock, flying, lambda f=favourite: f):
                 times[p].append(step)
                 clock.last_sent[p] = step
                 flying[p] = step + delay

@@ -1,7 +1,6 @@
 """What a payload lands on: its own age, and the rule's state of who lands."""
 
 import dataclasses
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -50,11 +49,13 @@ def test_an_asynchronous_payload_is_as_old_as_the_anchor_it_was_measured_against
 
 def test_in_a_replayed_run_those_adopt_that_adopted_in_it():
     one = engine(square_loss, lc.methods.diloco(2))
-    loop = one.sync_loop(one.init(START))
-    loop.replay(lambda sent: np.array([sent == 4, True, False]))
-    due = np.array([True, False, True])
-    for sent, adopting in ((4, [True, False, False]), (2, [False, False, False])):
-        assert loop.adopters(SimpleNamespace(sent=sent), due).tolist() == adopting
+    state = one.init(START)
+    one.sync_loop(state).replay(lambda sent: np.array([sent == 4, True, False]))
+    for t in range(1, 5):
+        state, _ = one.step(state, {"x": np.float32([[1.0], [2.0], [t]])})
+        if t in (2, 4):
+            w, anchor = np.asarray(state.inner.params["w"]), np.asarray(state.anchor["w"])
+            assert np.all(w == anchor, axis=1).tolist() == [t == 4, True, False]
 
 
 def test_at_the_end_every_fragment_in_flight_lands_on_itself():

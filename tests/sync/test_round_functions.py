@@ -15,9 +15,16 @@ from lowcomm_jax.exchange import MeshExchange
 from lowcomm_jax.mesh.regions import Regions
 from lowcomm_jax.sync.gradient_exchange import optimizer_step
 from lowcomm_jax.sync.round_functions import (
+    Adoption,
+    AnchorState,
+    Contributions,
     GossipRoundFunctions,
     OutlierGuard,
+    RegionState,
     RoundFunctions,
+    Senders,
+    Target,
+    Values,
 )
 
 R = 3
@@ -75,7 +82,8 @@ def test_a_send_is_of_those_who_take_part_and_are_finite():
     state = jax.tree.map(lambda x: jnp.full(R, x), Counted().init(None))
     send = jax.jit(functions(Counted()).make_payload, static_argnames="with_snapshot")
     theta = rows(1, np.nan, 5)
-    out = send(theta, rows(4), state, {}, TAKES, np.float32([2, 3, 4]), with_snapshot=True)
+    senders = Senders(TAKES, np.float32([2, 3, 4]))
+    out = send(Values(theta, {}), rows(4), state, {}, senders, with_snapshot=True)
     assert found(out["payload"])[0] == 4 - 1
     assert out["accepted"].tolist() == [True, False, False]
     assert out["weight"].tolist() == [2, 0, 0]
@@ -93,16 +101,14 @@ def test_an_anchor_and_all_states_move_only_where_somebody_counts(weight, if_new
     outer = optax.chain(COUNT, optax.scale(-1.0))
     act = jax.jit(functions(Counted(), outer=outer).outer_step, static_argnames="if_news")
     start, payload = rows(*[10] * R), rows(2, 4, np.nan)
-    given = (start, jax.vmap(outer.init)(start), payload, np.float32(weight), {})
-    more = {"codec_state": state, "told": TOLD, "if_news": if_news}
-    anchor, outer_state, codec, values = act(*given, **more)
-    assert found(anchor) == [10 - 3.5 * moves] * R
-    assert outer_state[0].tolist() == [int(moves)] * R
-    assert codec["received"].tolist() == [int(moves)] * R
+    held, weight = AnchorState(start, jax.vmap(outer.init)(start), state), np.float32(weight)
+    new, values = act(held, Contributions(payload, weight), {}, TOLD, if_news=if_news)
+    assert found(new.anchor) == [10 - 3.5 * moves] * R
+    assert new.outer[0].tolist() == [int(moves)] * R
+    assert new.codec["received"].tolist() == [int(moves)] * R
     assert values["update_norm"].tolist() == [3.5 * moves] * R
-    nothing = (*given[:2], rows(0, 0, 0), *given[3:])
-    anchor, outer_state, *_ = act(*nothing, **{**more, "if_news": True})
-    assert found(anchor) == [10] * R and not outer_state[0].any(), "no news"
+    new, _ = act(held, Contributions(rows(0, 0, 0), weight), {}, TOLD, if_news=True)
+    assert found(new.anchor) == [10] * R and not new.outer[0].any(), "no news"
 
 
 def test_a_landing_is_of_those_who_land_and_were_accepted():
@@ -113,11 +119,16 @@ def test_a_landing_is_of_those_who_land_and_were_accepted():
     act = jax.jit(functions(landing=land).landing_step)
     theta, snapshot = rows(3, 5, 7), rows(1, 3, 5)
     lands, accepted = np.array([True, True, False]), np.array([True, False, True])
-    given = (rows(20), jnp.zeros(R, jnp.int32), snapshot, accepted, lands, np.int32([1, 1, 1]))
-    params, state, _ = act(theta, *given, {}, TOLD)
-    assert found(params) == [20 + 2, 20, 7] and state.tolist() == [1, 0, 0]
-    params, *_ = act(rows(np.inf, 5, 7), *given, {}, TOLD)
-    assert found(params) == [20, 20, 7], "what is not finite is replaced"
+    target, who = Target(rows(20), None, snapshot), Adoption(accepted, lands, np.int32([1, 1, 1]))
+
+    def landed(theta):
+        own = RegionState(Values(theta, {}), jnp.zeros(R, jnp.int32))
+        return act(own, target, who, {}, TOLD)
+
+    new = landed(theta)
+    assert found(new.values.params) == [20 + 2, 20, 7] and new.landing.tolist() == [1, 0, 0]
+    new = landed(rows(np.inf, 5, 7))
+    assert found(new.values.params) == [20, 20, 7], "what is not finite is replaced"
 
 
 def test_what_regions_received_is_that_of_those_who_land():
@@ -197,7 +208,8 @@ def test_of_groups_in_which_nobody_counts_neither_anchors_nor_states_move():
     fields = {f.name: getattr(plain, f.name) for f in dataclasses.fields(plain)}
     draw, start = SimpleNamespace(anchors=None, members=None), jnp.zeros(R, jnp.int32)
     act = GossipRoundFunctions(**fields, groups=groups).outer_step
-    anchor, state, _, values = act(rows(10, 20, 30), start, None, None, {}, draw, told=TOLD)
-    assert found(anchor) == [12, 22, 30] and state.tolist() == [1, 1, 0]
+    sent = Contributions(None, None, extra=draw)
+    new, values = act(AnchorState(rows(10, 20, 30), start), sent, {}, TOLD)
+    assert found(new.anchor) == [12, 22, 30] and new.outer.tolist() == [1, 1, 0]
     assert values["pull_norm"].tolist() == [1, 11, 0]
     assert values["update_norm"].tolist() == [2, 2, 0]

@@ -11,6 +11,7 @@ from engine.collectives import sent_across, sized
 
 import lowcomm_jax as lc
 from lowcomm_jax.exchange.pairs import Draw
+from lowcomm_jax.sync.round_functions import AnchorState, Contributions, Senders, Values
 
 R = 2
 SHAPES = {
@@ -60,13 +61,13 @@ def compiled(engine, state):
     loop = engine.sync_loop(state)
     made, rows = loop.programs, loop.fragments.rows(0)
     count = engine.regions.count
-    given = (state.inner.params, state.anchor, state.codec[0], rows, np.ones(count, bool))
-    given += (np.ones(count, np.float32),)
+    senders = Senders(np.ones(count, bool), np.ones(count, np.float32))
+    given = (Values(state.inner.params, {}), state.anchor, state.codec[0], rows, senders)
     send = made.payload_program.lower(*given, with_snapshot=False).compile()
     sent = send(*given)
-    draw = Draw(loop.exchange.draw(0)) if engine.method.topology else None
-    landing = (state.anchor, state.outer[0], sent["payload"], sent["weight"], rows, draw)
-    landing += (None,)
+    draw = Draw(loop.programs.groups.draw(0)) if engine.method.topology else None
+    payload = Contributions(sent["payload"], sent["weight"], extra=draw)
+    landing = (AnchorState(state.anchor, state.outer[0]), payload, rows)
     return sized(send.as_text()), sized(made.outer_program.lower(*landing).compile().as_text())
 
 

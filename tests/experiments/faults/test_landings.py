@@ -9,7 +9,7 @@ import yaml
 from experiments.faults.happened import Happened, Rejoin, Settings, parsed
 from experiments.faults.landings import FILE, Landings, gathered
 from experiments.workdir import METRICS
-from lowcomm_jax.runtime.job_loop import Counted
+from lowcomm_jax.runtime.job_carrier import Counted
 
 RUN = Settings(3, 24, "diloco", 6, 0)
 EVERY, SOME, NONE = (np.array(x, bool) for x in ([1, 1, 1], [1, 0, 1], [0, 0, 0]))
@@ -18,10 +18,9 @@ EVERY, SOME, NONE = (np.array(x, bool) for x in ([1, 1, 1], [1, 0, 1], [0, 0, 0]
 def noted(folder, region, epoch=1, groups=None):
     """A region's file, as a new job has it, and what is told of every arrival."""
     folder.mkdir(exist_ok=True)
-    delivery = SimpleNamespace(total=3)
-    loop = SimpleNamespace(groups=lambda number: groups, delivery=delivery)
+    loop = SimpleNamespace(groups=lambda number: groups, total=3, carrier=SimpleNamespace())
     landings = Landings(loop, folder, region, epoch)
-    return landings, loop.witness
+    return landings, loop.carrier.witness
 
 
 def begun(folder, region, epoch, step):
