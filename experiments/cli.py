@@ -19,8 +19,6 @@ import yaml
 from absl import flags
 from ml_collections import config_flags
 
-from lowcomm_jax.refused import Refused
-
 EXIT_REFUSED = 2
 _CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 # Fields that tell a command's config from those of the others.
@@ -67,10 +65,10 @@ def problems_of(build: Callable[[], Any], prefix: str = "") -> tuple[Any, list[s
     """
     try:
         return build(), []
-    except Refused as error:
-        return None, [prefix + line for line in error.lines]
     except (ValueError, TypeError) as error:
-        return None, [prefix + " ".join(map(str.strip, str(error).splitlines()))]
+        # `lowcomm_jax.refused.Refused`, whose import would make every command wait for JAX.
+        lines = getattr(error, "lines", None) or [" ".join(map(str.strip, str(error).splitlines()))]
+        return None, [prefix + line for line in lines]
 
 
 def refuse_any(problems: Sequence[str], title: str = "cannot start") -> None:
