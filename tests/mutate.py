@@ -43,7 +43,7 @@ import pytest
 from mutants import ROOT, of_room, sample
 
 ROOMS = (
-    *("sync", "train", "exchange", "runtime", "compression", "landing", "outer", "schedule"),
+    *("sync", "train", "exchange", "runtime", "compression", "rules", "schedule"),
     "checkpoint",
 )
 # What sees faults of a room beside its own tests. They are tried last.
@@ -53,8 +53,7 @@ BESIDE = {
     "exchange": ["tests/sync", "tests/engine", "tests/mesh", "tests/runtime"],
     "runtime": ["tests/exchange", "tests/recovery"],
     "compression": ["tests/engine"],
-    "landing": ["tests/engine"],
-    "outer": ["tests/engine"],
+    "rules": ["tests/engine"],
     "schedule": ["tests/engine"],
     "checkpoint": ["tests/state", "tests/experiments/train"],
 }

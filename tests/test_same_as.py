@@ -62,9 +62,9 @@ def test_another_momentum_is_seen(tmp_path, capsys):
     """The whole tool, with two copies of this tree of which one differs in one digit."""
     for side in same_as.SIDES:
         same_as.copy(tmp_path / f"{side}_tree")
-    package = tmp_path / "head_tree" / "lowcomm_jax" / "__init__.py"
-    changed = "outer.nesterov = lambda rate=0.7, momentum=0.9: published(rate, momentum + 0.01)"
-    package.write_text(f"{package.read_text()}\npublished = outer.nesterov\n{changed}\n")
+    rules = tmp_path / "head_tree" / "lowcomm_jax" / "rules" / "outer.py"
+    changed = "nesterov = lambda rate=0.7, momentum=0.9: published(rate, momentum + 0.01)"
+    rules.write_text(f"{rules.read_text()}\npublished = nesterov\n{changed}\n")
     assert same_as.compare(tmp_path, "^weights$") == 1
     said = capsys.readouterr().out
     assert "first anchor a by " in said and "1 differ: weights" in said

@@ -2,11 +2,11 @@
 
 A send hands the payload to `JobDelivery`; a landing waits for everyone's. While a job cannot reach
 the other regions, `reach` says so: the loop puts its acts off, and the job keeps training;
-`SyncCounters.behind` counts the steps since. On reconnection the loop does them in order, and this
-region counts as absent in each. So anchors and decisions are those of the other regions, and its
-next send has all progress since. What the others have landed it reads all at once, and what all
-have missed they end at once (`RemoteExchange.fetch_ahead`). Slower regions may still be where this
-one was long ago: they are waited for.
+`SyncCounters.behind` counts the steps since. On reconnection the loop does them in order. This
+region counts as absent in each, but for a send that had left before. So anchors and decisions are
+those of the other regions, and its next send has all progress since. What the others have landed it
+reads all at once, and what all have missed they end at once (`RemoteExchange.fetch_ahead`). Slower
+regions may still be where this one was long ago: they are waited for.
 
 What happens to a region that is alive and does not answer is decided in `whole_exchange.py`.
 """
@@ -29,7 +29,7 @@ from lowcomm_jax.mesh.arrays import place
 from lowcomm_jax.optimizers import at_step
 from lowcomm_jax.rules.topology import Groups
 from lowcomm_jax.runtime.job_delivery import JobDelivery
-from lowcomm_jax.schedule.base import Send, Stage
+from lowcomm_jax.schedule.base import Stage
 from lowcomm_jax.state.train_state import (
     InFlight,
     TrainState,
@@ -104,7 +104,9 @@ class JobCarrier:
         self.witness: Callable[[Counted], None] | None = None
         self._ends = False  # whether the newest landing is of the last synchronisation
         self._in_time = True  # whether the acts of the newest step are done
-        self._sends = True  # whether the acts of this step have a send that is still to be done
+        self._sends = True  # whether a send of this step waits for the others to be reached
+        self._late: list[str] | None = None  # what a one-period step lands behind its send
+        self._whole = False  # whether a one-period step has begun: nothing of it is put off
         self._known: int | None = None  # of how many sends the outcome was read ahead
 
     def alone(self) -> JobCarrier:
@@ -134,9 +136,12 @@ class JobCarrier:
         now, sends = int(state.counters.step), int(state.counters.sends.sum())
         self._in_time = step == now
         counters = state.counters
-        self._sends = bool(loop.schedule.due(step, counters)) and not (
-            (counters.last_sent == step).any()
-        )
+        due = loop.schedule.due(step, counters)
+        self._sends = bool(due) and not (counters.last_sent == step).any()
+        self._whole, self._late = False, None
+        if loop.schedule.land_after_send:
+            flights = in_send_order(state.in_flight)
+            self._late = [k for k, f in flights if f.sent < step and f.fragment in due]
         if self._known is not None and step < now and sends >= self._known:
             missed = _missed(loop, state, now)
             self._known = self.delivery.fetch_ahead(sends, now - step + 1, missed)
@@ -145,13 +150,17 @@ class JobCarrier:
             self.delivery.be_patient(patience_s)
 
     def reach(self, state: TrainState, stage: Stage) -> bool:
-        # A step with a send is put off as a whole.
+        # One answer for a step with a send, so that it is put off as a whole: what lands and what
+        # leaves is decided together. A one-period step lands behind its send, and a send cannot be
+        # taken back; so it begins only where its payloads arrive. A blocking first round waits.
+        if self._whole:
+            return True
+        lands = keys_to_collect(stage) if self._late is None else self._late
         reached = not self._sends or self.delivery.reachable()
-        if isinstance(stage[0], Send):
-            self._sends = not reached
+        if reached := reached and self.delivery.arrives(state, lands):
+            self._sends = False
+            self._whole = self._late is not None
         else:
-            reached = reached and self.delivery.arrives(state, keys_to_collect(stage))
-        if not reached:
             self.pacing.deferred(self.delivery.trained)
             self.delivery.still_behind()
         return reached

@@ -1,8 +1,8 @@
 """Schedules: which fragments leave after which inner step, and how long they travel.
 
 In: the step, the counters in the training state (`SyncCounters`), and statistics that are the same
-in every region. Out: the fragments that leave (`Schedule.sends`), the next step at which one may
-leave, the codec's level, and what the schedule remembers. A schedule runs on the host and reads
+in every region. Out: what is to be done after the step, and in which order (`Schedule.acts`), the
+codec's level, and what the schedule remembers. A schedule runs on the host and reads
 reduced data alone, so that every region decides alike. `base` has the contract.
 
 - `staggered`: every fragment every H steps (DiLoCo, Streaming, and most others).

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import functools
 import math
 from fractions import Fraction
 from typing import ClassVar
@@ -36,34 +37,30 @@ class Arrivals(Schedule):
     delay: ClassVar[int] = 0
     uneven: ClassVar[bool] = True
 
-    def _shares(self) -> list[Fraction]:
-        """v / max v, exact, so that every region agrees on when another one steps."""
-        exact = [Fraction(str(v)) for v in self.speeds]
-        return [v / max(exact) for v in exact]
-
     def local_steps(self) -> list[int]:
         """Inner steps of each region between two arrivals, at least 1."""
         if not self.dynamic:
             return [self.period] * len(self.speeds)
-        return [max(1, int(share * self.period)) for share in self._shares()]
+        return [max(1, int(share * self.period)) for share in shares(self.speeds)]
 
     def active(self, step: int, regions: int) -> np.ndarray:
         del regions
-        return np.array([int(step * s) > int((step - 1) * s) for s in self._shares()])
+        return np.array([int(step * s) > int((step - 1) * s) for s in shares(self.speeds)])
 
     def senders(self, step: int, regions: int) -> np.ndarray:
-        made = [int(step * share) for share in self._shares()]
-        arrives = [m % n == 0 for m, n in zip(made, self.local_steps())]
-        return self.active(step, regions) & np.array(arrives)
+        del regions
+        each = zip(shares(self.speeds), self.local_steps())
+        made = [(int((step - 1) * share), int(step * share), n) for share, n in each]
+        return np.array([before < now and now % n == 0 for before, now, n in made])
 
     def rounds_by(self, step: int) -> int:
         """How many arrivals there are until a tick, itself included."""
-        each = zip(self._shares(), self.local_steps())
+        each = zip(shares(self.speeds), self.local_steps())
         return sum(int(step * share) // n for share, n in each)
 
     def opens(self, number: int) -> int:
         """The tick of arrival `number`, from 0; -1 = before all of them."""
-        slowest = max(n / share for share, n in zip(self._shares(), self.local_steps()))
+        slowest = max(n / share for share, n in zip(shares(self.speeds), self.local_steps()))
         ticks = range(math.ceil((number + 1) * slowest) + 1)
         return bisect.bisect_right(ticks, number, key=self.rounds_by)
 
@@ -88,3 +85,11 @@ class Arrivals(Schedule):
         if not self.speeds or min(self.speeds) <= 0:
             problems.append(f"speeds={self.speeds}: every region needs a positive speed")
         return problems
+
+
+@functools.lru_cache(maxsize=16)
+def shares(speeds: tuple[float, ...]) -> tuple[Fraction, ...]:
+    """v / max v, exact, so that every region agrees on when another one steps."""
+    exact = [Fraction(str(v)) for v in speeds]
+    fastest = max(exact)
+    return tuple(v / fastest for v in exact)

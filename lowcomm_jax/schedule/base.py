@@ -6,10 +6,12 @@ array, so that every region decides alike. It is a frozen dataclass; what it rem
 is `SyncCounters.decided`. The loop stores that, checkpoints keep it, and `Schedule.decide` changes
 it (for `TwoLevels` the loop itself).
 
-The acts name what is *still to be done*. Each leaves a mark: a send `last_sent`, a move
-`InFlight.anchor_updated`, an adoption a flight that is gone or waits for fewer regions. So an
-interrupted step goes on where it stopped, and the same function, asked for a later step, says
-whether something is due then.
+The acts name what is *still to be done*. They leave marks: a send `last_sent`, a move
+`InFlight.anchor_updated`, an adoption a flight that is gone or waits for fewer regions. So a step
+that was stopped before its last landing goes on there, and the same function, asked for a later
+step, says whether something is due then. A send of nobody and an empty move leave no mark: while a
+step is done the loop remembers both (`View.sent`, `View.crossed`), and the carrier of jobs never
+stops a one-period step behind its send.
 """
 
 from __future__ import annotations
@@ -92,7 +94,7 @@ class View(NamedTuple):
     Attributes:
       flights: (key, payload in flight) in the order of their sends; no array is read.
       regions: number of regions R of this job.
-      sent: whether the sends of this step are done.
+      sent: whether the loop has done the sends of this step, also those of nobody.
       crossed: whether a one-period boundary at this step has been crossed.
     """
 
@@ -101,6 +103,10 @@ class View(NamedTuple):
     regions: int
     sent: bool = False
     crossed: bool = False
+
+    def has_sent(self, step: int) -> bool:
+        """Whether the sends of this step are done."""
+        return self.sent or bool((self.counters.last_sent == step).any())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,7 +204,7 @@ class Schedule(abc.ABC):
 
     def sends(self, step: int, view: View) -> Stage:
         """The stage of the sends, each of one fragment."""
-        if view.sent or (view.counters.last_sent == step).any():
+        if view.has_sent(step):
             return ()
         busy = set() if self.land_after_send else {int(f.fragment) for _, f in view.flights}
         return tuple(Send((p,)) for p in self.due(step, view.counters) if p not in busy)
@@ -239,7 +245,7 @@ class Schedule(abc.ABC):
         return Move(fragment, late, key), adopts
 
     def next_send(self, step: int, counters: SyncCounters) -> int:
-        """The first step after `step` at which a fragment is due."""
+        """The first step after `step` at which a fragment is due, at the latest."""
         return next(t for t in itertools.count(step + 1) if self.due(t, counters))
 
     def at_the_end(self, step: int, fragment: int, regions: int) -> Send:

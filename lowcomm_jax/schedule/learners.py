@@ -40,11 +40,11 @@ import bisect
 import dataclasses
 import functools
 import math
-from fractions import Fraction
 from typing import Literal, NamedTuple
 
 import numpy as np
 
+from lowcomm_jax.schedule.arrivals import shares
 from lowcomm_jax.schedule.base import (
     Adopt,
     Copy,
@@ -161,14 +161,10 @@ class Learners(Schedule):
             down[region] += max(0, min(step, last) - first + 1)
         if not self.speeds:
             return step - down
-        return np.array([int((step - d) * v) for d, v in zip(down, self._shares())], np.int64)
+        return np.array([int((step - d) * v) for d, v in zip(down, shares(self.speeds))], np.int64)
 
     def active(self, step: int, regions: int) -> np.ndarray:
         return self.made(step, regions) > self.made(step - 1, regions)
-
-    def _shares(self) -> list[Fraction]:
-        exact = [Fraction(str(v)) for v in self.speeds]
-        return [v / max(exact) for v in exact]
 
     # -- rounds -----------------------------------------------------------------------------------
 
@@ -198,7 +194,7 @@ class Learners(Schedule):
 
     def sends(self, step: int, view: View) -> Stage:
         """Every round that closes, with the learners that it admits."""
-        if view.sent:
+        if view.has_sent(step):
             return ()
         up = self.up(step, view.regions)
         rounds = self.rounds_closing(step, view.regions)

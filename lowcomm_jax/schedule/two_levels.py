@@ -20,7 +20,7 @@ import math
 
 import numpy as np
 
-from lowcomm_jax.schedule.arrivals import Arrivals
+from lowcomm_jax.schedule.arrivals import Arrivals, shares
 from lowcomm_jax.state.train_state import Decided
 
 Groups = tuple[tuple[int, ...], ...]
@@ -43,7 +43,7 @@ class TwoLevels(Arrivals):
     def local_steps(self) -> list[int]:
         if not self.dynamic:
             return [self.period] * len(self.speeds)
-        return [math.ceil(share * self.period) for share in self._shares()]
+        return [math.ceil(share * self.period) for share in shares(self.speeds)]
 
     def start(self) -> Decided:
         count = len(self.groups)

@@ -1,4 +1,4 @@
-"""A region's own parts of eager rules, and empty payloads (`outer.eager`)."""
+"""A region's own parts of eager rules, and empty payloads (`rules.eager`)."""
 
 from __future__ import annotations
 

@@ -374,7 +374,7 @@ class SyncLoop(EventLoop):
                 return state, False
             state = self.do(state, stage, mask, in_time, events)
             sent |= isinstance(stage[0], Send)
-            crossed |= sent and isinstance(stage[0], Move)
+            crossed |= isinstance(stage[0], Move)
         landings = [e for e in events if e.kind == "land" and e.step == step]
         if (decided := self.schedule.decide(step, state.counters, landings)) is not None:
             state.counters.decided = decided
@@ -395,12 +395,13 @@ class SyncLoop(EventLoop):
           mask, in_time: as in `events_at`.
         """
         step, landed = int(state.counters.step), {}
-        adopts = {a.key: in_time and bool(a.regions.any()) for a in stage if isinstance(a, Adopt)}
+        crossings = [a for a in stage if isinstance(a, Adopt) and a.fresh is not None]
+        absent = {a.key for a in crossings if not a.regions.any()}
         for act in stage:
             if isinstance(act, Send):
                 state = self.send(state, act, step, mask, events)
             elif isinstance(act, Move):
-                state, landed[act.key] = self.move(state, act, adopts.get(act.key, False))
+                state, landed[act.key] = self.move(state, act, in_time and act.key not in absent)
             elif isinstance(act, Adopt):
                 state = self.adopt_payload(
                     state, act, step, in_time, landed.get(act.key, {}), events
@@ -585,7 +586,7 @@ class SyncLoop(EventLoop):
             elif fresh is not None or late.sent < state.counters.step:
                 own = own_parts(late, fresh)
         state, values = self.update_anchor(state, arrived, own, end is not None)
-        if self.measurements is not None:
+        if self.measurements is not None and end is None:
             state = self.measurements.landed(state, arrived, values)
         return state, values
 
@@ -610,10 +611,11 @@ class SyncLoop(EventLoop):
         lands = act.regions if in_time else np.zeros_like(act.regions)
         if act.fresh is None:
             lands = lands & flight.takes_part
-        if self._adopting is not None and not ends:
-            lands = lands & self._adopting(int(flight.sent))
+            if self._adopting is not None and not ends:
+                lands = lands & self._adopting(int(flight.sent))
         state = self.adopt(state, p, flight, lands, step)
-        values = {**values, **_measured_by(state.landing[p]), **self.carrier.times(act.key)}
+        measured = {} if ends else _measured_by(state.landing[p])
+        values = {**values, **measured, **self.carrier.times(act.key)}
         since = step if ends or act.key is None else flight.sent
         if self.method.base == "received" and not ends:
             since = np.maximum(state.counters.last_landed[p], 0)
@@ -627,10 +629,13 @@ class SyncLoop(EventLoop):
         return state.replace(in_flight={**state.in_flight, act.key: rest})
 
     def land_now(self, state: TrainState, events: list[Event]) -> TrainState:
-        flights = in_send_order(state.in_flight)
-        moves = [Move(int(f.fragment), k) for k, f in flights if not f.anchor_updated]
-        adopts = [Adopt(int(f.fragment), k, f.takes_part) for k, f in flights]
-        return self.do(state, (*moves, *adopts), np.ones(self.count, bool), True, events)
+        step = int(state.counters.step)
+        flights = [
+            (key, dataclasses.replace(flight, due=np.minimum(flight.due, step)))
+            for key, flight in in_send_order(state.in_flight)
+        ]
+        stage = self.schedule.landings(step, View(state.counters, flights, self.count))
+        return self.do(state, stage, np.ones(self.count, bool), True, events)
 
     def update_anchor(self, state: TrainState, flight: InFlight, own=None, if_news: bool = False):
         """Move the anchor by a payload; returns (state, device metrics)."""

@@ -154,7 +154,7 @@ def test_state_is_averaged_at_every_step_of_ddp():
 def test_regions_that_send_one_by_one_have_no_mean_of_all(speeds):
     method = lc.methods.async_local_sgd(2, speeds)
     one = engine(norm_loss, method, roles=norm_roles("average"))
-    with pytest.raises(ValueError, match=r"role 'average' need a send of all.*role 'local'"):
+    with pytest.raises(ValueError, match=r"role 'average' need a mean of all.*role 'local'"):
         train(one, NORM, X[:2])
 
 

@@ -183,6 +183,12 @@ def ranked_rounds(schedule, measured, rounds):
     return found
 
 
+def test_a_boundary_that_was_put_off_names_the_latest_next_one():
+    schedule = Ranked(6, (4, 2))
+    clock = SyncCounters.start(1, 1, schedule.start())
+    assert [schedule.next_send(step, clock) for step in (0, 5, 6, 9)] == [6, 6, 12, 15]
+
+
 @pytest.mark.parametrize("probe", [None, 2])
 def test_a_payload_travels_during_the_round_after_it(probe):
     """T_comm <= H T_step holds for what leaves at a boundary and the round that then begins."""

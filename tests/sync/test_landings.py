@@ -58,6 +58,35 @@ def test_in_a_replayed_run_those_adopt_that_adopted_in_it():
             assert np.all(w == anchor, axis=1).tolist() == [t == 4, True, False]
 
 
+def test_a_replayed_boundary_is_adopted_by_all_who_sent_there():
+    """Who was absent there has not sent: what became of the round before decides nothing."""
+    one = engine(square_loss, lc.methods.delayed_diloco(2))
+    state = one.init(START)
+    one.sync_loop(state).replay(lambda sent: np.array([True, sent != 2, True]))
+    batch = {"x": np.float32([[1.0], [2.0], [3.0]])}
+    state, record = one.run(state, [batch] * 4)
+    landings = [e for row in record.rows() for e in row["events"] if e["kind"] == "land"]
+    assert [(e["step"], list(e["participants"])) for e in landings] == [
+        (2, [True, True, True]),
+        (4, [True, True, True]),
+    ]
+
+
+def test_a_learner_that_is_down_at_the_end_adopts_nothing_before_the_last_synchronisation():
+    method = lc.methods.decoupled_diloco(4, 1, 2, outages=((1, 5, 9),))
+    one = engine(square_loss, method)
+    state, _ = one.run(one.init(START), [{"x": np.float32([[1.0], [2.0], [3.0]])}] * 5)
+    assert len(state.in_flight) == 1
+    state, events = finish(one.sync_loop(state), state)
+    up, everyone = [True, False, True], [True, True, True]
+    assert [(e.kind, e.participants.tolist()) for e in events] == [
+        ("land", up),
+        ("send", up),
+        ("land", everyone),
+    ]
+    assert state.counters.sends.tolist() == [2]
+
+
 def test_at_the_end_every_fragment_in_flight_lands_on_itself():
     """Two payloads are under way: each moves its own fragment once, and is not sent again."""
     method = lc.methods.streaming_diloco(4, 2, 3, 0.0, outer=optax.sgd(0.5), pattern=["a", "b"])

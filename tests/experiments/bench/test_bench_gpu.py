@@ -80,7 +80,7 @@ def test_what_fails_is_named_and_the_rest_goes_on(measured, capsys):
     assert code == 1
     assert "did you mean" in found["failed"]["codecs: bf15"]
     assert [row["codec"] for row in found["rows"]] == ["bf16"]
-    assert "codecs: bf15: ValueError" in capsys.readouterr().out
+    assert "codecs: bf15: " in capsys.readouterr().out
 
 
 def test_what_would_not_end_in_time_is_left_out(measured, monkeypatch):
