@@ -25,8 +25,9 @@ from lowcomm_jax.mesh.regions import REGION, Regions
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.network import VirtualClock, drive, follow
 from lowcomm_jax.params.layout import Layout, make_layout
-from lowcomm_jax.refusals import UNFIT, microbatch_cut, microbatch_problems, refuse_setup
-from lowcomm_jax.refused import refuse
+from lowcomm_jax.refusals import TITLE, UNFIT, microbatch_cut, microbatch_problems, refuse_setup
+from lowcomm_jax.refused import Refused, refuse
+from lowcomm_jax.runtime.connect import JobExchange
 from lowcomm_jax.runtime.job_delivery import JobDelivery
 from lowcomm_jax.runtime.make_loop import job_loop, reconnect
 from lowcomm_jax.runtime.round_job_loop import RoundJobLoop
@@ -79,6 +80,9 @@ class Engine:
         self.block: int = setup.block
         self.delivery: JobDelivery | None = None
         if setup.separate:
+            if not isinstance(setup.exchange, JobExchange):
+                fix = "no open exchange; give exchange.store(...) or exchange.peers(...)"
+                raise Refused(TITLE, [f"exchange={setup.exchange!r}: {fix}"])
             method = setup.method
             kind = {"shared": method.anchors == "shared", "in_groups": method.topology is not None}
             self.delivery = JobDelivery(setup.exchange, **kind)

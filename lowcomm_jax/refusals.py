@@ -363,7 +363,7 @@ ON_A_MESH = (
         "regions mesh exchange",
         lambda s: s.regions % s.placed.slots and math.gcd(s.regions, s.placed.slots),
         "regions={s.regions} does not divide over {s.placed.slots} region slots of the mesh: use a "
-        "region axis of {wrong}",
+        "region axis of {wrong} (mesh.region={wrong})",
     ),
     Row(
         "mesh regions exchange",
@@ -387,7 +387,8 @@ ON_A_MESH = (
     Row(
         "method network",
         lambda s: s.method.schedule.needs_network and s.network is None,
-        "gamma without T_c and T_s: give both, or measured=True, or a network",
+        "gamma without T_c and T_s: give both (step_seconds, sync_seconds), or measured=True, or a "
+        "network",
     ),
     Row(
         "concurrent_exchange method mesh regions exchange",
@@ -418,7 +419,7 @@ ON_A_MESH = (
         "hops mesh regions exchange",
         lambda s: s.hops is not None and not s.separate and s.regions != s.placed.slots,
         "hops: {s.regions} regions on {s.placed.slots} slots of the mesh; paths lead from slot to "
-        "slot: use a region axis of {s.regions}",
+        "slot: use a region axis of {s.regions} (mesh.region={s.regions})",
     ),
     Row(
         "hops method",
@@ -708,13 +709,13 @@ BETWEEN_JOBS = tuple(
             "once, in all regions: use one fragment and no overlap, or exchange='mesh'",
         ),
         Row(
-            "exchange method",
+            "method exchange",
             lambda s: getattr(s.method.inner_batching, "scope", "within") == "across",
             "scope='across': a mean gradient of all regions would be exchanged at every round's "
             "first step; use scope='within', or exchange='mesh'",
         ),
         Row(
-            "exchange method",
+            "method exchange",
             lambda s: s.method.trainers is not None and s.method.trainers.hurt_bound is not None,
             "hurt_bound={m.trainers.hurt_bound}: each region would judge a merge by a loss of its "
             "own rounding, and they could part; leave it out, or use exchange='mesh'",
@@ -726,13 +727,13 @@ BETWEEN_JOBS = tuple(
             "exchange='mesh'",
         ),
         Row(
-            "exchange method",
+            "method exchange",
             _simulated_learners,
             "{wrong}: between jobs learners are as fast, and as often away, as they are; leave it "
             "out",
         ),
         Row(
-            "exchange method",
+            "method exchange",
             lambda s: (
                 isinstance(s.method.schedule, Learners)
                 and not np.ndim(s.method.schedule.delay)

@@ -136,5 +136,8 @@ def is_whole(value: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a finite number, Python's or NumPy's; True and False are none."""
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether it is a finite number, Python's or NumPy's, of a float's range; switches are none."""
+    try:
+        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False

@@ -78,6 +78,18 @@ MESH = Takes(
     "no Mesh; give one of lc.make_mesh(region=2), or leave it out",
 )
 FROM_1 = Takes(lambda x: is_whole(x) and x >= 1, "a whole number, at least 1, is needed")
+
+
+def _up_to(most: int) -> Takes:
+    """Whole numbers from 1 to `most`: what is allocated by more would take all memory."""
+    return Takes(
+        lambda x: FROM_1.fits(x) and x <= most,
+        lambda x: f"use at most {most:,}" if FROM_1.fits(x) else str(FROM_1.fix),
+    )
+
+
+REGIONS = _up_to(100_000)
+BLOCK = _up_to(1 << 16)  # more steps at once would gain nothing
 WHOLE = Takes(is_whole, "give a whole number")
 SWITCH = Takes(lambda x: isinstance(x, bool), "use True or False")
 SWITCH_OR_NONE = Takes(lambda x: x is None or isinstance(x, bool), "use True, False or None")
@@ -146,7 +158,7 @@ class Setup:
         "or `accumulate` takes its place.",
     ]
     method: Annotated[Method, METHOD, "one of `lowcomm_jax.methods`."]
-    regions: Annotated[int, FROM_1, "number of regions R."]
+    regions: Annotated[int, REGIONS, "number of regions R."]
     _: dataclasses.KW_ONLY
     mesh: Annotated[
         Mesh | None,
@@ -218,7 +230,7 @@ class Setup:
     block: Annotated[
         int,
         IN_CONFIG,
-        FROM_1,
+        BLOCK,
         "most steps that `run` stages on the device at once; where batches are cut "
         "(`microbatch=`), most microbatches.",
     ] = 16
@@ -251,10 +263,10 @@ class Setup:
     ] = "whole"
 
     def __post_init__(self) -> None:
-        """NumPy's whole numbers become Python's, and one text is one prefix."""
+        """NumPy's whole numbers and switches become Python's, and one text is one prefix."""
         for name in SETTINGS:
-            if isinstance(value := getattr(self, name), np.integer):
-                object.__setattr__(self, name, int(value))
+            if isinstance(value := getattr(self, name), np.integer | np.bool_):
+                object.__setattr__(self, name, value.item())
         if isinstance(self.stacked, str):
             object.__setattr__(self, "stacked", (self.stacked,))
 

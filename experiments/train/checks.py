@@ -30,10 +30,23 @@ from lowcomm_jax.methods import Method
 from lowcomm_jax.models import TransformerConfig, preset
 from lowcomm_jax.models.pipeline.pipeline import pipeline_problems, schedule_problems
 from lowcomm_jax.models.weights import config_from_llama
+from lowcomm_jax.refused import is_number, is_whole
 
 PROVISIONAL_VOCABULARY = 320  # until the tokenizer is open; nothing checked here depends on it
 
+LARGEST = {
+    "steps": 10**8,
+    "batch": 10**6,
+    "microbatches": 10**5,
+    "model.layers": 10**4,
+    "model": 10**7,
+    "data.seq_len": 10**7,
+    "inner.muon_steps": 10**3,
+}
+"""Larger numbers, by field or section, are refused before anything is made: else memory runs out.
 
+`setup` has the bounds of an engine's settings.
+"""
 _FROM_1 = ("batch", "eval.sequences", "eval.batch", "log.every", "checkpoint.keep_last")
 
 
@@ -75,6 +88,16 @@ def _same_type(value: Any, default: Any, optional: bool) -> bool:
     return isinstance(value, type(default))
 
 
+def extreme_problems(fields: Mapping[str, Any]) -> list[str]:
+    """Whole numbers above `LARGEST` of their name or their section."""
+    found = []
+    for name, value in dotted(dict(fields)).items():
+        largest = LARGEST.get(name, LARGEST.get(name.partition(".")[0], 2**63 - 1))
+        if is_whole(value) and abs(value) > largest:
+            found.append(f"{name}={value}: give at most {largest:,}")
+    return found
+
+
 def number_problems(fields: Mapping[str, Any]) -> list[str]:
     """Counts, chances, seeds and patterns that are out of range."""
     given = dotted(dict(fields))
@@ -111,7 +134,9 @@ def count_steps(fields: Mapping[str, Any]) -> tuple[int, list[str]]:
     per_step = fields["regions"] * fields["batch"] * fields["data"]["seq_len"]
     if tokens < 1:
         return 0, [f"tokens={tokens}: at least 1 is needed; or give steps"]
-    return math.ceil(tokens / max(per_step, 1)), []
+    steps, most = -(-tokens // max(per_step, 1)), LARGEST["steps"]
+    fix = f"at most {most:,} can be trained; lower tokens"
+    return steps, [f"tokens={tokens} are {steps} steps: {fix}"] * (steps > most)
 
 
 def fit_warm_up(config: Any, overrides: Sequence[tuple[str, str]]) -> str:
@@ -269,6 +294,12 @@ def stage_problems(
     return found
 
 
+def memory_bytes(fields: Mapping[str, Any]) -> int | None:
+    """Bytes of a device that a step may use; None where none are given, or what is no number."""
+    given = fields["adaptive"]["memory_gb"]
+    return int(given * 1e9) if is_number(given) and 1e-9 <= given <= 1e9 else None
+
+
 def adaptive_problems(fields: Mapping[str, Any], method: Method | None) -> list[str]:
     """Settings of growing batches that have no effect, or that cannot work."""
     if method is None:
@@ -283,10 +314,8 @@ def adaptive_problems(fields: Mapping[str, Any], method: Method | None) -> list[
             for key in unused
         ]
     found = []
-    if given["memory_gb"] is not None and not given["memory_gb"] > 0:
-        found.append(
-            f"adaptive.memory_gb={given['memory_gb']}: give gigabytes of a device, above 0"
-        )
+    if given["memory_gb"] is not None and memory_bytes(fields) is None:
+        found.append(f"adaptive.memory_gb={given['memory_gb']}: give gigabytes of a device, as 16")
     if fields["mesh"]["stage"] > 1:
         fix = "stages need microbatches of one size, and these grow; use mesh.stage=1"
         found.append(f"mesh.stage={fields['mesh']['stage']}: {fix}")

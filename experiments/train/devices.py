@@ -27,6 +27,9 @@ def take_memory() -> None:
         os.environ[MEMORY[0]] = "0.92"
 
 
+MOST = 1024  # devices that a processor is cut into unasked; each takes threads and memory
+
+
 def asked_for(mesh: Mapping[str, int]) -> int:
     """How many devices the sizes of a mesh ask for; 0 asks for nothing."""
     return math.prod(size for size in mesh.values() if size > 0)
@@ -39,12 +42,13 @@ def provide(mesh: Mapping[str, int], processes: int | None = None) -> None:
       processes: of this job, which share the mesh; None = those that `jax.distributed` has found.
 
     Accelerators are left as they are, and so is a number that XLA_FLAGS or JAX's own setting gives.
+    A mesh of more than `MOST` devices cuts nothing.
     JAX fixes its devices when they are first used: later calls change nothing, and a mesh that
     does not fit is refused when it is made.
     """
     wanted = asked_for(mesh) // (processes or compat.process_count())
     settled = FLAG in os.environ.get("XLA_FLAGS", "") or jax.config.jax_num_cpu_devices >= 0
-    if wanted < 2 or settled:
+    if not 2 <= wanted <= MOST or settled:
         return
     try:
         jax.config.update("jax_num_cpu_devices", wanted)

@@ -170,9 +170,9 @@ def policy_rows(job: Job) -> tuple[Row, ...] | None:
 
 def _policy(job: Job) -> dict[str, Any]:
     """What only an `AdaptiveEngine` takes."""
-    given, memory = job.config["adaptive"], job.config["adaptive"]["memory_gb"]
+    given = job.config["adaptive"]
     return {
         **{name: given[name] for name in ("scaling", "largest_microbatch")},
         "reference_batch": job.batch,
-        "memory": memory if memory is None else int(memory * 1e9),
+        "memory": checks.memory_bytes(job.config),
     }

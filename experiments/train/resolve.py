@@ -52,7 +52,7 @@ def resolve(config: Any, workdir: str | Path, target: Target | None = None) -> J
       RefusedError: every violation, each with its fix.
     """
     fields = plain(config)
-    refuse_any(checks.shape_problems(fields))
+    refuse_any(checks.shape_problems(fields) or checks.extreme_problems(fields))
     fields = as_begun(Path(workdir), fields)
     if target is None:
         devices.provide(fields["mesh"])
@@ -76,8 +76,8 @@ def resolve(config: Any, workdir: str | Path, target: Target | None = None) -> J
     problems += found
     fields["method"], found = portable(fields["method"])
     problems += found
-    weights, found = checks.region_weights(fields)
-    problems += found
+    weights, no_weights = checks.region_weights(fields)
+    problems += no_weights
     inner = InnerConfig(**fields["inner"])
     problems += missing_packages(fields["log"])
     problems += [f"inner.{line}" for line in inner.violations(steps if steps > 0 else 1 << 62)]
@@ -96,24 +96,40 @@ def resolve(config: Any, workdir: str | Path, target: Target | None = None) -> J
     problems += checks.adaptive_problems(fields, method) + exchange_problems(fields, method)
     misfits = checks.stage_problems(fields, mesh, model)
     problems += misfits
-    problems += _engine_problems(job, misfits)
+    problems += _engine_problems(job, misfits, {"weights"} if no_weights else set())
     problems += workdir_problems(job.workdir, fields)
     refuse_any(problems)
     return job
 
 
-_PREFIX = {"method": "method.", "adaptive": "adaptive."}
-_PREFIX |= dict.fromkeys(("outlier_factor", "max_update_norm"), "guards.")
-"""What stands before a line about an engine's setting, where a config has it in a section."""
+_NAMES = {"hops": "random_routing", "memory": "adaptive.memory_gb"}
+_NAMES |= {name: f"adaptive.{name}" for name in ("scaling", "largest_microbatch")}
+_NAMES |= {name: f"guards.{name}" for name in ("outlier_factor", "max_update_norm")}
+"""Setting of an engine -> its name in a config, where that is another."""
 
 
-def _engine_problems(job: Job, misfits: Sequence[str]) -> list[str]:
+def _as_in_config(problem: refusals.Problem, fields: dict[str, Any]) -> str:
+    """A line about an engine's setting, with the name and the value that a config has."""
+    about, text = problem
+    if about in ("method", "adaptive"):
+        return {"method": "method.", "adaptive": "adaptive: "}[about] + text
+    head, colon, fix = text.partition(": ")
+    given = {"weights": fields["weights"], "memory": fields["adaptive"]["memory_gb"]}
+    if about in given and head.startswith(f"{about}="):
+        head = f"{about}={given[about]!r}"
+    if head.startswith(about):
+        head = _NAMES.get(about, about) + head.removeprefix(about)
+    return head + colon + fix
+
+
+def _engine_problems(job: Job, misfits: Sequence[str], told: set[str]) -> list[str]:
     """What the engine refuses, and fragments that do not fit the parameters.
 
     Args:
       misfits: stages that do not fit; the model cannot be made then.
+      told: settings whose problems were told already.
     """
-    unknown, model = {"inner"}, None
+    unknown, model = {"inner", "reference_batch", *told}, None  # (`number_problems` has the batch)
     unknown |= {name for name in ("mesh", "method") if getattr(job, name) is None}
     if job.model is None or job.mesh is None or misfits:
         unknown |= {"loss_fn"}
@@ -121,8 +137,8 @@ def _engine_problems(job: Job, misfits: Sequence[str]) -> list[str]:
         model = make_model(job, job.model)
     setup = Setup(inner=None, **settings(job, model, described(job.config)))
     found = [
-        _PREFIX.get(about, "") + text
-        for about, text in refusals.problems(setup, policy_rows(job), unknown)
+        _as_in_config(problem, job.config)
+        for problem in refusals.problems(setup, policy_rows(job), unknown)
     ]
     return found if model is None else found + _cut_problems(job, model)
 

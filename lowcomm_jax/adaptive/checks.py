@@ -33,17 +33,22 @@ def rows(
     reference_batch: Any = None,
     scaling: Any = "none",
 ) -> tuple[Row, ...]:
-    """The refusals of an `AdaptiveEngine`'s own settings (`refusals.problems`)."""
+    """The refusals of an `AdaptiveEngine`'s own settings (`refusals.problems`).
+
+    A row's condition gives the line, since a text of what was given is no template.
+    """
     sizes = {"largest_microbatch": largest_microbatch, "memory": memory}
-    given = {name: x for name, x in sizes.items() if x is not None}
-    counts = given | ({} if reference_batch is None else {"reference_batch": reference_batch})
-    wrong = [line for k, x in counts.items() if (line := FROM_1.problem(k, x)) is not None]
-    if len(given) > 1:
-        wrong.append("largest_microbatch and memory: give one of the two")
+    counts = {**sizes, "reference_batch": reference_batch}
+    both = largest_microbatch is not None and memory is not None
+
+    def miscounted(name: str) -> Row:
+        value = counts[name]
+        line = None if value is None else FROM_1.problem(name, value)
+        return Row(name, lambda s: line)
 
     def unplannable(s: Setup) -> list[str]:
         policy, trainers = policy_and_trainers(s.method)
-        if wrong or not isinstance(policy, BatchPolicy) or policy.violations(s.regions):
+        if both or not isinstance(policy, BatchPolicy) or policy.violations(s.regions):
             return []
         if policy.cap is None:
             fix = "give the largest batch"
@@ -52,18 +57,27 @@ def rows(
         return Switch(largest, policy.start, trainers.threshold).violations()
 
     return (
-        Row("adaptive method", lambda s: wrong),
-        Row("adaptive method regions", unplannable),
+        *map(miscounted, counts),
         Row(
-            "adaptive method",
-            lambda s: scaling not in SCALINGS,
-            f"scaling={scaling!r}: use {', '.join(SCALINGS)}",
+            "memory largest_microbatch",
+            lambda s: both and f"memory={memory}: give it, or largest_microbatch, but not both",
+        ),
+        Row("adaptive method regions largest_microbatch memory", unplannable),
+        Row(
+            "scaling",
+            lambda s: (
+                not (isinstance(scaling, str) and scaling in SCALINGS)
+                and f"scaling={scaling!r}: use {', '.join(SCALINGS)}"
+            ),
         ),
         Row(
-            "adaptive method exchange",
-            lambda s: s.separate and memory is not None,
-            f"memory={memory}: regions between jobs could plan different batches; give "
-            "largest_microbatch, the same for all",
+            "memory method exchange",
+            lambda s: (
+                s.separate
+                and memory is not None
+                and f"memory={memory}: regions between jobs could plan different batches; give "
+                "largest_microbatch, the same for all"
+            ),
         ),
         Row(
             "method",

@@ -24,10 +24,18 @@ from lowcomm_jax.sync.initial_state import abstract_state, region_batch
 from lowcomm_jax.sync.own_parts import own_parts
 from lowcomm_jax.sync.round_programs import RoundPrograms
 from lowcomm_jax.sync.sync_loop import SyncLoop
+from lowcomm_jax.sync.two_level_loop import TwoLevelLoop
 
 PyTree = Any
 Progress = Callable[[str, int, int], None]
 USUAL_PROGRAMS = 4  # of a method with an anchor: inner step, send, anchor update, landing
+SERVER_PROGRAMS = {
+    "_arrive": "arrival at a server",
+    "_leave": "update of a server",
+    "_reach": "anchor update",
+    "_merge": "mix of the anchor into a server",
+}
+"""Programs of a `TwoLevelLoop`, in the order in which a period calls them."""
 HOST_ARGUMENTS = {
     "payload_program": (1, 2),
     "outer_program": (0,),
@@ -118,7 +126,8 @@ def compile_engine(
     programs = engine.programs_for(layout, offload=False)
     state = abstract_state(programs, params)
     found: list[CompiledProgram] = []
-    recording = _recording(programs, found, engine.setup.offload, progress)
+    record = _recorder(programs, found, progress)
+    recording = _recording(programs, record, engine.setup.offload)
     loop = engine.loop_of(recording)
     staged = region_batch(programs, batch)
     words = engine.runner.keys
@@ -137,7 +146,9 @@ def compile_engine(
     given = (state.inner, state.frozen, staged, keys, active, np.int32(1))
     if programs.channels is None:
         recording.inner_program(*given, single=False)
-    if not inner_alone:
+    if not inner_alone and isinstance(loop, TwoLevelLoop):
+        state = _record_servers(loop, state, record)
+    elif not inner_alone:
         state = _record_round(loop, state, _largest(loop), given)
     stowed = 0
     if engine.setup.offload:
@@ -182,6 +193,23 @@ def _record_round(loop: SyncLoop, state: TrainState, p: int, given: tuple) -> Tr
     return sent
 
 
+def _record_servers(loop: TwoLevelLoop, state: TrainState, record: Callable) -> TrainState:
+    """Every worker's arrival, and its server's exchange with the global one; returns the state.
+
+    The ledger books all workers' arrivals; the programs are the same for all.
+    """
+    for field, name in SERVER_PROGRAMS.items():
+        setattr(loop, field, record(getattr(loop, field), name))
+    state = loop._deliver(state, 0, 1, [])
+    for region in range(1, loop.count):
+        host = loop._host(loop.schedule.group_of(region))
+        loop._moved(state, f"0@1/{region}", region, host, [], loop._delta, loop._dense)
+    group = np.int32(0)
+    servers = loop._leave(state.servers, group)
+    anchor, outer, servers = loop._reach(state.anchor, state.outer[0], servers, group)
+    return state.replace(anchor=anchor, outer=(outer,), servers=loop._merge(servers, group))
+
+
 def _record_gradient_step(recording, state: TrainState, staged: PyTree, keys: Any) -> None:
     carry = state.inner, state.anchor, state.outer[0], state.codec[0]
     takes_part, weight = np.ones((len(keys), 1), bool), np.ones(len(keys), np.float32)
@@ -189,29 +217,8 @@ def _record_gradient_step(recording, state: TrainState, staged: PyTree, keys: An
     recording.inner_program(*given, single=False)
 
 
-def _recording(
-    programs: RoundPrograms,
-    found: list,
-    offload: bool,
-    progress: Progress | None,
-) -> RoundPrograms:
-    """The programs, each of which compiles when it is called, and returns shapes."""
-    names = {
-        "inner_program": "inner step",
-        "payload_program": "send",
-        "outer_program": "anchor update",
-        "landing_program": "landing",
-        "received_program": "received anchor",
-        "average_program": "average of buffers",
-        "drift_program": "drift of fragments",
-        "header_program": "mean of headers",
-    }
-    if programs.method.signal == "gradient":
-        names["inner_program"] = "inner step and exchange"
-
-    def recorder(field: str, name: str) -> Callable:
-        host = HOST_ARGUMENTS.get(field, ()) if offload else ()
-        return recording(getattr(programs, field), name, host)
+def _recorder(programs: RoundPrograms, found: list, progress: Progress | None) -> Callable:
+    """Makes of a program one that compiles when it is called, and returns shapes."""
 
     def recording(program: Any, name: str, host: tuple[int, ...] = ()) -> Callable:
         def call(*args, **kwargs):
@@ -233,6 +240,28 @@ def _recording(
             return jax.tree.map(_placed, lowered.out_info, compiled.output_shardings)
 
         return call
+
+    return recording
+
+
+def _recording(programs: RoundPrograms, recording: Callable, offload: bool) -> RoundPrograms:
+    """The programs, each of which is recorded when it is called (`_recorder`)."""
+    names = {
+        "inner_program": "inner step",
+        "payload_program": "send",
+        "outer_program": "anchor update",
+        "landing_program": "landing",
+        "received_program": "received anchor",
+        "average_program": "average of buffers",
+        "drift_program": "drift of fragments",
+        "header_program": "mean of headers",
+    }
+    if programs.method.signal == "gradient":
+        names["inner_program"] = "inner step and exchange"
+
+    def recorder(field: str, name: str) -> Callable:
+        host = HOST_ARGUMENTS.get(field, ()) if offload else ()
+        return recording(getattr(programs, field), name, host)
 
     concurrent = copy.copy(programs.concurrent)
     if concurrent is not None:

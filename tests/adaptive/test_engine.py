@@ -273,7 +273,7 @@ def test_everything_wrong_is_listed_at_once():
         "accumulate=2",
         "scaling='cube'",
         "reference_batch=0",
-        "largest_microbatch and memory",
+        "memory=0",
         "network",
     ):
         assert part in text, part
@@ -294,3 +294,15 @@ def test_the_ordinary_engine_names_the_adaptive_one():
         (lc.methods.adloco(4, threshold=0.5), "threshold=0.5"),
     ):
         assert part in refusal(lambda: engine(method, 1)), part  # noqa: B023
+
+
+@pytest.mark.parametrize("scaling", ["{x}", "{s.seed}", ["sqrt"]])
+def test_what_was_given_is_shown_as_it_is(scaling):
+    text = refusal(lambda: engine(lc.methods.adloco(4), scaling=scaling, memory="{x}"))
+    assert f"scaling={scaling!r}: use none, sqrt, linear" in text
+    assert "memory='{x}': a whole number, at least 1, is needed" in text
+
+
+def test_one_of_two_sizes_is_enough():
+    text = refusal(lambda: engine(lc.methods.adloco(4), memory=10**9))
+    assert "memory=1000000000: give it, or largest_microbatch, but not both" in text

@@ -103,3 +103,21 @@ def test_progress_names_every_program_before_it_is_compiled():
     )
     assert [name for name, _, _ in told] == [program.name for program in found.programs]
     assert [now[1:] for now in told] == [(done, 4) for done in range(4)]
+
+
+@pytest.mark.parametrize("codec", [None, "int8"])
+def test_the_programs_of_two_levels_are_compiled(codec):
+    mesh = lc.make_mesh(region=2, devices=jax.devices()[:2])
+    method = M.halos(4, (1.0, 1.0), ((0, 1),), codec=codec, global_codec=codec)
+    engine = lc.Engine(small_loss, optax.sgd(0.1), method, 2, mesh=mesh, stacked=("blocks",))
+    found = compile_engine(engine, small_params(), SMALL_BATCH)
+    assert [program.name for program in found.programs] == [
+        "inner step",
+        "arrival at a server",
+        "update of a server",
+        "anchor update",
+        "mix of the anchor into a server",
+    ]
+    # Region 1's worker gets its server's model, in fp32, from the site of region 0.
+    size = sum(x.size for x in jax.tree.leaves(small_params()))
+    assert found.resident > 0 and found.announced == 4 * size

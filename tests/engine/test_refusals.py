@@ -8,7 +8,7 @@ import optax
 import oracle
 import pytest
 from oracle.jax_problem import loss_fn
-from refused_lines import lines_of
+from refused_lines import Others, lines_of
 
 import lowcomm_jax as lc
 from lowcomm_jax.compression import ef21, integrate, make
@@ -156,12 +156,25 @@ def test_a_method_that_cannot_work(method, part):
         ({"weights": 1.0}, "weights="),
         ({"mesh": jax.make_mesh((1,), ("data",))}, "mesh axes"),
         ({"accumulate": 1.5}, "accumulate=1.5"),
+        ({"regions": 30_000_000}, "regions=30000000: use at most 100,000"),
+        ({"block": 10**9}, "block=1000000000: use at most 65,536"),
+        ({"offload": np.int64(1)}, "offload=1: use True or False"),
+        ({"exchange": Others(3)}, "no open exchange; give exchange.store(...)"),
         ({"outlier_factor": float("nan")}, "outlier_factor=nan"),
+        ({"outlier_factor": 10**400}, "must exceed 1"),
         ({"max_update_norm": 0.0}, "max_update_norm=0.0"),
     ],
 )
 def test_an_engine_that_cannot_work(kwargs, part):
     assert part in refusal(lc.methods.diloco(2), **kwargs)
+
+
+def test_switches_and_numbers_of_numpy_are_taken():
+    given = {"offload": np.bool_(False), "concurrent_exchange": np.bool_(False), "seed": np.int8(3)}
+    setup = lc.Engine(
+        loss_fn, optax.sgd(0.1), lc.methods.diloco(2), np.int64(3), mesh=MESH, **given
+    ).setup
+    assert setup.offload is False and setup.concurrent_exchange is False and setup.regions == 3
 
 
 def test_one_period_methods_may_be_a_whole_period_late():

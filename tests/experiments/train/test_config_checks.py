@@ -1,11 +1,15 @@
 """Configs are checked as a whole, before any work starts."""
 
+import time
+
+import jax
 import numpy as np
 import pytest
 
 from experiments.__main__ import main
 from experiments.cli import RefusedError, load_config
 from experiments.config import base, plain
+from experiments.train import devices
 from experiments.train.checks import fit_warm_up
 from experiments.train.methods import METHODS, make_method
 from experiments.train.resolve import resolve
@@ -71,7 +75,7 @@ def test_every_violation_in_one_message(tmp_path):
         "steps=0",
         "accumulate=4",
         "participation=0.0",
-        "weights=(0.5, 0.5)",
+        "weights='0.5,0.5'",
         "replicas='loop'",
         "does not divide over 3 region slots",
         "method.outer.name='adam'",
@@ -334,6 +338,62 @@ def test_no_problem_hides_another(tmp_path):
         "method.period=0",
     ):
         assert part in text, text
+
+
+@pytest.mark.parametrize(
+    "overrides, line",
+    [
+        ({"regions": 30_000_000}, "regions=30000000: use at most 100,000"),
+        ({"block": 10**9}, "block=1000000000: use at most 65,536"),
+        ({"batch": 10**12}, "batch=1000000000000: give at most 1,000,000"),
+        ({"model.layers": 2**31}, "model.layers=2147483648: give at most 10,000"),
+        ({"steps": 0, "tokens": 10**15}, "tokens=1000000000000000 are 488281250000 steps: at most"),
+        ({"weights": "0.5,x"}, "weights='0.5,x': use equal, tokens, or one number per region"),
+        ({"weights": "0.5,{x}"}, "weights='0.5,{x}': use equal"),
+    ],
+)
+def test_absurd_values_are_one_line_at_once(overrides, line, tmp_path):
+    config = base("diloco", period=7)
+    config.mesh.region, config.mesh.fsdp = 1, 1
+    config.update_from_flattened_dict(overrides)
+    began = time.monotonic()
+    text = refused(config, tmp_path / "run")
+    assert text.startswith(f"cannot start: {line}") and "\n" not in text, text
+    assert time.monotonic() - began < 2 and not (tmp_path / "run").exists()
+
+
+def test_a_processor_is_not_cut_into_absurdly_many_devices(monkeypatch):
+    asked = []
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    monkeypatch.setattr(jax.config, "update", lambda *given: asked.append(given))
+    devices.provide({"region": 2, "fsdp": 10**7}, 1)
+    assert not asked
+
+
+@pytest.mark.parametrize("memory", [0.0, -1.0, float("nan"), float("inf"), 1e308, 1e-12])
+def test_memory_that_is_no_number_of_gigabytes_is_one_line(memory, tmp_path):
+    config = base("adloco", period=6)
+    config.mesh.region, config.mesh.fsdp, config.adaptive.memory_gb = 1, 1, memory
+    text = refused(config, tmp_path)
+    assert text == f"cannot start: adaptive.memory_gb={memory}: give gigabytes of a device, as 16"
+
+
+def test_lines_have_the_names_and_values_of_the_config(tmp_path):
+    config = base("adloco", period=6)
+    config.mesh.region, config.mesh.fsdp = 1, 1
+    config.adaptive.memory_gb, config.adaptive.largest_microbatch = 2.5, 2
+    config.adaptive.scaling, config.guards.outlier_factor = "{x}", 0.5
+    assert refused(config, tmp_path).splitlines()[1:] == [
+        "  - guards.outlier_factor=0.5: must exceed 1; or None for no bound",
+        "  - adaptive.memory_gb=2.5: give it, or largest_microbatch, but not both",
+        "  - adaptive.scaling='{x}': use none, sqrt, linear",
+    ]
+    config = base("diloco", period=6)
+    config.mesh.region, config.mesh.fsdp, config.mesh.stage = 1, 1, 2
+    config.microbatches, config.random_routing = 2, True
+    text = refused(config, tmp_path)
+    assert "random_routing: 4 regions on 1 slots" in text and "(mesh.region=4)" in text
+    assert "hops" not in text
 
 
 def test_a_short_run_gets_a_warm_up_that_fits_unless_it_names_one(capsys, tmp_path):
