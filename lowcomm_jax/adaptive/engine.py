@@ -52,7 +52,7 @@ from lowcomm_jax.setup import Setup, refuse_unknown
 from lowcomm_jax.state.train_state import TrainState
 from lowcomm_jax.sync.finish import finish
 from lowcomm_jax.sync.round_programs import RoundPrograms
-from lowcomm_jax.sync.sync_loop import SyncLoop
+from lowcomm_jax.sync.sync_loop import EventLoop
 from lowcomm_jax.train.batch_blocks import MicrobatchCut
 
 PyTree = Any
@@ -342,12 +342,12 @@ class AdaptiveEngine:
         """To the other jobs; see `Engine`."""
         return self.engine.delivery
 
-    def sync_loop(self, state: AdaptiveState) -> SyncLoop:
+    def sync_loop(self, state: AdaptiveState) -> EventLoop:
         """The loop over events of the first trainer; steps are those of all."""
         [number, *_] = state.trainers
         return self._loops.of(number, state.first.state)
 
-    def loop_of(self, trainer: int, state: TrainState) -> SyncLoop:
+    def loop_of(self, trainer: int, state: TrainState) -> EventLoop:
         """The loop over events of a trainer, by its number."""
         return self._loops.of(trainer, state)
 
@@ -431,7 +431,7 @@ class _OneLoop:
     def __init__(self, engine: Engine):
         self.engine = engine
 
-    def of(self, trainer: int, state: TrainState) -> SyncLoop:
+    def of(self, trainer: int, state: TrainState) -> EventLoop:
         del trainer
         return self.engine.sync_loop(state)
 

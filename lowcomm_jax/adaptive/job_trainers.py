@@ -22,7 +22,7 @@ from lowcomm_jax.runtime.state_transfer import State, shared_state
 from lowcomm_jax.runtime.trainer_carrier import TrainerCarrier, TrainerDelivery
 from lowcomm_jax.state.leaves import trainer_prefix
 from lowcomm_jax.state.train_state import TrainState
-from lowcomm_jax.sync.sync_loop import SyncLoop
+from lowcomm_jax.sync.sync_loop import EventLoop, SyncLoop
 
 HAS_LOOKED = "looked"
 """1 where a region has measured in this round, and 0 where it came in after the round's start."""
@@ -36,12 +36,12 @@ class JobTrainers:
     def __init__(self, engine: Engine, count: int):
         """`count`: trainers at the start; a round has as many exchanges."""
         self.engine = engine
-        self._loops: dict[tuple[Any, int], SyncLoop] = {}
+        self._loops: dict[tuple[Any, int], EventLoop] = {}
         self._slicings: dict[tuple[int, int], Any] = {}
         engine.delivery.gives = given
         engine.delivery.exchange.keep_more(count)
 
-    def of(self, trainer: int, state: TrainState) -> SyncLoop:
+    def of(self, trainer: int, state: TrainState) -> EventLoop:
         """The loop of a trainer."""
         key = state.layout, trainer
         if key not in self._loops:

@@ -123,11 +123,11 @@ class Method:
 
     def outer_of(self, fragment: int) -> Rule:
         """The outer rule of a fragment."""
-        return self.outer[fragment] if per_fragment(self.outer) else self.outer
+        return _rule_of(self.outer, fragment)
 
     def landing_of(self, fragment: int) -> Rule:
         """The landing rule of a fragment; None = replace."""
-        return self.landing[fragment] if per_fragment(self.landing) else self.landing
+        return _rule_of(self.landing, fragment)
 
     @property
     def takes_own_parts(self) -> bool:
@@ -177,6 +177,10 @@ def per_fragment(rules: Any) -> bool:
     """Whether there is a rule of its own for each fragment."""
     # An Optax transform is itself a tuple, of functions.
     return isinstance(rules, tuple) and not isinstance(rules, optax.GradientTransformation)
+
+
+def _rule_of(rules: Any, fragment: int) -> Rule:
+    return rules[fragment] if per_fragment(rules) else rules
 
 
 def _with_keywords(rules: Any) -> Any:
