@@ -26,13 +26,14 @@ _COLUMN = {
     "recovery": 5.4,
     "checkpoint": -1.2,
     "interrupt": 5.4,
-    "models": 2.2,
-    "data": -3.4,
+    "models": 2.4,
+    "data": -5.8,
     "planner": -4.4,
-    "network": -4.4,
+    "network": -4.2,
     "runtime": 0.9,
     "sync": -0.9,
-    "train": -1.5,
+    "setup": -2.6,
+    "train": -0.6,
     "history": 1.6,
     "exchange": 1.6,
     "methods": -1.5,
@@ -40,6 +41,9 @@ _COLUMN = {
     "state": 0.4,
     "params": -0.6,
     "mesh": 0.6,
+    "compat": -1.2,
+    "refused": 1.4,
+    "refusals": -2.4,
 }
 
 
