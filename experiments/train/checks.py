@@ -30,23 +30,10 @@ from lowcomm_jax.methods import Method
 from lowcomm_jax.models import TransformerConfig, preset
 from lowcomm_jax.models.pipeline.pipeline import pipeline_problems, schedule_problems
 from lowcomm_jax.models.weights import config_from_llama
-from lowcomm_jax.refused import is_number, is_whole
+from lowcomm_jax.refused import is_number
 
 PROVISIONAL_VOCABULARY = 320  # until the tokenizer is open; nothing checked here depends on it
 
-LARGEST = {
-    "steps": 10**8,
-    "batch": 10**6,
-    "microbatches": 10**5,
-    "model.layers": 10**4,
-    "model": 10**7,
-    "data.seq_len": 10**7,
-    "inner.muon_steps": 10**3,
-}
-"""Larger numbers, by field or section, are refused before anything is made: else memory runs out.
-
-`setup` has the bounds of an engine's settings.
-"""
 _FROM_1 = ("batch", "eval.sequences", "eval.batch", "log.every", "checkpoint.keep_last")
 
 
@@ -88,16 +75,6 @@ def _same_type(value: Any, default: Any, optional: bool) -> bool:
     return isinstance(value, type(default))
 
 
-def extreme_problems(fields: Mapping[str, Any]) -> list[str]:
-    """Whole numbers above `LARGEST` of their name or their section."""
-    found = []
-    for name, value in dotted(dict(fields)).items():
-        largest = LARGEST.get(name, LARGEST.get(name.partition(".")[0], 2**63 - 1))
-        if is_whole(value) and abs(value) > largest:
-            found.append(f"{name}={value}: give at most {largest:,}")
-    return found
-
-
 def number_problems(fields: Mapping[str, Any]) -> list[str]:
     """Counts, chances, seeds and patterns that are out of range."""
     given = dotted(dict(fields))
@@ -134,9 +111,7 @@ def count_steps(fields: Mapping[str, Any]) -> tuple[int, list[str]]:
     per_step = fields["regions"] * fields["batch"] * fields["data"]["seq_len"]
     if tokens < 1:
         return 0, [f"tokens={tokens}: at least 1 is needed; or give steps"]
-    steps, most = -(-tokens // max(per_step, 1)), LARGEST["steps"]
-    fix = f"at most {most:,} can be trained; lower tokens"
-    return steps, [f"tokens={tokens} are {steps} steps: {fix}"] * (steps > most)
+    return -(-tokens // max(per_step, 1)), []
 
 
 def fit_warm_up(config: Any, overrides: Sequence[tuple[str, str]]) -> str:

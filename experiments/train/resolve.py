@@ -52,7 +52,7 @@ def resolve(config: Any, workdir: str | Path, target: Target | None = None) -> J
       RefusedError: every violation, each with its fix.
     """
     fields = plain(config)
-    refuse_any(checks.shape_problems(fields) or checks.extreme_problems(fields))
+    refuse_any(checks.shape_problems(fields))
     fields = as_begun(Path(workdir), fields)
     if target is None:
         devices.provide(fields["mesh"])

@@ -345,9 +345,6 @@ def test_no_problem_hides_another(tmp_path):
     [
         ({"regions": 30_000_000}, "regions=30000000: use at most 100,000"),
         ({"block": 10**9}, "block=1000000000: use at most 65,536"),
-        ({"batch": 10**12}, "batch=1000000000000: give at most 1,000,000"),
-        ({"model.layers": 2**31}, "model.layers=2147483648: give at most 10,000"),
-        ({"steps": 0, "tokens": 10**15}, "tokens=1000000000000000 are 488281250000 steps: at most"),
         ({"weights": "0.5,x"}, "weights='0.5,x': use equal, tokens, or one number per region"),
         ({"weights": "0.5,{x}"}, "weights='0.5,{x}': use equal"),
     ],
