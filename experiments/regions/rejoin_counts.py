@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments.train.records import StepRecords
 from lowcomm_jax.adaptive.state import AdaptiveState
 from lowcomm_jax.state.train_state import TrainState
 
@@ -46,14 +47,10 @@ def continue_counts(
         if several
         else (state.counters.bytes_sent, state.counters.bytes_received)
     )
-    records = {
-        "tokens": tokens,
-        "sent": sent.tolist(),
-        "received": received.tolist(),
-        "pending": {},
-    }
+    records = StepRecords(len(sent), lambda row, skipped: 0.0)  # nothing is pending, nor skipped
+    records.tokens, records.sent, records.received = tokens, sent, received
     return state, {
-        "records": records,
+        "records": records.state(),
         "seconds": seconds,
         "owed_evaluation": False,
         "ended": None,

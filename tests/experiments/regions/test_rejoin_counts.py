@@ -8,6 +8,7 @@ import pytest
 
 from experiments.metrics import MetricsLog
 from experiments.regions.rejoin_counts import continue_counts
+from experiments.train.records import StepRecords
 from lowcomm_jax.state.train_state import SyncCounters
 
 NEWEST = {
@@ -44,9 +45,12 @@ def test_nothing_that_was_done_is_forgotten(newest, extra, tokens, sent, receive
     """9 bytes were received to catch up, beside what the checkpoint knows of."""
     saved = (30, 40) if extra else (0, 0)
     state, found = continue_counts(entered(saved[0], saved[1] + 9), newest, extra)
-    counted = {"tokens": tokens, "sent": [sent], "received": [received], "pending": {}}
-    left = {"owed_evaluation": False, "ended": None}
-    assert found == {"records": counted, "seconds": seconds, **left}
+    records = StepRecords(1, lambda row, skipped: 0.0)
+    records.skipped, records.stuck = np.array([7]), 7  # of before
+    records.restore(found.pop("records"))
+    assert (records.tokens, records.sent, records.received) == (tokens, [sent], [received])
+    assert records.skipped == [0] and records.stuck == 0
+    assert found == {"seconds": seconds, "owed_evaluation": False, "ended": None}
     assert (state.counters.bytes_sent, state.counters.bytes_received) == ([sent], [received])
 
 
