@@ -84,8 +84,8 @@ class Engine:
                 fix = "no open exchange; give exchange.store(...) or exchange.peers(...)"
                 raise Refused(TITLE, [f"exchange={setup.exchange!r}: {fix}"])
             method = setup.method
-            kind = {"shared": method.anchors == "shared", "in_groups": method.topology is not None}
-            self.delivery = JobDelivery(setup.exchange, **kind)
+            size = None if method.topology is None else method.topology.group_size
+            self.delivery = JobDelivery(setup.exchange, method.anchors == "shared", size)
         # A virtual clock books all regions; between jobs real time passes.
         self.clock: VirtualClock | None = None
         if setup.links is not None and not setup.separate:

@@ -17,6 +17,8 @@ import jax
 import numpy as np
 
 from lowcomm_jax.engine import Engine
+from lowcomm_jax.exchange.pairs import Draw
+from lowcomm_jax.history import Event
 from lowcomm_jax.mesh.regions import REGION
 from lowcomm_jax.params.layout import make_layout
 from lowcomm_jax.state.train_state import TrainState
@@ -183,13 +185,16 @@ def _record_round(loop: SyncLoop, state: TrainState, p: int, given: tuple) -> Tr
         sent, _ = loop.inner_steps(ready, given[:-1], given[-1])
         flight = sent.in_flight["payload"]
     own = None
-    if loop.method.takes_own_parts:
+    if loop.programs.groups is not None:
+        own = Draw(loop.programs.groups.draw(0))
+    elif loop.method.takes_own_parts:
         own = own_parts(flight, flight)
     moved, values = loop.update_anchor(sent, flight, own)
     if loop.measurements is not None and "drift" in flight.header:
         loop.measurements.landed(moved, flight, values)
     loop.adopt(moved, p, flight, everyone, step)
-    loop.log_landing(sent, p, "payload", everyone, 0, step, {}, [])  # books anchors sent ahead
+    if loop.method.topology is not None:
+        loop.send_ahead(sent, p, True, [Event.of_landing(step, p, "payload", everyone, 0, {})])
     return sent
 
 

@@ -19,12 +19,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from lowcomm_jax.exchange import Traffic
-from lowcomm_jax.exchange.pairs import Draw, GroupExchange
 from lowcomm_jax.mesh.arrays import place
 from lowcomm_jax.optimizers import at_step
 from lowcomm_jax.rules.topology import Groups
@@ -33,11 +30,11 @@ from lowcomm_jax.schedule.base import Stage
 from lowcomm_jax.state.train_state import (
     InFlight,
     TrainState,
-    flight_key,
     in_send_order,
+    round_of,
     with_inner,
 )
-from lowcomm_jax.sync.carrier import keys_to_collect
+from lowcomm_jax.sync.carrier import Collected, keys_to_collect
 from lowcomm_jax.sync.sync_loop import EventLoop, SyncLoop
 
 PyTree = Any
@@ -97,16 +94,11 @@ class JobCarrier:
         (`JobDelivery.learns_outcome`); None = nobody is called.
     """
 
-    separate = sends_empty = True
+    separate = True
 
     def __init__(self, delivery: JobDelivery):
         self.delivery, self.pacing = delivery, OutagePacing()
         self.witness: Callable[[Counted], None] | None = None
-        self._ends = False  # whether the newest landing is of the last synchronisation
-        self._in_time = True  # whether the acts of the newest step are done
-        self._sends = True  # whether a send of this step waits for the others to be reached
-        self._late: list[str] | None = None  # what a one-period step lands behind its send
-        self._whole = False  # whether a one-period step has begun: nothing of it is put off
         self._known: int | None = None  # of how many sends the outcome was read ahead
 
     def alone(self) -> JobCarrier:
@@ -127,21 +119,12 @@ class JobCarrier:
         try:
             yield
         finally:
-            self._in_time = True
             if self._known is not None:
                 self.delivery.forget_ahead()
                 self._known = None
 
     def comes_to(self, loop: EventLoop, state: TrainState, step: int) -> None:
         now, sends = int(state.counters.step), int(state.counters.sends.sum())
-        self._in_time = step == now
-        counters = state.counters
-        due = loop.schedule.due(step, counters)
-        self._sends = bool(due) and not (counters.last_sent == step).any()
-        self._whole, self._late = False, None
-        if loop.schedule.land_after_send:
-            flights = in_send_order(state.in_flight)
-            self._late = [k for k, f in flights if f.sent < step and f.fragment in due]
         if self._known is not None and step < now and sends >= self._known:
             missed = _missed(loop, state, now)
             self._known = self.delivery.fetch_ahead(sends, now - step + 1, missed)
@@ -149,21 +132,24 @@ class JobCarrier:
             patience_s = self.pacing.patience_s(step - state.counters.done_until)
             self.delivery.be_patient(patience_s)
 
-    def reach(self, state: TrainState, stage: Stage) -> bool:
+    def reach(self, loop: EventLoop, state: TrainState, stage: Stage, begun: bool) -> bool:
         # One answer for a step with a send, so that it is put off as a whole: what lands and what
         # leaves is decided together. A one-period step lands behind its send, and a send cannot be
         # taken back; so it begins only where its payloads arrive. A blocking first round waits.
-        if self._whole:
+        schedule, step = loop.schedule, int(state.counters.step)
+        if begun and schedule.land_after_send:
             return True
-        lands = keys_to_collect(stage) if self._late is None else self._late
-        reached = not self._sends or self.delivery.reachable()
-        if reached := reached and self.delivery.arrives(state, lands):
-            self._sends = False
-            self._whole = self._late is not None
-        else:
-            self.pacing.deferred(self.delivery.trained)
-            self.delivery.still_behind()
-        return reached
+        lands = keys_to_collect(stage)
+        due, sends = schedule.due(step, state.counters), not begun
+        if sends and schedule.land_after_send:
+            flights = in_send_order(state.in_flight)
+            lands = [k for k, f in flights if f.sent < step and f.fragment in due]
+        sends = sends and bool(due) and not (state.counters.last_sent == step).any()
+        if (not sends or self.delivery.reachable()) and self.delivery.arrives(state, lands):
+            return True
+        self.pacing.deferred(self.delivery.trained)
+        self.delivery.still_behind()
+        return False
 
     def done(self, loop: EventLoop, state: TrainState, in_time: bool) -> None:
         self.delivery.publish_progress(state, loop.fragments)
@@ -174,9 +160,6 @@ class JobCarrier:
             self.delivery.be_patient(0.0)
 
     # -- payloads to and from the other jobs ----------------------------------------------------
-
-    def kept(self, codec_state: PyTree) -> PyTree:
-        return jax.tree.map(jnp.copy, codec_state)
 
     def post(
         self,
@@ -189,7 +172,7 @@ class JobCarrier:
         number = int(state.counters.sends.sum())
         if again:
             number = state.counters.sends_until(int(flight.sent))
-        round_ = int(state.counters.sends[int(flight.fragment)]) - 1
+        round_ = round_of(state, flight)
         exchange = loop.programs.exchange.at(int(flight.level))
         how = (loop.groups(round_), exchange, loop.fragments)
         given = (key, number, flight, state.anchor, *how)
@@ -197,17 +180,17 @@ class JobCarrier:
 
     def collect(
         self, loop: EventLoop, state: TrainState, key: str, last: bool, adopts: bool
-    ) -> tuple[TrainState, InFlight]:
+    ) -> tuple[TrainState, Collected]:
         """Wait for the payloads of everyone, and note who was counted."""
-        self._ends = last
         learns = self.delivery.learns_outcome(key)
-        state, flight = self.delivery.finish(state, key)
+        state, collected = self.delivery.finish(state, key)
+        flight = collected.flight
         p, step = int(flight.fragment), int(flight.sent)
         number = state.counters.number(p, step)
         state.counters.counted[p] = flight.takes_part.all()
         if self.witness is not None and learns:
             self.witness(Counted(p, step, number, last, flight.takes_part.copy(), adopts))
-        return state, flight
+        return state, collected
 
     def counted(self, flight: InFlight) -> np.ndarray:
         own = self.delivery.region  # all regions are members, but in groups
@@ -215,9 +198,6 @@ class JobCarrier:
 
     def header(self) -> dict[str, Any]:
         return {}
-
-    def times(self, key: str | None) -> dict[str, np.ndarray]:
-        return self.delivery.times(key)
 
     def traffic(self, exchange, like, mask: np.ndarray, groups, header: int) -> Traffic:
         return self.delivery.traffic(exchange, like, mask, groups, header)
@@ -232,16 +212,10 @@ class JobCarrier:
             return traffic
         return traffic.plus(self.delivery.anchor_traffic(like, mask, groups))
 
-    def draw(self, groups: GroupExchange, state: TrainState, flight: InFlight) -> Draw:
-        return self.delivery.draw(groups, flight_key(int(flight.fragment), int(flight.sent)))
-
-    def ahead(self, loop: SyncLoop, state: TrainState, p: int, groups: Groups) -> Traffic:
-        """Send this region's moved anchor to the group of the next round; returns the bytes.
-
-        Not after the last synchronisation, and not while this region is behind the others: it has
-        no part in the next round either, or sends the anchor with its payload.
-        """
-        if self._ends or not self._in_time or not self.delivery.sends_ahead:
+    def ahead(
+        self, loop: SyncLoop, state: TrainState, p: int, groups: Groups, follows: bool
+    ) -> Traffic:
+        if not follows or not self.delivery.sends_ahead:
             return self.delivery.nothing_ahead(groups)
         round_ = int(state.counters.sends[p])
         return self.delivery.send_ahead(p, round_, state.anchor, groups, loop.fragments)
@@ -257,7 +231,7 @@ class JobCarrier:
             self.delivery.never_defers = False
 
     def everyone_landed(self, state: TrainState, p: int, step: int, here: bool) -> bool:
-        if self.delivery.in_groups:
+        if self.delivery.group_size is not None:
             # Other groups are not heard of: there every region that could have sent counts.
             return bool(state.counters.last_sent[p] == step)
         return here and bool(state.counters.counted[p])

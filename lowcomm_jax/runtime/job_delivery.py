@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lowcomm_jax.exchange import GroupExchange, MeshExchange, Traffic, all_gather, in_halves, pair
+from lowcomm_jax.exchange import MeshExchange, Traffic, all_gather, in_halves, pair
 from lowcomm_jax.exchange.pairs import Draw
 from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.mesh.offload import unstow
@@ -33,6 +33,7 @@ from lowcomm_jax.runtime.slicing import Slicing, goes_in_slices, named, padded_n
 from lowcomm_jax.runtime.state_transfer import State, shared_state
 from lowcomm_jax.runtime.wire import shapes_of
 from lowcomm_jax.state.train_state import InFlight, TrainState, rounds_landed, with_item
+from lowcomm_jax.sync.carrier import Collected
 
 PyTree = Any
 log = logging.getLogger(__name__)
@@ -73,7 +74,8 @@ class JobDelivery:
       anchor_history: digests of the anchors this region has had.
       total: number of regions.
       region: number of this one, from 0.
-      in_groups: a fragment is exchanged in groups, with the anchors of their members.
+      group_size: a fragment is exchanged in groups of at most so many regions, with the anchors of
+        their members; None = among all.
       listens_only: take what the others exchange, and send nothing (`rejoin.catch_up`).
       sends_ahead: send moved anchors before the payload; not while rounds are only caught up with.
       never_defers: wait for the others also while the store is away.
@@ -85,10 +87,13 @@ class JobDelivery:
     """
 
     def __init__(
-        self, exchange: JobExchange | LoopbackExchange, shared: bool, in_groups: bool = False
+        self,
+        exchange: JobExchange | LoopbackExchange,
+        shared: bool,
+        group_size: int | None = None,
     ):
-        """`shared`: all regions have one anchor, not one each; `in_groups`: partners exchange."""
-        self.in_groups = in_groups
+        """`shared`: all regions have one anchor, not one each."""
+        self.group_size = group_size
         self.exchange, self.anchor_history = exchange, AnchorHistory(shared)
         self.total, self.region = exchange.count, exchange.region
         self.listens_only = self.never_defers = self.by_rounds = self.whole = False
@@ -96,15 +101,13 @@ class JobDelivery:
         self.gives: Callable[[TrainState], State] = shared_state
         self.trained, self.prefix = 0, ""
         self._pending: dict[str, PendingExchange] = {}
-        self._anchors: dict[str, PyTree] = {}
         self._ahead: dict[int, str] = {}  # by fragment: key of the anchor that was sent ahead
-        self._times: dict[str, dict[str, np.ndarray]] = {}
         self._slicings: dict[tuple[int, int], Slicing] = {}
 
     def loopback(self) -> JobDelivery:
         """A delivery without the other regions; what it compiles is compiled for this one, too."""
         there = LoopbackExchange(self.region, self.total)
-        alone = JobDelivery(there, self.anchor_history.shared, self.in_groups)
+        alone = JobDelivery(there, self.anchor_history.shared, self.group_size)
         alone._slicings, alone.whole = self._slicings, self.whole
         return alone
 
@@ -145,7 +148,7 @@ class JobDelivery:
         if groups is None and self._reduces(exchange):
             slicing = self._slicing(flight, shapes, exchange, like)
             shapes = {k: x for k, x in shapes.items() if k in slicing.rest}
-        if self.in_groups:
+        if self.group_size is not None:
             of_anchor = {f"{ANCHOR}/{k}": x.shape for k, x in like.items()}
             shapes |= {k: jax.ShapeDtypeStruct((1, *x), "float32") for k, x in of_anchor.items()}
         self._pending[key] = PendingExchange(
@@ -153,7 +156,7 @@ class JobDelivery:
         )
         if not self.listens_only:
             how = {"members": members, "terms": terms, "reduction": slicing}
-            if self.in_groups:
+            if self.group_size is not None:
                 how["early"] = self._taken_along(flight, round, anchor, members, fragments)
             self.exchange.start(name, arrays, takes_part=bool(flight.takes_part.any()), **how)
 
@@ -274,8 +277,8 @@ class JobDelivery:
         pending = self._pending.get(key)
         return pending is None or not pending.listens_only or len(pending.members) == self.total
 
-    def finish(self, state: TrainState, key: str) -> tuple[TrainState, InFlight]:
-        """Block until everyone's payload is here; returns (state, the flight of all members).
+    def finish(self, state: TrainState, key: str) -> tuple[TrainState, Collected]:
+        """Block until everyone's payload is here; returns (state, what came).
 
         Where the others did not count this region, the returned state has its residual back.
 
@@ -296,19 +299,21 @@ class JobDelivery:
             self._arrive(state, [pending.name])
             arrived = self.exchange.finish(pending.name, pending.like)
         taken = {"travel_seconds": arrived.seconds, "waited_seconds": arrived.waited}
-        self._times[key] = {name: np.array([x], np.float32) for name, x in taken.items()}
         rows = {name: x[list(pending.members), 0] for name, x in arrived.arrays.items()}
         counted_N = arrived.participants[list(pending.members)]
         anchors = {k: x for k, x in rows.items() if k.startswith(f"{ANCHOR}/")}
-        if anchors:
-            self._anchors[key] = {k.removeprefix(f"{ANCHOR}/"): x for k, x in anchors.items()}
+        draw = None
+        if anchors:  # this region's group: its members' rows, in this order
+            table = member_table([tuple(range(len(pending.members)))], self.group_size)[:1]
+            draw = Draw(table, {k.removeprefix(f"{ANCHOR}/"): x for k, x in anchors.items()})
         if flight.takes_part.any() and not arrived.participants[self.region]:
             state = self._uncount(state, key)
         if pending.slicing is None:
             payload = everyones(flight.payload, rows)
         else:
             payload = pending.slicing.join(arrived.reduced)
-        return state, with_everyones_rows(flight, payload, rows, counted_N)
+        times = {name: np.array([x], np.float32) for name, x in taken.items()}
+        return state, Collected(with_everyones_rows(flight, payload, rows, counted_N), draw, times)
 
     def _listen(self, pending: PendingExchange) -> Arrived:
         """Wait until the others have exchanged this payload; returns what came of it.
@@ -336,7 +341,7 @@ class JobDelivery:
 
         True also while the store is away and nothing is known. Not for groups: see `_listen`.
         """
-        if self.in_groups:
+        if self.group_size is not None:
             return False
         try:
             return self.exchange.passed_over(f"{self.prefix}{sends + 1}")
@@ -353,7 +358,7 @@ class JobDelivery:
         Returns:
           Of how many sends it is known now.
         """
-        if self.in_groups:  # there are other names
+        if self.group_size is not None:  # there are other names
             return sends
         return sends + self.exchange.fetch_ahead(sends + 1, steps, missed)
 
@@ -364,10 +369,6 @@ class JobDelivery:
     def still_behind(self) -> None:
         """Tell the others how far this region has trained while it defers its events."""
         self.exchange.trains(self.trained)
-
-    def times(self, key: str | None) -> dict[str, np.ndarray]:
-        """Metrics of a payload that has landed: `travel_seconds`, `waited_seconds`, `[1]` each."""
-        return self._times.pop(key, {})
 
     def publish_progress(self, state: TrainState, fragments: Fragments) -> None:
         """Tell the others that all events up to the counters' step are done."""
@@ -386,7 +387,7 @@ class JobDelivery:
 
         Then the last synchronisation is over, without this region. Waits while the store is away.
         """
-        if self.in_groups:
+        if self.group_size is not None:
             return False
         agreed = self.exchange.agreed_terms(self._final(state))
         sends = int(state.counters.sends.sum())
@@ -400,7 +401,7 @@ class JobDelivery:
         Raises:
           Parted: another region has another anchor.
         """
-        if self.in_groups:
+        if self.group_size is not None:
             return
         self.anchor_history.note(state, fragments)
         # No later send would notice. `heals` is False: no run goes on that one could join again.
@@ -451,12 +452,6 @@ class JobDelivery:
             codec = with_item(codec, p, flight.kept)
         flight = dataclasses.replace(flight, takes_part=np.zeros_like(flight.takes_part))
         return state.replace(codec=codec, in_flight={**state.in_flight, key: flight})
-
-    def draw(self, groups: GroupExchange, key: str) -> Draw:
-        """This region's group: its members' rows, in the order in which `finish` put them."""
-        anchors = self._anchors.pop(key)
-        count = len(next(iter(anchors.values())))
-        return Draw(member_table([tuple(range(count))], groups.topology.group_size)[:1], anchors)
 
     def traffic(
         self,

@@ -25,7 +25,8 @@ from lowcomm_jax.runtime.job_carrier import JobCarrier
 from lowcomm_jax.runtime.job_delivery import JobDelivery
 from lowcomm_jax.runtime.slicing import Slicing
 from lowcomm_jax.schedule.base import Send, Stage
-from lowcomm_jax.state.train_state import InFlight, TrainState
+from lowcomm_jax.state.train_state import TrainState
+from lowcomm_jax.sync.carrier import Collected
 from lowcomm_jax.sync.sync_loop import EventLoop
 
 
@@ -74,7 +75,7 @@ class TrainerCarrier(JobCarrier):
     def comes_to(self, loop: EventLoop, state: TrainState, step: int) -> None:
         """Nothing: no act was put off by an outage."""
 
-    def reach(self, state: TrainState, stage: Stage) -> bool:
+    def reach(self, loop: EventLoop, state: TrainState, stage: Stage, begun: bool) -> bool:
         return not self.holds or isinstance(stage[0], Send)
 
     def done(self, loop: EventLoop, state: TrainState, in_time: bool) -> None:
@@ -88,10 +89,11 @@ class TrainerCarrier(JobCarrier):
 
     def collect(
         self, loop: EventLoop, state: TrainState, key: str, last: bool, adopts: bool
-    ) -> tuple[TrainState, InFlight]:
-        state, flight = super().collect(loop, state, key, last, adopts)
+    ) -> tuple[TrainState, Collected]:
+        state, collected = super().collect(loop, state, key, last, adopts)
+        flight = collected.flight
         self.heard = dict(flight.header), np.asarray(flight.takes_part)
-        return state, flight
+        return state, collected
 
     @contextlib.contextmanager
     def landing(self) -> Iterator[None]:

@@ -9,8 +9,8 @@ it (for `TwoLevels` the loop itself).
 The acts name what is *still to be done*. They leave marks: a send `last_sent`, a move
 `InFlight.anchor_updated`, an adoption a flight that is gone or waits for fewer regions. So a step
 that was stopped before its last landing goes on there, and the same function, asked for a later
-step, says whether something is due then. A send of nobody and an empty move leave no mark: while a
-step is done the loop remembers both (`View.sent`, `View.crossed`), and the carrier of jobs never
+step, says whether something is due then. A send of nobody is a send. An empty move alone leaves no
+mark: while a step is done the loop remembers it (`View.crossed`), and the carrier of jobs never
 stops a one-period step behind its send.
 """
 
@@ -51,12 +51,10 @@ class Move(NamedTuple):
     """Move the anchor by a payload.
 
     Attributes:
-      fragment: whose.
       key: of the payload; None = an empty one, so that momentum alone moves the anchor.
       fresh: key of the payload that was just sent, for rules that apply a region's own part apart.
     """
 
-    fragment: int
     key: str | None
     fresh: str | None = None
 
@@ -94,19 +92,17 @@ class View(NamedTuple):
     Attributes:
       flights: (key, payload in flight) in the order of their sends; no array is read.
       regions: number of regions R of this job.
-      sent: whether the loop has done the sends of this step, also those of nobody.
       crossed: whether a one-period boundary at this step has been crossed.
     """
 
     counters: SyncCounters
     flights: list[tuple[str, InFlight]]
     regions: int
-    sent: bool = False
     crossed: bool = False
 
     def has_sent(self, step: int) -> bool:
         """Whether the sends of this step are done."""
-        return self.sent or bool((self.counters.last_sent == step).any())
+        return bool((self.counters.last_sent == step).any())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,7 +208,7 @@ class Schedule(abc.ABC):
     def landings(self, step: int, view: View) -> Stage:
         """The stage of the payloads that land at this step at the latest."""
         due = [(k, f) for k, f in view.flights if bool((f.waiting & (f.due <= step)).any())]
-        moves = [Move(int(f.fragment), k) for k, f in due if not f.anchor_updated]
+        moves = [Move(k) for k, f in due if not f.anchor_updated]
         adopts = [
             Adopt(int(f.fragment), k, f.takes_part & (f.due <= step), f.takes_part & (f.due > step))
             for k, f in due
@@ -236,13 +232,12 @@ class Schedule(abc.ABC):
         late = next((k for k, f in flights if f.sent < step), None)
         key, fresh = next(((k, f) for k, f in flights if f.sent == step), (None, None))
         if fresh is None:
-            nobody = np.zeros(view.regions, bool)
-            return () if late is None else (Move(fragment, late), Adopt(fragment, late, nobody))
+            return ()
         first = late is None and int(view.counters.sends[fragment]) == 1
         if first and self.first_round == "blocking":
-            return Move(fragment, key), Adopt(fragment, key, fresh.takes_part)
+            return Move(key), Adopt(fragment, key, fresh.takes_part)
         adopts = Adopt(fragment, late, fresh.takes_part, fresh=key)
-        return Move(fragment, late, key), adopts
+        return Move(late, key), adopts
 
     def next_send(self, step: int, counters: SyncCounters) -> int:
         """The first step after `step` at which a fragment is due, at the latest."""

@@ -1,6 +1,6 @@
 """`Carrier`: takes payloads to the other regions, for a loop that knows nothing of them.
 
-`sync_loop.MeshCarrier` serves a program that holds all regions, `runtime.job_carrier` a job that is
+`MeshCarrier` serves a program that holds all regions, `runtime.job_carrier` a job that is
 one region of several. A carrier decides nothing about the method; what it cannot reach waits.
 """
 
@@ -8,17 +8,31 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from lowcomm_jax.exchange import MeshExchange, Traffic
-from lowcomm_jax.exchange.pairs import Draw, GroupExchange
+from lowcomm_jax.exchange import MeshExchange, Traffic, pair
+from lowcomm_jax.exchange.pairs import Draw
 from lowcomm_jax.rules.topology import Groups
 from lowcomm_jax.schedule.base import Move, Stage
-from lowcomm_jax.state.train_state import InFlight, TrainState
+from lowcomm_jax.state.train_state import InFlight, TrainState, round_of
 
 PyTree = Any
+
+
+class Collected(NamedTuple):
+    """What came of a send.
+
+    Attributes:
+      flight: with the payloads of all regions that exchanged it.
+      draw: the groups that did, as the landing program takes them; None without gossip.
+      times: metrics of its travel, `[1]` each.
+    """
+
+    flight: InFlight
+    draw: Draw | None
+    times: dict[str, np.ndarray]
 
 
 class Carrier(Protocol):
@@ -26,11 +40,9 @@ class Carrier(Protocol):
 
     Attributes:
       separate: whether this job is one region of several.
-      sends_empty: whether an absence is told to the others.
     """
 
     separate: bool
-    sends_empty: bool
 
     def running(self, loop: Any, state: TrainState) -> contextlib.AbstractContextManager:
         """Entered while a loop does what is due up to the counters' step."""
@@ -39,8 +51,12 @@ class Carrier(Protocol):
     def comes_to(self, loop: Any, state: TrainState, step: int) -> None:
         """Called before the acts of a step, with the state of the newest step."""
 
-    def reach(self, state: TrainState, stage: Stage) -> bool:
-        """Block until a stage's payloads can be collected; False = the others are not reached."""
+    def reach(self, loop: Any, state: TrainState, stage: Stage, begun: bool) -> bool:
+        """Block until a stage's payloads can be collected; False = the others are not reached.
+
+        Args:
+          begun: whether a stage of the counters' step is done already.
+        """
         ...
 
     def post(
@@ -48,13 +64,9 @@ class Carrier(Protocol):
     ) -> None:
         """Take over a payload that was put in flight; returns at once."""
 
-    def kept(self, codec_state: PyTree) -> PyTree:
-        """A copy of a codec's state, where the others may leave a payload out; else None."""
-        ...
-
     def collect(
         self, loop: Any, state: TrainState, key: str, last: bool, adopts: bool
-    ) -> tuple[TrainState, InFlight]:
+    ) -> tuple[TrainState, Collected]:
         """The payloads of all regions that sent `key`.
 
         Args:
@@ -62,7 +74,7 @@ class Carrier(Protocol):
           adopts: whether regions will adopt the resulting anchor.
 
         Returns:
-          (state, the flight with everyone's payloads).
+          (state, what came).
         """
         ...
 
@@ -77,10 +89,6 @@ class Carrier(Protocol):
         """Numbers that travel with every payload, float32 `[R, ...]` by name."""
         ...
 
-    def times(self, key: str | None) -> dict[str, np.ndarray]:
-        """Metrics of a payload that has landed."""
-        ...
-
     def traffic(
         self, exchange: MeshExchange, like: PyTree, mask: np.ndarray, groups, header: int
     ) -> Traffic:
@@ -93,12 +101,13 @@ class Carrier(Protocol):
         """The bytes with those of anchors that go with a payload (gossip)."""
         ...
 
-    def draw(self, groups: GroupExchange, state: TrainState, flight: InFlight) -> Draw:
-        """The groups that exchanged this payload, as the landing program takes them."""
-        ...
+    def ahead(self, loop: Any, state: TrainState, p: int, groups: Groups, follows: bool) -> Traffic:
+        """Send fragment p's moved anchors to the groups of its next round; returns the bytes.
 
-    def ahead(self, loop: Any, state: TrainState, p: int, groups: Groups) -> Traffic:
-        """Send fragment p's moved anchors to the groups of its next round; returns the bytes."""
+        Args:
+          follows: whether these regions have a part in that round. Not after the last
+            synchronisation, nor while they are behind the others.
+        """
         ...
 
     def patiently(self) -> contextlib.AbstractContextManager:
@@ -119,6 +128,58 @@ class Carrier(Protocol):
         Raises:
           exchange.Parted: another region's anchor is another.
         """
+
+
+class MeshCarrier:
+    """All regions are in one program, and the payloads in its state."""
+
+    separate = False
+
+    def running(self, loop, state):
+        return contextlib.nullcontext()
+
+    patiently = contextlib.nullcontext
+
+    def comes_to(self, loop, state, step):
+        """Nothing."""
+
+    def reach(self, loop, state, stage, begun):
+        return True
+
+    def post(self, loop, state, key, flight, again=False):
+        """Nothing: it is in the state."""
+
+    def collect(self, loop, state, key, last, adopts):
+        flight, groups = state.in_flight[key], loop.programs.groups
+        draw = None if groups is None else Draw(groups.draw(round_of(state, flight)))
+        return state, Collected(flight, draw, {})
+
+    def counted(self, flight):
+        """None."""
+
+    def done(self, loop, state, in_time):
+        """Nothing."""
+
+    def header(self):
+        return {}
+
+    def traffic(self, exchange, like, mask, groups, header):
+        return exchange.traffic(like, mask, groups, header)
+
+    def with_anchors(self, traffic, p, like, mask, groups):
+        return traffic
+
+    def ahead(self, loop, state, p, groups, follows):
+        return pair(4 * loop.fragments.numel(p), np.ones(loop.total, bool), groups)
+
+    def everyone_landed(self, state, p, step, here):
+        return here
+
+    def ended_before(self, state):
+        return False
+
+    def close(self, loop, state):
+        """Nothing."""
 
 
 def keys_to_collect(stage: Stage) -> Sequence[str]:

@@ -102,7 +102,7 @@ def _drain(
         if flight.fragment != p or (sent is not None and flight.sent != sent):
             continue
         end = Ending(sent is None, added)
-        state, values = loop.move(state, Move(p, key), True, end)
+        state, values = loop.move(state, Move(key), True, end)
         act = Adopt(p, key, flight.takes_part)
         state = loop.adopt_payload(state, act, step, True, values, events, ends=True)
     return state

@@ -9,7 +9,6 @@ every numeric part is a compiled program (`round_programs`).
 from __future__ import annotations
 
 import abc
-import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -18,8 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lowcomm_jax.exchange import Traffic, pair, two_shot
-from lowcomm_jax.exchange.pairs import Draw
+from lowcomm_jax.exchange import Traffic, two_shot
 from lowcomm_jax.history import Event
 from lowcomm_jax.optimizers import state_field
 from lowcomm_jax.rules.topology import Groups
@@ -36,7 +34,7 @@ from lowcomm_jax.state.train_state import (
     with_taken_over,
     without,
 )
-from lowcomm_jax.sync.carrier import Carrier
+from lowcomm_jax.sync.carrier import Carrier, MeshCarrier
 from lowcomm_jax.sync.channel_loop import ChannelLoop
 from lowcomm_jax.sync.copies import copy_peer
 from lowcomm_jax.sync.measurements import make_measurements
@@ -56,66 +54,6 @@ PyTree = Any
 
 _SENT_VALUES = ("delta_norm", "left_out", "weight", "codec_error")
 FAR = 512  # steps that are asked for at once
-
-
-class MeshCarrier:
-    """All regions are in one program, and the payloads in its state."""
-
-    separate = sends_empty = False
-
-    def running(self, loop, state):
-        return contextlib.nullcontext()
-
-    patiently = contextlib.nullcontext
-
-    def comes_to(self, loop, state, step):
-        """Nothing."""
-
-    def reach(self, state, stage):
-        return True
-
-    def post(self, loop, state, key, flight, again=False):
-        """Nothing: it is in the state."""
-
-    def kept(self, codec_state):
-        """Nothing: the program that encodes knows who counts."""
-
-    def collect(self, loop, state, key, last, adopts):
-        return state, state.in_flight[key]
-
-    def counted(self, flight):
-        """None."""
-
-    def done(self, loop, state, in_time):
-        """Nothing."""
-
-    def header(self):
-        return {}
-
-    def times(self, key):
-        return {}
-
-    def traffic(self, exchange, like, mask, groups, header):
-        return exchange.traffic(like, mask, groups, header)
-
-    def with_anchors(self, traffic, p, like, mask, groups):
-        return traffic
-
-    def draw(self, groups, state, flight):
-        # A fragment in flight is not sent again, so its round is that of its last send.
-        return Draw(groups.draw(int(state.counters.sends[int(flight.fragment)]) - 1))
-
-    def ahead(self, loop, state, p, groups):
-        return pair(4 * loop.fragments.numel(p), np.ones(loop.total, bool), groups)
-
-    def everyone_landed(self, state, p, step, here):
-        return here
-
-    def ended_before(self, state):
-        return False
-
-    def close(self, loop, state):
-        """Nothing."""
 
 
 class Ending(NamedTuple):
@@ -325,18 +263,12 @@ class EventLoop(abc.ABC):
 
 
 class SyncLoop(EventLoop):
-    """The loop of a schedule's acts.
-
-    Attributes:
-      sends_empty: whether a fragment is sent that no region takes part in. Jobs do: the others wait
-        for its announcement.
-    """
+    """The loop of a schedule's acts."""
 
     def __init__(
         self, programs: RoundPrograms, weights: str | np.ndarray, carrier: Carrier | None = None
     ):
         super().__init__(programs, weights, carrier)
-        self.sends_empty = self.carrier.sends_empty
         self._adopting: Callable[[int], np.ndarray] | None = None
         self._delay = delay_per_region(self.schedule.delay, self.count)
         self._averaged = list(programs.averaged())
@@ -346,21 +278,19 @@ class SyncLoop(EventLoop):
         self._rules = [p if apart else 0 for p in range(count)]  # of `RoundFunctions.rules_K`
 
     def replay(self, adopting: Callable[[int], np.ndarray]) -> None:
-        """Repeat a run of separate jobs: these send even if nobody takes part, and not all adopt.
+        """Repeat a run of separate jobs, in which not all who took part adopt.
 
         Args:
           adopting: step of a send -> bool `[R]`, who adopted the resulting anchor.
         """
-        self.sends_empty, self._adopting = True, adopting
+        self._adopting = adopting
 
     # -- acts -----------------------------------------------------------------------------------
 
-    def acts(
-        self, state: TrainState, step: int, sent: bool = False, crossed: bool = False
-    ) -> Stage:
+    def acts(self, state: TrainState, step: int, crossed: bool = False) -> Stage:
         """The stage that is still to be done after a step (`Schedule.acts`)."""
         flights = in_send_order(state.in_flight)
-        return self.schedule.acts(step, View(state.counters, flights, self.count, sent, crossed))
+        return self.schedule.acts(step, View(state.counters, flights, self.count, crossed))
 
     def is_due(self, state: TrainState, step: int) -> bool:
         return bool(self.acts(state, step))
@@ -368,12 +298,11 @@ class SyncLoop(EventLoop):
     def events_at(
         self, state: TrainState, mask: np.ndarray, in_time: bool, events: list[Event]
     ) -> tuple[TrainState, bool]:
-        step, sent, crossed = int(state.counters.step), False, False
-        while stage := self.acts(state, step, sent, crossed):
-            if not self.carrier.reach(state, stage):
+        step, begun, crossed = int(state.counters.step), False, False
+        while stage := self.acts(state, step, crossed):
+            if not self.carrier.reach(self, state, stage, begun):
                 return state, False
-            state = self.do(state, stage, mask, in_time, events)
-            sent |= isinstance(stage[0], Send)
+            state, begun = self.do(state, stage, mask, in_time, events), True
             crossed |= isinstance(stage[0], Move)
         landings = [e for e in events if e.kind == "land" and e.step == step]
         if (decided := self.schedule.decide(step, state.counters, landings)) is not None:
@@ -421,10 +350,9 @@ class SyncLoop(EventLoop):
     def send(
         self, state: TrainState, act: Send, step: int, mask: np.ndarray, events: list[Event]
     ) -> TrainState:
-        """Send a fragment from the regions of `mask`.
+        """Send a fragment from the regions of `mask`; of nobody, too, since others may wait for it.
 
-        An empty mask sends nothing, unless `sends_empty`. With `base="received"` each region's
-        contribution is a payload of its own.
+        With `base="received"` each region's contribution is a payload of its own.
         """
         p = act.fragments[0]
         if len(act.fragments) > 1:
@@ -453,11 +381,10 @@ class SyncLoop(EventLoop):
         Args:
           lands: as in `Send`.
         """
-        if not mask.any() and not self.sends_empty:
-            return state
         with_snapshot = self._lands_by_rule[p] and bool((self._delay > 0).any())
         level = self.schedule.level(state.counters)
-        kept = self.carrier.kept(state.codec[p])  # before the send, which donates it
+        # A copy before the send, which donates it: other jobs may leave the payload out.
+        kept = jax.tree.map(jnp.copy, state.codec[p]) if self.carrier.separate else None
         out = self.programs.payload_program(
             self._values(state, p),
             self.fragments.leaves(state.received or state.anchor, p),
@@ -573,13 +500,13 @@ class SyncLoop(EventLoop):
           (state, device metrics).
         """
         fresh = None if act.fresh is None else state.in_flight[act.fresh]
+        own, times = None, {}
         if act.key is None:
             late, arrived = None, emptied(fresh)
         else:
             last = end is not None and end.last
-            state, arrived = self.carrier.collect(self, state, act.key, last, adopts)
+            state, (arrived, own, times) = self.carrier.collect(self, state, act.key, last, adopts)
             late = state.in_flight[act.key]
-        own = None
         if self._takes_own_parts:
             if end is not None:
                 own = own_parts(arrived if end.added else emptied(arrived), None)
@@ -588,7 +515,7 @@ class SyncLoop(EventLoop):
         state, values = self.update_anchor(state, arrived, own, end is not None)
         if self.measurements is not None and end is None:
             state = self.measurements.landed(state, arrived, values)
-        return state, values
+        return state, values | times
 
     def adopt_payload(
         self,
@@ -615,11 +542,13 @@ class SyncLoop(EventLoop):
                 lands = lands & self._adopting(int(flight.sent))
         state = self.adopt(state, p, flight, lands, step)
         measured = {} if ends else _measured_by(state.landing[p])
-        values = {**values, **measured, **self.carrier.times(act.key)}
+        values = {**values, **measured}
         since = step if ends or act.key is None else flight.sent
         if self.method.base == "received" and not ends:
             since = np.maximum(state.counters.last_landed[p], 0)
         self.log_landing(state, p, act.key, lands, step - since, step, values, events)
+        if self.method.topology is not None:
+            self.send_ahead(state, p, in_time and not ends, events)
         later = None if act.later is None else act.later & flight.takes_part
         if later is None or not later.any():
             return state.replace(in_flight=without(state.in_flight, act.key))
@@ -640,8 +569,6 @@ class SyncLoop(EventLoop):
     def update_anchor(self, state: TrainState, flight: InFlight, own=None, if_news: bool = False):
         """Move the anchor by a payload; returns (state, device metrics)."""
         p = int(flight.fragment)
-        if self.programs.groups is not None:
-            own = self.carrier.draw(self.programs.groups, state, flight)
         personal = self.method.codec is not None and self.method.codec.personal
         codec = state.codec[p] if personal else None
         counted = self.carrier.counted(flight) if personal else None
@@ -689,15 +616,21 @@ class SyncLoop(EventLoop):
         return state.replace(landing=with_item(state.landing, p, new.landing))
 
     def log_landing(self, state, p, key, lands, staleness, step, values, events) -> None:
-        """Book a landing, and in groups the moved anchors that are sent ahead of the next round."""
+        """Book a landing."""
         counters = state.counters
         counters.last_landed[p] = np.where(lands, step, counters.last_landed[p])
         counters.staleness[p] = np.where(lands, staleness, counters.staleness[p])
         events.append(Event.of_landing(step, p, key, lands, staleness, values))
+
+    def send_ahead(self, state: TrainState, p: int, follows: bool, events: list[Event]) -> None:
+        """Send the moved anchors to the groups of the next round, and book them with the landing.
+
+        Args:
+          follows: as in `Carrier.ahead`.
+        """
+        counters = state.counters
         groups = self.groups(int(counters.sends[p]))
-        if groups is None:
-            return
-        traffic = self.carrier.ahead(self, state, p, groups)
+        traffic = self.carrier.ahead(self, state, p, groups, follows)
         counters.bytes_sent += traffic.sent
         counters.bytes_received += traffic.received
         if traffic.nbytes:

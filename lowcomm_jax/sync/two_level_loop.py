@@ -147,19 +147,14 @@ class TwoLevelLoop(EventLoop):
 
     # -- the end --------------------------------------------------------------------------------
 
-    def run_all(self, state: TrainState, events: list[Event]) -> TrainState:
-        state = super().run_all(state, events)
-        state = state.replace(counters=_with_own_decisions(state.counters))
-        return self._travel(state, np.inf, events)
-
     def everyone_landed(self, state: TrainState, p: int, step: int) -> bool:
         """False: servers may hold changes that no worker has."""
         return False
 
     def land_now(self, state: TrainState, events: list[Event]) -> TrainState:
-        """The state as it is: `run_all` lands what travels."""
-        del events
-        return state
+        """Land what travels between the servers."""
+        state = state.replace(counters=_with_own_decisions(state.counters))
+        return self._travel(state, np.inf, events)
 
     def send_last(
         self, state: TrainState, p: int, step: int, mask: np.ndarray, events: list[Event]

@@ -128,6 +128,7 @@ def run_diloco(
             reduced = reduce_over(deltas, present, weights_at(weights, t, count))
             if reduced is None:
                 run.events.append(Event(t, "skip", 0, 0, present))
+                momentum = outer.missed(momentum) if hasattr(outer, "missed") else momentum
             else:
                 run.events.append(Event(t, "send", 0, 0, present, reduced.excluded))
                 anchor, momentum = outer.step(anchor, reduced.mean, momentum)

@@ -73,6 +73,12 @@ class Restarting:
             after[key] = np.asarray(0 * m if self.steps % self.every == 0 else renewed)
         return new, after
 
+    def missed(self, momentum: Tree) -> Tree:
+        """A round that nobody takes part in counts, and may be the one to restart after."""
+        self.steps += 1
+        restarts = self.steps % self.every == 0
+        return {key: np.asarray(0 * m if restarts else m) for key, m in momentum.items()}
+
 
 class HeLoCoServer:
     """Apply pseudo-gradients one arrival at a time; hand out a look-ahead (arXiv 2606.00271).

@@ -32,11 +32,14 @@ from oracle.rules import (
 
 @dataclass
 class Flight:
-    """One fragment between its send and its last landing."""
+    """One fragment between its send and its last landing.
+
+    Nobody took part in it where `reduced` is None: it is in flight until the first landing.
+    """
 
     fragment: int
     sent: int
-    reduced: Reduced
+    reduced: Reduced | None
     deltas: list[Tree]
     snapshots: dict[int, Tree]
     waiting: list[int]
@@ -107,17 +110,19 @@ class _Overlapped:
             return
         deltas = self.deltas(fragment)
         reduced = reduce_over(deltas, present, weights)
-        if reduced is None:
-            self.run.events.append(Event(step, "skip", fragment, 0, present))
-            return
         keys = self.fragments[fragment]
         snapshots = {r: take(self.regions.values[r], keys) for r in present}
-        self.flights.append(Flight(fragment, step, reduced, deltas, snapshots, list(present)))
+        waiting = list(present) or [self.delays.index(min(self.delays))]
+        self.flights.append(Flight(fragment, step, reduced, deltas, snapshots, waiting))
         self.clocks.previous[fragment] = self.clocks.sent[fragment] or 0
         self.clocks.sent[fragment] = step
-        self.run.events.append(Event(step, "send", fragment, 0, present, reduced.excluded))
+        kind, excluded = ("skip", ()) if reduced is None else ("send", reduced.excluded)
+        self.run.events.append(Event(step, kind, fragment, 0, present, excluded))
 
     def land(self, step, flight, due, kind="land"):
+        if flight.reduced is None:
+            flight.waiting.clear()
+            return
         if not flight.anchor_moved:
             merged = self.merged(flight.fragment, flight.reduced, flight.deltas)
             self.outer_step(flight.fragment, merged)

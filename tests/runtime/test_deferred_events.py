@@ -11,6 +11,7 @@ import lowcomm_jax as lc
 from lowcomm_jax import exchange
 from lowcomm_jax.checkpoint import Checkpoints
 from lowcomm_jax.runtime.job_carrier import JobCarrier
+from lowcomm_jax.sync.carrier import Collected
 
 STEPS, GONE, BACK = 30, 10, 21
 
@@ -151,7 +152,7 @@ def test_of_what_is_not_heard_nothing_is_told():
             return key != "0@4"
 
         def finish(self, state, key):
-            return state, state.in_flight[key]
+            return state, Collected(state.in_flight[key], None, {})
 
     with jax.numpy_dtype_promotion("standard"):
         one = engine(METHODS["streaming"](), 2)

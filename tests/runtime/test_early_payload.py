@@ -305,7 +305,7 @@ def test_an_anchor_of_another_round_is_sent_anew():
         send_early=lambda key, arrays, **how: calls.append((key, sorted(arrays), how["step"])),
         drop_early=lambda: calls.append("drop"),
     )
-    delivery = JobDelivery(there, shared=False, in_groups=True)
+    delivery = JobDelivery(there, shared=False, group_size=2)
     fragments = partition({"w": jax.ShapeDtypeStruct((2,), np.float32)}, 1)
     anchor, groups = {"w": np.zeros((1, 2), np.float32)}, [(0, 1)]
     flight = SimpleNamespace(

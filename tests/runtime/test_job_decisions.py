@@ -19,6 +19,7 @@ from lowcomm_jax.runtime.round_job_loop import RoundJobLoop
 from lowcomm_jax.schedule import Adaptive, Staggered
 from lowcomm_jax.schedule.base import Move, Send
 from lowcomm_jax.state.train_state import InFlight
+from lowcomm_jax.sync.carrier import Collected
 from lowcomm_jax.sync.sync_loop import SyncLoop
 
 ME, NOBODY = np.array([True]), np.array([False])
@@ -101,7 +102,7 @@ class Loop(SyncLoop):
     def events_at(self, state, mask, in_time, events):
         counters = state.counters
         self.done.append((int(counters.step), bool(mask[0]), in_time, int(counters.behind)))
-        if not self.carrier.reach(state, (Send((0,)),)):
+        if not self.carrier.reach(self, state, (Send((0,)),), False):
             return state, False
         counters = counters.copy()
         if self.sends(counters.step):
@@ -234,12 +235,12 @@ def test_a_send_needs_the_others_and_a_landing_its_payloads(lands):
         trained=5,
     )
     carrier = JobCarrier(delivery)
-    carrier._sends = not lands
-    stage = (Move(0, "a"), Move(1, None, "b")) if lands else (Send((0,)),)
-    assert not carrier.reach(State().at(4), stage)
+    stage = (Move("a"), Move(None, "b")) if lands else (Send((0,)),)
+    loop = SimpleNamespace(schedule=Staggered(5 if lands else 4))
+    assert not carrier.reach(loop, State().at(4), stage, False)
     assert asked == [["a"] if lands else "reach", "behind"] and carrier.pacing.first[0] == 5
     delivery.reachable, delivery.arrives = (lambda: True), (lambda *_: True)
-    assert carrier.reach(State().at(4), stage) and asked[2:] == []
+    assert carrier.reach(loop, State().at(4), stage, False) and asked[2:] == []
 
 
 class Sends(SyncLoop):
@@ -284,9 +285,10 @@ def test_it_is_noted_who_was_counted_and_whether_it_is_adopted(counted, all_were
     arrived = sent(5, fragment=1, takes_part=np.array(counted, bool))
     state.counters.counted = np.array([False, not all_were])
     state.counters.number = lambda p, step: 10 * p + step
-    loop.delivery.finish = lambda state, key: (state, arrived)
+    came = Collected(arrived, None, {})
+    loop.delivery.finish = lambda state, key: (state, came)
     carrier = loop.carrier
-    assert carrier.collect(loop, state, "k", False, True) == (state, arrived)
+    assert carrier.collect(loop, state, "k", False, True) == (state, came)
     assert state.counters.counted.tolist() == [False, all_were]
     carrier.witness = seen.append
     for adopts, last in ((True, False), (True, True), (False, False)):
@@ -344,7 +346,7 @@ def test_who_only_listens_waits_for_all_but_not_for_a_small_group(members, liste
     due, none = np.full(1, 4), np.zeros(1, np.float32)
     numbers = {"fragment": 0, "sent": 3, "due": due, "level": 0, "header": {}}
     flight = InFlight({}, None, NOBODY, none, takes_part=NOBODY, anchor_updated=False, **numbers)
-    _, got = delivery.finish(State(in_flight={"k": flight}), "k")
+    _, (got, _, _) = delivery.finish(State(in_flight={"k": flight}), "k")
     assert heard == ["7"] * listens and "k" not in delivery._pending
     assert got.takes_part.tolist() == [False] * len(members) and not got.weight.any()
 
@@ -394,7 +396,7 @@ def test_whether_others_went_on_is_asked_of_the_next_exchange():
         fetch_ahead=lambda *given: asked.append(given) or 7,
     )
     delivery = JobDelivery(exchange, shared=True)
-    groups = JobDelivery(exchange, shared=False, in_groups=True)
+    groups = JobDelivery(exchange, shared=False, group_size=2)
     delivery.passed_over(4)
     assert delivery.fetch_ahead(4, 9, 2) == 4 + 7
     assert asked == ["5", (5, 9, 2)]
@@ -422,7 +424,7 @@ def test_whether_the_others_have_ended(agreed, ended):
     exchange = Exchange(agreed_terms=lambda key: asked.append(key) or agreed)
     state = State().at(12)
     assert JobDelivery(exchange, shared=True).ended_before(state) is ended and asked == ["12.end"]
-    groups = JobDelivery(exchange, shared=False, in_groups=True)
+    groups = JobDelivery(exchange, shared=False, group_size=2)
     assert groups.ended_before(state) is False
 
 
