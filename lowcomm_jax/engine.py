@@ -110,11 +110,6 @@ class Engine:
         self._loops: dict[Any, EventLoop] = {}
         self._paces: dict[int | None, batch_blocks.BlockPace] = {}  # by microbatch
 
-    @property
-    def region_ids(self) -> jax.Array:
-        """int32 `[R]` on the mesh, numbers of this job's regions."""
-        return place(self.runner.here, self.runner.by_region)
-
     # -- state --------------------------------------------------------------------------------
 
     def init(self, params: PyTree) -> TrainState:

@@ -22,9 +22,9 @@ from lowcomm_jax.compression.e3m0 import E3M0
 from lowcomm_jax.compression.ef21 import EF21, EF21State, ef21, integrate, integrates
 from lowcomm_jax.compression.error_feedback import ErrorFeedback, ErrorFeedbackState, error_feedback
 from lowcomm_jax.compression.integer import Integer
-from lowcomm_jax.compression.low_rank import LowRank, measured_rank
+from lowcomm_jax.compression.low_rank import LowRank
 from lowcomm_jax.compression.matrix import MatrixCodec
-from lowcomm_jax.compression.optax_view import CompressState, compress, quantize, top_k
+from lowcomm_jax.compression.optax_view import CompressState, compress
 from lowcomm_jax.compression.random_k import RandomK
 from lowcomm_jax.compression.registry import make, make_matrix, names
 from lowcomm_jax.compression.rules import PRESETS, PerTensor
@@ -66,9 +66,6 @@ __all__ = [
     "integrates",
     "make",
     "make_matrix",
-    "measured_rank",
     "names",
-    "quantize",
     "route",
-    "top_k",
 ]

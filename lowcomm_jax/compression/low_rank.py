@@ -262,22 +262,16 @@ def unit_columns(q_LxMxR: jax.Array, old_LxMxR: jax.Array) -> jax.Array:
     return jnp.where(largest >= cutting.SMALLEST, scaled, old_LxMxR)
 
 
-def measured_rank(p_NxR: jax.Array, q_MxR: jax.Array, energy: float = 0.99) -> jax.Array:
-    """Smallest number of singular values of P Q^T that hold `energy` of its squared norm.
+def rank_of_products(p_LxRxN: jax.Array, q_LxRxM: jax.Array, energy: float) -> jax.Array:
+    """Smallest number of singular values of every P Q^T that hold `energy` of its squared norm.
 
     Args:
-      p_NxR, q_MxR: fp32 factors, not necessarily orthonormal.
+      p_LxRxN, q_LxRxM: fp32 factors, transposed, not necessarily orthonormal.
       energy: share of the squared Frobenius norm, in (0, 1]. Singular values below some 1e-3 of
         the largest are known in part only: their squares come from sums in fp32.
 
     Returns:
-      int32 scalar between 0 (zero matrix) and r.
-    """
-    return rank_of_products(p_NxR.T[None], q_MxR.T[None], energy)[0]
-
-
-def rank_of_products(p_LxRxN: jax.Array, q_LxRxM: jax.Array, energy: float) -> jax.Array:
-    """`measured_rank` of every P Q^T from transposed factors, int32 `[L]`.
+      int32 `[L]`, between 0 (zero matrix) and r.
 
     The squares of the singular values are the eigenvalues of (P^T P)^(1/2) Q^T Q (P^T P)^(1/2).
     Devices that hold parts of the rows of P and Q add up R x R products; no factor is gathered.

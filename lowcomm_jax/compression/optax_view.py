@@ -20,7 +20,6 @@ from lowcomm_jax.compression.registry import make
 from lowcomm_jax.refused import one_of, refuse
 
 PyTree = Any
-Feedback = float | Literal["ef21"] | None
 
 
 class CompressState(NamedTuple):
@@ -30,7 +29,7 @@ class CompressState(NamedTuple):
 
 
 def compress(
-    codec: Codec | str, error_feedback: Feedback = None
+    codec: Codec | str, error_feedback: float | Literal["ef21"] | None = None
 ) -> optax.GradientTransformationExtraArgs:
     """Replace updates by the values that a receiver would decode.
 
@@ -99,30 +98,3 @@ def _with_what_narrowing_took(residual, received, returned):
     # Held, else compilers of GPUs drop the way to a narrower float and back.
     returned = jax.lax.optimization_barrier(returned)
     return residual + (received - returned.astype(jnp.float32))
-
-
-def top_k(
-    k: int = 64, block: int = 64, values: str = "fp32", error_feedback: Feedback = None
-) -> optax.GradientTransformationExtraArgs:
-    """Keep the k largest values of every chunk (`TopK`), coded as `values`; see `compress`."""
-    return compress(make("topk", k=k, block=block, values=values), error_feedback)
-
-
-def quantize(
-    bits: int = 4,
-    kind: Literal["stat", "int", "float"] = "stat",
-    error_feedback: Feedback = None,
-) -> optax.GradientTransformationExtraArgs:
-    """Quantise updates; see `compress`.
-
-    Args:
-      bits: width of a code.
-      kind: `stat`istical (8, 4, 2 bits), linear `int` (8, 4), `float` (16 = bf16, 4 = E3M0).
-      error_feedback: as in `compress`.
-
-    Raises:
-      ValueError: no such codec.
-    """
-    floats = {16: "bf16", 4: "e3m0"}
-    name = floats.get(bits, f"float{bits}") if kind == "float" else f"{kind}{bits}"
-    return compress(name, error_feedback)

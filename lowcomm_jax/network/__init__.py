@@ -19,12 +19,12 @@ from lowcomm_jax.network.collectives import (
     sync_seconds,
 )
 from lowcomm_jax.network.drive import BASELINE, drive, every_step, follow, replay
-from lowcomm_jax.network.ledger import Ledger, payload_nbytes
+from lowcomm_jax.network.ledger import Ledger
 from lowcomm_jax.network.links import Network, uniform
 from lowcomm_jax.network.parse import aws, names, parse, preset
 from lowcomm_jax.network.randomness import Jitter
 from lowcomm_jax.network.routes import ROUTES, link_bytes, sent_bytes
-from lowcomm_jax.network.timeline import Bar, Timeline, draw, save_picture
+from lowcomm_jax.network.timeline import Bar, Timeline, draw
 
 __all__ = [
     "BASELINE",
@@ -47,12 +47,10 @@ __all__ = [
     "link_bytes",
     "names",
     "parse",
-    "payload_nbytes",
     "preset",
     "profile",
     "replay",
     "restore_clock",
-    "save_picture",
     "sent_bytes",
     "step_seconds",
     "sync_seconds",

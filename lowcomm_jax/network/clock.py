@@ -154,7 +154,6 @@ class VirtualClock:
         route: str,
         participants_R: Sequence[bool] | None = None,
         groups: Iterable[Sequence[int]] | None = None,
-        announced: float | None = None,
         listeners_R: Sequence[bool] | None = None,
         label: Hashable | None = None,
     ) -> None:
@@ -168,7 +167,6 @@ class VirtualClock:
             participants_R: bool [R]; None = all. Others do not send.
             groups: disjoint tuples of region ids that exchange among themselves; None = one group
                 of all. Absent members are left out; a group of one transfers nothing.
-            announced: payload bytes as the codec announces them, for the ledger's analytic figure.
             listeners_R: bool [R]; None = none. Regions that send nothing but receive the same as
                 participants; with one participant the send is one-to-all. They wait for it in
                 `catch_up`.
@@ -197,7 +195,7 @@ class VirtualClock:
             start = float(self.now_R[list(senders)].max())
             self.transit.launch(key, route, sizes, senders, listeners, start, rng)
             control = self.network.control_bytes
-            self.ledger.book(label, route, sizes, senders, announced, control, listeners)
+            self.ledger.book(label, route, sizes, senders, control, listeners)
 
     # -- landing ------------------------------------------------------------------------------
 
@@ -285,19 +283,6 @@ class VirtualClock:
 
     # -- what it cost -------------------------------------------------------------------------
 
-    def ready_s(self, key: Hashable) -> np.ndarray:
-        """Give when each member has (or will have) the result: float64 [R], NaN for others.
-
-        Raises:
-            ValueError: nothing is in flight under this key.
-        """
-        ready_R = np.full(self.network.size, np.nan)
-        payload = self.transit.payload(key)
-        for flight in (*payload.sent, *payload.heard):
-            everyone_M = np.ones(len(flight.members), bool)
-            ready_R[list(flight.members)] = self.transit.ready(flight, everyone_M)
-        return ready_R
-
     def report(self) -> ClockReport:
         """Sum up the run so far."""
         self.transit.note_peaks()
@@ -346,7 +331,6 @@ def clock_state(clock: VirtualClock) -> dict[str, Any]:
             _transfer_row(transit.fabric.resolve(t.number)) for t in transit.fabric.transfers()
         ],
         "booked": [[repr(entry), times] for entry, times in clock.ledger.booked.items()],
-        "analytic": [[repr(key), value] for key, value in clock.ledger.analytic.items()],
         "control": clock.ledger.control_R.tolist(),
     }
 
@@ -384,7 +368,6 @@ def restore_clock(clock: VirtualClock, state: dict[str, Any]) -> None:
         transit.payloads[ast.literal_eval(row["key"])] = Payload(label, *flights, row["landing"])
     transit.owed = [_flight(row) for row in state["owed"]]
     clock.ledger.booked.update({ast.literal_eval(entry): times for entry, times in state["booked"]})
-    clock.ledger.analytic.update({ast.literal_eval(key): value for key, value in state["analytic"]})
     clock.ledger.control_R[:] = state["control"]
 
 

@@ -61,8 +61,7 @@ def follow(clock: VirtualClock, step: int, events: Iterable[Any]) -> None:
     all others when one region's contribution travels alone (asynchronous arrivals). A region that
     lands a payload holds everything landed before, and waits for that.
 
-    An event's bytes are those its codec announces. The ledger takes them as counted and as analytic
-    ones, see `Ledger.discrepancy`.
+    An event's bytes are those its codec announces.
 
     Args:
       clock: is updated in place.

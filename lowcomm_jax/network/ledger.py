@@ -1,45 +1,13 @@
-"""Counts the bytes that travel, per region, link and fragment, beside the analytic figure.
-
-`payload_nbytes` takes them from the payload's buffers; a `Ledger` books them.
-"""
+"""Counts the bytes that travel, per region, link and fragment."""
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from lowcomm_jax.network.routes import check, link_bytes, sent_bytes
-
-
-def payload_nbytes(payload: Any, copies: int = 1) -> int:
-    """Sum the bytes of the buffers in a payload.
-
-    Args:
-        payload: nested dicts, lists, tuples of arrays (anything with `nbytes`), or None.
-        copies: divide by this many (leaves with a leading region axis of that length).
-
-    Raises:
-        ValueError: the bytes do not divide by `copies`.
-    """
-    total = _buffer_bytes(payload)
-    if total % copies:
-        raise ValueError(
-            f"payload of {total} bytes does not divide into {copies} regions: give the leading "
-            "axis length"
-        )
-    return total // copies
-
-
-def _buffer_bytes(payload: Any) -> int:
-    if payload is None:
-        return 0
-    if isinstance(payload, Mapping):
-        return sum(_buffer_bytes(v) for v in payload.values())
-    if isinstance(payload, list | tuple):
-        return sum(_buffer_bytes(v) for v in payload)
-    return int(payload.nbytes)
+from lowcomm_jax.network.routes import check, link_bytes
 
 
 @dataclass
@@ -50,13 +18,11 @@ class Ledger:
     Attributes:
         regions: names of the regions.
         booked: {(fragment key, route, payload bytes of the members, members, listeners): times}.
-        analytic: {fragment key: bytes all regions together should have sent by the closed form}.
         control_R: control bytes sent by each region (headers, commit records).
     """
 
     regions: tuple[str, ...]
     booked: Counter[tuple[Any, ...]] = field(default_factory=Counter)
-    analytic: dict[Hashable, float] = field(default_factory=dict)
     control_R: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
     def __post_init__(self) -> None:
@@ -69,7 +35,6 @@ class Ledger:
         route: str,
         nbytes_M: Sequence[float],
         members: Sequence[int],
-        announced: float | None = None,
         control_bytes: float = 0,
         listeners: Sequence[int] = (),
         times: int = 1,
@@ -79,11 +44,8 @@ class Ledger:
         Args:
             key: the fragment (or any label) it carried.
             route: one of `routes.ROUTES`.
-            nbytes_M: bytes of each member's payload buffers, as counted.
+            nbytes_M: bytes of each member's payload.
             members: ids of the regions that send.
-            announced: payload bytes of one member as the codec announces them (the analytic
-                figure); None takes the mean of `nbytes_M`. Then the two figures differ only where
-                the bytes on the links do not add up to the route's closed form.
             control_bytes: bytes exchanged with each partner besides the payload: members with all
                 others, listeners with the members.
             listeners: ids of the regions that only receive, see `routes`.
@@ -98,9 +60,6 @@ class Ledger:
         if entry not in self.booked:
             check(route, sizes, members, len(self.regions), listeners)
         self.booked[entry] += times
-        expected = sum(sizes) / len(sizes) if announced is None else float(announced)
-        total = sent_bytes(route, expected, len(members), len(listeners)) * len(members)
-        self.analytic[key] = self.analytic.get(key, 0.0) + total * times
         if control_bytes:
             partners = len(members) + len(listeners) - 1
             self.control_R[list(members)] += control_bytes * partners * times
@@ -122,22 +81,6 @@ class Ledger:
     def received_R(self, key: Hashable | None = None) -> np.ndarray:
         """Give the payload bytes each region received."""
         return self._sum(1, key)
-
-    def fragments(self) -> dict[Hashable, tuple[float, float]]:
-        """Give {fragment: (bytes counted, bytes analytic)} over all regions."""
-        return {key: (float(self.sent_R(key).sum()), value) for key, value in self.analytic.items()}
-
-    def discrepancy(self) -> float:
-        """Give the largest relative difference of counted and analytic bytes over fragments.
-
-        This checks a codec only where its collectives were booked with `announced`. A clock that
-        `drive` advances books none: events know one size of a payload, the announced one. There
-        this checks the bytes on the links against the closed form of their routes.
-        """
-        pairs = self.fragments().values()
-        return max(
-            (abs(counted - value) / value for counted, value in pairs if value > 0), default=0.0
-        )
 
     def _sum(self, end: int, key: Hashable | None) -> np.ndarray:
         total_R = np.zeros(len(self.regions))

@@ -186,9 +186,7 @@ def link_bytes(
 
 
 def sent_bytes(route: str, nbytes: float, members: int, listeners: int = 0) -> float:
-    """Give the closed-form mean of the bytes one member sends (equal payloads): the analytic
-    figure.
-    """
+    """Give the mean of the bytes that one member sends, in closed form (equal payloads)."""
     if route in ("all_gather", "pair"):
         return nbytes * (members - 1 + listeners)
     if route == "pass":

@@ -1,14 +1,13 @@
 """A timeline of activities: bars per region over virtual time, and their picture.
 
-A clock that records owns a `Recorder`, which gives a `Timeline` of `Bar`s. `draw` and
-`save_picture` turn it into a picture with matplotlib.
+A clock that records owns a `Recorder`, which gives a `Timeline` of `Bar`s. `draw` draws it
+with matplotlib.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -165,16 +164,3 @@ def draw(timeline: Timeline, axes: Axes) -> None:
         if columns == 1 or legend.get_window_extent().width <= axes.figure.bbox.width:
             break
         legend.remove()
-
-
-def save_picture(timeline: Timeline, path: Path | str, title: str = "") -> Path:
-    """Write the picture as PNG (or whatever the suffix says) and give its path."""
-    # A figure without pyplot needs no display and no global state.
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 1.2 + 0.7 * len(timeline.regions)), layout="constrained")
-    axes = figure.add_subplot()
-    draw(timeline, axes)
-    axes.set_title(title)
-    figure.savefig(path, dpi=150)
-    return Path(path)

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 import numpy as np
 
 GRID_GBPS = np.logspace(-1, 3, 50)  # the published grid: 50 points, x1.207 apart
-GRID_STEP = 10.0 ** (4.0 / 49.0)
 TARGETS = (0.5, 0.8, 0.9, 0.95, 0.99)
 
 

@@ -13,8 +13,7 @@ from lowcomm_jax.compression import (
     ef21,
     error_feedback,
     integrate,
-    quantize,
-    top_k,
+    make,
 )
 
 LOSSY = ["int4", "stat2", "e3m0", "topk_stat2", "random_k", "dct_topk", "sign", "low_rank_int4"]
@@ -95,7 +94,7 @@ def test_compress_returns_what_receivers_decode_and_chains():
 
 
 def test_compress_keeps_dtypes_takes_extra_arguments_and_feeds_back():
-    rule = top_k(k=1, error_feedback=1.0)
+    rule = compress(make("topk", k=1), error_feedback=1.0)
     x = jnp.array([1.0, -4.0, 2.0], jnp.bfloat16)
     state, seen = rule.init(x), 0.0
     for _ in range(3):
@@ -128,14 +127,7 @@ def test_a_codec_that_needs_the_mean_is_refused():
         compress(codec)
 
 
-def test_quantize_names_and_refusals():
-    x = jnp.linspace(-1.0, 0.7, 50)
-    for bits, kind in [(2, "stat"), (8, "int"), (4, "float"), (16, "float")]:
-        rule = quantize(bits, kind)
-        update, _ = jax.jit(rule.update)(x, rule.init(x))
-        assert 0 < np.abs(update - x).max() < 0.5
-    with pytest.raises(ValueError, match="float8"):
-        quantize(8, "float")
+def test_a_feedback_that_cannot_work_is_refused():
     with pytest.raises(ValueError, match=r"decay=1\.2"):
         compress("int4", error_feedback=1.2)
     with pytest.raises(ValueError, match="'ef22' is unknown"):

@@ -17,8 +17,8 @@ from lowcomm_jax.compression import (
     Statistical,
     TopK,
     make,
-    measured_rank,
 )
+from lowcomm_jax.compression.low_rank import rank_of_products
 
 
 def noise(shape, seed=0, shift=0.3):
@@ -231,13 +231,15 @@ def test_low_rank_keeps_its_basis_through_a_round_of_zeros():
     np.testing.assert_array_equal(after["q"], state["q"])
 
 
-def test_measured_rank_counts_energy():
+def test_the_rank_of_a_product_counts_energy():
     rng = np.random.default_rng(12)
     u, v = (np.linalg.qr(rng.standard_normal((n, 5)))[0] for n in (30, 20))
     values = np.array([8.0, 4.0, 2.0, 0.1, 0.01])  # squares: 64 + 16 + 4 of 84.01
     p, q = jnp.asarray(u * values, jnp.float32), jnp.asarray(v, jnp.float32)
-    assert [int(measured_rank(p, q, e)) for e in (0.7, 0.9, 0.99, 0.99999)] == [1, 2, 3, 4]
-    assert int(measured_rank(0 * p, q)) == 0
+    factors = p.T[None], q.T[None]
+    found = [rank_of_products(*factors, e).item() for e in (0.7, 0.9, 0.99, 0.99999)]
+    assert found == [1, 2, 3, 4]
+    assert rank_of_products(0 * factors[0], factors[1], 0.99).item() == 0
 
 
 def test_the_rank_of_a_mean_counts_regions_by_their_weight():

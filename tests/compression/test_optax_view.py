@@ -8,7 +8,7 @@ import optax
 import pytest
 
 from lowcomm_jax import compression
-from lowcomm_jax.compression import compress, quantize
+from lowcomm_jax.compression import compress
 
 SHAPES = {"bad": (8, 12), "good": (6, 10)}
 
@@ -23,7 +23,7 @@ def test_ef21_updates_are_the_receivers_copy_not_its_increments():
 
 def test_sixteen_bit_floats_are_bf16():
     x = jnp.linspace(-1.0, 0.7, 50)
-    rule = quantize(16, "float")
+    rule = compress("bf16")
     update, _ = rule.update(x, rule.init(x))
     np.testing.assert_array_equal(update, x.astype(jnp.bfloat16).astype(jnp.float32))
 

@@ -37,7 +37,6 @@ def test_bytes_are_those_of_the_exchange(route, mask):
     ledger.book(0, route, [nbytes] * len(members), members, listeners=listeners)
     np.testing.assert_allclose(ledger.sent_R(), counted.sent, atol=2)
     np.testing.assert_allclose(ledger.received_R(), counted.received, atol=2)
-    assert ledger.discrepancy() < 1e-9
     mean = sent_bytes(route, nbytes, len(members), len(listeners))
     assert counted.sent.sum() == pytest.approx(mean * len(members), abs=len(members))
 
@@ -69,7 +68,6 @@ def test_listeners_wait_at_their_own_next_landing():
     clock.send(1, "a", 3 * GB, "all_gather", [True, False, False], listeners_R=[False, True, True])
     assert clock.catch_up([1, 2]).tolist() == [0, 0, 0]  # nobody has landed it
     assert clock.land(1, "a").tolist() == [0, 0, 0]  # the sender has its own payload
-    np.testing.assert_allclose(clock.ready_s("a") if "a" in clock.transit.payloads else 0, 0)
     clock.inner_step(2)
     np.testing.assert_allclose(clock.catch_up([2]), [0, 0, 1.53 - 0.5])
     clock.inner_step(3)
@@ -97,7 +95,7 @@ def test_a_label_sent_again_is_in_flight_no_more():
         if step > 1:
             clock.land(step, f"0@{step - 1}", [0, 2])  # region 1 never lands anything
             clock.catch_up([0, 2])
-    assert len(clock.transit.payloads) <= 2 and set(clock.ledger.fragments()) == {0}
+    assert len(clock.transit.payloads) <= 2 and {label for label, *_ in clock.ledger.booked} == {0}
     assert len(clock.transit.owed) <= 2 and len(clock.transit.fabric) < 20
 
 

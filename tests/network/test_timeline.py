@@ -5,7 +5,7 @@ import itertools
 import pytest
 from matplotlib.figure import Figure
 
-from lowcomm_jax.network import VirtualClock, draw, save_picture, uniform
+from lowcomm_jax.network import VirtualClock, draw, uniform
 
 
 def recorded():
@@ -46,10 +46,7 @@ def test_travelling_bytes_overlap_with_compute():
     assert sum(b.kind == "land" for b in timeline.bars) == 6
 
 
-def test_picture(tmp_path):
-    timeline = recorded().timeline()
-    path = save_picture(timeline, tmp_path / "timeline.png", "three regions")
-    assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+def test_a_clock_that_does_not_record_has_no_timeline():
     with pytest.raises(ValueError, match="record=True"):
         VirtualClock(uniform(2, 1.0)).timeline()
 
