@@ -239,18 +239,19 @@ def _gathered(state: PyTree) -> list[Any]:
 
 def _missing(inner, like: PyTree, given: dict[str, Any]) -> list[str] | None:
     """Keywords that an update lacks beside those `given`; None = it cannot be called so."""
+    try:
+        state = jax.eval_shape(inner.init, like)
+    except ValueError:  # `params.sharding.optimizer_shardings` says why, with the fix
+        return None
 
-    def update(keywords):
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
-        return inner.update(zeros, inner.init(zeros), zeros, **keywords)
+    def update(updates, state, params, keywords):
+        return inner.update(updates, state, params, **keywords)
 
     try:
-        jax.eval_shape(update, given)
+        jax.eval_shape(update, like, state, like, given)
     except TypeError as error:
         _, required, names = str(error).partition("required keyword-only argument")
         return re.findall(r"'(\w+)'", names) if required else None
-    except Exception:  # the first step raises it, too
-        return None
     return []
 
 

@@ -249,6 +249,16 @@ def test_optimizers_that_read_their_leaves_are_taken():
         assert engine(inner=inner).init(PARAMS)
 
 
+def test_an_optimizer_that_raises_does_so_before_any_step():
+    def update(updates, state, params=None):
+        raise ValueError("no leaf is a matrix")
+
+    broken = optax.GradientTransformation(lambda params: (), update)
+    for method in (lc.methods.diloco(2), lc.methods.ddp()):
+        with pytest.raises(ValueError, match="no leaf is a matrix"):
+            engine(inner=broken, method=method).init(PARAMS)
+
+
 def test_a_period_that_ends_with_a_move_of_the_optimizer_gets_none(caplog):
     for k, period in ((1, 3), (3, 3), (2, 4)):
         method = lc.methods.diloco(period)
