@@ -39,7 +39,7 @@ from evidence.campaign.estimate import RunEstimate
 from evidence.campaign.ledger import VERSION, Records, code_version, hours, read, update, write
 from evidence.campaign.order import UNKNOWN, ordered, runnable
 from evidence.campaign.plan import TITLE, Campaign, plan
-from experiments import compile_cache
+from experiments.train import compile_cache
 from experiments.cli import (
     Flags,
     RefusedError,

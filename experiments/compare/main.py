@@ -18,7 +18,7 @@ from typing import Any
 
 from rich.console import Console
 
-from experiments import compile_cache
+from experiments.train import compile_cache
 from experiments.cli import refuse_incomplete
 from experiments.compare.at_equal import sentence
 from experiments.compare.columns import note

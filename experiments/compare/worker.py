@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from experiments import compile_cache
+from experiments.train import compile_cache
 from experiments.compare.runs import attempt, error_of, terminations_interrupt
 from experiments.workdir import read_config
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED

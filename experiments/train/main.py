@@ -28,7 +28,7 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from experiments import compile_cache
+from experiments.train import compile_cache
 from experiments.cli import (
     Flags,
     RefusedError,

@@ -11,7 +11,7 @@ import pytest
 import tokenizers
 from rich.console import Console
 
-from experiments import compile_cache
+from experiments.train import compile_cache
 from experiments.__main__ import main
 from experiments.metrics import read_records
 from experiments.report import main as report_main

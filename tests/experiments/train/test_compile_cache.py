@@ -8,7 +8,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from params.tiny_runs import X, engine, train
 
 import lowcomm_jax as lc
-from experiments import compile_cache
+from experiments.train import compile_cache
 
 SETTINGS = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
 
