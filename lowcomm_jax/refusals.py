@@ -1,16 +1,17 @@
 """The table of refusals: settings of an engine that cannot work together, each with its fix.
 
 A row reads a `Setup` and names answers of the method (what travels, what anchors there are), never
-a method. Rules, codecs and schedules list what is wrong with their own numbers; rows take these
-lines over. `problems` gives everything that is wrong at once; `Engine`, `AdaptiveEngine` and the
-commands call it before any work.
+a method. In its text `{s.block}` is a setting, and `{m.name}` an answer of the method. Rules,
+codecs and schedules list what is wrong with their own numbers; rows take these lines over.
+`problems` gives everything that is wrong at once; `Engine`, `AdaptiveEngine` and the commands call
+it before any work.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 import jax
 import numpy as np
@@ -25,7 +26,7 @@ from lowcomm_jax.exchange import GroupExchange
 from lowcomm_jax.mesh.regions import AXES, slice_of
 from lowcomm_jax.methods.base import per_fragment
 from lowcomm_jax.params.fragments import Pattern
-from lowcomm_jax.refused import Refused, collect, refuse
+from lowcomm_jax.refused import Problem, Refused, Row, collect, found_by, refuse
 from lowcomm_jax.rules.merge import Merge
 from lowcomm_jax.schedule import Arrivals, Learners, TwoLevels
 from lowcomm_jax.setup import FROM_1, SETTINGS, Setup
@@ -33,29 +34,6 @@ from lowcomm_jax.sync.part_checks import call_problems
 from lowcomm_jax.train.batch_blocks import MicrobatchCut
 
 TITLE = "these settings cannot work"
-
-
-class Row(NamedTuple):
-    """One reason to refuse.
-
-    Attributes:
-      about: names of the settings that it reads, first the one that its text begins with. Where it
-        reads one setting alone, what it finds makes that one unusable for the rows behind it.
-      wrong: what is wrong with a setup, as the text says it; several lines; or nothing.
-      text: the line, with its fix. `{s.block}` is a setting, `{m.name}` an answer of the method,
-        `{wrong}` what the condition found.
-    """
-
-    about: str
-    wrong: Callable[[Setup], Any]
-    text: str = "{wrong}"
-
-
-class Problem(NamedTuple):
-    """A line with its fix, and the setting that it begins with."""
-
-    about: str
-    text: str
 
 
 def problems(
@@ -69,25 +47,15 @@ def problems(
       unknown: settings that are not known yet, or whose problems were told elsewhere: no row reads
         them.
     """
-    found: dict[Problem, None] = {}
-    unusable = set(unknown)
+    found, unusable = [], set(unknown)
     for name, setting in SETTINGS.items():
-        value = getattr(setup, name)
         if name in unusable or setting.takes is None:
             continue
-        if (line := setting.takes.problem(name, value)) is not None:
-            found[Problem(name, line)] = None
+        if (line := setting.takes.problem(name, getattr(setup, name))) is not None:
+            found.append(Problem(name, line))
             unusable.add(name)
-    for row in (*ROWS, ADAPTS) if policy is None else (*ROWS, *policy):
-        about = row.about.split()
-        if not unusable.isdisjoint(about) or not (wrong := row.wrong(setup)):
-            continue
-        several = wrong if isinstance(wrong, list) else [wrong]
-        texts = [row.text.format(s=setup, m=setup.method, wrong=each) for each in several]
-        found |= dict.fromkeys(Problem(about[0], text) for text in texts)
-        if len(about) == 1 and about != ["method"]:
-            unusable.add(about[0])
-    return list(found)
+    rows = (*ROWS, ADAPTS) if policy is None else (*ROWS, *policy)
+    return found + found_by(rows, setup, unusable, ("method",), s=setup, m=setup.method)
 
 
 def refuse_setup(setup: Setup, policy: Sequence[Row] | None = None) -> None:

@@ -1,16 +1,17 @@
-"""`Refused`: the one error of settings that cannot work, and checks of single values.
+"""`Refused`: the one error of settings that cannot work, rows of a table, checks of single values.
 
 Whoever is given settings collects every problem, one line with its fix each, and raises them at
 once: `refuse(title, lines)`. Whoever builds parts of others takes their lines over (`collect`).
+Settings that cannot work together are rows (`Row`), which `found_by` reads.
 """
 
 from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from numbers import Integral, Real
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
@@ -63,6 +64,59 @@ def is_unknown(name: Any, known: Iterable[str], fix: str = "use") -> str:
     near = difflib.get_close_matches(str(name), known, n=1)
     hint = f" (did you mean {near[0]}?)" if near else ""
     return f"is unknown{hint}: {fix} {', '.join(known)}"
+
+
+class Row(NamedTuple):
+    """One reason to refuse.
+
+    Attributes:
+      about: names of the settings that it reads, first the one that its text begins with. Where it
+        reads one setting alone, what it finds makes that one unusable for the rows behind it.
+      wrong: what is wrong with what was given, as the text says it; several lines; or nothing.
+      text: the line, with its fix. `{wrong}` is what the condition found; the table says what else
+        may stand in braces.
+    """
+
+    about: str
+    wrong: Callable[[Any], Any]
+    text: str = "{wrong}"
+
+
+class Problem(NamedTuple):
+    """A line with its fix, and the setting that it begins with."""
+
+    about: str
+    text: str
+
+
+def found_by(
+    rows: Iterable[Row],
+    given: Any,
+    unusable: Collection[str] = (),
+    sound: Collection[str] = (),
+    **named: Any,
+) -> list[Problem]:
+    """What rows find, each thing once.
+
+    Args:
+      given: what their conditions read.
+      unusable: settings that are not known, or whose problems were told elsewhere: no row reads
+        them.
+      sound: settings that stay usable, whatever rows find.
+      named: what may stand in braces of their texts.
+    """
+    found: dict[Problem, None] = {}
+    unusable = set(unusable)
+    for row in rows:
+        about = row.about.split()
+        if not unusable.isdisjoint(about) or not (wrong := row.wrong(given)):
+            continue
+        several = wrong if isinstance(wrong, list) else [wrong]
+        texts = [row.text.format(**named, wrong=each) for each in several]
+        found |= dict.fromkeys(Problem(about[0], text) for text in texts)
+        if len(about) == 1 and about[0] not in sound:
+            unusable.add(about[0])
+    return list(found)
 
 
 # -- checks of single values: each gives a line, or None where the value is fine -----------------

@@ -39,7 +39,6 @@ from evidence.campaign.estimate import RunEstimate
 from evidence.campaign.ledger import VERSION, Records, code_version, hours, read, update, write
 from evidence.campaign.order import UNKNOWN, ordered, runnable
 from evidence.campaign.plan import TITLE, Campaign, plan
-from experiments.train import compile_cache
 from experiments.cli import (
     Flags,
     RefusedError,
@@ -53,6 +52,7 @@ from experiments.compare.costs import costs
 from experiments.progress import Work, print_table, right
 from experiments.report.html_data import bytes_at, tokens_at, virtual_at
 from experiments.runlog import RunLog, read_run
+from experiments.train import compile_cache
 from experiments.train.header import machine, versions
 from experiments.train.loop import StuckError
 from experiments.train.main import train

@@ -14,6 +14,8 @@ from ml_collections import ConfigDict, config_dict
 from experiments.cli import closest
 
 RESULT, REPORT = "compare.json", "report.html"  # files of a comparison
+EQUAL = ("tokens", "steps", "bytes", "time")  # what all variants may get the same of
+BUDGETED = ("bytes", "time")  # every variant's steps follow from the baseline's cost
 
 
 def comparison(

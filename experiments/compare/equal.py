@@ -20,7 +20,8 @@ import numpy as np
 from rich.console import Console
 
 from experiments.cli import refuse_any
-from experiments.compare.plan import BUDGETED, TITLE, Comparison, RunSpec
+from experiments.compare.config import BUDGETED
+from experiments.compare.plan import TITLE, Comparison, RunSpec
 from experiments.compare.runs import error_of, finished, run_all
 from experiments.report.html_data import bytes_at
 from experiments.report.virtual import seconds_at

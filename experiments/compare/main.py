@@ -18,7 +18,6 @@ from typing import Any
 
 from rich.console import Console
 
-from experiments.train import compile_cache
 from experiments.cli import refuse_incomplete
 from experiments.compare.at_equal import sentence
 from experiments.compare.columns import note
@@ -33,6 +32,7 @@ from experiments.metrics import strict
 from experiments.progress import say
 from experiments.report import html_report
 from experiments.report.html_data import Entry
+from experiments.train import compile_cache
 from experiments.workdir import occupied
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from experiments.cli import RefusedError, closest, load_config, problems_of, refuse_any
+from experiments.compare.config import BUDGETED
 from experiments.config import plain
+from experiments.refusals import comparison_problems
 from experiments.report.virtual import Pace
 from experiments.train.job import Job
 from experiments.train.resolve import resolve
@@ -18,9 +19,6 @@ from experiments.workdir import CONFIG, read_config, workdir_problems
 from lowcomm_jax.network import Network, parse
 
 TITLE = "cannot compare"
-EQUAL = ("tokens", "steps", "bytes", "time")
-BUDGETED = ("bytes", "time")  # every variant's steps follow from the baseline's cost
-_FOLDER = re.compile(r"\w[\w=+-]*")
 _AS_GIVEN = ("baseline", "equal", "target", "parallel", "keep_checkpoints", "compile_cache")
 _SIZED = ("common", "variants", "panels", "baseline", "target")
 # Runs are evaluated on the same documents only if these agree.
@@ -86,7 +84,7 @@ def plan(config: Any, workdir: str | Path) -> Comparison:
       RefusedError: every violation, those of a variant behind its name.
     """
     fields, problems = _of_size(plain(config))
-    problems += _own_problems(fields)
+    problems += comparison_problems(fields)
     refuse_any(problems, TITLE)
     folder, seeds = Path(workdir), tuple(fields["seeds"])
     variants, jobs, runs = tuple(fields["variants"]), {}, []
@@ -130,66 +128,6 @@ def _of_size(fields: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
         if key not in _SIZED
     ]
     return {**fields, **sizes[size]}, unknown
-
-
-def _own_problems(fields: Mapping[str, Any]) -> list[str]:
-    """What is wrong with the comparison's own fields."""
-    names, seeds, found = list(fields["variants"]), fields["seeds"], []
-    if not names:
-        found.append("variants: none is given; name at least one")
-    found += [
-        f"variants: {name!r} is no folder name; use letters, digits, _, =, + and -"
-        for name in names
-        if not _FOLDER.fullmatch(name)
-    ]
-    for name, entry in fields["variants"].items():
-        if not isinstance(entry, Mapping) or set(entry) != {"config", "set"}:
-            found.append(f"{name}: make it by experiments.compare.config.variant")
-        elif "seed" in entry["set"] or "seed" in fields["common"]:
-            found.append(f"{name}: sets seed, which is the comparison's: use `seeds`")
-    whole = [s for s in seeds if isinstance(s, int) and not isinstance(s, bool) and s >= 0]
-    if not seeds or len(set(whole)) != len(seeds):
-        found.append(f"seeds={tuple(seeds)}: give whole numbers >= 0, each once")
-    if fields["parallel"] < 1:
-        found.append(f"parallel={fields['parallel']}: at least 1 is needed")
-    if fields["baseline"] not in names:
-        hint = closest(str(fields["baseline"]), names)
-        found.append(f"baseline={fields['baseline']!r} is no variant{hint}")
-    step_seconds = fields["step_seconds"]
-    if step_seconds is not None and not 0 < step_seconds < math.inf:  # so that NaN is refused
-        found.append(f"step_seconds={step_seconds}: give finite seconds above 0, or None")
-    found += _budget_problems(fields)
-    for key, entry in fields["panels"].items():
-        given = [*entry["variants"], *([entry["baseline"]] if entry["baseline"] else [])]
-        found += [
-            f"panels.{key}: {name!r} is no variant{closest(name, names)}"
-            for name in dict.fromkeys(given)
-            if name not in names
-        ]
-    return found
-
-
-def _budget_problems(fields: Mapping[str, Any]) -> list[str]:
-    equal = fields["equal"]
-    if equal not in EQUAL:
-        return [f"equal={equal!r} is unknown{closest(str(equal), EQUAL)}"]
-    if equal not in BUDGETED:
-        return []
-    given = {"common": fields["common"]}
-    given |= {name: entry["set"] for name, entry in fields["variants"].items()}
-    found = [
-        f"{name}: sets tokens, but with equal={equal!r} lengths follow from the baseline's `steps`"
-        for name, changes in given.items()
-        if "tokens" in changes
-    ]
-    found += [
-        f"{name}: sets steps, but with equal={equal!r} they follow from the baseline's"
-        for name, changes in given.items()
-        if "steps" in changes and name not in ("common", fields["baseline"])
-    ]
-    if equal == "time" and not fields["networks"]:
-        found.append("equal='time': on which network? name it in `networks`")
-    return found
 
 
 def _variant(

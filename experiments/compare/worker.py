@@ -11,8 +11,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from experiments.train import compile_cache
 from experiments.compare.runs import attempt, error_of, terminations_interrupt
+from experiments.train import compile_cache
 from experiments.workdir import read_config
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED
 

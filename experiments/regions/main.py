@@ -53,13 +53,13 @@ from experiments.faults.rendezvous_cut import folder_problems, make_ready, regio
 from experiments.faults.scripts import write
 from experiments.processes import POLL_SECONDS, ended_at_last, free_port, last_line, start
 from experiments.progress import LiveView, say
+from experiments.refusals import PROCESSES, Asked, run_problems
 from experiments.regions.jobs import EXCHANGES
 from experiments.report import main as report
 from experiments.train import devices
-from experiments.train.checks import fit_warm_up
 from experiments.train.job import Job
-from experiments.train.processes import process_problems
 from experiments.train.resolve import resolve
+from experiments.train.sections import fit_warm_up
 from experiments.workdir import METRICS
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED, Interrupt
 
@@ -139,7 +139,7 @@ def _check(path: str, shared, workdir: Path, rest: Sequence[str]) -> tuple[Job, 
     config, found = load_config(path, [*shared, ("region", "0")])
     refuse_foreign(config, path, "launch")
     problems = unexpected(rest, config) + folder_problems(workdir / RENDEZVOUS)
-    problems += found + process_problems(plain(config))
+    problems += found + run_problems(Asked(plain(config)), PROCESSES)
     fit_warm_up(config, shared)
     count = 1 if config.processes is None else config.processes
     if count < 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 import re
@@ -14,6 +15,7 @@ import numpy as np
 
 from experiments.cli import closest, override
 from experiments.cli import fields as field_names
+from lowcomm_jax.refused import collect, refuse
 
 _RANGE = re.compile(r"(log|uniform)\(([^,()]+),([^,()]+)\)")
 MOST = 1000  # points; more are taken for a mistake
@@ -71,17 +73,12 @@ def points(
       draws: random points, duplicates among them dropped; None = the whole grid.
 
     Raises:
-      ValueError: every problem, a line each.
+      Refused: every problem, a line each.
     """
-    axes, problems = [], []
-    for text in over:
-        try:
-            axes.append(parse_axis(text))
-        except ValueError as error:
-            problems.append(str(error))
-    problems += _axis_problems(base, axes, draws)
-    if problems:
-        raise ValueError("\n".join(f"- {line}" for line in problems))
+    problems = []
+    given = [collect(problems, "", functools.partial(parse_axis, text)) for text in over]
+    axes = [axis for axis in given if axis is not None]
+    refuse("cannot sweep", problems + _axis_problems(base, axes, draws))
     if draws is None:
         texts = list(itertools.product(*(axis.values for axis in axes)))
     else:
@@ -95,8 +92,7 @@ def points(
             problems.append(f"over: two points would be named {name}: {_RENAME}")
         found[name], wrong = _changes(base, [a.field for a in axes], values)
         problems += wrong
-    if problems:
-        raise ValueError("\n".join(f"- {line}" for line in dict.fromkeys(problems)))
+    refuse("cannot sweep", problems)
     return found
 
 

@@ -14,7 +14,7 @@ import jax
 
 from experiments.faults.checks import Faults
 from experiments.regions.jobs import ends_by_rounds, is_separate_job
-from experiments.train import checks
+from experiments.train.sections import memory_bytes, microbatch_count
 from lowcomm_jax import AdaptiveEngine, Engine
 from lowcomm_jax.adaptive.checks import rows
 from lowcomm_jax.data import DataConfig
@@ -83,7 +83,7 @@ class Job:
     @property
     def microbatches(self) -> int:
         """Microbatches in flight through the stages of a region."""
-        return checks.microbatch_count(self.config, self.mesh.shape["fsdp"])
+        return microbatch_count(self.config, self.mesh.shape["fsdp"])
 
     def roles(self, name: str, leaf: Any) -> str:
         """`frozen` for the leaves a regex of the config names, else `train`."""
@@ -174,5 +174,5 @@ def _policy(job: Job) -> dict[str, Any]:
     return {
         **{name: given[name] for name in ("scaling", "largest_microbatch")},
         "reference_batch": job.batch,
-        "memory": checks.memory_bytes(job.config),
+        "memory": memory_bytes(job.config),
     }

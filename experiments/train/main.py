@@ -28,7 +28,6 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from experiments.train import compile_cache
 from experiments.cli import (
     Flags,
     RefusedError,
@@ -47,9 +46,8 @@ from experiments.metrics import read_records
 from experiments.progress import Display, open_display, say, size, validation_documents
 from experiments.regions.rejoin_counts import continue_counts
 from experiments.report import main as report
-from experiments.train import devices, fields, processes
+from experiments.train import compile_cache, devices, fields, processes
 from experiments.train.assemble import Run, assemble
-from experiments.train.checks import fit_warm_up
 from experiments.train.disk import EXIT_NOT_SAVED, NotSavedError, is_full
 from experiments.train.drivers import draw
 from experiments.train.evaluation import Evaluator
@@ -57,6 +55,7 @@ from experiments.train.header import changes, header, text, trained_and_sent
 from experiments.train.job import Job, abstract_params
 from experiments.train.loop import Loop, StuckError, best_by
 from experiments.train.resolve import resolve
+from experiments.train.sections import fit_warm_up
 from experiments.train.starting import starting_params
 from experiments.train.writers import open_log
 from experiments.workdir import (

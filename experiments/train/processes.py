@@ -10,7 +10,6 @@ import hashlib
 import math
 import os
 import platform
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from rich.console import Console
 
 import lowcomm_jax
 from experiments.cli import RefusedError, refuse_any
+from experiments.refusals import PROCESSES, Asked, run_problems
 from experiments.train import devices
 from experiments.workdir import differences, of_program
 from lowcomm_jax.checkpoint.load import package_versions
@@ -37,38 +37,6 @@ GRACE_S = 8.0
 """Seconds that a process may need to end by itself when it has lost another one."""
 
 
-def process_problems(fields: Mapping[str, Any]) -> list[str]:
-    """Settings of processes that cannot work, or that have no effect."""
-    count, process, coordinator = (fields[k] for k in ("processes", "process", "coordinator"))
-    if count is not None and count < 0:
-        return [f"processes={count}: give how many this job has, 0 = as the launcher says"]
-    if count == 1 or (count is None and fields["exchange"] != "mesh"):
-        return [
-            f"{name}={fields[name]!r} has no effect with one process: leave it out, or give "
-            "processes"
-            for name in ("process", "coordinator")
-            if fields[name] is not None
-        ]
-    found = []
-    if process is not None and not 0 <= process < (count or process + 1):
-        found.append(f"process={process}: say which of the {count} this is, 0 to {count - 1}")
-    if coordinator is not None and not re.fullmatch(r"(\[.+\]|[^:\[\]]+):\d+", coordinator):
-        found.append(
-            f"coordinator={coordinator!r}: give HOST:PORT of process 0, IPv6 as [::1]:PORT"
-        )
-    asked, mesh = devices.asked_for(fields["mesh"]), fields["mesh"]
-    # Then the mesh is made of the devices that there are.
-    automatic = mesh["fsdp"] == 0 or (fields["exchange"] == "mesh" and mesh["region"] == 0)
-    if (count or 0) > 1 and asked % count and not automatic:
-        found.append(
-            f"mesh of {asked} devices does not divide over processes={count}, which have as many "
-            "each: use a multiple, or mesh.fsdp=0"
-        )
-    if fields["offload"] and (count or 0) > 1:
-        found.append("offload: not with several processes; leave it out")
-    return found
-
-
 def start(fields: Mapping[str, Any]) -> None:
     """Meet the other processes of this job; with one process nothing happens.
 
@@ -76,7 +44,7 @@ def start(fields: Mapping[str, Any]) -> None:
       RefusedError: neither config nor launcher says which process this is, the devices do not
         divide over the processes, or the others do not come in time.
     """
-    if process_problems(fields) or not _several(fields):
+    if run_problems(Asked(fields), PROCESSES) or not _several(fields):
         return  # `resolve` refuses, if anything is wrong
     count, mesh = fields["processes"], fields["exchange"] == "mesh"
     try:

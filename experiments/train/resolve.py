@@ -17,8 +17,9 @@ import jax
 from experiments.cli import problems_of, refuse_any
 from experiments.config import plain
 from experiments.faults.checks import read_faults
-from experiments.regions.jobs import described, exchange_problems
-from experiments.train import checks, devices
+from experiments.refusals import STAGES, Asked, run_problems
+from experiments.regions.jobs import described
+from experiments.train import devices, sections
 from experiments.train.job import (
     Job,
     abstract_params,
@@ -29,7 +30,6 @@ from experiments.train.job import (
 )
 from experiments.train.methods import make_method
 from experiments.train.parts import portable
-from experiments.train.writers import missing_packages
 from experiments.workdir import as_begun, workdir_problems
 from lowcomm_jax import refusals
 from lowcomm_jax.aot import Target
@@ -52,17 +52,14 @@ def resolve(config: Any, workdir: str | Path, target: Target | None = None) -> J
       RefusedError: every violation, each with its fix.
     """
     fields = plain(config)
-    refuse_any(checks.shape_problems(fields))
+    refuse_any(sections.shape_problems(fields))
     fields = as_begun(Path(workdir), fields)
     if target is None:
         devices.provide(fields["mesh"])
-    mesh, misplaced = checks.make_mesh_of(fields, target)
-    problems = checks.number_problems(fields)
-    steps, found = checks.count_steps(fields)
-    problems += found
-    data, found = checks.data_config(fields)
-    problems += found
-    model, settled, found = checks.model_config(fields)
+    mesh, misplaced = sections.make_mesh_of(fields, target)
+    steps = sections.steps_of(fields)
+    data, problems = sections.data_config(fields)
+    model, settled, found = sections.model_config(fields)
     problems += found
     stacked = ()
     if model is not None:
@@ -76,26 +73,19 @@ def resolve(config: Any, workdir: str | Path, target: Target | None = None) -> J
     problems += found
     fields["method"], found = portable(fields["method"])
     problems += found
-    weights, no_weights = checks.region_weights(fields)
+    weights, no_weights = sections.region_weights(fields)
     problems += no_weights
     inner = InnerConfig(**fields["inner"])
-    problems += missing_packages(fields["log"])
     problems += [f"inner.{line}" for line in inner.violations(steps if steps > 0 else 1 << 62)]
     problems += misplaced
-    if model is not None and model.max_seq_len < fields["data"]["seq_len"]:
-        problems.append(
-            f"data.seq_len={fields['data']['seq_len']} is longer than the model is meant for: use "
-            f"at most {model.max_seq_len}, or raise model.max_seq_len"
-        )
-    job_faults, found = read_faults(fields, steps, method)
+    job_faults, found = read_faults(fields, steps)
     problems += found
     job = Job(
         fields, Path(workdir), steps, model, settled, data, method, inner, mesh, weights, job_faults
     )
-    problems += checks.batch_problems(fields, mesh)
-    problems += checks.adaptive_problems(fields, method) + exchange_problems(fields, method)
-    misfits = checks.stage_problems(fields, mesh, model)
-    problems += misfits
+    asked = Asked(fields, steps, method, mesh, model, job_faults)
+    problems += run_problems(asked)
+    misfits = run_problems(asked, STAGES)
     problems += _engine_problems(job, misfits, {"weights"} if no_weights else set())
     problems += workdir_problems(job.workdir, fields)
     refuse_any(problems)
@@ -129,7 +119,7 @@ def _engine_problems(job: Job, misfits: Sequence[str], told: set[str]) -> list[s
       misfits: stages that do not fit; the model cannot be made then.
       told: settings whose problems were told already.
     """
-    unknown, model = {"inner", "reference_batch", *told}, None  # (`number_problems` has the batch)
+    unknown, model = {"inner", "reference_batch", *told}, None  # (`batch` was checked)
     unknown |= {name for name in ("mesh", "method") if getattr(job, name) is None}
     if job.model is None or job.mesh is None or misfits:
         unknown |= {"loss_fn"}
@@ -154,7 +144,7 @@ def _cut_problems(job: Job, model: Model | Pipeline) -> list[str]:
             if not any(re.search(pattern, name) for name in names)
         ]
     except (re.error, TypeError):
-        return found  # reported by `checks.number_problems`
+        return found  # which `run_problems` tells
     layout, more = problems_of(lambda: make_layout(shapes, job.roles), "frozen: ")
     if layout is None or job.method is None or job.method.schedule.fragments < 1:
         return found + more

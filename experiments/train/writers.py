@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 # In the work directory: a folder, and a file.
 TENSORBOARD, WANDB_ID = "tensorboard", "wandb_id"
-_PACKAGES = {
+PACKAGES = {
     "tensorboard": "tensorboardX",
     "wandb": "wandb",
     "prometheus": "prometheus_client",
@@ -77,15 +76,6 @@ class NoLog:
 
     def close(self) -> None:
         """Do nothing."""
-
-
-def missing_packages(settings: Mapping[str, Any]) -> list[str]:
-    """Packages that the config's `log` section needs and that are not installed, a line each."""
-    return [
-        f"log.{name}: the package {package} is missing: pip install 'lowcomm_jax[{name}]'"
-        for name, package in _PACKAGES.items()
-        if settings[name] and importlib.util.find_spec(package) is None
-    ]
 
 
 def open_log(job: Job, step: int) -> AllLogs | NoLog:

@@ -13,8 +13,8 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from experiments.train import compile_cache
 from experiments.cli import Flags, flag_problems, made_or_refused, refuse_any
+from experiments.train import compile_cache
 from experiments.trained.anchor import Trained, load_trained
 
 

@@ -10,9 +10,9 @@ from experiments.__main__ import main
 from experiments.cli import RefusedError, load_config
 from experiments.config import base, plain
 from experiments.train import devices
-from experiments.train.checks import fit_warm_up
 from experiments.train.methods import METHODS, make_method
 from experiments.train.resolve import resolve
+from experiments.train.sections import fit_warm_up
 from experiments.workdir import write_config
 from lowcomm_jax.optimizers import InnerConfig
 

@@ -7,17 +7,18 @@ import pytest
 import lowcomm_jax as lc
 from experiments.cli import RefusedError
 from experiments.config import base, plain
+from experiments.refusals import PROCESSES, Asked, run_problems
 from experiments.regions import jobs
 from experiments.train import devices
 from experiments.train.assemble import open_exchange
-from experiments.train.processes import process_problems, refuse
+from experiments.train.processes import refuse
 
 
 def problems(**changes):
     fields = plain(base("diloco", period=5))
     mesh = fields["mesh"] | changes.get("mesh", {})
     fields |= {"exchange": "store", **changes, "mesh": mesh}
-    return process_problems(fields)
+    return run_problems(Asked(fields), PROCESSES)
 
 
 @pytest.mark.parametrize(

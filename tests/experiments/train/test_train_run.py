@@ -11,12 +11,12 @@ import pytest
 import tokenizers
 from rich.console import Console
 
-from experiments.train import compile_cache
 from experiments.__main__ import main
 from experiments.metrics import read_records
 from experiments.report import main as report_main
 from experiments.report.main import table
 from experiments.runlog import document_interval, read_run, summarise
+from experiments.train import compile_cache
 from lowcomm_jax.data import tokenizers as tokenizers_of_run
 
 STEPS, PERIOD, REGIONS = 23, 4, 3

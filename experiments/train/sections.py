@@ -1,13 +1,12 @@
-"""Checks of a training config, section by section; each returns the problems, with their fixes.
+"""What sections of a training config describe: data, model, mesh, weights, and how many steps.
 
-Most take the plain fields and return a list of lines. Those that also build something (data,
-model, mesh, weights) return it first, or None where it cannot be built.
+What cannot be made is None, beside a list of its problems, with their fixes. Fields that do not go
+together stand in `experiments.refusals`.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,19 +21,14 @@ from experiments.train.devices import FLAG
 from experiments.train.methods import METHODS
 from lowcomm_jax import make_mesh
 from lowcomm_jax.aot import Target
-from lowcomm_jax.checkpoint.load import dotted
 from lowcomm_jax.data import DataConfig, open_corpus
 from lowcomm_jax.data.corpora import CorpusSource
 from lowcomm_jax.mesh.regions import default_mesh
-from lowcomm_jax.methods import Method
 from lowcomm_jax.models import TransformerConfig, preset
-from lowcomm_jax.models.pipeline.pipeline import pipeline_problems, schedule_problems
 from lowcomm_jax.models.weights import config_from_llama
 from lowcomm_jax.refused import is_number
 
 PROVISIONAL_VOCABULARY = 320  # until the tokenizer is open; nothing checked here depends on it
-
-_FROM_1 = ("batch", "eval.sequences", "eval.batch", "log.every", "checkpoint.keep_last")
 
 
 def shape_problems(fields: Mapping[str, Any]) -> list[str]:
@@ -75,43 +69,13 @@ def _same_type(value: Any, default: Any, optional: bool) -> bool:
     return isinstance(value, type(default))
 
 
-def number_problems(fields: Mapping[str, Any]) -> list[str]:
-    """Counts, chances, seeds and patterns that are out of range."""
-    given = dotted(dict(fields))
-    found = [f"{name}={given[name]}: at least 1 is needed" for name in _FROM_1 if given[name] < 1]
-    found += [
-        f"{name}={given[name]}: give 0 (off) or a number of inner steps"
-        for name in ("eval.every", "checkpoint.every")
-        if given[name] < 0
-    ]
-    if not 0 < fields["participation"] <= 1:
-        found.append(f"participation={fields['participation']}: give a chance in (0, 1]")
-    if not 0 <= fields["seed"] < 1 << 31:
-        found.append(f"seed={fields['seed']}: give a whole number in [0, 2**31)")
-    for pattern in fields["frozen"]:
-        if not isinstance(pattern, str):
-            found.append(f"frozen: {pattern!r} is no text: give regular expressions of names")
-            continue
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            found.append(f"frozen: {pattern!r} is no regular expression ({error})")
-    return found
-
-
-def count_steps(fields: Mapping[str, Any]) -> tuple[int, list[str]]:
-    """(inner steps of the run, given or from `tokens`; problems)."""
+def steps_of(fields: Mapping[str, Any]) -> int:
+    """Inner steps of the run: as given, else as many as `tokens` of all regions ask for."""
     steps, tokens = fields["steps"], fields["tokens"]
-    if tokens is None:
-        fix = "give steps, or tokens of all regions together"
-        return steps, [] if steps >= 1 else [f"steps={steps}: {fix}"]
-    if steps:
-        fix = "give one (--config.tokens=None for steps, --config.steps=0 for tokens)"
-        return steps, [f"steps={steps} and tokens={tokens}: {fix}"]
+    if steps or tokens is None:
+        return steps
     per_step = fields["regions"] * fields["batch"] * fields["data"]["seq_len"]
-    if tokens < 1:
-        return 0, [f"tokens={tokens}: at least 1 is needed; or give steps"]
-    return -(-tokens // max(per_step, 1)), []
+    return -(-tokens // max(per_step, 1))
 
 
 def fit_warm_up(config: Any, overrides: Sequence[tuple[str, str]]) -> str:
@@ -126,9 +90,8 @@ def fit_warm_up(config: Any, overrides: Sequence[tuple[str, str]]) -> str:
     given = {name for name, _ in overrides}
     if "inner" not in config or "inner.warmup_steps" in given or not given & {"steps", "tokens"}:
         return ""
-    steps, problems = count_steps(plain(config))
-    warm_up = config.inner.warmup_steps
-    if problems or steps < 1 or warm_up < steps:
+    steps, warm_up = steps_of(plain(config)), config.inner.warmup_steps
+    if steps < 1 or warm_up < steps:
         return ""
     config.inner.warmup_steps = steps // 10
     return (
@@ -211,87 +174,13 @@ def make_mesh_of(
     return mesh, [f"{line}; use a smaller mesh (mesh.stage=1), or {fix}" for line in found]
 
 
-def batch_problems(fields: Mapping[str, Any], mesh: jax.sharding.Mesh | None) -> list[str]:
-    """Batches that do not divide."""
-    batch, accumulate, found = fields["batch"], fields["accumulate"], []
-    if mesh is None or min(batch, accumulate) < 1:
-        return found
-    fsdp = mesh.shape["fsdp"]
-    if batch % accumulate:
-        found.append(
-            f"batch={batch} does not divide into accumulate={accumulate} microbatches: use a "
-            "multiple"
-        )
-    elif batch // accumulate % fsdp:
-        found.append(
-            f"batch={batch} in {accumulate} microbatch(es) does not divide over fsdp={fsdp} "
-            f"devices of a region: use a multiple of {accumulate * fsdp}, or --config.mesh.fsdp=1"
-        )
-    return found
-
-
 def microbatch_count(fields: Mapping[str, Any], fsdp: int) -> int:
     """Microbatches in flight through the stages of a region."""
     part = fields["batch"] // max(fields["accumulate"], 1)
     return fields["microbatches"] or max(part // fsdp, 1)
 
 
-def stage_problems(
-    fields: Mapping[str, Any], mesh: jax.sharding.Mesh | None, model: TransformerConfig | None
-) -> list[str]:
-    """Pipeline stages that do not fit the model, and microbatches that do not fit the batch."""
-    given = fields["microbatches"]
-    if given < 0:
-        return [f"microbatches={given}: give 0 (automatic) or a number"]
-    if fields["mesh"]["stage"] < 2:
-        fix = "they are for pipeline stages; use accumulate, or mesh.stage above 1"
-        found = [f"microbatches={given}: {fix}"] * (given > 0)
-        fix = "needs pipeline stages: set mesh.stage above 1"
-        found += [f"pipeline_schedule {fix}"] * (fields["pipeline_schedule"] != "gpipe")
-        return found + [f"random_routing {fix}"] * fields["random_routing"]
-    if mesh is None:
-        return []
-    fsdp, part = mesh.shape["fsdp"], fields["batch"] // max(fields["accumulate"], 1)
-    count = microbatch_count(fields, fsdp)
-    found = [
-        f"pipeline_schedule: {line}"
-        for line in schedule_problems(fields["pipeline_schedule"], fields["random_routing"])
-    ]
-    if model is not None:
-        problems = pipeline_problems(model, mesh.shape["stage"], count)
-        found += [f"mesh.stage: {line}" for line in problems]
-    if part % (count * fsdp):
-        found.append(
-            f"batch={fields['batch']} in accumulate={fields['accumulate']} does not divide into "
-            f"microbatches={count} over fsdp={fsdp} devices: use a multiple of "
-            f"{count * fsdp * fields['accumulate']}"
-        )
-    return found
-
-
 def memory_bytes(fields: Mapping[str, Any]) -> int | None:
     """Bytes of a device that a step may use; None where none are given, or what is no number."""
     given = fields["adaptive"]["memory_gb"]
     return int(given * 1e9) if is_number(given) and 1e-9 <= given <= 1e9 else None
-
-
-def adaptive_problems(fields: Mapping[str, Any], method: Method | None) -> list[str]:
-    """Settings of growing batches that have no effect, or that cannot work."""
-    if method is None:
-        return []
-    given = fields["adaptive"]
-    if not method.adapts:
-        unset = plain(base("ddp"))["adaptive"]
-        unused = [k for k, v in given.items() if v != unset[k]]
-        return [
-            f"adaptive.{key}={given[key]!r} has no effect: {method.name} has a fixed batch; leave "
-            "it out, or give method.inner_batching"
-            for key in unused
-        ]
-    found = []
-    if given["memory_gb"] is not None and memory_bytes(fields) is None:
-        found.append(f"adaptive.memory_gb={given['memory_gb']}: give gigabytes of a device, as 16")
-    if fields["mesh"]["stage"] > 1:
-        fix = "stages need microbatches of one size, and these grow; use mesh.stage=1"
-        found.append(f"mesh.stage={fields['mesh']['stage']}: {fix}")
-    return found

@@ -1,0 +1,609 @@
+"""The table of refusals of the commands: fields of a config that cannot work, each with its fix.
+
+`train`, `launch` and `compare` ask it before any work, and show all problems at once. What a
+section describes (data, model, method, a script of faults) lists the problems of its own values
+where it is built. What an engine refuses stands in `lowcomm_jax.refusals`.
+
+In a row's text `{f[mesh.stage]}` is a field by its dotted name, `{m.name}` an answer of the method.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.util
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, get_args
+
+import jax
+
+from experiments.cli import closest
+from experiments.compare.config import BUDGETED, EQUAL
+from experiments.config import base, plain
+from experiments.faults.checks import Faults
+from experiments.faults.fault import ENDS, Fault
+from experiments.faults.happened import Happened
+from experiments.regions.jobs import EXCHANGES, PEERS, is_separate_job
+from experiments.train import devices
+from experiments.train.sections import memory_bytes, microbatch_count
+from experiments.train.writers import PACKAGES
+from lowcomm_jax.checkpoint.load import dotted
+from lowcomm_jax.methods import Method
+from lowcomm_jax.models import TransformerConfig
+from lowcomm_jax.models.pipeline.pipeline import pipeline_problems, schedule_problems
+from lowcomm_jax.refused import Row, found_by
+from lowcomm_jax.runtime.connect import flight_problems
+from lowcomm_jax.runtime.kv import url_problems
+from lowcomm_jax.runtime.terms import Heal
+from lowcomm_jax.schedule import Arrivals, Learners
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """What a row of a training run reads.
+
+    Attributes:
+      fields: the config as plain dicts.
+      steps: inner steps, given or from `tokens`.
+      method, mesh, model: what these sections describe; None = they cannot be made, or are not
+        known yet, and no row reads them.
+      faults: what the config's `faults` holds.
+    """
+
+    fields: Mapping[str, Any]
+    steps: int = 0
+    method: Method | None = None
+    mesh: jax.sharding.Mesh | None = None
+    model: TransformerConfig | None = None
+    faults: Faults = ()
+
+    @functools.cached_property
+    def f(self) -> dict[str, Any]:
+        """The config's fields by dotted names."""
+        return dotted(dict(self.fields))
+
+    @property
+    def separate(self) -> bool:
+        """Whether this job is one region of several."""
+        return is_separate_job(self.fields)
+
+    @property
+    def alone(self) -> bool:
+        """Whether this job is one process."""
+        count = self.f["processes"]
+        return count == 1 or (count is None and self.f["exchange"] != "mesh")
+
+    @property
+    def staged(self) -> bool:
+        """Whether the model is cut into pipeline stages."""
+        return self.f["mesh.stage"] > 1
+
+    @property
+    def script(self) -> tuple[Fault, ...]:
+        """Faults that a simulation is to apply."""
+        return () if self.separate or isinstance(self.faults, Happened) else self.faults
+
+    @property
+    def happened(self) -> Happened | None:
+        """What one process is to repeat of a run of jobs."""
+        return None if self.separate or not isinstance(self.faults, Happened) else self.faults
+
+
+def run_problems(asked: Asked, rows: Sequence[Row] | None = None) -> list[str]:
+    """What is wrong with the config of a training run.
+
+    Args:
+      rows: a part of the table; None = all of it.
+    """
+    unknown = {name for name in ("method", "mesh", "model") if getattr(asked, name) is None}
+    found = found_by(rows or TRAIN, asked, unknown, f=asked.f, m=asked.method, s=asked)
+    return [problem.text for problem in found]
+
+
+def comparison_problems(fields: Mapping[str, Any]) -> list[str]:
+    """What is wrong with the fields of a comparison's own."""
+    found = found_by(COMPARISON, fields, sound=("variants",), f=fields)
+    return [problem.text for problem in found]
+
+
+# -- conditions that are longer than a row --------------------------------------------------------
+
+
+def _no_patterns(r: Asked) -> list[str]:
+    found = []
+    for pattern in r.f["frozen"]:
+        if not isinstance(pattern, str):
+            found.append(f"{pattern!r} is no text: give regular expressions of names")
+            continue
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            found.append(f"{pattern!r} is no regular expression ({error})")
+    return found
+
+
+def _which(r: Asked) -> str | None:
+    """Which process this is, where the config says none of those there are."""
+    count, process = r.f["processes"], r.f["process"]
+    if r.alone or process is None or 0 <= process < (count or process + 1):
+        return None
+    return f"which of the {count} this is, 0 to {count - 1}" if count else "which this is, from 0"
+
+
+def _uneven_processes(r: Asked) -> int | None:
+    """Devices of a mesh that do not divide over the processes; one made to fit always does."""
+    asked, count = devices.asked_for(r.fields["mesh"]), r.f["processes"] or 0
+    automatic = r.f["mesh.fsdp"] == 0 or (r.f["exchange"] == "mesh" and r.f["mesh.region"] == 0)
+    return asked if count > 1 and asked % count and not automatic else None
+
+
+def _first_round(r: Asked) -> int | None:
+    """The step of the first round, where the run ends before."""
+    schedule = r.method.schedule
+    if not (r.separate and isinstance(schedule, Arrivals | Learners) and r.steps > 0):
+        return None
+    if schedule.violations(r.f["regions"]):
+        return None  # which the engine's table lists
+    first = schedule.opens(0)
+    return first if r.steps < first else None
+
+
+def _uncut_batch(r: Asked) -> tuple[int, int] | None:
+    """(devices of a region, the number whose multiple fits), where microbatches do not divide."""
+    batch, accumulate, fsdp = r.f["batch"], r.f["accumulate"], r.mesh.shape["fsdp"]
+    if accumulate < 1 or batch % accumulate or not batch // accumulate % fsdp:
+        return None
+    return fsdp, accumulate * fsdp
+
+
+def _misfit_stages(r: Asked) -> list[str]:
+    count = microbatch_count(r.fields, r.mesh.shape["fsdp"])
+    return pipeline_problems(r.model, r.mesh.shape["stage"], count) if r.staged else []
+
+
+def _uncut_stages(r: Asked) -> tuple[int, int, int] | None:
+    """(microbatches, devices, the number whose multiple fits), where a batch does not divide."""
+    accumulate, fsdp = max(r.f["accumulate"], 1), r.mesh.shape["fsdp"]
+    count = microbatch_count(r.fields, fsdp)
+    if not r.staged or not r.f["batch"] // accumulate % (count * fsdp):
+        return None
+    return count, fsdp, count * fsdp * accumulate
+
+
+def _coming_back(r: Asked) -> str | None:
+    """Who is to come back as `lowcomm_jax.recovery.rejoin_sim` does it, and what else would do."""
+    if any(fault.kind in ENDS for fault in r.script):
+        return "a region that is killed", "use kind stop"
+    if r.happened is not None and r.happened.rejoined:
+        return "a region that was lost", "compare losses instead"
+    return None
+
+
+def _other_moments(r: Asked) -> list[tuple[int, int, int]]:
+    came = r.happened.rejoined if r.happened is not None else ()
+    return [(x.region, x.step, x.moments_of) for x in came if x.moments_of is not None]
+
+
+def _left_out(r: Asked) -> bool:
+    return r.happened is not None and bool(r.happened.left_out)
+
+
+def _made(fields: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Variants of a comparison that are made as such, and what each sets."""
+    return {
+        name: entry["set"]
+        for name, entry in fields["variants"].items()
+        if isinstance(entry, Mapping) and set(entry) == {"config", "set"}
+    }
+
+
+def _seeds(fields: Mapping[str, Any]) -> str | None:
+    seeds = tuple(fields["seeds"])
+    whole = {s for s in seeds if isinstance(s, int) and not isinstance(s, bool) and s >= 0}
+    return None if seeds and len(whole) == len(seeds) else str(seeds)
+
+
+def _setting(field: str) -> Callable[[Mapping[str, Any]], list[str]]:
+    """Parts of a comparison that set a field, where lengths follow from the baseline's cost."""
+
+    def names(fields: Mapping[str, Any]) -> list[str]:
+        given = {"common": fields["common"], **_made(fields)}
+        own = () if field == "tokens" else ("common", fields["baseline"])
+        setting = [name for name, sets in given.items() if field in sets and name not in own]
+        return setting if fields["equal"] in BUDGETED else []
+
+    return names
+
+
+def _strangers(fields: Mapping[str, Any]) -> list[str]:
+    """Entries of panels that are no variants."""
+    names = list(fields["variants"])
+    return [
+        f"panels.{key}: {name!r} is no variant{closest(name, names)}"
+        for key, entry in fields["panels"].items()
+        for name in dict.fromkeys([*entry["variants"], entry["baseline"]])
+        if name is not None and name not in names
+    ]
+
+
+# -- a training run -------------------------------------------------------------------------------
+
+
+def _least(name: str, least: int, fix: str) -> Row:
+    return Row(name, lambda r: r.f[name] < least, f"{name}={{f[{name}]}}: {fix}")
+
+
+def _idle(name: str, unset: Any, others: str, idle: Callable[[Asked], bool], why: str) -> Row:
+    """A field that is given where nothing reads it; `others` decide that."""
+    return Row(
+        f"{name} {others}",
+        lambda r: idle(r) and r.f[name] != unset,
+        f"{name}={{f[{name}]!r}} has no effect{why}",
+    )
+
+
+NUMBERS = (
+    *(
+        _least(name, 1, "at least 1 is needed")
+        for name in ("batch", "eval.sequences", "eval.batch", "log.every", "checkpoint.keep_last")
+    ),
+    _least("eval.every", 0, "give 0 (off) or a number of inner steps"),
+    _least("checkpoint.every", 0, "give 0 (off) or a number of inner steps"),
+    _least("microbatches", 0, "give 0 (automatic) or a number"),
+    Row(
+        "participation",
+        lambda r: not 0 < r.f["participation"] <= 1,
+        "participation={f[participation]}: give a chance in (0, 1]",
+    ),
+    Row(
+        "seed",
+        lambda r: not 0 <= r.f["seed"] < 1 << 31,
+        "seed={f[seed]}: give a whole number in [0, 2**31)",
+    ),
+    Row("frozen", _no_patterns, "frozen: {wrong}"),
+    Row(
+        "steps tokens",
+        lambda r: r.f["tokens"] is None and r.f["steps"] < 1,
+        "steps={f[steps]}: give steps, or tokens of all regions together",
+    ),
+    Row(
+        "steps tokens",
+        lambda r: r.f["tokens"] is not None and r.f["steps"],
+        "steps={f[steps]} and tokens={f[tokens]}: give one (--config.tokens=None for steps, "
+        "--config.steps=0 for tokens)",
+    ),
+    Row(
+        "tokens steps",
+        lambda r: r.f["tokens"] is not None and not r.f["steps"] and r.f["tokens"] < 1,
+        "tokens={f[tokens]}: at least 1 is needed; or give steps",
+    ),
+    Row(
+        "data.seq_len model",
+        lambda r: r.model.max_seq_len < r.f["data.seq_len"],
+        "data.seq_len={f[data.seq_len]} is longer than the model is meant for: use at most "
+        "{s.model.max_seq_len}, or raise model.max_seq_len",
+    ),
+    Row(
+        "batch accumulate mesh",
+        lambda r: r.f["accumulate"] > 0 and r.f["batch"] % r.f["accumulate"],
+        "batch={f[batch]} does not divide into accumulate={f[accumulate]} microbatches: use a "
+        "multiple",
+    ),
+    Row(
+        "batch accumulate mesh",
+        _uncut_batch,
+        "batch={f[batch]} in {f[accumulate]} microbatch(es) does not divide over fsdp={wrong[0]} "
+        "devices of a region: use a multiple of {wrong[1]}, or --config.mesh.fsdp=1",
+    ),
+    *(
+        Row(
+            f"log.{name}",
+            lambda r, name=name, package=package: (
+                r.f[f"log.{name}"] and importlib.util.find_spec(package) is None
+            ),
+            f"log.{name}: the package {package} is missing: pip install 'lowcomm_jax[{name}]'",
+        )
+        for name, package in PACKAGES.items()
+    ),
+)
+
+STAGES = (
+    Row(
+        "microbatches mesh.stage",
+        lambda r: not r.staged and r.f["microbatches"],
+        "microbatches={f[microbatches]}: they are for pipeline stages; use accumulate, or "
+        "mesh.stage above 1",
+    ),
+    *(
+        Row(
+            f"{name} mesh.stage",
+            lambda r, name=name, unset=unset: not r.staged and r.f[name] != unset,
+            f"{name} needs pipeline stages: set mesh.stage above 1",
+        )
+        for name, unset in (("pipeline_schedule", "gpipe"), ("random_routing", False))
+    ),
+    Row(
+        "pipeline_schedule random_routing mesh.stage",
+        lambda r: r.staged and schedule_problems(r.f["pipeline_schedule"], r.f["random_routing"]),
+        "pipeline_schedule: {wrong}",
+    ),
+    Row("mesh.stage mesh model microbatches batch", _misfit_stages, "mesh.stage: {wrong}"),
+    Row(
+        "batch accumulate microbatches mesh",
+        _uncut_stages,
+        "batch={f[batch]} in accumulate={f[accumulate]} does not divide into "
+        "microbatches={wrong[0]} over fsdp={wrong[1]} devices: use a multiple of {wrong[2]}",
+    ),
+)
+
+PROCESSES = (
+    Row(
+        "processes",
+        lambda r: r.f["processes"] is not None and r.f["processes"] < 0,
+        "processes={f[processes]}: give how many this job has, 0 = as the launcher says",
+    ),
+    *(
+        _idle(
+            name,
+            None,
+            "processes exchange",
+            lambda r: r.alone,
+            " with one process: leave it out, or give processes",
+        )
+        for name in ("process", "coordinator")
+    ),
+    Row("process processes exchange", _which, "process={f[process]}: say {wrong}"),
+    Row(
+        "coordinator processes exchange",
+        lambda r: (
+            not r.alone
+            and r.f["coordinator"] is not None
+            and not re.fullmatch(r"(\[.+\]|[^:\[\]]+):\d+", r.f["coordinator"])
+        ),
+        "coordinator={f[coordinator]!r}: give HOST:PORT of process 0, IPv6 as [::1]:PORT",
+    ),
+    Row(
+        "mesh.fsdp mesh.region processes exchange",
+        _uneven_processes,
+        "mesh of {wrong} devices does not divide over processes={f[processes]}, which have as many "
+        "each: use a multiple, or mesh.fsdp=0",
+    ),
+    Row(
+        "offload processes",
+        lambda r: r.f["offload"] and (r.f["processes"] or 0) > 1,
+        "offload: not with several processes; leave it out",
+    ),
+)
+
+EXCHANGE = (
+    Row(
+        "exchange",
+        lambda r: r.f["exchange"] != "mesh" and not r.separate,
+        f"exchange={{f[exchange]!r}}: use mesh, {' or '.join(EXCHANGES)}",
+    ),
+    *(
+        _idle(
+            name,
+            unset,
+            "exchange",
+            lambda r: not r.separate,
+            " with exchange=mesh: leave it out",
+        )
+        for name, unset in (
+            ("region", None),
+            ("rendezvous", None),
+            ("secret", None),
+            ("heal", "stop"),
+        )
+    ),
+    *(
+        _idle(
+            name,
+            unset,
+            "exchange",
+            lambda r: r.f["exchange"] == "store",
+            " with exchange=store: leave it out",
+        )
+        for name, unset in PEERS.items()
+    ),
+    Row(
+        "region regions exchange",
+        lambda r: (
+            r.separate
+            and (r.f["region"] is None or not 0 <= r.f["region"] < r.f["regions"])
+            and f"0 to {r.f['regions'] - 1}"
+        ),
+        "region={f[region]}: say which of the {f[regions]} this job is, {wrong}",
+    ),
+    Row(
+        "rendezvous exchange",
+        lambda r: r.separate and not r.f["rendezvous"],
+        "rendezvous is missing: give a folder that all jobs reach, file:///..., gs:// or s3://",
+    ),
+    Row(
+        "rendezvous exchange",
+        lambda r: r.separate and r.f["rendezvous"] and url_problems(r.f["rendezvous"]),
+        "rendezvous: {wrong}",
+    ),
+    Row("exchange address", lambda r: r.f["exchange"] == "peers" and flight_problems()),
+    Row(
+        "heal exchange",
+        lambda r: r.separate and r.f["heal"] not in get_args(Heal),
+        f"heal={{f[heal]!r}}: use {', '.join(get_args(Heal))}",
+    ),
+    Row(
+        "wait_minutes exchange",
+        lambda r: r.separate and not r.f["wait_minutes"] > 0,
+        "wait_minutes={f[wait_minutes]}: give a time above 0",
+    ),
+    Row(
+        "participation exchange",
+        lambda r: r.separate and r.f["participation"] != 1,
+        "participation={f[participation]}: with jobs of their own regions take part whenever their "
+        "jobs run; leave it at 1",
+    ),
+    Row(
+        "steps regions exchange method",
+        _first_round,
+        "steps={s.steps}: the first round is at step {wrong}; give more",
+    ),
+)
+
+ADAPTIVE = (
+    *(
+        _idle(
+            f"adaptive.{name}",
+            unset,
+            "method",
+            lambda r: not r.method.adapts,
+            ": {m.name} has a fixed batch; leave it out, or give method.inner_batching",
+        )
+        for name, unset in plain(base("ddp"))["adaptive"].items()
+    ),
+    Row(
+        "adaptive.memory_gb method",
+        lambda r: (
+            r.method.adapts
+            and r.f["adaptive.memory_gb"] is not None
+            and memory_bytes(r.fields) is None
+        ),
+        "adaptive.memory_gb={f[adaptive.memory_gb]}: give gigabytes of a device, as 16",
+    ),
+    Row(
+        "mesh.stage method",
+        lambda r: r.method.adapts and r.staged,
+        "mesh.stage={f[mesh.stage]}: stages need microbatches of one size, and these grow; use "
+        "mesh.stage=1",
+    ),
+)
+
+FAULTS = (
+    Row(
+        "faults exchange network",
+        lambda r: any(fault.timed for fault in r.script) and r.f["network"] is None,
+        "faults={f[faults]!r} go by time, and there is no clock: give a network, or faults by step",
+    ),
+    Row(
+        "faults exchange method",
+        lambda r: r.method.adapts and any(fault.kind == "nan" for fault in r.script),
+        "faults: kind nan is not for batches that grow: leave it out",
+    ),
+    Row(
+        "faults exchange method",
+        lambda r: r.method.adapts and _coming_back(r),
+        "faults: {wrong[0]} does not come back where batches grow: {wrong[1]}",
+    ),
+    Row(
+        "faults exchange offload",
+        lambda r: r.f["offload"] and _coming_back(r),
+        "faults: {wrong[0]} does not come back with offload: leave that out, or {wrong[1]}",
+    ),
+    Row(
+        "faults exchange",
+        lambda r: r.separate and isinstance(r.faults, Happened),
+        "faults={f[faults]!r} is what happened to jobs: replay it with train and exchange=mesh",
+    ),
+    Row(
+        "faults exchange",
+        _other_moments,
+        "faults: region {wrong[0]} came back at step {wrong[1]} with the inner optimizer's state "
+        "of its checkpoint of step {wrong[2]}, which is not kept here: run jobs with "
+        "checkpoint.every=0 where that is to be done again, or compare losses instead",
+    ),
+    Row(
+        "faults exchange method",
+        lambda r: r.happened is not None and r.method.adapts,
+        "faults: jobs of {m.name} leave no record to repeat: leave faults out",
+    ),
+    Row(
+        "faults exchange method",
+        lambda r: (
+            r.happened is not None and r.happened.rejoined and r.method.anchors == "per_region"
+        ),
+        "faults: with {m.name} a region comes back with the anchor of another, and which one is "
+        "not known: compare losses instead",
+    ),
+    Row(
+        "faults exchange method",
+        lambda r: (
+            r.happened is not None
+            and r.method.topology is not None
+            and r.happened.run.steps in r.happened.left_out
+        ),
+        "faults: with {m.name} jobs do not synchronise once more after a region was left out at "
+        "the last step, {s.happened.run.steps}, a simulation does: compare losses instead",
+    ),
+    Row(
+        "faults exchange method",
+        lambda r: _left_out(r) and r.method.schedule.land_after_send,
+        "faults: with {m.name} jobs lose payloads that were left out, a simulation keeps them: "
+        "compare losses instead",
+    ),
+    Row(
+        "faults exchange weights",
+        lambda r: _left_out(r) and r.f["weights"] == "tokens",
+        "faults: jobs count tokens of payloads that were left out as sent: compare losses instead",
+    ),
+)
+
+TRAIN = (*NUMBERS, *STAGES, *PROCESSES, *EXCHANGE, *ADAPTIVE, *FAULTS)
+
+
+# -- a comparison ---------------------------------------------------------------------------------
+
+COMPARISON = (
+    Row("variants", lambda f: not f["variants"], "variants: none is given; name at least one"),
+    Row(
+        "variants",
+        lambda f: [name for name in f["variants"] if not re.fullmatch(r"\w[\w=+-]*", name)],
+        "variants: {wrong!r} is no folder name; use letters, digits, _, =, + and -",
+    ),
+    Row(
+        "variants",
+        lambda f: [name for name in f["variants"] if name not in _made(f)],
+        "{wrong}: make it by experiments.compare.config.variant",
+    ),
+    Row(
+        "variants common",
+        lambda f: [n for n, sets in _made(f).items() if "seed" in sets or "seed" in f["common"]],
+        "{wrong}: sets seed, which is the comparison's: use `seeds`",
+    ),
+    Row("seeds", _seeds, "seeds={wrong}: give whole numbers >= 0, each once"),
+    Row("parallel", lambda f: f["parallel"] < 1, "parallel={f[parallel]}: at least 1 is needed"),
+    Row(
+        "baseline variants",
+        lambda f: (
+            f["baseline"] not in f["variants"] and closest(str(f["baseline"]), list(f["variants"]))
+        ),
+        "baseline={f[baseline]!r} is no variant{wrong}",
+    ),
+    Row(
+        "step_seconds",
+        lambda f: f["step_seconds"] is not None and not 0 < f["step_seconds"] < math.inf,
+        "step_seconds={f[step_seconds]}: give finite seconds above 0, or None",
+    ),
+    Row(
+        "equal",
+        lambda f: f["equal"] not in EQUAL and closest(str(f["equal"]), EQUAL),
+        "equal={f[equal]!r} is unknown{wrong}",
+    ),
+    Row(
+        "equal variants common",
+        _setting("tokens"),
+        "{wrong}: sets tokens, but with equal={f[equal]!r} lengths follow from the baseline's "
+        "`steps`",
+    ),
+    Row(
+        "equal variants baseline",
+        _setting("steps"),
+        "{wrong}: sets steps, but with equal={f[equal]!r} they follow from the baseline's",
+    ),
+    Row(
+        "equal networks",
+        lambda f: f["equal"] == "time" and not f["networks"],
+        "equal='time': on which network? name it in `networks`",
+    ),
+    Row("panels variants", _strangers),
+)
