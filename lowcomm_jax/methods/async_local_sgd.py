@@ -29,6 +29,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lowcomm_jax.methods.base import Method
+from lowcomm_jax.refused import collect
 from lowcomm_jax.rules.outer import delayed_nesterov
 from lowcomm_jax.schedule import Arrivals
 
@@ -56,16 +57,15 @@ def async_local_sgd(
       c: share of the momentum applied at the arrivals in between, in [0, 1 / buffer].
       dynamic: floor(v / max v H) inner steps between arrivals instead of H (DyLU).
       codec, inner_batching: as in `diloco`.
-
-    Raises:
-      ValueError: a rate, a momentum or c out of range.
     """
-    window = len(speeds) if buffer is None else buffer
+    window, problems = max(len(speeds), 1) if buffer is None else buffer, []
+    rule = collect(problems, "", lambda: delayed_nesterov(learning_rate, momentum, window, c))
     return Method(
         name="async_local_sgd",
         schedule=Arrivals(period, tuple(speeds), dynamic),
-        outer=delayed_nesterov(learning_rate, momentum, max(window, 1), c),
+        outer=rule,
         codec=codec,
         inner_batching=inner_batching,
         base="received",
+        problems=tuple(problems),
     )

@@ -32,6 +32,7 @@ import optax
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.methods.streaming_diloco import streaming_diloco
 from lowcomm_jax.params.fragments import Pattern
+from lowcomm_jax.refused import collect
 from lowcomm_jax.rules.landing import taylor_delay_correction
 from lowcomm_jax.schedule import Adaptive
 from lowcomm_jax.schedule import syncs_per_period as slots
@@ -74,9 +75,6 @@ def cocodc(
       outer: Optax transform of the mean pseudo-gradient; default Nesterov 0.4 / 0.9.
       pattern, rest: as in `streaming_diloco`.
       codec, inner_batching: as in `diloco`.
-
-    Raises:
-      ValueError: lambda is negative.
     """
     timing = (gamma, step_seconds, sync_seconds)
     problems = _syncs_problems(syncs_per_period, *timing, measured)
@@ -85,7 +83,10 @@ def cocodc(
         # Without T_c and T_s the network settles N.
         syncs = None if step_seconds is None else slots(period, fragments, *timing)
     if isinstance(taylor, (int, float)):
-        taylor = taylor_delay_correction(float(taylor), mode="fixed")
+        strength = float(taylor)
+        taylor = collect(
+            problems, "taylor: ", lambda: taylor_delay_correction(strength, mode="fixed")
+        )
     elif not isinstance(taylor, optax.GradientTransformation):
         problems.append(f"taylor={taylor!r}: give lambda (0 = no term) or a landing transform")
         taylor = optax.identity()

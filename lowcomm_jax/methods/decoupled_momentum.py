@@ -34,6 +34,7 @@ import optax
 from lowcomm_jax import compression
 from lowcomm_jax.methods.base import Method, wire_codec
 from lowcomm_jax.methods.diloco import diloco
+from lowcomm_jax.refused import collect
 from lowcomm_jax.rules.outer import sgd
 
 
@@ -61,23 +62,22 @@ def decoupled_momentum(
         feedback yourself), with `as_coded` inside the momentum.
       stacked: as in `muloco`.
       period, inner_batching: as in `diloco`.
-
-    Raises:
-      ValueError: with `as_coded`, a decay or a codec that no such momentum can have.
     """
     own = variant == "as_coded"
     settings = {"k": k, "block": block}
     paper = {"name": "dct_topk", **settings}
     if not own:
         paper["error_feedback"] = settings["decay"] = decay
-    wire, problems = wire_codec(decoupled_momentum, codec, paper, stacked, **settings)
+    wire, wrong = wire_codec(decoupled_momentum, codec, paper, stacked, **settings)
+    problems = list(wrong)
     if own and wire is not None:
-        wire = compression.decoupled_momentum(wire, decay)
+        coded = wire
+        wire = collect(problems, "", lambda: compression.decoupled_momentum(coded, decay))
     if variant not in ("mean", "as_coded"):
-        problems = (*problems, f"variant={variant!r}: use mean, as_coded")
+        problems.append(f"variant={variant!r}: use mean, as_coded")
     return dataclasses.replace(
         diloco(period, outer or sgd(0.7), wire, inner_batching),
         name="decoupled_momentum",
         anchors="per_region" if own else "shared",
-        problems=problems,
+        problems=tuple(problems),
     )

@@ -39,5 +39,8 @@ def eager_diloco(
       outer: Optax transform of the mixed pseudo-gradient; default Nesterov 0.4 / 0.9.
       period, codec, inner_batching: as in `diloco`.
     """
-    late = delayed_diloco(period, eager(outer or nesterov(0.4, 0.9)), codec, inner_batching)
+    rule = outer or nesterov(0.4, 0.9)
+    if isinstance(rule, optax.GradientTransformation):  # else the engine refuses it
+        rule = eager(rule)
+    late = delayed_diloco(period, rule, codec, inner_batching)
     return dataclasses.replace(late, name="eager_diloco", anchors="per_region")

@@ -44,6 +44,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lowcomm_jax.methods.base import LocalServers, Method
+from lowcomm_jax.refused import collect
 from lowcomm_jax.rules.outer import delayed_nesterov
 from lowcomm_jax.schedule import TwoLevels
 
@@ -86,11 +87,14 @@ def halos(
       codec: of what workers send to their server; None = dense fp32.
       global_codec: of what servers send to the global one: a codec, its name, or a mapping; None =
         dense fp32.
-
-    Raises:
-      ValueError: a rate or momentum out of range.
     """
-    one = isinstance(travel, int)
+    one, problems = isinstance(travel, int), []
+    local_rule = collect(problems, "", lambda: delayed_nesterov(learning_rate, momentum, buffer))
+    global_rule = collect(
+        problems,
+        "global_",
+        lambda: delayed_nesterov(global_learning_rate, global_momentum, global_buffer),
+    )
     return Method(
         name="halos",
         schedule=TwoLevels(
@@ -101,13 +105,10 @@ def halos(
             every,
             travel if one else tuple(travel),
         ),
-        outer=delayed_nesterov(global_learning_rate, global_momentum, max(global_buffer, 1)),
-        servers=LocalServers(
-            delayed_nesterov(learning_rate, momentum, max(buffer, 1)),
-            blend,
-            global_codec,
-        ),
+        outer=global_rule,
+        servers=LocalServers(local_rule, blend, global_codec),
         codec=codec,
         inner_batching=inner_batching,
         base="received",
+        problems=tuple(problems),
     )

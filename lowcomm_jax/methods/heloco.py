@@ -37,6 +37,7 @@ import optax
 
 from lowcomm_jax.methods.async_local_sgd import async_local_sgd
 from lowcomm_jax.methods.base import Method
+from lowcomm_jax.refused import collect
 from lowcomm_jax.rules.merge import Align
 from lowcomm_jax.rules.outer import look_ahead, momentum_average
 
@@ -70,20 +71,21 @@ def heloco(
       most: largest share that is removed; 0 = off.
       speeds, dynamic: as in `async_local_sgd`.
       codec, inner_batching: as in `diloco`.
-
-    Raises:
-      ValueError: a rate or momentum out of range.
     """
     arrivals = async_local_sgd(
         period, speeds, dynamic=dynamic, codec=codec, inner_batching=inner_batching
     )
-    rule = momentum_average(learning_rate, momentum)
-    wrong = () if 0 < weight < float("inf") else (f"weight={weight}: give a positive number",)
+    problems = list(arrivals.problems)
+    rule = collect(problems, "", lambda: momentum_average(learning_rate, momentum))
+    if not 0 < weight < float("inf"):
+        problems.append(f"weight={weight}: give a positive number")
+    elif weight != 1 and rule is not None:
+        rule = optax.chain(optax.scale(weight), rule)
     return dataclasses.replace(
         arrivals,
         name="heloco",
-        outer=rule if weight == 1 else optax.chain(optax.scale(weight), rule),
+        outer=rule,
         merge=Align(enough, removal, turn, confidence, most),
         hands_out=look_ahead(learning_rate, momentum),
-        problems=(*wrong, *arrivals.problems),
+        problems=tuple(problems),
     )

@@ -23,6 +23,7 @@ from typing import Any
 
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.methods.diloco import diloco
+from lowcomm_jax.refused import collect
 from lowcomm_jax.rules.outer import restarting
 
 
@@ -41,9 +42,10 @@ def restarted_diloco(
       learning_rate: outer learning rate.
       momentum: weight of the old outer momentum, in [0, 1).
       period, codec, inner_batching: as in `diloco`.
-
-    Raises:
-      ValueError: a setting of the rule out of range.
     """
-    plain = diloco(period, restarting(learning_rate, momentum, every), codec, inner_batching)
-    return dataclasses.replace(plain, name="restarted_diloco")
+    problems = []
+    rule = collect(problems, "", lambda: restarting(learning_rate, momentum, every))
+    plain = diloco(period, rule, codec, inner_batching)
+    return dataclasses.replace(
+        plain, name="restarted_diloco", problems=(*problems, *plain.problems)
+    )

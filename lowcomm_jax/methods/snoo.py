@@ -23,6 +23,7 @@ from typing import Any
 
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.methods.diloco import diloco
+from lowcomm_jax.refused import collect
 from lowcomm_jax.rules.outer import nesterov
 
 
@@ -41,9 +42,8 @@ def snoo(
       momentum: weight of the old outer momentum, in [0, 1).
       codec: wire codec, for several regions; None = dense fp32.
       inner_batching: as in `diloco`.
-
-    Raises:
-      ValueError: a setting of the rule out of range.
     """
-    plain = diloco(period, nesterov(learning_rate, momentum), codec, inner_batching)
-    return dataclasses.replace(plain, name="snoo")
+    problems = []
+    rule = collect(problems, "", lambda: nesterov(learning_rate, momentum))
+    plain = diloco(period, rule, codec, inner_batching)
+    return dataclasses.replace(plain, name="snoo", problems=(*problems, *plain.problems))

@@ -34,6 +34,7 @@ Differs from EXO's code, the only source (it has no paper):
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, Literal
 
 import optax
@@ -41,6 +42,7 @@ import optax
 from lowcomm_jax.channels import Channel, Partitioned, Sampled, Shuffled
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.methods.diloco import diloco
+from lowcomm_jax.refused import collect
 from lowcomm_jax.schedule import Never
 
 SELECTIONS = {"sampled": Sampled, "shuffled": Shuffled, "partitioned": Partitioned}
@@ -70,8 +72,10 @@ def sparta(
         problems.append(f"selection={selection!r}: use {', '.join(SELECTIONS)}")
     if period is None and outer is not None:
         problems.append("outer: without period there is no outer step; give both or neither")
-    rule = SELECTIONS.get(selection, Sampled)(p)
-    channels = (Channel("sparta", selection=rule, delay=delay, codec=codec),)
+    plain = functools.partial(
+        Channel, "sparta", selection=SELECTIONS.get(selection, Sampled)(p), delay=delay
+    )
+    channels = (collect(problems, "codec: ", lambda: plain(codec=codec)) or plain(),)
     if period is None:
         return Method("sparta", Never(), None, channels=channels, problems=tuple(problems))
     return dataclasses.replace(

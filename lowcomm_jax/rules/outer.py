@@ -244,7 +244,7 @@ def restarting(learning_rate: float = 0.9, momentum: float = 0.7, every: int = 3
         [
             *rates(learning_rate, momentum),
             in_range("every", every, 1, float("inf")),
-            None if every == int(every) else f"every={every}: give a whole number of rounds",
+            None if every % 1 == 0 else f"every={every}: give a whole number of rounds",
         ],
     )
 

@@ -143,6 +143,59 @@ def test_a_method_that_cannot_work(method, part):
     assert part in text, text
 
 
+EQUAL = (1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    "method, parts",
+    [
+        (
+            lambda: lc.methods.snoo(0, learning_rate=-1.0, momentum=1.0),
+            ("period=0", "learning_rate=-1.0", "momentum=1.0"),
+        ),
+        (
+            lambda: lc.methods.restarted_diloco(0, every=0, momentum=1.0),
+            ("period=0", "momentum=1.0", "every=0"),
+        ),
+        (
+            lambda: lc.methods.restarted_diloco(4, every=np.nan),
+            ("every=nan is outside", "every=nan: give a whole number"),
+        ),
+        (
+            lambda: lc.methods.async_local_sgd(0, EQUAL, -1.0, buffer=0),
+            ("period=0", "learning_rate=-1.0", "buffer=0"),
+        ),
+        (
+            lambda: lc.methods.halos(
+                0, EQUAL, ((0, 1), (2,)), blend=2.0, momentum=1.0, global_learning_rate=-1.0
+            ),
+            ("period=0", "- momentum=1.0", "global_learning_rate=-1.0", "blend=2.0"),
+        ),
+        (
+            lambda: lc.methods.heloco(0, EQUAL, momentum=1.0, weight=0.0, enough=2.0),
+            ("period=0", "momentum=1.0", "weight=0.0", "enough=2.0"),
+        ),
+        (
+            lambda: lc.methods.cocodc(0, 3, 1, 5, taylor=-1.0),
+            ("period=0", "syncs_per_period=5", "taylor: strength=-1.0"),
+        ),
+        (
+            lambda: lc.methods.decoupled_momentum(0, "as_coded", decay=2.0),
+            ("period=0", "decay=2.0"),
+        ),
+        (
+            lambda: lc.methods.sparta(2.0, codec="int9", delay=-1),
+            ("codec: 'int9' is unknown", "p=2.0", "delay=-1"),
+        ),
+        (lambda: lc.methods.eager_diloco(0, "adam"), ("period=0", "outer='adam'")),
+    ],
+)
+def test_one_bad_value_of_a_factory_hides_no_other(method, parts):
+    text = refusal(method())
+    assert all(part in text for part in parts), text
+    assert text.count("\n- ") == len(parts), text
+
+
 @pytest.mark.parametrize(
     "kwargs,part",
     [
