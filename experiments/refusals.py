@@ -50,6 +50,7 @@ class Asked:
       method, mesh, model: what these sections describe; None = they cannot be made, or are not
         known yet, and no row reads them.
       faults: what the config's `faults` holds.
+      memory: bytes that this machine has; None = the run is on another one.
     """
 
     fields: Mapping[str, Any]
@@ -58,6 +59,7 @@ class Asked:
     mesh: jax.sharding.Mesh | None = None
     model: TransformerConfig | None = None
     faults: Faults = ()
+    memory: int | None = None
 
     @functools.cached_property
     def f(self) -> dict[str, Any]:
@@ -156,6 +158,16 @@ def _uncut_batch(r: Asked) -> tuple[int, int] | None:
     if accumulate < 1 or batch % accumulate or not batch // accumulate % fsdp:
         return None
     return fsdp, accumulate * fsdp
+
+
+def _bytes_of_a_step(r: Asked) -> tuple[int, int] | None:
+    """(GB of a region's samples of one step in this process, GB of the machine), if it has less."""
+    if r.memory is None or r.method.adapts:  # then the policy decides how many samples there are
+        return None
+    tokens_and_mask = 4 * (r.f["data.seq_len"] + 1) + 4 * r.f["data.seq_len"]
+    processes = len({device.process_index for device in r.mesh.devices.flat})
+    needed = r.f["batch"] * tokens_and_mask // processes
+    return (needed // 10**9, r.memory // 10**9) if needed > r.memory else None
 
 
 def _misfit_stages(r: Asked) -> list[str]:
@@ -296,6 +308,12 @@ NUMBERS = (
         _uncut_batch,
         "batch={f[batch]} in {f[accumulate]} microbatch(es) does not divide over fsdp={wrong[0]} "
         "devices of a region: use a multiple of {wrong[1]}, or --config.mesh.fsdp=1",
+    ),
+    Row(
+        "batch data.seq_len mesh method",
+        _bytes_of_a_step,
+        "batch={f[batch]}: a region's samples of one step take {wrong[0]:,} GB, and this machine "
+        "has {wrong[1]:,} GB of memory: use a smaller batch",
     ),
     *(
         Row(

@@ -638,7 +638,7 @@ BETWEEN_JOBS = tuple(
         Row(
             "exchange method",
             lambda s: s.method.schedule.uneven and s.exchange.kind != "store",
-            "{m.name} between jobs: payloads must outlive who wrote them; use exchange.store "
+            "exchange: payloads of {m.name} must outlive who wrote them; use exchange.store "
             "(exchange=store)",
         ),
         Row(
@@ -662,19 +662,20 @@ BETWEEN_JOBS = tuple(
         Row(
             "exchange method regions",
             _no_cpu,
-            "payloads are averaged on the host's processor, beside the training: add cpu to "
-            "JAX_PLATFORMS",
+            "exchange: payloads are averaged on the host's processor, beside the training; add cpu "
+            "to JAX_PLATFORMS",
         ),
         Row(
             "exchange method",
             lambda s: s.method.signal == "gradient",
-            "{m.name} between jobs: it exchanges at every step; use exchange='mesh'",
+            "exchange: {m.name} exchanges at every step, and not between jobs; use exchange='mesh'",
         ),
         Row(
             "exchange method",
             _parting_trainers,
-            "{m.name} between jobs: batches and merges follow from rounds that land whole and at "
-            "once, in all regions: use one fragment and no overlap, or exchange='mesh'",
+            "exchange: between jobs batches and merges of {m.name} follow from rounds that land "
+            "whole and at once, in all regions; use one fragment and no overlap, or "
+            "exchange='mesh'",
         ),
         Row(
             "method exchange",
@@ -691,7 +692,7 @@ BETWEEN_JOBS = tuple(
         Row(
             "exchange method",
             lambda s: s.method.channels,
-            "{m.name} between jobs: channels exchange inside the inner steps' program; use "
+            "exchange: in {m.name} channels exchange inside the inner steps' program; use "
             "exchange='mesh'",
         ),
         Row(
@@ -713,38 +714,38 @@ BETWEEN_JOBS = tuple(
         Row(
             "exchange method",
             lambda s: isinstance(s.method.schedule, TwoLevels),
-            "{m.name} between jobs: local servers are simulated only; use exchange='mesh'",
+            "exchange: local servers of {m.name} are simulated only; use exchange='mesh'",
         ),
         Row(
             "exchange method",
             _own_order,
-            "{m.name} between jobs: contributions are applied one by one in the order of their "
-            "arrival alone; give base='received' and schedule.Arrivals, or neither, or use "
-            "exchange='mesh'",
+            "exchange: between jobs contributions are applied one by one in the order of their "
+            "arrival alone; give {m.name} base='received' and schedule.Arrivals, or neither, or "
+            "use exchange='mesh'",
         ),
         Row(
             "exchange method",
             _simulated_pace,
-            "{m.name} between jobs: regions at a pace of their own are simulated only; use "
-            "exchange='mesh'",
+            "exchange: regions at a pace of their own are simulated only, and {m.name} has them; "
+            "use exchange='mesh'",
         ),
         Row(
             "exchange method",
             lambda s: s.method.takes_own_parts,
-            "{m.name} between jobs: it applies a region's own part apart from the others'; use "
-            "exchange='mesh'",
+            "exchange: {m.name} applies a region's own part apart from the others', and not "
+            "between jobs; use exchange='mesh'",
         ),
         Row(
             "exchange method",
             _increments,
-            "{m.name} between jobs: codec {m.codec.name} keeps a running mean of all regions, in "
-            "which the share of one that was lost and comes back would stay for good; use error "
-            "feedback in its place, or exchange='mesh'",
+            "exchange: codec {m.codec.name} keeps a running mean of all regions, in which the "
+            "share of a job that was lost and comes back would stay for good; use error feedback "
+            "in its place, or exchange='mesh'",
         ),
         Row(
-            "exchange method",
+            "method exchange",
             lambda s: np.ndim(s.method.schedule.delay),
-            "{m.name} between jobs: one overlap for all regions is needed; give a single number",
+            "overlap={m.schedule.delay}: between jobs all regions have the same; give one number",
         ),
     )
 )

@@ -27,6 +27,11 @@ def take_memory() -> None:
         os.environ[MEMORY[0]] = "0.92"
 
 
+def memory_of_machine() -> int:
+    """Bytes of memory that this machine has."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 MOST = 1024  # devices that a processor is cut into unasked; each takes threads and memory
 
 

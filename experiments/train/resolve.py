@@ -83,7 +83,8 @@ def resolve(config: Any, workdir: str | Path, target: Target | None = None) -> J
     job = Job(
         fields, Path(workdir), steps, model, settled, data, method, inner, mesh, weights, job_faults
     )
-    asked = Asked(fields, steps, method, mesh, model, job_faults)
+    memory = devices.memory_of_machine() if target is None else None
+    asked = Asked(fields, steps, method, mesh, model, job_faults, memory)
     problems += run_problems(asked)
     misfits = run_problems(asked, STAGES)
     problems += _engine_problems(job, misfits, {"weights"} if no_weights else set())

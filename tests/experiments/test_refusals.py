@@ -53,6 +53,7 @@ RUNS = [
     ("diloco", {"data.seq_len": 9999}, (), "data.seq_len=9999 is longer than the model"),
     ("diloco", {"batch": 6, "accumulate": 4}, (), "accumulate=4 microbatches: use a multiple"),
     ("diloco", {"batch": 3, "mesh.fsdp": 2}, (), "over fsdp=2 devices of a region: use a"),
+    ("diloco", {"batch": 10**12}, (), "a region's samples of one step take 1,028,000 GB, and thi"),
     ("diloco", {"log.tensorboard": True}, (), "log.tensorboard: the package tensorboardX is"),
     ("diloco", {"log.wandb": "it"}, (), "log.wandb: the package wandb is missing: pip"),
     ("diloco", {"log.prometheus": 1}, (), "log.prometheus: the package prometheus_client"),
@@ -119,7 +120,7 @@ def asked(method, changes, faults):
     given = {k: v for k, v in fields["model"].items() if v is not None and k != "preset"}
     model = preset("nano", **{"vocab_size": 320, "layer_loop": "scan", **given})
     made, _ = make_method(fields["method"])
-    return Asked(fields, steps_of(fields), made, mesh, model, faults)
+    return Asked(fields, steps_of(fields), made, mesh, model, faults, memory=16 * 10**9)
 
 
 @pytest.mark.parametrize(("method", "changes", "faults", "line"), RUNS)

@@ -7,6 +7,7 @@ from experiments.cli import load_config
 from experiments.sweep.frontier import frontier
 from experiments.sweep.space import points
 from lowcomm_jax.checkpoint.load import dotted
+from lowcomm_jax.refused import Refused
 
 
 @pytest.fixture(scope="module")
@@ -68,9 +69,9 @@ def test_everything_wrong_is_named_at_once(base):
 
 def test_points_that_would_have_one_name_are_refused(base):
     over = ("data.corpus=text:a.b,text:a_b,text:c", "batch=2,4", "inner.b1=log(2,1)")
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(Refused) as error:
         points(base, over, None, 0)
-    said = str(error.value).splitlines()
+    said = error.value.lines
     assert len(said) == 2 and "inner.b1" in said[0], said
     both = "over: data.corpus: 'text:a.b' and 'text:a_b' would both be named 'text_a_b': leave one"
     assert both in said[1]
