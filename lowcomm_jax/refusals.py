@@ -105,16 +105,16 @@ def _misfit_weights(s: Setup) -> bool:
     return not (fits and given.sum() > 0)
 
 
-def _idle_weights(s: Setup) -> bool:
-    """Whether the weights differ where each arrival is applied by itself."""
+def _idle_weights(s: Setup) -> str | None:
+    """What to use where the weights differ, and each arrival is applied by itself."""
     if s.method.base != "received" or _misfit_weights(s):
-        return False
+        return None
+    two_levels = s.method.servers is not None  # then 0 counts like any other number
+    fix = "'equal'" if two_levels else "'equal', or 0 for regions that do not count"
     if isinstance(s.weights, str):
-        return s.weights != "equal"
+        return fix if s.weights != "equal" else None
     weights = np.asarray(s.weights, np.float64)
-    # With servers 0 counts like any other number.
-    counted = weights if s.method.servers is not None else weights[weights > 0]
-    return np.unique(counted).size > 1
+    return fix if np.unique(weights[two_levels | (weights > 0)]).size > 1 else None
 
 
 def _codec(s: Setup) -> Codec | None:
@@ -417,15 +417,9 @@ WEIGHTS_AND_GUARDS = (
     ),
     Row(
         "weights method regions",
-        lambda s: _idle_weights(s) and s.method.servers is None,
+        _idle_weights,
         "weights={s.weights!r}: {m.name} applies every arrival by itself, whatever its weight; use "
-        "'equal', or 0 for regions that do not count",
-    ),
-    Row(
-        "weights method regions",
-        lambda s: _idle_weights(s) and s.method.servers is not None,
-        "weights={s.weights!r}: {m.name} applies every arrival by itself, whatever its weight; use "
-        "'equal'",
+        "{wrong}",
     ),
     Row(
         "weights method",
@@ -446,14 +440,9 @@ WEIGHTS_AND_GUARDS = (
     ),
     Row(
         "max_update_norm method",
-        lambda s: s.max_update_norm is not None and s.method.servers is not None,
-        "max_update_norm={s.max_update_norm}: {m.name} has servers, whose updates are not clipped; "
-        "leave it out",
-    ),
-    Row(
-        "max_update_norm method",
-        lambda s: s.max_update_norm is not None and not s.method.has_anchor,
-        "max_update_norm={s.max_update_norm}: {m.name} has no outer update; leave it out",
+        lambda s: s.max_update_norm is not None and (s.method.servers or not s.method.has_anchor),
+        "max_update_norm={s.max_update_norm}: {m.name} has no outer update that is clipped; leave "
+        "it out",
     ),
 )
 
@@ -484,7 +473,7 @@ OF_THE_METHOD = (
     ),
     Row(
         "method",
-        lambda s: _increments(s) and not s.method.reduces_all,
+        lambda s: _increments(s) and not s.method.reduces_all and s.method.merge is None,
         "codec {m.codec.name} sends changes of a mean over all regions, which needs one anchor and "
         "one mean of all of them; use error_feedback",
     ),
@@ -581,11 +570,11 @@ OF_THE_METHOD = (
     Row(
         "method",
         lambda s: not (s.method.channels or s.method.has_anchor),
-        "the schedule never sends and there are no channels: nothing is exchanged; add one",
+        "schedule: it never sends, and there are no channels: nothing is exchanged; add one",
     ),
     Row("method", lambda s: [line for c in s.method.channels for line in c.violations()]),
     Row("method", _repeated_channels),
-    Row("method", _unfit_for_channels, "{m.name} has channels: {wrong}"),
+    Row("method", _unfit_for_channels, "channels: {wrong}"),
     Row(
         "method",
         _unused_without_sends,
@@ -603,14 +592,14 @@ OF_THE_METHOD = (
     Row(
         "method",
         lambda s: s.method.adapts and s.method.signal == "gradient",
-        "{m.name} exchanges a gradient at every step and takes a fixed batch and one trainer: "
-        "leave inner_batching and trainers out",
+        "inner_batching, trainers: {m.name} exchanges a gradient at every step and takes a fixed "
+        "batch and one trainer; leave them out",
     ),
     Row(
         "method",
         _in_flight_at_merges,
-        "{m.name} has payloads in flight when trainers merge: use a schedule that lands at its "
-        "send, or trainers=1",
+        "trainers={m.trainer_count}: payloads of {m.name} are in flight when they merge; use a "
+        "schedule that lands at its send, or trainers=1",
     ),
     # Functions that cannot be called as the engine calls them.
     Row("method loss_fn", lambda s: call_problems(s.method, s.loss_fn)),
