@@ -82,14 +82,16 @@ def cocodc(
     if gamma is not None and not measured and not problems:
         # Without T_c and T_s the network settles N.
         syncs = None if step_seconds is None else slots(period, fragments, *timing)
-    if isinstance(taylor, (int, float)):
+    landing = None
+    if isinstance(taylor, optax.GradientTransformation):
+        landing = taylor
+    elif isinstance(taylor, int | float):
         strength = float(taylor)
-        taylor = collect(
+        landing = collect(
             problems, "taylor: ", lambda: taylor_delay_correction(strength, mode="fixed")
         )
-    elif not isinstance(taylor, optax.GradientTransformation):
+    else:
         problems.append(f"taylor={taylor!r}: give lambda (0 = no term) or a landing transform")
-        taylor = optax.identity()
     even = streaming_diloco(
         period, fragments, overlap, 0.0, pattern, outer, codec, inner_batching, rest
     )
@@ -97,7 +99,7 @@ def cocodc(
         even,
         name="cocodc",
         schedule=Adaptive(period, fragments, syncs, overlap, score, gamma, measured),
-        landing=taylor,
+        landing=landing,
         problems=(*problems, *even.problems),
     )
 
