@@ -14,7 +14,7 @@ import functools
 import importlib.util
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 import jax
@@ -243,27 +243,28 @@ def _strangers(fields: Mapping[str, Any]) -> list[str]:
 # -- a training run -------------------------------------------------------------------------------
 
 
-def _least(name: str, least: int, fix: str) -> Row:
-    return Row(name, lambda r: r.f[name] < least, f"{name}={{f[{name}]}}: {fix}")
+def _least(least: int, fix: str, *names: str) -> Iterator[Row]:
+    for name in names:
+        yield Row(name, lambda r, name=name: r.f[name] < least, f"{name}={{f[{name}]}}: {fix}")
 
 
-def _idle(name: str, unset: Any, others: str, idle: Callable[[Asked], bool], why: str) -> Row:
-    """A field that is given where nothing reads it; `others` decide that."""
-    return Row(
-        f"{name} {others}",
-        lambda r: idle(r) and r.f[name] != unset,
-        f"{name}={{f[{name}]!r}} has no effect{why}",
-    )
+def _idle(
+    fields: Mapping[str, Any], others: str, idle: Callable[[Asked], bool], why: str
+) -> Iterator[Row]:
+    """Fields, each with what stands for not given, where nothing reads them; `others` decide."""
+    for name, unset in fields.items():
+        yield Row(
+            f"{name} {others}",
+            lambda r, name=name, unset=unset: idle(r) and r.f[name] != unset,
+            f"{name}={{f[{name}]!r}} has no effect{why}",
+        )
 
 
 NUMBERS = (
-    *(
-        _least(name, 1, "at least 1 is needed")
-        for name in ("batch", "eval.sequences", "eval.batch", "log.every", "checkpoint.keep_last")
-    ),
-    _least("eval.every", 0, "give 0 (off) or a number of inner steps"),
-    _least("checkpoint.every", 0, "give 0 (off) or a number of inner steps"),
-    _least("microbatches", 0, "give 0 (automatic) or a number"),
+    *_least(1, "at least 1 is needed", "batch", "eval.sequences", "eval.batch", "log.every"),
+    *_least(1, "at least 1 is needed", "checkpoint.keep_last"),
+    *_least(0, "give 0 (off) or a number of inner steps", "eval.every", "checkpoint.every"),
+    *_least(0, "give 0 (automatic) or a number", "microbatches"),
     Row(
         "participation",
         lambda r: not 0 < r.f["participation"] <= 1,
@@ -362,15 +363,11 @@ PROCESSES = (
         lambda r: r.f["processes"] is not None and r.f["processes"] < 0,
         "processes={f[processes]}: give how many this job has, 0 = as the launcher says",
     ),
-    *(
-        _idle(
-            name,
-            None,
-            "processes exchange",
-            lambda r: r.alone,
-            " with one process: leave it out, or give processes",
-        )
-        for name in ("process", "coordinator")
+    *_idle(
+        {"process": None, "coordinator": None},
+        "processes exchange",
+        lambda r: r.alone,
+        " with one process: leave it out, or give processes",
     ),
     Row("process processes exchange", _which, "process={f[process]}: say {wrong}"),
     Row(
@@ -401,30 +398,17 @@ EXCHANGE = (
         lambda r: r.f["exchange"] != "mesh" and not r.separate,
         f"exchange={{f[exchange]!r}}: use mesh, {' or '.join(EXCHANGES)}",
     ),
-    *(
-        _idle(
-            name,
-            unset,
-            "exchange",
-            lambda r: not r.separate,
-            " with exchange=mesh: leave it out",
-        )
-        for name, unset in (
-            ("region", None),
-            ("rendezvous", None),
-            ("secret", None),
-            ("heal", "stop"),
-        )
+    *_idle(
+        {"region": None, "rendezvous": None, "secret": None, "heal": "stop"},
+        "exchange",
+        lambda r: not r.separate,
+        " with exchange=mesh: leave it out",
     ),
-    *(
-        _idle(
-            name,
-            unset,
-            "exchange",
-            lambda r: r.f["exchange"] == "store",
-            " with exchange=store: leave it out",
-        )
-        for name, unset in PEERS.items()
+    *_idle(
+        PEERS,
+        "exchange",
+        lambda r: r.f["exchange"] == "store",
+        " with exchange=store: leave it out",
     ),
     Row(
         "region regions exchange",
@@ -470,15 +454,11 @@ EXCHANGE = (
 )
 
 ADAPTIVE = (
-    *(
-        _idle(
-            f"adaptive.{name}",
-            unset,
-            "method",
-            lambda r: not r.method.adapts,
-            ": {m.name} has a fixed batch; leave it out, or give method.inner_batching",
-        )
-        for name, unset in plain(base("ddp"))["adaptive"].items()
+    *_idle(
+        dotted({"adaptive": plain(base("ddp"))["adaptive"]}),
+        "method",
+        lambda r: not r.method.adapts,
+        ": {m.name} has a fixed batch; leave it out, or give method.inner_batching",
     ),
     Row(
         "adaptive.memory_gb method",
