@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from experiments.faults.checks import Faults
+from experiments.faults.reading import Faults
 from experiments.regions.jobs import ends_by_rounds, is_separate_job
 from experiments.train.sections import memory_bytes, microbatch_count
 from lowcomm_jax import AdaptiveEngine, Engine

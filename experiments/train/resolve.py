@@ -16,7 +16,7 @@ import jax
 
 from experiments.cli import problems_of, refuse_any
 from experiments.config import plain
-from experiments.faults.checks import read_faults
+from experiments.faults.reading import read_faults
 from experiments.refusals import STAGES, Asked, run_problems
 from experiments.regions.jobs import described
 from experiments.train import devices, sections
