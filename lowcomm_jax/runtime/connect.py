@@ -21,6 +21,7 @@ from lowcomm_jax.mesh.leader import Leader, leader
 from lowcomm_jax.refused import refuse
 from lowcomm_jax.runtime.commits import CommitLog
 from lowcomm_jax.runtime.context import ContextParts, ExchangeContext, FaultHooks, NoFaults
+from lowcomm_jax.runtime.file_handles import file_handle_problems
 from lowcomm_jax.runtime.heartbeat import Heartbeat, WaitList
 from lowcomm_jax.runtime.kv import MetricsCounter, Store, url_problems
 from lowcomm_jax.runtime.remote import RemoteExchange
@@ -84,6 +85,7 @@ def store(
             keep=keep,
             heal=heal,
             fault_hooks=fault_hooks,
+            wrong=file_handle_problems(count, peers=False),
         )
         made = StoreTransport(parts.store, parts.counter)
         return RemoteExchange(ExchangeContext(**vars(parts), transport=made), "store", keep)
@@ -133,7 +135,7 @@ def peers(
             keep=keep,
             heal=heal,
             fault_hooks=fault_hooks,
-            wrong=flight_problems(),
+            wrong=flight_problems() + file_handle_problems(count, peers=True),
         )
         # Its libraries are an extra.
         from lowcomm_jax.runtime.flight_transport import FlightTransport

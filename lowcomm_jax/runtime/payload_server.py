@@ -23,7 +23,7 @@ from lowcomm_jax.runtime.certificates import Credentials
 _PROGRAM = pathlib.Path(__file__).with_name("serving.py")
 _STARTS_WITHIN_S = 60.0
 _ANSWERS_WITHIN_S = 30.0
-_KEPT = 128
+KEPT = 128
 """Newest payloads that a new process is given, where one has ended. Each takes a descriptor."""
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class PayloadServer:
             self._names.add(name)
             self._forget(name)
             self._kept[name] = payload, len(data)
-            while len(self._kept) > _KEPT:
+            while len(self._kept) > KEPT:
                 self._forget(next(iter(self._kept)))
             self._tell({"hold": name, "nbytes": len(data)}, payload)
 

@@ -1,0 +1,44 @@
+"""A limit of open files that is too low is raised, or told in one line before any work."""
+
+import subprocess
+import sys
+
+import pytest
+
+OPEN = """
+import resource, sys
+import lowcomm_jax as lc
+try:
+    lc.exchange.peers(sys.argv[1], 0, 4, "run").close()
+except ValueError as error:
+    print(error)
+else:
+    print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+"""
+
+
+def limited(soft, hard, command):
+    """A command under these limits of open files."""
+    within = f'ulimit -S -n {soft} && ulimit -H -n {hard} && exec "$@"'
+    return subprocess.run(
+        ["bash", "-c", within, "bash", *command], capture_output=True, text=True, timeout=170
+    )
+
+
+def test_a_low_limit_is_raised_where_the_hard_one_allows(tmp_path):
+    done = limited(64, 2048, [sys.executable, "-c", OPEN, tmp_path.as_uri()])
+    assert done.stdout.strip() == "2048", done.stderr
+
+
+@pytest.mark.parametrize("of", ["library", "launch"])
+def test_a_hard_limit_that_is_too_low_is_one_line(of, tmp_path):
+    if of == "library":
+        command = [sys.executable, "-c", OPEN, tmp_path.as_uri()]
+    else:
+        command = [sys.executable, "-m", "experiments", "launch", "--config=diloco"]
+        command += ["--config.regions=4", f"--workdir={tmp_path / 'run'}"]
+    done = limited(64, 64, command)
+    shown = done.stdout + done.stderr
+    assert "may open 64 files, and one of 4 regions needs 272" in shown, shown
+    assert "`ulimit -Hn 272`" in shown and "Traceback" not in shown
+    assert not (tmp_path / "run").exists() and (of == "library" or done.returncode == 2)
