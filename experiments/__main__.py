@@ -25,6 +25,7 @@ from experiments.cli import (
     refuse_foreign,
     split_config,
 )
+from experiments.processes import end_with_parent
 
 COMMANDS = {  # the module of each, in the order in which they are shown
     "quick": "compare.quick",
@@ -213,6 +214,7 @@ def _run_by_config(command: str, module, argv: Sequence[str]) -> int:
 if __name__ == "__main__":
     sys.stdout, sys.stderr = Outliving(sys.stdout), Outliving(sys.stderr)
     let_ctrl_c_end(sys.argv[1:])
+    end_with_parent()
     code = main(sys.argv[1:])
     if code == EXIT_CTRL_C:  # now: an ordinary exit waits for what is queued on the device
         sys.stdout.flush()

@@ -1,8 +1,13 @@
-"""Start commands of this project as child processes, and end them with the parent."""
+"""Start commands of this project as child processes, and end them with the parent.
+
+A parent that is killed ends nothing by itself. So its children read the end of a pipe that closes
+with it, and then interrupt themselves (`end_with_parent`).
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 import os
 import platform
@@ -11,10 +16,14 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 POLL_SECONDS = 0.1
+_CHILD = "LOWCOMM_JAX_CHILD"
+"""Set in the environment of a child that `start` has started: its stdin closes with its parent."""
 _TAIL_BYTES = 1 << 20  # an evaluation of many documents is one line
 
 
@@ -64,14 +73,41 @@ def start(
     """
     paths = [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
     settings = {**SETTINGS, **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    settings[_CHILD] = "1"
     with output.open("ab") as opened:
         return subprocess.Popen(
             [*before, sys.executable, "-m", module, *arguments],
+            stdin=_life(),
             stdout=opened,
             stderr=subprocess.STDOUT,
             start_new_session=True,
             env=settings,
         )
+
+
+@functools.cache
+def _life() -> int:
+    """An end of a pipe whose other end closes when this process ends, however it does."""
+    here, _ = os.pipe()
+    return here
+
+
+def end_with_parent() -> None:
+    """In a child of `start`: interrupt this process once its parent has ended, by SIGINT.
+
+    `ended_at_last` sends SIGTERM. A second SIGTERM would mean "at once".
+    """
+    if os.environ.pop(_CHILD, None):
+        threading.Thread(target=_interrupt_at_last, daemon=True).start()
+
+
+def _interrupt_at_last() -> None:
+    while os.read(0, 1):
+        pass
+    # A script's shell lets what it starts in the background ignore it, until a run handles it.
+    while signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        time.sleep(POLL_SECONDS)
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 def free_port() -> int:

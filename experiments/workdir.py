@@ -7,7 +7,7 @@ import fcntl
 import json
 import os
 import socket
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -218,3 +218,21 @@ def occupied(workdir: Path) -> Iterator[None]:
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         file.flush()
         yield
+
+
+def refuse_occupied(workdirs: Iterable[Path]) -> None:
+    """Refuse folders in which another process trains.
+
+    Raises:
+      OccupiedError: lists them all, and who trains there.
+    """
+    problems = []
+    for workdir in workdirs:
+        if (workdir / LOCK).is_file():
+            try:
+                with occupied(workdir):
+                    pass
+            except OccupiedError as error:
+                problems += error.problems
+    if problems:
+        raise OccupiedError(problems)

@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from experiments.compare.runs import attempt, error_of, terminations_interrupt
+from experiments.processes import end_with_parent
 from experiments.train import compile_cache
 from experiments.workdir import read_config
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED
@@ -31,4 +32,5 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    end_with_parent()
     sys.exit(main(sys.argv[1:]))

@@ -11,8 +11,8 @@ Every region is a program of its own, as if it ran at another site.
 - Overrides (--config.FIELD=VALUE) go to all regions.
 
 Ctrl-C, or another signal that stops `train`, lets every region save, and the exit code is 75. The
-same command then continues. A region that dies does not stop the others; with --restarts the
-launcher starts it again, and it catches up.
+same command then continues. Where the launcher is killed, its regions save and end, too. A region
+that dies does not stop the others; with --restarts the launcher starts it again, and it catches up.
 
 --faults=FILE injects faults by a script (experiments/faults/fault.py). They kill, stop and cut off
 regions, and damage, delay and slow the payloads that regions send. WORKDIR/faults.yaml is a copy of
@@ -60,7 +60,7 @@ from experiments.train import devices
 from experiments.train.job import Job
 from experiments.train.resolve import resolve
 from experiments.train.sections import fit_warm_up
-from experiments.workdir import METRICS
+from experiments.workdir import METRICS, occupied, refuse_occupied
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED, Interrupt
 
 RENDEZVOUS, SCRIPT = "rendezvous", "faults.yaml"
@@ -97,11 +97,13 @@ def main(argv: Sequence[str]) -> int:
         RegionJob(path, shared, r, count, workdir, link, cache, values.restarts)
         for r, link in enumerate(links)
     ]
-    make_ready(rendezvous, job.regions)
-    if job.faults:
-        write(workdir / SCRIPT, job.faults)
     console = Console(markup=False)
-    code = run(jobs, console, Injector(job.faults, jobs, rendezvous))
+    with occupied(workdir):
+        refuse_occupied(one.workdir for one in jobs)  # left by a launcher that was killed
+        make_ready(rendezvous, job.regions)
+        if job.faults:
+            write(workdir / SCRIPT, job.faults)
+        code = run(jobs, console, Injector(job.faults, jobs, rendezvous))
     complete = [job.workdir for job in jobs if job.code == 0]
     if complete and code != EXIT_INTERRUPTED:
         report.show([workdir], console)

@@ -99,6 +99,55 @@ def test_jobs_in_their_last_evaluation_save(tiny, root):
         killed_at_last(workdir, process)
 
 
+def test_a_launcher_that_is_killed_lets_its_jobs_save_and_a_second_one_waits_for_them(tiny, root):
+    """Nothing is lost, and nobody takes what runs there for their own."""
+    workdir = root / "killed"
+    given = [a for a in tiny.arguments(root) if "regions" not in a and ".mesh." not in a]
+    given += ["--config.regions=2", "--config.log.every=6", f"--workdir={workdir}"]
+    given += ["--config.steps=4000"]
+    regions = [workdir / f"region{region}" for region in range(2)]
+    command = [sys.executable, *LAUNCH]
+
+    def second():
+        process = started(command, given)
+        shown = process.communicate(timeout=100)[0]
+        assert "in use by process" in shown and "region 0" not in shown, shown
+        return process.returncode, shown
+
+    process = started(command, given)
+    try:
+        until = time.monotonic() + 300
+        while min(map(newest, regions)) < 12:
+            assert time.monotonic() < until and process.poll() is None, process.communicate()[0]
+            time.sleep(0.1)
+        code, shown = second()
+        assert code == 2 and f"--workdir={workdir} is in use by process {process.pid}" in shown
+        assert process.poll() is None
+        jobs = of_run(workdir).keys() - {process.pid}
+        for one in jobs:
+            os.kill(one, signal.SIGSTOP)  # so that they are seen after their launcher
+        process.kill()
+        process.wait()
+        code, shown = second()
+        assert code == 2 and all(f"--workdir={x} is in use by process" in shown for x in regions)
+        for one in jobs:
+            os.kill(one, signal.SIGCONT)
+        until = time.monotonic() + 100
+        while of_run(workdir):
+            assert time.monotonic() < until, (regions[0] / "output.txt").read_text()
+            time.sleep(0.1)
+        for folder in regions:
+            assert "interrupted and saved" in (folder / "output.txt").read_text()
+            steps = [int(path.name) for path in (folder / CHECKPOINTS).iterdir()]
+            assert max(steps) == newest(folder) >= 12
+        process = started(command, given)
+        shown = process.communicate(timeout=300)[0]
+        assert process.returncode == 0, shown
+        assert [newest(folder) for folder in regions] == [4000, 4000]
+    finally:
+        killed_at_last(workdir, process)
+
+
 @pytest.mark.parametrize(
     ("command", "numbers"),
     [
