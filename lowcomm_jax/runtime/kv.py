@@ -7,6 +7,7 @@ key, a value is read whole or not at all, and a created key is in the next read.
 - Folders give them: of one machine, or a shared mount with hard links and no caches.
 - Google Cloud Storage gives them.
 - S3-like stores give them if they have conditional writes (If-None-Match; Amazon's has them).
+  `require_create_only` finds those out that accept the condition and ignore it.
   `AWS_ENDPOINT_URL`, as for Amazon's own tools, names a store elsewhere.
 """
 
@@ -136,6 +137,35 @@ class Store:
             created = bool(done.generation)
         self.counter.add("store_written", len(value) if created else 0)
         return created
+
+    def require_create_only(self) -> None:
+        """Try whether the store lets a fresh key be created once only, by two conditional writes.
+
+        TensorStore asks an S3-like store whether a key is there before it writes, which hides what
+        the store does in a race. So these two ask nothing. Links in a folder need no test.
+
+        Raises:
+          ValueError: it says yes twice; names the store.
+        """
+        if self._folder is not None:
+            return
+        spec = _spec(self.root)
+        if self.root.startswith("s3://"):
+            spec = ts.KvStore.Spec(spec).to_json() | {"use_conditional_write": True}
+        kv, key = self._answer(ts.KvStore.open(spec)), f"tried/{secrets.token_hex(16)}"
+        absent = self._answer(kv.read(key)).stamp.generation
+        created = [
+            bool(self._answer(kv.write(key, b"tried", if_equal=absent)).generation)
+            for _ in range(2)
+        ]
+        self._answer(kv.write(key, None))
+        if all(created):
+            through = f" through {endpoint}" if (endpoint := os.environ.get(ENDPOINT)) else ""
+            raise ValueError(
+                f"{self.root}{through}: this store created one key twice, as if it had not read "
+                "the condition of the write (If-None-Match): two jobs could take one place. Give a "
+                "store with conditional writes, and no proxy that drops the header"
+            )
 
     def create_all(self, values: Mapping[str, bytes]) -> None:
         """Write those of these keys that do not exist yet, all at once."""

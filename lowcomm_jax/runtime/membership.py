@@ -70,12 +70,14 @@ class Membership:
           step: of the state that this region brings; all that was due up to there is done.
 
         Raises:
-          ValueError: the run was begun with another secret or with other settings.
+          ValueError: the run was begun with another secret or with other settings, or the store
+            lets two jobs create one key.
           TimeoutError: not all regions of a new run came in time, or only fresh ones came back.
           StoreUnavailable: the store does not answer all that time.
         """
         atexit.register(self._end)
         context, until = self._context, time.monotonic() + wait_s
+        retry(context, until, context.store.require_create_only)
         retry(context, until, lambda: register(context, self.kind))
         retry(context, until, self._payload_gc.adopt)
         context.wait_list.roster = rendezvous(context, until, step)

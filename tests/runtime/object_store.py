@@ -50,7 +50,8 @@ class Proxy:
     the key and then writes, so that two writers at once can both be told that they created it.
 
     Attributes:
-      trouble: (method, path) -> None, "busy" (503), "slow", or "lost": done, and not answered.
+      trouble: (method, path) -> None, "busy" (503), "slow", "lost": done, and not answered, or
+        "unconditional": without the conditions of the request.
       seen: (method, path, status) of every request; 0 = not answered.
     """
 
@@ -85,7 +86,12 @@ class Proxy:
         if kind != "busy":
             behind = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
             with self._writing if to.command == "PUT" else contextlib.nullcontext():
-                behind.request(to.command, to.path, body, dict(to.headers))
+                headers = {
+                    name: value
+                    for name, value in to.headers.items()
+                    if kind != "unconditional" or not name.lower().startswith("if-")
+                }
+                behind.request(to.command, to.path, body, headers)
                 found = behind.getresponse()
                 status, headers, data = found.status, found.getheaders(), found.read()
             behind.close()

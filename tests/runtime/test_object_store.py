@@ -157,6 +157,22 @@ def test_regions_exchange_and_one_dies_and_comes_back(folder, kind):
         party.close()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_store_that_ignores_conditions_is_refused_by_name(proxy, folder, kind):
+    """A proxy drops the header: of two jobs that create one key both would be told yes."""
+    proxy.trouble = lambda method, path: "unconditional" if method == "PUT" else None
+    party = Party(KINDS[kind], folder)
+    try:
+        with pytest.raises(ValueError, match=f"{folder}/run/ through {proxy.url}: .* twice"):
+            party.region(0, 2).join(20.0)
+        assert not any("/beat/" in path or "/born/" in path for _, path, _ in proxy.seen)
+        proxy.trouble = lambda method, path: None
+        party.run(2)
+        assert not kv.Store(folder, "run", MetricsCounter()).list("tried/")
+    finally:
+        party.close()
+
+
 def test_another_secret_can_not_join(folder):
     party = Party(exchange.store, folder)
     try:
