@@ -118,8 +118,11 @@ def _add_jobs(config: ConfigDict) -> None:
     # Url of the folder that all jobs of the run share: file:///..., gs:// or s3://.
     config.rendezvous = config_dict.placeholder(str)
     config.secret = config_dict.placeholder(str)  # key that all jobs share: file:PATH or env:NAME
-    # Address at which the other jobs reach this one (exchange=peers); port 0 = a free one.
+    # HOST:PORT at which the other jobs reach this one (exchange=peers); port 0 = a free one.
     config.address = "127.0.0.1:0"
+    # HOST:PORT of this machine to listen on, where the others reach it by another address (NAT, a
+    # map of ports); default: the address.
+    config.listen = config_dict.placeholder(str)
     # Folder with ca.crt, tls.crt and tls.key of this job; default: the job makes them at its start.
     config.certificates = config_dict.placeholder(str)
     config.wait_minutes = 10.0  # longest wait for the other jobs at the start

@@ -34,7 +34,7 @@ from lowcomm_jax.methods import Method
 from lowcomm_jax.models import TransformerConfig
 from lowcomm_jax.models.pipeline.pipeline import pipeline_problems, schedule_problems
 from lowcomm_jax.refused import Row, found_by
-from lowcomm_jax.runtime.connect import flight_problems
+from lowcomm_jax.runtime.connect import address_problems, flight_problems
 from lowcomm_jax.runtime.file_handles import file_handle_problems
 from lowcomm_jax.runtime.kv import url_problems
 from lowcomm_jax.runtime.terms import Heal
@@ -431,6 +431,12 @@ EXCHANGE = (
         "rendezvous: {wrong}",
     ),
     Row("exchange address", lambda r: r.f["exchange"] == "peers" and flight_problems()),
+    Row(
+        "exchange address listen",
+        lambda r: (
+            r.f["exchange"] == "peers" and address_problems(r.f["address"], r.f["listen"])
+        ),
+    ),
     Row(
         "exchange regions",
         lambda r: r.separate and file_handle_problems(r.f["regions"], r.f["exchange"] == "peers"),

@@ -22,6 +22,7 @@ _UPKEEP = (
     "rendezvous",
     "secret",
     "address",
+    "listen",
     "certificates",
     "wait_minutes",
     "deadline_s",

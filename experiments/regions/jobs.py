@@ -12,7 +12,7 @@ from lowcomm_jax.methods import Method
 EXCHANGES = {"store": exchange.store, "peers": exchange.peers}
 """Exchanges between separate jobs, by their name in a config."""
 
-PEERS = {"address": "127.0.0.1:0", "certificates": None}
+PEERS = {"address": "127.0.0.1:0", "listen": None, "certificates": None}
 """Fields that only `exchange=peers` reads, with their defaults."""
 
 

@@ -141,7 +141,7 @@ def _check(path: str, shared, workdir: Path, rest: Sequence[str]) -> tuple[Job, 
     config, found = load_config(path, [*shared, ("region", "0")])
     refuse_foreign(config, path, "launch")
     problems = unexpected(rest, config) + folder_problems(workdir / RENDEZVOUS)
-    problems += found + run_problems(Asked(plain(config)), PROCESSES)
+    problems += found + run_problems(Asked(plain(config)), PROCESSES) + _port_problems(config)
     fit_warm_up(config, shared)
     count = 1 if config.processes is None else config.processes
     if count < 1:
@@ -155,6 +155,16 @@ def _check(path: str, shared, workdir: Path, rest: Sequence[str]) -> tuple[Job, 
         raise RefusedError(problems + error.problems, "launch") from error
     refuse_any(problems, "launch")
     return job, count
+
+
+def _port_problems(config) -> list[str]:
+    """Ports of `peers` that all regions, which run on this machine, would take."""
+    given = {name: config[name] for name in ("address", "listen") if config[name] is not None}
+    return [
+        f"{name}={value}: all regions run on this machine, each with a port of its own; give port 0"
+        for name, value in given.items()
+        if config.regions > 1 and not value.endswith(":0")
+    ]
 
 
 def run(jobs: list[RegionJob], console: Console, injector: Injector) -> int:

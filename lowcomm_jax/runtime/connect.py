@@ -32,6 +32,9 @@ from lowcomm_jax.runtime.terms import Heal
 from lowcomm_jax.runtime.timing import Pace, Timing
 from lowcomm_jax.runtime.transport import StoreTransport
 
+ANY_HOST = ("0.0.0.0", "[::]", "*")
+"""Hosts to listen on that mean all addresses of a machine."""
+
 ROUNDS_KEPT = {"store": 16, "peers": 4}
 """For how many rounds payloads stay; a round has a key for every fragment."""
 
@@ -101,6 +104,7 @@ def peers(
     secret: bytes | str | None = None,
     *,
     address: str = "127.0.0.1:0",
+    listen: str | None = None,
     certificates: str | None = None,
     timing: Timing | None = None,
     keep: int = ROUNDS_KEPT["peers"],
@@ -114,7 +118,10 @@ def peers(
 
     Args:
       url, region, count, run_id, secret, timing, heal, fault_hooks: see `store`.
-      address: "host:port" under which the other regions reach this one; port 0 takes any.
+      address: "host:port" under which the other regions reach this one; port 0 = the one that is
+        listened on.
+      listen: "host:port" of this machine to listen on, where that is another one, behind NAT or a
+        map of ports; port 0 takes any. None = `address`.
       certificates: folder with `tls.crt`, `tls.key` and the authority's `ca.crt`; None = every
         region makes its own when it starts. The same choice in all regions.
       keep: keys whose payloads of all regions stay in this host's memory for regions that are
@@ -135,12 +142,16 @@ def peers(
             keep=keep,
             heal=heal,
             fault_hooks=fault_hooks,
-            wrong=flight_problems() + file_handle_problems(count, peers=True),
+            wrong=[
+                *flight_problems(),
+                *address_problems(address, listen),
+                *file_handle_problems(count, peers=True),
+            ],
         )
         # Its libraries are an extra.
         from lowcomm_jax.runtime.flight_transport import FlightTransport
 
-        made = FlightTransport(parts, address, certificates)
+        made = FlightTransport(parts, address, certificates, listen)
         return RemoteExchange(ExchangeContext(**vars(parts), transport=made), "peers", keep)
 
     return _for_all_processes(make, region, count, heal)
@@ -155,6 +166,22 @@ def flight_problems() -> list[str]:
         f"exchange=peers needs {' and '.join(missing)}; not installed here: pip install "
         "'lowcomm_jax[flight]', or use exchange=store"
     ]
+
+
+def address_problems(address: str, listen: str | None) -> list[str]:
+    """A line for each reason why others cannot reach a region there, or it cannot listen."""
+    given = {"address": address} | ({} if listen is None else {"listen": listen})
+    found = []
+    for name, value in given.items():
+        host, _, port = value.rpartition(":")
+        if not host or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
+            found.append(f"{name}={value!r}: give HOST:PORT, with port 0 for any that is free")
+        elif name == "address" and host in ANY_HOST:
+            found.append(
+                f"{name}={value!r} is no address of one machine: give HOST:PORT by which the other "
+                f"regions reach this one, and listen={listen or value} to listen on all addresses"
+            )
+    return found
 
 
 class LockstepExchange:

@@ -48,10 +48,18 @@ class FlightTransport:
 
     lingers = True
 
-    def __init__(self, parts: ContextParts, address: str, certificates: str | None = None):
+    def __init__(
+        self,
+        parts: ContextParts,
+        address: str,
+        certificates: str | None = None,
+        listen: str | None = None,
+    ):
         """
         Args:
-          address: "host:port" under which the other regions reach this one; port 0 = any.
+          address: "host:port" under which the other regions reach this one; port 0 = the one that
+            is listened on.
+          listen: "host:port" to listen on; port 0 = any. None = `address`.
           certificates: folder with this region's certificate and key, and their authority's
             certificate (`certificates.FILES`); None = this region makes its own.
 
@@ -67,9 +75,11 @@ class FlightTransport:
         else:
             self._credentials = read_credentials(certificates)
         sent = lambda nbytes: parts.counter.add("sent", nbytes)  # noqa: E731
-        self._server = PayloadServer(address, self._credentials, sent)
+        self._server = PayloadServer(listen or address, self._credentials, sent)
+        host, _, port = address.rpartition(":")
+        self._address = address if int(port) else f"{host}:{self._server.port}"
         if certificates is not None:
-            self._check_certificates(certificates)
+            self._check_certificates(certificates, None if listen is None else host)
         self._passes: dict[str, str] = {}
         self._streams: dict[int, tuple[Beat, Streams]] = {}
         self._partials: dict[str, Partial] = {}
@@ -80,13 +90,16 @@ class FlightTransport:
             target=parts.heartbeat.run_guarded, args=act, name="lowcomm-serve", daemon=True
         )
 
-    def _check_certificates(self, folder: str) -> None:
+    def _check_certificates(self, folder: str, host: str | None) -> None:
         """Connect to ourselves, as the others will.
+
+        Args:
+          host: that the certificate must name; None = the one that is listened on.
 
         Raises:
           ValueError: that fails.
         """
-        streams = Streams(self._server.address, self._credentials, None, self._timing.answer_s)
+        streams = Streams(self._server.address, self._credentials, host, self._timing.answer_s)
         try:
             streams.probe(2 * self._timing.answer_s)
         except ConnectionError as error:
@@ -94,16 +107,14 @@ class FlightTransport:
             raise ValueError(
                 f"certificates={folder!r}: this region cannot connect to itself ({error}): give it "
                 f"a certificate of {FILES['roots']} that is valid now, for servers and clients, "
-                f"and names the host of address={self._server.address!r}"
+                f"and names the host of address={self._address!r}"
             ) from None
         finally:
             streams.close()
 
     def start(self) -> None:
         """Publish this region's address and certificate, and accept connections."""
-        self._heartbeat.update(
-            address=f"{SCHEME}{self._server.address}", certificate=self._certificate
-        )
+        self._heartbeat.update(address=f"{SCHEME}{self._address}", certificate=self._certificate)
         self._thread.start()
 
     def close(self) -> None:

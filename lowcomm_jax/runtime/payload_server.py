@@ -20,6 +20,8 @@ from collections.abc import Callable
 
 from lowcomm_jax.runtime.certificates import Credentials
 
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
+"""Where a machine reaches what listens on all of its addresses."""
 _PROGRAM = pathlib.Path(__file__).with_name("serving.py")
 _STARTS_WITHIN_S = 60.0
 _ANSWERS_WITHIN_S = 30.0
@@ -34,10 +36,11 @@ class PayloadServer:
     The bytes lie in memory that both share.
 
     Attributes:
-      address: "host:port" that others connect to.
+      port: where it listens.
+      address: "host:port" by which this machine reaches it.
 
     Args:
-      address: the same; port 0 takes any.
+      address: "host:port" to listen on; port 0 takes any.
       credentials: their roots must have signed the certificates of clients.
       sent: called with a number of bytes before they leave.
 
@@ -55,8 +58,8 @@ class PayloadServer:
         self._lock = threading.RLock()
         self._closed = False
         self._process = _Process(self._settings, sent)
-        self._settings["port"] = self._process.port
-        self.address = f"{host}:{self._process.port}"
+        self._settings["port"] = self.port = self._process.port
+        self.address = f"{_LOOPBACK.get(host, host)}:{self.port}"
 
     @property
     def names(self) -> set[str]:
@@ -174,7 +177,8 @@ class _Process:
             raise ValueError(
                 f"address '{settings['host']}:{settings['port']}' cannot be listened on "
                 f"({answer['error']}): give HOST:PORT of this machine with a port that is free, or "
-                "port 0 for any, and certificates that belong together"
+                "port 0 for any, and certificates that belong together; where the others reach it "
+                "by another address, give that as address, and what to listen on as listen"
             )
         self.port = answer["port"]
 

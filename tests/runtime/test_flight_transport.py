@@ -1,5 +1,6 @@
 """Payloads by Arrow Flight with mutual TLS: who is let in, what strangers can do, what breaks."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -21,6 +22,7 @@ from runtime.test_same_numbers import METHODS, assert_same, expected
 from runtime.test_separate_processes import start
 from runtime.together import in_jobs
 
+from experiments.processes import free_port
 from lowcomm_jax import exchange
 from lowcomm_jax.runtime import connect, serving
 from lowcomm_jax.runtime.certificates import Authority, Credentials, fingerprint, host_name
@@ -539,6 +541,40 @@ def test_an_address_that_is_taken_is_refused(party):
             ValueError, match=f"'{address}' cannot be listened on .*: give HOST:PORT"
         ):
             party.region(0, 1, address=address)
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["passes", "certificates"])
+def test_regions_behind_a_map_of_ports_listen_elsewhere(party, tmp_path, given):
+    """Each announces the port of a proxy, which hands on to the one that it listens on."""
+    options = {}
+    if given:
+        made_certificates.write(tmp_path / "of the run", ["127.0.0.1"])
+        options["certificates"] = f"{tmp_path}/of the run"
+    inside = [free_port() for _ in range(2)]
+    with contextlib.ExitStack() as held:
+        maps = [held.enter_context(Proxy(f"127.0.0.1:{port}")) for port in inside]
+        regions = [
+            party.region(r, 2, address=maps[r].address, listen=f"0.0.0.0:{inside[r]}", **options)
+            for r in range(2)
+        ]
+        at_once(lambda x: x.join(20.0), regions)
+        rounds(regions, 0, 2)
+        told = [x._context.heartbeat.own.address for x in regions]
+        assert told == [f"grpc+tls://{one.address}" for one in maps]
+        assert all(one.connections for one in maps)
+
+
+def test_a_free_port_is_announced_also_where_all_addresses_are_listened_on(party):
+    made = party.region(0, 1, address="127.0.0.1:0", listen="0.0.0.0:0")
+    made.join(20.0)
+    assert made._context.heartbeat.own.address == f"grpc+tls://127.0.0.1:{served(made).port}"
+
+
+def test_addresses_that_nobody_reaches_are_refused(party):
+    with pytest.raises(ValueError) as caught:
+        party.region(0, 1, address="0.0.0.0:7000", listen="nowhere")
+    assert "address='0.0.0.0:7000' is no address of one machine" in str(caught.value)
+    assert "listen='nowhere': give HOST:PORT" in str(caught.value)
 
 
 def test_what_cannot_be_is_refused_with_its_fix(party, monkeypatch):

@@ -10,10 +10,12 @@ from launched import entered, reached, start
 from rich.console import Console
 
 from experiments.__main__ import main
+from experiments.config import base, plain
 from experiments.faults.happened import FILE, Happened, Settings, parsed
 from experiments.faults.rendezvous_cut import cut_all
 from experiments.regions import main as launch
 from experiments.runlog import read_run, summarise
+from experiments.train.assemble import run_id
 from experiments.workdir import METRICS
 
 STEPS = 24
@@ -67,6 +69,26 @@ def test_a_backslash_is_refused(tiny, root, capsys):
     assert main(command(tiny, root, f"--workdir={folder}")) == 2
     assert f"--workdir={folder}/region0: no backslash" in capsys.readouterr().err
     assert not folder.exists() and not (root / "a").exists()
+
+
+def test_ports_that_all_regions_would_take_are_refused(tiny, root, capsys):
+    given = ["--config.address=127.0.0.1:7000", "--config.listen=0.0.0.0:7001"]
+    assert main(command(tiny, root, f"--workdir={root / 'none'}", *given)) == 2
+    shown = capsys.readouterr().err
+    for name in ("address=127.0.0.1:7000", "listen=0.0.0.0:7001"):
+        assert f"{name}: all regions run on this machine" in shown
+    assert not (root / "none").exists()
+
+
+def test_addresses_are_no_part_of_what_a_run_is():
+    def identity(**changes):
+        config = base("diloco", period=6)
+        with config.unlocked():
+            config.update(changes)
+        return run_id(plain(config), "texts")
+
+    there = {"address": "public:17000", "listen": "0.0.0.0:7000"}
+    assert identity(**there) == identity() != identity(seed=1)
 
 
 def launched_in_vain(tiny, root, monkeypatch, name, act=lambda jobs: 0):
