@@ -66,6 +66,17 @@ class StuckError(Exception):
         )
 
 
+class NotCountedError(Exception):
+    """A region of several jobs has come to the end, and the others did not count it."""
+
+    def __init__(self, step: int):
+        super().__init__(
+            f"complete (step {step}), but the others counted nothing of this region's last "
+            "exchanges: what it learnt since is in no anchor. Its log says when that began; see "
+            "whether the others reach its address, and whether it is too slow for them"
+        )
+
+
 class Loop:
     """Trains one run on from a state.
 
@@ -135,6 +146,11 @@ class Loop:
         self._saved_at = saved_at
         if self.run.engine.clock is not None:
             restore_clock(self.run.engine.clock, extra["clock"])
+
+    @property
+    def uncounted(self) -> bool:
+        """Whether the run has ended, and the others have not counted this region (`_finish`)."""
+        return self.ended and bool(self._ended.get("uncounted"))
 
     @property
     def ended(self) -> bool:
@@ -352,7 +368,7 @@ class Loop:
             virtual = None if clock is None else clock.report().as_dict()
             self.state = self.run.engine.finish(self.state, **self.faults.at_the_end)
             self.records.sent, self.records.received = self.driver.traffic(self.state)
-            self._ended, self._owed = {"virtual": virtual}, True
+            self._ended, self._owed = {"virtual": virtual, "uncounted": self._left_out()}, True
             # A job that is killed here goes back with the others: they may not have saved yet.
             saved = job.saves_result and not joined
             if saved:
@@ -365,6 +381,16 @@ class Loop:
             more = {"linger_s": 0.0} if self._owed else {}
             rejoin.serve(self.run.engine, self.state, **more)
         return not self._owed
+
+    def _left_out(self) -> bool | None:
+        """True where the others counted nothing of this region's last exchanges; else None.
+
+        A quorum need not hold every region: with rounds nothing follows from that.
+        """
+        if self.run.exchange is None or self.run.job.by_rounds:
+            return None
+        sends = int(self.state.counters.sends.sum())
+        return self.run.engine.delivery.participation.none(sends) or None
 
     @contextmanager
     def _phase(self, name: str):

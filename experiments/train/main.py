@@ -10,7 +10,8 @@ continues a run that was stopped.
 - SIGTERM, SIGINT (Ctrl-C), SIGHUP, SIGUSR1 or SIGUSR2 finishes the step, saves, and exits with
   code 75. One of several jobs saves, then goes on to a step at which all of them stop.
 - Exit code 3: no region learnt anything for 50 steps, since numbers were not finite. 74: a
-  checkpoint could not be written. 2: refused, with every problem listed.
+  checkpoint could not be written. 2: refused, with every problem listed. 1: a job that is one
+  region came to the end, and the others had not counted its last three exchanges.
 
 One program over several hosts: start the same command once a process, under Slurm, Kubernetes,
 mpirun or on TPU hosts; or by hand with --coordinator=HOST:PORT --process=I --processes=N.
@@ -53,7 +54,7 @@ from experiments.train.drivers import draw
 from experiments.train.evaluation import Evaluator
 from experiments.train.header import changes, header, text, trained_and_sent
 from experiments.train.job import Job, abstract_params
-from experiments.train.loop import Loop, StuckError, best_by
+from experiments.train.loop import Loop, NotCountedError, StuckError, best_by
 from experiments.train.resolve import resolve
 from experiments.train.sections import fit_warm_up
 from experiments.train.starting import starting_params
@@ -80,6 +81,8 @@ from lowcomm_jax.state.train_state import rounds_landed
 
 EXIT_STUCK = 3
 """Exit code of a run that ended because no region learnt anything any more."""
+EXIT_NOT_COUNTED = 1
+"""Exit code of a region's job that is complete, and was not counted in the last exchanges."""
 FEW_DOCUMENTS = 5
 """With fewer validation documents than these a run warns at its start."""
 
@@ -142,6 +145,9 @@ def main(argv: Sequence[str]) -> int:
     except StuckError as error:
         print(f"train: {error}", file=sys.stderr)
         return EXIT_STUCK
+    except NotCountedError as error:
+        print(f"train: {error}", file=sys.stderr)
+        return EXIT_NOT_COUNTED
     except Exception as error:
         if not (isinstance(error, NotSavedError) or is_full(error)):
             raise
@@ -229,6 +235,8 @@ def _train(
         restored = _restore(run, checkpoints)
         ended = restored is not None and restored.extra["ended"] is not None
         if ended and leader().broadcast_from_leader("judged", lambda: _judged(job.workdir)):
+            if restored.extra["ended"].get("uncounted"):
+                raise NotCountedError(restored.step)
             console.print(f"{job.workdir} is complete (step {restored.step})", highlight=False)
             return True
         if leader().leads:
@@ -383,6 +391,8 @@ def _loop(
         if extra is not None:
             loop.restore(extra, -1 if late else step)
         complete = loop.train(interrupt)
+        if complete and loop.uncounted:
+            raise NotCountedError(loop.step)
     if not (complete or loop.ended or run.exchange is None):
         run.exchange.pause()
     return complete

@@ -46,7 +46,8 @@ class JobTrainers:
         key = state.layout, trainer
         if key not in self._loops:
             programs, delivery = self.engine.sync_loop(state).programs, self.engine.delivery
-            own = TrainerDelivery(delivery.exchange, trainer, self._slicings)
+            given = trainer, self._slicings, delivery.participation
+            own = TrainerDelivery(delivery.exchange, *given)
             carrier = TrainerCarrier(own, NOTHING)
             self._loops[key] = SyncLoop(programs, self.engine.weights, carrier)
         return self._loops[key]

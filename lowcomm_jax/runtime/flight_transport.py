@@ -35,6 +35,8 @@ _SLOWEST_BYTES_PER_S = 1e6
 """A link is taken to be no slower than this before it was measured."""
 _SLOWER = 16
 """How many times longer than it should a region that is alive may bring nothing."""
+_TRIES = 3
+"""So often a region's port is asked before a warning says that it is not reached."""
 _FORGOTTEN_S = 120.0
 """What has arrived of a payload is kept for so long after the last try to get the rest."""
 log = logging.getLogger(__name__)
@@ -85,6 +87,8 @@ class FlightTransport:
         self._partials: dict[str, Partial] = {}
         self._patience: dict[int, int] = {}
         self._lock = threading.Lock()
+        self._asked: dict[int, tuple[int, str]] = {}
+        self._asking: list[threading.Thread] = []
         act = (self._upkeep,)
         self._thread = threading.Thread(
             target=parts.heartbeat.run_guarded, args=act, name="lowcomm-serve", daemon=True
@@ -121,6 +125,8 @@ class FlightTransport:
         """Wait for the thread, which ends with `closing`, and let go of everything held."""
         if self._thread.ident is not None:
             self._thread.join()
+        for thread in self._asking:
+            thread.join()
         self._server.close()
         with self._lock:
             for _, streams in self._streams.values():
@@ -157,6 +163,7 @@ class FlightTransport:
         while not self._closing.is_set():
             if self._authority is not None:
                 self._issue_all(self._authority)
+            self._ask_new()
             self._server.mend()
             self._closing.wait(self._timing.beat_s / 4)
 
@@ -172,6 +179,56 @@ class FlightTransport:
         if passes != self._passes:
             self._passes = passes
             self._heartbeat.update(passes=passes)
+
+    # -- whom this region reaches -------------------------------------------------------------
+
+    def _ask_new(self) -> None:
+        """Ask the port of every region that has come, or come back, on threads of their own."""
+        latest = self._heartbeat.latest()
+        for region in self._heartbeat.living(certain=False) - {self._heartbeat.region}:
+            beat = latest[region]
+            place = beat.incarnation, beat.address
+            if beat.address and self._asked.get(region) != place:
+                self._asked[region] = place
+                act = (lambda r=region, b=beat: self._ask(r, b),)
+                made = threading.Thread(
+                    target=self._heartbeat.run_guarded, args=act, name="lowcomm-ask", daemon=True
+                )
+                self._asking = [one for one in self._asking if one.is_alive()] + [made]
+                made.start()
+
+    def _ask(self, region: int, beat: Beat) -> None:
+        """Warn where a region cannot be reached: then nothing comes from it."""
+        reason = ""
+        for _ in range(_TRIES):
+            try:
+                streams = self._to(region, beat)
+            except ValueError:
+                return  # certificates of another kind: whoever fetches says so
+            reason = "it has not let this region in"
+            if streams is not None:
+                try:
+                    return streams.probe(self._timing.answer_s)
+                except ConnectionError as error:
+                    reason = str(error).splitlines()[0][:300]
+            if self._closing.wait(self._timing.beat_s) or not self._is_there(region, beat):
+                return
+        log.warning(
+            "region %d cannot reach region %d at %s, and gets no payload from there (%s): give "
+            "region %d an address by which region %d reaches it (address, and listen), and let its "
+            "port through firewalls",
+            self._heartbeat.region,
+            region,
+            beat.address.removeprefix(SCHEME),
+            reason,
+            region,
+            self._heartbeat.region,
+        )
+
+    def _is_there(self, region: int, beat: Beat) -> bool:
+        """Whether a region lives, and is the job that told this."""
+        latest = self._heartbeat.latest().get(region)
+        return self._alive(region) and latest.incarnation == beat.incarnation
 
     # -- fetching -----------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from lowcomm_jax.runtime.connect import JobExchange
 from lowcomm_jax.runtime.donor_wait import DonorWait
 from lowcomm_jax.runtime.errors import Parted, StoreUnavailable
 from lowcomm_jax.runtime.loopback_exchange import LoopbackExchange
+from lowcomm_jax.runtime.participation import Participation
 from lowcomm_jax.runtime.request import Arrived, nothing
 from lowcomm_jax.runtime.slicing import Slicing, goes_in_slices, named, padded_nbytes
 from lowcomm_jax.runtime.state_transfer import State, shared_state
@@ -84,6 +85,7 @@ class JobDelivery:
       prefix: what the names of all its exchanges begin with.
       whole: every region needs the payloads of all, and not only their mean.
       gives: what a region that asks is given of a state.
+      participation: whether the others counted what this region sent.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class JobDelivery:
         self.listens_only = self.never_defers = self.by_rounds = self.whole = False
         self.sends_ahead = True
         self.gives: Callable[[TrainState], State] = shared_state
+        self.participation = Participation()
         self.trained, self.prefix = 0, ""
         self._pending: dict[str, PendingExchange] = {}
         self._ahead: dict[int, str] = {}  # by fragment: key of the anchor that was sent ahead
@@ -306,8 +309,10 @@ class JobDelivery:
         if anchors:  # this region's group: its members' rows, in this order
             table = member_table([tuple(range(len(pending.members)))], self.group_size)[:1]
             draw = Draw(table, {k.removeprefix(f"{ANCHOR}/"): x for k, x in anchors.items()})
-        if flight.takes_part.any() and not arrived.participants[self.region]:
-            state = self._uncount(state, key)
+        if flight.takes_part.any():
+            counted = bool(arrived.participants[self.region])
+            self.participation.note(counted)
+            state = state if counted else self._uncount(state, key)
         if pending.slicing is None:
             payload = everyones(flight.payload, rows)
         else:

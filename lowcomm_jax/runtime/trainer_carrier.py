@@ -23,6 +23,7 @@ from lowcomm_jax.exchange import Traffic
 from lowcomm_jax.runtime.connect import JobExchange
 from lowcomm_jax.runtime.job_carrier import JobCarrier
 from lowcomm_jax.runtime.job_delivery import JobDelivery
+from lowcomm_jax.runtime.participation import Participation
 from lowcomm_jax.runtime.slicing import Slicing
 from lowcomm_jax.schedule.base import Send, Stage
 from lowcomm_jax.state.train_state import TrainState
@@ -38,9 +39,11 @@ class TrainerDelivery(JobDelivery):
         exchange: JobExchange,
         trainer: int,
         slicings: dict[tuple[int, int], Slicing],
+        participation: Participation,
     ):
-        """`slicings`: of all trainers, so that each is compiled once."""
+        """`slicings`: of all trainers, so that each is compiled once; so is `participation`."""
         super().__init__(exchange, shared=True)
+        self.participation = participation
         self.prefix, self._slicings, self.never_defers = f"{trainer}.", slicings, True
 
     @property
