@@ -207,6 +207,7 @@ class Engine:
             block = BatchBlock(jax.tree.map(_of_one_step, batch), 1, 1)
         else:
             block = BlockStager([batch], self.block, microbatch).take(1)
+        state = self._stepped_through(loop, state, lambda _: participants)
         given = (loop, state, self._placed(block), lambda _: participants)
         state, metrics, events = self.runner.run(*given, True, cut, self.clock)
         return state, {**metrics, "events": events}
@@ -275,12 +276,23 @@ class Engine:
         record = history.History(int(state.counters.step))
         stager = BlockStager(checked(batches, self._rows), self.block, microbatch)
         pace = self._paces.setdefault(microbatch, batch_blocks.BlockPace())
-        while (block := self._next_block(loop, state, stager, pace)) is not None:
+        state = self._stepped_through(loop, state, participants)
+        while not loop.carrier.paused:
+            if (block := self._next_block(loop, state, stager, pace)) is None:
+                break
             given = (loop, state, self._placed(block), participants, False, cut)
             state, metrics, events = self.runner.run(*given, self.clock)
             record.add(block.steps, metrics, events)
             pace.handed_over(block.steps * (block.stride or 1), metrics["loss"])
         return state, record
+
+    def _stepped_through(
+        self, loop: EventLoop, state: TrainState, participants: Participants
+    ) -> TrainState:
+        """The state once the newest step is done, if that was paused (`sync.carrier`)."""
+        if not loop.carrier.paused:
+            return state
+        return loop.go_on(state, self.runner.mask(participants, int(state.counters.step)))
 
     def warm(
         self, state: TrainState, batch: PyTree, sizes: Sequence[int] | None = None
@@ -496,8 +508,9 @@ class BlockRunner:
                 state, metrics = self.inner_steps(loop, state, block, active, single, cut)
             else:
                 state, metrics, told = self.channel_steps(loop, state, block, masks, single)
+            owed, loop.owed = loop.owed, []
             state, events = loop.after(state, block.steps, masks[-1])
-            events = told + events
+            events = [*owed, *told, *events]
             pace = {} if active is None else {"active": active}
         if self.routed is not None:
             state, events = self.routed.book(state, steps, block.batches, events)

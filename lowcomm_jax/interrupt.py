@@ -164,9 +164,12 @@ class Interrupt:
     @property
     def requested(self) -> bool:
         """Whether a signal has asked the run to stop; all processes of a job ask it together."""
-        return opened().broadcast_from_leader(
-            "interrupt", lambda: self.signal is not None or self._passed_on
-        )
+        return opened().broadcast_from_leader("interrupt", lambda: self.here)
+
+    @property
+    def here(self) -> bool:
+        """Whether a signal has come to this process, or was passed on to it; asks no other one."""
+        return self.signal is not None or self._passed_on
 
     def __enter__(self) -> Interrupt:
         if Interrupt._left is not None:

@@ -45,7 +45,10 @@ class Driver(Protocol):
     def advance(
         self, state: Any, count: int, participants: Participants, stopping: Stopping
     ) -> tuple[Any, Any]:
-        """Train `count` nominal steps, or until `stopping` says so; returns (state, history)."""
+        """Train `count` nominal steps, or until `stopping` says so; returns (state, history).
+
+        Also where a state is `unsaved`, and where a wait for the other jobs was stopped for that.
+        """
 
     def rate(self, row: Mapping[str, Any], skipped_R: np.ndarray) -> float:
         """Learning rate of a step, the mean over regions.
@@ -99,7 +102,7 @@ class FixedDriver:
     def _next_batches(self, state: TrainState, count: int, stopping: Stopping) -> Iterator[Any]:
         done = self.step(state)
         for step in range(done, done + count):
-            if stopping.at(step, state):
+            if stopping.at(step, state) or stopping.unsaved:
                 return
             yield self._batch(step + 1)
 
@@ -155,7 +158,7 @@ class RoundDriver(FixedDriver):
             self._batches = self._open(state, None)
         loop = self._run.engine.sync_loop(state)
         for step in itertools.count(self.step(state)):
-            if loop.landed >= goal or stopping.at(step, state):
+            if loop.landed >= goal or stopping.at(step, state) or stopping.unsaved:
                 return
             loop.until = stopping.rounds(self._rounds)
             yield self._batch(step + 1)
@@ -203,7 +206,7 @@ class AdaptiveDriver:
             jax.block_until_ready([t.state.inner for t in state.trainers.values()])
             self._each = (time.perf_counter() - begun) / max(self.progress(state) - done, 1)
             history.segments += more.segments
-            if stopping.at(state.step, state):
+            if stopping.at(state.step, state) or stopping.unsaved:
                 break
         return state, history
 

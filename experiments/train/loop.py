@@ -10,6 +10,7 @@ at once. Long chunks are read before the next one is dispatched: dispatching wai
 from __future__ import annotations
 
 import collections
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -40,6 +41,7 @@ STUCK_STEPS = 50
 """A run ends after so many steps in a row from which no region learns anything."""
 LONG_S = 0.5
 """Seconds of a chunk from which on the time to read it does not count."""
+log = logging.getLogger(__name__)
 PHASES = {
     "data": "the batch under way",
     "dispatch": "the steps under way",
@@ -164,6 +166,8 @@ class Loop:
         """
         job = self.run.job
         self._stopping = Stopping(self.run, interrupt)
+        if self.run.exchange is not None:
+            self.run.exchange.stops = self._stopping.in_a_wait
         interrupt.under_way = self._under_way
         if self._owed and not self.ended:
             self._evaluate(self._leave)
@@ -184,7 +188,7 @@ class Loop:
         if self._stopping.at(self.step, self.state):
             return True
         if self._stopping.begins():
-            self._save()  # the other jobs need some steps more
+            self._save_at_once()
         return False
 
     def _under_way(self) -> str:
@@ -205,15 +209,11 @@ class Loop:
         target = self.faults.begin(done, target)
         if self._took > LONG_S:
             self._read()
-        with self._phase("dispatch"):
-            self.state, history = self.driver.advance(
-                self.state, target - done, self.faults.participants, self._stopping
-            )
-            self.state = self.faults.end(self.progress, self.state)
-        self._read()
-        self._unread = history, self.progress
-        if self.driver.waits:
-            self._read()
+        self._advance(target)
+        if self._stopping.begins():
+            self._save_at_once()
+            if self.progress < target or self.run.engine.sync_loop(self.state).carrier.paused:
+                self._advance(target)
         if self.progress >= steps:
             return
         self._owed = bool(every["eval"]) and self.progress >= _next(done, every["eval"])
@@ -224,10 +224,29 @@ class Loop:
             self._evaluate(self._leave)
         if self._owed:
             return  # a signal came
-        due = every["checkpoint"] and self.progress >= _next(done, every["checkpoint"])
-        if due or self._stopping.begins():
+        if every["checkpoint"] and self.progress >= _next(done, every["checkpoint"]):
             self._read()
             self._save()
+
+    def _advance(self, target: int) -> None:
+        """Train up to this progress, or until a signal comes."""
+        with self._phase("dispatch"):
+            self.state, history = self.driver.advance(
+                self.state, target - self.progress, self.faults.participants, self._stopping
+            )
+            self.state = self.faults.end(self.progress, self.state)
+        self._read()
+        self._unread = history, self.progress
+        if self.driver.waits:
+            self._read()
+
+    def _save_at_once(self) -> None:
+        """Save where a signal has come, before the run goes on to where all jobs stop."""
+        self._read()
+        self._save()
+        with written(self.run.job.workdir, self.checkpoints.steps()):
+            self.checkpoints.wait()
+        log.warning("saved at step %d; this job goes on to where all of them stop", self.step)
 
     # -- what is written ------------------------------------------------------------------------
 
@@ -366,6 +385,10 @@ class Loop:
             # Of the steps alone, as a replay of their records gives it: `finish` books its
             # exchanges.
             virtual = None if clock is None else clock.report().as_dict()
+            if joined and job.saves_result:
+                # The last synchronisation may wait for the others: nothing is lost by a kill there.
+                self._save()
+                self._saved_at = -1
             self.state = self.run.engine.finish(self.state, **self.faults.at_the_end)
             self.records.sent, self.records.received = self.driver.traffic(self.state)
             self._ended, self._owed = {"virtual": virtual, "uncounted": self._left_out()}, True

@@ -255,7 +255,14 @@ def _train(
         display = display or open_display(console, job.steps, quiet)
         interrupt = held.enter_context(Interrupt())
         with contextlib.closing(display):
-            return _loop(run, state, restored, evaluator, checkpoints, display, console, interrupt)
+            given = state, restored, evaluator, checkpoints, display, console, interrupt
+            try:
+                return _loop(run, *given)
+            except (Lost, Parted) as error:
+                if not (getattr(error, "heals", True) and interrupt.requested):
+                    raise
+                say(console, f"{error}; it comes back with the next start")
+                return False
 
 
 def _judged(workdir: Path) -> bool:

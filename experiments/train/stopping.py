@@ -28,12 +28,19 @@ from lowcomm_jax.state.train_state import TrainState, rounds_landed
 
 
 class Stopping:
-    """Whether a run is to stop."""
+    """Whether a run is to stop.
+
+    One of several jobs is saved first (`begins`): to agree, and then to come to that step, it may
+    have to wait.
+
+    Attributes:
+      unsaved: whether a signal has come, and nothing was saved since.
+    """
 
     def __init__(self, run: Run, interrupt: Interrupt):
         self._run, self._interrupt = run, interrupt
         self._last: int | None = None
-        self._begun = False
+        self._begun = self.unsaved = False
         self._since: tuple[int, float] | None = None  # by rounds: (rounds, seconds) at first
 
     def at(self, step: int, state: TrainState) -> bool:
@@ -49,6 +56,9 @@ class Stopping:
             return False
         if self._run.exchange is None:
             return True
+        self.unsaved = not self._begun
+        if self.unsaved:
+            return False
         if self._run.job.by_rounds:
             step = max(self._run.engine.sync_loop(state).landed, rounds_landed(state))
         if self._last is None:
@@ -64,9 +74,15 @@ class Stopping:
 
     def begins(self) -> bool:
         """Whether the run goes on for a while after a signal; true once, so that it is saved."""
+        if self._run.exchange is None:
+            return False
         begins = self._interrupt.requested and not self._begun
-        self._begun = self._begun or begins
+        self._begun, self.unsaved = self._begun or begins, False
         return begins
+
+    def in_a_wait(self) -> bool:
+        """Whether a wait for the other jobs is to stop, so that the state can be saved."""
+        return self._interrupt.here and not self._begun
 
     def _rounds_a_second(self, landed: int) -> int:
         """So far: nobody waits for anybody, and all must hear of the last round before it lands."""

@@ -228,6 +228,12 @@ class LockstepExchange:
         """See `RemoteExchange`."""
         return self._leader.broadcast_from_leader("epoch", lambda: self._exchange.epoch)
 
+    def _stop_when(self, stops: Callable[[], bool]) -> None:
+        if self._exchange is not None:
+            self._exchange.stops = stops
+
+    stops = property(fset=_stop_when, doc="See `RemoteExchange`; the first process is asked.")
+
     def start(self, key: str, arrays: dict[str, jax.Array | np.ndarray], **options: Any) -> None:
         """See `RemoteExchange.start`; arrays that lie in several processes are put together."""
         here = {name: whole(x) for name, x in arrays.items()}
@@ -336,7 +342,8 @@ def _broadcast(name: str) -> Callable:
 _BROADCAST = (
     *("join", "come_in", "wait_for_beats", "living", "steps", "beat", "trains"),
     *("agree", "counts", "pause", "close", "result", "misses", "leave_result"),
-    *("ready", "reachable", "be_patient", "keep_more", "arrives", "finish", "skip", "passed_over"),
+    *("ready", "reachable", "stopped", "be_patient", "keep_more", "arrives", "finish", "skip"),
+    "passed_over",
     *("fetch_ahead", "forget_ahead", "drop_early"),
     *("agreed_terms", "sent_before"),
     *("want_state", "asking", "donors", "owes_state", "give_state", "newest_state"),

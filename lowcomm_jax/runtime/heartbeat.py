@@ -259,14 +259,17 @@ class Heartbeat:
             self._away_since = time.monotonic()
         self.outage = error
 
-    def store_answers(self) -> bool:
+    def store_answers(self, stops: Callable[[], bool]) -> bool:
         """Whether the store can be used; one that has just gone away is given `dead_after_s`.
+
+        Args:
+          stops: whether to wait no longer.
 
         Raises what `check` raises.
         """
         while self.outage is not None:
             self.check()
-            if time.monotonic() - self._away_since >= self._timing.dead_after_s:
+            if stops() or time.monotonic() - self._away_since >= self._timing.dead_after_s:
                 return False
             time.sleep(self._timing.beat_s / LOOKS_PER_BEAT)
         self.check()

@@ -90,6 +90,7 @@ class JobCarrier:
     Attributes:
       delivery: carries payloads to the other jobs and theirs to this one.
       pacing: how long the others may take after an outage.
+      paused: see `Carrier`; also of a state that was restored within a step.
       witness: called with every outcome before it lands, if the outcome is known
         (`JobDelivery.learns_outcome`); None = nobody is called.
     """
@@ -99,6 +100,7 @@ class JobCarrier:
     def __init__(self, delivery: JobDelivery):
         self.delivery, self.pacing = delivery, OutagePacing()
         self.witness: Callable[[Counted], None] | None = None
+        self.paused = False
         self._known: int | None = None  # of how many sends the outcome was read ahead
 
     def alone(self) -> JobCarrier:
@@ -147,8 +149,11 @@ class JobCarrier:
         sends = sends and bool(due) and not (state.counters.last_sent == step).any()
         if (not sends or self.delivery.reachable()) and self.delivery.arrives(state, lands):
             return True
-        self.pacing.deferred(self.delivery.trained)
-        self.delivery.still_behind()
+        if self.delivery.stopped():
+            self.paused = True
+        else:
+            self.pacing.deferred(self.delivery.trained)
+            self.delivery.still_behind()
         return False
 
     def done(self, loop: EventLoop, state: TrainState, in_time: bool) -> None:
@@ -271,6 +276,7 @@ def reconnect(loop: SyncLoop, state: TrainState) -> None:
       ValueError: the state is of a checkpoint without the codec's state from before the send,
         which this region needs if it is not counted.
     """
+    loop.carrier.paused = int(state.counters.behind) == 1
     loop.carrier.delivery.drop_ahead()
     for key, flight in in_send_order(state.in_flight):
         if flight.anchor_updated:

@@ -256,12 +256,18 @@ class JobDelivery:
         """Whether the loop may send and land now; False = it defers."""
         return self.never_defers or self.exchange.reachable()
 
+    def stopped(self) -> bool:
+        """Whether waits are to stop for now (`RemoteExchange.stops`); not at the end of a run."""
+        return not self.never_defers and self.exchange.stopped()
+
     def be_patient(self, seconds: float) -> None:
         """Wait so much longer than usual for the others, in exchanges started from now on."""
         self.exchange.be_patient(seconds)
 
     def arrives(self, state: TrainState, keys: Sequence[str]) -> bool:
-        """Wait until `finish` would not block for these payloads; False = the store is away."""
+        """Wait until `finish` would not block for these payloads; False = the store is away, or the
+        wait was stopped.
+        """
         flying = [self._pending[key] for key in keys if key in self._pending]
         names = [pending.name for pending in flying if not pending.listens_only]
         return not names or self._arrive(state, names) or self.never_defers

@@ -53,6 +53,9 @@ class LoopbackExchange:
     def reachable(self) -> bool:
         return True
 
+    def stopped(self) -> bool:
+        return False
+
     def be_patient(self, seconds: float) -> None:
         """Does nothing: nobody is waited for."""
 

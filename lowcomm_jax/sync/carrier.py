@@ -40,9 +40,12 @@ class Carrier(Protocol):
 
     Attributes:
       separate: whether this job is one region of several.
+      paused: whether the newest step stands before a stage whose payloads are still waited for, so
+        that its state can be saved. The step is done before the next one begins (`Engine.run`).
     """
 
     separate: bool
+    paused: bool
 
     def running(self, loop: Any, state: TrainState) -> contextlib.AbstractContextManager:
         """Entered while a loop does what is due up to the counters' step."""
@@ -52,7 +55,8 @@ class Carrier(Protocol):
         """Called before the acts of a step, with the state of the newest step."""
 
     def reach(self, loop: Any, state: TrainState, stage: Stage, begun: bool) -> bool:
-        """Block until a stage's payloads can be collected; False = the others are not reached.
+        """Block until a stage's payloads can be collected; False = the others are not reached, or
+        the wait is `paused`.
 
         Args:
           begun: whether a stage of the counters' step is done already.
@@ -133,7 +137,7 @@ class Carrier(Protocol):
 class MeshCarrier:
     """All regions are in one program, and the payloads in its state."""
 
-    separate = False
+    separate = paused = False
 
     def running(self, loop, state):
         return contextlib.nullcontext()

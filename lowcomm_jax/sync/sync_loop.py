@@ -77,6 +77,7 @@ class EventLoop(abc.ABC):
       weights: float32 `[R]`, weights of the regions unless tokens decide (`by_tokens`).
       total: number of regions of the run.
       count: number of regions in this job.
+      owed: events of a step that was paused, which are told with the next one's.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class EventLoop(abc.ABC):
         self.channels: ChannelLoop | None = None
         if programs.channels is not None:
             self.channels = ChannelLoop(programs.channels, self.weights, len(self.fragments))
+        self.owed: list[Event] = []
         self._quiet: tuple[Any, Any, Any, int] = (None, None, None, 0)  # until which step it is
         self._like = [self.fragments.like(p) for p in range(len(self.fragments))]
         self._rows = [self.fragments.rows(p) for p in range(len(self.fragments))]
@@ -156,6 +158,15 @@ class EventLoop(abc.ABC):
         if self.measurements is not None:
             self.measurements.synchronised(state, sum(event.step == step for event in events))
         return state, events
+
+    def go_on(self, state: TrainState, mask: np.ndarray) -> TrainState:
+        """Do what a paused step has still to do (`Carrier.paused`); its events are `owed`.
+
+        Args:
+          mask: as in `after`, of that step.
+        """
+        self.carrier.paused = False
+        return self.run_due(state, mask, self.owed)
 
     def run_due(self, state: TrainState, mask: np.ndarray, events: list[Event]) -> TrainState:
         """Do all that is due up to the counters' step, in order, as far as others are reached.

@@ -130,7 +130,7 @@ def test_what_is_due_while_nobody_can_be_reached_is_made_up_for_as_if_absent():
     loop = Loop(reachable=False)
     state = loop.run_due(State().at(3), ME, [])
     assert state.counters.behind == 1 and loop.pacing.first[0] == 3
-    assert loop.delivery.calls == [("still_behind",)]
+    assert loop.delivery.calls == [("stopped",), ("still_behind",)]
     for step in (4, 8):
         state = loop.run_due(state.at(step), ME, [])
         assert (state.counters.step, state.counters.behind) == (step, step - 3 + 1)
@@ -232,6 +232,7 @@ def test_a_send_needs_the_others_and_a_landing_its_payloads(lands):
         reachable=lambda: asked.append("reach"),
         arrives=lambda state, keys: asked.append(keys),
         still_behind=lambda: asked.append("behind"),
+        stopped=lambda: False,
         trained=5,
     )
     carrier = JobCarrier(delivery)
@@ -241,6 +242,15 @@ def test_a_send_needs_the_others_and_a_landing_its_payloads(lands):
     assert asked == [["a"] if lands else "reach", "behind"] and carrier.pacing.first[0] == 5
     delivery.reachable, delivery.arrives = (lambda: True), (lambda *_: True)
     assert carrier.reach(loop, State().at(4), stage, False) and asked[2:] == []
+
+
+def test_a_wait_that_was_stopped_puts_nothing_off():
+    """The step is done later, and in time."""
+    delivery = SimpleNamespace(arrives=lambda state, keys: False, stopped=lambda: True, trained=5)
+    carrier = JobCarrier(delivery)
+    carrier._sends = False
+    assert not carrier.reach(State().at(4), (Move(0, "a"),))
+    assert carrier.paused and carrier.pacing.first is None
 
 
 class Sends(SyncLoop):

@@ -1,6 +1,8 @@
 """What engineers of a site meet first, as they see it: what jobs print, leave, and end with."""
 
+import signal
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,8 @@ from launched import Jobs, ends, fields_of, landings
 
 from experiments.processes import free_port
 from experiments.regions.main import RegionJob
+from experiments.workdir import CHECKPOINTS
+from lowcomm_jax.interrupt import EXIT_INTERRUPTED
 from lowcomm_jax.runtime.participation import RUNNING
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
@@ -53,3 +57,91 @@ def test_an_address_that_others_cannot_reach_is_named_and_does_not_end_well(tiny
         run.start(1)
         assert run.exits(run.jobs[1]) == [1]
         assert run.shown(1).count("train: complete (step 24)") == 2
+
+
+SAVED_S = 10.0
+"""Seconds from a signal until everything is saved; 2 on a machine that has nothing else to do."""
+STANDS_S = 3.0
+"""Seconds for a step, after which a region stands in an exchange."""
+
+
+def nowhere():
+    """Settings of a region that gets what others send, and whose payloads nobody gets."""
+    return {"address": f"127.0.0.1:{free_port()}", "listen": "127.0.0.1:0"}
+
+
+def standing(tiny, root, steps, *own, **shared):
+    """Two regions that make steps until one of them waits in vain for what the other one sends."""
+    own = own or (nowhere(), nowhere())
+    return Sites(tiny, root, *own, steps=steps, **{"log.every": 1, **shared})
+
+
+def saved(job):
+    """Steps of the checkpoints in a region's folder."""
+    folder = job.workdir / CHECKPOINTS
+    return [int(p.name) for p in folder.iterdir() if p.name.isdigit()] if folder.is_dir() else []
+
+
+def signalled_in_the_exchange_after(step, run):
+    """Let both stand there, and send them a signal; waits until all is saved."""
+    for region in (0, 1):
+        run.reached(region, 5)
+    time.sleep(STANDS_S)
+    began = time.monotonic()
+    for job in run.jobs:
+        job.signal(signal.SIGTERM)
+    run.until(lambda: all(step in saved(job) for job in run.jobs))
+    took = time.monotonic() - began
+    print(f"saved {took:.1f} s after the signal")
+    assert took < SAVED_S
+    assert [job.poll() for job in run.jobs] == [None, None]
+
+
+@pytest.mark.parametrize("steps, at", [(4 * PERIOD, PERIOD), (PERIOD - 1, PERIOD - 1)])
+def test_a_signal_in_an_exchange_saves_at_once_and_nothing_is_lost_by_a_kill(steps, at, tiny, root):
+    """In an exchange on the way, and in the last one; what goes on has the bits of what never was
+    stopped."""
+    with standing(tiny, root, steps, deadline_s=600) as run:
+        signalled_in_the_exchange_after(at, run)
+        for job in run.jobs:
+            job.signal(signal.SIGKILL)
+        run.exits()
+        for job in run.jobs:
+            job.shared = [(k, v) for k, v in job.shared if k not in ("address", "listen")]
+            job.start()
+        assert run.exits() == [0, 0], [run.shown(0), run.shown(1)]
+        with Sites(tiny, root, {}, {}, **{"steps": steps, "log.every": 1}) as whole:
+            assert whole.exits() == [0, 0]
+        for one, other in zip(run.runs(), whole.runs()):
+            assert [s["loss"] for s in one.steps] == [s["loss"] for s in other.steps]
+            assert one.evals[-1]["anchor"] == other.evals[-1]["anchor"]
+            assert len(landings(one)) == len(landings(other)) == steps // PERIOD
+
+
+def test_after_a_signal_in_an_exchange_a_job_waits_on_and_stops_where_all_do(tiny, root):
+    with standing(tiny, root, 1000, {}, nowhere(), deadline_s=8) as run:
+        signalled_in_the_exchange_after(PERIOD, run)
+        assert run.exits() == [EXIT_INTERRUPTED] * 2, [run.shown(0), run.shown(1)]
+        ends = [one.steps[-1]["step"] for one in run.runs()]
+        assert ends[0] == ends[1] and all(ends[0] in saved(job) for job in run.jobs)
+        assert all(f"saved at step {PERIOD}; this job goes on" in run.shown(r) for r in (0, 1))
+
+
+def test_who_would_have_to_come_back_after_a_signal_ends(tiny, root):
+    """What counts of region 0 is not to be had for region 1."""
+    with standing(tiny, root, 1000, deadline_s=8) as run:
+        signalled_in_the_exchange_after(PERIOD, run)
+        assert run.exits() == [EXIT_INTERRUPTED] * 2, [run.shown(0), run.shown(1)]
+        assert "is agreed on, but gone" in run.shown(1) and saved(run.jobs[1]) == [PERIOD]
+
+
+def test_a_signal_while_a_job_waits_for_the_others_to_come_ends_it(tiny, root):
+    run = Sites(tiny, root, {}, {})
+    run.jobs = run.jobs[:1]
+    with run:
+        run.until(lambda: "waits for the others" in run.shown(0))
+        time.sleep(STANDS_S)
+        began = time.monotonic()
+        run.jobs[0].signal(signal.SIGTERM)
+        assert run.exits() == [EXIT_INTERRUPTED]
+        assert time.monotonic() - began < SAVED_S
