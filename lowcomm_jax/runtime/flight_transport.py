@@ -84,6 +84,7 @@ class FlightTransport:
             self._check_certificates(certificates, None if listen is None else host)
         self._passes: dict[str, str] = {}
         self._streams: dict[int, tuple[Beat, Streams]] = {}
+        self._left: list[Streams] = []  # to jobs that others have replaced
         self._partials: dict[str, Partial] = {}
         self._patience: dict[int, int] = {}
         self._lock = threading.Lock()
@@ -129,10 +130,11 @@ class FlightTransport:
             thread.join()
         self._server.close()
         with self._lock:
-            for _, streams in self._streams.values():
-                streams.close()
+            left = [*self._left, *(streams for _, streams in self._streams.values())]
             self._streams.clear()
             self._partials.clear()
+        for streams in left:
+            streams.close()
 
     @property
     def _certificate(self) -> str:
@@ -335,6 +337,8 @@ class FlightTransport:
         address = beat.address.removeprefix(SCHEME)
         made = Streams(address, credentials, name, self._timing.answer_s)
         with self._lock:
+            if holder in self._streams:
+                self._left.append(self._streams[holder][1])
             self._streams[holder] = beat, made
         return made
 

@@ -29,6 +29,9 @@ _CHUNKS = 64
 _CHUNK = (256 << 10, 16 << 20)
 """Least and most bytes of a chunk. A break loses one a stream; none tells of progress sooner."""
 _LOOK_S = (0.0005, 0.02)
+_SILENT_MS = 10_000
+"""A connection on which nothing comes is asked for a sign of life, which must come as soon. So no
+call to a host that has gone mute lasts longer than twice that, whatever its own time limit."""
 log = logging.getLogger(__name__)
 
 
@@ -111,8 +114,13 @@ class Streams:
                 ("grpc.use_local_subchannel_pool", 1),  # each client has a connection of its own
                 ("grpc.enable_http_proxy", 0),
                 ("grpc.min_reconnect_backoff_ms", max(int(1000 * connect_s), 100)),
+                ("grpc.keepalive_time_ms", _SILENT_MS),
+                ("grpc.keepalive_timeout_ms", _SILENT_MS),
+                ("grpc.http2.ping_timeout_ms", _SILENT_MS),
+                ("grpc.http2.max_pings_without_data", 0),
             ],
         }
+        self._reads: list[_Read] = []
         self._clients: dict[int, flight.FlightClient] = {}
         self._lock = threading.Lock()
 
@@ -138,6 +146,7 @@ class Streams:
             for number, part in enumerate(partial.ranges)
             if part.at < part.stop
         ]
+        self._reads = [one for one in self._reads if one.running] + reads
         waits, arrived = pauses(*_LOOK_S), partial.arrived
         partial.touched_s = time.monotonic()
         try:
@@ -187,7 +196,13 @@ class Streams:
             self._clients.pop(number, None)
 
     def close(self) -> None:
-        """Let go of all connections, see `drop`."""
+        """Cancel all reads, wait for them, and let go of all connections.
+
+        A thread inside Arrow when the interpreter ends would bring the process down.
+        """
+        for read in self._reads:
+            read.cancel()
+            read.join()
         with self._lock:
             self._clients.clear()
 
@@ -222,8 +237,12 @@ class _Read:
     def running(self) -> bool:
         return self._thread.is_alive()
 
+    def join(self) -> None:
+        """Wait for the thread."""
+        self._thread.join()
+
     def cancel(self) -> None:
-        """End it; returns when nothing is added any more, or its connection is still made."""
+        """End it; returns when nothing is added any more, or its call has not begun to answer."""
         self._cancelled = True
         if self._reader is not None:
             self._reader.cancel()

@@ -47,6 +47,7 @@ def apart(beats):
     made._heartbeat, made._counter, made._pace = beats, MetricsCounter(), Pace(Timing())
     made._timing, made._closing = Timing(beat_s=0.01, answer_s=1.0), threading.Event()
     made._passes, made._streams, made._partials, made._patience = {}, {}, {}, {}
+    made._left = []
     made._lock = threading.Lock()
     made._authority = Authority(0)
     made._credentials = Credentials(b"roots", b"chain", b"key")

@@ -246,6 +246,32 @@ def test_a_forged_certificate_lets_nobody_in(party):
     rounds(regions, 1, 2)
 
 
+def alive(name):
+    return [one for one in threading.enumerate() if one.name == name]
+
+
+@pytest.mark.parametrize("mute", ["from the first", pytest.param("later", marks=pytest.mark.slow)])
+def test_no_read_of_a_mute_host_outlives_its_connections(ends, mute):
+    """The interpreter would end in the middle of Arrow: a completed process crashed so."""
+    server, credentials = ends()
+    server.hold("name", b"12345678")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = "127.0.0.1:{1}".format(*silent.getsockname())
+        address = server.address if mute == "later" else address
+        streams = Streams(address, credentials, host_name(0), 1.0)
+        if mute == "later":
+            assert streams.get("name", Partial(8), 5.0, lambda pause: True)
+            os.kill(server.pid, signal.SIGSTOP)
+            time.sleep(0.5)
+        until_s = time.monotonic() + 0.3
+        check = lambda pause: time.monotonic() < until_s  # noqa: E731
+        assert not streams.get("name", Partial(8), 300.0, check)
+        assert alive("lowcomm-stream")
+        began = time.monotonic()
+        streams.close()
+        assert time.monotonic() - began < 30 and not alive("lowcomm-stream")
+
+
 def test_regions_with_certificates_of_two_kinds_say_so(tmp_path, party):
     made_certificates.write(tmp_path / "of the run", ["127.0.0.1"])
     regions = [party.region(0, 2), party.region(1, 2, certificates=f"{tmp_path}/of the run")]
@@ -325,12 +351,13 @@ def test_a_connection_in_use_is_not_closed_under_a_call(ends_it, monkeypatch):
         event.clear()
     monkeypatch.setattr(flight, "FlightClient", Connection)
     made, waiter = Streams("host:1", Credentials(b"", b"", b""), None, 1.0), threading.Event()
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(2) as pool:
         done = pool.submit(made.get, "x", Partial(8), 20.0, lambda pause: not waiter.wait(pause))
         assert Connection.asked.wait(20)
-        ends_it(made)
-        assert not Connection.ended.is_set()
+        ended = pool.submit(ends_it, made)  # `close` waits for the call
+        assert not Connection.ended.wait(0.2)
         Connection.released.set()
+        ended.result(20)
         with pytest.raises(DeniedError):
             done.result(20)
     assert Connection.ended.wait(20)  # and is closed as soon as nobody uses it

@@ -1,6 +1,7 @@
 """What engineers of a site meet first, as they see it: what jobs print, leave, and end with."""
 
 import signal
+import socket
 import tempfile
 import time
 from pathlib import Path
@@ -57,6 +58,17 @@ def test_an_address_that_others_cannot_reach_is_named_and_does_not_end_well(tiny
         run.start(1)
         assert run.exits(run.jobs[1]) == [1]
         assert run.shown(1).count("train: complete (step 24)") == 2
+
+
+def test_a_mute_host_does_not_let_a_complete_run_crash(tiny, root):
+    """Who connects to it is let in, and hears nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = "127.0.0.1:{1}".format(*silent.getsockname())
+        mute = {"address": address, "listen": "127.0.0.1:0"}
+        with Sites(tiny, root, {}, mute, deadline_s=1) as run:
+            assert run.exits() == [0, 1], [run.shown(0), run.shown(1)]
+            assert f"region 0 cannot reach region 1 at {address}" in run.shown(0)
+            assert [one.end["step"] for one in run.runs()] == [4 * PERIOD] * 2
 
 
 SAVED_S = 10.0
