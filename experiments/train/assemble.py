@@ -181,9 +181,25 @@ def open_exchange(
         timing=Timing.between(fields["rendezvous"], deadline_s=fields["deadline_s"]),
         keep=ROUNDS_KEPT[kind] * job.method.schedule.fragments,
         heal=fields["heal"],
+        identity=identity(fields, corpus),
         fault_hooks=fault_hooks,
         **given,
     )
+
+
+def identity(fields: Mapping[str, Any], corpus: str) -> dict[str, str]:
+    """What the id of a run stands for: what its jobs have in common, by dotted names."""
+    found = {}
+
+    def add(section: Mapping[str, Any], prefix: str) -> None:
+        for name, value in section.items():
+            if isinstance(value, Mapping):
+                add(value, f"{prefix}{name}.")
+            else:
+                found[f"{prefix}{name}"] = str(value)
+
+    add(of_regions(fields, corpus), "")
+    return found
 
 
 def run_id(fields: Mapping[str, Any], corpus: str) -> str:

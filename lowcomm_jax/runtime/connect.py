@@ -49,6 +49,7 @@ def store(
     timing: Timing | None = None,
     keep: int = ROUNDS_KEPT["store"],
     heal: Heal = "stop",
+    identity: Mapping[str, str] | None = None,
     fault_hooks: FaultHooks | None = None,
 ) -> RemoteExchange | LockstepExchange:
     """Exchange whose payloads go through the key-value store; jobs need no route to one another.
@@ -70,6 +71,8 @@ def store(
       heal: what to do where anchors differ that must be equal. "stop": all regions stop.
         "majority", "lowest": the anchor of most regions, or of the lowest one, is kept; the others
         stop, and take that anchor when they come back.
+      identity: what else all jobs of the run must have in common, by name; a job that differs is
+        told in what.
       fault_hooks: faults on purpose (`FaultHooks`); None = none.
 
     Raises:
@@ -87,6 +90,7 @@ def store(
             timing=timing,
             keep=keep,
             heal=heal,
+            identity=identity,
             fault_hooks=fault_hooks,
             wrong=file_handle_problems(count, peers=False),
         )
@@ -109,6 +113,7 @@ def peers(
     timing: Timing | None = None,
     keep: int = ROUNDS_KEPT["peers"],
     heal: Heal = "stop",
+    identity: Mapping[str, str] | None = None,
     fault_hooks: FaultHooks | None = None,
 ) -> RemoteExchange | LockstepExchange:
     """Exchange whose payloads go straight from region to region; see `store`.
@@ -117,7 +122,7 @@ def peers(
     of the run.
 
     Args:
-      url, region, count, run_id, secret, timing, heal, fault_hooks: see `store`.
+      url, region, count, run_id, secret, timing, heal, identity, fault_hooks: see `store`.
       address: "host:port" under which the other regions reach this one; port 0 = the one that is
         listened on.
       listen: "host:port" of this machine to listen on, where that is another one, behind NAT or a
@@ -141,6 +146,7 @@ def peers(
             timing=timing,
             keep=keep,
             heal=heal,
+            identity=identity,
             fault_hooks=fault_hooks,
             wrong=[
                 *flight_problems(),
@@ -368,7 +374,7 @@ def _for_all_processes(
 
 
 def _context_parts(
-    url, region, count, run_id, secret, *, timing, keep, heal, fault_hooks, wrong=()
+    url, region, count, run_id, secret, *, timing, keep, heal, identity, fault_hooks, wrong=()
 ) -> ContextParts:
     """`ExchangeContext` without its transport; checks all arguments first.
 
@@ -400,6 +406,7 @@ def _context_parts(
         count=count,
         timing=timing,
         heal=heal,
+        identity=dict(identity or {}),
         counter=counter,
         store=opened,
         seal=seal,

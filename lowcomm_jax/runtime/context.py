@@ -30,6 +30,7 @@ class ContextParts:
       timing: how long regions wait for one another.
       pace: deadlines, from observed delays.
       heal: which anchor is kept where anchors differ.
+      identity: what else all jobs of the run have in common, for people to read.
       counter: counts bytes, rejected records and outages.
       store: the shared keys.
       seal: signs and checks records.
@@ -46,6 +47,7 @@ class ContextParts:
     count: int
     timing: Timing
     heal: Heal
+    identity: dict[str, str]
     counter: MetricsCounter
     store: Store
     seal: Seal

@@ -217,6 +217,21 @@ class Store:
             self._check_anchor()
         return sorted(key.decode() for key in found)
 
+    def beside(self, key: str) -> dict[str, bytes]:
+        """The values of a key in the other runs of the same folder, by their ids.
+
+        An object store lists all keys of all runs for that.
+        """
+        above, _, own = self.root.rstrip("/").rpartition("/")
+        kv = self._answer(ts.KvStore.open(_spec(f"{above}/")))
+        if self._folder is not None:
+            there = [path.parent.name for path in self._folder.parent.glob(f"*/{key}")]
+        else:
+            names = (name.decode() for name in self._answer(kv.list()))
+            there = [name.removesuffix(f"/{key}") for name in names if name.endswith(f"/{key}")]
+        pending = {run: kv.read(f"{run}/{key}") for run in there if run != own and "/" not in run}
+        return {run: self._answer(future).value for run, future in pending.items()}
+
     def numbers(self, prefix: str) -> list[int]:
         """The numbers of keys `<prefix><number>`, ascending; counts others as "unknown_key".
 

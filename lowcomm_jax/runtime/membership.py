@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from lowcomm_jax.runtime import final_state, records
@@ -18,6 +19,7 @@ from lowcomm_jax.runtime.context import ExchangeContext
 from lowcomm_jax.runtime.early_payload import EarlyPayload
 from lowcomm_jax.runtime.errors import Rejected, StoreUnavailable
 from lowcomm_jax.runtime.heartbeat import Beat
+from lowcomm_jax.runtime.other_runs import differing
 from lowcomm_jax.runtime.payloads import PayloadGC
 from lowcomm_jax.runtime.rounds import RoundExchange
 from lowcomm_jax.runtime.state_transfer import State, StateTransfer
@@ -29,6 +31,9 @@ RUN = "run"
 _FORMAT = 5
 
 _RESULT_WITHIN_S = 60.0
+
+_LOOKS_AROUND_S = 5.0
+"""Seconds of waiting after which a region looks whether the others wait in another run."""
 
 _ROSTER = records.by_region(records.whole)
 
@@ -235,6 +240,7 @@ def register(context: ExchangeContext, kind: str) -> None:
         "count": context.count,
         "exchange": kind,
         "heal": context.heal,
+        "identity": context.identity,
     }
     context.store.create(RUN, context.seal.close(RUN, ours))
     data = context.store.read(RUN)
@@ -245,12 +251,20 @@ def register(context: ExchangeContext, kind: str) -> None:
             f"run {context.run_id!r} at {context.store.root} was begun with another secret: use "
             "that one, or another run id"
         ) from None
-    wrong = [
-        f"{k} is {v!r} there, {ours.get(k)!r} here" for k, v in record.items() if ours.get(k) != v
-    ]
+    wrong = [f"{k} is {v!r} there, {w!r} here" for k, v, w in _compared(record, ours) if v != w]
     if wrong:
         raise ValueError(f"run {context.run_id!r} at {context.store.root}: " + "; ".join(wrong))
     context.store.anchor(RUN)
+
+
+def _compared(record: Mapping[str, Any], ours: Mapping[str, Any]) -> Iterator[tuple]:
+    """(name, value there, value here) of all that the record of a run holds."""
+    for name, there in record.items():
+        here = ours.get(name)
+        if isinstance(there, Mapping) and isinstance(here, Mapping):
+            yield from ((k, there.get(k), here.get(k)) for k in sorted(there.keys() | here))
+        else:
+            yield name, there, here
 
 
 def rendezvous(context: ExchangeContext, until: float, step: int) -> dict[int, int]:
@@ -274,7 +288,7 @@ def rendezvous(context: ExchangeContext, until: float, step: int) -> dict[int, i
       StoreUnavailable: the store did not answer.
       RuntimeError: the exchange was closed meanwhile.
     """
-    heartbeat = context.heartbeat
+    heartbeat, looks_around_s = context.heartbeat, time.monotonic() + _LOOKS_AROUND_S
     context.transport.start()
     heartbeat.update(step=step)
     _, roster, _ = retry(context, until, lambda: _newest_epoch(context))
@@ -304,6 +318,10 @@ def rendezvous(context: ExchangeContext, until: float, step: int) -> dict[int, i
             continue
         if late:
             raise TimeoutError(_why_not_in(context, living, epoch))
+        if time.monotonic() >= looks_around_s:
+            looks_around_s = math.inf
+            if others := retry(context, until, lambda: differing(context, RUN)):
+                log.warning("region %d still waits for the others; %s", context.region, others)
         _pause(context, context.timing.beat_s / 4)
 
 
@@ -350,7 +368,12 @@ def _why_not_in(context: ExchangeContext, living: set[int], epoch: int) -> str:
             "another rendezvous"
         )
     missing = sorted(set(range(context.count)) - living)
-    return f"regions {missing} of run {context.run_id!r} were not there in time"
+    try:
+        others = differing(context, RUN)
+    except StoreUnavailable:
+        others = ""  # the heartbeat reports it
+    also = f"; {others}" if others else ""
+    return f"regions {missing} of run {context.run_id!r} were not there in time{also}"
 
 
 def _check_not_fresh(context: ExchangeContext, coming: set[int]) -> None:

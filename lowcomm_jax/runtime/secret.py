@@ -62,6 +62,10 @@ class Seal:
         self._run_id = run_id
         self._secret = secret
 
+    def of(self, run_id: str) -> Seal:
+        """That of another run with the same secret."""
+        return Seal(run_id, self._secret)
+
     def close(self, key: str, body: dict) -> bytes:
         """A record to be written under `key`."""
         text = json.dumps(body, sort_keys=True)

@@ -17,6 +17,26 @@ from lowcomm_jax.runtime.kv import MetricsCounter, Store
 from lowcomm_jax.runtime.secret import Seal
 
 
+def test_who_waits_in_another_run_is_told_in_what_it_differs(party, monkeypatch, caplog):
+    """Each sees the other's run: as soon as it has waited for a while, and at the end."""
+    monkeypatch.setattr(membership, "_LOOKS_AROUND_S", 0.5)
+    settings = {"seed": "1", "method.period": "6"}
+    here = party.region(0, 2, run_id="a", identity=settings)
+    there = party.region(1, 2, run_id="b", identity={**settings, "seed": "2"})
+    strangers = party.region(1, 2, run_id="c", identity={}, secret=b"a stranger's secret")
+
+    def waits_in_vain(region):
+        with pytest.raises(TimeoutError) as caught:
+            region.join(2.0)
+        return str(caught.value)
+
+    said = at_once(waits_in_vain, [here, there, strangers])
+    told = "the folder also holds a run whose config differs in seed: 2 instead of 1"
+    assert said[0] == f"regions [1] of run 'a' were not there in time; {told}"
+    assert said[1].endswith("differs in seed: 1 instead of 2") and "holds" not in said[2]
+    assert f"region 0 still waits for the others; {told}" in caplog.text
+
+
 def test_a_dead_region_is_left_out_within_its_time(party):
     regions = party.run(3)
     vanish(regions[1])
@@ -322,6 +342,7 @@ def test_who_is_fresh_begins_no_run_anew_that_another_may_have(steps, coming, fi
 
 def test_why_a_region_could_not_join():
     context = among(r2=Beat(1, epoch=3))
+    context.store = SimpleNamespace(beside=lambda key: {})
     assert "regions [1] of run" in membership._why_not_in(context, {0, 2}, 3)
     told = membership._why_not_in(context, {0, 2}, 2)
     assert "regions [2] of run 'run' train, but there is no record" in told

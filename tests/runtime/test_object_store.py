@@ -173,6 +173,14 @@ def test_a_store_that_ignores_conditions_is_refused_by_name(proxy, folder, kind)
         party.close()
 
 
+def test_other_runs_of_a_folder_are_found(folder):
+    here, there = (kv.Store(folder, name, MetricsCounter()) for name in ("a", "b"))
+    here.create("run", b"ours")
+    there.create("run", b"theirs")
+    there.create("epoch/1", b"roster")
+    assert here.beside("run") == {"b": b"theirs"} and there.beside("run") == {"a": b"ours"}
+
+
 def test_another_secret_can_not_join(folder):
     party = Party(exchange.store, folder)
     try:

@@ -60,6 +60,15 @@ def test_an_address_that_others_cannot_reach_is_named_and_does_not_end_well(tiny
         assert run.shown(1).count("train: complete (step 24)") == 2
 
 
+def test_another_seed_is_told_by_name(tiny, root):
+    """To both, who else would only say that the other was not there in time."""
+    with Sites(tiny, root, {}, {"seed": 1}, wait_minutes=0.2, exchange="store") as run:
+        assert run.exits() == [2, 2], [run.shown(0), run.shown(1)]
+        told = "were not there in time; the folder also holds a run whose config differs in seed"
+        assert f"{told}: 1 instead of 0" in run.shown(0)
+        assert f"{told}: 0 instead of 1" in run.shown(1)
+
+
 def test_a_mute_host_does_not_let_a_complete_run_crash(tiny, root):
     """Who connects to it is let in, and hears nothing."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
