@@ -10,7 +10,7 @@ nominal step.
 `:published` has the published setting's numbers (MicroLlama 300M, H = 200, AdamW 2e-5, four
 trainers from batch 1, a merge every two rounds) on a LLaMA of 150M. The published code computes the
 augmented test differently, so its bounds of it (0.8, 0.01, 0.3) are not taken: here those of
-`lowcomm_jax.batching` stand. Not run by us.
+`lowcomm_jax.rules.batching` stand. Not run by us.
 """
 
 from ml_collections import ConfigDict

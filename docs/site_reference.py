@@ -22,7 +22,7 @@ STABLE = {
     "lowcomm_jax.models.weights": "export: LLaMA-shaped weights out and in",
 }
 OTHERS = {
-    "lowcomm_jax.batching": "batch sizes that grow",
+    "lowcomm_jax.rules.batching": "batch sizes that grow: `lc.batching`",
     "lowcomm_jax.rules.topology": "who averages with whom: `lc.topology`",
     "lowcomm_jax.rules.consensus": "how far regions are apart: `lc.consensus`",
     "lowcomm_jax.exchange": "how payloads travel",

@@ -1,14 +1,14 @@
 """Low-communication, cross-region training of language models in JAX."""
 
-from lowcomm_jax import batching, exchange, methods
-from lowcomm_jax.adaptive.engine import AdaptiveEngine
-from lowcomm_jax.adaptive.noise_measurement import Probe
+from lowcomm_jax import exchange, methods
+from lowcomm_jax.adloco.engine import AdaptiveEngine
+from lowcomm_jax.adloco.probe import Probe
 from lowcomm_jax.aot import Target, ahead_of_time
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.mesh.launchers import connect_processes
 from lowcomm_jax.mesh.regions import make_mesh
 from lowcomm_jax.params_view import global_params, region_params
-from lowcomm_jax.rules import consensus, landing, merge, outer, topology
+from lowcomm_jax.rules import batching, consensus, landing, merge, outer, topology
 from lowcomm_jax.train.batch_sharding import shard_batch, shard_batch_loss
 
 __version__ = "0.1.0"

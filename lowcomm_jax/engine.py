@@ -74,6 +74,16 @@ class Engine:
     @takes_settings(Setup)
     def __init__(self, setup: Setup):
         refuse_setup(setup)
+        self._make(setup)
+
+    @classmethod
+    def of(cls, setup: Setup) -> Engine:
+        """An engine of settings that the caller has had checked (`refusals.refuse_setup`)."""
+        engine = cls.__new__(cls)
+        engine._make(setup)
+        return engine
+
+    def _make(self, setup: Setup) -> None:
         self.setup: Setup = setup
         self.regions: Regions = setup.placed
         self.method: Method = setup.method
@@ -109,6 +119,11 @@ class Engine:
         )
         self._loops: dict[Any, EventLoop] = {}
         self._paces: dict[int | None, batch_blocks.BlockPace] = {}  # by microbatch
+
+    @property
+    def plain(self) -> Engine:
+        """The engine of every single `TrainState`: this one. (`AdaptiveEngine` has one.)"""
+        return self
 
     # -- state --------------------------------------------------------------------------------
 
@@ -377,6 +392,11 @@ class Engine:
         loop = self.sync_loop(state)
         if self.delivery is not None:
             reconnect(loop, state)
+
+    def restored(self, states: dict[str, TrainState], document: dict[str, Any]) -> TrainState:
+        """What a checkpoint's training states, by prefix, and its document are together."""
+        del document
+        return states[""]
 
     # -- helpers ------------------------------------------------------------------------------
 

@@ -17,7 +17,6 @@ import jax
 import numpy as np
 import optax
 
-from lowcomm_jax.batching import BatchPolicy
 from lowcomm_jax.channels.source import PARAMS
 from lowcomm_jax.compression import Codec
 from lowcomm_jax.compression.ef21 import averages_senders
@@ -27,6 +26,7 @@ from lowcomm_jax.mesh.regions import AXES, slice_of
 from lowcomm_jax.methods.base import per_fragment
 from lowcomm_jax.params.fragments import Pattern
 from lowcomm_jax.refused import Problem, Refused, Row, collect, found_by, refuse
+from lowcomm_jax.rules.batching import BatchPolicy
 from lowcomm_jax.rules.merge import Merge
 from lowcomm_jax.schedule import Arrivals, Learners, TwoLevels
 from lowcomm_jax.setup import FROM_1, SETTINGS, Setup
@@ -43,7 +43,7 @@ def problems(
 
     Args:
       policy: rows of the batch policy's settings, where an `AdaptiveEngine` is to take them
-        (`adaptive.checks.rows`); None = an `Engine`.
+        (`adloco.engine.rows`); None = an `Engine`.
       unknown: settings that are not known yet, or whose problems were told elsewhere: no row reads
         them.
     """

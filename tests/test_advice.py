@@ -20,7 +20,7 @@ from params.tiny_runs import X, engine
 import lowcomm_jax as lc
 from experiments.cli import fields, load_config
 from lowcomm_jax import exchange
-from lowcomm_jax.adaptive.engine import AdaptiveEngine
+from lowcomm_jax.adloco.engine import AdaptiveEngine
 from lowcomm_jax.aot.targets import Target
 
 ROOT = pathlib.Path(__file__).parents[1]

@@ -14,7 +14,7 @@ from experiments.faults.fault import ENDS, Fault, participants
 from experiments.faults.happened import Happened
 from experiments.train.assemble import Run
 from experiments.train.starting import starting_params
-from lowcomm_jax.adaptive.state import AdaptiveState
+from lowcomm_jax.adloco.state import AdaptiveState
 from lowcomm_jax.recovery.rejoin import rejoin_regions
 from lowcomm_jax.state.train_state import TrainState, with_inner
 from lowcomm_jax.sync.sync_loop import SyncLoop

@@ -87,7 +87,6 @@ def compiled(config, name: str) -> tuple[Job, AheadOfTime]:
     from experiments.train.job import abstract_params, make_engine, make_model
     from experiments.train.resolve import resolve
     from lowcomm_jax.aot import Target, ahead_of_time
-    from lowcomm_jax.checkpoint.trainers import plain_engine
     from lowcomm_jax.data import load
 
     if "methods" in config:
@@ -105,7 +104,7 @@ def compiled(config, name: str) -> tuple[Job, AheadOfTime]:
             tokenizer = load(job.data, progress=work.at)[2]
         model_config = dataclasses.replace(model_config, vocab_size=tokenizer.vocab_size)
     model = make_model(job, model_config)
-    engine = made_or_refused(lambda: plain_engine(make_engine(job, model)), "plan")
+    engine = made_or_refused(lambda: make_engine(job, model).plain, "plan")
     length = job.data.seq_len
     batch = {"tokens": jax.ShapeDtypeStruct((job.batch, length + 1), np.int32)}
     devices = job.mesh.size // job.mesh.shape["region"]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from experiments.train.records import StepRecords
-from lowcomm_jax.adaptive.state import AdaptiveState
+from lowcomm_jax.adloco.state import AdaptiveState
 from lowcomm_jax.state.train_state import TrainState
 
 
@@ -41,12 +41,7 @@ def continue_counts(
             for way in ("sent", "received")
         }
         state = _with_more(state, **unsaved)
-    several = isinstance(state, AdaptiveState)
-    sent, received = (
-        (state.bytes_sent, state.bytes_received)
-        if several
-        else (state.counters.bytes_sent, state.counters.bytes_received)
-    )
+    sent, received = state.counters.bytes_sent, state.counters.bytes_received
     records = StepRecords(len(sent), lambda row, skipped: 0.0)  # nothing is pending, nor skipped
     records.tokens, records.sent, records.received = tokens, sent, received
     return state, {
@@ -58,12 +53,9 @@ def continue_counts(
 
 
 def _with_more(state: TrainState | AdaptiveState, sent: np.ndarray, received: np.ndarray):
-    """The state with more bytes; with several trainers as those of trainers that are gone."""
+    """The state with more bytes."""
     if isinstance(state, AdaptiveState):
-        return state.replace(
-            retired_sent=state.retired_sent + sent,
-            retired_received=state.retired_received + received,
-        )
+        return state.with_more_bytes(sent, received)
     counters = state.counters.copy()
     counters.bytes_sent += sent
     counters.bytes_received += received

@@ -21,7 +21,6 @@ from experiments.train.job import Job, abstract_params, make_engine, make_model
 from experiments.train.way import Way, fastest_way
 from experiments.workdir import of_regions
 from lowcomm_jax import AdaptiveEngine, Engine
-from lowcomm_jax.checkpoint.trainers import plain_engine
 from lowcomm_jax.data import EvalData, Tokenizer, TrainData, load
 from lowcomm_jax.models import Model, Pipeline
 from lowcomm_jax.optimizers import learning_rate
@@ -150,7 +149,7 @@ def _engine_that_fits(
 ) -> Engine | AdaptiveEngine:
     """The engine, once its programs for this model can be made (nothing is compiled)."""
     engine = make_engine(job, model, exchange)
-    plain = plain_engine(engine)
+    plain = engine.plain
     plain.programs_for(make_layout(abstract_params(model), plain.setup.roles))
     return engine
 

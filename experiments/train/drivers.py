@@ -17,8 +17,8 @@ import numpy as np
 
 from experiments.train.assemble import Run
 from experiments.train.stopping import Stopping
-from lowcomm_jax.adaptive.history import AdaptiveHistory
-from lowcomm_jax.adaptive.state import AdaptiveState
+from lowcomm_jax.adloco.history import AdaptiveHistory
+from lowcomm_jax.adloco.state import AdaptiveState
 from lowcomm_jax.history import History
 from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.state.train_state import TrainState, rounds_landed
@@ -56,9 +56,6 @@ class Driver(Protocol):
         Args:
           skipped_R: steps that each region has skipped so far; its optimizer did not count them.
         """
-
-    def traffic(self, state: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Bytes each region has sent and received, int64 `[R]`."""
 
     def positions(self, state: Any) -> list[int] | dict[str, list[int]]:
         """Samples used of every stream, as a checkpoint records them."""
@@ -115,9 +112,6 @@ class FixedDriver:
 
     def rate(self, row: Mapping[str, Any], skipped_R: np.ndarray) -> float:
         return float(np.mean(self._run.rates(np.maximum(row["step"] - 1 - skipped_R, 0))))
-
-    def traffic(self, state: TrainState) -> tuple[np.ndarray, np.ndarray]:
-        return np.array(state.counters.bytes_sent), np.array(state.counters.bytes_received)
 
     def positions(self, state: TrainState) -> list[int]:
         return [self.step(state) * self._run.job.batch] * len(self._run.job.here)
@@ -233,9 +227,6 @@ class AdaptiveDriver:
             np.mean([t["rate"] for t in row["trainers"].values()])
         )
 
-    def traffic(self, state: AdaptiveState) -> tuple[np.ndarray, np.ndarray]:
-        return state.bytes_sent, state.bytes_received
-
     def positions(self, state: AdaptiveState) -> dict[str, list[int]]:
         return {str(number): t.used_R.tolist() for number, t in state.trainers.items()}
 
@@ -243,7 +234,7 @@ class AdaptiveDriver:
 def draw(run: Run, trainer: int, start: int | np.ndarray, count: int) -> Any:
     """Samples of a trainer's streams, see `AdaptiveEngine.run`; those that this process loads."""
     here = run.job.here
-    regions, _ = run.engine.engine.own_batch(count, cut=True)
+    regions, _ = run.engine.plain.own_batch(count, cut=True)
     start_R = np.broadcast_to(start, len(here))[regions.start : regions.stop]
     numbers = [here[i] for i in regions]
     one = run.data.stage(start_R, 1, count, trainer=trainer, regions=numbers)

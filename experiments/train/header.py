@@ -19,8 +19,7 @@ from experiments.progress import size
 from experiments.train.assemble import Run
 from experiments.train.job import abstract_params
 from experiments.workdir import PLACES, differences
-from lowcomm_jax.checkpoint.load import dotted
-from lowcomm_jax.checkpoint.trainers import State, one_of, plain_engine
+from lowcomm_jax.checkpoint.load import State, dotted
 from lowcomm_jax.exchange import two_shot
 from lowcomm_jax.models import Pipeline
 from lowcomm_jax.params.layout import make_layout
@@ -32,7 +31,7 @@ _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "num
 def header(run: Run, state: State) -> dict[str, Any]:
     """Describe a run that is about to start."""
     job, seq_len = run.job, run.job.data.seq_len
-    programs = plain_engine(run.engine).sync_loop(one_of(state)).programs
+    programs = run.engine.sync_loop(state).programs
     shapes = programs.step.layout.train_shapes().values()
     trained = sum(math.prod(leaf.shape) for leaf in shapes)
     allreduce = two_shot(4 * trained, np.ones(job.regions, bool)).sent
@@ -61,7 +60,7 @@ def header(run: Run, state: State) -> dict[str, Any]:
 
 def trained_and_sent(run: Run) -> str:
     """What is trained, what is frozen, and what travels, in a line."""
-    method, plain = run.job.method, plain_engine(run.engine)
+    method, plain = run.job.method, run.engine.plain
     layout = make_layout(abstract_params(run.model), plain.setup.roles)
     sizes = collections.Counter()
     for role, shape in zip(layout.roles, layout.shapes):

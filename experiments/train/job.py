@@ -16,7 +16,7 @@ from experiments.faults.reading import Faults
 from experiments.regions.jobs import ends_by_rounds, is_separate_job
 from experiments.train.sections import memory_bytes, microbatch_count
 from lowcomm_jax import AdaptiveEngine, Engine
-from lowcomm_jax.adaptive.checks import rows
+from lowcomm_jax.adloco.refusals import rows
 from lowcomm_jax.data import DataConfig
 from lowcomm_jax.methods import Method
 from lowcomm_jax.models import Model, Pipeline, TransformerConfig, build

@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
 from experiments.faults.simulated import SimulatedFaults
 from experiments.metrics import MetricsLog
 from experiments.progress import Display, Now
@@ -28,10 +30,9 @@ from experiments.train.header import origin
 from experiments.train.records import StepRecords
 from experiments.train.stopping import Stopping
 from experiments.workdir import learnt
-from lowcomm_jax.adaptive.state import AdaptiveState
+from lowcomm_jax.adloco.state import AdaptiveState
 from lowcomm_jax.aot.targets import accelerator_of
 from lowcomm_jax.checkpoint import Checkpoints
-from lowcomm_jax.checkpoint.trainers import plain_engine
 from lowcomm_jax.interrupt import Interrupt
 from lowcomm_jax.network import clock_state, restore_clock
 from lowcomm_jax.recovery import rejoin
@@ -390,7 +391,9 @@ class Loop:
                 self._save()
                 self._saved_at = -1
             self.state = self.run.engine.finish(self.state, **self.faults.at_the_end)
-            self.records.sent, self.records.received = self.driver.traffic(self.state)
+            counters = self.state.counters
+            self.records.sent = np.array(counters.bytes_sent)
+            self.records.received = np.array(counters.bytes_received)
             self._ended, self._owed = {"virtual": virtual, "uncounted": self._left_out()}, True
             # A job that is killed here goes back with the others: they may not have saved yet.
             saved = job.saves_result and not joined
@@ -435,7 +438,7 @@ def _next(step: int, every: int) -> int:
 
 def _mfu(run: Run, tokens_per_second: float) -> float | None:
     """Useful arithmetic as a share of this program's devices' peak; None = it is not known."""
-    mesh = plain_engine(run.engine).regions.mesh
+    mesh = run.engine.plain.regions.mesh
     facts = accelerator_of(mesh.devices.flat[0])
     if facts is None:
         return None

@@ -45,7 +45,6 @@ LANDING = {
     for name in ("blend", "replace", "replay", "taylor_delay_correction")
 }
 SCHEDULES = {"staggered": schedule.Staggered, "arrivals": schedule.Arrivals}
-POLICIES = {"fixed": batching.Fixed, **TESTS}
 _AROUND = ("rules", "error_feedback", "reduce")  # settings of every codec of one leaf
 
 
@@ -121,7 +120,7 @@ PARTS = {
     ),
     "inner_batching": PartKind(
         "how many samples a region trains on at each inner step",
-        POLICIES,
+        TESTS,
         (batching.BatchPolicy,),
         "a lowcomm_jax.batching policy (BatchPolicy)",
     ),

@@ -18,7 +18,6 @@ import numpy as np
 from experiments.shape import read_json
 from experiments.train.job import Job, abstract_params, make_engine, make_model
 from lowcomm_jax.aot.programs import TooLargeError, compile_engine
-from lowcomm_jax.checkpoint.trainers import plain_engine
 from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.models import TransformerConfig, build
 from lowcomm_jax.models.config import ways
@@ -118,7 +117,7 @@ def needed_bytes(job: Job, config: TransformerConfig, exchange: JobExchange | No
     Of one of several jobs, and of trainers, the inner step alone.
     """
     model = make_model(job, config)
-    engine, params = plain_engine(make_engine(job, model, exchange)), abstract_params(model)
+    engine, params = make_engine(job, model, exchange).plain, abstract_params(model)
     inner_alone = exchange is not None or job.method.adapts
     try:
         made = compile_engine(engine, params, _batch(job, 1), inner_alone=inner_alone)

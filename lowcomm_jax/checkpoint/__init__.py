@@ -6,7 +6,7 @@ any mesh.
 
 - `manager`: the directory of a run; `store`: one checkpoint on disk, verified when it is read;
 - `load`: refuses another run's checkpoint, resumes with another number of regions;
-- `target`: the state an engine expects; `trainers`: several trainers in one checkpoint;
+- `target`: the state an engine expects;
 - `child_process`: Orbax outside a job of several processes.
 """
 

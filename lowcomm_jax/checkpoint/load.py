@@ -34,8 +34,9 @@ import numpy as np
 import optax
 from etils import epath
 
-from lowcomm_jax.adaptive.engine import AdaptiveEngine
-from lowcomm_jax.checkpoint import store, trainers
+from lowcomm_jax.adloco.engine import AdaptiveEngine
+from lowcomm_jax.adloco.state import AdaptiveState
+from lowcomm_jax.checkpoint import store
 from lowcomm_jax.checkpoint.child_process import outside_job
 from lowcomm_jax.checkpoint.target import RestoreTarget, fill, make_target
 from lowcomm_jax.engine import Engine
@@ -52,13 +53,12 @@ SHOWN = 20
 MISSING = "missing"
 ZERO = ("inner/tokens", "counters/bytes_sent", "counters/bytes_received", "counters/staleness")
 PyTree = Any
+State = TrainState | AdaptiveState
 Arrays = dict[str, np.ndarray]
 log = logging.getLogger(__name__)
 
 
-def describe(
-    state: trainers.State, extra: dict, config: dict, metrics: dict, method: Method | None
-) -> dict:
+def describe(state: State, extra: dict, config: dict, metrics: dict, method: Method | None) -> dict:
     """The JSON document of a checkpoint, without the index of its arrays.
 
     Args:
@@ -68,11 +68,12 @@ def describe(
       metrics: of the state, such as the evaluation loss.
       method: of the engine; None is described as null.
     """
-    one = trainers.one_of(state)
-    counters, several = one.counters, trainers.describe(state)
-    more = {} if several is None else {"trainers": several}
-    keys = key_kinds(trainers.all_leaves(trainers.parts(state)))
-    more |= {"keys": keys} if keys else {}
+    one = next(iter(state.parts.values()))
+    counters, more = one.counters, {}
+    if isinstance(state, AdaptiveState):
+        more["trainers"] = state.as_document()
+    if keys := key_kinds(all_leaves(state.parts)):
+        more["keys"] = keys
     return {
         "packages": package_versions(),
         "step": int(counters.step),
@@ -98,7 +99,7 @@ def load(
     config: dict | None,
     ignore: Sequence[str],
     change_regions: bool,
-) -> tuple[trainers.State, dict]:
+) -> tuple[State, dict]:
     """Read one checkpoint onto the engine's mesh; arguments as in `Checkpoints.restore`.
 
     Raises:
@@ -109,10 +110,10 @@ def load(
         "document", lambda: outside_job(store.read_document, path)
     )
     saved = store.saved_shapes(document)
-    flights, plain = trainers.saved_flights(document), trainers.plain_engine(engine)
+    flights, plain = _saved_flights(document), engine.plain
     targets = {part: make_target(plain, params, records) for part, records in flights.items()}
     regions = document["regions"], engine.regions.count
-    problems = trainers.origin_problems(document, engine)
+    problems = engine_problems(document, engine)
     problems += _origin_problems(document, engine, config, ignore)
     problems += _region_problems(flights, regions, change_regions)
     codec = plain.method.codec
@@ -120,7 +121,7 @@ def load(
         problems.append(
             f"regions: {codec.name} keeps a running mean of {regions[0]} of them: keep as many"
         )
-    expected = trainers.all_leaves({part: target.state for part, target in targets.items()})
+    expected = all_leaves({part: target.state for part, target in targets.items()})
     on_host = {name: host_form(x) for name, x in expected.items()}
     problems += differing_leaves(saved, on_host, regions)
     problems += differing_fields(document.get("keys", {}), key_kinds(expected), (), "keys")
@@ -135,8 +136,33 @@ def load(
     states = {
         part: _fill(target, _of_part(arrays, part), regions) for part, target in targets.items()
     }
-    total = trainers.plain_engine(engine).setup.regions
-    return trainers.restored(document, states, total), document
+    return engine.restored(states, document), document
+
+
+def all_leaves(states: dict[str, TrainState]) -> leaves.Named:
+    """Arrays of all training states by name; `states` by the prefix of their names."""
+    return {
+        prefix + name: leaf
+        for prefix, state in states.items()
+        for name, leaf in leaves.state_leaves(state).items()
+    }
+
+
+def _saved_flights(document: dict) -> dict[str, list[dict]]:
+    """Payloads in flight of every training state of a checkpoint, by prefix."""
+    if "trainers" not in document:
+        return {"": document["in_flight"]}
+    live = document["trainers"]["live"]
+    return {leaves.trainer_prefix(n): trainer["in_flight"] for n, trainer in live.items()}
+
+
+def engine_problems(document: dict, engine: Engine | AdaptiveEngine) -> list[str]:
+    """A run of one kind of engine does not go on in the other."""
+    saved = "trainers" in document
+    if saved == isinstance(engine, AdaptiveEngine):
+        return []
+    kinds = ("Engine", "AdaptiveEngine")
+    return [f"engine: {kinds[saved]} -> {kinds[not saved]}"]
 
 
 def _refusal(path: epath.Path, problems: list[str]) -> Refused:

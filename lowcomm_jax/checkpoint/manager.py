@@ -16,12 +16,11 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from lowcomm_jax.adaptive.engine import AdaptiveEngine
+from lowcomm_jax.adloco.engine import AdaptiveEngine
 from lowcomm_jax.checkpoint import store
 from lowcomm_jax.checkpoint.child_process import outside_job
-from lowcomm_jax.checkpoint.load import describe, load
+from lowcomm_jax.checkpoint.load import State, all_leaves, describe, load
 from lowcomm_jax.checkpoint.store import DamagedError
-from lowcomm_jax.checkpoint.trainers import State, all_leaves, one_of, parts
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.mesh.arrays import fetch, fetch_boxes, host_form
 from lowcomm_jax.mesh.leader import leader
@@ -144,7 +143,7 @@ class Checkpoints:
         """
         state.refuse_donated()
         self.wait()
-        step = int(one_of(state).counters.step)
+        step = int(state.counters.step)
         later = leader().broadcast_from_leader("later", lambda: self._later(step))
         if later:
             raise ValueError(
@@ -152,7 +151,7 @@ class Checkpoints:
                 f"another run or branch; delete them or use another directory"
             )
         document = store.plain(describe(state, extra, config, metrics or {}, method))
-        named = {name: host_form(x) for name, x in all_leaves(parts(state)).items()}
+        named = {name: host_form(x) for name, x in all_leaves(state.parts).items()}
         if self._all_reach():
             path = self.directory / str(step)
             leader().broadcast_from_leader("parts", lambda: store.begin_parts(path))

@@ -7,9 +7,9 @@ Every trainer runs DiLoCo's rounds (`diloco`) with the batch b_i that it asked f
    \Theta_i \leftarrow \mathrm{SGD}(\Theta_i, \bar\Delta_i), \qquad
    b_i \leftarrow \max(b_i, \lceil T_i \rceil)
 
-with T_i the batch that the noise of its gradients asks for (`batching.adaptive`). Every
+with T_i the batch that the noise of its gradients asks for (`rules.batching`). Every
 `merge_every` rounds the trainers of the smallest requests merge, weighted by their requests
-(`batching.trainers`). Batches beyond what fits into memory are accumulated (`batching.switch`).
+(`rules.trainers`). Batches beyond what fits into memory are accumulated (`adloco.step_plan`).
 
 ====== ======================================= =====================
 symbol meaning                                 argument
@@ -39,23 +39,17 @@ from typing import Any, Literal
 
 import optax
 
-from lowcomm_jax import batching
-from lowcomm_jax.batching.trainers import Trainers
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.methods.diloco import diloco
+from lowcomm_jax.rules.batching import AugmentedTest, Fixed, InnerProductTest, NormTest
 from lowcomm_jax.rules.outer import sgd
+from lowcomm_jax.rules.trainers import Choose, Moments, Trainers
 
-# The bounds that each test reads.
-BOUNDS = {
-    "fixed": (),
-    "norm": ("eta",),
-    "inner_product": ("theta",),
-    "augmented": ("theta", "nu"),
-}
-TESTS = {
-    "norm": batching.NormTest,
-    "inner_product": batching.InnerProductTest,
-    "augmented": batching.AugmentedTest,
+TESTS: dict[str, Any] = {
+    "fixed": Fixed,
+    "norm": NormTest,
+    "inner_product": InnerProductTest,
+    "augmented": AugmentedTest,
 }
 
 
@@ -66,8 +60,8 @@ def adloco(
     test: Literal["augmented", "inner_product", "norm", "fixed"] = "augmented",
     start_batch: int = 1,
     max_batch: int = 64,
-    choose: Literal["worst_with_worst", "best_with_worst"] = "worst_with_worst",
-    moments: Literal["merge", "reset"] = "merge",
+    choose: Choose = "worst_with_worst",
+    moments: Moments = "merge",
     hurt_bound: float | None = None,
     threshold: float = 2.0,
     eta: float | None = None,
@@ -96,7 +90,7 @@ def adloco(
       start_batch: samples of one trainer per region and step, at first.
       max_batch: the same, at most.
       threshold: requests above this many times the largest microbatch are accumulated; those
-        between are cut to it (`batching.Switch`).
+        between are cut to it (`adloco.step_plan.Switch`).
       eta: bound of `norm`: tolerated noise to signal; None = 0.8.
       theta: bound of `inner_product` and `augmented`: tolerated noise along the gradient, as a
         share of it; None = 0.9.
@@ -110,19 +104,22 @@ def adloco(
       period, codec: as in `diloco`.
       inner_batching: a policy in place of `test` and all that describes it.
     """
-    problems: tuple[str, ...] = ()
-    if inner_batching is None:
-        inner_batching, problems = _policy(
-            test,
-            start_batch,
-            max_batch,
-            {"eta": eta, "theta": theta, "nu": nu},
-            microbatches=microbatches,
-            scope=scope,
-            smoothing=smoothing,
-            growth=growth,
-            monotone=monotone,
-        )
+    problems: list[str] = []
+    bounds = {"eta": eta, "theta": theta, "nu": nu}
+    settings = {"microbatches": microbatches, "scope": scope, "smoothing": smoothing}
+    settings |= {"growth": growth, "monotone": monotone, "cap": max_batch}
+    if inner_batching is None and test not in TESTS:
+        problems.append(f"test={test!r}: use {', '.join(TESTS)}")
+    elif inner_batching is None:
+        reads = {field.name for field in dataclasses.fields(TESTS[test])}
+        given = {name: value for name, value in bounds.items() if value is not None}
+        problems += [
+            f"{name}={value}: the {test} test does not read it; leave it out"
+            for name, value in given.items()
+            if name not in reads
+        ]
+        known = {name: value for name, value in (settings | given).items() if name in reads}
+        inner_batching = TESTS[test](start=start_batch, **known)
     plain = diloco(period, outer or sgd(0.5), codec, inner_batching)
     return dataclasses.replace(
         plain,
@@ -130,19 +127,3 @@ def adloco(
         trainers=Trainers(trainers, merge_every, choose, moments, hurt_bound, threshold),
         problems=(*problems, *plain.problems),
     )
-
-
-def _policy(test: str, start: int, cap: int, bounds: dict, **settings: Any):
-    """(policy, problems); bounds that the test does not read are problems."""
-    if test not in BOUNDS:
-        return None, (f"test={test!r}: use {', '.join(BOUNDS)}",)
-    given = {name: value for name, value in bounds.items() if value is not None}
-    problems = tuple(
-        f"{name}={value}: the {test} test does not read it; leave it out"
-        for name, value in given.items()
-        if name not in BOUNDS[test]
-    )
-    if test == "fixed":
-        return batching.Fixed(start), problems
-    read = {name: value for name, value in given.items() if name in BOUNDS[test]}
-    return TESTS[test](start=start, cap=cap, **read, **settings), problems

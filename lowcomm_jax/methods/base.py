@@ -14,13 +14,13 @@ from typing import Any, Literal
 import optax
 
 from lowcomm_jax import compression
-from lowcomm_jax.batching.trainers import Trainers
 from lowcomm_jax.channels import Channel
 from lowcomm_jax.compression import Codec
 from lowcomm_jax.params.fragments import Pattern
 from lowcomm_jax.refused import collect
 from lowcomm_jax.rules import merge
 from lowcomm_jax.rules.topology import Gossip
+from lowcomm_jax.rules.trainers import Trainers
 from lowcomm_jax.schedule import Never, Schedule
 
 Rule = optax.GradientTransformationExtraArgs | None

@@ -17,12 +17,14 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lowcomm_jax.adloco.state import AdaptiveState
 from lowcomm_jax.checkpoint.target import abstract_flight
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.mesh.arrays import host_form, place_like
@@ -35,6 +37,7 @@ from lowcomm_jax.runtime.connect import JobExchange
 from lowcomm_jax.runtime.donor_wait import DonorWait
 from lowcomm_jax.runtime.errors import StoreUnavailable
 from lowcomm_jax.runtime.job_carrier import expect, reconnect, start_from_anchor
+from lowcomm_jax.runtime.job_delivery import JobDelivery
 from lowcomm_jax.runtime.round_job_loop import RoundJobLoop
 from lowcomm_jax.runtime.state_transfer import SHARED, State, placed_like
 from lowcomm_jax.state.channel_flights import left_by
@@ -44,6 +47,7 @@ from lowcomm_jax.sync.round_functions import select
 from lowcomm_jax.sync.sync_loop import SyncLoop
 
 PyTree = Any
+T = TypeVar("T", TrainState, AdaptiveState)
 log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.05
 _COMPARE_SECONDS = 10.0  # regions tell at their next landing, perhaps after the donor's
@@ -220,16 +224,20 @@ def catch_up(engine: Engine, state: TrainState, least: int = 0) -> TrainState:
     # Among all regions the records are enough; in groups a partner waits for our announcement.
     delivery.listens_only = engine.method.topology is None
     delivery.never_defers, delivery.sends_ahead = True, False
+
+    def forward(state: TrainState) -> TrainState:
+        while (left := max(delivery.frontier(), least) - int(state.counters.step)) > 0:
+            steps = min(left, loop.next_event(state))
+            state, _ = loop.after(state, steps, np.zeros(1, bool))
+        return state
+
+    def passed_over(state: TrainState) -> bool:
+        return delivery.passed_over(int(state.counters.sends.sum()))
+
     try:
         if delivery.listens_only:
-            state = _to_the_front(loop, state, least)
-        delivery.exchange.come_in()
-        over = True  # once more: the others may have been in an exchange when they read that
-        while over or delivery.frontier() > int(state.counters.step):
-            state = _to_the_front(loop, state, least)
-            # If so, the others are soon past that exchange, and tell so with their next beats.
-            over = delivery.passed_over(int(state.counters.sends.sum()))
-            delivery.exchange.wait_for_beats()
+            state = forward(state)
+        state = come_in(delivery, state, forward, passed_over)
     finally:
         delivery.listens_only = delivery.never_defers = False
         delivery.sends_ahead = True
@@ -237,10 +245,25 @@ def catch_up(engine: Engine, state: TrainState, least: int = 0) -> TrainState:
     return start_from_anchor(loop, state)
 
 
-def _to_the_front(loop: SyncLoop, state: TrainState, least: int) -> TrainState:
-    nobody = np.zeros(1, bool)
-    while (left := max(loop.carrier.delivery.frontier(), least) - int(state.counters.step)) > 0:
-        state, _ = loop.after(state, min(left, loop.next_event(state)), nobody)
+def come_in(
+    delivery: JobDelivery,
+    state: T,
+    forward: Callable[[T], T],
+    passed_over: Callable[[T], bool],
+) -> T:
+    """Tell the others that this region takes part again, and land what they land until they know.
+
+    Args:
+      forward: lands what the others landed, up to their step.
+      passed_over: whether they go on without this region in the next exchange.
+    """
+    delivery.exchange.come_in()
+    over = True  # once more: the others may have been in an exchange when they read that
+    while over or delivery.frontier() > int(state.counters.step):
+        state = forward(state)
+        # If so, the others are soon past that exchange, and tell so with their next beats.
+        over = passed_over(state)
+        delivery.exchange.wait_for_beats()
     return state
 
 

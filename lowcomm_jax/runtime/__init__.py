@@ -12,5 +12,5 @@ exchange, although regions die, return, or lose the store. What to open for what
 - A region takes another one's state: `state_transfer`, `anchor_check`, and the room `recovery`.
 - What an engine's loop calls: `make_loop`, `job_carrier`, `job_delivery`.
 - Independent learners, which wait for nobody: `learner_job_loop`, `rounds`.
-- Several trainers, which exchange each for itself: `trainer_carrier`, and the room `adaptive`.
+- Several trainers, which exchange each for itself: the room `adloco`.
 """

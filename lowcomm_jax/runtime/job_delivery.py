@@ -83,6 +83,8 @@ class JobDelivery:
       trained: inner steps this region has made.
       by_rounds: regions have rounds in common, but no steps (`round_job_loop`).
       prefix: what the names of all its exchanges begin with.
+      slicings: how payloads are reduced in slices, by fragment and level; deliveries of the same
+        fragments may share them, so that each is compiled once.
       whole: every region needs the payloads of all, and not only their mean.
       gives: what a region that asks is given of a state.
       participation: whether the others counted what this region sent.
@@ -93,6 +95,7 @@ class JobDelivery:
         exchange: JobExchange | LoopbackExchange,
         shared: bool,
         group_size: int | None = None,
+        prefix: str = "",
     ):
         """`shared`: all regions have one anchor, not one each."""
         self.group_size = group_size
@@ -102,16 +105,16 @@ class JobDelivery:
         self.sends_ahead = True
         self.gives: Callable[[TrainState], State] = shared_state
         self.participation = Participation()
-        self.trained, self.prefix = 0, ""
+        self.trained, self.prefix = 0, prefix
         self._pending: dict[str, PendingExchange] = {}
         self._ahead: dict[int, str] = {}  # by fragment: key of the anchor that was sent ahead
-        self._slicings: dict[tuple[int, int], Slicing] = {}
+        self.slicings: dict[tuple[int, int], Slicing] = {}
 
     def loopback(self) -> JobDelivery:
         """A delivery without the other regions; what it compiles is compiled for this one, too."""
         there = LoopbackExchange(self.region, self.total)
         alone = JobDelivery(there, self.anchor_history.shared, self.group_size)
-        alone._slicings, alone.whole = self._slicings, self.whole
+        alone.slicings, alone.whole = self.slicings, self.whole
         return alone
 
     def start(
@@ -240,11 +243,11 @@ class JobDelivery:
     def _slicing(self, flight: InFlight, shapes: dict, exchange, like: PyTree) -> Slicing:
         """Made once for each fragment and level, so that each is compiled once."""
         kind = int(flight.fragment), int(flight.level)
-        if kind not in self._slicings:
+        if kind not in self.slicings:
             payload = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), flight.payload)
             rest = shapes_of({k: x for k, x in shapes.items() if k not in named(payload)})
-            self._slicings[kind] = Slicing(exchange.slices, like, payload, rest, self.total)
-        return self._slicings[kind]
+            self.slicings[kind] = Slicing(exchange.slices, like, payload, rest, self.total)
+        return self.slicings[kind]
 
     def own_group(self, groups: Groups | None) -> tuple[int, ...]:
         """The regions that this one exchanges with, itself included; groups as in `start`."""
@@ -263,6 +266,11 @@ class JobDelivery:
     def be_patient(self, seconds: float) -> None:
         """Wait so much longer than usual for the others, in exchanges started from now on."""
         self.exchange.be_patient(seconds)
+
+    @property
+    def flying(self) -> list[str]:
+        """Names of the exchanges under way that this region has sent to."""
+        return [one.name for one in self._pending.values() if not one.listens_only]
 
     def arrives(self, state: TrainState, keys: Sequence[str]) -> bool:
         """Wait until `finish` would not block for these payloads; False = the store is away, or the

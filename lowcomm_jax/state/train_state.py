@@ -242,6 +242,11 @@ class TrainState:
         """This state. (A state of several trainers returns the merged one.)"""
         return self
 
+    @property
+    def parts(self) -> dict[str, TrainState]:
+        """The training states by the prefix of their arrays' names in a checkpoint: this one."""
+        return {"": self}
+
 
 def _is_traced(x: jax.Array) -> bool:
     return isinstance(x, jax.core.Tracer)

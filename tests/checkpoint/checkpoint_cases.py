@@ -9,7 +9,7 @@ from oracle.jax_problem import loss_fn
 
 import lowcomm_jax as lc
 from lowcomm_jax import compression
-from lowcomm_jax.adaptive.state import AdaptiveState
+from lowcomm_jax.adloco.state import AdaptiveState
 from lowcomm_jax.mesh.arrays import fetch
 from lowcomm_jax.state.leaves import state_leaves
 
@@ -149,10 +149,7 @@ def values(state):
             for i, trainer in state.trainers.items()
             for name, value in (values(trainer.state) | host_values(trainer)).items()
         }
-        return named | {
-            name: np.array(getattr(state, name))
-            for name in ("samples", "bytes_sent", "bytes_received")
-        }
+        return named | {"samples": np.array(state.samples)}
     named = fetch(state_leaves(state))
     for key, flight in state.in_flight.items():
         for field in ("fragment", "sent", "due", "takes_part", "anchor_updated", "level"):

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from checkpoint.checkpoint_cases import assert_same
 
-from lowcomm_jax.adaptive.engine import AdaptiveEngine
-from lowcomm_jax.checkpoint import Checkpoints, DamagedError, load, manager, store, trainers
+from lowcomm_jax.adloco.engine import AdaptiveEngine
+from lowcomm_jax.checkpoint import Checkpoints, DamagedError, load, manager, store
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.mesh.arrays import Box, fetch_boxes
 
@@ -269,4 +269,4 @@ def test_another_number_of_regions_is_refused_unless_it_is_asked_for(
     ],
 )
 def test_a_run_of_one_kind_of_engine_does_not_go_on_in_the_other(document, kind, refused):
-    assert trainers.origin_problems(document, kind.__new__(kind)) == refused
+    assert load.engine_problems(document, kind.__new__(kind)) == refused

@@ -9,8 +9,8 @@ from refused_lines import Others, loss_fn
 
 import lowcomm_jax as lc
 from lowcomm_jax import refusals
-from lowcomm_jax.batching import Fixed
-from lowcomm_jax.batching.trainers import Trainers
+from lowcomm_jax.rules.batching import Fixed
+from lowcomm_jax.rules.trainers import Trainers
 from lowcomm_jax.channels import Channel
 from lowcomm_jax.compression import ef21, make
 from lowcomm_jax.compression.base import Wrapper

@@ -8,8 +8,8 @@ from refused_lines import lines_between_jobs
 
 import lowcomm_jax as lc
 from lowcomm_jax import compression
-from lowcomm_jax.batching import NormTest
 from lowcomm_jax.compression.ef21 import ef21
+from lowcomm_jax.rules.batching import NormTest
 from lowcomm_jax.schedule import Staggered
 
 SPEEDS = (1.0, 1.0, 1.0)

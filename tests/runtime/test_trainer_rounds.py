@@ -1,6 +1,6 @@
 """Trainers and growing batches where every region is a job: they end as on one mesh.
 
-The mesh is held against NumPy by `tests/adaptive/test_trainers_oracle.py`.
+The mesh is held against NumPy by `tests/adloco/test_trainers_oracle.py`.
 """
 
 import dataclasses
@@ -12,15 +12,15 @@ import jax
 import numpy as np
 import oracle
 import pytest
-from adaptive.adaptive_cases import PERIOD, engine, stream, uneven_stream
+from adloco.adaptive_cases import PERIOD, engine, stream, uneven_stream
 from runtime.faults import vanish
 from runtime.party import TIMING
 
 import lowcomm_jax as lc
 from lowcomm_jax import exchange
-from lowcomm_jax.batching import NormTest
 from lowcomm_jax.checkpoint import Checkpoints
 from lowcomm_jax.recovery import rejoin_trainers
+from lowcomm_jax.rules.batching import NormTest
 
 
 def method(trainers=3, **settings):
@@ -243,7 +243,7 @@ def test_a_region_that_is_late_ends_where_it_was_told_to(brief):
         states = list(pool.map(lambda job: job.train(job.begin(), 1)[0], jobs))
         jobs[1].one.delivery.exchange.steps = lambda: {0: 9 * PERIOD}
         jobs[1].one.pass_steps = lambda state, source, goal: passed(state, goal)
-        jobs[1].one.start_from_anchors = lambda state: state
+        jobs[1].one.jobs.start_from_anchors = lambda state: state
         gone = []
 
         def passed(state, goal):

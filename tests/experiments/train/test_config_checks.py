@@ -382,8 +382,8 @@ def test_lines_have_the_names_and_values_of_the_config(tmp_path):
     config.adaptive.scaling, config.guards.outlier_factor = "{x}", 0.5
     assert refused(config, tmp_path).splitlines()[1:] == [
         "  - guards.outlier_factor=0.5: must exceed 1; or None for no bound",
-        "  - adaptive.memory_gb=2.5: give it, or largest_microbatch, but not both",
         "  - adaptive.scaling='{x}': use none, sqrt, linear",
+        "  - adaptive.memory_gb=2.5: give it, or largest_microbatch, but not both",
     ]
     config = base("diloco", period=6)
     config.mesh.region, config.mesh.fsdp, config.mesh.stage = 1, 1, 2

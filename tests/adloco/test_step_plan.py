@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from lowcomm_jax.batching import Plan, Switch, find_cap
+from lowcomm_jax.adloco.step_plan import Plan, Switch, find_cap
 
 
 def test_plans_below_at_and_above_the_cap():
@@ -42,12 +42,6 @@ def test_uneven_regions_share_whole_microbatches():
     assert Switch(2, 2, 1.0, (1, 2, 5), 3).most(8) == 8
 
 
-def test_bad_switches_are_refused():
-    assert "below the start batch of 8" in Switch(cap=4, start=8).violations()[0]
-    assert len(Switch(cap=0, start=1.5, threshold=0.5).violations()) == 3
-    assert Switch(cap=4, start=4).violations() == [] and Switch(4, 4).buckets() == (4,)
-
-
 @pytest.mark.parametrize("start,limit", [(1, 4096), (3, 4096), (1, 50)])
 def test_the_cap_is_the_largest_that_fits(start, limit):
     asked = []
@@ -61,9 +55,7 @@ def test_the_cap_is_the_largest_that_fits(start, limit):
         cap = find_cap(nbytes, budget, start, limit)
         fits = min((budget - 1000) // 7, limit)
         assert cap == fits // start * start
-        assert len(asked) <= 2 * math.log2(cap / start) + 3
+        assert len(asked) <= math.log2(limit / start) + 1
         assert max(asked) <= limit
     with pytest.raises(ValueError, match=f"microbatch of {start} needs"):
-        find_cap(nbytes, 1000, start)
-    with pytest.raises(ValueError, match=r"start=8 is above limit=4"):
-        find_cap(nbytes, 1 << 30, 8, 4)
+        find_cap(nbytes, 1000, start, limit)

@@ -6,11 +6,11 @@ import jax
 import numpy as np
 import oracle
 import pytest
-from adaptive.adaptive_cases import PERIOD, engine, same, stream, values
+from adloco.adaptive_cases import PERIOD, engine, same, stream, values
 
 import lowcomm_jax as lc
-from lowcomm_jax.adaptive import engine as adaptive
-from lowcomm_jax.batching import find_cap
+from lowcomm_jax.adloco import engine as adaptive
+from lowcomm_jax.adloco.step_plan import find_cap
 
 
 def nbytes(tree):
@@ -28,7 +28,7 @@ def test_memory_decides_the_largest_microbatch(monkeypatch):
     waiting = 2 * nbytes(state.first.state.replace(counters=None))
     needed = run._bytes(state, stream(0, 0, 1))
     assert needed(6) == 6000 + waiting
-    assert run.switch.buckets() == (2, 4, 6) and run.engine.block == 22
+    assert run.switch.buckets() == (2, 4, 6) and run.plain.block == 22
     assert find_cap(needed, 9999 + waiting, 2, 128) == 8
     # A merge does not change it: a run that goes on with two trainers cuts its batches alike.
     fewer = state.replace(trainers={i: state.trainers[i] for i in (0, 1)})

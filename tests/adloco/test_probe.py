@@ -8,12 +8,12 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from batching.gradients import measure
 from compilations import compilations
 from oracle.jax_problem import loss_fn
+from rules.gradients import measure
 
 import lowcomm_jax as lc
-from lowcomm_jax.adaptive.noise_measurement import make_probe_program
+from lowcomm_jax.adloco.probe import make_probe_program
 from lowcomm_jax.network import VirtualClock, follow, parse
 
 R, M, SIZE = 2, 3, 2
@@ -201,7 +201,11 @@ def test_what_travels_is_booked(drifted):
         clock = VirtualClock(parse({"regions": R, "bandwidth_gbps": 0.001, "compute_s": 1.0}))
         clock.inner_steps(1, int(state.counters.step))
         before = clock.now_R.copy()
-        follow(clock, int(state.counters.step), probe.events(state))
+        step = int(state.counters.step)
+        after, events = probe.booked(state, step)
+        follow(clock, step, events)
+        sent = after.counters.bytes_sent - state.counters.bytes_sent
+        assert sent.tolist() == traffic.sent.tolist()
         assert clock.ledger.sent_R().tolist() == pytest.approx([nbytes] * R)
         assert (clock.now_R - before >= 8 * each / 1e6).all()
 

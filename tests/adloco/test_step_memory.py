@@ -9,8 +9,7 @@ import optax
 import pytest
 
 import lowcomm_jax as lc
-from lowcomm_jax.adaptive.step_memory import device_bytes, step_bytes
-from lowcomm_jax.batching import find_cap
+from lowcomm_jax.adloco.step_plan import device_bytes, find_cap, step_bytes
 
 R, WIDTH, SAMPLE = 2, 64, 16
 
@@ -36,7 +35,7 @@ def test_the_cap_is_the_largest_microbatch_whose_step_fits():
         state = engine.init({"layers": layers})
         batch = {"x": np.zeros((R, 1, SAMPLE, WIDTH), np.float32)}
         nbytes = functools.cache(lambda m: step_bytes(engine, state, batch, m))
-        cap = find_cap(nbytes, budget=nbytes(8) + 1000, start=8)
+        cap = find_cap(nbytes, budget=nbytes(8) + 1000, start=8, limit=64)
     assert cap == 8
     # State, which does not grow: fp32 parameters and moments of two regions, anchor and momentum.
     fixed = 4 * 2 * WIDTH**2 * (3 * R + 2)

@@ -15,7 +15,6 @@ weight decay, as a learning rate does. `set_lr_scale` sets its state from the ho
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Literal, NamedTuple
@@ -73,17 +72,24 @@ def factor_at(schedule: LrSchedule | None, samples: jax.Array, scale: jax.Array)
     return scale * jnp.asarray(schedule(samples), jnp.float32)
 
 
-class Factors:
-    """The factors of a round's steps, for people to read; compiled once."""
+_factors_at = jax.jit(factor_at, static_argnums=0)
 
-    def __init__(self, schedule: LrSchedule | None, period: int):
-        self._steps = np.arange(period, dtype=np.int32)
-        self._at = jax.jit(functools.partial(factor_at, schedule))
 
-    def __call__(self, samples: int, per_step: int, scale: float, count: int) -> np.ndarray:
-        """float32 `[count]`, count <= period; `samples` are those before the first of the steps."""
-        samples_S = np.int32(samples) + self._steps * np.int32(per_step)
-        return np.asarray(self._at(samples_S, np.float32(scale)))[:count]
+def factors(
+    schedule: LrSchedule | None,
+    period: int,
+    samples: int,
+    per_step: int,
+    scale: float,
+    steps: int,
+) -> np.ndarray:
+    """The factors of up to `period` steps, float32 `[steps]`, for people to read; compiled once.
+
+    Args:
+      samples, per_step, scale: as in `LrScaleState`, before the first step.
+    """
+    samples_S = np.int32(samples) + np.arange(period, dtype=np.int32) * np.int32(per_step)
+    return np.asarray(_factors_at(schedule, samples_S, np.float32(scale)))[:steps]
 
 
 def set_lr_scale(state: TrainState, samples: int, per_step: int, scale: float) -> TrainState:

@@ -1,7 +1,4 @@
-"""Measures how far microbatch gradients spread, for batch policies (`batching.Statistics`).
-
-`NoiseMeasurement` measures a trainer's gradient noise at the start of a round, and turns the result
-into the trainer's next request. `Probe` is the compiled measurement.
+"""`Probe`: measures how far microbatch gradients spread, for batch policies (`rules.batching`).
 
 The measured microbatches are the first samples of the round, which the trainer then trains on: a
 measurement costs compute and no data. Its decision is for the next round, so that the scalars
@@ -12,27 +9,26 @@ The measurement is a program of its own, without cost for inner steps. All gradi
 one point, the anchor, and in two passes: the mean, then the deviations from it. In one pass, as
 ||g_j||^2 - ||gbar||^2, the difference would be lost to fp32 rounding. A measurement of M
 microbatches costs a region 2 M forward and backward passes. As in training, microbatches count by
-their tokens (`batching.statistics` has the weights).
+their tokens (`rules.batching` has the weights).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lowcomm_jax.adaptive.state import Trainer
-from lowcomm_jax.batching import BatchPolicy, Plan, Scope, Statistics, pooled
 from lowcomm_jax.engine import Engine, participants_mask
 from lowcomm_jax.exchange import Traffic, all_gather, two_shot
 from lowcomm_jax.history import Event, readable
 from lowcomm_jax.mesh.offload import unstow
 from lowcomm_jax.refusals import UNFIT, microbatch_problems
 from lowcomm_jax.refused import refuse
+from lowcomm_jax.rules.batching import Scope, Statistics, pooled
 from lowcomm_jax.state.train_state import TrainState
 from lowcomm_jax.sync.initial_state import anchor_axis
 from lowcomm_jax.sync.round_programs import RoundPrograms
@@ -45,137 +41,11 @@ SCALARS = ("gbar2", "spread", "along")
 
 
 @dataclasses.dataclass(frozen=True)
-class NoiseMeasurement:
-    """Measures for a policy, and lets the policy decide.
-
-    Attributes:
-      probe: None where the policy needs no measurement.
-      sizes: microbatches that may be measured, ascending.
-    """
-
-    policy: BatchPolicy
-    probe: Probe | None
-    sizes: tuple[int, ...]
-
-    def size(self, plan: Plan) -> int:
-        """Samples of a measured microbatch: all of them together are about one step's."""
-        fitting = [size for size in self.sizes if size * self.probe.count <= plan.read]
-        return max(fitting, default=self.sizes[0])
-
-    def warm(self, state: TrainState, example: PyTree) -> None:
-        """Compile all sizes; `example`: see `Engine.warm`."""
-        if self.probe is not None:
-            self.probe.warm(state, example, self.sizes)
-
-    def start(
-        self,
-        trainer: Trainer,
-        plan: Plan,
-        draw: Callable[[int], PyTree],
-        mask_R: np.ndarray | None,
-    ) -> Measurement | None:
-        """Start a measurement; None where the policy needs none, or no region takes part.
-
-        Args:
-          draw: number of samples -> the round's first ones.
-          mask_R: bool `[R]`, who takes part in this round's exchange; None = all.
-        """
-        if self.probe is None or (mask_R is not None and not np.any(mask_R)):
-            return None
-        size = self.size(plan)
-        batch = draw(size * self.probe.count)
-        return self.probe.measure(trainer.state, batch, size, mask_R)
-
-    def work(self, plan: Plan) -> int:
-        """Samples a region passes through the model for a measurement under this plan."""
-        return 0 if self.probe is None else self.probe.samples(self.size(plan))
-
-    def carry(self, number: int, trainer: Trainer, seen: Measurement | None) -> None:
-        """Called before a trainer's steps, with what was started before them, if anything was."""
-
-    def conclude(
-        self,
-        number: int,
-        trainer: Trainer,
-        seen: Measurement | None,
-        plan: Plan,
-        steps: range,
-        period: int,
-        mask_R: np.ndarray | None,
-    ) -> tuple[Trainer, dict[str, float] | None, list[Event]]:
-        """Let the policy decide after a trainer's steps, and book what the measurement sent.
-
-        Args:
-          seen: what was started before them, if anything was.
-          plan, steps, period: of the steps, see `exchange`.
-          mask_R: see `start`.
-
-        Returns:
-          (trainer, the numbers that a decision rests on or None, events).
-        """
-        del number, plan
-        state, events = self.exchange(trainer.state, steps, period, mask_R)
-        trainer, look = trainer.replace(state=state), None
-        if seen is not None:
-            trainer, look = self.decide(trainer, seen.statistics())
-        return trainer, look, events
-
-    def at_the_end(self, number: int, trainer: Trainer, plan: Plan) -> Trainer:
-        """The trainer after the last synchronisation of a run that ends inside a round."""
-        del number, plan
-        return trainer
-
-    def decide(
-        self, trainer: Trainer, found: Statistics
-    ) -> tuple[Trainer, dict[str, float] | None]:
-        """The trainer with its next request, and the numbers it rests on.
-
-        Without a variance (`Statistics.has_variance`) nothing is decided: the trainer as it is, and
-        None.
-        """
-        if not found.has_variance:
-            return trainer, None
-        memory, request = self.policy.decide(trainer.policy, found, trainer.batch)
-        noted = {
-            "request": request,
-            "signal": found.signal,
-            "gbar2": found.gbar2,
-            "variance_along": found.variance_along,
-            "variance_across": found.variance_across,
-        }
-        return trainer.replace(policy=memory, request=request), noted
-
-    def exchange(
-        self, state: TrainState, steps: range, period: int, mask_R: np.ndarray | None
-    ) -> tuple[TrainState, list[Event]]:
-        """Book the bytes that a measurement sends between regions, if it does so in these steps.
-
-        Args:
-          steps: 1-based, of one round of `period` steps.
-          mask_R: see `start`.
-        """
-        if self.probe is None or (mask_R is not None and not np.any(mask_R)):
-            return state, []
-        step = steps[0] if self.probe.scope == "across" else steps[-1]
-        if step % period != (1 % period if self.probe.scope == "across" else 0):
-            return state, []
-        traffic = self.probe.traffic(state, mask_R)
-        if not traffic.sent.any():
-            return state, []  # a region alone
-        counters = state.counters.copy()
-        counters.bytes_sent += traffic.sent
-        counters.bytes_received += traffic.received
-        found = self.probe.events(state, mask_R)
-        events = [dataclasses.replace(e, step=step, key=f"probe@{step}") for e in found]
-        return state.replace(counters=counters), events
-
-
-@dataclasses.dataclass(frozen=True)
 class Measurement:
     """The regions' measurements, still on the device; `statistics` waits for the values.
 
     Attributes:
-      values_R: float32 `[R]` by name, see `batching.pooled`.
+      values_R: float32 `[R]` by name, see `rules.batching.pooled`.
       scope, microbatches: of the probe.
       samples: of a microbatch.
       takes_part_R: bool `[R]`.
@@ -236,7 +106,10 @@ class Probe:
             )
         block = BlockStager([batch], self.count, microbatch).take(1)
         part_R = participants_mask(participants, self.engine.regions.count)
-        values_R = self._program(state)(
+        if state.layout not in self._programs:
+            programs = self.engine.sync_loop(state).programs
+            self._programs[state.layout] = jax.jit(make_probe_program(programs, self.scope))
+        values_R = self._programs[state.layout](
             state.anchor,
             state.inner.buffers,
             state.inner.step,
@@ -250,8 +123,7 @@ class Probe:
     def warm(self, state: TrainState, batch: PyTree, sizes: Sequence[int]) -> None:
         """Compile for microbatches of `sizes`; runs each once. `batch` as in `Engine.warm`."""
         for size in sizes:
-            samples = self.count * size
-            self.measure(state, batch_blocks.repeated(batch, samples), size)
+            self.measure(state, batch_blocks.repeated(batch, self.count * size), size)
 
     def samples(self, microbatch: int) -> int:
         """Samples of a region that go forward and backward per measurement, both passes."""
@@ -269,23 +141,24 @@ class Probe:
         elements = sum(x.size // x.shape[0] for x in state.anchor.values())
         return two_shot(4 * elements, part_R).plus(scalars)
 
-    def events(self, state: TrainState, participants: Sequence[bool] | None = None) -> list[Event]:
-        """The measurement's traffic as a blocking exchange, for `network.follow`.
+    def booked(
+        self, state: TrainState, step: int, participants: Sequence[bool] | None = None
+    ) -> tuple[TrainState, list[Event]]:
+        """Book a measurement's traffic as a blocking exchange after a step, for `network.follow`.
 
-        Its fragment is -1, since it carries none.
+        Returns:
+          (state, events): the counters with its bytes, and a send and a landing of fragment -1,
+          since they carry none. No events where a region is alone.
         """
-        step = int(state.counters.step)
         traffic = self.traffic(state, participants)
-        mask = traffic.sent > 0
+        if not (mask := traffic.sent > 0).any():
+            return state, []
+        counters = state.counters.copy()
+        counters.bytes_sent += traffic.sent
+        counters.bytes_received += traffic.received
         send = Event.of_send(step, -1, f"probe@{step}", mask, traffic, {})
-        return [send, Event.of_landing(step, -1, send.key, mask, 0, {})]
-
-    def _program(self, state: TrainState):
-        if state.layout not in self._programs:
-            programs = self.engine.sync_loop(state).programs
-            program = make_probe_program(programs, self.scope)
-            self._programs[state.layout] = jax.jit(program)
-        return self._programs[state.layout]
+        land = Event.of_landing(step, -1, send.key, mask, 0, {})
+        return state.replace(counters=counters), [send, land]
 
 
 def make_probe_program(programs: RoundPrograms, scope: Scope):

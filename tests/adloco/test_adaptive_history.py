@@ -2,7 +2,7 @@
 
 import pytest
 
-from lowcomm_jax.adaptive.history import _metrics
+from lowcomm_jax.adloco.history import _metrics
 
 
 def row(tokens, loss):

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from lowcomm_jax.adaptive.trainer_merge import TriedMerge
-from lowcomm_jax.batching import Plan
+from lowcomm_jax.adloco.merge import TriedMerge
+from lowcomm_jax.adloco.step_plan import Plan
 from lowcomm_jax.history import Event, History, NamedMetrics, common_names
 
 
@@ -26,30 +26,16 @@ class TrainerEvent(Event):
 
 
 @dataclasses.dataclass(frozen=True)
-class Share:
-    """One trainer's part of a segment.
-
-    Attributes:
-      history: of the trainer's own steps.
-      plan: of every step.
-      rate: gives the factor on the learning rate at every step, `[steps]`.
-      exchanges: sends and landings of the batch policy's statistics.
-    """
-
-    history: History
-    plan: Plan
-    rate: Callable[[], np.ndarray]
-    exchanges: list[Event]
-
-
-@dataclasses.dataclass(frozen=True)
 class Segment:
     """Steps of one round between which nothing about the trainers changes.
 
     Attributes:
       start: steps done before.
       steps: how many.
-      shares: by trainer.
+      histories: of the own steps of each trainer, by number, as the next two.
+      plans: of every step.
+      rates: give the factor on the learning rate at every step, `[steps]`.
+      events: of all trainers, see `in_order`.
       work_SxR: each region's seconds of each step, as multiples of a step of the reference batch.
       merges: those tried before the first step.
       looks: by trainer, the statistics of the batch policy before the first step, and its decision.
@@ -57,25 +43,27 @@ class Segment:
 
     start: int
     steps: int
-    shares: dict[int, Share]
+    histories: dict[int, History]
+    plans: dict[int, Plan]
+    rates: dict[int, Callable[[], np.ndarray]]
+    events: list[TrainerEvent]
     work_SxR: np.ndarray
     merges: list[TriedMerge]
     looks: dict[int, dict[str, Any]]
 
-    def events(self, step: int) -> list[TrainerEvent]:
-        """Events of one step (1-based) of all trainers; of several, all sends come first.
+    def events_of(self, step: int) -> list[TrainerEvent]:
+        """The events of one step (1-based)."""
+        return [event for event in self.events if event.step == step]
 
-        They leave together and share the links; the order of one trainer's own stays.
-        """
-        found = [
-            TrainerEvent.of(event, number)
-            for number, share in self.shares.items()
-            for event in [*share.exchanges, *share.history.events]
-            if event.step == step
-        ]
-        if len(self.shares) > 1:
-            found.sort(key=lambda event: event.kind != "send")
-        return found
+
+def in_order(events: Mapping[int, list[Event]]) -> list[TrainerEvent]:
+    """Events of all trainers, by their numbers, step by step; of several, all sends come first.
+
+    They leave together and share the links; the order of one trainer's own stays.
+    """
+    several = len(events) > 1
+    found = [TrainerEvent.of(event, number) for number, own in events.items() for event in own]
+    return sorted(found, key=lambda event: (event.step, several and event.kind != "send"))
 
 
 class AdaptiveHistory(NamedMetrics):
@@ -88,8 +76,8 @@ class AdaptiveHistory(NamedMetrics):
         return sum(segment.steps for segment in self.segments)
 
     def keys(self) -> list[str]:
-        shares = (share for segment in self.segments for share in segment.shares.values())
-        return common_names([share.history.keys() for share in shares])
+        each = (history for segment in self.segments for history in segment.histories.values())
+        return common_names([history.keys() for history in each])
 
     def __getitem__(self, name: str) -> np.ndarray:
         """A metric of every step over all trainers, `[steps, R]`, as `rows` gives it."""
@@ -99,12 +87,7 @@ class AdaptiveHistory(NamedMetrics):
 
     @property
     def events(self) -> list[Event]:
-        return [
-            event
-            for segment in self.segments
-            for step in range(segment.start + 1, segment.start + segment.steps + 1)
-            for event in segment.events(step)
-        ]
+        return [event for segment in self.segments for event in segment.events]
 
     @property
     def merges(self) -> list[TriedMerge]:
@@ -116,40 +99,36 @@ class AdaptiveHistory(NamedMetrics):
         - `tokens`: the sum over trainers, every other metric the mean weighted by tokens;
         - `trainers`: number -> its `batch` (asked for), `samples` (of all regions), `microbatch`,
           `rate` (factor on the learning rate) and `loss` (mean over regions);
-        - `work`: see `Segment.work_SxR`; `merges` and `looks` where there were any.
+        - `work`: see `Segment.work_SxR`;
+        - `merges` and `looks`, where there were any, in the first row of a segment.
         """
         for segment in self.segments:
-            yield from _rows(segment)
-
-
-def _rows(segment: Segment) -> Iterator[dict[str, Any]]:
-    """One row a step, as `History.rows` gives; merges and looks stand in the segment's first."""
-    numbers, shares = list(segment.shares), list(segment.shares.values())
-    each = [share.history.rows() for share in shares]
-    rates = [share.rate() for share in shares]
-    for i, rows in enumerate(zip(*each, strict=True)):
-        step = segment.start + i + 1
-        row = {
-            "step": step,
-            **_metrics(rows),
-            "events": [event.fetch() for event in segment.events(step)],
-            "trainers": {
-                str(number): {
-                    "batch": share.plan.batch,
-                    "samples": share.plan.total,
-                    "microbatch": share.plan.microbatch,
-                    "rate": float(rate[i]),
-                    "loss": float(np.mean(own["loss"])),
+            rates = {number: rate() for number, rate in segment.rates.items()}
+            each = [history.rows() for history in segment.histories.values()]
+            for i, rows in enumerate(zip(*each, strict=True)):
+                trainers = {
+                    str(number): {
+                        "batch": plan.batch,
+                        "samples": plan.total,
+                        "microbatch": plan.microbatch,
+                        "rate": float(rates[number][i]),
+                        "loss": float(np.mean(own["loss"])),
+                    }
+                    for (number, plan), own in zip(segment.plans.items(), rows)
                 }
-                for number, share, rate, own in zip(numbers, shares, rates, rows)
-            },
-            "work": segment.work_SxR[i].tolist(),
-        }
-        if i == 0 and segment.merges:
-            row["merges"] = [merge.as_dict() for merge in segment.merges]
-        if i == 0 and segment.looks:
-            row["looks"] = {str(number): look for number, look in segment.looks.items()}
-        yield row
+                step = segment.start + i + 1
+                row = {
+                    "step": step,
+                    **_metrics(rows),
+                    "events": [event.fetch() for event in segment.events_of(step)],
+                    "trainers": trainers,
+                    "work": segment.work_SxR[i].tolist(),
+                }
+                if i == 0 and segment.merges:
+                    row["merges"] = [dataclasses.asdict(merge) for merge in segment.merges]
+                if i == 0 and segment.looks:
+                    row["looks"] = {str(number): look for number, look in segment.looks.items()}
+                yield row
 
 
 def _metrics(rows: tuple[Mapping[str, Any], ...]) -> dict[str, list]:

@@ -2,7 +2,7 @@
 
 In: a requested batch, samples a region and step. Out: a `Plan`, the microbatch and how many of them
 a step of each region accumulates; regions of uneven hardware may have different numbers. `find_cap`
-finds the largest microbatch for a memory budget.
+finds the largest microbatch for a memory budget, by the compiler's analysis of a step.
 
 Below the cap the microbatch grows in buckets, each of which compiles once. Requests between the cap
 and n caps are cut to the cap, since two or three accumulated microbatches would cost as much time
@@ -14,11 +14,24 @@ of trainers changes nothing.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import jax
 import numpy as np
+
+from lowcomm_jax.engine import Engine
+from lowcomm_jax.mesh.offload import HOST
+from lowcomm_jax.mesh.regions import REGION
+from lowcomm_jax.planner.memory import compiled_memory
+from lowcomm_jax.refusals import UNFIT, microbatch_problems
+from lowcomm_jax.refused import refuse
+from lowcomm_jax.state.train_state import TrainState
+
+PyTree = Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +63,11 @@ class Plan:
         """Samples of all regions."""
         return sum(self.counts_R) * self.microbatch
 
+    @property
+    def mean(self) -> float:
+        """Samples of a region, the mean over regions."""
+        return self.total / len(self.counts_R)
+
     def of(self, regions: Sequence[int]) -> Plan:
         """The step of these regions."""
         return dataclasses.replace(self, counts_R=tuple(self.counts_R[r] for r in regions))
@@ -60,7 +78,7 @@ class Switch:
     """Plans inner steps; a pure function of the requested batch, the same in every region.
 
     Attributes:
-      cap: largest microbatch that fits into memory (`find_cap`).
+      cap: largest microbatch that fits into memory (`find_cap`), at least `start`.
       start: smallest microbatch; the buckets are its doublings below the cap, and the cap.
       threshold: n >= 1; requests above n caps are accumulated.
       shares: R positive numbers in any unit, how regions of uneven hardware share a step; None =
@@ -74,22 +92,6 @@ class Switch:
     threshold: float = 2.0
     shares: Sequence[float] | None = None
     regions: int = 1
-
-    def violations(self) -> list[str]:
-        """Settings that cannot work, one line with its fix each."""
-        found = [
-            f"{name}={value}: a whole number of samples, at least 1, is needed"
-            for name, value in (("cap", self.cap), ("start", self.start))
-            if not isinstance(value, int) or value < 1
-        ]
-        if not found and self.cap < self.start:
-            found.append(
-                f"the memory cap of {self.cap} samples is below the start batch of {self.start}: "
-                f"start with {self.cap}, or give more memory"
-            )
-        if not (math.isfinite(self.threshold) and self.threshold >= 1):
-            found.append(f"threshold={self.threshold}: a number, at least 1, is needed")
-        return found
 
     def buckets(self) -> tuple[int, ...]:
         """Every microbatch that a plan may have, ascending."""
@@ -119,33 +121,78 @@ class Switch:
         return tuple(max(1, round(float(x))) for x in part_R * accumulate * self.regions)
 
 
-def find_cap(nbytes: Callable[[int], int], budget: int, start: int = 1, limit: int = 65536) -> int:
-    """Find the largest microbatch whose step fits into a memory budget.
-
-    Doubling, then bisection: about 2 log2(cap / start) calls of `nbytes`. Each call compiles a step
-    where `nbytes` asks the compiler (`adaptive.step_memory.step_bytes`); none is run.
+def find_cap(nbytes: Callable[[int], int], budget: int, start: int, limit: int) -> int:
+    """Find the largest microbatch whose step fits into a memory budget, by bisection.
 
     Args:
-      nbytes: microbatch -> bytes of a device; must grow with the microbatch.
+      nbytes: microbatch -> bytes of a device (`step_bytes`); must grow with the microbatch. It is
+        called about log2(limit / start) times.
       budget: bytes of a device that may be used.
       start: the smallest; the answer is a multiple of it.
-      limit: the largest to ask for.
+      limit: the largest to ask for, at least `start`.
 
     Raises:
-      ValueError: not even `start` fits, or it is above `limit`.
+      ValueError: not even `start` fits.
     """
-    if start > limit:
-        raise ValueError(f"start={start} is above limit={limit}: nothing may be asked for")
-    if (least := nbytes(start)) > budget:
+    multiples = range(start, limit + 1, start)
+    fitting = bisect.bisect_right(multiples, budget, key=nbytes)
+    if fitting == 0:
         raise ValueError(
-            f"a microbatch of {start} needs {least} bytes of a device and the budget is {budget}: "
-            "give more memory, a smaller model, or a smaller start batch"
+            f"a microbatch of {start} needs {nbytes(start)} bytes of a device and the budget is "
+            f"{budget}: give more memory, a smaller model, or a smaller start batch"
         )
-    fits, multiples = 1, limit // start
-    while 2 * fits <= multiples and nbytes(2 * fits * start) <= budget:
-        fits *= 2
-    low, high = fits, min(2 * fits, multiples + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if nbytes(middle * start) <= budget else (low, middle)
-    return low * start
+    return multiples[fitting - 1]
+
+
+def step_bytes(engine: Engine, state: TrainState, batch: PyTree, microbatch: int) -> int:
+    """Bytes on the fullest device while inner steps of one microbatch size run.
+
+    The compiler's sum of arguments, results and temporaries; the arguments are the inner state of
+    the regions that a device holds, and the staged buffer. The state that only sends and landings
+    touch comes on top. What sends and landings need themselves, while no activations are alive, is
+    not counted. Each call compiles a step and keeps nothing of it.
+
+    Args:
+      batch: host batch `[R, b, ...]`; its shapes and dtypes count, its b does not.
+      microbatch: m.
+
+    Raises:
+      ValueError: microbatches the engine cannot run.
+    """
+    refuse(UNFIT, microbatch_problems(engine.setup, [microbatch]))
+    programs, regions = engine.sync_loop(state).programs, engine.regions
+    placed = None if regions.mesh.size == 1 else regions.sharding(REGION, None, "fsdp")
+
+    def staged(x: Any) -> jax.ShapeDtypeStruct:
+        x = np.asarray(x)
+        shape = (regions.count, engine.block, microbatch, *x.shape[2:])
+        return jax.ShapeDtypeStruct(shape, x.dtype, sharding=placed)
+
+    active = jax.ShapeDtypeStruct((regions.count, engine.block), bool)
+    whole = jax.ShapeDtypeStruct((), np.int32)
+    needed = compiled_memory(
+        programs.microbatch_program,
+        *jax.tree.map(_abstract, (state.inner, state.frozen)),
+        jax.tree.map(staged, batch),
+        _abstract(engine.runner.region_keys),
+        active if engine.method.schedule.uneven else None,
+        jax.ShapeDtypeStruct((regions.count,), np.int32),
+        whole,
+        whole,
+    )
+    beside = (state.anchor, state.received, state.outer, state.codec, state.landing)
+    return needed["total"] + device_bytes(beside)
+
+
+def device_bytes(tree: PyTree) -> int:
+    """Bytes of a tree of arrays on one device; what is offloaded to the host does not count."""
+    arrays = (x for x in jax.tree.leaves(tree) if isinstance(x, jax.Array))
+    return sum(
+        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+        for x in arrays
+        if x.sharding.memory_kind != HOST
+    )
+
+
+def _abstract(x: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)

@@ -11,9 +11,8 @@ import pytest
 from oracle.jax_problem import loss_fn
 
 import lowcomm_jax as lc
-from lowcomm_jax.adaptive.trainer_merge import TrainerMerge
-from lowcomm_jax.batching import Fixed, NormTest
-from lowcomm_jax.batching.trainers import Trainers
+from lowcomm_jax.rules.batching import Fixed, NormTest
+from lowcomm_jax.rules.trainers import Trainers
 
 REGIONS, PERIOD = 2, 3
 # What each of three trainers asks for before every round; odd, unequal numbers.
@@ -79,7 +78,7 @@ def close(actual, expected, name):
 def test_merges(inner, choose, moments, fixed):
     """Requests are written into the state, so that nothing but trainers and merges is tested."""
     run = fixed[inner]
-    run.trainer_merge = TrainerMerge(Trainers(3, 2, choose, moments), PERIOD)
+    run.trainers = Trainers(3, 2, choose, moments)
     state = run.init(oracle.make_params())
     seen, merges = oracle.run_trainers(
         oracle.make_params(),

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lowcomm_jax.batching import Statistics, pooled
+from lowcomm_jax.rules.batching import Statistics, pooled
 
 
 def draw(rng, mean_D, scale_D, count, samples):

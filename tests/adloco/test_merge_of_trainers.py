@@ -5,10 +5,11 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from adaptive.adaptive_cases import MESH, PERIOD, REGIONS, asking, engine, stream
+from adloco.adaptive_cases import MESH, PERIOD, REGIONS, asking, engine, stream
 from oracle.jax_problem import loss_fn
 
 import lowcomm_jax as lc
+from lowcomm_jax.adloco.merge import merge_all
 from lowcomm_jax.compression.error_feedback import ErrorFeedbackState
 from lowcomm_jax.state.train_state import with_inner
 
@@ -24,7 +25,7 @@ def trained(moments, inner, codec=None):
 
 
 def merged(one, state):
-    return one.trainer_merge.all_into_one(state, one._programs(state)).first.state
+    return merge_all(one.trainers, one._programs(state), state).first.state
 
 
 def residuals(state):

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from adaptive.adaptive_cases import (
+from adloco.adaptive_cases import (
     MESH,
     PERIOD,
     REGIONS,
@@ -23,10 +23,10 @@ from compilations import compilations
 from oracle.jax_problem import loss_fn
 
 import lowcomm_jax as lc
-from lowcomm_jax.adaptive.trainer_merge import TrainerMerge
-from lowcomm_jax.batching import Fixed, NormTest
-from lowcomm_jax.batching.trainers import Trainers
+from lowcomm_jax.adloco.merge import merge_before_round
 from lowcomm_jax.network import replay, uniform
+from lowcomm_jax.rules.batching import Fixed, NormTest
+from lowcomm_jax.rules.trainers import Trainers
 
 STEP_SECONDS = 0.5
 SIZE = 4 * oracle.SIZE
@@ -49,12 +49,12 @@ def fresh(run):
     """The engine with a clock at zero and merges as in its method."""
     with jax.numpy_dtype_promotion("standard"):
         clean = engine(lc.methods.local_sgd(PERIOD, inner_batching=Fixed(2)), network=SLOW)
-    run.clock, run.trainer_merge = clean.clock, TrainerMerge(run.trainers, PERIOD)
+    run.clock, run.trainers = clean.clock, run.method.trainers
     return run
 
 
 def test_a_batch_that_grows_64_fold_compiles_nothing(fresh):
-    fresh.trainer_merge = TrainerMerge(Trainers(3, None), PERIOD)
+    fresh.trainers = Trainers(3, None)
     state, _ = fresh.run(fresh.init(oracle.make_params()), stream, rounds=1)
 
     def grow():
@@ -80,7 +80,7 @@ def test_a_merge_frees_its_trainer(fresh):
 
 
 def test_a_merge_that_hurts_is_undone(fresh):
-    fresh.trainer_merge = TrainerMerge(Trainers(3, 1, hurt_bound=0.5), PERIOD)
+    fresh.trainers = Trainers(3, 1, hurt_bound=0.5)
     state, _ = fresh.run(fresh.init(oracle.make_params()), stream, rounds=1, evaluate=lambda _: 1)
     before = values(state)
     losses = iter([2.0, 3.0, 2.6])
@@ -90,23 +90,22 @@ def test_a_merge_that_hurts_is_undone(fresh):
         assert params["a"].shape == (3, 5)
         return next(losses)
 
-    state, merges = fresh.trainer_merge.before_round(state, fresh._programs(state), evaluate)
-    [merge] = merges
+    def before_round(state):
+        round_ = state.step // PERIOD
+        return merge_before_round(fresh.trainers, fresh._programs(state), state, round_, evaluate)
+
+    state, [merge] = before_round(state)
     assert (merge.before, merge.after, merge.accepted) == ((2.0, 3.0), 2.6, False)
     assert merge.rise == pytest.approx(0.6)
     assert state.requests == requests and same(values(state), before)
     losses = iter([2.0, 3.0, 2.4])
-    state, [merge] = fresh.trainer_merge.before_round(state, fresh._programs(state), evaluate)
+    state, [merge] = before_round(state)
     assert merge.accepted and len(state.trainers) == 2
     losses = iter([2.0, 3.0, float("nan")])
-    _, [merge] = fresh.trainer_merge.before_round(state, fresh._programs(state), evaluate)
+    _, [merge] = before_round(state)
     assert not merge.accepted
     with pytest.raises(ValueError, match="evaluate"):
-        fresh.trainers, kept = fresh.trainer_merge.trainers, fresh.trainers
-        try:
-            fresh.run(state, stream, rounds=1)
-        finally:
-            fresh.trainers = kept
+        fresh.run(state, stream, rounds=1)
 
 
 def test_trainers_share_a_region_and_its_link(fresh):
@@ -122,16 +121,19 @@ def test_trainers_share_a_region_and_its_link(fresh):
     assert [t["samples"] for t in rows[0]["trainers"].values()] == [8, 4, 12]
     exchanges = 2 * 3 * EXCHANGE  # rounds, trainers, seconds
     assert fresh.clock.now_R == pytest.approx([seconds + exchanges] * REGIONS, rel=1e-9)
-    sent = fresh.clock.ledger.sent_R()
-    assert sent.tolist() == state.bytes_sent.tolist() == [2 * 3 * (SIZE + 12)] * REGIONS
+    sent = fresh.clock.ledger.sent_R().tolist()
+    assert sent == state.counters.bytes_sent.tolist() == [2 * 3 * (SIZE + 12)] * REGIONS
     again = replay(SLOW, rows)
     assert again.now_R == pytest.approx(fresh.clock.now_R, rel=1e-12)
     # A trainer that is gone takes its compute, its bytes and its place on the link with it.
-    before, spent = fresh.clock.now_R.copy(), state.bytes_sent
+    before, spent = fresh.clock.now_R.copy(), state.counters.bytes_sent
     state, history = fresh.run(state, stream, rounds=1)
-    assert (state.bytes_sent - spent).tolist() == [2 * (SIZE + 12)] * REGIONS
-    plans = [share.plan for share in history.segments[0].shares.values()]
-    work = sum(PERIOD * plan.total / REGIONS + fresh.noise.work(plan) for plan in plans)
+    assert (state.counters.bytes_sent - spent).tolist() == [2 * (SIZE + 12)] * REGIONS
+    plans = history.segments[0].plans.values()
+    work = sum(
+        PERIOD * plan.total / REGIONS + fresh.probe.samples(fresh._measured_size(plan))
+        for plan in plans
+    )
     took = (fresh.clock.now_R - before)[0]
     assert took == pytest.approx(STEP_SECONDS / 2 * work + 2 * EXCHANGE, rel=1e-9)
 
@@ -142,9 +144,11 @@ def test_gradients_that_are_reduced_at_a_rounds_first_step_are_booked_there():
     one = engine(lc.methods.adloco(PERIOD, 2, None, "norm", **settings))
     state, history = one.run(one.init(oracle.make_params()), stream, steps=1)
     assert [(e.step, e.trainer) for e in history.events if e.kind == "send"] == [(1, 0), (1, 1)]
-    assert state.bytes_sent.tolist() == [2 * (SIZE + 12)] * REGIONS
+    assert state.counters.bytes_sent.tolist() == [2 * (SIZE + 12)] * REGIONS
     state, history = one.run(state, stream, rounds=1)
-    assert state.bytes_sent.tolist() == [2 * (SIZE + 12 + SIZE)] * REGIONS  # and both models
+    assert (
+        state.counters.bytes_sent.tolist() == [2 * (SIZE + 12 + SIZE)] * REGIONS
+    )  # and both models
     assert all(event.fragment >= 0 for event in history.events)
 
 
@@ -167,7 +171,7 @@ def test_one_trainer_with_a_fixed_batch_is_the_ordinary_engine():
 
 
 def test_a_run_is_measured_in_rounds_steps_or_samples(fresh):
-    fresh.trainer_merge = TrainerMerge(Trainers(3, None), PERIOD)
+    fresh.trainers = Trainers(3, None)
     start = fresh.init(oracle.make_params())
     state, _ = fresh.run(start, stream, steps=2)
     state, _ = fresh.run(state, stream, rounds=1)  # the one that is under way

@@ -19,12 +19,13 @@ merge that raises the loss too much can be undone (`hurt_bound`).
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, get_args
 
-CHOICES = ("worst_with_worst", "best_with_worst")
-MOMENTS = ("merge", "reset")
+from lowcomm_jax.refused import is_number, is_whole
+
+Choose = Literal["worst_with_worst", "best_with_worst"]
+Moments = Literal["merge", "reset"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,36 +43,35 @@ class Trainers:
         on).
       hurt_bound: largest rise of the loss that a merge may cause, over the better one of the two
         (`AdaptiveEngine.run(evaluate=)`); what rises more is undone. None = no bound.
-      threshold: of `batching.Switch`: requests above so many memory caps are accumulated.
+      threshold: requests above so many of the largest microbatches are accumulated; those between
+        are cut to one.
     """
 
     count: int
     merge_every: int | None = 2
-    choose: Literal["worst_with_worst", "best_with_worst"] = "worst_with_worst"
-    moments: Literal["merge", "reset"] = "merge"
+    choose: Choose = "worst_with_worst"
+    moments: Moments = "merge"
     hurt_bound: float | None = None
     threshold: float = 2.0
 
     def violations(self) -> list[str]:
         """What cannot work, one line with its fix each."""
+        chosen = {"choose": (self.choose, Choose), "moments": (self.moments, Moments)}
         found = [
-            f"{name}={value!r}: use {' or '.join(known)}"
-            for name, value, known in (
-                ("choose", self.choose, CHOICES),
-                ("moments", self.moments, MOMENTS),
-            )
-            if value not in known
+            f"{name}={value!r}: use {' or '.join(get_args(known))}"
+            for name, (value, known) in chosen.items()
+            if value not in get_args(known)
         ]
-        if not _whole(self.count):
-            found.append(f"trainers={self.count!r}: a whole number, at least 1, is needed")
-        if self.merge_every is not None and not _whole(self.merge_every):
-            found.append(
-                f"merge_every={self.merge_every!r}: give rounds, a whole number from 1, or None "
-                "for no merge"
-            )
-        bound = self.hurt_bound
-        if bound is not None and not (isinstance(bound, float | int) and 0 <= bound < math.inf):
+        count, every, bound = self.count, self.merge_every, self.hurt_bound
+        if not (is_whole(count) and count >= 1):
+            found.append(f"trainers={count!r}: a whole number, at least 1, is needed")
+        if every is not None and not (is_whole(every) and every >= 1):
+            fix = "give rounds, a whole number from 1, or None for no merge"
+            found.append(f"merge_every={every!r}: {fix}")
+        if bound is not None and not (is_number(bound) and bound >= 0):
             found.append(f"hurt_bound={bound!r}: give a rise of the loss from 0, or None")
+        if not (is_number(self.threshold) and self.threshold >= 1):
+            found.append(f"threshold={self.threshold}: a number, at least 1, is needed")
         return found
 
     def merges_at(self, round_: int, trainers: int) -> bool:
@@ -87,7 +87,3 @@ class Trainers:
         """
         ranked = sorted(requests, key=lambda i: (requests[i], -i))
         return ranked[1 if self.choose == "worst_with_worst" else -1], ranked[0]
-
-
-def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

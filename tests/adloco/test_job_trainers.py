@@ -7,17 +7,18 @@ import jax
 import numpy as np
 import oracle
 import pytest
-from adaptive.adaptive_cases import PERIOD, engine, stream
+from adloco.adaptive_cases import PERIOD, engine, stream
 
 import lowcomm_jax as lc
 from lowcomm_jax import exchange
-from lowcomm_jax.adaptive.checks import Goal
-from lowcomm_jax.adaptive.job_trainers import NOTHING, JobNoise, given
-from lowcomm_jax.adaptive.state import Trainer
-from lowcomm_jax.batching import Fixed, NormTest, Plan, pooled
+from lowcomm_jax.adloco.engine import AdaptiveEngine, Goal
+from lowcomm_jax.adloco.job_trainers import NOTHING, JobTrainers, given
+from lowcomm_jax.adloco.state import Trainer
+from lowcomm_jax.adloco.step_plan import Plan, Switch
 from lowcomm_jax.checkpoint import Checkpoints
 from lowcomm_jax.recovery import rejoin_trainers
 from lowcomm_jax.recovery.rejoin_trainers import install_trainers
+from lowcomm_jax.rules.batching import Fixed, NormTest, pooled
 from lowcomm_jax.runtime.errors import Rejected
 
 POLICY = NormTest(start=2, cap=64, microbatches=2, smoothing=0.0)
@@ -26,58 +27,59 @@ PLAN = Plan(2, 1, (2, 2, 2))
 NOISE = SimpleNamespace(count=2, scope="within")
 
 
-def concluded(
-    looked, counted, steps=range(1, PERIOD + 1), policy=POLICY, measured=MEASURED, probe=NOISE
-):
-    """A trainer, and what was decided, after these steps."""
+def concluded(looked, counted, ends=True, policy=POLICY, measured=MEASURED, probe=NOISE):
+    """A trainer, and what was decided, after steps with which a round ends, or goes on."""
     heard = {name: np.array(x, np.float32) for name, x in measured.items()}
     heard["looked"] = np.array(looked, np.float32)
-    own = {name: x[:1] for name, x in heard.items()}
-    carrier = SimpleNamespace(heard=(heard, np.array(counted, bool)), measured=own)
-    jobs = SimpleNamespace(of=lambda number, state: SimpleNamespace(carrier=carrier))
-    noise = JobNoise(policy, None if policy is not POLICY else probe, (1,), jobs)
+    jobs = JobTrainers.__new__(JobTrainers)
+    carrier = SimpleNamespace(heard=(heard, np.array(counted, bool)))
+    carrier.measured = {name: x[:1] for name, x in heard.items()}
+    jobs.loop = lambda number, state: SimpleNamespace(carrier=carrier)
+    one = AdaptiveEngine.__new__(AdaptiveEngine)
+    one.jobs, one.policy, one.switch = jobs, policy, Switch(1)
+    one.probe = None if policy is not POLICY else probe
     trainer = Trainer(None, 2, 2, np.zeros(3, np.int64), policy.init(), measured={"looked": 1.0})
-    return noise.conclude(0, trainer, None, PLAN, steps, PERIOD, None)
+    return one._decided(0, trainer, None, PLAN, ends)
 
 
 @pytest.mark.parametrize(
     "looked, counted", [([1, 0, 1], [1, 1, 1]), ([1, 1, 1], [1, 0, 1]), ([1, 0, 1], [1, 0, 1])]
 )
 def test_who_was_counted_and_has_measured_decides(looked, counted):
-    found, look, events = concluded(looked, counted)
+    found, look = concluded(looked, counted)
     mask = np.array([True, False, True])
     want = pooled({k: np.array(x) for k, x in MEASURED.items()}, "within", 2, 1, mask)
     memory, request = POLICY.decide(POLICY.init(), want, 2)
-    assert (found.request, found.policy, events) == (request, memory, [])
+    assert (found.request, found.policy) == (request, memory)
     assert request > 2 and look["gbar2"] == want.gbar2 == 5.0
     assert found.measured is None
 
 
 def test_where_nobody_has_measured_the_batch_stays():
     for looked, counted in (([0, 0, 0], [1, 1, 1]), ([1, 0, 0], [0, 1, 1])):
-        found, look, _ = concluded(looked, counted)
+        found, look = concluded(looked, counted)
         assert (found.request, found.policy, look) == (2, POLICY.init(), None)
 
 
 def test_numbers_that_are_not_finite_change_nothing():
     measured = {**MEASURED, "spread": [8.0, np.nan, 5.0]}
-    found, _, _ = concluded([1, 1, 1], [1, 1, 1], measured=measured)
+    found, _ = concluded([1, 1, 1], [1, 1, 1], measured=measured)
     assert (found.request, found.policy) == (2, POLICY.init())
 
 
 def test_one_microbatch_in_all_decides_nothing():
     probe = SimpleNamespace(count=1, scope="across")
-    found, look, _ = concluded([1, 1, 1], [0, 1, 0], probe=probe)
+    found, look = concluded([1, 1, 1], [0, 1, 0], probe=probe)
     assert (found.request, found.policy, look) == (2, POLICY.init(), None)
 
 
 def test_a_fixed_batch_is_not_decided_on():
-    found, look, _ = concluded([1, 1, 1], [1, 1, 1], policy=Fixed(2))
+    found, look = concluded([1, 1, 1], [1, 1, 1], policy=Fixed(2))
     assert (found.request, look, found.measured) == (2, None, None)
 
 
 def test_in_the_middle_of_a_round_this_regions_numbers_are_kept():
-    found, look, _ = concluded([1, 1, 1], [1, 1, 1], steps=range(1, PERIOD))
+    found, look = concluded([1, 1, 1], [1, 1, 1], ends=False)
     assert found.measured == {"gbar2": 1.0, "spread": 8.0, "along": 3.0, "looked": 1.0}
     assert (found.request, look) == (2, None)
 
@@ -114,7 +116,7 @@ def test_a_state_brings_batches_policies_and_places_in_the_streams(states):
     trainer = found.first
     assert (trainer.batch, trainer.request, trainer.policy) == (2, 3, used_policy())
     assert trainer.used_R.tolist() == [7, 8] and trainer.measured is None
-    assert found.retired_sent.tolist() == [5]
+    assert found.counters.bytes_sent.tolist() == [5]
     assert all(not np.any(x) for x in NOTHING.values())
 
 
@@ -223,10 +225,11 @@ def test_after_rounds_that_it_missed_a_region_starts_from_the_anchors(region, mo
         return moved(state)
 
     monkeypatch.setattr(one.delivery, "frontier", lambda: 2 * PERIOD)
+    assert one.jobs.rounds_missed(state, PERIOD) == 2
     monkeypatch.setattr(one, "pass_steps", lands)
-    monkeypatch.setattr(one._jobs, "tell", told.append)
+    monkeypatch.setattr(one.jobs, "tell", told.append)
     wanted = anchors_of(moved(moved(state)))
-    found = one._caught_up(state, stream, Goal(100, 10**6))
+    found = one._caught_up(state, stream, Goal(100, 10**6), 2)
     assert rounds == [stream] * 2 and len(told) == 1
     starts_from(found, wanted)
 

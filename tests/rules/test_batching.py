@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 import pytest
-from batching.gradients import draw, published, statistics
+from rules.gradients import draw, published, statistics
 
-from lowcomm_jax.batching import (
+from lowcomm_jax.rules.batching import (
     AugmentedTest,
     BatchPolicy,
     Fixed,
@@ -134,7 +134,7 @@ def test_one_microbatch_in_all_has_no_variance_and_changes_nothing():
 def test_a_fixed_batch_stays():
     policy = Fixed(6)
     assert policy.decide(policy.init(), STATS, 6) == ({}, 6)
-    assert not policy.adapts and NormTest(start=1, cap=None).adapts
+    assert policy.microbatches == 0 < NormTest(start=1, cap=None).microbatches
     assert all(isinstance(p, BatchPolicy) for p in (policy, NormTest(start=1, cap=None)))
 
 

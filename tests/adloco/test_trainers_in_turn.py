@@ -8,14 +8,14 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from adaptive.adaptive_cases import MESH, PERIOD, REGIONS, asking, same, stream, uneven_stream
+from adloco.adaptive_cases import MESH, PERIOD, REGIONS, asking, same, stream, uneven_stream
 from compilations import compilations
 from mesh import staged_runs
 from oracle.jax_problem import loss_fn
 
 import lowcomm_jax as lc
-from lowcomm_jax.batching import Fixed, NormTest
-from lowcomm_jax.batching.trainers import Trainers
+from lowcomm_jax.rules.batching import Fixed, NormTest
+from lowcomm_jax.rules.trainers import Trainers
 
 
 def make(method, **kwargs):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lowcomm_jax.batching.trainers import Trainers
+from lowcomm_jax.rules.trainers import Trainers
 
 
 @pytest.mark.parametrize("choose, survivor", [("worst_with_worst", 2), ("best_with_worst", 1)])

@@ -1,0 +1,12 @@
+"""The engine of AdLoCo: a list of trainers that merge, and batches that grow with gradient noise.
+
+In: a method with a batch policy (`rules.batching`), trainers (`rules.trainers`), or both, and a
+source of samples. Out: `engine.AdaptiveEngine`, which runs every trainer as an ordinary
+`TrainState` of one ordinary `lc.Engine`, an `AdaptiveState` and an `AdaptiveHistory`.
+
+- `step_plan`: the microbatches of a step, and the largest that fits into memory;
+- `probe`: measures a trainer's gradient noise;
+- `merge`: the list after a merge, and the merged state;
+- `job_trainers`: trainers of a job that is one region of several, and what regions agree on;
+- `learning_rate`: by samples consumed and batch; `refusals`: of the engine's own settings.
+"""

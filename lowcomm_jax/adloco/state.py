@@ -1,0 +1,185 @@
+"""The state of a run with several trainers and growing batches, carried from round to round.
+
+`AdaptiveState` is a list of `Trainer`s: an ordinary training state each, its place in its data
+stream, and its batch. `mix` is the weighted mean that merging and evaluation use.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lowcomm_jax.mesh.offload import unstow
+from lowcomm_jax.state.leaves import flight_records, trainer_prefix
+from lowcomm_jax.state.train_state import SyncCounters, TrainState, with_inner
+
+PyTree = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Trainer:
+    """One model instance, in all regions.
+
+    Attributes:
+      state: its ordinary training state.
+      batch: requested samples per region and step in this round.
+      request: the same for the next round.
+      used_R: int64 `[R]` of all regions of the run, samples of its streams that they have trained
+        on; the next step takes those that follow.
+      policy: the batch policy's state, JSON values.
+      measured: of a job that is one region, in the middle of a round: this region's statistics,
+        which travel with the round's payload; else None.
+    """
+
+    state: TrainState
+    batch: int
+    request: int
+    used_R: np.ndarray
+    policy: Any
+    measured: dict[str, float] | None = None
+
+    @classmethod
+    def of(cls, state: TrainState, kept: Mapping[str, Any], regions: int) -> Trainer:
+        """A trainer with the values that `AdaptiveState.as_document` kept of it.
+
+        Args:
+          regions: of the run; new ones have used nothing.
+        """
+        used_R = np.zeros(regions, np.int64)
+        used_R[: len(kept["used"])] = kept["used"][:regions]
+        numbers = kept["batch"], kept["request"], used_R, kept["policy"]
+        return cls(state, *numbers, kept.get("measured"))
+
+    def replace(self, **changes: Any) -> Trainer:
+        return dataclasses.replace(self, **changes)
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaptiveState:
+    """The whole state of an `AdaptiveEngine`'s run.
+
+    Attributes:
+      trainers: by number, ascending; a number is also that of the trainer's data stream.
+      samples: consumed by all trainers of all regions so far.
+    """
+
+    trainers: dict[int, Trainer]
+    samples: int
+
+    def replace(self, **changes: Any) -> AdaptiveState:
+        return dataclasses.replace(self, **changes)
+
+    def with_trainer(self, number: int, trainer: Trainer) -> AdaptiveState:
+        """The same state with one trainer replaced."""
+        return self.replace(trainers={**self.trainers, number: trainer})
+
+    def without(self, number: int) -> AdaptiveState:
+        """The state without a trainer; its bytes count as those of the first that is left."""
+        left = {i: trainer for i, trainer in self.trainers.items() if i != number}
+        gone = self.trainers[number].state.counters
+        counted = self.replace(trainers=left)
+        return counted.with_more_bytes(gone.bytes_sent, gone.bytes_received)
+
+    def with_more_bytes(self, sent: np.ndarray, received: np.ndarray) -> AdaptiveState:
+        """The state after each region has sent and received so much more, int64 `[R]`."""
+        number, first = next(iter(self.trainers.items()))
+        counters = first.state.counters.copy()
+        counters.bytes_sent += sent
+        counters.bytes_received += received
+        return self.with_trainer(
+            number, first.replace(state=first.state.replace(counters=counters))
+        )
+
+    def refuse_donated(self) -> None:
+        """Check that no trainer's state was taken away before (`TrainState.refuse_donated`)."""
+        for trainer in self.trainers.values():
+            trainer.state.refuse_donated()
+
+    @property
+    def first(self) -> Trainer:
+        """The trainer of the lowest number."""
+        return next(iter(self.trainers.values()))
+
+    @property
+    def counters(self) -> SyncCounters:
+        """Of every trainer; bytes are those of all."""
+        each = [trainer.state.counters for trainer in self.trainers.values()]
+        sent, received = (one.bytes_sent for one in each), (one.bytes_received for one in each)
+        return dataclasses.replace(each[0], bytes_sent=sum(sent), bytes_received=sum(received))
+
+    @property
+    def step(self) -> int:
+        """Inner steps done; the same for every trainer."""
+        return int(self.first.state.counters.step)
+
+    @property
+    def requests(self) -> dict[int, int]:
+        """Every trainer's requested batch for the next round."""
+        return {number: trainer.request for number, trainer in self.trainers.items()}
+
+    @property
+    def parts(self) -> dict[str, TrainState]:
+        """The training states by the prefix of their arrays' names."""
+        return {trainer_prefix(i): trainer.state for i, trainer in self.trainers.items()}
+
+    def as_document(self) -> dict[str, Any]:
+        """The host-side values beside the training states, as JSON values."""
+        kept = {
+            str(number): {
+                "batch": trainer.batch,
+                "request": trainer.request,
+                "used": trainer.used_R.tolist(),
+                "policy": trainer.policy,
+                "measured": trainer.measured,
+                "in_flight": flight_records(trainer.state),
+            }
+            for number, trainer in self.trainers.items()
+        }
+        return {"samples": self.samples, "live": kept}
+
+    def whole(self) -> TrainState:
+        """All trainers as one state to look at, weighted by their requests; it shares arrays.
+
+        Merged are anchors, the regions' values and buffers; the rest is the first trainer's.
+        """
+        first, *others = self.trainers.values()
+        if not others:
+            return first.state
+        mean, total = seen(first.state), first.request
+        for other in others:
+            total += other.request
+            mean = mix(mean, seen(other.state), other.request / total)
+        state = with_inner(first.state, params=mean["params"], buffers=mean["buffers"])
+        return state.replace(anchor=mean["anchor"])
+
+
+def seen(state: TrainState) -> dict[str, PyTree]:
+    """The arrays that merging and evaluation read."""
+    inner = state.inner
+    return {"anchor": state.anchor, "params": inner.params, "buffers": inner.buffers}
+
+
+def mix(kept: PyTree, retired: PyTree, share: float) -> PyTree:
+    """kept + share (retired - kept), fp32 arithmetic; equal leaves stay bit for bit.
+
+    Leaves that are not floating-point numbers are those of `kept`. The result lies where `kept`
+    does.
+    """
+    mixed = _mixed(kept, retired, np.float32(share))
+    return jax.device_put(mixed, jax.tree.map(lambda x: x.sharding, kept))
+
+
+@jax.jit
+def _mixed(kept: PyTree, retired: PyTree, share: jax.Array) -> PyTree:
+    def one(a, b):
+        if not jnp.issubdtype(a.dtype, jnp.floating):
+            return a
+        wide = a.astype(jnp.float32)
+        return (wide + share * (b.astype(jnp.float32) - wide)).astype(a.dtype)
+
+    return jax.tree.map(one, unstow(kept), unstow(retired))
