@@ -393,11 +393,6 @@ class Engine:
         if self.delivery is not None:
             reconnect(loop, state)
 
-    def restored(self, states: dict[str, TrainState], document: dict[str, Any]) -> TrainState:
-        """What a checkpoint's training states, by prefix, and its document are together."""
-        del document
-        return states[""]
-
     # -- helpers ------------------------------------------------------------------------------
 
     def own_batch(self, batch: int, cut: bool = False) -> tuple[range, range]:

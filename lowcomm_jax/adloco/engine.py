@@ -54,7 +54,6 @@ from lowcomm_jax.rules.batching import BatchPolicy
 from lowcomm_jax.rules.trainers import Trainers
 from lowcomm_jax.runtime.job_delivery import JobDelivery
 from lowcomm_jax.setup import Setup, refuse_unknown
-from lowcomm_jax.state.leaves import trainer_prefix
 from lowcomm_jax.state.train_state import TrainState
 from lowcomm_jax.sync.finish import finish
 from lowcomm_jax.sync.round_programs import RoundPrograms
@@ -481,14 +480,3 @@ class AdaptiveEngine:
                 state = self.pass_steps(state, source, goal)
         self.jobs.tell(state)
         return self.jobs.start_from_anchors(state)
-
-    # -- checkpoints ----------------------------------------------------------------------------
-
-    def restored(self, states: dict[str, TrainState], document: dict[str, Any]) -> AdaptiveState:
-        """What a checkpoint's training states, by prefix, and its document are together."""
-        several = document["trainers"]
-        trainers = {
-            int(number): Trainer.of(states[trainer_prefix(number)], kept, self._total)
-            for number, kept in several["live"].items()
-        }
-        return AdaptiveState(trainers, several["samples"])

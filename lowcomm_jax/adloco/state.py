@@ -71,6 +71,17 @@ class AdaptiveState:
     trainers: dict[int, Trainer]
     samples: int
 
+    @classmethod
+    def of(
+        cls, parts: Mapping[str, TrainState], document: Mapping[str, Any], regions: int
+    ) -> AdaptiveState:
+        """The state with these `parts` that `as_document` describes; `regions`: of the run."""
+        trainers = {
+            int(number): Trainer.of(parts[trainer_prefix(number)], kept, regions)
+            for number, kept in document["live"].items()
+        }
+        return cls(trainers, document["samples"])
+
     def replace(self, **changes: Any) -> AdaptiveState:
         return dataclasses.replace(self, **changes)
 

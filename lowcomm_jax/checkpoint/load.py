@@ -136,7 +136,9 @@ def load(
     states = {
         part: _fill(target, _of_part(arrays, part), regions) for part, target in targets.items()
     }
-    return engine.restored(states, document), document
+    if "trainers" not in document:
+        return states[""], document
+    return AdaptiveState.of(states, document["trainers"], plain.setup.regions), document
 
 
 def all_leaves(states: dict[str, TrainState]) -> leaves.Named:
