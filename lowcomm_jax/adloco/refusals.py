@@ -43,12 +43,10 @@ def rows(
         if policy.cap is None:
             return "cap=None: batches are staged in a buffer of fixed size; give the largest batch"
         largest = min(largest_microbatch or policy.cap, policy.cap)
-        return (
-            f"the memory cap of {largest} samples is below the start batch of {policy.start}: "
-            f"start with {largest}, or give more memory"
-            if largest < policy.start
-            else None
-        )
+        if largest >= policy.start:
+            return None
+        what = f"the memory cap of {largest} samples is below the start batch of {policy.start}"
+        return f"{what}: start with {largest}, or give more memory"
 
     return (
         *map(unusable, own),
