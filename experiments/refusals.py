@@ -433,9 +433,7 @@ EXCHANGE = (
     Row("exchange address", lambda r: r.f["exchange"] == "peers" and flight_problems()),
     Row(
         "exchange address listen",
-        lambda r: (
-            r.f["exchange"] == "peers" and address_problems(r.f["address"], r.f["listen"])
-        ),
+        lambda r: r.f["exchange"] == "peers" and address_problems(r.f["address"], r.f["listen"]),
     ),
     Row(
         "exchange regions",

@@ -9,14 +9,14 @@ from refused_lines import Others, loss_fn
 
 import lowcomm_jax as lc
 from lowcomm_jax import refusals
-from lowcomm_jax.rules.batching import Fixed
-from lowcomm_jax.rules.trainers import Trainers
 from lowcomm_jax.channels import Channel
 from lowcomm_jax.compression import ef21, make
 from lowcomm_jax.compression.base import Wrapper
 from lowcomm_jax.methods import Method
 from lowcomm_jax.methods.base import LocalServers
 from lowcomm_jax.network import uniform
+from lowcomm_jax.rules.batching import Fixed
+from lowcomm_jax.rules.trainers import Trainers
 from lowcomm_jax.schedule import Never, Staggered
 from lowcomm_jax.setup import Setup
 
