@@ -168,7 +168,7 @@ class Loop:
         job = self.run.job
         self._stopping = Stopping(self.run, interrupt)
         if self.run.exchange is not None:
-            self.run.exchange.stops = self._stopping.in_a_wait
+            self.run.exchange.stop_when(self._stopping.in_a_wait)
         interrupt.under_way = self._under_way
         if self._owed and not self.ended:
             self._evaluate(self._leave)

@@ -234,11 +234,10 @@ class LockstepExchange:
         """See `RemoteExchange`."""
         return self._leader.broadcast_from_leader("epoch", lambda: self._exchange.epoch)
 
-    def _stop_when(self, stops: Callable[[], bool]) -> None:
+    def stop_when(self, stops: Callable[[], bool]) -> None:
+        """See `RemoteExchange`; the first process is asked."""
         if self._exchange is not None:
-            self._exchange.stops = stops
-
-    stops = property(fset=_stop_when, doc="See `RemoteExchange`; the first process is asked.")
+            self._exchange.stop_when(stops)
 
     def start(self, key: str, arrays: dict[str, jax.Array | np.ndarray], **options: Any) -> None:
         """See `RemoteExchange.start`; arrays that lie in several processes are put together."""

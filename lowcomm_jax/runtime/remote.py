@@ -42,9 +42,6 @@ log = logging.getLogger(__name__)
 class RemoteExchange(Membership):
     """One region's side of the exchange; made by `exchange.store` and `exchange.peers`.
 
-    Attributes:
-      stops: asked by every wait of the training loop: whether to wait no longer, for now.
-
     All methods must be called from one thread. Most raise `Superseded` when the place is taken, and
     `Lost` when the others have begun the run anew.
     """
@@ -55,7 +52,7 @@ class RemoteExchange(Membership):
         self._early: dict[str, EarlyPayload] = {}  # those that no exchange has taken yet
         self._waited: dict[str, float] = {}
         self._patience_s = 0.0
-        self.stops: Callable[[], bool] = lambda: False
+        self._stops: Callable[[], bool] = lambda: False
         self._numbered = 0
         self._missed: set[int] = set()  # by the exchanges that ended last
         self._absent = (0, 0)  # the last exchange that this region sits out: epoch and number
@@ -169,11 +166,15 @@ class RemoteExchange(Membership):
 
     def reachable(self) -> bool:
         """Whether the store can be used; waits `dead_after_s` for one that has just gone away."""
-        return self._context.heartbeat.store_answers(self.stops)
+        return self._context.heartbeat.store_answers(self._stops)
+
+    def stop_when(self, stops: Callable[[], bool]) -> None:
+        """Let every wait of the training loop ask this: whether to wait no longer, for now."""
+        self._stops = stops
 
     def stopped(self) -> bool:
-        """Whether what waits is to stop (`stops`)."""
-        return self.stops()
+        """Whether what waits is to stop (`stop_when`)."""
+        return self._stops()
 
     def arrives(self, keys: Sequence[str]) -> bool:
         """Wait until `finish` of all these would not wait; False = the store is away, or `stops`.
@@ -183,7 +184,7 @@ class RemoteExchange(Membership):
         exchanges = [self._wait_for(key) for key in keys]
         for key, exchange in zip(keys, exchanges, strict=True):
             began = time.monotonic()
-            while not exchange.outcome.done() and not self.stops() and self.reachable():
+            while not exchange.outcome.done() and not self._stops() and self.reachable():
                 wait([exchange.outcome], timeout=self._context.timing.beat_s / 4)
             self._waited[key] = self._waited.get(key, 0.0) + time.monotonic() - began
         here = all(exchange.outcome.done() for exchange in exchanges)

@@ -426,7 +426,7 @@ def test_exchanges_that_land_together_are_waited_for_together():
     clock, timing = SimpleNamespace(clock_s=7.0), Timing(beat_s=0.01)
     one._context, one._waited = SimpleNamespace(heartbeat=clock, timing=timing), {}
     one._open = {k: SimpleNamespace(outcome=Future(), due=request.Due()) for k in "abc"}
-    one.stops, seen = lambda: False, []
+    one._stops, seen = lambda: False, []
 
     def reachable():
         seen.append([x.due.since_s for x in one._open.values()])
