@@ -53,7 +53,6 @@ __all__ = [
     "Fixed",
     "InnerProductTest",
     "NormTest",
-    "Scope",
     "Statistics",
     "pooled",
 ]
