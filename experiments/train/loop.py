@@ -381,6 +381,8 @@ class Loop:
         job, saved = self.run.job, self.ended
         joined = self.run.exchange is not None and not self.ended
         if not self.ended:
+            if job.by_rounds:
+                self._advance(job.steps)  # a run that was saved below knows its last round again
             self._read()
             clock = self.run.engine.clock
             # Of the steps alone, as a replay of their records gives it: `finish` books its

@@ -235,7 +235,7 @@ class LockstepExchange:
         return self._leader.broadcast_from_leader("epoch", lambda: self._exchange.epoch)
 
     def stop_when(self, stops: Callable[[], bool]) -> None:
-        """See `RemoteExchange`; the first process is asked."""
+        """See `RemoteExchange`; the first process asks."""
         if self._exchange is not None:
             self._exchange.stop_when(stops)
 

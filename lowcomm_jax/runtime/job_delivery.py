@@ -260,7 +260,7 @@ class JobDelivery:
         return self.never_defers or self.exchange.reachable()
 
     def stopped(self) -> bool:
-        """Whether waits are to stop for now (`RemoteExchange.stop_when`); not at the end of a run."""
+        """Whether waits are to stop for now (`stop_when`); not at the end of a run."""
         return not self.never_defers and self.exchange.stopped()
 
     def be_patient(self, seconds: float) -> None:

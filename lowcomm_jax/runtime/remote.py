@@ -169,17 +169,18 @@ class RemoteExchange(Membership):
         return self._context.heartbeat.store_answers(self._stops)
 
     def stop_when(self, stops: Callable[[], bool]) -> None:
-        """Let every wait of the training loop ask this: whether to wait no longer, for now."""
+        """Ask `stops` in every wait of the training loop whether to wait no longer, for now."""
         self._stops = stops
 
     def stopped(self) -> bool:
-        """Whether what waits is to stop (`stop_when`)."""
+        """Whether to wait no longer (`stop_when`)."""
         return self._stops()
 
     def arrives(self, keys: Sequence[str]) -> bool:
-        """Wait until `finish` of all these would not wait; False = the store is away, or `stops`.
+        """Wait until `finish` of all these would not wait.
 
-        It can be called again.
+        Returns:
+          False: the store is away, or the wait was `stopped`.
         """
         exchanges = [self._wait_for(key) for key in keys]
         for key, exchange in zip(keys, exchanges, strict=True):

@@ -1,5 +1,7 @@
 """A process a region at its own pace: to the end; killed and back; stopped and continued."""
 
+import signal
+
 import numpy as np
 import pytest
 from launched import Configured, ends, fields_of
@@ -9,7 +11,7 @@ from experiments.__main__ import main
 from experiments.metrics import read_records
 from experiments.report.main import by_region
 from experiments.runlog import read_run, summarise
-from experiments.workdir import METRICS
+from experiments.workdir import CHECKPOINTS, METRICS
 
 PERIOD, FRAGMENTS = 6, 3
 METHOD = {
@@ -103,6 +105,27 @@ def kind(name, tiny, root, steps=4000):
     given = {k: v for k, v in given.items() if k not in METHOD}
     given |= {"method.period": PERIOD, "method.speeds": "(1.0, 1.0)", "log.every": 6}
     return "configs/async_local_sgd.py", given
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_device")
+@pytest.mark.parametrize("name", ["learners", "arrivals"])
+def test_killed_after_their_last_round_they_end_all_the_same(name, tiny, root):
+    """All of them: what was saved before the last synchronisation is enough."""
+    file, given = kind(name, tiny, root, steps=24)
+    given |= {"eval.every": 0, "checkpoint.every": 0, "model.width": 128, "model.layers": 4}
+    given |= {"model.mlp_width": 512, "eval.batch": 1, "eval.sequences": 100}
+    with Configured(root, 2, file, given) as run:
+        folders = [job.workdir / CHECKPOINTS for job in run.jobs]
+        run.until(lambda: all(any(x.name.isdigit() for x in f.glob("*")) for f in folders))
+        for job in run.jobs:
+            job.signal(signal.SIGKILL)
+        assert run.exits() == [-signal.SIGKILL] * 2, "the evaluation was too short for this test"
+        for region in (0, 1):
+            run.start(region)
+        assert run.exits() == [0, 0], [run.shown(0), run.shown(1)]
+        _, last = ends([job.workdir for job in run.jobs])
+        assert len({one["anchor"] for one in last}) == 1
 
 
 @pytest.mark.slow
