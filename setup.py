@@ -36,6 +36,7 @@ setup(
         "absl-py>=2.0",
         "grain>=0.2.18,<0.3",
         "msgpack>=1.0",
+        "msgspec>=0.19",
         "tokenizers>=0.20",
         "safetensors>=0.4",
         "rich>=13",

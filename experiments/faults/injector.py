@@ -210,9 +210,9 @@ class Injector:
 
         Those that end within moments of its death leave none (`Membership.misses`).
         """
-        names = [path.name for path in self._rendezvous.glob("*/epoch/*")]
+        names = [path.name.partition(".")[0] for path in self._rendezvous.glob("*/epoch/*.*")]
         newest = max((int(name) for name in names if name.isdecimal()), default=0)
-        results = self._rendezvous.glob(f"*/result/{newest}")
+        results = self._rendezvous.glob(f"*/result/{newest}.0")
         return fault.end < math.inf and any(results)
 
     def _revive(self, fault: Fault) -> None:

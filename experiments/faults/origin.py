@@ -20,10 +20,10 @@ _POLL_SECONDS = 0.1
 
 def agreed(exchange: JobExchange, workdir: Path) -> float:
     """Unix time at which the run began, seconds; all regions have met."""
-    proposal = {"time": noted(workdir) or time.time()}
+    proposal = {"nanoseconds": round(1e9 * (noted(workdir) or time.time()))}
     while True:
         try:
-            return exchange.agree("began", proposal)["time"]
+            return exchange.agree("began", proposal)["nanoseconds"] / 1e9
         except StoreUnavailable:
             time.sleep(_POLL_SECONDS)
 

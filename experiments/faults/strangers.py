@@ -17,10 +17,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
 import numpy as np
 
 from experiments.faults.fault import Fault
 from experiments.processes import last_line
+from lowcomm_jax.runtime.records import FORMAT
 from lowcomm_jax.runtime.secret import Seal
 
 EVERY_SECONDS = 0.5
@@ -29,6 +31,15 @@ WAITS = "waits for the others"
 _TO_START_SECONDS = 120.0
 _AHEAD = (1, 2, 3)  # exchanges
 _TIMEOUT_SECONDS = 0.2
+
+
+class Odd(msgspec.Struct):
+    """A record of another version."""
+
+    incarnation: int
+    region: int
+    payload: dict[str, str]
+    step: str
 
 
 class Impostor(Protocol):
@@ -93,21 +104,27 @@ class Strangers:
         exchange = _newest(run)
         if exchange is None:
             return
-        prefix, number = exchange
-        keys = [f"{kind}/{prefix}{number + n}/{fault.region}" for kind in ("said", "held")
-                for n in _AHEAD]  # fmt: skip
+        epoch, prefix, number = exchange
+        folders = [f"round/{epoch}/{prefix}{number + n}" for n in _AHEAD]
+        job = f"{fault.region}.{_incarnation(run, fault.region)}"
+        keys = [
+            f"{folder}/{kind}.{job}.0" for folder in folders for kind in ("announce", "confirm")
+        ]
         if fault.kind == "stranger":
-            keys += [f"commit/{prefix}{number + n}/0" for n in _AHEAD]
+            keys += [f"{folder}/commit.0" for folder in folders]
             keys += ["epoch/none", f"beat/{fault.region}.txt", "born/0/x"]
             self._put(run, {key: self._rng.bytes(int(self._rng.integers(1, 99))) for key in keys})
             return
         seal = Seal(run.name, b"")
-        body = {"version": 99, "region": fault.region, "payload": {"sha3": "0"}, "step": "1"}
-        records = {key: seal.close(key, body) for key in [*keys, f"commit/{prefix}{number + 2}/0"]}
-        beat = f"beat/{fault.region}"
-        self._put(run, records)
+        record = Odd(incarnation=10**6, region=fault.region, payload={"sha3": "0"}, step="1")
+
+        def sealed(key: str) -> dict[str, bytes]:
+            return {key: seal.close(key, record, FORMAT + 1)}
+
+        for key in [*keys, f"{folders[1]}/commit.0"]:
+            self._put(run, sealed(key))
         # It stands there until the region's next heartbeat.
-        self._put(run, {beat: seal.close(beat, body | {"incarnation": 10**6})}, over=True)
+        self._put(run, sealed(f"beat/{fault.region}"), over=True)
 
     def _put(self, run: Path, values: dict[str, bytes], over: bool = False) -> None:
         for key, data in values.items():
@@ -139,22 +156,29 @@ class Strangers:
         found = []
         for beat in self._rendezvous.glob(f"*/beat/{region}"):
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-                address = json.loads(json.loads(beat.read_bytes())["body"])["address"]
+                address = json.loads(beat.read_bytes().partition(b"\n")[2])["address"]
                 match = re.search(r"([\w.\-]+):(\d+)/?$", address)
                 if match:
                     found.append((match[1], int(match[2])))
         return found
 
 
-def _newest(run: Path) -> tuple[str, int] | None:
-    """The name of the newest exchange that has a record; None = there is none.
+def _newest(run: Path) -> tuple[int, str, int] | None:
+    """The newest exchange that has a record; None = there is none.
 
     Returns:
-      (what it begins with, its number): the epoch, and the trainer where a region has several.
+      (epoch, what its name begins with where a region has several trainers, its number).
     """
-    names = (re.fullmatch(r"((\d+)\.(?:\d+\.)?)(\d+)", path.name) for path in run.glob("commit/*"))
-    found = [(int(match[2]), int(match[3]), match[1]) for match in names if match]
+    committed = (path.parent.relative_to(run / "round") for path in run.glob("round/*/*/commit.0"))
+    names = (re.fullmatch(r"(\d+)/((?:\d+\.)?)(\d+)", path.as_posix()) for path in committed)
+    found = [(int(match[1]), int(match[3]), match[2]) for match in names if match]
     if not found:
         return None
-    _, number, prefix = max(found)
-    return prefix, number
+    epoch, number, prefix = max(found)
+    return epoch, prefix, number
+
+
+def _incarnation(run: Path, region: int) -> int:
+    """The newest job in a region's place; 1 = nobody has taken it."""
+    taken = (path.name.partition(".")[0] for path in run.glob(f"born/{region}/*.0"))
+    return max((int(number) for number in taken if number.isdecimal()), default=1)

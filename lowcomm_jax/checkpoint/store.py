@@ -26,17 +26,16 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 from etils import epath
 from orbax.checkpoint import v1
 
 from lowcomm_jax.mesh.arrays import Box
-from lowcomm_jax.runtime import records
-from lowcomm_jax.runtime.errors import Rejected
 from lowcomm_jax.state import leaves
 
 Arrays = dict[str, np.ndarray]
@@ -202,8 +201,8 @@ def _added_metrics(path: epath.Path) -> dict[str, float]:
     if not file.exists():
         return {}
     try:
-        return records.section(json.loads(file.read_text()))
-    except (ValueError, Rejected) as error:
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+    except (msgspec.MsgspecError, RecursionError) as error:
         log.warning("%s is damaged, and its metrics do not count: %s", file, error)
         return {}
 
@@ -227,55 +226,55 @@ def checked(document: Any, where: str) -> dict:
     Raises:
       DamagedError: it lacks a field, or one is of another kind.
     """
-    entry = records.row(_dtype, records.listed(records.size), records.text)
-    box = records.row(records.size, records.size, records.listed(records.size), *_ENTRY_OF_BOX)
-    of_parts = records.row(_dtype, records.listed(records.size), records.listed(box))
-    arrays = {
-        _GROUPS: _groups(records.by_name(entry)),
-        _PARTS: records.by_name(of_parts),
-    }
     try:
-        layout = records.picked(document, layout=records.text)["layout"]
-        if layout not in arrays:
-            raise Rejected("an unknown layout")
-        reads = {"step": records.size, "regions": records.size, "arrays": arrays[layout]}
-        if "in_flight" in document:
-            reads["in_flight"] = records.listed(_flight)
-        if "metrics" in document:
-            reads["metrics"] = records.section
-        if "keys" in document:
-            reads["keys"] = records.by_name(records.text)
-        records.picked(document, **reads)
-    except Rejected as error:
+        found = msgspec.convert(document, _InGroups | _InParts)
+        if isinstance(found, _InGroups):
+            if not {leaves.SHARED, leaves.region_group(0)} <= found.arrays.keys():
+                raise ValueError("no group of all regions, or none of the first")
+            dtypes = [dtype for group in found.arrays.values() for dtype, *_ in group.values()]
+        else:
+            dtypes = [dtype for dtype, *_ in found.arrays.values()]
+            dtypes += [box[3] for *_, boxes in found.arrays.values() for box in boxes]
+        for dtype in dtypes:
+            jnp.dtype(dtype)
+    except (ValueError, TypeError) as error:
         raise DamagedError(f"{where}: the document is not one of a checkpoint ({error})") from None
     return document
 
 
-def _groups(read: records.Read) -> records.Read:
-    """Of arrays by group, which are those of all regions and of each."""
-
-    def of(value: Any) -> dict:
-        found = records.by_name(read)(value)
-        if not {leaves.SHARED, leaves.region_group(0)} <= found.keys():
-            raise Rejected("no group of all regions, or none of the first")
-        return found
-
-    return of
+_Size = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
-def _flight(value: Any) -> Any:
-    return records.picked(value, key=records.text, fragment=records.whole)
+class _Flight(msgspec.Struct):
+    """What is read of a payload in flight; its record has more."""
+
+    key: str
+    fragment: int
 
 
-def _dtype(value: Any) -> str:
-    try:
-        jnp.dtype(records.text(value))
-    except TypeError:
-        raise Rejected("no dtype") from None
-    return value
+class _Document(msgspec.Struct, tag_field="layout"):
+    """What is read of a checkpoint's document; it has more."""
+
+    step: _Size
+    regions: _Size
+    in_flight: list[_Flight] = []
+    metrics: dict[str, Any] = {}
+    keys: dict[str, str] = {}
 
 
-_ENTRY_OF_BOX = (_dtype, records.listed(records.size), records.text)
+class _InGroups(_Document, tag=_GROUPS, kw_only=True):
+    """Arrays (dtype, shape, digest) by group, which are those of all regions and of each."""
+
+    arrays: dict[str, dict[str, tuple[str, list[_Size], str]]]
+
+
+class _InParts(_Document, tag=_PARTS, kw_only=True):
+    """Arrays (dtype, shape, boxes) by name; a box has process, number, start, and an entry."""
+
+    arrays: dict[
+        str,
+        tuple[str, list[_Size], list[tuple[_Size, _Size, list[_Size], str, list[_Size], str]]],
+    ]
 
 
 def saved_shapes(document: dict) -> dict[str, jax.ShapeDtypeStruct]:

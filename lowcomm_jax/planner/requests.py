@@ -27,7 +27,7 @@ def requests_a_round(count: int) -> int:
     """
     others = count - 1
     looks = 3 * others  # announcements, payloads, and who has confirmed what
-    own = 1 + 3 + 3 + 1  # the payload; announcing and committing (read, ask, write); confirming
+    own = 1 + 3 * 2  # the payload; announcing, confirming and committing (ask, write)
     return looks + own + 2  # is there a record already, before and after
 
 
@@ -90,8 +90,8 @@ def per_round(regions: int, idle_looks: int) -> dict[str, float]:
     return {
         # The payload, the report, and the record, which one of all learners writes.
         "writes": 2 + 1 / regions,
-        # Looks; the own report's key; the others' reports and payloads; the record, three times.
-        "reads": seen * (1 + others) + 1 + 2 * others + 3,
+        # Looks; the others' reports and payloads; the record, once more.
+        "reads": seen * (1 + others) + 2 * others + 1,
         # The payload, the report, and the confirmation, which rounds do not write.
         "deletes": 3,
     }

@@ -9,16 +9,17 @@ and merge trainers as in the other regions, since both follow from what was land
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Annotated
 
+import msgspec
 import numpy as np
 
 from lowcomm_jax.adloco.engine import AdaptiveEngine, Goal, Source
 from lowcomm_jax.adloco.state import AdaptiveState, Trainer
 from lowcomm_jax.recovery.precompile import precompile
 from lowcomm_jax.recovery.rejoin import come_in, install, newest
-from lowcomm_jax.runtime import records
 from lowcomm_jax.runtime.errors import Rejected
+from lowcomm_jax.runtime.records import Size
 from lowcomm_jax.state.leaves import trainer_prefix
 from lowcomm_jax.sync.initial_state import codec_states
 
@@ -69,48 +70,59 @@ def install_trainers(
       Rejected: the document is damaged.
       ValueError: the state is of another model or method, or has trainers that this one lacks.
     """
-    given = records.picked(document.get("trainers"), samples=records.size, live=_live(state))
-    live = given["live"]
-    if not live or live.keys() - state.trainers.keys():
+    given = _trainers(document, state)
+    lacks = given.live.keys() - state.trainers.keys()
+    if lacks or not given.live:
         raise ValueError(
-            f"another region's state has the trainers {sorted(live)}, this one "
+            f"another region's state has the trainers {sorted(given.live)}, this one "
             f"{sorted(state.trainers)}: start all regions with the same method"
         )
-    for number in state.trainers.keys() - live.keys():
+    for number in state.trainers.keys() - given.live.keys():
         state = state.without(number)
-    for number, kept in live.items():
+    for number, kept in sorted(given.live.items()):
         own, prefix = state.trainers[number].state, trainer_prefix(number)
         theirs = {k.removeprefix(prefix): x for k, x in arrays.items() if k.startswith(prefix)}
         loop = engine.loop_of(number, own)
         # Residuals of payloads that were counted since must not be sent again.
         fresh = own.replace(codec=codec_states(loop.programs))
         placed = install(loop, fresh, theirs, {"in_flight": []})
-        state = state.with_trainer(number, Trainer.of(placed, kept, len(kept["used"])))
-    return state.replace(samples=given["samples"])
+        trainer = Trainer.of(placed, msgspec.structs.asdict(kept), len(kept.used))
+        state = state.with_trainer(number, trainer)
+    return state.replace(samples=given.samples)
 
 
-def _live(state: AdaptiveState) -> records.Read[dict[int, Any]]:
-    """A reader of all trainers' host-side values, alike those of this state."""
-    like = state.first
-    reads = {
-        "batch": _from_1,
-        "request": _from_1,
-        "used": records.row(*[records.size] * len(like.used_R)),
-        "policy": lambda x: records.fields(x, **dict.fromkeys(like.policy, _number)),
-    }
-    return records.by_region(lambda value: records.picked(value, **reads))
+class _Trainer(msgspec.Struct):
+    """Host-side values of a trainer, in the document of a state."""
+
+    batch: Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
+    request: Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
+    used: list[Size]
+    policy: dict[str, int | float] | None
 
 
-def _from_1(value: Any) -> int:
-    if records.size(value) < 1:
-        raise Rejected("no batch")
-    return value
+class _Trainers(msgspec.Struct):
+    """Those of all living trainers."""
+
+    samples: Size
+    live: dict[Size, _Trainer]
 
 
-def _number(value: Any) -> float:
-    if type(value) not in (int, float) or not math.isfinite(value):
-        raise Rejected("no finite number")
-    return value
+def _trainers(document: dict, state: AdaptiveState) -> _Trainers:
+    """What a document says of all trainers, alike what this state has; raises `Rejected`."""
+    try:
+        found = msgspec.convert(document.get("trainers"), _Trainers, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise Rejected(f"the document of a state: {error}") from None
+    regions, policy = len(state.first.used_R), state.first.policy
+    names = None if policy is None else policy.keys()
+    for one in found.live.values():
+        if len(one.used) != regions:
+            raise Rejected(f"samples of {len(one.used)} regions, not of {regions}")
+        if (None if one.policy is None else one.policy.keys()) != names:
+            raise Rejected("the policy of another method")
+        if not all(map(math.isfinite, (one.policy or {}).values())):
+            raise Rejected("a policy with numbers that are not finite")
+    return found
 
 
 def _catch_up(

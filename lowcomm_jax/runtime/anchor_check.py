@@ -8,18 +8,21 @@ does not hold.
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections.abc import Mapping
 from typing import Any
 
-from lowcomm_jax.runtime import records, terms
+from lowcomm_jax.runtime import terms
 from lowcomm_jax.runtime.context import ExchangeContext
-from lowcomm_jax.runtime.errors import Rejected, StoreUnavailable
+from lowcomm_jax.runtime.errors import StoreUnavailable
+from lowcomm_jax.runtime.records import Anchors, Terms
+from lowcomm_jax.runtime.slots import key_of
 from lowcomm_jax.runtime.state_transfer import StateTransfer
-from lowcomm_jax.runtime.terms import Terms
 
 AnchorVersions = Mapping[tuple[int, str], Mapping[str, Any]]
 """Terms (`terms`) by (step, version), ascending; see `anchor_history.anchor_version`."""
+_RECORD = re.compile(r"(\d{1,9})\.(\d{1,15})\.(\d{1,15})\.\d{1,15}")
 log = logging.getLogger(__name__)
 
 
@@ -31,6 +34,7 @@ class AnchorCheck:
         self._thread: threading.Thread | None = None
         self._told: tuple | None = None
         self._since: dict[str, Terms] = {}  # since somebody asks: a state may travel for long
+        self._records = 0  # that this job has written
 
     def tell_soon(self, versions: AnchorVersions) -> None:
         """Call `tell` on a thread of its own, if a region asks and there is a new version."""
@@ -63,19 +67,20 @@ class AnchorCheck:
             self._thread.join()
 
     def tell(self, versions: AnchorVersions) -> None:
-        """Overwrite this region's record, with all versions written since a region asked.
+        """Write a record of all versions since a region asked, in place of the one before.
 
         Raises:
           StoreUnavailable: try again later.
         """
-        key, context = self._key(self._context.region), self._context
+        context, start = self._context, self._prefix
+        start += "{}.{}.".format(*context.heartbeat.job)
         self._since |= {name: terms.as_record(one) for (_, name), one in versions.items()}
-        body = {
-            "incarnation": context.heartbeat.own.incarnation,
-            "step": max(step for step, _ in versions),
-            "moments": self._since,
-        }
-        context.store.write(key, context.seal.close(key, body))
+        record = Anchors(max(step for step, _ in versions), dict(self._since))
+        while context.slots.create(f"{start}{self._records}", record) != record:
+            self._records += 1  # the answer to that one was lost
+        if self._records:
+            context.store.delete(key_of(f"{start}{self._records - 1}"))
+        self._records += 1
 
     def anchors_agree(self, step: int, version: str, own: Mapping[str, Any], at_last: bool) -> bool:
         """Compare this region's anchor with those of all regions that train, of the same version.
@@ -93,11 +98,12 @@ class AnchorCheck:
           StoreUnavailable: try again later.
         """
         known, missing = {}, False
+        told = self._read_all()
         for region in sorted(self._state_transfer.donors()):
-            body = self._read(region)
-            if body is not None and version in body["moments"]:
-                known[region] = body["moments"][version]
-            elif body is None or body["step"] <= step:  # else it never had this version
+            record = told.get(region)
+            if record is not None and version in record.versions:
+                known[region] = record.versions[version]
+            elif record is None or record.step <= step:  # else it never had this version
                 missing = True
         if (missing or not known) and not at_last:
             return False
@@ -108,22 +114,18 @@ class AnchorCheck:
             log.warning("nobody has told of its anchor: %s is compared at the next send", label)
         return True
 
-    def _read(self, region: int) -> dict[str, Any] | None:
-        key = self._key(region)
-        data = self._context.store.read(key)
-        try:
-            body = None if data is None else self._context.seal.open(key, data, _told)
-        except Rejected:
-            self._context.counter.add("rejected_record")
-            return None
-        # A record of an earlier job in that region's place says nothing.
-        same = body and body["incarnation"] == self._context.heartbeat.latest()[region].incarnation
-        return body if same else None
+    def _read_all(self) -> dict[int, Anchors]:
+        """The newest record of each region; what an earlier job has written says nothing."""
+        latest, newest = self._context.heartbeat.latest(), {}
+        for key in self._context.store.list(self._prefix):
+            match = _RECORD.fullmatch(key.removeprefix(self._prefix))
+            region, incarnation, number = map(int, match.groups()) if match else (-1, -1, -1)
+            if region in latest and latest[region].incarnation == incarnation:
+                newest[region] = max(newest.get(region, 0), number)
+        slots = {r: f"{self._prefix}{r}.{latest[r].incarnation}.{n}" for r, n in newest.items()}
+        stand = self._context.slots.all_first(dict.fromkeys(slots.values(), Anchors))
+        return {region: stand[slot] for region, slot in slots.items() if slot in stand}
 
-    def _key(self, region: int) -> str:
-        return f"vouch/{self._context.heartbeat.own.epoch}/{region}"
-
-
-def _told(value: Any) -> dict[str, Any]:
-    moments = records.by_name(records.terms)
-    return records.fields(value, incarnation=records.whole, step=records.whole, moments=moments)
+    @property
+    def _prefix(self) -> str:
+        return f"anchors/{self._context.heartbeat.own.epoch}/"

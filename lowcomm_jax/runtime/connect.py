@@ -28,6 +28,7 @@ from lowcomm_jax.runtime.remote import RemoteExchange
 from lowcomm_jax.runtime.request import Arrived
 from lowcomm_jax.runtime.rounds import RoundExchange
 from lowcomm_jax.runtime.secret import Seal, read_secret
+from lowcomm_jax.runtime.slots import Slots
 from lowcomm_jax.runtime.terms import Heal
 from lowcomm_jax.runtime.timing import Pace, Timing
 from lowcomm_jax.runtime.transport import StoreTransport
@@ -397,8 +398,9 @@ def _context_parts(
         wrong.append(str(error))
     refuse("exchange between jobs", wrong)
     counter = MetricsCounter()
-    opened, seal = Store(url, run_id, counter), Seal(run_id, found)
-    heartbeat = Heartbeat(opened, seal, region, count, timing)
+    opened = Store(url, run_id, counter)
+    slots = Slots(opened, Seal(run_id, found))
+    heartbeat = Heartbeat(opened, slots, region, count, timing)
     return ContextParts(
         run_id=run_id,
         region=region,
@@ -408,8 +410,8 @@ def _context_parts(
         identity=dict(identity or {}),
         counter=counter,
         store=opened,
-        seal=seal,
-        commit_log=CommitLog(opened, seal),
+        slots=slots,
+        commit_log=CommitLog(opened, slots),
         heartbeat=heartbeat,
         wait_list=WaitList(heartbeat),
         pace=Pace(timing),

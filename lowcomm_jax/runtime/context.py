@@ -13,7 +13,7 @@ from typing import Protocol
 from lowcomm_jax.runtime.commits import CommitLog
 from lowcomm_jax.runtime.heartbeat import Heartbeat, WaitList
 from lowcomm_jax.runtime.kv import MetricsCounter, Store
-from lowcomm_jax.runtime.secret import Seal
+from lowcomm_jax.runtime.slots import Slots
 from lowcomm_jax.runtime.terms import Heal
 from lowcomm_jax.runtime.timing import Pace, Timing
 from lowcomm_jax.runtime.transport import Transport
@@ -33,7 +33,7 @@ class ContextParts:
       identity: what else all jobs of the run have in common, for people to read.
       counter: counts bytes, rejected records and outages.
       store: the shared keys.
-      seal: signs and checks records.
+      slots: signed records in the store.
       commit_log: announcements and commit records.
       heartbeat: which regions are alive.
       wait_list: which of them an exchange waits for.
@@ -50,7 +50,7 @@ class ContextParts:
     identity: dict[str, str]
     counter: MetricsCounter
     store: Store
-    seal: Seal
+    slots: Slots
     commit_log: CommitLog
     heartbeat: Heartbeat
     wait_list: WaitList

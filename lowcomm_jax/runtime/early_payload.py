@@ -2,7 +2,7 @@
 
 NoLoCo's regions send their moved anchors so (`JobDelivery.send_ahead`), beside the inner steps.
 Nothing is agreed on here. The exchange announces this region's early bytes by their digest
-(`PayloadRecord.early`), with its payload. A region that has one of the two and not the other holds
+(`Payload.early`), with its payload. A region that has one of the two and not the other holds
 nothing. So the one commit record of the exchange names both, and who has sent nothing early, or
 something else since, is no special case: what is not here by then is fetched then.
 """
@@ -16,11 +16,13 @@ from concurrent.futures import Future, wait
 from typing import Any
 
 from lowcomm_jax.runtime import payloads, wire
-from lowcomm_jax.runtime.commits import Announcement, PayloadRecord
+from lowcomm_jax.runtime.commits import Job
 from lowcomm_jax.runtime.context import ExchangeContext
 from lowcomm_jax.runtime.errors import StoreUnavailable
 from lowcomm_jax.runtime.fetch import Fetch, PayloadPiece
 from lowcomm_jax.runtime.kv import pauses
+from lowcomm_jax.runtime.payloads import Published
+from lowcomm_jax.runtime.records import Announcement, Payload
 
 log = logging.getLogger(__name__)
 
@@ -60,10 +62,10 @@ class EarlyPayload:
         self._others = [region for region in members if region != context.region]
         self._shapes = wire.shapes_of(arrays)
         self._given = arrays if takes_part else {}
-        self._own: Future[PayloadRecord] = Future()
+        self._own: Future[Payload] = Future()
         self._fetches: dict[int, Fetch] = {}
         self._begun: list[Fetch] = []  # with those that were replaced
-        self._digests: dict[int, list[str]] = {}
+        self._digests: dict[Job, list[str]] = {}
         self._lock = threading.Lock()
         self._taken, self._over = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"lowcomm-{name}", daemon=True)
@@ -78,7 +80,7 @@ class EarlyPayload:
         """The exchange has begun: from now on that looks for what the others have sent."""
         self._taken.set()
 
-    def own(self, check: Callable[[], None]) -> PayloadRecord:
+    def own(self, check: Callable[[], None]) -> Payload:
         """What this region has published; waits for it.
 
         Args:
@@ -89,25 +91,26 @@ class EarlyPayload:
             wait([self._own], timeout=self._context.store.poll_s[1])
         return self._own.result()
 
-    def fetch(self, region: int, payload: PayloadRecord) -> Fetch:
+    def fetch(self, job: Job, payload: Payload) -> Fetch:
         """The fetch of exactly these bytes, begun if need be."""
+        region = job.region
         with self._lock:
             found = self._fetches.get(region)
-            if found is None or found.payload != payload:
+            if found is None or (found.job, found.payload) != (job, payload):
                 if found is not None:
                     found.cancel()  # of a job that was here before, or of an anchor before this one
                 holders = [region, *(r for r in self._others if r != region)]
                 piece = PayloadPiece(self._key, self.name, payload, self._shapes, holders)
-                found = self._fetches[region] = Fetch(self._context, region, [piece], self.news)
+                found = self._fetches[region] = Fetch(self._context, job, [piece], self.news)
                 self._begun.append(found)
-                self._digests.setdefault(region, []).extend(payload.digests)
+                self._digests.setdefault(job, []).extend(payload.digests)
             return found
 
     @property
-    def published(self) -> dict[str, dict[int, list[str]]]:
-        """Known digests of what was published, by name and region."""
+    def published(self) -> Published:
+        """Known digests of what was published, by name and job."""
         with self._lock:
-            return {self.name: {region: list(own) for region, own in self._digests.items()}}
+            return {self.name: {job: list(own) for job, own in self._digests.items()}}
 
     @property
     def running(self) -> bool:
@@ -140,25 +143,24 @@ class EarlyPayload:
         else:
             self._context.heartbeat.run_guarded(self._look)
 
-    def _publish(self) -> PayloadRecord:
+    def _publish(self) -> Payload:
         context = self._context
         context.fault_hooks.begins(self._key, {"step": self._step})
         host = payloads.on_host(self._given, None)
         self._given = {}  # the device's copies
         packed = payloads.pack(context, self.name, host)
         with self._lock:
-            self._digests[context.region] = packed.payload.digests
+            self._digests[context.heartbeat.job] = packed.payload.digests
         payloads.publish(context, self._key, packed, self._retry)
         self.arrays = host.rest
         # Before the exchange gets this record: its keys may be removed once it is over.
-        own = context.heartbeat.own.incarnation
-        announcement = Announcement(context.region, own, packed.payload, {})
-        self._retry(lambda: self._announce(announcement))
+        self._retry(lambda: self._announce(Announcement(packed.payload)))
         return packed.payload
 
-    def _announce(self, announcement: Announcement) -> None:
+    def _announce(self, made: Announcement) -> None:
+        """Announce it; where this job has announced another one here before, that one stands."""
         if not self._taken.is_set():
-            self._context.commit_log.announce(self.name, announcement)
+            self._context.commit_log.announce(self.name, self._context.heartbeat.job, made)
 
     def _retry(self, act: Callable[[], Any]) -> Any:
         """Call `act` until the store answers."""
@@ -193,11 +195,11 @@ class EarlyPayload:
     def _found_all(self) -> bool:
         """Look for what living partners have announced; whether all have."""
         with self._lock:
-            unknown = [region for region in self._others if region not in self._digests]
-        living = self._context.heartbeat.living(certain=False)
-        for region in living.intersection(unknown):
-            found = self._context.commit_log.announcement(self.name, region)
-            if found is not None and found.payload is not None and not self._taken.is_set():
-                self.fetch(region, found.payload)
+            unknown = set(self._others) - {job.region for job in self._digests}
+        heartbeat = self._context.heartbeat
+        jobs = heartbeat.jobs(unknown & heartbeat.living(certain=False))
+        for region, found in self._context.commit_log.announced(self.name, jobs).items():
+            if found.payload is not None and not self._taken.is_set():
+                self.fetch(Job(region, found.incarnation), found.payload)
                 unknown.remove(region)
         return not unknown

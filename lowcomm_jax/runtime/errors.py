@@ -9,6 +9,13 @@ class Rejected(Exception):
     """Bytes fail their check (altered, cut, of another run): treat them as missing."""
 
 
+class Unreadable(Exception):
+    """A record is signed as it should be, and is none of its kind: this region must end.
+
+    To skip it could part the regions: another one may read it, and land what it names.
+    """
+
+
 class Missing(Exception):
     """No region that can be reached holds these bytes now."""
 

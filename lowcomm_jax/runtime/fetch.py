@@ -14,9 +14,10 @@ from typing import NamedTuple
 import numpy as np
 
 from lowcomm_jax.runtime import wire
-from lowcomm_jax.runtime.commits import PayloadRecord
+from lowcomm_jax.runtime.commits import Job
 from lowcomm_jax.runtime.context import ExchangeContext
 from lowcomm_jax.runtime.errors import Missing, Rejected, StoreUnavailable
+from lowcomm_jax.runtime.records import Payload
 
 _DAMAGED_TRIES = 3
 _PATIENCE_S = 10.0
@@ -36,7 +37,7 @@ class PayloadPiece(NamedTuple):
 
     key: str
     name: str
-    payload: PayloadRecord
+    payload: Payload
     like: wire.Shapes | None
     holders: Sequence[int]
 
@@ -45,7 +46,7 @@ class Fetch:
     """A payload on its way here, piece after piece.
 
     Attributes:
-      region: whose payload it is.
+      job: whose payload it is.
       got: arrays of the pieces that have arrived and were verified, in their order.
       refused: why a piece does not fit this exchange; final, since pieces are named by content.
 
@@ -55,12 +56,12 @@ class Fetch:
     def __init__(
         self,
         context: ExchangeContext,
-        region: int,
+        job: Job,
         pieces: Sequence[PayloadPiece],
         news: threading.Event | None = None,
     ):
         """`news`: is set when this fetch is over."""
-        self.region = region
+        self.job = job
         self.got: list[dict[str, np.ndarray]] = []
         self.refused: Rejected | None = None
         self._context, self._pieces = context, pieces
@@ -70,7 +71,7 @@ class Fetch:
         self._arrived = threading.Event()
         self._news = news or threading.Event()
         self._cancelled = threading.Event()
-        name = f"lowcomm-fetch-{region}"
+        name = f"lowcomm-fetch-{job.region}"
         act = (self._retry,)
         self._thread = threading.Thread(
             target=context.heartbeat.run_guarded, args=act, name=name, daemon=True
@@ -78,7 +79,12 @@ class Fetch:
         self._thread.start()
 
     @property
-    def payload(self) -> PayloadRecord:
+    def region(self) -> int:
+        """The region whose payload it is."""
+        return self.job.region
+
+    @property
+    def payload(self) -> Payload:
         """The record of the first piece."""
         return self._pieces[0].payload
 

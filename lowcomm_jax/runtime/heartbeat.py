@@ -14,72 +14,30 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterable
 
-from lowcomm_jax.runtime import records
-from lowcomm_jax.runtime.commits import Commit, Late
-from lowcomm_jax.runtime.errors import Lost, Rejected, StoreUnavailable, Superseded
+import msgspec
+
+from lowcomm_jax.runtime.commits import Job, Jobs
+from lowcomm_jax.runtime.errors import Lost, StoreUnavailable, Superseded, Unreadable
 from lowcomm_jax.runtime.kv import Store
+from lowcomm_jax.runtime.records import Beat, Commit, Late
 from lowcomm_jax.runtime.request import ExchangeRequest
-from lowcomm_jax.runtime.secret import Seal
+from lowcomm_jax.runtime.slots import Slots, key_of
 from lowcomm_jax.runtime.timing import Timing
 
 LOOKS_PER_BEAT = 4
 _NOT_BEHIND = -1  # every step is past it
 _GAPS = 8
-_PASSES = records.by_name(records.text)
 log = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass(frozen=True)
-class Beat:
-    """A region's record about itself.
-
-    Attributes:
-      incarnation: rises with every job that takes the region's place.
-      counter: rises with every heartbeat.
-      step: the step of its last send or landing; with learners the rounds that it has landed.
-      trained: inner steps it has made; more than `step` where it could not reach the others.
-      epoch: of the run that it takes part in; 0 while it joins.
-      awaited: whether the others shall wait for its payloads.
-      wants: whether it asks for a state.
-      leaving: whether it has ended in good order.
-      paused: whether it has saved its state, and waits for the others to do so.
-      passed: the newest key of which it has all payloads, or "".
-      address: where its payloads can be pulled from, or "".
-      certificate: of its port, where it has made that itself (PEM), or "".
-      passes: certificates (PEM) with which other regions may connect to it, by the fingerprint of
-        their own.
-    """
-
-    incarnation: int
-    counter: int = 0
-    step: int = 0
-    trained: int = 0
-    epoch: int = 0
-    awaited: bool = False
-    wants: bool = False
-    leaving: bool = False
-    paused: bool = False
-    passed: str = ""
-    address: str = ""
-    certificate: str = ""
-    passes: Mapping[str, str] = dataclasses.field(default_factory=dict)
-
-    @classmethod
-    def read(cls, body: Any) -> Beat:
-        """From the JSON of a record; raises `Rejected`."""
-        kinds = {"int": records.whole, "bool": records.flag, "str": records.text}
-        reads = {x.name: kinds.get(x.type, _PASSES) for x in dataclasses.fields(cls)}
-        return cls(**records.fields(body, **reads))
 
 
 @dataclasses.dataclass
 class _Seen:
-    """A region's newest beat, and for how long that did not change."""
+    """A region's newest beat, for how long that did not change, and the job before."""
 
     beat: Beat
+    before: int | None = None
     silent_s: float = 0.0
     changed: bool = False
     gaps_s: deque[float] = dataclasses.field(default_factory=lambda: deque(maxlen=_GAPS))
@@ -87,8 +45,10 @@ class _Seen:
     def after(self, beat: Beat, silent_s: float) -> _Seen:
         """With a newer beat, so long after the one before."""
         if beat.incarnation != self.beat.incarnation:
-            return _Seen(beat, changed=True)  # how long a restart takes says nothing
-        return _Seen(beat, changed=True, gaps_s=deque([*self.gaps_s, silent_s], maxlen=_GAPS))
+            # How long a restart takes says nothing.
+            return _Seen(beat, self.beat.incarnation, changed=True)
+        gaps_s = deque([*self.gaps_s, silent_s], maxlen=_GAPS)
+        return _Seen(beat, self.before, changed=True, gaps_s=gaps_s)
 
 
 class Heartbeat:
@@ -98,13 +58,13 @@ class Heartbeat:
       region: which one we are.
       outage: why the store could not be used at the last look, or None.
 
-    Counts "outage" and "rejected_record".
+    Counts "outage", and a beat that cannot be read as "rejected_record".
     """
 
-    def __init__(self, store: Store, seal: Seal, region: int, count: int, timing: Timing):
+    def __init__(self, store: Store, slots: Slots, region: int, count: int, timing: Timing):
         self.region = region
         self.outage: StoreUnavailable | None = None
-        self._store, self._seal, self._count, self._timing = store, seal, count, timing
+        self._store, self._slots, self._count, self._timing = store, slots, count, timing
         self._own = Beat(incarnation=0)
         self._seen: dict[int, _Seen] = {}
         self._clock_s = 0.0
@@ -131,8 +91,7 @@ class Heartbeat:
         born, last = f"born/{self.region}/", self._read(self.region)
         known = max([above, last.incarnation if last else 0, *self._store.numbers(born)])
         for number in itertools.count(known + 1):
-            key = f"{born}{number}"
-            if self._store.create(key, self._seal.close(key, {"incarnation": number})):
+            if self._store.create(key_of(f"{born}{number}"), b"taken\n"):
                 break
         self.update(incarnation=number)
         self._thread.start()
@@ -140,7 +99,7 @@ class Heartbeat:
     def update(self, at_once: bool = True, **changes) -> None:
         """Change fields of this region's beat, and publish them now, or with the next beat."""
         with self._lock:
-            self._own = dataclasses.replace(self._own, **changes)
+            self._own = msgspec.structs.replace(self._own, **changes)
         if at_once:
             self._wake.set()
 
@@ -148,6 +107,11 @@ class Heartbeat:
     def own(self) -> Beat:
         """This region's beat."""
         return self._own
+
+    @property
+    def job(self) -> Job:
+        """This job."""
+        return Job(self.region, self._own.incarnation)
 
     def stop(self, leaving: bool = True) -> None:
         """Stop beating; `leaving` says so, and the others need not find out."""
@@ -216,6 +180,18 @@ class Heartbeat:
         with self._lock:
             return {r: seen.beat for r, seen in self._seen.items()} | {self.region: self._own}
 
+    def jobs(self, regions: Iterable[int]) -> Jobs:
+        """The jobs of regions that may have announced something, as far as observed: `Jobs`.
+
+        Of this region this job alone; of others the newest one and the one before it, which may
+        have announced just before it died.
+        """
+        with self._lock:
+            seen = dict(self._seen)
+        found = {r: [x.beat.incarnation, x.before] for r, x in seen.items()}
+        found[self.region] = [self._own.incarnation]
+        return {r: [i for i in found[r] if i is not None] for r in regions if r in found}
+
     # -- the thread ---------------------------------------------------------------------------
 
     def run_guarded(self, *acts: Callable[[], None]) -> None:
@@ -279,10 +255,9 @@ class Heartbeat:
         if self._over is not None:
             return
         with self._lock:
-            self._own = dataclasses.replace(self._own, counter=self._own.counter + 1)
-            body = dataclasses.asdict(self._own)
-        key = f"beat/{self.region}"
-        self._store.write(key, self._seal.close(key, body))
+            own = msgspec.structs.replace(self._own, counter=self._own.counter + 1)
+            self._own = own
+        self._slots.write(_key(self.region), own)
 
     def _look(self, passed_s: float) -> None:
         """Read every region's beat; `passed_s` have passed since the last read.
@@ -314,15 +289,17 @@ class Heartbeat:
                     seen.silent_s += passed_s
 
     def _read(self, region: int) -> Beat | None:
-        key = f"beat/{region}"
-        data = self._store.read(key)
-        if data is None:
-            return None
+        data = self._store.read(key := _key(region))
         try:
-            return self._seal.open(key, data, Beat.read)
-        except Rejected:
+            return None if data is None else self._slots.opened(key, data, Beat)
+        except Unreadable as error:  # the region's next beat takes its place
+            log.info("%s", error)
             self._store.counter.add("rejected_record")
             return None
+
+
+def _key(region: int) -> str:
+    return f"beat/{region}"
 
 
 def _order(beat: Beat) -> tuple[int, int]:
@@ -403,7 +380,7 @@ class WaitList:
         me = self._heartbeat.region
         with self._lock:
             if request.joins and request.number >= self._noted.get(me, 0):
-                self.behind = me not in commit.present
+                self.behind = commit.present.get(me) != self._heartbeat.own.incarnation
             for region in request.members:
                 if request.number < self._noted.get(region, 0):
                     continue  # exchanges end in any order

@@ -48,6 +48,9 @@ AT_ONCE = 64
 
 ENDPOINT = "AWS_ENDPOINT_URL"
 
+_ABSENT = b"\2"
+"""TensorStore's generation of a key that is not there, for every kind of store."""
+
 log = logging.getLogger(__name__)
 
 
@@ -106,13 +109,16 @@ class Store:
 
     def read_all(self, keys: Sequence[str], nbytes: int = 0) -> dict[str, bytes | None]:
         """The values of keys, read all at once; None = there is none. `nbytes`: of all together."""
-        pending = [(key, self._kv.read(key)) for key in keys]
-        found: dict[str, bytes | None] = dict.fromkeys(keys)
+        ahead = self._ahead
+        pending = [(key, self._kv.read(key)) for key in keys if key not in ahead]
+        found: dict[str, bytes | None] = {key: ahead.get(key) for key in keys}
         for key, future in pending:
             value = self._answer(future, nbytes)
             if value.state == "value":
                 self.counter.add("store_read", len(value.value))
                 found[key] = value.value
+        if any(found[key] is None for key, _ in pending):
+            self._check_anchor()
         return found
 
     def take_ahead(self, key: str) -> bytes | None:
@@ -125,15 +131,13 @@ class Store:
 
     def create(self, key: str, value: bytes) -> bool:
         """Write a key that does not exist yet; False = it exists, and was left as it is."""
-        found = self._get(key)
-        if found.state == "value":
-            return False
         self._check_anchor()
+        self._ahead.pop(key, None)
         if self._folder is not None:
             created = self._link(self._folder / key, value)
         else:
             # A lost race does not raise: it returns an empty generation.
-            done = self._answer(self._kv.write(key, value, if_equal=found.stamp.generation))
+            done = self._answer(self._kv.write(key, value, if_equal=_ABSENT))
             created = bool(done.generation)
         self.counter.add("store_written", len(value) if created else 0)
         return created
@@ -233,15 +237,15 @@ class Store:
         return {run: self._answer(future).value for run, future in pending.items()}
 
     def numbers(self, prefix: str) -> list[int]:
-        """The numbers of keys `<prefix><number>`, ascending; counts others as "unknown_key".
+        """The numbers of slots `<prefix><number>`, ascending; counts other keys as "unknown_key".
 
         Other programs that write to the folder, such as a sync tool, may leave such files there.
         """
-        found = []
+        found = set()
         for key in self.list(prefix):
-            text = key.removeprefix(prefix)
-            if re.fullmatch(r"[0-9]{1,15}", text):
-                found.append(int(text))
+            match = re.fullmatch(r"([0-9]{1,15})\.[0-9]{1,15}", key.removeprefix(prefix))
+            if match:
+                found.add(int(match[1]))
             else:
                 self.counter.add("unknown_key")
         return sorted(found)

@@ -13,29 +13,31 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from lowcomm_jax.runtime import final_state, records
+from lowcomm_jax.runtime import final_state
 from lowcomm_jax.runtime.anchor_check import AnchorCheck
 from lowcomm_jax.runtime.context import ExchangeContext
 from lowcomm_jax.runtime.early_payload import EarlyPayload
-from lowcomm_jax.runtime.errors import Rejected, StoreUnavailable
-from lowcomm_jax.runtime.heartbeat import Beat
+from lowcomm_jax.runtime.errors import StoreUnavailable
 from lowcomm_jax.runtime.other_runs import differing
 from lowcomm_jax.runtime.payloads import PayloadGC
+from lowcomm_jax.runtime.records import (
+    ANY_FORMAT,
+    FORMAT,
+    RUN,
+    Beat,
+    Epoch,
+    Run,
+    RunOfAnyFormat,
+)
 from lowcomm_jax.runtime.rounds import RoundExchange
 from lowcomm_jax.runtime.state_transfer import State, StateTransfer
 from lowcomm_jax.runtime.two_shot_exchange import TwoShotExchange
 from lowcomm_jax.runtime.whole_exchange import WholeExchange
 
-RUN = "run"
-
-_FORMAT = 5
-
 _RESULT_WITHIN_S = 60.0
 
 _LOOKS_AROUND_S = 5.0
 """Seconds of waiting after which a region looks whether the others wait in another run."""
-
-_ROSTER = records.by_region(records.whole)
 
 T = TypeVar("T")
 
@@ -234,37 +236,36 @@ def register(context: ExchangeContext, kind: str) -> None:
       ValueError: the record was signed with another secret, or describes another run.
       StoreUnavailable: the store does not answer.
     """
-    ours = {
-        "format": _FORMAT,
-        "run": context.run_id,
-        "count": context.count,
-        "exchange": kind,
-        "heal": context.heal,
-        "identity": context.identity,
-    }
-    context.store.create(RUN, context.seal.close(RUN, ours))
-    data = context.store.read(RUN)
-    try:
-        record = context.seal.open(RUN, data or b"")
-    except Rejected:
+    slots, given = context.slots, (context.run_id, context.count, kind, context.heal)
+    ours = Run(FORMAT, *given, context.identity)
+    place = f"run {context.run_id!r} at {context.store.root}"
+    context.store.create(RUN, slots.seal.close(RUN, ours, ANY_FORMAT))
+    data = context.store.read(RUN) or b""
+    stands = slots.opened(RUN, data, RunOfAnyFormat, ANY_FORMAT)
+    if stands is None:
+        raise ValueError(f"{place} was begun with another secret: use that one, or another run id")
+    if stands.format != FORMAT:
         raise ValueError(
-            f"run {context.run_id!r} at {context.store.root} was begun with another secret: use "
-            "that one, or another run id"
-        ) from None
-    wrong = [f"{k} is {v!r} there, {w!r} here" for k, v, w in _compared(record, ours) if v != w]
+            f"{place} was begun by a version of this program that writes format {stands.format}, "
+            f"this one writes {FORMAT}: use the same version everywhere, or another run id"
+        )
+    record = slots.seal.open(RUN, data, Run, ANY_FORMAT)
+    wrong = [
+        f"{name} is {there!r} there, {here!r} here"
+        for name, there, here in _compared(record, ours)
+        if there != here
+    ]
     if wrong:
-        raise ValueError(f"run {context.run_id!r} at {context.store.root}: " + "; ".join(wrong))
+        raise ValueError(f"{place}: " + "; ".join(wrong))
     context.store.anchor(RUN)
 
 
-def _compared(record: Mapping[str, Any], ours: Mapping[str, Any]) -> Iterator[tuple]:
-    """(name, value there, value here) of all that the record of a run holds."""
-    for name, there in record.items():
-        here = ours.get(name)
-        if isinstance(there, Mapping) and isinstance(here, Mapping):
-            yield from ((k, there.get(k), here.get(k)) for k in sorted(there.keys() | here))
-        else:
-            yield name, there, here
+def _compared(record: Run, ours: Run) -> Iterator[tuple[str, Any, Any]]:
+    """(name, value there, value here) of all that two records of a run hold."""
+    for name in ("run", "count", "transport", "heal"):
+        yield name, getattr(record, name), getattr(ours, name)
+    for name in sorted(record.identity.keys() | ours.identity):
+        yield name, record.identity.get(name), ours.identity.get(name)
 
 
 def rendezvous(context: ExchangeContext, until: float, step: int) -> dict[int, int]:
@@ -291,12 +292,12 @@ def rendezvous(context: ExchangeContext, until: float, step: int) -> dict[int, i
     heartbeat, looks_around_s = context.heartbeat, time.monotonic() + _LOOKS_AROUND_S
     context.transport.start()
     heartbeat.update(step=step)
-    _, roster, _ = retry(context, until, lambda: _newest_epoch(context))
+    _, roster = retry(context, until, lambda: _newest_epoch(context))
     retry(context, until, lambda: heartbeat.start(above=roster.get(context.region, 0)))
     while True:
         heartbeat.check()
         living, latest = heartbeat.living(), heartbeat.latest()
-        epoch, roster, free = retry(context, until, lambda: _newest_epoch(context))
+        epoch, roster = retry(context, until, lambda: _newest_epoch(context))
         began_it = roster.get(context.region) == heartbeat.own.incarnation
         others = [latest[region] for region in living - {context.region}]
         if began_it or _run_goes_on(others, epoch):
@@ -314,13 +315,14 @@ def rendezvous(context: ExchangeContext, until: float, step: int) -> dict[int, i
         coming = {region for region in living if not latest[region].epoch}
         if (len(coming) == context.count and not begun) or (late and epoch):
             _check_not_fresh(context, coming)
-            _begin_epoch(context, until, f"epoch/{free}", _furthest(latest, coming))
+            began = Epoch(_furthest(latest, coming))
+            retry(context, until, lambda n=epoch, e=began: context.slots.create(_epoch(n + 1), e))
             continue
         if late:
             raise TimeoutError(_why_not_in(context, living, epoch))
         if time.monotonic() >= looks_around_s:
             looks_around_s = math.inf
-            if others := retry(context, until, lambda: differing(context, RUN)):
+            if others := retry(context, until, lambda: differing(context)):
                 log.warning("region %d still waits for the others; %s", context.region, others)
         _pause(context, context.timing.beat_s / 4)
 
@@ -351,10 +353,10 @@ def _run_goes_on(others: Iterable[Beat], epoch: int) -> bool:
     return any(b.epoch == epoch > 0 and b.awaited and not b.wants and not b.paused for b in others)
 
 
-def _furthest(latest: Mapping[int, Beat], coming: set[int]) -> dict[str, int]:
+def _furthest(latest: Mapping[int, Beat], coming: set[int]) -> dict[int, int]:
     """A roster: incarnations of the regions with the highest step."""
     step = max(latest[region].step for region in coming)
-    return {str(r): latest[r].incarnation for r in sorted(coming) if latest[r].step == step}
+    return {r: latest[r].incarnation for r in sorted(coming) if latest[r].step == step}
 
 
 def _why_not_in(context: ExchangeContext, living: set[int], epoch: int) -> str:
@@ -369,7 +371,7 @@ def _why_not_in(context: ExchangeContext, living: set[int], epoch: int) -> str:
         )
     missing = sorted(set(range(context.count)) - living)
     try:
-        others = differing(context, RUN)
+        others = differing(context)
     except StoreUnavailable:
         others = ""  # the heartbeat reports it
     also = f"; {others}" if others else ""
@@ -392,25 +394,17 @@ def _check_not_fresh(context: ExchangeContext, coming: set[int]) -> None:
         )
 
 
-def _begin_epoch(context: ExchangeContext, until: float, key: str, roster: dict[str, int]) -> None:
-    """Begin an epoch, unless another region has begun it."""
-    record = context.seal.close(key, roster)
-    retry(context, until, lambda: context.store.create(key, record))
+def _newest_epoch(context: ExchangeContext) -> tuple[int, dict[int, int]]:
+    """(the newest epoch, its roster); 0 = there is none."""
+    for number in reversed(context.store.numbers("epoch/")):
+        found = context.slots.first(_epoch(number), Epoch)
+        if found is not None:
+            return number, found.roster
+    return 0, {}
 
 
-def _newest_epoch(context: ExchangeContext) -> tuple[int, dict[int, int], int]:
-    """(the newest epoch, its roster, the number for the next one); 0 = there is none."""
-    numbers = context.store.numbers("epoch/")
-    free = numbers[-1] + 1 if numbers else 1
-    for number in reversed(numbers):
-        key = f"epoch/{number}"
-        try:
-            roster = context.seal.open(key, context.store.read(key) or b"", _ROSTER)
-        except Rejected:
-            context.counter.add("rejected_record")
-            continue
-        return number, roster, free
-    return 0, {}, free
+def _epoch(number: int) -> str:
+    return f"epoch/{number}"
 
 
 def _pause(context: ExchangeContext, seconds: float) -> None:

@@ -8,32 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lowcomm_jax.runtime import records
 from lowcomm_jax.runtime.context import ExchangeContext
-from lowcomm_jax.runtime.errors import Rejected
+from lowcomm_jax.runtime.errors import Rejected, Unreadable
+from lowcomm_jax.runtime.records import ANY_FORMAT, RUN, Run
 
 _NAMED = 3
 """Most runs, and most settings of one, that are told."""
-_IDENTITY = records.by_name(records.text)
 
 
-def differing(context: ExchangeContext, key: str) -> str:
+def differing(context: ExchangeContext) -> str:
     """A sentence about the other runs, the most alike first; "" where there are none to be read.
-
-    Args:
-      key: of a run's record.
 
     Raises:
       StoreUnavailable: the store does not answer.
     """
     found = []
-    for run_id, data in context.store.beside(key).items():
+    for run_id, data in context.store.beside(RUN).items():
         try:
-            record = context.seal.of(run_id).open(key, data)
-            there = _IDENTITY(record.get("identity", {}))
-        except Rejected:
+            record = context.slots.seal.of(run_id).open(RUN, data, Run, ANY_FORMAT)
+        except (Rejected, Unreadable):
             continue  # of another secret, or of another format
-        if differences := _between(there, context.identity):
+        if differences := _between(record.identity, context.identity):
             found.append(differences)
     told = [_shortened(one, "; ") for one in sorted(found, key=len)]
     if not told:

@@ -15,13 +15,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lowcomm_jax.runtime import wire
-from lowcomm_jax.runtime.commits import PayloadRecord
+from lowcomm_jax.runtime.commits import Job
 from lowcomm_jax.runtime.context import ExchangeContext
 from lowcomm_jax.runtime.errors import StoreUnavailable
 from lowcomm_jax.runtime.fetch import PayloadPiece
-from lowcomm_jax.runtime.heartbeat import Beat
+from lowcomm_jax.runtime.records import Beat, Payload
 from lowcomm_jax.runtime.request import ExchangeRequest
 from lowcomm_jax.runtime.wire import Arrays, Reduction, name_of_slice, one_slice
+
+Published = dict[str, dict[Job, list[str]]]
+"""Digests of what was published, by the name of the exchange and by job; [] = nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +51,7 @@ class PackedPayload(NamedTuple):
       slices: by the region that reduces them.
     """
 
-    payload: PayloadRecord
+    payload: Payload
     data: bytes
     slices: dict[int, bytes]
 
@@ -74,7 +77,7 @@ def pack(context: ExchangeContext, name: str, host_payload: HostPayload) -> Pack
         if s != context.region
     }
     named = [_named(slices[s]) if s in slices else None for s in range(parts)]
-    return PackedPayload(PayloadRecord(wire.digest(data), len(data), tuple(named)), data, slices)
+    return PackedPayload(Payload(wire.digest(data), len(data), tuple(named)), data, slices)
 
 
 def publish(
@@ -89,7 +92,7 @@ def publish(
     ends = itertools.accumulate(map(len, pieces))
     *slices, data = [sent[end - len(x) : end] for end, x in zip(ends, pieces)]
 
-    def put(payload: PayloadRecord, data: bytes) -> None:
+    def put(payload: Payload, data: bytes) -> None:
         retry(lambda: context.transport.put(payload.digest, data))
 
     payload = packed.payload
@@ -101,7 +104,7 @@ def publish(
 def pieces(
     request: ExchangeRequest,
     region: int,
-    payload: PayloadRecord,
+    payload: Payload,
     like: wire.Shapes | None,
     slice_of: int | None,
 ) -> list[PayloadPiece]:
@@ -148,27 +151,21 @@ class PayloadGC:
 
     def adopt(self) -> None:
         """Take over the payloads that earlier jobs have announced and left."""
-        for name, region in self._context.commit_log.all_announcements():
-            announcement = self._context.commit_log.announcement(name, region)
-            digests = (
-                announcement.payload.digests
-                if announcement is not None and announcement.payload
-                else []
-            )
-            self._done.setdefault(name, _Done(-1, {})).digests[region] = digests
+        log = self._context.commit_log
+        for name, job in log.all_announcements():
+            found = log.announced(name, {job.region: [job.incarnation]}).get(job.region)
+            digests = found.payload.digests if found is not None and found.payload else []
+            self._done.setdefault(name, _Done(-1, {})).digests[job] = digests
 
     def begin(self, key: str) -> None:
         """Note a key; keys are ordered by their first `begin`."""
         with self._lock:
             self._positions.setdefault(key, len(self._positions))
 
-    def done(
-        self, key: str, published: dict[str, dict[int, list[str]]], at_once: bool = True
-    ) -> None:
+    def done(self, key: str, published: Published, at_once: bool = True) -> None:
         """Note that we have everything of this key.
 
         Args:
-          published: digests by name and region.
           at_once: tell the others now, or with the next heartbeat.
         """
         with self._lock:
@@ -177,7 +174,7 @@ class PayloadGC:
             self._reach(self._context.region, key)
         self._context.heartbeat.update(at_once=at_once, passed=key)
 
-    def dropped(self, published: dict[str, dict[int, list[str]]]) -> None:
+    def dropped(self, published: Published) -> None:
         """Note payloads that no exchange will name; they go with those of the newest key."""
         with self._lock:
             place = self._reached.get(self._context.region, -1)
@@ -235,12 +232,12 @@ class PayloadGC:
 
     def _remove(self, name: str, done: _Done) -> None:
         living = self._context.heartbeat.living(certain=False)
-        for region, digests in done.digests.items():
-            ours = self._context.region == (region if region in living else min(living))
+        for job, digests in done.digests.items():
+            ours = self._context.region == (job.region if job.region in living else min(living))
             for digest in digests:
                 self._context.transport.drop(digest, shared=ours)
             if ours:
-                self._context.commit_log.forget(name, region)
+                self._context.commit_log.forget(name, job)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -248,8 +245,8 @@ class _Done:
     """An exchange that is over: its position in our order, and the payloads published for it."""
 
     position: int
-    digests: dict[int, list[str]]
+    digests: dict[Job, list[str]]
 
 
-def _named(data: bytes) -> PayloadRecord:
-    return PayloadRecord(wire.digest(data), len(data))
+def _named(data: bytes) -> Payload:
+    return Payload(wire.digest(data), len(data))

@@ -1,127 +1,263 @@
-"""Reads plain JSON of a given shape, or raises `Rejected`.
+"""The records that regions exchange through the store: all of them, with their fields and types.
 
-Records come from the store. With a secret their writer knows the run's secret; without one anybody
-may be the writer. Either may be a program of another version. A valid signature therefore says
-nothing about the content, and a record that does not fit must end no thread of ours.
+docs/wire.md is the page about them: keys, signatures, who writes what when. A field with a default
+may be left out; other fields than these are refused. `FORMAT` rises with every change of a record,
+a key or a rule. A record of another format fails its signature, since the number is signed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+import hashlib
+from typing import Annotated, Any
 
-from lowcomm_jax.runtime.errors import Rejected
+import msgspec
+from msgspec import Meta
 
-T = TypeVar("T")
-Read = Callable[[Any], T]
+FORMAT = 6
 
+RUN = "run"
+"""The key of a run's own record."""
 
-def whole(value: Any) -> int:
-    """A whole number that fits 64 bits."""
-    if type(value) is not int or not -(1 << 63) <= value < 1 << 63:
-        raise Rejected("no whole number of 64 bits")
-    return value
+ANY_FORMAT = 0
+"""As which that is signed, so that jobs of other formats can read it."""
 
+Whole = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+"""A whole number of 64 bits."""
 
-def size(value: Any) -> int:
-    """A number of bytes, or of entries along an axis."""
-    if whole(value) < 0:
-        raise Rejected("a negative size")
-    return value
+Size = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+"""A whole number of 64 bits from 0: of bytes, of entries, of a region, of an incarnation."""
 
+Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+"""SHA-256 in hex."""
 
-def flag(value: Any) -> bool:
-    """True or false."""
-    if type(value) is not bool:
-        raise Rejected("neither true nor false")
-    return value
+Terms = dict[str, Whole | str]
+"""What a region has decided (`terms`)."""
 
 
-def text(value: Any) -> str:
-    """A string."""
-    if type(value) is not str:
-        raise Rejected("no text")
-    return value
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A record; its values are whole numbers, strings, flags, null, and lists and maps of such."""
 
 
-def section(value: Any) -> dict:
-    """A JSON object."""
-    if type(value) is not dict:
-        raise Rejected("no section")
-    return value
+class Run(Record):
+    """What the jobs of a run have in common; signed as format 0.
+
+    Attributes:
+      format: `FORMAT`.
+      run: the run's id.
+      count: number of regions.
+      transport: how payloads travel.
+      heal: which anchor is kept where anchors differ.
+      identity: what else the jobs have in common, for people to read: settings by their names.
+    """
+
+    format: Size
+    run: str
+    count: Size
+    transport: str
+    heal: str
+    identity: dict[str, str]
 
 
-def fields(value: Any, **reads: Read) -> dict[str, Any]:
-    """An object with these fields and no others, each read."""
-    found = section(value)
-    if found.keys() != reads.keys():
-        raise Rejected("a section of other fields")
-    return {name: read(found[name]) for name, read in reads.items()}
+class RunOfAnyFormat(msgspec.Struct, frozen=True):
+    """The fields that `Run` keeps in every format."""
+
+    format: Size
+    run: str
 
 
-def listed(read: Read[T]) -> Read[list[T]]:
-    """Read a list whose entries `read` takes."""
+class Beat(Record):
+    """A region's record about itself; the only one that is overwritten.
 
-    def of(value: Any) -> list[T]:
-        if type(value) is not list:
-            raise Rejected("no list")
-        return [read(one) for one in value]
+    Attributes:
+      incarnation: rises with every job that takes the region's place.
+      counter: rises with every heartbeat.
+      step: the step of its last send or landing; with learners the rounds that it has landed.
+      trained: inner steps it has made; more than `step` where it could not reach the others.
+      epoch: of the run that it takes part in; 0 while it joins.
+      awaited: whether the others shall wait for its payloads.
+      wants: whether it asks for a state.
+      leaving: whether it has ended in good order.
+      paused: whether it has saved its state, and waits for the others to do so.
+      passed: the newest key of which it has all payloads, or "".
+      address: where its payloads can be pulled from, or "".
+      certificate: of its port, where it has made that itself (PEM), or "".
+      passes: certificates (PEM) with which other regions may connect to it, by the fingerprint of
+        their own.
+    """
 
-    return of
-
-
-def or_none(read: Read[T]) -> Read[T | None]:
-    """Read null as None, and anything else by `read`."""
-    return lambda value: None if value is None else read(value)
-
-
-def by_name(read: Read[T]) -> Read[dict[str, T]]:
-    """Read an object whose values `read` takes."""
-    return lambda value: {name: read(one) for name, one in section(value).items()}
-
-
-def by_region(read: Read[T]) -> Read[dict[int, T]]:
-    """Read an object whose names are numbers of regions, and whose values `read` takes."""
-
-    def of(value: Any) -> dict[int, T]:
-        if not all(name.isascii() and name.isdecimal() for name in section(value)):
-            raise Rejected("no number of a region")
-        return {whole(int(name[:20])): read(one) for name, one in value.items()}
-
-    return of
-
-
-def terms(value: Any) -> dict[str, int | str]:
-    """What a region has decided (`runtime.terms`)."""
-    return by_name(lambda x: x if type(x) is str else whole(x))(value)
+    incarnation: Size
+    counter: Size = 0
+    step: Size = 0
+    trained: Size = 0
+    epoch: Size = 0
+    awaited: bool = False
+    wants: bool = False
+    leaving: bool = False
+    paused: bool = False
+    passed: str = ""
+    address: str = ""
+    certificate: str = ""
+    passes: dict[str, str] = {}
 
 
-def arrays(piece: Read) -> Read[dict[str, tuple[str, tuple[int, ...], list]]]:
-    """Descriptions of arrays by name: dtype, shape, and the pieces that hold their bytes."""
+class Epoch(Record):
+    """Regions that begin together.
 
-    def one(value: Any) -> tuple[str, tuple[int, ...], list]:
-        if type(value) is not list or len(value) != 3:
-            raise Rejected("no description of an array")
-        dtype, shape, pieces = value
-        return text(dtype), tuple(listed(size)(shape)), listed(piece)(pieces)
+    Attributes:
+      roster: their incarnations, by region.
+    """
 
-    return by_name(one)
+    roster: dict[Size, Size]
 
 
-def row(*reads: Read) -> Read[tuple]:
-    """Read a list of as many values as there are `reads`, each by its own."""
+class Payload(Record):
+    """A payload by its content.
 
-    def of(value: Any) -> tuple:
-        if type(value) is not list or len(value) != len(reads):
-            raise Rejected(f"no list of {len(reads)}")
-        return tuple(read(one) for read, one in zip(reads, value))
+    Attributes:
+      digest: SHA-256 of its file.
+      nbytes: size of the file.
+      slices: of a payload that is reduced in slices: one for each region of the run, which reduces
+        it. None for the sender's own slice, which no other region needs.
+      early: a file that belongs to the payload, and may travel before it (`EarlyPayload`).
+    """
 
-    return of
+    digest: Digest
+    nbytes: Size
+    slices: tuple[Payload | None, ...] = ()
+    early: Payload | None = None
+
+    @property
+    def digests(self) -> list[str]:
+        """Digests of all files: its own, those of the slices, and of what is early."""
+        parts = [*self.slices, self.early]
+        return [self.digest, *(one.digest for one in parts if one)]
+
+    @property
+    def content(self) -> str:
+        """One digest of all files: of a single one its own, of several that of all `digests`."""
+        found = self.digests
+        return found[0] if len(found) == 1 else hashlib.sha256(" ".join(found).encode()).hexdigest()
+
+    def nbytes_for(self, region: int) -> int:
+        """Size of the file, of the slice that this region reduces, and of what is early."""
+        own = self.slices[region] if self.slices else None
+        return self.nbytes + sum(one.nbytes for one in (own, self.early) if one)
 
 
-def picked(value: Any, **reads: Read) -> Mapping[str, Any]:
-    """These fields of an object, each read; the object may have others, which are dropped."""
-    found = section(value)
-    if not reads.keys() <= found.keys():
-        raise Rejected("a section that lacks fields")
-    return {name: read(found[name]) for name, read in reads.items()}
+class Announcement(Record):
+    """What a job has to say in an exchange.
+
+    Attributes:
+      payload: what it has published; None = it takes no part.
+      terms: what it has decided.
+    """
+
+    payload: Payload | None
+    terms: Terms = {}
+
+
+class Confirmation(Record):
+    """What a job holds once it has stopped waiting.
+
+    Attributes:
+      holds: `content` of the payloads that it has verified, by region.
+    """
+
+    holds: dict[Size, Digest]
+
+
+class Admitted(Record):
+    """Who takes part in an exchange.
+
+    Attributes:
+      incarnation: of the job that announced.
+      payload: what it announced.
+    """
+
+    incarnation: Size
+    payload: Payload
+
+
+class Late(Record):
+    """How late a region is that exchanges went on without.
+
+    Attributes:
+      step: later exchanges wait for it once it is past this step.
+      missed: exchanges that have waited for it in vain since it last announced.
+    """
+
+    step: Size
+    missed: Size
+
+
+class Commit(Record):
+    """What regions agree on in an exchange: every one lands what this record names, and no more.
+
+    Attributes:
+      admitted: the jobs that take part, by region.
+      terms: of the regions that announced, and were alive.
+      writer: the region that wrote the record, and has all payloads.
+      present: incarnations of those that take part, and of other living ones that announced.
+      late: regions that have missed this exchange or an earlier one, and announced nothing since.
+    """
+
+    admitted: dict[Size, Admitted]
+    terms: dict[Size, Terms]
+    writer: Size
+    present: dict[Size, Size] = {}
+    late: dict[Size, Late] = {}
+
+
+class Array(Record):
+    """An array of a state, in pieces.
+
+    Attributes:
+      dtype: as safetensors calls it.
+      shape: of the array.
+      pieces: (SHA-256, bytes) of each piece of its bytes in C order.
+    """
+
+    dtype: str
+    shape: tuple[Size, ...]
+    pieces: tuple[tuple[Digest, Size], ...]
+
+
+class State(Record):
+    """What a region takes over that comes back.
+
+    Attributes:
+      position: steps made, or rounds landed.
+      donor, incarnation: the job that gives it.
+      asked: incarnations of the regions that had asked.
+      arrays: by name.
+      document: what else belongs to it, plain JSON.
+    """
+
+    position: Size
+    donor: Size
+    incarnation: Size
+    asked: dict[Size, Size]
+    arrays: dict[str, Array]
+    document: dict[str, Any]
+
+
+class Anchors(Record):
+    """Digests of the anchors that a region has had since somebody asked for a state.
+
+    Attributes:
+      step: of the newest.
+      versions: their terms, by version (`anchor_history.anchor_version`).
+    """
+
+    step: Size
+    versions: dict[str, Terms]
+
+
+class Agreed(Record):
+    """What was proposed first.
+
+    Attributes:
+      value: the proposal.
+    """
+
+    value: Terms

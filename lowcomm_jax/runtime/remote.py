@@ -19,12 +19,13 @@ import numpy as np
 
 from lowcomm_jax.runtime import terms
 from lowcomm_jax.runtime.anchor_check import AnchorVersions
-from lowcomm_jax.runtime.commits import Announcement, Commit, name_of
+from lowcomm_jax.runtime.commits import Job, name_of
 from lowcomm_jax.runtime.context import ExchangeContext
 from lowcomm_jax.runtime.early_payload import EarlyPayload
 from lowcomm_jax.runtime.errors import StoreUnavailable
 from lowcomm_jax.runtime.kv import AT_ONCE
 from lowcomm_jax.runtime.membership import Membership
+from lowcomm_jax.runtime.records import Commit
 from lowcomm_jax.runtime.request import Arrived, ExchangeRequest, arrange, problems
 from lowcomm_jax.runtime.rounds import Like, RoundExchange
 from lowcomm_jax.runtime.state_transfer import State
@@ -251,8 +252,8 @@ class RemoteExchange(Membership):
     def sent_before(self) -> int:
         """Inner step of the newest send that an earlier job in this region's place announced.
 
-        An absence counts, too: it may stand over the payload of a job before that one. Of exchanges
-        of all regions, in this epoch, whose announcements were not removed; 0 = there is none.
+        An absence counts, too. Of exchanges of all regions, in this epoch, whose announcements were
+        not removed; 0 = there is none.
         Waits while the store is away.
 
         Raises:
@@ -260,15 +261,20 @@ class RemoteExchange(Membership):
         """
         log, own = self._context.commit_log, self._context.heartbeat.own
 
-        def look() -> list[Announcement]:
-            ours = [name for name, region in log.all_announcements() if region == self.region]
-            names = [n for n in ours if n.startswith(f"{own.epoch}.") and "@" not in n]
-            said = log.announcements(names, [self.region]).values()
-            return [one[self.region] for one in said if self.region in one]
+        def look() -> list[Terms]:
+            ours: dict[int, list[str]] = {}  # names by the job that announced
+            for name, (region, incarnation) in log.all_announcements():
+                if region == self.region and incarnation < own.incarnation:
+                    ours.setdefault(incarnation, []).append(name)
+            said: list[Terms] = []
+            for incarnation, names in ours.items():
+                here = [n for n in names if n.startswith(f"{own.epoch}/") and "@" not in n]
+                found = log.all_announced(here, {self.region: [incarnation]})
+                said += [one.terms for by_region in found.values() for one in by_region.values()]
+            return said
 
-        found = self._read("what was sent before", look)
-        sent = [one for one in found if one.incarnation < own.incarnation]
-        return max((int(one.terms.get("step", 0)) for one in sent), default=0)
+        sent = self._read("what was sent before", look)
+        return max((int(terms.get("step", 0)) for terms in sent), default=0)
 
     def _read(self, what: str, look: Callable[[], T]) -> T:
         """Call `look` until the store answers."""
@@ -300,22 +306,24 @@ class RemoteExchange(Membership):
         """
         context, everyone = self._context, tuple(range(self.count))
         epoch, until = context.heartbeat.own.epoch, first + missed
+        jobs = context.heartbeat.jobs(everyone)
         sizes: dict[str, int] = {}
         known, closed = first, -1
         try:
             while known < first + count:
                 numbers = range(known, min(known + AT_ONCE, first + count))
                 names = [name_of(epoch, str(n), everyone, self.count) for n in numbers]
-                landed = context.commit_log.read_ahead(names, everyone)
+                landed = context.commit_log.read_ahead(names, jobs)
                 known += len(landed)
                 if not landed and known < until:
                     self._sit_out(epoch, range(known, until))
                     if closed != known and self._close_missed(names[: until - known]):
                         closed = known
                         continue  # their records can be read now
-                averages = context.commit_log.read_ahead(list(map(averages_of, landed)), everyone)
+                averages = context.commit_log.read_ahead(list(map(averages_of, landed)), jobs)
                 for commit in [*landed.values(), *averages.values()]:
-                    sizes |= {p.digest: p.nbytes for p in commit.payloads.values()}
+                    named = [one.payload for one in commit.admitted.values()]
+                    sizes |= {payload.digest: payload.nbytes for payload in named}
                 if not landed:
                     break
             while sizes and sum(sizes.values()) > _MOST_AHEAD:
@@ -330,8 +338,7 @@ class RemoteExchange(Membership):
         new = [n for n in numbers if (epoch, n) > self._absent]
         if new:
             names = [name_of(epoch, str(n), tuple(range(self.count)), self.count) for n in new]
-            own = self._context.heartbeat.own.incarnation
-            self._context.commit_log.sit_out(names, self.region, own)
+            self._context.commit_log.sit_out(names, self._context.heartbeat.job)
             self._absent = epoch, new[-1]
 
     def _close_missed(self, names: Sequence[str]) -> bool:
@@ -342,7 +349,8 @@ class RemoteExchange(Membership):
         """
         context, everyone = self._context, range(self.count)
         living, empty = context.heartbeat.living(certain=False), {}
-        for name, said in context.commit_log.announcements(names, everyone).items():
+        jobs = context.heartbeat.jobs(everyone)
+        for name, said in context.commit_log.all_announced(names, jobs).items():
             known = {r: one.terms for r, one in said.items() if r in living}
             coming = any(r not in said and context.wait_list.awaited(r) for r in everyone)
             taken = any(one.payload is not None for one in said.values())
@@ -350,7 +358,8 @@ class RemoteExchange(Membership):
             if coming or taken or not agreed:
                 break
             late = context.wait_list.late_in(set(everyone) - said.keys())
-            empty[name] = Commit({}, known, self.region, tuple(sorted(known)), late)
+            present = {r: said[r].incarnation for r in sorted(known)}
+            empty[name] = Commit({}, known, self.region, present, late)
         context.commit_log.commit_all(empty)
         return bool(empty)
 
@@ -368,9 +377,9 @@ class RemoteExchange(Membership):
         """
         everyone, context = tuple(range(self.count)), self._context
         name = name_of(context.heartbeat.own.epoch, key, everyone, self.count)
-        others = context.heartbeat.living() - {self.region}
-        held = [context.commit_log.confirmed(name, region) for region in others]
-        passed = any(one is not None and self.region not in one for one in held)
+        others = context.heartbeat.jobs(context.heartbeat.living() - {self.region})
+        held = context.commit_log.confirmed(name, [Job(r, i) for r, (i, *_) in others.items()])
+        passed = any(self.region not in one for one in held.values())
         return passed and context.commit_log.committed(name) is None
 
     # -- rounds at a pace of one's own ----------------------------------------------------------
@@ -486,7 +495,9 @@ class RemoteExchange(Membership):
         """
         if not request.joins or not request.takes_part:
             return
-        missed = set(request.members) - set(commit.present)
+        me = self._context.heartbeat.job
+        present = {r for r, i in commit.present.items() if r != me.region or i == me.incarnation}
+        missed = set(request.members) - present
         steps = {one["step"] for one in commit.terms.values() if "step" in one}
         what = f"the exchange after step {max(steps)}" if steps else f"exchange {request.key!r}"
         for region in sorted(missed - self._missed):

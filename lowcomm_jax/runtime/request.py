@@ -14,9 +14,9 @@ import jax
 import numpy as np
 
 from lowcomm_jax.runtime import wire
-from lowcomm_jax.runtime.commits import Commit
 from lowcomm_jax.runtime.errors import Rejected
 from lowcomm_jax.runtime.kv import MetricsCounter
+from lowcomm_jax.runtime.records import Commit
 from lowcomm_jax.runtime.wire import Reduction, side_by_side
 
 
@@ -142,7 +142,7 @@ def arrange(
         if found != expected:
             raise Rejected(f"payload of region {region} is {found}, expected {expected}")
     participants = np.zeros(count, bool)
-    participants[list(result.commit.payloads)] = True
+    participants[list(result.commit.admitted)] = True
     return Arrived(
         participants=participants,
         arrays=side_by_side(result.arrays, count, expected),

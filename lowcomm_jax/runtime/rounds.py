@@ -2,14 +2,14 @@ r"""`RoundExchange`: rounds of learners that meet through a store alone, seen fr
 
 No learner leads, and none waits for another. `look` is one pass over the store; a thread repeats it
 beside the training. Round k handles fragment k mod P. A round, in keys of the store, where <name>
-is `<epoch>.round<k>`:
+is `<epoch>/round<k>`:
 
-1. A learner *reports*: it writes its payload (`blob/`), then announces it (`said/<name>/<region>`)
+1. A learner *reports*: it writes its payload (`blob/`), then announces it (`commits`)
    with its terms: round, fragment, and the digest of the anchor that the payload was encoded
    against. The first announcement opens the round. Steps are no terms: every learner has its own.
 2. All other learners see the announcement and fetch the payload at once.
 3. A learner that holds the payloads of a quorum waits for the grace window, or until no living
-   learner is missing. Then it writes `commit/<name>/0`, which can be created once. The learners
+   learner is missing. Then it writes the commit record, which can be created once. The learners
    named there are *admitted*. Rounds are committed in their order, each by the first learner that
    can.
 4. Every learner reads the record, has its payloads, and lands the round (`take`, `landed`), even if
@@ -44,11 +44,12 @@ from typing import Any
 import jax
 
 from lowcomm_jax.runtime import payloads, terms, wire
-from lowcomm_jax.runtime.commits import Announcement, Commit, PayloadRecord, name_of
+from lowcomm_jax.runtime.commits import Announced, Job, name_of
 from lowcomm_jax.runtime.context import ExchangeContext
 from lowcomm_jax.runtime.errors import Lost, StoreUnavailable
 from lowcomm_jax.runtime.fetch import Fetch, PayloadPiece
 from lowcomm_jax.runtime.payloads import PayloadGC
+from lowcomm_jax.runtime.records import Admitted, Announcement, Commit, Payload
 from lowcomm_jax.runtime.request import Arrived, ExchangeResult, arrange
 from lowcomm_jax.schedule import Admission
 
@@ -107,12 +108,12 @@ class _Round:
     """
 
     name: str
-    announced: dict[int, Announcement] = dataclasses.field(default_factory=dict)
+    announced: dict[int, Announced] = dataclasses.field(default_factory=dict)
     fetches: dict[int, Fetch] = dataclasses.field(default_factory=dict)
     began_s: dict[int, float] = dataclasses.field(default_factory=dict)
     seen_s: float | None = None
     quorum_s: float | None = None
-    own: tuple[PayloadRecord, wire.Arrays] | None = None
+    own: tuple[Payload, wire.Arrays] | None = None
     write_s: float = 0.0
     commit: Commit | None = None
 
@@ -219,7 +220,8 @@ class RoundExchange:
         found = self._rounds.get(number)
         if found is None or found.commit is None:
             return None
-        arrays = {r: self._held(found, r, x) for r, x in found.commit.payloads.items()}
+        admitted = found.commit.admitted.items()
+        arrays = {r: self._held(found, Job(r, x.incarnation)) for r, x in admitted}
         if None in arrays.values():
             self._check_lost(number, found)
             return None
@@ -240,8 +242,9 @@ class RoundExchange:
 
     def names_ours(self, number: int) -> bool:
         """Whether a round's record names what this job, and none before it, has published."""
-        found, region = self._rounds[number], self._context.region
-        return found.own is not None and found.commit.payloads.get(region) == found.own[0]
+        region, incarnation = self._context.heartbeat.job
+        admitted = self._rounds[number].commit.admitted.get(region)
+        return admitted is not None and admitted.incarnation == incarnation
 
     def landed(self, number: int) -> None:
         """Note that a round has landed here; its payloads may go once it has landed everywhere."""
@@ -250,9 +253,10 @@ class RoundExchange:
             self.first = number + 1
         for fetch in list(found.fetches.values()):
             fetch.cancel()
-        published = {r: x.payload.digests for r, x in found.announced.items() if x.payload}
+        announced = {Job(r, x.incarnation): x.payload for r, x in found.announced.items()}
+        published = {job: payload.digests for job, payload in announced.items() if payload}
         if found.own is not None:
-            published[self._context.region] = found.own[0].digests
+            published[self._context.heartbeat.job] = found.own[0].digests
         self._gc.done(_key(number), {found.name: published}, at_once=False)
         self._wake.set()
 
@@ -327,12 +331,11 @@ class RoundExchange:
                 began_s = self._clock()  # until now the device was computing
                 packed = payloads.pack(context, found.name, host_payload)
                 payloads.publish(context, key, packed, lambda act: act())
-                own = context.heartbeat.own.incarnation
-                announcement = Announcement(context.region, own, packed.payload, record)
-                context.commit_log.announce(found.name, announcement)
+                made = Announcement(packed.payload, record)
+                stands = context.commit_log.announce(found.name, context.heartbeat.job, made)
                 found.own = packed.payload, host_payload.rest
                 found.write_s = self._clock() - began_s
-                self._note(found, announcement)
+                self._note(found, context.region, stands)
                 news = True
             self._reports.popleft()
         return news
@@ -342,19 +345,20 @@ class RoundExchange:
         news, context = False, self._context
         for number in itertools.count(self.committed):
             found = self._round(number)
-            for region in set(range(context.count)) - {context.region} - found.announced.keys():
-                announcement = context.commit_log.announcement(found.name, region)
-                if announcement is not None and announcement.payload is not None:
-                    self._note(found, announcement)
-                    self._fetch(number, region, announcement.payload)
+            others = set(range(context.count)) - {context.region} - found.announced.keys()
+            jobs = context.heartbeat.jobs(others)
+            for region, one in context.commit_log.announced(found.name, jobs).items():
+                if one.payload is not None:
+                    self._note(found, region, one)
+                    self._fetch(number, Job(region, one.incarnation), one.payload)
                     news = True
             if not found.announced and number > self.newest:
                 return news
             self.newest = max(self.newest, number)
         raise AssertionError("numbers never end")
 
-    def _note(self, found: _Round, announcement: Announcement) -> None:
-        found.announced[announcement.region] = announcement
+    def _note(self, found: _Round, region: int, announced: Announced) -> None:
+        found.announced[region] = announced
         if found.seen_s is None:
             found.seen_s = self._clock()
 
@@ -366,14 +370,18 @@ class RoundExchange:
             found = self._round(number)
             commit = commit_log.committed(found.name)
             if commit is None and (chosen := self._admitted(found)):
-                known = {r: found.announced[r].terms for r in chosen}
-                named = {r: found.announced[r].payload for r in chosen}
-                ours = Commit(named, known, self._context.region, tuple(chosen))
+                named = {r: found.announced[r] for r in chosen}
+                ours = Commit(
+                    admitted={r: Admitted(x.incarnation, x.payload) for r, x in named.items()},
+                    terms={r: x.terms for r, x in named.items()},
+                    writer=self._context.region,
+                    present={r: x.incarnation for r, x in named.items()},
+                )
                 commit = commit_log.commit(found.name, ours)
             if commit is None:
                 return news
-            for region, payload in commit.payloads.items():
-                self._fetch(number, region, payload)
+            for region, admitted in commit.admitted.items():
+                self._fetch(number, Job(region, admitted.incarnation), admitted.payload)
             found.commit = commit
             self.newest, self.committed = max(self.newest, number), number + 1
             news = True
@@ -423,31 +431,32 @@ class RoundExchange:
 
     # -- payloads -------------------------------------------------------------------------------
 
-    def _fetch(self, number: int, region: int, payload: PayloadRecord) -> None:
+    def _fetch(self, number: int, job: Job, payload: Payload) -> None:
         """Begin to fetch a payload, unless it is ours or its fetch has begun."""
-        found = self._rounds.get(number)
-        if found is None or (found.own is not None and found.own[0] == payload):
+        found, region = self._rounds.get(number), job.region
+        if found is None or (found.own is not None and job == self._context.heartbeat.job):
             return
         before = found.fetches.get(region)
         if before is not None:
-            if before.payload == payload:
+            if before.job == job:
                 return
             before.cancel()  # of a job that was here before, and was replaced
         like = wire.shapes_of(self._like_K[number % len(self._like_K)])
         piece = PayloadPiece(_key(number), found.name, payload, like, [region])
         found.began_s[region] = self._clock()
-        found.fetches[region] = Fetch(self._context, region, [piece], self._wake)
+        found.fetches[region] = Fetch(self._context, job, [piece], self._wake)
 
     def _has(self, found: _Round, region: int) -> bool:
         """Whether what a region has announced is here and verified."""
-        payload = found.announced[region].payload
-        return payload is not None and self._held(found, region, payload) is not None
+        announced = found.announced[region]
+        job = Job(region, announced.incarnation)
+        return announced.payload is not None and self._held(found, job) is not None
 
-    def _held(self, found: _Round, region: int, payload: PayloadRecord) -> wire.Arrays | None:
-        if found.own is not None and found.own[0] == payload:
+    def _held(self, found: _Round, job: Job) -> wire.Arrays | None:
+        if found.own is not None and job == self._context.heartbeat.job:
             return found.own[1]
-        fetch = found.fetches.get(region)
-        here = fetch is not None and fetch.payload == payload and fetch.complete
+        fetch = found.fetches.get(job.region)
+        here = fetch is not None and fetch.job == job and fetch.complete
         return fetch.got[0] if here else None
 
     def _hopeless(self, found: _Round, region: int) -> bool:
@@ -473,9 +482,9 @@ class RoundExchange:
     def _check_lost(self, number: int, found: _Round) -> None:
         """Raise where a payload of the record can never be here."""
         patience_s = 2 * self._context.timing.answer_s
-        for region, payload in found.commit.payloads.items():
+        for region, admitted in found.commit.admitted.items():
             fetch = found.fetches.get(region)
-            if fetch is None or fetch.payload != payload:
+            if fetch is None or fetch.job != Job(region, admitted.incarnation):
                 continue  # the next look begins it
             if fetch.refused is not None:
                 raise fetch.refused

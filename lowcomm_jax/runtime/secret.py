@@ -1,22 +1,23 @@
 """`Seal`: signs and checks every record between regions with a shared secret (HMAC-SHA256).
 
-A record is signed together with the run and its key, so that a copy under another key is rejected.
-Payloads need no signature: records name them by their SHA-256. Records are not encrypted. A program
-that may write to the store can destroy a run, but cannot make regions accept false records.
+A record is signed together with the format, the run and its key. So a copy under another key is
+rejected, and one of another version of the format, too. Payloads need no signature: records name
+them by their SHA-256. Records are not encrypted. A program that may write to the store can destroy
+a run, but cannot make regions accept false records.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-import json
 import os
 import pathlib
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from lowcomm_jax.runtime import records
-from lowcomm_jax.runtime.errors import Rejected
+import msgspec
+
+from lowcomm_jax.runtime.errors import Rejected, Unreadable
+from lowcomm_jax.runtime.records import FORMAT
 
 T = TypeVar("T")
 SHORTEST = 16
@@ -56,7 +57,10 @@ def read_secret(source: bytes | str | None) -> bytes:
 
 
 class Seal:
-    """Signs records of one run and opens signed ones."""
+    """Signs records of one run and opens signed ones.
+
+    A record is one line with the HMAC in hex, then its JSON.
+    """
 
     def __init__(self, run_id: str, secret: bytes):
         self._run_id = run_id
@@ -66,34 +70,29 @@ class Seal:
         """That of another run with the same secret."""
         return Seal(run_id, self._secret)
 
-    def close(self, key: str, body: dict) -> bytes:
+    def close(self, key: str, record: msgspec.Struct, format: int = FORMAT) -> bytes:
         """A record to be written under `key`."""
-        text = json.dumps(body, sort_keys=True)
-        return json.dumps({"body": text, "mac": self._mac(key, text)}).encode()
+        body = msgspec.json.encode(record)
+        return self._mac(key, body, format) + b"\n" + body
 
-    def open(self, key: str, data: bytes, read: Callable[[Any], T] = records.section) -> T:
-        """The body of a record read under `key`.
-
-        Args:
-          read: makes a value of the plain JSON, or raises `Rejected`.
+    def open(self, key: str, data: bytes, kind: type[T], format: int = FORMAT) -> T:
+        """The record, of this kind, that was read under `key`.
 
         Raises:
-          Rejected: it was not signed for this run and key with this secret, or was altered; or it
-            holds something else.
+          Rejected: it was not signed for this format, run and key with this secret, or was altered.
+          Unreadable: it was, and it is no record of this kind.
         """
-        try:
-            record = json.loads(data)
-            text, mac = record["body"], record["mac"]
-            same = hmac.compare_digest(mac.encode(), self._mac(key, text).encode())
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            raise Rejected(f"{key}: not a signed record") from None
-        if not same:
+        mac, _, body = data.partition(b"\n")
+        if not hmac.compare_digest(mac, self._mac(key, body, format)):
             raise Rejected(f"{key}: not signed for this run with this secret")
         try:
-            return read(json.loads(text))
-        except (ValueError, RecursionError, Rejected) as error:
-            raise Rejected(f"{key}: not what stands there: {error}") from None
+            return msgspec.json.decode(body, type=kind)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            raise Unreadable(
+                f"{key} is signed as a record of this run, and cannot be read ({error}): another "
+                "program writes to this run; end it, and begin again in another rendezvous"
+            ) from None
 
-    def _mac(self, key: str, text: str) -> str:
-        message = json.dumps([self._run_id, key, text]).encode()
-        return hmac.new(self._secret, message, hashlib.sha256).hexdigest()
+    def _mac(self, key: str, body: bytes, format: int) -> bytes:
+        message = f"{format}\n{self._run_id}\n{key}\n".encode() + body
+        return hmac.new(self._secret, message, hashlib.sha256).hexdigest().encode()

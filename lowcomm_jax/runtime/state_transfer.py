@@ -11,18 +11,22 @@ import logging
 import re
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import msgspec
 import numpy as np
 
 from lowcomm_jax.mesh.arrays import fetch, host_form, place_like
 from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.refused import Refused
-from lowcomm_jax.runtime import records, wire
+from lowcomm_jax.runtime import wire
 from lowcomm_jax.runtime.context import ExchangeContext
-from lowcomm_jax.runtime.errors import Missing, Rejected, StoreUnavailable
+from lowcomm_jax.runtime.errors import Missing, Rejected, StoreUnavailable, Unreadable
+from lowcomm_jax.runtime.records import Array
+from lowcomm_jax.runtime.records import State as StateRecord
+from lowcomm_jax.runtime.slots import key_of
 from lowcomm_jax.state.leaves import flight_records, named_leaves
 from lowcomm_jax.state.train_state import TrainState
 
@@ -35,8 +39,11 @@ _KEPT = 2
 
 _FETCHED_AFTER_S = 30.0
 
-_PIECE = re.compile(r"\d+\.\d+\.(\d+)\.[0-9a-f]{64}")
-"""Name of a piece: epoch, step, donor, digest."""
+_SLOT = re.compile(r"state/(\d+)/(\d{1,15})\.(\d{1,9})\.(\d{1,15})\.(\d{1,15})\.\d{1,15}")
+"""Key of a state: epoch, position, donor, its incarnation, how many it has given before."""
+
+_PIECE = re.compile(r"blob/\d+\.\d+\.(\d+)\.\d+\.\d+\.[0-9a-f]{64}")
+"""Key of a piece: the same numbers, and the digest."""
 
 log = logging.getLogger(__name__)
 
@@ -90,43 +97,64 @@ def placed_like(
     return {prefix: placed(prefix) for prefix in trees}
 
 
-def restored(name: str, data: bytes, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    """An array of a state.
+class _Flight(msgspec.Struct):
+    """What is read of a payload in flight; its record has more."""
+
+    key: str
+    fragment: int
+    moved: bool
+
+
+class _Document(msgspec.Struct):
+    """What is read of a document; it has more."""
+
+    in_flight: list[_Flight] = []
+
+
+def in_pieces(array: Any, put: Callable[[str, bytes], None], most: int = CHUNK_BYTES) -> Array:
+    """An array's record, once `put(digest, bytes)` was called with each of its pieces."""
+    host, pieces = np.asarray(array), []
+    data = wire.raw(host).tobytes()
+    for start in range(0, len(data), most):
+        piece = data[start : start + most]
+        put(digest := wire.digest(piece), piece)
+        pieces.append((digest, len(piece)))
+    return Array(wire.dtype_name(host), host.shape, tuple(pieces))
+
+
+def from_record(record: StateRecord, get: Callable[[str, int], bytes]) -> State:
+    """A state from its record.
+
+    Args:
+      get: (digest, size) -> the bytes of a piece.
 
     Raises:
-      Rejected: the bytes are not those of such an array.
+      Rejected: a piece is damaged, or the pieces are not those of such an array.
     """
+
+    def whole(name: str, array: Array) -> np.ndarray:
+        data = [get(*piece) for piece in array.pieces]
+        if [wire.digest(x) for x in data] != [digest for digest, _ in array.pieces]:
+            raise Rejected(f"a piece of array {name} of a state was damaged")
+        try:
+            return wire.restore(b"".join(data), array.dtype, array.shape)
+        except (ValueError, TypeError) as error:
+            raise Rejected(f"array {name} of a state: {error}") from None
+
     try:
-        return wire.restore(data, dtype, shape)
-    except (ValueError, TypeError) as error:
-        raise Rejected(f"array {name} of a state: {error}") from None
-
-
-def document(value: Any) -> dict:
-    """What is in flight, in a record of a state; raises `Rejected`."""
-    flight = {"key": records.text, "fragment": records.whole, "moved": records.flag}
-    in_flight = records.section(value).get("in_flight", [])
-    records.listed(lambda x: records.picked(x, **flight))(in_flight)
-    return value
-
-
-def _given(value: Any) -> dict:
-    piece = records.row(records.text, records.text, records.size)
-    return records.fields(
-        value,
-        step=records.whole,
-        donor=records.whole,
-        asked=records.by_region(records.whole),
-        arrays=records.arrays(piece),
-        document=document,
-    )
+        msgspec.convert(record.document, _Document)
+    except msgspec.ValidationError as error:
+        raise Rejected(f"the document of a state: {error}") from None
+    arrays = {name: whole(name, array) for name, array in record.arrays.items()}
+    return record.position, arrays, record.document
 
 
 class StateTransfer:
-    """Gives and takes states: one create-only record a step, arrays in pieces named by content."""
+    """Gives and takes states: records that are created once, arrays in pieces named by content."""
 
     def __init__(self, context: ExchangeContext):
         self._context, self._chunk_bytes = context, CHUNK_BYTES
+        self._count = 0  # of the states that this job has begun to give
         # When each incarnation of a region was given so many bytes.
         self._served: dict[tuple[int, int], tuple[float, int]] = {}
         self._given: deque[tuple[str, list[str]]] = deque()
@@ -167,33 +195,26 @@ class StateTransfer:
 
     def _publish(self, step: int, arrays: dict[str, np.ndarray], document: dict[str, Any]) -> bool:
         """Write a state for the regions that ask for one; False if all have one by now."""
-        asking = self.asking()
-        key = self._free(step, asking)
-        if key is None:
+        asking, context = self.asking(), self._context
+        if self._have_all(step, asking):
             return False
-        pieces = {name: self._put(step, np.asarray(x)) for name, x in arrays.items()}
-        body = {
-            "step": step,
-            "donor": self._context.region,
-            "asked": {str(region): incarnation for region, incarnation in asking.items()},
-            "arrays": {
-                name: [*wire.shapes_of({name: arrays[name]})[name], pieces[name]] for name in arrays
-            },
-            "document": document,
-        }
-        names = [name for listed in pieces.values() for name, _, _ in listed]
-        record = self._context.seal.close(key, body)
-        # An answer that was lost on its way: it stands there, and it is ours.
-        if not self._context.store.create(key, record) and self._context.store.read(key) != record:
-            # Pieces carry the donor in their names: these are ours alone.
-            self._drop(names)
-            return False
-        nbytes = sum(size for listed in pieces.values() for _, _, size in listed)
-        self._served |= dict.fromkeys(asking.items(), (self._context.heartbeat.clock_s, nbytes))
-        self._given.append((key, names))
+        job, names = context.heartbeat.job, []
+        numbers = f"{context.heartbeat.own.epoch}/{step}.{job.region}.{job.incarnation}"
+        slot = f"state/{numbers}.{self._count}"
+        self._count += 1
+
+        def put(digest: str, piece: bytes) -> None:
+            names.append(name := _piece(key_of(slot), digest))
+            context.transport.put(name, piece)
+
+        pieces = {name: in_pieces(x, put, self._chunk_bytes) for name, x in arrays.items()}
+        context.slots.create(slot, StateRecord(step, *job, asking, pieces, document))
+        nbytes = sum(size for array in pieces.values() for _, size in array.pieces)
+        self._served |= dict.fromkeys(asking.items(), (context.heartbeat.clock_s, nbytes))
+        self._given.append((key_of(slot), names))
         while len(self._given) > _KEPT:
             older, names = self._given[0]
-            self._context.store.delete(older)
+            context.store.delete(older)
             self._drop(names)
             self._given.popleft()
         return True
@@ -214,23 +235,19 @@ class StateTransfer:
 
     def _remove_left(self, living: set[int]) -> None:
         store, region = self._context.store, self._context.region
-        ours = {x for key, names in self._given for x in (key, *names)}
+        ours = {x for key, names in self._given for x in (key, *(f"blob/{n}" for n in names))}
 
-        def left(name: str, donor: int) -> bool:
-            return name not in ours and region == (donor if donor in living else min(living))
+        def left(key: str, donor: int) -> bool:
+            return key not in ours and region == (donor if donor in living else min(living))
 
         for key in store.list("state/"):
-            try:
-                donor = self._context.seal.open(key, store.read(key) or b"", _given)["donor"]
-            except Rejected:
-                continue  # of a stranger, or removed meanwhile
-            if left(key, donor):
+            slot = _SLOT.fullmatch(key)
+            if slot and left(key, int(slot[3])):
                 store.delete(key)
         for key in store.list("blob/"):
-            name = key.removeprefix("blob/")
-            piece = _PIECE.fullmatch(name)
-            if piece and left(name, int(piece[1])):
-                self._drop([name])
+            piece = _PIECE.fullmatch(key)
+            if piece and left(key, int(piece[1])):
+                self._drop([key.removeprefix("blob/")])
 
     def owed(self) -> bool:
         """See `RemoteExchange.owes_state`."""
@@ -253,17 +270,31 @@ class StateTransfer:
         Raises:
           StoreUnavailable: try again later.
         """
-        for key in reversed(self._context.store.list(self._prefix)):
-            data = self._context.store.read(key)
-            if data is None:
-                continue
+        for key, record in self._records():
             try:
-                body = self._context.seal.open(key, data, _given)
-                if self._is_for_us(body):
-                    return self._take(body)
-            except (Rejected, Missing):
+                if self._is_for_us(record):
+                    return self._take(key, record)
+            except (Rejected, Missing) as error:
+                log.info("%s: %s", key, error)
                 self._context.counter.add("rejected_state")
         return None
+
+    def _records(self) -> Iterator[tuple[str, StateRecord]]:
+        """The states of this epoch and their keys, the highest step first; others are counted."""
+        store, start = self._context.store, f"state/{self._context.heartbeat.own.epoch}/"
+        slots = [found for key in store.list(start) if (found := _SLOT.fullmatch(key))]
+        for slot in sorted(slots, key=lambda x: tuple(map(int, x.groups())), reverse=True):
+            key = slot[0]
+            data, record = store.read(key), None
+            try:
+                opened = self._context.slots.opened
+                record = None if data is None else opened(key, data, StateRecord)
+            except Unreadable as error:
+                log.info("%s", error)
+            if record is not None:
+                yield key, record
+            elif data is not None:
+                self._context.counter.add("rejected_state")
 
     def asking(self) -> dict[int, int]:
         """Incarnations of the other living regions that ask for a state."""
@@ -277,20 +308,13 @@ class StateTransfer:
         others -= {self._context.region}
         return {r for r in others if latest[r].awaited and not latest[r].wants}
 
-    def _free(self, step: int, asking: dict[int, int]) -> str | None:
-        """A key for a state of this step; None = all regions that ask have one."""
-        store, start = self._context.store, f"{self._prefix}{step:012d}."
-        stand = store.list(start)
-        for key in stand:
-            try:
-                asked = self._context.seal.open(key, store.read(key) or b"", _given)["asked"]
-            except Rejected:
-                self._context.counter.add("rejected_state")
-                continue
-            if all(asked.get(region) == n for region, n in asking.items()):
-                return None
-        number = int(stand[-1].removeprefix(start)) + 1 if stand else 0
-        return f"{start}{number:06d}"
+    def _have_all(self, step: int, asking: dict[int, int]) -> bool:
+        """Whether all regions that ask were given a state of this step."""
+        return any(
+            all(record.asked.get(region) == n for region, n in asking.items())
+            for _, record in self._records()
+            if record.position == step
+        )
 
     def _lately(self, one: tuple[int, int]) -> bool:
         """Whether this incarnation of a region was given a state, and may still be fetching it."""
@@ -300,40 +324,21 @@ class StateTransfer:
         allowed_s = _FETCHED_AFTER_S + 4 * self._context.pace.transfer_s(nbytes)
         return self._context.heartbeat.clock_s - given_s < allowed_s
 
-    def _is_for_us(self, body: dict) -> bool:
+    def _is_for_us(self, record: StateRecord) -> bool:
         own = self._context.heartbeat.own
-        return not own.wants or body["asked"].get(self._context.region) == own.incarnation
-
-    @property
-    def _prefix(self) -> str:
-        """Of the states of this epoch: an older state belongs to another past."""
-        return f"state/{self._context.heartbeat.own.epoch}/"
-
-    def _put(self, step: int, array: np.ndarray) -> list[list]:
-        """Publish an array; [name, SHA-256, bytes] of each piece."""
-        data = wire.raw(array).tobytes()
-        listed = []
-        for start in range(0, len(data), self._chunk_bytes):
-            piece = data[start : start + self._chunk_bytes]
-            digest = wire.digest(piece)
-            name = f"{self._context.heartbeat.own.epoch}.{step}.{self._context.region}.{digest}"
-            self._context.transport.put(name, piece)
-            listed.append([name, digest, len(piece)])
-        return listed
+        return not own.wants or record.asked.get(self._context.region) == own.incarnation
 
     def _drop(self, names: list[str]) -> None:
         for name in names:
             self._context.transport.drop(name, shared=True)
 
-    def _take(self, body: dict[str, Any]) -> State:
-        arrays = {}
-        for name, (dtype, shape, listed) in body["arrays"].items():
-            data = b"".join(self._get(body["donor"], *piece) for piece in listed)
-            arrays[name] = restored(name, data, dtype, shape)
-        return body["step"], arrays, body["document"]
+    def _take(self, key: str, record: StateRecord) -> State:
+        def get(digest: str, nbytes: int) -> bytes:
+            return self._context.transport.get(_piece(key, digest), nbytes, [record.donor])
 
-    def _get(self, donor: int, name: str, digest: str, nbytes: int) -> bytes:
-        data = self._context.transport.get(name, nbytes, [donor])
-        if wire.digest(data) != digest:
-            raise Rejected(f"piece {name} of a state was damaged")
-        return data
+        return from_record(record, get)
+
+
+def _piece(key: str, digest: str) -> str:
+    """Name of a piece of the state under this key: no state shares one with another."""
+    return ".".join([*_SLOT.fullmatch(key).groups(), digest])

@@ -14,9 +14,9 @@ from typing import Any, Literal
 import numpy as np
 
 from lowcomm_jax.runtime.errors import Parted
+from lowcomm_jax.runtime.records import Terms
 
 Heal = Literal["stop", "majority", "lowest"]
-Terms = dict[str, int | str]
 log = logging.getLogger(__name__)
 
 

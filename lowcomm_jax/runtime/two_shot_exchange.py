@@ -11,13 +11,16 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
+import msgspec
 import numpy as np
 
 from lowcomm_jax.runtime import payloads
-from lowcomm_jax.runtime.commits import Commit, CommitLog
+from lowcomm_jax.runtime.commits import CommitLog, Job
 from lowcomm_jax.runtime.context import ExchangeContext
 from lowcomm_jax.runtime.errors import Missing, Rejected
 from lowcomm_jax.runtime.fetch import Fetch, PayloadPiece
+from lowcomm_jax.runtime.payloads import Published
+from lowcomm_jax.runtime.records import Commit
 from lowcomm_jax.runtime.request import Due, ExchangeRequest, ExchangeResult
 from lowcomm_jax.runtime.whole_exchange import WholeExchange
 from lowcomm_jax.runtime.wire import Arrays, one_slice, owners, side_by_side
@@ -63,7 +66,7 @@ class TwoShotExchange:
         self._thread.start()
 
     @property
-    def published(self) -> dict[str, dict[int, list[str]]]:
+    def published(self) -> Published:
         """See `WholeExchange.published`."""
         return {name: x for one in self._exchanges for name, x in one.published.items()}
 
@@ -95,7 +98,7 @@ class TwoShotExchange:
     def _exchange(self) -> ExchangeResult:
         self._first.begin()
         found = self._first.outcome.result()
-        if not found.commit.payloads:
+        if not found.commit.admitted:
             return dataclasses.replace(found, reduced=self._average_all({}, {}))
         averages = self._exchange_averages(found)
         if averages is not None:
@@ -121,9 +124,9 @@ class TwoShotExchange:
 
     def _exchange_averages(self, found: ExchangeResult) -> Arrays | None:
         """The averages of all slices, `[parts, ...]`; None = some region did not bring its own."""
-        commit, me = found.commit, self._context.region
-        owner = owners(commit.present, self._parts)
-        here = self.request.joins and me in commit.present
+        commit, (me, incarnation) = found.commit, self._context.heartbeat.job
+        owner = owners(sorted(commit.present), self._parts)
+        here = self.request.joins and commit.present.get(me) == incarnation
         ours = self._averages(found, [s for s in range(self._parts) if here and owner[s] == me])
         like = {region: {} for region in self.request.members}
         for s, region in enumerate(owner):
@@ -140,14 +143,13 @@ class TwoShotExchange:
 
     def _owes_averages(self, commit: Commit) -> Callable[[int], bool]:
         """Whether to wait for a region's averages: it is alive, and still the same job."""
-        heartbeat, announced = self._context.heartbeat, self._first.inbox.announcements
+        heartbeat = self._context.heartbeat
 
         def owes(region: int) -> bool:
             beat = heartbeat.latest().get(region)
-            if region not in commit.present or beat is None or beat.wants:
+            if beat is None or beat.wants or commit.present.get(region) != beat.incarnation:
                 return False
-            same = region not in announced or announced[region].incarnation == beat.incarnation
-            return same and region in heartbeat.living(certain=False)
+            return region in heartbeat.living(certain=False)
 
         return owes
 
@@ -166,18 +168,17 @@ class TwoShotExchange:
     def _contributions(self, commit: Commit, number: int) -> dict[int, Arrays]:
         """Every region's slice of this number, by region."""
         found, waiting = {}, {}
-        for region, payload in commit.payloads.items():
-            fetch = self._first.inbox.fetches.get(region)
-            if payload == self._first.inbox.own:
+        for region, admitted in commit.admitted.items():
+            fetch, payload = self._first.inbox.fetches.get(region), admitted.payload
+            job = Job(region, admitted.incarnation)
+            if job == self._context.heartbeat.job:
                 found[region] = one_slice(self._first.host_payload.slices, number)
-            elif region == self._context.region:
-                raise Missing("a job of this region that was here before us has sent it")
             elif number == self._context.region and fetch is not None and fetch.complete:
                 found[region] = fetch.got[1]
             else:
                 whole = PayloadPiece(self.request.key, self.request.name, payload, None, [region])
                 piece = payloads.slice_piece(whole, self.request.reduction, number)
-                waiting[region] = Fetch(self._context, region, [piece])
+                waiting[region] = Fetch(self._context, job, [piece])
                 self._fetches.append(waiting[region])
         return found | {r: fetch.first(self._first.check) for r, fetch in waiting.items()}
 
@@ -190,7 +191,7 @@ class TwoShotExchange:
             return region in commit.present and self._awaited(region)
 
         found = self._follow_up(_WHOLE, awaited, arrays=self._first.host_payload.whole)
-        agreed = dataclasses.replace(found.commit, late=commit.late)
+        agreed = msgspec.structs.replace(found.commit, late=commit.late)
         split = {r: self.request.reduction.split(x) for r, x in found.arrays.items()}
         rest = {r: rest for r, (rest, _) in split.items()}
         averages = self._average_all({r: slices for r, (_, slices) in split.items()}, rest)
@@ -213,7 +214,7 @@ class TwoShotExchange:
 def is_committed(commit_log: CommitLog, request: ExchangeRequest) -> bool:
     """Whether an exchange is over for its participants: all its commit records exist."""
     first = commit_log.committed(request.name)
-    if first is None or request.reduction is None or not first.payloads:
+    if first is None or request.reduction is None or not first.admitted:
         return first is not None
     second = commit_log.committed(averages_of(request.name))
     if second is None or _complete(first, second):
@@ -223,7 +224,7 @@ def is_committed(commit_log: CommitLog, request: ExchangeRequest) -> bool:
 
 def _complete(first: Commit, second: Commit) -> bool:
     """Whether every region that was present brought its averages."""
-    return second.payloads.keys() >= set(first.present)
+    return second.admitted.keys() >= first.present.keys()
 
 
 def averages_of(name: str) -> str:
@@ -232,7 +233,7 @@ def averages_of(name: str) -> str:
 
 
 def _suffixed(name: str, suffix: str) -> str:
-    return f"{name}@{suffix}"
+    return f"{name}+{suffix}"
 
 
 def _label(number: int, name: str) -> str:

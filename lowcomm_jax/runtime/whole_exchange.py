@@ -47,14 +47,17 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from typing import TypeVar
 
+import msgspec
 import numpy as np
 
 from lowcomm_jax.runtime import payloads, terms, wire
-from lowcomm_jax.runtime.commits import Announcement, Commit, PayloadRecord
+from lowcomm_jax.runtime.commits import Announced, Job
 from lowcomm_jax.runtime.context import ExchangeContext
 from lowcomm_jax.runtime.early_payload import EarlyPayload
 from lowcomm_jax.runtime.errors import Lost, Missing, StoreUnavailable
 from lowcomm_jax.runtime.fetch import Fetch
+from lowcomm_jax.runtime.payloads import Published
+from lowcomm_jax.runtime.records import Admitted, Announcement, Commit, Payload
 from lowcomm_jax.runtime.request import Due, ExchangeRequest, ExchangeResult
 
 T = TypeVar("T")
@@ -111,8 +114,8 @@ class WholeExchange:
         self._thread.start()
 
     @property
-    def published(self) -> dict[str, dict[int, list[str]]]:
-        """Known digests of the payloads published for this exchange, by name and region."""
+    def published(self) -> Published:
+        """Known digests of the payloads published for this exchange, by name and job."""
         early = {} if self._early is None else self._early.published
         return {self.request.name: self.inbox.published} | early
 
@@ -169,12 +172,10 @@ class WholeExchange:
             payloads.publish(context, request.key, packed, self._retry)
             payload = packed.payload
             if self._early is not None:
-                payload = dataclasses.replace(payload, early=self._early.own(self.check))
-        announcement = Announcement(
-            context.region, context.heartbeat.own.incarnation, payload, self._terms
-        )
-        self._retry(lambda: context.commit_log.announce(request.name, announcement))
-        self.inbox.announcements[context.region] = announcement
+                payload = msgspec.structs.replace(payload, early=self._early.own(self.check))
+        made, job = Announcement(payload, self._terms), context.heartbeat.job
+        stands = self._retry(lambda: context.commit_log.announce(request.name, job, made))
+        self.inbox.announcements[context.region] = stands
         self._announced_s = self._since_s = context.heartbeat.clock_s
 
     def _retry(self, act: Callable[[], T]) -> T:
@@ -223,10 +224,8 @@ class WholeExchange:
         known = {r: one.terms for r, one in announced.items() if r in living or inbox.has(r)}
         counting = terms.counting(known, context.heal)
         published = {r: announced[r].payload for r in counting if announced[r].payload}
-        for region in published.keys() - self._held.keys():
-            confirmed = context.commit_log.confirmed(self.request.name, region)
-            if confirmed is not None:
-                self._held[region] = confirmed
+        missing = [Job(r, announced[r].incarnation) for r in published.keys() - self._held.keys()]
+        self._held |= context.commit_log.confirmed(self.request.name, missing)
         # A region may wait as long for payloads before it confirms: later than we began to wait.
         unsure = published.keys() - self._held.keys()
         unsure = [r for r in unsure if r in living and not inbox.replaced(r)]
@@ -239,12 +238,18 @@ class WholeExchange:
             if not self._waited_enough([r for r in chosen if r in living], deadlines=2):
                 return None
             chosen = participants({r: d for r, d in digests.items() if inbox.has(r)}, self._held)
-        present = tuple(sorted({*chosen, *(counting & living)}))
+        here = sorted({*chosen, *(counting & living)})
         late = {}
         if not self.request.follows:
             silent = set(self.request.members) - announced.keys()
             late = context.wait_list.late_in(silent, self._silent)
-        commit = Commit({r: published[r] for r in chosen}, known, context.region, present, late)
+        commit = Commit(
+            admitted={r: Admitted(announced[r].incarnation, published[r]) for r in chosen},
+            terms=known,
+            writer=context.region,
+            present={r: announced[r].incarnation for r in here},
+            late=late,
+        )
         return context.commit_log.commit(self.request.name, commit)
 
     def _confirm(self) -> bool:
@@ -265,7 +270,8 @@ class WholeExchange:
         announced = sorted(inbox.announcements.items())
         held = {r: one.payload.content for r, one in announced if inbox.has(r)}
         if inbox.own is not None:
-            context.commit_log.confirm(request.name, context.region, held)
+            # What a lost answer hides was said first, and stands.
+            held = context.commit_log.confirm(request.name, context.heartbeat.job, held)
         longer_in_vain = waiting and missed  # which says nothing of how late the others are
         if not (request.follows or request.patience_s or longer_in_vain):
             now = context.heartbeat.clock_s
@@ -288,9 +294,10 @@ class WholeExchange:
         if now < self._asked_s + context.timing.beat_s or announced & set(waiting):
             return False
         self._asked_s = now
-        others = announced - {context.region}
-        held = [context.commit_log.confirmed(self.request.name, region) for region in others]
-        return all(any(one is not None and r not in one for one in held) for r in waiting)
+        others = self.inbox.announcements.items()
+        jobs = [Job(r, one.incarnation) for r, one in others if r != context.region]
+        held = context.commit_log.confirmed(self.request.name, jobs).values()
+        return all(any(r not in one for one in held) for r in waiting)
 
     @property
     def _waited_s(self) -> float:
@@ -316,18 +323,20 @@ class WholeExchange:
 
     def _complete(self, commit: Commit) -> dict[int, dict[str, np.ndarray]]:
         """Fetch every payload that the commit record names; returns their arrays by region."""
-        ours = self._context.region in commit.present
+        me = self._context.heartbeat.job
+        ours = commit.present.get(me.region) == me.incarnation
         if self.request.joins and not self.inbox.announcements:
             # The record was there before we looked. Still fetch what was offered to us: bytes that
             # nobody pulls stay in the sender's memory.
             self._retry(lambda: self.inbox.look(ours))
         arrays, fetches = {}, []
-        for region, payload in commit.payloads.items():
-            if self.inbox.own == payload:
+        for region, admitted in commit.admitted.items():
+            job = Job(region, admitted.incarnation)
+            if job == me and self.inbox.own is not None:
                 early = {} if self._early is None else self._early.arrays
                 arrays[region] = self.host_payload.rest | early
             else:
-                parts = self.inbox.fetch_exactly(region, payload, ours)
+                parts = self.inbox.fetch_exactly(job, admitted.payload, ours)
                 fetches += [(region, fetch) for fetch in parts]
         for region, fetch in fetches:
             arrays[region] = arrays.get(region, {}) | self._wait(fetch)
@@ -367,7 +376,7 @@ class Inbox:
           awaited: whether to wait for a region (`WaitList.awaited`).
           early: what belongs to the payloads, and is sent before them; None = nothing.
         """
-        self.announcements: dict[int, Announcement] = {}
+        self.announcements: dict[int, Announced] = {}
         self.fetches: dict[int, Fetch] = {}
         self.shapes: wire.Shapes | None = None
         self.news = threading.Event() if early is None else early.news
@@ -378,7 +387,7 @@ class Inbox:
         self._begun: list[Fetch] = []  # with those that were replaced
 
     @property
-    def own(self) -> PayloadRecord | None:
+    def own(self) -> Payload | None:
         """The payload that this job has announced; None where it has announced none.
 
         That of an earlier job in this region's place does not count, since its arrays may differ.
@@ -388,12 +397,12 @@ class Inbox:
         return announcement.payload if ours else None
 
     @property
-    def published(self) -> dict[int, list[str]]:
-        """Digests of all that was published, by region, as far as known; [] = it takes no part."""
-        fetched = {r: fetch.payload.digests for r, fetch in self.fetches.items()}
-        announced = self.announcements.items()
-        sent = {r: one.payload.digests for r, one in announced if one.payload}
-        return {region: [] for region in self.announcements} | fetched | sent
+    def published(self) -> dict[Job, list[str]]:
+        """Digests of all that was published, by job, as far as known; [] = it takes no part."""
+        fetched = {fetch.job: fetch.payload.digests for fetch in self._begun}
+        announced = {Job(r, one.incarnation): one for r, one in self.announcements.items()}
+        sent = {job: one.payload.digests if one.payload else [] for job, one in announced.items()}
+        return fetched | sent
 
     @property
     def known(self) -> tuple[int, int]:
@@ -406,24 +415,24 @@ class Inbox:
         Args:
           ours: also fetch the slices that this region reduces, if there are any.
         """
-        found = False
-        for region in self._request.members:
-            if region in self.announcements and not self._outdated(region):
-                continue
-            announcement = self._context.commit_log.announcement(self._request.name, region)
-            if announcement is not None and announcement != self.announcements.get(region):
-                announcement = self._whole(announcement)
-                self.announcements[region], found = announcement, True
-                if announcement.payload is not None:
-                    self._fetch(region, announcement.payload, ours)
+        members = self._request.members
+        open_ = [r for r in members if r not in self.announcements or self._outdated(r)]
+        found, jobs = False, self._context.heartbeat.jobs(open_)
+        for region, one in self._context.commit_log.announced(self._request.name, jobs).items():
+            known = self.announcements.get(region)
+            if known is None or known.incarnation != one.incarnation:
+                one = self._whole(one)
+                self.announcements[region], found = one, True
+                if one.payload is not None:
+                    self._fetch(Job(region, one.incarnation), one.payload, ours)
         return found
 
-    def _whole(self, announcement: Announcement) -> Announcement:
-        """The announcement; of a payload that lacks what it should have sent early, an absence."""
-        payload = announcement.payload
+    def _whole(self, announced: Announced) -> Announced:
+        """What was announced; a payload without what it should have sent early is an absence."""
+        payload = announced.payload
         if self._early is None or payload is None or payload.early is not None:
-            return announcement
-        return dataclasses.replace(announcement, payload=None)
+            return announced
+        return announced._replace(payload=None)
 
     def _outdated(self, region: int) -> bool:
         """Whether a region's announcement is of a job that another job has replaced."""
@@ -463,24 +472,25 @@ class Inbox:
         fetch = self.fetches[region]
         if self._early is None or fetch.payload.early is None:
             return [fetch]
-        return [fetch, self._early.fetch(region, fetch.payload.early)]
+        return [fetch, self._early.fetch(fetch.job, fetch.payload.early)]
 
-    def fetch_exactly(self, region: int, payload: PayloadRecord, ours: bool) -> list[Fetch]:
+    def fetch_exactly(self, job: Job, payload: Payload, ours: bool) -> list[Fetch]:
         """The fetches of exactly this payload, begun if need be; `ours`: see `look`."""
-        fetch = self.fetches.get(region)
-        if fetch is None or fetch.payload != payload:
-            self._fetch(region, payload, ours)
-        return self._parts(region)
+        fetch = self.fetches.get(job.region)
+        if fetch is None or (fetch.job, fetch.payload) != (job, payload):
+            self._fetch(job, payload, ours)
+        return self._parts(job.region)
 
-    def _fetch(self, region: int, payload: PayloadRecord, ours: bool) -> None:
+    def _fetch(self, job: Job, payload: Payload, ours: bool) -> None:
         """Begin to fetch a payload, from its region or from another one that has it."""
+        region = job.region
         if region in self.fetches:
             self.fetches[region].cancel()
         # A job that was here before us has not sent the slice that it was to reduce itself.
         slice_of = self._context.region if ours and self._request.joins else None
         like = self._like(region)
         pieces = payloads.pieces(self._request, region, payload, like, slice_of)
-        self.fetches[region] = Fetch(self._context, region, pieces, self.news)
+        self.fetches[region] = Fetch(self._context, job, pieces, self.news)
         self._begun.append(self.fetches[region])
         self._parts(region)  # begins what is early, too
 

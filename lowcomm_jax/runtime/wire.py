@@ -76,6 +76,11 @@ def raw(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
+def dtype_name(array: np.ndarray) -> str:
+    """The dtype of an array, as records name it."""
+    return np.dtype(array.dtype).name
+
+
 def restore(data: bytes, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
     """Inverse of `raw`.
 

@@ -9,9 +9,9 @@ import pytest
 from etils import epath
 
 from lowcomm_jax.mesh.serialization import decode, encode
-from lowcomm_jax.runtime.commits import PayloadRecord
 from lowcomm_jax.runtime.errors import Parted
 from lowcomm_jax.runtime.fetch import PayloadPiece
+from lowcomm_jax.runtime.timing import Timing
 
 RNG = np.random.default_rng(0)
 
@@ -66,8 +66,10 @@ def test_arrays_of_another_order_and_scalars():
 
 
 def test_records():
-    payload = PayloadRecord("ab", 7, slices=(PayloadRecord("cd", 3), None))
-    for record in (payload, PayloadPiece(*range(len(PayloadPiece._fields)))):
+    for record in (
+        Timing(beat_s=0.5, deadline_s=None),
+        PayloadPiece(*range(len(PayloadPiece._fields))),
+    ):
         found = there_and_back([record])[0]
         assert type(found) is type(record) and found == record
 

@@ -36,9 +36,9 @@ class Job:
         if self.region == 2:
             dies = AHEAD if self.ahead else DIES
             one.run(state, [rows(batch, 2) for batch in batches(STEPS, R)[:dies]])
-            log, name = exchange._context.commit_log, f"{exchange.epoch}.{AHEAD // EVERY}"
+            log, name = exchange._context.commit_log, f"{exchange.epoch}/{AHEAD // EVERY}"
             if self.ahead:
-                until(lambda: log.announcement(name, 2))
+                until(lambda: log.announced(name, {2: [1]}))
             vanish(exchange)
             exchange = self.make(2)
             if self.ahead == "counts":

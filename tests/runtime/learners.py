@@ -133,8 +133,8 @@ def records(learner, rounds, since=0):
     """Who was admitted to each round, as the records in the store say."""
     context = learner.exchange._context
     epoch = learner.exchange.epoch
-    found = {k: context.commit_log.committed(f"{epoch}.round{k}") for k in range(since, rounds)}
-    return {k: tuple(sorted(one.payloads)) for k, one in found.items()}
+    found = {k: context.commit_log.committed(f"{epoch}/round{k}") for k in range(since, rounds)}
+    return {k: tuple(sorted(one.admitted)) for k, one in found.items()}
 
 
 def derive(learners, admitted, inner, merge=None):

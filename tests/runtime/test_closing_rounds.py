@@ -7,10 +7,12 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+from runtime.made_records import commit_of, knows_jobs
 
 from lowcomm_jax.runtime import rounds
-from lowcomm_jax.runtime.commits import Announcement, Commit, PayloadRecord
+from lowcomm_jax.runtime.commits import Announced, Job
 from lowcomm_jax.runtime.errors import Lost, Parted, Rejected
+from lowcomm_jax.runtime.records import Admitted, Payload
 from lowcomm_jax.runtime.rounds import RoundExchange, RoundTimes
 from lowcomm_jax.schedule import Admission
 
@@ -73,8 +75,8 @@ class Log:
     def commit(self, name, commit):
         return self.records.setdefault(name, commit)
 
-    def announcement(self, name, region):
-        return self.said.get((name, region))
+    def announced(self, name, jobs):
+        return {r: self.said[name, r] for r in jobs if (name, r) in self.said}
 
 
 @pytest.fixture
@@ -99,6 +101,7 @@ def learner(monkeypatch):
             check=lambda: None,
             updates=[],
         )
+        knows_jobs(heartbeat)
         log = Log()
         context = SimpleNamespace(
             region=0,
@@ -130,8 +133,8 @@ def learner(monkeypatch):
 class Fetched:
     """A fetch whose end the test sets."""
 
-    def __init__(self, context, region, pieces, news):
-        self.region, self.pieces, self.got = region, pieces, []
+    def __init__(self, context, job, pieces, news):
+        self.job, self.pieces, self.got = job, pieces, []
         self.complete = self.hopeless = self.running = self.cancelled = False
         self.refused = self.missing_s = None
 
@@ -144,18 +147,18 @@ class Fetched:
 
 
 def payload(region, job=1):
-    return PayloadRecord(f"{region}.{job}", 8)
+    return Payload(f"{region}.{job}", 8)
 
 
 def says(made, number, *regions, terms=None, job=1, here=True):
     """These regions announce, and their payloads are here at once."""
-    name = f"1.round{number}"
+    name = f"1/round{number}"
     for region in regions:
-        said = Announcement(region, job, payload(region, job), terms or {})
+        said = Announced(job, payload(region, job), terms or {})
         if region == 0:
             found = made.one._round(number)
             found.own = said.payload, {"x": np.float32([0.0])}
-            made.one._note(found, said)
+            made.one._note(found, 0, said)
         else:
             made.log.said[name, region] = said
     made.one._find()
@@ -167,8 +170,8 @@ def says(made, number, *regions, terms=None, job=1, here=True):
 def closed(made, number=0):
     """Who was admitted to a round after a look; None = it is open."""
     made.one._close()
-    record = made.log.records.get(f"1.round{number}")
-    return None if record is None else sorted(record.payloads)
+    record = made.log.records.get(f"1/round{number}")
+    return None if record is None else sorted(record.admitted)
 
 
 def test_a_round_closes_with_its_quorum_and_with_all_whose_payloads_are_here(learner):
@@ -180,8 +183,10 @@ def test_a_round_closes_with_its_quorum_and_with_all_whose_payloads_are_here(lea
     made.one._rounds[0].fetches[2].complete = True
     says(made, 0, 0)
     assert closed(made) == [0, 1, 2]
-    record = made.log.records["1.round0"]
-    assert record.present == (0, 1, 2) and record.writer == 0 and set(record.terms) == {0, 1, 2}
+    record = made.log.records["1/round0"]
+    assert (
+        tuple(record.present) == (0, 1, 2) and record.writer == 0 and set(record.terms) == {0, 1, 2}
+    )
     assert (made.one.committed, made.one.newest) == (1, 0)
 
 
@@ -198,8 +203,18 @@ def test_what_one_job_has_sent_is_not_what_the_job_after_it_announced(learner):
     says(made, 0, 0, 1)
     found = made.one._rounds[0]
     for region, x in ((0, 0.0), (1, 1.0)):
-        assert made.one._held(found, region, payload(region))["x"] == x
-        assert made.one._held(found, region, payload(region, job=2)) is None
+        assert made.one._held(found, Job(region, 1))["x"] == x
+        assert made.one._held(found, Job(region, 2)) is None
+
+
+@pytest.mark.parametrize(("job", "ours"), [(1, True), (2, False)])
+def test_a_record_that_names_equal_bytes_of_the_job_before_names_not_ours(learner, job, ours):
+    """An arrival that adopted so would drop what it has reported itself."""
+    made = learner(quorum=1)
+    says(made, 0, 0)
+    made.log.records["1/round0"] = commit_of({0: payload(0)}, {}, 1, (0,), job=job)
+    made.one._close()
+    assert made.one.names_ours(0) is ours
 
 
 def test_of_those_that_are_here_the_first_that_reported_is_admitted(learner):
@@ -253,7 +268,7 @@ def test_nobody_waits_for_who_cannot_come(learner, case):
 
 def test_who_sits_out_is_no_part_of_a_round(learner):
     made = learner(quorum=1)
-    made.log.said["1.round0", 1] = Announcement(1, 1, None, {})
+    made.log.said["1/round0", 1] = Announced(1, None, {})
     made.one._find()
     assert closed(made) is None and not made.one._rounds[0].announced
 
@@ -263,19 +278,21 @@ def test_a_record_that_stands_is_read_and_its_payloads_are_fetched(learner):
     made = learner(quorum=4)
     says(made, 0, 1, 2, here=False)
     before = dict(made.one._rounds[0].fetches)
-    made.log.records["1.round0"] = Commit({1: payload(1, job=2), 2: payload(2)}, {}, 2, (1, 2))
+    record = commit_of({1: payload(1, job=2), 2: payload(2)}, {}, 2, (1, 2))
+    record.admitted[1] = Admitted(2, payload(1, job=2))
+    made.log.records["1/round0"] = record
     assert made.one._close()
     fetches = made.one._rounds[0].fetches
     assert before[1].cancelled and fetches[1].payload == payload(1, job=2)
     assert fetches[2] is before[2] and not before[2].cancelled
-    assert fetches[1].pieces[0].holders == [1] and fetches[1].pieces[0].name == "1.round0"
+    assert fetches[1].pieces[0].holders == [1] and fetches[1].pieces[0].name == "1/round0"
     assert (made.one.committed, made.one.newest) == (1, 0)
 
 
 def test_several_records_are_read_at_one_look(learner):
     made = learner(quorum=4)
     for number in range(3):
-        made.log.records[f"1.round{number}"] = Commit({1: payload(1)}, {}, 1, (1,))
+        made.log.records[f"1/round{number}"] = commit_of({1: payload(1)}, {}, 1, (1,))
     assert made.one._close() and made.one.committed == 3 and made.one.newest == 2
     assert not made.one._close()
 
@@ -291,7 +308,7 @@ def test_a_quorum_that_cannot_be_is_told_once(learner, caplog):
         living.discard(2)
         closed(made), closed(made)
         assert [r.getMessage() for r in caplog.records] == [
-            "round 1.round0 has no quorum: 3 learners are needed, 2 live; training goes on, and "
+            "round 1/round0 has no quorum: 3 learners are needed, 2 live; training goes on, and "
             "rounds do when more are back"
         ]
         living.add(2)
@@ -326,7 +343,7 @@ def test_a_round_is_taken_when_all_its_payloads_are_here(learner):
         ({"missing_s": 10.5}, Lost),
         ({"missing_s": 10.0}, None),  # twice the time to answer, and no longer
         ({"refused": Rejected("not this")}, Rejected),
-        ({"missing_s": 99.0, "pieces": [SimpleNamespace(payload=payload(1, job=7))]}, None),
+        ({"missing_s": 99.0, "job": Job(1, 7)}, None),
     ],
 )
 def test_a_payload_of_the_record_that_can_never_come(learner, change, error):
@@ -358,7 +375,7 @@ def test_what_has_landed_is_published_by_its_digests_and_its_fetches_end(learner
     closed(made, 5)
     made.one.landed(5)
     assert made.one.first == 6 and 5 not in made.one._rounds and fetches[1].cancelled
-    digests = {"1.round5": {0: ["0.1"], 1: ["1.1"]}}
+    digests = {"1/round5": {Job(0, 1): ["0.1"], Job(1, 1): ["1.1"]}}
     assert made.gc.calls[-1] == ("done", "round5", digests, False)
 
 
@@ -368,7 +385,7 @@ def test_an_own_report_that_was_not_announced_is_published_too(learner):
     says(made, 0, 1)
     made.one._round(0).own = payload(0), {}
     made.one.landed(0)
-    assert made.gc.calls[-1][2] == {"1.round0": {0: ["0.1"], 1: ["1.1"]}}
+    assert made.gc.calls[-1][2] == {"1/round0": {Job(0, 1): ["0.1"], Job(1, 1): ["1.1"]}}
 
 
 def test_payloads_stay_for_who_has_rounds_to_land_however_far_behind(learner):
@@ -425,7 +442,7 @@ def test_after_another_exchange_has_made_up_for_rounds_they_are_forgotten(learne
 def test_reports_are_looked_for_in_open_rounds_and_in_the_one_after(learner):
     made = learner(quorum=4)
     asked = []
-    made.log.announcement = lambda name, region: asked.append((name, region))
+    made.log.announced = lambda name, jobs: asked.extend((name, r) for r in jobs) or {}
     made.one.newest = 1
     assert not made.one._find()
-    assert asked == [(f"1.round{n}", r) for n in range(3) for r in (1, 2, 3)]
+    assert asked == [(f"1/round{n}", r) for n in range(3) for r in (1, 2, 3)]

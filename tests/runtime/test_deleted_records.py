@@ -19,11 +19,12 @@ from lowcomm_jax import exchange
 from lowcomm_jax.runtime.errors import Lost, Parted
 
 R, PERIOD, STEPS = 3, 4, 40
+COMMITS, CONFIRMS = "round/*/*/commit.*", "round/*/*/confirm.*"
 # What is deleted from under a run, and how a job may end by it.
 EXPECTED = {
-    "said": (),
-    "held": (Parted,),
-    "commit": (Parted,),
+    "round/*/*/announce.*": (),
+    CONFIRMS: (Parted,),
+    COMMITS: (Parted,),
     "beat": (),
     "born": (),
     "epoch": (),
@@ -33,8 +34,7 @@ EXPECTED = {
 
 def delete(run, *prefixes):
     """Everything under these names that is there."""
-    for prefix in prefixes:
-        path = run / prefix
+    for path in (path for prefix in prefixes for path in run.glob(prefix)):
         with contextlib.suppress(OSError):  # it is written to meanwhile
             path.unlink() if path.is_file() else shutil.rmtree(path)
 
@@ -119,13 +119,13 @@ def late_for(party, *prefixes):
 
 
 def test_without_its_record_an_exchange_is_agreed_on_as_before(store_party):
-    together, later = late_for(store_party, "commit")
+    together, later = late_for(store_party, COMMITS)
     assert later == together
 
 
 def test_who_held_what_deleted_too_parts_an_exchange(store_party):
     """The one way there is; with anchors the digest of the next payload tells (below)."""
-    together, later = late_for(store_party, "commit", "held")
+    together, later = late_for(store_party, COMMITS, CONFIRMS)
     assert later != together
 
 
@@ -139,7 +139,7 @@ def test_anchors_that_parted_so_are_noticed_by_all(between, tmp_path):
                 assert gone.wait(20)
             if step == PERIOD + 1:  # the first landing is over
                 if region == 0:
-                    delete(tmp_path / "run", "commit", "held")
+                    delete(tmp_path / "run", COMMITS, CONFIRMS)
                     gone.set()
                 landed.set() if region == 2 else landed.wait(20)
             time.sleep(0.02)

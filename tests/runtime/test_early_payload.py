@@ -1,12 +1,11 @@
 """Arrays that travel before their exchange: counted with its payload, or not at all."""
 
-import dataclasses
-import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import jax
+import msgspec
 import numpy as np
 import oracle
 import pytest
@@ -18,9 +17,9 @@ from runtime.together import batches, engine, in_jobs, rows, values
 import lowcomm_jax as lc
 from lowcomm_jax import exchange
 from lowcomm_jax.params.fragments import partition
-from lowcomm_jax.runtime.commits import Announcement, Commit, PayloadRecord, as_body
-from lowcomm_jax.runtime.errors import Missing, Rejected
+from lowcomm_jax.runtime.errors import Missing
 from lowcomm_jax.runtime.job_delivery import JobDelivery
+from lowcomm_jax.runtime.records import Admitted, Commit, Payload
 
 # Nobody is to be taken for dead where the machine is busy.
 PATIENT = {"beat_s": 0.1, "dead_after_s": 10.0, "answer_s": 1.0}
@@ -132,8 +131,8 @@ def test_who_is_not_here_with_both_is_counted_by_nobody(store_party):
     for arrived in land(regions):
         check(arrived, 3, [0, 1])
     log = regions[0]._context.commit_log
-    assert lost == [log.announcement("1.k", 2).payload.early.digest]
-    assert sorted(log.committed("1.k").payloads) == [0, 1]
+    assert lost == [log.announced("1/k", {2: [1]})[2].payload.early.digest]
+    assert sorted(log.committed("1/k").admitted) == [0, 1]
 
 
 def test_who_dies_after_its_early_bytes_is_not_counted(store_party):
@@ -157,6 +156,11 @@ def test_early_bytes_wait_for_the_store(store_party):
         check(arrived, 2, range(2))
 
 
+def announced(store):
+    """Keys of announcements."""
+    return [key for key in store.list("round/") if "/announce." in key]
+
+
 def test_early_bytes_are_removed_with_the_payloads(store_party):
     regions = store_party.run(2, keep=1, timing=exchange.Timing(**PATIENT))
     for number in range(3):
@@ -168,8 +172,8 @@ def test_early_bytes_are_removed_with_the_payloads(store_party):
     def left():
         for x in regions:  # what the others have told since is known with their next beats
             x._payload_gc.sweep()
-        said = store.list("said/")
-        return [n for n in range(9) if any(f".early{n}" in key or f".{n}/" in key for key in said)]
+        names = {key.split("/")[2] for key in announced(store)}
+        return [n for n in range(9) if names & {f"early{n}", f"{n}"}]
 
     until(lambda: left() == [2])
     assert len(store.list("blob/")) == 4
@@ -184,7 +188,7 @@ def test_early_bytes_are_removed_with_the_payloads(store_party):
         send(regions, f"{number}", f"early{number}")
         land(regions, f"{number}")
     until(lambda: left() == [4])
-    assert len(store.list("blob/")) == 4 and not any("never" in x for x in store.list("said/"))
+    assert len(store.list("blob/")) == 4 and not any("never" in key for key in announced(store))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -213,27 +217,22 @@ def test_what_cannot_be_sent_so_is_refused(store_party):
     send(regions, early=None, takes_part=False)
 
 
-EARLY = PayloadRecord("a" * 64, 5)
-BOTH = PayloadRecord("b" * 64, 7, early=EARLY)
+EARLY = Payload("a" * 64, 5)
+BOTH = Payload("b" * 64, 7, early=EARLY)
 
 
 def test_a_record_names_early_bytes_where_there_are_some():
-    """Records of payloads without them are as they were before there were any."""
-    for one in (Announcement(1, 2, BOTH, {}), Commit({0: BOTH}, {}, 0, (0,))):
-        assert type(one).read(json.loads(json.dumps(as_body(one)))) == one
-    plain = Announcement(1, 2, dataclasses.replace(BOTH, early=None), {})
-    assert as_body(plain)["payload"] == {"digest": "b" * 64, "nbytes": 7, "slices": ()}
+    record = Commit({0: Admitted(2, BOTH)}, {}, 0)
+    assert msgspec.json.decode(msgspec.json.encode(record), type=Commit) == record
     assert BOTH.digests == ["b" * 64, "a" * 64] and BOTH.nbytes_for(0) == 12
     assert BOTH.content not in (BOTH.digest, EARLY.digest)
-    with pytest.raises(Rejected):
-        PayloadRecord.read({"digest": "b" * 64, "nbytes": 7, "slices": [], "early": 3})
 
 
 def test_a_payload_without_its_early_part_counts_as_absent(store_party):
     """Of a program of another version, or a stranger."""
     regions = store_party.run(2)
     regions[1].start("k", parts(1)[1])
-    until(lambda: regions[0]._context.commit_log.announcement("1.k", 1))
+    until(lambda: regions[0]._context.commit_log.announced("1/k", {1: [1]}))
     send_early(regions[:1])
     send(regions[:1])
     check(land(regions[:1])[0], 2, [0])

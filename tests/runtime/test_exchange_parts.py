@@ -1,5 +1,7 @@
 """The small parts of the exchange between jobs, each on its own."""
 
+import hashlib
+import hmac
 import itertools
 import json
 from concurrent.futures import Future
@@ -13,10 +15,13 @@ from runtime.party import at_once
 
 from lowcomm_jax import exchange
 from lowcomm_jax.runtime import request, wire
-from lowcomm_jax.runtime.commits import Commit, CommitLog, PayloadRecord
+from lowcomm_jax.runtime.commits import CommitLog
+from lowcomm_jax.runtime.errors import Unreadable
 from lowcomm_jax.runtime.kv import POLL_FAR_S, MetricsCounter, Store, segment
+from lowcomm_jax.runtime.records import FORMAT, Admitted, Agreed, Commit, Payload
 from lowcomm_jax.runtime.remote import RemoteExchange
 from lowcomm_jax.runtime.secret import Seal, read_secret
+from lowcomm_jax.runtime.slots import Slots
 from lowcomm_jax.runtime.timing import Pace, Timing
 
 ABOUT = {"run_id": "run", "key": "7/0", "region": 1}
@@ -138,22 +143,32 @@ def test_bad_secrets_are_refused_without_being_shown(source):
     assert "short" not in str(caught.value) and "plain sight" not in str(caught.value)
 
 
-def test_records_bind_the_run_the_key_and_the_secret():
-    seal, body = Seal("run", b"x" * 16), {"a": [1, 2.5, None], "b": {"1": "x"}}
+def test_records_bind_the_format_the_run_the_key_and_the_secret():
+    seal, body = Seal("run", b"x" * 16), Agreed({"a": 1, "b": "x"})
     record = seal.close("key", body)
-    assert seal.open("key", record) == body
+    assert seal.open("key", record, Agreed) == body
     others = [(Seal("ran", b"x" * 16), "key"), (seal, "yek"), (Seal("run", b"y" * 16), "key")]
     for other, key in others:
         with pytest.raises(exchange.Rejected):
-            other.open(key, record)
+            other.open(key, record, Agreed)
+    with pytest.raises(exchange.Rejected):
+        seal.open("key", seal.close("key", body, FORMAT + 1), Agreed)
+
+
+def test_a_record_is_what_the_page_says():
+    """One line with the HMAC in hex, then JSON."""
+    data = Seal("run", b"x" * 16).close("key", Agreed({"a": 1}))
+    message = f"{FORMAT}\nrun\nkey\n".encode() + b'{"value":{"a":1}}'
+    mac = hmac.new(b"x" * 16, message, hashlib.sha256).hexdigest().encode()
+    assert data == mac + b'\n{"value":{"a":1}}'
 
 
 @pytest.mark.parametrize(
-    "junk", [b"", b"{}", b"[1]", b"\xff\xfe", b'{"body": 1, "mac": 2}', b"null"]
+    "junk", [b"", b"{}", b"[1]", b"\xff\xfe", b'{"body": 1, "mac": 2}', b"null", b"\n{}"]
 )
 def test_junk_is_no_record(junk):
     with pytest.raises(exchange.Rejected):
-        Seal("run", b"x" * 16).open("key", junk)
+        Seal("run", b"x" * 16).open("key", junk, Agreed)
 
 
 def test_secrets_are_not_shown_by_accident():
@@ -176,18 +191,12 @@ def test_a_key_is_created_once(store):
 
 
 def test_a_lost_race_is_seen(store):
-    """Between the look and the write another one writes: the store does not raise by itself."""
-    kv, raced = store._kv, []
+    """Just before us another one writes: the store does not raise by itself."""
+    kv = store._kv
 
     class Raced:
-        def read(self, key):
-            found = kv.read(key)
-            if not raced:
-                raced.append(found.result())
-                kv.write(key, b"the other").result()
-            return found
-
         def write(self, key, value, if_equal):
+            kv.write(key, b"the other").result()
             return kv.write(key, value, if_equal=if_equal)
 
     store._kv = Raced()
@@ -206,7 +215,8 @@ def test_one_of_many_creates_a_key_and_no_other_value_is_ever_seen(store):
 
 
 def test_everyone_who_writes_a_commit_record_gets_the_one_that_stands(store):
-    writers = [CommitLog(store, Seal("run", b"x" * 16)) for _ in range(4)]
+    slots = Slots(store, Seal("run", b"x" * 16))
+    writers = [CommitLog(store, slots) for _ in range(4)]
     for name in "abcdefghijklmnop":
         made = at_once(lambda w, n=name: w.commit(n, Commit({}, {}, writers.index(w))), writers)
         assert len({commit.writer for commit in made}) == 1
@@ -216,12 +226,12 @@ def test_everyone_who_writes_a_commit_record_gets_the_one_that_stands(store):
 
 def test_payloads_with_other_slices_are_others():
     """Regions confirm what they hold by its content: one whose slice is damaged must tell."""
-    whole = PayloadRecord("a", 8)
-    pieces = [PayloadRecord(digest, 4) for digest in "bcd"]
-    payloads = [whole, *(PayloadRecord("a", 8, (pieces[i], None, pieces[2])) for i in range(2))]
+    whole = Payload("a", 8)
+    pieces = [Payload(digest, 4) for digest in "bcd"]
+    payloads = [whole, *(Payload("a", 8, (pieces[i], None, pieces[2])) for i in range(2))]
     assert len({payload.content for payload in payloads}) == 3
     assert whole.content == "a"
-    assert payloads[1].content == PayloadRecord("a", 8, (pieces[0], None, pieces[2])).content
+    assert payloads[1].content == Payload("a", 8, (pieces[0], None, pieces[2])).content
 
 
 def test_a_store_without_its_anchor_is_unavailable(store):
@@ -405,7 +415,7 @@ def test_what_arrives_is_put_into_rows():
     counter = MetricsCounter()
     counter.add("sent", 5), counter.add("received", 7)
     arrays = {r: {"x": np.float32([r, 10 * r])} for r in (0, 2)}
-    record = Commit({r: PayloadRecord(f"{r}", 8) for r in (0, 2)}, {}, 0)
+    record = Commit({r: Payload(f"{r}", 8) for r in (0, 2)}, {}, 0)
     result = request.ExchangeResult(record, arrays, 1.5)
     like = {"x": np.zeros(2, np.float32)}
     found = request.arrange(result, like, 3, 0.5, counter)
@@ -445,7 +455,7 @@ def test_exchanges_that_land_together_are_waited_for_together():
 
 def test_the_wait_for_an_exchange_is_that_of_its_calls():
     one = RemoteExchange.__new__(RemoteExchange)
-    record = Commit({0: PayloadRecord("0", 8)}, {}, 0)
+    record = Commit({0: Admitted(1, Payload("0", 8))}, {}, 0)
     arrays = {0: {"x": np.zeros(2, np.float32)}}
     result = request.ExchangeResult(record, arrays, 1.5)
     clock = SimpleNamespace(clock_s=7.0)
@@ -463,19 +473,24 @@ def test_the_wait_for_an_exchange_is_that_of_its_calls():
         assert due.since_s == 7.0
 
 
-def test_of_two_commits_at_one_time_the_first_is_valid_for_both(store):
-    """The second finds no record, and cannot create its own any more."""
-    log, key = CommitLog(store, Seal("run", b"")), "commit/1.k/0"
-    first, second = (Commit({}, {}, writer, (writer,)) for writer in (0, 1))
-    look, looks = log._committed, []
+def test_a_false_record_takes_a_number_and_not_the_slot(store):
+    """All readers find the same record, whenever the false one was written."""
+    slots, forged = (Slots(store, Seal("run", x * 16)) for x in (b"x", b"y"))
+    one, other = Agreed({"step": 1}), Agreed({"step": 2})
+    assert slots.first("a", Agreed) is None and forged.create("a", other) == other
+    assert slots.create("a", one) == one == slots.create("a", other) == slots.first("a", Agreed)
+    assert slots.all_first({"a": Agreed, "b": Agreed}) == {"a": one}
+    assert store.list("a") == ["a.0", "a.1"] and store.counter.read()["rejected_record"] >= 3
 
-    def too_early(name):
-        looks.append(name)
-        if len(looks) == 1:
-            assert CommitLog(store, Seal("run", b"")).commit(name, first) == first
-            return None, key
-        return look(name)
 
-    log._committed = too_early
-    assert log.commit("1.k", second) == first and len(looks) == 2
-    assert log.committed("1.k") == first
+def test_a_signed_record_of_another_kind_is_passed_over_by_nobody(store):
+    slots = Slots(store, Seal("run", b"x" * 16))
+    slots.create("a", Agreed({"step": 1}))
+    for read in (
+        lambda: slots.first("a", Commit),
+        lambda: slots.all_first({"a": Commit}),
+        lambda: slots.create("a", Commit({}, {}, 0)),
+    ):
+        with pytest.raises(Unreadable, match="is signed as a record of this run"):
+            read()
+    assert store.list("a") == ["a.0"]

@@ -6,9 +6,10 @@ from types import SimpleNamespace
 import pytest
 
 from lowcomm_jax.runtime import wire
-from lowcomm_jax.runtime.commits import PayloadRecord
+from lowcomm_jax.runtime.commits import Job
 from lowcomm_jax.runtime.errors import Missing, Rejected
 from lowcomm_jax.runtime.fetch import Fetch, PayloadPiece
+from lowcomm_jax.runtime.records import Payload
 
 FIRST, SECOND = (
     wire.pack("run", "k", 1, {"x": wire.np.float32([number])}) for number in (1.0, 2.0)
@@ -56,10 +57,8 @@ def fetched(attempts, pieces=(FIRST, SECOND), transferred=lambda nbytes: None, c
         fault_hooks=SimpleNamespace(received=lambda *_: None),
         pace=SimpleNamespace(transferred=lambda nbytes, seconds: transferred(nbytes)),
     )
-    pieces = [
-        PayloadPiece("k", "k", PayloadRecord(wire.digest(x), len(x)), None, [1]) for x in pieces
-    ]
-    script.fetch = Fetch(context, 1, pieces)
+    pieces = [PayloadPiece("k", "k", Payload(wire.digest(x), len(x)), None, [1]) for x in pieces]
+    script.fetch = Fetch(context, Job(1, 1), pieces)
     ready.set()
     script.fetch._thread.join(10.0)
     return script.seen, script.fetch

@@ -1,12 +1,12 @@
 """Whom a region asks for a payload by Flight, for how long, and with which pass: no connections."""
 
-import dataclasses
 import itertools
 import json
 import threading
 import time
 from types import SimpleNamespace
 
+import msgspec
 import pyarrow as pa
 import pytest
 from cryptography import x509
@@ -16,9 +16,9 @@ from lowcomm_jax.runtime import flight_transport, payload_server, streams
 from lowcomm_jax.runtime.certificates import Authority, Credentials, fingerprint, host_name
 from lowcomm_jax.runtime.errors import Missing, Rejected
 from lowcomm_jax.runtime.flight_transport import FlightTransport
-from lowcomm_jax.runtime.heartbeat import Beat
 from lowcomm_jax.runtime.kv import MetricsCounter
 from lowcomm_jax.runtime.payload_server import PayloadServer
+from lowcomm_jax.runtime.records import Beat
 from lowcomm_jax.runtime.streams import DeniedError, Partial
 from lowcomm_jax.runtime.timing import Pace, Timing
 
@@ -104,13 +104,13 @@ def test_a_connection_is_kept_as_long_as_it_leads_to_the_same_place(monkeypatch)
     beat = Beat(1, address="grpc+tls://a:1", certificate="theirs")
     first = made._to(1, beat)
     assert given == [("a:1", Credentials(b"theirs", b"issued", b"key"), host_name(1), 1.0)]
-    assert made._to(1, dataclasses.replace(beat, counter=9)) is first
+    assert made._to(1, msgspec.structs.replace(beat, counter=9)) is first
     for change in ({"address": "grpc+tls://a:2"}, {"certificate": "new"}):
-        beat = dataclasses.replace(beat, **change)
+        beat = msgspec.structs.replace(beat, **change)
         assert made._to(1, beat) is not first and made._to(1, beat) is made._to(1, beat)
     assert len(given) == 3
     with pytest.raises(ValueError, match="certificates of another kind"):
-        made._to(1, dataclasses.replace(beat, certificate=""))
+        made._to(1, msgspec.structs.replace(beat, certificate=""))
     monkeypatch.setattr(made, "_pass", lambda holder, certificate: None)
     assert made._to(2, beat) is None
 

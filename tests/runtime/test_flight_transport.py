@@ -11,6 +11,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
 import numpy as np
 import pyarrow.flight as flight
 import pytest
@@ -221,7 +222,7 @@ def test_a_region_does_not_take_payloads_from_a_stranger_at_the_others_address(p
     try:
         server.hold("name", b"forged")
         beat = regions[1]._context.heartbeat.own
-        fake = dataclasses.replace(beat, address=f"grpc+tls://{server.address}")
+        fake = msgspec.structs.replace(beat, address=f"grpc+tls://{server.address}")
         assert not regions[0]._context.transport._pull(1, fake, "name", Partial(6))
     finally:
         server.close()
@@ -236,8 +237,9 @@ def test_a_forged_certificate_lets_nobody_in(party):
     regions = party.run(2)
     rounds(regions, 0, 1)
     stranger = Authority(1).certificate.decode()
-    beat = dataclasses.asdict(regions[1]._context.heartbeat.own)
-    forged = {**beat, "counter": beat["counter"] + 1000, "certificate": stranger}
+    beat = regions[1]._context.heartbeat.own
+    changes = {"counter": beat.counter + 1000, "certificate": stranger}
+    forged = msgspec.structs.replace(beat, **changes)
     for _ in range(10):
         forge(party, "beat/1", forged)
         time.sleep(TIMING.beat_s / 4)

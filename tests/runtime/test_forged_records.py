@@ -1,22 +1,26 @@
 """What is forged, replayed, damaged or of another run is counted and ignored."""
 
-import json
+import shutil
 import time
 
 import numpy as np
 import pytest
 from runtime.faults import folder, forge, vanish
-from runtime.party import LIKE, check, land, payload, send, until
+from runtime.party import LIKE, SECRET, check, land, payload, send, until
 
 from lowcomm_jax import exchange
 from lowcomm_jax.runtime import wire
+from lowcomm_jax.runtime.errors import Unreadable
+from lowcomm_jax.runtime.records import FORMAT
 from lowcomm_jax.runtime.secret import Seal
 
 
 def test_a_forged_epoch_begins_nothing(party):
-    forge(party, "epoch/1", {"0": 1})
+    """It takes a number in the slot, and not the epoch."""
+    forge(party, "epoch/1.0", {"roster": {"0": 1}})
     regions = party.run(2)
-    assert {x._context.heartbeat.own.epoch for x in regions} == {2}
+    assert {x._context.heartbeat.own.epoch for x in regions} == {1}
+    assert regions[0]._context.store.list("epoch/") == ["epoch/1.0", "epoch/1.1"]
 
 
 def test_another_secret_can_not_join(party):
@@ -45,8 +49,10 @@ def test_runs_do_not_meet(party):
 def test_forged_records_are_ignored_and_counted(party):
     regions = party.run(2)
     mine = {"digest": "0" * 64, "nbytes": 10}
-    forge(party, "commit/1.k/0", {"payloads": {"0": mine}, "terms": {}, "writer": 0})
-    forge(party, "said/1.k/1", {"region": 1, "incarnation": 9, "payload": mine, "terms": None})
+    own = {"incarnation": 1, "payload": mine}
+    forge(party, "round/1/k/commit.0", {"admitted": {"0": own}, "terms": {}, "writer": 0})
+    forge(party, "round/1/k/announce.1.1.0", {"payload": mine, "terms": {}})
+    forge(party, "round/1/k/confirm.1.1.0", {"holds": {"0": "0" * 64}})
     send(regions, "k")
     for arrived in land(regions, "k"):
         check(arrived, 2, [0, 1])
@@ -55,8 +61,9 @@ def test_forged_records_are_ignored_and_counted(party):
 
 def test_a_heartbeat_that_cannot_be_read_stops_nobody(party):
     regions = party.run(2)
-    (folder(party) / "run" / "beat" / "1").write_bytes(b"[" * 200_000)
-    until(lambda: regions[0].counts().get("rejected_record"))
+    place = folder(party) / "run" / "beat" / "1"
+    # Again and again: the region's own beats may take its place before it is read.
+    until(lambda: place.write_bytes(b"[" * 200_000) and regions[0].counts().get("rejected_record"))
     send(regions, "k")
     for arrived in land(regions, "k"):
         check(arrived, 2, [0, 1])
@@ -65,23 +72,22 @@ def test_a_heartbeat_that_cannot_be_read_stops_nobody(party):
 ODD = {"incarnation": 9, "colour": "blue"}
 
 
-def test_without_a_secret_odd_records_that_are_well_signed_stop_nobody(party):
-    """Anybody can sign them, and so does a program of another version."""
+def test_records_of_another_version_stop_nobody(party):
+    """Without a secret anybody can sign them, and so does a program of another version."""
     regions = party.run(2, secret=None)
     send(regions, "a")
     land(regions, "a")
     nobody, run = Seal("run", b""), folder(party) / "run"
-    keys = ("beat/1", "said/1.k/0", "said/1.k/1", "held/1.k/0", "commit/1.k/0", "epoch/2")
-    for key in keys:
+    folder_of = "round/1/k"
+    keys = [f"{folder_of}/{kind}.{r}.1.0" for kind in ("announce", "confirm") for r in range(2)]
+    for key in (*keys, f"{folder_of}/commit.0", "epoch/2.0"):
         (run / key).parent.mkdir(parents=True, exist_ok=True)
-        (run / key).write_bytes(nobody.close(key, ODD))
-    nested = "[" * 100_000
-    record = {"body": nested, "mac": nobody._mac("beat/0", nested)}
+        (run / key).write_bytes(nobody.close(key, ODD, FORMAT + 1))
 
     def read_by_both():
         """Again and again: their own beats may take the place of these before they are read."""
-        (run / "beat" / "0").write_bytes(json.dumps(record).encode())
-        (run / "beat" / "1").write_bytes(nobody.close("beat/1", ODD))
+        (run / "beat" / "0").write_bytes(nobody.close("beat/0", ODD, FORMAT + 1))
+        (run / "beat" / "1").write_bytes(nobody.close("beat/1", ODD, FORMAT + 1))
         return all(x.counts().get("rejected_record") for x in regions)
 
     until(read_by_both)
@@ -90,14 +96,43 @@ def test_without_a_secret_odd_records_that_are_well_signed_stop_nobody(party):
         check(arrived, 2, [0, 1], 1)
 
 
+def test_a_beat_that_is_well_signed_and_odd_stops_nobody(party):
+    """The region's next one takes its place."""
+    regions = party.run(2)
+    seal, place = Seal("run", SECRET), folder(party) / "run" / "beat" / "1"
+
+    def read():
+        place.write_bytes(seal.close("beat/1", ODD))
+        return regions[0].counts().get("rejected_record")
+
+    until(read)
+    send(regions, "k")
+    for arrived in land(regions, "k"):
+        check(arrived, 2, [0, 1])
+
+
+@pytest.mark.parametrize("key", ["commit.0", "announce.1.1.0", "confirm.1.1.0"])
+def test_a_record_that_is_well_signed_and_odd_ends_who_reads_it(party, key):
+    """Another reader may take it for what it says, and land that: to skip it parts them."""
+    regions = party.run(2)
+    place = folder(party) / "run" / "round" / "1" / "k" / key
+    place.parent.mkdir(parents=True)
+    place.write_bytes(Seal("run", SECRET).close(f"round/1/k/{key}", ODD))
+    send(regions[:1], "k")
+    if key.startswith("confirm"):  # which is read once there is an announcement
+        regions[1]._context.commit_log.confirm = lambda name, job, holds: holds
+        send(regions[1:], "k")
+    with pytest.raises(Unreadable, match=f"{key} is signed .* and cannot be read"):
+        regions[0].finish("k", LIKE)
+
+
 def test_a_true_record_means_nothing_elsewhere(party):
     """A stranger copies what the regions signed themselves to where it would help the stranger."""
     regions = party.run(2)
     send(regions, "a")
     land(regions, "a")
-    commits = folder(party) / "run" / "commit"
-    (commits / "1.b").mkdir()
-    (commits / "1.b" / "0").write_bytes((commits / "1.a" / "0").read_bytes())
+    rounds = folder(party) / "run" / "round" / "1"
+    shutil.copytree(rounds / "a", rounds / "b")
     send(regions, "b", 1)
     for arrived in land(regions, "b"):
         check(arrived, 2, [0, 1], 1)
@@ -191,7 +226,8 @@ def test_files_whose_names_are_no_numbers_are_skipped_and_counted(party, name):
     for place in ("epoch", "born/0", "born/1"):
         folder_of = folder(party) / "run" / place
         folder_of.mkdir(parents=True, exist_ok=True)
-        (folder_of / name).write_bytes(b"whatever")
+        for odd in (name, f"{name}.0"):
+            (folder_of / odd).write_bytes(b"whatever")
     regions = party.run(2)
     assert {x._context.heartbeat.own.epoch for x in regions} == {1}
     send(regions, "k")

@@ -46,10 +46,10 @@ def test_anchors_are_booked_and_travel_ahead_of_the_payloads(between):
                 data = batches(PERIOD * ROUNDS, regions)[number * PERIOD : (number + 1) * PERIOD]
                 data = [rows(batch, region) for batch in data]
                 state, history = one.run(state, data[:-1])
-                key = f"1.0.{number}.anchor", "anchor"
+                key = f"1/0.{number}.anchor", "anchor"
                 if number:  # it is here before the boundary
                     until(lambda key=key: key in found, 60.0)
-                    assert (f"1.{number + 1}", "payload") not in found
+                    assert (f"1/{number + 1}", "payload") not in found
                 state, more = one.run(state, data[-1:])
                 send, land = [*history.events, *more.events]
                 ahead = 0 if number else size
@@ -57,7 +57,7 @@ def test_anchors_are_booked_and_travel_ahead_of_the_payloads(between):
                 assert send.bytes_sent.tolist() == send.bytes_received.tolist() == [size + ahead]
                 assert land.bytes_sent.tolist() == land.bytes_received.tolist() == [size]
                 assert land.groups == [(0, 1)]
-            until(lambda: (f"1.0.{ROUNDS}.anchor", "anchor") in found, 60.0)
+            until(lambda: (f"1/0.{ROUNDS}.anchor", "anchor") in found, 60.0)
             booked = state.counters.copy()
             one.finish(state)
         assert not made._early, "no round follows"
@@ -65,8 +65,8 @@ def test_anchors_are_booked_and_travel_ahead_of_the_payloads(between):
 
     with ThreadPoolExecutor(regions) as pool:
         booked = list(pool.map(job, range(regions)))
-    sent = {(f"1.{n + 1}", "payload"): size for n in range(ROUNDS)}
-    early = {(f"1.0.{n}.anchor", "anchor"): size for n in range(ROUNDS + 1)}
+    sent = {(f"1/{n + 1}", "payload"): size for n in range(ROUNDS)}
+    early = {(f"1/0.{n}.anchor", "anchor"): size for n in range(ROUNDS + 1)}
     for region, counters in enumerate(booked):
         assert {k: x for k, x in got[region].items() if k[1] != "weight"} == sent | early
         total = [(2 * ROUNDS + 1) * size]
@@ -93,9 +93,9 @@ def test_the_last_synchronisation_sends_no_anchor_ahead(between):
     with ThreadPoolExecutor(regions) as pool:
         for found, counters in pool.map(job, range(regions)):
             assert sorted(k for k in found if k[1] != "weight") == [
-                ("1.0.0.anchor", "anchor"),
-                ("1.0.1.anchor", "anchor"),
-                ("1.1", "payload"),
-                ("1.2", "payload"),
+                ("1/0.0.anchor", "anchor"),
+                ("1/0.1.anchor", "anchor"),
+                ("1/1", "payload"),
+                ("1/2", "payload"),
             ]
             np.testing.assert_array_equal(counters.bytes_received, [4 * size])

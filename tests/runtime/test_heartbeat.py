@@ -3,7 +3,6 @@
 And what a region makes of the beats that it reads, looked at one by one.
 """
 
-import dataclasses
 import time
 from types import SimpleNamespace
 
@@ -13,9 +12,11 @@ from runtime.party import at_once, rounds, until
 
 from lowcomm_jax.exchange import StoreUnavailable, Timing
 from lowcomm_jax.runtime.errors import Lost, Superseded
-from lowcomm_jax.runtime.heartbeat import Beat, Heartbeat
+from lowcomm_jax.runtime.heartbeat import Heartbeat
 from lowcomm_jax.runtime.kv import MetricsCounter, Store
+from lowcomm_jax.runtime.records import Beat
 from lowcomm_jax.runtime.secret import Seal
+from lowcomm_jax.runtime.slots import Slots
 
 LOOK_S = 0.25
 
@@ -26,13 +27,13 @@ def watch(tmp_path):
     more; seconds from its last beat until region 0 takes it for dead."""
 
     def act(timing, pauses):
-        store, seal = Store(f"file://{tmp_path}", "run", MetricsCounter()), Seal("run", b"")
-        ours = Heartbeat(store, seal, 0, 2, timing)
+        store = Store(f"file://{tmp_path}", "run", MetricsCounter())
+        slots = Slots(store, Seal("run", b""))
+        ours = Heartbeat(store, slots, 0, 2, timing)
         for counter, pause in enumerate((1, *pauses), 1):
             for _ in range(pause - 1):
                 ours._look(LOOK_S)
-            beat = Beat(incarnation=1, counter=counter)
-            store.write("beat/1", seal.close("beat/1", vars(beat) | {"passes": {}}))
+            slots.write("beat/1", Beat(incarnation=1, counter=counter))
             ours._look(LOOK_S)
         silent = 0
         while 1 in ours.living():
@@ -94,15 +95,14 @@ class Watched:
     """Region 0 of three, which looks when it is told to; others beat as the test says."""
 
     def __init__(self, folder):
-        self.store, self.seal = Store(f"file://{folder}", "run", MetricsCounter()), Seal("run", b"")
+        self.store = Store(f"file://{folder}", "run", MetricsCounter())
+        self.slots = Slots(self.store, Seal("run", b""))
         timing = Timing(beat_s=1.0, dead_after_s=4.0)
-        self.ours = Heartbeat(self.store, self.seal, 0, 3, timing)
+        self.ours = Heartbeat(self.store, self.slots, 0, 3, timing)
         self.ours.update(incarnation=3, epoch=2)
 
     def beats(self, region, incarnation=1, counter=1, **more):
-        body = dataclasses.asdict(Beat(incarnation, counter, **more))
-        key = f"beat/{region}"
-        self.store.write(key, self.seal.close(key, body))
+        self.slots.write(f"beat/{region}", Beat(incarnation, counter, **more))
 
     def look(self, passed_s=LOOK_S):
         self.ours._look(passed_s)
@@ -160,6 +160,18 @@ def test_how_long_a_restart_takes_says_nothing(watched):
     watched.beats(1, 2, 2)
     watched.look(1.5)
     assert list(watched.ours._seen[1].gaps_s) == [1.5]
+
+
+def test_the_jobs_that_may_have_announced_are_the_newest_two_of_a_region(watched):
+    """The one before may have done so just before it died; of ourselves only this job counts."""
+    assert watched.ours.jobs(range(3)) == {0: [3]} and watched.ours.job == (0, 3)
+    for incarnation in (1, 2, 5):
+        watched.beats(1, incarnation)
+        watched.look()
+    watched.beats(2, 4)
+    watched.look()
+    assert watched.ours.jobs(range(3)) == {0: [3], 1: [5, 2], 2: [4]}
+    assert watched.ours.jobs([2]) == {2: [4]}
 
 
 def test_the_newest_gaps_count(watched):
@@ -234,11 +246,11 @@ def test_a_job_is_the_next_incarnation_of_all_that_are_known(
     if beaten:
         watched.beats(0, beaten)
     for number in born:
-        watched.store.write(f"born/0/{number}", b"")
+        watched.store.write(f"born/0/{number}.0", b"")
     watched.ours.start(above)
     watched.ours.stop(leaving=False)
     assert watched.ours.own.incarnation == expected
-    assert watched.store.read(f"born/0/{expected}")
+    assert watched.store.read(f"born/0/{expected}.0")
 
 
 @pytest.mark.parametrize("leaving", [True, False])

@@ -7,13 +7,14 @@ import pytest
 
 from lowcomm_jax.runtime import payloads
 from lowcomm_jax.runtime.anchor_check import AnchorCheck
-from lowcomm_jax.runtime.commits import CommitLog, PayloadRecord
+from lowcomm_jax.runtime.commits import CommitLog, Job
 from lowcomm_jax.runtime.errors import Parted, StoreUnavailable
-from lowcomm_jax.runtime.heartbeat import Beat
 from lowcomm_jax.runtime.kv import MetricsCounter, Store
 from lowcomm_jax.runtime.payloads import PayloadGC
+from lowcomm_jax.runtime.records import Anchors, Beat, Payload, State
 from lowcomm_jax.runtime.request import ExchangeRequest
 from lowcomm_jax.runtime.secret import Seal
+from lowcomm_jax.runtime.slots import Slots
 from lowcomm_jax.runtime.state_transfer import StateTransfer
 from lowcomm_jax.runtime.timing import Pace, Timing
 
@@ -25,6 +26,10 @@ class Beats:
         self.region, self.own, self.clock_s = region, Beat(1, awaited=True, epoch=1), 100.0
         self.others = {int(name[1:]): beat for name, beat in beats.items()}
         self.dead, self.unsure, self.told = set(), set(), []
+
+    @property
+    def job(self):
+        return Job(self.region, self.own.incarnation)
 
     def latest(self):
         return self.others | {self.region: self.own}
@@ -54,7 +59,7 @@ class Transport:
 
 def context(beats, folder=None):
     store = None if folder is None else Store(f"file://{folder}", "run", MetricsCounter())
-    seal = Seal("run", b"")
+    slots = Slots(store, Seal("run", b""))
     return SimpleNamespace(
         region=beats.region,
         count=4,
@@ -62,9 +67,9 @@ def context(beats, folder=None):
         heal="stop",
         heartbeat=beats,
         store=store,
-        seal=seal,
+        slots=slots,
         counter=MetricsCounter(),
-        commit_log=None if store is None else CommitLog(store, seal),
+        commit_log=None if store is None else CommitLog(store, slots),
         transport=Transport(),
         pace=Pace(Timing()),
     )
@@ -80,12 +85,12 @@ def collecting(keep=2, done=8, **beats):
     for number in range(12):
         gc.begin(f"{number}")
     for number in range(done):
-        gc.done(f"{number}", {f"1.{number}": {0: [f"digest {number}"]}})
+        gc.done(f"{number}", {f"1/{number}": {Job(0, 1): [f"digest {number}"]}})
     return gc, around
 
 
 def passed(gc):
-    return [int(name.removeprefix("1.")) for name in gc._passed()]
+    return [int(name.removeprefix("1/")) for name in gc._passed()]
 
 
 def at(passed, **more):
@@ -126,7 +131,7 @@ def test_whoever_asked_is_near_for_so_many_keys_since_then():
     assert passed(gc) == []
     around.heartbeat.others[1] = at("1")  # it has its state, and comes in
     for number, kept in ((6, True), (7, True), (8, False)):
-        gc.done(f"{number}", {f"1.{number}": {}})
+        gc.done(f"{number}", {f"1/{number}": {}})
         assert (passed(gc) == []) is kept, number
 
 
@@ -183,52 +188,52 @@ def test_each_removes_its_own_and_the_lowest_those_of_the_dead(region, dead, our
     around = context(Beats(region, **others))
     around.heartbeat.dead = set(dead)
     forgotten = []
-    around.commit_log = SimpleNamespace(forget=lambda name, r: forgotten.append((name, r)))
+    around.commit_log = SimpleNamespace(forget=lambda *given: forgotten.append(given))
     gc = PayloadGC(around, 1)
     for number in range(3):
         gc.begin(f"{number}")
-    gc.done("0", {"1.0": {r: [f"{r}", f"slice of {r}"] for r in range(3)}})
+    gc.done("0", {"1/0": {Job(r, 4): [f"{r}", f"slice of {r}"] for r in range(3)}})
     gc.done("2", {})
     gc.sweep(), gc.sweep()
     names = [(x, r in ours) for r in range(3) for x in (f"{r}", f"slice of {r}")]
     assert around.transport.dropped == names, "our copies go in any case"
-    assert forgotten == [("1.0", r) for r in sorted(ours)]
+    assert forgotten == [("1/0", Job(r, 4)) for r in sorted(ours)]
 
 
 def test_what_could_not_be_removed_is_tried_again():
     gc, around = collecting(done=8)
     fails = [True]
 
-    def forget(name, region):
-        if name == "1.2" and fails:
+    def forget(name, job):
+        if name == "1/2" and fails:
             fails.pop()
             raise StoreUnavailable("away")
 
     around.commit_log = SimpleNamespace(forget=forget)
     gc.sweep()
-    assert sorted(gc._done) == [f"1.{n}" for n in range(2, 8)]
+    assert sorted(gc._done) == [f"1/{n}" for n in range(2, 8)]
     gc.sweep()
-    assert sorted(gc._done) == ["1.6", "1.7"]
+    assert sorted(gc._done) == ["1/6", "1/7"]
 
 
 # -- pieces of a payload ----------------------------------------------------------------------
 
 
 def test_which_pieces_of_a_payload_a_region_fetches_and_from_whom():
-    slices = (None, PayloadRecord("s1", 4), PayloadRecord("s2", 5))
-    payload = PayloadRecord("whole", 9, slices)
+    slices = (None, Payload("s1", 4), Payload("s2", 5))
+    payload = Payload("whole", 9, slices)
     reduction = SimpleNamespace(like={"x": ("int8", (2,))})
-    request = ExchangeRequest("k", "1.k", (0, 1, 2), reduction=reduction)
+    request = ExchangeRequest("k", "1/k", (0, 1, 2), reduction=reduction)
 
     def found(request, slice_of):
         return payloads.pieces(request, 2, payload, {}, slice_of)
 
     whole, piece = found(request, 1)
-    assert whole == ("k", "1.k", payload, {}, [2, 0, 1])
-    assert piece == ("k", "1.k/slice 1", slices[1], reduction.like, [2])
+    assert whole == ("k", "1/k", payload, {}, [2, 0, 1])
+    assert piece == ("k", "1/k/slice 1", slices[1], reduction.like, [2])
     assert len(found(request, 0)) == 1, "there is none of that number"
     assert len(found(request, None)) == 1
-    assert len(found(ExchangeRequest("k", "1.k", (0, 1, 2)), 1)) == 1
+    assert len(found(ExchangeRequest("k", "1/k", (0, 1, 2)), 1)) == 1
     assert payload.nbytes_for(1) == 9 + 4 and payload.nbytes_for(0) == 9
     assert payload.digests == ["whole", "s1", "s2"]
 
@@ -237,7 +242,7 @@ def test_every_slice_is_published_and_damage_reaches_the_right_ones():
     """The fault hook gets all bytes one after the other, and what it returns is published."""
     around = context(Beats(region=1))
     host = payloads.HostPayload({}, {"w": np.float32([1])}, {"x": np.arange(3, dtype=np.int8)})
-    packed = payloads.pack(around, "1.k", host)
+    packed = payloads.pack(around, "1/k", host)
     assert packed.slices.keys() == {0, 2} and packed.payload.slices[1] is None
     seen, offered = [], []
     around.fault_hooks = SimpleNamespace(sent=lambda key, data: seen.append((key, data)) or data)
@@ -330,8 +335,7 @@ def test_a_state_is_for_those_that_ask_and_numbered_where_there_is_one(tmp_path)
     assert not transfer.give(7, {"x": np.arange(3)}, {}), "it has one of this step"
     beats.others[2] = Beat(2, wants=True)
     assert transfer.give(7, {"x": np.arange(4)}, {})
-    start = "state/1/000000000007."
-    assert transfer._context.store.list("state/") == [f"{start}000000", f"{start}000001"]
+    assert transfer._context.store.list("state/") == ["state/1/7.0.1.0.0", "state/1/7.0.1.1.0"]
     assert transfer.newest()[1]["x"].size == 4
     beats.own = Beat(4, wants=True, epoch=1)
     beats.region = transfer._context.region = 1
@@ -342,14 +346,14 @@ def test_a_state_is_for_those_that_ask_and_numbered_where_there_is_one(tmp_path)
     assert transfer.newest() is None, "of another past"
 
 
-def test_whose_place_another_record_has_taken_leaves_no_pieces(tmp_path):
-    """Another donor was quicker, and so no record names them."""
+def test_pieces_of_two_states_are_never_the_same(tmp_path):
+    """Else with the older one those of the newer would be removed, which hold equal arrays."""
     transfer = giving(Beats(r1=ASKS), tmp_path)
-    store, pieces = transfer._context.store, transfer._context.transport
-    store.create = lambda key, record: bool(store.write(key, b"another donor's"))
-    assert not transfer.give(7, {"x": np.arange(3), "y": np.arange(4)}, {})
-    assert len(pieces.held) == 2 and pieces.dropped == [(name, True) for name in pieces.held]
-    assert transfer.owed(), "who asks has got nothing of ours"
+    pieces = transfer._context.transport
+    assert transfer.give(7, {"x": np.arange(3)}, {})
+    transfer._context.heartbeat.others[2] = Beat(2, wants=True)
+    assert transfer.give(7, {"x": np.arange(3)}, {})
+    assert [name[:10] for name in pieces.held] == ["1.7.0.1.0.", "1.7.0.1.1."]
 
 
 def test_older_states_go_and_those_of_the_dead_by_the_lowest(tmp_path):
@@ -358,28 +362,30 @@ def test_older_states_go_and_those_of_the_dead_by_the_lowest(tmp_path):
     store, ours = transfer._context.store, transfer._context.transport
     for step in (4, 5, 6):
         assert transfer.give(step, {"x": np.arange(step)}, {})
-    assert [int(key.split("/")[2][:12]) for key in store.list("state/")] == [5, 6]
+
+    def left():
+        return {key.split("/")[2].partition(".")[0] for key in store.list("state/")}
+
+    assert left() == {"5", "6"}
     (gone,) = ours.dropped
-    assert gone[0].startswith("1.4.1.") and gone[1]
+    assert gone[0].startswith("1.4.1.1.0.") and gone[1]
     ours.dropped.clear()
     for donor in (2, 3):
-        body = {"step": 9, "donor": donor, "asked": {}, "arrays": {}, "document": {}}
-        key = f"state/1/00000000000{donor}.000000"
-        store.write(key, transfer._context.seal.close(key, body))
-        store.write(f"blob/1.9.{donor}.{'a' * 64}", b"")
+        record = State(donor, donor, 1, {}, {}, {})
+        transfer._context.slots.create(f"state/1/{donor}.{donor}.1.0", record)
+        store.write(f"blob/1.9.{donor}.1.0.{'a' * 64}", b"")
     store.write("blob/" + "b" * 64, b"a payload")
     beats.dead = {3}
     for swept in (False, True):
         beats.own = Beat(1, awaited=True, epoch=1, wants=not swept)
         transfer.sweep()
-        left = {key.split("/")[2][11] for key in store.list("state/")}
-        assert left == ({"2", "5", "6"} if swept else {"2", "3", "5", "6"})
-    assert ours.dropped == [(f"1.9.3.{'a' * 64}", True)], "of the dead, and no other"
+        assert left() == ({"2", "5", "6"} if swept else {"2", "3", "5", "6"})
+    assert ours.dropped == [(f"1.9.3.1.0.{'a' * 64}", True)], "of the dead, and no other"
     transfer.sweep()
     assert len(ours.dropped) == 1, "nothing has changed"
     beats.dead = {2, 3}
     transfer.sweep()
-    assert {key.split("/")[2][11] for key in store.list("state/")} == {"5", "6"}
+    assert left() == {"5", "6"}
 
 
 @pytest.mark.parametrize("gives", [False, True])
@@ -408,9 +414,8 @@ def checking(folder, region=2):
 
 def tell(check, region, step, moments, incarnation=1):
     """Another region's record."""
-    key = f"vouch/1/{region}"
-    body = {"incarnation": incarnation, "step": step, "moments": moments}
-    check._context.store.write(key, check._context.seal.close(key, body))
+    slot = f"anchors/1/{region}.{incarnation}.0"
+    check._context.slots.create(slot, Anchors(step, moments))
 
 
 SAME, OTHER = ({"anchor": np.array([word], np.uint32)} for word in (5, 6))
@@ -452,9 +457,9 @@ def test_records_of_anchors_that_say_nothing(tmp_path):
     beats.others = {0: TRAINS}
     tell(check, 0, 8, {"8.2": {"anchor": "00"}}, incarnation=2)
     assert not check.anchors_agree(8, "8.2", SAME, at_last=False)
-    check._context.store.write("vouch/1/0", b"junk")
+    check._context.store.write("anchors/1/0.1.0.0", b"junk")
     assert not check.anchors_agree(8, "8.2", SAME, at_last=False)
-    assert check._context.counter.read()["rejected_record"] == 1
+    assert check._context.store.counter.read()["rejected_record"] >= 1
 
 
 def test_anchors_are_told_while_somebody_asks_and_only_what_is_new(tmp_path):
@@ -497,8 +502,8 @@ def test_a_record_of_anchors_has_all_that_was_told_of(tmp_path):
     check, _ = checking(tmp_path, region=0)
     check.tell({(8, "8.2"): SAME})
     check.tell({(9, "9.2"): OTHER, (11, "11.0"): SAME, (10, "10.1"): SAME})
-    body = check._context.seal.open("vouch/1/0", check._context.store.read("vouch/1/0"))
-    assert body["step"] == 11 and body["incarnation"] == 1
-    assert body["moments"] == {
+    assert check._context.store.list("anchors/") == ["anchors/1/0.1.1.0"], "the older one is gone"
+    told = check._context.slots.first("anchors/1/0.1.1", Anchors)
+    assert told.step == 11 and told.versions == {
         name: {"anchor": f"{5 + (name == '9.2'):08x}"} for name in ("8.2", "9.2", "10.1", "11.0")
     }

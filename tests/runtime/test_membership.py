@@ -6,15 +6,17 @@ import threading
 import time
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from runtime.faults import folder, outage, vanish
 from runtime.party import LIKE, TIMING, at_once, check, land, send, until
 
 from lowcomm_jax import exchange
 from lowcomm_jax.runtime import membership
-from lowcomm_jax.runtime.heartbeat import Beat
 from lowcomm_jax.runtime.kv import MetricsCounter, Store
+from lowcomm_jax.runtime.records import Beat, Epoch
 from lowcomm_jax.runtime.secret import Seal
+from lowcomm_jax.runtime.slots import Slots
 
 
 def test_who_waits_in_another_run_is_told_in_what_it_differs(party, monkeypatch, caplog):
@@ -174,7 +176,7 @@ def test_equal_payloads_of_two_beginnings_are_not_one(party):
         x.join(1.5, step=number)
         send([x], "k")
         land([x], "k")
-        names.append(x._context.commit_log.committed(f"{number + 1}.k").payloads[0].digest)
+        names.append(x._context.commit_log.committed(f"{number + 1}/k").admitted[0].payload.digest)
         vanish(x)
     assert names[0] != names[1]
 
@@ -304,10 +306,10 @@ TRAINS = Beat(4, epoch=2, awaited=True)
     [
         (TRAINS, 2, True),
         (TRAINS, 3, False),
-        (dataclasses.replace(TRAINS, awaited=False), 2, False),
-        (dataclasses.replace(TRAINS, wants=True), 2, False),
-        (dataclasses.replace(TRAINS, paused=True), 2, False),
-        (dataclasses.replace(TRAINS, epoch=0), 0, False),  # there is no run yet
+        (msgspec.structs.replace(TRAINS, awaited=False), 2, False),
+        (msgspec.structs.replace(TRAINS, wants=True), 2, False),
+        (msgspec.structs.replace(TRAINS, paused=True), 2, False),
+        (msgspec.structs.replace(TRAINS, epoch=0), 0, False),  # there is no run yet
     ],
 )
 def test_a_run_goes_on_where_one_trains(beat, epoch, goes_on):
@@ -317,8 +319,8 @@ def test_a_run_goes_on_where_one_trains(beat, epoch, goes_on):
 
 def test_a_new_roster_are_the_furthest_of_those_who_came():
     latest = {0: Beat(3, step=7), 1: Beat(5, step=9), 2: Beat(2, step=9), 3: Beat(8, step=50)}
-    assert membership._furthest(latest, {0, 1, 2}) == {"1": 5, "2": 2}
-    assert membership._furthest(latest, {0}) == {"0": 3}
+    assert membership._furthest(latest, {0, 1, 2}) == {1: 5, 2: 2}
+    assert membership._furthest(latest, {0}) == {0: 3}
 
 
 @pytest.mark.parametrize(
@@ -355,7 +357,7 @@ def test_why_a_region_could_not_join():
         ({"r1": TRAINS}, True),
         ({"r1": TRAINS, "r2": Beat(1, epoch=2)}, True),  # it is only coming in
         ({"r1": TRAINS, "r2": Beat(1, epoch=1, awaited=True)}, True),  # of another past
-        ({"r1": TRAINS, "r2": dataclasses.replace(TRAINS, wants=True)}, True),
+        ({"r1": TRAINS, "r2": msgspec.structs.replace(TRAINS, wants=True)}, True),
         ({"r1": TRAINS, "r2": Beat(1, leaving=True, step=20)}, False),
         ({"r1": TRAINS, "r2": Beat(1, leaving=True, trained=20)}, False),
         ({"r1": TRAINS, "r2": Beat(1, leaving=True, step=19, trained=19)}, True),
@@ -421,11 +423,10 @@ def test_a_store_that_does_not_answer_is_asked_every_half_beat(monkeypatch, capl
 def test_the_newest_record_of_an_epoch_that_is_signed_counts(tmp_path):
     context = among()
     context.store = Store(f"file://{tmp_path}", "run", context.counter)
-    context.seal = Seal("run", b"")
-    assert membership._newest_epoch(context) == (0, {}, 1)
-    for number, roster in ((2, {"0": 1}), (4, {"0": 3, "2": 1})):
-        key = f"epoch/{number}"
-        context.store.write(key, context.seal.close(key, roster))
-    context.store.write("epoch/7", b"junk")
-    assert membership._newest_epoch(context) == (4, {0: 3, 2: 1}, 8)
+    context.slots = Slots(context.store, Seal("run", b""))
+    assert membership._newest_epoch(context) == (0, {})
+    for number, roster in ((2, {0: 1}), (4, {0: 3, 2: 1})):
+        context.slots.create(f"epoch/{number}", Epoch(roster))
+    context.store.write("epoch/7.0", b"junk")
+    assert membership._newest_epoch(context) == (4, {0: 3, 2: 1})
     assert context.counter.read()["rejected_record"] == 1

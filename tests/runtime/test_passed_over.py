@@ -4,11 +4,12 @@ import threading
 import time
 
 import pytest
+from runtime.made_records import commit_of
 from runtime.party import check, land, send, until
 
 from lowcomm_jax import exchange
-from lowcomm_jax.runtime.commits import Commit, Late
-from lowcomm_jax.runtime.heartbeat import Beat, WaitList
+from lowcomm_jax.runtime.heartbeat import WaitList
+from lowcomm_jax.runtime.records import Beat, Late
 from lowcomm_jax.runtime.request import ExchangeRequest
 
 
@@ -80,12 +81,12 @@ def test_who_is_waited_for(beat, roster, lives, expected):
 
 def members(*regions, number=1, joins=True):
     """The exchange of a group."""
-    return ExchangeRequest("k", "1.k", regions, number=number, joins=joins)
+    return ExchangeRequest("k", "1/k", regions, number=number, joins=joins)
 
 
 def ended(late=(), present=(0, 1)):
     """The record of an exchange."""
-    return Commit({}, {}, 0, tuple(present), dict(late))
+    return commit_of({}, {}, 0, tuple(present), dict(late))
 
 
 def test_who_missed_an_exchange_is_waited_for_once_it_is_past_the_writers_step_of_then():

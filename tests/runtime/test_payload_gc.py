@@ -11,10 +11,11 @@ from runtime.party import LIKE, TIMING, check, land, rounds, send, until
 from lowcomm_jax import exchange
 
 
-def stored(region, prefix):
-    """Keys of the exchanges that still have something stored."""
-    found = (re.match(r"\w+/\d+\.(\d+)", key) for key in region._context.store.list(prefix))
-    return sorted({int(match[1]) for match in found})
+def stored(region, kind):
+    """Numbers of the exchanges that still have a record of this kind."""
+    keys = region._context.store.list("round/")
+    found = (re.fullmatch(rf"round/\d+/(\d+)(@[\d-]+)?/{kind}\..+", key) for key in keys)
+    return sorted({int(match[1]) for match in found if match})
 
 
 def test_only_the_newest_payloads_are_kept(party):
@@ -23,11 +24,11 @@ def test_only_the_newest_payloads_are_kept(party):
     time.sleep(0.5)
     rounds(regions, 12, 13)
     # One more where a region has not heard yet that the other has everything of the last.
-    until(lambda: stored(regions[0], "said/") in ([9, 10, 11, 12], [10, 11, 12]))
-    until(lambda: stored(regions[0], "held/")[0] >= 9)
+    until(lambda: stored(regions[0], "announce") in ([9, 10, 11, 12], [10, 11, 12]))
+    until(lambda: stored(regions[0], "confirm")[0] >= 9)
     until(lambda: len(regions[0]._context.store.list("blob/")) <= 8)
     # The records stay, so that nobody can make others.
-    assert stored(regions[0], "commit/") == list(range(13))
+    assert stored(regions[0], "commit") == list(range(13))
 
 
 def two_of_three(party, rounds_without):
@@ -51,7 +52,7 @@ def test_a_living_region_that_is_too_far_behind_holds_up_no_removal(party):
     """As where a thread hangs; then it must take a state."""
     regions = two_of_three(party, 7)
     rounds(regions[:2], 8, 9)
-    until(lambda: len(stored(regions[0], "said/")) <= 5)
+    until(lambda: len(stored(regions[0], "announce")) <= 5)
     with pytest.raises(exchange.Lost):
         regions[2].skip("1", LIKE)
 
@@ -66,9 +67,9 @@ def test_payloads_of_the_dead_and_of_earlier_jobs_are_removed(party):
     for number in range(3, 8):
         send([again], f"{number}", number)
         land([again], f"{number}")
-    until(lambda: stored(again, "said/") == [6, 7])
+    until(lambda: stored(again, "announce") == [6, 7])
     until(lambda: len(again._context.store.list("blob/")) in (0, 2))
-    assert stored(again, "said/") == [6, 7]
+    assert stored(again, "announce") == [6, 7]
 
 
 def test_payloads_are_kept_for_one_that_has_asked_for_a_state_not_before(party):
@@ -80,12 +81,12 @@ def test_payloads_are_kept_for_one_that_has_asked_for_a_state_not_before(party):
     rounds(regions[:2], 0, 7)
     time.sleep(0.5)
     rounds(regions[:2], 7, 8)
-    until(lambda: stored(regions[0], "said/") in ([5, 6, 7], [6, 7]))
+    until(lambda: stored(regions[0], "announce") in ([5, 6, 7], [6, 7]))
     again.want_state()
     until(lambda: regions[0].asking() and regions[1].asking())
     rounds(regions[:2], 8, 14)
     time.sleep(0.5)
-    assert set(stored(regions[0], "said/")) >= set(range(8, 14))
+    assert set(stored(regions[0], "announce")) >= set(range(8, 14))
 
 
 def test_payloads_stay_for_one_that_has_just_come_in_and_not_for_ever(party):
@@ -100,13 +101,13 @@ def test_payloads_stay_for_one_that_has_just_come_in_and_not_for_ever(party):
         send(regions[:1], f"{number}", number, members=(0,))
         land(regions[:1], f"{number}")
         time.sleep(0.3)
-    assert set(stored(regions[0], "said/")) >= set(range(1, 10))
+    assert set(stored(regions[0], "announce")) >= set(range(1, 10))
     for number in range(1, 8):
         check(regions[1].skip(f"{number}", LIKE), 2, [0], number)
     for number in range(10, 16):  # it hangs
         send(regions[:1], f"{number}", number, members=(0,))
         land(regions[:1], f"{number}")
-    until(lambda: len(stored(regions[0], "said/")) <= 4)
+    until(lambda: len(stored(regions[0], "announce")) <= 4)
 
 
 def test_what_goes_wrong_while_removing_is_raised_where_somebody_waits(party, monkeypatch):
@@ -129,5 +130,6 @@ def test_announcements_of_who_takes_no_part_go_too(party):
         send(regions[:1], f"{number}", takes_part=False)
         send(regions[1:], f"{number}")
         land(regions, f"{number}")
-    until(lambda: stored(regions[0], "said/") in ([6, 7, 8], [7, 8]))
-    assert {key[-1] for key in regions[0]._context.store.list("said/")} == {"0", "1"}
+    until(lambda: stored(regions[0], "announce") in ([6, 7, 8], [7, 8]))
+    keys = regions[0]._context.store.list("round/")
+    assert {key.split("announce.")[1][0] for key in keys if "announce" in key} == {"0", "1"}

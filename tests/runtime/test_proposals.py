@@ -5,29 +5,32 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from runtime.made_records import commit_of, knows_jobs
 
 from lowcomm_jax.runtime import two_shot_exchange, whole_exchange
-from lowcomm_jax.runtime.commits import Announcement, Commit, Late, PayloadRecord
+from lowcomm_jax.runtime.commits import Announced, Job
 from lowcomm_jax.runtime.errors import Lost, Missing
-from lowcomm_jax.runtime.heartbeat import Beat, WaitList
+from lowcomm_jax.runtime.heartbeat import WaitList
+from lowcomm_jax.runtime.records import Announcement, Beat, Late, Payload
 from lowcomm_jax.runtime.request import Due, ExchangeRequest, ExchangeResult
 from lowcomm_jax.runtime.two_shot_exchange import TwoShotExchange, is_committed
 from lowcomm_jax.runtime.whole_exchange import WholeExchange
 
 R, DEADLINE_S = 3, 10.0
-REQUEST = ExchangeRequest("k", "1.k", tuple(range(R)), takes_part=True)
+REQUEST = ExchangeRequest("k", "1/k", tuple(range(R)), takes_part=True)
 
 
 def payload(region):
-    return PayloadRecord(f"digest {region}", 100)
+    return Payload(f"digest {region}", 100)
 
 
 def context(living):
     heartbeat = SimpleNamespace(
         clock_s=0.0, living=lambda certain: set(living), latest=dict, own=Beat(incarnation=1)
     )
+    knows_jobs(heartbeat)
     commit_log = SimpleNamespace(
-        confirmed=lambda name, region: None, commit=lambda name, proposed: proposed
+        confirmed=lambda name, jobs: {}, commit=lambda name, proposed: proposed
     )
     pace = SimpleNamespace(deadline_s=lambda nbytes, missed: DEADLINE_S * 2**missed)
     return SimpleNamespace(
@@ -51,7 +54,7 @@ def at_proposal(living, held):
     around = context(living)
     one = exchange(around, REQUEST)
     for region in range(R):
-        one.inbox.announcements[region] = Announcement(region, 1, payload(region), {})
+        one.inbox.announcements[region] = Announced(1, payload(region), {})
         one.inbox.fetches[region] = SimpleNamespace(complete=True)
     one._held = {by: {r: payload(r).content for r in regions} for by, regions in held.items()}
     return one, around
@@ -61,14 +64,14 @@ def test_the_dead_are_not_present():
     """Region 2 died before region 1 had its payload: it averages nothing, and must not be asked."""
     one, _ = at_proposal(living={0, 1}, held={0: [0, 1, 2], 1: [0, 1]})
     commit = one._propose()
-    assert sorted(commit.payloads) == [0, 1] and commit.present == (0, 1)
+    assert sorted(commit.admitted) == [0, 1] and tuple(commit.present) == (0, 1)
 
 
 def test_who_announced_and_lives_is_present_without_a_payload():
     one, _ = at_proposal(living={0, 1, 2}, held={0: [0, 1, 2], 1: [0, 1, 2], 2: [0, 1, 2]})
-    one.inbox.announcements[2] = Announcement(2, 1, None, {})
+    one.inbox.announcements[2] = Announced(1, None, {})
     commit = one._propose()
-    assert sorted(commit.payloads) == [0, 1] and commit.present == (0, 1, 2)
+    assert sorted(commit.admitted) == [0, 1] and tuple(commit.present) == (0, 1, 2)
 
 
 def test_a_confirmation_is_waited_for_twice_as_long_as_a_payload():
@@ -77,7 +80,7 @@ def test_a_confirmation_is_waited_for_twice_as_long_as_a_payload():
     around.heartbeat.clock_s = 1.9 * DEADLINE_S
     assert one._propose() is None
     around.heartbeat.clock_s = 2.0 * DEADLINE_S
-    assert sorted(one._propose().payloads) == [0, 1, 2]
+    assert sorted(one._propose().admitted) == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -93,21 +96,20 @@ def test_averages_are_owed_by_the_job_that_announced(beat, owes):
     around = context(living={0, 1, 2})
     around.heartbeat.latest = lambda: {} if beat is None else {1: beat}
     reduction = SimpleNamespace(parts=R, like={}, rest={})
-    request = ExchangeRequest("k", "1.k", tuple(range(R)), reduction=reduction)
+    request = ExchangeRequest("k", "1/k", tuple(range(R)), reduction=reduction)
     one = TwoShotExchange(around, request, lambda region: True, lambda _: None)
-    one._first.inbox.announcements[1] = Announcement(1, 4, payload(1), {})
-    everyone = Commit({r: payload(r) for r in range(R)}, {}, 0, tuple(range(R)))
-    assert one._owes_averages(everyone)(1) is owes
-    assert not one._owes_averages(Commit(everyone.payloads, {}, 0, (0, 2)))(1)
+    everyone = commit_of({r: payload(r) for r in range(R)}, {}, 0, range(R), job=4)
+    assert one._owes_averages(everyone)(1) is owes, "also where its announcement was not read here"
+    assert not one._owes_averages(commit_of({}, {}, 0, (0, 2), job=4))(1)
 
 
 def test_terms_of_the_dead_whose_payload_is_here_count():
     """Others may hold it. Terms of the dead whose payload is not here do not."""
     one, _ = at_proposal(living={0, 1}, held={0: [0, 1, 2], 1: [0, 1, 2]})
-    one.inbox.announcements[3] = Announcement(3, 1, payload(3), {})
+    one.inbox.announcements[3] = Announced(1, payload(3), {})
     commit = one._propose()
-    assert set(commit.terms) == {0, 1, 2} and sorted(commit.payloads) == [0, 1, 2]
-    assert commit.present == (0, 1, 2) and commit.writer == 0
+    assert set(commit.terms) == {0, 1, 2} and sorted(commit.admitted) == [0, 1, 2]
+    assert tuple(commit.present) == (0, 1, 2) and commit.writer == 0
 
 
 def test_who_has_other_terms_is_no_part_of_the_record_but_named_in_it():
@@ -115,22 +117,22 @@ def test_who_has_other_terms_is_no_part_of_the_record_but_named_in_it():
     around.heal = "majority"
     for region in range(3):
         terms = {"step": 4 + (region == 2)}
-        one.inbox.announcements[region] = Announcement(region, 1, payload(region), terms)
+        one.inbox.announcements[region] = Announced(1, payload(region), terms)
     commit = one._propose()
-    assert sorted(commit.payloads) == [0, 1] and commit.present == (0, 1)
+    assert sorted(commit.admitted) == [0, 1] and tuple(commit.present) == (0, 1)
     assert commit.terms == {0: {"step": 4}, 1: {"step": 4}, 2: {"step": 5}}
 
 
 def test_confirmations_are_read_and_not_awaited_of_the_dead_or_replaced():
     one, around = at_proposal(living={0, 1}, held={0: [0, 1, 2]})
     confirmed = {1: {0: payload(0).content, 1: payload(1).content}}
-    around.commit_log.confirmed = lambda name, region: confirmed.get(region)
+    around.commit_log.confirmed = lambda name, jobs: confirmed
     commit = one._propose()  # at once: 2 is dead
-    assert sorted(commit.payloads) == [0, 1], "region 1 does not hold that of 2"
+    assert sorted(commit.admitted) == [0, 1], "region 1 does not hold that of 2"
     assert one._known == (3, 3, 2)
     one, around = at_proposal(living={0, 1, 2}, held={0: [0, 1, 2], 1: [0, 1, 2]})
     around.heartbeat.latest = lambda: {2: Beat(incarnation=2)}
-    assert sorted(one._propose().payloads) == [0, 1, 2]
+    assert sorted(one._propose().admitted) == [0, 1, 2]
 
 
 def test_a_payload_that_only_we_lack_is_waited_for_while_the_others_live():
@@ -141,11 +143,11 @@ def test_a_payload_that_only_we_lack_is_waited_for_while_the_others_live():
         one.inbox.fetches[2].complete = False
         around.heartbeat.clock_s = 1.9 * DEADLINE_S
         if at_once:
-            assert sorted(one._propose().payloads) == [0, 1]
+            assert sorted(one._propose().admitted) == [0, 1]
             continue
         assert one._propose() is None
         around.heartbeat.clock_s = 2.0 * DEADLINE_S
-        assert sorted(one._propose().payloads) == [0, 1]
+        assert sorted(one._propose().admitted) == [0, 1]
 
 
 # -- what is waited for before a region confirms what it holds ----------------------------------
@@ -156,12 +158,17 @@ def waiting(awaited=(0, 1, 2), due_s=0.0, **changes):
     around = context(living={0, 1, 2})
     notes = SimpleNamespace(late_s=[], confirmed=[])
     around.pace.announced = notes.late_s.append
-    around.commit_log.announcement = lambda name, region: None
-    around.commit_log.confirm = lambda name, region, held: notes.confirmed.append((region, held))
+    around.commit_log.announced = lambda name, jobs: {}
+
+    def confirm(name, job, held):
+        notes.confirmed.append((job.region, held))
+        return held
+
+    around.commit_log.confirm = confirm
     around.timing = SimpleNamespace(beat_s=1.0)
     request = dataclasses.replace(REQUEST, **changes)
     one = exchange(around, request, awaited, due_s)
-    one.inbox.announcements[0] = Announcement(0, 1, payload(0), {})
+    one.inbox.announcements[0] = Announced(1, payload(0), {})
     return one, around, notes
 
 
@@ -170,8 +177,8 @@ def arrive(one, around, region, here=True):
     one.inbox.fetches[region] = SimpleNamespace(
         complete=here, hopeless=False, missing_s=None, payload=payload(region)
     )
-    said = Announcement(region, 1, payload(region), {})
-    around.commit_log.announcement = lambda name, r: said if r == region else None
+    said = Announced(1, payload(region), {})
+    around.commit_log.announced = lambda name, jobs: {region: said} if region in jobs else {}
     one.inbox._fetch = lambda *_: None
 
 
@@ -211,10 +218,11 @@ def test_the_others_have_their_time_from_the_own_announcement_on():
 
     around.fault_hooks = SimpleNamespace(begins=lambda *_: takes(7.0))
     around.commit_log.committed = lambda name: takes(2.0)
-    around.commit_log.announce = lambda name, announcement: said.append((name, announcement))
+    around.commit_log.announce = lambda *given: said.append(given) or Announced(1, None, {})
     one._retry = lambda act: act()
     one._publish()
-    assert said == [("1.k", Announcement(0, 1, None, {}))]
+    assert said == [("1/k", Job(0, 1), Announcement(None, {}))]
+    assert one.inbox.announcements == {0: Announced(1, None, {})}
     assert around.heartbeat.clock_s == 9.0 and one._waited_s == 0.0
 
 
@@ -315,7 +323,8 @@ def test_a_record_says_who_is_late(awaited, passed, expected):
     one, around, _ = waiting(awaited=(0, 1))
     late(one, around, missed=2)
     arrive(one, around, 1)
-    around.commit_log.confirmed = lambda name, region: {r: f"digest {r}" for r in (0, 1)}
+    held = {r: f"digest {r}" for r in (0, 1)}
+    around.commit_log.confirmed = lambda name, jobs: {job.region: held for job in jobs}
     assert one._propose().late == {}, "it has announced"
     one, around, _ = waiting(awaited=(0,), follows=True)
     late(one, around, missed=2)
@@ -330,7 +339,7 @@ def test_waits_that_are_no_usual_ones_teach_nothing(changes):
 
 def test_an_earlier_jobs_payload_is_not_confirmed():
     one, _, notes = waiting(awaited=())
-    one.inbox.announcements[0] = Announcement(0, 7, payload(0), {})
+    one.inbox.announcements[0] = Announced(7, payload(0), {})
     one.inbox.fetches[0] = fetched(0, hopeless=True)
     assert one._confirm() and not notes.confirmed and one._held == {0: {}}
 
@@ -349,11 +358,11 @@ def test_the_deadline_is_for_the_bytes_that_this_region_gets():
     one, around, _ = waiting()
     sizes = []
     around.pace.deadline_s = lambda nbytes, missed: sizes.append(nbytes) or 100.0
-    slices = tuple(PayloadRecord(f"{s}", 10 + s) for s in range(R))
+    slices = tuple(Payload(f"{s}", 10 + s) for s in range(R))
     one.inbox.announcements = {
-        0: Announcement(0, 1, PayloadRecord("a", 100, slices), {}),
-        1: Announcement(1, 1, PayloadRecord("b", 200, (None, *slices[1:])), {}),
-        2: Announcement(2, 1, None, {}),
+        0: Announced(1, Payload("a", 100, slices), {}),
+        1: Announced(1, Payload("b", 200, (None, *slices[1:])), {}),
+        2: Announced(1, None, {}),
     }
     assert not one._waited_enough([1]) and sizes == [100 + 10 + 200]
     around.heartbeat.clock_s = 100.0
@@ -366,14 +375,13 @@ def test_the_deadline_is_for_the_bytes_that_this_region_gets():
     [
         ({1: {0: "", 1: ""}}, True),
         ({1: {0: "", 1: "", 2: ""}}, False),
-        ({1: None}, False),
         ({}, False),
     ],
 )
 def test_whom_another_region_left_out_cannot_count_any_more(held, passed):
     one, around, _ = waiting()
-    around.commit_log.confirmed = lambda name, region: held.get(region)
-    one.inbox.announcements[1] = Announcement(1, 1, payload(1), {})
+    around.commit_log.confirmed = lambda name, jobs: held
+    one.inbox.announcements[1] = Announced(1, payload(1), {})
     around.heartbeat.clock_s = 0.75
     assert not one._passed_over([2]), "asked once a heartbeat"
     around.heartbeat.clock_s = 1.0
@@ -389,7 +397,7 @@ def test_whom_another_region_left_out_cannot_count_any_more(held, passed):
 
 def fetched(region, **state):
     state = {"complete": False, "hopeless": False, "missing_s": None, **state}
-    return SimpleNamespace(region=region, payload=payload(region), **state)
+    return SimpleNamespace(job=Job(region, 1), region=region, payload=payload(region), **state)
 
 
 @pytest.mark.parametrize(
@@ -406,10 +414,10 @@ def fetched(region, **state):
 def test_when_waiting_for_a_payload_changes_nothing(state, living, final):
     one, around, _ = waiting()
     around.heartbeat.living = lambda certain: living
-    one.inbox.announcements[1] = Announcement(1, 1, payload(1), {})
+    one.inbox.announcements[1] = Announced(1, payload(1), {})
     one.inbox.fetches[1] = fetched(1, **state)
     assert one.inbox.is_final(1) is final and one.inbox.has(1) is state.get("complete", False)
-    one.inbox.announcements[1] = Announcement(1, 1, None, {})
+    one.inbox.announcements[1] = Announced(1, None, {})
     assert one.inbox.is_final(1)
     assert one.inbox.is_final(0) and one.inbox.has(0) and not one.inbox.has(2)
 
@@ -419,25 +427,26 @@ def test_when_waiting_for_a_payload_changes_nothing(state, living, final):
 )
 def test_a_job_in_the_place_of_one_whose_payload_is_gone_is_heard(missing_s, incarnation, asked):
     one, around, _ = waiting()
-    one.inbox.announcements |= {r: Announcement(r, 1, payload(r), {}) for r in (1, 2)}
+    one.inbox.announcements |= {r: Announced(1, payload(r), {}) for r in (1, 2)}
     one.inbox.fetches = {1: fetched(1, missing_s=missing_s), 2: fetched(2)}
     around.heartbeat.latest = lambda: {1: Beat(incarnation)}
-    asks, new = [], Announcement(1, 2, PayloadRecord("new", 9), {})
-    around.commit_log.announcement = lambda name, region: asks.append(region) or new
+    asks, new = [], Announced(2, Payload("new", 9), {})
+    around.commit_log.announced = lambda name, jobs: asks.extend(jobs) or dict.fromkeys(jobs, new)
     begun = []
     one.inbox._fetch = lambda *given: begun.append(given)
     assert one.inbox.replaced(1) is (incarnation == 2)
     assert one.inbox.look() is asked and asks == [1] * asked
-    assert begun == [(1, new.payload, True)] * asked
+    assert begun == [(Job(1, 2), new.payload, True)] * asked
     assert not one.inbox.replaced(1) or not asked, "it is the job that announced now"
 
 
 def test_what_was_published_is_known_by_its_digests():
     one, *_ = waiting()
-    one.inbox.announcements[2] = Announcement(2, 1, None, {})
-    one.inbox.fetches[1] = fetched(1)
+    one.inbox.announcements[2] = Announced(1, None, {})
+    one.inbox._begun.append(fetched(1))
     # The announcement of one that takes no part is removed with the others.
-    assert one.published == {"1.k": {0: ["digest 0"], 1: ["digest 1"], 2: []}}
+    digests = {Job(0, 1): ["digest 0"], Job(1, 1): ["digest 1"], Job(2, 1): []}
+    assert one.published == {"1/k": digests}
 
 
 @pytest.mark.parametrize(
@@ -453,10 +462,10 @@ def test_which_slice_is_fetched(monkeypatch, changes, ours, slice_of):
     monkeypatch.setattr(whole_exchange, "Fetch", lambda *x: SimpleNamespace(cancelled=[], given=x))
     before = SimpleNamespace(cancel=lambda: given.append("cancelled"))
     one.inbox.fetches[1] = before
-    one.inbox._fetch(1, payload(1), ours)
+    one.inbox._fetch(Job(1, 1), payload(1), ours)
     request = one.inbox._request
     assert given == ["cancelled", (request, 1, payload(1), reduction.rest, slice_of)]
-    assert one.inbox.fetches[1].given[1:] == (1, ["piece"], one.inbox.news)
+    assert one.inbox.fetches[1].given[1:] == (Job(1, 1), ["piece"], one.inbox.news)
 
 
 def test_shapes_that_a_payload_must_have():
@@ -480,19 +489,20 @@ def test_a_record_that_we_find_is_completed_from_what_is_here():
     one.inbox.fetches = {1: arrays[1]}
     one.inbox.look = lambda ours: looked.append(ours)
 
-    def fetch(region, wanted, ours):
-        begun.append((region, wanted, ours))
-        one.inbox.fetches[region] = arrays[region]
+    def fetch(job, wanted, ours):
+        begun.append((job, wanted, ours))
+        one.inbox.fetches[job.region] = arrays[job.region]
 
     one.inbox._fetch = fetch
-    commit = Commit({r: payload(r) for r in range(3)}, {}, 1, (1, 2))
+    commit = commit_of({r: payload(r) for r in range(3)}, {}, 1, (1, 2))
     assert one._complete(commit) == {0: {"x": 0}, 1: {"x": 1}, 2: {"x": 2}}
-    assert begun == [(2, payload(2), False)] and not looked, "it announced: it has looked"
+    assert begun == [(Job(2, 1), payload(2), False)] and not looked, "it announced: it has looked"
     one.inbox.announcements.clear()
     one._retry = lambda act: act()
-    other = Commit({1: PayloadRecord("another job's", 5)}, {}, 1, (0, 1))
+    other = commit_of({1: payload(1)}, {}, 1, (0, 1), job=2)
+    other.present[0] = 1
     one._complete(other)
-    assert begun[1:] == [(1, other.payloads[1], True)] and looked == [True]
+    assert begun[1:] == [(Job(1, 2), payload(1), True)] and looked == [True], "another job's"
 
     def gone(check):
         raise Missing("gone")
@@ -519,7 +529,7 @@ def two_shot(joins=True, living=(0, 1, 2)):
     around.count = R
     request = dataclasses.replace(REQUEST, reduction=Reduction(), joins=joins)
     one = TwoShotExchange(around, request, lambda region: True, lambda _: None)
-    one._first.inbox.announcements[0] = Announcement(0, 1, payload(0), {})
+    one._first.inbox.announcements[0] = Announced(1, payload(0), {})
     return one, around
 
 
@@ -534,7 +544,7 @@ def two_shot(joins=True, living=(0, 1, 2)):
 )
 def test_whose_averages_a_region_makes_and_whose_it_takes(monkeypatch, present, joins, ours):
     one, _ = two_shot(joins)
-    commit = Commit({r: payload(r) for r in present}, {}, 1, present)
+    commit = commit_of({r: payload(r) for r in present}, {}, 1, present)
     owner = [s if s in present else present[s % len(present)] for s in range(R)]
     made, sent = [], {}
 
@@ -559,7 +569,7 @@ def test_whose_averages_a_region_makes_and_whose_it_takes(monkeypatch, present, 
     for s, r in enumerate(owner):
         expected[r][f"{s}/x"] = ("float32", ())
     assert sent["like"] == expected
-    second = Commit({present[0]: payload(0)}, {}, 1, present)
+    second = commit_of({present[0]: payload(0)}, {}, 1, present)
     monkeypatch.setattr(one, "_follow_up", lambda *_, **__: SimpleNamespace(commit=second))
     assert one._exchange_averages(SimpleNamespace(commit=commit)) is None, "one brought none"
 
@@ -569,7 +579,7 @@ def test_averages_are_waited_for_also_of_one_that_was_not_observed_for_long():
     one, around = two_shot()
     around.heartbeat.latest = lambda: {1: Beat(incarnation=1), 2: Beat(incarnation=1)}
     around.heartbeat.living = lambda certain: {0} if certain else {0, 1}
-    owes = one._owes_averages(Commit({}, {}, 0, (0, 1, 2)))
+    owes = one._owes_averages(commit_of({}, {}, 0, (0, 1, 2)))
     assert owes(1) and not owes(2)
 
 
@@ -578,34 +588,35 @@ def test_a_contribution_comes_from_whom_it_is_due(monkeypatch):
     one, _ = two_shot()
     begun = []
 
-    def fetch(context, region, pieces):
-        begun.append((region, pieces[0].name, pieces[0].payload))
-        return SimpleNamespace(first=lambda check: {"x": np.float32(100 + region)})
+    def fetch(context, job, pieces):
+        begun.append((job.region, pieces[0].name, pieces[0].payload))
+        return SimpleNamespace(first=lambda check: {"x": np.float32(100 + job.region)})
 
     monkeypatch.setattr(two_shot_exchange, "Fetch", fetch)
     one._first.host_payload = SimpleNamespace(slices={"x": np.float32([5, 6, 7])})
     slices = {
-        r: tuple(None if s == r else PayloadRecord(f"{r}{s}", 4) for s in range(R))
-        for r in range(R)
+        r: tuple(None if s == r else Payload(f"{r}{s}", 4) for s in range(R)) for r in range(R)
     }
-    named = {r: PayloadRecord(f"digest {r}", 100, slices[r]) for r in range(R)}
-    one._first.inbox.announcements[0] = Announcement(0, 1, named[0], {})
+    named = {r: Payload(f"digest {r}", 100, slices[r]) for r in range(R)}
+    one._first.inbox.announcements[0] = Announced(1, named[0], {})
     here = [{}, {"x": np.float32(50)}]
     one._first.inbox.fetches = {
         1: SimpleNamespace(complete=True, got=here),
         2: SimpleNamespace(complete=False, got=here[:1]),
     }
-    commit = Commit(named, {}, 0, (0, 1, 2))
+    commit = commit_of(named, {}, 0, (0, 1, 2))
     assert one._contributions(commit, 0) == {0: {"x": 5}, 1: {"x": 50}, 2: {"x": 102}}
-    assert begun == [(2, "1.k/slice 0", slices[2][0])]
+    assert begun == [(2, "1/k/slice 0", slices[2][0])]
     begun.clear()
     # Of region 2's number, which is away: what came with payload 1 is slice 0.
     assert one._contributions(commit, 2)[1] == {"x": 101} and one._contributions(commit, 2)[0] == {
         "x": 7
     }
-    one._first.inbox.announcements[0] = Announcement(0, 9, named[0], {})
-    with pytest.raises(Missing, match="before us"):
-        one._contributions(commit, 0)
+
+    def gone(check):
+        raise Missing("gone")
+
+    monkeypatch.setattr(two_shot_exchange, "Fetch", lambda *_: SimpleNamespace(first=gone))
     assert one._averages(SimpleNamespace(commit=commit, arrays={}), [0]) == {}
 
 
@@ -620,33 +631,33 @@ def test_an_average_is_of_those_whose_slices_are_given():
 def test_who_was_late_in_the_first_exchange_is_late_when_whole_payloads_follow(monkeypatch):
     one, _ = two_shot()
     one._first.host_payload = SimpleNamespace(whole={})
-    third = ExchangeResult(Commit({}, {}, 1, (0, 1)), {}, 0.1)
+    third = ExchangeResult(commit_of({}, {}, 1, (0, 1)), {}, 0.1)
     monkeypatch.setattr(one, "_follow_up", lambda *_, **__: third)
-    found = one._fall_back_to_whole(Commit({}, {}, 0, (0, 1), {2: Late(4, 1)}))
-    assert found.commit == dataclasses.replace(third.commit, late={2: Late(4, 1)})
+    found = one._fall_back_to_whole(commit_of({}, {}, 0, (0, 1), {2: Late(4, 1)}))
+    assert found.commit == commit_of({}, {}, 1, (0, 1), {2: Late(4, 1)})
 
 
 @pytest.mark.parametrize(
     ("records", "over"),
     [
         ({}, False),
-        ({"1.k": ((0, 1), (0, 1))}, False),
-        ({"1.k": ((), (0, 1))}, True),  # nobody took part: there is nothing to average
-        ({"1.k": ((0, 1), (0, 1)), "1.k@averages": ((0, 1), ())}, True),
-        ({"1.k": ((0, 1), (0, 1, 2)), "1.k@averages": ((0, 1), ())}, False),
-        ({"1.k": ((0, 1), (0, 1)), "1.k@averages": ((0, 1, 2), ())}, True),
+        ({"1/k": ((0, 1), (0, 1))}, False),
+        ({"1/k": ((), (0, 1))}, True),  # nobody took part: there is nothing to average
+        ({"1/k": ((0, 1), (0, 1)), "1/k+averages": ((0, 1), ())}, True),
+        ({"1/k": ((0, 1), (0, 1, 2)), "1/k+averages": ((0, 1), ())}, False),
+        ({"1/k": ((0, 1), (0, 1)), "1/k+averages": ((0, 1, 2), ())}, True),
         (
-            {"1.k": ((0, 1), (0, 1)), "1.k@averages": ((0,), ()), "1.k@whole": ((0,), ())},
+            {"1/k": ((0, 1), (0, 1)), "1/k+averages": ((0,), ()), "1/k+whole": ((0,), ())},
             True,
         ),
     ],
 )
 def test_when_an_exchange_of_slices_is_over(records, over):
     made = {
-        name: Commit({r: payload(r) for r in who}, {}, 0, present)
+        name: commit_of({r: payload(r) for r in who}, {}, 0, present)
         for name, (who, present) in records.items()
     }
     log = SimpleNamespace(committed=made.get)
     sliced = dataclasses.replace(REQUEST, reduction=Reduction())
     assert is_committed(log, sliced) is over
-    assert is_committed(log, REQUEST) is ("1.k" in records)
+    assert is_committed(log, REQUEST) is ("1/k" in records)

@@ -8,6 +8,7 @@ import numpy as np
 from runtime.faults import vanish
 from runtime.party import check, land, rounds, send, until
 
+from lowcomm_jax.runtime.records import State
 from lowcomm_jax.runtime.secret import Seal
 
 ARRAYS = {
@@ -127,9 +128,8 @@ def test_a_damaged_or_forged_newest_state_is_passed_over(party):
     assert first._state_transfer.give(5, ARRAYS, DOCUMENT)
     first._context.transport.put = lambda name, data: put(name, data[:-1] + b"!")
     assert first._state_transfer.give(9, ARRAYS, {})
-    body = {"step": 20, "donor": 0, "arrays": {}, "document": {}}
-    key = "state/1/000000000020.000000"
-    first._context.store.write(key, Seal("run", b"a secret of a stranger").close(key, body))
+    key, record = "state/1/20.0.1.9.0", State(20, 0, 1, {}, {}, {})
+    first._context.store.write(key, Seal("run", b"a secret of a stranger").close(key, record))
     same(second.newest_state(), 5)
     assert second.counts()["rejected_state"] == 2
 
@@ -140,8 +140,8 @@ def test_a_region_keeps_its_two_newest_states(party):
         assert first._state_transfer.give(step, ARRAYS, {"step": step})
     assert {name.split(".")[1] for name in pieces(first)} == {"2", "3"}
     assert second._context.store.list("state/1/") == [
-        "state/1/000000000002.000000",
-        "state/1/000000000003.000000",
+        "state/1/2.0.1.1.0",
+        "state/1/3.0.1.2.0",
     ]
     same(second.newest_state(), 3, document={"step": 3})
 
@@ -156,12 +156,10 @@ def test_steps_are_told_with_the_heartbeat(party):
 def left(region) -> set[tuple[int, int]]:
     """Of which step and donor a record or a piece of a state is stored."""
     store = region._context.store
-    names = [key.removeprefix("blob/").split(".") for key in store.list("blob/")]
-    found = {(int(name[1]), int(name[2])) for name in names if len(name) == 4}
-    for key in store.list("state/"):
-        body = region._context.seal.open(key, store.read(key))
-        found.add((body["step"], body["donor"]))
-    return found
+    keys = [key.partition("/")[2].split(".") for key in store.list("blob/")]
+    keys = [key for key in keys if len(key) == 6]
+    keys += [["", *key.split("/")[2].split(".")] for key in store.list("state/")]
+    return {(int(key[1]), int(key[2])) for key in keys}
 
 
 def test_what_a_donor_leaves_that_dies_is_removed(party):
@@ -170,7 +168,7 @@ def test_what_a_donor_leaves_that_dies_is_removed(party):
     regions[2].want_state()
     until(regions[0].owes_state)
     assert regions[0]._state_transfer.give(3, ARRAYS, DOCUMENT)
-    regions[0]._state_transfer._put(5, ARRAYS["anchor/w"])
+    regions[0]._context.transport.put(f"1.5.0.1.1.{'a' * 64}", b"a piece")
     vanish(regions[0])
     until(regions[1].owes_state)
     assert regions[1]._state_transfer.give(6, ARRAYS, DOCUMENT)

@@ -139,7 +139,7 @@ def test_who_has_not_come_in_yet_when_the_others_end_misses_the_end(brief):
     vanish(made[2])
     until(lambda: made[0].living() == made[1].living() == {0, 1}, 20.0)
     back = made[2]._context
-    again = Heartbeat(back.store, back.seal, 2, 3, back.timing)
+    again = Heartbeat(back.store, back.slots, 2, 3, back.timing)
     again.start(above=1)
     try:
         for changes in ({"epoch": 0}, {"epoch": 1}, {"epoch": 1, "wants": True}):
@@ -156,10 +156,13 @@ def test_who_has_not_come_in_yet_when_the_others_end_misses_the_end(brief):
 def test_a_result_that_is_damaged_is_named(brief, tmp_path):
     first = brief(1)(0)
     first.leave_result((4, {"w": np.arange(3.0)}, {}))
-    (piece,) = [x for x in (tmp_path / "run" / "result").iterdir() if "." in x.name]
+    (piece,) = (tmp_path / "run" / "result" / "1").iterdir()
     piece.write_bytes(bytes(24))
     first._context.heartbeat.update(awaited=False)
-    with pytest.raises(Rejected, match=r"a piece of its result .* is damaged"):
+    with pytest.raises(Rejected, match="a piece of array w of a state was damaged"):
+        first.result()
+    piece.unlink()
+    with pytest.raises(Rejected, match=r"a piece of its result .* is gone"):
         first.result()
 
 

@@ -112,10 +112,10 @@ def test_strikes_only_who_is_in_the_run_and_leaves_somebody(run):
 @pytest.mark.parametrize(
     "left, well",
     [
-        (["epoch/1", "result/1"], True),
-        (["epoch/9", "epoch/10", "epoch/x", "result/10", "result/10.ab"], True),
-        (["epoch/1", "epoch/2", "result/1"], False),
-        (["epoch/1", "result/1.ab"], False),
+        (["epoch/1.0", "result/1.0"], True),
+        (["epoch/9.0", "epoch/10.1", "epoch/x", "result/10.0", "result/10/ab"], True),
+        (["epoch/1.0", "epoch/2.0", "result/1.0"], False),
+        (["epoch/1.0", "result/1/ab"], False),
         ([], False),
     ],
 )

@@ -1,6 +1,5 @@
 """What is done beside a region: its records are not those of the run, and cost it nothing."""
 
-import json
 import socket
 import threading
 
@@ -8,18 +7,22 @@ import pytest
 
 from experiments.faults.fault import Fault
 from experiments.faults.strangers import EVERY_SECONDS, Strangers
-from lowcomm_jax.runtime.commits import CommitLog
-from lowcomm_jax.runtime.heartbeat import Beat
+from lowcomm_jax.runtime.commits import CommitLog, Job
 from lowcomm_jax.runtime.kv import MetricsCounter, Store
+from lowcomm_jax.runtime.records import Beat
 from lowcomm_jax.runtime.secret import Seal
+from lowcomm_jax.runtime.slots import Slots
 
 
 @pytest.fixture
 def meeting(tmp_path):
     """A folder with a run of which exchange 7 of epoch 1 has a record."""
     folder = tmp_path / "meet" / "run"
-    (folder / "commit" / "1.7").mkdir(parents=True)
-    (folder / "commit" / "1.7" / "0").write_text("{}")
+    (folder / "round" / "1" / "7").mkdir(parents=True)
+    (folder / "round" / "1" / "7" / "commit.0").write_text("{}")
+    (folder / "born" / "0").mkdir(parents=True)
+    for incarnation in (2, 10):
+        (folder / "born" / "0" / f"{incarnation}.0").write_text("taken")
     return tmp_path / "meet"
 
 
@@ -28,16 +31,17 @@ def test_records_that_exchanges_will_find_are_rejected(kind, meeting):
     Strangers(meeting).act([Fault(1, kind, 0, steps=9)])
     counter = MetricsCounter()
     store = Store(f"file://{meeting}", "run", counter)
-    log = CommitLog(store, Seal("run", b""))
-    assert store.read("said/1.8/0") and log.announcement("1.8", 0) is None
-    assert store.read("held/1.9/0") and log.confirmed("1.9", 0) is None
+    log = CommitLog(store, Slots(store, Seal("run", b"")))
+    job = Job(0, 10)
+    assert store.read("round/1/8/announce.0.10.0") and not log.announced("1/8", {0: [10]})
+    assert store.read("round/1/9/confirm.0.10.0") and not log.confirmed("1/9", [job])
     number = 8 if kind == "stranger" else 9
-    assert store.read(f"commit/1.{number}/0") and log.committed(f"1.{number}") is None
-    assert counter.read()["rejected_record"] == 3
+    assert store.read(f"round/1/{number}/commit.0") and log.committed(f"1/{number}") is None
+    assert counter.read()["rejected_record"] >= 3
 
 
 def test_what_stands_there_already_stays(meeting):
-    path = meeting / "run" / "said" / "1.8" / "0"
+    path = meeting / "run" / "round" / "1" / "8" / "announce.0.10.0"
     path.parent.mkdir(parents=True)
     path.write_text("ours")
     Strangers(meeting).act([Fault(1, "stranger", 0, steps=9)])
@@ -72,9 +76,9 @@ def test_a_stranger_knocks_at_the_port_that_a_heartbeat_names(meeting):
         thread = threading.Thread(target=listen)
         thread.start()
         port = server.getsockname()[1]
-        body = {"address": f"grpc+tls://127.0.0.1:{port}", "step": Beat(1).step}
+        beat = Beat(1, address=f"grpc+tls://127.0.0.1:{port}")
         (meeting / "run" / "beat").mkdir()
-        (meeting / "run" / "beat" / "0").write_text(json.dumps({"body": json.dumps(body)}))
+        (meeting / "run" / "beat" / "0").write_bytes(Seal("run", b"").close("beat/0", beat))
         Strangers(meeting).act([Fault(1, "stranger", 0, steps=9)])
         thread.join(5)
     assert got and got[0]
