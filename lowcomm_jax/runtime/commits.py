@@ -25,15 +25,9 @@ from lowcomm_jax.runtime.records import (
     Terms,
 )
 from lowcomm_jax.runtime.slots import Slots, key_of
+from lowcomm_jax.runtime.wire import Job
 
 _ANNOUNCED = re.compile(r"round/(.+)/announce\.(\d{1,15})\.(\d{1,15})\.\d{1,15}")
-
-
-class Job(NamedTuple):
-    """One of the jobs that take a region's place one after another."""
-
-    region: int
-    incarnation: int
 
 
 class Announced(NamedTuple):

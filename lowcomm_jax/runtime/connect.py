@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import itertools
 import re
 import threading
 from collections.abc import Callable, Mapping
@@ -408,6 +409,7 @@ def _context_parts(
         timing=timing,
         heal=heal,
         identity=dict(identity or {}),
+        serials=itertools.count(1),
         counter=counter,
         store=opened,
         slots=slots,

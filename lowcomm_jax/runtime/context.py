@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 from lowcomm_jax.runtime.commits import CommitLog
@@ -31,6 +31,7 @@ class ContextParts:
       pace: deadlines, from observed delays.
       heal: which anchor is kept where anchors differ.
       identity: what else all jobs of the run have in common, for people to read.
+      serials: numbers of the files that this job makes.
       counter: counts bytes, rejected records and outages.
       store: the shared keys.
       slots: signed records in the store.
@@ -48,6 +49,7 @@ class ContextParts:
     timing: Timing
     heal: Heal
     identity: dict[str, str]
+    serials: Iterator[int]
     counter: MetricsCounter
     store: Store
     slots: Slots

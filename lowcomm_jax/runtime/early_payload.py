@@ -60,7 +60,7 @@ class EarlyPayload:
         self.news = threading.Event()
         self._context, self._key, self._step = context, key, step
         self._others = [region for region in members if region != context.region]
-        self._shapes = wire.shapes_of(arrays)
+        self._shapes = wire.without_region(arrays)
         self._given = arrays if takes_part else {}
         self._own: Future[Payload] = Future()
         self._fetches: dict[int, Fetch] = {}
@@ -100,7 +100,7 @@ class EarlyPayload:
                 if found is not None:
                     found.cancel()  # of a job that was here before, or of an anchor before this one
                 holders = [region, *(r for r in self._others if r != region)]
-                piece = PayloadPiece(self._key, self.name, payload, self._shapes, holders)
+                piece = PayloadPiece(self._key, payload, self._shapes, holders)
                 found = self._fetches[region] = Fetch(self._context, job, [piece], self.news)
                 self._begun.append(found)
                 self._digests.setdefault(job, []).extend(payload.digests)
@@ -148,7 +148,7 @@ class EarlyPayload:
         context.fault_hooks.begins(self._key, {"step": self._step})
         host = payloads.on_host(self._given, None)
         self._given = {}  # the device's copies
-        packed = payloads.pack(context, self.name, host)
+        packed = payloads.pack(context, host)
         with self._lock:
             self._digests[context.heartbeat.job] = packed.payload.digests
         payloads.publish(context, self._key, packed, self._retry)

@@ -29,14 +29,12 @@ class PayloadPiece(NamedTuple):
 
     Attributes:
       key: of the exchange.
-      name: under which the bytes were packed.
       payload: names them by their content.
       like: shapes they must hold; None = any.
       holders: the regions that may have them, tried in turn.
     """
 
     key: str
-    name: str
     payload: Payload
     like: wire.Shapes | None
     holders: Sequence[int]
@@ -166,13 +164,7 @@ class Fetch:
         for piece in self._pieces[len(self.got) :]:
             data = self._bytes(piece)
             try:
-                arrays = wire.unpack(
-                    data,
-                    run_id=self._context.run_id,
-                    key=piece.name,
-                    region=self.region,
-                    like=piece.like,
-                )
+                arrays = wire.unpack(data, self._context.run_id, self.job, piece.like)
             except Rejected as error:
                 self._context.counter.add("rejected_content")
                 self.refused = error

@@ -32,7 +32,7 @@ from lowcomm_jax.runtime.participation import Participation
 from lowcomm_jax.runtime.request import Arrived, nothing
 from lowcomm_jax.runtime.slicing import Slicing, goes_in_slices, named, padded_nbytes
 from lowcomm_jax.runtime.state_transfer import State, shared_state
-from lowcomm_jax.runtime.wire import shapes_of
+from lowcomm_jax.runtime.wire import without_region
 from lowcomm_jax.state.train_state import InFlight, TrainState, rounds_landed, with_item
 from lowcomm_jax.sync.carrier import Collected
 
@@ -245,7 +245,7 @@ class JobDelivery:
         kind = int(flight.fragment), int(flight.level)
         if kind not in self.slicings:
             payload = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), flight.payload)
-            rest = shapes_of({k: x for k, x in shapes.items() if k not in named(payload)})
+            rest = without_region({k: x for k, x in shapes.items() if k not in named(payload)})
             self.slicings[kind] = Slicing(exchange.slices, like, payload, rest, self.total)
         return self.slicings[kind]
 
@@ -316,7 +316,7 @@ class JobDelivery:
             self._arrive(state, [pending.name])
             arrived = self.exchange.finish(pending.name, pending.like)
         taken = {"travel_seconds": arrived.seconds, "waited_seconds": arrived.waited}
-        rows = {name: x[list(pending.members), 0] for name, x in arrived.arrays.items()}
+        rows = {name: x[list(pending.members)] for name, x in arrived.arrays.items()}
         counted_N = arrived.participants[list(pending.members)]
         anchors = {k: x for k, x in rows.items() if k.startswith(f"{ANCHOR}/")}
         draw = None

@@ -71,7 +71,7 @@ class LoopbackExchange:
 
     def finish(self, key: str, like: dict[str, jax.ShapeDtypeStruct]) -> Arrived:
         host_payload, reduction = self._open.pop(key)
-        rest = self._everyones(host_payload.rest, wire.shapes_of(like))
+        rest = self._everyones(host_payload.rest, wire.without_region(like))
         reduced = None if reduction is None else self._reduced(host_payload, rest, reduction)
         everyone = np.ones(self.count, bool)
         return Arrived(everyone, rest, reduced, 0, 0, seconds=0.0, waited=0.0)

@@ -21,7 +21,7 @@ from lowcomm_jax.runtime.errors import StoreUnavailable
 from lowcomm_jax.runtime.fetch import PayloadPiece
 from lowcomm_jax.runtime.records import Beat, Payload
 from lowcomm_jax.runtime.request import ExchangeRequest
-from lowcomm_jax.runtime.wire import Arrays, Reduction, name_of_slice, one_slice
+from lowcomm_jax.runtime.wire import Arrays, Reduction, one_slice
 
 Published = dict[str, dict[Job, list[str]]]
 """Digests of what was published, by the name of the exchange and by job; [] = nothing."""
@@ -57,25 +57,21 @@ class PackedPayload(NamedTuple):
 
 
 def on_host(arrays: dict[str, Any], reduction: Reduction | None) -> HostPayload:
-    """The arrays once they are computed, in slices if they are reduced so."""
-    host = {name: np.asarray(x) for name, x in arrays.items()}
+    """Arrays `[1, ...]` once they are computed, without that axis; in slices if reduced so."""
+    host = {name: np.asarray(x)[0, ...] for name, x in arrays.items()}
     return HostPayload(host, *((host, {}) if reduction is None else reduction.split(host)))
 
 
-def pack(context: ExchangeContext, name: str, host_payload: HostPayload) -> PackedPayload:
-    """The payload as bytes, which name the run, the exchange and the region."""
-    data = wire.pack(context.run_id, name, context.region, host_payload.rest)
+def pack(context: ExchangeContext, host_payload: HostPayload) -> PackedPayload:
+    """The payload as bytes, a file for everyone and one for each slice of another region."""
+
+    def packed(arrays: Arrays) -> bytes:
+        return wire.pack(context.run_id, context.heartbeat.job, next(context.serials), arrays)
+
+    data = packed(host_payload.rest)
     parts = len(next(iter(host_payload.slices.values()), ()))
-    slices = {
-        s: wire.pack(
-            context.run_id,
-            name_of_slice(name, s),
-            context.region,
-            one_slice(host_payload.slices, s),
-        )
-        for s in range(parts)
-        if s != context.region
-    }
+    others = [s for s in range(parts) if s != context.region]
+    slices = {s: packed(one_slice(host_payload.slices, s)) for s in others}
     named = [_named(slices[s]) if s in slices else None for s in range(parts)]
     return PackedPayload(Payload(wire.digest(data), len(data), tuple(named)), data, slices)
 
@@ -110,7 +106,7 @@ def pieces(
 ) -> list[PayloadPiece]:
     """What to fetch of a region: what every region needs, and the slice that `slice_of` reduces."""
     holders = [region, *(r for r in request.members if r != region)]
-    whole = PayloadPiece(request.key, request.name, payload, like, holders)
+    whole = PayloadPiece(request.key, payload, like, holders)
     if slice_of is None or request.reduction is None or not payload.slices[slice_of]:
         return [whole]
     return [whole, slice_piece(whole, request.reduction, slice_of)]
@@ -120,7 +116,6 @@ def slice_piece(whole: PayloadPiece, reduction: Reduction, number: int) -> Paylo
     """What to fetch of a region for its slice of this number; `whole`: its piece for everyone."""
     return PayloadPiece(
         whole.key,
-        name_of_slice(whole.name, number),
         whole.payload.slices[number],
         reduction.like,
         whole.holders[:1],  # nobody else has any use for it

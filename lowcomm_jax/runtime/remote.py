@@ -80,8 +80,7 @@ class RemoteExchange(Membership):
 
         Args:
           key: the same in every region of the group, new in every exchange of the run.
-          arrays: of any shape, without an axis of regions; must not be donated or written to
-            before `finish`.
+          arrays: `[1, ...]`, of this region; must not be donated or written to before `finish`.
           takes_part: False announces absence; the arrays then only tell the shapes.
           members: the group that exchanges; None = all regions.
           terms: what must be the same in all regions that take part, whole numbers and small uint32
@@ -199,8 +198,8 @@ class RemoteExchange(Membership):
         """Wait until the commit record and all its payloads are here.
 
         Args:
-          like: shapes and dtypes of the arrays, as `start` got them. Of arrays that are reduced
-            in slices: those that come beside the slices.
+          like: shapes and dtypes of the arrays `[1, ...]`, as `start` got them. Of arrays that are
+            reduced in slices: those that come beside the slices.
 
         Raises:
           Rejected: a region's payload has other shapes than `like`.

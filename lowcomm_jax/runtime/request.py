@@ -27,7 +27,7 @@ class ExchangeRequest:
     Attributes:
       key, name: its name for the caller, and in the store.
       members: regions of the group, ascending.
-      arrays: of this region, without a region axis.
+      arrays: of this region, `[1, ...]`.
       takes_part: publish them, or announce absence.
       terms: values that must be the same in all regions that take part (`terms`).
       joins: False = only read a commit record that exists.
@@ -136,7 +136,7 @@ def arrange(
     Raises:
       Rejected: a region's payload has other shapes than `like`.
     """
-    expected = wire.shapes_of(like)
+    expected = wire.without_region(like)
     for region, own in result.arrays.items():
         found = wire.shapes_of(own)
         if found != expected:
@@ -156,5 +156,5 @@ def arrange(
 
 def nothing(like: dict[str, jax.ShapeDtypeStruct], count: int) -> Arrived:
     """An exchange in which no region took part."""
-    arrays = side_by_side({}, count, wire.shapes_of(like))
+    arrays = side_by_side({}, count, wire.without_region(like))
     return Arrived(np.zeros(count, bool), arrays, None, 0, 0, 0.0, 0.0)

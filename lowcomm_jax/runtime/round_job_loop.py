@@ -183,7 +183,7 @@ class RoundJobLoop(SyncLoop, abc.ABC):
 
     def all_payloads(self, flight: InFlight, arrived: Arrived) -> InFlight:
         """The flight as those of all regions together."""
-        rows = {name: x[:, 0] for name, x in arrived.arrays.items()}
+        rows = arrived.arrays
         payload = everyones(self._payload_K[int(flight.fragment)], rows)
         return with_everyones_rows(flight, payload, rows, arrived.participants)
 

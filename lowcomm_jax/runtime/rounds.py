@@ -198,7 +198,7 @@ class RoundExchange:
         """Send this learner's payload of a round; opens the round if nobody has.
 
         Args:
-          arrays: of any shape, without an axis of regions; must not be donated meanwhile.
+          arrays: `[1, ...]`, of this region; must not be donated meanwhile.
           terms: what all that take part must agree on (`runtime.terms`).
           step: of this learner, for `FaultHooks`.
         """
@@ -329,7 +329,7 @@ class RoundExchange:
                 context.fault_hooks.begins(key, {**record, "step": step})
                 host_payload = payloads.on_host(arrays, None)
                 began_s = self._clock()  # until now the device was computing
-                packed = payloads.pack(context, found.name, host_payload)
+                packed = payloads.pack(context, host_payload)
                 payloads.publish(context, key, packed, lambda act: act())
                 made = Announcement(packed.payload, record)
                 stands = context.commit_log.announce(found.name, context.heartbeat.job, made)
@@ -441,8 +441,8 @@ class RoundExchange:
             if before.job == job:
                 return
             before.cancel()  # of a job that was here before, and was replaced
-        like = wire.shapes_of(self._like_K[number % len(self._like_K)])
-        piece = PayloadPiece(_key(number), found.name, payload, like, [region])
+        like = wire.without_region(self._like_K[number % len(self._like_K)])
+        piece = PayloadPiece(_key(number), payload, like, [region])
         found.began_s[region] = self._clock()
         found.fetches[region] = Fetch(self._context, job, [piece], self._wake)
 

@@ -20,6 +20,7 @@ from lowcomm_jax.compression.two_shot import Sliced
 from lowcomm_jax.exchange import InSlices, MeshExchange
 from lowcomm_jax.mesh.regions import weighted_sum
 from lowcomm_jax.runtime.wire import Arrays, Shapes, shapes_of
+from lowcomm_jax.state.leaves import named_leaves
 
 PyTree = Any
 PAYLOAD = "payload"
@@ -55,7 +56,7 @@ class Slicing:
       codec: in slices, or None for dense fp32.
       fragment: shapes of the fragment's leaves.
       payload: shapes and dtypes `[1, ...]` of its payload, a tree.
-      rest: shapes and dtypes of the arrays beside it, by name; with "weight" `[1]`.
+      rest: shapes and dtypes of the arrays beside it, by name, as they travel; with "weight" `[]`.
       parts: number of slices.
     """
 
@@ -89,14 +90,14 @@ class Slicing:
         # In the order of the leaves: arrays that have travelled come in another one.
         mine = {name: arrays[name] for name in named(self.payload)}
         if self.codec is not None:
-            return rest, {name: x[0] for name, x in mine.items()}
+            return rest, mine
         missing = self.parts * self._each - sum(self._sizes)
         flat = [*(x.reshape(-1) for x in mine.values()), np.zeros(missing, np.float32)]
         return rest, {_FLAT: np.concatenate(flat).reshape(self.parts, self._each)}
 
     def reduce(self, slice_R: Arrays, rest_R: Arrays, takes_part_R: np.ndarray) -> Arrays:
         """See `Reduction`; on the host's processor, where it need not wait for inner steps."""
-        weight_R = np.where(takes_part_R, rest_R["weight"][:, 0], np.float32(0))
+        weight_R = np.where(takes_part_R, rest_R["weight"], np.float32(0))
         found = self._program(*jax.device_put((slice_R, weight_R), _beside_training()))
         return {name: np.asarray(x) for name, x in found.items()}
 
@@ -130,7 +131,7 @@ class Slicing:
 
 def named(payload: PyTree) -> dict[str, Any]:
     """The leaves of a payload by the names under which they travel."""
-    return {f"{PAYLOAD}/{i}": x for i, x in enumerate(jax.tree.leaves(payload))}
+    return named_leaves(PAYLOAD, payload)
 
 
 def _stage(slice_R: PyTree, stage: int) -> PyTree:

@@ -110,11 +110,14 @@ class TwoShotExchange:
     ) -> WholeExchange:
         return WholeExchange(self._context, request, awaited, lambda _: None, due=self.due)
 
-    def _follow_up(self, suffix: str, awaited: Callable[[int], bool], **more) -> ExchangeResult:
-        """The result of an exchange that follows."""
+    def _follow_up(
+        self, suffix: str, awaited: Callable[[int], bool], arrays: Arrays, **more
+    ) -> ExchangeResult:
+        """The result of an exchange that follows, of arrays as they travel."""
         key, name = f"{self.request.key}/{suffix}", _suffixed(self.request.name, suffix)
         changes = {"key": key, "name": name, "reduction": None, "terms": {}}
         changes |= {"follows": True, "patience_s": 0.0, **more}
+        changes["arrays"] = {name: x[None] for name, x in arrays.items()}
         request = dataclasses.replace(self.request, **changes)
         self._exchanges.append(self._whole_exchange(request, awaited))
         self._exchanges[-1].begin()
@@ -176,7 +179,7 @@ class TwoShotExchange:
             elif number == self._context.region and fetch is not None and fetch.complete:
                 found[region] = fetch.got[1]
             else:
-                whole = PayloadPiece(self.request.key, self.request.name, payload, None, [region])
+                whole = PayloadPiece(self.request.key, payload, None, [region])
                 piece = payloads.slice_piece(whole, self.request.reduction, number)
                 waiting[region] = Fetch(self._context, job, [piece])
                 self._fetches.append(waiting[region])

@@ -167,8 +167,7 @@ class WholeExchange:
         if self._retry(lambda: context.commit_log.committed(request.name)) is not None:
             return
         if request.takes_part:
-            # By its name, which has the epoch: equal payloads of two epochs are not one.
-            packed = payloads.pack(context, request.name, self.host_payload)
+            packed = payloads.pack(context, self.host_payload)
             payloads.publish(context, request.key, packed, self._retry)
             payload = packed.payload
             if self._early is not None:

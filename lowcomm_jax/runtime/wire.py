@@ -1,25 +1,45 @@
 """Arrays to bytes and back, and the contract of payloads that are reduced in slices.
 
-`pack` and `unpack` use safetensors, with the run, the key and the region in the metadata. Every
-array travels as its raw bytes (uint8) beside its dtype and shape, so that narrow float and integer
-types need no support from the format. Nothing is unpickled. `unpack` raises `Rejected`.
+A payload is a file of the safetensors format with the format's own dtypes, and says in its metadata
+which job has made it. Nothing is unpickled. `unpack` raises `Rejected`.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 import safetensors
 import safetensors.numpy
 
 from lowcomm_jax.runtime.errors import Rejected
 
-_METADATA = "payload"
+_METADATA = "lowcomm"
+
+DTYPES = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U64": "uint64",
+    "U32": "uint32",
+    "U16": "uint16",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
+"""NumPy's names of the dtypes that travel, by those of safetensors."""
+
+_NAMES = {name: known for known, name in DTYPES.items()}
 
 Arrays = dict[str, np.ndarray]
 
@@ -27,38 +47,57 @@ Shapes = dict[str, tuple[str, tuple[int, ...]]]
 """dtype name and shape of every array."""
 
 
-def pack(run_id: str, key: str, region: int, arrays: Mapping[str, np.ndarray]) -> bytes:
-    """One region's payload; equal arguments give equal bytes."""
-    shapes = shapes_of(arrays)
-    about = {"run": run_id, "key": key, "region": region, "arrays": shapes}
-    flat = {name: raw(x) for name, x in arrays.items()}
+class Job(NamedTuple):
+    """One of the jobs that take a region's place one after another."""
+
+    region: int
+    incarnation: int
+
+
+class About(msgspec.Struct, forbid_unknown_fields=True):
+    """What a payload says of itself.
+
+    Attributes:
+      run: the run's id.
+      region, incarnation: the job that has made it.
+      serial: its number among the files of this job, so that no two are equal.
+    """
+
+    run: str
+    region: int
+    incarnation: int
+    serial: int
+
+
+def pack(run_id: str, job: Job, serial: int, arrays: Mapping[str, np.ndarray]) -> bytes:
+    """A payload of this job; equal arguments give equal bytes.
+
+    Raises:
+      ValueError: an array has a dtype that safetensors has not.
+    """
+    shapes_of(arrays)
+    about = msgspec.json.encode(About(run_id, *job, serial), order="sorted").decode()
     # One entry only: the format does not keep the order of several.
-    return safetensors.numpy.save(flat, {_METADATA: json.dumps(about, sort_keys=True)})
+    flat = {name: np.require(x, requirements="C") for name, x in arrays.items()}
+    return safetensors.numpy.save(flat, {_METADATA: about})
 
 
-def unpack(
-    data: bytes, *, run_id: str, key: str, region: int, like: Shapes | None
-) -> dict[str, np.ndarray]:
+def unpack(data: bytes, run_id: str, job: Job, like: Shapes | None) -> Arrays:
     """The arrays of a payload.
 
     Args:
-      like: shapes and dtypes that it must hold; None = those in its own header.
+      like: shapes and dtypes that it must hold; None = any.
 
     Raises:
-      Rejected: cut or malformed, of another run, key or region, or not `like`.
+      Rejected: cut or malformed, of another run or job, or not `like`.
     """
-    about, flat = _parse(data)
-    expected = {"run": run_id, "key": key, "region": region}
-    for name, value in expected.items():
-        if about.get(name) != value:
-            raise Rejected(f"payload of {name} {about.get(name)!r} instead of {value!r}")
-    try:
-        shapes = {name: (dtype, tuple(shape)) for name, (dtype, shape) in about["arrays"].items()}
-        if like is not None and shapes != like:
-            raise Rejected(f"payload of region {region} for {key!r}: {_difference(shapes, like)}")
-        return {name: restore(flat[name], *shapes[name]) for name in shapes}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise Rejected(f"payload of region {region} for {key!r}: {error}") from None
+    about, arrays = parse(data)
+    found, expected = (about.run, about.region, about.incarnation), (run_id, *job)
+    if found != expected:
+        raise Rejected(f"a payload of (run, region, incarnation) {found} instead of {expected}")
+    if like is not None and (shapes := shapes_of(arrays)) != like:
+        raise Rejected(f"payload of region {job.region}: {_difference(shapes, like)}")
+    return arrays
 
 
 def digest(data: bytes) -> str:
@@ -67,8 +106,24 @@ def digest(data: bytes) -> str:
 
 
 def shapes_of(arrays: Mapping[str, Any]) -> Shapes:
-    """dtype names and shapes of arrays or `ShapeDtypeStruct`s."""
-    return {name: (np.dtype(x.dtype).name, tuple(x.shape)) for name, x in arrays.items()}
+    """dtype names and shapes of arrays or `ShapeDtypeStruct`s.
+
+    Raises:
+      ValueError: an array has a dtype that safetensors has not.
+    """
+    shapes = {name: (np.dtype(x.dtype).name, tuple(x.shape)) for name, x in arrays.items()}
+    for name, (dtype, _) in shapes.items():
+        if dtype not in _NAMES:
+            raise ValueError(
+                f"{name} is {dtype}, which no payload can hold: use one of {sorted(_NAMES)}; codes "
+                "of less than a byte are packed into uint8"
+            )
+    return shapes
+
+
+def without_region(like: Mapping[str, Any]) -> Shapes:
+    """Shapes as they travel, of arrays `[1, ...]` with an axis of this region."""
+    return {name: (dtype, shape[1:]) for name, (dtype, shape) in shapes_of(like).items()}
 
 
 def raw(array: np.ndarray) -> np.ndarray:
@@ -77,18 +132,25 @@ def raw(array: np.ndarray) -> np.ndarray:
 
 
 def dtype_name(array: np.ndarray) -> str:
-    """The dtype of an array, as records name it."""
-    return np.dtype(array.dtype).name
+    """The dtype of an array as safetensors calls it.
+
+    Raises:
+      ValueError: it has none.
+    """
+    [(dtype, _)] = shapes_of({"an array of a state": array}).values()
+    return _NAMES[dtype]
 
 
 def restore(data: bytes, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Inverse of `raw`.
+    """An array of its bytes in C order; `dtype` as safetensors calls it.
 
     Raises:
       ValueError: the bytes do not make an array of this dtype and shape.
     """
+    if dtype not in DTYPES:
+        raise ValueError(f"no dtype {dtype!r}")
     # Through jnp, which knows the narrow types that NumPy has no names for.
-    return np.frombuffer(data, jnp.dtype(dtype)).reshape(shape).copy()
+    return np.frombuffer(bytearray(data), jnp.dtype(DTYPES[dtype])).reshape(shape)
 
 
 class Reduction(Protocol):
@@ -129,11 +191,6 @@ def one_slice(slices: Arrays, number: int) -> Arrays:
     return {name: x[number] for name, x in slices.items()}
 
 
-def name_of_slice(name: str, number: int) -> str:
-    """The name under which a slice of a payload is packed."""
-    return f"{name}/slice {number}"
-
-
 def side_by_side(by_region: Mapping[int, Arrays], count: int, like: Shapes) -> Arrays:
     """Rows `[R, ...]` of arrays `like` these; zeros for regions that are not in `by_region`."""
     # Through jnp, which knows the narrow types that NumPy has no names for.
@@ -144,16 +201,19 @@ def side_by_side(by_region: Mapping[int, Arrays], count: int, like: Shapes) -> A
     return rows
 
 
-def _parse(data: bytes) -> tuple[dict, dict[str, bytes]]:
+def parse(data: bytes) -> tuple[About, Arrays]:
+    """What a payload says of itself, and its arrays; raises `Rejected`."""
     try:
-        flat = {name: info["data"] for name, info in safetensors.deserialize(data)}
         size = int.from_bytes(data[:8], "little")
-        about = json.loads(json.loads(data[8 : 8 + size])["__metadata__"][_METADATA])
-    except (safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
+        header = msgspec.json.decode(data[8 : 8 + size], type=dict[str, Any])
+        about = msgspec.json.decode(header["__metadata__"][_METADATA], type=About)
+        found = safetensors.deserialize(data)
+        return about, {name: restore(x["data"], x["dtype"], x["shape"]) for name, x in found}
+    except (
+        *(safetensors.SafetensorError, msgspec.MsgspecError),
+        *(ValueError, KeyError, TypeError, RecursionError),
+    ) as error:
         raise Rejected(f"not a payload: {error}") from None
-    if not isinstance(about, dict):
-        raise Rejected("not a payload: no description of its arrays")
-    return about, flat
 
 
 def _difference(found: Shapes, like: Shapes) -> str:

@@ -16,26 +16,26 @@ KINDS = {"store": exchange.store, "peers": exchange.peers}
 SECRET = b"a secret of the tests"
 TIMING = exchange.Timing(beat_s=0.1, dead_after_s=1.0, answer_s=1.0)
 LIKE = {
-    "w": jax.ShapeDtypeStruct((3, 2), np.float32),
-    "code": jax.ShapeDtypeStruct((5,), np.uint8),
+    "w": jax.ShapeDtypeStruct((1, 3, 2), np.float32),
+    "code": jax.ShapeDtypeStruct((1, 5), np.uint8),
 }
 
 
 def payload(region: int, number: int = 0) -> dict[str, np.ndarray]:
-    """Arrays that tell the region and the exchange apart."""
+    """Arrays `[1, ...]` that tell the region and the exchange apart."""
     rng = np.random.default_rng([region, number])
     return {
-        "w": rng.normal(size=(3, 2)).astype(np.float32),
-        "code": rng.integers(0, 256, 5, np.uint8),
+        "w": rng.normal(size=(1, 3, 2)).astype(np.float32),
+        "code": rng.integers(0, 256, (1, 5), np.uint8),
     }
 
 
 def gathered(count: int, regions: Iterable[int], number: int = 0) -> dict[str, np.ndarray]:
     """What everyone must hold after an exchange in which these regions took part."""
-    whole = {n: np.zeros((count, *s.shape), s.dtype) for n, s in LIKE.items()}
+    whole = {n: np.zeros((count, *s.shape[1:]), s.dtype) for n, s in LIKE.items()}
     for region in regions:
         for name, x in payload(region, number).items():
-            whole[name][region] = x
+            whole[name][region] = x[0]
     return whole
 
 

@@ -100,7 +100,7 @@ def test_who_sits_out_lands_what_the_others_have_sent(party):
 def test_what_a_later_job_sends_takes_the_place_of_what_was_sent_before(store_party):
     """The exchange names the bytes: what else was fetched meanwhile is left."""
     regions = store_party.run(2)
-    regions[0].send_early("early", {"w": np.zeros((3, 2), np.float32)})
+    regions[0].send_early("early", {"w": np.zeros((1, 3, 2), np.float32)})
     send_early(regions[1:])
     until(lambda: here(regions[1]) == {0})
     regions[0].drop_early()
@@ -320,10 +320,10 @@ def test_an_anchor_of_another_round_is_sent_anew():
     traffic = delivery.send_ahead(0, 1, anchor, groups, fragments)
     assert traffic.sent.tolist() == traffic.received.tolist() == [8] and delivery.has_sent_ahead(0)
     delivery.start("0@8", 2, flight, anchor, groups, None, fragments, round=1)
-    payload_names = ["payload/0", "weight"]
+    payload_names = ["payload/w", "weight"]
     started = ("2", payload_names, "0.1.anchor")
     assert calls == [("0.1.anchor", ["anchor/w"], 4), started]
-    assert delivery._pending["0@8"].like.keys() == {"payload/0", "weight", "anchor/w"}
+    assert delivery._pending["0@8"].like.keys() == {"payload/w", "weight", "anchor/w"}
     calls.clear()
     delivery.send_ahead(0, 2, anchor, groups, fragments)
     delivery.start("0@8", 3, flight, anchor, groups, None, fragments, round=5)

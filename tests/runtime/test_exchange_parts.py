@@ -3,19 +3,20 @@
 import hashlib
 import hmac
 import itertools
-import json
 from concurrent.futures import Future
 from types import SimpleNamespace
 
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+import safetensors
 import safetensors.numpy
 from runtime.party import at_once
 
 from lowcomm_jax import exchange
 from lowcomm_jax.runtime import request, wire
-from lowcomm_jax.runtime.commits import CommitLog
+from lowcomm_jax.runtime.commits import CommitLog, Job
 from lowcomm_jax.runtime.errors import Unreadable
 from lowcomm_jax.runtime.kv import POLL_FAR_S, MetricsCounter, Store, segment
 from lowcomm_jax.runtime.records import FORMAT, Admitted, Agreed, Commit, Payload
@@ -24,13 +25,13 @@ from lowcomm_jax.runtime.secret import Seal, read_secret
 from lowcomm_jax.runtime.slots import Slots
 from lowcomm_jax.runtime.timing import Pace, Timing
 
-ABOUT = {"run_id": "run", "key": "7/0", "region": 1}
+ABOUT = {"run_id": "run", "job": Job(1, 3)}
 ARRAYS = {
     "a": np.arange(6, dtype=np.float32).reshape(2, 3)[:, ::-1],
     "b": np.arange(5).astype(ml_dtypes.bfloat16),
     "c": np.zeros((2, 0), np.int8),
     "d": np.array(3, np.uint32),
-    "e": np.array([1, -8, 7], ml_dtypes.int4),
+    "e": np.array([1, -8, 7], ml_dtypes.float8_e4m3fn),
 }
 
 
@@ -43,32 +44,56 @@ def store(tmp_path):
 # -- wire -------------------------------------------------------------------------------------
 
 
+def packed(arrays=ARRAYS, serial=7, **about):
+    return wire.pack(**{**ABOUT, **about}, serial=serial, arrays=arrays)
+
+
 def test_payloads_come_back_bit_for_bit_and_are_reproducible():
-    data = wire.pack(**ABOUT, arrays=ARRAYS)
-    assert data == wire.pack(**ABOUT, arrays=dict(reversed(ARRAYS.items())))
+    data = packed()
+    assert data == packed(dict(reversed(ARRAYS.items()))) != packed(serial=8)
     arrays = wire.unpack(data, **ABOUT, like=wire.shapes_of(ARRAYS))
     assert arrays.keys() == ARRAYS.keys()
     for name, x in ARRAYS.items():
-        assert arrays[name].dtype == x.dtype
+        assert arrays[name].dtype == x.dtype and arrays[name].shape == x.shape
         np.testing.assert_array_equal(arrays[name], x)
         assert arrays[name].flags.writeable
 
 
 def test_payloads_are_plain_safetensors():
     """Anyone can read them with the public library, an oracle for the bytes."""
-    flat = safetensors.numpy.load(wire.pack(**ABOUT, arrays=ARRAYS))
-    np.testing.assert_array_equal(flat["a"], np.frombuffer(ARRAYS["a"].tobytes(), np.uint8))
+    flat = dict(safetensors.deserialize(packed()))
+    dtypes = {"a": "F32", "b": "BF16", "c": "I8", "d": "U32", "e": "F8_E4M3"}
+    assert {name: x["dtype"] for name, x in flat.items()} == dtypes
+    assert {name: tuple(x["shape"]) for name, x in flat.items()} == {
+        name: x.shape for name, x in ARRAYS.items()
+    }
+    assert all(bytes(flat[name]["data"]) == x.tobytes() for name, x in ARRAYS.items())
+    wide = {name: ARRAYS[name] for name in "acd"}
+    for name, x in safetensors.numpy.load(packed(wide)).items():
+        np.testing.assert_array_equal(x, ARRAYS[name])
 
 
-@pytest.mark.parametrize("about", [{"run_id": "x"}, {"key": "x"}, {"region": 2}])
+@pytest.mark.parametrize("dtype", wire.DTYPES)
+def test_every_dtype_travels_under_its_own_name(dtype):
+    x = np.arange(4).astype(jnp.dtype(wire.DTYPES[dtype]))
+    data = packed({"x": x})
+    assert safetensors.deserialize(data)[0][1]["dtype"] == dtype == wire.dtype_name(x)
+    np.testing.assert_array_equal(wire.unpack(data, **ABOUT, like=None)["x"], x)
+
+
+def test_codes_of_less_than_a_byte_are_for_the_codec_to_pack():
+    with pytest.raises(ValueError, match=r"x is int4, which no payload can hold: .* into uint8"):
+        packed({"x": np.zeros(3, ml_dtypes.int4)})
+
+
+@pytest.mark.parametrize("about", [{"run_id": "x"}, {"job": Job(2, 3)}, {"job": Job(1, 4)}])
 def test_payloads_of_something_else_are_refused(about):
-    data = wire.pack(**{**ABOUT, **about}, arrays=ARRAYS)
     with pytest.raises(exchange.Rejected, match="instead of"):
-        wire.unpack(data, **ABOUT, like=None)
+        wire.unpack(packed(**about), **ABOUT, like=None)
 
 
 def test_any_cut_and_any_flipped_byte_of_the_head_is_refused_and_nothing_else_is_raised():
-    data = wire.pack(**ABOUT, arrays=ARRAYS)
+    data = packed()
     like = wire.shapes_of(ARRAYS)
     for size in range(len(data)):
         with pytest.raises(exchange.Rejected):
@@ -81,14 +106,6 @@ def test_any_cut_and_any_flipped_byte_of_the_head_is_refused_and_nothing_else_is
             wire.unpack(bytes(changed), **ABOUT, like=like)
         except exchange.Rejected:
             continue
-
-
-def test_a_payload_whose_bytes_do_not_fit_its_description_is_refused():
-    about = {"run": "run", "key": "7/0", "region": 1, "arrays": {"a": ["float32", [3]]}}
-    flat = {"a": np.zeros(8, np.uint8)}
-    data = safetensors.numpy.save(flat, {"payload": json.dumps(about)})
-    with pytest.raises(exchange.Rejected):
-        wire.unpack(data, **ABOUT, like=None)
 
 
 @pytest.mark.parametrize(
@@ -417,7 +434,7 @@ def test_what_arrives_is_put_into_rows():
     arrays = {r: {"x": np.float32([r, 10 * r])} for r in (0, 2)}
     record = Commit({r: Payload(f"{r}", 8) for r in (0, 2)}, {}, 0)
     result = request.ExchangeResult(record, arrays, 1.5)
-    like = {"x": np.zeros(2, np.float32)}
+    like = {"x": np.zeros((1, 2), np.float32)}
     found = request.arrange(result, like, 3, 0.5, counter)
     assert found.participants.tolist() == [True, False, True]
     assert found.arrays["x"].tolist() == [[0, 0], [0, 0], [2, 20]]
@@ -425,7 +442,7 @@ def test_what_arrives_is_put_into_rows():
     assert (found.seconds, found.waited, found.reduced) == (1.5, 0.5, None)
     assert request.arrange(result, like, 3, 0.5, counter).bytes_sent == 0, "since the last one"
     with pytest.raises(exchange.Rejected, match="payload of region 0 is"):
-        request.arrange(result, {"x": np.zeros(3, np.float32)}, 3, 0.5, counter)
+        request.arrange(result, {"x": np.zeros((1, 3), np.float32)}, 3, 0.5, counter)
     none = request.nothing(like, 2)
     assert not none.participants.any() and none.arrays["x"].tolist() == [[0, 0]] * 2
 
@@ -468,7 +485,7 @@ def test_the_wait_for_an_exchange_is_that_of_its_calls():
         if waited:
             one._waited["k"] = waited
         assert one.ready("k") and due.since_s is None
-        found = one.finish("k", {"x": np.zeros(2, np.float32)})
+        found = one.finish("k", {"x": np.zeros((1, 2), np.float32)})
         assert 0.0 <= found.waited - (waited or 0.0) < 0.9 and not one._open and not one._waited
         assert due.since_s == 7.0
 

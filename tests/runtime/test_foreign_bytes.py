@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from lowcomm_jax.checkpoint import store
 from lowcomm_jax.runtime import records, wire
 from lowcomm_jax.runtime.certificates import Authority
+from lowcomm_jax.runtime.commits import Job
 from lowcomm_jax.runtime.errors import Rejected, Unreadable
 from lowcomm_jax.runtime.records import (
     Admitted,
@@ -41,8 +42,8 @@ QUICK = settings(
 )
 ARRAYS = {"w": np.arange(6, dtype=np.float32).reshape(3, 2), "c": np.arange(5, dtype=np.uint8)}
 LIKE = wire.shapes_of(ARRAYS)
-GIVEN = {"run_id": "run", "key": "k", "region": 1}
-WHOLE = wire.pack("run", "k", 1, ARRAYS)
+GIVEN = {"run_id": "run", "job": Job(1, 3)}
+WHOLE = wire.pack(**GIVEN, serial=7, arrays=ARRAYS)
 SEAL = Seal("run", b"a secret of the tests")
 RECORD = SEAL.close("key", Agreed({"step": 3}))
 NESTED = b"[" * 100_000
@@ -77,7 +78,7 @@ def header(body) -> bytes:
 @example(b"")
 @example((1 << 62).to_bytes(8, "little"))
 @example(len(NESTED).to_bytes(8, "little") + NESTED)
-@example(header({"__metadata__": {"payload": NESTED.decode()}}))
+@example(header({"__metadata__": {"lowcomm": NESTED.decode()}}))
 def test_payloads(data):
     with contextlib.suppress(Rejected):
         found = wire.unpack(data, **GIVEN, like=LIKE)
@@ -87,7 +88,7 @@ def test_payloads(data):
 @QUICK
 @given(JSON)
 def test_descriptions_of_payloads_in_a_file_that_is_sound(about):
-    described = {"__metadata__": {"payload": json.dumps(about)}}
+    described = {"__metadata__": {"lowcomm": json.dumps(about)}}
     with contextlib.suppress(Rejected):
         wire.unpack(header(described), **GIVEN, like=None)
 

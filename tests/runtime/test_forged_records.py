@@ -10,6 +10,7 @@ from runtime.party import LIKE, SECRET, check, land, payload, send, until
 
 from lowcomm_jax import exchange
 from lowcomm_jax.runtime import wire
+from lowcomm_jax.runtime.commits import Job
 from lowcomm_jax.runtime.errors import Unreadable
 from lowcomm_jax.runtime.records import FORMAT
 from lowcomm_jax.runtime.secret import Seal
@@ -36,6 +37,24 @@ def test_other_settings_can_not_join(party):
         party.region(1, 3).join(1.0)
 
 
+def test_what_else_differs_is_named(store_party):
+    store_party.run(1, identity={"seed": "1", "period": "4"})
+    with pytest.raises(ValueError, match=r"seed is '1' there, '2' here$"):
+        store_party.region(0, 1, identity={"seed": "2", "period": "4"}).join(1.0)
+    with pytest.raises(ValueError, match="period is '4' there, None here"):
+        store_party.region(0, 1, identity={"seed": "1"}).join(1.0)
+
+
+def test_a_run_of_another_format_is_refused_by_that(store_party):
+    """Whatever else its record holds: the secret is the same."""
+    later = {"format": 99, "run": "run", "colour": "blue"}
+    place = folder(store_party) / "run" / "run"
+    place.parent.mkdir(parents=True)
+    place.write_bytes(Seal("run", SECRET).close("run", later, 0))
+    with pytest.raises(ValueError, match=f"writes format 99, this one writes {FORMAT}"):
+        store_party.run(1)
+
+
 def test_runs_do_not_meet(party):
     regions = party.run(1) + party.run(1, run_id="other")
     for x in regions:
@@ -43,7 +62,7 @@ def test_runs_do_not_meet(party):
     for x in regions:
         arrived = x.finish("k", LIKE)
         expected = payload(x.count + len(x._context.run_id))["w"]
-        np.testing.assert_array_equal(arrived.arrays["w"][0], expected)
+        np.testing.assert_array_equal(arrived.arrays["w"], expected)
 
 
 def test_forged_records_are_ignored_and_counted(party):
@@ -187,24 +206,23 @@ def test_a_damaged_payload_is_rejected_counted_and_as_if_missing(party, change):
     assert regions[0].counts()["rejected_damaged"] >= 3
 
 
-@pytest.mark.parametrize("what", ["run", "key", "region", "shape", "dtype", "names"])
+@pytest.mark.parametrize("what", ["run", "region", "job", "shape", "dtype", "names"])
 def test_a_payload_of_something_else_is_rejected_counted_and_as_if_missing(
     party, what, monkeypatch
 ):
     regions = party.run(3)
     pack = wire.pack
 
-    def other(run_id, key, region, arrays):
-        if region == 1 and what in ("run", "key"):
-            return pack(run_id + "x" * (what == "run"), key + "x" * (what == "key"), 1, arrays)
-        if region == 1 and what == "region":
-            return pack(run_id, key, 2, arrays)
-        return pack(run_id, key, region, arrays)
+    def other(run_id, job, serial, arrays):
+        if job.region == 1:
+            run_id += "x" * (what == "run")
+            job = Job(2 if what == "region" else 1, 2 if what == "job" else 1)
+        return pack(run_id, job, serial, arrays)
 
     monkeypatch.setattr(wire, "pack", other)
     arrays = payload(1)
     if what == "shape":
-        arrays["w"] = arrays["w"].T
+        arrays["w"] = arrays["w"].reshape(1, 2, 3)
     if what == "dtype":
         arrays["w"] = arrays["w"].astype(np.float16)
     if what == "names":

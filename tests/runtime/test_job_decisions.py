@@ -484,7 +484,7 @@ def test_what_is_announced_with_a_payload(mask, how, terms):
     kept = delivery._pending["k"]
     assert (kept.name, kept.members, kept.listens_only) == ("7", (1, 2), terms is None)
     assert {k: x.shape for k, x in kept.like.items()} == {
-        "payload/0": (1, 2),
+        "payload/w": (1, 2),
         "header/drift": (1, 1),
         "weight": (1,),
     }
@@ -492,7 +492,7 @@ def test_what_is_announced_with_a_payload(mask, how, terms):
         assert not started
         return
     (((name, arrays), more),) = started
-    assert name == "7" and arrays == {"payload/0": w, "header/drift": drift, "weight": weight}
+    assert name == "7" and arrays == {"payload/w": w, "header/drift": drift, "weight": weight}
     assert more == {
         "takes_part": bool(mask[0]),
         "members": (1, 2),

@@ -1,5 +1,6 @@
 """Which payloads are kept, who gives a state and to whom: decided from beats, without threads."""
 
+import itertools
 from types import SimpleNamespace
 
 import numpy as np
@@ -68,6 +69,7 @@ def context(beats, folder=None):
         heartbeat=beats,
         store=store,
         slots=slots,
+        serials=itertools.count(1),
         counter=MetricsCounter(),
         commit_log=None if store is None else CommitLog(store, slots),
         transport=Transport(),
@@ -229,8 +231,8 @@ def test_which_pieces_of_a_payload_a_region_fetches_and_from_whom():
         return payloads.pieces(request, 2, payload, {}, slice_of)
 
     whole, piece = found(request, 1)
-    assert whole == ("k", "1/k", payload, {}, [2, 0, 1])
-    assert piece == ("k", "1/k/slice 1", slices[1], reduction.like, [2])
+    assert whole == ("k", payload, {}, [2, 0, 1])
+    assert piece == ("k", slices[1], reduction.like, [2])
     assert len(found(request, 0)) == 1, "there is none of that number"
     assert len(found(request, None)) == 1
     assert len(found(ExchangeRequest("k", "1/k", (0, 1, 2)), 1)) == 1
@@ -242,7 +244,7 @@ def test_every_slice_is_published_and_damage_reaches_the_right_ones():
     """The fault hook gets all bytes one after the other, and what it returns is published."""
     around = context(Beats(region=1))
     host = payloads.HostPayload({}, {"w": np.float32([1])}, {"x": np.arange(3, dtype=np.int8)})
-    packed = payloads.pack(around, "1/k", host)
+    packed = payloads.pack(around, host)
     assert packed.slices.keys() == {0, 2} and packed.payload.slices[1] is None
     seen, offered = [], []
     around.fault_hooks = SimpleNamespace(sent=lambda key, data: seen.append((key, data)) or data)

@@ -50,7 +50,7 @@ def test_all_processes_of_all_regions_hold_the_same(regions):
         assert arrived.participants.all()
         for name, x in arrived.arrays.items():
             np.testing.assert_array_equal(x, found[0][0].arrays[name])
-            np.testing.assert_array_equal(x[1], np.asarray(payload(1, 0)[name]))
+            np.testing.assert_array_equal(x[1], np.asarray(payload(1, 0)[name][0]))
 
 
 def test_what_the_first_process_refuses_all_refuse(regions):

@@ -518,10 +518,10 @@ def test_a_record_that_we_find_is_completed_from_what_is_here():
 class Reduction:
     """Slices of one number each, which are added up."""
 
-    parts, like, rest = R, {"x": ("float32", ())}, {"weight": ("float32", (1,))}
+    parts, like, rest = R, {"x": ("float32", ())}, {"weight": ("float32", ())}
 
     def reduce(self, slice_R, rest_R, takes_part_R):
-        return {"x": np.float32((slice_R["x"] * rest_R["weight"][:, 0] * takes_part_R).sum())}
+        return {"x": np.float32((slice_R["x"] * rest_R["weight"] * takes_part_R).sum())}
 
 
 def two_shot(joins=True, living=(0, 1, 2)):
@@ -589,7 +589,7 @@ def test_a_contribution_comes_from_whom_it_is_due(monkeypatch):
     begun = []
 
     def fetch(context, job, pieces):
-        begun.append((job.region, pieces[0].name, pieces[0].payload))
+        begun.append((job.region, pieces[0].payload))
         return SimpleNamespace(first=lambda check: {"x": np.float32(100 + job.region)})
 
     monkeypatch.setattr(two_shot_exchange, "Fetch", fetch)
@@ -606,7 +606,7 @@ def test_a_contribution_comes_from_whom_it_is_due(monkeypatch):
     }
     commit = commit_of(named, {}, 0, (0, 1, 2))
     assert one._contributions(commit, 0) == {0: {"x": 5}, 1: {"x": 50}, 2: {"x": 102}}
-    assert begun == [(2, "1/k/slice 0", slices[2][0])]
+    assert begun == [(2, slices[2][0])]
     begun.clear()
     # Of region 2's number, which is away: what came with payload 1 is slice 0.
     assert one._contributions(commit, 2)[1] == {"x": 101} and one._contributions(commit, 2)[0] == {
@@ -622,7 +622,7 @@ def test_a_contribution_comes_from_whom_it_is_due(monkeypatch):
 
 def test_an_average_is_of_those_whose_slices_are_given():
     one, _ = two_shot()
-    rest = {r: {"weight": np.float32([1 + r])} for r in range(R)}
+    rest = {r: {"weight": np.float32(1 + r)} for r in range(R)}
     slices = {0: {"x": np.float32([1, 2, 3])}, 2: {"x": np.float32([10, 20, 30])}}
     found = one._average_all(slices, rest)
     np.testing.assert_array_equal(found["x"], [1 + 3 * 10, 2 + 3 * 20, 3 + 3 * 30])

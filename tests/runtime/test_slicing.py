@@ -17,7 +17,7 @@ from lowcomm_jax.runtime.wire import one_slice, owners, shapes_of, side_by_side
 
 R = 3
 LIKE = {k: jax.ShapeDtypeStruct(s, "float32") for k, s in {"a": (5, 3), "b": (), "c": (4,)}.items()}
-REST = {"weight": np.ones(1, np.float32)}
+REST = {"weight": np.float32(1)}
 
 
 def slicing(codec, like, payload):
@@ -27,7 +27,8 @@ def slicing(codec, like, payload):
 
 def reduced(one, payloads, weights):
     """What everyone holds in the end, of all regions' payloads `[1, ...]`."""
-    arrays = [{**named(x), **REST, "weight": np.array([w])} for x, w in zip(payloads, weights)]
+    rows = [{k: np.asarray(x)[0] for k, x in named(tree).items()} for tree in payloads]
+    arrays = [{**x, "weight": np.float32(w)} for x, w in zip(rows, weights)]
     split = [one.split(x) for x in arrays]
     rest_R = side_by_side({r: rest for r, (rest, _) in enumerate(split)}, R, one.rest)
     slices = []
@@ -61,13 +62,13 @@ def test_the_mean_of_dense_payloads_of_odd_shapes():
 
 
 def test_payloads_are_cut_alike_in_whatever_order_their_arrays_come():
-    """Those that were unpacked come in the order of their names: payload/10 before payload/2."""
+    """Those that were unpacked come in another one."""
     leaf = np.ones((1, 2), np.float32)
     payload = {f"{i:02}": i * leaf for i in range(12)}
     like = {name: jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for name, x in payload.items()}
-    one, arrays = slicing(None, like, payload), {**named(payload), **REST}
-    data = wire.pack("run", "key", 0, arrays)
-    arrived = wire.unpack(data, run_id="run", key="key", region=0, like=None)
+    one, arrays = slicing(None, like, payload), {k: x[0] for k, x in named(payload).items()} | REST
+    job = wire.Job(0, 1)
+    arrived = wire.unpack(wire.pack("run", job, 1, arrays), "run", job, like=None)
     assert list(arrived) != list(arrays)
     jax.tree.map(np.testing.assert_array_equal, one.split(arrays), one.split(arrived))
 

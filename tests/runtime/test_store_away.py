@@ -100,7 +100,7 @@ def test_what_is_under_way_lands_later_and_is_not_adopted(name, started, store_p
 
 def test_a_landing_that_cannot_be_waits_no_longer_than_the_store_is_there(store_party):
     regions, found = store_party.run(2), []
-    regions[0].start("k", {"x": np.ones(2)})
+    regions[0].start("k", {"x": np.ones((1, 2))})
     until(lambda: regions[0]._open["k"].inbox.own)
     waits = threading.Thread(target=lambda: found.append(regions[0].arrives(["k"])))
     waits.start()
@@ -110,10 +110,10 @@ def test_a_landing_that_cannot_be_waits_no_longer_than_the_store_is_there(store_
         waits.join()
         assert found == [False] and not regions[0].reachable() and not regions[0].arrives(["k"])
         assert regions[0]._open["k"].due.since_s is None, "it trains on meanwhile"
-    regions[1].start("k", {"x": np.ones(2)})
+    regions[1].start("k", {"x": np.ones((1, 2))})
     until(lambda: regions[0].reachable())
     assert regions[0].arrives(["k"])
-    like = {"x": jax.ShapeDtypeStruct((2,), np.float64)}
+    like = {"x": jax.ShapeDtypeStruct((1, 2), np.float64)}
     landed = regions[0].finish("k", like)
     assert landed.participants.tolist() == [True, True] and landed.waited > 0.4
 

@@ -13,7 +13,7 @@ from runtime.together import CUT, batches, engine, in_jobs, rows, train, values
 
 import lowcomm_jax as lc
 from lowcomm_jax import exchange
-from lowcomm_jax.runtime.wire import _parse
+from lowcomm_jax.runtime.wire import parse
 
 INT4 = {"name": "int4", "error_feedback": 0.9, "reduce": "two_shot"}
 METHODS = {
@@ -150,7 +150,7 @@ def heard(transport):
 
     def spied(*args):
         data = get(*args)
-        sizes.extend(len(x) for name, x in _parse(data)[1].items() if name.endswith("flat"))
+        sizes.extend(x.nbytes for name, x in parse(data)[1].items() if name.endswith("flat"))
         return data
 
     transport.get = spied

@@ -11,10 +11,10 @@ from runtime.faults import vanish
 from runtime.party import TIMING, at_once, until
 
 from lowcomm_jax.runtime.context import NoFaults
-from lowcomm_jax.runtime.wire import _parse
+from lowcomm_jax.runtime.wire import parse
 
 R, SIZE = 3, 14  # 14 values in 3 slices of 5: one is padding
-LIKE = {"weight": jax.ShapeDtypeStruct((), np.float32)}
+LIKE = {"weight": jax.ShapeDtypeStruct((1,), np.float32)}
 
 
 class Averaging:
@@ -40,12 +40,13 @@ class Averaging:
 
 def payload(region, number=0):
     rng = np.random.default_rng([region, number])
-    return {"x": rng.integers(-9, 9, SIZE).astype(np.float32), "weight": np.float32(region + 2)}
+    x = rng.integers(-9, 9, (1, SIZE)).astype(np.float32)
+    return {"x": x, "weight": np.array([region + 2], np.float32)}
 
 
 def expected(regions, number=0):
     """Whole numbers, so that the order of a sum cannot matter."""
-    return sum((region + 2) * payload(region, number)["x"] for region in regions)
+    return sum((region + 2) * payload(region, number)["x"][0] for region in regions)
 
 
 def check(arrived, regions, number=0, count=R):
@@ -222,7 +223,7 @@ def spy(transport, values):
 
     def heard(*args):
         data = get(*args)
-        values.extend(len(x) for n, x in _parse(data)[1].items() if n.endswith("x"))
+        values.extend(x.nbytes for n, x in parse(data)[1].items() if n.endswith("x"))
         return data
 
     transport.get = heard
