@@ -7,6 +7,8 @@ exchange, although regions die, return, or lose the store. What to open for what
 - A region joins or leaves: `membership`, then `heartbeat`.
 - One payload is exchanged: `whole_exchange`, or in slices `two_shot_exchange`; `commits`.
 - A part of it travels before that, beside the inner steps: `early_payload` (NoLoCo's anchors).
+- What stands in the store (docs/wire.md): `records`, signed by `secret`, created once by `slots`;
+  payloads as files: `wire`.
 - How its bytes travel: `transport`, then `flight_transport` (`payload_server`, `streams`).
 - A region does not answer: the docstring of `whole_exchange`; the store does not: `job_carrier`.
 - A region takes another one's state: `state_transfer`, `anchor_check`, and the room `recovery`.
