@@ -37,7 +37,7 @@ class AnchorCheck:
         self._records = 0  # that this job has written
 
     def tell_soon(self, versions: AnchorVersions) -> None:
-        """Call `tell` on a thread of its own, if a region asks and there is a new version."""
+        """Call `tell` in the background, if a region asks and there is a new version."""
         asking = self._state_transfer.asking()
         told = tuple(versions), tuple(asking.items())
         busy = self._thread is not None and self._thread.is_alive()
@@ -53,18 +53,7 @@ class AnchorCheck:
             except StoreUnavailable as error:
                 log.info("this region publishes its anchors later: %s", error)
 
-        self._thread = threading.Thread(
-            target=self._context.heartbeat.run_guarded,
-            args=(act,),
-            name="lowcomm-anchors",
-            daemon=True,
-        )
-        self._thread.start()
-
-    def join(self) -> None:
-        """Wait for the thread of `tell_soon`, if any."""
-        if self._thread is not None:
-            self._thread.join()
+        self._thread = self._context.background.begin("anchors", act)
 
     def tell(self, versions: AnchorVersions) -> None:
         """Write a record of all versions since a region asked, in place of the one before.

@@ -20,6 +20,7 @@ import numpy as np
 from lowcomm_jax.mesh.arrays import whole
 from lowcomm_jax.mesh.leader import Leader, leader
 from lowcomm_jax.refused import refuse
+from lowcomm_jax.runtime.background import Background
 from lowcomm_jax.runtime.commits import CommitLog
 from lowcomm_jax.runtime.context import ContextParts, ExchangeContext, FaultHooks, NoFaults
 from lowcomm_jax.runtime.file_handles import file_handle_problems
@@ -417,6 +418,7 @@ def _context_parts(
         heartbeat=heartbeat,
         wait_list=WaitList(heartbeat),
         pace=Pace(timing),
+        background=Background(heartbeat.fail),
         fault_hooks=fault_hooks or NoFaults(),
         closing=threading.Event(),
         halted=threading.Event(),

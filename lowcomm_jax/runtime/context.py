@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Protocol
 
+from lowcomm_jax.runtime.background import Background
 from lowcomm_jax.runtime.commits import CommitLog
 from lowcomm_jax.runtime.heartbeat import Heartbeat, WaitList
 from lowcomm_jax.runtime.kv import MetricsCounter, Store
@@ -38,6 +39,7 @@ class ContextParts:
       commit_log: announcements and commit records.
       heartbeat: which regions are alive.
       wait_list: which of them an exchange waits for.
+      background: owns the threads of exchanges.
       fault_hooks: called where a test or an experiment may inject faults.
       closing: set when this region leaves.
       halted: set when its exchanges end without an outcome.
@@ -57,6 +59,7 @@ class ContextParts:
     heartbeat: Heartbeat
     wait_list: WaitList
     pace: Pace
+    background: Background
     fault_hooks: FaultHooks
     closing: threading.Event
     halted: threading.Event

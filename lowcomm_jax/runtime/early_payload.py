@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class EarlyPayload:
-    """Publishes this region's early arrays, and fetches those of its group, on threads of its own.
+    """Publishes this region's early arrays, and fetches those of its group, in the background.
 
     It waits for no region, counts none as late, and teaches `Pace` no lateness.
 
@@ -68,11 +68,10 @@ class EarlyPayload:
         self._digests: dict[Job, list[str]] = {}
         self._lock = threading.Lock()
         self._taken, self._over = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"lowcomm-{name}", daemon=True)
 
     def begin(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+        """Start to publish and to look."""
+        self._context.background.begin(self.name, self._run, self.cancel)
 
     # -- for the exchange that they belong to ---------------------------------------------------
 
@@ -112,11 +111,6 @@ class EarlyPayload:
         with self._lock:
             return {self.name: {job: list(own) for job, own in self._digests.items()}}
 
-    @property
-    def running(self) -> bool:
-        """Whether any of its threads still is."""
-        return self._thread.is_alive() or any(fetch.running for fetch in self._begun)
-
     def cancel(self) -> None:
         """Stop publishing, looking and fetching."""
         self._over.set()
@@ -124,13 +118,6 @@ class EarlyPayload:
         with self._lock:
             for fetch in self._begun:
                 fetch.cancel()
-
-    def join(self) -> None:
-        """Wait for all threads, when the exchange is over or closing."""
-        self.cancel()
-        self._thread.join()
-        for fetch in self._begun:
-            fetch.join()
 
     # -- the thread -----------------------------------------------------------------------------
 
@@ -141,7 +128,7 @@ class EarlyPayload:
         except BaseException as error:  # for the exchange to raise
             self._own.set_exception(error)
         else:
-            self._context.heartbeat.run_guarded(self._look)
+            self._look()
 
     def _publish(self) -> Payload:
         context = self._context

@@ -1,4 +1,4 @@
-"""`Fetch`: gets one region's payload on a thread of its own, until it is here or cancelled.
+"""`Fetch`: gets one region's payload in the background, until it is here or cancelled.
 
 `first` waits for it, and raises `Rejected` or `Missing`.
 """
@@ -20,7 +20,6 @@ from lowcomm_jax.runtime.errors import Missing, Rejected, StoreUnavailable
 from lowcomm_jax.runtime.records import Payload
 
 _DAMAGED_TRIES = 3
-_PATIENCE_S = 10.0
 log = logging.getLogger(__name__)
 
 
@@ -47,6 +46,7 @@ class Fetch:
       job: whose payload it is.
       got: arrays of the pieces that have arrived and were verified, in their order.
       refused: why a piece does not fit this exchange; final, since pieces are named by content.
+      took_s: seconds from its beginning until all was here; None = not yet.
 
     An error of any other kind ends the whole exchange (`Heartbeat.fail`).
     """
@@ -62,6 +62,8 @@ class Fetch:
         self.job = job
         self.got: list[dict[str, np.ndarray]] = []
         self.refused: Rejected | None = None
+        self.took_s: float | None = None
+        self._began = time.monotonic()
         self._context, self._pieces = context, pieces
         self._damaged = 0
         self._moved = (0, 0.0)
@@ -69,12 +71,8 @@ class Fetch:
         self._arrived = threading.Event()
         self._news = news or threading.Event()
         self._cancelled = threading.Event()
-        name = f"lowcomm-fetch-{job.region}"
-        act = (self._retry,)
-        self._thread = threading.Thread(
-            target=context.heartbeat.run_guarded, args=act, name=name, daemon=True
-        )
-        self._thread.start()
+        begin = context.background.begin
+        self._thread = begin(f"fetch-{job.region}", self._retry, self._cancelled.set)
 
     @property
     def region(self) -> int:
@@ -110,10 +108,6 @@ class Fetch:
     def running(self) -> bool:
         """Whether the thread runs."""
         return self._thread.is_alive()
-
-    def join(self) -> None:
-        """Wait for the thread, which is cancelled or done."""
-        self._thread.join(_PATIENCE_S)
 
     def first(self, check: Callable[[], None]) -> dict[str, np.ndarray]:
         """Wait for the first piece.
@@ -153,6 +147,7 @@ class Fetch:
                 if self._missing_since_s is None:
                     self._missing_since_s = self._context.heartbeat.clock_s
             if self.complete or self.refused is not None:
+                self.took_s = time.monotonic() - self._began if self.complete else None
                 self._context.pace.transferred(*self._moved)
                 self._arrived.set()
                 self._news.set()

@@ -11,6 +11,7 @@ Neither payloads nor private keys are in the store.
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
@@ -89,11 +90,7 @@ class FlightTransport:
         self._patience: dict[int, int] = {}
         self._lock = threading.Lock()
         self._asked: dict[int, tuple[int, str]] = {}
-        self._asking: list[threading.Thread] = []
-        act = (self._upkeep,)
-        self._thread = threading.Thread(
-            target=parts.heartbeat.run_guarded, args=act, name="lowcomm-serve", daemon=True
-        )
+        self._background = parts.background
 
     def _check_certificates(self, folder: str, host: str | None) -> None:
         """Connect to ourselves, as the others will.
@@ -120,14 +117,10 @@ class FlightTransport:
     def start(self) -> None:
         """Publish this region's address and certificate, and accept connections."""
         self._heartbeat.update(address=f"{SCHEME}{self._address}", certificate=self._certificate)
-        self._thread.start()
+        self._background.begin("serve", self._upkeep)
 
     def close(self) -> None:
-        """Wait for the thread, which ends with `closing`, and let go of everything held."""
-        if self._thread.ident is not None:
-            self._thread.join()
-        for thread in self._asking:
-            thread.join()
+        """Let go of everything held; when nothing runs in the background any more."""
         self._server.close()
         with self._lock:
             left = [*self._left, *(streams for _, streams in self._streams.values())]
@@ -192,12 +185,8 @@ class FlightTransport:
             place = beat.incarnation, beat.address
             if beat.address and self._asked.get(region) != place:
                 self._asked[region] = place
-                act = (lambda r=region, b=beat: self._ask(r, b),)
-                made = threading.Thread(
-                    target=self._heartbeat.run_guarded, args=act, name="lowcomm-ask", daemon=True
-                )
-                self._asking = [one for one in self._asking if one.is_alive()] + [made]
-                made.start()
+                ask = functools.partial(self._ask, region, beat)
+                self._background.begin(f"ask-{region}", ask)
 
     def _ask(self, region: int, beat: Beat) -> None:
         """Warn where a region cannot be reached: then nothing comes from it."""

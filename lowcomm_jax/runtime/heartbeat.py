@@ -74,10 +74,7 @@ class Heartbeat:
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._stop = threading.Event()
-        act = (self._beat_and_look,)
-        self._thread = threading.Thread(
-            target=self.run_guarded, args=act, name="lowcomm-heartbeat", daemon=True
-        )
+        self._thread = threading.Thread(target=self._run, name="lowcomm-heartbeat", daemon=True)
 
     # -- our own beat -------------------------------------------------------------------------
 
@@ -194,12 +191,10 @@ class Heartbeat:
 
     # -- the thread ---------------------------------------------------------------------------
 
-    def run_guarded(self, *acts: Callable[[], None]) -> None:
-        """Call these functions on a thread of its own; `check` raises their errors."""
+    def _run(self) -> None:
         try:
-            for act in acts:
-                act()
-        except Exception as error:
+            self._beat_and_look()
+        except Exception as error:  # for `check` to raise
             self.fail(error)
 
     def fail(self, error: Exception) -> None:

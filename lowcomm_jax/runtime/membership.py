@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 from lowcomm_jax.runtime import final_state
 from lowcomm_jax.runtime.anchor_check import AnchorCheck
 from lowcomm_jax.runtime.context import ExchangeContext
-from lowcomm_jax.runtime.early_payload import EarlyPayload
 from lowcomm_jax.runtime.errors import StoreUnavailable
 from lowcomm_jax.runtime.other_runs import differing
 from lowcomm_jax.runtime.payloads import PayloadGC
@@ -29,10 +28,7 @@ from lowcomm_jax.runtime.records import (
     Run,
     RunOfAnyFormat,
 )
-from lowcomm_jax.runtime.rounds import RoundExchange
 from lowcomm_jax.runtime.state_transfer import State, StateTransfer
-from lowcomm_jax.runtime.two_shot_exchange import TwoShotExchange
-from lowcomm_jax.runtime.whole_exchange import WholeExchange
 
 _RESULT_WITHIN_S = 60.0
 
@@ -62,8 +58,6 @@ class Membership:
         self._payload_gc = PayloadGC(context, keep)
         self._state_transfer = StateTransfer(context)
         self._anchor_check = AnchorCheck(context, self._state_transfer)
-        kinds = WholeExchange | TwoShotExchange | RoundExchange | EarlyPayload
-        self._running: list[kinds] = []
 
     def join(self, wait_s: float, step: int = 0) -> None:
         """Register, begin to beat, and wait until all regions of a new run are there.
@@ -190,8 +184,7 @@ class Membership:
         """
         heartbeat = self._context.heartbeat
         self._context.halted.set()
-        for exchange in self._running:
-            exchange.join()
+        self._context.background.join()
         heartbeat.update(paused=True)
         self._linger(linger_s, lambda: all(heartbeat.latest()[r].paused for r in self.living()))
 
@@ -220,13 +213,9 @@ class Membership:
         atexit.unregister(self._end)
         context = self._context
         context.closing.set()
-        for exchange in self._running:
-            exchange.join()
-        self._state_transfer.join()
-        self._anchor_check.join()
+        context.background.join()
         context.heartbeat.stop()
         context.transport.close()
-        self._running = []
 
 
 def register(context: ExchangeContext, kind: str) -> None:

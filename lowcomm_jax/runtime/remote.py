@@ -142,7 +142,6 @@ class RemoteExchange(Membership):
             _begin_copies(arrays)
         given = key, request.name, request.members, arrays, step, takes_part
         self._early[key] = made = EarlyPayload(self._context, *given)
-        self._running = [one for one in self._running if one.running] + [made]
         made.begin()
 
     def drop_early(self) -> None:
@@ -398,7 +397,6 @@ class RemoteExchange(Membership):
         awaited = self._context.wait_list.awaited
         given = (awaited, admission, most, overlap, like_K, first)
         found = RoundExchange(self._context, self._payload_gc, *given)
-        self._running.append(found)
         found.begin()
         return found
 
@@ -473,7 +471,6 @@ class RemoteExchange(Membership):
             exchange = WholeExchange(*given, early)
         else:
             exchange = TwoShotExchange(*given)
-        self._running = [g for g in self._running if g.running] + [exchange]
         exchange.begin()
         return exchange
 
@@ -485,7 +482,8 @@ class RemoteExchange(Membership):
         self._context.wait_list.note(request, result.commit)
         self._tell_of_absent(request, result.commit)
         self._payload_gc.done(request.key, exchange.published)
-        self._context.heartbeat.run_guarded(self._payload_gc.sweep, self._state_transfer.sweep)
+        self._payload_gc.sweep()
+        self._state_transfer.sweep()
 
     def _tell_of_absent(self, request: ExchangeRequest, commit: Commit) -> None:
         """Warn of regions that ended early, died, or are too late, at the first exchange without.

@@ -43,14 +43,14 @@ from typing import Any
 
 import jax
 
-from lowcomm_jax.runtime import payloads, terms, wire
-from lowcomm_jax.runtime.commits import Announced, Job, name_of
+from lowcomm_jax.runtime import terms, wire
+from lowcomm_jax.runtime.commits import name_of
 from lowcomm_jax.runtime.context import ExchangeContext
-from lowcomm_jax.runtime.errors import Lost, StoreUnavailable
-from lowcomm_jax.runtime.fetch import Fetch, PayloadPiece
+from lowcomm_jax.runtime.errors import StoreUnavailable
 from lowcomm_jax.runtime.payloads import PayloadGC
-from lowcomm_jax.runtime.records import Admitted, Announcement, Commit, Payload
-from lowcomm_jax.runtime.request import Arrived, ExchangeResult, arrange
+from lowcomm_jax.runtime.records import Commit
+from lowcomm_jax.runtime.request import Arrived, ExchangeRequest, ExchangeResult, arrange
+from lowcomm_jax.runtime.round import Round
 from lowcomm_jax.schedule import Admission
 
 _DECAY = 0.9
@@ -92,29 +92,23 @@ class RoundTimes:
 
 
 @dataclasses.dataclass
-class _Round:
+class _Open:
     """A round that has not landed here. Times are those of this learner's clock, in seconds.
 
     Attributes:
-      name: of the exchange, in keys of the store.
-      announced: the announcements, by region.
-      fetches: fetches of the others' payloads, by region.
-      began_s: when each fetch began.
+      round: its announcements and payloads.
       seen_s: when this learner saw the round open.
       quorum_s: when this learner saw that the round has its quorum.
-      own: our payload's record, and its arrays.
-      write_s: seconds that writing our payload took.
+      write_s: how long writing our payload took.
+      read: regions whose payloads are here, and were timed.
       commit: the round's record; None = not known.
     """
 
-    name: str
-    announced: dict[int, Announced] = dataclasses.field(default_factory=dict)
-    fetches: dict[int, Fetch] = dataclasses.field(default_factory=dict)
-    began_s: dict[int, float] = dataclasses.field(default_factory=dict)
+    round: Round
     seen_s: float | None = None
     quorum_s: float | None = None
-    own: tuple[Payload, wire.Arrays] | None = None
     write_s: float = 0.0
+    read: set[int] = dataclasses.field(default_factory=set)
     commit: Commit | None = None
 
 
@@ -159,22 +153,18 @@ class RoundExchange:
         self._overlap, self._like_K = overlap, like_K
         self._clock, self._stepped_s = clock, None
         self._slow = self._told = False  # what was warned of
-        self._rounds: dict[int, _Round] = {}
+        self._rounds: dict[int, _Open] = {}
         self._reports: deque[tuple[int, Mapping[str, Any], Mapping[str, Any], int]] = deque()
         self._swept = first
         self._lock, self._looking = threading.Lock(), threading.Lock()
         payload_gc.for_all = True
         self._wake, self._news = threading.Event(), threading.Event()
-        act = (self._run,)
-        self._thread = threading.Thread(
-            target=context.heartbeat.run_guarded, args=act, name="lowcomm-rounds", daemon=True
-        )
 
     # -- the training thread --------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Start the thread that looks."""
-        self._thread.start()
+        """Start to look."""
+        self._context.background.begin("rounds", self._run, self._wake.set)
 
     def check(self) -> None:
         """Raises what ended the thread, or what `Heartbeat.check` raises."""
@@ -220,10 +210,8 @@ class RoundExchange:
         found = self._rounds.get(number)
         if found is None or found.commit is None:
             return None
-        admitted = found.commit.admitted.items()
-        arrays = {r: self._held(found, Job(r, x.incarnation)) for r, x in admitted}
-        if None in arrays.values():
-            self._check_lost(number, found)
+        arrays = found.round.arrays_of(found.commit)
+        if arrays is None:
             return None
         seconds = self._clock() - (found.seen_s or self._clock())
         result = ExchangeResult(found.commit, arrays, seconds)
@@ -242,22 +230,16 @@ class RoundExchange:
 
     def names_ours(self, number: int) -> bool:
         """Whether a round's record names what this job, and none before it, has published."""
-        region, incarnation = self._context.heartbeat.job
-        admitted = self._rounds[number].commit.admitted.get(region)
-        return admitted is not None and admitted.incarnation == incarnation
+        found = self._rounds[number]
+        return found.round.names_ours(found.commit)
 
     def landed(self, number: int) -> None:
         """Note that a round has landed here; its payloads may go once it has landed everywhere."""
         with self._lock:
             found = self._rounds.pop(number)
             self.first = number + 1
-        for fetch in list(found.fetches.values()):
-            fetch.cancel()
-        announced = {Job(r, x.incarnation): x.payload for r, x in found.announced.items()}
-        published = {job: payload.digests for job, payload in announced.items() if payload}
-        if found.own is not None:
-            published[self._context.heartbeat.job] = found.own[0].digests
-        self._gc.done(_key(number), {found.name: published}, at_once=False)
+        found.round.cancel()
+        self._gc.done(_key(number), found.round.published, at_once=False)
         self._wake.set()
 
     def go_on(self, first: int) -> None:
@@ -267,20 +249,6 @@ class RoundExchange:
             self._reports.clear()
             self.first = self.committed = self._swept = first
             self.newest = first - 1
-
-    @property
-    def running(self) -> bool:
-        """Whether the thread runs."""
-        return self._thread.is_alive()
-
-    def join(self) -> None:
-        """Wait for the thread, which ends when the exchange closes or halts."""
-        self._wake.set()
-        if self._thread.ident is not None:
-            self._thread.join()
-        for found in list(self._rounds.values()):
-            for fetch in found.fetches.values():
-                fetch.cancel()
 
     # -- the thread -----------------------------------------------------------------------------
 
@@ -295,6 +263,8 @@ class RoundExchange:
                 log.info("rounds: %s", error)  # the heartbeat reports it
             self._wake.wait(next(pauses))
             self._wake.clear()
+        for found in list(self._rounds.values()):
+            found.round.cancel()
 
     def look(self) -> bool:
         """One pass: publish, look for reports, close what can be closed; whether any is new.
@@ -315,8 +285,7 @@ class RoundExchange:
     @property
     def fetching(self) -> bool:
         """Whether payloads are on their way here."""
-        rounds = list(self._rounds.values())
-        return any(fetch.running for found in rounds for fetch in list(found.fetches.values()))
+        return any(found.round.fetching for found in list(self._rounds.values()))
 
     def _publish(self) -> bool:
         """Write the reports that wait, except those of rounds that have a record; whether any."""
@@ -324,43 +293,29 @@ class RoundExchange:
         while self._reports:
             number, arrays, given, step = self._reports[0]
             if number >= self.committed:
-                found, key = self._round(number), _key(number)
-                record = terms.as_record(given)
-                context.fault_hooks.begins(key, {**record, "step": step})
-                host_payload = payloads.on_host(arrays, None)
+                found, record = self._round(number), terms.as_record(given)
+                context.fault_hooks.begins(_key(number), {**record, "step": step})
+                found.round.to_host(arrays)
                 began_s = self._clock()  # until now the device was computing
-                packed = payloads.pack(context, host_payload)
-                payloads.publish(context, key, packed, lambda act: act())
-                made = Announcement(packed.payload, record)
-                stands = context.commit_log.announce(found.name, context.heartbeat.job, made)
-                found.own = packed.payload, host_payload.rest
+                found.round.publish(lambda act: act(), record, self.check)
                 found.write_s = self._clock() - began_s
-                self._note(found, context.region, stands)
                 news = True
             self._reports.popleft()
         return news
 
     def _find(self) -> bool:
         """Find new reports, of open rounds and of the one after; whether there are any."""
-        news, context = False, self._context
+        news = False
         for number in itertools.count(self.committed):
             found = self._round(number)
-            others = set(range(context.count)) - {context.region} - found.announced.keys()
-            jobs = context.heartbeat.jobs(others)
-            for region, one in context.commit_log.announced(found.name, jobs).items():
-                if one.payload is not None:
-                    self._note(found, region, one)
-                    self._fetch(number, Job(region, one.incarnation), one.payload)
-                    news = True
-            if not found.announced and number > self.newest:
+            news |= found.round.look()
+            reported = bool(found.round.announcements)
+            if reported and found.seen_s is None:
+                found.seen_s = self._clock()
+            if not reported and number > self.newest:
                 return news
             self.newest = max(self.newest, number)
         raise AssertionError("numbers never end")
-
-    def _note(self, found: _Round, region: int, announced: Announced) -> None:
-        found.announced[region] = announced
-        if found.seen_s is None:
-            found.seen_s = self._clock()
 
     def _close(self) -> bool:
         """Read new records, and write the next one where its time has come; whether any is new."""
@@ -368,32 +323,27 @@ class RoundExchange:
         while True:
             number = self.committed
             found = self._round(number)
-            commit = commit_log.committed(found.name)
+            name, said = found.round.request.name, found.round.announcements
+            commit = commit_log.committed(name)
             if commit is None and (chosen := self._admitted(found)):
-                named = {r: found.announced[r] for r in chosen}
-                ours = Commit(
-                    admitted={r: Admitted(x.incarnation, x.payload) for r, x in named.items()},
-                    terms={r: x.terms for r, x in named.items()},
-                    writer=self._context.region,
-                    present={r: x.incarnation for r, x in named.items()},
-                )
-                commit = commit_log.commit(found.name, ours)
+                known = {r: said[r].terms for r in chosen}
+                commit = commit_log.commit(name, found.round.record(chosen, chosen, known))
             if commit is None:
                 return news
-            for region, admitted in commit.admitted.items():
-                self._fetch(number, Job(region, admitted.incarnation), admitted.payload)
+            found.round.fetch_named(commit)
             found.commit = commit
             self.newest, self.committed = max(self.newest, number), number + 1
             news = True
 
-    def _admitted(self, found: _Round) -> list[int]:
+    def _admitted(self, found: _Open) -> list[int]:
         """Who is admitted if the round closes now; nobody = it does not."""
-        holding = {r: x for r, x in found.announced.items() if self._has(found, r)}
+        round, said = found.round, found.round.announcements
+        holding = {r: one for r, one in said.items() if one.payload and round.has(r)}
         if not holding:
             return []
         counting = terms.counting({r: x.terms for r, x in holding.items()}, self._context.heal)
         if len(counting) < self._admission.quorum:
-            self._warn_of_quorum(found)
+            self._warn_of_quorum(round.request.name)
             return []
         now = self._clock()
         if found.quorum_s is None:
@@ -401,12 +351,12 @@ class RoundExchange:
             self.times.note("quorum_s", now - found.seen_s)
         window_s = self.times.window_s(self._admission.grace, self._overlap)
         others = set(range(self._context.count)) - holding.keys()
-        missing = [r for r in others if self._awaited(r) and not self._hopeless(found, r)]
+        missing = [r for r in others if self._awaited(r) and not round.hopeless(r)]
         if missing and now < found.quorum_s + window_s:
             return []
-        return sorted([r for r in found.announced if r in counting][: self._most])
+        return sorted([r for r in said if r in counting][: self._most])
 
-    def _warn_of_quorum(self, found: _Round) -> None:
+    def _warn_of_quorum(self, name: str) -> None:
         """Warn once where fewer learners live than a quorum needs."""
         living, needed = len(self._context.heartbeat.living(certain=False)), self._admission.quorum
         if living >= needed:
@@ -416,59 +366,34 @@ class RoundExchange:
             log.warning(
                 "round %s has no quorum: %d learners are needed, %d live; training goes on, and "
                 "rounds do when more are back",
-                *(found.name, needed, living),
+                *(name, needed, living),
             )
 
-    def _round(self, number: int) -> _Round:
+    def _round(self, number: int) -> _Open:
         with self._lock:
             if number not in self._rounds:
                 context, everyone = self._context, tuple(range(self._context.count))
-                epoch = context.heartbeat.own.epoch
-                self._gc.begin(_key(number))
-                name = name_of(epoch, _key(number), everyone, context.count)
-                self._rounds[number] = _Round(name)
+                epoch, key = context.heartbeat.own.epoch, _key(number)
+                self._gc.begin(key)
+                like = wire.without_region(self._like_K[number % len(self._like_K)])
+                request = ExchangeRequest(
+                    key=key,
+                    name=name_of(epoch, key, everyone, context.count),
+                    # What a job before this one has reported is for the others to admit.
+                    members=tuple(r for r in everyone if r != context.region),
+                    takes_part=True,
+                    like=dict.fromkeys(everyone, like),
+                )
+                self._rounds[number] = _Open(Round(context, request, news=self._wake))
             return self._rounds[number]
-
-    # -- payloads -------------------------------------------------------------------------------
-
-    def _fetch(self, number: int, job: Job, payload: Payload) -> None:
-        """Begin to fetch a payload, unless it is ours or its fetch has begun."""
-        found, region = self._rounds.get(number), job.region
-        if found is None or (found.own is not None and job == self._context.heartbeat.job):
-            return
-        before = found.fetches.get(region)
-        if before is not None:
-            if before.job == job:
-                return
-            before.cancel()  # of a job that was here before, and was replaced
-        like = wire.without_region(self._like_K[number % len(self._like_K)])
-        piece = PayloadPiece(_key(number), payload, like, [region])
-        found.began_s[region] = self._clock()
-        found.fetches[region] = Fetch(self._context, job, [piece], self._wake)
-
-    def _has(self, found: _Round, region: int) -> bool:
-        """Whether what a region has announced is here and verified."""
-        announced = found.announced[region]
-        job = Job(region, announced.incarnation)
-        return announced.payload is not None and self._held(found, job) is not None
-
-    def _held(self, found: _Round, job: Job) -> wire.Arrays | None:
-        if found.own is not None and job == self._context.heartbeat.job:
-            return found.own[1]
-        fetch = found.fetches.get(job.region)
-        here = fetch is not None and fetch.job == job and fetch.complete
-        return fetch.got[0] if here else None
-
-    def _hopeless(self, found: _Round, region: int) -> bool:
-        fetch = found.fetches.get(region)
-        return fetch is not None and fetch.hopeless
 
     def _note_reads(self) -> None:
         """Note the seconds of new payloads; warn once where the overlap hides no exchange."""
         for found in list(self._rounds.values()):
-            for region in [r for r in found.began_s if found.fetches[r].complete]:
-                read_s = self._clock() - found.began_s.pop(region)
-                self.times.note("sync_s", found.write_s + read_s)
+            for region, fetch in list(found.round.fetches.items()):
+                if fetch.took_s is not None and region not in found.read:
+                    found.read.add(region)
+                    self.times.note("sync_s", found.write_s + fetch.took_s)
         step_s = self.times.step_s
         hides = self._overlap > 0 and not self._slow
         if hides and step_s and (self.times.sync_s or 0) > self._overlap * step_s:
@@ -478,21 +403,6 @@ class RoundExchange:
                 "%.3g s: rounds land later; use a larger overlap, or a nearer store",
                 *(self.times.sync_s, self._overlap, self._overlap * step_s),
             )
-
-    def _check_lost(self, number: int, found: _Round) -> None:
-        """Raise where a payload of the record can never be here."""
-        patience_s = 2 * self._context.timing.answer_s
-        for region, admitted in found.commit.admitted.items():
-            fetch = found.fetches.get(region)
-            if fetch is None or fetch.job != Job(region, admitted.incarnation):
-                continue  # the next look begins it
-            if fetch.refused is not None:
-                raise fetch.refused
-            if fetch.missing_s is not None and fetch.missing_s > patience_s:
-                raise Lost(
-                    f"the payload of region {region} for round {number} is agreed on, but gone: "
-                    "copy a peer"
-                )
 
 
 def _key(number: int) -> str:

@@ -163,7 +163,7 @@ class StateTransfer:
         self._swept_for: set[int] | None = None  # who lived when nothing of the dead was left
 
     def give_soon(self, step: int, arrays: dict[str, np.ndarray], document: dict[str, Any]) -> None:
-        """Call `give` on a thread of its own, so that training goes on meanwhile."""
+        """Call `give` in the background, so that training goes on meanwhile."""
 
         def act() -> None:
             try:
@@ -171,15 +171,7 @@ class StateTransfer:
             except StoreUnavailable as error:
                 log.warning("no state was given, it is tried again: %s", error)
 
-        run_guarded = self._context.heartbeat.run_guarded
-        self._giving = threading.Thread(target=run_guarded, args=(act,), name="lowcomm-give")
-        self._giving.daemon = True
-        self._giving.start()
-
-    def join(self) -> None:
-        """Wait for the state that is being given, if any."""
-        if self._giving is not None:
-            self._giving.join()
+        self._giving = self._context.background.begin("give", act)
 
     def give(self, step: int, arrays: dict[str, np.ndarray], document: dict[str, Any]) -> bool:
         """Publish a state for the regions that ask; a donor keeps its two newest ones.

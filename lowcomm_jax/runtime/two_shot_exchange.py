@@ -6,7 +6,6 @@ Each of R regions then sends 2 (R - 1) / R payloads; a `WholeExchange` takes R -
 from __future__ import annotations
 
 import dataclasses
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -58,29 +57,15 @@ class TwoShotExchange:
         self._first = self._whole_exchange(request, awaited)
         self._exchanges = [self._first]
         self._fetches: list[Fetch] = []
-        name = f"lowcomm-{request.name}-two-shot"
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def begin(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+        """Start it."""
+        self._context.background.begin(f"{self.request.name}-two-shot", self._run)
 
     @property
     def published(self) -> Published:
         """See `WholeExchange.published`."""
         return {name: x for one in self._exchanges for name, x in one.published.items()}
-
-    @property
-    def running(self) -> bool:
-        """Whether any of its threads still is."""
-        parts = (*self._exchanges, *self._fetches)
-        return self._thread.is_alive() or any(part.running for part in parts)
-
-    def join(self) -> None:
-        """Wait for all threads, when the exchange is over or closing."""
-        self._thread.join()
-        for part in (*self._exchanges, *self._fetches):
-            part.join()
 
     def _run(self) -> None:
         try:
@@ -172,10 +157,10 @@ class TwoShotExchange:
         """Every region's slice of this number, by region."""
         found, waiting = {}, {}
         for region, admitted in commit.admitted.items():
-            fetch, payload = self._first.inbox.fetches.get(region), admitted.payload
+            fetch, payload = self._first.round.fetches.get(region), admitted.payload
             job = Job(region, admitted.incarnation)
             if job == self._context.heartbeat.job:
-                found[region] = one_slice(self._first.host_payload.slices, number)
+                found[region] = one_slice(self._first.round.host_payload.slices, number)
             elif number == self._context.region and fetch is not None and fetch.complete:
                 found[region] = fetch.got[1]
             else:
@@ -193,7 +178,7 @@ class TwoShotExchange:
         def awaited(region: int) -> bool:
             return region in commit.present and self._awaited(region)
 
-        found = self._follow_up(_WHOLE, awaited, arrays=self._first.host_payload.whole)
+        found = self._follow_up(_WHOLE, awaited, arrays=self._first.round.host_payload.whole)
         agreed = msgspec.structs.replace(found.commit, late=commit.late)
         split = {r: self.request.reduction.split(x) for r, x in found.arrays.items()}
         rest = {r: rest for r, (rest, _) in split.items()}

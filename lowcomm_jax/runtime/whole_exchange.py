@@ -6,7 +6,7 @@ It gives an `ExchangeResult`, the same in every region. It raises `Parted` where
 When a region does not answer, the others do this, in the order of calls:
 
 1. `_agree` calls `_propose` until there is a commit record; `_propose` first calls `_confirm`.
-2. `_confirm` asks `Inbox.is_final` for each member. For one that has announced nothing it waits as
+2. `_confirm` asks `Round.is_final` for each member. For one that has announced nothing it waits as
    long as `WaitList.awaited` (heartbeat.py) says so. Without a heartbeat for `Timing.patience_s`
    that region is dead, and the wait ends. For a living one it waits until the loop needs the
    outcome (`Due`), and from then on for `Pace.deadline_s` (timing.py): derived from earlier
@@ -40,25 +40,20 @@ all of this, once both are here.
 
 from __future__ import annotations
 
-import dataclasses
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from typing import TypeVar
 
-import msgspec
-import numpy as np
-
-from lowcomm_jax.runtime import payloads, terms, wire
-from lowcomm_jax.runtime.commits import Announced, Job
+from lowcomm_jax.runtime import terms, wire
+from lowcomm_jax.runtime.commits import Job
 from lowcomm_jax.runtime.context import ExchangeContext
 from lowcomm_jax.runtime.early_payload import EarlyPayload
-from lowcomm_jax.runtime.errors import Lost, Missing, StoreUnavailable
-from lowcomm_jax.runtime.fetch import Fetch
+from lowcomm_jax.runtime.errors import StoreUnavailable
 from lowcomm_jax.runtime.payloads import Published
-from lowcomm_jax.runtime.records import Admitted, Announcement, Commit, Payload
+from lowcomm_jax.runtime.records import Commit
 from lowcomm_jax.runtime.request import Due, ExchangeRequest, ExchangeResult
+from lowcomm_jax.runtime.round import Round
 
 T = TypeVar("T")
 
@@ -67,14 +62,13 @@ Holdings = Mapping[int, str]
 
 
 class WholeExchange:
-    """Runs one exchange on a thread of its own.
+    """Runs one exchange in the background.
 
     Attributes:
       outcome: the result, when it is there.
-      host_payload: this region's arrays, once they are on the host.
-      began: the time at which they were (`time.monotonic`).
+      round: its announcements and payloads.
+      began: the time at which this region's arrays were computed (`time.monotonic`).
       due: whether the loop waits for the outcome.
-      inbox: the others' announcements, and the payloads that are fetched.
     """
 
     def __init__(
@@ -95,9 +89,8 @@ class WholeExchange:
         """
         self.request, self.due = request, due or Due()
         self.outcome: Future[ExchangeResult] = Future()
-        self.inbox = Inbox(context, request, awaited, early)
+        self.round = Round(context, request, early)
         self._early = early
-        self.host_payload = payloads.HostPayload({}, {}, {})
         self._context, self._awaited, self._done = context, awaited, done
         self._held: dict[int, Holdings] | None = None
         self._silent: list[int] = []
@@ -106,29 +99,15 @@ class WholeExchange:
         self._late_s = 0.0
         self._announced_s = self._since_s = context.heartbeat.clock_s
         self.began = time.monotonic()
-        name = f"lowcomm-{request.name}"
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def begin(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+        """Start it."""
+        self._context.background.begin(self.request.name, self._run, self.round.news.set)
 
     @property
     def published(self) -> Published:
-        """Known digests of the payloads published for this exchange, by name and job."""
-        early = {} if self._early is None else self._early.published
-        return {self.request.name: self.inbox.published} | early
-
-    @property
-    def running(self) -> bool:
-        """Whether any of its threads still is."""
-        return self._thread.is_alive() or self.inbox.running
-
-    def join(self) -> None:
-        """Wait for all threads, when the exchange is over or closing."""
-        self.inbox.news.set()  # or it would see that only with its next look
-        self._thread.join()
-        self.inbox.join()
+        """See `Round.published`."""
+        return self.round.published
 
     def _run(self) -> None:
         try:
@@ -147,9 +126,7 @@ class WholeExchange:
             seconds = time.monotonic() - self.began
             self.outcome.set_result(ExchangeResult(commit, arrays, seconds))
         finally:
-            self.inbox.cancel()
-            if self._early is not None:
-                self._early.cancel()
+            self.round.cancel()
         self._done(self)
 
     # -- 1: publish ---------------------------------------------------------------------------
@@ -157,25 +134,14 @@ class WholeExchange:
     def _publish(self) -> None:
         """Publish our payload, then announce it; neither if there is a commit record already."""
         request, context = self.request, self._context
-        payload = None
         context.fault_hooks.begins(request.key, self._terms)
-        self.host_payload = payloads.on_host(request.arrays, request.reduction)
-        self.inbox.shapes = wire.shapes_of(self.host_payload.rest) or None
+        self.round.to_host(request.arrays)
         self.began = time.monotonic()  # until now the device was computing
         # This exchange needs the device's copies no longer; the state holds them until it lands.
-        self.request = dataclasses.replace(request, arrays={})
-        if self._retry(lambda: context.commit_log.committed(request.name)) is not None:
-            return
-        if request.takes_part:
-            packed = payloads.pack(context, self.host_payload)
-            payloads.publish(context, request.key, packed, self._retry)
-            payload = packed.payload
-            if self._early is not None:
-                payload = msgspec.structs.replace(payload, early=self._early.own(self.check))
-        made, job = Announcement(payload, self._terms), context.heartbeat.job
-        stands = self._retry(lambda: context.commit_log.announce(request.name, job, made))
-        self.inbox.announcements[context.region] = stands
-        self._announced_s = self._since_s = context.heartbeat.clock_s
+        self.request = self.round.request
+        if self._retry(lambda: context.commit_log.committed(request.name)) is None:
+            self.round.publish(self._retry, self._terms, self.check)
+            self._announced_s = self._since_s = context.heartbeat.clock_s
 
     def _retry(self, act: Callable[[], T]) -> T:
         """Call `act` until the store answers."""
@@ -205,70 +171,64 @@ class WholeExchange:
             if self._known != known:
                 # The others are about as far as we are: what we wait for next is not far.
                 known, pauses = self._known, context.store.pauses()
-            self.inbox.news.wait(next(pauses))
-            self.inbox.news.clear()
+            self.round.news.wait(next(pauses))
+            self.round.news.clear()
 
     @property
     def _known(self) -> tuple[int, int, int]:
         """Numbers of announcements, payloads and confirmations so far."""
-        return *self.inbox.known, len(self._held or ())
+        return *self.round.known, len(self._held or ())
 
     def _propose(self) -> Commit | None:
         """One look: writes the commit record, unless a region has still to be waited for."""
         if self._held is None and not self._confirm():
             return None
-        context, inbox = self._context, self.inbox
-        announced = inbox.announcements
+        context, round = self._context, self.round
+        announced = round.announcements
         living = context.heartbeat.living(certain=False)
-        known = {r: one.terms for r, one in announced.items() if r in living or inbox.has(r)}
+        known = {r: one.terms for r, one in announced.items() if r in living or round.has(r)}
         counting = terms.counting(known, context.heal)
         published = {r: announced[r].payload for r in counting if announced[r].payload}
         missing = [Job(r, announced[r].incarnation) for r in published.keys() - self._held.keys()]
         self._held |= context.commit_log.confirmed(self.request.name, missing)
         # A region may wait as long for payloads before it confirms: later than we began to wait.
         unsure = published.keys() - self._held.keys()
-        unsure = [r for r in unsure if r in living and not inbox.replaced(r)]
+        unsure = [r for r in unsure if r in living and not round.replaced(r)]
         if not self._waited_enough(unsure, deadlines=2):
             return None
         digests = {r: p.content for r, p in published.items()}
         chosen = participants(digests, self._held)
-        if not all(inbox.has(r) for r in chosen):
+        if not all(round.has(r) for r in chosen):
             # Only we lack a payload: the others write the record, as long as they live.
             if not self._waited_enough([r for r in chosen if r in living], deadlines=2):
                 return None
-            chosen = participants({r: d for r, d in digests.items() if inbox.has(r)}, self._held)
-        here = sorted({*chosen, *(counting & living)})
+            chosen = participants({r: d for r, d in digests.items() if round.has(r)}, self._held)
+        here = {*chosen, *(counting & living)}
         late = {}
         if not self.request.follows:
             silent = set(self.request.members) - announced.keys()
             late = context.wait_list.late_in(silent, self._silent)
-        commit = Commit(
-            admitted={r: Admitted(announced[r].incarnation, published[r]) for r in chosen},
-            terms=known,
-            writer=context.region,
-            present={r: announced[r].incarnation for r in here},
-            late=late,
-        )
+        commit = round.record(chosen, here, known, late)
         return context.commit_log.commit(self.request.name, commit)
 
     def _confirm(self) -> bool:
         """Look for payloads; True once this region waits for none, and has confirmed its own."""
-        context, request, inbox = self._context, self.request, self.inbox
-        if inbox.look():
+        context, request, round = self._context, self.request, self.round
+        if round.look():
             self._late_s = context.heartbeat.clock_s - self._announced_s
-            came = [region for region in self._silent if region in inbox.announcements]
+            came = [region for region in self._silent if region in round.announcements]
             if request.patience_s or self._missed(came):
                 # What was just announced has still to come: for that the usual time is enough.
                 self._since_s = context.heartbeat.clock_s
-        waiting = [r for r in request.members if not inbox.is_final(r)]
-        self._silent = [r for r in waiting if r not in inbox.announcements]
+        waiting = [r for r in request.members if not round.is_final(r, self._awaited)]
+        self._silent = [r for r in waiting if r not in round.announcements]
         missed, patience_s = self._missed(self._silent), request.patience_s if self._silent else 0.0
         enough = self._waited_enough(waiting, missed=missed, patience_s=patience_s)
         if not enough and not self._passed_over(waiting):
             return False
-        announced = sorted(inbox.announcements.items())
-        held = {r: one.payload.content for r, one in announced if inbox.has(r)}
-        if inbox.own is not None:
+        announced = sorted(round.announcements.items())
+        held = {r: one.payload.content for r, one in announced if round.has(r)}
+        if round.own is not None:
             # What a lost answer hides was said first, and stands.
             held = context.commit_log.confirm(request.name, context.heartbeat.job, held)
         longer_in_vain = waiting and missed  # which says nothing of how late the others are
@@ -289,11 +249,11 @@ class WholeExchange:
         The others may not have read yet that a region which joins is to be waited for.
         """
         context, now = self._context, self._context.heartbeat.clock_s
-        announced = self.inbox.announcements.keys()
+        announced = self.round.announcements.keys()
         if now < self._asked_s + context.timing.beat_s or announced & set(waiting):
             return False
         self._asked_s = now
-        others = self.inbox.announcements.items()
+        others = self.round.announcements.items()
         jobs = [Job(r, one.incarnation) for r, one in others if r != context.region]
         held = context.commit_log.confirmed(self.request.name, jobs).values()
         return all(any(r not in one for one in held) for r in waiting)
@@ -313,209 +273,27 @@ class WholeExchange:
         self, waiting: list[int], deadlines: int = 1, missed: int = 0, patience_s: float = 0.0
     ) -> bool:
         """Whether the wait is over: there is no region to wait for, or the deadline has passed."""
-        me, announced = self._context.region, self.inbox.announcements.values()
+        me, announced = self._context.region, self.round.announcements.values()
         nbytes = sum(one.payload.nbytes_for(me) for one in announced if one.payload)
         deadline_s = deadlines * self._context.pace.deadline_s(nbytes, missed) + patience_s
         return not waiting or self._waited_s >= deadline_s
 
     # -- 3: have every payload of the record --------------------------------------------------
 
-    def _complete(self, commit: Commit) -> dict[int, dict[str, np.ndarray]]:
+    def _complete(self, commit: Commit) -> dict[int, wire.Arrays]:
         """Fetch every payload that the commit record names; returns their arrays by region."""
-        me = self._context.heartbeat.job
-        ours = commit.present.get(me.region) == me.incarnation
-        if self.request.joins and not self.inbox.announcements:
+        region, incarnation = self._context.heartbeat.job
+        ours = commit.present.get(region) == incarnation
+        if self.request.joins and not self.round.announcements:
             # The record was there before we looked. Still fetch what was offered to us: bytes that
             # nobody pulls stay in the sender's memory.
-            self._retry(lambda: self.inbox.look(ours))
-        arrays, fetches = {}, []
-        for region, admitted in commit.admitted.items():
-            job = Job(region, admitted.incarnation)
-            if job == me and self.inbox.own is not None:
-                early = {} if self._early is None else self._early.arrays
-                arrays[region] = self.host_payload.rest | early
-            else:
-                parts = self.inbox.fetch_exactly(job, admitted.payload, ours)
-                fetches += [(region, fetch) for fetch in parts]
-        for region, fetch in fetches:
-            arrays[region] = arrays.get(region, {}) | self._wait(fetch)
+            self._retry(lambda: self.round.look(ours))
+        self.round.fetch_named(commit, ours)
+        while (arrays := self.round.arrays_of(commit)) is None:
+            self.check()
+            self.round.news.wait(self._context.store.poll_s[1])
+            self.round.news.clear()
         return arrays
-
-    def _wait(self, fetch: Fetch) -> dict[str, np.ndarray]:
-        try:
-            return fetch.first(self.check)
-        except Missing:
-            raise Lost(
-                f"the payload of region {fetch.region} for {self.request.key!r} is agreed on, "
-                "but gone with all who had it: continue from a state (`newest_state`)"
-            ) from None
-
-
-class Inbox:
-    """The announcements of one exchange, and the payloads that this region fetches.
-
-    Only the thread of the exchange changes it.
-
-    Attributes:
-      announcements: by region, this one included.
-      fetches: the payloads that are fetched, by region.
-      shapes: of this region's arrays, once they are known; None = there are none.
-      news: set when a payload has arrived.
-    """
-
-    def __init__(
-        self,
-        context: ExchangeContext,
-        request: ExchangeRequest,
-        awaited: Callable[[int], bool],
-        early: EarlyPayload | None = None,
-    ):
-        """
-        Args:
-          awaited: whether to wait for a region (`WaitList.awaited`).
-          early: what belongs to the payloads, and is sent before them; None = nothing.
-        """
-        self.announcements: dict[int, Announced] = {}
-        self.fetches: dict[int, Fetch] = {}
-        self.shapes: wire.Shapes | None = None
-        self.news = threading.Event() if early is None else early.news
-        self._early = early
-        # Without the device's copies, which are not needed for long.
-        self._request = dataclasses.replace(request, arrays={})
-        self._context, self._awaited = context, awaited
-        self._begun: list[Fetch] = []  # with those that were replaced
-
-    @property
-    def own(self) -> Payload | None:
-        """The payload that this job has announced; None where it has announced none.
-
-        That of an earlier job in this region's place does not count, since its arrays may differ.
-        """
-        announcement = self.announcements.get(self._context.region)
-        ours = announcement and announcement.incarnation == self._context.heartbeat.own.incarnation
-        return announcement.payload if ours else None
-
-    @property
-    def published(self) -> dict[Job, list[str]]:
-        """Digests of all that was published, by job, as far as known; [] = it takes no part."""
-        fetched = {fetch.job: fetch.payload.digests for fetch in self._begun}
-        announced = {Job(r, one.incarnation): one for r, one in self.announcements.items()}
-        sent = {job: one.payload.digests if one.payload else [] for job, one in announced.items()}
-        return fetched | sent
-
-    @property
-    def known(self) -> tuple[int, int]:
-        """Grows with every announcement and payload."""
-        return len(self.announcements), sum(self._all_here(region) for region in self.fetches)
-
-    def look(self, ours: bool = True) -> bool:
-        """Look for announcements, and fetch their payloads; returns whether any is new.
-
-        Args:
-          ours: also fetch the slices that this region reduces, if there are any.
-        """
-        members = self._request.members
-        open_ = [r for r in members if r not in self.announcements or self._outdated(r)]
-        found, jobs = False, self._context.heartbeat.jobs(open_)
-        for region, one in self._context.commit_log.announced(self._request.name, jobs).items():
-            known = self.announcements.get(region)
-            if known is None or known.incarnation != one.incarnation:
-                one = self._whole(one)
-                self.announcements[region], found = one, True
-                if one.payload is not None:
-                    self._fetch(Job(region, one.incarnation), one.payload, ours)
-        return found
-
-    def _whole(self, announced: Announced) -> Announced:
-        """What was announced; a payload without what it should have sent early is an absence."""
-        payload = announced.payload
-        if self._early is None or payload is None or payload.early is not None:
-            return announced
-        return announced._replace(payload=None)
-
-    def _outdated(self, region: int) -> bool:
-        """Whether a region's announcement is of a job that another job has replaced."""
-        missing = any(fetch.missing_s is not None for fetch in self._parts(region))
-        return missing and self.replaced(region)
-
-    def replaced(self, region: int) -> bool:
-        """Whether another job has taken the place of the job that announced."""
-        beat = self._context.heartbeat.latest().get(region)
-        return beat is not None and beat.incarnation > self.announcements[region].incarnation
-
-    def is_final(self, region: int) -> bool:
-        """Whether waiting longer for this region cannot change anything."""
-        announcement = self.announcements.get(region)
-        if announcement is None:
-            return not self._awaited(region)
-        if announcement.payload is None or self.has(region):
-            return True
-        parts = self._parts(region)
-        dead = region not in self._context.heartbeat.living(certain=False)
-        missing = any(fetch.missing_s is not None for fetch in parts)
-        return any(fetch.hopeless for fetch in parts) or (dead and missing)
-
-    def has(self, region: int) -> bool:
-        """Whether this region's payload is here and verified."""
-        if region == self._context.region:
-            return self.own is not None
-        return self._all_here(region)
-
-    def _all_here(self, region: int) -> bool:
-        return region in self.fetches and all(fetch.complete for fetch in self._parts(region))
-
-    def _parts(self, region: int) -> list[Fetch]:
-        """The fetches of a region's payload: of its own bytes, and of what was sent early."""
-        if region not in self.fetches:
-            return []
-        fetch = self.fetches[region]
-        if self._early is None or fetch.payload.early is None:
-            return [fetch]
-        return [fetch, self._early.fetch(fetch.job, fetch.payload.early)]
-
-    def fetch_exactly(self, job: Job, payload: Payload, ours: bool) -> list[Fetch]:
-        """The fetches of exactly this payload, begun if need be; `ours`: see `look`."""
-        fetch = self.fetches.get(job.region)
-        if fetch is None or (fetch.job, fetch.payload) != (job, payload):
-            self._fetch(job, payload, ours)
-        return self._parts(job.region)
-
-    def _fetch(self, job: Job, payload: Payload, ours: bool) -> None:
-        """Begin to fetch a payload, from its region or from another one that has it."""
-        region = job.region
-        if region in self.fetches:
-            self.fetches[region].cancel()
-        # A job that was here before us has not sent the slice that it was to reduce itself.
-        slice_of = self._context.region if ours and self._request.joins else None
-        like = self._like(region)
-        pieces = payloads.pieces(self._request, region, payload, like, slice_of)
-        self.fetches[region] = Fetch(self._context, job, pieces, self.news)
-        self._begun.append(self.fetches[region])
-        self._parts(region)  # begins what is early, too
-
-    def _like(self, region: int) -> wire.Shapes | None:
-        if self._request.like is not None:
-            return self._request.like[region]
-        if self._request.reduction is not None:
-            return self._request.reduction.rest
-        return self.shapes
-
-    # -- threads ------------------------------------------------------------------------------
-
-    @property
-    def running(self) -> bool:
-        """Whether anything is still being fetched."""
-        return any(fetch.running for fetch in self._begun)
-
-    def cancel(self) -> None:
-        """Stop fetching."""
-        for fetch in self._begun:
-            fetch.cancel()
-
-    def join(self) -> None:
-        """Wait for all threads, which are cancelled or done."""
-        for fetch in self._begun:
-            fetch.join()
 
 
 def participants(published: Holdings, held: Mapping[int, Holdings]) -> list[int]:

@@ -30,7 +30,8 @@ def test_it_waits_until_all_have_told_of_that_moment(party):
     until(lambda: newcomer._anchor_check._read_all().keys() == {0, 1})
     assert not newcomer.anchors_agree(*NOW, anchor(5), at_last=False)
     assert newcomer.anchors_agree(*NOW, anchor(5), at_last=True)
-    second._anchor_check.join()  # a call while it still writes does nothing: the loop calls again
+    # A call while it still writes does nothing: the loop calls again.
+    second._context.background.join()
     second.announce_anchors({NOW: anchor(5)})
     until(lambda: newcomer.anchors_agree(*NOW, anchor(5), at_last=False))
 
@@ -42,7 +43,7 @@ def test_a_region_at_that_very_step_may_still_have_that_version(party):
     second.announce_anchors({(8, "8.1.0"): anchor(4)})
     until(lambda: newcomer._anchor_check._read_all().keys() == {0, 1})
     assert not newcomer.anchors_agree(*NOW, anchor(5), at_last=False)
-    second._anchor_check.join()
+    second._context.background.join()
     second.announce_anchors({(8, "8.1.0"): anchor(4), (9, "9.2.0"): anchor(6)})
     until(lambda: newcomer.anchors_agree(*NOW, anchor(5), at_last=False))
 
@@ -76,7 +77,7 @@ def without_the_first(regions):
     """An exchange in which the others wait no longer for the first region, but for one another."""
     others = regions[1:]
     send(others, "0")
-    until(lambda: all(x._open["0"].inbox.has(y.region) for x in others for y in others))
+    until(lambda: all(x._open["0"].round.has(y.region) for x in others for y in others))
     for x in others:
         x._context.pace.deadline_s = lambda nbytes, missed: 0.0
     land(others, "0")

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from lowcomm_jax.runtime import wire
+from lowcomm_jax.runtime.background import Background
 from lowcomm_jax.runtime.commits import Job
 from lowcomm_jax.runtime.errors import Missing, Rejected
 from lowcomm_jax.runtime.fetch import Fetch, PayloadPiece
@@ -21,7 +22,7 @@ class Scripted:
 
     def __init__(self, attempts, cancel_at=None):
         self.attempts, self.seen, self.cancel_at = list(attempts), [], cancel_at
-        self.heartbeat = SimpleNamespace(clock_s=0.0, run_guarded=lambda act: act())
+        self.heartbeat = SimpleNamespace(clock_s=0.0)
         self.fetch, self.done = None, threading.Event()
 
     def get(self, *args):
@@ -48,6 +49,7 @@ def fetched(attempts, pieces=(FIRST, SECOND), transferred=lambda nbytes: None, c
             yield 0.0
 
     context = SimpleNamespace(
+        background=Background(pytest.fail),
         heartbeat=script.heartbeat,
         transport=script,
         run_id="run",

@@ -8,6 +8,7 @@ import pytest
 
 from lowcomm_jax.runtime import payloads
 from lowcomm_jax.runtime.anchor_check import AnchorCheck
+from lowcomm_jax.runtime.background import Background
 from lowcomm_jax.runtime.commits import CommitLog, Job
 from lowcomm_jax.runtime.errors import Parted, StoreUnavailable
 from lowcomm_jax.runtime.kv import MetricsCounter, Store
@@ -466,14 +467,14 @@ def test_records_of_anchors_that_say_nothing(tmp_path):
 
 def test_anchors_are_told_while_somebody_asks_and_only_what_is_new(tmp_path):
     check, beats = checking(tmp_path)
-    beats.run_guarded = lambda act: act()
+    check._context.background = Background(pytest.fail)
     told = []
     check.tell = lambda versions: told.append(sorted(versions))
     old, new = {(8, "8.2"): SAME}, {(8, "8.2"): SAME, (9, "9.2"): OTHER}
 
     def soon(versions):
         check.tell_soon(versions)
-        check.join()
+        check._context.background.join()
         return len(told)
 
     check._since = {"7.1": {}}
