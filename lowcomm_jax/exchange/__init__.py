@@ -4,7 +4,7 @@ In: every region's pseudo-gradient of one fragment, the codec, and who takes par
 over the regions that took part, and the bytes announced for it (`Traffic`). `MeshExchange` averages
 over all regions, `GroupExchange` over small groups; `rows` lays leaves out for their codec,
 `entries` takes selected entries (channels), `shares` moves buffers. Exchanges between separate jobs
-are in `runtime`; its public names (`store`, `peers`, errors) resolve here, too.
+are in `runtime`; its public names (`store`, `peers`, `through`, errors) resolve here, too.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from lowcomm_jax.exchange.traffic import Traffic, all_gather, in_halves, pair, t
 # Of rooms above this one: resolved when asked for, so that no import points up.
 _BETWEEN_JOBS = {
     "Arrived": "request",
+    "ContextParts": "context",
     "JobExchange": "connect",
     "LockstepExchange": "connect",
     "Lost": "errors",
@@ -29,8 +30,10 @@ _BETWEEN_JOBS = {
     "StoreUnavailable": "errors",
     "Superseded": "errors",
     "Timing": "timing",
+    "Transport": "transport",
     "peers": "connect",
     "store": "connect",
+    "through": "connect",
 }
 
 __all__ = [

@@ -12,6 +12,8 @@ from lowcomm_jax.runtime.connect import JobExchange as JobExchange
 from lowcomm_jax.runtime.connect import LockstepExchange as LockstepExchange
 from lowcomm_jax.runtime.connect import peers as peers
 from lowcomm_jax.runtime.connect import store as store
+from lowcomm_jax.runtime.connect import through as through
+from lowcomm_jax.runtime.context import ContextParts as ContextParts
 from lowcomm_jax.runtime.errors import Lost as Lost
 from lowcomm_jax.runtime.errors import Missing as Missing
 from lowcomm_jax.runtime.errors import Parted as Parted
@@ -21,3 +23,4 @@ from lowcomm_jax.runtime.errors import Superseded as Superseded
 from lowcomm_jax.runtime.remote import RemoteExchange as RemoteExchange
 from lowcomm_jax.runtime.request import Arrived as Arrived
 from lowcomm_jax.runtime.timing import Timing as Timing
+from lowcomm_jax.runtime.transport import Transport as Transport

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lowcomm_jax.schedule import Staggered
+
 GRID_GBPS = np.logspace(-1, 3, 50)  # the published grid: 50 points, x1.207 apart
 TARGETS = (0.5, 0.8, 0.9, 0.95, 0.99)
 
@@ -73,7 +75,8 @@ def streaming(layers: int, period: int, fragments: int, tau: int = 0) -> DagSche
         text = f"{fragments} fragments of {layers} layers: use 1 to {layers} fragments"
         raise ValueError(text)
     cut = tuple(tuple(range(p, layers, fragments)) for p in range(fragments))
-    offsets = tuple(max(1, (p + 1) * period // fragments) for p in range(fragments))
+    staggered = Staggered(period, fragments)
+    offsets = tuple(max(1, staggered.first(p)) for p in range(fragments))
     return DagSchedule(period, cut, offsets, tau)
 
 

@@ -1,6 +1,6 @@
-"""Makes one region's exchange: `store` and `peers` take a rendezvous, and return a `JobExchange`.
+"""Makes one region's exchange: `store`, `peers` and `through` return a `JobExchange`.
 
-Both raise `ValueError` with everything that is wrong with the arguments. In a job of several
+They raise `ValueError` with everything that is wrong with the arguments. In a job of several
 processes they return a `LockstepExchange`: its first process alone takes part in the exchange.
 """
 
@@ -11,8 +11,8 @@ import importlib.util
 import itertools
 import re
 import threading
-from collections.abc import Callable, Mapping
-from typing import Any, get_args
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, get_args
 
 import jax
 import numpy as np
@@ -33,7 +33,7 @@ from lowcomm_jax.runtime.secret import Seal, read_secret
 from lowcomm_jax.runtime.slots import Slots
 from lowcomm_jax.runtime.terms import Heal
 from lowcomm_jax.runtime.timing import Pace, Timing
-from lowcomm_jax.runtime.transport import StoreTransport
+from lowcomm_jax.runtime.transport import StoreTransport, Transport
 
 ANY_HOST = ("0.0.0.0", "[::]", "*")
 """Hosts to listen on that mean all addresses of a machine."""
@@ -82,25 +82,9 @@ def store(
       ValueError: lists everything that is wrong with the arguments.
       StoreUnavailable: the store cannot be opened.
     """
-
-    def make() -> RemoteExchange:
-        parts = _context_parts(
-            url,
-            region,
-            count,
-            run_id,
-            secret,
-            timing=timing,
-            keep=keep,
-            heal=heal,
-            identity=identity,
-            fault_hooks=fault_hooks,
-            wrong=file_handle_problems(count, peers=False),
-        )
-        made = StoreTransport(parts.store, parts.counter)
-        return RemoteExchange(ExchangeContext(**vars(parts), transport=made), "store", keep)
-
-    return _for_all_processes(make, region, count, heal)
+    shared = Shared(url, region, count, run_id, secret, timing, keep, heal, identity, fault_hooks)
+    wrong = file_handle_problems(count, peers=False)
+    return _open(lambda parts: StoreTransport(parts.store, parts.counter), shared, wrong)
 
 
 def peers(
@@ -139,31 +123,81 @@ def peers(
       ValueError: lists everything that is wrong with the arguments, or the address cannot be used.
     """
 
-    def make() -> RemoteExchange:
-        parts = _context_parts(
-            url,
-            region,
-            count,
-            run_id,
-            secret,
-            timing=timing,
-            keep=keep,
-            heal=heal,
-            identity=identity,
-            fault_hooks=fault_hooks,
-            wrong=[
-                *flight_problems(),
-                *address_problems(address, listen),
-                *file_handle_problems(count, peers=True),
-            ],
-        )
+    def make(parts: ContextParts) -> Transport:
         # Its libraries are an extra.
         from lowcomm_jax.runtime.flight_transport import FlightTransport
 
-        made = FlightTransport(parts, address, certificates, listen)
-        return RemoteExchange(ExchangeContext(**vars(parts), transport=made), "peers", keep)
+        return FlightTransport(parts, address, certificates, listen)
 
-    return _for_all_processes(make, region, count, heal)
+    shared = Shared(url, region, count, run_id, secret, timing, keep, heal, identity, fault_hooks)
+    wrong = [*flight_problems(), *address_problems(address, listen)]
+    return _open(make, shared, [*wrong, *file_handle_problems(count, peers=True)])
+
+
+def through(
+    transport: Callable[[ContextParts], Transport],
+    url: str,
+    region: int,
+    count: int,
+    run_id: str,
+    secret: bytes | str | None = None,
+    *,
+    timing: Timing | None = None,
+    keep: int = ROUNDS_KEPT["peers"],
+    heal: Heal = "stop",
+    identity: Mapping[str, str] | None = None,
+    fault_hooks: FaultHooks | None = None,
+) -> RemoteExchange | LockstepExchange:
+    """Exchange whose payloads a transport of one's own moves; see `store`.
+
+    Records and heartbeats go through the store at `url` all the same. Payloads are named by their
+    SHA-256, and verified by who gets them.
+
+    Args:
+      transport: makes it from what the exchanges of a region share; every region uses the same one.
+      url, region, count, run_id, secret, timing, keep, heal, identity, fault_hooks: see `store`.
+
+    Raises:
+      ValueError: lists everything that is wrong with the arguments.
+      StoreUnavailable: the store cannot be opened.
+    """
+    shared = Shared(url, region, count, run_id, secret, timing, keep, heal, identity, fault_hooks)
+    return _open(transport, shared, file_handle_problems(count, peers=True))
+
+
+class Shared(NamedTuple):
+    """Arguments of all exchanges; see `store`."""
+
+    url: str
+    region: int
+    count: int
+    run_id: str
+    secret: bytes | str | None
+    timing: Timing | None
+    keep: int
+    heal: Heal
+    identity: Mapping[str, str] | None
+    fault_hooks: FaultHooks | None
+
+
+def _open(
+    transport: Callable[[ContextParts], Transport], shared: Shared, wrong: Sequence[str]
+) -> RemoteExchange | LockstepExchange:
+    """The exchange; in a job of several processes, the one for each of them.
+
+    Args:
+      wrong: problems found so far.
+    """
+
+    def make() -> RemoteExchange:
+        parts = _context_parts(shared, wrong)
+        context = ExchangeContext(**vars(parts), transport=transport(parts))
+        return RemoteExchange(context, shared.keep)
+
+    processes = leader()
+    if processes.count == 1:
+        return make()
+    return LockstepExchange(processes, shared.region, shared.count, shared.heal, make)
 
 
 def flight_problems() -> list[str]:
@@ -362,27 +396,12 @@ for _name in _BROADCAST:
     setattr(LockstepExchange, _name, _broadcast(_name))
 
 JobExchange = RemoteExchange | LockstepExchange
-"""What `store` and `peers` return."""
+"""What `store`, `peers` and `through` return."""
 
 
-def _for_all_processes(
-    make: Callable[[], RemoteExchange], region: int, count: int, heal: Heal
-) -> RemoteExchange | LockstepExchange:
-    """The exchange; in a job of several processes, the one for each of them."""
-    processes = leader()
-    if processes.count == 1:
-        return make()
-    return LockstepExchange(processes, region, count, heal, make)
-
-
-def _context_parts(
-    url, region, count, run_id, secret, *, timing, keep, heal, identity, fault_hooks, wrong=()
-) -> ContextParts:
-    """`ExchangeContext` without its transport; checks all arguments first.
-
-    Args:
-      wrong: problems found so far.
-    """
+def _context_parts(shared: Shared, wrong: Sequence[str]) -> ContextParts:
+    """`ExchangeContext` without its transport; checks all arguments first."""
+    url, region, count, run_id, secret, timing, keep, heal, identity, fault_hooks = shared
     timing = timing or Timing()
     wrong = [*wrong, *timing.violations()]
     wrong += url_problems(url)

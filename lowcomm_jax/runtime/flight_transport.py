@@ -49,7 +49,7 @@ class FlightTransport:
     Bytes are counted as sent when they leave.
     """
 
-    lingers = True
+    name, lingers = "peers", True
 
     def __init__(
         self,

@@ -46,14 +46,14 @@ class Membership:
     Attributes:
       region: number of this one, from 0.
       count: number of regions.
-      kind: `store` or `peers`, how payloads travel.
+      kind: name of the transport, how payloads travel.
       heal: which anchor is kept where anchors differ.
     """
 
-    def __init__(self, context: ExchangeContext, kind: str, keep: int):
+    def __init__(self, context: ExchangeContext, keep: int):
         self.region: int = context.region
         self.count: int = context.count
-        self.kind, self.heal = kind, context.heal
+        self.kind, self.heal = context.transport.name, context.heal
         self._context = context
         self._payload_gc = PayloadGC(context, keep)
         self._state_transfer = StateTransfer(context)
@@ -79,7 +79,7 @@ class Membership:
         atexit.register(self._end)
         context, until = self._context, time.monotonic() + wait_s
         retry(context, until, context.store.require_create_only)
-        retry(context, until, lambda: register(context, self.kind))
+        retry(context, until, lambda: register(context))
         retry(context, until, self._payload_gc.adopt)
         context.wait_list.roster = rendezvous(context, until, step)
 
@@ -218,15 +218,16 @@ class Membership:
         context.transport.close()
 
 
-def register(context: ExchangeContext, kind: str) -> None:
+def register(context: ExchangeContext) -> None:
     """Write the run's record, or check that ours is the run that is recorded there.
 
     Raises:
       ValueError: the record was signed with another secret, or describes another run.
       StoreUnavailable: the store does not answer.
     """
-    slots, given = context.slots, (context.run_id, context.count, kind, context.heal)
-    ours = Run(FORMAT, *given, context.identity)
+    slots, kind = context.slots, context.transport.name
+    given = context.run_id, context.count, kind, context.heal, context.identity
+    ours = Run(FORMAT, *given)
     place = f"run {context.run_id!r} at {context.store.root}"
     context.store.create(RUN, slots.seal.close(RUN, ours, ANY_FORMAT))
     data = context.store.read(RUN) or b""

@@ -41,14 +41,14 @@ log = logging.getLogger(__name__)
 
 
 class RemoteExchange(Membership):
-    """One region's side of the exchange; made by `exchange.store` and `exchange.peers`.
+    """One region's side of the exchange; made by `connect`.
 
     All methods must be called from one thread. Most raise `Superseded` when the place is taken, and
     `Lost` when the others have begun the run anew.
     """
 
-    def __init__(self, context: ExchangeContext, kind: str, keep: int):
-        super().__init__(context, kind, keep)
+    def __init__(self, context: ExchangeContext, keep: int):
+        super().__init__(context, keep)
         self._open: dict[str, WholeExchange | TwoShotExchange] = {}
         self._early: dict[str, EarlyPayload] = {}  # those that no exchange has taken yet
         self._waited: dict[str, float] = {}

@@ -15,9 +15,11 @@ class Transport(Protocol):
     Counts the bytes "sent" and "received". Methods raise `StoreUnavailable` when the store is away.
 
     Attributes:
+      name: of the kind of transport; jobs of a run that use different ones are refused.
       lingers: whether others can get payloads only while this region runs.
     """
 
+    name: str
     lingers: bool
 
     def start(self) -> None:
@@ -60,7 +62,7 @@ class Transport(Protocol):
 class StoreTransport:
     """Payloads are keys of the store, named by their content: written once, read by everyone."""
 
-    lingers = False
+    name, lingers = "store", False
 
     def __init__(self, store: Store, counter: MetricsCounter):
         self._store, self._counter = store, counter

@@ -56,6 +56,7 @@ from lowcomm_jax.schedule.base import (
     common_violations,
     steps_to_travel,
 )
+from lowcomm_jax.schedule.staggered import Staggered
 from lowcomm_jax.state.train_state import SyncCounters
 
 _DECAY = 0.9  # of the average time to a quorum
@@ -170,7 +171,7 @@ class Learners(Schedule):
 
     def opens(self, number: int) -> int:
         """The tick at which a round opens, unless its fragment is still on its way."""
-        return (number + 1) * self.period // self.fragments
+        return Staggered(self.period, self.fragments).first(number)
 
     def gap(self, number: int) -> int:
         """Ticks from the opening of the round before to that of this one."""

@@ -49,7 +49,7 @@ def remote(store, awaited=(0, 1, 2), living=(0, 1, 2)):
         heartbeat=heartbeat,
         transport=SimpleNamespace(get_ahead=lambda sizes: None),
     )
-    return RemoteExchange(context, "store", 4), context.commit_log
+    return RemoteExchange(context, 4), context.commit_log
 
 
 def announce(log, numbers, regions=(1, 2), payload=None, terms=None):
