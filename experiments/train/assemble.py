@@ -21,6 +21,7 @@ from experiments.train.job import Job, abstract_params, make_engine, make_model
 from experiments.train.way import Way, fastest_way
 from experiments.workdir import of_regions
 from lowcomm_jax import AdaptiveEngine, Engine
+from lowcomm_jax.checkpoint.load import dotted
 from lowcomm_jax.data import EvalData, Tokenizer, TrainData, load
 from lowcomm_jax.models import Model, Pipeline
 from lowcomm_jax.optimizers import learning_rate
@@ -124,7 +125,7 @@ def assemble(job: Job, quiet: bool = False, trains: bool = False) -> Run:
     if job.faults and is_separate_job(job.config):
         fault_hooks = ScriptedFaults(job.faults, job.config["region"])
     exchange = made_or_refused(
-        lambda: open_exchange(job, train.identity, fault_hooks), "cannot start", "rendezvous: "
+        lambda: open_exchange(job, train, fault_hooks), "cannot start", "rendezvous: "
     )
     way = Way(config)
     if trains:
@@ -155,12 +156,11 @@ def _engine_that_fits(
 
 
 def open_exchange(
-    job: Job, corpus: str, fault_hooks: ScriptedFaults | None = None
+    job: Job, data: TrainData, fault_hooks: ScriptedFaults | None = None
 ) -> JobExchange | None:
     """Open the exchange of a checked job; it has not joined the others yet. None on a mesh.
 
     Args:
-      corpus: `TrainData.identity`.
       fault_hooks: faults that this job injects into its own payloads; None = none.
 
     Raises:
@@ -175,29 +175,27 @@ def open_exchange(
         fields["rendezvous"],
         fields["region"],
         fields["regions"],
-        run_id(fields, corpus),
+        run_id(fields, data.identity),
         secret=fields["secret"],
         timing=Timing.between(fields["rendezvous"], deadline_s=fields["deadline_s"]),
         keep=ROUNDS_KEPT[kind] * job.method.schedule.fragments,
         heal=fields["heal"],
-        identity=identity(fields, corpus),
+        identity=identity(fields, data.summary),
         fault_hooks=fault_hooks,
         **given,
     )
 
 
-def identity(fields: Mapping[str, Any], corpus: str) -> dict[str, str]:
-    """What the id of a run stands for: what its jobs have in common, by dotted names."""
-    found = {}
+def identity(fields: Mapping[str, Any], texts: Mapping[str, Any]) -> dict[str, str]:
+    """What the id of a run stands for: what its jobs have in common, by dotted names.
 
-    def add(section: Mapping[str, Any], prefix: str) -> None:
-        for name, value in section.items():
-            if isinstance(value, Mapping):
-                add(value, f"{prefix}{name}.")
-            else:
-                found[f"{prefix}{name}"] = str(value)
-
-    add(of_regions(fields, corpus), "")
+    Args:
+      texts: `TrainData.summary`.
+    """
+    found = {name: str(value) for name, value in dotted(of_regions(fields, "")).items()}
+    del found["corpus"]
+    for name in ("corpus", "tokenizer"):
+        found[f"data.{name}"] += f" (digest {texts[f'{name}_digest'][:12]})"
     return found
 
 

@@ -213,7 +213,10 @@ class Loop:
         self._advance(target)
         if self._stopping.begins():
             self._save_at_once()
-            if self.progress < target or self.run.engine.sync_loop(self.state).carrier.paused:
+            within = self.run.engine.sync_loop(self.state).carrier.paused
+            # What all agree on may be this very step.
+            goes_on = self.progress < target and not self._stopping.at(self.step, self.state)
+            if within or goes_on:
                 self._advance(target)
         if self.progress >= steps:
             return

@@ -21,6 +21,7 @@ import pathlib
 import re
 import secrets
 import threading
+import time
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -42,6 +43,9 @@ GROWTH = 1.5
 
 SLOWEST_BYTES_PER_S = 1e5
 """A slower way to the store counts as none."""
+
+_LOOK_S = 0.5
+"""Seconds after which whoever waits for the store looks whether it was closed."""
 
 AT_ONCE = 64
 """Most requests that are under way together."""
@@ -75,6 +79,7 @@ class Store:
         self._folder = pathlib.Path(local) if scheme == "file" else None
         self._anchor: str | None = None
         self._ahead: dict[str, bytes | None] = {}
+        self._closed = threading.Event()
 
     def anchor(self, key: str) -> None:
         """Name a key that exists as long as the run does.
@@ -274,6 +279,10 @@ class Store:
         self.counter.add("store_read", len(found.value))
         return found
 
+    def close(self) -> None:
+        """Wait for no operation any longer: `StoreUnavailable` is raised where one is not done."""
+        self._closed.set()
+
     def _check_anchor(self) -> None:
         if self._folder is None or self._anchor is None:
             return
@@ -282,8 +291,15 @@ class Store:
 
     def _answer(self, future: ts.Future, nbytes: int = 0):
         """The result of an operation that moves `nbytes` bytes."""
+        until = time.monotonic() + self._timeout_s + nbytes / SLOWEST_BYTES_PER_S
         try:
-            return future.result(timeout=self._timeout_s + nbytes / SLOWEST_BYTES_PER_S)
+            while True:
+                left = until - time.monotonic()
+                try:
+                    return future.result(timeout=max(0.0, min(left, _LOOK_S)))
+                except TimeoutError:
+                    if left <= _LOOK_S or self._closed.is_set():
+                        raise
         except Exception as error:
             future.cancel()  # else it goes on beside the next try
             # Drivers report every kind of trouble as ValueError, told apart by its text only.

@@ -215,6 +215,8 @@ class Membership:
         context.closing.set()
         context.background.join()
         context.heartbeat.stop()
+        context.store.close()
+        context.background.join()  # somebody may have waited for a store that answers no more
         context.transport.close()
 
 

@@ -1,5 +1,6 @@
 """A store that answers never, such as a hung mount: nothing may wait for it without end."""
 
+import threading
 import time
 
 import pytest
@@ -43,3 +44,14 @@ def test_an_operation_that_never_ends_is_given_up(tmp_path):
         with pytest.raises(exchange.StoreUnavailable, match="no answer"):
             act()
     assert never.cancelled
+
+
+def test_who_waits_for_a_store_that_is_closed_is_let_go(tmp_path):
+    """No thread is left inside TensorStore when the interpreter ends."""
+    store = Store(f"file://{tmp_path}", "run", MetricsCounter(), timeout_s=600.0)
+    store._kv = Hung(Never())
+    threading.Timer(0.2, store.close).start()
+    began = time.monotonic()
+    with pytest.raises(exchange.StoreUnavailable, match="no answer"):
+        store.read("k")
+    assert time.monotonic() - began < 60

@@ -76,7 +76,6 @@ def test_a_mute_host_does_not_let_a_complete_run_crash(tiny, root):
         mute = {"address": address, "listen": "127.0.0.1:0"}
         with Sites(tiny, root, {}, mute, deadline_s=1) as run:
             assert run.exits() == [0, 1], [run.shown(0), run.shown(1)]
-            assert f"region 0 cannot reach region 1 at {address}" in run.shown(0)
             assert [one.end["step"] for one in run.runs()] == [4 * PERIOD] * 2
 
 

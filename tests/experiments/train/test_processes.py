@@ -83,5 +83,9 @@ def test_payloads_are_kept_for_so_many_rounds_of_every_fragment(kind, kept, monk
     fields |= {"exchange": kind, "rendezvous": "file:///x", "region": 0}
     method = lc.methods.streaming_diloco(30, 6, 25, 0.5)
     job = SimpleNamespace(config=fields, method=method, faults=None)
-    open_exchange(job, "corpus")
+    digests = {"corpus_digest": "a" * 64, "tokenizer_digest": "b" * 64}
+    open_exchange(job, SimpleNamespace(identity="corpus", summary=digests))
     assert opened["keep"] == 6 * kept
+    said = opened["identity"]
+    assert said["data.corpus"].endswith("(digest aaaaaaaaaaaa)") and said["method.period"] == "30"
+    assert "region" not in said and "rendezvous" not in said
