@@ -512,6 +512,24 @@ def test_a_record_that_we_find_is_completed_from_what_is_here():
         one._complete(other)
 
 
+@pytest.mark.parametrize(("job", "fetched_anew"), [(1, False), (9, True)])
+def test_equal_bytes_of_the_job_before_are_fetched_and_not_taken_for_ours(job, fetched_anew):
+    """Its payload had the same digest; whose it is the record says."""
+    one, *_ = waiting()
+    one.host_payload = SimpleNamespace(rest={"x": 0})
+    begun = []
+
+    def fetch(whose, wanted, ours):
+        begun.append((whose, ours))
+        there = SimpleNamespace(job=whose, payload=wanted, first=lambda check: {"x": 9})
+        one.inbox.fetches[whose.region] = there
+
+    one.inbox._fetch = fetch
+    found = one._complete(commit_of({0: payload(0)}, {}, 1, (0,), job=job))
+    assert found == ({0: {"x": 9}} if fetched_anew else {0: {"x": 0}})
+    assert begun == ([(Job(0, 9), False)] if fetched_anew else [])
+
+
 # -- the second exchange of slices ------------------------------------------------------------
 
 
