@@ -299,6 +299,9 @@ class Engine:
             state, metrics, events = self.runner.run(*given, self.clock)
             record.add(block.steps, metrics, events)
             pace.handed_over(block.steps * (block.stride or 1), metrics["loss"])
+        owed, loop.owed = loop.owed, []
+        if owed:  # of a paused step that no other one follows here
+            record.add(0, {}, owed)
         return state, record
 
     def _stepped_through(

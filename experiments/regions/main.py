@@ -58,6 +58,7 @@ from experiments.regions.jobs import EXCHANGES
 from experiments.report import main as report
 from experiments.train import devices
 from experiments.train.job import Job
+from experiments.train.main import judged
 from experiments.train.resolve import resolve
 from experiments.train.sections import fit_warm_up
 from experiments.workdir import METRICS, occupied, refuse_occupied
@@ -196,12 +197,15 @@ def run(jobs: list[RegionJob], console: Console, injector: Injector) -> int:
 
 
 def _ended(job: RegionJob, code: int, table: LiveTable) -> None:
-    """Start a job that died again, if restarts are left; else note how it ended."""
+    """Start a job that died again, if restarts are left; else note how it ended.
+
+    One that is complete, and was not counted, ends with 1, too: it would only say so again.
+    """
     if code in (0, EXIT_INTERRUPTED):
         job.code = code
         return
     reason = f"{job.name} ended with code {code}: {job.says}"
-    if job.restarts == 0:
+    if job.restarts == 0 or judged(job.workdir):
         job.code = code
         table.print(f"{reason}; the others go on ({job.workdir})")
         return

@@ -214,6 +214,8 @@ class Loop:
         if self._stopping.begins():
             self._save_at_once()
             within = self.run.engine.sync_loop(self.state).carrier.paused
+            if within:
+                self._saved_at = -1  # the step goes on: another state has its number then
             # What all agree on may be this very step.
             goes_on = self.progress < target and not self._stopping.at(self.step, self.state)
             if within or goes_on:

@@ -210,11 +210,18 @@ def train(job: Job, console: Console, quiet: bool = False, display: Display | No
         keep_last=keep["keep_last"],
         keep_best=best_by(job.config) if keep["keep_best"] else None,
     )
-    with contextlib.ExitStack() as held, contextlib.closing(checkpoints), _closing(run):
-        with leader().together():
-            if leader().leads:
-                held.enter_context(occupied(job.workdir))
-        return _train(run, checkpoints, console, quiet, display, held)
+    try:
+        with contextlib.ExitStack() as held, contextlib.closing(checkpoints), _closing(run):
+            with leader().together():
+                if leader().leads:
+                    held.enter_context(occupied(job.workdir))
+            return _train(run, checkpoints, console, quiet, display, held)
+    except _LostAndSaved:
+        return False
+
+
+class _LostAndSaved(Lost):
+    """The others went on without this region, after a signal: its state is saved."""
 
 
 def _train(
@@ -234,7 +241,7 @@ def _train(
     with leader().together():
         restored = _restore(run, checkpoints)
         ended = restored is not None and restored.extra["ended"] is not None
-        if ended and leader().broadcast_from_leader("judged", lambda: _judged(job.workdir)):
+        if ended and leader().broadcast_from_leader("judged", lambda: judged(job.workdir)):
             if restored.extra["ended"].get("uncounted"):
                 raise NotCountedError(restored.step)
             console.print(f"{job.workdir} is complete (step {restored.step})", highlight=False)
@@ -262,10 +269,10 @@ def _train(
                 if not (getattr(error, "heals", True) and interrupt.requested):
                     raise
                 say(console, f"{error}; it comes back with the next start")
-                return False
+                raise _LostAndSaved from error
 
 
-def _judged(workdir: Path) -> bool:
+def judged(workdir: Path) -> bool:
     """Whether the log of a run whose training has ended has its last evaluation, too."""
     file = workdir / METRICS
     return file.is_file() and any(record["kind"] == "end" for record in read_records(file))

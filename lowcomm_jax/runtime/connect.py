@@ -216,13 +216,16 @@ def address_problems(address: str, listen: str | None) -> list[str]:
     given = {"address": address} | ({} if listen is None else {"listen": listen})
     found = []
     for name, value in given.items():
+        if not isinstance(value, str):
+            found.append(f"{name}={value!r}: give a text, HOST:PORT")
+            continue
         host, _, port = value.rpartition(":")
         if not host or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
             found.append(f"{name}={value!r}: give HOST:PORT, with port 0 for any that is free")
         elif name == "address" and host in ANY_HOST:
             found.append(
                 f"{name}={value!r} is no address of one machine: give HOST:PORT by which the other "
-                f"regions reach this one, and listen={listen or value} to listen on all addresses"
+                f"regions reach this one, and listen=0.0.0.0:{port} to listen on all addresses"
             )
     return found
 

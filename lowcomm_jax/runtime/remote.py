@@ -168,7 +168,12 @@ class RemoteExchange(Membership):
         return self._context.heartbeat.store_answers(self._stops)
 
     def stop_when(self, stops: Callable[[], bool]) -> None:
-        """Ask `stops` in every wait of the training loop whether to wait no longer, for now."""
+        """Ask `stops` in every wait of the training loop whether to wait no longer, for now.
+
+        `Engine.run` then returns the state within that step, and goes on with it at its next call.
+        `Engine.step` makes its step all the same: where `stops` still holds, this region counts as
+        absent in the step before.
+        """
         self._stops = stops
 
     def stopped(self) -> bool:

@@ -30,8 +30,10 @@ _CHUNK = (256 << 10, 16 << 20)
 """Least and most bytes of a chunk. A break loses one a stream; none tells of progress sooner."""
 _LOOK_S = (0.0005, 0.02)
 _SILENT_MS = 10_000
-"""A connection on which nothing comes is asked for a sign of life, which must come as soon. So no
-call to a host that has gone mute lasts longer than twice that, whatever its own time limit."""
+"""A connection on which nothing comes is asked for a sign of life. So a call to a host that has
+gone mute ends, whatever its own time limit: after 65 s, as seen. gRPC itself decides how long the
+answer may take. Over a slow link through a proxy it queues behind data, and a limit of ours would
+break transfers."""
 log = logging.getLogger(__name__)
 
 
@@ -116,7 +118,6 @@ class Streams:
                 ("grpc.min_reconnect_backoff_ms", max(int(1000 * connect_s), 100)),
                 ("grpc.keepalive_time_ms", _SILENT_MS),
                 ("grpc.keepalive_timeout_ms", _SILENT_MS),
-                ("grpc.http2.ping_timeout_ms", _SILENT_MS),
                 ("grpc.http2.max_pings_without_data", 0),
             ],
         }

@@ -271,7 +271,7 @@ def test_no_read_of_a_mute_host_outlives_its_connections(ends, mute):
         assert alive("lowcomm-stream")
         began = time.monotonic()
         streams.close()
-        assert time.monotonic() - began < 30 and not alive("lowcomm-stream")
+        assert time.monotonic() - began < 120 and not alive("lowcomm-stream")
 
 
 def test_regions_with_certificates_of_two_kinds_say_so(tmp_path, party):

@@ -522,9 +522,9 @@ def test_equal_bytes_of_the_job_before_are_fetched_and_not_taken_for_ours(job, f
     def fetch(whose, wanted, ours):
         begun.append((whose, ours))
         there = SimpleNamespace(job=whose, payload=wanted, first=lambda check: {"x": 9})
-        one.inbox.fetches[whose.region] = there
+        one.round.fetches[whose.region] = there
 
-    one.inbox._fetch = fetch
+    one.round._fetch = fetch
     found = one._complete(commit_of({0: payload(0)}, {}, 1, (0,), job=job))
     assert found == ({0: {"x": 9}} if fetched_anew else {0: {"x": 0}})
     assert begun == ([(Job(0, 9), False)] if fetched_anew else [])
