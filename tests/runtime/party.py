@@ -117,6 +117,12 @@ def rounds(regions: list[exchange.RemoteExchange], first: int, last: int) -> Non
             check(arrived, regions[0].count, [x.region for x in regions], number)
 
 
+def idle(one: Any) -> bool:
+    """Whether nothing runs in the background of an exchange but what serves others."""
+    serving = ("lowcomm-serve", "lowcomm-ask")
+    return all(name.startswith(serving) for name in one._context.background.running)
+
+
 def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
     """Wait for something that must come true."""
     end = time.monotonic() + seconds

@@ -291,7 +291,7 @@ def test_who_sits_out_keeps_its_steps(learners):
 def test_settings_that_cannot_be_between_jobs_are_listed(store_party):
     own = store_party.region(0, 2)
     halos = lc.methods.halos(4, (1.0, 1.0), [[0], [1]])
-    with pytest.raises(ValueError, match="local servers are simulated only"):
+    with pytest.raises(ValueError, match="local servers of halos are simulated only"):
         engine(halos, 2, own)
     with pytest.raises(ValueError, match=r"use exchange\.store"):
         engine(nesterov((1.0, 1.0)), 2, exchange.peers(store_party.url, 0, 2, "other"))

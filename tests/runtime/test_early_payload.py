@@ -10,7 +10,7 @@ import numpy as np
 import oracle
 import pytest
 from runtime.faults import outage, vanish
-from runtime.party import KINDS, LIKE, at_once, check, payload, until
+from runtime.party import KINDS, LIKE, at_once, check, idle, payload, until
 from runtime.test_same_numbers import METHODS, assert_same, expected
 from runtime.together import batches, engine, in_jobs, rows, values
 
@@ -72,7 +72,7 @@ def test_what_is_here_before_its_exchange_is_not_fetched_again(party):
         check(arrived, 3, range(3))
     assert [len(names) for names in asked] == [2, 2, 2], "the payloads alone"
     assert not any(x._early for x in regions)
-    until(lambda: not any(x._context.background.running for x in regions))
+    until(lambda: all(idle(x) for x in regions))
 
 
 def test_who_sent_nothing_early_is_counted_all_the_same(party):
@@ -200,7 +200,7 @@ def test_closing_waits_for_no_early_bytes(kind, between):
     one = made[0]._early["early"]
     until(lambda: one._own.done())
     made[0].close(linger_s=0.0)
-    assert not made[0]._context.background.running and not one._fetches
+    assert idle(made[0]) and not one._fetches
     with pytest.raises(RuntimeError, match="early"):
         one._retry(lambda: None)
 
@@ -271,7 +271,7 @@ def test_started_again_between_two_boundaries_the_numbers_stay(between):
         assert one.delivery.has_sent_ahead(0) and list(made._early) == ["0.1.anchor"]
         states[region] = state
         made.pause()
-        assert not made._context.background.running
+        assert idle(made)
         made.close()
 
     def again(region):

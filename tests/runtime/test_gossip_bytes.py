@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 import numpy as np
 import oracle
-from runtime.party import until
+from runtime.party import idle, until
 from runtime.together import batches, engine, rows
 
 import lowcomm_jax as lc
@@ -85,7 +85,7 @@ def test_the_last_synchronisation_sends_no_anchor_ahead(between):
             data = [rows(batch, region) for batch in batches(PERIOD + 1, regions)]
             state, _ = one.run(state, data)
             state = one.finish(state)
-        until(lambda: not made._context.background.running, 20.0)
+        until(lambda: idle(made), 20.0)
         return found, state.counters
 
     with ThreadPoolExecutor(regions) as pool:

@@ -262,7 +262,7 @@ def test_who_stops_says_so_or_is_gone(watched, leaving):
 
 def test_a_store_that_has_just_gone_away_is_given_time(watched, monkeypatch):
     ours, waits = watched.ours, []
-    assert ours.store_answers()
+    assert ours.store_answers(lambda: False)
     now = [50.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
 
@@ -274,16 +274,16 @@ def test_a_store_that_has_just_gone_away_is_given_time(watched, monkeypatch):
     ours._note_outage(StoreUnavailable("away"))
     now[0] += 1.0
     ours._note_outage(StoreUnavailable("still away"))
-    assert not ours.store_answers()
+    assert not ours.store_answers(lambda: False)
     assert now[0] == 50.0 + 4.0 and set(waits) == {0.25}, "since the first, and no longer"
     assert watched.store.counter.read()["outage"] == 1
-    assert not ours.store_answers() and now[0] == 54.0
+    assert not ours.store_answers(lambda: False) and now[0] == 54.0
     ours.outage = None
-    assert ours.store_answers()
+    assert ours.store_answers(lambda: False)
     ours._note_outage(StoreUnavailable("away again"))
     ours.fail(ValueError("over"))
     with pytest.raises(ValueError, match="over"):
-        ours.store_answers()
+        ours.store_answers(lambda: False)
 
 
 def test_a_store_that_is_away_is_asked_with_pauses_though_a_beat_is_due(watched):

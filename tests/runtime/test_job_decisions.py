@@ -248,8 +248,8 @@ def test_a_wait_that_was_stopped_puts_nothing_off():
     """The step is done later, and in time."""
     delivery = SimpleNamespace(arrives=lambda state, keys: False, stopped=lambda: True, trained=5)
     carrier = JobCarrier(delivery)
-    carrier._sends = False
-    assert not carrier.reach(State().at(4), (Move(0, "a"),))
+    loop = SimpleNamespace(schedule=Staggered(5))
+    assert not carrier.reach(loop, State().at(4), (Move("a"),), False)
     assert carrier.paused and carrier.pacing.first is None
 
 
