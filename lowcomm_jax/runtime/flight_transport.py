@@ -27,8 +27,8 @@ from lowcomm_jax.runtime.certificates import (
 )
 from lowcomm_jax.runtime.context import ContextParts
 from lowcomm_jax.runtime.errors import Missing, Rejected, StoreUnavailable
-from lowcomm_jax.runtime.heartbeat import Beat
 from lowcomm_jax.runtime.payload_server import PayloadServer
+from lowcomm_jax.runtime.records import Beat
 from lowcomm_jax.runtime.streams import DeniedError, Partial, Streams
 
 SCHEME = "grpc+tls://"
