@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 class _Running(NamedTuple):
     thread: threading.Thread
     wake: Callable[[], None]
+    serves: bool
 
 
 class Background:
@@ -34,7 +35,11 @@ class Background:
         self._running: list[_Running] = []
 
     def begin(
-        self, name: str, act: Callable[[], None], wake: Callable[[], None] = lambda: None
+        self,
+        name: str,
+        act: Callable[[], None],
+        wake: Callable[[], None] = lambda: None,
+        serves: bool = False,
     ) -> threading.Thread:
         """Call a function on a thread of its own.
 
@@ -42,39 +47,45 @@ class Background:
           name: for logs and debuggers.
           act: returns soon once the job's exchanges close or halt.
           wake: called by `join`, so that the function sees that at once.
+          serves: whether it serves others, and goes on until the job leaves.
         """
         thread = threading.Thread(
             target=self._guarded, args=(act,), name=f"lowcomm-{name}", daemon=True
         )
         with self._lock:
             self._running = [one for one in self._running if one.thread.is_alive()]
-            self._running.append(_Running(thread, wake))
+            self._running.append(_Running(thread, wake, serves))
             thread.start()
         return thread
 
-    def join(self) -> None:
+    def join(self, leaves: bool = True) -> None:
         """Wait for everything that runs, and what that begins meanwhile; not for this thread.
 
         What does not end within half a minute is named in the log, and left.
+
+        Args:
+          leaves: whether the job leaves; else what serves others goes on.
         """
         until = time.monotonic() + _WITHIN_S
-        while left := self._others():
+        while left := self._others(leaves):
             for one in left:
                 one.wake()
                 one.thread.join(max(0.0, until - time.monotonic()))
-            if time.monotonic() >= until and (names := self.running):
-                log.warning("%s did not end in %.0f s, and is left", ", ".join(names), _WITHIN_S)
+            if time.monotonic() >= until and (left := self._others(leaves)):
+                names = ", ".join(one.thread.name for one in left)
+                log.warning("%s did not end in %.0f s, and is left", names, _WITHIN_S)
                 return
 
     @property
-    def running(self) -> list[str]:
-        """Names of what runs now, but for this thread."""
-        return [one.thread.name for one in self._others()]
+    def idle(self) -> bool:
+        """Whether nothing runs now but what serves others, and this thread."""
+        return not self._others(serving=False)
 
-    def _others(self) -> list[_Running]:
+    def _others(self, serving: bool) -> list[_Running]:
         with self._lock:
             alive = [one for one in self._running if one.thread.is_alive()]
-        return [one for one in alive if one.thread is not threading.current_thread()]
+        me = threading.current_thread()
+        return [one for one in alive if one.thread is not me and (serving or not one.serves)]
 
     def _guarded(self, act: Callable[[], None]) -> None:
         try:

@@ -117,7 +117,7 @@ class FlightTransport:
     def start(self) -> None:
         """Publish this region's address and certificate, and accept connections."""
         self._heartbeat.update(address=f"{SCHEME}{self._address}", certificate=self._certificate)
-        self._background.begin("serve", self._upkeep)
+        self._background.begin("serve", self._upkeep, serves=True)
 
     def close(self) -> None:
         """Let go of everything held; when nothing runs in the background any more."""
@@ -186,7 +186,7 @@ class FlightTransport:
             if beat.address and self._asked.get(region) != place:
                 self._asked[region] = place
                 ask = functools.partial(self._ask, region, beat)
-                self._background.begin(f"ask-{region}", ask)
+                self._background.begin(f"ask-{region}", ask, serves=True)
 
     def _ask(self, region: int, beat: Beat) -> None:
         """Warn where a region cannot be reached: then nothing comes from it."""

@@ -184,7 +184,7 @@ class Membership:
         """
         heartbeat = self._context.heartbeat
         self._context.halted.set()
-        self._context.background.join()
+        self._context.background.join(leaves=False)
         heartbeat.update(paused=True)
         self._linger(linger_s, lambda: all(heartbeat.latest()[r].paused for r in self.living()))
 

@@ -119,8 +119,7 @@ def rounds(regions: list[exchange.RemoteExchange], first: int, last: int) -> Non
 
 def idle(one: Any) -> bool:
     """Whether nothing runs in the background of an exchange but what serves others."""
-    serving = ("lowcomm-serve", "lowcomm-ask")
-    return all(name.startswith(serving) for name in one._context.background.running)
+    return one._context.background.idle
 
 
 def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
