@@ -1,5 +1,6 @@
 """Jobs of a run on one machine: the launcher, what it shows, and the merged report."""
 
+import json
 import shutil
 import signal
 from types import SimpleNamespace
@@ -205,3 +206,13 @@ def test_a_region_that_has_lost_its_newest_checkpoint_comes_in_late(tiny, root):
     ends = [read_run(workdir / f"region{r}") for r in range(2)]
     assert [end.end["step"] for end in ends] == [steps, steps]
     assert ends[0].evals[-1]["anchor"] == ends[1].evals[-1]["anchor"]
+
+
+@pytest.mark.parametrize(("records", "restarts"), [([], 1), ([{"kind": "end"}], 2)])
+def test_who_is_complete_and_was_not_counted_is_not_started_again(tmp_path, records, restarts):
+    """Its job would only say so again."""
+    (tmp_path / METRICS).write_text("".join(json.dumps(one) + "\n" for one in records))
+    job = SimpleNamespace(name="region 0", says="", workdir=tmp_path, restarts=2, code=None)
+    job.start, told = (lambda: None), []
+    launch._ended(job, 1, SimpleNamespace(print=told.append))
+    assert job.restarts == restarts and job.code == (1 if records else None) and told
