@@ -8,6 +8,7 @@ encrypts nothing, and whoever reaches the port can read: it is for a private net
 
 from __future__ import annotations
 
+import http.client
 import http.server
 import threading
 import urllib.request
@@ -34,6 +35,7 @@ class HttpTransport:
         self._server = http.server.ThreadingHTTPServer((host, 0), self._handler())
         self._address = f"{SCHEME}{host}:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 
     def start(self) -> None:
         self._heartbeat.update(address=self._address)
@@ -63,9 +65,9 @@ class HttpTransport:
                 continue
             try:
                 url, within_s = f"{beat.address}/{name}", 2 * self._timing.answer_s
-                with urllib.request.urlopen(url, timeout=within_s) as answer:
+                with self._open(url, timeout=within_s) as answer:
                     data = answer.read()
-            except OSError:  # not there, or not reached: the next one may have it
+            except (OSError, http.client.HTTPException):  # not there, or cut: another may have it
                 continue
             self._counter.add("received", len(data))
             return data

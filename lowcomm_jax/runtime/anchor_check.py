@@ -53,7 +53,7 @@ class AnchorCheck:
             except StoreUnavailable as error:
                 log.info("this region publishes its anchors later: %s", error)
 
-        self._thread = self._context.background.begin("anchors", act)
+        self._thread = self._context.background.begin("anchors", act, serves=True)
 
     def tell(self, versions: AnchorVersions) -> None:
         """Write a record of all versions since a region asked, in place of the one before.

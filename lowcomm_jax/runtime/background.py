@@ -1,7 +1,8 @@
 """`Background`: the one owner of a job's background work between jobs.
 
-It starts functions on threads of their own, and waits for all of them when the job pauses or
-leaves. The heartbeat alone has a thread of its own: it goes on until all others have ended.
+It starts functions on threads of their own, and waits for them when the job pauses or leaves. The
+heartbeat has a thread of its own, which goes on until all others have ended; so have reads of one
+connection (`streams`) and the watch over the process that serves (`payload_server`).
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ class Background:
         while left := self._others(leaves):
             for one in left:
                 one.wake()
+            for one in left:
                 one.thread.join(max(0.0, until - time.monotonic()))
             if time.monotonic() >= until and (left := self._others(leaves)):
                 names = ", ".join(one.thread.name for one in left)

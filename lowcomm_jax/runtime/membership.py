@@ -197,7 +197,8 @@ class Membership:
         """Leave the run and end all exchanges under way.
 
         Where others can only get payloads while this region is there, it stays until all living
-        ones have them, `linger_s` at most.
+        ones have them, `linger_s` at most. A state that is being given has half a minute left; what
+        is not written then is dropped, and another region gives one.
         """
         if self._context.transport.lingers and not self._context.halted.is_set():
             self._linger(linger_s, self._payload_gc.all_have_ours)

@@ -165,7 +165,9 @@ class PayloadGC:
         """
         with self._lock:
             for name, digests in published.items():
-                self._done[name] = _Done(self._positions[key], digests)
+                known = self._done.get(name)  # of an earlier job in this place
+                older = {} if known is None else known.digests
+                self._done[name] = _Done(self._positions[key], {**older, **digests})
             self._reach(self._context.region, key)
         self._context.heartbeat.update(at_once=at_once, passed=key)
 

@@ -64,6 +64,7 @@ class Round:
         self._context, self._early = context, early
         self._begun: list[Fetch] = []  # with those that were replaced
         self._own: Payload | None = None  # what this job has published
+        self._packed: payloads.PackedPayload | None = None  # until it is announced
 
     # -- this region's payload ------------------------------------------------------------------
 
@@ -75,20 +76,23 @@ class Round:
     def publish(self, retry: Retry, terms: Terms, check: Callable[[], None]) -> None:
         """Publish the payload, if this region takes part, and announce it, or the absence.
 
+        It can be called again where the store did not answer: the payload is packed once.
+
         Args:
           check: called at intervals; may raise.
         """
         context, request, payload = self._context, self.request, None
         if request.takes_part:
-            packed = payloads.pack(context, self.host_payload)
-            payloads.publish(context, request.key, packed, retry)
-            payload = packed.payload
+            if self._packed is None:
+                self._packed = payloads.pack(context, self.host_payload)
+            payloads.publish(context, request.key, self._packed, retry)
+            payload = self._packed.payload
             if self._early is not None:
                 payload = msgspec.structs.replace(payload, early=self._early.own(check))
             self._own = payload
         made, job = Announcement(payload, terms), context.heartbeat.job
         stands = retry(lambda: context.commit_log.announce(request.name, job, made))
-        self.announcements[context.region] = stands
+        self.announcements[context.region], self._packed = stands, None
 
     @property
     def own(self) -> Payload | None:

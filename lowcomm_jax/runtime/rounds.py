@@ -245,6 +245,8 @@ class RoundExchange:
     def go_on(self, first: int) -> None:
         """Forget all rounds before this one, which another exchange has made up for."""
         with self._looking:
+            for found in self._rounds.values():
+                found.round.cancel()
             self._rounds.clear()
             self._reports.clear()
             self.first = self.committed = self._swept = first

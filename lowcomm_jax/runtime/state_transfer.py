@@ -171,7 +171,7 @@ class StateTransfer:
             except StoreUnavailable as error:
                 log.warning("no state was given, it is tried again: %s", error)
 
-        self._giving = self._context.background.begin("give", act)
+        self._giving = self._context.background.begin("give", act, serves=True)
 
     def give(self, step: int, arrays: dict[str, np.ndarray], document: dict[str, Any]) -> bool:
         """Publish a state for the regions that ask; a donor keeps its two newest ones.

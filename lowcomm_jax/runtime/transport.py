@@ -23,7 +23,10 @@ class Transport(Protocol):
     lingers: bool
 
     def start(self) -> None:
-        """Begin to serve; called once, when the region has joined."""
+        """Begin to serve; called once, when the region begins to meet the others.
+
+        It has no incarnation yet.
+        """
         ...
 
     def put(self, name: str, data: bytes) -> None:

@@ -52,5 +52,24 @@ def test_what_nobody_has_is_missing(regions):
         transport.get("0" * 64, 8, [1, 2])
 
 
+def test_a_region_that_dies_within_an_answer_is_left_out(regions):
+    """The exchange goes on; nobody else ends."""
+    transport = regions[0]._context.transport
+    held = {"whole": b"x" * 10, "cut": b"x" * 10}
+    transport._held.update(held)
+    handler = transport._server.RequestHandlerClass
+
+    class Cut(handler):
+        def send_header(self, name, value):
+            more = 10 if self.path == "/cut" and name == "Content-Length" else 0
+            super().send_header(name, str(int(value) + more) if more else value)
+
+    transport._server.RequestHandlerClass = Cut
+    other = regions[1]._context.transport
+    assert other.get("whole", 10, [0]) == held["whole"]
+    with pytest.raises(exchange.Missing):
+        other.get("cut", 10, [0])
+
+
 def test_it_is_small():
     assert len(FILE.read_text().splitlines()) < 100

@@ -515,13 +515,14 @@ def test_a_record_that_we_find_is_completed_from_what_is_here():
 @pytest.mark.parametrize(("job", "fetched_anew"), [(1, False), (9, True)])
 def test_equal_bytes_of_the_job_before_are_fetched_and_not_taken_for_ours(job, fetched_anew):
     """Its payload had the same digest; whose it is the record says."""
-    one, *_ = waiting()
-    one.host_payload = SimpleNamespace(rest={"x": 0})
+    one, around, _ = waiting()
+    around.timing = SimpleNamespace(answer_s=5.0)
+    one.round.host_payload = SimpleNamespace(rest={"x": 0})
     begun = []
 
     def fetch(whose, wanted, ours):
         begun.append((whose, ours))
-        there = SimpleNamespace(job=whose, payload=wanted, first=lambda check: {"x": 9})
+        there = SimpleNamespace(job=whose, payload=wanted, got=[{"x": 9}])
         one.round.fetches[whose.region] = there
 
     one.round._fetch = fetch
