@@ -4,6 +4,7 @@ import importlib.util
 
 import pytest
 
+from experiments import refusals
 from experiments.compare.config import comparison, panel, variant
 from experiments.config import base, plain
 from experiments.faults.fault import Fault
@@ -82,6 +83,7 @@ RUNS = [
     ("diloco", {"secret": "x"}, (), "secret='x' has no effect with exchange=mesh"),
     ("diloco", {"heal": "majority"}, (), "heal='majority' has no effect with exchange=mesh"),
     ("diloco", {**JOB, "address": "a:1"}, (), "address='a:1' has no effect with exchange=store"),
+    ("diloco", {**JOB, "listen": "a:1"}, (), "listen='a:1' has no effect with exchange=store"),
     ("diloco", {**JOB, "certificates": "x"}, (), "certificates='x' has no effect with"),
     ("diloco", {**JOB, "region": 4}, (), "region=4: say which of the 4 this job is, 0 to 3"),
     ("diloco", {**JOB, "rendezvous": None}, (), "rendezvous is missing: give a folder"),
@@ -135,9 +137,22 @@ def test_nothing_is_wrong_with_a_config_as_it_is():
         assert not run_problems(asked(method, {}, ()))
 
 
+NOWHERE = {**JOB, "exchange": "peers", "address": "0.0.0.0:1"}
+
+
+def test_where_the_others_cannot_reach_a_job_and_where_files_are_too_few(monkeypatch):
+    [found] = run_problems(asked("diloco", NOWHERE, ()))
+    assert found.startswith("address='0.0.0.0:1' is no address of one machine")
+    monkeypatch.setattr(
+        refusals, "file_handle_problems", lambda count, peers: ["few", count, peers]
+    )
+    assert run_problems(asked("diloco", JOB, ())) == ["few", "4", "False"]
+
+
 def test_every_row_of_a_run_is_met(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    runs = [asked(*run[:3]) for run in RUNS]
+    monkeypatch.setattr(refusals, "file_handle_problems", lambda *_: ["few"])
+    runs = [asked(*run[:3]) for run in [*RUNS, ("diloco", NOWHERE, ())]]
     unmet = [row for row in TRAIN if not any(row.wrong(r) for r in runs)]
     assert not unmet, [row.text for row in unmet]
 

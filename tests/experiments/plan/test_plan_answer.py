@@ -151,13 +151,13 @@ def test_the_hours_that_are_explained_are_the_product_beside_them(tmp_path, netw
 
 
 def test_explain_says_what_an_object_store_is_asked(tmp_path):
-    """Rounds x 19 requests, and 17 a second, between four regions (`tests/runtime`: measured)."""
+    """Rounds x 18 requests, and 17 a second, between four regions (`tests/runtime`: measured)."""
     result, text = answered(config("llama_8b"), tmp_path, explain=True)
     best = result["answer"]["best"][0]
     row = next(row for row in result["rows"] if row["method"]["name"] == best)
     rounds = result["steps"] / row["method"]["period"] * row["method"]["fragments"]
     regions = len(result["network"]["regions"])
-    requests = (3 * (regions - 1) + 10) * rounds + 3600 * row["hours"] * (4 * regions + 1)
+    requests = (3 * (regions - 1) + 9) * rounds + 3600 * row["hours"] * (4 * regions + 1)
     (line,) = [line for line in text.splitlines() if line.startswith("store: ")]
     assert line.endswith(f": {requests / 1e6:.3g}M a region")
 
