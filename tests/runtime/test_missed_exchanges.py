@@ -47,7 +47,7 @@ def remote(store, awaited=(0, 1, 2), living=(0, 1, 2)):
         store=store,
         commit_log=CommitLog(store, Slots(store, Seal("run", b"x" * 16))),
         heartbeat=heartbeat,
-        transport=SimpleNamespace(get_ahead=lambda sizes: None),
+        transport=SimpleNamespace(name="store", get_ahead=lambda sizes: None),
     )
     return RemoteExchange(context, 4), context.commit_log
 
