@@ -90,14 +90,15 @@ def test_a_region_that_dies_copies_a_peer_and_nobody_stops(name, store_party):
             steps_then.append(jobs[0].loop.landed)
             own = store_party.region(2, R)
             own.join(30.0)
-            steps_then.append(jobs[0].loop.landed)
+            # The others go on while it has joined and has not come in, however busy the machine is.
+            until(lambda: jobs[0].loop.landed > steps_then[0], 30.0)
             again = Live(2, own, made, 0.08)
             again.live()
             jobs.append(again)
 
     at_once(act, jobs)
     again = jobs.pop()
-    assert steps_then[1] > steps_then[0] >= 1, "the others have gone on meanwhile"
+    assert steps_then[0] >= 1
     jobs[2] = again
     for one in jobs[1:]:
         for key, value in one.before.items():
