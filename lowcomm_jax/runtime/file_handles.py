@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import resource
 
-from lowcomm_jax.runtime.payload_server import KEPT
-
+PAYLOADS_KEPT = 128
+"""Newest payloads that a new server process is given, where one has ended: each takes a file."""
 _OWN = 96
 """Of Python, JAX, the run's files and the store: 31 were seen."""
 _A_REGION = 16
@@ -25,7 +25,7 @@ def file_handle_problems(count: int, peers: bool) -> list[str]:
     most = _ENOUGH if hard == unlimited else min(hard, _ENOUGH)
     if soft != unlimited and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    needed = _OWN + (KEPT + _A_REGION * (count - 1) if peers else 0)
+    needed = _OWN + (PAYLOADS_KEPT + _A_REGION * (count - 1) if peers else 0)
     if hard == unlimited or hard >= needed:
         return []
     return [

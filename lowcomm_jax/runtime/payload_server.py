@@ -19,14 +19,13 @@ import threading
 from collections.abc import Callable
 
 from lowcomm_jax.runtime.certificates import Credentials
+from lowcomm_jax.runtime.file_handles import PAYLOADS_KEPT
 
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 """Where a machine reaches what listens on all of its addresses."""
 _PROGRAM = pathlib.Path(__file__).with_name("serving.py")
 _STARTS_WITHIN_S = 60.0
 _ANSWERS_WITHIN_S = 30.0
-KEPT = 128
-"""Newest payloads that a new process is given, where one has ended. Each takes a descriptor."""
 log = logging.getLogger(__name__)
 
 
@@ -86,7 +85,7 @@ class PayloadServer:
             self._names.add(name)
             self._forget(name)
             self._kept[name] = payload, len(data)
-            while len(self._kept) > KEPT:
+            while len(self._kept) > PAYLOADS_KEPT:
                 self._forget(next(iter(self._kept)))
             self._tell({"hold": name, "nbytes": len(data)}, payload)
 

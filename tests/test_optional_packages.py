@@ -1,0 +1,16 @@
+"""What an installation without extras does not have is not imported before it is asked for."""
+
+import subprocess
+import sys
+
+import pytest
+
+OPTIONAL = ["pyarrow", "cryptography", "datasets", "tensorboardX", "wandb", "prometheus_client"]
+
+
+@pytest.mark.parametrize("name", ["lowcomm_jax", "experiments.__main__", "experiments.train.job"])
+def test_imported_without_extras(name):
+    absent = "".join(f"sys.modules[{optional!r}] = None; " for optional in OPTIONAL)
+    code = f"import sys; {absent}import {name}"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
