@@ -27,9 +27,9 @@ from lowcomm_jax.network import VirtualClock, drive, follow
 from lowcomm_jax.params.layout import Layout, make_layout
 from lowcomm_jax.refusals import TITLE, UNFIT, microbatch_cut, microbatch_problems, refuse_setup
 from lowcomm_jax.refused import Refused, refuse
-from lowcomm_jax.runtime.connect import JobExchange
 from lowcomm_jax.runtime.job_delivery import JobDelivery
 from lowcomm_jax.runtime.make_loop import job_loop, reconnect
+from lowcomm_jax.runtime.remote import RemoteExchange
 from lowcomm_jax.runtime.round_job_loop import RoundJobLoop
 from lowcomm_jax.setup import Setup, takes_settings, with_settings
 from lowcomm_jax.state.train_state import TrainState
@@ -90,7 +90,7 @@ class Engine:
         self.block: int = setup.block
         self.delivery: JobDelivery | None = None
         if setup.separate:
-            if not isinstance(setup.exchange, JobExchange):
+            if not isinstance(setup.exchange, RemoteExchange):
                 fix = "no open exchange; give exchange.store(...) or exchange.peers(...)"
                 raise Refused(TITLE, [f"exchange={setup.exchange!r}: {fix}"])
             method = setup.method

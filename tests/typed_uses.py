@@ -115,7 +115,7 @@ def between_jobs(url: str) -> lc.Engine:
     timing = lc.exchange.Timing(beat_s=2.0)
     store = lc.exchange.store(url, 0, REGIONS, "run", secret="s" * 32, timing=timing)
     peers = lc.exchange.peers(url, 0, REGIONS, "run", secret="s" * 32)
-    assert_type(store, lc.exchange.RemoteExchange | lc.exchange.LockstepExchange)
+    assert_type(store, lc.exchange.RemoteExchange)
     return lc.Engine(
         loss_fn, optax.sgd(0.1), lc.methods.diloco(8), REGIONS, exchange=store or peers
     )

@@ -12,13 +12,13 @@ import time
 from pathlib import Path
 
 from experiments.workdir import METRICS
-from lowcomm_jax.runtime.connect import JobExchange
 from lowcomm_jax.runtime.errors import StoreUnavailable
+from lowcomm_jax.runtime.remote import RemoteExchange
 
 _POLL_SECONDS = 0.1
 
 
-def agreed(exchange: JobExchange, workdir: Path) -> float:
+def agreed(exchange: RemoteExchange, workdir: Path) -> float:
     """Unix time at which the run began, seconds; all regions have met."""
     proposal = {"nanoseconds": round(1e9 * (noted(workdir) or time.time()))}
     while True:

@@ -26,7 +26,8 @@ from lowcomm_jax.data import EvalData, Tokenizer, TrainData, load
 from lowcomm_jax.models import Model, Pipeline
 from lowcomm_jax.optimizers import learning_rate
 from lowcomm_jax.params.layout import make_layout
-from lowcomm_jax.runtime.connect import ROUNDS_KEPT, JobExchange
+from lowcomm_jax.runtime.connect import ROUNDS_KEPT
+from lowcomm_jax.runtime.remote import RemoteExchange
 from lowcomm_jax.runtime.timing import Timing
 
 CHUNK = 4096  # learning rates worked out at once
@@ -46,7 +47,7 @@ class Run:
     job: Job
     model: Model | Pipeline
     engine: Engine | AdaptiveEngine
-    exchange: JobExchange | None
+    exchange: RemoteExchange | None
     data: TrainData
     evaluation: EvalData
     tokenizer: Tokenizer
@@ -146,7 +147,7 @@ def assemble(job: Job, quiet: bool = False, trains: bool = False) -> Run:
 
 
 def _engine_that_fits(
-    job: Job, model: Model | Pipeline, exchange: JobExchange | None
+    job: Job, model: Model | Pipeline, exchange: RemoteExchange | None
 ) -> Engine | AdaptiveEngine:
     """The engine, once its programs for this model can be made (nothing is compiled)."""
     engine = make_engine(job, model, exchange)
@@ -157,7 +158,7 @@ def _engine_that_fits(
 
 def open_exchange(
     job: Job, data: TrainData, fault_hooks: ScriptedFaults | None = None
-) -> JobExchange | None:
+) -> RemoteExchange | None:
     """Open the exchange of a checked job; it has not joined the others yet. None on a mesh.
 
     Args:

@@ -23,7 +23,7 @@ from lowcomm_jax.models import Model, Pipeline, TransformerConfig, build
 from lowcomm_jax.optimizers import InnerConfig, learning_rate, make_optimizer
 from lowcomm_jax.params.fragments import path_name
 from lowcomm_jax.refusals import Row
-from lowcomm_jax.runtime.connect import JobExchange
+from lowcomm_jax.runtime.remote import RemoteExchange
 from lowcomm_jax.setup import SETTINGS, BetweenJobs
 
 
@@ -112,7 +112,7 @@ def stacked_prefixes(model: Model | Pipeline) -> tuple[str, ...]:
 
 
 def make_engine(
-    job: Job, model: Model | Pipeline, exchange: JobExchange | None = None
+    job: Job, model: Model | Pipeline, exchange: RemoteExchange | None = None
 ) -> Engine | AdaptiveEngine:
     """The engine of a job; nothing is compiled yet. A batch's schedule counts nominal steps.
 

@@ -75,8 +75,8 @@ from lowcomm_jax.mesh.stages import bubble
 from lowcomm_jax.models import Pipeline
 from lowcomm_jax.recovery import rejoin, rejoin_trainers
 from lowcomm_jax.recovery.precompile import precompile
-from lowcomm_jax.runtime.connect import JobExchange
 from lowcomm_jax.runtime.errors import Lost, Parted, StoreUnavailable
+from lowcomm_jax.runtime.remote import RemoteExchange
 from lowcomm_jax.state.train_state import rounds_landed
 
 EXIT_STUCK = 3
@@ -341,7 +341,7 @@ def _join_regions(run: Run, state, restored, evaluator: Evaluator, console: Cons
     return state
 
 
-def _agree_on_names(job: Job, exchange: JobExchange) -> None:
+def _agree_on_names(job: Job, exchange: RemoteExchange) -> None:
     """Refuse to join regions whose parameters have other names, since `auto` is by the device.
 
     Raises:

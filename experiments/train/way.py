@@ -21,7 +21,7 @@ from lowcomm_jax.aot.programs import TooLargeError, compile_engine
 from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.models import TransformerConfig, build
 from lowcomm_jax.models.config import ways
-from lowcomm_jax.runtime.connect import JobExchange
+from lowcomm_jax.runtime.remote import RemoteExchange
 
 FREE = 0.05
 """Share of a device's memory that is left for what the compiled programs do not show."""
@@ -60,7 +60,7 @@ class Way:
             beside.replace(workdir / STORED)
 
 
-def fastest_way(job: Job, config: TransformerConfig, exchange: JobExchange | None) -> Way:
+def fastest_way(job: Job, config: TransformerConfig, exchange: RemoteExchange | None) -> Way:
     """The fastest way to compute this model in the memory of the job's devices.
 
     A choice that the run's folder has for the same devices and batch is taken again.
@@ -105,13 +105,13 @@ def _room(job: Job) -> int | None:
     return None if None in limits else int((1 - FREE) * min(limits))
 
 
-def _fits(job: Job, config: TransformerConfig, exchange: JobExchange | None, room: int) -> bool:
+def _fits(job: Job, config: TransformerConfig, exchange: RemoteExchange | None, room: int) -> bool:
     if job.mesh.shape["stage"] == 1 and kept_bytes(job, config) > room:
         return False
     return needed_bytes(job, config, exchange) <= room
 
 
-def needed_bytes(job: Job, config: TransformerConfig, exchange: JobExchange | None) -> float:
+def needed_bytes(job: Job, config: TransformerConfig, exchange: RemoteExchange | None) -> float:
     """Bytes of a device that the run's programs need, by the compiler; infinite = it refuses.
 
     Of one of several jobs, and of trainers, the inner step alone.

@@ -20,8 +20,6 @@ from lowcomm_jax.exchange.traffic import Traffic, all_gather, in_halves, pair, t
 _BETWEEN_JOBS = {
     "Arrived": "request",
     "ContextParts": "context",
-    "JobExchange": "connect",
-    "LockstepExchange": "connect",
     "Lost": "errors",
     "Missing": "errors",
     "Parted": "errors",

@@ -8,8 +8,6 @@ from lowcomm_jax.exchange.traffic import all_gather as all_gather
 from lowcomm_jax.exchange.traffic import in_halves as in_halves
 from lowcomm_jax.exchange.traffic import pair as pair
 from lowcomm_jax.exchange.traffic import two_shot as two_shot
-from lowcomm_jax.runtime.connect import JobExchange as JobExchange
-from lowcomm_jax.runtime.connect import LockstepExchange as LockstepExchange
 from lowcomm_jax.runtime.connect import peers as peers
 from lowcomm_jax.runtime.connect import store as store
 from lowcomm_jax.runtime.connect import through as through

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import ipaddress
 import logging
 import os
@@ -523,6 +524,21 @@ class Leader:
 
 _SINGLE = Leader()
 _opened: Leader | None = None
+
+
+def led(method: Callable[..., T]) -> Callable[..., T]:
+    """A method that the first process calls for all: they return its value, or raise its error.
+
+    Arrays that lie in several processes are to be put together before (`mesh.arrays.whole`). The
+    object has this process's `Leader` as `processes`.
+    """
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> T:
+        act = functools.partial(method, self, *args, **kwargs)
+        return self.processes.broadcast_from_leader(method.__name__, act)
+
+    return call
 
 
 def leader() -> Leader:

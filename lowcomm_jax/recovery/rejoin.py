@@ -33,11 +33,11 @@ from lowcomm_jax.optimizers import at_step
 from lowcomm_jax.params_view import anchors
 from lowcomm_jax.recovery.precompile import precompile
 from lowcomm_jax.runtime.anchor_history import anchor_version
-from lowcomm_jax.runtime.connect import JobExchange
 from lowcomm_jax.runtime.donor_wait import DonorWait
 from lowcomm_jax.runtime.errors import StoreUnavailable
 from lowcomm_jax.runtime.job_carrier import expect, reconnect, start_from_anchor
 from lowcomm_jax.runtime.job_delivery import JobDelivery
+from lowcomm_jax.runtime.remote import RemoteExchange
 from lowcomm_jax.runtime.round_job_loop import RoundJobLoop
 from lowcomm_jax.runtime.state_transfer import SHARED, State, placed_like
 from lowcomm_jax.state.channel_flights import left_by
@@ -115,7 +115,7 @@ def _level(loop: SyncLoop, state: TrainState) -> int:
     return loop.schedule.level(state.counters)
 
 
-def newest(exchange: JobExchange) -> State:
+def newest(exchange: RemoteExchange) -> State:
     """Ask the others for a state, and wait until one has given it.
 
     Raises:

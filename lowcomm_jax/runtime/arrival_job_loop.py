@@ -109,7 +109,6 @@ class ArrivalJobLoop(RoundJobLoop):
                 tried = self.landed
                 self.report_to(state, tried, flight)
             self.rounds.wait()
-            self.rounds.check()
             self.tell(state)
             state = self.land_arrived(state, now, events)
         sent["round"] = np.array(self._number)

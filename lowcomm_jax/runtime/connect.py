@@ -1,24 +1,18 @@
-"""Makes one region's exchange: `store`, `peers` and `through` return a `JobExchange`.
+"""Makes one region's exchange: `store`, `peers` and `through` return a `RemoteExchange`.
 
-They raise `ValueError` with everything that is wrong with the arguments. In a job of several
-processes they return a `LockstepExchange`: its first process alone takes part in the exchange.
+They raise `ValueError` with everything that is wrong with the arguments.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import itertools
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
-import jax
-import numpy as np
-
-from lowcomm_jax.mesh.arrays import whole
-from lowcomm_jax.mesh.leader import Leader, leader
+from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.refused import refuse
 from lowcomm_jax.runtime.background import Background
 from lowcomm_jax.runtime.commits import CommitLog
@@ -27,8 +21,6 @@ from lowcomm_jax.runtime.file_handles import file_handle_problems
 from lowcomm_jax.runtime.heartbeat import Heartbeat, WaitList
 from lowcomm_jax.runtime.kv import MetricsCounter, Store, url_problems
 from lowcomm_jax.runtime.remote import RemoteExchange
-from lowcomm_jax.runtime.request import Arrived
-from lowcomm_jax.runtime.rounds import RoundExchange
 from lowcomm_jax.runtime.secret import Seal, read_secret
 from lowcomm_jax.runtime.slots import Slots
 from lowcomm_jax.runtime.terms import Heal
@@ -54,11 +46,11 @@ def store(
     heal: Heal = "stop",
     identity: Mapping[str, str] | None = None,
     fault_hooks: FaultHooks | None = None,
-) -> RemoteExchange | LockstepExchange:
+) -> RemoteExchange:
     """Exchange whose payloads go through the key-value store; jobs need no route to one another.
 
     Where this job is several `jax.distributed` processes, all of them call this function with the
-    same arguments; only the first one takes part in the exchange (`LockstepExchange`).
+    same arguments; only the first one takes part in the exchange (`RemoteExchange`).
 
     Args:
       url: folder of the store: "gs://bucket/...", "s3://bucket/...", or what
@@ -102,7 +94,7 @@ def peers(
     heal: Heal = "stop",
     identity: Mapping[str, str] | None = None,
     fault_hooks: FaultHooks | None = None,
-) -> RemoteExchange | LockstepExchange:
+) -> RemoteExchange:
     """Exchange whose payloads go straight from region to region; see `store`.
 
     They travel by Arrow Flight with mutual TLS (the extra `flight`): a region accepts only regions
@@ -147,7 +139,7 @@ def through(
     heal: Heal = "stop",
     identity: Mapping[str, str] | None = None,
     fault_hooks: FaultHooks | None = None,
-) -> RemoteExchange | LockstepExchange:
+) -> RemoteExchange:
     """Exchange whose payloads a transport of one's own moves; see `store`.
 
     Records and heartbeats go through the store at `url` all the same. Payloads are named by their
@@ -182,22 +174,19 @@ class Shared(NamedTuple):
 
 def _open(
     transport: Callable[[ContextParts], Transport], shared: Shared, wrong: Sequence[str]
-) -> RemoteExchange | LockstepExchange:
-    """The exchange; in a job of several processes, the one for each of them.
+) -> RemoteExchange:
+    """The exchange.
 
     Args:
       wrong: problems found so far.
     """
 
-    def make() -> RemoteExchange:
+    def make() -> ExchangeContext:
         parts = _context_parts(shared, wrong)
-        context = ExchangeContext(**vars(parts), transport=transport(parts))
-        return RemoteExchange(context, shared.keep)
+        return ExchangeContext(**vars(parts), transport=transport(parts))
 
-    processes = leader()
-    if processes.count == 1:
-        return make()
-    return LockstepExchange(processes, shared.region, shared.count, shared.heal, make)
+    given = shared.region, shared.count, shared.heal
+    return RemoteExchange(*given, make, shared.keep, leader())
 
 
 def flight_problems() -> list[str]:
@@ -228,178 +217,6 @@ def address_problems(address: str, listen: str | None) -> list[str]:
                 f"regions reach this one, and listen=0.0.0.0:{port} to listen on all addresses"
             )
     return found
-
-
-class LockstepExchange:
-    """`RemoteExchange` of a region whose job is several processes.
-
-    All processes call the same methods in one order. The first process calls its `RemoteExchange`
-    and broadcasts the result, so that all processes hold the same arrays and take the same way.
-
-    Args:
-      team: this job's processes.
-      make: makes the exchange, in the first process.
-
-    Raises:
-      ValueError: the processes were given different regions; and whatever `make` raises.
-    """
-
-    def __init__(
-        self, team: Leader, region: int, count: int, heal: Heal, make: Callable[[], RemoteExchange]
-    ):
-        self.region: int = region
-        self.count: int = count
-        self.heal: Heal = heal
-        self._leader = team
-        self._exchange: RemoteExchange | None = None
-        given = team.everyones("region", (region, count, heal))
-        if len(set(given)) > 1:
-            raise ValueError(
-                f"the processes of this job were given (region, count, heal) {given}: give all of "
-                "them the same"
-            )
-        team.broadcast_from_leader("open the exchange", lambda: self._open(make))
-
-    def _open(self, make: Callable[[], RemoteExchange]) -> None:
-        self._exchange = make()
-        self._leader.on_failure(self._exchange.fail)
-
-    @property
-    def awaited(self) -> bool:
-        """See `RemoteExchange`."""
-        return self._leader.broadcast_from_leader("awaited", lambda: self._exchange.awaited)
-
-    @property
-    def epoch(self) -> int:
-        """See `RemoteExchange`."""
-        return self._leader.broadcast_from_leader("epoch", lambda: self._exchange.epoch)
-
-    def stop_when(self, stops: Callable[[], bool]) -> None:
-        """See `RemoteExchange`; the first process asks."""
-        if self._exchange is not None:
-            self._exchange.stop_when(stops)
-
-    def start(self, key: str, arrays: dict[str, jax.Array | np.ndarray], **options: Any) -> None:
-        """See `RemoteExchange.start`; arrays that lie in several processes are put together."""
-        here = {name: whole(x) for name, x in arrays.items()}
-        self._leader.broadcast_from_leader(
-            "start", lambda: self._exchange.start(key, here, **options)
-        )
-
-    def send_early(
-        self, key: str, arrays: dict[str, jax.Array | np.ndarray], **options: Any
-    ) -> None:
-        """See `RemoteExchange.send_early`; arrays are put together as in `start`."""
-        here = {name: whole(x) for name, x in arrays.items()}
-        self._leader.broadcast_from_leader(
-            "send_early", lambda: self._exchange.send_early(key, here, **options)
-        )
-
-    @property
-    def kind(self) -> str:
-        """See `RemoteExchange`."""
-        return self._leader.broadcast_from_leader("kind", lambda: self._exchange.kind)
-
-    def rounds(self, *given: Any) -> LockstepRounds:
-        """See `RemoteExchange.rounds`."""
-        made: list[RoundExchange] = []
-        begin = self._leader.broadcast_from_leader
-        begin("rounds", lambda: made.append(self._exchange.rounds(*given)))
-        return LockstepRounds(self._leader, made[0] if made else None)
-
-
-class LockstepRounds:
-    """`RoundExchange` of a learner whose job is several processes; see `LockstepExchange`.
-
-    Attributes:
-      newest, committed: as they were when the last step was done, or was reported to, so that all
-        processes decide by the same numbers.
-    """
-
-    def __init__(self, team: Leader, rounds: RoundExchange | None):
-        self._leader, self._rounds = team, rounds
-        self._look(lambda: None)
-
-    def _look(self, act: Callable[[], None]) -> None:
-        def both() -> tuple[int, int]:
-            act()
-            return self._rounds.newest, self._rounds.committed
-
-        self.newest, self.committed = self._leader.broadcast_from_leader("look", both)
-
-    def stepped(self) -> None:
-        """See `RoundExchange`."""
-        self._look(lambda: self._rounds.stepped())
-
-    def wait(self) -> None:
-        """See `RoundExchange`."""
-        self._look(lambda: self._rounds.wait())
-
-    def check(self) -> None:
-        """See `RoundExchange`."""
-        self._leader.broadcast_from_leader("check", lambda: self._rounds.check())
-
-    def report(
-        self, number: int, arrays: Mapping[str, Any], terms: Mapping[str, Any], step: int
-    ) -> None:
-        """See `RoundExchange`; arrays that lie in several processes are put together."""
-        here = {name: whole(x) for name, x in arrays.items()}
-        self._leader.broadcast_from_leader(
-            "report", lambda: self._rounds.report(number, here, terms, step)
-        )
-        self.newest = max(self.newest, number)
-
-    def take(self, number: int) -> Arrived | None:
-        """See `RoundExchange`."""
-        return self._leader.broadcast_from_leader("take", lambda: self._rounds.take(number))
-
-    def compare(self, number: int, ours: Mapping[str, Any]) -> None:
-        """See `RoundExchange`."""
-        self._leader.broadcast_from_leader("compare", lambda: self._rounds.compare(number, ours))
-
-    def go_on(self, first: int) -> None:
-        """See `RoundExchange`."""
-        self._look(lambda: self._rounds.go_on(first))
-
-    def names_ours(self, number: int) -> bool:
-        """See `RoundExchange`."""
-        ours = self._leader.broadcast_from_leader
-        return ours("names_ours", lambda: self._rounds.names_ours(number))
-
-    def landed(self, number: int) -> None:
-        """See `RoundExchange`."""
-        self._leader.broadcast_from_leader("landed", lambda: self._rounds.landed(number))
-
-
-def _broadcast(name: str) -> Callable:
-    """A method that calls `RemoteExchange`'s in the first process and returns its result in all."""
-    method = getattr(RemoteExchange, name)
-
-    @functools.wraps(method)
-    def call(self, *args, **kwargs):
-        return self._leader.broadcast_from_leader(
-            name, lambda: method(self._exchange, *args, **kwargs)
-        )
-
-    return call
-
-
-_BROADCAST = (
-    *("join", "come_in", "wait_for_beats", "living", "steps", "beat", "trains"),
-    *("agree", "counts", "pause", "close", "result", "misses", "leave_result"),
-    *("ready", "reachable", "stopped", "be_patient", "keep_more", "arrives", "finish", "skip"),
-    "passed_over",
-    *("fetch_ahead", "forget_ahead", "drop_early"),
-    *("agreed_terms", "sent_before"),
-    *("want_state", "asking", "donors", "owes_state", "give_state", "newest_state"),
-    *("announce_anchors", "anchors_agree"),
-)
-
-for _name in _BROADCAST:
-    setattr(LockstepExchange, _name, _broadcast(_name))
-
-JobExchange = RemoteExchange | LockstepExchange
-"""What `store`, `peers` and `through` return."""
 
 
 def _context_parts(shared: Shared, wrong: Sequence[str]) -> ContextParts:

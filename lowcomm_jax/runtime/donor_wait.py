@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from lowcomm_jax.runtime.connect import JobExchange
 from lowcomm_jax.runtime.errors import Lost, StoreUnavailable
+from lowcomm_jax.runtime.remote import RemoteExchange
 
 _GIVE_UP_SECONDS = 10.0
 _POLL_SECONDS = 0.02
@@ -24,7 +24,7 @@ class DonorWait:
     they would wait for one another for ever.
     """
 
-    def __init__(self, exchange: JobExchange):
+    def __init__(self, exchange: RemoteExchange):
         self._exchange = exchange
         self._seen = time.monotonic()
 

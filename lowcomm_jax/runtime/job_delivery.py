@@ -19,16 +19,17 @@ import numpy as np
 
 from lowcomm_jax.exchange import MeshExchange, Traffic, all_gather, in_halves, pair
 from lowcomm_jax.exchange.pairs import Draw
+from lowcomm_jax.mesh.arrays import whole
 from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.mesh.offload import unstow
 from lowcomm_jax.params.fragments import Fragments, take
 from lowcomm_jax.rules.topology import Groups, member_table
 from lowcomm_jax.runtime.anchor_history import AnchorHistory
-from lowcomm_jax.runtime.connect import JobExchange
 from lowcomm_jax.runtime.donor_wait import DonorWait
 from lowcomm_jax.runtime.errors import Parted, StoreUnavailable
 from lowcomm_jax.runtime.loopback_exchange import LoopbackExchange
 from lowcomm_jax.runtime.participation import Participation
+from lowcomm_jax.runtime.remote import RemoteExchange
 from lowcomm_jax.runtime.request import Arrived, nothing
 from lowcomm_jax.runtime.slicing import Slicing, goes_in_slices, named, padded_nbytes
 from lowcomm_jax.runtime.state_transfer import State, shared_state
@@ -92,7 +93,7 @@ class JobDelivery:
 
     def __init__(
         self,
-        exchange: JobExchange | LoopbackExchange,
+        exchange: RemoteExchange | LoopbackExchange,
         shared: bool,
         group_size: int | None = None,
         prefix: str = "",
@@ -167,11 +168,11 @@ class JobDelivery:
             self.exchange.start(name, arrays, takes_part=bool(flight.takes_part.any()), **how)
 
     def arrays_to_send(self, flight: InFlight) -> dict[str, Any]:
-        """The arrays of a payload that travel, `[1, ...]` by name."""
+        """The arrays of a payload that travel, `[1, ...]` by name, whole in this process."""
         arrays = named(flight.payload) | {
             f"{HEADER}/{name}": x for name, x in flight.header.items()
         }
-        return arrays | {"weight": flight.weight}
+        return {name: whole(x) for name, x in (arrays | {"weight": flight.weight}).items()}
 
     # -- anchors, with gossip -------------------------------------------------------------------
 
@@ -232,7 +233,7 @@ class JobDelivery:
         takes_part: bool,
     ) -> None:
         cut = _copied(fragments.leaves(anchor, p), fragments.rows(p))
-        arrays = {f"{ANCHOR}/{k}": x for k, x in cut.items()}
+        arrays = {f"{ANCHOR}/{k}": whole(x) for k, x in cut.items()}
         self._ahead[p] = key = _anchor_key(p, round)
         how = {"members": members, "step": step, "takes_part": takes_part}
         self.exchange.send_early(key, arrays, **how)

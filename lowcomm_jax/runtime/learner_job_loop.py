@@ -49,7 +49,7 @@ class LearnerJobLoop(RoundJobLoop):
         return self.schedule.admission, self.total
 
     def begins(self, state: TrainState) -> None:
-        self._seen = self.rounds.newest, int(state.counters.step) - 1
+        self._seen = self.newest, int(state.counters.step) - 1
 
     def goes_on(self, state: TrainState) -> None:
         self._seen = self.landed - 1, int(state.counters.step)
@@ -58,7 +58,7 @@ class LearnerJobLoop(RoundJobLoop):
 
     def may_land(self, flight: InFlight, now: int) -> bool:
         """Whether the report of the next round is tau ticks old: by own steps, or by rounds."""
-        ticks = self.schedule.opens(self.rounds.newest) - self.schedule.opens(self.landed)
+        ticks = self.schedule.opens(self.newest) - self.schedule.opens(self.landed)
         return now >= int(flight.due[0]) or ticks >= self.schedule.delay
 
     def land_round(
@@ -85,10 +85,9 @@ class LearnerJobLoop(RoundJobLoop):
         self, state: TrainState, now: int, mask: np.ndarray, events: list[Event]
     ) -> TrainState:
         """Report to all open rounds that this learner can, and open the next where it is time."""
-        rounds = self.rounds
-        if rounds.newest > self._seen[0]:
-            self._seen = rounds.newest, now
-        for number in range(max(self.landed, rounds.committed), self._seen[0] + 1):
+        if self.newest > self._seen[0]:
+            self._seen = self.newest, now
+        for number in range(max(self.landed, self.committed), self._seen[0] + 1):
             if self._can_report(state, number, now):
                 state = self._send_report(state, number, now, mask, events)
         number, since = self._seen[0] + 1, now - self._seen[1]
@@ -129,4 +128,4 @@ class LearnerJobLoop(RoundJobLoop):
         self._begun(state)
         for key, flight in in_send_order(state.in_flight):
             self.post(state, key, flight, again=True)
-        self._seen = self.rounds.newest, int(state.counters.step)
+        self._seen = self.newest, int(state.counters.step)

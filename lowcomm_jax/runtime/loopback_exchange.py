@@ -9,14 +9,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from lowcomm_jax.mesh.arrays import whole
 from lowcomm_jax.runtime import payloads, wire
 from lowcomm_jax.runtime.request import Arrived
 from lowcomm_jax.runtime.wire import Arrays, Reduction, one_slice, side_by_side
 
 
 class LoopbackExchange:
-    """What `JobDelivery` needs of a `JobExchange`: every other region sends what this one does.
+    """What `JobDelivery` needs of a `RemoteExchange`: every other region sends what this one does.
 
     An exchange is over when it begins. `RemoteExchange` documents the methods. In a job of several
     processes each process has its own.
@@ -36,13 +35,11 @@ class LoopbackExchange:
         early: str | None = None,
         **_: Any,
     ) -> None:
-        here = {name: whole(x) for name, x in arrays.items()}
-        if early is not None:
-            here |= self._early.pop(early)
+        here = arrays if early is None else arrays | self._early.pop(early)
         self._open[key] = payloads.on_host(here, reduction), reduction
 
     def send_early(self, key: str, arrays: dict[str, Any], **_: Any) -> None:
-        self._early[key] = {name: np.asarray(whole(x)) for name, x in arrays.items()}
+        self._early[key] = {name: np.asarray(x) for name, x in arrays.items()}
 
     def drop_early(self) -> None:
         self._early = {}
@@ -140,11 +137,10 @@ class LoopbackRounds:
     def landed(self, number: int) -> None:
         """Does nothing: nothing is kept."""
 
-    def stepped(self) -> None:
-        """Does nothing: nobody waits."""
+    def seen(self) -> tuple[int, int]:
+        return self.committed, self.newest
+
+    stepped = seen
 
     def wait(self) -> None:
         """Does nothing: nothing is to come."""
-
-    def check(self) -> None:
-        """Does nothing: nothing can end it."""

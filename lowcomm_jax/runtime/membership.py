@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
+from lowcomm_jax.mesh.leader import Leader, led
 from lowcomm_jax.runtime import final_state
 from lowcomm_jax.runtime.anchor_check import AnchorCheck
 from lowcomm_jax.runtime.context import ExchangeContext
@@ -29,6 +30,7 @@ from lowcomm_jax.runtime.records import (
     RunOfAnyFormat,
 )
 from lowcomm_jax.runtime.state_transfer import State, StateTransfer
+from lowcomm_jax.runtime.terms import Heal
 
 _RESULT_WITHIN_S = 60.0
 
@@ -46,19 +48,49 @@ class Membership:
     Attributes:
       region: number of this one, from 0.
       count: number of regions.
-      kind: name of the transport, how payloads travel.
       heal: which anchor is kept where anchors differ.
+      kind: name of the transport, how payloads travel.
+      processes: those of this job.
     """
 
-    def __init__(self, context: ExchangeContext, keep: int):
-        self.region: int = context.region
-        self.count: int = context.count
-        self.kind, self.heal = context.transport.name, context.heal
-        self._context = context
+    def __init__(
+        self,
+        region: int,
+        count: int,
+        heal: Heal,
+        make: Callable[[], ExchangeContext],
+        keep: int,
+        processes: Leader,
+    ):
+        """
+        Args:
+          make: makes what all exchanges share, in the first process.
+          keep: exchanges whose payloads stay.
+
+        Raises:
+          ValueError: the processes were given different regions; and whatever `make` raises.
+        """
+        self.region, self.count, self.heal = region, count, heal
+        self.processes = processes
+        given = processes.everyones("region", (region, count, heal))
+        if len(set(given)) > 1:
+            raise ValueError(
+                f"the processes of this job were given (region, count, heal) {given}: give all of "
+                "them the same"
+            )
+        self.kind: str = self._open_with(make, keep)
+
+    @led
+    def _open_with(self, make: Callable[[], ExchangeContext], keep: int) -> str:
+        """Make what the first process alone has; returns the kind of transport."""
+        self._context = context = make()
         self._payload_gc = PayloadGC(context, keep)
         self._state_transfer = StateTransfer(context)
         self._anchor_check = AnchorCheck(context, self._state_transfer)
+        self.processes.on_failure(self.fail)
+        return context.transport.name
 
+    @led
     def join(self, wait_s: float, step: int = 0) -> None:
         """Register, begin to beat, and wait until all regions of a new run are there.
 
@@ -84,28 +116,34 @@ class Membership:
         context.wait_list.roster = rendezvous(context, until, step)
 
     @property
+    @led
     def awaited(self) -> bool:
         """Whether the others wait for this region's payloads; not while it joins late."""
         return self._context.heartbeat.own.awaited
 
+    @led
     def come_in(self) -> None:
         """Let the others wait for our payloads from now on; returns when they know."""
         self._context.heartbeat.update(awaited=True, wants=False)
         self.wait_for_beats(times=2)
 
+    @led
     def wait_for_beats(self, times: int = 1) -> None:
         """See `Heartbeat.wait_for_beats`: then every region has told its step anew."""
         self._context.heartbeat.wait_for_beats(times)
 
+    @led
     def living(self) -> set[int]:
         """Regions whose heartbeat was seen lately, this one included."""
         return self._context.heartbeat.living()
 
+    @led
     def steps(self) -> dict[int, int]:
         """Inner steps that the living regions have made, as they told."""
         latest = self._context.heartbeat.latest()
         return {r: max(latest[r].step, latest[r].trained) for r in sorted(self.living())}
 
+    @led
     def beat(self, step: int, trained: int = 0) -> None:
         """Tell the others, with the next heartbeat, the step of our last send or landing.
 
@@ -114,10 +152,12 @@ class Membership:
         """
         self._context.heartbeat.update(step=step, trained=trained, at_once=False)
 
+    @led
     def trains(self, step: int) -> None:
         """Tell the others how many inner steps we have made, with the next heartbeat."""
         self._context.heartbeat.update(trained=step, at_once=False)
 
+    @led
     def agree(self, name: str, proposal: dict[str, Any], wait_s: float = 0.0) -> dict[str, Any]:
         """The first proposal (small JSON) of any region under this name, in this epoch.
 
@@ -131,6 +171,7 @@ class Membership:
         key = f"{context.heartbeat.own.epoch}/{name}"
         return retry(context, until, lambda: context.commit_log.agree(key, proposal))
 
+    @led
     def result(self) -> State | None:
         """The state that the run has ended with, if this region came after that; else None.
 
@@ -142,6 +183,7 @@ class Membership:
         until = time.monotonic() + _RESULT_WITHIN_S
         return retry(self._context, until, lambda: final_state.take(self._context))
 
+    @led
     def misses(self, step: int) -> bool:
         """Whether the run ends at this step without some region, and this one is to say how.
 
@@ -156,6 +198,7 @@ class Membership:
         missing = set(range(self.count)) - there - ended
         return bool(missing) and self.region == min(there)
 
+    @led
     def leave_result(self, state: State) -> None:
         """Leave the state that the run has ended with to the regions that are not there.
 
@@ -165,10 +208,12 @@ class Membership:
         until = time.monotonic() + _RESULT_WITHIN_S
         retry(self._context, until, lambda: final_state.leave(self._context, state))
 
+    @led
     def asking(self) -> set[int]:
         """Other living regions that ask for a state; until they send something."""
         return set(self._state_transfer.asking())
 
+    @led
     def counts(self) -> dict[str, int]:
         """Since the start: "sent", "received" (payload bytes), "store_written", "store_read" (all
         bytes through the store), "rejected_record", "rejected_damaged", "rejected_content",
@@ -176,6 +221,7 @@ class Membership:
         """
         return self._context.counter.read()
 
+    @led
     def pause(self, linger_s: float = 30.0) -> None:
         """End the exchanges under way without an outcome, before all regions stop for a while.
 
@@ -193,6 +239,7 @@ class Membership:
         self._context.halted.set()  # this region can send nothing any more
         self._context.heartbeat.fail(error)
 
+    @led
     def close(self, linger_s: float = 30.0) -> None:
         """Leave the run and end all exchanges under way.
 

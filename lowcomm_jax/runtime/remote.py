@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
+from lowcomm_jax.mesh.leader import Leader, led
 from lowcomm_jax.runtime import terms
 from lowcomm_jax.runtime.anchor_check import AnchorVersions
 from lowcomm_jax.runtime.commits import Job, name_of
@@ -29,7 +30,7 @@ from lowcomm_jax.runtime.records import Commit
 from lowcomm_jax.runtime.request import Arrived, ExchangeRequest, arrange, problems
 from lowcomm_jax.runtime.rounds import Like, RoundExchange
 from lowcomm_jax.runtime.state_transfer import State
-from lowcomm_jax.runtime.terms import Terms
+from lowcomm_jax.runtime.terms import Heal, Terms
 from lowcomm_jax.runtime.two_shot_exchange import TwoShotExchange, averages_of, is_committed
 from lowcomm_jax.runtime.whole_exchange import WholeExchange
 from lowcomm_jax.runtime.wire import Reduction
@@ -43,12 +44,23 @@ log = logging.getLogger(__name__)
 class RemoteExchange(Membership):
     """One region's side of the exchange; made by `connect`.
 
-    All methods must be called from one thread. Most raise `Superseded` when the place is taken, and
+    All methods must be called from one thread. Where the job is several processes, all of them call
+    the same methods in one order: the first one takes part in the exchange, and all get what it
+    gets (`mesh.leader.led`). Most methods raise `Superseded` when the place is taken, and
     `Lost` when the others have begun the run anew.
     """
 
-    def __init__(self, context: ExchangeContext, keep: int):
-        super().__init__(context, keep)
+    def __init__(
+        self,
+        region: int,
+        count: int,
+        heal: Heal,
+        make: Callable[[], ExchangeContext],
+        keep: int,
+        processes: Leader,
+    ):
+        """See `Membership`."""
+        super().__init__(region, count, heal, make, keep, processes)
         self._open: dict[str, WholeExchange | TwoShotExchange] = {}
         self._early: dict[str, EarlyPayload] = {}  # those that no exchange has taken yet
         self._waited: dict[str, float] = {}
@@ -59,12 +71,14 @@ class RemoteExchange(Membership):
         self._absent = (0, 0)  # the last exchange that this region sits out: epoch and number
 
     @property
+    @led
     def epoch(self) -> int:
         """Number of the epoch that this region has joined (`membership.rendezvous`), from 1."""
         return self._context.heartbeat.own.epoch
 
     # -- exchanges ----------------------------------------------------------------------------
 
+    @led
     def start(
         self,
         key: str,
@@ -80,7 +94,8 @@ class RemoteExchange(Membership):
 
         Args:
           key: the same in every region of the group, new in every exchange of the run.
-          arrays: `[1, ...]`, of this region; must not be donated or written to before `finish`.
+          arrays: `[1, ...]`, of this region, whole in its first process (`mesh.arrays.whole`);
+            must not be donated or written to before `finish`.
           takes_part: False announces absence; the arrays then only tell the shapes.
           members: the group that exchanges; None = all regions.
           terms: what must be the same in all regions that take part, whole numbers and small uint32
@@ -113,6 +128,7 @@ class RemoteExchange(Membership):
             self._context.heartbeat.update(awaited=True, wants=False)
         self._open[key] = self._begin(request, sent)
 
+    @led
     def send_early(
         self,
         key: str,
@@ -144,6 +160,7 @@ class RemoteExchange(Membership):
         self._early[key] = made = EarlyPayload(self._context, *given)
         made.begin()
 
+    @led
     def drop_early(self) -> None:
         """Stop sending what no exchange has taken, and let go of it."""
         for one in self._early.values():
@@ -151,18 +168,22 @@ class RemoteExchange(Membership):
             self._payload_gc.dropped(one.published)
         self._early = {}
 
+    @led
     def ready(self, key: str) -> bool:
         """Whether `finish` would return, or raise, without waiting."""
         return self._open[key].outcome.done()
 
+    @led
     def keep_more(self, times: int) -> None:
         """Keep the payloads of so many times as many exchanges: a round has as many."""
         self._payload_gc.keep *= times
 
+    @led
     def be_patient(self, seconds: float) -> None:
         """Wait so much longer than usual for the others, in exchanges started from now on."""
         self._patience_s = seconds
 
+    @led
     def reachable(self) -> bool:
         """Whether the store can be used; waits `dead_after_s` for one that has just gone away."""
         return self._context.heartbeat.store_answers(self._stops)
@@ -176,10 +197,12 @@ class RemoteExchange(Membership):
         """
         self._stops = stops
 
+    @led
     def stopped(self) -> bool:
         """Whether to wait no longer (`stop_when`)."""
         return self._stops()
 
+    @led
     def arrives(self, keys: Sequence[str]) -> bool:
         """Wait until `finish` of all these would not wait.
 
@@ -198,6 +221,7 @@ class RemoteExchange(Membership):
                 exchange.due.end()
         return here
 
+    @led
     def finish(self, key: str, like: dict[str, jax.ShapeDtypeStruct]) -> Arrived:
         """Wait until the commit record and all its payloads are here.
 
@@ -216,6 +240,7 @@ class RemoteExchange(Membership):
         waited = self._waited.pop(key, 0.0) + time.monotonic() - began
         return arrange(result, like, self.count, waited, self._context.counter)
 
+    @led
     def skip(
         self,
         key: str,
@@ -239,6 +264,7 @@ class RemoteExchange(Membership):
         self._open[key] = self._begin(request)
         return self.finish(key, like)
 
+    @led
     def agreed_terms(self, key: str) -> dict[int, Terms] | None:
         """Terms by region in the commit record of an exchange of all regions; None = no record.
 
@@ -252,6 +278,7 @@ class RemoteExchange(Membership):
         commit = self._read(f"{key!r}", lambda: context.commit_log.committed(name))
         return None if commit is None else dict(commit.terms)
 
+    @led
     def sent_before(self) -> int:
         """Inner step of the newest send that an earlier job in this region's place announced.
 
@@ -289,6 +316,7 @@ class RemoteExchange(Membership):
 
         return context.store.until_answered(what, look, context.heartbeat.check, wait)
 
+    @led
     def fetch_ahead(self, first: int, count: int, missed: int = 0) -> int:
         """Read what came of exchanges of all regions that went on without us, all at once.
 
@@ -366,10 +394,12 @@ class RemoteExchange(Membership):
         context.commit_log.commit_all(empty)
         return bool(empty)
 
+    @led
     def forget_ahead(self) -> None:
         """Let go of what `fetch_ahead` has read."""
         self._context.store.forget_ahead()
 
+    @led
     def passed_over(self, key: str) -> bool:
         """Whether others have confirmed an exchange of all regions without this region's payload.
 
@@ -398,23 +428,28 @@ class RemoteExchange(Membership):
           like_K: shapes of what is sent of each fragment.
           first: the first round that has not landed here.
         """
+        rounds = RoundExchange(self.processes, admission, most, overlap, like_K, first)
+        self._begin_rounds(rounds)
+        return rounds
+
+    @led
+    def _begin_rounds(self, rounds: RoundExchange) -> None:
         self._context.heartbeat.check()
-        awaited = self._context.wait_list.awaited
-        given = (awaited, admission, most, overlap, like_K, first)
-        found = RoundExchange(self._context, self._payload_gc, *given)
-        found.begin()
-        return found
+        rounds.begin(self._context, self._payload_gc)
 
     # -- states -------------------------------------------------------------------------------
 
+    @led
     def want_state(self) -> None:
         """Ask the others for a state; they do not wait for our payloads until we `come_in`."""
         self._context.heartbeat.update(wants=True, awaited=False)
 
+    @led
     def donors(self) -> set[int]:
         """Other living regions that train, or have trained, with the others."""
         return self._state_transfer.donors()
 
+    @led
     def owes_state(self) -> bool:
         """Whether this region is to give a state.
 
@@ -423,21 +458,25 @@ class RemoteExchange(Membership):
         """
         return self._state_transfer.owed()
 
+    @led
     def give_state(
         self, step: int, arrays: dict[str, np.ndarray], document: dict[str, Any]
     ) -> None:
         """Publish a state, on a thread of its own; nothing if all who ask have this step's."""
         self._state_transfer.give_soon(step, arrays, document)
 
+    @led
     def announce_anchors(self, versions: AnchorVersions) -> None:
         """Tell regions that ask for a state which anchors we have had (`AnchorCheck.tell_soon`)."""
         self._anchor_check.tell_soon(versions)
 
+    @led
     def anchors_agree(self, step: int, version: str, own: Mapping[str, Any], at_last: bool) -> bool:
         """Compare a state's anchor with those of the others (`AnchorCheck.anchors_agree`)."""
         self._context.heartbeat.check()
         return self._anchor_check.anchors_agree(step, version, own, at_last)
 
+    @led
     def newest_state(self) -> State | None:
         """(step, arrays, document) of the highest step that verifies (`StateTransfer.newest`)."""
         self._context.heartbeat.check()

@@ -24,7 +24,6 @@ from lowcomm_jax.exchange import Traffic
 from lowcomm_jax.history import Event
 from lowcomm_jax.mesh.arrays import fetch, place
 from lowcomm_jax.mesh.leader import leader
-from lowcomm_jax.runtime.connect import LockstepRounds
 from lowcomm_jax.runtime.job_carrier import JobCarrier
 from lowcomm_jax.runtime.job_delivery import everyones, with_everyones_rows
 from lowcomm_jax.runtime.loopback_exchange import LoopbackRounds
@@ -39,7 +38,7 @@ from lowcomm_jax.sync.round_programs import RoundPrograms
 from lowcomm_jax.sync.sync_loop import SyncLoop, as_of
 
 PyTree = Any
-Rounds = RoundExchange | LockstepRounds | LoopbackRounds
+Rounds = RoundExchange | LoopbackRounds
 
 
 class RoundJobLoop(SyncLoop, abc.ABC):
@@ -50,6 +49,7 @@ class RoundJobLoop(SyncLoop, abc.ABC):
         copies from a peer, besides those that all have in common (`SHARED`).
       rounds: the exchange of rounds; None before the first step.
       landed: rounds that have landed here.
+      committed, newest: of `rounds` (`RoundExchange.seen`), after the last step or report.
       until: the first round that the run does not have: it is neither opened nor landed.
     """
 
@@ -61,7 +61,8 @@ class RoundJobLoop(SyncLoop, abc.ABC):
         self.delivery = delivery = carrier.delivery
         delivery.by_rounds, delivery.gives = True, self.given_to_peers
         self.rounds: Rounds | None = None
-        self.landed = 0
+        self.landed = self.committed = 0
+        self.newest = -1
         self.until: int | None = None
         self._fragments = len(self.fragments)
         self._mark: jax.Array | None = None
@@ -82,6 +83,7 @@ class RoundJobLoop(SyncLoop, abc.ABC):
         if self._at_the_end:
             # The last synchronisation was a round of every fragment, without a record of its own.
             self.rounds.go_on(self.landed)
+            self.committed, self.newest = self.rounds.seen()
             self._at_the_end = False
             self.goes_on(state)
         for batch in batches:
@@ -95,9 +97,7 @@ class RoundJobLoop(SyncLoop, abc.ABC):
         """Land rounds that have arrived, report, and open the next round where it is time."""
         now = int(state.counters.step)
         self._keep_step_with_device(state)
-        rounds = self._begun(state)
-        rounds.stepped()
-        rounds.check()
+        self.committed, self.newest = self._begun(state).stepped()
         state = as_of(state, now, behind=0)
         state = self.land_arrived(state, now, events)
         if mask.any():
@@ -125,6 +125,7 @@ class RoundJobLoop(SyncLoop, abc.ABC):
             like_K = [self._like_of(p) for p in range(self._fragments)]
             given = (*self.admission(), int(self.schedule.delay), like_K, self.landed)
             self.rounds = self.delivery.exchange.rounds(*given)
+            self.committed, self.newest = self.rounds.seen()
             self.begins(state)
         return self.rounds
 
@@ -225,6 +226,7 @@ class RoundJobLoop(SyncLoop, abc.ABC):
         """Send the payload of a flight to a round, which it opens if nobody has."""
         arrays = self.delivery.arrays_to_send(flight)
         self.rounds.report(number, arrays, self._terms(state, number), int(flight.sent))
+        self.newest = max(self.newest, number)
 
     def _terms(self, state: TrainState, number: int) -> dict[str, Any]:
         """What all that take part in a round must agree on."""

@@ -43,6 +43,7 @@ from typing import Any
 
 import jax
 
+from lowcomm_jax.mesh.leader import Leader, led
 from lowcomm_jax.runtime import terms, wire
 from lowcomm_jax.runtime.commits import name_of
 from lowcomm_jax.runtime.context import ExchangeContext
@@ -115,7 +116,8 @@ class _Open:
 class RoundExchange:
     """One learner's side of all rounds.
 
-    A thread of its own calls `look`. The training thread calls all else, which returns at once.
+    A thread of its own calls `look`. The training thread calls all else, which returns at once; in
+    a job of several processes all call it, and the first one takes part (`mesh.leader.led`).
 
     Attributes:
       first: the first round that has not landed here.
@@ -126,9 +128,7 @@ class RoundExchange:
 
     def __init__(
         self,
-        context: ExchangeContext,
-        payload_gc: PayloadGC,
-        awaited: Callable[[int], bool],
+        processes: Leader,
         admission: Admission,
         most: int,
         overlap: int,
@@ -138,7 +138,7 @@ class RoundExchange:
     ):
         """
         Args:
-          awaited: whether a learner that lives is waited for (`WaitList.awaited`).
+          processes: those of this job.
           most: learners that a round admits, those that reported first.
           overlap: tau.
           like_K: shapes of what a learner sends of each fragment.
@@ -148,7 +148,7 @@ class RoundExchange:
         self.first = self.committed = first
         self.newest = first - 1
         self.times = RoundTimes()
-        self._context, self._gc, self._awaited = context, payload_gc, awaited
+        self.processes = processes
         self._admission, self._most = admission, most
         self._overlap, self._like_K = overlap, like_K
         self._clock, self._stepped_s = clock, None
@@ -157,38 +157,50 @@ class RoundExchange:
         self._reports: deque[tuple[int, Mapping[str, Any], Mapping[str, Any], int]] = deque()
         self._swept = first
         self._lock, self._looking = threading.Lock(), threading.Lock()
-        payload_gc.for_all = True
         self._wake, self._news = threading.Event(), threading.Event()
 
     # -- the training thread --------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """Start to look."""
-        self._context.background.begin("rounds", self._run, self._wake.set)
+    def begin(self, context: ExchangeContext, payload_gc: PayloadGC) -> None:
+        """Start to look; the first process alone."""
+        self._context, self._gc = context, payload_gc
+        payload_gc.for_all = True
+        context.background.begin("rounds", self._run, self._wake.set)
 
-    def check(self) -> None:
-        """Raises what ended the thread, or what `Heartbeat.check` raises."""
+    @led
+    def seen(self) -> tuple[int, int]:
+        """`committed` and `newest`, the same in all processes.
+
+        Raises what ended the thread, or what `Heartbeat.check` raises.
+        """
         self._context.heartbeat.check()
+        return self.committed, self.newest
 
-    def stepped(self) -> None:
-        """An inner step is done."""
+    @led
+    def stepped(self) -> tuple[int, int]:
+        """An inner step is done; returns `seen`, and raises what that raises."""
         now, before = self._clock(), self._stepped_s
         self._stepped_s = now
         if before is not None:
             self.times.note("step_s", now - before)
+        return self.seen()
 
+    @led
     def wait(self) -> None:
-        """Wait until a pass has found something new, for a moment at most."""
+        """Wait until a pass has found something new, for a moment at most; raises as `seen`."""
         self._news.wait(_MOMENT_S)
         self._news.clear()
+        self._context.heartbeat.check()
 
+    @led
     def report(
         self, number: int, arrays: Mapping[str, Any], terms: Mapping[str, Any], step: int
     ) -> None:
         """Send this learner's payload of a round; opens the round if nobody has.
 
         Args:
-          arrays: `[1, ...]`, of this region; must not be donated meanwhile.
+          arrays: `[1, ...]`, of this region, whole in its first process; must not be donated
+            meanwhile.
           terms: what all that take part must agree on (`runtime.terms`).
           step: of this learner, for `FaultHooks`.
         """
@@ -199,6 +211,7 @@ class RoundExchange:
         self.newest = max(self.newest, number)
         self._wake.set()
 
+    @led
     def take(self, number: int) -> Arrived | None:
         """What came of a round, once all its payloads are here; None = not yet.
 
@@ -206,7 +219,7 @@ class RoundExchange:
           Lost: a payload of the record is gone with all who had it.
           Rejected: a payload is not what this learner would have sent.
         """
-        self.check()
+        self._context.heartbeat.check()
         found = self._rounds.get(number)
         if found is None or found.commit is None:
             return None
@@ -218,6 +231,7 @@ class RoundExchange:
         like, count = self._like_K[number % len(self._like_K)], self._context.count
         return arrange(result, like, count, 0.0, self._context.counter)
 
+    @led
     def compare(self, number: int, ours: Mapping[str, Any]) -> None:
         """Compare our terms of a round that has closed with those of its record.
 
@@ -228,11 +242,13 @@ class RoundExchange:
         record = terms.as_record(ours)
         terms.check(f"round {number}", commit.terms, context.region, record, context.heal)
 
+    @led
     def names_ours(self, number: int) -> bool:
         """Whether a round's record names what this job, and none before it, has published."""
         found = self._rounds[number]
         return found.round.names_ours(found.commit)
 
+    @led
     def landed(self, number: int) -> None:
         """Note that a round has landed here; its payloads may go once it has landed everywhere."""
         with self._lock:
@@ -242,6 +258,7 @@ class RoundExchange:
         self._gc.done(_key(number), found.round.published, at_once=False)
         self._wake.set()
 
+    @led
     def go_on(self, first: int) -> None:
         """Forget all rounds before this one, which another exchange has made up for."""
         with self._looking:
@@ -299,7 +316,7 @@ class RoundExchange:
                 context.fault_hooks.begins(_key(number), {**record, "step": step})
                 found.round.to_host(arrays)
                 began_s = self._clock()  # until now the device was computing
-                found.round.publish(lambda act: act(), record, self.check)
+                found.round.publish(lambda act: act(), record, context.heartbeat.check)
                 found.write_s = self._clock() - began_s
                 news = True
             self._reports.popleft()
@@ -353,7 +370,9 @@ class RoundExchange:
             self.times.note("quorum_s", now - found.seen_s)
         window_s = self.times.window_s(self._admission.grace, self._overlap)
         others = set(range(self._context.count)) - holding.keys()
-        missing = [r for r in others if self._awaited(r) and not round.hopeless(r)]
+        missing = [
+            r for r in others if self._context.wait_list.awaited(r) and not round.hopeless(r)
+        ]
         if missing and now < found.quorum_s + window_s:
             return []
         return sorted([r for r in said if r in counting][: self._most])

@@ -38,8 +38,8 @@ class ByHand(RoundExchange):
     def __init__(self, *given):
         super().__init__(*given, clock=lambda: ByHand.now)
 
-    def begin(self):
-        """No thread."""
+    def _run(self):
+        """Nothing: it looks when it is told to."""
 
     def wait(self):
         """Nobody else moves meanwhile."""

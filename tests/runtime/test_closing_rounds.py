@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from runtime.made_records import commit_of, knows_jobs
 
+from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.runtime import round
 from lowcomm_jax.runtime.commits import Announced, Job
 from lowcomm_jax.runtime.errors import Lost, Parted, Rejected
@@ -111,6 +112,8 @@ def learner(monkeypatch):
             commit_log=log,
             timing=SimpleNamespace(answer_s=5.0),
             counter=SimpleNamespace(take=lambda name: 0),
+            wait_list=SimpleNamespace(awaited=lambda region: region in set(awaited)),
+            background=SimpleNamespace(begin=lambda *given: None),
         )
         gc = SimpleNamespace(calls=[], sweeps=0)
         gc.begin = lambda key: gc.calls.append(("begin", key))
@@ -123,8 +126,8 @@ def learner(monkeypatch):
 
         gc.sweep = sweep
         now = Now()
-        given = (context, gc, lambda region: region in set(awaited), Admission(quorum, grace))
-        one = RoundExchange(*given, most, OVERLAP, like_K, first, now)
+        one = RoundExchange(leader(), Admission(quorum, grace), most, OVERLAP, like_K, first, now)
+        one.begin(context, gc)
         return SimpleNamespace(one=one, now=now, log=log, gc=gc, heartbeat=heartbeat)
 
     return make

@@ -530,7 +530,7 @@ class Reports(LearnerJobLoop):
 
     def __init__(self, landed=0, newest=-1, committed=0, seen=(-1, 0), until=None):
         self.landed, self.until, self._fragments, self._seen = landed, until, 2, seen
-        self.rounds = SimpleNamespace(newest=newest, committed=committed)
+        self.rounds, self.newest, self.committed = SimpleNamespace(), newest, committed
         self.schedule = SimpleNamespace(
             opens=lambda number: 4 * number, gap=lambda number: 4, delay=6
         )

@@ -1,31 +1,33 @@
 """Regions of several processes under the contract of an exchange."""
 
+import threading
+
 import numpy as np
 import pytest
 from processes_in_threads import leaders, together
 from runtime.party import LIKE, SECRET, TIMING, payload
 
 from lowcomm_jax import exchange
-from lowcomm_jax.runtime.connect import LockstepExchange
-from lowcomm_jax.runtime.remote import RemoteExchange
 
 
 @pytest.fixture
-def regions(tmp_path):
+def opened(tmp_path, monkeypatch):
+    """Opens the exchange of a region in one of its processes, which is a thread here."""
+    here = threading.local()
+    monkeypatch.setattr("lowcomm_jax.runtime.connect.leader", lambda: here.process)
+
+    def make(process, region):
+        here.process = process
+        return exchange.store(f"file://{tmp_path}/meet", region, 2, "run", SECRET, timing=TIMING)
+
+    return make
+
+
+@pytest.fixture
+def regions(opened):
     """Two regions of two processes each, as pairs of exchanges."""
     jobs = [leaders(2), leaders(2)]
-
-    def make(region):
-        def process(team):
-            def open_one():
-                url = f"file://{tmp_path}/meet"
-                return exchange.store(url, region, 2, "run", SECRET, timing=TIMING)
-
-            return LockstepExchange(team, region, 2, "stop", open_one)
-
-        return together(process, jobs[region])
-
-    made = [make(region) for region in range(2)]
+    made = [together(lambda one, r=r: opened(one, r), jobs[r]) for r in range(2)]
     yield made
     together(lambda one: one.close(), [one for region in made for one in region])
     for team in jobs[0] + jobs[1]:
@@ -66,9 +68,9 @@ def test_a_failed_process_ends_the_wait_of_the_first(regions):
     everywhere(lambda one: one.join(20.0), regions)
 
     def act(one):
-        with one._leader.together():
+        with one.processes.together():
             one.start("0", payload(one.region, 0))
-            if not one._leader.leads:
+            if not one.processes.leads:
                 raise OSError("disk full")
             return one.finish("0", LIKE)
 
@@ -77,15 +79,10 @@ def test_a_failed_process_ends_the_wait_of_the_first(regions):
     assert isinstance(second, OSError)
 
 
-def test_processes_of_different_regions_are_refused(tmp_path):
+def test_processes_of_different_regions_are_refused(opened):
     job = leaders(2)
-    found = together(lambda one: LockstepExchange(one, one.index, 2, "stop", None), job)
+    found = together(lambda one: opened(one, one.index), job)
     for error in found:
         assert isinstance(error, ValueError) and "give all of them the same" in str(error)
     for one in job:
         one._channel.close()
-
-
-def test_every_method_of_the_exchange_is_there():
-    public = {name for name in dir(RemoteExchange) if not name.startswith("_")}
-    assert public - set(dir(LockstepExchange)) == {"fail"}

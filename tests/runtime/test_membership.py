@@ -12,6 +12,7 @@ from runtime.faults import folder, outage, vanish
 from runtime.party import LIKE, TIMING, at_once, check, land, send, until
 
 from lowcomm_jax import exchange
+from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.runtime import membership
 from lowcomm_jax.runtime.kv import MetricsCounter, Store
 from lowcomm_jax.runtime.records import Beat, Epoch
@@ -351,6 +352,11 @@ def test_why_a_region_could_not_join():
     assert "regions [2] of run 'run' train, but there is no record" in told
 
 
+def member(context):
+    given = context.region, context.count, "stop"
+    return membership.Membership(*given, lambda: context, 2, leader())
+
+
 @pytest.mark.parametrize(
     ("beats", "misses"),
     [
@@ -372,14 +378,14 @@ def test_a_run_that_ends_without_somebody(beats, misses):
         others = {k: v for k, v in {"r0": TRAINS, **beats}.items() if k != f"r{region}"}
         left = {int(name[1:]) for name, beat in others.items() if beat.leaving}
         context = among(region, dead=left, **others)
-        return membership.Membership(context, 2).misses(20)
+        return member(context).misses(20)
 
     assert asked(0) is misses and not asked(1)
 
 
 def test_steps_are_those_made_and_those_exchanged():
     context = among(r1=Beat(1, step=8, trained=5), r2=Beat(1, step=3, trained=9), dead=(2,))
-    one = membership.Membership(context, 2)
+    one = member(context)
     assert one.steps() == {0: 0, 1: 8}
     context.heartbeat.living = lambda certain=True: {0, 1, 2}
     assert one.steps() == {0: 0, 1: 8, 2: 9}
@@ -389,7 +395,7 @@ def test_one_beat_is_waited_for_unless_more_are_asked_for():
     context, waited = among(), []
     context.heartbeat.wait_for_beats, told = waited.append, []
     context.heartbeat.update = lambda **changes: told.append((len(waited), changes))
-    one = membership.Membership(context, 2)
+    one = member(context)
     one.wait_for_beats(), one.wait_for_beats(3), one.come_in()
     assert waited == [1, 3, 2], "the second was made after it had read ours"
     assert told == [(2, {"awaited": True, "wants": False})]

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 from runtime.made_records import commit_of, knows_jobs
 
+from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.runtime import remote as remote_exchange
 from lowcomm_jax.runtime.commits import Announced, CommitLog, Job
 from lowcomm_jax.runtime.errors import StoreUnavailable
@@ -49,7 +50,8 @@ def remote(store, awaited=(0, 1, 2), living=(0, 1, 2)):
         heartbeat=heartbeat,
         transport=SimpleNamespace(name="store", get_ahead=lambda sizes: None),
     )
-    return RemoteExchange(context, 4), context.commit_log
+    one = RemoteExchange(0, R, "stop", lambda: context, 4, leader())
+    return one, context.commit_log
 
 
 def announce(log, numbers, regions=(1, 2), payload=None, terms=None):
