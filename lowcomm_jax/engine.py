@@ -27,10 +27,10 @@ from lowcomm_jax.network import VirtualClock, drive, follow
 from lowcomm_jax.params.layout import Layout, make_layout
 from lowcomm_jax.refusals import TITLE, UNFIT, microbatch_cut, microbatch_problems, refuse_setup
 from lowcomm_jax.refused import Refused, refuse
+from lowcomm_jax.runtime.job_carrier import JobCarrier
 from lowcomm_jax.runtime.job_delivery import JobDelivery
-from lowcomm_jax.runtime.make_loop import job_loop, reconnect
 from lowcomm_jax.runtime.remote import RemoteExchange
-from lowcomm_jax.runtime.round_job_loop import RoundJobLoop
+from lowcomm_jax.runtime.round_carrier import RoundCarrier
 from lowcomm_jax.setup import Setup, takes_settings, with_settings
 from lowcomm_jax.state.train_state import TrainState
 from lowcomm_jax.sync import initial_state, round_programs
@@ -272,9 +272,9 @@ class Engine:
         """
         loop = self._begin(state)
         if rounds is not None:
-            if not isinstance(loop, RoundJobLoop):
+            if not loop.carrier.by_rounds:
                 raise ValueError(f"rounds={rounds}: regions count steps here; give so many batches")
-            batches = loop.until_rounds(state, rounds, batches)
+            batches = loop.carrier.until_rounds(state, rounds, batches)
         cut = self._cut(microbatch, counts_R)
         return self.run_on(loop, state, batches, participants, cut)
 
@@ -393,8 +393,7 @@ class Engine:
           ValueError: the checkpoint lacks the codec's state from before a send.
         """
         loop = self.sync_loop(state)
-        if self.delivery is not None:
-            reconnect(loop, state)
+        loop.carrier.reconnect(loop, state)
 
     # -- helpers ------------------------------------------------------------------------------
 
@@ -642,7 +641,9 @@ def make_sync_loop(
       delivery: of a job that is one region of several; None = all regions on one mesh.
     """
     if delivery is not None:
-        return job_loop(programs, weights, delivery)
+        paced = programs.method.schedule.uneven
+        carrier = RoundCarrier(programs, delivery) if paced else JobCarrier(delivery)
+        return SyncLoop(programs, weights, carrier)
     if programs.method.servers is not None:
         return TwoLevelLoop(programs, weights)
     return SyncLoop(programs, weights)

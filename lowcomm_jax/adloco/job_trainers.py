@@ -25,7 +25,7 @@ from lowcomm_jax.engine import Engine
 from lowcomm_jax.exchange import Traffic
 from lowcomm_jax.history import History
 from lowcomm_jax.rules.batching import Statistics, pooled
-from lowcomm_jax.runtime.job_carrier import JobCarrier, reconnect, start_from_anchor
+from lowcomm_jax.runtime.job_carrier import JobCarrier, start_from_anchor
 from lowcomm_jax.runtime.job_delivery import JobDelivery
 from lowcomm_jax.runtime.state_transfer import State, shared_state
 from lowcomm_jax.schedule.base import Send, Stage
@@ -67,7 +67,7 @@ class TrainerCarrier(JobCarrier):
         return not self.holds or isinstance(stage[0], Send)
 
     @contextlib.contextmanager
-    def patiently(self) -> Iterator[None]:
+    def ending(self, loop: SyncLoop, state: TrainState) -> Iterator[None]:
         """Lets what was sent land."""
         held, self.holds = self.holds, False
         try:
@@ -162,7 +162,7 @@ class JobTrainers:
         for number, (state, history) in ran.items():
             loop, events = loops[number], []
             if state.counters.behind:
-                with loop.carrier.patiently():
+                with loop.carrier.ending(loop, state):
                     state = loop.run_due(state, np.ones(1, bool), events)
             history.add_events(events)
             out[number] = state, history
@@ -192,7 +192,7 @@ class JobTrainers:
     def reconnect(self, state: AdaptiveState) -> None:
         """Start the exchanges of a restored state again; see `Engine.reconnect`."""
         for _, trainer, loop in self._all(state):
-            reconnect(loop, trainer.state)
+            loop.carrier.reconnect(loop, trainer.state)
 
     def listen(self, state: AdaptiveState, only: bool) -> None:
         """Whether trainers take what the others exchange, and send nothing."""

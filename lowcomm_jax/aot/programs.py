@@ -189,7 +189,7 @@ def _record_round(loop: SyncLoop, state: TrainState, p: int, given: tuple) -> Tr
         own = Draw(loop.programs.groups.draw(0))
     elif loop.method.takes_own_parts:
         own = own_parts(flight, flight)
-    moved, values = loop.update_anchor(sent, flight, own)
+    moved, values = loop.update_anchor(sent, flight, loop.told(sent, flight), own)
     if loop.measurements is not None and "drift" in flight.header:
         loop.measurements.landed(moved, flight, values)
     loop.adopt(moved, p, flight, everyone, step)

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from lowcomm_jax.engine import Engine
-from lowcomm_jax.runtime.job_carrier import JobCarrier
 from lowcomm_jax.state.train_state import TrainState
 from lowcomm_jax.sync.initial_state import codec_states
 from lowcomm_jax.sync.sync_loop import SyncLoop
@@ -36,7 +35,7 @@ def precompile(engine: Engine, state: TrainState, loop: SyncLoop | None = None) 
       codecs are as at step 0; the rest is unchanged.
     """
     called = engine.sync_loop(state) if loop is None else loop
-    assert isinstance(called.carrier, JobCarrier)  # others have nothing to send to
+    assert called.carrier.separate  # others have nothing to send to
     programs = called.programs
     loopback = type(called)(programs, engine.weights, called.carrier.alone())
     landing = jax.tree.map(jnp.copy, state.landing)

@@ -8,8 +8,8 @@ Progress that a lost region had not sent is lost. It starts from the anchor, wit
 0 (residuals of 0) and its own inner optimizer state: that of its checkpoint, or a fresh one.
 `enter` raises `Lost` where no region gave a state, `Parted` where the state is not the others'.
 
-A region at a pace of its own (`RoundJobLoop`) copies a peer instead: a learner its parameters and
-optimizer state, too. `rejoin_regions` does what `enter` does, where all regions are in one process.
+A region at a pace of its own copies a peer instead (`runtime.peer_copy`). `rejoin_regions` does
+what `enter` does, where all regions are in one process.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from lowcomm_jax.recovery.precompile import precompile
 from lowcomm_jax.runtime.anchor_history import anchor_version
 from lowcomm_jax.runtime.donor_wait import DonorWait
 from lowcomm_jax.runtime.errors import StoreUnavailable
-from lowcomm_jax.runtime.job_carrier import expect, reconnect, start_from_anchor
+from lowcomm_jax.runtime.job_carrier import expect, start_from_anchor
 from lowcomm_jax.runtime.job_delivery import JobDelivery
+from lowcomm_jax.runtime.peer_copy import start_from_peer
 from lowcomm_jax.runtime.remote import RemoteExchange
-from lowcomm_jax.runtime.round_job_loop import RoundJobLoop
 from lowcomm_jax.runtime.state_transfer import SHARED, State, placed_like
 from lowcomm_jax.state.channel_flights import left_by
 from lowcomm_jax.state.leaves import named_leaves
@@ -77,7 +77,7 @@ def enter(engine: Engine, state: TrainState, batch: PyTree) -> TrainState:
     own = int(state.counters.step)
     state = engine.warm(precompile(engine, state), batch)
     result = exchange.result()
-    if isinstance(loop, RoundJobLoop):
+    if loop.carrier.by_rounds:
         return _copy_peer(loop, state, result)
     if result is not None:
         _, arrays, document = result
@@ -96,7 +96,7 @@ def enter(engine: Engine, state: TrainState, batch: PyTree) -> TrainState:
         compiled.add(_level(loop, state))
 
 
-def _copy_peer(loop: RoundJobLoop, state: TrainState, result: State | None) -> TrainState:
+def _copy_peer(loop: SyncLoop, state: TrainState, result: State | None) -> TrainState:
     """A region at a pace of its own copies a peer, or the result of those that have ended.
 
     What was committed since the peer gave its state it lands by itself: payloads stay meanwhile.
@@ -104,7 +104,7 @@ def _copy_peer(loop: RoundJobLoop, state: TrainState, result: State | None) -> T
     """
     exchange = loop.carrier.delivery.exchange
     _, arrays, document = newest(exchange) if result is None else result
-    state = loop.start_from_peer(state, arrays, document)
+    state = start_from_peer(loop, state, arrays, document)
     exchange.beat(loop.carrier.delivery.position(state))
     if result is None:
         exchange.come_in()
@@ -241,7 +241,8 @@ def catch_up(engine: Engine, state: TrainState, least: int = 0) -> TrainState:
     finally:
         delivery.listens_only = delivery.never_defers = False
         delivery.sends_ahead = True
-    reconnect(loop, state)  # the others wait for our announcement in what is under way, too
+    # The others wait for our announcement in what is under way, too.
+    loop.carrier.reconnect(loop, state)
     return start_from_anchor(loop, state)
 
 

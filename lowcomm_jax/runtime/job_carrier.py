@@ -95,7 +95,7 @@ class JobCarrier:
         (`JobDelivery.learns_outcome`); None = nobody is called.
     """
 
-    separate = True
+    separate, by_rounds = True, False
 
     def __init__(self, delivery: JobDelivery):
         self.delivery, self.pacing = delivery, OutagePacing()
@@ -124,6 +124,9 @@ class JobCarrier:
             if self._known is not None:
                 self.delivery.forget_ahead()
                 self._known = None
+
+    def agreed(self, loop: EventLoop, state: TrainState) -> None:
+        """None."""
 
     def comes_to(self, loop: EventLoop, state: TrainState, step: int) -> None:
         now, sends = int(state.counters.step), int(state.counters.sends.sum())
@@ -156,6 +159,9 @@ class JobCarrier:
             self.delivery.still_behind()
         return False
 
+    def told_step(self, loop: EventLoop, state: TrainState, p: int, number: int) -> int:
+        return int(state.counters.step)
+
     def done(self, loop: EventLoop, state: TrainState, in_time: bool) -> None:
         self.delivery.publish_progress(state, loop.fragments)
         sent = (state.counters.last_sent == state.counters.step).any()
@@ -173,7 +179,7 @@ class JobCarrier:
         key: str,
         flight: InFlight,
         again: bool = False,
-    ) -> None:
+    ) -> dict[str, np.ndarray]:
         number = int(state.counters.sends.sum())
         if again:
             number = state.counters.sends_until(int(flight.sent))
@@ -182,6 +188,7 @@ class JobCarrier:
         how = (loop.groups(round_), exchange, loop.fragments)
         given = (key, number, flight, state.anchor, *how)
         self.delivery.start(*given, again=again, round=round_)
+        return {}
 
     def collect(
         self, loop: EventLoop, state: TrainState, key: str, last: bool, adopts: bool
@@ -228,7 +235,7 @@ class JobCarrier:
     # -- the end --------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def patiently(self) -> Iterator[None]:
+    def ending(self, loop: EventLoop, state: TrainState) -> Iterator[None]:
         self.delivery.never_defers = True
         try:
             yield
@@ -254,6 +261,27 @@ class JobCarrier:
         self.delivery.compare_final_anchors(state, loop.fragments)
         self.delivery.drop_ahead()
 
+    def reconnect(self, loop: SyncLoop, state: TrainState) -> None:
+        """Start the exchanges of what is in flight again: they ended with the job that sent it.
+
+        Anchors of a restored state are sent with its payloads.
+
+        Raises:
+          ValueError: the state is of a checkpoint without the codec's state from before the send,
+            which this region needs if it is not counted.
+        """
+        self.paused = int(state.counters.behind) == 1
+        self.delivery.drop_ahead()
+        for key, flight in in_send_order(state.in_flight):
+            if flight.anchor_updated:
+                continue
+            if flight.takes_part.any() and flight.kept is None:
+                raise ValueError(
+                    f"payload {key!r} is in flight without the codec's state from before it: go on "
+                    "with the version of this package that saved it"
+                )
+            self.post(loop, state, key, flight, again=True)
+
 
 def _missed(loop: EventLoop, state: TrainState, now: int) -> int:
     """How many sends were due before `now`; 0 where what lands decides what is sent."""
@@ -267,34 +295,12 @@ def _missed(loop: EventLoop, state: TrainState, now: int) -> int:
 # -- after a restart ------------------------------------------------------------------------------
 
 
-def reconnect(loop: SyncLoop, state: TrainState) -> None:
-    """Start the exchanges of what is in flight again: they ended with the job that sent it.
-
-    Anchors of a restored state are sent with its payloads.
-
-    Raises:
-      ValueError: the state is of a checkpoint without the codec's state from before the send,
-        which this region needs if it is not counted.
-    """
-    loop.carrier.paused = int(state.counters.behind) == 1
-    loop.carrier.delivery.drop_ahead()
-    for key, flight in in_send_order(state.in_flight):
-        if flight.anchor_updated:
-            continue
-        if flight.takes_part.any() and flight.kept is None:
-            raise ValueError(
-                f"payload {key!r} is in flight without the codec's state from before it: go on "
-                "with the version of this package that saved it"
-            )
-        loop.post(state, key, flight, again=True)
-
-
 def expect(loop: SyncLoop, state: TrainState) -> None:
     """Wait, as a listener, for the payloads that others have in flight."""
     delivery = loop.carrier.delivery
     delivery.listens_only = True
     try:
-        reconnect(loop, state)
+        loop.carrier.reconnect(loop, state)
     finally:
         delivery.listens_only = False
 

@@ -34,8 +34,9 @@ from lowcomm_jax.runtime.request import Arrived, nothing
 from lowcomm_jax.runtime.slicing import Slicing, goes_in_slices, named, padded_nbytes
 from lowcomm_jax.runtime.state_transfer import State, shared_state
 from lowcomm_jax.runtime.wire import without_region
-from lowcomm_jax.state.train_state import InFlight, TrainState, rounds_landed, with_item
+from lowcomm_jax.state.train_state import InFlight, TrainState, rounds_landed
 from lowcomm_jax.sync.carrier import Collected
+from lowcomm_jax.sync.sync_loop import not_counted
 
 PyTree = Any
 log = logging.getLogger(__name__)
@@ -82,7 +83,7 @@ class JobDelivery:
       sends_ahead: send moved anchors before the payload; not while rounds are only caught up with.
       never_defers: wait for the others also while the store is away.
       trained: inner steps this region has made.
-      by_rounds: regions have rounds in common, but no steps (`round_job_loop`).
+      by_rounds: regions have rounds in common, but no steps (`round_carrier`).
       prefix: what the names of all its exchanges begin with.
       slicings: how payloads are reduced in slices, by fragment and level; deliveries of the same
         fragments may share them, so that each is compiled once.
@@ -466,12 +467,9 @@ class JobDelivery:
     def _uncount(self, state: TrainState, key: str) -> TrainState:
         """The state as if this region had not sent at all: the others went on without it."""
         flight = state.in_flight[key]
-        p, codec = int(flight.fragment), state.codec
-        if flight.sent == state.counters.last_sent[p]:
-            # Unless a later payload was encoded since: its residual follows from this one's.
-            codec = with_item(codec, p, flight.kept)
-        flight = dataclasses.replace(flight, takes_part=np.zeros_like(flight.takes_part))
-        return state.replace(codec=codec, in_flight={**state.in_flight, key: flight})
+        absent = dataclasses.replace(flight, takes_part=np.zeros_like(flight.takes_part))
+        in_flight = {**state.in_flight, key: absent}
+        return not_counted(state, flight).replace(in_flight=in_flight)
 
     def traffic(
         self,
@@ -528,6 +526,23 @@ def decided(flight: InFlight) -> dict[str, int]:
 def everyones(payload: PyTree, rows: dict[str, np.ndarray]) -> PyTree:
     """A payload with a row for every member, `[N, ...]`."""
     return jax.tree.structure(payload).unflatten(rows[name] for name in named(payload))
+
+
+def nobodys_flight(p: int, step: int) -> InFlight:
+    """A payload of fragment p in flight to which this region adds nothing, `[1, ...]`."""
+    return InFlight(
+        payload=None,
+        snapshot=None,
+        accepted=np.ones(1, bool),
+        weight=np.zeros(1, np.float32),
+        fragment=np.int64(p),
+        sent=np.int64(step),
+        due=np.full(1, step, np.int64),
+        takes_part=np.zeros(1, bool),
+        anchor_updated=np.bool_(False),
+        level=np.int64(0),
+        header={},
+    )
 
 
 def with_everyones_rows(

@@ -111,7 +111,7 @@ class LoopbackExchange:
 
 
 class LoopbackRounds:
-    """What `RoundJobLoop` needs of a `RoundExchange`: a round is over when it is reported to."""
+    """What `RoundCarrier` needs of a `RoundExchange`: a round is over when it is reported to."""
 
     def __init__(self, exchange: LoopbackExchange, like_K: Any, first: int):
         self.committed = first
@@ -123,9 +123,10 @@ class LoopbackRounds:
         self._exchange.start(str(number), arrays)
         self.newest, self.committed = number, number + 1
 
-    def take(self, number: int) -> Arrived | None:
-        if number >= self.committed:
-            return None
+    def arrived(self, number: int) -> bool:
+        return number < self.committed
+
+    def take(self, number: int) -> Arrived:
         return self._exchange.finish(str(number), self._like_K[number % len(self._like_K)])
 
     def compare(self, number: int, ours: Any) -> None:

@@ -212,8 +212,8 @@ class RoundExchange:
         self._wake.set()
 
     @led
-    def take(self, number: int) -> Arrived | None:
-        """What came of a round, once all its payloads are here; None = not yet.
+    def arrived(self, number: int) -> bool:
+        """Whether all payloads of a round that has closed are here.
 
         Raises:
           Lost: a payload of the record is gone with all who had it.
@@ -221,11 +221,14 @@ class RoundExchange:
         """
         self._context.heartbeat.check()
         found = self._rounds.get(number)
-        if found is None or found.commit is None:
-            return None
+        closed = found is not None and found.commit is not None
+        return closed and found.round.arrays_of(found.commit) is not None
+
+    @led
+    def take(self, number: int) -> Arrived:
+        """What came of a round that has `arrived`."""
+        found = self._rounds[number]
         arrays = found.round.arrays_of(found.commit)
-        if arrays is None:
-            return None
         seconds = self._clock() - (found.seen_s or self._clock())
         result = ExchangeResult(found.commit, arrays, seconds)
         like, count = self._like_K[number % len(self._like_K)], self._context.count

@@ -15,8 +15,8 @@ reduced data alone, so that every region decides alike. `base` has the contract.
 
 from lowcomm_jax.schedule.adaptive import Adaptive, syncs_per_period
 from lowcomm_jax.schedule.arrivals import Arrivals
-from lowcomm_jax.schedule.base import Schedule, Timing, delay_per_region
-from lowcomm_jax.schedule.learners import Admission, Learners, Outage
+from lowcomm_jax.schedule.base import Admission, Schedule, Timing, delay_per_region
+from lowcomm_jax.schedule.learners import Learners, Outage
 from lowcomm_jax.schedule.never import Never
 from lowcomm_jax.schedule.rank_driven import Ranked
 from lowcomm_jax.schedule.staggered import Staggered

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from lowcomm_jax.schedule.base import Schedule, Stage, View
+from lowcomm_jax.schedule.base import Admission, Adopt, Drop, Move, Schedule, Send, Stage, View
 from lowcomm_jax.state.train_state import SyncCounters
 
 
@@ -36,6 +36,9 @@ class Arrivals(Schedule):
     fragments: ClassVar[int] = 1
     delay: ClassVar[int] = 0
     uneven: ClassVar[bool] = True
+    admission: ClassVar[Admission] = Admission(quorum=1, grace=0.0, weights="given")
+    most: ClassVar[int | None] = 1
+    """Regions whose arrivals one round between jobs admits."""
 
     def local_steps(self) -> list[int]:
         """Inner steps of each region between two arrivals, at least 1."""
@@ -67,6 +70,25 @@ class Arrivals(Schedule):
     def due(self, step: int, counters: SyncCounters) -> tuple[int, ...]:
         del counters
         return (0,) if self.senders(step, len(self.speeds)).any() else ()
+
+    def acts(self, step: int, view: View) -> Stage:
+        """As `Schedule.acts`; of a region that is a job of its own, see `methods.async_local_sgd`.
+
+        Each round is one arrival. It moves the anchor of all; whose it is adopts that. A region
+        that has arrived stands still until then. Who has no round before the run's last one takes
+        its payload back, and those steps travel with the last synchronisation.
+        """
+        agreed = view.agreed
+        if agreed is None:
+            return super().acts(step, view)
+        if agreed.landed == agreed.last:
+            return tuple(Drop(key) for key, _ in view.flights)
+        if agreed.arrived:
+            key = agreed.key(0, step, view.flights if agreed.ours else [])
+            return Move(key), Adopt(0, key, np.array([agreed.ours]))
+        steps = step - max(0, int(view.counters.last_landed[0, 0]))
+        arrives = steps >= self.local_steps()[agreed.region] and not (view.away or view.flights)
+        return (Send((0,)),) if arrives else ()
 
     def sends(self, step: int, view: View) -> Stage:
         sends = super().sends(step, view)

@@ -25,7 +25,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from lowcomm_jax.state.train_state import Decided, InFlight, SyncCounters
+from lowcomm_jax.state.train_state import Decided, InFlight, SyncCounters, flight_key
 
 FirstRound = Literal["empty", "blocking"]
 Rates = Callable[[], np.ndarray]
@@ -82,8 +82,79 @@ class Copy(NamedTuple):
     peer: int
 
 
-Stage = tuple[Send | Move | Adopt | Copy, ...]
-"""Acts that are done together: sends; or moves and the adoptions behind them; or copies."""
+class Drop(NamedTuple):
+    """Take a payload back: what was sent is sent again later, with what follows."""
+
+    key: str
+
+
+Stage = tuple[Send | Move | Adopt | Copy | Drop, ...]
+"""Acts that are done together: sends; moves and the adoptions behind them; copies; or drops."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Admission:
+    """For whom a round waits, and how those admitted count.
+
+    Attributes:
+      quorum: K, learners that must have reported.
+      grace: gamma, share of the slack that a round waits for the others, in [0, 1).
+      weights: `token_rate`: c_tokens (c_tokens / c_steps), tokens and steps since the learner
+        received the fragment; or as `given` to the engine.
+    """
+
+    quorum: int = 1
+    grace: float = 0.0
+    weights: Literal["token_rate", "given"] = "token_rate"
+
+    def violations(self, regions: int) -> list[str]:
+        """Settings that cannot work, one line with its fix each."""
+        found = []
+        if not 1 <= self.quorum <= regions:
+            found.append(
+                f"quorum={self.quorum}: give a number from 1 to the number of regions ({regions})"
+            )
+        if not 0 <= self.grace < 1:
+            found.append(f"grace={self.grace}: give a share of the slack, from 0 to below 1")
+        if self.weights not in ("token_rate", "given"):
+            found.append(f"weights={self.weights!r}: use token_rate or given")
+        return found
+
+
+class Agreed(NamedTuple):
+    """What regions that are jobs at a pace of their own have agreed on, as one of them sees it.
+
+    Round k handles fragment k mod K. Rounds land in their order.
+
+    Attributes:
+      region: this one.
+      landed: rounds that have landed here.
+      committed: the first round of which no record is known.
+      newest: the newest round that is open.
+      since: the step at which this region saw it open.
+      last: the first round that the run does not have; None = it has no end.
+      arrived: whether the payloads of round `landed` are here.
+      ours: whether its record names this region.
+    """
+
+    region: int
+    landed: int
+    committed: int
+    newest: int
+    since: int
+    last: int | None
+    arrived: bool
+    ours: bool
+
+    def key(self, fragment: int, step: int, flights: list[tuple[str, InFlight]]) -> str:
+        """Key of the payload by which round `landed` moves the anchor: this region's, or of others.
+
+        Args:
+          flights: of this region, the payloads that it has sent to the round.
+        """
+        if flights:
+            return flights[0][0]
+        return f"{flight_key(fragment, step)}+{self.landed}"
 
 
 class View(NamedTuple):
@@ -93,12 +164,16 @@ class View(NamedTuple):
       flights: (key, payload in flight) in the order of their sends; no array is read.
       regions: number of regions R of this job.
       crossed: whether a one-period boundary at this step has been crossed.
+      away: whether no region here takes part in what is sent now.
+      agreed: where records of rounds say what lands, instead of steps; None = steps do.
     """
 
     counters: SyncCounters
     flights: list[tuple[str, InFlight]]
     regions: int
     crossed: bool = False
+    away: bool = False
+    agreed: Agreed | None = None
 
     def has_sent(self, step: int) -> bool:
         """Whether the sends of this step are done."""

@@ -40,14 +40,16 @@ import bisect
 import dataclasses
 import functools
 import math
-from typing import Literal, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from lowcomm_jax.schedule.arrivals import shares
 from lowcomm_jax.schedule.base import (
+    Admission,
     Adopt,
     Copy,
+    Move,
     Schedule,
     Send,
     Stage,
@@ -60,35 +62,6 @@ from lowcomm_jax.schedule.staggered import Staggered
 from lowcomm_jax.state.train_state import SyncCounters
 
 _DECAY = 0.9  # of the average time to a quorum
-
-
-@dataclasses.dataclass(frozen=True)
-class Admission:
-    """For whom a round waits, and how those admitted count.
-
-    Attributes:
-      quorum: K, learners that must have reported.
-      grace: gamma, share of the slack that a round waits for the others, in [0, 1).
-      weights: `token_rate`: c_tokens (c_tokens / c_steps), tokens and steps since the learner
-        received the fragment; or as `given` to the engine.
-    """
-
-    quorum: int = 1
-    grace: float = 0.0
-    weights: Literal["token_rate", "given"] = "token_rate"
-
-    def violations(self, regions: int) -> list[str]:
-        """Settings that cannot work, one line with its fix each."""
-        found = []
-        if not 1 <= self.quorum <= regions:
-            found.append(
-                f"quorum={self.quorum}: give a number from 1 to the number of regions ({regions})"
-            )
-        if not 0 <= self.grace < 1:
-            found.append(f"grace={self.grace}: give a share of the slack, from 0 to below 1")
-        if self.weights not in ("token_rate", "given"):
-            found.append(f"weights={self.weights!r}: use token_rate or given")
-        return found
 
 
 class Outage(NamedTuple):
@@ -130,11 +103,13 @@ class Learners(Schedule):
     period: int
     fragments: int
     delay: int
-    admission: Admission = Admission()
+    admission: Admission = dataclasses.field(default_factory=Admission)
     speeds: tuple[float, ...] = ()
     outages: tuple[Outage, ...] = ()
     travel: int | None = None
     uneven = True
+    most: ClassVar[int | None] = None
+    """Learners that a round admits at most; None = all."""
 
     def settle(self, timing: Timing) -> Learners:
         if self.travel is not None:
@@ -190,7 +165,15 @@ class Learners(Schedule):
         return tuple(r.fragment for r in rounds)
 
     def acts(self, step: int, view: View) -> Stage:
-        """As `Schedule.acts`; then learners that come back copy a peer."""
+        """As `Schedule.acts`; then learners that come back copy a peer.
+
+        Of a learner that is a job of its own: rounds that have arrived land, in their order, then
+        it reports. It looks again after its next step.
+        """
+        if view.agreed is not None:
+            return (
+                () if view.has_sent(step) else self._lands(step, view) or self._reports(step, view)
+            )
         return super().acts(step, view) or self._copies(step, view)
 
     def sends(self, step: int, view: View) -> Stage:
@@ -214,6 +197,40 @@ class Learners(Schedule):
         back = np.flatnonzero(self.returns(step, view.regions) & ~done)
         peer = np.flatnonzero(self.up(step, view.regions))
         return tuple(Copy(int(region), int(peer[0])) for region in back)
+
+    # -- a learner that is a job of its own -------------------------------------------------------
+
+    def _lands(self, step: int, view: View) -> Stage:
+        """The next round, if it is here; the learner adopts, admitted or not.
+
+        A round that it has reported to lands no sooner than tau ticks later: its own steps, or
+        those of a faster learner.
+        """
+        agreed, p = view.agreed, view.agreed.landed % self.fragments
+        reported = [(k, f) for k, f in view.flights if f.fragment == p]
+        ticks = self.opens(agreed.newest) - self.opens(agreed.landed)
+        early = reported and step < reported[0][1].due[0] and ticks < self.delay
+        if agreed.landed == agreed.last or early or not agreed.arrived:
+            return ()
+        key = agreed.key(p, step, reported)
+        return Move(key), Adopt(p, key, np.ones(1, bool))
+
+    def _reports(self, step: int, view: View) -> Stage:
+        """Reports to all open rounds that the learner can report to; opens the next in its time.
+
+        It can where the fragment's last round has landed here and a step was made since, so that
+        all reports to a round are encoded against one anchor. It opens a round once it has made as
+        many steps as lie between two rounds since it saw the newest one open. So the fastest
+        learner decides how often rounds begin.
+        """
+        agreed, K = view.agreed, self.fragments
+        flying = {int(f.fragment) for _, f in view.flights}
+        most = agreed.landed + K if agreed.last is None else min(agreed.landed + K, agreed.last)
+        until = agreed.newest + 1 + (step - agreed.since >= self.gap(agreed.newest + 1))
+        numbers = range(max(agreed.landed, agreed.committed), min(until, most))
+        landed = np.maximum(view.counters.last_landed[:, 0], 0)
+        can = [n % K for n in numbers if step > landed[n % K] and n % K not in flying]
+        return () if view.away else tuple(Send((p,)) for p in can)
 
     def at_the_end(self, step: int, fragment: int, regions: int) -> Send:
         return Send((fragment,), self.up(step, regions), step)

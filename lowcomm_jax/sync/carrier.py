@@ -15,7 +15,7 @@ import numpy as np
 from lowcomm_jax.exchange import MeshExchange, Traffic, pair
 from lowcomm_jax.exchange.pairs import Draw
 from lowcomm_jax.rules.topology import Groups
-from lowcomm_jax.schedule.base import Move, Stage
+from lowcomm_jax.schedule.base import Agreed, Move, Stage
 from lowcomm_jax.state.train_state import InFlight, TrainState, round_of
 
 PyTree = Any
@@ -40,16 +40,21 @@ class Carrier(Protocol):
 
     Attributes:
       separate: whether this job is one region of several.
+      by_rounds: whether records of rounds say what lands; then every step is looked at.
       paused: whether the newest step stands before a stage whose payloads are still waited for, so
         that its state can be saved. The step is done before the next one begins (`Engine.run`).
     """
 
     separate: bool
+    by_rounds: bool
     paused: bool
 
     def running(self, loop: Any, state: TrainState) -> contextlib.AbstractContextManager:
         """Entered while a loop does what is due up to the counters' step."""
         ...
+
+    def agreed(self, loop: Any, state: TrainState) -> Agreed | None:
+        """What the records of rounds say by now; None = steps say what is due."""
 
     def comes_to(self, loop: Any, state: TrainState, step: int) -> None:
         """Called before the acts of a step, with the state of the newest step."""
@@ -65,8 +70,13 @@ class Carrier(Protocol):
 
     def post(
         self, loop: Any, state: TrainState, key: str, flight: InFlight, again: bool = False
-    ) -> None:
-        """Take over a payload that was put in flight; returns at once."""
+    ) -> dict[str, np.ndarray]:
+        """Take over a payload that was put in flight; returns at once, with metrics of the send.
+
+        Args:
+          again: whether an earlier job has sent it.
+        """
+        ...
 
     def collect(
         self, loop: Any, state: TrainState, key: str, last: bool, adopts: bool
@@ -84,6 +94,10 @@ class Carrier(Protocol):
 
     def counted(self, flight: InFlight) -> np.ndarray | None:
         """Bool `[R]`: whose payloads count, of the regions here; None = as weights say."""
+        ...
+
+    def told_step(self, loop: Any, state: TrainState, p: int, number: int) -> int:
+        """The step that rules are told of the landing of fragment p's round `number`."""
         ...
 
     def done(self, loop: Any, state: TrainState, in_time: bool) -> None:
@@ -114,8 +128,12 @@ class Carrier(Protocol):
         """
         ...
 
-    def patiently(self) -> contextlib.AbstractContextManager:
-        """Entered where nothing may be put off: at the end of a run."""
+    def ending(self, loop: Any, state: TrainState) -> contextlib.AbstractContextManager:
+        """Entered where a run ends, and nothing may be put off.
+
+        Raises:
+          ValueError: it cannot end here.
+        """
         ...
 
     def everyone_landed(self, state: TrainState, p: int, step: int, here: bool) -> bool:
@@ -125,6 +143,9 @@ class Carrier(Protocol):
     def ended_before(self, state: TrainState) -> bool:
         """Whether the others ended without the regions here: nothing is then left to send."""
         ...
+
+    def reconnect(self, loop: Any, state: TrainState) -> None:
+        """Take over the payloads that a restored state has in flight."""
 
     def close(self, loop: Any, state: TrainState) -> None:
         """Called when the last payload of the run has landed.
@@ -137,12 +158,15 @@ class Carrier(Protocol):
 class MeshCarrier:
     """All regions are in one program, and the payloads in its state."""
 
-    separate = paused = False
+    separate = by_rounds = paused = False
 
     def running(self, loop, state):
         return contextlib.nullcontext()
 
-    patiently = contextlib.nullcontext
+    ending = running
+
+    def agreed(self, loop, state):
+        """None."""
 
     def comes_to(self, loop, state, step):
         """Nothing."""
@@ -151,7 +175,7 @@ class MeshCarrier:
         return True
 
     def post(self, loop, state, key, flight, again=False):
-        """Nothing: it is in the state."""
+        return {}  # it is in the state
 
     def collect(self, loop, state, key, last, adopts):
         flight, groups = state.in_flight[key], loop.programs.groups
@@ -160,6 +184,9 @@ class MeshCarrier:
 
     def counted(self, flight):
         """None."""
+
+    def told_step(self, loop, state, p, number):
+        return int(state.counters.step)
 
     def done(self, loop, state, in_time):
         """Nothing."""
@@ -181,6 +208,9 @@ class MeshCarrier:
 
     def ended_before(self, state):
         return False
+
+    def reconnect(self, loop, state):
+        """Nothing: they are in the state."""
 
     def close(self, loop, state):
         """Nothing."""

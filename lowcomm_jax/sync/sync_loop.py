@@ -22,7 +22,7 @@ from lowcomm_jax.history import Event
 from lowcomm_jax.optimizers import state_field
 from lowcomm_jax.rules.topology import Groups
 from lowcomm_jax.schedule import delay_per_region
-from lowcomm_jax.schedule.base import Adopt, Copy, Move, Send, Stage, View
+from lowcomm_jax.schedule.base import Adopt, Copy, Drop, Move, Send, Stage, View
 from lowcomm_jax.state.train_state import (
     InFlight,
     TrainState,
@@ -259,7 +259,7 @@ class EventLoop(abc.ABC):
 
     def run_all(self, state: TrainState, events: list[Event]) -> TrainState:
         """Run events due up to the counters' step, before the last synchronisation."""
-        with self.carrier.patiently():
+        with self.carrier.ending(self, state):
             return self.run_due(state, np.ones(self.count, bool), events)
 
     @abc.abstractmethod
@@ -298,19 +298,22 @@ class SyncLoop(EventLoop):
 
     # -- acts -----------------------------------------------------------------------------------
 
-    def acts(self, state: TrainState, step: int, crossed: bool = False) -> Stage:
+    def acts(
+        self, state: TrainState, step: int, crossed: bool = False, away: bool = False
+    ) -> Stage:
         """The stage that is still to be done after a step (`Schedule.acts`)."""
-        flights = in_send_order(state.in_flight)
-        return self.schedule.acts(step, View(state.counters, flights, self.count, crossed))
+        flights, agreed = in_send_order(state.in_flight), self.carrier.agreed(self, state)
+        view = View(state.counters, flights, self.count, crossed, away, agreed)
+        return self.schedule.acts(step, view)
 
     def is_due(self, state: TrainState, step: int) -> bool:
-        return bool(self.acts(state, step))
+        return self.carrier.by_rounds or bool(self.acts(state, step))
 
     def events_at(
         self, state: TrainState, mask: np.ndarray, in_time: bool, events: list[Event]
     ) -> tuple[TrainState, bool]:
         step, begun, crossed = int(state.counters.step), False, False
-        while stage := self.acts(state, step, crossed):
+        while stage := self.acts(state, step, crossed, away=not mask.any()):
             if not self.carrier.reach(self, state, stage, begun):
                 return state, False
             state, begun = self.do(state, stage, mask, in_time, events), True
@@ -346,6 +349,8 @@ class SyncLoop(EventLoop):
                 state = self.adopt_payload(
                     state, act, step, in_time, landed.get(act.key, {}), events
                 )
+            elif isinstance(act, Drop):
+                state = self.drop(state, act)
             else:
                 state = self.copy(state, act, step, events)
         return state
@@ -355,6 +360,12 @@ class SyncLoop(EventLoop):
         state, event = copy_peer(self.programs, state, act, step)
         events.append(event)
         return state
+
+    def drop(self, state: TrainState, act: Drop) -> TrainState:
+        """The state as if a payload had not been sent; what was booked stays booked."""
+        flight = state.in_flight[act.key]
+        state.counters.sends[flight.fragment] -= 1
+        return not_counted(state, flight).replace(in_flight=without(state.in_flight, act.key))
 
     # -- send -----------------------------------------------------------------------------------
 
@@ -381,7 +392,9 @@ class SyncLoop(EventLoop):
     def send_last(
         self, state: TrainState, p: int, step: int, mask: np.ndarray, events: list[Event]
     ) -> TrainState:
-        act = self.schedule.at_the_end(step, p, self.count)
+        act = Send((p,))
+        if not self.carrier.separate:
+            act = self.schedule.at_the_end(step, p, self.count)
         return self.send(state, act, step, mask, events)
 
     def put_in_flight(
@@ -427,22 +440,18 @@ class SyncLoop(EventLoop):
             header=self._header(state, step),
             kept=kept,
         )
-        values = {k: out[k] for k in _SENT_VALUES if k in out}
-        events.append(Event.of_send(step, p, key, mask, traffic, values, groups))
         state = state.replace(
             codec=with_item(state.codec, p, out["codec_state"]),
             in_flight={**state.in_flight, key: flight},
             counters=counters,
         )
-        self.post(state, key, flight)
+        values = {k: out[k] for k in _SENT_VALUES if k in out}
+        values |= self.carrier.post(self, state, key, flight)
+        events.append(Event.of_send(step, p, key, mask, traffic, values, groups))
         if self.by_tokens:
             counted = _restart_count(state.inner.tokens, mask, np.int32(p))
             state = with_inner(state, tokens=counted)
         return self._average(state, mask, flight) if p == 0 and self._averaged else state
-
-    def post(self, state: TrainState, key: str, flight: InFlight, again: bool = False) -> None:
-        """Hand a payload that was put in flight to the carrier; `again`: after a restart."""
-        self.carrier.post(self, state, key, flight, again)
 
     def _header(self, state: TrainState, step: int) -> dict[str, Any]:
         """Numbers that travel with a payload, `[R]` or `[R, ...]` by name."""
@@ -452,16 +461,12 @@ class SyncLoop(EventLoop):
     def _traffic(self, p: int, level: int, mask: np.ndarray, groups: Groups | None) -> Traffic:
         """Bytes of one exchange, `[R]`, as announced at its send."""
         exchange, header = self.programs.exchange.at(level), 4 * self.schedule.header_floats()
-        traffic = self.traffic(exchange, self._like[p], mask, groups, header)
+        traffic = self.carrier.traffic(exchange, self._like[p], mask, groups, header)
         if groups is not None:
             traffic = self.carrier.with_anchors(traffic, p, self._like[p], mask, groups)
         if p == 0 and self._averaged:
             return traffic.plus(two_shot(self.programs.averaged_bytes(), mask))
         return traffic
-
-    def traffic(self, exchange, like, mask: np.ndarray, groups, header: int) -> Traffic:
-        """Bytes of one exchange without anchors, `[R]`."""
-        return self.carrier.traffic(exchange, like, mask, groups, header)
 
     def groups(self, number: int) -> Groups | None:
         """Who exchanges in a fragment's round `number`; None = all regions with one another."""
@@ -523,10 +528,28 @@ class SyncLoop(EventLoop):
                 own = own_parts(arrived if end.added else emptied(arrived), None)
             elif fresh is not None or late.sent < state.counters.step:
                 own = own_parts(late, fresh)
-        state, values = self.update_anchor(state, arrived, own, end is not None)
+        told, values = self.told(state, fresh if act.key is None else late), {}
+        for one in self._one_by_one(arrived):
+            state, values = self.update_anchor(state, one, told, own, end is not None)
         if self.measurements is not None and end is None:
             state = self.measurements.landed(state, arrived, values)
         return state, values | times
+
+    def _one_by_one(self, arrived: InFlight) -> list[InFlight]:
+        """The payloads that each move the anchor: one of all regions, or each region's own.
+
+        With `base="received"` a region's payload stands apart on one mesh; what arrives from other
+        jobs holds those of all, and counts in the order of the regions.
+        """
+        if self.method.base != "received" or not self.carrier.separate:
+            return [arrived]
+        alone = [np.arange(self.total) == r for r in np.flatnonzero(arrived.takes_part)]
+        return [
+            dataclasses.replace(
+                arrived, weight=np.where(only, arrived.weight, np.float32(0)), takes_part=only
+            )
+            for only in alone
+        ]
 
     def adopt_payload(
         self,
@@ -577,8 +600,17 @@ class SyncLoop(EventLoop):
         stage = self.schedule.landings(step, View(state.counters, flights, self.count))
         return self.do(state, stage, np.ones(self.count, bool), True, events)
 
-    def update_anchor(self, state: TrainState, flight: InFlight, own=None, if_news: bool = False):
-        """Move the anchor by a payload; returns (state, device metrics)."""
+    def update_anchor(
+        self, state: TrainState, flight: InFlight, told, own=None, if_news: bool = False
+    ) -> tuple[TrainState, dict[str, Any]]:
+        """Move the anchor by a payload.
+
+        Args:
+          told: keywords of the outer rule (`told`).
+
+        Returns:
+          (state, device metrics).
+        """
         p = int(flight.fragment)
         personal = self.method.codec is not None and self.method.codec.personal
         codec = state.codec[p] if personal else None
@@ -587,7 +619,7 @@ class SyncLoop(EventLoop):
             AnchorState(self.fragments.leaves(state.anchor, p), state.outer[p], codec),
             Contributions(flight.payload, flight.weight, flight.brought, counted, own),
             self._rows[p],
-            self.told(state, flight),
+            told,
             if_news=if_news,
             level=int(flight.level),
             rules=self._rules[p],
@@ -599,9 +631,17 @@ class SyncLoop(EventLoop):
         return state, values
 
     def told(self, state: TrainState, flight: InFlight) -> dict[str, np.int32]:
-        """Keywords of the outer and landing rules for a payload that lands, int32."""
-        step = state.counters.step
-        told = {"fragment": flight.fragment, "round": round_of(state, flight), "step": step}
+        """Keywords of the outer and landing rules for a payload that lands, int32.
+
+        Args:
+          flight: as it stands in the state.
+        """
+        p, number = int(flight.fragment), round_of(state, flight)
+        told = {
+            "fragment": p,
+            "round": number,
+            "step": self.carrier.told_step(self, state, p, number),
+        }
         return {name: np.int32(value) for name, value in told.items()}
 
     def adopt(self, state, p: int, flight: InFlight, lands: np.ndarray, step: int) -> TrainState:
@@ -646,6 +686,17 @@ class SyncLoop(EventLoop):
         counters.bytes_received += traffic.received
         if traffic.nbytes:
             events[-1] = events[-1].sending_ahead(traffic, groups)
+
+
+def not_counted(state: TrainState, flight: InFlight) -> TrainState:
+    """The state with the residual from before this payload, which the others did not count.
+
+    Unless a later payload was encoded since: its residual follows from this one's.
+    """
+    p = int(flight.fragment)
+    if flight.sent != state.counters.last_sent[p]:
+        return state
+    return state.replace(codec=with_item(state.codec, p, flight.kept))
 
 
 def as_of(state: TrainState, step: int, behind: int) -> TrainState:

@@ -15,7 +15,7 @@ from lowcomm_jax.checkpoint import Checkpoints
 from lowcomm_jax.compression import MatrixCodec, PerTensor
 from lowcomm_jax.mesh.arrays import fetch, fetch_boxes, is_key, place_like
 from lowcomm_jax.recovery.rejoin import install
-from lowcomm_jax.runtime.learner_job_loop import LearnerJobLoop
+from lowcomm_jax.runtime.peer_copy import given_to_peers, start_from_peer
 from lowcomm_jax.runtime.state_transfer import shared_state
 
 SGD = optax.sgd(0.1)
@@ -179,7 +179,8 @@ def test_a_region_that_comes_back_takes_the_keys_of_the_outer_state():
     fresh = one.init(params())
 
     delivery = SimpleNamespace(drop_ahead=lambda: None, listens_only=False)
-    loop = SimpleNamespace(carrier=SimpleNamespace(delivery=delivery))
+    carrier = SimpleNamespace(delivery=delivery, reconnect=lambda loop, state: None)
+    loop = SimpleNamespace(carrier=carrier)
     got = install(loop, fresh, arrays, document)
     for found, expected in zip(jax.tree.leaves(got.outer), jax.tree.leaves(donor.outer)):
         assert found.dtype == expected.dtype and (found == expected).all()
@@ -188,8 +189,7 @@ def test_a_region_that_comes_back_takes_the_keys_of_the_outer_state():
 def test_a_learner_copies_the_keys_of_a_peer():
     one = make(noisy(SGD), lc.methods.decoupled_diloco(2, 1, 1))
     peer = trained(one, one.init(params()))
-    loop = object.__new__(LearnerJobLoop)  # copying reads no state of its own
-    _, arrays, document = loop.given_to_peers(peer)
-    got = loop.start_from_peer(one.init(params()), arrays, document)
+    _, arrays, document = given_to_peers(one.method, peer)
+    got = start_from_peer(one.sync_loop(peer), one.init(params()), arrays, document)
     found, expected = got.inner.opt[0].rng_key, peer.inner.opt[0].rng_key
     assert found.dtype == expected.dtype and (found == expected).all()

@@ -89,11 +89,11 @@ class Learner:
 
 def look(learners):
     """All look until nobody learns anything new."""
-    looking = [one for one in learners if one.loop.rounds is not None]
+    looking = [one for one in learners if one.loop.carrier.rounds is not None]
     quiet = 0
     while quiet < 2:
-        news = [one.loop.rounds.look() for one in looking]
-        if any(one.loop.rounds.fetching for one in looking):
+        news = [one.loop.carrier.rounds.look() for one in looking]
+        if any(one.loop.carrier.rounds.fetching for one in looking):
             time.sleep(0.001)
             quiet = 0
             continue
@@ -105,7 +105,7 @@ def run(learners, rounds, speeds=(1.0, 1.0, 1.0), first=1, away=(), last=MOST):
     progress = [v * (first - 1) for v in speeds]
     with jax.numpy_dtype_promotion("standard"):
         for tick in range(first, 10 * MOST):
-            if tick > last or all(one.loop.landed >= rounds for one in learners):
+            if tick > last or all(one.loop.carrier.landed >= rounds for one in learners):
                 return tick
             ByHand.now = float(tick)
             for i, (one, v) in enumerate(zip(learners, speeds, strict=True)):

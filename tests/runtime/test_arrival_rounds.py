@@ -14,6 +14,7 @@ from runtime.together import engine
 
 import lowcomm_jax as lc
 from lowcomm_jax import exchange
+from lowcomm_jax.runtime.peer_copy import given_to_peers, start_from_peer
 
 ARRIVALS = 11
 SPEEDS = (1.0, 0.62, 0.8)
@@ -116,7 +117,7 @@ def meets(one, other, monkeypatch, rounds):
     waited, wait = [], ByHand.wait
 
     def once(self):
-        if self is one.loop.rounds and not waited:
+        if self is one.loop.carrier.rounds and not waited:
             waited.append(1)
             self._publish()
             other.step(rounds)
@@ -132,7 +133,7 @@ def two_before_their_second_arrival(learners, **more):
     made = nesterov((1.0, 1.0), **more)
     jobs = learners(made, 2)
     run(jobs, ARRIVALS, (1.0, 1.0), last=7)
-    assert [one.loop.landed for one in jobs] == [2, 2]
+    assert [one.loop.carrier.landed for one in jobs] == [2, 2]
     return jobs
 
 
@@ -153,7 +154,7 @@ def test_an_arrival_after_the_last_round_is_taken_back_and_travels_at_the_end(
     one, other = jobs = two_before_their_second_arrival(learners, codec=codec)
     residual = [np.array(x) for x in jax.tree.leaves(one.state.codec)]
     meets(one, other, monkeypatch, 3)
-    assert one.loop.landed == 3 and one.log[-2:] == [(8, "report", -1), (8, "land", 2)]
+    assert one.loop.carrier.landed == 3 and one.log[-2:] == [(8, "report", -1), (8, "land", 2)]
     assert not one.state.in_flight
     for was, now in zip(residual, jax.tree.leaves(one.state.codec), strict=True):
         np.testing.assert_array_equal(was, now)
@@ -193,7 +194,7 @@ def test_who_dies_before_its_arrival_has_a_record_still_counts(learners, monkeyp
     dead, *living = jobs
     announces_and_dies(dead, monkeypatch)
     look(living)
-    number = living[0].loop.rounds.committed - 1
+    number = living[0].loop.carrier.rounds.committed - 1
     assert records(living[0], number + 1)[number] == (0,)
     dead.log.append((8, "report", number))
     run(living, ARRIVALS, (1.0, 1.0), first=8)
@@ -211,7 +212,7 @@ def test_a_report_is_told_with_the_round_that_was_its_own(learners, monkeypatch)
     waited, wait = [], ByHand.wait
 
     def late(self):
-        if self is not one.loop.rounds or waited:
+        if self is not one.loop.carrier.rounds or waited:
             wait(self)
             return
         waited.append(1)
@@ -222,7 +223,7 @@ def test_a_report_is_told_with_the_round_that_was_its_own(learners, monkeypatch)
     monkeypatch.setattr(ByHand, "wait", late)
     with jax.numpy_dtype_promotion("standard"):
         one.step(ARRIVALS)
-    assert records(one, 4) == {0: (0,), 1: (1,), 2: (0,), 3: (1,)} and one.loop.landed == 4
+    assert records(one, 4) == {0: (0,), 1: (1,), 2: (0,), 3: (1,)} and one.loop.carrier.landed == 4
     assert [k for _, kind, k in one.log if kind == "report"] == [0, 2]
 
 
@@ -231,12 +232,12 @@ def test_an_arrival_of_the_job_before_is_not_ones_own(learners, monkeypatch, sto
     jobs = learners(nesterov((1.0, 1.0)), 2)
     run(jobs, ARRIVALS, (1.0, 1.0), last=7)
     dead, other = jobs
-    given = other.loop.given_to_peers(other.state)
+    given = given_to_peers(other.one.method, other.state)
     announces_and_dies(dead, monkeypatch)
     own = store_party.region(0, 2, timing=TIMING, keep=1000)
     own.join(20.0)
     again = Learner(0, own, dead.one.method, table(2))
-    again.state = again.loop.start_from_peer(again.state, *given[1:])
+    again.state = start_from_peer(again.loop, again.state, *given[1:])
     own.come_in()
     look([other])
     assert records(other, 3)[2] == (0,), "the other one has written the record"
@@ -266,7 +267,7 @@ def test_a_run_may_go_on_after_its_end(learners):
     run(jobs, 6, (1.0, 1.0, 1.0))
     finish(jobs)
     run(jobs, 12, (1.0, 1.0, 1.0), first=jobs[0].step_number + 1)
-    assert all(one.loop.landed == 12 for one in jobs)
+    assert all(one.loop.carrier.landed == 12 for one in jobs)
     for one in jobs:
         for key, value in one.anchor().items():
             np.testing.assert_array_equal(value, jobs[0].anchor()[key], key)

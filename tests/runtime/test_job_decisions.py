@@ -5,17 +5,13 @@ from types import SimpleNamespace
 
 import jax
 import numpy as np
-import optax
 import pytest
 
 from lowcomm_jax.runtime import job_delivery
-from lowcomm_jax.runtime.arrival_job_loop import ArrivalJobLoop
 from lowcomm_jax.runtime.errors import Parted, StoreUnavailable
-from lowcomm_jax.runtime.job_carrier import JobCarrier, OutagePacing, _missed, expect, reconnect
+from lowcomm_jax.runtime.job_carrier import JobCarrier, OutagePacing, _missed, expect
 from lowcomm_jax.runtime.job_delivery import JobDelivery, PendingExchange
-from lowcomm_jax.runtime.learner_job_loop import LearnerJobLoop
 from lowcomm_jax.runtime.request import nothing
-from lowcomm_jax.runtime.round_job_loop import RoundJobLoop
 from lowcomm_jax.schedule import Adaptive, Staggered
 from lowcomm_jax.schedule.base import Move, Send
 from lowcomm_jax.state.train_state import InFlight
@@ -253,17 +249,25 @@ def test_a_wait_that_was_stopped_puts_nothing_off():
     assert carrier.paused and carrier.pacing.first is None
 
 
+class Carries(JobCarrier):
+    """Notes what is posted."""
+
+    def __init__(self):
+        super().__init__(SimpleNamespace(listens_only=False, drop_ahead=lambda: None))
+        self.delivery.learns_outcome = lambda key: True
+        self.started = []
+
+    def post(self, loop, state, key, flight, again=False):
+        number = state.counters.sends_until(flight.sent)
+        self.started.append((key, number, again, self.delivery.listens_only))
+
+
 class Sends(SyncLoop):
     """A region whose payloads in flight are started again; sends are numbered by their steps."""
 
     def __init__(self):
-        self.carrier = JobCarrier(SimpleNamespace(listens_only=False, drop_ahead=lambda: None))
-        self.delivery, self.started = self.carrier.delivery, []
-        self.delivery.learns_outcome = lambda key: True
-
-    def post(self, state, key, flight, again=False):
-        number = state.counters.sends_until(flight.sent)
-        self.started.append((key, number, again, self.delivery.listens_only))
+        self.carrier = Carries()
+        self.delivery, self.started = self.carrier.delivery, self.carrier.started
 
 
 def sent(step, fragment=0, takes_part=ME, kept=(), moved=False):
@@ -276,13 +280,13 @@ def test_what_is_in_flight_is_started_again_in_the_order_of_the_sends():
     loop, state = Sends(), State()
     state.counters.sends_until = lambda step: 10 + step
     state.in_flight = {"b": sent(5), "a": sent(7), "c": sent(2), "d": sent(3, moved=True)}
-    reconnect(loop, state)
+    loop.carrier.reconnect(loop, state)
     assert loop.started == [("c", 12, True, False), ("b", 15, True, False), ("a", 17, True, False)]
     loop.started.clear()
     expect(loop, state)
     assert [one[3] for one in loop.started] == [True] * 3 and not loop.delivery.listens_only
     state.in_flight = {"a": sent(5, takes_part=NOBODY, kept=None)}
-    reconnect(loop, state)
+    loop.carrier.reconnect(loop, state)
     state.in_flight = {"a": sent(5, kept=None)}
     with pytest.raises(ValueError, match="'a' is in flight without the codec's state"):
         expect(loop, state)
@@ -520,199 +524,3 @@ def test_a_header_goes_to_everyone_beside_the_slices(monkeypatch):
     delivery = JobDelivery(Exchange(), shared=True)
     traffic = delivery.traffic(SimpleNamespace(nbytes=lambda like: 90), {}, ME, None, 4)
     assert traffic.sent.tolist() == traffic.received.tolist() == [4 * 32 + 2 * 4]
-
-
-# -- learners ---------------------------------------------------------------------------------
-
-
-class Reports(LearnerJobLoop):
-    """Rounds of two fragments, of which reports are noted; the schedule opens one in four ticks."""
-
-    def __init__(self, landed=0, newest=-1, committed=0, seen=(-1, 0), until=None):
-        self.landed, self.until, self._fragments, self._seen = landed, until, 2, seen
-        self.rounds, self.newest, self.committed = SimpleNamespace(), newest, committed
-        self.schedule = SimpleNamespace(
-            opens=lambda number: 4 * number, gap=lambda number: 4, delay=6
-        )
-        self.sent = []
-
-    def _send_report(self, state, number, now, mask, events):
-        self.sent.append(number)
-        flight = SimpleNamespace(fragment=number % 2)
-        return state.replace(in_flight={**state.in_flight, f"{number}": flight})
-
-
-@pytest.mark.parametrize(
-    ("due", "newest", "now", "is_due"),
-    [(9, 3, 9, True), (9, 3, 8, False), (9, 4, 8, False), (9, 5, 3, True)],
-)
-def test_an_own_report_lands_after_tau_ticks_of_whoever_is_fastest(due, newest, now, is_due):
-    """Round 3 was opened at tick 12, and round 5 at tick 20: more than six after it."""
-    loop = Reports(landed=3, newest=newest)
-    assert loop.may_land(SimpleNamespace(due=np.array([due])), now) is is_due
-
-
-@pytest.mark.parametrize(
-    ("number", "now", "landed_at", "until", "flying", "can"),
-    [
-        (4, 5, 0, None, (), True),
-        (5, 5, 0, None, (), True),
-        (6, 5, 0, None, (), False),  # the fragment's last round has not landed here
-        (4, 5, 5, None, (), False),  # no step since it landed
-        (4, 6, 5, None, (), True),
-        (4, 0, 0, None, (), False),
-        (4, 1, -3, None, (), True),
-        (4, 0, -3, None, (), False),  # before the first step
-        (4, 5, 0, 4, (), False),
-        (4, 5, 0, 5, (), True),
-        (4, 5, 0, None, (0,), False),  # it has reported
-        (4, 5, 0, None, (1,), True),
-    ],
-)
-def test_to_which_round_a_learner_can_report(number, now, landed_at, until, flying, can):
-    loop, state = Reports(landed=4, until=until), State()
-    state.counters.last_landed[number % 2, 0] = landed_at
-    state.in_flight = {f"{p}": SimpleNamespace(fragment=p) for p in flying}
-    assert loop._can_report(state, number, now) is can
-
-
-@pytest.mark.parametrize(
-    ("loop", "now", "sent", "seen"),
-    [
-        (Reports(), 3, [], (-1, 0)),  # less than a period since it began
-        (Reports(), 4, [0], (0, 4)),
-        (Reports(newest=0, seen=(0, 1)), 4, [0], (0, 1)),
-        (Reports(newest=0), 4, [0], (0, 4)),  # seen only now: the next one is not due
-        (Reports(newest=1, seen=(1, 1)), 4, [0, 1], (1, 1)),
-        (Reports(newest=1, committed=1, seen=(1, 1)), 4, [1], (1, 1)),  # round 0 is over
-        (Reports(landed=1, newest=1, committed=1, seen=(1, 1)), 5, [1, 2], (2, 5)),
-        (Reports(landed=1, newest=1, committed=1, seen=(1, 1), until=2), 5, [1], (1, 1)),
-    ],
-)
-def test_what_a_learner_reports_to_and_opens(loop, now, sent, seen):
-    loop.report(State(), now, ME, [])
-    assert (loop.sent, loop._seen) == (sent, seen)
-
-
-def test_all_rounds_that_have_arrived_land_up_to_the_last_of_the_run():
-    """Without a last one, too, as where single steps are made."""
-    for until, last in ((None, 5), (4, 4)):
-        loop, landed = Reports(landed=2, newest=5, until=until), []
-        loop.rounds.take = lambda number: number if number < 5 else None
-        loop.rounds.compare = lambda *_: None
-        loop.rounds.landed = landed.append
-        loop._terms = lambda *_: {}
-        loop.land_round = lambda state, *_: state
-        loop.land_arrived(State(), 9, [])
-        assert landed == list(range(2, last)) and loop.landed == last
-
-
-def test_the_round_of_a_report_is_that_of_its_fragment():
-    loop = Reports(landed=3)
-    first, second = (SimpleNamespace(fragment=np.int64(p)) for p in (1, 0))
-    state = State(in_flight={"a": first, "b": second})
-    assert loop.own(state, 3) == ("a", first) and loop.own(state, 4) == ("b", second)
-    assert loop.own(State(), 3) is None
-
-
-class Lands(Reports):
-    """Round 3, of fragment 1, has arrived; how the anchor moves is left out."""
-
-    def __init__(self, admitted):
-        super().__init__(landed=3)
-        self.rounds.names_ours = lambda number: admitted and number == 3
-        self.all_payloads = lambda flight, arrived: flight
-        self.update_anchor = lambda state, flight: (state, {})
-        self.adopt = lambda state, *_: state
-        self.measured = lambda arrived: {}
-        self.log_landing = lambda *_: None
-
-
-@pytest.mark.parametrize(
-    ("reports", "admitted", "residual"),
-    [
-        (True, True, "of fragment 1"),
-        (True, False, "from before"),
-        (False, False, "of fragment 1"),  # it has sent nothing
-    ],
-)
-def test_who_is_not_admitted_gets_the_residual_from_before_its_report(reports, admitted, residual):
-    flight = sent(5, fragment=1, kept="from before")
-    reported = ("1@5", flight) if reports else None
-    state = State(in_flight={"1@5": flight} if reports else {})
-    state = Lands(admitted).land_round(state, reported, None, 9, [])
-    assert state.codec == ("of fragment 0", residual) and not state.in_flight
-
-
-def test_a_restored_learner_reports_again_in_the_order_of_its_reports():
-    """Each to the round of its fragment that it has reported to last."""
-    loop, reports = Reports(newest=4), []
-    loop._begun, loop._at_the_end = lambda state: loop.rounds, False
-    loop.report_to = lambda state, number, flight: reports.append((number, flight))
-    first, second = sent(5, fragment=1), sent(7, fragment=0)
-    state = State(in_flight={"0@7": second, "1@5": first}).at(8)
-    state.counters.sends = np.array([3, 2])
-    loop.reconnect(state)
-    assert reports == [(3, first), (4, second)] and loop._seen == (4, 8)
-
-
-@pytest.mark.parametrize(("landed", "until", "read"), [(0, 2, 5), (2, 2, 0), (3, 2, 0)])
-def test_batches_are_read_until_so_many_rounds_have_landed(monkeypatch, landed, until, read):
-    """The one with which the last round lands is the last one that is read."""
-    monkeypatch.setattr("lowcomm_jax.runtime.round_job_loop.rounds_landed", lambda state: landed)
-    loop, seen = Reports(seen=(1, 3)), []
-    loop._at_the_end = False
-    stream = iter(range(100))
-    for batch in loop.until_rounds(State(), until, stream):
-        seen.append(batch)
-        if batch == 4:
-            loop.landed = until
-    assert seen == list(range(read)) and loop._seen == (1, 3)
-    assert next(stream) == (read if read else 1), "of none that is not trained on but one"
-
-
-def test_after_the_end_rounds_go_on_with_the_next_numbers(monkeypatch):
-    monkeypatch.setattr("lowcomm_jax.runtime.round_job_loop.rounds_landed", lambda state: 6)
-    loop, told = Reports(), []
-    loop.carrier = SimpleNamespace(ended_before=lambda state: False)
-    loop._at_the_end, loop.rounds.go_on = True, told.append
-    list(loop.until_rounds(State().at(40), 6, []))
-    assert told == [6] and loop._seen == (5, 40) and loop._at_the_end is False
-    with pytest.raises(ValueError, match="6 rounds have landed here, of 7"):
-        loop.until = 7
-        loop.run_all(State(), [])
-    loop.until = 6
-    with pytest.raises(ValueError, match="of 6"):
-        loop.run_all(State(in_flight={"a": None}), [])
-    state = State()
-    assert loop.run_all(state, []) is state and loop._at_the_end
-    loop.until, loop.carrier.ended_before = None, lambda state: True
-    assert loop.run_all(state, []) is state, "the others have ended without this region"
-
-
-@dataclasses.dataclass
-class Inner:
-    opt: optax.ScaleByScheduleState
-
-
-def test_who_copies_a_peer_has_the_learning_rate_of_the_peers_step(monkeypatch):
-    """Of asynchronous methods; all else of the optimizer is as at the beginning."""
-
-    class Copies(ArrivalJobLoop):
-        def __init__(self):
-            self.adopted = []
-
-        def spectator(self, p, step):
-            return ("spectator", p, step)
-
-        def adopt(self, state, p, flight, adopts, now):
-            self.adopted.append((p, flight, adopts.tolist(), now))
-            return state
-
-    state = State().at(7)
-    state.inner = Inner(optax.ScaleByScheduleState(np.zeros(1, np.int32)))
-    state.replace = lambda inner: SimpleNamespace(inner=inner)
-    monkeypatch.setattr(RoundJobLoop, "start_from_peer", lambda *given: state)
-    loop = Copies()
-    assert loop.start_from_peer(None, {}, {}).inner.opt.count.tolist() == [7]
-    assert loop.adopted == [(0, ("spectator", 0, 7), [True], 7)]

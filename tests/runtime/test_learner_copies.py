@@ -1,6 +1,7 @@
 """What an independent learner takes from a peer, and what stays its own."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -9,9 +10,10 @@ import pytest
 from params.tiny_runs import R, engine
 
 import lowcomm_jax as lc
-from lowcomm_jax.runtime.learner_job_loop import LearnerJobLoop
+from lowcomm_jax.runtime.peer_copy import given_to_peers, start_from_peer
 
-LOOP = object.__new__(LearnerJobLoop)  # copying reads no state of its own
+METHOD = lc.methods.decoupled_diloco(3, 1, 2)
+LOOP = SimpleNamespace(method=METHOD)  # copying a learner reads nothing else
 
 
 def loss(params, batch, rng):
@@ -23,7 +25,7 @@ def loss(params, batch, rng):
 def states():
     """(a fresh state, a peer's after seven steps with a report under way)."""
     with jax.numpy_dtype_promotion("standard"):
-        one = engine(loss, lc.methods.decoupled_diloco(3, 1, 2), optax.sgd(0.1, momentum=0.9))
+        one = engine(loss, METHOD, optax.sgd(0.1, momentum=0.9))
         start = {"w": np.float32([1.0, -2.0])}
         peer = one.init(start)
         for t in range(7):
@@ -40,8 +42,8 @@ def test_it_has_the_values_and_the_rounds_of_the_peer_and_counts_anew(states, ow
     counters.step = np.int64(own_step)
     inner = dataclasses.replace(fresh.inner, tokens=fresh.inner.tokens + 5)
     mine = fresh.replace(inner=inner, counters=counters, in_flight=peer.in_flight)
-    _, arrays, document = LOOP.given_to_peers(peer)
-    got = LOOP.start_from_peer(mine, arrays, document)
+    _, arrays, document = given_to_peers(METHOD, peer)
+    got = start_from_peer(LOOP, mine, arrays, document)
     same = ("anchor", "outer", "landing")
     shared = [(getattr(got, name), getattr(peer, name)) for name in same]
     shared += [(getattr(got.inner, name), getattr(peer.inner, name)) for name in ("params", "opt")]
@@ -58,11 +60,11 @@ def test_it_has_the_values_and_the_rounds_of_the_peer_and_counts_anew(states, ow
 
 def test_a_peer_of_another_model_is_refused_with_every_difference(states):
     fresh, peer = states
-    _, arrays, document = LOOP.given_to_peers(peer)
+    _, arrays, document = given_to_peers(METHOD, peer)
     wrong = {k: x for k, x in arrays.items() if not k.startswith("anchor/")}
     wrong["inner/params/w"] = np.zeros((R, 5), np.float32)
     with pytest.raises(ValueError) as error:
-        LOOP.start_from_peer(fresh, wrong, document)
+        start_from_peer(LOOP, fresh, wrong, document)
     text = str(error.value)
     assert "anchor/w: missing -> (1, 2)" in text and "inner/params/w: (3, 5) -> (3, 2)" in text
     assert text.count("\n- ") == 2

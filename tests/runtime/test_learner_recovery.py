@@ -87,11 +87,11 @@ def test_a_region_that_dies_copies_a_peer_and_nobody_stops(name, store_party):
         except Killed:
             one.exchange._context.heartbeat.stop(leaving=False)
             until(lambda: 2 not in jobs[0].exchange.living(), 30.0)
-            steps_then.append(jobs[0].loop.landed)
+            steps_then.append(jobs[0].loop.carrier.landed)
             own = store_party.region(2, R)
             own.join(30.0)
             # The others go on while it has joined and has not come in, however busy the machine is.
-            until(lambda: jobs[0].loop.landed > steps_then[0], 30.0)
+            until(lambda: jobs[0].loop.carrier.landed > steps_then[0], 30.0)
             again = Live(2, own, made, 0.08)
             again.live()
             jobs.append(again)
@@ -127,7 +127,7 @@ def test_a_second_job_in_its_place_ends_the_first(store_party):
     threads = [threading.Thread(target=act, args=(one,), daemon=True) for one in jobs]
     for thread in threads:
         thread.start()
-    until(lambda: jobs[1].loop.landed > 2, 60.0)
+    until(lambda: jobs[1].loop.carrier.landed > 2, 60.0)
     own = store_party.region(1, 2, timing=TIMING)
     own.join(30.0)
     until(lambda: Superseded in ended, 30.0)
@@ -144,12 +144,12 @@ def test_they_train_on_while_the_folder_is_away_and_rounds_go_on_when_it_is_back
     seen = {}
 
     def watch(_):
-        until(lambda: all(one.loop.landed > 4 for one in jobs), 60.0)
+        until(lambda: all(one.loop.carrier.landed > 4 for one in jobs), 60.0)
         with outage(store_party):
             time.sleep(1.5)
-            seen["away"] = [(one.at, one.loop.landed) for one in jobs]
+            seen["away"] = [(one.at, one.loop.carrier.landed) for one in jobs]
             time.sleep(1.0)
-            seen["still"] = [(one.at, one.loop.landed) for one in jobs]
+            seen["still"] = [(one.at, one.loop.carrier.landed) for one in jobs]
 
     at_once(lambda act: act(None) if act is watch else act.live(), [*jobs, watch])
     for (step, landed), (later, still) in zip(seen["away"], seen["still"], strict=True):

@@ -149,7 +149,7 @@ def test_who_dies_between_report_and_record_counts_and_nobody_waits(learners):
         dead.step(ROUNDS)
     number = dead.log[-1][2]
     assert dead.log[-1][1] == "report" and number not in records(living[0], number)
-    dead.loop.rounds._publish()
+    dead.loop.carrier.rounds._publish()
     dead.exchange._context.heartbeat.stop(leaving=False)
     run(living, ROUNDS, (1.0, 1.0), first=4)
     admitted = records(living[0], ROUNDS)
@@ -174,7 +174,7 @@ def test_records_replayed_from_the_start_give_the_same_bits(learners, store_part
         fresh.step(ROUNDS)
         look([fresh])
         fresh.step(ROUNDS)
-    assert fresh.loop.landed == ROUNDS and fresh.admitted == jobs[0].admitted
+    assert fresh.loop.carrier.landed == ROUNDS and fresh.admitted == jobs[0].admitted
     assert_equal([jobs[0], fresh])
     for mine, theirs in zip(*(jax.tree.leaves(x.state.outer) for x in (fresh, jobs[0]))):
         np.testing.assert_array_equal(mine, theirs)
@@ -191,7 +191,7 @@ def test_all_stop_with_reports_under_way_and_go_on_bit_for_bit(learners, tmp_pat
     for one in jobs:
         with contextlib.closing(Checkpoints(tmp_path / f"{one.region}")) as saved:
             saved.save(one.state, extra={}, config={}, method=made)
-    positions = [one.loop.landed for one in jobs]
+    positions = [one.loop.carrier.landed for one in jobs]
     at_once(lambda one: one.exchange.close(linger_s=0.0), jobs)
     assert len(set(positions)) == 1
     again = learners(made, run_id="parts", step=positions[0])
@@ -215,15 +215,22 @@ def test_payloads_stay_until_all_that_live_have_passed_them(learners):
     run(jobs, ROUNDS, (1.0, 1.0, 1.0), away=((2, 3, MOST),), last=9)
     slow = jobs[2]
     store = slow.exchange._context.store
-    ahead = jobs[0].loop.landed
-    assert ahead > slow.loop.landed + 3 and len(store.list("blob/")) > ahead - slow.loop.landed
+    ahead = jobs[0].loop.carrier.landed
+    assert (
+        ahead > slow.loop.carrier.landed + 3
+        and len(store.list("blob/")) > ahead - slow.loop.carrier.landed
+    )
     run(jobs, ROUNDS, first=10)
     assert_equal(jobs)
     for one in jobs:
         one.exchange._context.heartbeat.refresh()
     until(
         lambda: (
-            (look(jobs), [x.loop.rounds._gc.sweep() for x in jobs], len(store.list("blob/")))[2]
+            (
+                look(jobs),
+                [x.loop.carrier.rounds._gc.sweep() for x in jobs],
+                len(store.list("blob/")),
+            )[2]
             <= R
         )
     )

@@ -22,8 +22,8 @@ def test_whose_anchor_is_another_is_found_out_by_the_rounds_of_that_fragment(tmp
         odd = state.replace(anchor={**state.anchor, "a": state.anchor["a"] + 1e-6})
         loop = one.sync_loop(state)
         told = [
-            {r: terms.as_record(loop._terms(x, number)) for r, x in enumerate((state, odd))}
-            for number in range(4)
+            dict(enumerate(terms.as_record(loop.carrier._terms(loop, x, n)) for x in (state, odd)))
+            for n in range(4)
         ]
     for number, of_both in enumerate(told):
         assert (of_both[0]["round"], of_both[0]["fragment"]) == (number, number % 3)
@@ -40,9 +40,6 @@ class Copies:
     def __init__(self):
         self.calls = []
         self.carrier = self.delivery = self.exchange = self
-
-    def start_from_peer(self, state, arrays, document):
-        return SimpleNamespace(own=state, of=(arrays, document), landed=arrays["landed"])
 
     def position(self, state):
         return state.landed
@@ -61,6 +58,14 @@ class Copies:
 
     def come_in(self):
         self.calls.append("comes in")
+
+
+@pytest.fixture(autouse=True)
+def copied(monkeypatch):
+    def copy(loop, state, arrays, document):
+        return SimpleNamespace(own=state, of=(arrays, document), landed=arrays["landed"])
+
+    monkeypatch.setattr(rejoin, "start_from_peer", copy)
 
 
 def test_who_has_copied_a_peer_tells_its_round_and_then_is_waited_for():
