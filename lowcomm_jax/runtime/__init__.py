@@ -12,7 +12,7 @@ exchange, although regions die, return, or lose the store. What to open for what
 - How its bytes travel: `transport`, then `flight_transport` (`payload_server`, `streams`).
 - A region does not answer: the docstring of `whole_exchange`; the store does not: `job_carrier`.
 - A region takes another one's state: `state_transfer`, `anchor_check`, and the room `recovery`.
-- What an engine's loop calls: `make_loop`, `job_carrier`, `job_delivery`.
-- Independent learners, which wait for nobody: `learner_job_loop`, `rounds`.
+- What an engine's loop calls: `job_carrier`, `job_delivery`.
+- Regions at a pace of their own, which wait for nobody: `round_carrier`, `rounds`, `peer_copy`.
 - Several trainers, which exchange each for itself: the room `adloco`.
 """

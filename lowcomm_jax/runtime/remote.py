@@ -11,8 +11,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import wait
-from typing import Any, TypeVar
+from concurrent.futures import Future, wait
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -26,8 +26,16 @@ from lowcomm_jax.runtime.early_payload import EarlyPayload
 from lowcomm_jax.runtime.errors import StoreUnavailable
 from lowcomm_jax.runtime.kv import AT_ONCE
 from lowcomm_jax.runtime.membership import Membership
+from lowcomm_jax.runtime.payloads import Published
 from lowcomm_jax.runtime.records import Commit
-from lowcomm_jax.runtime.request import Arrived, ExchangeRequest, arrange, problems
+from lowcomm_jax.runtime.request import (
+    Arrived,
+    Due,
+    ExchangeRequest,
+    ExchangeResult,
+    arrange,
+    problems,
+)
 from lowcomm_jax.runtime.rounds import Like, RoundExchange
 from lowcomm_jax.runtime.state_transfer import State
 from lowcomm_jax.runtime.terms import Heal, Terms
@@ -39,6 +47,13 @@ from lowcomm_jax.schedule import Admission
 T = TypeVar("T")
 _MOST_AHEAD = 1 << 30
 log = logging.getLogger(__name__)
+
+
+class _Running(NamedTuple):
+    """An exchange in the background, and whether the loop waits for its outcome."""
+
+    outcome: Future[ExchangeResult]
+    due: Due
 
 
 class RemoteExchange(Membership):
@@ -61,7 +76,7 @@ class RemoteExchange(Membership):
     ):
         """See `Membership`."""
         super().__init__(region, count, heal, make, keep, processes)
-        self._open: dict[str, WholeExchange | TwoShotExchange] = {}
+        self._open: dict[str, _Running] = {}
         self._early: dict[str, EarlyPayload] = {}  # those that no exchange has taken yet
         self._waited: dict[str, float] = {}
         self._patience_s = 0.0
@@ -486,7 +501,7 @@ class RemoteExchange(Membership):
 
     # -- helpers ---------------------------------------------------------------------------------
 
-    def _wait_for(self, key: str) -> WholeExchange | TwoShotExchange:
+    def _wait_for(self, key: str) -> _Running:
         """The exchange of this key, which is told that the loop waits for it."""
         found = self._open[key]
         found.due.begin(self._context.heartbeat.clock_s)
@@ -506,26 +521,33 @@ class RemoteExchange(Membership):
             raise ValueError("; ".join(wrong))
         return ExchangeRequest(key, name_of(epoch, key, group, self.count), group, **rest)
 
-    def _begin(
-        self, request: ExchangeRequest, early: EarlyPayload | None = None
-    ) -> WholeExchange | TwoShotExchange:
+    def _begin(self, request: ExchangeRequest, early: EarlyPayload | None = None) -> _Running:
+        """Begin an exchange in the background."""
         self._payload_gc.begin(request.key)
-        given = self._context, request, self._context.wait_list.awaited, self._done
+        given = self._context, request, self._context.wait_list.awaited
         if request.reduction is None:
             exchange = WholeExchange(*given, early)
         else:
             exchange = TwoShotExchange(*given)
-        exchange.begin()
-        return exchange
+        outcome: Future[ExchangeResult] = Future()
 
-    def _done(self, exchange: WholeExchange | TwoShotExchange) -> None:
+        def run() -> None:
+            try:
+                result = exchange.result()
+            except BaseException as error:  # it is for `finish` to raise, on the caller's thread
+                outcome.set_exception(error)
+            else:
+                outcome.set_result(result)
+                self._done(request, result.commit, exchange.published)
+
+        self._context.background.begin(request.name, run, exchange.wake)
+        return _Running(outcome, exchange.due)
+
+    def _done(self, request: ExchangeRequest, commit: Commit, published: Published) -> None:
         """Called on the thread of an exchange when that is over."""
-        if exchange.outcome.exception() is not None:
-            return
-        request, result = exchange.request, exchange.outcome.result()
-        self._context.wait_list.note(request, result.commit)
-        self._tell_of_absent(request, result.commit)
-        self._payload_gc.done(request.key, exchange.published)
+        self._context.wait_list.note(request, commit)
+        self._tell_of_absent(request, commit)
+        self._payload_gc.done(request.key, published)
         self._payload_gc.sweep()
         self._state_transfer.sweep()
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 
 import msgspec
 import numpy as np
@@ -28,7 +27,7 @@ _AVERAGES, _WHOLE = "averages", "whole"
 
 
 class TwoShotExchange:
-    """Runs one exchange whose payloads are reduced in slices; used like a `WholeExchange`.
+    """One exchange whose payloads are reduced in slices; used like a `WholeExchange`.
 
     In a first exchange slice s of every payload goes to region s, and the arrays beside the slices
     go to every region. Its commit record says who takes part, and who is present to average;
@@ -45,44 +44,38 @@ class TwoShotExchange:
         context: ExchangeContext,
         request: ExchangeRequest,
         awaited: Callable[[int], bool],
-        done: Callable,
     ):
         """See `WholeExchange`."""
         # The device's copies are for the first exchange alone, and not needed for long.
         self.request = dataclasses.replace(request, arrays={})
-        self.outcome: Future[ExchangeResult] = Future()
         self.due = Due()
-        self._context, self._awaited, self._done = context, awaited, done
+        self._context, self._awaited = context, awaited
         self._parts, self._like = request.reduction.parts, request.reduction.like
         self._first = self._whole_exchange(request, awaited)
         self._exchanges = [self._first]
         self._fetches: list[Fetch] = []
 
-    def begin(self) -> None:
-        """Start it."""
-        self._context.background.begin(f"{self.request.name}-two-shot", self._run)
+    def wake(self) -> None:
+        """See `WholeExchange`."""
+        for one in self._exchanges:
+            one.wake()
 
     @property
     def published(self) -> Published:
         """See `WholeExchange.published`."""
         return {name: x for one in self._exchanges for name, x in one.published.items()}
 
-    def _run(self) -> None:
+    def result(self) -> ExchangeResult:
+        """See `WholeExchange`."""
         try:
-            result = self._exchange()
-        except BaseException as error:  # it is for `finish` to raise, on the caller's thread
-            self.outcome.set_exception(error)
-        else:
-            seconds = time.monotonic() - self._first.began
-            self.outcome.set_result(dataclasses.replace(result, seconds=seconds))
+            found = self._exchange()
+            return dataclasses.replace(found, seconds=time.monotonic() - self._first.began)
         finally:
             for fetch in self._fetches:
                 fetch.cancel()
-        self._done(self)
 
     def _exchange(self) -> ExchangeResult:
-        self._first.begin()
-        found = self._first.outcome.result()
+        found = self._first.result()
         if not found.commit.admitted:
             return dataclasses.replace(found, reduced=self._average_all({}, {}))
         averages = self._exchange_averages(found)
@@ -93,7 +86,7 @@ class TwoShotExchange:
     def _whole_exchange(
         self, request: ExchangeRequest, awaited: Callable[[int], bool]
     ) -> WholeExchange:
-        return WholeExchange(self._context, request, awaited, lambda _: None, due=self.due)
+        return WholeExchange(self._context, request, awaited, due=self.due)
 
     def _follow_up(
         self, suffix: str, awaited: Callable[[int], bool], arrays: Arrays, **more
@@ -105,8 +98,7 @@ class TwoShotExchange:
         changes["arrays"] = {name: x[None] for name, x in arrays.items()}
         request = dataclasses.replace(self.request, **changes)
         self._exchanges.append(self._whole_exchange(request, awaited))
-        self._exchanges[-1].begin()
-        return self._exchanges[-1].outcome.result()
+        return self._exchanges[-1].result()
 
     # -- the second exchange: averages -----------------------------------------------------------
 

@@ -42,7 +42,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
 from typing import TypeVar
 
 from lowcomm_jax.runtime import terms, wire
@@ -62,10 +61,9 @@ Holdings = Mapping[int, str]
 
 
 class WholeExchange:
-    """Runs one exchange in the background.
+    """One exchange.
 
     Attributes:
-      outcome: the result, when it is there.
       round: its announcements and payloads.
       began: the time at which this region's arrays were computed (`time.monotonic`).
       due: whether the loop waits for the outcome.
@@ -76,22 +74,19 @@ class WholeExchange:
         context: ExchangeContext,
         request: ExchangeRequest,
         awaited: Callable[[int], bool],
-        done: Callable,
         early: EarlyPayload | None = None,
         due: Due | None = None,
     ):
         """
         Args:
           awaited: whether to wait for a region (`WaitList.awaited`).
-          done: called with this object after the outcome is set.
           early: arrays that belong to the payload, and were sent before; None = there are none.
           due: of the exchange that this one is a part of; None = it is one by itself.
         """
         self.request, self.due = request, due or Due()
-        self.outcome: Future[ExchangeResult] = Future()
         self.round = Round(context, request, early)
         self._early = early
-        self._context, self._awaited, self._done = context, awaited, done
+        self._context, self._awaited = context, awaited
         self._held: dict[int, Holdings] | None = None
         self._silent: list[int] = []
         self._asked_s = context.heartbeat.clock_s
@@ -100,16 +95,23 @@ class WholeExchange:
         self._announced_s = self._since_s = context.heartbeat.clock_s
         self.began = time.monotonic()
 
-    def begin(self) -> None:
-        """Start it."""
-        self._context.background.begin(self.request.name, self._run, self.round.news.set)
+    def wake(self) -> None:
+        """Let `result` see at once that exchanges end."""
+        self.round.news.set()
 
     @property
     def published(self) -> Published:
         """See `Round.published`."""
         return self.round.published
 
-    def _run(self) -> None:
+    def result(self) -> ExchangeResult:
+        """Run it, in the background.
+
+        Raises:
+          Lost: a payload that was agreed on is gone with all who had it.
+          Parted: this region's terms do not hold, or no region's do.
+          RuntimeError: this region has left meanwhile.
+        """
         try:
             if self._early is not None:
                 self._early.take()
@@ -119,15 +121,9 @@ class WholeExchange:
             commit = self._agree()
             label, context = f"exchange {self.request.key}", self._context
             terms.check(label, commit.terms, context.region, self._terms, context.heal)
-            arrays = self._complete(commit)
-        except BaseException as error:  # it is for `finish` to raise, on the caller's thread
-            self.outcome.set_exception(error)
-        else:
-            seconds = time.monotonic() - self.began
-            self.outcome.set_result(ExchangeResult(commit, arrays, seconds))
+            return ExchangeResult(commit, self._complete(commit), time.monotonic() - self.began)
         finally:
             self.round.cancel()
-        self._done(self)
 
     # -- 1: publish ---------------------------------------------------------------------------
 

@@ -103,7 +103,7 @@ class Learners(Schedule):
     period: int
     fragments: int
     delay: int
-    admission: Admission = dataclasses.field(default_factory=Admission)
+    admission: Admission = Admission()  # noqa: RUF009 (frozen)
     speeds: tuple[float, ...] = ()
     outages: tuple[Outage, ...] = ()
     travel: int | None = None

@@ -15,6 +15,7 @@ import safetensors.numpy
 from runtime.party import at_once
 
 from lowcomm_jax import exchange
+from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.runtime import request, wire
 from lowcomm_jax.runtime.commits import CommitLog, Job
 from lowcomm_jax.runtime.errors import Unreadable
@@ -450,6 +451,7 @@ def test_what_arrives_is_put_into_rows():
 def test_exchanges_that_land_together_are_waited_for_together():
     """Their deadlines run at the same time, not one after the other."""
     one = RemoteExchange.__new__(RemoteExchange)
+    one.processes = leader()
     clock, timing = SimpleNamespace(clock_s=7.0), Timing(beat_s=0.01)
     one._context, one._waited = SimpleNamespace(heartbeat=clock, timing=timing), {}
     one._open = {k: SimpleNamespace(outcome=Future(), due=request.Due()) for k in "abc"}
@@ -472,6 +474,7 @@ def test_exchanges_that_land_together_are_waited_for_together():
 
 def test_the_wait_for_an_exchange_is_that_of_its_calls():
     one = RemoteExchange.__new__(RemoteExchange)
+    one.processes = leader()
     record = Commit({0: Admitted(1, Payload("0", 8))}, {}, 0)
     arrays = {0: {"x": np.zeros(2, np.float32)}}
     result = request.ExchangeResult(record, arrays, 1.5)

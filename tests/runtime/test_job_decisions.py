@@ -524,3 +524,29 @@ def test_a_header_goes_to_everyone_beside_the_slices(monkeypatch):
     delivery = JobDelivery(Exchange(), shared=True)
     traffic = delivery.traffic(SimpleNamespace(nbytes=lambda like: 90), {}, ME, None, 4)
     assert traffic.sent.tolist() == traffic.received.tolist() == [4 * 32 + 2 * 4]
+
+
+class Moves(SyncLoop):
+    """Notes what rules are told."""
+
+    def __init__(self, arrived):
+        self._takes_own_parts, self.measurements = False, None
+        self.method, self.seen = SimpleNamespace(base="anchor"), []
+        self.carrier = JobCarrier(SimpleNamespace())
+        self.carrier.collect = lambda loop, state, *_: (state, Collected(arrived, None, {}))
+
+    def update_anchor(self, state, flight, told, own=None, if_news=False):
+        self.seen.append({name: int(x) for name, x in told.items()})
+        return state, {}
+
+
+@pytest.mark.parametrize("counted", [(1, 1, 1), (0, 1, 1), (0, 0, 1)])
+def test_rules_are_told_the_round_of_the_payload_whoever_was_counted(counted):
+    """Of three regions; a rule that restarts every so many rounds does so as on one mesh."""
+    flight = InFlight(*[None] * 4, 1, np.int64(5), None, ME, np.bool_(False), 0, {})
+    arrived = dataclasses.replace(flight, takes_part=np.array(counted, bool))
+    state = State(in_flight={"k": flight}).at(9)
+    state.counters.sends = np.array([4, 3])
+    loop = Moves(arrived)
+    loop.move(state, Move("k"), True)
+    assert loop.seen == [{"fragment": 1, "round": 2, "step": 9}]

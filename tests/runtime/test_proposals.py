@@ -46,7 +46,7 @@ def context(living):
 def exchange(around, request, awaited=range(R), due_s=0.0):
     """An exchange of region 0, for which the loop waits since then; None = it computes."""
     due = Due(due_s)
-    return WholeExchange(around, request, lambda region: region in awaited, lambda _: None, due=due)
+    return WholeExchange(around, request, lambda region: region in awaited, due=due)
 
 
 def at_proposal(living, held):
@@ -97,7 +97,7 @@ def test_averages_are_owed_by_the_job_that_announced(beat, owes):
     around.heartbeat.latest = lambda: {} if beat is None else {1: beat}
     reduction = SimpleNamespace(parts=R, like={}, rest={})
     request = ExchangeRequest("k", "1/k", tuple(range(R)), reduction=reduction)
-    one = TwoShotExchange(around, request, lambda region: True, lambda _: None)
+    one = TwoShotExchange(around, request, lambda region: True)
     everyone = commit_of({r: payload(r) for r in range(R)}, {}, 0, range(R), job=4)
     assert one._owes_averages(everyone)(1) is owes, "also where its announcement was not read here"
     assert not one._owes_averages(commit_of({}, {}, 0, (0, 2), job=4))(1)
@@ -547,7 +547,7 @@ def two_shot(joins=True, living=(0, 1, 2)):
     around = context(living)
     around.count = R
     request = dataclasses.replace(REQUEST, reduction=Reduction(), joins=joins)
-    one = TwoShotExchange(around, request, lambda region: True, lambda _: None)
+    one = TwoShotExchange(around, request, lambda region: True)
     one._first.round.announcements[0] = Announced(1, payload(0), {})
     return one, around
 
