@@ -331,16 +331,17 @@ def test_a_round_is_taken_when_all_its_payloads_are_here(learner):
     says(made, 0, 0, 1)
     made.now.s += 2.0
     says(made, 0, 2)
-    assert made.one.take(0) is None and closed(made) == [0, 1, 2]
+    assert not made.one.arrived(0) and closed(made) == [0, 1, 2]
     fetch = made.one._rounds[0].round.fetches[2]
     fetch.got, here = [], fetch.got
-    assert made.one.take(0) is None
+    assert not made.one.arrived(0)
     fetch.got = here
     made.now.s += 3.0
+    assert made.one.arrived(0)
     arrived = made.one.take(0)
     assert arrived.participants.tolist() == [True, True, True, False]
     np.testing.assert_array_equal(arrived.arrays["x"], [[0], [1], [2], [0]])
-    assert arrived.seconds == 5.0 and made.one.take(1) is None
+    assert arrived.seconds == 5.0 and not made.one.arrived(1)
 
 
 @pytest.mark.parametrize(
@@ -359,10 +360,10 @@ def test_a_payload_of_the_record_that_can_never_come(learner, change, error):
     fetch = made.one._rounds[0].round.fetches[1]
     vars(fetch).update(complete=False, got=[], **change)
     if error is None:
-        assert made.one.take(0) is None
+        assert not made.one.arrived(0)
     else:
         with pytest.raises(error):
-            made.one.take(0)
+            made.one.arrived(0)
 
 
 def test_terms_are_compared_with_those_of_the_record(learner):
