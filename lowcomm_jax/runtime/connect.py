@@ -18,7 +18,7 @@ from lowcomm_jax.runtime.background import Background
 from lowcomm_jax.runtime.commits import CommitLog
 from lowcomm_jax.runtime.context import ContextParts, ExchangeContext, FaultHooks, NoFaults
 from lowcomm_jax.runtime.file_handles import file_handle_problems
-from lowcomm_jax.runtime.heartbeat import Heartbeat, WaitList
+from lowcomm_jax.runtime.heartbeat import Heartbeat
 from lowcomm_jax.runtime.kv import MetricsCounter, Store, url_problems
 from lowcomm_jax.runtime.remote import RemoteExchange
 from lowcomm_jax.runtime.secret import Seal, read_secret
@@ -26,6 +26,7 @@ from lowcomm_jax.runtime.slots import Slots
 from lowcomm_jax.runtime.terms import Heal
 from lowcomm_jax.runtime.timing import Pace, Timing
 from lowcomm_jax.runtime.transport import StoreTransport, Transport
+from lowcomm_jax.runtime.wait_list import WaitList
 
 ANY_HOST = ("0.0.0.0", "[::]", "*")
 """Hosts to listen on that mean all addresses of a machine."""

@@ -12,12 +12,13 @@ from typing import Protocol
 
 from lowcomm_jax.runtime.background import Background
 from lowcomm_jax.runtime.commits import CommitLog
-from lowcomm_jax.runtime.heartbeat import Heartbeat, WaitList
+from lowcomm_jax.runtime.heartbeat import Heartbeat
 from lowcomm_jax.runtime.kv import MetricsCounter, Store
 from lowcomm_jax.runtime.slots import Slots
 from lowcomm_jax.runtime.terms import Heal
 from lowcomm_jax.runtime.timing import Pace, Timing
 from lowcomm_jax.runtime.transport import Transport
+from lowcomm_jax.runtime.wait_list import WaitList
 
 
 @dataclasses.dataclass(frozen=True)

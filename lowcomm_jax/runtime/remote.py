@@ -545,7 +545,8 @@ class RemoteExchange(Membership):
 
     def _done(self, request: ExchangeRequest, commit: Commit, published: Published) -> None:
         """Called on the thread of an exchange when that is over."""
-        self._context.wait_list.note(request, commit)
+        given = request.number, request.members, request.joins
+        self._context.wait_list.note(*given, commit)
         self._tell_of_absent(request, commit)
         self._payload_gc.done(request.key, published)
         self._payload_gc.sweep()

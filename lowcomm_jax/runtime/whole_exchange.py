@@ -7,7 +7,7 @@ When a region does not answer, the others do this, in the order of calls:
 
 1. `_agree` calls `_propose` until there is a commit record; `_propose` first calls `_confirm`.
 2. `_confirm` asks `Round.is_final` for each member. For one that has announced nothing it waits as
-   long as `WaitList.awaited` (heartbeat.py) says so. Without a heartbeat for `Timing.patience_s`
+   long as `WaitList.awaited` (wait_list.py) says so. Without a heartbeat for `Timing.patience_s`
    that region is dead, and the wait ends. For a living one it waits until the loop needs the
    outcome (`Due`), and from then on for `Pace.deadline_s` (timing.py): derived from earlier
    exchanges, `first_s` in the first three, and more after an outage. It is doubled with every
@@ -19,7 +19,7 @@ When a region does not answer, the others do this, in the order of calls:
    leaves out payloads that not all of them hold. `CommitLog.commit` (commits.py) writes the one
    record.
 4. `_complete` fetches the payloads that the record names. No region counts any other payload.
-5. The record says which regions are late (`WaitList.late_in`, heartbeat.py), and every region
+5. The record says which regions are late (`WaitList.late_in`, wait_list.py), and every region
    stores that (`WaitList.note`; `RemoteExchange._done` calls it): later exchanges wait for none of
    them until it has caught up.
 

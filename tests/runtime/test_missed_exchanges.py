@@ -10,12 +10,12 @@ from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.runtime import remote as remote_exchange
 from lowcomm_jax.runtime.commits import Announced, CommitLog, Job
 from lowcomm_jax.runtime.errors import StoreUnavailable
-from lowcomm_jax.runtime.heartbeat import WaitList
 from lowcomm_jax.runtime.kv import MetricsCounter, Store
 from lowcomm_jax.runtime.records import Announcement, Beat, Commit, Late, Payload
 from lowcomm_jax.runtime.remote import RemoteExchange
 from lowcomm_jax.runtime.secret import Seal
 from lowcomm_jax.runtime.slots import Slots
+from lowcomm_jax.runtime.wait_list import WaitList
 
 R, EPOCH = 3, 2
 PAYLOAD = Payload("a" * 64, 8)

@@ -8,9 +8,8 @@ from runtime.made_records import commit_of
 from runtime.party import check, land, send, until
 
 from lowcomm_jax import exchange
-from lowcomm_jax.runtime.heartbeat import WaitList
 from lowcomm_jax.runtime.records import Beat, Late
-from lowcomm_jax.runtime.request import ExchangeRequest
+from lowcomm_jax.runtime.wait_list import WaitList
 
 
 def hold(commit_log, seen):
@@ -80,8 +79,8 @@ def test_who_is_waited_for(beat, roster, lives, expected):
 
 
 def members(*regions, number=1, joins=True):
-    """The exchange of a group."""
-    return ExchangeRequest("k", "1/k", regions, number=number, joins=joins)
+    """An exchange of a group, as `WaitList.note` is told of it."""
+    return number, regions, joins
 
 
 def ended(late=(), present=(0, 1)):
@@ -95,7 +94,7 @@ def test_who_missed_an_exchange_is_waited_for_once_it_is_past_the_writers_step_o
     assert waiting.awaited(1) and not waiting.left_behind(1)
     late = waiting.late_in([1], [1])
     assert late == {1: Late(10, 1)} and waiting.awaited(1), "until there is a record"
-    waiting.note(members(0, 1), ended(late))
+    waiting.note(*members(0, 1), ended(late))
     for step, behind in ((4, True), (10, True), (11, False)):
         beats.beats[1] = Beat(1, step=step, awaited=True)
         assert waiting.left_behind(1) is behind and waiting.awaited(1) is not behind
@@ -105,7 +104,7 @@ def test_who_missed_an_exchange_is_waited_for_once_it_is_past_the_writers_step_o
 def test_a_second_miss_counts_from_then_only_if_it_had_caught_up():
     beats = Beats(step=20, r1=Beat(1, step=10, awaited=True))
     waiting = WaitList(beats)
-    waiting.note(members(0, 1), ended({1: Late(10, 1)}))
+    waiting.note(*members(0, 1), ended({1: Late(10, 1)}))
     # It is still behind: a later step it might never reach.
     assert waiting.late_in([1], [1]) == {1: Late(10, 1)}
     beats.beats[1] = Beat(1, step=11, awaited=True)
@@ -117,13 +116,13 @@ def test_a_second_miss_counts_from_then_only_if_it_had_caught_up():
 
 def test_regions_agree_on_who_is_late_as_the_last_record_says():
     waiting = WaitList(Beats(step=10, r1=Beat(1, step=4), r2=Beat(1, step=4)))
-    waiting.note(members(0, 1, 2), ended({1: Late(8, 1), 2: Late(9, 4)}))
+    waiting.note(*members(0, 1, 2), ended({1: Late(8, 1), 2: Late(9, 4)}))
     assert waiting.late == {1: Late(8, 1), 2: Late(9, 4)}
     assert [waiting.missed(x) for x in ([], [1], [1, 2], [1, 3])] == [0, 1, 4, 1]
-    waiting.note(members(0, 1), ended())  # 2 is no member of that group
+    waiting.note(*members(0, 1), ended())  # 2 is no member of that group
     assert waiting.late == {2: Late(9, 4)}
     assert not waiting.left_behind(1) and waiting.left_behind(2)
-    waiting.note(members(0, 1, 2, joins=False), ended({1: Late(9, 1)}))
+    waiting.note(*members(0, 1, 2, joins=False), ended({1: Late(9, 1)}))
     assert waiting.late == {1: Late(9, 1)}, "also what is only read"
 
 
@@ -132,7 +131,7 @@ def test_exchanges_that_end_in_another_order_say_what_the_last_one_says():
         waiting = WaitList(Beats(step=10, r1=Beat(1, step=4)))
         for number in order:
             late = {1: Late(8, 1)} if number == 1 else {}
-            waiting.note(members(0, 1, number=number), ended(late))
+            waiting.note(*members(0, 1, number=number), ended(late))
         assert not waiting.late and waiting._noted == {0: 2, 1: 2}
 
 
@@ -140,20 +139,20 @@ def test_who_is_left_behind_keeps_the_step_that_it_is_to_come_to():
     """A region that has just come in knows of no earlier miss, and writes its own step."""
     beats = Beats(step=50, r1=Beat(1, step=30))
     waiting = WaitList(beats)
-    waiting.note(members(0, 1), ended({1: Late(30, 3)}))
-    waiting.note(members(0, 1), ended({1: Late(50, 1)}))
+    waiting.note(*members(0, 1), ended({1: Late(30, 3)}))
+    waiting.note(*members(0, 1), ended({1: Late(50, 1)}))
     assert waiting.late == {1: Late(30, 3)}
     beats.beats[1] = Beat(1, step=31)
-    waiting.note(members(0, 1), ended({1: Late(50, 1)}))
+    waiting.note(*members(0, 1), ended({1: Late(50, 1)}))
     assert waiting.late == {1: Late(50, 3)}, "what it has missed stays known"
-    waiting.note(members(0, 1), ended())
-    waiting.note(members(0, 1), ended({1: Late(50, 1)}))
+    waiting.note(*members(0, 1), ended())
+    waiting.note(*members(0, 1), ended({1: Late(50, 1)}))
     assert waiting.late == {1: Late(50, 1)}, "it has announced in between"
 
 
 def test_who_is_late_itself_holds_nothing_against_others_that_stood_still_with_it():
     waiting = WaitList(Beats(step=10, r1=Beat(1, step=10), r2=Beat(1, step=15)))
-    waiting.note(members(0, 1, 2), ended({0: Late(15, 1), 1: Late(15, 4)}))
+    waiting.note(*members(0, 1, 2), ended({0: Late(15, 1), 1: Late(15, 4)}))
     assert not waiting.left_behind(1) and waiting.missed([1]) == 4 and not waiting.missed([0, 2])
 
 
@@ -161,13 +160,13 @@ def test_who_is_late_itself_holds_nothing_against_others_that_stood_still_with_i
 def test_it_is_known_whether_the_others_went_on_without_us(region):
     waiting = WaitList(Beats(region=region))
     assert not waiting.behind
-    waiting.note(members(0, 1, 3, joins=False), ended())
+    waiting.note(*members(0, 1, 3, joins=False), ended())
     assert not waiting.behind, "we have not tried"
-    waiting.note(members(0, 1, 3), ended())
+    waiting.note(*members(0, 1, 3), ended())
     assert waiting.behind is (region == 3)
-    waiting.note(members(0, 1, 3, number=7), ended(present=(0, 1, 3)))
-    waiting.note(members(0, 1, 3, number=6), ended())
+    waiting.note(*members(0, 1, 3, number=7), ended(present=(0, 1, 3)))
+    waiting.note(*members(0, 1, 3, number=6), ended())
     assert not waiting.behind, "an earlier exchange that ends later"
-    waiting.note(members(0, 1, 3, number=8), ended())
-    waiting.note(members(0, 1, 3, number=9), ended(present=(0, 1, 3)))
+    waiting.note(*members(0, 1, 3, number=8), ended())
+    waiting.note(*members(0, 1, 3, number=9), ended(present=(0, 1, 3)))
     assert not waiting.behind

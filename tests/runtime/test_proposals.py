@@ -10,10 +10,10 @@ from runtime.made_records import commit_of, knows_jobs
 from lowcomm_jax.runtime import round, two_shot_exchange
 from lowcomm_jax.runtime.commits import Announced, Job
 from lowcomm_jax.runtime.errors import Lost, Missing
-from lowcomm_jax.runtime.heartbeat import WaitList
 from lowcomm_jax.runtime.records import Announcement, Beat, Late, Payload
 from lowcomm_jax.runtime.request import Due, ExchangeRequest, ExchangeResult
 from lowcomm_jax.runtime.two_shot_exchange import TwoShotExchange, is_committed
+from lowcomm_jax.runtime.wait_list import WaitList
 from lowcomm_jax.runtime.whole_exchange import WholeExchange
 
 R, DEADLINE_S = 3, 10.0
