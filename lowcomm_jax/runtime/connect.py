@@ -7,7 +7,6 @@ processes they return a `LockstepExchange`: its first process alone takes part i
 from __future__ import annotations
 
 import functools
-import importlib.util
 import itertools
 import re
 import threading
@@ -26,6 +25,7 @@ from lowcomm_jax.runtime.context import ContextParts, ExchangeContext, FaultHook
 from lowcomm_jax.runtime.file_handles import file_handle_problems
 from lowcomm_jax.runtime.heartbeat import Heartbeat, WaitList
 from lowcomm_jax.runtime.kv import MetricsCounter, Store, url_problems
+from lowcomm_jax.runtime.peers_transport import PeersTransport
 from lowcomm_jax.runtime.remote import RemoteExchange
 from lowcomm_jax.runtime.request import Arrived
 from lowcomm_jax.runtime.rounds import RoundExchange
@@ -105,8 +105,7 @@ def peers(
 ) -> RemoteExchange | LockstepExchange:
     """Exchange whose payloads go straight from region to region; see `store`.
 
-    They travel by Arrow Flight with mutual TLS (the extra `flight`): a region accepts only regions
-    of the run.
+    They travel by HTTPS with certificates on both sides: a region lets in only regions of the run.
 
     Args:
       url, region, count, run_id, secret, timing, heal, identity, fault_hooks: see `store`.
@@ -124,14 +123,11 @@ def peers(
     """
 
     def make(parts: ContextParts) -> Transport:
-        # Its libraries are an extra.
-        from lowcomm_jax.runtime.flight_transport import FlightTransport
-
-        return FlightTransport(parts, address, certificates, listen)
+        return PeersTransport(parts, address, certificates, listen)
 
     shared = Shared(url, region, count, run_id, secret, timing, keep, heal, identity, fault_hooks)
-    wrong = [*flight_problems(), *address_problems(address, listen)]
-    return _open(make, shared, [*wrong, *file_handle_problems(count, peers=True)])
+    wrong = [*address_problems(address, listen), *file_handle_problems(count, peers=True)]
+    return _open(make, shared, wrong)
 
 
 def through(
@@ -198,17 +194,6 @@ def _open(
     if processes.count == 1:
         return make()
     return LockstepExchange(processes, shared.region, shared.count, shared.heal, make)
-
-
-def flight_problems() -> list[str]:
-    """One line with its fix where the libraries of `peers` are not installed."""
-    missing = [x for x in ("pyarrow", "cryptography") if importlib.util.find_spec(x) is None]
-    if not missing:
-        return []
-    return [
-        f"exchange=peers needs {' and '.join(missing)}; not installed here: pip install "
-        "'lowcomm_jax[flight]', or use exchange=store"
-    ]
 
 
 def address_problems(address: str, listen: str | None) -> list[str]:
