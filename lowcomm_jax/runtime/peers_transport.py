@@ -86,7 +86,7 @@ class PeersTransport:
         host, _, number = address.rpartition(":")
         self._address = address if int(number) else f"{host}:{self._server.port}"
         port = Port(self._address, context, at=self._server.address)
-        if certificates and (problem := port.problem(self._timing.answer_s)):
+        if certificates and (problem := self._problem(port)):
             self._server.close()
             raise ValueError(
                 f"certificates={certificates!r}: this region cannot connect to itself ({problem}): "
@@ -110,17 +110,15 @@ class PeersTransport:
 
     # -- serving ------------------------------------------------------------------------------
 
-    def put(self, name: str, data: bytes) -> None:
-        """Hold the bytes for other regions; heartbeats carry all that those need."""
-        self.keep(name, data)
-
-    def get_ahead(self, sizes: Mapping[str, int]) -> None:
-        """Nothing: a region fetches from another one without a look at the store."""
-
     def keep(self, name: str, data: bytes) -> None:
         """Hold the bytes for other regions; empty ones cannot be held."""
         if data:
             self._server.hold(name, data)
+
+    put = keep
+
+    def get_ahead(self, sizes: Mapping[str, int]) -> None:
+        """Nothing: a region fetches from another one without a look at the store."""
 
     def drop(self, name: str, shared: bool) -> None:
         """Drop the bytes, and parts of them that have arrived."""
@@ -159,7 +157,7 @@ class PeersTransport:
                 half.write_text(roots.read_text() + beat.certificate)
                 half.replace(roots)
         until = time.monotonic() + _ASKED_FOR * self._timing.answer_s
-        while problem := port.problem(self._timing.answer_s):
+        while problem := self._problem(port):
             if time.monotonic() > until:
                 log.warning(
                     "region %d cannot reach region %d at %s, and gets no payload from there (%s): "
@@ -174,6 +172,17 @@ class PeersTransport:
             now = self._others().get(region)
             if now is None or now.incarnation != beat.incarnation:
                 return
+
+    def _problem(self, port: Port) -> str:
+        """Why no payload would come from there, or ""; asks for one that does not exist."""
+        probe = Partial(1)
+        try:
+            probe.pull(port, "", self._timing.answer_s, lambda: not self._closing.is_set())
+        except DeniedError:
+            return ""
+        except TimeoutError as error:
+            return str(error)
+        return probe.problem or "no answer"
 
     # -- fetching -----------------------------------------------------------------------------
 

@@ -54,16 +54,6 @@ class Port:
         with plain, self._context.wrap_socket(plain, server_hostname=made.host) as made.sock:
             yield made
 
-    def problem(self, within_s: float) -> str:
-        """Why no payload comes from there, or ""; asks for one that does not exist."""
-        try:
-            with self.connected(within_s) as connection:
-                connection.request("GET", "/")
-                connection.getresponse()
-        except (OSError, http.client.HTTPException) as error:
-            return str(error)[:300] or repr(error)
-        return ""
-
 
 class Partial:
     """A payload of which a part has arrived.
@@ -72,6 +62,7 @@ class Partial:
       data: uint8 `[nbytes]`, the whole.
       ranges: [at, stop] of what is still to come, one for each connection.
       touched_s: when it was last asked for or added to, by `time.monotonic`.
+      problem: what a connection broke with at last, or "".
     """
 
     def __init__(self, nbytes: int):
@@ -79,7 +70,7 @@ class Partial:
         count = min(max(nbytes // _LEAST_A_STREAM, 1), STREAMS)
         ends = [nbytes * i // count for i in range(count + 1)]
         self.ranges = [list(pair) for pair in itertools.pairwise(ends)]
-        self.touched_s = time.monotonic()
+        self.touched_s, self.problem = time.monotonic(), ""
 
     @property
     def missing(self) -> int:
@@ -98,7 +89,7 @@ class Partial:
           TimeoutError: no byte came for `allowed_s`.
         """
         # Their own limit is longer: it may be that one range alone brings nothing.
-        reads = [_Read(port, name, self.data, part, 2 * allowed_s) for part in self.ranges]
+        reads = [_Read(self, part, port, name, 2 * allowed_s) for part in self.ranges]
         missing, self.touched_s = self.missing, time.monotonic()
         try:
             while running := [read for read in reads if read.is_alive()]:
@@ -124,11 +115,11 @@ class _Read(threading.Thread):
       denied: the region does not hold the payload.
     """
 
-    def __init__(self, port: Port, name: str, data: np.ndarray, part: list[int], within_s: float):
+    def __init__(self, whole: Partial, part: list[int], port: Port, name: str, within_s: float):
         super().__init__(name="lowcomm-read", daemon=True)
         self.denied = self._cancelled = False
         self._port, self._name, self._within_s = port, name, within_s
-        self._data, self._part = memoryview(data), part
+        self._whole, self._part = whole, part
         self._socket: socket.socket | None = None
         self.start()
 
@@ -150,10 +141,11 @@ class _Read(threading.Thread):
                     self._socket = connection.sock
                     self._ask(connection)
             except (OSError, http.client.HTTPException) as error:
-                log.info("%s from %s: %s", self._name, self._port.address, error)
+                self._whole.problem = str(error)[:300] or repr(error)
+                log.info("%s from %s: %r", self._name, self._port.address, error)
 
     def _ask(self, connection: http.client.HTTPConnection) -> None:
-        data, part = self._data, self._part
+        data, part = memoryview(self._whole.data), self._part
         if self._cancelled:
             return
         where = f"{part[0]}-{part[1] - 1}"

@@ -71,7 +71,7 @@ def tls_context(
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = side == ssl.PROTOCOL_TLS_CLIENT and roots is None
     context.verify_mode = ssl.CERT_REQUIRED
-    what = ROOTS
+    what = ROOTS if roots is None else "the certificate of the other side"
     try:
         if roots is None:
             context.load_verify_locations(f"{folder}/{ROOTS}")
@@ -111,6 +111,7 @@ class PayloadServer:
         self._settings |= {"folder": folder, "passphrase": passphrase}
         self._sent, self._lock = sent, threading.Lock()
         self._kept: dict[str, int] = {}  # descriptors of the newest
+        self._closed = False
         self._begin()
         self.address = f"{host}:{self.port}"
 
@@ -140,6 +141,7 @@ class PayloadServer:
         with self._lock:
             with contextlib.suppress(OSError, EOFError, ValueError):
                 self._ask({}, within_s=1.0)
+            self._closed = True
             self._end()
             for name in list(self._kept):
                 self._forget(name)
@@ -179,7 +181,9 @@ class PayloadServer:
         self._pipe.close()
 
     def _tell(self, what: dict[str, Any], payload: int | None = None) -> None:
-        """`_ask`; a process that does not answer is replaced."""
+        """`_ask` until it is closed; a process that does not answer is replaced."""
+        if self._closed:
+            return
         try:
             self._ask(what, payload)
         except (OSError, EOFError, ValueError):

@@ -15,7 +15,7 @@ from lowcomm_jax.runtime.certificates import make_certificates
 from lowcomm_jax.runtime.errors import Missing, Rejected
 from lowcomm_jax.runtime.kv import MetricsCounter
 from lowcomm_jax.runtime.peers_transport import PeersTransport
-from lowcomm_jax.runtime.pulling import DeniedError, Partial, Port
+from lowcomm_jax.runtime.pulling import DeniedError, Partial
 from lowcomm_jax.runtime.records import Beat
 from lowcomm_jax.runtime.timing import Timing
 
@@ -56,7 +56,7 @@ def test_a_region_is_let_in_once_by_the_certificate_of_its_heartbeat(monkeypatch
     made._made = tempfile.TemporaryDirectory()
     roots = pathlib.Path(made._made.name, "ca.crt")
     roots.write_text("ours\n")
-    monkeypatch.setattr(Port, "problem", lambda port, within_s: problems.pop(0))
+    monkeypatch.setattr(made, "_problem", lambda port: problems.pop(0))
     with made._made:
         made._meet(1, THERE)
         assert roots.read_text() == "ours\ntheirs" and not problems
