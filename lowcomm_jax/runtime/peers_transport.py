@@ -13,19 +13,17 @@ from __future__ import annotations
 
 import functools
 import logging
-import pathlib
 import ssl
-import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
 
-from lowcomm_jax.runtime.certificates import make_certificates
+from lowcomm_jax.runtime.certificates import make_credentials, read_credentials
 from lowcomm_jax.runtime.context import ContextParts
 from lowcomm_jax.runtime.errors import Missing, Rejected, StoreUnavailable
 from lowcomm_jax.runtime.pulling import DeniedError, Partial, Port
 from lowcomm_jax.runtime.records import Beat
-from lowcomm_jax.runtime.serving import CERTIFICATE, KEY, ROOTS, PayloadServer, tls_context
+from lowcomm_jax.runtime.serving import Credentials, PayloadServer, tls_context
 
 SCHEME = "https://"
 _MOST_PATIENCE = 16
@@ -65,24 +63,19 @@ class PeersTransport:
         self._heartbeat, self._counter = parts.heartbeat, parts.counter
         self._timing, self._closing = parts.timing, parts.closing
         self._background = parts.background
-        self._made = tempfile.TemporaryDirectory(prefix="lowcomm-")
-        self._certificate, passphrase = "", ""
-        if certificates is None:
-            passphrase = make_certificates(self._made.name, parts.region)
-            self._certificate = pathlib.Path(self._made.name, CERTIFICATE).read_text()
-        pair = certificates or self._made.name, passphrase
-        make = functools.partial(tls_context, ssl.PROTOCOL_TLS_CLIENT, *pair)
-        self._context = functools.lru_cache(lambda certificate: make(certificate or None))
         try:
+            own = read_credentials(certificates) if certificates else make_credentials(parts.region)
+            self._certificate = "" if certificates else own.roots
+            self._context = functools.lru_cache(functools.partial(_context, own))
             context = self._context(self._certificate)
-        except OSError as error:
+        except (OSError, ValueError, TypeError) as error:
             raise ValueError(
                 f"certificates={certificates!r} cannot be used ({error}): put the authority's "
-                f"certificate into {ROOTS}, this region's into {CERTIFICATE}, and its key, without "
-                f"a passphrase, into {KEY}"
+                "certificate into ca.crt, this region's into tls.crt, and its key, without a "
+                "passphrase, into tls.key"
             ) from None
         sent = functools.partial(parts.counter.add, "sent")
-        self._server = PayloadServer(listen or address, *pair, sent)
+        self._server = PayloadServer(listen or address, own, sent)
         host, _, number = address.rpartition(":")
         self._address = address if int(number) else f"{host}:{self._server.port}"
         port = Port(self._address, context, at=self._server.address)
@@ -90,7 +83,7 @@ class PeersTransport:
             self._server.close()
             raise ValueError(
                 f"certificates={certificates!r}: this region cannot connect to itself ({problem}): "
-                f"give it a certificate of {ROOTS} that is valid now, for servers and clients, and "
+                f"give it a certificate of ca.crt that is valid now, for servers and clients, and "
                 f"names the host of address={self._address!r}"
             )
         self._partials: dict[str, Partial] = {}
@@ -106,7 +99,6 @@ class PeersTransport:
     def close(self) -> None:
         """Let go of everything held; when nothing runs in the background any more."""
         self._server.close()
-        self._made.cleanup()
 
     # -- serving ------------------------------------------------------------------------------
 
@@ -151,11 +143,7 @@ class PeersTransport:
         except (ValueError, OSError):
             return  # whoever fetches from it says so
         if self._certificate:
-            with self._lock:
-                roots = pathlib.Path(self._made.name, ROOTS)
-                half = roots.with_suffix(".half")
-                half.write_text(roots.read_text() + beat.certificate)
-                half.replace(roots)
+            self._server.trust(beat.certificate)
         until = time.monotonic() + _ASKED_FOR * self._timing.answer_s
         while problem := self._problem(port):
             if time.monotonic() > until:
@@ -264,3 +252,9 @@ class PeersTransport:
                 f"{self._heartbeat.region}: give all regions a folder of certificates, or none"
             )
         return Port(beat.address.removeprefix(SCHEME), self._context(beat.certificate))
+
+
+def _context(own: Credentials, certificate: str) -> ssl.SSLContext:
+    """Of connections to whoever shows this certificate; "" = one of the roots, for its host."""
+    trusted = own._replace(roots=certificate or own.roots)
+    return tls_context(ssl.PROTOCOL_TLS_CLIENT, trusted, check_host=not certificate)

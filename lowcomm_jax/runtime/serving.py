@@ -7,8 +7,9 @@ that it starts at once and stays small.
 A `GET` of a payload's name with a range is answered by these bytes (206), or by 404 where it is not
 held. The job sends one JSON object at a time over an inherited socket, and waits for the answer:
 
-- {"host", "port", "folder", "passphrase"} -> {"port"} or {"error"}: listen; the first of all.
-- {"hold": name}, then a descriptor of the bytes; {"drop": name}; {} -> {"sent": bytes so far}.
+- {"host", "port", "own": `Credentials`} -> {"port"} or {"error"}: listen; the first of all.
+- {"hold": name}, then a descriptor of the bytes; {"drop": name}; {"trust": a further root}; {}
+  -> {"sent": bytes so far}.
 
 The process ends when the job closes that socket.
 """
@@ -23,7 +24,6 @@ import mmap
 import multiprocessing.connection
 import multiprocessing.reduction
 import os
-import pathlib
 import re
 import signal
 import socket
@@ -34,10 +34,8 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
-ROOTS, CERTIFICATE, KEY = "ca.crt", "tls.crt", "tls.key"
-"""Names in a folder of certificates, as Kubernetes and cert-manager give them."""
 PAYLOADS_KEPT = 128
 """Newest payloads that a new process is given, where one has ended: each takes a file."""
 _ANSWERS_WITHIN_S = 30.0
@@ -52,35 +50,43 @@ _CHUNK = 1 << 20
 log = logging.getLogger(__name__)
 
 
-def tls_context(
-    side: int, folder: str, passphrase: str = "", roots: str | None = None
-) -> ssl.SSLContext:
+class Credentials(NamedTuple):
+    """What one end of a connection shows, and what it trusts.
+
+    Attributes:
+      roots: certificates (PEM) that it trusts, with all that they have signed.
+      chain: its certificate, those between it and the other end's roots, and its key, encrypted
+        (PEM).
+      passphrase: of the key.
+    """
+
+    roots: str
+    chain: str
+    passphrase: str
+
+
+def tls_context(side: int, own: Credentials, check_host: bool = True) -> ssl.SSLContext:
     """One side of connections on which each shows a certificate that the other one trusts.
 
     Args:
       side: `ssl.PROTOCOL_TLS_CLIENT` or `ssl.PROTOCOL_TLS_SERVER`.
-      folder: has this side's certificate and key, and the roots that it trusts.
-      passphrase: of the key.
-      roots: the certificate (PEM) that is trusted, whatever host it names; None = those of the
-        folder, for the host that is connected to.
+      check_host: whether a client's other end must have a certificate for the host connected to.
 
     Raises:
-      OSError: names what cannot be used.
+      OSError: they are none, or do not belong together.
     """
     context = ssl.SSLContext(side)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname = side == ssl.PROTOCOL_TLS_CLIENT and roots is None
+    context.check_hostname = side == ssl.PROTOCOL_TLS_CLIENT and check_host
     context.verify_mode = ssl.CERT_REQUIRED
-    what = ROOTS if roots is None else "the certificate of the other side"
     try:
-        if roots is None:
-            context.load_verify_locations(f"{folder}/{ROOTS}")
-        else:
-            context.load_verify_locations(cadata=roots.encode("ascii", "replace").decode())
-        what = f"{CERTIFICATE} with {KEY}"
-        context.load_cert_chain(f"{folder}/{CERTIFICATE}", f"{folder}/{KEY}", passphrase)
+        context.load_verify_locations(cadata=own.roots.encode("ascii", "replace").decode())
     except (OSError, ValueError) as error:
-        raise OSError(f"{what}: {error}") from None
+        raise OSError(f"what it trusts is no certificate: {error}") from None
+    with tempfile.NamedTemporaryFile() as file:  # `ssl` reads nothing else
+        file.write(own.chain.encode())
+        file.flush()
+        context.load_cert_chain(file.name, password=own.passphrase)
     return context
 
 
@@ -96,8 +102,7 @@ class PayloadServer:
 
     Args:
       address: "host:port" to listen on; port 0 takes any.
-      folder: certificates, as for `tls_context`; roots may be added while it serves.
-      passphrase: of the key.
+      own: what it shows and trusts.
       sent: called with a number of bytes that have left.
 
     Raises:
@@ -105,10 +110,9 @@ class PayloadServer:
         ended, and cannot be started again.
     """
 
-    def __init__(self, address: str, folder: str, passphrase: str, sent: Callable[[int], None]):
+    def __init__(self, address: str, own: Credentials, sent: Callable[[int], None]):
         host, _, port = address.rpartition(":")
-        self._settings = {"host": host.strip("[]"), "port": int(port)}
-        self._settings |= {"folder": folder, "passphrase": passphrase}
+        self._settings = {"host": host.strip("[]"), "port": int(port), "own": own}
         self._sent, self._lock = sent, threading.Lock()
         self._kept: dict[str, int] = {}  # descriptors of the newest
         self._closed = False
@@ -130,6 +134,13 @@ class PayloadServer:
         with self._lock:
             self._forget(name)
             self._tell({"drop": name})
+
+    def trust(self, certificate: str) -> None:
+        """Let in who shows this one (PEM), too."""
+        with self._lock:
+            own = self._settings["own"]
+            self._settings["own"] = own._replace(roots=f"{own.roots}\n{certificate}")
+            self._tell({"trust": certificate})
 
     def tend(self) -> None:
         """Count what was sent, and see that the process answers; called now and then."""
@@ -232,14 +243,14 @@ class _Served(socketserver.ThreadingTCPServer):
     Attributes:
       held: payloads by name.
       sent: bytes of payloads that have left.
+      context: of TLS.
     """
 
     allow_reuse_address = daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, host: str, port: int, folder: str, passphrase: str):
-        self._context = tls_context(ssl.PROTOCOL_TLS_SERVER, folder, passphrase)
-        self._roots = pathlib.Path(folder, ROOTS)
+    def __init__(self, host: str, port: int, own: Credentials):
+        self.context = tls_context(ssl.PROTOCOL_TLS_SERVER, own)
         self.held: dict[str, memoryview] = {}
         self.sent, self.lock = 0, threading.Lock()
         self._strangers: dict[ssl.SSLSocket, None] = {}
@@ -248,10 +259,9 @@ class _Served(socketserver.ThreadingTCPServer):
 
     def finish_request(self, request: socket.socket, client_address: object) -> None:
         """Serve one connection, if it shows a certificate; on its thread."""
-        self._context.load_verify_locations(self._roots)  # others may have come since
         request.settimeout(_HANDSHAKE_S)
         shake = {"server_side": True, "do_handshake_on_connect": False}
-        with self._context.wrap_socket(request, **shake) as connection:
+        with self.context.wrap_socket(request, **shake) as connection:
             with self.lock, contextlib.suppress(OSError):
                 self._strangers[connection] = None
                 if len(self._strangers) > _MOST_STRANGERS:
@@ -307,7 +317,8 @@ def _main(descriptor: int) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     job = multiprocessing.connection.Connection(descriptor)
     try:
-        server = _Served(**json.loads(job.recv_bytes()))
+        asked = json.loads(job.recv_bytes())
+        server = _Served(asked["host"], asked["port"], Credentials(*asked["own"]))
     except OSError as error:
         return job.send_bytes(json.dumps({"error": str(error)}).encode())
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -321,6 +332,8 @@ def _main(descriptor: int) -> None:
                 payload = multiprocessing.reduction.recv_handle(job)
                 server.held[asked["hold"]] = memoryview(mmap.mmap(payload, 0, prot=mmap.PROT_READ))
                 os.close(payload)
+            if "trust" in asked:
+                server.context.load_verify_locations(cadata=asked["trust"])
             answer = {"sent": server.sent}
     os._exit(0)  # at once: who still fetches must not keep this process
 

@@ -2,16 +2,16 @@
 
 import itertools
 import pathlib
-import tempfile
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from cryptography import x509
 
 from lowcomm_jax import exchange
 from lowcomm_jax.runtime import serving
-from lowcomm_jax.runtime.certificates import make_certificates
+from lowcomm_jax.runtime.certificates import make_credentials
 from lowcomm_jax.runtime.errors import Missing, Rejected
 from lowcomm_jax.runtime.kv import MetricsCounter
 from lowcomm_jax.runtime.peers_transport import PeersTransport
@@ -53,27 +53,24 @@ THERE = Beat(1, address="https://a:1", certificate="theirs")
 
 def test_a_region_is_let_in_once_by_the_certificate_of_its_heartbeat(monkeypatch, caplog):
     made, problems = apart(Beats(r1=THERE)), ["refused", ""]
-    made._made = tempfile.TemporaryDirectory()
-    roots = pathlib.Path(made._made.name, "ca.crt")
-    roots.write_text("ours\n")
+    trusted = []
+    made._server = SimpleNamespace(trust=trusted.append)
     monkeypatch.setattr(made, "_problem", lambda port: problems.pop(0))
-    with made._made:
-        made._meet(1, THERE)
-        assert roots.read_text() == "ours\ntheirs" and not problems
-        problems += ["refused"] * 9
-        made._heartbeat.alive = {0}  # it is gone meanwhile
-        made._meet(1, THERE)
-        assert len(problems) == 8
-        made._heartbeat.alive, made._timing = {0, 1}, Timing(beat_s=0.01, answer_s=0.001)
-        assert not caplog.records
-        made._meet(1, THERE)
-        assert "region 0 cannot reach region 1 at a:1" in caplog.text and "(refused)" in caplog.text
+    made._meet(1, THERE)
+    assert trusted == ["theirs"] and not problems
+    problems += ["refused"] * 9
+    made._heartbeat.alive = {0}  # it is gone meanwhile
+    made._meet(1, THERE)
+    assert len(problems) == 8
+    made._heartbeat.alive, made._timing = {0, 1}, Timing(beat_s=0.01, answer_s=0.001)
+    assert not caplog.records
+    made._meet(1, THERE)
+    assert "region 0 cannot reach region 1 at a:1" in caplog.text and "(refused)" in caplog.text
 
 
-def test_who_is_let_in_can_let_in_nobody(tmp_path):
+def test_who_is_let_in_can_let_in_nobody():
     """What a region signs is trusted nowhere."""
-    make_certificates(str(tmp_path), 1)
-    (found,) = x509.load_pem_x509_certificates((tmp_path / "tls.crt").read_bytes())
+    (found,) = x509.load_pem_x509_certificates(make_credentials(1).roots.encode())
     basic = found.extensions.get_extension_for_class(x509.BasicConstraints)
     assert basic.critical and basic.value.ca is False
 
@@ -195,10 +192,9 @@ def test_a_payload_is_cut_into_ranges_without_a_gap(nbytes, streams):
     assert max(sizes) - min(sizes) <= 1
 
 
-def test_a_new_process_is_given_the_newest_128_payloads(tmp_path):
+def test_a_new_process_is_given_the_newest_128_payloads():
     """Each takes a descriptor, of which the job has few."""
-    passphrase = make_certificates(str(tmp_path), 0)
-    server = serving.PayloadServer("127.0.0.1:0", str(tmp_path), passphrase, lambda nbytes: None)
+    server = serving.PayloadServer("127.0.0.1:0", make_credentials(0), lambda nbytes: None)
 
     def held():
         maps = pathlib.Path(f"/proc/{server.process.pid}/maps").read_text()

@@ -30,7 +30,7 @@ from runtime.together import in_jobs
 from experiments.processes import free_port
 from lowcomm_jax import exchange
 from lowcomm_jax.runtime import serving
-from lowcomm_jax.runtime.certificates import make_certificates
+from lowcomm_jax.runtime.certificates import make_credentials, read_credentials
 from lowcomm_jax.runtime.pulling import DeniedError, Partial, Port
 from lowcomm_jax.runtime.serving import PayloadServer, tls_context
 
@@ -185,27 +185,27 @@ def asked(port, name, nbytes):
         return connection.getresponse().read()
 
 
-def test_only_who_shows_a_certificate_that_is_trusted_is_let_in(ends, tmp_path):
+def test_only_who_shows_a_certificate_that_is_trusted_is_let_in(ends):
     server, port, theirs = ends()
     server.hold("name", b"of the run")
     assert asked(port, "name", 10) == b"of the run"
-    strangers = tmp_path / "strangers"
-    strangers.mkdir()
-    passphrase = make_certificates(str(strangers), 1)
-    pair = strangers / "tls.crt", strangers / "tls.key", passphrase
+    stranger = tls_context(ssl.PROTOCOL_TLS_CLIENT, make_credentials(1), check_host=False)
+    stranger.load_verify_locations(cadata=theirs)
 
-    def context(certificate, most=ssl.TLSVersion.TLSv1_3):
+    def without(most):
         made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         made.check_hostname, made.maximum_version = False, most
         made.load_verify_locations(cadata=theirs)
-        if certificate:
-            made.load_cert_chain(*certificate)
         return made
 
-    old = context(None, ssl.TLSVersion.TLSv1_2)
-    for what, refused in {"none": context(None), "own": context(pair), "old TLS": old}.items():
+    refused = {
+        "its own": stranger,
+        "none": without(ssl.TLSVersion.TLSv1_3),
+        "old TLS": without(ssl.TLSVersion.TLSv1_2),
+    }
+    for what, context in refused.items():
         with pytest.raises((ssl.SSLError, ConnectionError)):
-            asked(Port(server.address, refused), "name", 10)
+            asked(Port(server.address, context), "name", 10)
             pytest.fail(what)
     with pytest.raises((http.client.HTTPException, OSError)):
         plain = http.client.HTTPConnection(server.address, timeout=5)
@@ -214,13 +214,13 @@ def test_only_who_shows_a_certificate_that_is_trusted_is_let_in(ends, tmp_path):
     assert asked(port, "name", 10) == b"of the run"
 
 
-def test_no_key_lies_readable_on_the_disk(tmp_path):
-    passphrase = make_certificates(str(tmp_path), 0)
-    written = b"".join(path.read_bytes() for path in tmp_path.iterdir())
-    assert b"ENCRYPTED PRIVATE KEY" in written and passphrase.encode() not in written
-    assert b"BEGIN PRIVATE KEY" not in written
-    with pytest.raises(OSError, match=r"tls\.crt with tls\.key"):
-        tls_context(ssl.PROTOCOL_TLS_CLIENT, str(tmp_path))
+def test_no_key_is_written_readable(tmp_path):
+    made_certificates.write(tmp_path / "given", ["127.0.0.1"])
+    for own in (make_credentials(0), read_credentials(str(tmp_path / "given"))):
+        assert "BEGIN ENCRYPTED PRIVATE KEY" in own.chain
+        assert "BEGIN PRIVATE KEY" not in own.chain and own.passphrase not in own.chain
+        with pytest.raises(ssl.SSLError):
+            tls_context(ssl.PROTOCOL_TLS_CLIENT, own._replace(passphrase="guessed"))
 
 
 def test_strangers_that_say_nothing_keep_no_region_out(ends):
@@ -241,11 +241,10 @@ def test_strangers_that_say_nothing_keep_no_region_out(ends):
         stranger.close()
 
 
-def test_a_handshake_has_a_limit_of_time_in_all(monkeypatch, tmp_path):
+def test_a_handshake_has_a_limit_of_time_in_all(monkeypatch):
     """Also for who sends a byte now and then."""
     monkeypatch.setattr(serving, "_HANDSHAKE_S", 0.5)
-    passphrase = make_certificates(str(tmp_path), 0)
-    server = serving._Served("127.0.0.1", 0, str(tmp_path), passphrase)
+    server = serving._Served("127.0.0.1", 0, make_credentials(0))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         with connect("{}:{}".format(*server.server_address)) as stranger:
@@ -260,12 +259,12 @@ def test_a_handshake_has_a_limit_of_time_in_all(monkeypatch, tmp_path):
         server.server_close()
 
 
-def test_a_region_does_not_take_payloads_from_a_stranger_at_the_others_address(party, tmp_path):
+def test_a_region_does_not_take_payloads_from_a_stranger_at_the_others_address(party):
     """Whose certificate is not that of the heartbeat."""
     regions = party.run(2)
-    passphrase = make_certificates(str(tmp_path), 1)
-    (tmp_path / "ca.crt").write_text(regions[0]._context.transport._certificate)
-    server = PayloadServer("127.0.0.1:0", str(tmp_path), passphrase, lambda nbytes: None)
+    stranger = make_credentials(1)
+    server = PayloadServer("127.0.0.1:0", stranger, lambda nbytes: None)
+    server.trust(regions[0]._context.transport._certificate)
     try:
         server.hold("name", b"forged")
         transport = regions[0]._context.transport
@@ -276,19 +275,17 @@ def test_a_region_does_not_take_payloads_from_a_stranger_at_the_others_address(p
         assert not partial.pull(port, "name", 5.0, lambda: True)
         assert "certificate verify failed" in partial.problem
         # And with the stranger's own certificate it would.
-        known = (tmp_path / "tls.crt").read_text()
-        port = transport._port(1, msgspec.structs.replace(fake, certificate=known))
+        port = transport._port(1, msgspec.structs.replace(fake, certificate=stranger.roots))
         assert Partial(6).pull(port, "name", 5.0, lambda: True)
     finally:
         server.close()
 
 
-def test_a_forged_certificate_lets_nobody_in(party, tmp_path):
+def test_a_forged_certificate_lets_nobody_in(party):
     """A stranger who can write to the store says that it is a region."""
     regions = party.run(2)
     rounds(regions, 0, 1)
-    make_certificates(str(tmp_path), 1)
-    stranger = (tmp_path / "tls.crt").read_text()
+    stranger = make_credentials(1).roots
     beat = regions[1]._context.heartbeat.own
     changes = {"counter": beat.counter + 1000, "certificate": stranger}
     forged = msgspec.structs.replace(beat, **changes)
@@ -296,7 +293,7 @@ def test_a_forged_certificate_lets_nobody_in(party, tmp_path):
         forge(party, "beat/1", forged)
         time.sleep(TIMING.beat_s / 4)
     assert regions[0].counts()["rejected_record"] > 0
-    trusted = pathlib.Path(regions[0]._context.transport._made.name, "ca.crt").read_text()
+    trusted = served(regions[0])._settings["own"].roots
     assert beat.certificate in trusted and stranger not in trusted
     rounds(regions, 1, 2)
 
@@ -315,22 +312,18 @@ def test_regions_with_certificates_of_two_kinds_say_so(tmp_path, party):
 
 
 @pytest.fixture
-def ends(tmp_path):
+def ends():
     """`ends(sent)`: a serving process, its port as region 1 reaches it, and its certificate."""
     servers = []
 
     def make(sent=lambda nbytes: None):
-        folders = [tmp_path / f"end{len(servers)}.{region}" for region in range(2)]
-        for one in folders:
-            one.mkdir()
-        theirs, ours = (make_certificates(str(one), r) for r, one in enumerate(folders))
-        server = PayloadServer("127.0.0.1:0", str(folders[0]), theirs, sent)
+        theirs, ours = make_credentials(0), make_credentials(1)
+        server = PayloadServer("127.0.0.1:0", theirs, sent)
         servers.append(server)
-        with (folders[0] / "ca.crt").open("a") as roots:  # it comes while the process runs
-            roots.write((folders[1] / "tls.crt").read_text())
-        shown = (folders[0] / "tls.crt").read_text()
-        context = tls_context(ssl.PROTOCOL_TLS_CLIENT, str(folders[1]), ours, shown)
-        return server, Port(server.address, context), shown
+        server.trust(ours.roots)
+        ours = ours._replace(roots=theirs.roots)
+        context = tls_context(ssl.PROTOCOL_TLS_CLIENT, ours, check_host=False)
+        return server, Port(server.address, context), theirs.roots
 
     yield make
     for server in servers:
@@ -388,18 +381,17 @@ def die(server, partial):
     server.close()
 
 
-def test_the_serving_process_ends_with_the_job_that_began_it(tmp_path):
+def test_the_serving_process_ends_with_the_job_that_began_it():
     """Without a traceback also where a killed job has not read what it was told."""
     program = """
-import os, sys
+import os
 from lowcomm_jax.runtime import certificates, serving
-server = serving.PayloadServer("127.0.0.1:0", sys.argv[1],
-    certificates.make_certificates(sys.argv[1], 0), print)
+server = serving.PayloadServer("127.0.0.1:0", certificates.make_credentials(0), print)
 server._pipe.send_bytes(b"{}")
 print(server.address, flush=True)
 os.kill(os.getpid(), 9)
 """
-    command = [sys.executable, "-c", program, str(tmp_path)]
+    command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     address = done.stdout.split()[-1]
     until(lambda: refused(address))
@@ -559,7 +551,7 @@ def test_regions_use_certificates_that_they_were_given(tmp_path, party):
     assert not (folder(party) / "run" / "pass").exists()
     address = served(regions[0]).address
     for whose, let_in in (("of the run", True), ("of strangers", False)):
-        context = tls_context(ssl.PROTOCOL_TLS_CLIENT, f"{tmp_path}/{whose}")
+        context = tls_context(ssl.PROTOCOL_TLS_CLIENT, read_credentials(f"{tmp_path}/{whose}"))
         context.load_verify_locations(tmp_path / "of the run" / "ca.crt")
         partial = Partial(1)
         with contextlib.suppress(DeniedError):
@@ -578,11 +570,11 @@ def test_certificates_that_cannot_be_used_are_refused(tmp_path, party):
             assert part in str(caught.value)
 
     (tmp_path / "one" / "tls.key").write_bytes((tmp_path / "two" / "tls.key").read_bytes())
-    is_refused("tls.crt with tls.key: ", "MISMATCH")
-    (tmp_path / "one" / "tls.crt").write_bytes(b"\0junk")
-    is_refused("tls.crt with tls.key: ")
+    is_refused("KEY_VALUES_MISMATCH")
+    (tmp_path / "one" / "tls.key").write_bytes(b"\0junk")
+    is_refused("PEM")
     (tmp_path / "one" / "ca.crt").unlink()
-    is_refused("ca.crt: ", "No such file")
+    is_refused("No such file", "one/ca.crt")
 
 
 def test_certificates_for_another_host_are_refused_at_the_start(tmp_path, party):
