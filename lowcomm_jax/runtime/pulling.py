@@ -126,10 +126,10 @@ class _Read(threading.Thread):
     def cancel(self) -> None:
         """End it: it adds nothing any more. One that still connects is left to end by itself."""
         self._cancelled = True
-        if self._socket is not None:
+        if (connected := self._socket) is not None:
             with contextlib.suppress(OSError):
                 # After `SSLSocket.shutdown` it would read encrypted bytes.
-                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+                socket.socket.shutdown(connected, socket.SHUT_RDWR)
             self.join()
 
     def run(self) -> None:
@@ -143,6 +143,8 @@ class _Read(threading.Thread):
             except (OSError, http.client.HTTPException) as error:
                 self._whole.problem = str(error)[:300] or repr(error)
                 log.info("%s from %s: %r", self._name, self._port.address, error)
+            finally:
+                self._socket = None
 
     def _ask(self, connection: http.client.HTTPConnection) -> None:
         data, part = memoryview(self._whole.data), self._part

@@ -452,6 +452,13 @@ def test_a_pull_that_is_given_up_adds_nothing_and_keeps_no_process_from_ending(e
         at = Port(port.address, port._context, proxy.address)
         assert not partial.pull(at, "name", 60.0, lambda: partial.missing == 1 << 20)
         assert not [x for x in threading.enumerate() if x.name == "lowcomm-read"]
+    # A connection that broke is made again, and hangs: that is not waited for, either.
+    with Proxy(server.address, cut_after=1 << 18, cuts=1, bytes_per_s=1_000_000) as proxy:
+        at, began = Port(port.address, port._context, proxy.address), time.monotonic()
+        check = lambda: proxy.cuts or (proxy.pause() and proxy.connections < 2)  # noqa: E731
+        assert not Partial(1 << 20).pull(at, "name", 60.0, check)
+        assert time.monotonic() - began < 30.0
+        proxy.go_on()
     # A host that says nothing: the thread still connects, and nobody waits for it.
     program = """
 import socket, ssl, sys
