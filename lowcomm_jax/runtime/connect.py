@@ -25,7 +25,6 @@ from lowcomm_jax.runtime.context import ContextParts, ExchangeContext, FaultHook
 from lowcomm_jax.runtime.file_handles import file_handle_problems
 from lowcomm_jax.runtime.heartbeat import Heartbeat, WaitList
 from lowcomm_jax.runtime.kv import MetricsCounter, Store, url_problems
-from lowcomm_jax.runtime.peers_transport import PeersTransport
 from lowcomm_jax.runtime.remote import RemoteExchange
 from lowcomm_jax.runtime.request import Arrived
 from lowcomm_jax.runtime.rounds import RoundExchange
@@ -123,6 +122,9 @@ def peers(
     """
 
     def make(parts: ContextParts) -> Transport:
+        # Its libraries, of HTTP and certificates, would make every import of the package slower.
+        from lowcomm_jax.runtime.peers_transport import PeersTransport
+
         return PeersTransport(parts, address, certificates, listen)
 
     shared = Shared(url, region, count, run_id, secret, timing, keep, heal, identity, fault_hooks)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import resource
 
-from lowcomm_jax.runtime.serving import PAYLOADS_KEPT
+PAYLOADS_KEPT = 128
+"""Newest payloads that a new server process is given, where one has ended: each takes a file."""
 
 _OWN = 96
 """Of Python, JAX, the run's files and the store: 31 were seen."""

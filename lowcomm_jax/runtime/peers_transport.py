@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from lowcomm_jax.runtime.certificates import make_credentials, read_credentials
 from lowcomm_jax.runtime.context import ContextParts
 from lowcomm_jax.runtime.errors import Missing, Rejected, StoreUnavailable
+from lowcomm_jax.runtime.file_handles import PAYLOADS_KEPT
 from lowcomm_jax.runtime.pulling import DeniedError, Partial, Port
 from lowcomm_jax.runtime.records import Beat
 from lowcomm_jax.runtime.serving import Credentials, PayloadServer, tls_context
@@ -75,7 +76,7 @@ class PeersTransport:
                 "passphrase, into tls.key"
             ) from None
         sent = functools.partial(parts.counter.add, "sent")
-        self._server = PayloadServer(listen or address, own, sent)
+        self._server = PayloadServer(listen or address, own, sent, PAYLOADS_KEPT)
         host, _, number = address.rpartition(":")
         self._address = address if int(number) else f"{host}:{self._server.port}"
         port = Port(self._address, context, at=self._server.address)

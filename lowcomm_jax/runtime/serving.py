@@ -36,8 +36,6 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-PAYLOADS_KEPT = 128
-"""Newest payloads that a new process is given, where one has ended: each takes a file."""
 _ANSWERS_WITHIN_S = 30.0
 _HANDSHAKE_S = 10.0
 _STUCK_S = 60.0
@@ -104,17 +102,19 @@ class PayloadServer:
       address: "host:port" to listen on; port 0 takes any.
       own: what it shows and trusts.
       sent: called with a number of bytes that have left.
+      kept: how many of the newest payloads are kept for a new process: each takes a file.
 
     Raises:
       ValueError: the address cannot be used, or the certificates; in methods: the process has
         ended, and cannot be started again.
     """
 
-    def __init__(self, address: str, own: Credentials, sent: Callable[[int], None]):
+    def __init__(self, address: str, own: Credentials, sent: Callable[[int], None], kept: int):
         host, _, port = address.rpartition(":")
         self._settings = {"host": host.strip("[]"), "port": int(port), "own": own}
         self._sent, self._lock = sent, threading.Lock()
-        self._kept: dict[str, int] = {}  # descriptors of the newest
+        self._kept: dict[str, int] = {}  # descriptors, by name
+        self._most_kept = kept
         self._closed = False
         self._begin()
         self.address = f"{host}:{self.port}"
@@ -125,7 +125,7 @@ class PayloadServer:
         with self._lock:
             self._forget(name)
             self._kept[name] = made
-            if len(self._kept) > PAYLOADS_KEPT:
+            if len(self._kept) > self._most_kept:
                 self._forget(next(iter(self._kept)))
             self._tell({"hold": name}, made)
 

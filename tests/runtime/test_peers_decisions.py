@@ -13,6 +13,7 @@ from lowcomm_jax import exchange
 from lowcomm_jax.runtime import serving
 from lowcomm_jax.runtime.certificates import make_credentials
 from lowcomm_jax.runtime.errors import Missing, Rejected
+from lowcomm_jax.runtime.file_handles import PAYLOADS_KEPT
 from lowcomm_jax.runtime.kv import MetricsCounter
 from lowcomm_jax.runtime.peers_transport import PeersTransport
 from lowcomm_jax.runtime.pulling import DeniedError, Partial
@@ -194,7 +195,8 @@ def test_a_payload_is_cut_into_ranges_without_a_gap(nbytes, streams):
 
 def test_a_new_process_is_given_the_newest_128_payloads():
     """Each takes a descriptor, of which the job has few."""
-    server = serving.PayloadServer("127.0.0.1:0", make_credentials(0), lambda nbytes: None)
+    own, nothing = make_credentials(0), lambda nbytes: None
+    server = serving.PayloadServer("127.0.0.1:0", own, nothing, PAYLOADS_KEPT)
 
     def held():
         maps = pathlib.Path(f"/proc/{server.process.pid}/maps").read_text()

@@ -263,7 +263,7 @@ def test_a_region_does_not_take_payloads_from_a_stranger_at_the_others_address(p
     """Whose certificate is not that of the heartbeat."""
     regions = party.run(2)
     stranger = make_credentials(1)
-    server = PayloadServer("127.0.0.1:0", stranger, lambda nbytes: None)
+    server = PayloadServer("127.0.0.1:0", stranger, lambda nbytes: None, kept=9)
     server.trust(regions[0]._context.transport._certificate)
     try:
         server.hold("name", b"forged")
@@ -318,7 +318,7 @@ def ends():
 
     def make(sent=lambda nbytes: None):
         theirs, ours = make_credentials(0), make_credentials(1)
-        server = PayloadServer("127.0.0.1:0", theirs, sent)
+        server = PayloadServer("127.0.0.1:0", theirs, sent, kept=9)
         servers.append(server)
         server.trust(ours.roots)
         ours = ours._replace(roots=theirs.roots)
@@ -386,7 +386,7 @@ def test_the_serving_process_ends_with_the_job_that_began_it():
     program = """
 import os
 from lowcomm_jax.runtime import certificates, serving
-server = serving.PayloadServer("127.0.0.1:0", certificates.make_credentials(0), print)
+server = serving.PayloadServer("127.0.0.1:0", certificates.make_credentials(0), print, 9)
 server._pipe.send_bytes(b"{}")
 print(server.address, flush=True)
 os.kill(os.getpid(), 9)
