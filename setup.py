@@ -1,4 +1,4 @@
-"""Install lowcomm_jax: `pip install .`, extras `cuda12`, `cuda13`, `tpu`, `aot`, `flight`, `hf`,
+"""Install lowcomm_jax: `pip install .`, extras `cuda12`, `cuda13`, `tpu`, `aot`, `hf`,
 `tensorboard`, `wandb`, `prometheus`, `test`, `check`, `docs`, `dev`."""
 
 import pathlib
@@ -9,8 +9,6 @@ from setuptools import find_packages, setup
 package = pathlib.Path(__file__).parent / "lowcomm_jax" / "__init__.py"
 version = re.search(r'^__version__ = "(.+)"$', package.read_text(encoding="utf-8"), re.MULTILINE)
 JAX = ">=0.10,<0.13"
-# Payloads of `exchange=peers`; 170 MB installed.
-FLIGHT = ["pyarrow>=20", "cryptography>=42"]
 
 setup(
     name="lowcomm_jax",
@@ -34,6 +32,7 @@ setup(
         "tensorstore>=0.1.60",
         "ml-collections>=1.0",
         "absl-py>=2.0",
+        "cryptography>=42",
         "grain>=0.2.18,<0.3",
         "msgpack>=1.0",
         "msgspec>=0.19",
@@ -56,13 +55,11 @@ setup(
             "nvidia-cuda-nvcc-cu12>=12.6",
             "nvidia-cudnn-cu12>=9.8,<10",
         ],
-        "flight": FLIGHT,
         "tensorboard": ["tensorboardX>=2.6"],
         "wandb": ["wandb>=0.18"],
         "prometheus": ["prometheus-client>=0.20"],
         "hf": ["datasets>=3.0", "pyarrow>=15"],
         "test": [
-            *FLIGHT,
             "chex>=0.1.90",
             "coverage>=7",
             "equinox>=0.13",
@@ -74,6 +71,7 @@ setup(
             "moto[s3,server]>=5.2",
             "nbclient>=0.10",
             "prometheus-client>=0.20",
+            "pyarrow>=15",
             "pytest>=8",
             "pytest-split>=0.10",
             "pytest-timeout>=2.3",

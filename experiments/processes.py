@@ -60,23 +60,20 @@ def same_rounding() -> str:
     return "--xla_cpu_max_isa=AVX" if platform.machine() in ("x86_64", "AMD64") else ""
 
 
-def start(
-    module: str, arguments: Sequence[str], output: Path, before: Sequence[str] = ()
-) -> subprocess.Popen:
+def start(module: str, arguments: Sequence[str], output: Path) -> subprocess.Popen:
     """Run `python -m MODULE ARGUMENTS` in a session that the terminal's Ctrl-C does not reach.
 
     It gets the environment, and those of `SETTINGS` that the environment does not have.
 
     Args:
       output: file to which its output is appended.
-      before: words of a command that runs this one.
     """
     paths = [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
     settings = {**SETTINGS, **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     settings[_CHILD] = "1"
     with output.open("ab") as opened:
         return subprocess.Popen(
-            [*before, sys.executable, "-m", module, *arguments],
+            [sys.executable, "-m", module, *arguments],
             stdin=_life(),
             stdout=opened,
             stderr=subprocess.STDOUT,
@@ -133,33 +130,6 @@ def ended_at_last(processes: Iterable[subprocess.Popen]) -> Iterator[None]:
                 process.terminate()
         for process in processes:
             process.wait()
-
-
-def run_together(
-    what: str,
-    module: str,
-    parts: Iterable[tuple[Sequence[str], Path, Sequence[str]]],
-    within_s: float | None = None,
-) -> None:
-    """Run a module in several processes at once, until all have ended.
-
-    Args:
-      what: they do, for the error's message.
-      parts: (arguments, output, before) of each; see `start`.
-      within_s: seconds for one of them; None = any.
-
-    Raises:
-      RuntimeError: a process failed; holds the end of its output.
-    """
-    children: list[subprocess.Popen] = []
-    with ended_at_last(children):
-        outputs = []
-        for arguments, output, before in parts:
-            children.append(start(module, arguments, output, before))
-            outputs.append(output)
-        for child, output in zip(children, outputs, strict=True):
-            if child.wait(within_s):
-                raise RuntimeError(f"{what}: {output.read_text()[-2000:]}")
 
 
 def last_line(file: Path) -> str:

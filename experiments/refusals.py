@@ -34,7 +34,7 @@ from lowcomm_jax.methods import Method
 from lowcomm_jax.models import TransformerConfig
 from lowcomm_jax.models.pipeline.pipeline import pipeline_problems, schedule_problems
 from lowcomm_jax.refused import Row, found_by
-from lowcomm_jax.runtime.connect import address_problems, flight_problems
+from lowcomm_jax.runtime.connect import address_problems
 from lowcomm_jax.runtime.file_handles import file_handle_problems
 from lowcomm_jax.runtime.kv import url_problems
 from lowcomm_jax.runtime.terms import Heal
@@ -430,7 +430,6 @@ EXCHANGE = (
         lambda r: r.separate and r.f["rendezvous"] and url_problems(r.f["rendezvous"]),
         "rendezvous: {wrong}",
     ),
-    Row("exchange address", lambda r: r.f["exchange"] == "peers" and flight_problems()),
     Row(
         "exchange address listen",
         lambda r: r.f["exchange"] == "peers" and address_problems(r.f["address"], r.f["listen"]),

@@ -59,7 +59,7 @@ BESIDE = {
 }
 LIMIT_S = 60  # of tests for one mutant, by what they took while coverage was measured
 VERDICTS = ROOT / "tests/mutants.toml"
-BEFORE_FORKS = ("optax", "flax.linen", "flax.nnx", "orbax.checkpoint", "pyarrow.flight")
+BEFORE_FORKS = ("optax", "flax.linen", "flax.nnx", "orbax.checkpoint")
 
 
 @dataclasses.dataclass

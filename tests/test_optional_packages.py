@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-OPTIONAL = ["pyarrow", "cryptography", "datasets", "tensorboardX", "wandb", "prometheus_client"]
+OPTIONAL = ["pyarrow", "datasets", "tensorboardX", "wandb", "prometheus_client"]
 
 
 @pytest.mark.parametrize("name", ["lowcomm_jax", "experiments.__main__", "experiments.train.job"])

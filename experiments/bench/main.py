@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from experiments.cli import RefusedError, closest
 
-NAMES = ("engine", "codec", "wan", "transfer", "gpu")
+NAMES = ("engine", "codec", "gpu")
 
 
 def main(argv: Sequence[str]) -> int:

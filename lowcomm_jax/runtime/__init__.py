@@ -9,7 +9,7 @@ exchange, although regions die, return, or lose the store. What to open for what
 - A part of it travels before that, beside the inner steps: `early_payload` (NoLoCo's anchors).
 - What stands in the store (docs/wire.md): `records`, signed by `secret`, created once by `slots`;
   payloads as files: `wire`.
-- How its bytes travel: `transport`, then `flight_transport` (`payload_server`, `streams`).
+- How its bytes travel: `transport`, then `peers_transport` (`serving`, `pulling`).
 - A region does not answer: the docstring of `whole_exchange`; the store does not: `job_carrier`.
 - A region takes another one's state: `state_transfer`, `anchor_check`, and the room `recovery`.
 - What an engine's loop calls: `job_carrier`, `job_delivery`.

@@ -1,8 +1,8 @@
 """`Background`: the one owner of a job's background work between jobs.
 
 It starts functions on threads of their own, and waits for them when the job pauses or leaves. The
-heartbeat has a thread of its own, which goes on until all others have ended; so have reads of one
-connection (`streams`) and the watch over the process that serves (`payload_server`).
+heartbeat has a thread of its own, which goes on until all others have ended; so has each connection
+that brings a part of a payload (`pulling`).
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ They raise `ValueError` with everything that is wrong with the arguments.
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import re
 import threading
@@ -98,8 +97,7 @@ def peers(
 ) -> RemoteExchange:
     """Exchange whose payloads go straight from region to region; see `store`.
 
-    They travel by Arrow Flight with mutual TLS (the extra `flight`): a region accepts only regions
-    of the run.
+    They travel by HTTPS with certificates on both sides: a region lets in only regions of the run.
 
     Args:
       url, region, count, run_id, secret, timing, heal, identity, fault_hooks: see `store`.
@@ -117,14 +115,14 @@ def peers(
     """
 
     def make(parts: ContextParts) -> Transport:
-        # Its libraries are an extra.
-        from lowcomm_jax.runtime.flight_transport import FlightTransport
+        # Its libraries, of HTTP and certificates, would make every import of the package slower.
+        from lowcomm_jax.runtime.peers_transport import PeersTransport
 
-        return FlightTransport(parts, address, certificates, listen)
+        return PeersTransport(parts, address, certificates, listen)
 
     shared = Shared(url, region, count, run_id, secret, timing, keep, heal, identity, fault_hooks)
-    wrong = [*flight_problems(), *address_problems(address, listen)]
-    return _open(make, shared, [*wrong, *file_handle_problems(count, peers=True)])
+    wrong = [*address_problems(address, listen), *file_handle_problems(count, peers=True)]
+    return _open(make, shared, wrong)
 
 
 def through(
@@ -188,17 +186,6 @@ def _open(
 
     given = shared.region, shared.count, shared.heal
     return RemoteExchange(*given, make, shared.keep, leader())
-
-
-def flight_problems() -> list[str]:
-    """One line with its fix where the libraries of `peers` are not installed."""
-    missing = [x for x in ("pyarrow", "cryptography") if importlib.util.find_spec(x) is None]
-    if not missing:
-        return []
-    return [
-        f"exchange=peers needs {' and '.join(missing)}; not installed here: pip install "
-        "'lowcomm_jax[flight]', or use exchange=store"
-    ]
 
 
 def address_problems(address: str, listen: str | None) -> list[str]:

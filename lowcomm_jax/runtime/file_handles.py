@@ -6,6 +6,7 @@ import resource
 
 PAYLOADS_KEPT = 128
 """Newest payloads that a new server process is given, where one has ended: each takes a file."""
+
 _OWN = 96
 """Of Python, JAX, the run's files and the store: 31 were seen."""
 _A_REGION = 16

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-FORMAT = 6
+FORMAT = 7
 
 RUN = "run"
 """The key of a run's own record."""
@@ -80,9 +80,8 @@ class Beat(Record):
       paused: whether it has saved its state, and waits for the others to do so.
       passed: the newest key of which it has all payloads, or "".
       address: where its payloads can be pulled from, or "".
-      certificate: of its port, where it has made that itself (PEM), or "".
-      passes: certificates (PEM) with which other regions may connect to it, by the fingerprint of
-        their own.
+      certificate: of its port, where it has made that itself (PEM), or "". It also shows it where
+        it fetches.
     """
 
     incarnation: Size
@@ -97,7 +96,6 @@ class Beat(Record):
     passed: str = ""
     address: str = ""
     certificate: str = ""
-    passes: dict[str, str] = {}
 
 
 class Epoch(Record):

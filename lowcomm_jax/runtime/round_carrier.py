@@ -74,8 +74,7 @@ class RoundCarrier:
         self._stands_still = method.base == "received"  # from its arrival until that lands
         self._count = len(programs.fragments)
         self._payload_K = [_payload_like(programs, p) for p in range(self._count)]
-        likes = map(programs.fragments.like, range(self._count))
-        self._nbytes = [programs.exchange.at(0).nbytes(like) for like in likes]
+        self._nbytes = programs.exchange.at(0).nbytes(programs.fragments.like(0))
         self._committed, self._newest, self._since = 0, -1, 0
         self._reported = np.array(-1)  # the round that was reported to last; told with the send
         self._reported_s = 0.0
@@ -227,11 +226,11 @@ class RoundCarrier:
         if flight is None:
             flight = nobodys_flight(p, int(counters.step))
             counters.sends[p] += 1
+            counters.bytes_received += self._nbytes * self._stands_still
         elif ours and self._stands_still:
             waited_s = time.monotonic() - self._reported_s
         elif not ours:
             state = not_counted(state, flight)
-        counters.bytes_received += self._nbytes[p] * (int(arrived.participants.sum()) - ours)
         flight = dataclasses.replace(flight, takes_part=np.ones(1, bool))  # it may adopt
         state = state.replace(in_flight={**state.in_flight, key: flight})
         self.rounds.landed(number)
@@ -253,11 +252,14 @@ class RoundCarrier:
         return {}
 
     def traffic(self, exchange, like, mask: np.ndarray, groups, header: int) -> Traffic:
-        """Bytes that are sent; those of the others are received as their rounds land."""
+        """Every region gets all payloads whole, as if all others were admitted.
+
+        Of arrivals the others' are received as they land, not at an own send.
+        """
         if self._ends:
             return self._exchanges.traffic(exchange, like, mask, groups, header)
         found = self.delivery.traffic_in_whole(exchange.nbytes(like) + header, mask)
-        return found._replace(received=np.zeros_like(found.received))
+        return found._replace(received=0 * found.received) if self._stands_still else found
 
     def with_anchors(
         self, traffic: Traffic, p: int, like: PyTree, mask: np.ndarray, groups: Groups

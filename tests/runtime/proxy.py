@@ -3,6 +3,7 @@
 import contextlib
 import socket
 import threading
+import time
 
 
 class Proxy:
@@ -13,13 +14,18 @@ class Proxy:
       connections: how many there were.
       passed: bytes that came back from the other side.
       cut_after: connections end after so many bytes from the other side, as often as `cuts` says.
+      bytes_per_s: no more come back on each connection; None = no limit.
     """
 
-    def __init__(self, target: str, cut_after: int = 0, cuts: int = 0):
+    def __init__(
+        self, target: str, cut_after: int = 0, cuts: int = 0, bytes_per_s: float | None = None
+    ):
         host, _, port = target.rpartition(":")
         self._target = host, int(port)
         self.connections = self.passed = 0
-        self.cut_after, self.cuts = cut_after, cuts
+        self.cut_after, self.cuts, self.bytes_per_s = cut_after, cuts, bytes_per_s
+        self._goes = threading.Event()
+        self._goes.set()
         self._lock = threading.Lock()
         self._open: list[socket.socket] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -32,6 +38,15 @@ class Proxy:
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
             one.close()
+
+    def pause(self) -> bool:
+        """Pass nothing on until `go_on`; returns True."""
+        self._goes.clear()
+        return True
+
+    def go_on(self) -> None:
+        """Pass bytes on again."""
+        self._goes.set()
 
     def __enter__(self):
         return self
@@ -56,7 +71,10 @@ class Proxy:
     def _pass(self, source: socket.socket, sink: socket.socket, back: bool) -> None:
         here = 0
         with contextlib.suppress(OSError):
-            while data := source.recv(1 << 16):
+            while data := source.recv(1 << 14):
+                if back and self.bytes_per_s is not None:
+                    time.sleep(len(data) / self.bytes_per_s)
+                self._goes.wait()
                 sink.sendall(data)
                 here += len(data) * back
                 with self._lock:

@@ -76,7 +76,7 @@ def test_a_stranger_knocks_at_the_port_that_a_heartbeat_names(meeting):
         thread = threading.Thread(target=listen)
         thread.start()
         port = server.getsockname()[1]
-        beat = Beat(1, address=f"grpc+tls://127.0.0.1:{port}")
+        beat = Beat(1, address=f"https://127.0.0.1:{port}")
         (meeting / "run" / "beat").mkdir()
         (meeting / "run" / "beat" / "0").write_bytes(Seal("run", b"").close("beat/0", beat))
         Strangers(meeting).act([Fault(1, "stranger", 0, steps=9)])

@@ -8,9 +8,9 @@ import sys
 import time
 
 import pytest
+import two_hosts
 
 from experiments.__main__ import main
-from experiments.bench import netem
 from experiments.metrics import read_records
 from experiments.processes import free_port
 from experiments.runlog import read_run
@@ -239,12 +239,12 @@ def test_a_coordinators_port_that_is_taken(tiny, root):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(bool(netem.problems()), reason="; ".join(netem.problems()))
+@pytest.mark.skipif(bool(two_hosts.problems()), reason="; ".join(two_hosts.problems()))
 def test_a_host_whose_name_resolves_to_loopback_says_so(tiny, root):
     """Two hosts, whose common name is that of this machine in /etc/hosts, or has no address."""
     name, more = socket.gethostname(), [*SHORT, "--config.regions=2"]
-    with netem.link(None) as places:
-        host = netem.ADDRESSES[0]
+    with two_hosts.two_hosts() as places:
+        host = two_hosts.ADDRESSES[0]
         with Program(tiny, root, "names", 2, *more, host=host, places=places) as run:
             assert run.exits(120) == [2, 2]
             line = told(run)
