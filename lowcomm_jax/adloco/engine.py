@@ -6,10 +6,6 @@ values. From the noise the batch policy decides how large the batch of the *next
 engine fetches the decision while this round's steps already run, so that no step waits for it.
 Where every region is a job, the numbers come with the round's payloads, and it decides at the end
 (`job_trainers`).
-
-Differs from the paper's code: statistics come from a common point instead of the last gradients of
-drifted replicas. Inner moments are kept across rounds. Above the cap gradients accumulate, so that
-memory is bounded.
 """
 
 from __future__ import annotations
@@ -255,7 +251,7 @@ class AdaptiveEngine:
                 seen[number] = self.probe.measure(trainer.state, batch, size)
                 work_SxR[0] += self.probe.samples(size)
             if self.jobs is not None:
-                self.jobs.sends_with(number, trainer, seen.get(number))
+                loop.carrier.sends(seen.get(number), trainer.measured)
             scale = self._scale(plan.samples / self.reference_batch)
             rate = state.samples, per_step, scale
             rates[number] = factors(self._schedule, self.period, *rate)
@@ -279,9 +275,9 @@ class AdaptiveEngine:
                     ended, sent = self.probe.booked(ended, start + steps, mask_R)
                     events[number] = [*sent, *events[number]]
             else:
-                measured = self.jobs.heard(number, trainer) if ends else None
-                kept = None if ends else self.jobs.measured(number, trainer)
-                trainer = trainer.replace(measured=kept)
+                carrier = self.loop_of(number, ended).carrier
+                measured = carrier.votes() if ends else None
+                trainer = trainer.replace(measured=None if ends else carrier.to_keep())
             trainer = trainer.replace(state=ended, used=trainer.used + steps * plan.samples)
             if measured is not None:
                 trainer, looks[number] = self._decided(trainer, plan, *measured)
@@ -325,15 +321,16 @@ class AdaptiveEngine:
         state.refuse_donated()
         events, within = [], state.step % self.period > 0
         for number, trainer in state.trainers.items():
+            loop = self.loop_of(number, trainer.state)
             if self.jobs is not None:
-                self.jobs.sends_with(number, trainer, None)
-            ended, found = finish(self.loop_of(number, trainer.state), trainer.state)
+                loop.carrier.sends(None, trainer.measured)
+            ended, found = finish(loop, trainer.state)
             events += [TrainerEvent.of(event, number) for event in found]
             # Between jobs the decision of this round comes with its last payload.
-            heard = self.jobs.heard(number, trainer) if self.jobs is not None and within else None
+            votes = loop.carrier.votes() if self.jobs is not None and within else None
             trainer = trainer.replace(state=ended, measured=None)
-            if heard is not None:
-                trainer, _ = self._decided(trainer, self.switch.plan(trainer.batch), *heard)
+            if votes is not None:
+                trainer, _ = self._decided(trainer, self.switch.plan(trainer.batch), *votes)
             state = state.with_trainer(number, trainer)
         if self.clock is not None:
             follow(self.clock, state.step, events)

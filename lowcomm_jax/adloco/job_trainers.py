@@ -88,6 +88,28 @@ class TrainerCarrier(JobCarrier):
         self.heard = dict(flight.header), np.asarray(flight.takes_part)
         return state, collected
 
+    def sends(self, seen: dict[str, jax.Array] | None, kept: dict[str, float] | None) -> None:
+        """Let the next payload carry what was just `seen`, or `kept` from earlier in the round."""
+        self.measured, self.heard = NOTHING, None
+        if seen is not None:
+            self.measured = {**seen, HAS_LOOKED: np.ones(1, np.float32)}
+        elif kept is not None:
+            self.measured = {name: np.array([x], np.float32) for name, x in kept.items()}
+
+    def to_keep(self) -> dict[str, float]:
+        """This region's statistics of a round that goes on, for `sends`."""
+        return {name: float(np.asarray(x)[0]) for name, x in self.measured.items()}
+
+    def votes(self) -> tuple[dict[str, np.ndarray], np.ndarray] | None:
+        """Statistics `[N]` by name that the last exchange brought, and bool `[N]`, who was counted
+        and has measured; None = nobody.
+        """
+        if self.heard is None:
+            return None
+        values_N, counted_N = self.heard
+        counted_N = counted_N & (np.asarray(values_N[HAS_LOOKED]) > 0)
+        return (values_N, counted_N) if counted_N.any() else None
+
     def done(self, loop: EventLoop, state: TrainState, in_time: bool) -> None:
         """Nothing."""
 
@@ -121,32 +143,6 @@ class JobTrainers:
             yield number, trainer, self.loop(number, trainer.state)
 
     # -- rounds -----------------------------------------------------------------------------------
-
-    def sends_with(self, number: int, trainer: Trainer, seen: dict[str, jax.Array] | None) -> None:
-        """Let a trainer's next payload carry what was just measured, or earlier in the round."""
-        carrier = self.loop(number, trainer.state).carrier
-        carrier.measured, carrier.heard = NOTHING, None
-        if seen is not None:
-            carrier.measured = {**seen, HAS_LOOKED: np.ones(1, np.float32)}
-        elif trainer.measured is not None:
-            carrier.measured = {k: np.array([x], np.float32) for k, x in trainer.measured.items()}
-
-    def measured(self, number: int, trainer: Trainer) -> dict[str, float]:
-        """This region's statistics of a round that goes on, to be kept with the trainer."""
-        measured = self.loop(number, trainer.state).carrier.measured
-        return {name: float(np.asarray(x)[0]) for name, x in measured.items()}
-
-    def heard(
-        self, number: int, trainer: Trainer
-    ) -> tuple[dict[str, np.ndarray], np.ndarray] | None:
-        """Statistics `[N]` by name that the last exchange brought, and bool `[N]`: who was counted
-        and has measured. None = nobody.
-        """
-        heard = self.loop(number, trainer.state).carrier.heard
-        if heard is None:
-            return None
-        values_N, counted_N = heard[0], heard[1] & (np.asarray(heard[0][HAS_LOOKED]) > 0)
-        return (values_N, counted_N) if counted_N.any() else None
 
     def landed(self, ran: Ran) -> Ran:
         """Land what all trainers have sent; its events are added to their histories."""

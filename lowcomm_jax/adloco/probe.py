@@ -127,32 +127,40 @@ def make_probe_program(programs: RoundPrograms):
     step, anchor_in = programs.step, 0 if anchor_axis(programs)[1] else None
     dtypes = {name: like.dtype for name, like in step.layout.train_shapes().items()}
 
-    def measure(anchor, buffers, at, frozen, batches, region_key):
+    def gradients(anchor, buffers, at, frozen, batches, region_key):
+        """`j -> (fp32 gradient, tokens)` of microbatch j, and how many there are."""
         first = unstow(anchor)
         point = first if anchor_in == 0 else jax.tree.map(lambda x: x[0], first)
         params = {k: x.astype(dtypes[k]) for k, x in point.items()}
-        rng, count = step_key(region_key, at), jax.tree.leaves(batches)[0].shape[0]
+        rng = step_key(region_key, at)
 
-        def gradient(j):
-            """fp32 gradient and tokens of microbatch j."""
+        def one(j):
             batch = jax.tree.map(lambda x: x[j], batches)
             key = part_key(rng, j)
             grads, _, metrics = step.gradients(params, buffers, frozen, batch, key)
             return {k: g.astype(jnp.float32) for k, g in grads.items()}, metrics["tokens"]
 
-        gbar = mean_over_microbatches(lambda j, kept: (*gradient(j), kept), {}, count)[0]
+        return one, jax.tree.leaves(batches)[0].shape[0]
+
+    def mean(*given):
+        one, count = gradients(*given)
+        return mean_over_microbatches(lambda j, kept: (*one(j), kept), {}, count)[0]
+
+    def spread(gbar, *given):
+        one, count = gradients(*given)
         gbar2 = _inner(gbar, gbar)
         scale = jnp.where(gbar2 > 0, 1.0 / jnp.where(gbar2 > 0, gbar2, 1.0), 0.0)
 
         def deviation(j, kept):
-            grads, tokens = gradient(j)
+            grads, tokens = one(j)
             away = jax.tree.map(jnp.subtract, grads, gbar)
             return (_inner(away, away), _inner(away, gbar) ** 2 * scale), tokens, kept
 
-        spread, along = mean_over_microbatches(deviation, {}, count)[0]
-        return dict(zip(SCALARS, (gbar2, spread * count, along * count)))
+        total, along = mean_over_microbatches(deviation, {}, count)[0]
+        return dict(zip(SCALARS, (gbar2, total * count, along * count)))
 
-    return programs.regions.lift(measure, (anchor_in, 0, 0, None, 0, 0))
+    given_in = (anchor_in, 0, 0, None, 0, 0)
+    return programs.regions.lift(lambda *given: spread(mean(*given), *given), given_in)
 
 
 def _inner(a: dict[str, jax.Array], b: dict[str, jax.Array]) -> jax.Array:

@@ -12,7 +12,7 @@ from adloco.adaptive_cases import PERIOD, engine, stream
 import lowcomm_jax as lc
 from lowcomm_jax import exchange
 from lowcomm_jax.adloco.engine import AdaptiveEngine, Goal
-from lowcomm_jax.adloco.job_trainers import NOTHING, JobTrainers, given
+from lowcomm_jax.adloco.job_trainers import NOTHING, TrainerCarrier, given
 from lowcomm_jax.adloco.state import Trainer
 from lowcomm_jax.adloco.step_plan import Plan, Switch
 from lowcomm_jax.checkpoint import Checkpoints
@@ -26,23 +26,22 @@ MEASURED = {"gbar2": [1.0, 4.0, 9.0], "spread": [8.0, 2.0, 5.0], "along": [3.0, 
 PLAN = Plan(2, 1, 2)
 
 
-def region_that_heard(looked, counted, measured=MEASURED):
-    """(trainers of a region, one of them) after the exchange of a round brought these numbers."""
+def that_heard(looked, counted, measured=MEASURED):
+    """The carrier of a trainer after the exchange of a round brought these numbers."""
     heard = {name: np.array(x, np.float32) for name, x in measured.items()}
     heard["looked"] = np.array(looked, np.float32)
-    jobs = JobTrainers.__new__(JobTrainers)
-    carrier = SimpleNamespace(heard=(heard, np.array(counted, bool)))
+    carrier = TrainerCarrier.__new__(TrainerCarrier)
+    carrier.heard = heard, np.array(counted, bool)
     carrier.measured = {name: x[:1] for name, x in heard.items()}
-    jobs.loop = lambda number, state: SimpleNamespace(carrier=carrier)
-    return jobs, Trainer(2, 2, 0, POLICY.init(), {"looked": 1.0}, state=None)
+    return carrier
 
 
 def decided(*given):
     """The trainer, and the numbers that the decision rests on, after such a round."""
-    jobs, trainer = region_that_heard(*given)
     one = AdaptiveEngine.__new__(AdaptiveEngine)
     one.policy, one.switch, one.probe = POLICY, Switch(1), SimpleNamespace(count=2)
-    return one._decided(trainer, PLAN, *jobs.heard(0, trainer))
+    trainer = Trainer(2, 2, 0, POLICY.init(), {"looked": 1.0}, state=None)
+    return one._decided(trainer, PLAN, *that_heard(*given).votes())
 
 
 @pytest.mark.parametrize(
@@ -59,8 +58,7 @@ def test_who_was_counted_and_has_measured_decides(looked, counted):
 
 @pytest.mark.parametrize("looked, counted", [([0, 0, 0], [1, 1, 1]), ([1, 0, 0], [0, 1, 1])])
 def test_where_nobody_has_measured_there_is_nothing_to_decide_on(looked, counted):
-    jobs, trainer = region_that_heard(looked, counted)
-    assert jobs.heard(0, trainer) is None
+    assert that_heard(looked, counted).votes() is None
 
 
 def test_numbers_that_are_not_finite_change_nothing():
@@ -70,9 +68,11 @@ def test_numbers_that_are_not_finite_change_nothing():
 
 
 def test_in_the_middle_of_a_round_this_regions_numbers_are_kept():
-    jobs, trainer = region_that_heard([1, 1, 1], [1, 1, 1])
+    carrier = that_heard([1, 1, 1], [1, 1, 1])
     kept = {"gbar2": 1.0, "spread": 8.0, "along": 3.0, "looked": 1.0}
-    assert jobs.measured(0, trainer) == kept
+    assert carrier.to_keep() == kept
+    carrier.sends(None, kept)
+    assert carrier.header() == kept and carrier.votes() is None
 
 
 # -- a state of another region -----------------------------------------------------------------
