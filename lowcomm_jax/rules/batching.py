@@ -129,7 +129,7 @@ class BatchPolicy(abc.ABC):
       start: samples of a region's first steps.
       cap: most samples of a region's step.
       microbatches: gradients that each region measures per decision, which costs twice that many
-        forward and backward passes; 0 = nothing is measured, and `start` is kept.
+        forward and backward passes, at least 2; 0 = nothing is measured, and `start` is kept.
     """
 
     start: int
@@ -138,14 +138,20 @@ class BatchPolicy(abc.ABC):
 
     def violations(self) -> list[str]:
         """Settings that cannot work, one line with its fix each."""
+        samples, count = {"start": self.start}, self.microbatches
+        if self.cap != self.start:
+            samples["cap"] = self.cap
         found = [
             f"{name}={value}: a whole number of samples, at least 1, is needed"
-            for name, value in {"start": self.start, "cap": self.cap}.items()
+            for name, value in samples.items()
             if not (is_whole(value) and value >= 1)
         ]
         if not found and self.cap < self.start:
             fix = f"use cap={self.start}, or start={self.cap}"
             found.append(f"cap={self.cap} is below start={self.start}: {fix}")
+        if not (is_whole(count) and count >= 0 and count != 1):
+            why = "one gradient a region has no variance; give 0, or at least 2"
+            found.append(f"microbatches={count}: {why}")
         return found
 
     def init(self) -> State:
@@ -218,9 +224,8 @@ class Adaptive(BatchPolicy):
             found.append(f"smoothing={self.smoothing}: a weight in [0, 1) is needed")
         if self.growth is not None and not self.growth > 1:
             found.append(f"growth={self.growth}: a factor above 1 is needed, or None")
-        if not (is_whole(self.microbatches) and self.microbatches >= 2):
-            why = "one gradient a region has no variance; give a whole number, at least 2"
-            found.append(f"microbatches={self.microbatches}: {why}")
+        if self.microbatches == 0:
+            found.append("microbatches=0: the test needs gradients; give at least 2, or use Fixed")
         return found
 
     def init(self) -> State:

@@ -124,4 +124,6 @@ def test_bad_settings_are_named_together():
     norm = "\n".join(NormTest(start=0, cap=None, microbatches=1).violations())
     for part in ("start=0", "cap=None", "one gradient a region has no variance"):
         assert part in norm
+    assert "Fixed" in NormTest(start=1, cap=8, microbatches=0).violations()[0]
+    assert len(Fixed(0).violations()) == 1
     assert NormTest(start=1, cap=8).violations() == Fixed(4).violations() == []
