@@ -38,6 +38,9 @@ written down.
 | sqrt_rate | 2.458 ± 0.053 | | |
 | diloco_norm | 2.466 ± 0.365 | 8.3 | 7 |
 
+Moments that started anew at a merge came to 2.510 ± 0.088, which is no difference; commit 7c334c14
+still has that option.
+
 Batches that grow 32-fold within 720 steps leave too few steps: at equal tokens they cost more than
 anything else. At equal bytes (`equal=bytes`) the comparison is another one. At equal time the
 result is the same: `adloco_equal_time.py`.
