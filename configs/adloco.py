@@ -32,7 +32,7 @@ def get_config(size: str = "nano") -> ConfigDict:
         )
         config.inner.learning_rate = 2e-5
         config.data.seq_len = 512
-        config.adaptive.memory_gb = 60.0
+        config.adaptive.largest_microbatch = 16
         return config
     if size != "nano":
         raise ValueError(f"size {size!r} is unknown: use nano or published")

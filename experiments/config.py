@@ -171,8 +171,6 @@ def _adaptive_section() -> ConfigDict:
     # How the learning rate grows with the batch over the nominal one: none, sqrt or linear.
     fields.scaling = "none"
     fields.largest_microbatch = config_dict.placeholder(int)  # most samples in memory at once
-    # GB of a device that a step may use, from which the largest microbatch is found.
-    fields.memory_gb = config_dict.placeholder(float)
     return fields
 
 

@@ -27,7 +27,7 @@ from experiments.faults.happened import Happened
 from experiments.faults.reading import Faults
 from experiments.regions.jobs import EXCHANGES, PEERS, is_separate_job
 from experiments.train import devices
-from experiments.train.sections import memory_bytes, microbatch_count
+from experiments.train.sections import microbatch_count
 from experiments.train.writers import PACKAGES
 from lowcomm_jax.checkpoint.load import dotted
 from lowcomm_jax.methods import Method
@@ -467,15 +467,6 @@ ADAPTIVE = (
         "method",
         lambda r: not r.method.adapts,
         ": {m.name} has a fixed batch; leave it out, or give method.inner_batching",
-    ),
-    Row(
-        "adaptive.memory_gb method",
-        lambda r: (
-            r.method.adapts
-            and r.f["adaptive.memory_gb"] is not None
-            and memory_bytes(r.fields) is None
-        ),
-        "adaptive.memory_gb={f[adaptive.memory_gb]}: give gigabytes of a device, as 16",
     ),
     Row(
         "mesh.stage method",

@@ -91,7 +91,7 @@ class Summary:
     skipped: int
     batch: tuple[float, float] | None
     trainers: tuple[int, int] | None
-    merges: tuple[int, int] | None
+    merges: int | None
 
 
 # Of a header, what tables need beside what every reader does.
@@ -192,11 +192,10 @@ def _growth(run: RunLog) -> dict[str, Any]:
     if not adapts(run):
         return dict.fromkeys(("batch", "trainers", "merges"))
     ends = run.steps[0], run.steps[-1]
-    tried = [merge["accepted"] for step in run.steps for merge in step.get("merges", [])]
     return {
         "batch": tuple(mean_batch(step) for step in ends),
         "trainers": tuple(len(step["trainers"]) for step in ends),
-        "merges": (sum(tried), len(tried) - sum(tried)),
+        "merges": sum(len(step.get("merges", [])) for step in run.steps),
     }
 
 

@@ -64,8 +64,6 @@ def of_program(fields: Mapping[str, Any]) -> dict[str, Any]:
 def learnt(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a config that decides what is learnt: it must stay when a run continues."""
     free = {*PLACES, *_BESIDE}
-    if fields["method"].get("hurt_bound") is not None:  # evaluations decide about merges
-        free -= {"eval"}
     if fields["random_routing"]:  # every microbatch draws a path of its own
         free -= {"accumulate", "mesh.fsdp", "microbatches"}
     kept = _without(of_program(fields), free)

@@ -258,7 +258,7 @@ def _unused_without_sends(s: Setup) -> list[str]:
 
 def _batch_policy(s: Setup) -> list[str]:
     policy = s.method.inner_batching
-    return policy.violations(s.regions) if isinstance(policy, BatchPolicy) else []
+    return policy.violations() if isinstance(policy, BatchPolicy) else []
 
 
 def _in_flight_at_merges(s: Setup) -> bool:
@@ -582,7 +582,7 @@ OF_THE_METHOD = (
     ),
     # Batches that grow, and trainers.
     Row("method", lambda s: s.method.trainers is not None and s.method.trainers.violations()),
-    Row("method regions", _batch_policy),
+    Row("method", _batch_policy),
     Row(
         "method",
         lambda s: not isinstance(s.method.inner_batching, BatchPolicy | None),
@@ -665,18 +665,6 @@ BETWEEN_JOBS = tuple(
             "exchange: between jobs batches and merges of {m.name} follow from rounds that land "
             "whole and at once, in all regions; use one fragment and no overlap, or "
             "exchange='mesh'",
-        ),
-        Row(
-            "method exchange",
-            lambda s: getattr(s.method.inner_batching, "scope", "within") == "across",
-            "scope='across': a mean gradient of all regions would be exchanged at every round's "
-            "first step; use scope='within', or exchange='mesh'",
-        ),
-        Row(
-            "method exchange",
-            lambda s: s.method.trainers is not None and s.method.trainers.hurt_bound is not None,
-            "hurt_bound={m.trainers.hurt_bound}: each region would judge a merge by a loss of its "
-            "own rounding, and they could part; leave it out, or use exchange='mesh'",
         ),
         Row(
             "exchange method",

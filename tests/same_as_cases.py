@@ -202,7 +202,7 @@ def methods() -> dict[str, Case]:
         "noloco, nesterov": Case(lambda: lc.methods.noloco(3, variant="nesterov"), regions=4),
         "adloco": adapting(lambda: adloco(eta=2.0, codec=coded("topk", 0.9, k=3))),
         "adloco, in turns": adapting(
-            lambda: adloco("augmented", moments="reset", choose="best_with_worst"),
+            lambda: adloco("augmented", choose="best_with_worst"),
             largest_microbatch=2,
         ),
         "cocodc": saved(lambda: cocodc(syncs_per_period=None)),

@@ -20,7 +20,6 @@ from params.tiny_runs import X, engine
 import lowcomm_jax as lc
 from experiments.cli import fields, load_config
 from lowcomm_jax import exchange
-from lowcomm_jax.adloco.engine import AdaptiveEngine
 from lowcomm_jax.aot.targets import Target
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -264,7 +263,6 @@ EXECUTED = {
     "Engine(accumulate=)": parameter(lc.Engine),
     "Engine(accumulate=k)": parameter(lc.Engine),
     f"Engine(block={PLACE})": parameter(lc.Engine),
-    "run(evaluate=)": parameter(AdaptiveEngine.run),
     "optax.adamw(1e-3)": inner,
     f"optax.{PLACE}(...).gradient_transformation()": multi_steps,
     f"lc.methods.{PLACE}(...)": method,

@@ -84,8 +84,10 @@ def digest_of(fields: Mapping[str, Any]) -> str:
     """
     data = {k: v for k, v in fields["data"].items() if k != "cache_dir"}
     data["corpus"] = without_path(data["corpus"])
-    adaptive = {**fields["adaptive"], "stack_trainers": True}  # as the records have it
-    kept = _set_fields(of_program({**fields, "data": data, "adaptive": adaptive}))
+    gone = {"adaptive": {"stack_trainers": True}}  # fields that the records still have
+    if fields["method"]["name"] == "adloco":
+        gone["method"] = {"moments": "merge", "scope": "within"}
+    kept = _set_fields(merged(of_program({**fields, "data": data}), gone))
     text = json.dumps(kept, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -102,7 +102,7 @@ def compiled_bytes(
       - `device`;
       - `pipeline`: `Pipeline.report` of DiLoCoX in stages; None without stages, where one region
         makes steps of AdamW;
-      - `programs`: name -> bytes a device as `planner.memory.compiled_memory` gives them; the first
+      - `programs`: name -> bytes a device as `planner.memory.memory_of` gives them; the first
         is the inner step.
     """
     tokens, config = work.microbatch_tokens, _config_of(name, work.remat)

@@ -314,7 +314,7 @@ _ROWS = {
     "tokens": lambda s: f"{s.tokens:,}",
     "batch of a trainer": lambda s: "-" if s.batch is None else "{:.3g} to {:.3g}".format(*s.batch),
     "trainers": lambda s: "-" if s.trainers is None else "{} to {}".format(*s.trainers),
-    "merges, undone": lambda s: "-" if s.merges is None else "{}, {}".format(*s.merges),
+    "merges": lambda s: "-" if s.merges is None else f"{s.merges}",
     "steps skipped, not finite": lambda s: f"{s.skipped:,}" if s.skipped else "-",
     "exchanges": lambda s: "-" if s.batch is None else f"{s.exchanges} in {s.step} steps",
     "time": lambda s: duration(s.seconds),

@@ -166,11 +166,9 @@ class AdaptiveDriver:
 
     waits = True
 
-    def __init__(
-        self, run: Run, fetching: Callable[[], Any], evaluate: Callable[[Any], float] | None
-    ):
-        """`fetching`: see `FixedDriver`; `evaluate`: loss of parameters, around merges."""
-        self._run, self._fetching, self._evaluate = run, fetching, evaluate
+    def __init__(self, run: Run, fetching: Callable[[], Any]):
+        """`fetching`: see `FixedDriver`."""
+        self._run, self._fetching = run, fetching
         self._nominal = run.job.regions * run.job.batch
         self._each: float | None = None  # seconds of a nominal step, of the last ones
         self._delayed = 0  # the last step that faults were asked for
@@ -195,7 +193,6 @@ class AdaptiveDriver:
                 # Jobs stop at the end of a round, which they agree on.
                 rounds=None if self._run.exchange is None else 1,
                 participants=participants,
-                evaluate=self._evaluate,
             )
             jax.block_until_ready([t.state.inner for t in state.trainers.values()])
             self._each = (time.perf_counter() - begun) / max(self.progress(state) - done, 1)
@@ -217,7 +214,7 @@ class AdaptiveDriver:
         """Nominal steps to train before the driver checks for a signal: about a second of them."""
         return 1 if self._each is None else max(1, int(1 / self._each))
 
-    def _source(self, trainer: int, start: int | np.ndarray, count: int) -> Any:
+    def _source(self, trainer: int, start: int, count: int) -> Any:
         with self._fetching():
             return draw(self._run, trainer, start, count)
 
@@ -228,16 +225,15 @@ class AdaptiveDriver:
         )
 
     def positions(self, state: AdaptiveState) -> dict[str, list[int]]:
-        return {str(number): t.used_R.tolist() for number, t in state.trainers.items()}
+        regions = self._run.job.regions
+        return {str(number): [t.used] * regions for number, t in state.trainers.items()}
 
 
-def draw(run: Run, trainer: int, start: int | np.ndarray, count: int) -> Any:
+def draw(run: Run, trainer: int, start: int, count: int) -> Any:
     """Samples of a trainer's streams, see `AdaptiveEngine.run`; those that this process loads."""
-    here = run.job.here
     regions, _ = run.engine.plain.own_batch(count, cut=True)
-    start_R = np.broadcast_to(start, len(here))[regions.start : regions.stop]
-    numbers = [here[i] for i in regions]
-    one = run.data.stage(start_R, 1, count, trainer=trainer, regions=numbers)
+    numbers = [run.job.here[i] for i in regions]
+    one = run.data.stage(start, 1, count, trainer=trainer, regions=numbers)
     return {name: value[0] for name, value in one.items()}
 
 

@@ -14,7 +14,7 @@ import jax
 
 from experiments.faults.reading import Faults
 from experiments.regions.jobs import ends_by_rounds, is_separate_job
-from experiments.train.sections import memory_bytes, microbatch_count
+from experiments.train.sections import microbatch_count
 from lowcomm_jax import AdaptiveEngine, Engine
 from lowcomm_jax.adloco.refusals import rows
 from lowcomm_jax.data import DataConfig
@@ -170,9 +170,4 @@ def policy_rows(job: Job) -> tuple[Row, ...] | None:
 
 def _policy(job: Job) -> dict[str, Any]:
     """What only an `AdaptiveEngine` takes."""
-    given = job.config["adaptive"]
-    return {
-        **{name: given[name] for name in ("scaling", "largest_microbatch")},
-        "reference_batch": job.batch,
-        "memory": memory_bytes(job.config),
-    }
+    return {**job.config["adaptive"], "reference_batch": job.batch}

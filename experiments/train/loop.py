@@ -99,7 +99,7 @@ class Loop:
     ):
         self.run, self.state, self.log = run, state, log
         self.evaluator, self.checkpoints, self.display = evaluator, checkpoints, display
-        self.driver = _driver(run, evaluator, lambda: self._phase("data"))
+        self.driver = _driver(run, lambda: self._phase("data"))
         self.records = StepRecords(len(run.job.here), self.driver.rate)
         self.faults = SimulatedFaults(run, state)
         self.evaluation: Evaluation | None = None
@@ -453,10 +453,9 @@ def _mfu(run: Run, tokens_per_second: float) -> float | None:
     return tokens_per_second * each / (facts.flops * mesh.size)
 
 
-def _driver(run: Run, evaluator: Evaluator, fetching: Callable[[], Any]) -> Driver:
+def _driver(run: Run, fetching: Callable[[], Any]) -> Driver:
     if run.job.by_rounds:
         return RoundDriver(run, fetching)
     if not run.job.method.adapts:
         return FixedDriver(run, fetching)
-    several = run.job.method.trainers is not None
-    return AdaptiveDriver(run, fetching, evaluator.loss if several else None)
+    return AdaptiveDriver(run, fetching)

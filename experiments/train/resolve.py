@@ -93,7 +93,7 @@ def resolve(config: Any, workdir: str | Path, target: Target | None = None) -> J
     return job
 
 
-_NAMES = {"hops": "random_routing", "memory": "adaptive.memory_gb"}
+_NAMES = {"hops": "random_routing"}
 _NAMES |= {name: f"adaptive.{name}" for name in ("scaling", "largest_microbatch")}
 _NAMES |= {name: f"guards.{name}" for name in ("outlier_factor", "max_update_norm")}
 """Setting of an engine -> its name in a config, where that is another."""
@@ -102,12 +102,11 @@ _NAMES |= {name: f"guards.{name}" for name in ("outlier_factor", "max_update_nor
 def _as_in_config(problem: refusals.Problem, fields: dict[str, Any]) -> str:
     """A line about an engine's setting, with the name and the value that a config has."""
     about, text = problem
-    if about in ("method", "adaptive"):
-        return {"method": "method.", "adaptive": "adaptive: "}[about] + text
+    if about == "method":
+        return f"method.{text}"
     head, colon, fix = text.partition(": ")
-    given = {"weights": fields["weights"], "memory": fields["adaptive"]["memory_gb"]}
-    if about in given and head.startswith(f"{about}="):
-        head = f"{about}={given[about]!r}"
+    if about == "weights" and head.startswith("weights="):
+        head = f"weights={fields['weights']!r}"
     if head.startswith(about):
         head = _NAMES.get(about, about) + head.removeprefix(about)
     return head + colon + fix

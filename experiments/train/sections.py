@@ -26,7 +26,6 @@ from lowcomm_jax.data.corpora import CorpusSource
 from lowcomm_jax.mesh.regions import default_mesh
 from lowcomm_jax.models import TransformerConfig, preset
 from lowcomm_jax.models.weights import config_from_llama
-from lowcomm_jax.refused import is_number
 
 PROVISIONAL_VOCABULARY = 320  # until the tokenizer is open; nothing checked here depends on it
 
@@ -178,9 +177,3 @@ def microbatch_count(fields: Mapping[str, Any], fsdp: int) -> int:
     """Microbatches in flight through the stages of a region."""
     part = fields["batch"] // max(fields["accumulate"], 1)
     return fields["microbatches"] or max(part // fsdp, 1)
-
-
-def memory_bytes(fields: Mapping[str, Any]) -> int | None:
-    """Bytes of a device that a step may use; None where none are given, or what is no number."""
-    given = fields["adaptive"]["memory_gb"]
-    return int(given * 1e9) if is_number(given) and 1e-9 <= given <= 1e9 else None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import jax
 import numpy as np
 
-from lowcomm_jax.adloco.merge import TriedMerge
+from lowcomm_jax.adloco.merge import Merge
 from lowcomm_jax.adloco.step_plan import Plan
 from lowcomm_jax.history import Event, History, NamedMetrics, common_names
 
@@ -31,24 +32,24 @@ class Segment:
 
     Attributes:
       start: steps done before.
-      steps: how many.
+      regions: R, of the run.
       histories: of the own steps of each trainer, by number, as the next two.
       plans: of every step.
-      rates: give the factor on the learning rate at every step, `[steps]`.
+      rates: factor on the learning rate at every step from here, float32, at least `[steps]`.
       events: of all trainers, see `in_order`.
       work_SxR: each region's seconds of each step, as multiples of a step of the reference batch.
-      merges: those tried before the first step.
+      merges: those before the first step.
       looks: by trainer, the statistics of the batch policy before the first step, and its decision.
     """
 
     start: int
-    steps: int
+    regions: int
     histories: dict[int, History]
     plans: dict[int, Plan]
-    rates: dict[int, Callable[[], np.ndarray]]
+    rates: dict[int, jax.Array]
     events: list[TrainerEvent]
     work_SxR: np.ndarray
-    merges: list[TriedMerge]
+    merges: list[Merge]
     looks: dict[int, dict[str, Any]]
 
     def events_of(self, step: int) -> list[TrainerEvent]:
@@ -73,7 +74,7 @@ class AdaptiveHistory(NamedMetrics):
         self.segments: list[Segment] = []
 
     def __len__(self) -> int:
-        return sum(segment.steps for segment in self.segments)
+        return sum(len(segment.work_SxR) for segment in self.segments)
 
     def keys(self) -> list[str]:
         each = (history for segment in self.segments for history in segment.histories.values())
@@ -90,7 +91,7 @@ class AdaptiveHistory(NamedMetrics):
         return [event for segment in self.segments for event in segment.events]
 
     @property
-    def merges(self) -> list[TriedMerge]:
+    def merges(self) -> list[Merge]:
         return [merge for segment in self.segments for merge in segment.merges]
 
     def rows(self) -> Iterator[dict[str, Any]]:
@@ -103,13 +104,13 @@ class AdaptiveHistory(NamedMetrics):
         - `merges` and `looks`, where there were any, in the first row of a segment.
         """
         for segment in self.segments:
-            rates = {number: rate() for number, rate in segment.rates.items()}
+            rates = {number: np.asarray(rate) for number, rate in segment.rates.items()}
             each = [history.rows() for history in segment.histories.values()]
             for i, rows in enumerate(zip(*each, strict=True)):
                 trainers = {
                     str(number): {
                         "batch": plan.batch,
-                        "samples": plan.total,
+                        "samples": plan.samples * segment.regions,
                         "microbatch": plan.microbatch,
                         "rate": float(rates[number][i]),
                         "loss": float(np.mean(own["loss"])),

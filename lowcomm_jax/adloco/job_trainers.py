@@ -19,12 +19,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from lowcomm_jax.adloco.probe import SCALARS, Measurement, Probe
+from lowcomm_jax.adloco.probe import SCALARS
 from lowcomm_jax.adloco.state import AdaptiveState, Trainer
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.exchange import Traffic
 from lowcomm_jax.history import History
-from lowcomm_jax.rules.batching import Statistics, pooled
 from lowcomm_jax.runtime.job_carrier import JobCarrier, start_from_anchor
 from lowcomm_jax.runtime.job_delivery import JobDelivery
 from lowcomm_jax.runtime.state_transfer import State, shared_state
@@ -89,6 +88,28 @@ class TrainerCarrier(JobCarrier):
         self.heard = dict(flight.header), np.asarray(flight.takes_part)
         return state, collected
 
+    def sends(self, seen: dict[str, jax.Array] | None, kept: dict[str, float] | None) -> None:
+        """Let the next payload carry what was just `seen`, or `kept` from earlier in the round."""
+        self.measured, self.heard = NOTHING, None
+        if seen is not None:
+            self.measured = {**seen, HAS_LOOKED: np.ones(1, np.float32)}
+        elif kept is not None:
+            self.measured = {name: np.array([x], np.float32) for name, x in kept.items()}
+
+    def to_keep(self) -> dict[str, float]:
+        """This region's statistics of a round that goes on, for `sends`."""
+        return {name: float(np.asarray(x)[0]) for name, x in self.measured.items()}
+
+    def votes(self) -> tuple[dict[str, np.ndarray], np.ndarray] | None:
+        """Statistics `[N]` by name that the last exchange brought, and bool `[N]`, who was counted
+        and has measured; None = nobody.
+        """
+        if self.heard is None:
+            return None
+        values_N, counted_N = self.heard
+        counted_N = counted_N & (np.asarray(values_N[HAS_LOOKED]) > 0)
+        return (values_N, counted_N) if counted_N.any() else None
+
     def done(self, loop: EventLoop, state: TrainState, in_time: bool) -> None:
         """Nothing."""
 
@@ -122,34 +143,6 @@ class JobTrainers:
             yield number, trainer, self.loop(number, trainer.state)
 
     # -- rounds -----------------------------------------------------------------------------------
-
-    def sends_with(self, number: int, trainer: Trainer, seen: Measurement | None) -> None:
-        """Let a trainer's next payload carry what was just measured, or earlier in the round."""
-        carrier = self.loop(number, trainer.state).carrier
-        carrier.measured, carrier.heard = NOTHING, None
-        if seen is not None:
-            carrier.measured = {**seen.values_R, HAS_LOOKED: np.ones(1, np.float32)}
-        elif trainer.measured is not None:
-            carrier.measured = {k: np.array([x], np.float32) for k, x in trainer.measured.items()}
-
-    def own(self, number: int, trainer: Trainer) -> dict[str, float]:
-        """This region's statistics of a round that goes on, to be kept with the trainer."""
-        measured = self.loop(number, trainer.state).carrier.measured
-        return {name: float(np.asarray(x)[0]) for name, x in measured.items()}
-
-    def heard(self, number: int, trainer: Trainer, probe: Probe, size: int) -> Statistics | None:
-        """What the regions have measured that the last exchange counted; None = nobody has.
-
-        Args:
-          size: samples of a measured microbatch.
-        """
-        heard = self.loop(number, trainer.state).carrier.heard
-        if heard is None:
-            return None
-        values_N, counted_N = heard[0], heard[1] & (np.asarray(heard[0][HAS_LOOKED]) > 0)
-        if not counted_N.any():
-            return None
-        return pooled(values_N, probe.scope, probe.count, size, counted_N)
 
     def landed(self, ran: Ran) -> Ran:
         """Land what all trainers have sent; its events are added to their histories."""

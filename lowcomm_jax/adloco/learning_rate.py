@@ -76,20 +76,15 @@ _factors_at = jax.jit(factor_at, static_argnums=0)
 
 
 def factors(
-    schedule: LrSchedule | None,
-    period: int,
-    samples: int,
-    per_step: int,
-    scale: float,
-    steps: int,
-) -> np.ndarray:
-    """The factors of up to `period` steps, float32 `[steps]`, for people to read; compiled once.
+    schedule: LrSchedule | None, steps: int, samples: int, per_step: int, scale: float
+) -> jax.Array:
+    """The factors of so many steps, float32 `[steps]`, for people to read.
 
     Args:
       samples, per_step, scale: as in `LrScaleState`, before the first step.
     """
-    samples_S = np.int32(samples) + np.arange(period, dtype=np.int32) * np.int32(per_step)
-    return np.asarray(_factors_at(schedule, samples_S, np.float32(scale)))[:steps]
+    samples_S = np.int32(samples) + np.arange(steps, dtype=np.int32) * np.int32(per_step)
+    return _factors_at(schedule, samples_S, np.float32(scale))
 
 
 def set_lr_scale(state: TrainState, samples: int, per_step: int, scale: float) -> TrainState:

@@ -2,8 +2,7 @@
 
 The measured microbatches are the first samples of the round, which the trainer then trains on: a
 measurement costs compute and no data. Its decision is for the next round, so that the scalars
-travel with the round's own exchange. With scope `across` the gradient's reduction blocks the
-round's first step.
+travel with the round's own exchange.
 
 The measurement is a program of its own, without cost for inner steps. All gradients are taken at
 one point, the anchor, and in two passes: the mean, then the deviations from it. In one pass, as
@@ -14,21 +13,18 @@ their tokens (`rules.batching` has the weights).
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from lowcomm_jax.engine import Engine, participants_mask
-from lowcomm_jax.exchange import Traffic, all_gather, two_shot
+from lowcomm_jax.exchange import all_gather
 from lowcomm_jax.history import Event, readable
 from lowcomm_jax.mesh.offload import unstow
 from lowcomm_jax.refusals import UNFIT, microbatch_problems
 from lowcomm_jax.refused import refuse
-from lowcomm_jax.rules.batching import Scope, Statistics, pooled
 from lowcomm_jax.state.train_state import TrainState
 from lowcomm_jax.sync.initial_state import anchor_axis
 from lowcomm_jax.sync.round_programs import RoundPrograms
@@ -40,59 +36,29 @@ PyTree = Any
 SCALARS = ("gbar2", "spread", "along")
 
 
-@dataclasses.dataclass(frozen=True)
-class Measurement:
-    """The regions' measurements, still on the device; `statistics` waits for the values.
-
-    Attributes:
-      values_R: float32 `[R]` by name, see `rules.batching.pooled`.
-      scope, microbatches: of the probe.
-      samples: of a microbatch.
-      takes_part_R: bool `[R]`.
-    """
-
-    values_R: dict[str, jax.Array]
-    scope: Scope
-    microbatches: int
-    samples: int
-    takes_part_R: np.ndarray
-
-    def statistics(self) -> Statistics:
-        """Reduced over the regions that took part; the same numbers in every region."""
-        values_R = {k: np.asarray(v) for k, v in self.values_R.items()}
-        return pooled(values_R, self.scope, self.microbatches, self.samples, self.takes_part_R)
-
-
 class Probe:
     """Measures gradients of an engine's regions.
 
     Args:
       engine: whose loss, regions and mesh are used.
       count: M, microbatches of each region.
-      scope: `within`: deviations from each region's own mean; three scalars a region travel.
-        `across`: deviations from the mean over regions, which is reduced first.
     """
 
-    def __init__(self, engine: Engine, count: int, scope: Scope = "within"):
+    def __init__(self, engine: Engine, count: int):
         self.engine = engine
         self.count = count
-        self.scope = scope
         self._programs: dict[Any, Any] = {}
 
-    def measure(
-        self,
-        state: TrainState,
-        batch: PyTree,
-        microbatch: int,
-        participants: Sequence[bool] | None = None,
-    ) -> Measurement:
+    def measure(self, state: TrainState, batch: PyTree, microbatch: int) -> dict[str, jax.Array]:
         """Start a measurement at the anchor; nothing waits for it.
 
         Args:
           state: is only read.
           batch: host batch of M microbatches, leaves `[R, M * microbatch, ...]`.
           microbatch: m, samples of a microbatch; another m compiles (`warm`).
-          participants: bool `[R]`: whose gradients count; None = all.
+
+        Returns:
+          float32 `[R]` by name, for `rules.batching.pooled`.
 
         Raises:
           ValueError: a batch of another size, or microbatches the engine cannot run.
@@ -105,10 +71,9 @@ class Probe:
                 f"region, the batch has {size}"
             )
         block = BlockStager([batch], self.count, microbatch).take(1)
-        part_R = participants_mask(participants, self.engine.regions.count)
         if state.layout not in self._programs:
             programs = self.engine.sync_loop(state).programs
-            self._programs[state.layout] = jax.jit(make_probe_program(programs, self.scope))
+            self._programs[state.layout] = jax.jit(make_probe_program(programs))
         values_R = self._programs[state.layout](
             state.anchor,
             state.inner.buffers,
@@ -116,9 +81,8 @@ class Probe:
             state.frozen,
             self.engine.place(block.batches, cut=True),
             self.engine.runner.region_keys,
-            part_R.astype(np.float32),
         )
-        return Measurement(readable(values_R), self.scope, self.count, microbatch, part_R)
+        return readable(values_R)
 
     def warm(self, state: TrainState, batch: PyTree, sizes: Sequence[int]) -> None:
         """Compile for microbatches of `sizes`; runs each once. `batch` as in `Engine.warm`."""
@@ -129,28 +93,20 @@ class Probe:
         """Samples of a region that go forward and backward per measurement, both passes."""
         return 2 * self.count * microbatch
 
-    def traffic(self, state: TrainState, participants: Sequence[bool] | None = None) -> Traffic:
-        """Bytes of a measurement between regions.
-
-        Three fp32 scalars a region; `across` before them one dense fp32 reduction of a gradient.
-        """
-        part_R = participants_mask(participants, self.engine.regions.count)
-        scalars = all_gather(4 * len(SCALARS), part_R)
-        if self.scope == "within":
-            return scalars
-        elements = sum(x.size // x.shape[0] for x in state.anchor.values())
-        return two_shot(4 * elements, part_R).plus(scalars)
-
     def booked(
         self, state: TrainState, step: int, participants: Sequence[bool] | None = None
     ) -> tuple[TrainState, list[Event]]:
-        """Book a measurement's traffic as a blocking exchange after a step, for `network.follow`.
+        """Book what travels of a measurement, three fp32 scalars a region, after a step.
+
+        Args:
+          participants: bool `[R]`, whose scalars travel; None = all.
 
         Returns:
           (state, events): the counters with its bytes, and a send and a landing of fragment -1,
           since they carry none. No events where a region is alone.
         """
-        traffic = self.traffic(state, participants)
+        part_R = participants_mask(participants, self.engine.regions.count)
+        traffic = all_gather(4 * len(SCALARS), part_R)
         if not (mask := traffic.sent > 0).any():
             return state, []
         counters = state.counters.copy()
@@ -161,20 +117,20 @@ class Probe:
         return state.replace(counters=counters), [send, land]
 
 
-def make_probe_program(programs: RoundPrograms, scope: Scope):
+def make_probe_program(programs: RoundPrograms):
     """Build the program of a measurement, not yet jitted.
 
     Returns:
-      `(anchor, buffers, step_R, frozen, batches, region_keys, weight_R) -> {name: float32 [R]}`
-      with batch leaves `[R, M, m, ...]`.
+      `(anchor, buffers, step_R, frozen, batches, region_keys) -> {name: float32 [R]}` with batch
+      leaves `[R, M, m, ...]`.
     """
-    regions, step = programs.regions, programs.step
-    anchor_in = 0 if anchor_axis(programs)[1] else None
+    step, anchor_in = programs.step, 0 if anchor_axis(programs)[1] else None
     dtypes = {name: like.dtype for name, like in step.layout.train_shapes().items()}
 
     def gradients(anchor, buffers, at, frozen, batches, region_key):
         """`j -> (fp32 gradient, tokens)` of microbatch j, and how many there are."""
-        point = unstow(anchor) if anchor_in == 0 else _first(unstow(anchor))
+        first = unstow(anchor)
+        point = first if anchor_in == 0 else jax.tree.map(lambda x: x[0], first)
         params = {k: x.astype(dtypes[k]) for k, x in point.items()}
         rng = step_key(region_key, at)
 
@@ -204,23 +160,8 @@ def make_probe_program(programs: RoundPrograms, scope: Scope):
         return dict(zip(SCALARS, (gbar2, total * count, along * count)))
 
     given_in = (anchor_in, 0, 0, None, 0, 0)
-    if scope == "within":
-        alone = regions.lift(lambda *given: spread(mean(*given), *given), given_in)
-        return lambda *args: alone(*args[:-1])
-    means = regions.lift(mean, given_in)
-    spreads = regions.lift(lambda gbar, *rest: spread(_first(gbar), *rest), (None, *given_in))
-
-    def across(*args):
-        *given, weight_R = args
-        gbar = regions.mean(means(*given), weight_R, programs.specs)
-        return spreads(gbar, *given)
-
-    return across
+    return programs.regions.lift(lambda *given: spread(mean(*given), *given), given_in)
 
 
 def _inner(a: dict[str, jax.Array], b: dict[str, jax.Array]) -> jax.Array:
     return sum((jnp.sum(a[k] * b[k]) for k in sorted(a)), jnp.float32(0))
-
-
-def _first(tree: PyTree) -> PyTree:
-    return jax.tree.map(lambda x: x[0], tree)

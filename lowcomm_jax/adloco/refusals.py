@@ -14,56 +14,29 @@ SCALING = Takes(lambda x: isinstance(x, str) and x in SCALINGS, f"use {', '.join
 
 
 def rows(
-    largest_microbatch: Any = None,
-    memory: Any = None,
-    reference_batch: Any = None,
-    scaling: Any = "none",
+    largest_microbatch: Any = None, reference_batch: Any = None, scaling: Any = "none"
 ) -> tuple[Row, ...]:
     """Rows for `refusals.problems`; arguments as in `AdaptiveEngine`.
 
     A row's condition gives the line, since a text of what was given is no template.
     """
+    most = largest_microbatch
     own = {
-        "largest_microbatch": (COUNT, largest_microbatch),
-        "memory": (COUNT, memory),
-        "reference_batch": (COUNT, reference_batch),
-        "scaling": (SCALING, scaling),
+        "largest_microbatch": COUNT.problem("largest_microbatch", most),
+        "reference_batch": COUNT.problem("reference_batch", reference_batch),
+        "scaling": SCALING.problem("scaling", scaling),
     }
-    both = largest_microbatch is not None and memory is not None
 
-    def unusable(name: str) -> Row:
-        takes, value = own[name]
-        line = takes.problem(name, value)
-        return Row(name, lambda s: line)
-
-    def unplannable(s: Setup) -> str | None:
+    def below_start(s: Setup) -> str | None:
         policy = s.method.inner_batching
-        if both or not isinstance(policy, BatchPolicy) or policy.violations(s.regions):
+        if most is None or not isinstance(policy, BatchPolicy) or policy.violations():
             return None
-        if policy.cap is None:
-            return "cap=None: batches are staged in a buffer of fixed size; give the largest batch"
-        largest = min(largest_microbatch or policy.cap, policy.cap)
-        if largest >= policy.start:
-            return None
-        what = f"the memory cap of {largest} samples is below the start batch of {policy.start}"
-        return f"{what}: start with {largest}, or give more memory"
+        what = f"largest_microbatch={most} is below start={policy.start}"
+        return f"{what}: start with {most}, or give more" if most < policy.start else None
 
     return (
-        *map(unusable, own),
-        Row(
-            "memory largest_microbatch",
-            lambda s: both and f"memory={memory}: give it, or largest_microbatch, but not both",
-        ),
-        Row("adaptive method regions largest_microbatch memory", unplannable),
-        Row(
-            "memory method exchange",
-            lambda s: (
-                s.separate
-                and memory is not None
-                and f"memory={memory}: regions between jobs could plan different batches; give "
-                "largest_microbatch, the same for all"
-            ),
-        ),
+        *(Row(name, lambda s, line=line: line) for name, line in own.items()),
+        Row("largest_microbatch method", below_start),
         Row(
             "method",
             lambda s: s.method.inner_batching is None,

@@ -8,55 +8,68 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 
 from lowcomm_jax.mesh.offload import unstow
+from lowcomm_jax.runtime.records import Size
 from lowcomm_jax.state.leaves import flight_records, trainer_prefix
 from lowcomm_jax.state.train_state import SyncCounters, TrainState, with_inner
 
 PyTree = Any
 
 
-@dataclasses.dataclass(frozen=True)
-class Trainer:
-    """One model instance, in all regions.
+class Kept(msgspec.Struct, frozen=True):
+    """What checkpoints and other regions are given of a trainer, beside its training state.
 
     Attributes:
-      state: its ordinary training state.
       batch: requested samples per region and step in this round.
       request: the same for the next round.
-      used_R: int64 `[R]` of all regions of the run, samples of its streams that they have trained
-        on; the next step takes those that follow.
-      policy: the batch policy's state, JSON values.
+      used: samples of each of its streams, one a region, that it has trained on; the next step
+        takes those that follow.
+      policy: the batch policy's state.
       measured: of a job that is one region, in the middle of a round: this region's statistics,
         which travel with the round's payload; else None.
     """
 
-    state: TrainState
-    batch: int
-    request: int
-    used_R: np.ndarray
-    policy: Any
+    batch: Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
+    request: Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
+    used: Size
+    policy: dict[str, float]
     measured: dict[str, float] | None = None
 
-    @classmethod
-    def of(cls, state: TrainState, kept: Mapping[str, Any], regions: int) -> Trainer:
-        """A trainer with the values that `AdaptiveState.as_document` kept of it.
 
-        Args:
-          regions: of the run; new ones have used nothing.
+class KeptTrainers(msgspec.Struct, frozen=True):
+    """All living trainers' by number, and the samples that all have consumed."""
+
+    samples: Size
+    live: dict[Size, Kept]
+
+    @classmethod
+    def of(cls, document: Any) -> KeptTrainers:
+        """Read what `AdaptiveState.as_document` gives.
+
+        Raises:
+          msgspec.ValidationError: it is damaged.
         """
-        used_R = np.zeros(regions, np.int64)
-        used_R[: len(kept["used"])] = kept["used"][:regions]
-        numbers = kept["batch"], kept["request"], used_R, kept["policy"]
-        return cls(state, *numbers, kept.get("measured"))
+        return msgspec.convert(document, cls, str_keys=True)
+
+
+class Trainer(Kept, frozen=True, kw_only=True):
+    """One model instance, in all regions: its ordinary training state, and `Kept`."""
+
+    state: TrainState
+
+    @classmethod
+    def of(cls, state: TrainState, kept: Kept) -> Trainer:
+        return cls(state=state, **msgspec.structs.asdict(kept))
 
     def replace(self, **changes: Any) -> Trainer:
-        return dataclasses.replace(self, **changes)
+        return msgspec.structs.replace(self, **changes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,15 +85,11 @@ class AdaptiveState:
     samples: int
 
     @classmethod
-    def of(
-        cls, parts: Mapping[str, TrainState], document: Mapping[str, Any], regions: int
-    ) -> AdaptiveState:
-        """The state with these `parts` that `as_document` describes; `regions`: of the run."""
-        trainers = {
-            int(number): Trainer.of(parts[trainer_prefix(number)], kept, regions)
-            for number, kept in document["live"].items()
-        }
-        return cls(trainers, document["samples"])
+    def of(cls, parts: Mapping[str, TrainState], document: Any) -> AdaptiveState:
+        """The state with these `parts` that `as_document` describes."""
+        kept = KeptTrainers.of(document)
+        trainers = {i: Trainer.of(parts[trainer_prefix(i)], one) for i, one in kept.live.items()}
+        return cls(trainers, kept.samples)
 
     def replace(self, **changes: Any) -> AdaptiveState:
         return dataclasses.replace(self, **changes)
@@ -140,18 +149,11 @@ class AdaptiveState:
 
     def as_document(self) -> dict[str, Any]:
         """The host-side values beside the training states, as JSON values."""
-        kept = {
-            str(number): {
-                "batch": trainer.batch,
-                "request": trainer.request,
-                "used": trainer.used_R.tolist(),
-                "policy": trainer.policy,
-                "measured": trainer.measured,
-                "in_flight": flight_records(trainer.state),
-            }
-            for number, trainer in self.trainers.items()
-        }
-        return {"samples": self.samples, "live": kept}
+        live = {}
+        for number, trainer in self.trainers.items():
+            kept = {name: getattr(trainer, name) for name in Kept.__struct_fields__}
+            live[str(number)] = {**kept, "in_flight": flight_records(trainer.state)}
+        return {"samples": self.samples, "live": live}
 
     def whole(self) -> TrainState:
         """All trainers as one state to look at, weighted by their requests; it shares arrays.

@@ -138,7 +138,7 @@ def load(
     }
     if "trainers" not in document:
         return states[""], document
-    return AdaptiveState.of(states, document["trainers"], plain.setup.regions), document
+    return AdaptiveState.of(states, document["trainers"]), document
 
 
 def all_leaves(states: dict[str, TrainState]) -> leaves.Named:

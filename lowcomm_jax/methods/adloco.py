@@ -23,11 +23,10 @@ n      caps above which gradients accumulate   `threshold`
 
 Differs from the paper's code:
 
-- Statistics are taken at one point, of microbatches inside a region, and with the right dimension.
-  In the code the orthogonality test is about d times too small, and the inner-product test lacks
-  b / M and reads nu. Its bounds (eta 0.8, vartheta 0.01, nu 0.3) therefore mean nothing here.
+- Statistics are taken at one point, of microbatches inside a region, and with the right dimension
+  (`rules.batching`). So the code's bounds (eta 0.8, vartheta 0.01, nu 0.3) mean nothing here.
 - A decision takes effect one round later.
-- Inner moments are kept across rounds.
+- Inner moments are kept across rounds, and averaged in a merge.
 - Every trainer draws from the whole shard of its region in an order of its own. So no data stays
   unread when a trainer is merged into another.
 """
@@ -43,7 +42,7 @@ from lowcomm_jax.methods.base import Method
 from lowcomm_jax.methods.diloco import diloco
 from lowcomm_jax.rules.batching import AugmentedTest, Fixed, InnerProductTest, NormTest
 from lowcomm_jax.rules.outer import sgd
-from lowcomm_jax.rules.trainers import Choose, Moments, Trainers
+from lowcomm_jax.rules.trainers import Choose, Trainers
 
 TESTS: dict[str, Any] = {
     "fixed": Fixed,
@@ -61,14 +60,11 @@ def adloco(
     start_batch: int = 1,
     max_batch: int = 64,
     choose: Choose = "worst_with_worst",
-    moments: Moments = "merge",
-    hurt_bound: float | None = None,
     threshold: float = 2.0,
     eta: float | None = None,
     theta: float | None = None,
     nu: float | None = None,
     microbatches: int = 4,
-    scope: Literal["within", "across"] = "within",
     smoothing: float = 0.5,
     growth: float | None = None,
     monotone: bool = True,
@@ -80,34 +76,21 @@ def adloco(
 
     Args:
       trainers: k, trainers of a region at the start.
-      merge_every: rounds between two merges of trainers; None = never.
-      choose: which two merge: `worst_with_worst`, those of the smallest requests; or
-        `best_with_worst`, the smallest into the largest.
-      moments: of a merge: `merge` the inner optimizer's moments, too, or `reset` them.
-      hurt_bound: largest rise of the loss that a merge may cause, or else it is undone; None = no
-        bound.
+      merge_every, choose, threshold: see `rules.trainers.Trainers`.
       test: what decides the batch; `fixed` keeps `start_batch`.
       start_batch: samples of one trainer per region and step, at first.
       max_batch: the same, at most.
-      threshold: requests above this many times the largest microbatch are accumulated; those
-        between are cut to it (`adloco.step_plan.Switch`).
-      eta: bound of `norm`: tolerated noise to signal; None = 0.8.
-      theta: bound of `inner_product` and `augmented`: tolerated noise along the gradient, as a
-        share of it; None = 0.9.
-      nu: bound of `augmented`: tolerated noise orthogonal to the gradient; None = 5.84.
-      microbatches: gradients that each region measures per decision.
-      scope: mean that deviations are measured from: `within` a region, or `across` all regions.
-      smoothing: weight of past measurements in their averages, in [0, 1).
-      growth: largest factor by which one decision raises the batch, above 1; None = no limit.
-      monotone: whether the batch never shrinks.
+      eta, theta, nu: bounds of the tests that read them, see `rules.batching`; None = their
+        defaults.
+      microbatches, smoothing, growth, monotone: see `rules.batching.Adaptive`.
       outer: Optax transform of the mean pseudo-gradient; default SGD 0.5 without momentum.
       period, codec: as in `diloco`.
       inner_batching: a policy in place of `test` and all that describes it.
     """
     problems: list[str] = []
     bounds = {"eta": eta, "theta": theta, "nu": nu}
-    settings = {"microbatches": microbatches, "scope": scope, "smoothing": smoothing}
-    settings |= {"growth": growth, "monotone": monotone, "cap": max_batch}
+    settings = {"microbatches": microbatches, "smoothing": smoothing, "growth": growth}
+    settings |= {"monotone": monotone, "cap": max_batch}
     if inner_batching is None and test not in TESTS:
         problems.append(f"test={test!r}: use {', '.join(TESTS)}")
     elif inner_batching is None:
@@ -124,6 +107,6 @@ def adloco(
     return dataclasses.replace(
         plain,
         name="adloco",
-        trainers=Trainers(trainers, merge_every, choose, moments, hurt_bound, threshold),
+        trainers=Trainers(trainers, merge_every, choose, threshold),
         problems=(*problems, *plain.problems),
     )

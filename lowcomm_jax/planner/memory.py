@@ -1,10 +1,10 @@
 """Bytes per device: exact state, an activation estimate, or the compiler's own analysis.
 
 `plan_memory` adds up the state from shapes and shardings (`held_elements`) and estimates.
-`activation_estimate` estimates activations. `compiled_memory` asks the compiler.
+`activation_estimate` estimates activations. `memory_of` asks the compiler.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,7 +97,7 @@ def activation_estimate(
 
     Returns:
         Bytes: an estimate, typically within tens of per cent; the compiler's figure is
-            `compiled_memory`.
+            `memory_of`.
     """
     stages, tensor = mesh.get("stage", 1), mesh.get("tensor", 1)
     depth = -(-layers // stages)
@@ -107,22 +107,12 @@ def activation_estimate(
     return int(kept + logits)
 
 
-def compiled_memory(function: Callable, *abstract: Any) -> dict[str, int]:
-    """Ask the compiler of the present device for the bytes of a jitted function.
-
-    Args:
-        function: a `jax.jit` function.
-        *abstract: ShapeDtypeStruct arguments (with shardings where they matter); nothing is
-        allocated.
+def memory_of(compiled: Any) -> dict[str, int]:
+    """The bytes of a compiled program, as the compiler of its device says them.
 
     Returns:
         {"arguments", "outputs", "temporaries", "aliased", "total"} in bytes per device.
     """
-    return memory_of(function.lower(*abstract).compile())
-
-
-def memory_of(compiled: Any) -> dict[str, int]:
-    """Give `compiled_memory` of a compiled program."""
     analysis = compiled.memory_analysis()
     parts = {
         "arguments": int(analysis.argument_size_in_bytes),

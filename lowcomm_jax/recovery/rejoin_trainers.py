@@ -9,17 +9,15 @@ and merge trainers as in the other regions, since both follow from what was land
 from __future__ import annotations
 
 import math
-from typing import Annotated
 
 import msgspec
 import numpy as np
 
 from lowcomm_jax.adloco.engine import AdaptiveEngine, Goal, Source
-from lowcomm_jax.adloco.state import AdaptiveState, Trainer
+from lowcomm_jax.adloco.state import AdaptiveState, KeptTrainers, Trainer
 from lowcomm_jax.recovery.precompile import precompile
 from lowcomm_jax.recovery.rejoin import come_in, install, newest
 from lowcomm_jax.runtime.errors import Rejected
-from lowcomm_jax.runtime.records import Size
 from lowcomm_jax.state.leaves import trainer_prefix
 from lowcomm_jax.sync.initial_state import codec_states
 
@@ -86,41 +84,20 @@ def install_trainers(
         # Residuals of payloads that were counted since must not be sent again.
         fresh = own.replace(codec=codec_states(loop.programs))
         placed = install(loop, fresh, theirs, {"in_flight": []})
-        trainer = Trainer.of(placed, msgspec.structs.asdict(kept), len(kept.used))
-        state = state.with_trainer(number, trainer)
+        state = state.with_trainer(number, Trainer.of(placed, kept))
     return state.replace(samples=given.samples)
 
 
-class _Trainer(msgspec.Struct):
-    """Host-side values of a trainer, in the document of a state."""
-
-    batch: Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
-    request: Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
-    used: list[Size]
-    policy: dict[str, int | float] | None
-
-
-class _Trainers(msgspec.Struct):
-    """Those of all living trainers."""
-
-    samples: Size
-    live: dict[Size, _Trainer]
-
-
-def _trainers(document: dict, state: AdaptiveState) -> _Trainers:
+def _trainers(document: dict, state: AdaptiveState) -> KeptTrainers:
     """What a document says of all trainers, alike what this state has; raises `Rejected`."""
     try:
-        found = msgspec.convert(document.get("trainers"), _Trainers, str_keys=True)
+        found = KeptTrainers.of(document.get("trainers"))
     except msgspec.ValidationError as error:
         raise Rejected(f"the document of a state: {error}") from None
-    regions, policy = len(state.first.used_R), state.first.policy
-    names = None if policy is None else policy.keys()
     for one in found.live.values():
-        if len(one.used) != regions:
-            raise Rejected(f"samples of {len(one.used)} regions, not of {regions}")
-        if (None if one.policy is None else one.policy.keys()) != names:
+        if one.policy.keys() != state.first.policy.keys():
             raise Rejected("the policy of another method")
-        if not all(map(math.isfinite, (one.policy or {}).values())):
+        if not all(map(math.isfinite, one.policy.values())):
             raise Rejected("a policy with numbers that are not finite")
     return found
 

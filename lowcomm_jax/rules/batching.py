@@ -26,14 +26,14 @@ inner product          v / (vartheta^2 ||g||^2)
 augmented              max(inner product, w / (nu^2 ||g||^2))
 ====================== =========================================
 
-`within` a region that is the batch of one region's step. `across` regions the mean over R regions
-is tested, and each region's batch is 1 / R of it. With one microbatch of b samples a region (M = R)
-the latter is the published form, T = b/(M-1) S / (M eta^2 ||gbar||^2).
+That is the batch of one region's step.
 
 Differs from the paper: ||gbar||^2 is debiased. (Of the ||gbar||^4 of the inner-product test one
 factor normalises the direction and stays; `debias=False` leaves both as published.) The statistics
-are smoothed over rounds. Differs from the published code, whose orthogonality test is about d times
-too small and whose inner-product test lacks the factor b / M and reads nu.
+are smoothed over rounds. Differs from the published code, which measures the last gradients of
+regions that have drifted apart; deviations are here from the mean gradient of each region. Its
+orthogonality test is about d times too small, and its inner-product test lacks the factor b / M and
+reads nu.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from collections.abc import Sequence
-from typing import Any, Literal
 
 import numpy as np
+
+from lowcomm_jax.refused import is_whole
 
 __all__ = [
     "Adaptive",
@@ -57,7 +57,6 @@ __all__ = [
     "pooled",
 ]
 
-Scope = Literal["within", "across"]
 State = dict[str, float]
 NEAR_ZERO = 1e-12  # of ||g||^2, below which there is no signal to measure noise against
 TOLERANCES = ("eta", "theta", "nu")
@@ -68,69 +67,28 @@ TOLERANCES = ("eta", "theta", "nu")
 
 @dataclasses.dataclass(frozen=True)
 class Statistics:
-    """Statistics of microbatch gradients, reduced over regions and the same in every region.
+    """Estimates from microbatch gradients of all regions; the same in every region.
 
     Attributes:
-      regions: regions that took part.
-      groups: means gbar there are: one a region (`within`), or 1 (`across`).
-      microbatches: M, microbatch gradients behind each gbar.
-      samples: m, samples of a microbatch.
-      gbar2: ||gbar||^2, mean over groups.
-      spread: S, summed over groups.
-      along: the part of S in the direction of gbar, sum of <g_j - gbar, gbar>^2 / ||gbar||^2,
-        summed over groups. S - along is the part orthogonal to gbar.
+      gbar2: ||gbar||^2, mean over regions.
+      signal: estimate of ||g||^2: ||gbar||^2 without its noise; may be negative.
+      variance_along: v, variance of one sample's gradient in the direction of gbar.
+      variance_across: w, the same orthogonal to gbar, summed over components.
     """
 
-    regions: int
-    groups: int
-    microbatches: int
-    samples: int
     gbar2: float
-    spread: float
-    along: float
+    signal: float
+    variance_along: float
+    variance_across: float
 
     @property
     def finite(self) -> bool:
-        """Whether all statistics are finite."""
-        return all(map(math.isfinite, (self.gbar2, self.spread, self.along)))
-
-    @property
-    def has_variance(self) -> bool:
-        """Whether there are deviations at all; else variances and `signal` are not defined.
-
-        One microbatch behind a gbar has none: with `across` and one microbatch a region, a round in
-        which one region takes part.
-        """
-        return self._freedom > 0
-
-    @property
-    def variance_along(self) -> float:
-        """Variance of one sample's gradient in the direction of gbar."""
-        return self.samples * self.along / self._freedom
-
-    @property
-    def variance_across(self) -> float:
-        """Variance of one sample's gradient orthogonal to gbar, summed over components."""
-        return self.samples * max(0.0, self.spread - self.along) / self._freedom
-
-    @property
-    def signal(self) -> float:
-        """Estimate of ||g||^2: ||gbar||^2 without its noise; may be negative."""
-        return self.gbar2 - self.spread / self._freedom / self.microbatches
-
-    @property
-    def averaged(self) -> float:
-        """Regions whose batches are in one tested mean: 1 (`within`) or all (`across`)."""
-        return self.regions / self.groups
-
-    @property
-    def _freedom(self) -> int:
-        return self.groups * (self.microbatches - 1)
+        """Whether all of them are finite."""
+        return all(map(math.isfinite, dataclasses.astuple(self)))
 
 
 def pooled(
     values_R: dict[str, np.ndarray],
-    scope: Scope,
     microbatches: int,
     samples: int,
     takes_part_R: np.ndarray | None = None,
@@ -138,22 +96,27 @@ def pooled(
     """Reduce what the regions measured, in region order and float64.
 
     Args:
-      values_R: float `[R]` `gbar2`, `spread`, `along` of each region's own microbatches.
-      scope: `within`: deviations from the region's own gbar; `across`: from that of all regions.
-      microbatches: that each region measured.
+      values_R: float `[R]` by name, around each region's own gbar: `gbar2`, ||gbar||^2; `spread`,
+        S; `along`, the part of S in the direction of gbar, sum of
+        <g_j - gbar, gbar>^2 / ||gbar||^2.
+      microbatches: M, at least 2, that each region measured.
       samples: m, of a microbatch.
       takes_part_R: bool `[R]`, at least one True; None = all.
     """
     count = len(values_R["gbar2"])
     part = np.ones(count, bool) if takes_part_R is None else np.asarray(takes_part_R, bool)
-    regions = int(part.sum())
-    groups = regions if scope == "within" else 1
     gbar2, spread, along = (
         float(np.add.accumulate(np.asarray(values_R[k], np.float64)[part])[-1])
         for k in ("gbar2", "spread", "along")
     )
-    behind = microbatches * regions // groups
-    return Statistics(regions, groups, behind, samples, gbar2 / regions, spread, along)
+    regions = int(part.sum())
+    gbar2, freedom = gbar2 / regions, regions * (microbatches - 1)
+    return Statistics(
+        gbar2=gbar2,
+        signal=gbar2 - spread / freedom / microbatches,
+        variance_along=samples * along / freedom,
+        variance_across=samples * max(0.0, spread - along) / freedom,
+    )
 
 
 # -- policies -------------------------------------------------------------------------------------
@@ -164,39 +127,31 @@ class BatchPolicy(abc.ABC):
 
     Attributes:
       start: samples of a region's first steps.
-      cap: most samples of a region's step; None = no limit.
-      shares: R positive numbers, how regions of uneven hardware share a step; None = equally.
+      cap: most samples of a region's step.
       microbatches: gradients that each region measures per decision, which costs twice that many
-        forward and backward passes; 0 = nothing is measured, and `start` is kept.
-      scope: `within`: deviations from a region's own mean gradient; only scalars travel. `across`:
-        from the mean of all regions, which costs one dense reduction of a gradient per decision.
+        forward and backward passes, at least 2; 0 = nothing is measured, and `start` is kept.
     """
 
     start: int
-    cap: int | None
-    shares: Sequence[float] | None = None
+    cap: int
     microbatches: int = 0
-    scope: Scope = "within"
 
-    def violations(self, regions: int) -> list[str]:
+    def violations(self) -> list[str]:
         """Settings that cannot work, one line with its fix each."""
-        counts: dict[str, Any] = {"start": self.start}
-        if self.cap not in (None, self.start):
-            counts["cap"] = self.cap
+        samples, count = {"start": self.start}, self.microbatches
+        if self.cap != self.start:
+            samples["cap"] = self.cap
         found = [
             f"{name}={value}: a whole number of samples, at least 1, is needed"
-            for name, value in counts.items()
-            if not isinstance(value, int) or value < 1
+            for name, value in samples.items()
+            if not (is_whole(value) and value >= 1)
         ]
-        if not found and self.cap is not None and self.cap < self.start:
+        if not found and self.cap < self.start:
             fix = f"use cap={self.start}, or start={self.cap}"
             found.append(f"cap={self.cap} is below start={self.start}: {fix}")
-        shares = self.shares
-        if shares is not None:
-            fine = len(shares) == regions and all(math.isfinite(s) and s > 0 for s in shares)
-            if not fine:
-                fix = f"give {regions} positive numbers, one a region"
-                found.append(f"shares={tuple(shares)}: {fix}")
+        if not (is_whole(count) and count >= 0 and count != 1):
+            why = "one gradient a region has no variance; give 0, or at least 2"
+            found.append(f"microbatches={count}: {why}")
         return found
 
     def init(self) -> State:
@@ -218,10 +173,9 @@ class BatchPolicy(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Fixed(BatchPolicy):
-    """Always `start` samples, shared by `shares`; see `BatchPolicy`."""
+    """Always `start` samples; see `BatchPolicy`."""
 
     start: int
-    shares: Sequence[float] | None = None
 
     @property
     def cap(self) -> int:  # type: ignore[override]
@@ -239,7 +193,7 @@ class Adaptive(BatchPolicy):
     """Base of the tests; a subclass says how much each variance counts (`required`).
 
     Attributes:
-      start, cap, microbatches, scope, shares: see `BatchPolicy`.
+      start, cap, microbatches: see `BatchPolicy`.
       smoothing: weight in [0, 1) of the past in the averages of v, w and ||g||^2.
       monotone: the batch never shrinks.
       growth: largest factor of one decision, above 1; None = no limit. A test of few samples may
@@ -248,22 +202,20 @@ class Adaptive(BatchPolicy):
     """
 
     start: int
-    cap: int | None
+    cap: int
     microbatches: int = 4
-    scope: Scope = "within"
     smoothing: float = 0.5
     monotone: bool = True
     growth: float | None = None
     debias: bool = True
-    shares: Sequence[float] | None = None
 
     @abc.abstractmethod
     def required(self, along: float, across: float) -> float:
         """Batch times ||g||^2 that the test asks for, from the variances of one sample."""
 
-    def violations(self, regions: int) -> list[str]:
+    def violations(self) -> list[str]:
         """Settings that cannot work, one line with its fix each."""
-        found, count = super().violations(regions), self.microbatches
+        found = super().violations()
         for name in TOLERANCES:
             value = getattr(self, name, 1.0)
             if not (math.isfinite(value) and value > 0):
@@ -272,17 +224,8 @@ class Adaptive(BatchPolicy):
             found.append(f"smoothing={self.smoothing}: a weight in [0, 1) is needed")
         if self.growth is not None and not self.growth > 1:
             found.append(f"growth={self.growth}: a factor above 1 is needed, or None")
-        if not isinstance(count, int) or count < 1:
-            found.append(f"microbatches={count}: a whole number, at least 1, is needed")
-        elif self.scope not in ("within", "across"):
-            found.append(f"scope={self.scope!r}: use 'within' or 'across'")
-        elif self.scope == "across" and regions < 2:
-            found.append(f"scope='across' with {regions} region: there is no other; use 'within'")
-        elif self.scope == "within" and count < 2:
-            found.append(
-                "microbatches=1: one gradient a region has no variance; use at least 2, or "
-                "scope='across' with several regions"
-            )
+        if self.microbatches == 0:
+            found.append("microbatches=0: the test needs gradients; give at least 2, or use Fixed")
         return found
 
     def init(self) -> State:
@@ -292,10 +235,10 @@ class Adaptive(BatchPolicy):
     def decide(self, state: State, statistics: Statistics, batch: int) -> tuple[State, int]:
         """Smooth the statistics, then ask the test; see `BatchPolicy.decide`.
 
-        Statistics that are not finite, or of one microbatch in all, change nothing. With ||g||^2
-        near zero (or, debiased, not above zero) the batch stays.
+        Statistics that are not finite change nothing. With ||g||^2 near zero (or, debiased, not
+        above zero) the batch stays.
         """
-        if not (statistics.finite and statistics.has_variance):
+        if not statistics.finite:
             return state, batch
         measured = {
             "weight": 1.0,
@@ -308,11 +251,11 @@ class Adaptive(BatchPolicy):
         if state["signal"] / state["weight"] <= NEAR_ZERO:
             return state, batch
         asked = self.required(state["along"], state["across"]) / state["signal"]
-        most = math.inf if self.cap is None else self.cap
+        most = self.cap
         if self.growth is not None:
             most = min(most, max(batch + 1, math.floor(batch * self.growth)))
         least = batch if self.monotone else self.start
-        return state, max(least, math.ceil(min(asked / statistics.averaged, most)))
+        return state, max(least, math.ceil(min(asked, most)))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

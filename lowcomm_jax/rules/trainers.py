@@ -12,8 +12,7 @@ Source: the paper, and the authors' code (repository funmagster/AdLoCo) for the 
 and for what the survivor keeps: its outer optimizer's state and its requested batch.
 
 Differs from the code: a merge comes before a round, not at its end. Floating-point leaves are
-averaged, and integers (counters, keys) are the survivor's. Inner moments are merged or reset. A
-merge that raises the loss too much can be undone (`hurt_bound`).
+averaged, and integers (counters, keys) are the survivor's. Inner moments are averaged, too.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from typing import Literal, get_args
 from lowcomm_jax.refused import is_number, is_whole
 
 Choose = Literal["worst_with_worst", "best_with_worst"]
-Moments = Literal["merge", "reset"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,11 +36,6 @@ class Trainers:
       choose: `worst_with_worst`, the two smallest requests, of which the larger one's trainer
         survives; or `best_with_worst`, the smallest merges into the largest. Of equal requests
         the higher number counts as the smaller.
-      moments: what becomes of the inner optimizer's floating-point state: weighted as the
-        parameters are (`merge`), or as at step 0 (`reset`; counts of learning-rate schedules go
-        on).
-      hurt_bound: largest rise of the loss that a merge may cause, over the better one of the two
-        (`AdaptiveEngine.run(evaluate=)`); what rises more is undone. None = no bound.
       threshold: requests above so many of the largest microbatches are accumulated; those between
         are cut to one.
     """
@@ -50,26 +43,18 @@ class Trainers:
     count: int
     merge_every: int | None = 2
     choose: Choose = "worst_with_worst"
-    moments: Moments = "merge"
-    hurt_bound: float | None = None
     threshold: float = 2.0
 
     def violations(self) -> list[str]:
         """What cannot work, one line with its fix each."""
-        chosen = {"choose": (self.choose, Choose), "moments": (self.moments, Moments)}
-        found = [
-            f"{name}={value!r}: use {' or '.join(get_args(known))}"
-            for name, (value, known) in chosen.items()
-            if value not in get_args(known)
-        ]
-        count, every, bound = self.count, self.merge_every, self.hurt_bound
+        found, count, every = [], self.count, self.merge_every
+        if self.choose not in (known := get_args(Choose)):
+            found.append(f"choose={self.choose!r}: use {' or '.join(known)}")
         if not (is_whole(count) and count >= 1):
             found.append(f"trainers={count!r}: a whole number, at least 1, is needed")
         if every is not None and not (is_whole(every) and every >= 1):
             fix = "give rounds, a whole number from 1, or None for no merge"
             found.append(f"merge_every={every!r}: {fix}")
-        if bound is not None and not (is_number(bound) and bound >= 0):
-            found.append(f"hurt_bound={bound!r}: give a rise of the loss from 0, or None")
         if not (is_number(self.threshold) and self.threshold >= 1):
             found.append(f"threshold={self.threshold}: a number, at least 1, is needed")
         return found

@@ -21,19 +21,6 @@ def engine(method, regions=REGIONS, **kwargs):
     return lc.AdaptiveEngine(loss_fn, optax.sgd(0.02), method, regions, **kwargs)
 
 
-def uneven_stream(starts, regions=REGIONS):
-    """A source for regions that are at different places of their streams; notes what it gives."""
-
-    def source(trainer, start_R, count):
-        starts.append((start_R.tolist() if isinstance(start_R, np.ndarray) else start_R, count))
-        parts = [
-            stream(trainer, start, count, regions) for start in np.broadcast_to(start_R, (regions,))
-        ]
-        return {k: np.stack([part[k][r] for r, part in enumerate(parts)]) for k in ("x", "y")}
-
-    return source
-
-
 def asking(state, **requests):
     """The state with other requests, `t0=...`."""
     asked = {int(name[1:]): b for name, b in requests.items()}

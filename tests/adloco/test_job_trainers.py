@@ -12,76 +12,67 @@ from adloco.adaptive_cases import PERIOD, engine, stream
 import lowcomm_jax as lc
 from lowcomm_jax import exchange
 from lowcomm_jax.adloco.engine import AdaptiveEngine, Goal
-from lowcomm_jax.adloco.job_trainers import NOTHING, JobTrainers, given
+from lowcomm_jax.adloco.job_trainers import NOTHING, TrainerCarrier, given
 from lowcomm_jax.adloco.state import Trainer
 from lowcomm_jax.adloco.step_plan import Plan, Switch
 from lowcomm_jax.checkpoint import Checkpoints
 from lowcomm_jax.recovery import rejoin_trainers
 from lowcomm_jax.recovery.rejoin_trainers import install_trainers
-from lowcomm_jax.rules.batching import Fixed, NormTest, pooled
+from lowcomm_jax.rules.batching import NormTest, pooled
 from lowcomm_jax.runtime.errors import Rejected
 
 POLICY = NormTest(start=2, cap=64, microbatches=2, smoothing=0.0)
 MEASURED = {"gbar2": [1.0, 4.0, 9.0], "spread": [8.0, 2.0, 5.0], "along": [3.0, 1.0, 0.5]}
-PLAN = Plan(2, 1, (2, 2, 2))
-NOISE = SimpleNamespace(count=2, scope="within")
+PLAN = Plan(2, 1, 2)
 
 
-def concluded(looked, counted, ends=True, policy=POLICY, measured=MEASURED, probe=NOISE):
-    """A trainer, and what was decided, after steps with which a round ends, or goes on."""
+def that_heard(looked, counted, measured=MEASURED):
+    """The carrier of a trainer after the exchange of a round brought these numbers."""
     heard = {name: np.array(x, np.float32) for name, x in measured.items()}
     heard["looked"] = np.array(looked, np.float32)
-    jobs = JobTrainers.__new__(JobTrainers)
-    carrier = SimpleNamespace(heard=(heard, np.array(counted, bool)))
+    carrier = TrainerCarrier.__new__(TrainerCarrier)
+    carrier.heard = heard, np.array(counted, bool)
     carrier.measured = {name: x[:1] for name, x in heard.items()}
-    jobs.loop = lambda number, state: SimpleNamespace(carrier=carrier)
+    return carrier
+
+
+def decided(*given):
+    """The trainer, and the numbers that the decision rests on, after such a round."""
     one = AdaptiveEngine.__new__(AdaptiveEngine)
-    one.jobs, one.policy, one.switch = jobs, policy, Switch(1)
-    one.probe = None if policy is not POLICY else probe
-    trainer = Trainer(None, 2, 2, np.zeros(3, np.int64), policy.init(), measured={"looked": 1.0})
-    return one._decided(0, trainer, None, PLAN, ends)
+    one.policy, one.switch, one.probe = POLICY, Switch(1), SimpleNamespace(count=2)
+    trainer = Trainer(2, 2, 0, POLICY.init(), {"looked": 1.0}, state=None)
+    return one._decided(trainer, PLAN, *that_heard(*given).votes())
 
 
 @pytest.mark.parametrize(
     "looked, counted", [([1, 0, 1], [1, 1, 1]), ([1, 1, 1], [1, 0, 1]), ([1, 0, 1], [1, 0, 1])]
 )
 def test_who_was_counted_and_has_measured_decides(looked, counted):
-    found, look = concluded(looked, counted)
+    found, look = decided(looked, counted)
     mask = np.array([True, False, True])
-    want = pooled({k: np.array(x) for k, x in MEASURED.items()}, "within", 2, 1, mask)
+    want = pooled({k: np.array(x) for k, x in MEASURED.items()}, 2, 1, mask)
     memory, request = POLICY.decide(POLICY.init(), want, 2)
     assert (found.request, found.policy) == (request, memory)
     assert request > 2 and look["gbar2"] == want.gbar2 == 5.0
-    assert found.measured is None
 
 
-def test_where_nobody_has_measured_the_batch_stays():
-    for looked, counted in (([0, 0, 0], [1, 1, 1]), ([1, 0, 0], [0, 1, 1])):
-        found, look = concluded(looked, counted)
-        assert (found.request, found.policy, look) == (2, POLICY.init(), None)
+@pytest.mark.parametrize("looked, counted", [([0, 0, 0], [1, 1, 1]), ([1, 0, 0], [0, 1, 1])])
+def test_where_nobody_has_measured_there_is_nothing_to_decide_on(looked, counted):
+    assert that_heard(looked, counted).votes() is None
 
 
 def test_numbers_that_are_not_finite_change_nothing():
     measured = {**MEASURED, "spread": [8.0, np.nan, 5.0]}
-    found, _ = concluded([1, 1, 1], [1, 1, 1], measured=measured)
+    found, _ = decided([1, 1, 1], [1, 1, 1], measured)
     assert (found.request, found.policy) == (2, POLICY.init())
 
 
-def test_one_microbatch_in_all_decides_nothing():
-    probe = SimpleNamespace(count=1, scope="across")
-    found, look = concluded([1, 1, 1], [0, 1, 0], probe=probe)
-    assert (found.request, found.policy, look) == (2, POLICY.init(), None)
-
-
-def test_a_fixed_batch_is_not_decided_on():
-    found, look = concluded([1, 1, 1], [1, 1, 1], policy=Fixed(2))
-    assert (found.request, look, found.measured) == (2, None, None)
-
-
 def test_in_the_middle_of_a_round_this_regions_numbers_are_kept():
-    found, look = concluded([1, 1, 1], [1, 1, 1], ends=False)
-    assert found.measured == {"gbar2": 1.0, "spread": 8.0, "along": 3.0, "looked": 1.0}
-    assert (found.request, look) == (2, None)
+    carrier = that_heard([1, 1, 1], [1, 1, 1])
+    kept = {"gbar2": 1.0, "spread": 8.0, "along": 3.0, "looked": 1.0}
+    assert carrier.to_keep() == kept
+    carrier.sends(None, kept)
+    assert carrier.header() == kept and carrier.votes() is None
 
 
 # -- a state of another region -----------------------------------------------------------------
@@ -98,7 +89,7 @@ def states(tmp_path_factory):
             made.append((one, one.init(oracle.make_params())))
     theirs = made[1][1]
     trainer = theirs.first
-    trainer = trainer.replace(request=3, batch=2, used_R=np.array([7, 8]), policy=used_policy())
+    trainer = trainer.replace(request=3, batch=2, used=7, policy=used_policy())
     return *made[0], theirs.with_trainer(0, trainer).replace(samples=31)
 
 
@@ -115,7 +106,7 @@ def test_a_state_brings_batches_policies_and_places_in_the_streams(states):
     assert list(found.trainers) == [0] and found.samples == 31
     trainer = found.first
     assert (trainer.batch, trainer.request, trainer.policy) == (2, 3, used_policy())
-    assert trainer.used_R.tolist() == [7, 8] and trainer.measured is None
+    assert trainer.used == 7 and trainer.measured is None
     assert found.counters.bytes_sent.tolist() == [5]
     assert all(not np.any(x) for x in NOTHING.values())
 
@@ -137,19 +128,11 @@ def test_residuals_of_all_trainers_start_anew(tmp_path):
         jax.tree.map(np.testing.assert_array_equal, trainer.state.codec, like)
 
 
-@pytest.mark.parametrize(
-    "settings, problem",
-    [
-        ({"memory": 10**6, "largest_microbatch": None}, "memory=1000000: regions between jobs"),
-        ({"heal": "majority"}, "heal='majority': every trainer has an anchor of its own"),
-    ],
-)
-def test_what_regions_could_part_by_is_refused(settings, problem, tmp_path):
-    heal = settings.pop("heal", "stop")
+def test_what_regions_could_part_by_is_refused(tmp_path):
     method = lc.methods.adloco(PERIOD, trainers=2, test="fixed")
-    others = exchange.store(f"file://{tmp_path}", 0, 2, "run", heal=heal)
-    with pytest.raises(ValueError, match=problem):
-        engine(method, 2, exchange=others, **settings)
+    others = exchange.store(f"file://{tmp_path}", 0, 2, "run", heal="majority")
+    with pytest.raises(ValueError, match="heal='majority': every trainer has an anchor of its own"):
+        engine(method, 2, exchange=others)
 
 
 def test_a_round_has_an_exchange_a_trainer(tmp_path):
@@ -166,7 +149,7 @@ def test_a_round_has_an_exchange_a_trainer(tmp_path):
         (lambda d: d["trainers"].pop("samples"), Rejected),
         (lambda d: d["trainers"]["live"]["0"].update(batch=-1), Rejected),
         (lambda d: d["trainers"]["live"]["0"].update(request="2"), Rejected),
-        (lambda d: d["trainers"]["live"]["0"].update(used=[1]), Rejected),
+        (lambda d: d["trainers"]["live"]["0"].update(used=[1, 1]), Rejected),
         (lambda d: d["trainers"]["live"]["0"].update(policy=None), Rejected),
         (lambda d: d["trainers"]["live"]["0"]["policy"].update(signal=float("nan")), Rejected),
         (lambda d: d["trainers"]["live"]["0"]["policy"].update(more=1.0), Rejected),

@@ -45,7 +45,6 @@ def test_adloco_hands_every_setting_to_its_batch_test():
         "theta": 0.4,
         "nu": 2.5,
         "microbatches": 6,
-        "scope": "across",
         "smoothing": 0.25,
         "growth": 1.5,
         "monotone": False,

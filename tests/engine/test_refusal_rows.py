@@ -178,8 +178,6 @@ MET = [
     (D, {**JOBS, "outlier_factor": 2.0}, "a job does not know the other regions' norms"),
     (m.ddp(), JOBS, "exchange: ddp exchanges at every step"),
     (like(m.adloco(4), schedule=Staggered(4, 2, 1)), JOBS, "use one fragment and no overlap"),
-    (m.adloco(4, scope="across"), JOBS, "scope='across': a mean gradient of all regions"),
-    (m.adloco(4, hurt_bound=0.1), JOBS, "hurt_bound=0.1: each region would judge"),
     (m.sparta(), JOBS, "exchange: in sparta channels exchange inside"),
     (m.decoupled_diloco(4, speeds=EQUAL), JOBS, "as they are; leave it out"),
     (m.decoupled_diloco(4, overlap=0), JOBS, "overlap=0: between jobs a round is written"),

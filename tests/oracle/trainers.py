@@ -69,7 +69,6 @@ def run_trainers(
     inner,
     outer,
     best_with_worst: bool = False,
-    reset: bool = False,
     samples_of: Callable[[int], int] = lambda asked: asked,
     factor: Callable[[int, int], float] = lambda consumed, batch: 1.0,
 ) -> tuple[list[dict[int, Instance]], list[tuple[int, int, int]]]:
@@ -95,7 +94,7 @@ def run_trainers(
         if round_ > 0 and round_ % merge_every == 0 and len(live) > 1:
             ranked = sorted(live, key=lambda i: (live[i].asks, -i))
             lost, kept = ranked[0], ranked[-1] if best_with_worst else ranked[1]
-            merge_into(live[kept], live.pop(lost), inner, reset)
+            merge_into(live[kept], live.pop(lost))
             merges.append((round_, kept, lost))
         batches = {number: samples_of(instance.asks) for number, instance in live.items()}
         together = regions * sum(batches.values())
@@ -137,8 +136,8 @@ def norm_test(
     return trace / (eta**2 * signal) if signal > 0 else 0.0
 
 
-def merge_into(kept: Instance, lost: Instance, inner, reset: bool) -> None:
-    """x <- (b1 x1 + b2 x2) / (b1 + b2), moments alike or anew; outer momentum: the survivor's."""
+def merge_into(kept: Instance, lost: Instance) -> None:
+    """x <- (b1 x1 + b2 x2) / (b1 + b2), moments alike; outer momentum: the survivor's."""
     b_kept, b_lost = kept.asks, lost.asks
 
     def mean(a, b):
@@ -150,9 +149,6 @@ def merge_into(kept: Instance, lost: Instance, inner, reset: bool) -> None:
     kept.anchor = trees(kept.anchor, lost.anchor)
     pairs = list(zip(kept.regions.values, lost.regions.values))
     kept.regions.values = [trees(a, b) for a, b in pairs]
-    if reset:
-        kept.regions.states = [inner.init(value) for value in kept.regions.values]
-        return
     for mine, theirs in zip(kept.regions.states, lost.regions.states):
         for moment in mine.keys() - {"count"}:
             mine[moment] = trees(mine[moment], theirs[moment])

@@ -35,8 +35,6 @@ REFUSED = {  # the method, what its refusal names, and the row of the docs
     "demo": (lambda m: m.demo(), "at every step", "DeMo"),
     "ef21": (lambda m: m.diloco(4, codec=ef21(compression.make("topk"))), "running mean", "EF21"),
     "eager": (lambda m: m.eager_diloco(4), "own part apart", "eager DiLoCo"),
-    "across": (lambda m: m.adloco(4, scope="across"), "scope='across'", "`scope=across`"),
-    "a bound": (lambda m: m.adloco(4, hurt_bound=0.1), "hurt_bound=0.1", "`hurt_bound`"),
     "arrivals with a policy": (
         lambda m: m.heloco(4, SPEEDS, inner_batching=NormTest(start=2, cap=8)),
         "in all regions",

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import oracle
 import pytest
-from adloco.adaptive_cases import PERIOD, engine, stream, uneven_stream
+from adloco.adaptive_cases import PERIOD, engine, stream
 from runtime.faults import vanish
 from runtime.party import TIMING
 
@@ -20,7 +20,6 @@ import lowcomm_jax as lc
 from lowcomm_jax import exchange
 from lowcomm_jax.checkpoint import Checkpoints
 from lowcomm_jax.recovery import rejoin_trainers
-from lowcomm_jax.rules.batching import NormTest
 
 
 def method(trainers=3, **settings):
@@ -33,7 +32,6 @@ def own_stream(region, regions):
     """One region's part of the streams."""
 
     def source(trainer, start, count):
-        start = start if np.ndim(start) == 0 else int(start[0])
         return jax.tree.map(
             lambda x: x[region : region + 1], stream(trainer, start, count, regions)
         )
@@ -50,7 +48,7 @@ def seen(state):
     return {
         number: (
             [np.array(x) for x in jax.tree.leaves((t.state.anchor, t.state.outer))],
-            (t.batch, t.used_R.tolist(), state.samples, decided and (t.request, t.policy)),
+            (t.batch, t.used, state.samples, decided and (t.request, t.policy)),
             [np.array(x) for x in jax.tree.leaves(t.state.inner.params)],
         )
         for number, t in state.trainers.items()
@@ -107,10 +105,10 @@ def test_anchors_batches_and_merges_are_those_of_one_process(regions, between):
     assert len(together[-2]) < 3 and max(n[1][0] for n in together[-2].values()) > 1
 
 
-def on_mesh(made, regions, runs, participants=None, source=None, **settings):
-    one = engine(made(), regions, **settings)
-    source = source or (lambda *given: stream(*given, regions))
-    return train(one, source, runs, participants)
+def on_mesh(made, regions, runs, participants=None):
+    return train(
+        engine(made(), regions), lambda *given: stream(*given, regions), runs, participants
+    )
 
 
 def sitting_out(step):
@@ -155,16 +153,12 @@ def test_a_run_that_ends_inside_a_round(between):
     assert len(together[-1]) == 1
 
 
-def test_regions_of_uneven_share_and_codec(between):
-    policy = NormTest(start=2, cap=12, microbatches=2, growth=2.0, shares=(2.0, 1.0))
-
+def test_payloads_that_are_coded(between):
     def made():
-        return method(trainers=2, merge_every=2, inner_batching=policy, codec="int8")
+        return method(trainers=2, merge_every=2, codec="int8")
 
     runs = [{"rounds": 3}]
-    together = on_mesh(made, 2, runs, source=uneven_stream([], 2))
-    assert_same(in_jobs(between, made, 2, runs), together)
-    assert len({used for _, numbers, _ in together[0].values() for used in numbers[1]}) > 1
+    assert_same(in_jobs(between, made, 2, runs), on_mesh(made, 2, runs))
 
 
 class Region:

@@ -124,8 +124,7 @@ def check_what_the_trainers_did(root):
     nominal = STEPS * REGIONS * BATCH
     assert nominal <= used < nominal + samples_of(rows[-1])
     merges = [merge for row in rows for merge in row.get("merges", [])]
-    assert len(merges) == 2 and all(m["accepted"] for m in merges)
-    assert all(m["rise"] == pytest.approx(m["after"] - min(m["before"])) for m in merges)
+    assert len(merges) == 2 and all(m["batches"][0] >= m["batches"][1] for m in merges)
     looks = [row["step"] for row in rows if "looks" in row]
     assert looks == [step for step in range(1, len(rows) + 1) if step % PERIOD == 1]
 
@@ -143,13 +142,13 @@ def check_evaluations_go_by_tokens(root):
 def check_report_and_replay(root):
     run = read_run(root / "whole")
     summary = summarise(run)
-    assert summary.trainers == (3, 1) and summary.merges == (2, 0)
+    assert summary.trainers == (3, 1) and summary.merges == 2
     assert summary.batch[0] == 1 and summary.batch[1] > 1
     assert summary.exchanges == sum(row["step"] % PERIOD == 0 for row in run.steps)
     sent = [row["step"] for row in run.steps if row["step"] % PERIOD == 0]
     assert exchanges_at(run) == [sum(s <= e["step"] for s in sent) for e in run.evals]
-    shown = [cell for column in table([summary]).columns for cell in column.cells]
-    assert "3 to 1" in shown and "2, 0" in shown
+    shown = dict(zip(*(column.cells for column in table([summary]).columns)))
+    assert (shown["trainers"], shown["merges"]) == ("3 to 1", "2")
     # Bytes of AllReduce are those of as many nominal steps.
     expected = run.header["allreduce_bytes_per_step"] * nominal_steps(run, run.end)
     assert summary.compression == pytest.approx(expected / summary.bytes_sent)
