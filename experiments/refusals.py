@@ -34,11 +34,11 @@ from lowcomm_jax.methods import Method
 from lowcomm_jax.models import TransformerConfig
 from lowcomm_jax.models.pipeline.pipeline import pipeline_problems, schedule_problems
 from lowcomm_jax.refused import Row, found_by
-from lowcomm_jax.runtime.connect import address_problems
-from lowcomm_jax.runtime.file_handles import file_handle_problems
-from lowcomm_jax.runtime.kv import url_problems
-from lowcomm_jax.runtime.terms import Heal
+from lowcomm_jax.rounds.connect import address_problems
 from lowcomm_jax.schedule import Arrivals, Learners
+from lowcomm_jax.store.file_handles import file_handle_problems
+from lowcomm_jax.store.kv import url_problems
+from lowcomm_jax.store.terms import Heal
 
 
 @dataclasses.dataclass(frozen=True)

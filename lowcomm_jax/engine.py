@@ -19,6 +19,9 @@ import numpy as np
 from lowcomm_jax import history
 from lowcomm_jax.exchange.mesh import MeshExchange
 from lowcomm_jax.history import Event, readable, with_pace
+from lowcomm_jax.jobs.job_carrier import JobCarrier
+from lowcomm_jax.jobs.job_delivery import JobDelivery
+from lowcomm_jax.jobs.round_carrier import RoundCarrier
 from lowcomm_jax.mesh.arrays import Part, part_here, place, place_parts
 from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.mesh.regions import REGION, Regions
@@ -27,10 +30,7 @@ from lowcomm_jax.network import VirtualClock, drive, follow
 from lowcomm_jax.params.layout import Layout, make_layout
 from lowcomm_jax.refusals import TITLE, UNFIT, microbatch_cut, microbatch_problems, refuse_setup
 from lowcomm_jax.refused import Refused, refuse
-from lowcomm_jax.runtime.job_carrier import JobCarrier
-from lowcomm_jax.runtime.job_delivery import JobDelivery
-from lowcomm_jax.runtime.remote import RemoteExchange
-from lowcomm_jax.runtime.round_carrier import RoundCarrier
+from lowcomm_jax.rounds.remote import RemoteExchange
 from lowcomm_jax.setup import Setup, takes_settings, with_settings
 from lowcomm_jax.state.train_state import TrainState
 from lowcomm_jax.sync import initial_state, round_programs

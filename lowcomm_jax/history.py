@@ -200,7 +200,7 @@ class History(NamedMetrics):
             fetched = {k: np.asarray(v)[:, :n].T.tolist() for k, v in metrics.items()}
             by_step: dict[int, list] = {}
             for event in events:
-                # What a job deferred (`runtime.job_carrier`) stands where it was done.
+                # What a job deferred (`jobs.job_carrier`) stands where it was done.
                 row = event.step if event.step > step else step + n
                 by_step.setdefault(row, []).append(event.fetch())
             for i in range(n):

@@ -285,8 +285,8 @@ def _no_cpu(s: Setup) -> bool:
 
 def _own_order(s: Setup) -> bool:
     schedule = s.method.schedule
-    known = isinstance(schedule, Learners | TwoLevels)
-    return not known and isinstance(schedule, Arrivals) != (s.method.base == "received")
+    one_by_one = s.method.base == "received"
+    return not isinstance(schedule, TwoLevels) and isinstance(schedule, Arrivals) != one_by_one
 
 
 def _simulated_pace(s: Setup) -> bool:

@@ -43,15 +43,17 @@ import pytest
 from mutants import ROOT, of_room, sample
 
 ROOMS = (
-    *("sync", "train", "exchange", "runtime", "compression", "rules", "schedule"),
+    *("sync", "train", "exchange", "store", "rounds", "jobs", "compression", "rules", "schedule"),
     "checkpoint",
 )
 # What sees faults of a room beside its own tests. They are tried last.
 BESIDE = {
     "sync": ["tests/engine", "tests/schedule", "tests/recovery"],
     "train": ["tests/engine"],
-    "exchange": ["tests/sync", "tests/engine", "tests/mesh", "tests/runtime"],
-    "runtime": ["tests/exchange", "tests/recovery"],
+    "exchange": ["tests/sync", "tests/engine", "tests/mesh", "tests/regions"],
+    "store": ["tests/regions"],
+    "rounds": ["tests/regions", "tests/recovery"],
+    "jobs": ["tests/regions", "tests/exchange", "tests/recovery"],
     "compression": ["tests/engine"],
     "rules": ["tests/engine"],
     "schedule": ["tests/engine"],
@@ -281,7 +283,7 @@ def judge_room(tree: Tree, room: str, given: argparse.Namespace) -> None:
     chosen = sample(every, given.seed)[: None if given.all else given.sample]
     lines = out.read_text().splitlines() if out.exists() else []
     judged = {m["id"]: m for m in map(json.loads, lines)}
-    own = given.only or [f"tests/{room}"]
+    own = given.only or [x for x in [f"tests/{room}"] if (ROOT / x).is_dir()]
     measured = Measured()
     for tests in [*own, *([] if given.only else BESIDE[room])]:
         measured |= tree.measure(tests)

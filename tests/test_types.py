@@ -30,9 +30,9 @@ def test_public_are_the_names_where_they_are_offered_and_where_they_are_defined(
     names = {"lowcomm_jax.exchange.Timing": exchange.Timing}
     symbols = [
         _symbol("lowcomm_jax.exchange.Timing"),
-        _symbol("lowcomm_jax.runtime.timing.Timing"),
-        _symbol("lowcomm_jax.runtime.timing.Timing.violations"),
-        _symbol("lowcomm_jax.runtime.timing.TimingElse"),
+        _symbol("lowcomm_jax.store.timing.Timing"),
+        _symbol("lowcomm_jax.store.timing.Timing.violations"),
+        _symbol("lowcomm_jax.store.timing.TimingElse"),
     ]
     assert check_types.public(symbols, names) == symbols[:3]
     with pytest.raises(SystemExit, match=r"exchange\.Timing is public"):

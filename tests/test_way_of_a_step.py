@@ -24,7 +24,7 @@ METHODS = {
     "streaming": lambda codec=None: lc.methods.streaming_diloco(PERIOD, 2, 2, 0.5, codec=codec),
 }
 # Nothing on the way may be there only because regions can be separate jobs.
-BETWEEN_JOBS = ("runtime", "recovery")
+BETWEEN_JOBS = ("store", "rounds", "jobs", "recovery")
 
 
 def loss_fn(params, batch, rng):

@@ -12,7 +12,7 @@ _REMEMBERED = 1000  # exchanges: more than are under way at once
 
 
 class ScriptedFaults:
-    """Implements `lowcomm_jax.runtime.context.FaultHooks`; a payload's step is that of its send.
+    """Implements `lowcomm_jax.store.context.FaultHooks`; a payload's step is that of its send.
 
     Attributes:
       began: Unix time in seconds at which the run began (`origin`); None = it has not begun.

@@ -19,8 +19,8 @@ from typing import Any
 from experiments.faults.happened import Happened, Rejoin, Settings
 from experiments.metrics import read_records, truncated
 from experiments.workdir import METRICS
+from lowcomm_jax.jobs.job_carrier import Counted
 from lowcomm_jax.mesh.leader import leader
-from lowcomm_jax.runtime.job_carrier import Counted
 from lowcomm_jax.sync.sync_loop import SyncLoop
 
 FILE = "landings.jsonl"

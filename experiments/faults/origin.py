@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 from experiments.workdir import METRICS
-from lowcomm_jax.runtime.errors import StoreUnavailable
-from lowcomm_jax.runtime.remote import RemoteExchange
+from lowcomm_jax.rounds.remote import RemoteExchange
+from lowcomm_jax.store.errors import StoreUnavailable
 
 _POLL_SECONDS = 0.1
 

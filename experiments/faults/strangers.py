@@ -22,8 +22,8 @@ import numpy as np
 
 from experiments.faults.fault import Fault
 from experiments.processes import last_line
-from lowcomm_jax.runtime.records import FORMAT
-from lowcomm_jax.runtime.secret import Seal
+from lowcomm_jax.store.records import FORMAT
+from lowcomm_jax.store.secret import Seal
 
 EVERY_SECONDS = 0.5
 WAITS = "waits for the others"

@@ -26,9 +26,9 @@ from lowcomm_jax.data import EvalData, Tokenizer, TrainData, load
 from lowcomm_jax.models import Model, Pipeline
 from lowcomm_jax.optimizers import learning_rate
 from lowcomm_jax.params.layout import make_layout
-from lowcomm_jax.runtime.connect import ROUNDS_KEPT
-from lowcomm_jax.runtime.remote import RemoteExchange
-from lowcomm_jax.runtime.timing import Timing
+from lowcomm_jax.rounds.connect import ROUNDS_KEPT
+from lowcomm_jax.rounds.remote import RemoteExchange
+from lowcomm_jax.store.timing import Timing
 
 CHUNK = 4096  # learning rates worked out at once
 

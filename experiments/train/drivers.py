@@ -139,22 +139,21 @@ class RoundDriver(FixedDriver):
         return min(self._schedule.opens(landed - 1), steps - 1)
 
     def advance(self, state: TrainState, count: int, participants, stopping: Stopping):
-        loop, landed = self._run.engine.sync_loop(state), rounds_landed(state)
+        landed = rounds_landed(state)
         goal = self._schedule.rounds_by(self.progress(state) + count)
         goal = min(max(goal, landed + 1), self._rounds)
-        loop.landed, loop.until = landed, stopping.rounds(self._rounds)
-        batches = self._until(state, goal, stopping)
-        return self._run.engine.run(state, batches, participants)
+        batches, rounds = self._until(state, goal, stopping), stopping.rounds(self._rounds)
+        return self._run.engine.run(state, batches, participants, rounds=rounds)
 
     def _until(self, state: TrainState, goal: int, stopping: Stopping) -> Iterator[Any]:
         """Batches until so many rounds have landed, or until it is time to stop."""
         if self._batches is None:
             self._batches = self._open(state, None)
-        loop = self._run.engine.sync_loop(state)
+        carrier = self._run.engine.sync_loop(state).carrier
         for step in itertools.count(self.step(state)):
-            if loop.landed >= goal or stopping.at(step, state) or stopping.unsaved:
+            if carrier.landed >= goal or stopping.at(step, state) or stopping.unsaved:
                 return
-            loop.until = stopping.rounds(self._rounds)
+            carrier.last = stopping.rounds(self._rounds)
             yield self._batch(step + 1)
 
     def rate(self, row: Mapping[str, Any], skipped_R: np.ndarray) -> float:

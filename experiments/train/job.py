@@ -23,7 +23,7 @@ from lowcomm_jax.models import Model, Pipeline, TransformerConfig, build
 from lowcomm_jax.optimizers import InnerConfig, learning_rate, make_optimizer
 from lowcomm_jax.params.fragments import path_name
 from lowcomm_jax.refusals import Row
-from lowcomm_jax.runtime.remote import RemoteExchange
+from lowcomm_jax.rounds.remote import RemoteExchange
 from lowcomm_jax.setup import SETTINGS, BetweenJobs
 
 

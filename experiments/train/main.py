@@ -75,9 +75,9 @@ from lowcomm_jax.mesh.stages import bubble
 from lowcomm_jax.models import Pipeline
 from lowcomm_jax.recovery import rejoin, rejoin_trainers
 from lowcomm_jax.recovery.precompile import precompile
-from lowcomm_jax.runtime.errors import Lost, Parted, StoreUnavailable
-from lowcomm_jax.runtime.remote import RemoteExchange
+from lowcomm_jax.rounds.remote import RemoteExchange
 from lowcomm_jax.state.train_state import rounds_landed
+from lowcomm_jax.store.errors import Lost, Parted, StoreUnavailable
 
 EXIT_STUCK = 3
 """Exit code of a run that ended because no region learnt anything any more."""

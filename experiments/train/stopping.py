@@ -23,8 +23,8 @@ import numpy as np
 
 from experiments.train.assemble import Run
 from lowcomm_jax.interrupt import Interrupt
-from lowcomm_jax.runtime.errors import StoreUnavailable
 from lowcomm_jax.state.train_state import TrainState, rounds_landed
+from lowcomm_jax.store.errors import StoreUnavailable
 
 
 class Stopping:
@@ -60,7 +60,8 @@ class Stopping:
         if self.unsaved:
             return False
         if self._run.job.by_rounds:
-            step = max(self._run.engine.sync_loop(state).landed, rounds_landed(state))
+            carrier = self._run.engine.sync_loop(state).carrier
+            step = max(carrier.landed, rounds_landed(state))
         if self._last is None:
             try:
                 self._last = self._agree(step, state)
@@ -102,8 +103,7 @@ class Stopping:
         loop = self._run.engine.sync_loop(state)
         schedule = loop.schedule
         if self._run.job.by_rounds:
-            newest = step if loop.rounds is None else loop.rounds.newest
-            return newest + max(
+            return max(step, loop.carrier.newest) + max(
                 2 * schedule.rounds_by(schedule.period), self._rounds_a_second(step)
             )
         furthest = max([step, *self._run.exchange.steps().values()])

@@ -21,7 +21,7 @@ from lowcomm_jax.aot.programs import TooLargeError, compile_engine
 from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.models import TransformerConfig, build
 from lowcomm_jax.models.config import ways
-from lowcomm_jax.runtime.remote import RemoteExchange
+from lowcomm_jax.rounds.remote import RemoteExchange
 
 FREE = 0.05
 """Share of a device's memory that is left for what the compiled programs do not show."""

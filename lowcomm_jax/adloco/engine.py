@@ -34,6 +34,7 @@ from lowcomm_jax.adloco.refusals import rows
 from lowcomm_jax.adloco.state import AdaptiveState, Trainer
 from lowcomm_jax.adloco.step_plan import Plan, Switch
 from lowcomm_jax.engine import Engine, Participants
+from lowcomm_jax.jobs.job_delivery import JobDelivery
 from lowcomm_jax.mesh.regions import Regions
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.network import VirtualClock, drive, follow
@@ -41,7 +42,6 @@ from lowcomm_jax.refusals import TITLE, microbatch_problems, refuse_setup
 from lowcomm_jax.refused import is_whole, refuse
 from lowcomm_jax.rules.batching import BatchPolicy, pooled
 from lowcomm_jax.rules.trainers import Trainers
-from lowcomm_jax.runtime.job_delivery import JobDelivery
 from lowcomm_jax.setup import Setup, refuse_unknown
 from lowcomm_jax.state.train_state import TrainState
 from lowcomm_jax.sync.finish import finish

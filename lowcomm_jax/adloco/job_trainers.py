@@ -24,9 +24,9 @@ from lowcomm_jax.adloco.state import AdaptiveState, Trainer
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.exchange import Traffic
 from lowcomm_jax.history import History
-from lowcomm_jax.runtime.job_carrier import JobCarrier, start_from_anchor
-from lowcomm_jax.runtime.job_delivery import JobDelivery
-from lowcomm_jax.runtime.state_transfer import State, shared_state
+from lowcomm_jax.jobs.job_carrier import JobCarrier, start_from_anchor
+from lowcomm_jax.jobs.job_delivery import JobDelivery
+from lowcomm_jax.rounds.state_transfer import State, shared_state
 from lowcomm_jax.schedule.base import Send, Stage
 from lowcomm_jax.state.leaves import trainer_prefix
 from lowcomm_jax.state.train_state import TrainState

@@ -16,9 +16,9 @@ import msgspec
 import numpy as np
 
 from lowcomm_jax.mesh.offload import unstow
-from lowcomm_jax.runtime.records import Size
 from lowcomm_jax.state.leaves import flight_records, trainer_prefix
 from lowcomm_jax.state.train_state import SyncCounters, TrainState, with_inner
+from lowcomm_jax.store.records import Size
 
 PyTree = Any
 

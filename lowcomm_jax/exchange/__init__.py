@@ -4,7 +4,7 @@ In: every region's pseudo-gradient of one fragment, the codec, and who takes par
 over the regions that took part, and the bytes announced for it (`Traffic`). `MeshExchange` averages
 over all regions, `GroupExchange` over small groups; `rows` lays leaves out for their codec,
 `entries` takes selected entries (channels), `shares` moves buffers. Exchanges between separate jobs
-are in `runtime`; its public names (`store`, `peers`, `through`, errors) resolve here, too.
+are in `rounds`; its public names (`store`, `peers`, `through`, errors) resolve here, too.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from lowcomm_jax.exchange.traffic import Traffic, all_gather, in_halves, pair, t
 
 # Of rooms above this one: resolved when asked for, so that no import points up.
 _BETWEEN_JOBS = {
-    "Arrived": "request",
-    "ContextParts": "context",
-    "Lost": "errors",
-    "Missing": "errors",
-    "Parted": "errors",
-    "Rejected": "errors",
-    "RemoteExchange": "remote",
-    "StoreUnavailable": "errors",
-    "Superseded": "errors",
-    "Timing": "timing",
-    "Transport": "transport",
-    "peers": "connect",
-    "store": "connect",
-    "through": "connect",
+    "Arrived": "rounds.request",
+    "ContextParts": "store.context",
+    "Lost": "store.errors",
+    "Missing": "store.errors",
+    "Parted": "store.errors",
+    "Rejected": "store.errors",
+    "RemoteExchange": "rounds.remote",
+    "StoreUnavailable": "store.errors",
+    "Superseded": "store.errors",
+    "Timing": "store.timing",
+    "Transport": "store.transport",
+    "peers": "rounds.connect",
+    "store": "rounds.connect",
+    "through": "rounds.connect",
 }
 
 __all__ = [
@@ -50,4 +50,4 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _BETWEEN_JOBS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"lowcomm_jax.runtime.{_BETWEEN_JOBS[name]}"), name)
+    return getattr(importlib.import_module(f"lowcomm_jax.{_BETWEEN_JOBS[name]}"), name)

@@ -49,7 +49,7 @@ class Reduced(NamedTuple):
 
 
 class InSlices(NamedTuple):
-    """Payloads that separate jobs reduced slice by slice before the landing (`runtime.slicing`).
+    """Payloads that separate jobs reduced slice by slice before the landing (`rounds.slicing`).
 
     Attributes:
       tree: dense, leaves `[...]` of the weighted sum; coded, all slices `[parts, ...]` of the

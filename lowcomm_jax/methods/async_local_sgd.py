@@ -20,7 +20,7 @@ c      share of the momentum at other arrivals      `c`
 Differs from the paper: time is counted in ticks, inner steps of the fastest region. Arrivals of
 one tick are applied in region order, and then all of them get the newest anchor (a grace period of
 one tick). Data shards are not resampled by progress. Between jobs arrivals are those of real time
-(`runtime.round_carrier`).
+(`jobs.round_carrier`).
 """
 
 from __future__ import annotations

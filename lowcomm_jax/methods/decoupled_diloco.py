@@ -34,7 +34,7 @@ mean, are known by their names alone (`optimizers.kind_of`). Outer rates and gam
 
 On one mesh speeds and outages are scripted, and time is counted in ticks, so that a run is
 deterministic and can be resumed. Between jobs nothing is scripted; the commit records say who was
-admitted (`runtime.round_carrier`). The source has a server that may itself be made of several;
+admitted (`jobs.round_carrier`). The source has a server that may itself be made of several;
 here every region holds the anchor and the outer state, which are the same everywhere.
 """
 

@@ -92,11 +92,11 @@ def profile(
 
 
 STORE_TRIPS = 10
-"""Requests one after the other until a round of learners can land (`runtime.rounds`): payload
+"""Requests one after the other until a round of learners can land (`rounds.paced_rounds`): payload
 written (1), announced (2); seen (1), read (1); the record checked and created (4), and read (1)."""
 
 STORE_LOOK_S = 0.05
-"""Shortest pause between two looks at a store that is no folder (`runtime.kv.POLL_FAR_S`)."""
+"""Shortest pause between two looks at a store that is no folder (`store.kv.POLL_FAR_S`)."""
 
 
 def store_seconds(network: Network, nbytes: float) -> float:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from lowcomm_jax.network.collectives import store_seconds
 from lowcomm_jax.network.links import Network
-from lowcomm_jax.runtime.heartbeat import LOOKS_PER_BEAT
-from lowcomm_jax.runtime.kv import POLL_FAR_S, pauses
-from lowcomm_jax.runtime.timing import Timing
+from lowcomm_jax.store.heartbeat import LOOKS_PER_BEAT
+from lowcomm_jax.store.kv import POLL_FAR_S, pauses
+from lowcomm_jax.store.timing import Timing
 
 
 def requests_a_round(count: int) -> int:
@@ -38,7 +38,7 @@ def requests_a_second(count: int) -> float:
 
 @dataclass(frozen=True)
 class StoreRequests:
-    """Requests of one independent learner (`runtime.rounds`), a second.
+    """Requests of one independent learner (`rounds.paced_rounds`), a second.
 
     Attributes:
       round_s: seconds between two rounds.

@@ -39,7 +39,10 @@ def precompile(engine: Engine, state: TrainState, loop: SyncLoop | None = None) 
     programs = called.programs
     loopback = type(called)(programs, engine.weights, called.carrier.alone())
     landing = jax.tree.map(jnp.copy, state.landing)
-    played = state.replace(in_flight={})
+    played = state.replace(in_flight={}, counters=state.counters.copy())
+    if called.carrier.by_rounds:  # reports that have not landed are of no round here
+        for flight in state.in_flight.values():
+            played.counters.sends[flight.fragment] -= 1
     until = played.counters.sends + _rounds(loopback, int(played.counters.sends.min()))
     everyone = np.ones(loopback.count, bool)
     while (played.counters.sends < until).any():

@@ -8,7 +8,7 @@ Progress that a lost region had not sent is lost. It starts from the anchor, wit
 0 (residuals of 0) and its own inner optimizer state: that of its checkpoint, or a fresh one.
 `enter` raises `Lost` where no region gave a state, `Parted` where the state is not the others'.
 
-A region at a pace of its own copies a peer instead (`runtime.peer_copy`). `rejoin_regions` does
+A region at a pace of its own copies a peer instead (`jobs.peer_copy`). `rejoin_regions` does
 what `enter` does, where all regions are in one process.
 """
 
@@ -27,22 +27,22 @@ import numpy as np
 from lowcomm_jax.adloco.state import AdaptiveState
 from lowcomm_jax.checkpoint.target import abstract_flight
 from lowcomm_jax.engine import Engine
+from lowcomm_jax.jobs.anchor_history import anchor_version
+from lowcomm_jax.jobs.donor_wait import DonorWait
+from lowcomm_jax.jobs.job_carrier import expect, start_from_anchor
+from lowcomm_jax.jobs.job_delivery import JobDelivery
+from lowcomm_jax.jobs.peer_copy import start_from_peer
 from lowcomm_jax.mesh.arrays import host_form, place_like
 from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.optimizers import at_step
 from lowcomm_jax.params_view import anchors
 from lowcomm_jax.recovery.precompile import precompile
-from lowcomm_jax.runtime.anchor_history import anchor_version
-from lowcomm_jax.runtime.donor_wait import DonorWait
-from lowcomm_jax.runtime.errors import StoreUnavailable
-from lowcomm_jax.runtime.job_carrier import expect, start_from_anchor
-from lowcomm_jax.runtime.job_delivery import JobDelivery
-from lowcomm_jax.runtime.peer_copy import start_from_peer
-from lowcomm_jax.runtime.remote import RemoteExchange
-from lowcomm_jax.runtime.state_transfer import SHARED, State, placed_like
+from lowcomm_jax.rounds.remote import RemoteExchange
+from lowcomm_jax.rounds.state_transfer import SHARED, State, placed_like
 from lowcomm_jax.state.channel_flights import left_by
 from lowcomm_jax.state.leaves import named_leaves
 from lowcomm_jax.state.train_state import InFlight, TrainState
+from lowcomm_jax.store.errors import StoreUnavailable
 from lowcomm_jax.sync.round_functions import select
 from lowcomm_jax.sync.sync_loop import SyncLoop
 
@@ -176,7 +176,7 @@ def install(
 
     Args:
       state: of `precompile`.
-      arrays, document: another region's state, as `runtime.state_transfer` gives it.
+      arrays, document: another region's state, as `rounds.state_transfer` gives it.
 
     Raises:
       ValueError: the arrays are of another model or method; lists every difference.

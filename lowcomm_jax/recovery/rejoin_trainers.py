@@ -17,8 +17,8 @@ from lowcomm_jax.adloco.engine import AdaptiveEngine, Goal, Source
 from lowcomm_jax.adloco.state import AdaptiveState, KeptTrainers, Trainer
 from lowcomm_jax.recovery.precompile import precompile
 from lowcomm_jax.recovery.rejoin import come_in, install, newest
-from lowcomm_jax.runtime.errors import Rejected
 from lowcomm_jax.state.leaves import trainer_prefix
+from lowcomm_jax.store.errors import Rejected
 from lowcomm_jax.sync.initial_state import codec_states
 
 

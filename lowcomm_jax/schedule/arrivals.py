@@ -81,7 +81,7 @@ class Arrivals(Schedule):
         agreed = view.agreed
         if agreed is None:
             return super().acts(step, view)
-        if agreed.landed == agreed.last:
+        if agreed.over:
             return tuple(Drop(key) for key, _ in view.flights)
         if agreed.arrived:
             key = agreed.key(0, step, view.flights if agreed.ours else [])

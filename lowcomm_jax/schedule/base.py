@@ -146,6 +146,11 @@ class Agreed(NamedTuple):
     arrived: bool
     ours: bool
 
+    @property
+    def over(self) -> bool:
+        """Whether all rounds of the run have landed here."""
+        return self.last is not None and self.landed >= self.last
+
     def key(self, fragment: int, step: int, flights: list[tuple[str, InFlight]]) -> str:
         """Key of the payload by which round `landed` moves the anchor: this region's, or of others.
 

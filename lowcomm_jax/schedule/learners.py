@@ -210,7 +210,7 @@ class Learners(Schedule):
         reported = [(k, f) for k, f in view.flights if f.fragment == p]
         ticks = self.opens(agreed.newest) - self.opens(agreed.landed)
         early = reported and step < reported[0][1].due[0] and ticks < self.delay
-        if agreed.landed == agreed.last or early or not agreed.arrived:
+        if agreed.over or early or not agreed.arrived:
             return ()
         key = agreed.key(p, step, reported)
         return Move(key), Adopt(p, key, np.ones(1, bool))

@@ -108,7 +108,7 @@ class SyncCounters:
     Attributes:
       step: inner steps done by the run.
       behind: number of the last steps whose sends and landings are still to be done; 1 while the
-        loop does those of this step. More only in a job that defers them (`runtime.job_carrier`).
+        loop does those of this step. More only in a job that defers them (`jobs.job_carrier`).
       last_sent, previous_sent: int64 `[K]`, step of the last and the last but one send; -1 = never.
       last_landed: int64 `[K, R]`, step of each region's last landing; -1 = never.
       staleness: int64 `[K, R]`, of the last landing, as in `history.Event`; -1 = never.

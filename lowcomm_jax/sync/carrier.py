@@ -1,6 +1,6 @@
 """`Carrier`: takes payloads to the other regions, for a loop that knows nothing of them.
 
-`MeshCarrier` serves a program that holds all regions, `runtime.job_carrier` a job that is
+`MeshCarrier` serves a program that holds all regions, `jobs.job_carrier` a job that is
 one region of several. A carrier decides nothing about the method; what it cannot reach waits.
 """
 

@@ -574,7 +574,8 @@ class SyncLoop(EventLoop):
             lands = lands & flight.takes_part
             if self._adopting is not None and not ends:
                 lands = lands & self._adopting(int(flight.sent))
-        state = self.adopt(state, p, flight, lands, step)
+        if lands.any() or not self.carrier.by_rounds:  # most arrivals are of others
+            state = self.adopt(state, p, flight, lands, step)
         measured = {} if ends else _measured_by(state.landing[p])
         values = {**values, **measured}
         since = step if ends or act.key is None else flight.sent

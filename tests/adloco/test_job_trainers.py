@@ -19,7 +19,7 @@ from lowcomm_jax.checkpoint import Checkpoints
 from lowcomm_jax.recovery import rejoin_trainers
 from lowcomm_jax.recovery.rejoin_trainers import install_trainers
 from lowcomm_jax.rules.batching import NormTest, pooled
-from lowcomm_jax.runtime.errors import Rejected
+from lowcomm_jax.store.errors import Rejected
 
 POLICY = NormTest(start=2, cap=64, microbatches=2, smoothing=0.0)
 MEASURED = {"gbar2": [1.0, 4.0, 9.0], "spread": [8.0, 2.0, 5.0], "along": [3.0, 1.0, 0.5]}

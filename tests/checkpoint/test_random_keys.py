@@ -13,10 +13,10 @@ from checkpoint.checkpoint_cases import assert_same, values
 import lowcomm_jax as lc
 from lowcomm_jax.checkpoint import Checkpoints
 from lowcomm_jax.compression import MatrixCodec, PerTensor
+from lowcomm_jax.jobs.peer_copy import given_to_peers, start_from_peer
 from lowcomm_jax.mesh.arrays import fetch, fetch_boxes, is_key, place_like
 from lowcomm_jax.recovery.rejoin import install
-from lowcomm_jax.runtime.peer_copy import given_to_peers, start_from_peer
-from lowcomm_jax.runtime.state_transfer import shared_state
+from lowcomm_jax.rounds.state_transfer import shared_state
 
 SGD = optax.sgd(0.1)
 LATE = {"alpha": 0.5, "period": 2, "fragments": 1, "overlap": 1}

@@ -9,9 +9,9 @@ import pytest
 from etils import epath
 
 from lowcomm_jax.mesh.serialization import decode, encode
-from lowcomm_jax.runtime.errors import Parted
-from lowcomm_jax.runtime.fetch import PayloadPiece
-from lowcomm_jax.runtime.timing import Timing
+from lowcomm_jax.rounds.fetch import PayloadPiece
+from lowcomm_jax.store.errors import Parted
+from lowcomm_jax.store.timing import Timing
 
 RNG = np.random.default_rng(0)
 

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from runtime.learners import TIMING, ByHand, Learner, R, by_hand, method, run, table
-from runtime.party import Party, at_once
+from regions.learners import TIMING, ByHand, Learner, R, by_hand, method, run, table
+from regions.party import Party, at_once
 
 from experiments.plan.screen import requests_line
 from lowcomm_jax import exchange
@@ -15,7 +15,7 @@ from lowcomm_jax.planner.plan import Workload, plan
 from lowcomm_jax.planner.requests import learner_requests, looks, per_round
 from lowcomm_jax.planner.shapes import MODELS
 from lowcomm_jax.refused import Refused
-from lowcomm_jax.runtime.kv import POLL_FAR_S, MetricsCounter, Store
+from lowcomm_jax.store.kv import POLL_FAR_S, MetricsCounter, Store
 
 
 @pytest.mark.slow

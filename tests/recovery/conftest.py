@@ -1,5 +1,5 @@
-"""Jobs that meet in a temporary folder, as in tests/runtime."""
+"""Jobs that meet in a temporary folder, as in tests/regions."""
 
-from runtime.conftest import between, brief
+from regions.conftest import between, brief
 
 __all__ = ["between", "brief"]

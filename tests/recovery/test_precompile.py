@@ -9,15 +9,15 @@ import numpy as np
 import oracle
 import pytest
 from compilations import COMPILED
-from runtime.faults import vanish
-from runtime.test_same_numbers import METHODS
-from runtime.together import batches, engine, rows
+from regions.faults import vanish
+from regions.test_same_numbers import METHODS
+from regions.together import batches, engine, rows
 
 import lowcomm_jax as lc
 from lowcomm_jax import exchange
 from lowcomm_jax.recovery import rejoin
 from lowcomm_jax.recovery.precompile import precompile
-from lowcomm_jax.runtime.state_transfer import shared_state
+from lowcomm_jax.rounds.state_transfer import shared_state
 
 R, STEPS, SINCE = 3, 400, 14
 # Threads share two cores with compilation: who is slow there is not dead.

@@ -4,14 +4,14 @@ import jax
 import numpy as np
 import oracle
 import pytest
-from runtime.together import batches, engine, rows
+from regions.together import batches, engine, rows
 
 import lowcomm_jax as lc
 from lowcomm_jax import exchange
 from lowcomm_jax.compression import error_feedback, make
 from lowcomm_jax.recovery import rejoin
 from lowcomm_jax.recovery.precompile import precompile
-from lowcomm_jax.runtime.state_transfer import shared_state
+from lowcomm_jax.rounds.state_transfer import shared_state
 
 R = 2
 LOW_RANK = {"rank": 1, "least": 1.0}  # the parameters' matrices are small

@@ -8,10 +8,10 @@ import jax
 import numpy as np
 import oracle
 import pytest
-from runtime.faults import vanish
-from runtime.party import TIMING, until
-from runtime.test_same_numbers import METHODS
-from runtime.together import batches, engine, rows, values
+from regions.faults import vanish
+from regions.party import TIMING, until
+from regions.test_same_numbers import METHODS
+from regions.together import batches, engine, rows, values
 
 from lowcomm_jax.recovery import rejoin
 from lowcomm_jax.recovery.rejoin import rejoin_regions

@@ -9,7 +9,7 @@ import yaml
 from experiments.faults.happened import Happened, Rejoin, Settings, parsed
 from experiments.faults.landings import FILE, Landings, gathered
 from experiments.workdir import METRICS
-from lowcomm_jax.runtime.job_carrier import Counted
+from lowcomm_jax.jobs.job_carrier import Counted
 
 RUN = Settings(3, 24, "diloco", 6, 0)
 EVERY, SOME, NONE = (np.array(x, bool) for x in ([1, 1, 1], [1, 0, 1], [0, 0, 0]))

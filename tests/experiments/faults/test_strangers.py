@@ -7,11 +7,11 @@ import pytest
 
 from experiments.faults.fault import Fault
 from experiments.faults.strangers import EVERY_SECONDS, Strangers
-from lowcomm_jax.runtime.commits import CommitLog, Job
-from lowcomm_jax.runtime.kv import MetricsCounter, Store
-from lowcomm_jax.runtime.records import Beat
-from lowcomm_jax.runtime.secret import Seal
-from lowcomm_jax.runtime.slots import Slots
+from lowcomm_jax.store.commits import CommitLog, Job
+from lowcomm_jax.store.kv import MetricsCounter, Store
+from lowcomm_jax.store.records import Beat
+from lowcomm_jax.store.secret import Seal
+from lowcomm_jax.store.slots import Slots
 
 
 @pytest.fixture

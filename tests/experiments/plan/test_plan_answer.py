@@ -151,7 +151,7 @@ def test_the_hours_that_are_explained_are_the_product_beside_them(tmp_path, netw
 
 
 def test_explain_says_what_an_object_store_is_asked(tmp_path):
-    """Rounds x 18 requests, and 17 a second, between four regions (`tests/runtime`: measured)."""
+    """Rounds x 18 requests, and 17 a second, between four regions (`tests/regions`: measured)."""
     result, text = answered(config("llama_8b"), tmp_path, explain=True)
     best = result["answer"]["best"][0]
     row = next(row for row in result["rows"] if row["method"]["name"] == best)

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from experiments.train import main as train
-from lowcomm_jax.runtime.errors import Lost, Parted
+from lowcomm_jax.store.errors import Lost, Parted
 
 
 def trains(monkeypatch, *results):

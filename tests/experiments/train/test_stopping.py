@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from experiments.train.stopping import Stopping
-from lowcomm_jax.runtime.errors import StoreUnavailable
+from lowcomm_jax.store.errors import StoreUnavailable
 
 
 class Away:

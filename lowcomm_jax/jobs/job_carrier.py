@@ -1,0 +1,316 @@
+"""`JobCarrier`: the carrier of a job that is one region of several.
+
+A send hands the payload to `JobDelivery`; a landing waits for everyone's. While a job cannot reach
+the other regions, `reach` says so: the loop puts its acts off, and the job keeps training;
+`SyncCounters.behind` counts the steps since. On reconnection the loop does them in order. This
+region counts as absent in each, but for a send that had left before. So anchors and decisions are
+those of the other regions, and its next send has all progress since. What the others have landed it
+reads all at once, and what all have missed they end at once (`RemoteExchange.fetch_ahead`). Slower
+regions may still be where this one was long ago: they are waited for.
+
+What happens to a region that is alive and does not answer is decided in `whole_exchange.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lowcomm_jax.exchange import Traffic
+from lowcomm_jax.jobs.job_delivery import JobDelivery
+from lowcomm_jax.mesh.arrays import place
+from lowcomm_jax.optimizers import at_step
+from lowcomm_jax.rules.topology import Groups
+from lowcomm_jax.schedule.base import Stage
+from lowcomm_jax.state.train_state import (
+    InFlight,
+    TrainState,
+    in_send_order,
+    round_of,
+    with_inner,
+)
+from lowcomm_jax.sync.carrier import Collected, keys_to_collect
+from lowcomm_jax.sync.sync_loop import EventLoop, SyncLoop
+
+PyTree = Any
+_SLOWER = 4  # times as long as here may a step take elsewhere
+
+
+class Counted(NamedTuple):
+    """Who was counted in one exchange.
+
+    Attributes:
+      fragment, step: the fragment that was sent, and after which step.
+      number: of the fragment's sends, from 0.
+      last: whether this was the last synchronisation of a run.
+      counted_N: bool `[N]`, of all regions that exchanged it, ascending.
+      adopted: whether regions of this job that were counted adopt it.
+    """
+
+    fragment: int
+    step: int
+    number: int
+    last: bool
+    counted_N: np.ndarray
+    adopted: bool
+
+
+@dataclasses.dataclass
+class OutagePacing:
+    """How fast this job has trained since it was cut off, until it has caught up with the others.
+
+    Attributes:
+      first, last: (step, seconds) of the first and the last deferral; None = nothing is deferred.
+    """
+
+    first: tuple[int, float] | None = None
+    last: tuple[int, float] | None = None
+
+    def deferred(self, step: int) -> None:
+        """Note that something is still deferred after this step."""
+        self.last = step, time.monotonic()
+        self.first = self.first or self.last
+
+    def patience_s(self, steps: int) -> float:
+        """How long the others may take for so many steps."""
+        if self.first is None or self.first[0] == self.last[0]:
+            return 0.0
+        (first, began_s), (last, ended_s) = self.first, self.last
+        return _SLOWER * steps * (ended_s - began_s) / (last - first)
+
+
+class JobCarrier:
+    """`sync.carrier.Carrier` of a job that is one region of several.
+
+    Attributes:
+      delivery: carries payloads to the other jobs and theirs to this one.
+      pacing: how long the others may take after an outage.
+      paused: see `Carrier`; also of a state that was restored within a step.
+      witness: called with every outcome before it lands, if the outcome is known
+        (`JobDelivery.learns_outcome`); None = nobody is called.
+    """
+
+    separate, by_rounds = True, False
+
+    def __init__(self, delivery: JobDelivery):
+        self.delivery, self.pacing = delivery, OutagePacing()
+        self.witness: Callable[[Counted], None] | None = None
+        self.paused = False
+        self._known: int | None = None  # of how many sends the outcome was read ahead
+
+    def alone(self) -> JobCarrier:
+        """A carrier that gets its own payloads back, in place of those of the others."""
+        return JobCarrier(self.delivery.loopback())
+
+    # -- acts, put off where the others cannot be reached ------------------------------------------
+
+    @contextlib.contextmanager
+    def running(self, loop: EventLoop, state: TrainState) -> Iterator[None]:
+        """Read ahead what the others have landed, where acts were put off and can be done now."""
+        now = int(state.counters.step)
+        self.delivery.trained = now
+        late = self.pacing.first is not None and loop.upcoming(state, now) < now
+        self._known = None
+        if late and self.delivery.reachable():
+            self._known = int(state.counters.sends.sum())
+        try:
+            yield
+        finally:
+            if self._known is not None:
+                self.delivery.forget_ahead()
+                self._known = None
+
+    def agreed(self, loop: EventLoop, state: TrainState) -> None:
+        """None."""
+
+    def comes_to(self, loop: EventLoop, state: TrainState, step: int) -> None:
+        now, sends = int(state.counters.step), int(state.counters.sends.sum())
+        if self._known is not None and step < now and sends >= self._known:
+            missed = _missed(loop, state, now)
+            self._known = self.delivery.fetch_ahead(sends, now - step + 1, missed)
+        if self.pacing.first is not None:
+            patience_s = self.pacing.patience_s(step - state.counters.done_until)
+            self.delivery.be_patient(patience_s)
+
+    def reach(self, loop: EventLoop, state: TrainState, stage: Stage, begun: bool) -> bool:
+        # One answer for a step with a send, so that it is put off as a whole: what lands and what
+        # leaves is decided together. A one-period step lands behind its send, and a send cannot be
+        # taken back; so it begins only where its payloads arrive. A blocking first round waits.
+        schedule, step = loop.schedule, int(state.counters.step)
+        if begun and schedule.land_after_send:
+            return True
+        lands = keys_to_collect(stage)
+        due, sends = schedule.due(step, state.counters), not begun
+        if sends and schedule.land_after_send:
+            flights = in_send_order(state.in_flight)
+            lands = [k for k, f in flights if f.sent < step and f.fragment in due]
+        sends = sends and bool(due) and not (state.counters.last_sent == step).any()
+        if (not sends or self.delivery.reachable()) and self.delivery.arrives(state, lands):
+            return True
+        if self.delivery.stopped():
+            self.paused = True
+        else:
+            self.pacing.deferred(self.delivery.trained)
+            self.delivery.still_behind()
+        return False
+
+    def told_step(self, loop: EventLoop, state: TrainState, p: int, number: int) -> int:
+        return int(state.counters.step)
+
+    def done(self, loop: EventLoop, state: TrainState, in_time: bool) -> None:
+        self.delivery.publish_progress(state, loop.fragments)
+        sent = (state.counters.last_sent == state.counters.step).any()
+        if self.pacing.first is not None and in_time and sent:
+            # Sent in time: this region has caught up with the others.
+            self.pacing = OutagePacing()
+            self.delivery.be_patient(0.0)
+
+    # -- payloads to and from the other jobs ----------------------------------------------------
+
+    def post(
+        self,
+        loop: SyncLoop,
+        state: TrainState,
+        key: str,
+        flight: InFlight,
+        again: bool = False,
+    ) -> dict[str, np.ndarray]:
+        number = int(state.counters.sends.sum())
+        if again:
+            number = state.counters.sends_until(int(flight.sent))
+        round_ = round_of(state, flight)
+        exchange = loop.programs.exchange.at(int(flight.level))
+        how = (loop.groups(round_), exchange, loop.fragments)
+        given = (key, number, flight, state.anchor, *how)
+        self.delivery.start(*given, again=again, round=round_)
+        return {}
+
+    def collect(
+        self, loop: EventLoop, state: TrainState, key: str, last: bool, adopts: bool
+    ) -> tuple[TrainState, Collected]:
+        """Wait for the payloads of everyone, and note who was counted."""
+        learns = self.delivery.learns_outcome(key)
+        state, collected = self.delivery.finish(state, key)
+        flight = collected.flight
+        p, step = int(flight.fragment), int(flight.sent)
+        number = state.counters.number(p, step)
+        state.counters.counted[p] = flight.takes_part.all()
+        if self.witness is not None and learns:
+            self.witness(Counted(p, step, number, last, flight.takes_part.copy(), adopts))
+        return state, collected
+
+    def counted(self, flight: InFlight) -> np.ndarray:
+        own = self.delivery.region  # all regions are members, but in groups
+        return np.asarray(flight.weight[own : own + 1]) > 0
+
+    def header(self) -> dict[str, Any]:
+        return {}
+
+    def traffic(self, exchange, like, mask: np.ndarray, groups, header: int) -> Traffic:
+        return self.delivery.traffic(exchange, like, mask, groups, header)
+
+    # -- anchors, with gossip -------------------------------------------------------------------
+
+    def with_anchors(
+        self, traffic: Traffic, p: int, like: PyTree, mask: np.ndarray, groups: Groups
+    ) -> Traffic:
+        """With the anchor's bytes where that was not sent ahead."""
+        if self.delivery.has_sent_ahead(p):
+            return traffic
+        return traffic.plus(self.delivery.anchor_traffic(like, mask, groups))
+
+    def ahead(
+        self, loop: SyncLoop, state: TrainState, p: int, groups: Groups, follows: bool
+    ) -> Traffic:
+        if not follows or not self.delivery.sends_ahead:
+            return self.delivery.nothing_ahead(groups)
+        round_ = int(state.counters.sends[p])
+        return self.delivery.send_ahead(p, round_, state.anchor, groups, loop.fragments)
+
+    # -- the end --------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def ending(self, loop: EventLoop, state: TrainState) -> Iterator[None]:
+        self.delivery.never_defers = True
+        try:
+            yield
+        finally:
+            self.delivery.never_defers = False
+
+    def everyone_landed(self, state: TrainState, p: int, step: int, here: bool) -> bool:
+        if self.delivery.group_size is not None:
+            # Other groups are not heard of: there every region that could have sent counts.
+            return bool(state.counters.last_sent[p] == step)
+        return here and bool(state.counters.counted[p])
+
+    def ended_before(self, state: TrainState) -> bool:
+        """The others finished without this region, and gave it their state of after the end."""
+        return self.delivery.ended_before(state)
+
+    def close(self, loop: EventLoop, state: TrainState) -> None:
+        """Compare anchors with the other jobs, and drop what was sent ahead: no round follows.
+
+        Raises:
+          Parted: another region's anchor is another.
+        """
+        self.delivery.compare_final_anchors(state, loop.fragments)
+        self.delivery.drop_ahead()
+
+    def reconnect(self, loop: SyncLoop, state: TrainState) -> None:
+        """Start the exchanges of what is in flight again: they ended with the job that sent it.
+
+        Anchors of a restored state are sent with its payloads.
+
+        Raises:
+          ValueError: the state is of a checkpoint without the codec's state from before the send,
+            which this region needs if it is not counted.
+        """
+        self.paused = int(state.counters.behind) == 1
+        self.delivery.drop_ahead()
+        for key, flight in in_send_order(state.in_flight):
+            if flight.anchor_updated:
+                continue
+            if flight.takes_part.any() and flight.kept is None:
+                raise ValueError(
+                    f"payload {key!r} is in flight without the codec's state from before it: go on "
+                    "with the version of this package that saved it"
+                )
+            self.post(loop, state, key, flight, again=True)
+
+
+def _missed(loop: EventLoop, state: TrainState, now: int) -> int:
+    """How many sends were due before `now`; 0 where what lands decides what is sent."""
+    schedule, counters = loop.schedule, state.counters
+    if not schedule.by_steps or loop.method.base == "received":  # there, absence is no send
+        return 0
+    steps = (t for t in range(counters.done_until + 1, now) if not (counters.last_sent == t).any())
+    return sum(len(schedule.due(t, counters)) for t in steps)
+
+
+# -- after a restart ------------------------------------------------------------------------------
+
+
+def expect(loop: SyncLoop, state: TrainState) -> None:
+    """Wait, as a listener, for the payloads that others have in flight."""
+    delivery = loop.carrier.delivery
+    delivery.listens_only = True
+    try:
+        loop.carrier.reconnect(loop, state)
+    finally:
+        delivery.listens_only = False
+
+
+def start_from_anchor(loop: EventLoop, state: TrainState) -> TrainState:
+    """Take the anchor's values, the run's step and its learning rate; optimizer moments stay."""
+    inner = state.inner
+    params, rounding = loop.programs.restart_program(inner.params, state.anchor, inner.rounding, {})
+    step = place(np.full(inner.step.shape, int(state.counters.step), np.int32), inner.step.sharding)
+    zeros = place(np.zeros(inner.tokens.shape, inner.tokens.dtype), inner.tokens.sharding)
+    opt = at_step(inner.opt, int(state.counters.step), np.ones(1, bool))
+    changes = {"params": params, "rounding": rounding, "opt": opt, "step": step, "tokens": zeros}
+    return with_inner(state, **changes)

@@ -1,0 +1,181 @@
+"""`Fetch`: gets one region's payload in the background, until it is here or cancelled.
+
+`first` waits for it, and raises `Rejected` or `Missing`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from lowcomm_jax.store import wire
+from lowcomm_jax.store.commits import Job
+from lowcomm_jax.store.context import ExchangeContext
+from lowcomm_jax.store.errors import Missing, Rejected, StoreUnavailable
+from lowcomm_jax.store.records import Payload
+
+_DAMAGED_TRIES = 3
+log = logging.getLogger(__name__)
+
+
+class PayloadPiece(NamedTuple):
+    """Bytes to fetch.
+
+    Attributes:
+      key: of the exchange.
+      payload: names them by their content.
+      like: shapes they must hold; None = any.
+      holders: the regions that may have them, tried in turn.
+    """
+
+    key: str
+    payload: Payload
+    like: wire.Shapes | None
+    holders: Sequence[int]
+
+
+class Fetch:
+    """A payload on its way here, piece after piece.
+
+    Attributes:
+      job: whose payload it is.
+      got: arrays of the pieces that have arrived and were verified, in their order.
+      refused: why a piece does not fit this exchange; final, since pieces are named by content.
+      took_s: seconds from its beginning until all was here; None = not yet.
+
+    An error of any other kind ends the whole exchange (`Heartbeat.fail`).
+    """
+
+    def __init__(
+        self,
+        context: ExchangeContext,
+        job: Job,
+        pieces: Sequence[PayloadPiece],
+        news: threading.Event | None = None,
+    ):
+        """`news`: is set when this fetch is over."""
+        self.job = job
+        self.got: list[dict[str, np.ndarray]] = []
+        self.refused: Rejected | None = None
+        self.took_s: float | None = None
+        self._began = time.monotonic()
+        self._context, self._pieces = context, pieces
+        self._damaged = 0
+        self._moved = (0, 0.0)
+        self._missing_since_s: float | None = None
+        self._arrived = threading.Event()
+        self._news = news or threading.Event()
+        self._cancelled = threading.Event()
+        begin = context.background.begin
+        self._thread = begin(f"fetch-{job.region}", self._retry, self._cancelled.set)
+
+    @property
+    def region(self) -> int:
+        """The region whose payload it is."""
+        return self.job.region
+
+    @property
+    def payload(self) -> Payload:
+        """The record of the first piece."""
+        return self._pieces[0].payload
+
+    @property
+    def complete(self) -> bool:
+        """Whether all pieces are here."""
+        return len(self.got) == len(self._pieces)
+
+    @property
+    def missing_s(self) -> float | None:
+        """For how long no reachable region has had the next piece; None = one may have it."""
+        since_s = self._missing_since_s
+        return None if since_s is None else self._context.heartbeat.clock_s - since_s
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether the payload is refused, or arrived damaged again and again."""
+        return self.refused is not None or self._damaged >= _DAMAGED_TRIES
+
+    def cancel(self) -> None:
+        """Stop trying."""
+        self._cancelled.set()
+
+    @property
+    def running(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    def first(self, check: Callable[[], None]) -> dict[str, np.ndarray]:
+        """Wait for the first piece.
+
+        Args:
+          check: called at intervals; may raise.
+
+        Raises:
+          Rejected: the piece does not fit this exchange.
+          Missing: no reachable region has had it for a while.
+        """
+        patience_s = 2 * self._context.timing.answer_s
+        while not self.got:
+            check()
+            if self.refused is not None:
+                raise self.refused
+            if self.missing_s is not None and self.missing_s > patience_s:
+                raise Missing(
+                    f"the payload of region {self.region} is gone: no living region has it"
+                )
+            self._arrived.wait(self._context.store.poll_s[1])
+        return self.got[0]
+
+    def _retry(self) -> None:
+        for pause in self._context.store.pauses():
+            if self._cancelled.is_set():
+                return
+            try:
+                self._try()
+            except StoreUnavailable as error:
+                # The heartbeat reports an outage, but knows nothing of what is too large or slow.
+                log.info("payload of region %d for %s: %s", self.region, self._pieces[0].key, error)
+            except (Missing, Rejected) as error:
+                if isinstance(error, Rejected):
+                    self._context.counter.add("rejected_damaged")
+                    self._damaged += 1
+                if self._missing_since_s is None:
+                    self._missing_since_s = self._context.heartbeat.clock_s
+            if self.complete or self.refused is not None:
+                self.took_s = time.monotonic() - self._began if self.complete else None
+                self._context.pace.transferred(*self._moved)
+                self._arrived.set()
+                self._news.set()
+                return
+            self._cancelled.wait(pause)
+
+    def _try(self) -> None:
+        """Get the pieces that are not here yet."""
+        for piece in self._pieces[len(self.got) :]:
+            data = self._bytes(piece)
+            try:
+                arrays = wire.unpack(data, self._context.run_id, self.job, piece.like)
+            except Rejected as error:
+                self._context.counter.add("rejected_content")
+                self.refused = error
+                return
+            self._context.transport.keep(piece.payload.digest, data)
+            self.got.append(arrays)
+            self._arrived.set()
+
+    def _bytes(self, piece: PayloadPiece) -> bytes:
+        context, payload = self._context, piece.payload
+        began = time.monotonic()
+        data = context.transport.get(payload.digest, payload.nbytes, piece.holders)
+        context.fault_hooks.received(piece.key, len(data))
+        if wire.digest(data) != payload.digest:
+            raise Rejected(f"the bytes received for payload {payload.digest} are damaged")
+        self._missing_since_s = None
+        nbytes, seconds = self._moved
+        self._moved = nbytes + len(data), seconds + time.monotonic() - began
+        return data

@@ -1,0 +1,148 @@
+"""`LoopbackExchange`: an exchange without other regions, for compiling before a region joins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import numpy as np
+
+from lowcomm_jax.rounds import payloads
+from lowcomm_jax.rounds.request import Arrived
+from lowcomm_jax.store import wire
+from lowcomm_jax.store.wire import Arrays, Reduction, one_slice, side_by_side
+
+
+class LoopbackExchange:
+    """What `JobDelivery` needs of a `RemoteExchange`: every other region sends what this one does.
+
+    An exchange is over when it begins. `RemoteExchange` documents the methods. In a job of several
+    processes each process has its own.
+    """
+
+    def __init__(self, region: int, count: int):
+        self.region, self.count = region, count
+        self._open: dict[str, tuple[payloads.HostPayload, Reduction | None]] = {}
+        self._early: dict[str, dict[str, Any]] = {}
+
+    def start(
+        self,
+        key: str,
+        arrays: dict[str, Any],
+        *,
+        reduction: Reduction | None = None,
+        early: str | None = None,
+        **_: Any,
+    ) -> None:
+        here = arrays if early is None else arrays | self._early.pop(early)
+        self._open[key] = payloads.on_host(here, reduction), reduction
+
+    def send_early(self, key: str, arrays: dict[str, Any], **_: Any) -> None:
+        self._early[key] = {name: np.asarray(x) for name, x in arrays.items()}
+
+    def drop_early(self) -> None:
+        self._early = {}
+
+    def ready(self, key: str) -> bool:
+        return key in self._open
+
+    def reachable(self) -> bool:
+        return True
+
+    def stopped(self) -> bool:
+        return False
+
+    def be_patient(self, seconds: float) -> None:
+        """Does nothing: nobody is waited for."""
+
+    def fetch_ahead(self, first: int, count: int, missed: int = 0) -> int:
+        """0: nobody has gone on."""
+        return 0
+
+    def forget_ahead(self) -> None:
+        """Does nothing: see `fetch_ahead`."""
+
+    def arrives(self, keys: Sequence[str]) -> bool:
+        return all(map(self.ready, keys))
+
+    def finish(self, key: str, like: dict[str, jax.ShapeDtypeStruct]) -> Arrived:
+        host_payload, reduction = self._open.pop(key)
+        rest = self._everyones(host_payload.rest, wire.without_region(like))
+        reduced = None if reduction is None else self._reduced(host_payload, rest, reduction)
+        everyone = np.ones(self.count, bool)
+        return Arrived(everyone, rest, reduced, 0, 0, seconds=0.0, waited=0.0)
+
+    def _reduced(self, host_payload: payloads.HostPayload, rest: Arrays, how: Reduction) -> Arrays:
+        everyone = np.ones(self.count, bool)
+
+        def average(s: int) -> Arrays:
+            slices = self._everyones(one_slice(host_payload.slices, s), how.like)
+            return how.reduce(slices, rest, everyone)
+
+        # On another thread, as in an exchange: JAX keys compiled programs by a thread's settings.
+        with ThreadPoolExecutor(1) as pool:
+            slices = list(pool.map(average, range(how.parts)))
+        return {name: np.stack([one[name] for one in slices]) for name in how.like}
+
+    def _everyones(self, own: Arrays, like: wire.Shapes) -> Arrays:
+        return side_by_side(dict.fromkeys(range(self.count), own), self.count, like)
+
+    def beat(self, step: int, trained: int = 0) -> None:
+        """Does nothing: nobody listens."""
+
+    def trains(self, step: int) -> None:
+        """Does nothing: nobody listens."""
+
+    def agreed_terms(self, key: str) -> None:
+        """None: nobody has ended."""
+
+    def owes_state(self) -> bool:
+        return False
+
+    def announce_anchors(self, versions: Any) -> None:
+        """Does nothing: nobody asks."""
+
+    def rounds(
+        self, admission: Any, most: int, overlap: int, like_K: Any, first: int
+    ) -> LoopbackRounds:
+        del admission, most, overlap
+        return LoopbackRounds(self, like_K, first)
+
+
+class LoopbackRounds:
+    """What `RoundCarrier` needs of a `RoundExchange`: a round is over when it is reported to."""
+
+    def __init__(self, exchange: LoopbackExchange, like_K: Any, first: int):
+        self.committed = first
+        self.newest = first - 1
+        self._exchange, self._like_K = exchange, like_K
+
+    def report(self, number: int, arrays: dict[str, Any], terms: Any, step: int) -> None:
+        del terms, step
+        self._exchange.start(str(number), arrays)
+        self.newest, self.committed = number, number + 1
+
+    def arrived(self, number: int) -> bool:
+        return number < self.committed
+
+    def take(self, number: int) -> Arrived:
+        return self._exchange.finish(str(number), self._like_K[number % len(self._like_K)])
+
+    def compare(self, number: int, ours: Any) -> None:
+        """Does nothing: there is nobody else."""
+
+    def names_ours(self, number: int) -> bool:
+        return True
+
+    def landed(self, number: int) -> None:
+        """Does nothing: nothing is kept."""
+
+    def seen(self) -> tuple[int, int]:
+        return self.committed, self.newest
+
+    stepped = seen
+
+    def wait(self) -> None:
+        """Does nothing: nothing is to come."""

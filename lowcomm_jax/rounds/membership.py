@@ -1,0 +1,454 @@
+"""`Membership`: how a region joins a run, is known to the others, pauses, and leaves.
+
+`join` registers (`register`) and waits for the others (`rendezvous`): with all regions at the
+beginning, or alone into a run that goes on. It raises `TimeoutError` when too few regions came.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from lowcomm_jax.mesh.leader import Leader, led
+from lowcomm_jax.rounds import final_state
+from lowcomm_jax.rounds.anchor_check import AnchorCheck
+from lowcomm_jax.rounds.other_runs import differing
+from lowcomm_jax.rounds.payloads import PayloadGC
+from lowcomm_jax.rounds.state_transfer import State, StateTransfer
+from lowcomm_jax.store.context import ExchangeContext
+from lowcomm_jax.store.errors import StoreUnavailable
+from lowcomm_jax.store.records import (
+    ANY_FORMAT,
+    FORMAT,
+    RUN,
+    Beat,
+    Epoch,
+    Run,
+    RunOfAnyFormat,
+)
+from lowcomm_jax.store.terms import Heal
+
+_RESULT_WITHIN_S = 60.0
+
+_LOOKS_AROUND_S = 5.0
+"""Seconds of waiting after which a region looks whether the others wait in another run."""
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+class Membership:
+    """The part of a `RemoteExchange` that is about regions, not about payloads.
+
+    Attributes:
+      region: number of this one, from 0.
+      count: number of regions.
+      heal: which anchor is kept where anchors differ.
+      kind: name of the transport, how payloads travel.
+      processes: those of this job.
+    """
+
+    def __init__(
+        self,
+        region: int,
+        count: int,
+        heal: Heal,
+        make: Callable[[], ExchangeContext],
+        keep: int,
+        processes: Leader,
+    ):
+        """
+        Args:
+          make: makes what all exchanges share, in the first process.
+          keep: exchanges whose payloads stay.
+
+        Raises:
+          ValueError: the processes were given different regions; and whatever `make` raises.
+        """
+        self.region, self.count, self.heal = region, count, heal
+        self.processes = processes
+        given = processes.everyones("region", (region, count, heal))
+        if len(set(given)) > 1:
+            raise ValueError(
+                f"the processes of this job were given (region, count, heal) {given}: give all of "
+                "them the same"
+            )
+        self.kind: str = self._open_with(make, keep)
+
+    @led
+    def _open_with(self, make: Callable[[], ExchangeContext], keep: int) -> str:
+        """Make what the first process alone has; returns the kind of transport."""
+        self._context = context = make()
+        self._payload_gc = PayloadGC(context, keep)
+        self._state_transfer = StateTransfer(context)
+        self._anchor_check = AnchorCheck(context, self._state_transfer)
+        if self.processes.count > 1:
+            self.processes.on_failure(self.fail)
+        return context.transport.name
+
+    @led
+    def join(self, wait_s: float, step: int = 0) -> None:
+        """Register, begin to beat, and wait until all regions of a new run are there.
+
+        If the run goes on, this region joins it at once. If it was begun and has nobody left, it
+        begins anew: with all regions, or after `wait_s` with those who are there. Keys can then be
+        used again. A region that is behind the furthest of them joins their run as a latecomer. So
+        does one that finds nobody, but the result that they have left (`result`).
+
+        Args:
+          step: of the state that this region brings; all that was due up to there is done.
+
+        Raises:
+          ValueError: the run was begun with another secret or with other settings, or the store
+            lets two jobs create one key.
+          TimeoutError: not all regions of a new run came in time, or only fresh ones came back.
+          StoreUnavailable: the store does not answer all that time.
+        """
+        atexit.register(self._end)
+        context, until = self._context, time.monotonic() + wait_s
+        retry(context, until, context.store.require_create_only)
+        retry(context, until, lambda: register(context))
+        retry(context, until, self._payload_gc.adopt)
+        context.wait_list.roster = rendezvous(context, until, step)
+
+    @property
+    @led
+    def awaited(self) -> bool:
+        """Whether the others wait for this region's payloads; not while it joins late."""
+        return self._context.heartbeat.own.awaited
+
+    @led
+    def come_in(self) -> None:
+        """Let the others wait for our payloads from now on; returns when they know."""
+        self._context.heartbeat.update(awaited=True, wants=False)
+        self.wait_for_beats(times=2)
+
+    @led
+    def wait_for_beats(self, times: int = 1) -> None:
+        """See `Heartbeat.wait_for_beats`: then every region has told its step anew."""
+        self._context.heartbeat.wait_for_beats(times)
+
+    @led
+    def living(self) -> set[int]:
+        """Regions whose heartbeat was seen lately, this one included."""
+        return self._context.heartbeat.living()
+
+    @led
+    def steps(self) -> dict[int, int]:
+        """Inner steps that the living regions have made, as they told."""
+        latest = self._context.heartbeat.latest()
+        return {r: max(latest[r].step, latest[r].trained) for r in sorted(self.living())}
+
+    @led
+    def beat(self, step: int, trained: int = 0) -> None:
+        """Tell the others, with the next heartbeat, the step of our last send or landing.
+
+        Args:
+          trained: inner steps this region has made, if more.
+        """
+        self._context.heartbeat.update(step=step, trained=trained, at_once=False)
+
+    @led
+    def trains(self, step: int) -> None:
+        """Tell the others how many inner steps we have made, with the next heartbeat."""
+        self._context.heartbeat.update(trained=step, at_once=False)
+
+    @led
+    def agree(self, name: str, proposal: dict[str, Any], wait_s: float = 0.0) -> dict[str, Any]:
+        """The first proposal (small JSON) of any region under this name, in this epoch.
+
+        Args:
+          wait_s: seconds for which a store that does not answer is asked again.
+
+        Raises:
+          StoreUnavailable: try again later.
+        """
+        context, until = self._context, time.monotonic() + wait_s
+        key = f"{context.heartbeat.own.epoch}/{name}"
+        return retry(context, until, lambda: context.commit_log.agree(key, proposal))
+
+    @led
+    def result(self) -> State | None:
+        """The state that the run has ended with, if this region came after that; else None.
+
+        Raises:
+          Rejected: it is damaged.
+        """
+        if self.awaited:
+            return None
+        until = time.monotonic() + _RESULT_WITHIN_S
+        return retry(self._context, until, lambda: final_state.take(self._context))
+
+    @led
+    def misses(self, step: int) -> bool:
+        """Whether the run ends at this step without some region, and this one is to say how.
+
+        That is so where a region neither trains with us nor has left at the end, and no lower one
+        does. One that lives and is only coming in (it meets the others, or compiles) misses it.
+        """
+        own, latest = self._context.heartbeat.own, self._context.heartbeat.latest()
+        asking = self.asking()
+        there = {r for r in self.living() - asking if latest[r].epoch == own.epoch}
+        there = {r for r in there if latest[r].awaited} | {self.region}
+        ended = {r for r, b in latest.items() if b.leaving and max(b.step, b.trained) >= step}
+        missing = set(range(self.count)) - there - ended
+        return bool(missing) and self.region == min(there)
+
+    @led
+    def leave_result(self, state: State) -> None:
+        """Leave the state that the run has ended with to the regions that are not there.
+
+        Raises:
+          StoreUnavailable: the store does not answer for a while.
+        """
+        until = time.monotonic() + _RESULT_WITHIN_S
+        retry(self._context, until, lambda: final_state.leave(self._context, state))
+
+    @led
+    def asking(self) -> set[int]:
+        """Other living regions that ask for a state; until they send something."""
+        return set(self._state_transfer.asking())
+
+    @led
+    def counts(self) -> dict[str, int]:
+        """Since the start: "sent", "received" (payload bytes), "store_written", "store_read" (all
+        bytes through the store), "rejected_record", "rejected_damaged", "rejected_content",
+        "rejected_state", "outage"; what never happened is absent.
+        """
+        return self._context.counter.read()
+
+    @led
+    def pause(self, linger_s: float = 30.0) -> None:
+        """End the exchanges under way without an outcome, before all regions stop for a while.
+
+        So no region is left out because it only stops: exchanges under way are started again when
+        the run continues. Payloads can be had until all living regions pause, `linger_s` at most.
+        """
+        heartbeat = self._context.heartbeat
+        self._context.halted.set()
+        self._context.background.join(leaves=False)
+        heartbeat.update(paused=True)
+        self._linger(linger_s, lambda: all(heartbeat.latest()[r].paused for r in self.living()))
+
+    def fail(self, error: Exception) -> None:
+        """Let everything that waits here, and every later call, raise this error."""
+        self._context.halted.set()  # this region can send nothing any more
+        self._context.heartbeat.fail(error)
+
+    @led
+    def close(self, linger_s: float = 30.0) -> None:
+        """Leave the run and end all exchanges under way.
+
+        Where others can only get payloads while this region is there, it stays until all living
+        ones have them, `linger_s` at most. A state that is being given has half a minute left; what
+        is not written then is dropped, and another region gives one.
+        """
+        if self._context.transport.lingers and not self._context.halted.is_set():
+            self._linger(linger_s, self._payload_gc.all_have_ours)
+        self._end()
+
+    def _linger(self, seconds: float, done: Callable[[], bool]) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and not done():
+            time.sleep(self._context.timing.beat_s / 4)
+
+    def _end(self) -> None:
+        """Stop all threads: one inside a library when the process ends would bring it down."""
+        atexit.unregister(self._end)
+        context = self._context
+        context.closing.set()
+        context.background.join()
+        context.heartbeat.stop()
+        context.store.close()
+        context.background.join()  # somebody may have waited for a store that answers no more
+        context.transport.close()
+
+
+def register(context: ExchangeContext) -> None:
+    """Write the run's record, or check that ours is the run that is recorded there.
+
+    Raises:
+      ValueError: the record was signed with another secret, or describes another run.
+      StoreUnavailable: the store does not answer.
+    """
+    slots, kind = context.slots, context.transport.name
+    given = context.run_id, context.count, kind, context.heal, context.identity
+    ours = Run(FORMAT, *given)
+    place = f"run {context.run_id!r} at {context.store.root}"
+    context.store.create(RUN, slots.seal.close(RUN, ours, ANY_FORMAT))
+    data = context.store.read(RUN) or b""
+    stands = slots.opened(RUN, data, RunOfAnyFormat, ANY_FORMAT)
+    if stands is None:
+        raise ValueError(f"{place} was begun with another secret: use that one, or another run id")
+    if stands.format != FORMAT:
+        raise ValueError(
+            f"{place} was begun by a version of this program that writes format {stands.format}, "
+            f"this one writes {FORMAT}: use the same version everywhere, or another run id"
+        )
+    record = slots.seal.open(RUN, data, Run, ANY_FORMAT)
+    wrong = [
+        f"{name} is {there!r} there, {here!r} here"
+        for name, there, here in _compared(record, ours)
+        if there != here
+    ]
+    if wrong:
+        raise ValueError(f"{place}: " + "; ".join(wrong))
+    context.store.anchor(RUN)
+
+
+def _compared(record: Run, ours: Run) -> Iterator[tuple[str, Any, Any]]:
+    """(name, value there, value here) of all that two records of a run hold."""
+    for name in ("run", "count", "transport", "heal"):
+        yield name, getattr(record, name), getattr(ours, name)
+    for name in sorted(record.identity.keys() | ours.identity):
+        yield name, record.identity.get(name), ours.identity.get(name)
+
+
+def rendezvous(context: ExchangeContext, until: float, step: int) -> dict[int, int]:
+    """Begin to beat, and wait for the others.
+
+    Regions that begin together agree on a roster by a create-only record: an epoch of the run. A
+    region that is not in the roster joins a run that goes on. The others do not wait for its
+    payloads before its first one.
+
+    When no region is left, those that come back begin a new epoch. They may have gone back to a
+    checkpoint, and must not land what was agreed on since. The roster of that epoch are the
+    furthest of them: payloads that are gone could not bring the others up to their step. Where the
+    epoch's result was left (`final_state`), nothing is begun: they come in late, and take it.
+
+    Returns:
+      the roster: incarnation of the regions that began the epoch.
+
+    Raises:
+      TimeoutError: until then, by `time.monotonic`, not all regions of a new run were there, or of
+        an old run only regions without a checkpoint.
+      StoreUnavailable: the store did not answer.
+      RuntimeError: the exchange was closed meanwhile.
+    """
+    heartbeat, looks_around_s = context.heartbeat, time.monotonic() + _LOOKS_AROUND_S
+    context.transport.start()
+    heartbeat.update(step=step)
+    _, roster = retry(context, until, lambda: _newest_epoch(context))
+    retry(context, until, lambda: heartbeat.start(above=roster.get(context.region, 0)))
+    while True:
+        heartbeat.check()
+        living, latest = heartbeat.living(), heartbeat.latest()
+        epoch, roster = retry(context, until, lambda: _newest_epoch(context))
+        began_it = roster.get(context.region) == heartbeat.own.incarnation
+        others = [latest[region] for region in living - {context.region}]
+        if began_it or _run_goes_on(others, epoch):
+            heartbeat.update(epoch=epoch, awaited=began_it)
+            heartbeat.refresh()
+            return roster
+        if epoch and retry(context, until, lambda n=epoch: final_state.stands(context, n)):
+            heartbeat.update(epoch=epoch, awaited=False)
+            heartbeat.refresh()
+            return roster
+        # Regions that have just begun it may not have told so yet.
+        begun = any(latest[r].incarnation == roster[r] for r in living & roster.keys())
+        late = time.monotonic() >= until and not begun
+        # Without regions whose epoch was ended by others: they will see that, and join again.
+        coming = {region for region in living if not latest[region].epoch}
+        if (len(coming) == context.count and not begun) or (late and epoch):
+            _check_not_fresh(context, coming)
+            began = Epoch(_furthest(latest, coming))
+            retry(context, until, lambda n=epoch, e=began: context.slots.create(_epoch(n + 1), e))
+            continue
+        if late:
+            raise TimeoutError(_why_not_in(context, living, epoch))
+        if time.monotonic() >= looks_around_s:
+            looks_around_s = math.inf
+            if others := retry(context, until, lambda: differing(context)):
+                log.warning("region %d still waits for the others; %s", context.region, others)
+        _pause(context, context.timing.beat_s / 4)
+
+
+def retry(context: ExchangeContext, until: float, act: Callable[[], T]) -> T:
+    """Call `act` until the store answers, and return its result.
+
+    Raises:
+      StoreUnavailable: the store did not answer until then, by `time.monotonic`.
+      RuntimeError: the exchange was closed meanwhile.
+    """
+    told = False
+    while True:
+        try:
+            return act()
+        except StoreUnavailable as error:
+            left = until - time.monotonic()
+            if left <= 0:
+                raise
+            if not told:
+                log.warning("%s; it is tried for another %.0f s", error, left)
+            told = True
+            _pause(context, min(left, context.timing.beat_s / 2))
+
+
+def _run_goes_on(others: Iterable[Beat], epoch: int) -> bool:
+    """Whether one of them trains; a region that is joining itself has no state to give."""
+    return any(b.epoch == epoch > 0 and b.awaited and not b.wants and not b.paused for b in others)
+
+
+def _furthest(latest: Mapping[int, Beat], coming: set[int]) -> dict[int, int]:
+    """A roster: incarnations of the regions with the highest step."""
+    step = max(latest[region].step for region in coming)
+    return {r: latest[r].incarnation for r in sorted(coming) if latest[r].step == step}
+
+
+def _why_not_in(context: ExchangeContext, living: set[int], epoch: int) -> str:
+    """Why a region that waited long enough cannot join."""
+    latest = context.heartbeat.latest()
+    ahead = sorted(region for region in living if latest[region].epoch > epoch)
+    if ahead:
+        return (
+            f"regions {ahead} of run {context.run_id!r} train, but there is no record of when it "
+            "began (epoch/): it was removed; stop them, and begin again from the checkpoints in "
+            "another rendezvous"
+        )
+    missing = sorted(set(range(context.count)) - living)
+    try:
+        others = differing(context)
+    except StoreUnavailable:
+        others = ""  # the heartbeat reports it
+    also = f"; {others}" if others else ""
+    return f"regions {missing} of run {context.run_id!r} were not there in time{also}"
+
+
+def _check_not_fresh(context: ExchangeContext, coming: set[int]) -> None:
+    """Regions without a checkpoint must not begin a run anew while others may have one.
+
+    Raises:
+      TimeoutError: they would.
+    """
+    latest = context.heartbeat.latest()
+    further = {r: beat.step for r, beat in latest.items() if r not in coming and beat.step}
+    if further and not any(latest[region].step for region in coming):
+        raise TimeoutError(
+            f"regions {sorted(coming)} have no checkpoint of run {context.run_id!r}, and those "
+            f"that may have one, last seen at steps {further}, were not there in time: start one "
+            "of them, or begin again in another rendezvous"
+        )
+
+
+def _newest_epoch(context: ExchangeContext) -> tuple[int, dict[int, int]]:
+    """(the newest epoch, its roster); 0 = there is none."""
+    for number in reversed(context.store.numbers("epoch/")):
+        found = context.slots.first(_epoch(number), Epoch)
+        if found is not None:
+            return number, found.roster
+    return 0, {}
+
+
+def _epoch(number: int) -> str:
+    return f"epoch/{number}"
+
+
+def _pause(context: ExchangeContext, seconds: float) -> None:
+    """Wait; raises `RuntimeError` if the exchange is closed meanwhile."""
+    if context.closing.wait(seconds):
+        raise RuntimeError("the exchange was closed while this region was joining")

@@ -1,0 +1,434 @@
+r"""`RoundExchange`: rounds of learners that meet through a store alone, seen from one of them.
+
+No learner leads, and none waits for another. `look` is one pass over the store; a thread repeats it
+beside the training. Round k handles fragment k mod P. A round, in keys of the store, where <name>
+is `<epoch>/round<k>`:
+
+1. A learner *reports*: it writes its payload (`blob/`), then announces it (`commits`)
+   with its terms: round, fragment, and the digest of the anchor that the payload was encoded
+   against. The first announcement opens the round. Steps are no terms: every learner has its own.
+2. All other learners see the announcement and fetch the payload at once.
+3. A learner that holds the payloads of a quorum waits for the grace window, or until no living
+   learner is missing. Then it writes the commit record, which can be created once. The learners
+   named there are *admitted*. Rounds are committed in their order, each by the first learner that
+   can.
+4. Every learner reads the record, has its payloads, and lands the round (`take`, `landed`), even if
+   it reported too late or not at all. Payloads stay until all living learners have landed them.
+
+A report stays when its learner dies, and counts. Any learner may write the record, so the death of
+a reporter stops no round. The writer has read and verified the payloads of the others it names.
+
+The grace window is eq. 3 of arXiv 2604.21428, in seconds that this learner has observed:
+
+.. math::
+   \gamma \max(0,\; \tau \xi_{\text{step}} - \xi_{\text{quorum}} - \xi_{\text{sync}})
+
+with averages (decay 0.9) of its step, of the time from opening to quorum, and of the time to write
+its own payload and to read another one. Windows of learners may differ: the record decides.
+
+Of asynchronous methods a round is one arrival: it admits one region, the first that reported.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from lowcomm_jax.mesh.leader import Leader, led
+from lowcomm_jax.rounds.payloads import PayloadGC
+from lowcomm_jax.rounds.request import Arrived, ExchangeRequest, ExchangeResult, arrange
+from lowcomm_jax.rounds.round import Round
+from lowcomm_jax.schedule import Admission
+from lowcomm_jax.store import terms, wire
+from lowcomm_jax.store.commits import name_of
+from lowcomm_jax.store.context import ExchangeContext
+from lowcomm_jax.store.errors import StoreUnavailable
+from lowcomm_jax.store.records import Commit
+
+_DECAY = 0.9
+_MOMENT_S = 0.05
+Like = dict[str, jax.ShapeDtypeStruct]
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass
+class RoundTimes:
+    """What one learner has observed, in seconds: averages, None before the first.
+
+    Attributes:
+      step_s: of its inner steps.
+      quorum_s: from the opening of a round to its quorum.
+      sync_s: to write its own payload and to read another one.
+    """
+
+    step_s: float | None = None
+    quorum_s: float | None = None
+    sync_s: float | None = None
+
+    def note(self, name: str, seconds: float) -> None:
+        """Add one observation."""
+        before = getattr(self, name)
+        now = seconds if before is None else _DECAY * before + (1 - _DECAY) * seconds
+        setattr(self, name, now)
+
+    def slack_s(self, overlap: int) -> float:
+        """Seconds of the overlap that an exchange does not need; below 0 if it needs more."""
+        step_s = self.step_s or 0.0
+        return overlap * step_s - (self.quorum_s or 0.0) - (self.sync_s or 0.0)
+
+    def window_s(self, grace: float, overlap: int) -> float:
+        """Seconds that a round with a quorum waits for others; inf before the first step."""
+        if grace and self.step_s is None:
+            return math.inf
+        return grace * max(0.0, self.slack_s(overlap))
+
+
+@dataclasses.dataclass
+class _Open:
+    """A round that has not landed here. Times are those of this learner's clock, in seconds.
+
+    Attributes:
+      round: its announcements and payloads.
+      seen_s: when this learner saw the round open.
+      quorum_s: when this learner saw that the round has its quorum.
+      write_s: how long writing our payload took.
+      read: regions whose payloads are here, and were timed.
+      commit: the round's record; None = not known.
+    """
+
+    round: Round
+    seen_s: float | None = None
+    quorum_s: float | None = None
+    write_s: float = 0.0
+    read: set[int] = dataclasses.field(default_factory=set)
+    commit: Commit | None = None
+
+
+class RoundExchange:
+    """One learner's side of all rounds.
+
+    A thread of its own calls `look`. The training thread calls all else, which returns at once; in
+    a job of several processes all call it, and the first one takes part (`mesh.leader.led`).
+
+    Attributes:
+      first: the first round that has not landed here.
+      committed: the first round of which no record is known.
+      newest: the newest round that is known to be open; `committed - 1` if none is.
+      times: what this learner has observed.
+    """
+
+    def __init__(
+        self,
+        processes: Leader,
+        admission: Admission,
+        most: int,
+        overlap: int,
+        like_K: Sequence[Like],
+        first: int,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        """
+        Args:
+          processes: those of this job.
+          most: learners that a round admits, those that reported first.
+          overlap: tau.
+          like_K: shapes of what a learner sends of each fragment.
+          first: rounds before this one have landed here.
+          clock: seconds.
+        """
+        self.first = self.committed = first
+        self.newest = first - 1
+        self.times = RoundTimes()
+        self.processes = processes
+        self._admission, self._most = admission, most
+        self._overlap, self._like_K = overlap, like_K
+        self._clock, self._stepped_s = clock, None
+        self._slow = self._told = False  # what was warned of
+        self._rounds: dict[int, _Open] = {}
+        self._reports: deque[tuple[int, Mapping[str, Any], Mapping[str, Any], int]] = deque()
+        self._swept = first
+        self._lock, self._looking = threading.Lock(), threading.Lock()
+        self._wake, self._news = threading.Event(), threading.Event()
+
+    # -- the training thread --------------------------------------------------------------------
+
+    def begin(self, context: ExchangeContext, payload_gc: PayloadGC) -> None:
+        """Start to look; the first process alone."""
+        self._context, self._gc = context, payload_gc
+        payload_gc.for_all = True
+        context.background.begin("rounds", self._run, self._wake.set)
+
+    @led
+    def seen(self) -> tuple[int, int]:
+        """`committed` and `newest`, the same in all processes.
+
+        Raises what ended the thread, or what `Heartbeat.check` raises.
+        """
+        self._context.heartbeat.check()
+        return self.committed, self.newest
+
+    @led
+    def stepped(self) -> tuple[int, int]:
+        """An inner step is done; returns `seen`, and raises what that raises."""
+        now, before = self._clock(), self._stepped_s
+        self._stepped_s = now
+        if before is not None:
+            self.times.note("step_s", now - before)
+        return self.seen()
+
+    @led
+    def wait(self) -> None:
+        """Wait until a pass has found something new, for a moment at most; raises as `seen`."""
+        self._news.wait(_MOMENT_S)
+        self._news.clear()
+        self._context.heartbeat.check()
+
+    @led
+    def report(
+        self, number: int, arrays: Mapping[str, Any], terms: Mapping[str, Any], step: int
+    ) -> None:
+        """Send this learner's payload of a round; opens the round if nobody has.
+
+        Args:
+          arrays: `[1, ...]`, of this region, whole in its first process; must not be donated
+            meanwhile.
+          terms: what all that take part must agree on (`store.terms`).
+          step: of this learner, for `FaultHooks`.
+        """
+        for x in arrays.values():
+            if isinstance(x, jax.Array):
+                x.copy_to_host_async()
+        self._reports.append((number, arrays, terms, step))
+        self.newest = max(self.newest, number)
+        self._wake.set()
+
+    @led
+    def arrived(self, number: int) -> bool:
+        """Whether all payloads of a round that has closed are here.
+
+        Raises:
+          Lost: a payload of the record is gone with all who had it.
+          Rejected: a payload is not what this learner would have sent.
+        """
+        self._context.heartbeat.check()
+        found = self._rounds.get(number)
+        closed = found is not None and found.commit is not None
+        return closed and found.round.arrays_of(found.commit) is not None
+
+    @led
+    def take(self, number: int) -> Arrived:
+        """What came of a round that has `arrived`."""
+        found = self._rounds[number]
+        arrays = found.round.arrays_of(found.commit)
+        seconds = self._clock() - (found.seen_s or self._clock())
+        result = ExchangeResult(found.commit, arrays, seconds)
+        like, count = self._like_K[number % len(self._like_K)], self._context.count
+        return arrange(result, like, count, 0.0, self._context.counter)
+
+    @led
+    def compare(self, number: int, ours: Mapping[str, Any]) -> None:
+        """Compare our terms of a round that has closed with those of its record.
+
+        Raises:
+          Parted: ours do not hold, or none do.
+        """
+        context, commit = self._context, self._rounds[number].commit
+        record = terms.as_record(ours)
+        terms.check(f"round {number}", commit.terms, context.region, record, context.heal)
+
+    @led
+    def names_ours(self, number: int) -> bool:
+        """Whether a round's record names what this job, and none before it, has published."""
+        found = self._rounds[number]
+        return found.round.names_ours(found.commit)
+
+    @led
+    def landed(self, number: int) -> None:
+        """Note that a round has landed here; its payloads may go once it has landed everywhere."""
+        with self._lock:
+            found = self._rounds.pop(number)
+            self.first = number + 1
+        found.round.cancel()
+        self._gc.done(_key(number), found.round.published, at_once=False)
+        self._wake.set()
+
+    @led
+    def go_on(self, first: int) -> None:
+        """Forget all rounds before this one, which another exchange has made up for."""
+        with self._looking:
+            for found in self._rounds.values():
+                found.round.cancel()
+            self._rounds.clear()
+            self._reports.clear()
+            self.first = self.committed = self._swept = first
+            self.newest = first - 1
+
+    # -- the thread -----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        context, pauses = self._context, self._context.store.pauses()
+        while not (context.closing.is_set() or context.halted.is_set()):
+            try:
+                if self.look():
+                    pauses = context.store.pauses()
+                    self._news.set()
+            except StoreUnavailable as error:
+                log.info("rounds: %s", error)  # the heartbeat reports it
+            self._wake.wait(next(pauses))
+            self._wake.clear()
+        for found in list(self._rounds.values()):
+            found.round.cancel()
+
+    def look(self) -> bool:
+        """One pass: publish, look for reports, close what can be closed; whether any is new.
+
+        Raises:
+          StoreUnavailable: try again later.
+        """
+        with self._looking:
+            news = self._publish()
+            news |= self._find()
+            self._note_reads()
+            news |= self._close()
+            if self.first > self._swept:
+                self._swept = self.first
+                self._gc.sweep()
+            return news
+
+    @property
+    def fetching(self) -> bool:
+        """Whether payloads are on their way here."""
+        return any(found.round.fetching for found in list(self._rounds.values()))
+
+    def _publish(self) -> bool:
+        """Write the reports that wait, except those of rounds that have a record; whether any."""
+        context, news = self._context, False
+        while self._reports:
+            number, arrays, given, step = self._reports[0]
+            if number >= self.committed:
+                found, record = self._round(number), terms.as_record(given)
+                context.fault_hooks.begins(_key(number), {**record, "step": step})
+                found.round.to_host(arrays)
+                began_s = self._clock()  # until now the device was computing
+                found.round.publish(lambda act: act(), record, context.heartbeat.check)
+                found.write_s = self._clock() - began_s
+                news = True
+            self._reports.popleft()
+        return news
+
+    def _find(self) -> bool:
+        """Find new reports, of open rounds and of the one after; whether there are any."""
+        news = False
+        for number in itertools.count(self.committed):
+            found = self._round(number)
+            news |= found.round.look()
+            reported = bool(found.round.announcements)
+            if reported and found.seen_s is None:
+                found.seen_s = self._clock()
+            if not reported and number > self.newest:
+                return news
+            self.newest = max(self.newest, number)
+        raise AssertionError("numbers never end")
+
+    def _close(self) -> bool:
+        """Read new records, and write the next one where its time has come; whether any is new."""
+        commit_log, news = self._context.commit_log, False
+        while True:
+            number = self.committed
+            found = self._round(number)
+            name, said = found.round.request.name, found.round.announcements
+            commit = commit_log.committed(name)
+            if commit is None and (chosen := self._admitted(found)):
+                known = {r: said[r].terms for r in chosen}
+                commit = commit_log.commit(name, found.round.record(chosen, chosen, known))
+            if commit is None:
+                return news
+            found.round.fetch_named(commit)
+            found.commit = commit
+            self.newest, self.committed = max(self.newest, number), number + 1
+            news = True
+
+    def _admitted(self, found: _Open) -> list[int]:
+        """Who is admitted if the round closes now; nobody = it does not."""
+        round, said = found.round, found.round.announcements
+        holding = {r: one for r, one in said.items() if one.payload and round.has(r)}
+        if not holding:
+            return []
+        counting = terms.counting({r: x.terms for r, x in holding.items()}, self._context.heal)
+        if len(counting) < self._admission.quorum:
+            self._warn_of_quorum(round.request.name)
+            return []
+        now = self._clock()
+        if found.quorum_s is None:
+            found.quorum_s = now
+            self.times.note("quorum_s", now - found.seen_s)
+        window_s = self.times.window_s(self._admission.grace, self._overlap)
+        others = set(range(self._context.count)) - holding.keys()
+        missing = [
+            r for r in others if self._context.wait_list.awaited(r) and not round.hopeless(r)
+        ]
+        if missing and now < found.quorum_s + window_s:
+            return []
+        return sorted([r for r in said if r in counting][: self._most])
+
+    def _warn_of_quorum(self, name: str) -> None:
+        """Warn once where fewer learners live than a quorum needs."""
+        living, needed = len(self._context.heartbeat.living(certain=False)), self._admission.quorum
+        if living >= needed:
+            self._told = False
+        elif not self._told:
+            self._told = True
+            log.warning(
+                "round %s has no quorum: %d learners are needed, %d live; training goes on, and "
+                "rounds do when more are back",
+                *(name, needed, living),
+            )
+
+    def _round(self, number: int) -> _Open:
+        with self._lock:
+            if number not in self._rounds:
+                context, everyone = self._context, tuple(range(self._context.count))
+                epoch, key = context.heartbeat.own.epoch, _key(number)
+                self._gc.begin(key)
+                like = wire.without_region(self._like_K[number % len(self._like_K)])
+                request = ExchangeRequest(
+                    key=key,
+                    name=name_of(epoch, key, everyone, context.count),
+                    # What a job before this one has reported is for the others to admit.
+                    members=tuple(r for r in everyone if r != context.region),
+                    takes_part=True,
+                    like=dict.fromkeys(everyone, like),
+                )
+                self._rounds[number] = _Open(Round(context, request, news=self._wake))
+            return self._rounds[number]
+
+    def _note_reads(self) -> None:
+        """Note the seconds of new payloads; warn once where the overlap hides no exchange."""
+        for found in list(self._rounds.values()):
+            for region, fetch in list(found.round.fetches.items()):
+                if fetch.took_s is not None and region not in found.read:
+                    found.read.add(region)
+                    self.times.note("sync_s", found.write_s + fetch.took_s)
+        step_s = self.times.step_s
+        hides = self._overlap > 0 and not self._slow
+        if hides and step_s and (self.times.sync_s or 0) > self._overlap * step_s:
+            self._slow = True
+            log.warning(
+                "writing a payload and reading one takes %.3g s, but overlap=%d inner steps take "
+                "%.3g s: rounds land later; use a larger overlap, or a nearer store",
+                *(self.times.sync_s, self._overlap, self._overlap * step_s),
+            )
+
+
+def _key(number: int) -> str:
+    """The key of a round; the last synchronisation has numbers as keys."""
+    return f"round{number}"

@@ -1,0 +1,249 @@
+"""A region's payload: as bytes (`pack`, `publish`), as pieces to fetch, and removed (`PayloadGC`).
+
+A payload is bytes for everyone and, where payloads are reduced in slices, one slice for each of the
+other regions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lowcomm_jax.rounds.fetch import PayloadPiece
+from lowcomm_jax.rounds.request import ExchangeRequest
+from lowcomm_jax.store import wire
+from lowcomm_jax.store.commits import Job
+from lowcomm_jax.store.context import ExchangeContext
+from lowcomm_jax.store.errors import StoreUnavailable
+from lowcomm_jax.store.records import Beat, Payload
+from lowcomm_jax.store.wire import Arrays, Reduction, one_slice
+
+Published = dict[str, dict[Job, list[str]]]
+"""Digests of what was published, by the name of the exchange and by job; [] = nothing."""
+
+
+@dataclasses.dataclass(frozen=True)
+class HostPayload:
+    """One region's arrays on the host.
+
+    Attributes:
+      whole: all of them.
+      rest: those that every region needs.
+      slices: the others, `[parts, ...]`.
+    """
+
+    whole: Arrays
+    rest: Arrays
+    slices: Arrays
+
+
+class PackedPayload(NamedTuple):
+    """A `HostPayload` as bytes.
+
+    Attributes:
+      payload: names the bytes by their content.
+      data: for everyone.
+      slices: by the region that reduces them.
+    """
+
+    payload: Payload
+    data: bytes
+    slices: dict[int, bytes]
+
+
+def on_host(arrays: dict[str, Any], reduction: Reduction | None) -> HostPayload:
+    """Arrays `[1, ...]` once they are computed, without that axis; in slices if reduced so."""
+    host = {name: np.asarray(x)[0, ...] for name, x in arrays.items()}
+    return HostPayload(host, *((host, {}) if reduction is None else reduction.split(host)))
+
+
+def pack(context: ExchangeContext, host_payload: HostPayload) -> PackedPayload:
+    """The payload as bytes, a file for everyone and one for each slice of another region."""
+
+    def packed(arrays: Arrays) -> bytes:
+        return wire.pack(context.run_id, context.heartbeat.job, next(context.serials), arrays)
+
+    data = packed(host_payload.rest)
+    parts = len(next(iter(host_payload.slices.values()), ()))
+    others = [s for s in range(parts) if s != context.region]
+    slices = {s: packed(one_slice(host_payload.slices, s)) for s in others}
+    named = [_named(slices[s]) if s in slices else None for s in range(parts)]
+    return PackedPayload(Payload(wire.digest(data), len(data), tuple(named)), data, slices)
+
+
+def publish(
+    context: ExchangeContext,
+    key: str,
+    packed: PackedPayload,
+    retry: Callable,
+) -> None:
+    """Hand all bytes to the transport, through `retry`."""
+    pieces = [*packed.slices.values(), packed.data]
+    sent = context.fault_hooks.sent(key, b"".join(pieces))
+    ends = itertools.accumulate(map(len, pieces))
+    *slices, data = [sent[end - len(x) : end] for end, x in zip(ends, pieces)]
+
+    def put(payload: Payload, data: bytes) -> None:
+        retry(lambda: context.transport.put(payload.digest, data))
+
+    payload = packed.payload
+    for number, piece in zip(packed.slices, slices):
+        put(payload.slices[number], piece)
+    put(payload, data)
+
+
+def pieces(
+    request: ExchangeRequest,
+    region: int,
+    payload: Payload,
+    like: wire.Shapes | None,
+    slice_of: int | None,
+) -> list[PayloadPiece]:
+    """What to fetch of a region: what every region needs, and the slice that `slice_of` reduces."""
+    holders = [region, *(r for r in request.members if r != region)]
+    whole = PayloadPiece(request.key, payload, like, holders)
+    if slice_of is None or request.reduction is None or not payload.slices[slice_of]:
+        return [whole]
+    return [whole, slice_piece(whole, request.reduction, slice_of)]
+
+
+def slice_piece(whole: PayloadPiece, reduction: Reduction, number: int) -> PayloadPiece:
+    """What to fetch of a region for its slice of this number; `whole`: its piece for everyone."""
+    return PayloadPiece(
+        whole.key,
+        whole.payload.slices[number],
+        reduction.like,
+        whole.holders[:1],  # nobody else has any use for it
+    )
+
+
+class PayloadGC:
+    """Removes payloads that no region needs, but for the newest `keep` keys.
+
+    The count starts at the slowest living region that needs payloads. A region needs them while it
+    asks for a state. So does one that the others wait for, while it is at most `keep` keys behind
+    us, counted from its question if it has asked. A region that is further behind takes a state;
+    one that has come back and still compiles will be given a newer state.
+
+    Each region removes its own payloads; the lowest living region removes those of the dead. Commit
+    records stay: they are small, and without one a late region could make another.
+    """
+
+    for_all = False  # keep them for all that are waited for, however far behind they are
+
+    def __init__(self, context: ExchangeContext, keep: int):
+        self._context, self.keep = context, keep
+        self._positions: dict[str, int] = {}
+        self._reached: dict[int, int] = {}
+        self._asked: dict[int, int] = {}  # our place when a region was last seen asking
+        self._done: dict[str, _Done] = {}
+        self._lock = threading.Lock()
+
+    def adopt(self) -> None:
+        """Take over the payloads that earlier jobs have announced and left."""
+        log = self._context.commit_log
+        for name, job in log.all_announcements():
+            found = log.announced(name, {job.region: [job.incarnation]}).get(job.region)
+            digests = found.payload.digests if found is not None and found.payload else []
+            self._done.setdefault(name, _Done(-1, {})).digests[job] = digests
+
+    def begin(self, key: str) -> None:
+        """Note a key; keys are ordered by their first `begin`."""
+        with self._lock:
+            self._positions.setdefault(key, len(self._positions))
+
+    def done(self, key: str, published: Published, at_once: bool = True) -> None:
+        """Note that we have everything of this key.
+
+        Args:
+          at_once: tell the others now, or with the next heartbeat.
+        """
+        with self._lock:
+            for name, digests in published.items():
+                known = self._done.get(name)  # of an earlier job in this place
+                older = {} if known is None else known.digests
+                self._done[name] = _Done(self._positions[key], {**older, **digests})
+            self._reach(self._context.region, key)
+        self._context.heartbeat.update(at_once=at_once, passed=key)
+
+    def dropped(self, published: Published) -> None:
+        """Note payloads that no exchange will name; they go with those of the newest key."""
+        with self._lock:
+            place = self._reached.get(self._context.region, -1)
+            self._done |= {name: _Done(place, digests) for name, digests in published.items()}
+
+    def all_have_ours(self) -> bool:
+        """Whether every living region has told that it has what we have."""
+        with self._lock:
+            self._look()
+            ours = self._reached.get(self._context.region, -1)
+            living = self._context.heartbeat.living()
+            return all(self._reached.get(region, -1) >= ours for region in living)
+
+    def sweep(self) -> None:
+        """Remove what no living region needs; the next call tries again if the store is away."""
+        with self._lock:
+            passed = {name: self._done.pop(name) for name in self._passed()}
+        # Without the lock, which the training thread takes to begin an exchange.
+        while passed:
+            name, done = next(iter(passed.items()))
+            try:
+                self._remove(name, done)
+            except StoreUnavailable:
+                with self._lock:
+                    self._done |= passed
+                return
+            del passed[name]
+
+    def _reach(self, region: int, key: str) -> None:
+        place = self._positions.get(key, -1)
+        self._reached[region] = max(place, self._reached.get(region, -1))
+
+    def _look(self) -> dict[int, Beat]:
+        latest = self._context.heartbeat.latest()
+        for region, beat in latest.items():
+            self._reach(region, beat.passed)
+        return latest
+
+    def _passed(self) -> list[str]:
+        living = self._context.heartbeat.living(certain=False)
+        # All as they told at the same time: who asks for a state after that gets one of a donor
+        # that has come at least as far as it told, and needs nothing from before it.
+        latest = self._look()
+        place = self._reached.get(self._context.region, -1)
+        self._asked |= {r: place for r in living if latest[r].wants}
+
+        def needs(region: int) -> bool:
+            since = max(seen.get(region, -1) for seen in (self._reached, self._asked))
+            near = self.for_all or since >= place - self.keep
+            return latest[region].wants or (latest[region].awaited and near)
+
+        needing = filter(needs, living)
+        slowest = min((self._reached.get(region, -1) for region in needing), default=-1)
+        return [n for n, done in self._done.items() if done.position + self.keep <= slowest]
+
+    def _remove(self, name: str, done: _Done) -> None:
+        living = self._context.heartbeat.living(certain=False)
+        for job, digests in done.digests.items():
+            ours = self._context.region == (job.region if job.region in living else min(living))
+            for digest in digests:
+                self._context.transport.drop(digest, shared=ours)
+            if ours:
+                self._context.commit_log.forget(name, job)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Done:
+    """An exchange that is over: its position in our order, and the payloads published for it."""
+
+    position: int
+    digests: dict[Job, list[str]]
+
+
+def _named(data: bytes) -> Payload:
+    return Payload(wire.digest(data), len(data))

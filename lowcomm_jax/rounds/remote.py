@@ -1,0 +1,587 @@
+"""`RemoteExchange`: one region's side of the exchange between jobs, one per region.
+
+The jobs share nothing but a key-value store. An exchange of a key has five steps (`WholeExchange`):
+publish our payload; announce it; fetch what others announce; agree on who took part by one
+create-only commit record; have all payloads that the record names. Payloads that are reduced in
+slices go through that twice (`TwoShotExchange`). All work is on threads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import numpy as np
+
+from lowcomm_jax.mesh.leader import Leader, led
+from lowcomm_jax.rounds.anchor_check import AnchorVersions
+from lowcomm_jax.rounds.early_payload import EarlyPayload
+from lowcomm_jax.rounds.membership import Membership
+from lowcomm_jax.rounds.paced_rounds import Like, RoundExchange
+from lowcomm_jax.rounds.payloads import Published
+from lowcomm_jax.rounds.request import (
+    Arrived,
+    Due,
+    ExchangeRequest,
+    ExchangeResult,
+    arrange,
+    problems,
+)
+from lowcomm_jax.rounds.state_transfer import State
+from lowcomm_jax.rounds.two_shot_exchange import TwoShotExchange, averages_of, is_committed
+from lowcomm_jax.rounds.whole_exchange import WholeExchange
+from lowcomm_jax.schedule import Admission
+from lowcomm_jax.store import terms
+from lowcomm_jax.store.commits import Job, name_of
+from lowcomm_jax.store.context import ExchangeContext
+from lowcomm_jax.store.errors import StoreUnavailable
+from lowcomm_jax.store.kv import AT_ONCE
+from lowcomm_jax.store.records import Commit
+from lowcomm_jax.store.terms import Heal, Terms
+from lowcomm_jax.store.wire import Reduction
+
+T = TypeVar("T")
+_MOST_AHEAD = 1 << 30
+log = logging.getLogger(__name__)
+
+
+class _Running(NamedTuple):
+    """An exchange in the background, and whether the loop waits for its outcome."""
+
+    outcome: Future[ExchangeResult]
+    due: Due
+
+
+class RemoteExchange(Membership):
+    """One region's side of the exchange; made by `connect`.
+
+    All methods must be called from one thread. Where the job is several processes, all of them call
+    the same methods in one order: the first one takes part in the exchange, and all get what it
+    gets (`mesh.leader.led`). Most methods raise `Superseded` when the place is taken, and
+    `Lost` when the others have begun the run anew.
+    """
+
+    def __init__(
+        self,
+        region: int,
+        count: int,
+        heal: Heal,
+        make: Callable[[], ExchangeContext],
+        keep: int,
+        processes: Leader,
+    ):
+        """See `Membership`."""
+        super().__init__(region, count, heal, make, keep, processes)
+        self._open: dict[str, _Running] = {}
+        self._early: dict[str, EarlyPayload] = {}  # those that no exchange has taken yet
+        self._waited: dict[str, float] = {}
+        self._patience_s = 0.0
+        self._stops: Callable[[], bool] = lambda: False
+        self._numbered = 0
+        self._missed: set[int] = set()  # by the exchanges that ended last
+        self._absent = (0, 0)  # the last exchange that this region sits out: epoch and number
+
+    @property
+    @led
+    def epoch(self) -> int:
+        """Number of the epoch that this region has joined (`membership.rendezvous`), from 1."""
+        return self._context.heartbeat.own.epoch
+
+    # -- exchanges ----------------------------------------------------------------------------
+
+    @led
+    def start(
+        self,
+        key: str,
+        arrays: dict[str, jax.Array | np.ndarray],
+        *,
+        takes_part: bool = True,
+        members: tuple[int, ...] | None = None,
+        terms: Mapping[str, Any] | None = None,
+        reduction: Reduction | None = None,
+        early: str | None = None,
+    ) -> None:
+        """Begin an exchange; returns at once.
+
+        Args:
+          key: the same in every region of the group, new in every exchange of the run.
+          arrays: `[1, ...]`, of this region, whole in its first process (`mesh.arrays.whole`);
+            must not be donated or written to before `finish`.
+          takes_part: False announces absence; the arrays then only tell the shapes.
+          members: the group that exchanges; None = all regions.
+          terms: what must be the same in all regions that take part, whole numbers and small uint32
+            arrays. A region that does not name a term agrees to any value of it.
+          reduction: how the arrays are reduced in slices; None = everyone gets those of all.
+          early: key that `send_early` was given: its arrays belong to this payload, and whoever is
+            counted is counted with both. Not with `reduction`.
+
+        Raises:
+          ValueError: lists what is wrong with the arguments.
+        """
+        self._context.heartbeat.check()
+        given = {"arrays": dict(arrays), "takes_part": takes_part, "terms": terms or {}}
+        self._numbered += 1
+        given |= {"reduction": reduction, "patience_s": self._patience_s}
+        given["number"] = self._numbered
+        request = self._make_request(key, members, **given)
+        sent = None
+        if early is not None:
+            sent = self._early.get(early)
+            if sent is None or reduction is not None or takes_part > sent.takes_part:
+                raise ValueError(
+                    f"early={early!r} of exchange {key!r}: give a key that send_early was given, "
+                    "for a region that takes part here, and no reduction"
+                )
+            del self._early[early]
+        _begin_copies(arrays)
+        own = self._context.heartbeat.own
+        if not own.awaited or own.wants:
+            self._context.heartbeat.update(awaited=True, wants=False)
+        self._open[key] = self._begin(request, sent)
+
+    @led
+    def send_early(
+        self,
+        key: str,
+        arrays: dict[str, jax.Array | np.ndarray],
+        *,
+        members: tuple[int, ...] | None = None,
+        step: int = 0,
+        takes_part: bool = True,
+    ) -> None:
+        """Send arrays before the exchange that they belong to (`start`); returns at once.
+
+        Those that the group sends so are fetched meanwhile. Nobody waits, and nothing is agreed on
+        before the exchange.
+
+        Args:
+          key: the same in every region of the group, and no key of `start`.
+          arrays, members: as in `start`.
+          step: the inner step, for `FaultHooks`.
+          takes_part: False publishes nothing; the arrays then only tell the shapes.
+
+        Raises:
+          ValueError: lists what is wrong with the arguments.
+        """
+        self._context.heartbeat.check()
+        request = self._make_request(key, members)
+        if takes_part:
+            _begin_copies(arrays)
+        given = key, request.name, request.members, arrays, step, takes_part
+        self._early[key] = made = EarlyPayload(self._context, *given)
+        made.begin()
+
+    @led
+    def drop_early(self) -> None:
+        """Stop sending what no exchange has taken, and let go of it."""
+        for one in self._early.values():
+            one.cancel()
+            self._payload_gc.dropped(one.published)
+        self._early = {}
+
+    @led
+    def ready(self, key: str) -> bool:
+        """Whether `finish` would return, or raise, without waiting."""
+        return self._open[key].outcome.done()
+
+    @led
+    def keep_more(self, times: int) -> None:
+        """Keep the payloads of so many times as many exchanges: a round has as many."""
+        self._payload_gc.keep *= times
+
+    @led
+    def be_patient(self, seconds: float) -> None:
+        """Wait so much longer than usual for the others, in exchanges started from now on."""
+        self._patience_s = seconds
+
+    @led
+    def reachable(self) -> bool:
+        """Whether the store can be used; waits `dead_after_s` for one that has just gone away."""
+        return self._context.heartbeat.store_answers(self._stops)
+
+    def stop_when(self, stops: Callable[[], bool]) -> None:
+        """Ask `stops` in every wait of the training loop whether to wait no longer, for now.
+
+        `Engine.run` then returns the state within that step, and goes on with it at its next call.
+        `Engine.step` makes its step all the same: where `stops` still holds, this region counts as
+        absent in the step before.
+        """
+        self._stops = stops
+
+    @led
+    def stopped(self) -> bool:
+        """Whether to wait no longer (`stop_when`)."""
+        return self._stops()
+
+    @led
+    def arrives(self, keys: Sequence[str]) -> bool:
+        """Wait until `finish` of all these would not wait.
+
+        Returns:
+          False: the store is away, or the wait was `stopped`.
+        """
+        exchanges = [self._wait_for(key) for key in keys]
+        for key, exchange in zip(keys, exchanges, strict=True):
+            began = time.monotonic()
+            while not exchange.outcome.done() and not self._stops() and self.reachable():
+                wait([exchange.outcome], timeout=self._context.timing.beat_s / 4)
+            self._waited[key] = self._waited.get(key, 0.0) + time.monotonic() - began
+        here = all(exchange.outcome.done() for exchange in exchanges)
+        if not here:
+            for exchange in exchanges:
+                exchange.due.end()
+        return here
+
+    @led
+    def finish(self, key: str, like: dict[str, jax.ShapeDtypeStruct]) -> Arrived:
+        """Wait until the commit record and all its payloads are here.
+
+        Args:
+          like: shapes and dtypes of the arrays `[1, ...]`, as `start` got them. Of arrays that are
+            reduced in slices: those that come beside the slices.
+
+        Raises:
+          Rejected: a region's payload has other shapes than `like`.
+          Lost: a payload that was agreed on is gone with all who had it.
+          Parted: this region's terms do not hold, or no region's do.
+        """
+        began = time.monotonic()
+        result = self._wait_for(key).outcome.result()
+        del self._open[key]
+        waited = self._waited.pop(key, 0.0) + time.monotonic() - began
+        return arrange(result, like, self.count, waited, self._context.counter)
+
+    @led
+    def skip(
+        self,
+        key: str,
+        like: dict[str, jax.ShapeDtypeStruct],
+        *,
+        members: tuple[int, ...] | None = None,
+        terms: Mapping[str, Any] | None = None,
+        reduction: Reduction | None = None,
+    ) -> Arrived | None:
+        """Read an exchange that we did not start; None = there is no commit record yet.
+
+        Raises:
+          StoreUnavailable: try again later; and what `finish` raises.
+        """
+        self._context.heartbeat.check()
+        request = self._make_request(
+            key, members, joins=False, terms=terms or {}, reduction=reduction
+        )
+        if not is_committed(self._context.commit_log, request):
+            return None
+        self._open[key] = self._begin(request)
+        return self.finish(key, like)
+
+    @led
+    def agreed_terms(self, key: str) -> dict[int, Terms] | None:
+        """Terms by region in the commit record of an exchange of all regions; None = no record.
+
+        Waits while the store is away.
+
+        Raises:
+          RuntimeError: the exchange was closed meanwhile.
+        """
+        context = self._context
+        name = name_of(context.heartbeat.own.epoch, key, tuple(range(self.count)), self.count)
+        commit = self._read(f"{key!r}", lambda: context.commit_log.committed(name))
+        return None if commit is None else dict(commit.terms)
+
+    @led
+    def sent_before(self) -> int:
+        """Inner step of the newest send that an earlier job in this region's place announced.
+
+        An absence counts, too. Of exchanges of all regions, in this epoch, whose announcements were
+        not removed; 0 = there is none.
+        Waits while the store is away.
+
+        Raises:
+          RuntimeError: the exchange was closed meanwhile.
+        """
+        log, own = self._context.commit_log, self._context.heartbeat.own
+
+        def look() -> list[Terms]:
+            ours: dict[int, list[str]] = {}  # names by the job that announced
+            for name, (region, incarnation) in log.all_announcements():
+                if region == self.region and incarnation < own.incarnation:
+                    ours.setdefault(incarnation, []).append(name)
+            said: list[Terms] = []
+            for incarnation, names in ours.items():
+                here = [n for n in names if n.startswith(f"{own.epoch}/") and "@" not in n]
+                found = log.all_announced(here, {self.region: [incarnation]})
+                said += [one.terms for by_region in found.values() for one in by_region.values()]
+            return said
+
+        sent = self._read("what was sent before", look)
+        return max((int(terms.get("step", 0)) for terms in sent), default=0)
+
+    def _read(self, what: str, look: Callable[[], T]) -> T:
+        """Call `look` until the store answers."""
+        context = self._context
+
+        def wait(pause: float) -> None:
+            if context.closing.wait(pause):
+                raise RuntimeError(f"closed before {what} could be read")
+
+        return context.store.until_answered(what, look, context.heartbeat.check, wait)
+
+    @led
+    def fetch_ahead(self, first: int, count: int, missed: int = 0) -> int:
+        """Read what came of exchanges of all regions that went on without us, all at once.
+
+        `start` and `finish` then find it here: their number costs no round trips to the store.
+        Records and payloads are kept until `forget_ahead`. What cannot be read is read later.
+
+        Where all regions have missed an exchange, no record says so yet. This region announces at
+        once that it has no part in those that it missed. The last one to do so finds that nobody
+        has, and writes the empty records.
+
+        Args:
+          first: number of the first exchange, which is its key.
+          count: how many at most.
+          missed: in how many of them, from the first on, this region certainly has no part.
+
+        Returns:
+          How many, from the first on, have been read.
+        """
+        context, everyone = self._context, tuple(range(self.count))
+        epoch, until = context.heartbeat.own.epoch, first + missed
+        jobs = context.heartbeat.jobs(everyone)
+        sizes: dict[str, int] = {}
+        known, closed = first, -1
+        try:
+            while known < first + count:
+                numbers = range(known, min(known + AT_ONCE, first + count))
+                names = [name_of(epoch, str(n), everyone, self.count) for n in numbers]
+                landed = context.commit_log.read_ahead(names, jobs)
+                known += len(landed)
+                if not landed and known < until:
+                    self._sit_out(epoch, range(known, until))
+                    if closed != known and self._close_missed(names[: until - known]):
+                        closed = known
+                        continue  # their records can be read now
+                averages = context.commit_log.read_ahead(list(map(averages_of, landed)), jobs)
+                for commit in [*landed.values(), *averages.values()]:
+                    named = [one.payload for one in commit.admitted.values()]
+                    sizes |= {payload.digest: payload.nbytes for payload in named}
+                if not landed:
+                    break
+            while sizes and sum(sizes.values()) > _MOST_AHEAD:
+                sizes.popitem()  # the last ones are read when it is their turn
+            context.transport.get_ahead(sizes)
+        except StoreUnavailable as error:
+            log.info("what the others have landed is read one by one: %s", error)
+        return known - first
+
+    def _sit_out(self, epoch: int, numbers: range) -> None:
+        """Announce that this region has no part in these exchanges of all regions, once in each."""
+        new = [n for n in numbers if (epoch, n) > self._absent]
+        if new:
+            names = [name_of(epoch, str(n), tuple(range(self.count)), self.count) for n in new]
+            self._context.commit_log.sit_out(names, self._context.heartbeat.job)
+            self._absent = epoch, new[-1]
+
+    def _close_missed(self, names: Sequence[str]) -> bool:
+        """Write the empty records of the first exchanges in which nobody has a part, if any.
+
+        Nobody has a part once all that are waited for have announced so: then no other record can
+        come, whoever writes it.
+        """
+        context, everyone = self._context, range(self.count)
+        living, empty = context.heartbeat.living(certain=False), {}
+        jobs = context.heartbeat.jobs(everyone)
+        for name, said in context.commit_log.all_announced(names, jobs).items():
+            known = {r: one.terms for r, one in said.items() if r in living}
+            coming = any(r not in said and context.wait_list.awaited(r) for r in everyone)
+            taken = any(one.payload is not None for one in said.values())
+            agreed = known and terms.counting(known, context.heal) == known.keys()
+            if coming or taken or not agreed:
+                break
+            late = context.wait_list.late_in(set(everyone) - said.keys())
+            present = {r: said[r].incarnation for r in sorted(known)}
+            empty[name] = Commit({}, known, self.region, present, late)
+        context.commit_log.commit_all(empty)
+        return bool(empty)
+
+    @led
+    def forget_ahead(self) -> None:
+        """Let go of what `fetch_ahead` has read."""
+        self._context.store.forget_ahead()
+
+    @led
+    def passed_over(self, key: str) -> bool:
+        """Whether others have confirmed an exchange of all regions without this region's payload.
+
+        False once there is a commit record.
+
+        Raises:
+          StoreUnavailable: try again later.
+        """
+        everyone, context = tuple(range(self.count)), self._context
+        name = name_of(context.heartbeat.own.epoch, key, everyone, self.count)
+        others = context.heartbeat.jobs(context.heartbeat.living() - {self.region})
+        held = context.commit_log.confirmed(name, [Job(r, i) for r, (i, *_) in others.items()])
+        passed = any(self.region not in one for one in held.values())
+        return passed and context.commit_log.committed(name) is None
+
+    # -- rounds at a pace of one's own ----------------------------------------------------------
+
+    def rounds(
+        self, admission: Admission, most: int, overlap: int, like_K: Sequence[Like], first: int
+    ) -> RoundExchange:
+        """Begin to take part in rounds of regions at a pace of their own; see `RoundExchange`.
+
+        Args:
+          most: regions that a round admits, those that reported first.
+          overlap: tau.
+          like_K: shapes of what is sent of each fragment.
+          first: the first round that has not landed here.
+        """
+        rounds = RoundExchange(self.processes, admission, most, overlap, like_K, first)
+        self._begin_rounds(rounds)
+        return rounds
+
+    @led
+    def _begin_rounds(self, rounds: RoundExchange) -> None:
+        self._context.heartbeat.check()
+        rounds.begin(self._context, self._payload_gc)
+
+    # -- states -------------------------------------------------------------------------------
+
+    @led
+    def want_state(self) -> None:
+        """Ask the others for a state; they do not wait for our payloads until we `come_in`."""
+        self._context.heartbeat.update(wants=True, awaited=False)
+
+    @led
+    def donors(self) -> set[int]:
+        """Other living regions that train, or have trained, with the others."""
+        return self._state_transfer.donors()
+
+    @led
+    def owes_state(self) -> bool:
+        """Whether this region is to give a state.
+
+        True if others ask, and this is the lowest of the regions that do not ask and are not left
+        behind. False while those that ask may still be fetching the state this region gave them.
+        """
+        return self._state_transfer.owed()
+
+    @led
+    def give_state(
+        self, step: int, arrays: dict[str, np.ndarray], document: dict[str, Any]
+    ) -> None:
+        """Publish a state, on a thread of its own; nothing if all who ask have this step's."""
+        self._state_transfer.give_soon(step, arrays, document)
+
+    @led
+    def announce_anchors(self, versions: AnchorVersions) -> None:
+        """Tell regions that ask for a state which anchors we have had (`AnchorCheck.tell_soon`)."""
+        self._anchor_check.tell_soon(versions)
+
+    @led
+    def anchors_agree(self, step: int, version: str, own: Mapping[str, Any], at_last: bool) -> bool:
+        """Compare a state's anchor with those of the others (`AnchorCheck.anchors_agree`)."""
+        self._context.heartbeat.check()
+        return self._anchor_check.anchors_agree(step, version, own, at_last)
+
+    @led
+    def newest_state(self) -> State | None:
+        """(step, arrays, document) of the highest step that verifies (`StateTransfer.newest`)."""
+        self._context.heartbeat.check()
+        if self._context.closing.is_set():
+            raise RuntimeError("this region has left the run")
+        return self._state_transfer.newest()
+
+    # -- helpers ---------------------------------------------------------------------------------
+
+    def _wait_for(self, key: str) -> _Running:
+        """The exchange of this key, which is told that the loop waits for it."""
+        found = self._open[key]
+        found.due.begin(self._context.heartbeat.clock_s)
+        return found
+
+    def _make_request(
+        self, key: str, members: tuple[int, ...] | None, **rest: Any
+    ) -> ExchangeRequest:
+        group = tuple(range(self.count)) if members is None else tuple(sorted(members))
+        epoch = self._context.heartbeat.own.epoch
+        wrong = problems(key, group, self.region, self.count)
+        if not epoch:
+            wrong.append("this region has not joined the run: call join() first")
+        if key in self._open or key in self._early:
+            wrong.append(f"key {key!r} was started and not finished; every exchange needs its own")
+        if wrong:
+            raise ValueError("; ".join(wrong))
+        return ExchangeRequest(key, name_of(epoch, key, group, self.count), group, **rest)
+
+    def _begin(self, request: ExchangeRequest, early: EarlyPayload | None = None) -> _Running:
+        """Begin an exchange in the background."""
+        self._payload_gc.begin(request.key)
+        given = self._context, request, self._context.wait_list.awaited
+        if request.reduction is None:
+            exchange = WholeExchange(*given, early)
+        else:
+            exchange = TwoShotExchange(*given)
+        outcome: Future[ExchangeResult] = Future()
+        # Without the device's copies, which are not needed for long.
+        request = dataclasses.replace(request, arrays={})
+
+        def run() -> None:
+            try:
+                result = exchange.result()
+            except BaseException as error:  # it is for `finish` to raise, on the caller's thread
+                outcome.set_exception(error)
+            else:
+                outcome.set_result(result)
+                self._done(request, result.commit, exchange.published)
+
+        self._context.background.begin(request.name, run, exchange.wake)
+        return _Running(outcome, exchange.due)
+
+    def _done(self, request: ExchangeRequest, commit: Commit, published: Published) -> None:
+        """Called on the thread of an exchange when that is over."""
+        given = request.number, request.members, request.joins
+        self._context.wait_list.note(*given, commit)
+        self._tell_of_absent(request, commit)
+        self._payload_gc.done(request.key, published)
+        self._payload_gc.sweep()
+        self._state_transfer.sweep()
+
+    def _tell_of_absent(self, request: ExchangeRequest, commit: Commit) -> None:
+        """Warn of regions that ended early, died, or are too late, at the first exchange without.
+
+        Of an exchange without arrays nobody's progress is missed.
+        """
+        if not request.joins or not request.takes_part:
+            return
+        me = self._context.heartbeat.job
+        present = {r for r, i in commit.present.items() if r != me.region or i == me.incarnation}
+        missed = set(request.members) - present
+        steps = {one["step"] for one in commit.terms.values() if "step" in one}
+        what = f"the exchange after step {max(steps)}" if steps else f"exchange {request.key!r}"
+        for region in sorted(missed - self._missed):
+            if region == self.region:
+                log.warning("%s went on without this region: its payload does not count", what)
+            else:
+                log.warning(
+                    "%s goes on without region %d, which has ended, died or is late: the others' "
+                    "parameters get nothing that it learns from now on",
+                    what,
+                    region,
+                )
+        self._missed = (self._missed - set(request.members)) | missed
+
+
+def _begin_copies(arrays: Mapping[str, Any]) -> None:
+    """Begin to copy arrays to the host, beside what the device computes."""
+    for x in arrays.values():
+        if isinstance(x, jax.Array):
+            x.copy_to_host_async()

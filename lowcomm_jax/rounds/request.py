@@ -1,0 +1,160 @@
+"""The request for an exchange, and its result.
+
+`RemoteExchange` makes an `ExchangeRequest`; `WholeExchange` and `TwoShotExchange` turn it into an
+`ExchangeResult`; `arrange` puts that into rows, the `Arrived` that callers get.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from lowcomm_jax.store import wire
+from lowcomm_jax.store.errors import Rejected
+from lowcomm_jax.store.kv import MetricsCounter
+from lowcomm_jax.store.records import Commit
+from lowcomm_jax.store.wire import Reduction, side_by_side
+
+
+@dataclasses.dataclass(frozen=True)
+class ExchangeRequest:
+    """The request for one exchange.
+
+    Attributes:
+      key, name: its name for the caller, and in the store.
+      members: regions of the group, ascending.
+      arrays: of this region, `[1, ...]`.
+      takes_part: publish them, or announce absence.
+      terms: values that must be the same in all regions that take part (`terms`).
+      joins: False = only read a commit record that exists.
+      reduction: how payloads are reduced in slices; None = every region gets all payloads.
+      like: shapes of each region's payload; None = those of this region's payload, if it has one.
+      follows: whether it continues another exchange, so that no region computes before it.
+      patience_s: seconds that other regions may compute longer than usual.
+      number: of the exchange, from 1, in the order in which this region begins them; 0 = it only
+        reads one, or sends ahead.
+    """
+
+    key: str
+    name: str
+    members: tuple[int, ...]
+    arrays: dict[str, Any] = dataclasses.field(default_factory=dict)
+    takes_part: bool = False
+    terms: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    joins: bool = True
+    reduction: Reduction | None = None
+    like: dict[int, wire.Shapes] | None = None
+    follows: bool = False
+    patience_s: float = 0.0
+    number: int = 0
+
+
+@dataclasses.dataclass
+class Due:
+    """Whether the loop waits for the outcome of an exchange.
+
+    Attributes:
+      since_s: since when, on the clock of the heartbeat; None = it computes.
+    """
+
+    since_s: float | None = None
+
+    def begin(self, now_s: float) -> None:
+        """The loop waits from now on, if it did not before."""
+        if self.since_s is None:
+            self.since_s = now_s
+
+    def end(self) -> None:
+        """It computes again."""
+        self.since_s = None
+
+
+@dataclasses.dataclass(frozen=True)
+class ExchangeResult:
+    """The end of an exchange, by region.
+
+    Attributes:
+      commit: the record that says who took part.
+      arrays: payloads of the regions that took part.
+      seconds: from this region's payload being computed to the arrival of the last payload.
+      reduced: `[parts, ...]`, the reduced slices, if payloads are reduced so; `arrays` are then
+        the arrays beside the slices.
+    """
+
+    commit: Commit
+    arrays: dict[int, dict[str, np.ndarray]]
+    seconds: float
+    reduced: dict[str, np.ndarray] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Arrived:
+    """The end of an exchange, in rows; the same in every region, apart from bytes and seconds.
+
+    Attributes:
+      participants: bool `[R]`, as the commit record says; False outside the group.
+      arrays: `[R, ...]` each; zeros for regions that did not take part.
+      reduced: `[parts, ...]`, of payloads that were reduced in slices; `arrays` are then the arrays
+        beside the slices.
+      bytes_sent, bytes_received: payload bytes this region has moved since the last `Arrived`.
+      seconds: from this region's payload being computed to the arrival of the last payload.
+      waited: seconds for which the loop was blocked, in `finish` and in looking for arrivals.
+    """
+
+    participants: np.ndarray
+    arrays: dict[str, np.ndarray]
+    reduced: dict[str, np.ndarray] | None
+    bytes_sent: int
+    bytes_received: int
+    seconds: float
+    waited: float
+
+
+def problems(key: str, group: tuple[int, ...], region: int, count: int) -> list[str]:
+    """One line for each reason why this region cannot exchange this key in this group."""
+    wrong = [] if key else ["the key is empty"]
+    if len(set(group)) != len(group) or not set(group) <= set(range(count)):
+        wrong.append(f"members {group} must be different regions of 0..{count - 1}")
+    if region not in group:
+        wrong.append(f"members {group} must contain this region, {region}")
+    return wrong
+
+
+def arrange(
+    result: ExchangeResult,
+    like: dict[str, jax.ShapeDtypeStruct],
+    count: int,
+    waited: float,
+    counter: MetricsCounter,
+) -> Arrived:
+    """Put the regions' arrays into rows.
+
+    Raises:
+      Rejected: a region's payload has other shapes than `like`.
+    """
+    expected = wire.without_region(like)
+    for region, own in result.arrays.items():
+        found = wire.shapes_of(own)
+        if found != expected:
+            raise Rejected(f"payload of region {region} is {found}, expected {expected}")
+    participants = np.zeros(count, bool)
+    participants[list(result.commit.admitted)] = True
+    return Arrived(
+        participants=participants,
+        arrays=side_by_side(result.arrays, count, expected),
+        reduced=result.reduced,
+        bytes_sent=counter.take("sent"),
+        bytes_received=counter.take("received"),
+        seconds=result.seconds,
+        waited=waited,
+    )
+
+
+def nothing(like: dict[str, jax.ShapeDtypeStruct], count: int) -> Arrived:
+    """An exchange in which no region took part."""
+    arrays = side_by_side({}, count, wire.without_region(like))
+    return Arrived(np.zeros(count, bool), arrays, None, 0, 0, 0.0, 0.0)

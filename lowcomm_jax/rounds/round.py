@@ -1,0 +1,293 @@
+"""`Round`: one round as one region takes part in it; exchanges, learners and arrivals have it.
+
+Regions agree in a round on what they land: they publish a payload, announce it, fetch what others
+announced, and create one commit record; an exchange also has them confirm what they hold. When the
+record is written says the round's rule: `whole_exchange` for exchanges, `paced_rounds` for learners
+and arrivals. All else is here. Every region lands what the record names, and nothing else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from lowcomm_jax.rounds import payloads
+from lowcomm_jax.rounds.early_payload import EarlyPayload
+from lowcomm_jax.rounds.fetch import Fetch
+from lowcomm_jax.rounds.payloads import Published
+from lowcomm_jax.rounds.request import ExchangeRequest
+from lowcomm_jax.store import wire
+from lowcomm_jax.store.commits import Announced, Job
+from lowcomm_jax.store.context import ExchangeContext
+from lowcomm_jax.store.errors import Lost
+from lowcomm_jax.store.records import Admitted, Announcement, Commit, Late, Payload
+from lowcomm_jax.store.terms import Terms
+
+T = TypeVar("T")
+Retry = Callable[[Callable[[], T]], T]
+"""Calls a function until the store answers."""
+
+
+class Round:
+    """The announcements of a round, the payloads of others that are fetched, and the own one.
+
+    Attributes:
+      announcements: by region, in the order in which they were seen; this one included.
+      fetches: the payloads that are fetched, by region.
+      host_payload: this region's arrays, once they are on the host.
+      shapes: of these arrays; None = there are none yet.
+      news: set when a payload has arrived.
+    """
+
+    def __init__(
+        self,
+        context: ExchangeContext,
+        request: ExchangeRequest,
+        early: EarlyPayload | None = None,
+        news: threading.Event | None = None,
+    ):
+        """
+        Args:
+          early: what belongs to the payloads, and is sent before them; None = nothing.
+          news: to set; None = an event of its own.
+        """
+        self.announcements: dict[int, Announced] = {}
+        self.fetches: dict[int, Fetch] = {}
+        self.host_payload = payloads.HostPayload({}, {}, {})
+        self.shapes: wire.Shapes | None = None
+        self.news = news or (threading.Event() if early is None else early.news)
+        # Without the device's copies, which are not needed for long.
+        self.request = dataclasses.replace(request, arrays={})
+        self._context, self._early = context, early
+        self._begun: list[Fetch] = []  # with those that were replaced
+        self._own: Payload | None = None  # what this job has published
+        self._packed: payloads.PackedPayload | None = None  # until it is announced
+
+    # -- this region's payload ------------------------------------------------------------------
+
+    def to_host(self, arrays: Mapping[str, Any]) -> None:
+        """Wait until this region's arrays are computed, and bring them to the host."""
+        self.host_payload = payloads.on_host(dict(arrays), self.request.reduction)
+        self.shapes = wire.shapes_of(self.host_payload.rest) or None
+
+    def publish(self, retry: Retry, terms: Terms, check: Callable[[], None]) -> None:
+        """Publish the payload, if this region takes part, and announce it, or the absence.
+
+        It can be called again where the store did not answer: the payload is packed once.
+
+        Args:
+          check: called at intervals; may raise.
+        """
+        context, request, payload = self._context, self.request, None
+        if request.takes_part:
+            if self._packed is None:
+                self._packed = payloads.pack(context, self.host_payload)
+            payloads.publish(context, request.key, self._packed, retry)
+            payload = self._packed.payload
+            if self._early is not None:
+                payload = msgspec.structs.replace(payload, early=self._early.own(check))
+            self._own = payload
+        made, job = Announcement(payload, terms), context.heartbeat.job
+        stands = retry(lambda: context.commit_log.announce(request.name, job, made))
+        self.announcements[context.region], self._packed = stands, None
+
+    @property
+    def own(self) -> Payload | None:
+        """The payload that this job has announced; None where it has announced none.
+
+        That of an earlier job in this region's place does not count, since its arrays may differ.
+        """
+        announcement = self.announcements.get(self._context.region)
+        ours = announcement and announcement.incarnation == self._context.heartbeat.own.incarnation
+        return announcement.payload if ours else None
+
+    @property
+    def published(self) -> Published:
+        """Digests of all that was published, by name and job, as far as known; [] = an absence."""
+        fetched = {fetch.job: fetch.payload.digests for fetch in self._begun}
+        announced = {Job(r, one.incarnation): one for r, one in self.announcements.items()}
+        sent = {job: one.payload.digests if one.payload else [] for job, one in announced.items()}
+        own = {} if self._own is None else {self._context.heartbeat.job: self._own.digests}
+        early = {} if self._early is None else self._early.published
+        return {self.request.name: fetched | sent | own} | early
+
+    # -- those of the others --------------------------------------------------------------------
+
+    def look(self, ours: bool = True) -> bool:
+        """Look for announcements, and fetch their payloads; returns whether any is new.
+
+        Args:
+          ours: also fetch the slices that this region reduces, if there are any.
+        """
+        members = self.request.members
+        open_ = [r for r in members if r not in self.announcements or self._outdated(r)]
+        found, jobs = False, self._context.heartbeat.jobs(open_)
+        for region, one in self._context.commit_log.announced(self.request.name, jobs).items():
+            known = self.announcements.get(region)
+            if known is None or known.incarnation != one.incarnation:
+                one = self._whole(one)
+                self.announcements[region], found = one, True
+                if one.payload is not None:
+                    self._fetch(Job(region, one.incarnation), one.payload, ours)
+        return found
+
+    def _whole(self, announced: Announced) -> Announced:
+        """What was announced; a payload without what it should have sent early is an absence."""
+        payload = announced.payload
+        if self._early is None or payload is None or payload.early is not None:
+            return announced
+        return announced._replace(payload=None)
+
+    def _outdated(self, region: int) -> bool:
+        """Whether a region's announcement is of a job that another job has replaced."""
+        missing = any(fetch.missing_s is not None for fetch in self._parts(region))
+        return missing and self.replaced(region)
+
+    def replaced(self, region: int) -> bool:
+        """Whether another job has taken the place of the job that announced."""
+        beat = self._context.heartbeat.latest().get(region)
+        return beat is not None and beat.incarnation > self.announcements[region].incarnation
+
+    def is_final(self, region: int, awaited: Callable[[int], bool]) -> bool:
+        """Whether waiting longer for this region cannot change anything.
+
+        Args:
+          awaited: whether to wait for a region that has announced nothing.
+        """
+        announcement = self.announcements.get(region)
+        if announcement is None:
+            return not awaited(region)
+        if announcement.payload is None or self.has(region):
+            return True
+        parts = self._parts(region)
+        dead = region not in self._context.heartbeat.living(certain=False)
+        missing = any(fetch.missing_s is not None for fetch in parts)
+        return self.hopeless(region) or (dead and missing)
+
+    def hopeless(self, region: int) -> bool:
+        """Whether a region's payload was refused, or arrived damaged again and again."""
+        return any(fetch.hopeless for fetch in self._parts(region))
+
+    def has(self, region: int) -> bool:
+        """Whether this region's payload is here and verified."""
+        if region == self._context.region and self.own is not None:
+            return True
+        return region in self.fetches and all(fetch.complete for fetch in self._parts(region))
+
+    @property
+    def known(self) -> tuple[int, int]:
+        """Grows with every announcement and payload."""
+        return len(self.announcements), sum(self.has(region) for region in self.fetches)
+
+    # -- the record -----------------------------------------------------------------------------
+
+    def record(
+        self,
+        admitted: Iterable[int],
+        present: Iterable[int],
+        terms: Mapping[int, Terms],
+        late: Mapping[int, Late] | None = None,
+    ) -> Commit:
+        """The commit record that admits these regions; see `Commit`."""
+        said = self.announcements
+        return Commit(
+            admitted={r: Admitted(said[r].incarnation, said[r].payload) for r in sorted(admitted)},
+            terms=dict(terms),
+            writer=self._context.region,
+            present={r: said[r].incarnation for r in sorted(present)},
+            late=dict(late or {}),
+        )
+
+    def names_ours(self, commit: Commit) -> bool:
+        """Whether a record admits what this job, and none before it, has announced."""
+        region, incarnation = self._context.heartbeat.job
+        admitted = commit.admitted.get(region)
+        return admitted is not None and admitted.incarnation == incarnation
+
+    def fetch_named(self, commit: Commit, ours: bool = True) -> None:
+        """Fetch every payload that the record names, and that is not here; `ours`: see `look`."""
+        for region, admitted in commit.admitted.items():
+            job, fetch = Job(region, admitted.incarnation), self.fetches.get(region)
+            if job == self._context.heartbeat.job and self.own is not None:
+                continue
+            if fetch is None or (fetch.job, fetch.payload) != (job, admitted.payload):
+                self._fetch(job, admitted.payload, ours)
+
+    def arrays_of(self, commit: Commit) -> dict[int, wire.Arrays] | None:
+        """The arrays of all payloads that the record names, by region; None = not yet all.
+
+        Raises:
+          Lost: a payload is gone with all who had it.
+          Rejected: one does not fit this round.
+        """
+        found: dict[int, wire.Arrays] = {}
+        for region, admitted in commit.admitted.items():
+            job, fetch = Job(region, admitted.incarnation), self.fetches.get(region)
+            if job == self._context.heartbeat.job and self.own is not None:
+                early = {} if self._early is None else self._early.arrays
+                found[region] = self.host_payload.rest | early
+            elif fetch is not None and (fetch.job, fetch.payload) == (job, admitted.payload):
+                parts = self._parts(region)
+                self._check_lost(parts)
+                if all(part.got for part in parts):
+                    found[region] = {k: x for part in parts for k, x in part.got[0].items()}
+        return found if found.keys() == commit.admitted.keys() else None
+
+    def _check_lost(self, parts: Iterable[Fetch]) -> None:
+        patience_s = 2 * self._context.timing.answer_s
+        for part in parts:
+            if part.got:
+                continue
+            if part.refused is not None:
+                raise part.refused
+            if part.missing_s is not None and part.missing_s > patience_s:
+                raise Lost(
+                    f"the payload of region {part.region} for {self.request.key!r} is agreed on, "
+                    "but gone with all who had it: continue from a state (`newest_state`)"
+                )
+
+    # -- fetches --------------------------------------------------------------------------------
+
+    def _parts(self, region: int) -> list[Fetch]:
+        """The fetches of a region's payload: of its own bytes, and of what was sent early."""
+        if region not in self.fetches:
+            return []
+        fetch = self.fetches[region]
+        if self._early is None or fetch.payload.early is None:
+            return [fetch]
+        return [fetch, self._early.fetch(fetch.job, fetch.payload.early)]
+
+    def _fetch(self, job: Job, payload: Payload, ours: bool) -> None:
+        """Begin to fetch a payload, from its region or from another one that has it."""
+        region = job.region
+        if region in self.fetches:
+            self.fetches[region].cancel()  # of a job that was here before
+        # A job that was here before us has not sent the slice that it was to reduce itself.
+        slice_of = self._context.region if ours and self.request.joins else None
+        pieces = payloads.pieces(self.request, region, payload, self._like(region), slice_of)
+        self.fetches[region] = Fetch(self._context, job, pieces, self.news)
+        self._begun.append(self.fetches[region])
+        self._parts(region)  # begins what is early, too
+
+    def _like(self, region: int) -> wire.Shapes | None:
+        if self.request.like is not None:
+            return self.request.like[region]
+        if self.request.reduction is not None:
+            return self.request.reduction.rest
+        return self.shapes
+
+    @property
+    def fetching(self) -> bool:
+        """Whether payloads are on their way here."""
+        return any(fetch.running for fetch in list(self._begun))
+
+    def cancel(self) -> None:
+        """Stop fetching, and what was sent early."""
+        for fetch in list(self._begun):
+            fetch.cancel()
+        if self._early is not None:
+            self._early.cancel()

@@ -1,0 +1,336 @@
+"""`StateTransfer`: gives a region that comes back the state of one that trained on.
+
+A donor removes its older states. The states of a donor that died are removed by the job that takes
+its place, or while there is none, by the lowest living region. Nobody removes them while a region
+may fetch them.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import msgspec
+import numpy as np
+
+from lowcomm_jax.mesh.arrays import fetch, host_form, place_like
+from lowcomm_jax.mesh.leader import leader
+from lowcomm_jax.refused import Refused
+from lowcomm_jax.state.leaves import flight_records, named_leaves
+from lowcomm_jax.state.train_state import TrainState
+from lowcomm_jax.store import wire
+from lowcomm_jax.store.context import ExchangeContext
+from lowcomm_jax.store.errors import Missing, Rejected, StoreUnavailable, Unreadable
+from lowcomm_jax.store.records import Array
+from lowcomm_jax.store.records import State as StateRecord
+from lowcomm_jax.store.slots import key_of
+
+SHARED = ("anchor", "outer", "rate")
+"""Fields of a `TrainState` that all regions have in common, besides the counters."""
+
+CHUNK_BYTES = 64 << 20
+
+_KEPT = 2
+
+_FETCHED_AFTER_S = 30.0
+
+_SLOT = re.compile(r"state/(\d+)/(\d{1,15})\.(\d{1,9})\.(\d{1,15})\.(\d{1,15})\.\d{1,15}")
+"""Key of a state: epoch, position, donor, its incarnation, how many it has given before."""
+
+_PIECE = re.compile(r"blob/\d+\.\d+\.(\d+)\.\d+\.\d+\.[0-9a-f]{64}")
+"""Key of a piece: the same numbers, and the digest."""
+
+log = logging.getLogger(__name__)
+
+PyTree = Any
+State = tuple[int, dict[str, np.ndarray], dict[str, Any]]
+"""Step, arrays, document."""
+
+
+def shared_state(state: TrainState) -> tuple[int, dict[str, np.ndarray], dict[str, Any]]:
+    """The part of a state that a newcomer needs: (step, arrays by name, records of payloads).
+
+    Only the first process of a job gets the arrays.
+    """
+    named: dict[str, Any] = {}
+    for field in (*SHARED, "counters"):
+        named |= named_leaves(field, getattr(state, field))
+    arrays = fetch(named, here=leader().leads)
+    return int(state.counters.step), arrays, {"in_flight": flight_records(state)}
+
+
+def placed_like(
+    trees: Mapping[str, PyTree],
+    arrays: Mapping[str, np.ndarray],
+    whose: str,
+    wrong: Sequence[str] = (),
+) -> dict[str, PyTree]:
+    """Another region's arrays, placed as this region's trees are; by the same prefixes.
+
+    Args:
+      trees: by the prefix of their leaves' names.
+      whose: begins the error: "another region's".
+      wrong: problems found so far, listed after those of the arrays.
+
+    Raises:
+      ValueError: the arrays are of another model or method; lists every difference.
+    """
+    likes = {prefix: named_leaves(prefix, tree) for prefix, tree in trees.items()}
+    differ = [
+        f"{name}: {arrays[name].shape if name in arrays else 'missing'} -> {x.shape}"
+        for like in likes.values()
+        for name, x in jax.tree.map(host_form, like).items()
+        if name not in arrays or arrays[name].shape != x.shape
+    ]
+    if problems := [*differ, *wrong]:
+        raise Refused(f"{whose} state does not fit", problems)
+
+    def placed(prefix: str) -> PyTree:
+        leaves = [place_like(arrays[name], x) for name, x in likes[prefix].items()]
+        return jax.tree.unflatten(jax.tree.structure(trees[prefix]), leaves)
+
+    return {prefix: placed(prefix) for prefix in trees}
+
+
+class _Flight(msgspec.Struct):
+    """What is read of a payload in flight; its record has more."""
+
+    key: str
+    fragment: int
+    moved: bool
+
+
+class _Document(msgspec.Struct):
+    """What is read of a document; it has more."""
+
+    in_flight: list[_Flight] = []
+
+
+def in_pieces(array: Any, put: Callable[[str, bytes], None], most: int = CHUNK_BYTES) -> Array:
+    """An array's record, once `put(digest, bytes)` was called with each of its pieces."""
+    host, pieces = np.asarray(array), []
+    data = wire.raw(host).tobytes()
+    for start in range(0, len(data), most):
+        piece = data[start : start + most]
+        put(digest := wire.digest(piece), piece)
+        pieces.append((digest, len(piece)))
+    return Array(wire.dtype_name(host), host.shape, tuple(pieces))
+
+
+def from_record(record: StateRecord, get: Callable[[str, int], bytes]) -> State:
+    """A state from its record.
+
+    Args:
+      get: (digest, size) -> the bytes of a piece.
+
+    Raises:
+      Rejected: a piece is damaged, or the pieces are not those of such an array.
+    """
+
+    def whole(name: str, array: Array) -> np.ndarray:
+        data = [get(*piece) for piece in array.pieces]
+        if [wire.digest(x) for x in data] != [digest for digest, _ in array.pieces]:
+            raise Rejected(f"a piece of array {name} of a state was damaged")
+        try:
+            return wire.restore(b"".join(data), array.dtype, array.shape)
+        except (ValueError, TypeError) as error:
+            raise Rejected(f"array {name} of a state: {error}") from None
+
+    try:
+        msgspec.convert(record.document, _Document)
+    except msgspec.ValidationError as error:
+        raise Rejected(f"the document of a state: {error}") from None
+    arrays = {name: whole(name, array) for name, array in record.arrays.items()}
+    return record.position, arrays, record.document
+
+
+class StateTransfer:
+    """Gives and takes states: records that are created once, arrays in pieces named by content."""
+
+    def __init__(self, context: ExchangeContext):
+        self._context, self._chunk_bytes = context, CHUNK_BYTES
+        self._count = 0  # of the states that this job has begun to give
+        # When each incarnation of a region was given so many bytes.
+        self._served: dict[tuple[int, int], tuple[float, int]] = {}
+        self._given: deque[tuple[str, list[str]]] = deque()
+        self._giving: threading.Thread | None = None
+        self._busy = threading.Lock()  # with giving, or with removing
+        self._swept_for: set[int] | None = None  # who lived when nothing of the dead was left
+
+    def give_soon(self, step: int, arrays: dict[str, np.ndarray], document: dict[str, Any]) -> None:
+        """Call `give` in the background, so that training goes on meanwhile."""
+
+        def act() -> None:
+            try:
+                self.give(step, arrays, document)
+            except StoreUnavailable as error:
+                log.warning("no state was given, it is tried again: %s", error)
+
+        self._giving = self._context.background.begin("give", act, serves=True)
+
+    def give(self, step: int, arrays: dict[str, np.ndarray], document: dict[str, Any]) -> bool:
+        """Publish a state for the regions that ask; a donor keeps its two newest ones.
+
+        Returns:
+          False: all regions that ask were given this step's state already.
+
+        Raises:
+          StoreUnavailable: try again later.
+        """
+        with self._busy:
+            return self._publish(step, arrays, document)
+
+    def _publish(self, step: int, arrays: dict[str, np.ndarray], document: dict[str, Any]) -> bool:
+        """Write a state for the regions that ask for one; False if all have one by now."""
+        asking, context = self.asking(), self._context
+        if self._have_all(step, asking):
+            return False
+        job, names = context.heartbeat.job, []
+        numbers = f"{context.heartbeat.own.epoch}/{step}.{job.region}.{job.incarnation}"
+        slot = f"state/{numbers}.{self._count}"
+        self._count += 1
+
+        def put(digest: str, piece: bytes) -> None:
+            names.append(name := _piece(key_of(slot), digest))
+            context.transport.put(name, piece)
+
+        pieces = {name: in_pieces(x, put, self._chunk_bytes) for name, x in arrays.items()}
+        context.slots.create(slot, StateRecord(step, *job, asking, pieces, document))
+        nbytes = sum(size for array in pieces.values() for _, size in array.pieces)
+        self._served |= dict.fromkeys(asking.items(), (context.heartbeat.clock_s, nbytes))
+        self._given.append((key_of(slot), names))
+        while len(self._given) > _KEPT:
+            older, names = self._given[0]
+            context.store.delete(older)
+            self._drop(names)
+            self._given.popleft()
+        return True
+
+    def sweep(self) -> None:
+        """Remove the states of dead donors; called after an exchange."""
+        living = self._context.heartbeat.living(certain=False)
+        if self.asking() or self._context.heartbeat.own.wants:
+            self._swept_for = None
+        elif living != self._swept_for and self._busy.acquire(blocking=False):
+            try:
+                self._remove_left(living)
+                self._swept_for = living
+            except StoreUnavailable as error:
+                log.info("old states are removed later: %s", error)
+            finally:
+                self._busy.release()
+
+    def _remove_left(self, living: set[int]) -> None:
+        store, region = self._context.store, self._context.region
+        ours = {x for key, names in self._given for x in (key, *(f"blob/{n}" for n in names))}
+
+        def left(key: str, donor: int) -> bool:
+            return key not in ours and region == (donor if donor in living else min(living))
+
+        for key in store.list("state/"):
+            slot = _SLOT.fullmatch(key)
+            if slot and left(key, int(slot[3])):
+                store.delete(key)
+        for key in store.list("blob/"):
+            piece = _PIECE.fullmatch(key)
+            if piece and left(key, int(piece[1])):
+                self._drop([key.removeprefix("blob/")])
+
+    def owed(self) -> bool:
+        """See `RemoteExchange.owes_state`."""
+        asking, heartbeat = self.asking(), self._context.heartbeat
+        if self._giving is not None and self._giving.is_alive():
+            return False
+        if heartbeat.own.wants or all(map(self._lately, asking.items())):
+            return False
+        # Who was left behind has landed less than the others.
+        others, wait_list = self.donors(), self._context.wait_list
+        lower = [r for r in others if r < heartbeat.region and not wait_list.left_behind(r)]
+        return heartbeat.own.awaited and not (others and wait_list.behind) and not lower
+
+    def newest(self) -> State | None:
+        """The state of the highest step that is complete and undamaged; None = there is none.
+
+        While this region asks, only states given since then count: the payloads that follow an
+        older one may be gone.
+
+        Raises:
+          StoreUnavailable: try again later.
+        """
+        for key, record in self._records():
+            try:
+                if self._is_for_us(record):
+                    return self._take(key, record)
+            except (Rejected, Missing) as error:
+                log.info("%s: %s", key, error)
+                self._context.counter.add("rejected_state")
+        return None
+
+    def _records(self) -> Iterator[tuple[str, StateRecord]]:
+        """The states of this epoch and their keys, the highest step first; others are counted."""
+        store, start = self._context.store, f"state/{self._context.heartbeat.own.epoch}/"
+        slots = [found for key in store.list(start) if (found := _SLOT.fullmatch(key))]
+        for slot in sorted(slots, key=lambda x: tuple(map(int, x.groups())), reverse=True):
+            key = slot[0]
+            data, record = store.read(key), None
+            try:
+                opened = self._context.slots.opened
+                record = None if data is None else opened(key, data, StateRecord)
+            except Unreadable as error:
+                log.info("%s", error)
+            if record is not None:
+                yield key, record
+            elif data is not None:
+                self._context.counter.add("rejected_state")
+
+    def asking(self) -> dict[int, int]:
+        """Incarnations of the other living regions that ask for a state."""
+        latest = self._context.heartbeat.latest()
+        others = self._context.heartbeat.living() - {self._context.region}
+        return {r: latest[r].incarnation for r in sorted(others) if latest[r].wants}
+
+    def donors(self) -> set[int]:
+        """Other living regions that train, or have trained, with the others."""
+        latest, others = self._context.heartbeat.latest(), self._context.heartbeat.living()
+        others -= {self._context.region}
+        return {r for r in others if latest[r].awaited and not latest[r].wants}
+
+    def _have_all(self, step: int, asking: dict[int, int]) -> bool:
+        """Whether all regions that ask were given a state of this step."""
+        return any(
+            all(record.asked.get(region) == n for region, n in asking.items())
+            for _, record in self._records()
+            if record.position == step
+        )
+
+    def _lately(self, one: tuple[int, int]) -> bool:
+        """Whether this incarnation of a region was given a state, and may still be fetching it."""
+        if one not in self._served:
+            return False
+        given_s, nbytes = self._served[one]
+        allowed_s = _FETCHED_AFTER_S + 4 * self._context.pace.transfer_s(nbytes)
+        return self._context.heartbeat.clock_s - given_s < allowed_s
+
+    def _is_for_us(self, record: StateRecord) -> bool:
+        own = self._context.heartbeat.own
+        return not own.wants or record.asked.get(self._context.region) == own.incarnation
+
+    def _drop(self, names: list[str]) -> None:
+        for name in names:
+            self._context.transport.drop(name, shared=True)
+
+    def _take(self, key: str, record: StateRecord) -> State:
+        def get(digest: str, nbytes: int) -> bytes:
+            return self._context.transport.get(_piece(key, digest), nbytes, [record.donor])
+
+        return from_record(record, get)
+
+
+def _piece(key: str, digest: str) -> str:
+    """Name of a piece of the state under this key: no state shares one with another."""
+    return ".".join([*_SLOT.fullmatch(key).groups(), digest])

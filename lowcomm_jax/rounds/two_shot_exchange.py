@@ -1,0 +1,220 @@
+"""`TwoShotExchange`: slices go to the regions that average them, averages go to everyone.
+
+Each of R regions then sends 2 (R - 1) / R payloads; a `WholeExchange` takes R - 1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+
+from lowcomm_jax.rounds import payloads
+from lowcomm_jax.rounds.fetch import Fetch, PayloadPiece
+from lowcomm_jax.rounds.payloads import Published
+from lowcomm_jax.rounds.request import Due, ExchangeRequest, ExchangeResult
+from lowcomm_jax.rounds.whole_exchange import WholeExchange
+from lowcomm_jax.store.commits import CommitLog, Job
+from lowcomm_jax.store.context import ExchangeContext
+from lowcomm_jax.store.errors import Missing, Rejected
+from lowcomm_jax.store.records import Commit
+from lowcomm_jax.store.wire import Arrays, one_slice, owners, side_by_side
+
+_AVERAGES, _WHOLE = "averages", "whole"
+
+
+class TwoShotExchange:
+    """One exchange whose payloads are reduced in slices; used like a `WholeExchange`.
+
+    In a first exchange slice s of every payload goes to region s, and the arrays beside the slices
+    go to every region. Its commit record says who takes part, and who is present to average;
+    another region averages the slice of one that is not. A second exchange carries the averages.
+
+    Where a region is lost in between, the second record lacks its slices, in every region. Then the
+    others exchange whole payloads in a third exchange, and average all slices themselves. The lost
+    region then counts in no slice. The result is bit for bit as if that region had been left out
+    from the beginning.
+    """
+
+    def __init__(
+        self,
+        context: ExchangeContext,
+        request: ExchangeRequest,
+        awaited: Callable[[int], bool],
+    ):
+        """See `WholeExchange`."""
+        # The device's copies are for the first exchange alone, and not needed for long.
+        self.request = dataclasses.replace(request, arrays={})
+        self.due = Due()
+        self._context, self._awaited = context, awaited
+        self._parts, self._like = request.reduction.parts, request.reduction.like
+        self._first = self._whole_exchange(request, awaited)
+        self._exchanges = [self._first]
+        self._fetches: list[Fetch] = []
+
+    def wake(self) -> None:
+        """See `WholeExchange`."""
+        for one in self._exchanges:
+            one.wake()
+
+    @property
+    def published(self) -> Published:
+        """See `WholeExchange.published`."""
+        return {name: x for one in self._exchanges for name, x in one.published.items()}
+
+    def result(self) -> ExchangeResult:
+        """See `WholeExchange`."""
+        try:
+            found = self._exchange()
+            return dataclasses.replace(found, seconds=time.monotonic() - self._first.began)
+        finally:
+            for fetch in self._fetches:
+                fetch.cancel()
+
+    def _exchange(self) -> ExchangeResult:
+        found = self._first.result()
+        if not found.commit.admitted:
+            return dataclasses.replace(found, reduced=self._average_all({}, {}))
+        averages = self._exchange_averages(found)
+        if averages is not None:
+            return dataclasses.replace(found, reduced=averages)
+        return self._fall_back_to_whole(found.commit)
+
+    def _whole_exchange(
+        self, request: ExchangeRequest, awaited: Callable[[int], bool]
+    ) -> WholeExchange:
+        return WholeExchange(self._context, request, awaited, due=self.due)
+
+    def _follow_up(
+        self, suffix: str, awaited: Callable[[int], bool], arrays: Arrays, **more
+    ) -> ExchangeResult:
+        """The result of an exchange that follows, of arrays as they travel."""
+        key, name = f"{self.request.key}/{suffix}", _suffixed(self.request.name, suffix)
+        changes = {"key": key, "name": name, "reduction": None, "terms": {}}
+        changes |= {"follows": True, "patience_s": 0.0, **more}
+        changes["arrays"] = {name: x[None] for name, x in arrays.items()}
+        request = dataclasses.replace(self.request, **changes)
+        self._exchanges.append(self._whole_exchange(request, awaited))
+        return self._exchanges[-1].result()
+
+    # -- the second exchange: averages -----------------------------------------------------------
+
+    def _exchange_averages(self, found: ExchangeResult) -> Arrays | None:
+        """The averages of all slices, `[parts, ...]`; None = some region did not bring its own."""
+        commit, (me, incarnation) = found.commit, self._context.heartbeat.job
+        owner = owners(sorted(commit.present), self._parts)
+        here = self.request.joins and commit.present.get(me) == incarnation
+        ours = self._averages(found, [s for s in range(self._parts) if here and owner[s] == me])
+        like = {region: {} for region in self.request.members}
+        for s, region in enumerate(owner):
+            like[region] |= {_label(s, name): shape for name, shape in self._like.items()}
+        second = self._follow_up(
+            _AVERAGES, self._owes_averages(commit), arrays=ours, takes_part=bool(ours), like=like
+        )
+        if not _complete(commit, second.commit):
+            return None
+        return {
+            name: np.stack([second.arrays[r][_label(s, name)] for s, r in enumerate(owner)])
+            for name in self._like
+        }
+
+    def _owes_averages(self, commit: Commit) -> Callable[[int], bool]:
+        """Whether to wait for a region's averages: it is alive, and still the same job."""
+        heartbeat = self._context.heartbeat
+
+        def owes(region: int) -> bool:
+            beat = heartbeat.latest().get(region)
+            if beat is None or beat.wants or commit.present.get(region) != beat.incarnation:
+                return False
+            return region in heartbeat.living(certain=False)
+
+        return owes
+
+    def _averages(self, found: ExchangeResult, ours: list[int]) -> Arrays:
+        """Averages of the slices that are ours, by label; none if a contribution cannot be had."""
+        try:
+            given = {s: self._contributions(found.commit, s) for s in ours}
+        except (Missing, Rejected):
+            return {}
+        labelled = {}
+        for s, slices in given.items():
+            average = self._average(slices, found.arrays)
+            labelled |= {_label(s, name): x for name, x in average.items()}
+        return labelled
+
+    def _contributions(self, commit: Commit, number: int) -> dict[int, Arrays]:
+        """Every region's slice of this number, by region."""
+        found, waiting = {}, {}
+        for region, admitted in commit.admitted.items():
+            fetch, payload = self._first.round.fetches.get(region), admitted.payload
+            job = Job(region, admitted.incarnation)
+            if job == self._context.heartbeat.job:
+                found[region] = one_slice(self._first.round.host_payload.slices, number)
+            elif number == self._context.region and fetch is not None and fetch.complete:
+                found[region] = fetch.got[1]
+            else:
+                whole = PayloadPiece(self.request.key, payload, None, [region])
+                piece = payloads.slice_piece(whole, self.request.reduction, number)
+                waiting[region] = Fetch(self._context, job, [piece])
+                self._fetches.append(waiting[region])
+        return found | {r: fetch.first(self._first.check) for r, fetch in waiting.items()}
+
+    # -- the third exchange: without the lost region ---------------------------------------------
+
+    def _fall_back_to_whole(self, commit: Commit) -> ExchangeResult:
+        """Exchange whole payloads, and average every slice here."""
+
+        def awaited(region: int) -> bool:
+            return region in commit.present and self._awaited(region)
+
+        found = self._follow_up(_WHOLE, awaited, arrays=self._first.round.host_payload.whole)
+        agreed = msgspec.structs.replace(found.commit, late=commit.late)
+        split = {r: self.request.reduction.split(x) for r, x in found.arrays.items()}
+        rest = {r: rest for r, (rest, _) in split.items()}
+        averages = self._average_all({r: slices for r, (_, slices) in split.items()}, rest)
+        return dataclasses.replace(found, commit=agreed, arrays=rest, reduced=averages)
+
+    def _average_all(self, slices: dict[int, Arrays], rest: dict[int, Arrays]) -> Arrays:
+        averages = [
+            self._average({r: one_slice(x, s) for r, x in slices.items()}, rest)
+            for s in range(self._parts)
+        ]
+        return {name: np.stack([one[name] for one in averages]) for name in self._like}
+
+    def _average(self, slices: dict[int, Arrays], rest: dict[int, Arrays]) -> Arrays:
+        """The average of one slice, given by region; `rest`: the arrays beside the slices."""
+        count, how = self._context.count, self.request.reduction
+        rows = side_by_side(slices, count, how.like), side_by_side(rest, count, how.rest)
+        return how.reduce(*rows, np.isin(np.arange(count), list(slices)))
+
+
+def is_committed(commit_log: CommitLog, request: ExchangeRequest) -> bool:
+    """Whether an exchange is over for its participants: all its commit records exist."""
+    first = commit_log.committed(request.name)
+    if first is None or request.reduction is None or not first.admitted:
+        return first is not None
+    second = commit_log.committed(averages_of(request.name))
+    if second is None or _complete(first, second):
+        return second is not None
+    return commit_log.committed(_suffixed(request.name, _WHOLE)) is not None
+
+
+def _complete(first: Commit, second: Commit) -> bool:
+    """Whether every region that was present brought its averages."""
+    return second.admitted.keys() >= first.present.keys()
+
+
+def averages_of(name: str) -> str:
+    """The name of the exchange of averages that follows the one of this name."""
+    return _suffixed(name, _AVERAGES)
+
+
+def _suffixed(name: str, suffix: str) -> str:
+    return f"{name}+{suffix}"
+
+
+def _label(number: int, name: str) -> str:
+    return f"{number}/{name}"

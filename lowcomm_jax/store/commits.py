@@ -1,0 +1,159 @@
+"""`CommitLog`: announcements, confirmations, and the one record that says who took part.
+
+Regions must agree on who took part. A late payload may be in time for one region and not for
+another; their anchors would then differ from there on. So each exchange has one commit record. Any
+region may write it; the first record is valid, and every region lands the payloads that it names.
+
+All records of an exchange lie in one folder, `round/<epoch>/<name>/`. Those of one job carry its
+number, so that no job writes over another one's. Readers know these numbers from heartbeats and
+read the keys themselves, side by side: an object store charges a dozen times as much for a list.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from lowcomm_jax.store.kv import Store, segment
+from lowcomm_jax.store.records import (
+    Agreed,
+    Announcement,
+    Commit,
+    Confirmation,
+    Payload,
+    Terms,
+)
+from lowcomm_jax.store.slots import Slots, key_of
+from lowcomm_jax.store.wire import Job
+
+_ANNOUNCED = re.compile(r"round/(.+)/announce\.(\d{1,15})\.(\d{1,15})\.\d{1,15}")
+
+
+class Announced(NamedTuple):
+    """What a job has announced.
+
+    Attributes:
+      incarnation: of the job.
+      payload: what it has published; None = it takes no part.
+      terms: what it has decided (`store.terms`).
+    """
+
+    incarnation: int
+    payload: Payload | None
+    terms: Terms
+
+
+Jobs = Mapping[int, Sequence[int]]
+"""Incarnations of the jobs that may have announced, by region, newest first."""
+
+
+def name_of(epoch: int, key: str, members: tuple[int, ...], count: int) -> str:
+    """An exchange's name in the store: epoch, key, and the group where that is not everyone."""
+    group = "" if len(members) == count else "@" + "-".join(map(str, members))
+    return f"{epoch}/{segment(key)}{group}"
+
+
+class CommitLog:
+    """Reads and writes the records of exchanges.
+
+    Methods raise `StoreUnavailable`, and `Unreadable` where a signed record is none of its kind.
+    """
+
+    def __init__(self, store: Store, slots: Slots):
+        self._store, self._slots = store, slots
+
+    def announce(self, name: str, job: Job, announcement: Announcement) -> Announced:
+        """Write this job's announcement; returns the one that it has made first."""
+        stands = self._slots.create(_own("announce", name, job), announcement)
+        return Announced(job.incarnation, stands.payload, stands.terms)
+
+    def announced(self, name: str, jobs: Jobs) -> dict[int, Announced]:
+        """The announcements of the newest of these jobs that have announced, by region."""
+        return self.all_announced([name], jobs)[name]
+
+    def all_announced(self, names: Iterable[str], jobs: Jobs) -> dict[str, dict[int, Announced]]:
+        """`announced` of several exchanges, read all at once."""
+        every = [Job(region, i) for region, numbers in jobs.items() for i in numbers]
+        slots = {(name, job): _own("announce", name, job) for name in names for job in every}
+        stand = self._slots.all_first(dict.fromkeys(slots.values(), Announcement))
+        found: dict[str, dict[int, Announced]] = {name: {} for name in names}
+        for (name, job), slot in slots.items():
+            if slot in stand and job.region not in found[name]:
+                one = Announced(job.incarnation, stand[slot].payload, stand[slot].terms)
+                found[name][job.region] = one
+        return found
+
+    def sit_out(self, names: Iterable[str], job: Job) -> None:
+        """Announce in all of these exchanges at once that this job takes no part in them.
+
+        An announcement that it has made stands. No terms: the region may agree with everyone.
+        """
+        absent = Announcement(None)
+        self._slots.create_all({_own("announce", name, job): absent for name in names})
+
+    def confirm(self, name: str, job: Job, holds: Mapping[int, str]) -> dict[int, str]:
+        """Say which payloads this job holds and has verified; returns what it has said first.
+
+        Args:
+          holds: `Payload.content` by region.
+        """
+        return self._slots.create(_own("confirm", name, job), Confirmation(dict(holds))).holds
+
+    def confirmed(self, name: str, jobs: Iterable[Job]) -> dict[int, dict[int, str]]:
+        """The payloads that jobs have confirmed to hold, by region; of those that have, at once."""
+        slots = {job.region: _own("confirm", name, job) for job in jobs}
+        stand = self._slots.all_first(dict.fromkeys(slots.values(), Confirmation))
+        return {region: stand[slot].holds for region, slot in slots.items() if slot in stand}
+
+    def forget(self, name: str, job: Job) -> None:
+        """Remove a job's keys of an exchange that has a commit record."""
+        for kind in ("announce", "confirm"):
+            self._store.delete(key_of(_own(kind, name, job)))
+
+    def all_announcements(self) -> list[tuple[str, Job]]:
+        """Exchanges and jobs of all announcements that were not removed."""
+        matches = [_ANNOUNCED.fullmatch(key) for key in self._store.list("round/")]
+        return sorted({(m[1], Job(int(m[2]), int(m[3]))) for m in matches if m})
+
+    def committed(self, name: str) -> Commit | None:
+        """The commit record; None = there is none."""
+        return self._slots.first(_commit(name), Commit)
+
+    def read_ahead(self, names: Sequence[str], jobs: Jobs) -> dict[str, Commit]:
+        """Read the records of exchanges all at once, for later; the first ones that have one.
+
+        Announcements, too, whose job it no longer is to be new where there is a record.
+        """
+        keys = {name: key_of(_commit(name)) for name in names}
+        found = self._store.read_ahead(list(keys.values()))
+        landed: dict[str, Commit] = {}
+        for name, key in keys.items():
+            commit = self.committed(name) if key in found else None
+            if commit is None:
+                break
+            landed[name] = commit
+        every = [Job(region, i) for region, numbers in jobs.items() for i in numbers]
+        said = [key_of(_own("announce", name, job)) for name in landed for job in every]
+        self._store.read_ahead(said, absent=True)
+        return landed
+
+    def commit(self, name: str, commit: Commit) -> Commit:
+        """Write the commit record unless there is one; returns the one that is valid."""
+        return self._slots.create(_commit(name), commit)
+
+    def commit_all(self, commits: Mapping[str, Commit]) -> None:
+        """Write the records of several exchanges at once, where there are none."""
+        self._slots.create_all({_commit(name): commit for name, commit in commits.items()})
+
+    def agree(self, name: str, proposal: dict[str, Any]) -> dict[str, Any]:
+        """The value that was proposed first under this name."""
+        return self._slots.create(f"agreed/{name}", Agreed(proposal)).value
+
+
+def _commit(name: str) -> str:
+    return f"round/{name}/commit"
+
+
+def _own(kind: str, name: str, job: Job) -> str:
+    return f"round/{name}/{kind}.{job.region}.{job.incarnation}"

@@ -1,0 +1,88 @@
+"""`Slots`: signed records in the store, created once and never changed.
+
+A slot is a key without its last part, a number from 0. Its record is that of the lowest number
+whose signature holds. So a false record takes a number and not the slot, and all readers find the
+same record: numbers are created in order, and nothing but a record's bytes is looked at.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import TypeVar
+
+import msgspec
+
+from lowcomm_jax.store.errors import Rejected, StoreUnavailable
+from lowcomm_jax.store.kv import Store
+from lowcomm_jax.store.records import FORMAT
+from lowcomm_jax.store.secret import Seal
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+def key_of(slot: str, number: int = 0) -> str:
+    """The key of a slot's record with this number."""
+    return f"{slot}.{number}"
+
+
+class Slots:
+    """The slots of one run.
+
+    Attributes:
+      seal: signs and checks records.
+
+    Methods raise `StoreUnavailable`, and `Unreadable` where a signed record is not of its kind.
+    Records that are not signed as they should be are counted ("rejected_record") and passed over.
+    """
+
+    def __init__(self, store: Store, seal: Seal):
+        self._store, self.seal = store, seal
+
+    def first(self, slot: str, kind: type[T]) -> T | None:
+        """The record of a slot; None = there is none."""
+        for number in itertools.count():
+            data = self._store.read(key := key_of(slot, number))
+            if data is None:
+                return None
+            if (found := self.opened(key, data, kind)) is not None:
+                return found
+        raise AssertionError("numbers never end")
+
+    def all_first(self, slots: Mapping[str, type[T]]) -> dict[str, T]:
+        """The records of those slots that have one, by their kinds; read all at once."""
+        data = self._store.read_all([key_of(slot) for slot in slots])
+        written = [slot for slot in slots if data[key_of(slot)] is not None]
+        found = {slot: self.opened(k := key_of(slot), data[k], slots[slot]) for slot in written}
+        found |= {slot: self.first(slot, slots[slot]) for slot, x in found.items() if x is None}
+        return {slot: x for slot, x in found.items() if x is not None}
+
+    def create(self, slot: str, record: T) -> T:
+        """Write the record of a slot unless there is one; returns the one that stands there."""
+        for number in itertools.count():
+            key = key_of(slot, number)
+            if self._store.create(key, self.seal.close(key, record)):
+                return record
+            data = self._store.read(key)
+            if data is None:
+                raise StoreUnavailable(f"{key} was there and could not be read")
+            if (stands := self.opened(key, data, type(record))) is not None:
+                return stands
+        raise AssertionError("numbers never end")
+
+    def create_all(self, records: Mapping[str, msgspec.Struct]) -> None:
+        """Write the records of those slots whose first key is not there, all at once."""
+        keys = {key_of(slot): record for slot, record in records.items()}
+        self._store.create_all({key: self.seal.close(key, x) for key, x in keys.items()})
+
+    def write(self, key: str, record: msgspec.Struct) -> None:
+        """Overwrite the record of a key that is no slot: a heartbeat."""
+        self._store.write(key, self.seal.close(key, record))
+
+    def opened(self, key: str, data: bytes, kind: type[T], format: int = FORMAT) -> T | None:
+        """The record that was read under a key; None = it is not signed as it should be."""
+        try:
+            return self.seal.open(key, data, kind, format)
+        except Rejected:
+            self._store.counter.add("rejected_record")
+            return None

@@ -1,0 +1,85 @@
+"""Regions in threads that are held where tests want them while the folder is away."""
+
+import time
+
+import jax
+import numpy as np
+import oracle
+from regions.party import until
+from regions.test_same_numbers import METHODS
+from regions.together import batches, engine, rows, values
+
+STEPS, AWAY = 60, 9
+ALONE = AWAY + 24  # several periods
+
+
+class Job:
+    """A region that lets others decide when it goes on.
+
+    Attributes:
+      at: steps that were begun.
+      holds: by step, what must be true before it is begun.
+      seen: who was counted in what arrived, as it did.
+      began: its first state, of which only the layout is left.
+    """
+
+    def __init__(self, name, region, count, own, step_s=0.01):
+        self.region, self.count, self.exchange = region, count, own
+        self.at, self.holds, self.seen, self.step_s = 0, {}, [], step_s
+        self.one = engine(METHODS[name](), count, own)
+
+    def live(self):
+        with jax.numpy_dtype_promotion("standard"):
+            state = self.began = self.one.init(oracle.make_params())
+            self.one.sync_loop(state).carrier.witness = self.seen.append
+            state, _ = self.one.run(state, self.batches())
+            before = values(state)
+            return before, values(self.one.finish(state))
+
+    def batches(self):
+        for step, batch in enumerate(batches(STEPS, self.count)):
+            self.at = step
+            if step in self.holds:
+                until(self.holds[step], 60.0)
+            time.sleep(self.step_s)
+            yield rows(batch, self.region)
+
+    @property
+    def away(self):
+        return self.exchange._context.heartbeat.outage is not None
+
+    @property
+    def announced(self):
+        """Whether the others have been told of what it has under way, which is something."""
+        under_way = list(self.exchange._open.values())
+        firsts = [getattr(one, "_first", one) for one in under_way]
+        return bool(firsts) and all(one.round.own for one in firsts)
+
+    def waits_for_outage(self):
+        """Whether it waits before the step of the outage, with nothing under way."""
+        return self.at == AWAY and all(map(self.exchange.ready, self.exchange._open))
+
+
+def happened(jobs):
+    """(who was counted, who of them adopted what came of it): step of a send -> bool `[R]`."""
+    counted, adopted = {}, {}
+    for job in jobs:
+        for one in job.seen:
+            if not one.last:
+                groups = job.one.sync_loop(job.began).groups(one.number)
+                mine = list(job.one.sync_loop(job.began).carrier.delivery.own_group(groups))
+                who = counted.setdefault(one.step, np.ones(job.count, bool))
+                who[mine] = one.counted_N
+                adopted.setdefault(one.step, np.ones(job.count, bool))[job.region] = one.adopted
+    return counted, adopted
+
+
+def one_process(name, jobs):
+    """What one process ends with, told what happened to the jobs; and who was counted."""
+    counted, adopted = happened(jobs)
+    with jax.numpy_dtype_promotion("standard"):
+        one = engine(METHODS[name](), len(jobs))
+        state = one.init(oracle.make_params())
+        one.sync_loop(state).replay(adopted.__getitem__)
+        state, _ = one.run(state, batches(STEPS, len(jobs)), counted.get)
+        return (values(state), values(one.finish(state))), counted

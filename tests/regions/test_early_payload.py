@@ -1,0 +1,332 @@
+"""Arrays that travel before their exchange: counted with its payload, or not at all."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import jax
+import msgspec
+import numpy as np
+import oracle
+import pytest
+from regions.faults import outage, vanish
+from regions.party import KINDS, LIKE, at_once, check, idle, payload, until
+from regions.test_same_numbers import METHODS, assert_same, expected
+from regions.together import batches, engine, in_jobs, rows, values
+
+import lowcomm_jax as lc
+from lowcomm_jax import exchange
+from lowcomm_jax.jobs.job_delivery import JobDelivery
+from lowcomm_jax.params.fragments import partition
+from lowcomm_jax.store.errors import Missing
+from lowcomm_jax.store.records import Admitted, Commit, Payload
+
+# Nobody is to be taken for dead where the machine is busy.
+PATIENT = {"beat_s": 0.1, "dead_after_s": 10.0, "answer_s": 1.0}
+
+
+def parts(region):
+    """(what is sent early, the rest) of `party.payload`."""
+    whole = payload(region)
+    return {"w": whole["w"]}, {"code": whole["code"]}
+
+
+def send_early(regions, key="early", **options):
+    for x in regions:
+        x.send_early(key, parts(x.region)[0], **options)
+
+
+def send(regions, key="k", early="early", **options):
+    for x in regions:
+        x.start(key, parts(x.region)[1], early=early, **options)
+
+
+def land(regions, key="k"):
+    return at_once(lambda x: x.finish(key, LIKE), regions)
+
+
+def here(x, key="early"):
+    """The regions whose early bytes are here."""
+    return {r for r, fetch in x._early[key]._fetches.items() if fetch.complete}
+
+
+def spy(x):
+    """The digests that this region asks for, from now on."""
+    get, asked = x._context.transport.get, []
+
+    def spied(name, *args):
+        asked.append(name)
+        return get(name, *args)
+
+    x._context.transport.get = spied
+    return asked
+
+
+def test_what_is_here_before_its_exchange_is_not_fetched_again(party):
+    regions = party.run(3, timing=exchange.Timing(**PATIENT))
+    send_early(regions)
+    until(lambda: all(here(x) == {0, 1, 2} - {x.region} for x in regions))
+    asked = [spy(x) for x in regions]
+    send(regions)
+    for arrived in land(regions):
+        check(arrived, 3, range(3))
+    assert [len(names) for names in asked] == [2, 2, 2], "the payloads alone"
+    assert not any(x._early for x in regions)
+    until(lambda: all(idle(x) for x in regions))
+
+
+def test_who_sent_nothing_early_is_counted_all_the_same(party):
+    """A job that was started again, say: it sends both with its exchange."""
+    regions = party.run(3, timing=exchange.Timing(**PATIENT))
+    send_early(regions[:2])
+    send(regions[:2])
+    send_early(regions[2:])
+    send(regions[2:])
+    for arrived in land(regions):
+        check(arrived, 3, range(3))
+
+
+def test_who_sits_out_lands_what_the_others_have_sent(party):
+    """Whether it had sent something early or not."""
+    regions = party.run(3, timing=exchange.Timing(**PATIENT))
+    send_early(regions[:2])
+    send_early(regions[2:], takes_part=False)
+    send(regions[:1])
+    send(regions[1:], takes_part=False)
+    for arrived in land(regions):
+        check(arrived, 3, [0])
+
+
+def test_what_a_later_job_sends_takes_the_place_of_what_was_sent_before(store_party):
+    """The exchange names the bytes: what else was fetched meanwhile is left."""
+    regions = store_party.run(2)
+    regions[0].send_early("early", {"w": np.zeros((1, 3, 2), np.float32)})
+    send_early(regions[1:])
+    until(lambda: here(regions[1]) == {0})
+    regions[0].drop_early()
+    send_early(regions[:1])
+    send(regions)
+    for arrived in land(regions):
+        check(arrived, 2, range(2))
+
+
+def test_who_is_not_here_with_both_is_counted_by_nobody(store_party):
+    """One of them could not get the early bytes, and all the payload: the record says so."""
+    regions = store_party.run(3, timing=exchange.Timing(**PATIENT, deadline_s=3.0))
+    get, cut = regions[1]._context.transport.get, threading.Event()
+
+    def cut_off(name, nbytes, holders):
+        if holders[0] == 2 and not cut.is_set():
+            cut.set()
+            lost.append(name)
+        if name in lost:
+            raise Missing("cut off")
+        return get(name, nbytes, holders)
+
+    lost = []
+    regions[1]._context.transport.get = cut_off
+    send_early(regions)
+    until(lambda: here(regions[0]) == {1, 2} and here(regions[2]) == {0, 1} and cut.is_set())
+    send(regions)
+    for arrived in land(regions):
+        check(arrived, 3, [0, 1])
+    log = regions[0]._context.commit_log
+    assert lost == [log.announced("1/k", {2: [1]})[2].payload.early.digest]
+    assert sorted(log.committed("1/k").admitted) == [0, 1]
+
+
+def test_who_dies_after_its_early_bytes_is_not_counted(store_party):
+    regions = store_party.run(3)
+    send_early(regions)
+    until(lambda: here(regions[0]) == {1, 2})
+    vanish(regions[2])
+    send(regions[:2])
+    for arrived in land(regions[:2]):
+        check(arrived, 3, [0, 1])
+
+
+def test_early_bytes_wait_for_the_store(store_party):
+    """Nobody waits for them meanwhile: a step goes on at once."""
+    regions = store_party.run(2)
+    with outage(store_party):
+        until(lambda: all(x._context.heartbeat.outage for x in regions))
+        send_early(regions)
+    send(regions)
+    for arrived in land(regions):
+        check(arrived, 2, range(2))
+
+
+def announced(store):
+    """Keys of announcements."""
+    return [key for key in store.list("round/") if "/announce." in key]
+
+
+def test_early_bytes_are_removed_with_the_payloads(store_party):
+    regions = store_party.run(2, keep=1, timing=exchange.Timing(**PATIENT))
+    for number in range(3):
+        send_early(regions, f"early{number}")
+        send(regions, f"{number}", f"early{number}")
+        land(regions, f"{number}")
+    store = regions[0]._context.store
+
+    def left():
+        for x in regions:  # what the others have told since is known with their next beats
+            x._payload_gc.sweep()
+        names = {key.split("/")[2] for key in announced(store)}
+        return [n for n in range(9) if names & {f"early{n}", f"{n}"}]
+
+    until(lambda: left() == [2])
+    assert len(store.list("blob/")) == 4
+    for x in regions:  # what is dropped goes with what comes next
+        x.send_early("never", parts(x.region)[0])
+    until(lambda: all(here(x, "never") for x in regions))
+    for x in regions:
+        x.drop_early()
+        assert not x._early
+    for number in range(3, 5):
+        send_early(regions, f"early{number}")
+        send(regions, f"{number}", f"early{number}")
+        land(regions, f"{number}")
+    until(lambda: left() == [4])
+    assert len(store.list("blob/")) == 4 and not any("never" in key for key in announced(store))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_closing_waits_for_no_early_bytes(kind, between):
+    """The partner never comes."""
+    with ThreadPoolExecutor(2) as pool:
+        made = list(pool.map(between(2, kind=KINDS[kind]), range(2)))
+    send_early(made[:1])
+    one = made[0]._early["early"]
+    until(lambda: one._own.done())
+    made[0].close(linger_s=0.0)
+    assert idle(made[0]) and not one._fetches
+    with pytest.raises(RuntimeError, match="early"):
+        one._retry(lambda: None)
+
+
+def test_what_cannot_be_sent_so_is_refused(store_party):
+    regions = store_party.run(2)
+    send_early(regions[:1], takes_part=False)
+    with pytest.raises(ValueError, match="early='other' of exchange 'k': give a key"):
+        send(regions[:1], early="other")
+    with pytest.raises(ValueError, match="a region that takes part here"):
+        send(regions[:1])
+    with pytest.raises(ValueError, match="needs its own"):
+        send_early(regions[:1])
+    send(regions, early=None, takes_part=False)
+
+
+EARLY = Payload("a" * 64, 5)
+BOTH = Payload("b" * 64, 7, early=EARLY)
+
+
+def test_a_record_names_early_bytes_where_there_are_some():
+    record = Commit({0: Admitted(2, BOTH)}, {}, 0)
+    assert msgspec.json.decode(msgspec.json.encode(record), type=Commit) == record
+    assert BOTH.digests == ["b" * 64, "a" * 64] and BOTH.nbytes_for(0) == 12
+    assert BOTH.content not in (BOTH.digest, EARLY.digest)
+
+
+def test_a_payload_without_its_early_part_counts_as_absent(store_party):
+    """Of a program of another version, or a stranger."""
+    regions = store_party.run(2)
+    regions[1].start("k", parts(1)[1])
+    until(lambda: regions[0]._context.commit_log.announced("1/k", {1: [1]}))
+    send_early(regions[:1])
+    send(regions[:1])
+    check(land(regions[:1])[0], 2, [0])
+
+
+# -- NoLoCo -----------------------------------------------------------------------------------
+
+
+def of_three():
+    return lc.methods.noloco(4, 3, seed=5, alpha=0.3, beta=0.6, gamma=0.8)
+
+
+def sitting_out(step):
+    """Everyone, but region 1 in the second period, and 0 and 2 in the third."""
+    return [step not in range(9, 13), step not in range(5, 9), step not in range(9, 13)]
+
+
+def test_absent_regions_are_as_absent_as_on_the_mesh(between):
+    """In pairs: `test_lost_regions`."""
+    together = expected(of_three(), 3, 14, sitting_out)
+    assert_same(in_jobs(between(3), of_three(), 3, 14, sitting_out), together, True)
+
+
+def test_started_again_between_two_boundaries_the_numbers_stay(between):
+    """What was sent ahead is of another epoch: it is sent once more, with the payload."""
+    stop, steps, states = 6, 14, {}
+    together = expected(METHODS["noloco"](), 3, steps)
+    data = batches(steps, 3)
+
+    def first(region):
+        made = between(3)(region)
+        one = engine(METHODS["noloco"](), 3, made)
+        with jax.numpy_dtype_promotion("standard"):
+            state = one.init(oracle.make_params())
+            state, _ = one.run(state, [rows(batch, region) for batch in data[:stop]])
+        assert one.delivery.has_sent_ahead(0) and list(made._early) == ["0.1.anchor"]
+        states[region] = state
+        made.pause()
+        assert idle(made)
+        made.close()
+
+    def again(region):
+        made = between(3)(region)
+        one = engine(METHODS["noloco"](), 3, made)
+        with jax.numpy_dtype_promotion("standard"):
+            one.init(oracle.make_params())
+            one.reconnect(states[region])
+            own = [rows(batch, region) for batch in data[stop:]]
+            state, history = one.run(states[region], own)
+            send = next(event for event in history.events if event.kind == "send")
+            before = values(state)
+            return made.epoch, send.nbytes, (before, values(one.finish(state)))
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(first, range(3)))
+        ends = list(pool.map(again, range(3)))
+    size = 4 * sum(x.size for x in oracle.make_params().values())
+    assert [(epoch, nbytes) for epoch, nbytes, _ in ends] == [(2, 2 * size)] * 3
+    assert_same([one for *_, one in ends], together, True)
+
+
+def test_an_anchor_of_another_round_is_sent_anew():
+    """None is: a fragment's next send is of the round that was sent ahead."""
+    calls = []
+    there = SimpleNamespace(
+        region=0,
+        count=2,
+        start=lambda key, arrays, *, early, **_: calls.append((key, sorted(arrays), early)),
+        send_early=lambda key, arrays, **how: calls.append((key, sorted(arrays), how["step"])),
+        drop_early=lambda: calls.append("drop"),
+    )
+    delivery = JobDelivery(there, shared=False, group_size=2)
+    fragments = partition({"w": jax.ShapeDtypeStruct((2,), np.float32)}, 1)
+    anchor, groups = {"w": np.zeros((1, 2), np.float32)}, [(0, 1)]
+    flight = SimpleNamespace(
+        fragment=0,
+        sent=8,
+        level=0,
+        payload=anchor,
+        header={},
+        weight=np.ones(1),
+        takes_part=np.ones(1, bool),
+    )
+    delivery.trained = 4
+    traffic = delivery.send_ahead(0, 1, anchor, groups, fragments)
+    assert traffic.sent.tolist() == traffic.received.tolist() == [8] and delivery.has_sent_ahead(0)
+    delivery.start("0@8", 2, flight, anchor, groups, None, fragments, round=1)
+    payload_names = ["payload/w", "weight"]
+    started = ("2", payload_names, "0.1.anchor")
+    assert calls == [("0.1.anchor", ["anchor/w"], 4), started]
+    assert delivery._pending["0@8"].like.keys() == {"payload/w", "weight", "anchor/w"}
+    calls.clear()
+    delivery.send_ahead(0, 2, anchor, groups, fragments)
+    delivery.start("0@8", 3, flight, anchor, groups, None, fragments, round=5)
+    late = ("0.5.anchor", ["anchor/w"], 8)
+    assert calls[1:] == ["drop", late, ("3", payload_names, "0.5.anchor")]
+    assert not delivery.has_sent_ahead(0)

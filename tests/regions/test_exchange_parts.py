@@ -1,0 +1,517 @@
+"""The small parts of the exchange between jobs, each on its own."""
+
+import hashlib
+import hmac
+import itertools
+from concurrent.futures import Future
+from types import SimpleNamespace
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors
+import safetensors.numpy
+from regions.party import at_once
+
+from lowcomm_jax import exchange
+from lowcomm_jax.mesh.leader import leader
+from lowcomm_jax.rounds import request
+from lowcomm_jax.rounds.remote import RemoteExchange
+from lowcomm_jax.store import wire
+from lowcomm_jax.store.commits import CommitLog, Job
+from lowcomm_jax.store.errors import Unreadable
+from lowcomm_jax.store.kv import POLL_FAR_S, MetricsCounter, Store, segment
+from lowcomm_jax.store.records import FORMAT, Admitted, Agreed, Commit, Payload
+from lowcomm_jax.store.secret import Seal, read_secret
+from lowcomm_jax.store.slots import Slots
+from lowcomm_jax.store.timing import Pace, Timing
+
+ABOUT = {"run_id": "run", "job": Job(1, 3)}
+ARRAYS = {
+    "a": np.arange(6, dtype=np.float32).reshape(2, 3)[:, ::-1],
+    "b": np.arange(5).astype(ml_dtypes.bfloat16),
+    "c": np.zeros((2, 0), np.int8),
+    "d": np.array(3, np.uint32),
+    "e": np.array([1, -8, 7], ml_dtypes.float8_e4m3fn),
+}
+
+
+@pytest.fixture
+def store(tmp_path):
+    """A store in an empty folder."""
+    return Store(f"file://{tmp_path}/meet", "run", MetricsCounter())
+
+
+# -- wire -------------------------------------------------------------------------------------
+
+
+def packed(arrays=ARRAYS, serial=7, **about):
+    return wire.pack(**{**ABOUT, **about}, serial=serial, arrays=arrays)
+
+
+def test_payloads_come_back_bit_for_bit_and_are_reproducible():
+    data = packed()
+    assert data == packed(dict(reversed(ARRAYS.items()))) != packed(serial=8)
+    arrays = wire.unpack(data, **ABOUT, like=wire.shapes_of(ARRAYS))
+    assert arrays.keys() == ARRAYS.keys()
+    for name, x in ARRAYS.items():
+        assert arrays[name].dtype == x.dtype and arrays[name].shape == x.shape
+        np.testing.assert_array_equal(arrays[name], x)
+        assert arrays[name].flags.writeable
+
+
+def test_payloads_are_plain_safetensors():
+    """Anyone can read them with the public library, an oracle for the bytes."""
+    flat = dict(safetensors.deserialize(packed()))
+    dtypes = {"a": "F32", "b": "BF16", "c": "I8", "d": "U32", "e": "F8_E4M3"}
+    assert {name: x["dtype"] for name, x in flat.items()} == dtypes
+    assert {name: tuple(x["shape"]) for name, x in flat.items()} == {
+        name: x.shape for name, x in ARRAYS.items()
+    }
+    assert all(bytes(flat[name]["data"]) == x.tobytes() for name, x in ARRAYS.items())
+    wide = {name: ARRAYS[name] for name in "acd"}
+    for name, x in safetensors.numpy.load(packed(wide)).items():
+        np.testing.assert_array_equal(x, ARRAYS[name])
+
+
+@pytest.mark.parametrize("dtype", wire.DTYPES)
+def test_every_dtype_travels_under_its_own_name(dtype):
+    x = np.arange(4).astype(jnp.dtype(wire.DTYPES[dtype]))
+    data = packed({"x": x})
+    assert safetensors.deserialize(data)[0][1]["dtype"] == dtype == wire.dtype_name(x)
+    np.testing.assert_array_equal(wire.unpack(data, **ABOUT, like=None)["x"], x)
+
+
+def test_codes_of_less_than_a_byte_are_for_the_codec_to_pack():
+    with pytest.raises(ValueError, match=r"x is int4, which no payload can hold: .* into uint8"):
+        packed({"x": np.zeros(3, ml_dtypes.int4)})
+
+
+@pytest.mark.parametrize("about", [{"run_id": "x"}, {"job": Job(2, 3)}, {"job": Job(1, 4)}])
+def test_payloads_of_something_else_are_refused(about):
+    with pytest.raises(exchange.Rejected, match="instead of"):
+        wire.unpack(packed(**about), **ABOUT, like=None)
+
+
+def test_any_cut_and_any_flipped_byte_of_the_head_is_refused_and_nothing_else_is_raised():
+    data = packed()
+    like = wire.shapes_of(ARRAYS)
+    for size in range(len(data)):
+        with pytest.raises(exchange.Rejected):
+            wire.unpack(data[:size], **ABOUT, like=like)
+    for place in range(len(data)):
+        changed = bytearray(data)
+        changed[place] ^= 0x15
+        assert wire.digest(bytes(changed)) != wire.digest(data)
+        try:
+            wire.unpack(bytes(changed), **ABOUT, like=like)
+        except exchange.Rejected:
+            continue
+
+
+@pytest.mark.parametrize(
+    ("count", "told"), [(1, "a0"), (3, "a0; a1; a2"), (4, "a0; a1; a2; and 1 more")]
+)
+def test_three_arrays_that_differ_are_named(count, told):
+    found = {f"a{i}": ("int8", (i,)) for i in range(5)}
+    like = {name: ("int8", (9,)) if i < count else x for i, (name, x) in enumerate(found.items())}
+    parts = [f"a{i} is ('int8', ({i},)), expected ('int8', (9,))" for i in range(min(count, 3))]
+    more = ["and 1 more"] if "more" in told else []
+    assert wire._difference(found, like) == "; ".join(parts + more)
+    assert wire._difference({}, {"x": 1}) == "x is None, expected 1"
+
+
+# -- secrets ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "source, reason",
+    [("file:/no/such/place", "No such file"), ("env:NO_SUCH_NAME", "no such variable")],
+)
+def test_a_secret_that_is_not_there_is_not_called_short(source, reason):
+    with pytest.raises(ValueError, match=f"{source}.*{reason}"):
+        read_secret(source)
+
+
+@pytest.mark.parametrize("size", [15, 16])
+def test_a_secret_that_is_long_enough_is_taken(size, monkeypatch):
+    monkeypatch.setenv("SHARED", "x" * size)
+    if size == 16:
+        assert read_secret("env:SHARED") == b"x" * 16
+    else:
+        with pytest.raises(ValueError, match="secret 'env:SHARED' has 15 bytes: use 16 or more"):
+            read_secret("env:SHARED")
+        with pytest.raises(ValueError, match=r"^the secret has 15 bytes"):
+            read_secret(b"x" * 15)
+
+
+def test_secrets_are_read_from_where_they_are(tmp_path, monkeypatch):
+    monkeypatch.setenv("SHARED", " from the environment \n")
+    (tmp_path / "secret").write_text("from the file system\n")
+    assert read_secret("env:SHARED") == b"from the environment"
+    assert read_secret(f"file:{tmp_path}/secret") == b"from the file system"
+    assert read_secret(b"0123456789abcdef") == b"0123456789abcdef"
+    assert read_secret(None) == b""
+
+
+@pytest.mark.parametrize("source", ["env:NOT_THERE", "file:/not/there", b"short", "in plain sight"])
+def test_bad_secrets_are_refused_without_being_shown(source):
+    with pytest.raises(ValueError) as caught:
+        read_secret(source)
+    assert "short" not in str(caught.value) and "plain sight" not in str(caught.value)
+
+
+def test_records_bind_the_format_the_run_the_key_and_the_secret():
+    seal, body = Seal("run", b"x" * 16), Agreed({"a": 1, "b": "x"})
+    record = seal.close("key", body)
+    assert seal.open("key", record, Agreed) == body
+    others = [(Seal("ran", b"x" * 16), "key"), (seal, "yek"), (Seal("run", b"y" * 16), "key")]
+    for other, key in others:
+        with pytest.raises(exchange.Rejected):
+            other.open(key, record, Agreed)
+    with pytest.raises(exchange.Rejected):
+        seal.open("key", seal.close("key", body, FORMAT + 1), Agreed)
+
+
+def test_a_record_is_what_the_page_says():
+    """One line with the HMAC in hex, then JSON."""
+    data = Seal("run", b"x" * 16).close("key", Agreed({"a": 1}))
+    message = f"{FORMAT}\nrun\nkey\n".encode() + b'{"value":{"a":1}}'
+    mac = hmac.new(b"x" * 16, message, hashlib.sha256).hexdigest().encode()
+    assert data == mac + b'\n{"value":{"a":1}}'
+
+
+@pytest.mark.parametrize(
+    "junk", [b"", b"{}", b"[1]", b"\xff\xfe", b'{"body": 1, "mac": 2}', b"null", b"\n{}"]
+)
+def test_junk_is_no_record(junk):
+    with pytest.raises(exchange.Rejected):
+        Seal("run", b"x" * 16).open("key", junk, Agreed)
+
+
+def test_secrets_are_not_shown_by_accident():
+    assert "0123456789abcdef" not in repr(vars(exchange)) + repr(Seal("run", b"0123456789abcdef"))
+
+
+# -- store ------------------------------------------------------------------------------------
+
+
+def test_a_key_is_created_once(store):
+    assert store.read("a/b") is None
+    assert store.create("a/b", b"first") and not store.create("a/b", b"second")
+    assert store.read("a/b") == b"first"
+    store.write("a/b", b"third")
+    assert store.read("a/b") == b"third"
+    assert store.list("a/") == ["a/b"] and store.list("b/") == []
+    store.delete("a/b")
+    store.delete("a/b")
+    assert store.read("a/b") is None
+
+
+def test_a_lost_race_is_seen(store):
+    """Just before us another one writes: the store does not raise by itself."""
+    kv = store._kv
+
+    class Raced:
+        def write(self, key, value, if_equal):
+            kv.write(key, b"the other").result()
+            return kv.write(key, value, if_equal=if_equal)
+
+    store._kv = Raced()
+    store._folder = None  # As for a store that is not a folder.
+    assert not store.create("k", b"ours")
+    assert kv.read("k").result().value == b"the other"
+
+
+def test_one_of_many_creates_a_key_and_no_other_value_is_ever_seen(store):
+    stores = [Store(store.root.removesuffix("run/"), "run", MetricsCounter()) for _ in range(4)]
+    won = [at_once(lambda s, k=k: s.create(k, f"{id(s)}".encode()), stores) for k in "abcdefgh"]
+    for key, results in zip("abcdefgh", won):
+        (winner,) = [s for s, created in zip(stores, results) if created]
+        assert store.read(key) == f"{id(winner)}".encode()
+        assert store.list(key) == [key]
+
+
+def test_everyone_who_writes_a_commit_record_gets_the_one_that_stands(store):
+    slots = Slots(store, Seal("run", b"x" * 16))
+    writers = [CommitLog(store, slots) for _ in range(4)]
+    for name in "abcdefghijklmnop":
+        made = at_once(lambda w, n=name: w.commit(n, Commit({}, {}, writers.index(w))), writers)
+        assert len({commit.writer for commit in made}) == 1
+        assert writers[0].committed(name) == made[0]
+        assert writers[0].commit(name, Commit({}, {}, 9)) == made[0]
+
+
+def test_payloads_with_other_slices_are_others():
+    """Regions confirm what they hold by its content: one whose slice is damaged must tell."""
+    whole = Payload("a", 8)
+    pieces = [Payload(digest, 4) for digest in "bcd"]
+    payloads = [whole, *(Payload("a", 8, (pieces[i], None, pieces[2])) for i in range(2))]
+    assert len({payload.content for payload in payloads}) == 3
+    assert whole.content == "a"
+    assert payloads[1].content == Payload("a", 8, (pieces[0], None, pieces[2])).content
+
+
+def test_a_store_without_its_anchor_is_unavailable(store):
+    store.create("run", b"x")
+    store.anchor("run")
+    assert store.read("k") is None
+    store.delete("run")
+    for act in (
+        lambda: store.read("k"),
+        lambda: store.list("k"),
+        lambda: store.create("k", b""),
+        lambda: store.write("k", b""),
+    ):
+        with pytest.raises(exchange.StoreUnavailable, match="'run' is not there"):
+            act()
+
+
+def test_segments_are_one_part_of_a_key():
+    assert segment("a/b@c%") == "a%2Fb%40c%25"
+
+
+def test_pauses_grow_to_a_limit(store):
+    pauses = store.pauses()
+    seen = [next(pauses) for _ in range(30)]
+    assert (seen[0], seen[-1]) == store.poll_s and seen == sorted(seen)
+    store.poll_s = POLL_FAR_S  # as of a store that charges for requests
+    far = list(itertools.islice(store.pauses(), 30))
+    assert (far[0], far[1], far[-1]) == (0.05, 0.05 * 1.5, 1.0)
+
+
+# -- timing -----------------------------------------------------------------------------------
+
+
+def test_deadlines_are_generous_before_and_derived_after_something_was_observed():
+    pace = Pace(Timing(floor_s=2.0, first_s=100.0))
+    assert pace.deadline_s(10**9) == 100.0
+    for late_s in (1.0, 3.0, 2.0):
+        pace.announced(late_s)
+    for _ in range(3):
+        pace.transferred(50_000_000, 0.5)
+    # median 2, median absolute deviation 1, 100 MB/s
+    assert pace.deadline_s(10**9) == pytest.approx(2.0 + 2.0 + 6 * 1.0 + 3 * 10.0)
+
+
+@pytest.mark.parametrize(
+    ("missed", "expected"), [(0, 3.0), (1, 6.0), (4, 48.0), (5, 48.0), (10**6, 48.0)]
+)
+def test_a_deadline_is_doubled_for_each_exchange_that_was_missed(missed, expected):
+    pace = Pace(Timing(floor_s=2.0, first_s=100.0))
+    for _ in range(3):
+        pace.announced(1.0)
+    assert pace.deadline_s(0, missed) == expected
+    pace._timing = Timing(floor_s=2.0, first_s=10.0)
+    assert pace.deadline_s(0, missed) == min(expected, 10.0)
+    for _ in range(32):
+        pace.announced(500.0)
+    assert pace.deadline_s(0, missed) == 502.0, "no less than usual, and no more than `first_s`"
+
+
+def test_one_slow_round_moves_no_deadline_and_a_slow_region_does():
+    pace = Pace(Timing(floor_s=2.0))
+    for _ in range(9):
+        pace.announced(1.0)
+    pace.announced(500.0)
+    assert pace.deadline_s(0) == 3.0
+    for _ in range(32):
+        pace.announced(20.0)
+    assert pace.deadline_s(0) == 22.0
+
+
+def test_a_pace_forgets_and_knows_no_time_before_it_has_seen_some():
+    pace = Pace(Timing(floor_s=2.0, first_s=1.0))
+    assert pace.transfer_s(10**9) == 0.0 and pace.deadline_s(0) == 2.0, "no less than the floor"
+    pace.announced(-5.0), pace.announced(0.0)
+    assert pace.deadline_s(0) == 2.0
+    pace.announced(0.0)
+    assert pace.deadline_s(0) == 2.0, "who comes before us is not late"
+    pace.transferred(100, 1.0)
+    assert pace.transfer_s(50) == 0.5 and pace.deadline_s(50) == 2.0 + 3 * 0.5
+    for _ in range(32):
+        pace.transferred(300, 1.0), pace.announced(1.0)
+    assert pace.transfer_s(300) == 1.0 and pace.deadline_s(0) == 3.0
+    assert len(pace._late_s) == len(pace._bytes_per_s) == 32
+    pace.transferred(100, 0.0)  # of which the clock saw no time
+
+
+@pytest.mark.parametrize(("dead_after_s", "wrong"), [(2.0, 0), (1.99, 1), (0.0, 1)])
+def test_two_heartbeats_at_least_make_a_death(dead_after_s, wrong):
+    assert len(Timing(beat_s=1.0, dead_after_s=dead_after_s).violations()) == wrong
+
+
+def test_a_given_deadline_is_used():
+    assert Pace(Timing(deadline_s=7.0)).deadline_s(10**12, 3) == 7.0
+
+
+@pytest.mark.parametrize("make", [exchange.store, exchange.peers])
+def test_all_that_is_wrong_is_listed_before_anything_is_opened(make):
+    with pytest.raises(ValueError) as caught:
+        make(
+            "memory://",
+            3,
+            3,
+            "../up",
+            b"short",
+            timing=Timing(beat_s=0.0, deadline_s=-1.0),
+            keep=0,
+        )
+    for part in ("memory://", "region 3 of 3", "../up", "5 bytes", "beat_s=0.0", "deadline_s=-1.0"):
+        assert part in str(caught.value)
+    with pytest.raises(ValueError, match="less than two heartbeats"):
+        make("file:///x", 0, 1, "run", timing=Timing(beat_s=3.0))
+
+
+@pytest.mark.parametrize("name", ["a%20b", "a b", "a#b", "a?b", "100%", "%2F", "a|b", "[*]", "ü"])
+def test_a_folder_of_any_name_has_one_url(tmp_path, name):
+    """Files are created by links, and read by TensorStore."""
+    store = Store((tmp_path / name).as_uri(), "run", MetricsCounter())
+    assert store.create("a/b", b"1") and store.read("a/b") == b"1"
+    store.write("c", b"2")
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert sorted(files) == [tmp_path / name / "run/a/b", tmp_path / name / "run/c"]
+
+
+@pytest.mark.parametrize(
+    "url, fix",
+    [
+        ("file:///data/100%/meet", "write % as %25"),
+        ("file:///data/a#b", "write # as %23"),
+        ("gs://bucket/a?b", "write ? as %3F"),
+        ("file:///data/a|b", "write | as %7C"),
+        ("file://data/meet", "give the whole path"),
+        ("file:///data/a\\b", "choose another folder"),
+        ("file:///data/a%5Cb", "choose another folder"),
+    ],
+)
+def test_a_url_that_means_no_folder_is_refused_with_its_fix(url, fix):
+    with pytest.raises(ValueError) as caught:
+        exchange.store(url, 0, 2, "run")
+    assert fix in str(caught.value)
+
+
+def test_what_was_read_ahead_is_read_no_more_until_it_is_forgotten(store):
+    store.write("said/a", b"1")
+    assert store.read_ahead(["said/a", "said/b"], absent=True) == {"said/a"}
+    other = Store(store.root.removesuffix("/run/"), "run", MetricsCounter())
+    other.write("said/a", b"2")
+    other.write("said/b", b"3")
+    assert (store.read("said/a"), store.read("said/b")) == (b"1", None)
+    assert store.take_ahead("said/a") == b"1" and store.read("said/a") == b"2"
+    store.delete("said/b")  # our own changes are seen at once
+    assert store.read("said/b") is None and other.read("said/b") is None
+    other.write("said/b", b"4")
+    store.forget_ahead()
+    assert store.read("said/b") == b"4"
+    store.read_ahead(["said/a"])
+    store.write("said/a", b"5")
+    assert store.read("said/a") == b"5"
+
+
+# -- requests and results ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "group", "wrong"),
+    [
+        ("k", (0, 1, 2), []),
+        ("k", (1,), []),
+        ("", (0, 1), ["the key is empty"]),
+        ("k", (0, 2), ["must contain this region, 1"]),
+        ("k", (1, 1), ["must be different regions of 0..2"]),
+        ("k", (1, 3), ["must be different regions of 0..2"]),
+        ("", (0, 3), ["empty", "different", "contain"]),
+    ],
+)
+def test_groups_that_a_region_cannot_exchange_in(key, group, wrong):
+    found = request.problems(key, group, region=1, count=3)
+    assert len(found) == len(wrong) and all(part in one for part, one in zip(wrong, found))
+
+
+def test_what_arrives_is_put_into_rows():
+    counter = MetricsCounter()
+    counter.add("sent", 5), counter.add("received", 7)
+    arrays = {r: {"x": np.float32([r, 10 * r])} for r in (0, 2)}
+    record = Commit({r: Payload(f"{r}", 8) for r in (0, 2)}, {}, 0)
+    result = request.ExchangeResult(record, arrays, 1.5)
+    like = {"x": np.zeros((1, 2), np.float32)}
+    found = request.arrange(result, like, 3, 0.5, counter)
+    assert found.participants.tolist() == [True, False, True]
+    assert found.arrays["x"].tolist() == [[0, 0], [0, 0], [2, 20]]
+    assert (found.bytes_sent, found.bytes_received) == (5, 7)
+    assert (found.seconds, found.waited, found.reduced) == (1.5, 0.5, None)
+    assert request.arrange(result, like, 3, 0.5, counter).bytes_sent == 0, "since the last one"
+    with pytest.raises(exchange.Rejected, match="payload of region 0 is"):
+        request.arrange(result, {"x": np.zeros((1, 3), np.float32)}, 3, 0.5, counter)
+    none = request.nothing(like, 2)
+    assert not none.participants.any() and none.arrays["x"].tolist() == [[0, 0]] * 2
+
+
+def test_exchanges_that_land_together_are_waited_for_together():
+    """Their deadlines run at the same time, not one after the other."""
+    one = RemoteExchange.__new__(RemoteExchange)
+    one.processes = leader()
+    clock, timing = SimpleNamespace(clock_s=7.0), Timing(beat_s=0.01)
+    one._context, one._waited = SimpleNamespace(heartbeat=clock, timing=timing), {}
+    one._open = {k: SimpleNamespace(outcome=Future(), due=request.Due()) for k in "abc"}
+    one._stops, seen = lambda: False, []
+
+    def reachable():
+        seen.append([x.due.since_s for x in one._open.values()])
+        for key in "ab":
+            if not one._open[key].outcome.done():
+                one._open[key].outcome.set_result(None)
+        return True
+
+    one.reachable = reachable
+    assert one.arrives(["a", "b"]) and seen == [[7.0, 7.0, None]]
+    assert one._waited.keys() == {"a", "b"} and one._open["a"].due.since_s == 7.0
+    one.reachable = lambda: False
+    assert not one.arrives(["a", "c"])
+    assert [one._open[k].due.since_s for k in "abc"] == [None, 7.0, None]
+
+
+def test_the_wait_for_an_exchange_is_that_of_its_calls():
+    one = RemoteExchange.__new__(RemoteExchange)
+    one.processes = leader()
+    record = Commit({0: Admitted(1, Payload("0", 8))}, {}, 0)
+    arrays = {0: {"x": np.zeros(2, np.float32)}}
+    result = request.ExchangeResult(record, arrays, 1.5)
+    clock = SimpleNamespace(clock_s=7.0)
+    one.count, one._context = 2, SimpleNamespace(counter=MetricsCounter(), heartbeat=clock)
+    for waited in (None, 30.0):
+        outcome = Future()
+        outcome.set_result(result)
+        due = request.Due()
+        one._open, one._waited = {"k": SimpleNamespace(outcome=outcome, due=due)}, {}
+        if waited:
+            one._waited["k"] = waited
+        assert one.ready("k") and due.since_s is None
+        found = one.finish("k", {"x": np.zeros((1, 2), np.float32)})
+        assert 0.0 <= found.waited - (waited or 0.0) < 0.9 and not one._open and not one._waited
+        assert due.since_s == 7.0
+
+
+def test_a_false_record_takes_a_number_and_not_the_slot(store):
+    """All readers find the same record, whenever the false one was written."""
+    slots, forged = (Slots(store, Seal("run", x * 16)) for x in (b"x", b"y"))
+    one, other = Agreed({"step": 1}), Agreed({"step": 2})
+    assert slots.first("a", Agreed) is None and forged.create("a", other) == other
+    assert slots.create("a", one) == one == slots.create("a", other) == slots.first("a", Agreed)
+    assert slots.all_first({"a": Agreed, "b": Agreed}) == {"a": one}
+    assert store.list("a") == ["a.0", "a.1"] and store.counter.read()["rejected_record"] >= 3
+
+
+def test_a_signed_record_of_another_kind_is_passed_over_by_nobody(store):
+    slots = Slots(store, Seal("run", b"x" * 16))
+    slots.create("a", Agreed({"step": 1}))
+    for read in (
+        lambda: slots.first("a", Commit),
+        lambda: slots.all_first({"a": Commit}),
+        lambda: slots.create("a", Commit({}, {}, 0)),
+    ):
+        with pytest.raises(Unreadable, match="is signed as a record of this run"):
+            read()
+    assert store.list("a") == ["a.0"]

@@ -1,0 +1,512 @@
+"""Which payloads are kept, who gives a state and to whom: decided from beats, without threads."""
+
+import itertools
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from lowcomm_jax.rounds import payloads
+from lowcomm_jax.rounds.anchor_check import AnchorCheck
+from lowcomm_jax.rounds.payloads import PayloadGC
+from lowcomm_jax.rounds.request import ExchangeRequest
+from lowcomm_jax.rounds.state_transfer import StateTransfer
+from lowcomm_jax.store.background import Background
+from lowcomm_jax.store.commits import CommitLog, Job
+from lowcomm_jax.store.errors import Parted, StoreUnavailable
+from lowcomm_jax.store.kv import MetricsCounter, Store
+from lowcomm_jax.store.records import Anchors, Beat, Payload, State
+from lowcomm_jax.store.secret import Seal
+from lowcomm_jax.store.slots import Slots
+from lowcomm_jax.store.timing import Pace, Timing
+
+
+class Beats:
+    """What is known of the others: beats by region, and who lives; region 0 is this one."""
+
+    def __init__(self, region=0, **beats):
+        self.region, self.own, self.clock_s = region, Beat(1, awaited=True, epoch=1), 100.0
+        self.others = {int(name[1:]): beat for name, beat in beats.items()}
+        self.dead, self.unsure, self.told = set(), set(), []
+
+    @property
+    def job(self):
+        return Job(self.region, self.own.incarnation)
+
+    def latest(self):
+        return self.others | {self.region: self.own}
+
+    def living(self, certain=True):
+        return {self.region, *self.others} - self.dead - (self.unsure if certain else set())
+
+    def update(self, **changes):
+        self.told.append(changes)
+
+
+class Transport:
+    """Holds bytes, and notes what is dropped."""
+
+    def __init__(self):
+        self.held, self.dropped = {}, []
+
+    def put(self, name, data):
+        self.held[name] = data
+
+    def get(self, name, nbytes, holders):
+        return self.held[name]
+
+    def drop(self, name, shared):
+        self.dropped.append((name, shared))
+
+
+def context(beats, folder=None):
+    store = None if folder is None else Store(f"file://{folder}", "run", MetricsCounter())
+    slots = Slots(store, Seal("run", b""))
+    return SimpleNamespace(
+        region=beats.region,
+        count=4,
+        run_id="run",
+        heal="stop",
+        heartbeat=beats,
+        store=store,
+        slots=slots,
+        serials=itertools.count(1),
+        counter=MetricsCounter(),
+        commit_log=None if store is None else CommitLog(store, slots),
+        transport=Transport(),
+        pace=Pace(Timing()),
+    )
+
+
+# -- payloads that are kept -------------------------------------------------------------------
+
+
+def collecting(keep=2, done=8, **beats):
+    """A collector of region 0, which has everything of the keys before `done`."""
+    around = context(Beats(**beats))
+    gc = PayloadGC(around, keep)
+    for number in range(12):
+        gc.begin(f"{number}")
+    for number in range(done):
+        gc.done(f"{number}", {f"1/{number}": {Job(0, 1): [f"digest {number}"]}})
+    return gc, around
+
+
+def passed(gc):
+    return [int(name.removeprefix("1/")) for name in gc._passed()]
+
+
+def at(passed, **more):
+    return Beat(1, passed=passed, **{"awaited": True, **more})
+
+
+@pytest.mark.parametrize(
+    ("beat", "first_kept"),
+    [
+        (None, 6),  # alone: the newest two, of eight
+        (at("7"), 6),
+        (at("6"), 5),
+        (at("5"), 4),
+        (at("4"), 6),  # more than two behind: it takes a state
+        (at("4", wants=True), 3),
+        (at("4", awaited=False), 6),
+        (at("6", awaited=False), 6),  # that compiles is given a newer state
+        (at("9"), 6),
+        (at(""), 6),
+        (at("unknown", wants=True), 0),
+    ],
+)
+def test_payloads_are_kept_for_the_slowest_that_needs_them(beat, first_kept):
+    gc, _ = collecting(**({} if beat is None else {"r1": beat}))
+    assert passed(gc) == list(range(first_kept))
+
+
+def test_payloads_are_kept_for_who_may_live_and_not_for_the_dead():
+    gc, around = collecting(r1=at("5"))
+    around.heartbeat.unsure = {1}
+    assert passed(gc) == list(range(4))
+    around.heartbeat.dead = {1}
+    assert passed(gc) == list(range(6))
+
+
+def test_whoever_asked_is_near_for_so_many_keys_since_then():
+    gc, around = collecting(done=6, r1=at("1", wants=True))
+    assert passed(gc) == []
+    around.heartbeat.others[1] = at("1")  # it has its state, and comes in
+    for number, kept in ((6, True), (7, True), (8, False)):
+        gc.done(f"{number}", {f"1/{number}": {}})
+        assert (passed(gc) == []) is kept, number
+
+
+def test_of_whom_nothing_is_known_has_nothing():
+    gc, _ = collecting(keep=1, r1=at("unknown", wants=True))
+    assert passed(gc) == []
+
+
+def test_where_all_are_waited_for_however_far_behind_payloads_stay():
+    gc, _ = collecting(r1=at("2"))
+    gc.for_all = True
+    assert passed(gc) == [0]
+
+
+def test_a_place_never_goes_back():
+    gc, around = collecting(r1=at("6"))
+    assert passed(gc) == list(range(5))
+    around.heartbeat.others[1] = at("3")
+    assert passed(gc) == list(range(5))
+    gc.begin("3")
+    assert gc._positions["3"] == 3, "keys are ordered by when they began first"
+
+
+@pytest.mark.parametrize(
+    ("places", "all_have"), [((7, 7), True), ((7, 8), True), ((7, 6), False), ((6, 7), False)]
+)
+def test_when_all_have_what_we_have(places, all_have):
+    gc, around = collecting(r1=at(f"{places[0]}"), r2=at(f"{places[1]}"))
+    assert gc.all_have_ours() is all_have
+    around.heartbeat.dead = {1, 2}
+    assert gc.all_have_ours()
+
+
+def test_what_is_done_is_told():
+    gc, around = collecting(done=0)
+    gc.done("3", {}, at_once=False)
+    gc.done("4", {})
+    told = [{"at_once": False, "passed": "3"}, {"at_once": True, "passed": "4"}]
+    assert around.heartbeat.told == told
+
+
+@pytest.mark.parametrize(
+    ("region", "dead", "ours"),
+    [
+        (0, (), {0}),
+        (0, (2,), {0, 2}),
+        (0, (1, 2), {0, 1, 2}),
+        (1, (2,), {1}),
+        (1, (0, 2), {0, 1, 2}),
+    ],
+)
+def test_each_removes_its_own_and_the_lowest_those_of_the_dead(region, dead, ours):
+    others = {f"r{r}": at("9") for r in range(3) if r != region}
+    around = context(Beats(region, **others))
+    around.heartbeat.dead = set(dead)
+    forgotten = []
+    around.commit_log = SimpleNamespace(forget=lambda *given: forgotten.append(given))
+    gc = PayloadGC(around, 1)
+    for number in range(3):
+        gc.begin(f"{number}")
+    gc.done("0", {"1/0": {Job(r, 4): [f"{r}", f"slice of {r}"] for r in range(3)}})
+    gc.done("2", {})
+    gc.sweep(), gc.sweep()
+    names = [(x, r in ours) for r in range(3) for x in (f"{r}", f"slice of {r}")]
+    assert around.transport.dropped == names, "our copies go in any case"
+    assert forgotten == [("1/0", Job(r, 4)) for r in sorted(ours)]
+
+
+def test_what_could_not_be_removed_is_tried_again():
+    gc, around = collecting(done=8)
+    fails = [True]
+
+    def forget(name, job):
+        if name == "1/2" and fails:
+            fails.pop()
+            raise StoreUnavailable("away")
+
+    around.commit_log = SimpleNamespace(forget=forget)
+    gc.sweep()
+    assert sorted(gc._done) == [f"1/{n}" for n in range(2, 8)]
+    gc.sweep()
+    assert sorted(gc._done) == ["1/6", "1/7"]
+
+
+# -- pieces of a payload ----------------------------------------------------------------------
+
+
+def test_which_pieces_of_a_payload_a_region_fetches_and_from_whom():
+    slices = (None, Payload("s1", 4), Payload("s2", 5))
+    payload = Payload("whole", 9, slices)
+    reduction = SimpleNamespace(like={"x": ("int8", (2,))})
+    request = ExchangeRequest("k", "1/k", (0, 1, 2), reduction=reduction)
+
+    def found(request, slice_of):
+        return payloads.pieces(request, 2, payload, {}, slice_of)
+
+    whole, piece = found(request, 1)
+    assert whole == ("k", payload, {}, [2, 0, 1])
+    assert piece == ("k", slices[1], reduction.like, [2])
+    assert len(found(request, 0)) == 1, "there is none of that number"
+    assert len(found(request, None)) == 1
+    assert len(found(ExchangeRequest("k", "1/k", (0, 1, 2)), 1)) == 1
+    assert payload.nbytes_for(1) == 9 + 4 and payload.nbytes_for(0) == 9
+    assert payload.digests == ["whole", "s1", "s2"]
+
+
+def test_every_slice_is_published_and_damage_reaches_the_right_ones():
+    """The fault hook gets all bytes one after the other, and what it returns is published."""
+    around = context(Beats(region=1))
+    host = payloads.HostPayload({}, {"w": np.float32([1])}, {"x": np.arange(3, dtype=np.int8)})
+    packed = payloads.pack(around, host)
+    assert packed.slices.keys() == {0, 2} and packed.payload.slices[1] is None
+    seen, offered = [], []
+    around.fault_hooks = SimpleNamespace(sent=lambda key, data: seen.append((key, data)) or data)
+
+    around.transport.put = lambda *named: offered.append(named)
+    payloads.publish(around, "k", packed, lambda act: act())
+    assert seen == [("k", packed.slices[0] + packed.slices[2] + packed.data)]
+    record = packed.payload
+    assert offered == [
+        (record.slices[0].digest, packed.slices[0]),
+        (record.slices[2].digest, packed.slices[2]),
+        (record.digest, packed.data),
+    ]
+
+
+# -- states -----------------------------------------------------------------------------------
+
+TRAINS, ASKS = Beat(1, awaited=True), Beat(4, wants=True)
+
+
+def giving(beats, folder=None, behind=False, left=()):
+    waiting = SimpleNamespace(behind=behind, left_behind=lambda region: region in left)
+    around = context(beats, folder)
+    around.wait_list = waiting
+    return StateTransfer(around)
+
+
+@pytest.mark.parametrize(
+    ("region", "beats", "how", "owed"),
+    [
+        (0, {}, {}, False),
+        (0, {"r1": TRAINS}, {}, False),
+        (0, {"r1": ASKS}, {}, True),
+        (1, {"r0": ASKS}, {}, True),
+        (1, {"r0": TRAINS, "r2": ASKS}, {}, False),  # the lowest one does
+        (1, {"r0": TRAINS, "r2": ASKS}, {"left": (0,)}, True),
+        (0, {"r1": TRAINS, "r2": ASKS}, {"behind": True}, False),
+        (0, {"r2": ASKS}, {"behind": True}, True),  # there is no other
+        (1, {"r0": Beat(1), "r2": ASKS}, {}, True),  # 0 is coming in itself
+    ],
+)
+def test_who_owes_a_state(region, beats, how, owed):
+    assert giving(Beats(region, **beats), **how).owed() is owed
+
+
+@pytest.mark.parametrize("own", [Beat(1), Beat(1, awaited=True, wants=True)])
+def test_who_has_no_state_owes_none(own):
+    beats = Beats(r1=ASKS)
+    beats.own = own
+    assert not giving(beats).owed()
+
+
+def test_who_is_giving_one_owes_no_other():
+    transfer = giving(Beats(r1=ASKS))
+    transfer._giving = SimpleNamespace(is_alive=lambda: True)
+    assert not transfer.owed()
+    transfer._giving = SimpleNamespace(is_alive=lambda: False)
+    assert transfer.owed()
+
+
+def test_a_state_that_was_given_is_fetched_for_so_long():
+    """Half a minute, and four times as long as its bytes take."""
+    beats = Beats(r1=ASKS)
+    transfer = giving(beats)
+    transfer._context.pace.transferred(100, 1.0)
+    transfer._served[1, 4] = (100.0, 1000)
+    beats.clock_s = 100.0 + 30.0 + 4 * 10.0 - 0.5
+    assert not transfer.owed()
+    beats.clock_s += 0.5
+    assert transfer.owed()
+    beats.clock_s = 100.0
+    beats.others[2] = ASKS
+    assert transfer.owed(), "another one asks, too"
+    beats.others = {1: Beat(5, wants=True)}
+    assert transfer.owed(), "another job in that place"
+
+
+def test_who_asks_and_who_may_give():
+    beats = Beats(r1=ASKS, r2=TRAINS, r3=Beat(1), r4=Beat(1, awaited=True, wants=True))
+    transfer = giving(beats)
+    assert transfer.asking() == {1: 4, 4: 1} and transfer.donors() == {2}
+    beats.unsure = {1, 2}
+    assert transfer.asking() == {4: 1} and transfer.donors() == set()
+
+
+def test_a_state_is_for_those_that_ask_and_numbered_where_there_is_one(tmp_path):
+    beats = Beats(r1=ASKS)
+    transfer = giving(beats, tmp_path)
+    assert transfer.give(7, {"x": np.arange(3)}, {})
+    assert not transfer.give(7, {"x": np.arange(3)}, {}), "it has one of this step"
+    beats.others[2] = Beat(2, wants=True)
+    assert transfer.give(7, {"x": np.arange(4)}, {})
+    assert transfer._context.store.list("state/") == ["state/1/7.0.1.0.0", "state/1/7.0.1.1.0"]
+    assert transfer.newest()[1]["x"].size == 4
+    beats.own = Beat(4, wants=True, epoch=1)
+    beats.region = transfer._context.region = 1
+    assert transfer.newest()[1]["x"].size == 4
+    beats.own = Beat(5, wants=True, epoch=1)
+    assert transfer.newest() is None, "given to the job before"
+    beats.own = Beat(5, epoch=2)
+    assert transfer.newest() is None, "of another past"
+
+
+def test_pieces_of_two_states_are_never_the_same(tmp_path):
+    """Else with the older one those of the newer would be removed, which hold equal arrays."""
+    transfer = giving(Beats(r1=ASKS), tmp_path)
+    pieces = transfer._context.transport
+    assert transfer.give(7, {"x": np.arange(3)}, {})
+    transfer._context.heartbeat.others[2] = Beat(2, wants=True)
+    assert transfer.give(7, {"x": np.arange(3)}, {})
+    assert [name[:10] for name in pieces.held] == ["1.7.0.1.0.", "1.7.0.1.1."]
+
+
+def test_older_states_go_and_those_of_the_dead_by_the_lowest(tmp_path):
+    beats = Beats(region=1, r2=TRAINS, r3=TRAINS)
+    transfer = giving(beats, tmp_path)
+    store, ours = transfer._context.store, transfer._context.transport
+    for step in (4, 5, 6):
+        assert transfer.give(step, {"x": np.arange(step)}, {})
+
+    def left():
+        return {key.split("/")[2].partition(".")[0] for key in store.list("state/")}
+
+    assert left() == {"5", "6"}
+    (gone,) = ours.dropped
+    assert gone[0].startswith("1.4.1.1.0.") and gone[1]
+    ours.dropped.clear()
+    for donor in (2, 3):
+        record = State(donor, donor, 1, {}, {}, {})
+        transfer._context.slots.create(f"state/1/{donor}.{donor}.1.0", record)
+        store.write(f"blob/1.9.{donor}.1.0.{'a' * 64}", b"")
+    store.write("blob/" + "b" * 64, b"a payload")
+    beats.dead = {3}
+    for swept in (False, True):
+        beats.own = Beat(1, awaited=True, epoch=1, wants=not swept)
+        transfer.sweep()
+        assert left() == ({"2", "5", "6"} if swept else {"2", "3", "5", "6"})
+    assert ours.dropped == [(f"1.9.3.1.0.{'a' * 64}", True)], "of the dead, and no other"
+    transfer.sweep()
+    assert len(ours.dropped) == 1, "nothing has changed"
+    beats.dead = {2, 3}
+    transfer.sweep()
+    assert left() == {"5", "6"}
+
+
+@pytest.mark.parametrize("gives", [False, True])
+def test_old_states_are_removed_later_where_one_is_being_given(gives):
+    transfer, noted = giving(Beats(r1=TRAINS)), []
+
+    def acquire(blocking=True):
+        noted.append(f"waits: {blocking}")
+        return not gives
+
+    transfer._busy = SimpleNamespace(acquire=acquire, release=lambda: noted.append("released"))
+    transfer._remove_left = noted.append
+    transfer.sweep(), transfer.sweep()
+    once = ["waits: False", {0, 1}, "released"]
+    assert noted == (["waits: False"] * 2 if gives else once)
+
+
+# -- anchors that are compared ----------------------------------------------------------------
+
+
+def checking(folder, region=2):
+    beats = Beats(region, r0=TRAINS, r1=TRAINS)
+    around = context(beats, folder)
+    return AnchorCheck(around, StateTransfer(around)), beats
+
+
+def tell(check, region, step, moments, incarnation=1):
+    """Another region's record."""
+    slot = f"anchors/1/{region}.{incarnation}.0"
+    check._context.slots.create(slot, Anchors(step, moments))
+
+
+SAME, OTHER = ({"anchor": np.array([word], np.uint32)} for word in (5, 6))
+
+
+@pytest.mark.parametrize(
+    ("told", "agree"),
+    [
+        ({}, False),
+        ({0: (8, True)}, False),
+        ({0: (8, True), 1: (7, False)}, False),
+        ({0: (8, True), 1: (8, False)}, False),
+        ({0: (8, True), 1: (9, False)}, True),  # it never had that version
+        ({0: (9, False), 1: (9, False)}, False),  # nobody has a vote
+        ({0: (8, True), 1: (20, True)}, True),
+    ],
+)
+def test_when_anchors_are_compared(tmp_path, caplog, told, agree):
+    check, _ = checking(tmp_path)
+    for region, (step, has) in told.items():
+        tell(check, region, step, {"8.2": {"anchor": f"{5:08x}"}} if has else {})
+    assert check.anchors_agree(8, "8.2", SAME, at_last=False) is agree
+    voters = any(has for _, has in told.values())
+    if agree:
+        with pytest.raises(Parted):
+            check.anchors_agree(8, "8.2", OTHER, at_last=False)
+    else:
+        assert not check.anchors_agree(8, "8.2", OTHER, at_last=False)
+    if voters:
+        with pytest.raises(Parted, match="a state of step 8"):
+            check.anchors_agree(8, "8.2", OTHER, at_last=True)
+    assert check.anchors_agree(8, "8.2", SAME, at_last=True)
+    assert ("nobody has told" in caplog.text) is not voters
+
+
+def test_records_of_anchors_that_say_nothing(tmp_path):
+    """Of an earlier job in that place, or not signed by a region of the run."""
+    check, beats = checking(tmp_path)
+    beats.others = {0: TRAINS}
+    tell(check, 0, 8, {"8.2": {"anchor": "00"}}, incarnation=2)
+    assert not check.anchors_agree(8, "8.2", SAME, at_last=False)
+    check._context.store.write("anchors/1/0.1.0.0", b"junk")
+    assert not check.anchors_agree(8, "8.2", SAME, at_last=False)
+    assert check._context.store.counter.read()["rejected_record"] >= 1
+
+
+def test_anchors_are_told_while_somebody_asks_and_only_what_is_new(tmp_path):
+    check, beats = checking(tmp_path)
+    check._context.background = Background(pytest.fail)
+    told = []
+    check.tell = lambda versions: told.append(sorted(versions))
+    old, new = {(8, "8.2"): SAME}, {(8, "8.2"): SAME, (9, "9.2"): OTHER}
+
+    def soon(versions):
+        check.tell_soon(versions)
+        check._context.background.join()
+        return len(told)
+
+    check._since = {"7.1": {}}
+    assert soon(old) == 0 and check._since == {}, "nobody asks"
+    beats.others[1] = ASKS
+    check._since = {"7.1": {}}
+    assert soon({}) == 0 and check._since
+    assert soon(old) == 1 and soon(old) == 1 and soon(new) == 2
+    beats.others[1] = Beat(5, wants=True)
+    assert soon(new) == 3, "another one asks"
+    check._thread = SimpleNamespace(is_alive=lambda: True)
+    check.tell_soon(old)
+    beats.others[1] = TRAINS
+    check.tell_soon(old)
+    assert len(told) == 3 and check._since, "while it is being written"
+
+    def away(versions):
+        raise StoreUnavailable("away")
+
+    beats.others[1] = ASKS
+    check._thread, check.tell = None, away
+    soon(old)
+    check.tell = lambda versions: told.append(sorted(versions))
+    assert soon(old) == 4, "it was not told of yet"
+
+
+def test_a_record_of_anchors_has_all_that_was_told_of(tmp_path):
+    check, _ = checking(tmp_path, region=0)
+    check.tell({(8, "8.2"): SAME})
+    check.tell({(9, "9.2"): OTHER, (11, "11.0"): SAME, (10, "10.1"): SAME})
+    assert check._context.store.list("anchors/") == ["anchors/1/0.1.1.0"], "the older one is gone"
+    told = check._context.slots.first("anchors/1/0.1.1", Anchors)
+    assert told.step == 11 and told.versions == {
+        name: {"anchor": f"{5 + (name == '9.2'):08x}"} for name in ("8.2", "9.2", "10.1", "11.0")
+    }

@@ -1,0 +1,105 @@
+"""A region of several processes ends with the bits of the same region in one."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from launched import killed_at_last
+from regions import test_same_numbers
+from regions.process_job import Settings
+from regions.together import CUT, in_jobs
+
+import lowcomm_jax as lc
+from experiments.processes import free_port
+from lowcomm_jax.rounds.connect import peers, store
+
+ROOT = pathlib.Path(__file__).parents[2]
+STEPS = 14
+
+
+def streaming_int8():
+    rule = lc.outer.nesterov(0.6, 0.85)
+    codec = lc.compression.error_feedback(lc.compression.make("int8"), 0.9)
+    return lc.methods.streaming_diloco(6, 3, 2, 0.3, pattern=CUT, outer=rule, codec=codec)
+
+
+METHODS = {**test_same_numbers.METHODS, "streaming_int8": streaming_int8}
+
+
+def train(method, counts, exchange, folder):
+    """What every process ends with, `[region][process]`; `counts`: processes of each region."""
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+    env["XLA_FLAGS"] = re.sub(r"--xla_force_host_platform_device_count=\d+", "", env["XLA_FLAGS"])
+    jobs, outs = [], []
+    for region, count in enumerate(counts):
+        address = f"127.0.0.1:{free_port()}"
+        outs.append([folder / f"{region}.{process}.npz" for process in range(count)])
+        for process, out in enumerate(outs[-1]):
+            place = (region, len(counts), process, count, address)
+            one = Settings(f"file://{folder}/meet", str(out), *place, method, STEPS, exchange)
+            command = [
+                sys.executable,
+                "-m",
+                "regions.process_job",
+                json.dumps(dataclasses.asdict(one)),
+            ]
+            given = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+            jobs.append(subprocess.Popen(command, env=env, **given))
+    with killed_at_last(jobs):
+        for job in jobs:
+            shown = job.communicate(timeout=600)[0]
+            assert job.returncode == 0, shown
+    return [[np.load(out) for out in region] for region in outs]
+
+
+def one_process_each(method, counts, kind, between):
+    """What every region of one process with as many devices ends with."""
+    firsts = np.cumsum([0, *counts])
+    meshes = [
+        lc.make_mesh(fsdp=n, devices=jax.devices()[first : first + n])
+        for n, first in zip(counts, firsts)
+    ]
+    return in_jobs(
+        between(len(counts), kind=kind), METHODS[method](), len(counts), STEPS, None, meshes
+    )
+
+
+CASES = [
+    ("streaming_int8", (2, 1), "peers"),
+    *(
+        pytest.param(*case, marks=pytest.mark.slow)
+        for case in [
+            ("diloco", (2, 1), "store"),
+            ("cocodc", (1, 2), "store"),
+            ("noloco", (2, 2), "store"),
+            ("sparseloco", (2, 1, 1), "peers"),
+            ("diloco", (1, 2, 1), "store"),
+        ]
+    ),
+]
+
+
+@pytest.mark.parametrize("method, counts, exchange", CASES)
+def test_regions_of_several_processes(method, counts, exchange, tmp_path, between):
+    kind = {"store": store, "peers": peers}[exchange]
+    ends = train(method, counts, exchange, tmp_path)
+    expected = one_process_each(method, counts, kind, between)
+    for processes, parts in zip(ends, expected):
+        for at, (anchor, params) in enumerate(parts):
+            for process in processes:
+                for name, x in anchor.items():
+                    np.testing.assert_array_equal(process[f"{at}/anchor/{name}"], x, name)
+                for name, x in params.items():
+                    np.testing.assert_array_equal(process[f"{at}/params/{name}"], x, name)
+    if method != "noloco":
+        for name in expected[0][0][0]:
+            held = [process[f"0/anchor/{name}"] for region in ends for process in region]
+            for one in held[1:]:
+                np.testing.assert_array_equal(one, held[0])

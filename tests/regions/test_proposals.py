@@ -1,0 +1,682 @@
+"""What a region proposes as the commit record, and when: decided without threads or a store."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from regions.made_records import commit_of, knows_jobs
+
+from lowcomm_jax.rounds import round, two_shot_exchange
+from lowcomm_jax.rounds.request import Due, ExchangeRequest, ExchangeResult
+from lowcomm_jax.rounds.two_shot_exchange import TwoShotExchange, is_committed
+from lowcomm_jax.rounds.whole_exchange import WholeExchange
+from lowcomm_jax.store.commits import Announced, Job
+from lowcomm_jax.store.errors import Lost, Missing
+from lowcomm_jax.store.records import Announcement, Beat, Late, Payload
+from lowcomm_jax.store.wait_list import WaitList
+
+R, DEADLINE_S = 3, 10.0
+REQUEST = ExchangeRequest("k", "1/k", tuple(range(R)), takes_part=True)
+
+
+def payload(region):
+    return Payload(f"digest {region}", 100)
+
+
+def context(living):
+    heartbeat = SimpleNamespace(
+        clock_s=0.0, living=lambda certain: set(living), latest=dict, own=Beat(incarnation=1)
+    )
+    knows_jobs(heartbeat)
+    commit_log = SimpleNamespace(
+        confirmed=lambda name, jobs: {}, commit=lambda name, proposed: proposed
+    )
+    pace = SimpleNamespace(deadline_s=lambda nbytes, missed: DEADLINE_S * 2**missed)
+    return SimpleNamespace(
+        region=0,
+        heal="stop",
+        heartbeat=heartbeat,
+        wait_list=WaitList(heartbeat),
+        commit_log=commit_log,
+        pace=pace,
+    )
+
+
+def exchange(around, request, awaited=range(R), due_s=0.0):
+    """An exchange of region 0, for which the loop waits since then; None = it computes."""
+    due = Due(due_s)
+    return WholeExchange(around, request, lambda region: region in awaited, due=due)
+
+
+def at_proposal(living, held):
+    """An exchange of region 0 that has all payloads, and has confirmed them; (it, its context)."""
+    around = context(living)
+    one = exchange(around, REQUEST)
+    for region in range(R):
+        one.round.announcements[region] = Announced(1, payload(region), {})
+        one.round.fetches[region] = SimpleNamespace(complete=True)
+    one._held = {by: {r: payload(r).content for r in regions} for by, regions in held.items()}
+    return one, around
+
+
+def test_the_dead_are_not_present():
+    """Region 2 died before region 1 had its payload: it averages nothing, and must not be asked."""
+    one, _ = at_proposal(living={0, 1}, held={0: [0, 1, 2], 1: [0, 1]})
+    commit = one._propose()
+    assert sorted(commit.admitted) == [0, 1] and tuple(commit.present) == (0, 1)
+
+
+def test_who_announced_and_lives_is_present_without_a_payload():
+    one, _ = at_proposal(living={0, 1, 2}, held={0: [0, 1, 2], 1: [0, 1, 2], 2: [0, 1, 2]})
+    one.round.announcements[2] = Announced(1, None, {})
+    commit = one._propose()
+    assert sorted(commit.admitted) == [0, 1] and tuple(commit.present) == (0, 1, 2)
+
+
+def test_a_confirmation_is_waited_for_twice_as_long_as_a_payload():
+    """The other region may wait a deadline itself before it confirms."""
+    one, around = at_proposal(living={0, 1, 2}, held={0: [0, 1, 2], 1: [0, 1, 2]})
+    around.heartbeat.clock_s = 1.9 * DEADLINE_S
+    assert one._propose() is None
+    around.heartbeat.clock_s = 2.0 * DEADLINE_S
+    assert sorted(one._propose().admitted) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("beat", "owes"),
+    [
+        (Beat(incarnation=4), True),
+        (Beat(incarnation=5), False),  # another job: what it was to average is gone
+        (Beat(incarnation=4, wants=True), False),
+        (None, False),
+    ],
+)
+def test_averages_are_owed_by_the_job_that_announced(beat, owes):
+    around = context(living={0, 1, 2})
+    around.heartbeat.latest = lambda: {} if beat is None else {1: beat}
+    reduction = SimpleNamespace(parts=R, like={}, rest={})
+    request = ExchangeRequest("k", "1/k", tuple(range(R)), reduction=reduction)
+    one = TwoShotExchange(around, request, lambda region: True)
+    everyone = commit_of({r: payload(r) for r in range(R)}, {}, 0, range(R), job=4)
+    assert one._owes_averages(everyone)(1) is owes, "also where its announcement was not read here"
+    assert not one._owes_averages(commit_of({}, {}, 0, (0, 2), job=4))(1)
+
+
+def test_terms_of_the_dead_whose_payload_is_here_count():
+    """Others may hold it. Terms of the dead whose payload is not here do not."""
+    one, _ = at_proposal(living={0, 1}, held={0: [0, 1, 2], 1: [0, 1, 2]})
+    one.round.announcements[3] = Announced(1, payload(3), {})
+    commit = one._propose()
+    assert set(commit.terms) == {0, 1, 2} and sorted(commit.admitted) == [0, 1, 2]
+    assert tuple(commit.present) == (0, 1, 2) and commit.writer == 0
+
+
+def test_who_has_other_terms_is_no_part_of_the_record_but_named_in_it():
+    one, around = at_proposal(living={0, 1, 2}, held={by: [0, 1, 2] for by in range(3)})
+    around.heal = "majority"
+    for region in range(3):
+        terms = {"step": 4 + (region == 2)}
+        one.round.announcements[region] = Announced(1, payload(region), terms)
+    commit = one._propose()
+    assert sorted(commit.admitted) == [0, 1] and tuple(commit.present) == (0, 1)
+    assert commit.terms == {0: {"step": 4}, 1: {"step": 4}, 2: {"step": 5}}
+
+
+def test_confirmations_are_read_and_not_awaited_of_the_dead_or_replaced():
+    one, around = at_proposal(living={0, 1}, held={0: [0, 1, 2]})
+    confirmed = {1: {0: payload(0).content, 1: payload(1).content}}
+    around.commit_log.confirmed = lambda name, jobs: confirmed
+    commit = one._propose()  # at once: 2 is dead
+    assert sorted(commit.admitted) == [0, 1], "region 1 does not hold that of 2"
+    assert one._known == (3, 3, 2)
+    one, around = at_proposal(living={0, 1, 2}, held={0: [0, 1, 2], 1: [0, 1, 2]})
+    around.heartbeat.latest = lambda: {2: Beat(incarnation=2)}
+    assert sorted(one._propose().admitted) == [0, 1, 2]
+
+
+def test_a_payload_that_only_we_lack_is_waited_for_while_the_others_live():
+    held = {0: [0, 1], 1: [0, 1, 2], 2: [0, 1, 2]}
+    # `held` of 0 is what it confirmed; as if it were not known to itself to lack anything.
+    for living, at_once in (({0, 1, 2}, False), ({0}, True)):
+        one, around = at_proposal(living, {**held, 0: [0, 1, 2]})
+        one.round.fetches[2].complete = False
+        around.heartbeat.clock_s = 1.9 * DEADLINE_S
+        if at_once:
+            assert sorted(one._propose().admitted) == [0, 1]
+            continue
+        assert one._propose() is None
+        around.heartbeat.clock_s = 2.0 * DEADLINE_S
+        assert sorted(one._propose().admitted) == [0, 1]
+
+
+# -- what is waited for before a region confirms what it holds ----------------------------------
+
+
+def waiting(awaited=(0, 1, 2), due_s=0.0, **changes):
+    """An exchange of region 0 that nobody else has announced to yet; (it, its context, notes)."""
+    around = context(living={0, 1, 2})
+    notes = SimpleNamespace(late_s=[], confirmed=[])
+    around.pace.announced = notes.late_s.append
+    around.commit_log.announced = lambda name, jobs: {}
+
+    def confirm(name, job, held):
+        notes.confirmed.append((job.region, held))
+        return held
+
+    around.commit_log.confirm = confirm
+    around.timing = SimpleNamespace(beat_s=1.0)
+    request = dataclasses.replace(REQUEST, **changes)
+    one = exchange(around, request, awaited, due_s)
+    one.round.announcements[0] = Announced(1, payload(0), {})
+    return one, around, notes
+
+
+def arrive(one, around, region, here=True):
+    """A region has announced, and its payload is here."""
+    one.round.fetches[region] = SimpleNamespace(
+        complete=here, hopeless=False, missing_s=None, payload=payload(region)
+    )
+    said = Announced(1, payload(region), {})
+    around.commit_log.announced = lambda name, jobs: {region: said} if region in jobs else {}
+    one.round._fetch = lambda *_: None
+
+
+def assert_has_the_usual_time_once_it_announces(one, around):
+    """Region 1, which a longer wait is about to end for."""
+    assert not one._confirm()
+    arrive(one, around, 1, here=False)
+    assert not one._confirm()
+    around.heartbeat.clock_s += DEADLINE_S - 1.0
+    assert not one._confirm()
+    around.heartbeat.clock_s += 1.0
+    assert one._confirm()
+
+
+def test_a_region_confirms_once_all_that_are_awaited_are_here():
+    one, around, notes = waiting(awaited=(0, 1))
+    assert not one._confirm() and one._silent == [1]
+    around.heartbeat.clock_s = 3.0
+    arrive(one, around, 1, here=False)
+    assert not one._confirm() and one._held is None
+    around.heartbeat.clock_s = 4.0
+    one.round.fetches[1].complete = True
+    assert one._confirm() and not one._silent
+    held = {0: payload(0).content, 1: payload(1).content}
+    assert notes.confirmed == [(0, held)] and one._held == {0: held}
+    assert notes.late_s == [3.0], "how late the last announcement was"
+    assert one._waited_s == 0.0, "the next wait begins"
+
+
+def test_the_others_have_their_time_from_the_own_announcement_on():
+    """What this region computes and sends before that takes nothing of it."""
+    one, around, _ = waiting(takes_part=False)
+    said = []
+
+    def takes(seconds):
+        around.heartbeat.clock_s += seconds
+
+    around.fault_hooks = SimpleNamespace(begins=lambda *_: takes(7.0))
+    around.commit_log.committed = lambda name: takes(2.0)
+    around.commit_log.announce = lambda *given: said.append(given) or Announced(1, None, {})
+    one._retry = lambda act: act()
+    one._publish()
+    assert said == [("1/k", Job(0, 1), Announcement(None, {}))]
+    assert one.round.announcements == {0: Announced(1, None, {})}
+    assert around.heartbeat.clock_s == 9.0 and one._waited_s == 0.0
+
+
+def test_a_deadline_ends_the_wait_and_is_noted_as_lateness():
+    one, around, notes = waiting()
+    around.heartbeat.clock_s = DEADLINE_S - 0.5
+    assert not one._confirm()
+    around.heartbeat.clock_s = DEADLINE_S
+    assert one._confirm() and one._silent == [1, 2] and notes.late_s == [DEADLINE_S]
+
+
+def test_a_deadline_begins_when_the_loop_waits():
+    """What the others bring while it still computes keeps nobody from training."""
+    one, around, notes = waiting(awaited=(0, 1), due_s=None)
+    around.heartbeat.clock_s = 5 * DEADLINE_S
+    assert not one._confirm() and one._waited_s == 0.0
+    one.due.begin(around.heartbeat.clock_s)
+    around.heartbeat.clock_s = 6 * DEADLINE_S - 0.5
+    one.due.begin(around.heartbeat.clock_s)  # it waits already
+    assert not one._confirm() and one._waited_s == DEADLINE_S - 0.5
+    around.heartbeat.clock_s = 6 * DEADLINE_S
+    assert one._confirm() and notes.late_s == [6 * DEADLINE_S]
+    one, around, notes = waiting(awaited=(0, 1), due_s=None)
+    around.heartbeat.clock_s = 5 * DEADLINE_S
+    arrive(one, around, 1)
+    assert one._confirm() and one._waited_s == 0.0
+    # An exchange that hides nothing will need that much.
+    assert notes.late_s == [5 * DEADLINE_S]
+
+
+def late(one, around, missed):
+    """Region 1 has missed so many exchanges, and has caught up since."""
+    around.wait_list.late = {1: Late(4, missed)}
+    around.heartbeat.latest = lambda: {1: Beat(1, step=5)}
+
+
+def test_who_has_missed_exchanges_is_waited_for_longer():
+    one, around, notes = waiting(awaited=(0, 1))
+    late(one, around, missed=3)
+    around.heartbeat.clock_s = 8 * DEADLINE_S - 0.5
+    assert not one._confirm()
+    around.heartbeat.clock_s = 8 * DEADLINE_S
+    assert one._confirm() and not notes.late_s, "no usual wait, and in vain"
+    one, around, notes = waiting(awaited=(0, 1))
+    late(one, around, missed=3)
+    around.heartbeat.clock_s = 5 * DEADLINE_S
+    arrive(one, around, 1)
+    assert one._confirm() and notes.late_s == [5 * DEADLINE_S], "a region that stays so slow"
+    one, around, _ = waiting(awaited=(0, 1), follows=True)
+    late(one, around, missed=3)
+    around.heartbeat.clock_s = DEADLINE_S
+    assert one._confirm(), "in the exchange that this one follows it was in time"
+    one, around, _ = waiting(awaited=(0, 2))
+    late(one, around, missed=3)
+    around.heartbeat.clock_s = DEADLINE_S
+    assert one._confirm(), "it is not what this exchange waits for"
+
+
+def test_who_has_missed_exchanges_and_announces_has_the_usual_time_from_then_on():
+    one, around, _ = waiting(awaited=(0, 1))
+    late(one, around, missed=3)
+    around.heartbeat.clock_s = 8 * DEADLINE_S - 1.0
+    assert_has_the_usual_time_once_it_announces(one, around)
+    one, around, _ = waiting()
+    late(one, around, missed=3)
+    around.heartbeat.clock_s = 7 * DEADLINE_S
+    arrive(one, around, 2)
+    assert not one._confirm()
+    around.heartbeat.clock_s = 8 * DEADLINE_S
+    assert one._confirm(), "another one's announcement gives it no more time"
+    one, around, _ = waiting(awaited=(0, 2))
+    late(one, around, missed=3)
+    around.heartbeat.clock_s = DEADLINE_S - 1.0
+    assert not one._confirm()
+    arrive(one, around, 1)
+    assert not one._confirm()
+    around.heartbeat.clock_s = DEADLINE_S
+    assert one._confirm(), "nor does that of one that nobody waited for"
+
+
+@pytest.mark.parametrize(
+    ("awaited", "passed", "expected"),
+    [
+        ((0, 1, 2), False, {1: Late(9, 3), 2: Late(9, 1)}),
+        ((0, 2), False, {1: Late(4, 2), 2: Late(9, 1)}),
+        ((0,), False, {1: Late(4, 2)}),
+        ((0, 1), True, {1: Late(9, 3)}),
+    ],
+)
+def test_a_record_says_who_is_late(awaited, passed, expected):
+    """Region 1 has been late before; who announces nothing stays late, waited for or not."""
+    one, around, _ = waiting(awaited=awaited)
+    late(one, around, missed=2)
+    around.heartbeat.own = Beat(1, step=9)
+    around.heartbeat.clock_s = 8 * DEADLINE_S
+    one._passed_over = lambda waiting: passed
+    assert one._propose().late == expected
+    one, around, _ = waiting(awaited=(0, 1))
+    late(one, around, missed=2)
+    arrive(one, around, 1)
+    held = {r: f"digest {r}" for r in (0, 1)}
+    around.commit_log.confirmed = lambda name, jobs: {job.region: held for job in jobs}
+    assert one._propose().late == {}, "it has announced"
+    one, around, _ = waiting(awaited=(0,), follows=True)
+    late(one, around, missed=2)
+    assert one._propose().late == {}, "the exchange that this one follows says it"
+
+
+@pytest.mark.parametrize("changes", [{"follows": True}, {"patience_s": 5.0}])
+def test_waits_that_are_no_usual_ones_teach_nothing(changes):
+    one, _, notes = waiting(awaited=(), **changes)
+    assert one._confirm() and not notes.late_s
+
+
+def test_an_earlier_jobs_payload_is_not_confirmed():
+    one, _, notes = waiting(awaited=())
+    one.round.announcements[0] = Announced(7, payload(0), {})
+    one.round.fetches[0] = fetched(0, hopeless=True)
+    assert one._confirm() and not notes.confirmed and one._held == {0: {}}
+
+
+def test_patience_is_for_those_who_still_compute():
+    """For a payload that was announced the usual time is enough, from then on."""
+    one, around, _ = waiting(awaited=(0, 1), patience_s=30.0)
+    around.heartbeat.clock_s = DEADLINE_S + 29.0
+    assert_has_the_usual_time_once_it_announces(one, around)
+    one, around, _ = waiting(awaited=(0, 1), patience_s=30.0)
+    around.heartbeat.clock_s = DEADLINE_S + 30.0
+    assert one._confirm()
+
+
+def test_the_deadline_is_for_the_bytes_that_this_region_gets():
+    one, around, _ = waiting()
+    sizes = []
+    around.pace.deadline_s = lambda nbytes, missed: sizes.append(nbytes) or 100.0
+    slices = tuple(Payload(f"{s}", 10 + s) for s in range(R))
+    one.round.announcements = {
+        0: Announced(1, Payload("a", 100, slices), {}),
+        1: Announced(1, Payload("b", 200, (None, *slices[1:])), {}),
+        2: Announced(1, None, {}),
+    }
+    assert not one._waited_enough([1]) and sizes == [100 + 10 + 200]
+    around.heartbeat.clock_s = 100.0
+    assert one._waited_enough([1]) and not one._waited_enough([1], deadlines=2)
+    assert not one._waited_enough([1], patience_s=0.5) and one._waited_enough([], deadlines=9)
+
+
+@pytest.mark.parametrize(
+    ("held", "passed"),
+    [
+        ({1: {0: "", 1: ""}}, True),
+        ({1: {0: "", 1: "", 2: ""}}, False),
+        ({}, False),
+    ],
+)
+def test_whom_another_region_left_out_cannot_count_any_more(held, passed):
+    one, around, _ = waiting()
+    around.commit_log.confirmed = lambda name, jobs: held
+    one.round.announcements[1] = Announced(1, payload(1), {})
+    around.heartbeat.clock_s = 0.75
+    assert not one._passed_over([2]), "asked once a heartbeat"
+    around.heartbeat.clock_s = 1.0
+    assert one._passed_over([2]) is passed
+    assert not one._passed_over([2])
+    around.heartbeat.clock_s = 2.0
+    assert not one._passed_over([1, 2]), "region 1 has announced"
+    assert one._passed_over([2]) is passed
+
+
+# -- the round --------------------------------------------------------------------------------
+
+
+def fetched(region, **state):
+    state = {"complete": False, "hopeless": False, "missing_s": None, **state}
+    return SimpleNamespace(job=Job(region, 1), region=region, payload=payload(region), **state)
+
+
+@pytest.mark.parametrize(
+    ("state", "living", "final"),
+    [
+        ({"complete": True}, {0, 1}, True),
+        ({}, {0, 1}, False),
+        ({"hopeless": True}, {0, 1}, True),
+        ({"missing_s": 0.0}, {0, 1}, False),
+        ({"missing_s": 0.0}, {0}, True),
+        ({}, {0}, False),  # dead, and its bytes may still come from elsewhere
+    ],
+)
+def test_when_waiting_for_a_payload_changes_nothing(state, living, final):
+    one, around, _ = waiting()
+    around.heartbeat.living = lambda certain: living
+    one.round.announcements[1] = Announced(1, payload(1), {})
+    one.round.fetches[1] = fetched(1, **state)
+    assert one.round.is_final(1, one._awaited) is final and one.round.has(1) is state.get(
+        "complete", False
+    )
+    one.round.announcements[1] = Announced(1, None, {})
+    assert one.round.is_final(1, one._awaited)
+    assert one.round.is_final(0, one._awaited) and one.round.has(0) and not one.round.has(2)
+
+
+@pytest.mark.parametrize(
+    ("missing_s", "incarnation", "asked"), [(0.0, 2, True), (0.0, 1, False), (None, 2, False)]
+)
+def test_a_job_in_the_place_of_one_whose_payload_is_gone_is_heard(missing_s, incarnation, asked):
+    one, around, _ = waiting()
+    one.round.announcements |= {r: Announced(1, payload(r), {}) for r in (1, 2)}
+    one.round.fetches = {1: fetched(1, missing_s=missing_s), 2: fetched(2)}
+    around.heartbeat.latest = lambda: {1: Beat(incarnation)}
+    asks, new = [], Announced(2, Payload("new", 9), {})
+    around.commit_log.announced = lambda name, jobs: asks.extend(jobs) or dict.fromkeys(jobs, new)
+    begun = []
+    one.round._fetch = lambda *given: begun.append(given)
+    assert one.round.replaced(1) is (incarnation == 2)
+    assert one.round.look() is asked and asks == [1] * asked
+    assert begun == [(Job(1, 2), new.payload, True)] * asked
+    assert not one.round.replaced(1) or not asked, "it is the job that announced now"
+
+
+def test_what_was_published_is_known_by_its_digests():
+    one, *_ = waiting()
+    one.round.announcements[2] = Announced(1, None, {})
+    one.round._begun.append(fetched(1))
+    # The announcement of one that takes no part is removed with the others.
+    digests = {Job(0, 1): ["digest 0"], Job(1, 1): ["digest 1"], Job(2, 1): []}
+    assert one.published == {"1/k": digests}
+
+
+@pytest.mark.parametrize(
+    ("changes", "ours", "slice_of"),
+    [({}, True, 0), ({}, False, None), ({"joins": False}, True, None)],
+)
+def test_which_slice_is_fetched(monkeypatch, changes, ours, slice_of):
+    """The one that this region reduces, unless another job was to reduce it."""
+    reduction = SimpleNamespace(rest={"weight": ("float32", (1,))})
+    one, *_ = waiting(reduction=reduction, **changes)
+    given = []
+    monkeypatch.setattr(round.payloads, "pieces", lambda *x: given.append(x) or ["piece"])
+    monkeypatch.setattr(round, "Fetch", lambda *x: SimpleNamespace(cancelled=[], given=x))
+    before = SimpleNamespace(cancel=lambda: given.append("cancelled"))
+    one.round.fetches[1] = before
+    one.round._fetch(Job(1, 1), payload(1), ours)
+    request = one.round.request
+    assert given == ["cancelled", (request, 1, payload(1), reduction.rest, slice_of)]
+    assert one.round.fetches[1].given[1:] == (Job(1, 1), ["piece"], one.round.news)
+
+
+def test_shapes_that_a_payload_must_have():
+    reduction = SimpleNamespace(rest={"weight": ("float32", (1,))})
+    own = {"x": ("int8", (2,))}
+    cases = [({}, own), ({"reduction": reduction}, reduction.rest)]
+    cases += [({"like": {1: {}}, "reduction": reduction}, {})]
+    for changes, expected in cases:
+        one, *_ = waiting(**changes)
+        one.round.shapes = own
+        assert one.round._like(1) == expected
+
+
+def test_a_record_that_we_find_is_completed_from_what_is_here():
+    one, around, _ = waiting()
+    around.timing = SimpleNamespace(answer_s=5.0)
+    one.round.host_payload = SimpleNamespace(rest={"x": 0})
+    begun, looked = [], []
+    arrays = {r: fetched(r, got=[{"x": r}], refused=None) for r in (1, 2)}
+    one.round.fetches = {1: arrays[1]}
+    one.round.look = lambda ours: looked.append(ours)
+
+    def fetch(job, wanted, ours):
+        begun.append((job, wanted, ours))
+        arrays[job.region].job = job
+        one.round.fetches[job.region] = arrays[job.region]
+
+    one.round._fetch = fetch
+    commit = commit_of({r: payload(r) for r in range(3)}, {}, 1, (1, 2))
+    assert one._complete(commit) == {0: {"x": 0}, 1: {"x": 1}, 2: {"x": 2}}
+    assert begun == [(Job(2, 1), payload(2), False)] and not looked, "it announced: it has looked"
+    one.round.announcements.clear()
+    one._retry = lambda act: act()
+    other = commit_of({1: payload(1)}, {}, 1, (0, 1), job=2)
+    other.present[0] = 1
+    one._complete(other)
+    assert begun[1:] == [(Job(1, 2), payload(1), True)] and looked == [True], "another job's"
+    arrays[1].got = []
+    assert one.round.arrays_of(other) is None
+    arrays[1].missing_s = 10.5
+    with pytest.raises(Lost, match="payload of region 1 for 'k' is agreed on"):
+        one._complete(other)
+
+
+@pytest.mark.parametrize(("job", "fetched_anew"), [(1, False), (9, True)])
+def test_equal_bytes_of_the_job_before_are_fetched_and_not_taken_for_ours(job, fetched_anew):
+    """Its payload had the same digest; whose it is the record says."""
+    one, around, _ = waiting()
+    around.timing = SimpleNamespace(answer_s=5.0)
+    one.round.host_payload = SimpleNamespace(rest={"x": 0})
+    begun = []
+
+    def fetch(whose, wanted, ours):
+        begun.append((whose, ours))
+        there = SimpleNamespace(job=whose, payload=wanted, got=[{"x": 9}])
+        one.round.fetches[whose.region] = there
+
+    one.round._fetch = fetch
+    found = one._complete(commit_of({0: payload(0)}, {}, 1, (0,), job=job))
+    assert found == ({0: {"x": 9}} if fetched_anew else {0: {"x": 0}})
+    assert begun == ([(Job(0, 9), False)] if fetched_anew else [])
+
+
+# -- the second exchange of slices ------------------------------------------------------------
+
+
+class Reduction:
+    """Slices of one number each, which are added up."""
+
+    parts, like, rest = R, {"x": ("float32", ())}, {"weight": ("float32", ())}
+
+    def reduce(self, slice_R, rest_R, takes_part_R):
+        return {"x": np.float32((slice_R["x"] * rest_R["weight"] * takes_part_R).sum())}
+
+
+def two_shot(joins=True, living=(0, 1, 2)):
+    around = context(living)
+    around.count = R
+    request = dataclasses.replace(REQUEST, reduction=Reduction(), joins=joins)
+    one = TwoShotExchange(around, request, lambda region: True)
+    one._first.round.announcements[0] = Announced(1, payload(0), {})
+    return one, around
+
+
+@pytest.mark.parametrize(
+    ("present", "joins", "ours"),
+    [
+        ((0, 1, 2), True, [0]),
+        ((0, 1), True, [0, 2]),  # of a region that is not there: slice 2 % 2
+        ((1, 2), True, []),
+        ((0, 1, 2), False, []),
+    ],
+)
+def test_whose_averages_a_region_makes_and_whose_it_takes(monkeypatch, present, joins, ours):
+    one, _ = two_shot(joins)
+    commit = commit_of({r: payload(r) for r in present}, {}, 1, present)
+    owner = [s if s in present else present[s % len(present)] for s in range(R)]
+    made, sent = [], {}
+
+    def averages(found, numbers):
+        made.append(numbers)
+        return {f"{s}/x": np.float32(s) for s in numbers}
+
+    def follow_up(suffix, awaited, **more):
+        sent.update(more, suffix=suffix)
+        arrays = {r: {} for r in present}
+        for s, r in enumerate(owner):
+            arrays[r][f"{s}/x"] = np.float32(10 + s)
+        return SimpleNamespace(commit=commit, arrays=arrays)
+
+    monkeypatch.setattr(one, "_averages", averages)
+    monkeypatch.setattr(one, "_follow_up", follow_up)
+    found = one._exchange_averages(SimpleNamespace(commit=commit))
+    assert made == [ours] and found["x"].tolist() == [10, 11, 12]
+    assert sent["suffix"] == "averages" and sent["takes_part"] is bool(ours)
+    assert sent["arrays"].keys() == {f"{s}/x" for s in ours}
+    expected = {r: {} for r in range(R)}
+    for s, r in enumerate(owner):
+        expected[r][f"{s}/x"] = ("float32", ())
+    assert sent["like"] == expected
+    second = commit_of({present[0]: payload(0)}, {}, 1, present)
+    monkeypatch.setattr(one, "_follow_up", lambda *_, **__: SimpleNamespace(commit=second))
+    assert one._exchange_averages(SimpleNamespace(commit=commit)) is None, "one brought none"
+
+
+def test_averages_are_waited_for_also_of_one_that_was_not_observed_for_long():
+    """Whether it lives is not certain yet; one that is dead for certain owes nothing."""
+    one, around = two_shot()
+    around.heartbeat.latest = lambda: {1: Beat(incarnation=1), 2: Beat(incarnation=1)}
+    around.heartbeat.living = lambda certain: {0} if certain else {0, 1}
+    owes = one._owes_averages(commit_of({}, {}, 0, (0, 1, 2)))
+    assert owes(1) and not owes(2)
+
+
+def test_a_contribution_comes_from_whom_it_is_due(monkeypatch):
+    """Ours from the host; of our own number those that came with the payloads; else fetched."""
+    one, _ = two_shot()
+    begun = []
+
+    def fetch(context, job, pieces):
+        begun.append((job.region, pieces[0].payload))
+        return SimpleNamespace(first=lambda check: {"x": np.float32(100 + job.region)})
+
+    monkeypatch.setattr(two_shot_exchange, "Fetch", fetch)
+    one._first.round.host_payload = SimpleNamespace(slices={"x": np.float32([5, 6, 7])})
+    slices = {
+        r: tuple(None if s == r else Payload(f"{r}{s}", 4) for s in range(R)) for r in range(R)
+    }
+    named = {r: Payload(f"digest {r}", 100, slices[r]) for r in range(R)}
+    one._first.round.announcements[0] = Announced(1, named[0], {})
+    here = [{}, {"x": np.float32(50)}]
+    one._first.round.fetches = {
+        1: SimpleNamespace(complete=True, got=here),
+        2: SimpleNamespace(complete=False, got=here[:1]),
+    }
+    commit = commit_of(named, {}, 0, (0, 1, 2))
+    assert one._contributions(commit, 0) == {0: {"x": 5}, 1: {"x": 50}, 2: {"x": 102}}
+    assert begun == [(2, slices[2][0])]
+    begun.clear()
+    # Of region 2's number, which is away: what came with payload 1 is slice 0.
+    assert one._contributions(commit, 2)[1] == {"x": 101} and one._contributions(commit, 2)[0] == {
+        "x": 7
+    }
+
+    def gone(check):
+        raise Missing("gone")
+
+    monkeypatch.setattr(two_shot_exchange, "Fetch", lambda *_: SimpleNamespace(first=gone))
+    assert one._averages(SimpleNamespace(commit=commit, arrays={}), [0]) == {}
+
+
+def test_an_average_is_of_those_whose_slices_are_given():
+    one, _ = two_shot()
+    rest = {r: {"weight": np.float32(1 + r)} for r in range(R)}
+    slices = {0: {"x": np.float32([1, 2, 3])}, 2: {"x": np.float32([10, 20, 30])}}
+    found = one._average_all(slices, rest)
+    np.testing.assert_array_equal(found["x"], [1 + 3 * 10, 2 + 3 * 20, 3 + 3 * 30])
+
+
+def test_who_was_late_in_the_first_exchange_is_late_when_whole_payloads_follow(monkeypatch):
+    one, _ = two_shot()
+    one._first.round.host_payload = SimpleNamespace(whole={})
+    third = ExchangeResult(commit_of({}, {}, 1, (0, 1)), {}, 0.1)
+    monkeypatch.setattr(one, "_follow_up", lambda *_, **__: third)
+    found = one._fall_back_to_whole(commit_of({}, {}, 0, (0, 1), {2: Late(4, 1)}))
+    assert found.commit == commit_of({}, {}, 1, (0, 1), {2: Late(4, 1)})
+
+
+@pytest.mark.parametrize(
+    ("records", "over"),
+    [
+        ({}, False),
+        ({"1/k": ((0, 1), (0, 1))}, False),
+        ({"1/k": ((), (0, 1))}, True),  # nobody took part: there is nothing to average
+        ({"1/k": ((0, 1), (0, 1)), "1/k+averages": ((0, 1), ())}, True),
+        ({"1/k": ((0, 1), (0, 1, 2)), "1/k+averages": ((0, 1), ())}, False),
+        ({"1/k": ((0, 1), (0, 1)), "1/k+averages": ((0, 1, 2), ())}, True),
+        (
+            {"1/k": ((0, 1), (0, 1)), "1/k+averages": ((0,), ()), "1/k+whole": ((0,), ())},
+            True,
+        ),
+    ],
+)
+def test_when_an_exchange_of_slices_is_over(records, over):
+    made = {
+        name: commit_of({r: payload(r) for r in who}, {}, 0, present)
+        for name, (who, present) in records.items()
+    }
+    log = SimpleNamespace(committed=made.get)
+    sliced = dataclasses.replace(REQUEST, reduction=Reduction())
+    assert is_committed(log, sliced) is over
+    assert is_committed(log, REQUEST) is ("1/k" in records)

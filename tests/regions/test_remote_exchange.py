@@ -1,0 +1,292 @@
+"""What every way between jobs must do when all is well, and when regions are late or absent."""
+
+import dataclasses
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from regions.faults import vanish
+from regions.party import LIKE, TIMING, at_once, check, land, payload, send
+
+from lowcomm_jax import exchange
+
+
+def test_everyone_holds_everything_in_region_order(party):
+    regions = party.run(3)
+    for number in range(3):
+        send(regions, f"round {number}", number)
+        for arrived in land(regions, f"round {number}"):
+            check(arrived, 3, range(3), number)
+            assert arrived.seconds > 0 and arrived.waited >= 0
+
+
+def test_one_region_alone(party):
+    (alone,) = party.run(1)
+    send([alone], "k")
+    (arrived,) = land([alone], "k")
+    check(arrived, 1, [0])
+    assert arrived.bytes_received == 0
+
+
+def test_jax_arrays_of_narrow_types_and_odd_shapes(party):
+    regions = party.run(2)
+    arrays = {
+        "half": jnp.arange(6, dtype=jnp.bfloat16).reshape(1, 2, 3),
+        "eight": jnp.array([[1, -8, 7]], jnp.float8_e4m3fn),
+        "empty": jnp.zeros((1, 0, 4), jnp.float32),
+        "scalar": jnp.array([2.5], jnp.float32),
+        "mask": jnp.array([[True, False]]),
+    }
+    like = {n: jax.ShapeDtypeStruct(x.shape, x.dtype) for n, x in arrays.items()}
+    for x in regions:
+        x.start("k", arrays)
+    for arrived in at_once(lambda x: x.finish("k", like), regions):
+        for name, x in arrays.items():
+            assert arrived.arrays[name].dtype == x.dtype
+            np.testing.assert_array_equal(arrived.arrays[name], np.concatenate([x, x]))
+
+
+def test_absent_region_gets_the_result_and_counts_for_zero(party):
+    regions = party.run(3)
+    send(regions[:1] + regions[2:], "k")
+    send(regions[1:2], "k", takes_part=False)
+    for arrived in land(regions, "k"):
+        check(arrived, 3, [0, 2])
+
+
+def test_nobody_takes_part(party):
+    regions = party.run(2)
+    send(regions, "k", takes_part=False)
+    for arrived in land(regions, "k"):
+        check(arrived, 2, [])
+
+
+def land_or_part(region, key="k"):
+    """What a region ends an exchange with: what arrived, or that it has parted."""
+    try:
+        return region.finish(key, LIKE)
+    except exchange.Parted as error:
+        return error
+
+
+@pytest.mark.parametrize(
+    "heal, holds", [("stop", []), ("majority", [0, 2]), ("lowest", [0, 2]), ("majority", [])]
+)
+def test_what_is_sent_on_other_terms_does_not_count(party, heal, holds):
+    """The record tells every region who has decided what; here region 1 has another anchor, and
+    where nothing holds of three regions region 2 has a third one."""
+    regions = party.run(3, heal=heal)
+    thirds = 7 if heal != "stop" and not holds else 5
+    anchors = [np.array(x, np.uint32) for x in ([1, 5], [1, 6], [1, thirds])]
+    for x, anchor in zip(regions, anchors):
+        x.start("k", payload(x.region), terms={"step": 40, "fragment": 2, "anchor": anchor})
+    ended = at_once(land_or_part, regions)
+    for region, end in enumerate(ended):
+        if region in holds:
+            check(end, 3, holds)
+            continue
+        assert isinstance(end, exchange.Parted) and end.heals == bool(holds)
+        listed = "; ".join(
+            f"region {r}: anchor {a[0]:08x}{a[1]:08x}" for r, a in enumerate(anchors)
+        )
+        assert str(end).endswith(f"exchange k, fragment 2, step 40: {listed}")
+
+
+def test_who_decided_on_another_payload_learns_what_the_others_sent(party):
+    """Its payload has another shape, so that it cannot even be read."""
+    regions = party.run(3, heal="majority")
+    for x, fragment in zip(regions, (0, 0, 1)):
+        arrays = payload(x.region) if fragment == 0 else {"v": np.ones((1, 7), np.float32)}
+        x.start("k", arrays, terms={"step": 8, "fragment": fragment})
+    ended = at_once(land_or_part, regions)
+    for end in ended[:2]:
+        check(end, 3, [0, 1])
+    assert isinstance(ended[2], exchange.Parted) and "region 2: fragment 1" in str(ended[2])
+
+
+def test_whoever_has_no_terms_goes_by_those_of_the_others(party):
+    regions = party.run(3)
+    for x in regions:
+        x.start("k", payload(x.region), terms=None if x.region == 1 else {"step": 3})
+    for arrived in land(regions, "k"):
+        check(arrived, 3, [0, 1, 2])
+
+
+def test_terms_of_who_only_listens_are_compared_too(party):
+    regions = party.run(2)
+    for x in regions:
+        x.start("k", payload(x.region), terms={"step": 3})
+    land(regions, "k")
+    check(regions[0].skip("k", LIKE, terms={"step": 3}), 2, [0, 1])
+    with pytest.raises(exchange.Parted, match="region 0: step 4; region 1: step 3"):
+        regions[0].skip("k", LIKE, terms={"step": 4})
+
+
+def test_groups_exchange_under_one_key_without_the_others(party):
+    regions = party.run(4)
+    groups = [(0, 2), (1, 3)]
+    for group in groups:
+        send([regions[r] for r in group], "k", members=group)
+    for group in groups:
+        for arrived in land([regions[r] for r in group], "k"):
+            check(arrived, 4, group)
+
+
+def test_two_keys_in_flight_finished_out_of_order(party):
+    regions = party.run(2)
+    send(regions, "a", 1)
+    send(regions, "b", 2)
+    for arrived in land(regions, "b"):
+        check(arrived, 2, [0, 1], 2)
+    for arrived in land(regions, "a"):
+        check(arrived, 2, [0, 1], 1)
+
+
+def test_start_returns_at_once_and_ready_tells_when_finish_will_not_wait(party):
+    regions = party.run(2)
+    send(regions[:1], "k")
+    time.sleep(0.3)
+    assert not regions[0].ready("k")
+    send(regions[1:], "k")
+    until = time.monotonic() + 10
+    while not regions[0].ready("k"):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    (arrived,) = land(regions[:1], "k")
+    assert arrived.waited < 0.1 < 0.3 < arrived.seconds
+
+
+def test_bytes_are_those_that_moved(party):
+    regions = party.run(3)
+    total = {"sent": 0, "received": 0}
+    for number in range(2):
+        send(regions, f"k{number}", number)
+        for arrived in land(regions, f"k{number}"):
+            total["sent"] += arrived.bytes_sent
+            total["received"] += arrived.bytes_received
+    for name in total:
+        assert total[name] <= sum(x.counts()[name] for x in regions)
+    values = sum(x.nbytes for x in payload(0).values())
+    # Every region needs the payloads of the two others, twice; headers come on top.
+    assert 12 * values < total["received"] < 12 * (values + 400)
+
+
+def test_a_late_region_obeys_the_commit_that_stands(party):
+    timing = dataclasses.replace(TIMING, deadline_s=0.5)
+    regions = party.run(3, timing=timing)
+    send(regions[:2], "k")
+    for arrived in land(regions[:2], "k"):
+        check(arrived, 3, [0, 1])
+    send(regions[2:], "k")
+    (late,) = land(regions[2:], "k")
+    check(late, 3, [0, 1])
+
+
+def assert_not_waited_for(region, key):
+    """One region exchanges alone, well within the deadline for the others."""
+    began = time.monotonic()
+    send([region], key)
+    land([region], key)
+    assert time.monotonic() - began < 0.5
+
+
+def test_a_job_lands_what_the_job_before_it_had_sent(party):
+    """What counts is in the record, also where the new job has computed something else since."""
+    regions = party.run(3)
+    send(regions, "k")
+    land([regions[0], regions[2]], "k")
+    vanish(regions[1])
+    again = party.region(1, 3)
+    again.join(20.0)
+    send([again], "k", number=1)
+    [arrived] = land([again], "k")
+    check(arrived, 3, range(3), number=0)
+
+
+def test_a_region_left_out_is_not_waited_for_before_it_has_caught_up(party):
+    timing = dataclasses.replace(TIMING, deadline_s=1.0)
+    regions = party.run(2, timing=timing)
+    slow = regions[1]
+    regions[0].beat(10)
+    slow.beat(3)
+    send(regions[:1], "a")
+    land(regions[:1], "a")
+    assert_not_waited_for(regions[0], "b")
+    slow.beat(11)
+    time.sleep(0.5)
+    send(regions[:1], "c", 3)
+    time.sleep(0.3)
+    send(regions[1:], "c", 3)
+    for arrived in land(regions, "c"):
+        check(arrived, 2, [0, 1], 3)
+
+
+def test_a_region_that_hangs_where_the_others_are_costs_one_deadline(party):
+    timing = dataclasses.replace(TIMING, deadline_s=1.0)
+    regions = party.run(2, timing=timing)
+    for x in regions:
+        x.beat(4)
+    send(regions[:1], "a")
+    land(regions[:1], "a")
+    assert_not_waited_for(regions[0], "b")
+
+
+def test_skip_reads_what_stands_without_taking_part(party):
+    regions = party.run(3)
+    assert regions[2].skip("k", LIKE) is None
+    send(regions[:2], "k")
+    send(regions[2:], "k", takes_part=False)
+    land(regions, "k")
+    late = party.region(2, 3)
+    late.join(20.0)
+    check(late.skip("k", LIKE), 3, [0, 1])
+    assert late.skip("never", LIKE) is None
+
+
+def test_one_commit_stands_however_many_write_it(party):
+    regions = party.run(3)
+    rounds = 40
+    for number in range(rounds):
+        # Absent by turns: every region is able to write the record, and tries to.
+        for x in regions:
+            x.start(f"{number}", payload(x.region, number), takes_part=(number + x.region) % 4 > 0)
+    for number in range(rounds):
+        expected = [r for r in range(3) if (number + r) % 4 > 0]
+        for arrived in land(regions, f"{number}"):
+            check(arrived, 3, expected, number)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"key": ""}, "key is empty"),
+        ({"key": "k", "members": (0, 2)}, "must be different regions of 0..1"),
+        ({"key": "k", "members": (1,)}, "must contain this region, 0"),
+    ],
+)
+def test_bad_arguments(party, arguments, message):
+    regions = party.run(2)
+    with pytest.raises(ValueError, match=message):
+        regions[0].start(arrays=payload(0), **arguments)
+
+
+def test_nothing_is_exchanged_before_joining(party):
+    with pytest.raises(ValueError, match="has not joined"):
+        send([party.region(0, 1)], "k")
+
+
+def test_a_key_can_be_in_flight_once(party):
+    regions = party.run(2)
+    send(regions[:1], "k")
+    with pytest.raises(ValueError, match="every exchange needs its own"):
+        send(regions[:1], "k")
+
+
+def test_other_shapes_than_expected_are_refused_by_name(party):
+    regions = party.run(2)
+    send(regions, "k")
+    like = {**LIKE, "w": jax.ShapeDtypeStruct((3, 3), np.float32)}
+    with pytest.raises(exchange.Rejected, match="expected"):
+        regions[0].finish("k", like)

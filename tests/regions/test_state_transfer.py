@@ -1,0 +1,237 @@
+"""States given to regions that come back, and removed when nobody needs them."""
+
+import threading
+import time
+
+import ml_dtypes
+import numpy as np
+from regions.faults import vanish
+from regions.party import check, land, rounds, send, until
+
+from lowcomm_jax.store.records import State
+from lowcomm_jax.store.secret import Seal
+
+ARRAYS = {
+    "anchor/w": np.arange(7, dtype=np.float32),
+    "residual": np.arange(6, dtype=ml_dtypes.bfloat16).reshape(2, 3),
+    "clock": np.int32(3),
+    "none": np.zeros((0, 2), np.float32),
+}
+DOCUMENT = {"schedule": {"next": 7}, "digests": ["a", "b"]}
+
+
+def same(state, step, arrays=ARRAYS, document=DOCUMENT):
+    """A state is the one given, bit for bit."""
+    assert state is not None and state[0] == step and state[2] == document
+    assert state[1].keys() == arrays.keys()
+    for name, x in arrays.items():
+        assert state[1][name].dtype == x.dtype
+        np.testing.assert_array_equal(state[1][name], x)
+
+
+def pieces(donor) -> list[str]:
+    """Names of the pieces of all states that a region offers."""
+    return [name for _, names in donor._state_transfer._given for name in names]
+
+
+def test_asking_giving_and_taking(party):
+    first, second = party.run(2)
+    assert second.newest_state() is None and not first.owes_state()
+    second.want_state()
+    until(first.owes_state)
+    assert first._state_transfer.give(12, ARRAYS, DOCUMENT)
+    same(second.newest_state(), 12)
+    assert not second._state_transfer.give(12, {"other": np.zeros(3)}, {})
+    same(second.newest_state(), 12)
+    send([second], "k", takes_part=False)
+    until(lambda: not first.asking())
+
+
+def test_who_asks_gets_a_state_of_now_and_gets_it_once(party):
+    """An old one leads nowhere, and a new one every step would never be fetched whole."""
+    first, second = party.run(2)
+    assert first._state_transfer.give(3, ARRAYS, {})
+    same(second.newest_state(), 3, document={})
+    second.want_state()
+    until(first.owes_state)
+    assert second.newest_state() is None
+    assert first._state_transfer.give(4, ARRAYS, DOCUMENT) and not first.owes_state()
+    same(second.newest_state(), 4)
+    # The job that takes its place has not been given anything yet.
+    again = party.region(1, 2)
+    again.join(20.0)
+    again.want_state()
+    until(first.owes_state)
+    assert first._state_transfer.give(10, ARRAYS, DOCUMENT)
+    same(again.newest_state(), 10)
+
+
+def test_the_lowest_that_does_not_ask_gives_and_the_next_one_when_it_is_gone(party):
+    regions = party.run(4)
+    for x in regions[::3]:
+        x.want_state()
+    until(regions[1].owes_state)
+    until(lambda: regions[0].donors() == {1, 2} and regions[1].asking() == {0, 3})
+    assert not any(x.owes_state() for x in (regions[0], *regions[2:]))
+    vanish(regions[1])
+    until(regions[2].owes_state)
+    assert regions[2]._state_transfer.give(5, ARRAYS, DOCUMENT) and not regions[2].owes_state()
+    for x in regions[::3]:
+        same(x.newest_state(), 5)
+
+
+def test_nobody_waits_for_a_region_that_asks(party):
+    regions = party.run(2)
+    regions[1].want_state()
+    until(lambda: regions[0].asking() == {1})
+    send(regions[:1], "k")
+    check(land(regions[:1], "k")[0], 2, [0])
+
+
+def test_who_has_come_in_is_waited_for_before_its_first_payload(party):
+    regions = party.run(2)
+    regions[1].want_state()
+    until(lambda: regions[0].asking() == {1})
+    regions[0].beat(9)
+    regions[1].come_in()
+    assert regions[1].steps()[0] == 9 and not regions[0].asking()
+    send(regions[:1], "k")
+    time.sleep(0.3)
+    assert not regions[0].ready("k")
+    send(regions[1:], "k", takes_part=False)
+    check(land(regions[:1], "k")[0], 2, [0])
+
+
+def test_exchanges_made_without_a_region_that_asks_are_none_it_was_waited_for_in_vain(party):
+    """Else nobody would wait for it before it is past where they were: where steps are short, it
+    would run after them."""
+    regions = party.run(2)
+    regions[1].want_state()
+    until(lambda: regions[0].asking() == {1})
+    regions[0].beat(9)
+    regions[1].beat(5)  # what it has landed so far
+    until(lambda: regions[0].steps()[1] == 5)
+    send(regions[:1], "a")
+    check(land(regions[:1], "a")[0], 2, [0])
+    regions[1].come_in()
+    send(regions[:1], "b")
+    time.sleep(0.3)
+    assert not regions[0].ready("b")
+    send(regions[1:], "b")
+    check(land(regions[:1], "b")[0], 2, [0, 1])
+
+
+def test_a_damaged_or_forged_newest_state_is_passed_over(party):
+    first, second = party.run(2)
+    first._state_transfer._chunk_bytes = 8
+    put = first._context.transport.put
+    assert first._state_transfer.give(5, ARRAYS, DOCUMENT)
+    first._context.transport.put = lambda name, data: put(name, data[:-1] + b"!")
+    assert first._state_transfer.give(9, ARRAYS, {})
+    key, record = "state/1/20.0.1.9.0", State(20, 0, 1, {}, {}, {})
+    first._context.store.write(key, Seal("run", b"a secret of a stranger").close(key, record))
+    same(second.newest_state(), 5)
+    assert second.counts()["rejected_state"] == 2
+
+
+def test_a_region_keeps_its_two_newest_states(party):
+    first, second = party.run(2)
+    for step in (1, 2, 3):
+        assert first._state_transfer.give(step, ARRAYS, {"step": step})
+    assert {name.split(".")[1] for name in pieces(first)} == {"2", "3"}
+    assert second._context.store.list("state/1/") == [
+        "state/1/2.0.1.1.0",
+        "state/1/3.0.1.2.0",
+    ]
+    same(second.newest_state(), 3, document={"step": 3})
+
+
+def test_steps_are_told_with_the_heartbeat(party):
+    regions = party.run(2)
+    assert regions[0].steps() == {0: 0, 1: 0}
+    regions[1].beat(40)
+    until(lambda: regions[0].steps() == {0: 0, 1: 40})
+
+
+def left(region) -> set[tuple[int, int]]:
+    """Of which step and donor a record or a piece of a state is stored."""
+    store = region._context.store
+    keys = [key.partition("/")[2].split(".") for key in store.list("blob/")]
+    keys = [key for key in keys if len(key) == 6]
+    keys += [["", *key.split("/")[2].split(".")] for key in store.list("state/")]
+    return {(int(key[1]), int(key[2])) for key in keys}
+
+
+def test_what_a_donor_leaves_that_dies_is_removed(party):
+    """Whole states, and pieces of one that it was just giving."""
+    regions = party.run(3)
+    regions[2].want_state()
+    until(regions[0].owes_state)
+    assert regions[0]._state_transfer.give(3, ARRAYS, DOCUMENT)
+    regions[0]._context.transport.put(f"1.5.0.1.1.{'a' * 64}", b"a piece")
+    vanish(regions[0])
+    until(regions[1].owes_state)
+    assert regions[1]._state_transfer.give(6, ARRAYS, DOCUMENT)
+    rounds(regions[1:2], 0, 1)
+    # Somebody may still be fetching; what peers have not given died with them.
+    stored = set() if regions[0]._context.transport.lingers else {(5, 0)}
+    assert left(regions[1]) == {(3, 0), (6, 1)} | stored
+    same(regions[2].newest_state(), 6)
+    regions[2].come_in()
+    regions[2].beat(1)  # past where it was waited for in vain
+    until(lambda: regions[1]._context.wait_list.awaited(2))
+    rounds(regions[1:], 1, 3)
+    until(lambda: left(regions[1]) == {(6, 1)})
+
+
+def test_what_was_given_in_our_place_before_is_removed(party):
+    regions = party.run(2)
+    assert regions[0]._state_transfer.give(3, ARRAYS, DOCUMENT)
+    assert regions[1]._state_transfer.give(4, ARRAYS, DOCUMENT)
+    vanish(regions[0])
+    again = party.region(0, 2)
+    again.join(20.0)
+    again.come_in()
+    rounds([again, regions[1]], 0, 2)
+    until(lambda: left(again) == {(4, 1)})
+
+
+def test_who_asks_after_a_state_of_this_step_was_given_gets_one_too(party):
+    """As at the end of a run, where the step stands still."""
+    regions = party.run(3)
+    for x in regions[1:]:
+        x.want_state()
+        until(regions[0].owes_state)
+        assert regions[0]._state_transfer.give(7, ARRAYS, DOCUMENT)
+        same(x.newest_state(), 7)
+    assert not regions[0]._state_transfer.give(7, ARRAYS, DOCUMENT)
+
+
+def test_who_is_only_coming_in_is_no_donor(party):
+    """It may compile for long before it asks for a state itself."""
+    regions = party.run(3)
+    vanish(regions[0])
+    until(lambda: regions[1].living() == {1, 2})
+    again = party.region(0, 3)
+    again.join(20.0)
+    regions[2].want_state()
+    until(regions[1].owes_state)
+    assert not again.owes_state()
+
+
+def test_a_state_is_given_while_the_donor_goes_on(party):
+    first, second = party.run(2)
+    second.want_state()
+    until(first.owes_state)
+    put, going = first._context.transport.put, threading.Event()
+
+    def slowly(*args):
+        going.wait(5.0)
+        return put(*args)
+
+    first._context.transport.put = slowly
+    first.give_state(7, ARRAYS, DOCUMENT)
+    assert not first.owes_state() and second.newest_state() is None
+    going.set()
+    until(lambda: second.newest_state() is not None)
+    same(second.newest_state(), 7)
