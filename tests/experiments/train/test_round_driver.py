@@ -1,4 +1,4 @@
-"""A region at a pace of its own, as `train` drives it: in pieces, until the last round has landed."""
+"""A region at a pace of its own, as `train` drives it: in pieces, until its last round landed."""
 
 import contextlib
 import itertools
@@ -84,6 +84,6 @@ def test_a_signal_ends_it_with_a_round_that_all_have_agreed_on(run):
     run.exchange = SimpleNamespace(agree=agree)
     driver, stopping = Driver(run, contextlib.nullcontext), Stopping(run, interrupt(True))
     assert stopping.begins()
-    state, _ = driver.advance(run.engine.state(), TICKS, None, stopping)
+    driver.advance(run.engine.state(), TICKS, None, stopping)
     assert proposed[0] > run.engine.carrier.newest
     assert run.engine.carrier.landed == 8 and run.engine.carrier.last == 8
