@@ -28,7 +28,7 @@ from lowcomm_jax.mesh.regions import REGION, Regions
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.network import VirtualClock, drive, follow
 from lowcomm_jax.params.layout import Layout, make_layout
-from lowcomm_jax.refusals import TITLE, UNFIT, microbatch_cut, microbatch_problems, refuse_setup
+from lowcomm_jax.refusals import TITLE, UNFIT, microbatch_problems, refuse_setup
 from lowcomm_jax.refused import Refused, refuse
 from lowcomm_jax.rounds.remote import RemoteExchange
 from lowcomm_jax.setup import Setup, takes_settings, with_settings
@@ -44,7 +44,6 @@ from lowcomm_jax.train import batch_blocks
 from lowcomm_jax.train.batch_blocks import (
     BatchBlock,
     BlockStager,
-    MicrobatchCut,
     check_batch,
     check_leaves,
     checked,
@@ -194,7 +193,6 @@ class Engine:
         participants: Sequence[bool] | None = None,
         *,
         microbatch: int | None = None,
-        counts_R: Sequence[int] | None = None,
     ) -> tuple[TrainState, dict[str, Any]]:
         """One inner step in every region, and the sends and landings that follow it.
 
@@ -204,7 +202,7 @@ class Engine:
           participants: bool `[R]`: who takes part in what is sent at this step; None = everyone.
             A region that does not take part keeps training on its own values; its anchor moves like
             everyone's. With gradient exchange (ddp) it makes no step.
-          microbatch, counts_R: see `run`; the batch then comes from the host.
+          microbatch: see `run`; the batch then comes from the host.
 
         Returns:
           (state, metrics): `loss`, `grad_norm` and the loss_fn's aux as device arrays `[R]`, and
@@ -216,15 +214,15 @@ class Engine:
             the wrong shape.
         """
         loop = self._begin(state)
-        cut = self._cut(microbatch, counts_R)
+        refuse(UNFIT, microbatch_problems(self.setup, _listed(microbatch)))
         check_leaves(batch, self._rows)
-        if cut is None:
+        if microbatch is None:
             block = BatchBlock(jax.tree.map(_of_one_step, batch), 1, 1)
         else:
             block = BlockStager([batch], self.block, microbatch).take(1)
         state = self._stepped_through(loop, state, lambda _: participants)
         given = (loop, state, self._placed(block), lambda _: participants)
-        state, metrics, events = self.runner.run(*given, True, cut, self.clock)
+        state, metrics, events = self.runner.run(*given, True, self.clock)
         return state, {**metrics, "events": events}
 
     def run(
@@ -234,7 +232,6 @@ class Engine:
         participants: Participants = None,
         *,
         microbatch: int | None = None,
-        counts_R: Sequence[int] | None = None,
         rounds: int | None = None,
     ) -> tuple[TrainState, history.History]:
         """Train on every batch of `batches`: the compiled fast path.
@@ -256,8 +253,6 @@ class Engine:
           microbatch: m; every batch, of any multiple of m samples, is cut into microbatches of m,
             whose gradients are averaged by tokens. A batch may have another size than the one
             before, up to `block` microbatches: only another m compiles (`warm`).
-          counts_R: microbatches each region trains on at a step, `[R]`; the rest of its samples is
-            not read. None = all.
           rounds: for regions that are jobs at a pace of their own, which have no steps in common:
             train until so many rounds of the run have landed here. `batches` may be endless.
 
@@ -275,8 +270,8 @@ class Engine:
             if not loop.carrier.by_rounds:
                 raise ValueError(f"rounds={rounds}: regions count steps here; give so many batches")
             batches = loop.carrier.until_rounds(state, rounds, batches)
-        cut = self._cut(microbatch, counts_R)
-        return self.run_on(loop, state, batches, participants, cut)
+        refuse(UNFIT, microbatch_problems(self.setup, _listed(microbatch)))
+        return self.run_on(loop, state, batches, participants, microbatch)
 
     def run_on(
         self,
@@ -284,10 +279,9 @@ class Engine:
         state: TrainState,
         batches: Iterable[PyTree],
         participants: Participants,
-        cut: MicrobatchCut | None,
+        microbatch: int | None,
     ) -> tuple[TrainState, history.History]:
         """As `run`, with a loop over events of one's own for the state's layout."""
-        microbatch = None if cut is None else cut.size
         record = history.History(int(state.counters.step))
         stager = BlockStager(checked(batches, self._rows), self.block, microbatch)
         pace = self._paces.setdefault(microbatch, batch_blocks.BlockPace())
@@ -295,7 +289,7 @@ class Engine:
         while not loop.carrier.paused:
             if (block := self._next_block(loop, state, stager, pace)) is None:
                 break
-            given = (loop, state, self._placed(block), participants, False, cut)
+            given = (loop, state, self._placed(block), participants, False)
             state, metrics, events = self.runner.run(*given, self.clock)
             record.add(block.steps, metrics, events)
             pace.handed_over(block.steps * (block.stride or 1), metrics["loss"])
@@ -332,9 +326,8 @@ class Engine:
             one = BlockStager([batch], self.block, size).take(1)
             block = self._placed(one._replace(steps=0))
             active = self.runner.active(range(0), block.capacity)
-            cut = None if size is None else batch_blocks.MicrobatchCut(size)
             if loop.channels is None:
-                state, _ = self.runner.inner_steps(loop, state, block, active, False, cut)
+                state, _ = self.runner.inner_steps(loop, state, block, active, False)
             else:
                 state, _, _ = self.runner.channel_steps(loop, state, block, [], False)
         return state
@@ -350,11 +343,6 @@ class Engine:
         if jax.process_count() == 1:
             return pace.room(self.block)
         return leader().broadcast_from_leader("room", lambda: pace.room(self.block))
-
-    def _cut(self, microbatch: int | None, counts_R) -> MicrobatchCut | None:
-        if microbatch is None and counts_R is None:
-            return None
-        return microbatch_cut(self.setup, microbatch, counts_R)
 
     def _placed(self, block: BatchBlock) -> BatchBlock:
         return block._replace(batches=self.place(block.batches, cut=block.stride is not None))
@@ -492,7 +480,6 @@ class BlockRunner:
         block: BatchBlock,
         participants: Participants,
         single: bool,
-        cut: MicrobatchCut | None,
         clock: VirtualClock | None,
     ):
         """Inner steps of a block, and the events that follow the last of them.
@@ -502,7 +489,6 @@ class BlockRunner:
           block: its leaves are on the mesh already.
           participants: `step -> bool [R] or None`, over all regions of the run.
           single: the block has one step, and metrics lose their step axis.
-          cut: how batches are cut into microbatches; None = not.
           clock: to book on; None = no network.
 
         Returns:
@@ -522,7 +508,7 @@ class BlockRunner:
             if loop.measurements is not None:
                 loop.measurements.starts()
             if loop.channels is None:
-                state, metrics = self.inner_steps(loop, state, block, active, single, cut)
+                state, metrics = self.inner_steps(loop, state, block, active, single)
             else:
                 state, metrics, told = self.channel_steps(loop, state, block, masks, single)
             owed, loop.owed = loop.owed, []
@@ -542,18 +528,16 @@ class BlockRunner:
         block: BatchBlock,
         active: np.ndarray | None,
         single: bool,
-        cut: MicrobatchCut | None,
     ):
         """The inner steps of a block, without its sends and landings: (state, metrics)."""
         n, programs = np.int32(block.steps), loop.programs
         given = (state.inner, state.frozen, block.batches, self.region_keys, active)
-        if cut is None:
+        if block.stride is None:
             if not single:
                 return loop.inner_steps(state, given, n)
             inner, metrics = programs.inner_program(*given, n, single=True)
             return state.replace(inner=inner), metrics
-        counts_R = cut.counts(block.stride, self.count)
-        inner, metrics = programs.microbatch_program(*given, counts_R, np.int32(block.stride), n)
+        inner, metrics = programs.microbatch_program(*given, np.int32(block.stride), n)
         return state.replace(inner=inner), first_step(metrics) if single else metrics
 
     def channel_steps(
@@ -615,6 +599,10 @@ def book(
     for i, t in enumerate(steps):
         masks = {name: mask[:, i] for name, mask in pace.items()}
         drive(clock, t, [e for e in events if e.step == t], **masks)
+
+
+def _listed(microbatch: int | None) -> list[int]:
+    return [] if microbatch is None else [microbatch]
 
 
 def participants_mask(participants: Sequence[bool] | None, count: int) -> np.ndarray:

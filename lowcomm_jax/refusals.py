@@ -25,13 +25,12 @@ from lowcomm_jax.exchange import GroupExchange
 from lowcomm_jax.mesh.regions import AXES, slice_of
 from lowcomm_jax.methods.base import per_fragment
 from lowcomm_jax.params.fragments import Pattern
-from lowcomm_jax.refused import Problem, Refused, Row, collect, found_by, refuse
+from lowcomm_jax.refused import Problem, Row, collect, found_by, refuse
 from lowcomm_jax.rules.batching import BatchPolicy
 from lowcomm_jax.rules.merge import Merge
 from lowcomm_jax.schedule import Arrivals, Learners, TwoLevels
 from lowcomm_jax.setup import FROM_1, SETTINGS, Setup
 from lowcomm_jax.sync.part_checks import call_problems
-from lowcomm_jax.train.batch_blocks import MicrobatchCut
 
 TITLE = "these settings cannot work"
 
@@ -766,24 +765,6 @@ OF_MICROBATCHES = (
         "Engine(accumulate=), or leave the network out",
     ),
 )
-
-
-def microbatch_cut(setup: Setup, size: int | None, counts_R: Sequence[int] | None) -> MicrobatchCut:
-    """Check how batches are to be cut.
-
-    Raises:
-      Refused: listing everything that cannot work.
-    """
-    if size is None:
-        raise Refused(UNFIT, ["counts_R counts microbatches: give their size, microbatch="])
-    found = microbatch_problems(setup, [size])
-    count = setup.placed.count
-    if counts_R is not None:
-        counts_R = tuple(counts_R)
-        if len(counts_R) != count or not all(map(FROM_1.fits, counts_R)):
-            found.append(f"counts_R={list(counts_R)}: give {count} whole numbers, at least 1")
-    refuse(UNFIT, found)
-    return MicrobatchCut(size, None if counts_R is None else tuple(map(int, counts_R)))
 
 
 def microbatch_problems(setup: Setup, sizes: Sequence[int]) -> list[str]:

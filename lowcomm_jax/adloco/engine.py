@@ -47,7 +47,6 @@ from lowcomm_jax.state.train_state import TrainState
 from lowcomm_jax.sync.finish import finish
 from lowcomm_jax.sync.round_programs import RoundPrograms
 from lowcomm_jax.sync.sync_loop import EventLoop
-from lowcomm_jax.train.batch_blocks import MicrobatchCut
 
 PyTree = Any
 Source = Callable[[int, int, int], PyTree]
@@ -261,8 +260,8 @@ class AdaptiveEngine:
             ready = set_lr_scale(trainer.state, *rate)
             starts = range(trainer.used, trainer.used + steps * plan.samples, plan.samples)
             batches = (source(number, first, plan.samples) for first in starts)
-            cut = MicrobatchCut(plan.microbatch)
-            ran[number] = self.plain.run_on(loop, ready, batches, participants, cut)
+            given = (loop, ready, batches, participants, plan.microbatch)
+            ran[number] = self.plain.run_on(*given)
         if self.jobs is not None:
             ran = self.jobs.landed(ran)
         events, looks = {}, {}

@@ -5,7 +5,7 @@ compiled program that runs it in all regions (`inner_step`), blocks of batches o
 (`batch_blocks`), and batches that stay cut over a region's devices (`batch_sharding`).
 """
 
-from lowcomm_jax.train.batch_blocks import BatchBlock, BlockStager, MicrobatchCut
+from lowcomm_jax.train.batch_blocks import BatchBlock, BlockStager
 from lowcomm_jax.train.inner_step import InnerStep
 
-__all__ = ["BatchBlock", "BlockStager", "InnerStep", "MicrobatchCut"]
+__all__ = ["BatchBlock", "BlockStager", "InnerStep"]

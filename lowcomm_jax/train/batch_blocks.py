@@ -1,14 +1,13 @@
 """Blocks of host batches: as many steps as fit before the next send or landing.
 
 `BlockStager` takes a stream of batches and gives `BatchBlock`s of one fixed capacity, so that the
-inner program never recompiles. `MicrobatchCut` says how batches of changing size are cut.
+inner program never recompiles, also where batches of changing size are cut into microbatches.
 `BlockPace` limits how far the host runs ahead of the device.
 """
 
 from __future__ import annotations
 
 import collections
-import dataclasses
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -195,34 +194,6 @@ def _write(staged: PyTree, batch: PyTree, step: int, stride: int) -> None:
         out[:, step * stride : (step + 1) * stride] = parts
 
     jax.tree.map(write, staged, batch)
-
-
-@dataclasses.dataclass(frozen=True)
-class MicrobatchCut:
-    """How batches are cut.
-
-    Attributes:
-      size: samples of a microbatch.
-      counts_R: microbatches each region trains on at a step; None = all of its batch.
-    """
-
-    size: int
-    counts_R: tuple[int, ...] | None = None
-
-    def counts(self, stride: int, regions: int) -> np.ndarray:
-        """int32 `[R]`, microbatches of a step of each region; `stride` are in the batch.
-
-        Raises:
-          ValueError: `counts_R` asks for more microbatches than the batch has.
-        """
-        if self.counts_R is None:
-            return np.full(regions, stride, np.int32)
-        if max(self.counts_R) > stride:
-            raise ValueError(
-                f"counts_R={list(self.counts_R)}: the batch has {stride} microbatches of "
-                f"{self.size}; give larger batches"
-            )
-        return np.asarray(self.counts_R, np.int32)
 
 
 @jax.jit

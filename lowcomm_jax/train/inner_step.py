@@ -393,37 +393,36 @@ def make_accumulating_program(step: InnerStep, regions: Regions):
     another microbatch size makes another program.
 
     Returns:
-      `block(inner, frozen, batches, region_keys, active, counts_R, stride, n)`, which runs the
-      first n steps of a staged buffer of C microbatches, leaves `[R, C, m, ...]`. Step t of region
-      r takes microbatches t stride to t stride + counts_R[r] - 1; n, stride and counts_R are
-      traced.
-      `active` is None or bool `[R, C]` (by step). Its result: (inner, metrics `[R, C]` by step).
+      `block(inner, frozen, batches, region_keys, active, stride, n)`, which runs the first n steps
+      of a staged buffer of C microbatches, leaves `[R, C, m, ...]`. Step t takes microbatches
+      t stride to (t + 1) stride - 1; n and stride are traced. `active` is None or bool `[R, C]`
+      (by step). Its result: (inner, metrics `[R, C]` by step).
     """
 
-    def region_step(inner, frozen, batches, key, moving, first, count):
+    def region_step(inner, frozen, batches, key, moving, first, stride):
         def part(i):
             return jax.tree.map(lambda x: x[first + i], batches)
 
-        new, metrics = step.over_microbatches(inner, frozen, part, count, key)
+        new, metrics = step.over_microbatches(inner, frozen, part, stride, key)
         return where_active(moving, new, inner, metrics)
 
-    def region_block(carry, frozen, batches, key, active, count, stride, n):
+    def region_block(carry, frozen, batches, key, active, stride, n):
         def body(t, carry):
             inner, log = carry
             moving = None if active is None else active[t]
-            inner, new = region_step(inner, frozen, batches, key, moving, t * stride, count)
+            inner, new = region_step(inner, frozen, batches, key, moving, t * stride, stride)
             return inner, jax.tree.map(lambda buffer, v: buffer.at[t].set(v), log, new)
 
         return jax.lax.fori_loop(0, n, body, carry)
 
-    lifted_step = regions.lift(region_step, (0, None, 0, 0, 0, None, 0), callbacks=False)
-    lifted_block = regions.lift_update(region_block, (0, None, 0, 0, 0, 0, None, None))
+    lifted_step = regions.lift(region_step, (0, None, 0, 0, 0, None, None), callbacks=False)
+    lifted_block = regions.lift_update(region_block, (0, None, 0, 0, 0, None, None))
 
-    def block(inner, frozen, batches, region_keys, active, counts_R, stride, n):
+    def block(inner, frozen, batches, region_keys, active, stride, n):
         moving = None if active is None else active[:, 0]
-        args = (inner, frozen, batches, region_keys, moving, stride, counts_R)
+        args = (inner, frozen, batches, region_keys, moving, stride, stride)
         shapes = jax.eval_shape(lifted_step, *args)[1]
         log = empty_log(shapes, jax.tree.leaves(batches)[0].shape[1])
-        return lifted_block((inner, log), frozen, batches, region_keys, active, counts_R, stride, n)
+        return lifted_block((inner, log), frozen, batches, region_keys, active, stride, n)
 
     return block

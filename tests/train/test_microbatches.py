@@ -10,7 +10,8 @@ from compilations import compilations
 from oracle.jax_problem import loss_fn
 
 import lowcomm_jax as lc
-from lowcomm_jax.refusals import microbatch_cut
+from lowcomm_jax.refusals import UNFIT, microbatch_problems
+from lowcomm_jax.refused import refuse
 from lowcomm_jax.train.batch_blocks import BlockStager
 
 R = 2
@@ -92,26 +93,6 @@ def test_steps_equal_a_run_and_sizes_may_change(plain):
     jax.tree.map(np.testing.assert_array_equal, fast.inner, slow.inner)
 
 
-def test_regions_may_take_fewer_microbatches_than_others(plain):
-    batches = stream([6] * 4)
-    uneven, history = plain.run(
-        plain.init(oracle.make_params()), batches, microbatch=2, counts_R=[1, 3]
-    )
-    assert history["tokens"].tolist() == [[2.0, 6.0]] * 4
-    alone = plain.init(oracle.make_params())
-    mixed = [{k: v.copy() for k, v in b.items()} for b in batches]
-    for batch in mixed:
-        for leaf in batch.values():
-            leaf[0] = np.concatenate([leaf[0, :2]] * 3)
-    alone, _ = plain.run(alone, mixed)
-    # Region 0 sees its two samples three times: the same gradient, other tokens.
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=3e-5, atol=2e-6),
-        (uneven.inner.params, uneven.inner.opt),
-        (alone.inner.params, alone.inner.opt),
-    )
-
-
 def test_nothing_compiles_while_the_batch_grows_64_fold(plain):
     state, _ = plain.run(plain.init(oracle.make_params()), stream([1] * 3), microbatch=1)
     before = jax.tree.map(np.array, state)
@@ -161,10 +142,6 @@ def test_cut_batches_give_the_same_on_every_mesh(plain):
 REFUSED = {
     "microbatch=0": {"microbatch": 0},
     "multiple of microbatch=3": {"microbatch": 3},
-    "counts_R=[1]: give 2 whole numbers": {"microbatch": 2, "counts_R": [1]},
-    "counts_R=[0, 1]: give 2 whole numbers": {"microbatch": 2, "counts_R": [0, 1]},
-    "counts_R=[1, 3]: the batch has 2 microbatches": {"microbatch": 2, "counts_R": [1, 3]},
-    "give their size, microbatch=": {"counts_R": [1, 1]},
 }
 
 
@@ -182,7 +159,7 @@ def test_refusals_of_the_engine():
     def message(microbatch=2, **kwargs):
         engine = lc.Engine(loss_fn, optax.sgd(0.1), regions=R, **kwargs)
         with pytest.raises(ValueError) as error:
-            microbatch_cut(engine.setup, microbatch, None)
+            refuse(UNFIT, microbatch_problems(engine.setup, [microbatch]))
         return str(error.value)
 
     assert "ddp exchanges a gradient at every step" in message(method=lc.methods.ddp(), mesh=MESH)
