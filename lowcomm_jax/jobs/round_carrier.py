@@ -38,7 +38,7 @@ from lowcomm_jax.rounds.loopback_exchange import LoopbackRounds
 from lowcomm_jax.rounds.paced_rounds import Like, RoundExchange
 from lowcomm_jax.rounds.slicing import named
 from lowcomm_jax.rules.topology import Groups
-from lowcomm_jax.schedule.base import Agreed, Stage
+from lowcomm_jax.schedule.base import Agreed, Stage, Wait
 from lowcomm_jax.state.train_state import InFlight, TrainState, in_send_order, rounds_landed
 from lowcomm_jax.sync.carrier import Collected
 from lowcomm_jax.sync.round_programs import RoundPrograms
@@ -59,10 +59,10 @@ class RoundCarrier:
     """
 
     separate = by_rounds = True
-    paused = False
 
     def __init__(self, programs: RoundPrograms, delivery: JobDelivery):
         method = programs.method
+        self.paused = False
         self.delivery = delivery
         delivery.by_rounds = True
         delivery.gives = lambda state: given_to_peers(method, state)
@@ -140,21 +140,9 @@ class RoundCarrier:
         self._mark = mark
 
     def agreed(self, loop: SyncLoop, state: TrainState) -> Agreed:
-        """What the records say by now.
-
-        Of a region that stands still it waits for the next round. A report that came second goes to
-        that round, too.
-        """
-        arrived = self._arrived()
-        while self._stands_still and state.in_flight and not arrived and not self._over:
-            if self._reported != self.landed:
-                [flight] = state.in_flight.values()
-                self._report(loop, state, self.landed, flight)
-            self.rounds.wait()
-            self._tell(state)
-            arrived = self._arrived()
-        if self._stands_still and state.in_flight and self._over:
+        if self._over and self._stands_still and state.in_flight:
             self._reported[...] = -1  # it is taken back
+        arrived = self._arrived()
         seen = self._committed, self.newest, self._since
         ours = arrived and self.rounds.names_ours(self.landed)
         return Agreed(self.delivery.region, self.landed, *seen, self.last, arrived, ours)
@@ -170,6 +158,19 @@ class RoundCarrier:
         """Nothing."""
 
     def reach(self, loop: SyncLoop, state: TrainState, stage: Stage, begun: bool) -> bool:
+        """Where the region stands still, wait for the next round.
+
+        A report that came second goes to that round, too.
+        """
+        while isinstance(stage[0], Wait) and not self._arrived():
+            if self.delivery.stopped():
+                self.paused = True
+                return False
+            if self._reported != self.landed:
+                [flight] = state.in_flight.values()
+                self._report(loop, state, self.landed, flight)
+            self.rounds.wait()
+            self._tell(state)
         return True
 
     def told_step(self, loop: SyncLoop, state: TrainState, p: int, number: int) -> int:
@@ -306,6 +307,7 @@ class RoundCarrier:
 
     def reconnect(self, loop: SyncLoop, state: TrainState) -> None:
         """Report again what a restored state has reported and not landed."""
+        self.paused = int(state.counters.behind) == 1
         self._begin(loop, state)
         for key, flight in in_send_order(state.in_flight):
             self.post(loop, state, key, flight, again=True)

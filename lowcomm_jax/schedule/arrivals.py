@@ -16,7 +16,17 @@ from typing import ClassVar
 
 import numpy as np
 
-from lowcomm_jax.schedule.base import Admission, Adopt, Drop, Move, Schedule, Send, Stage, View
+from lowcomm_jax.schedule.base import (
+    Admission,
+    Adopt,
+    Drop,
+    Move,
+    Schedule,
+    Send,
+    Stage,
+    View,
+    Wait,
+)
 from lowcomm_jax.state.train_state import SyncCounters
 
 
@@ -86,8 +96,10 @@ class Arrivals(Schedule):
         if agreed.arrived:
             key = agreed.key(0, step, view.flights if agreed.ours else [])
             return Move(key), Adopt(0, key, np.array([agreed.ours]))
+        if view.flights:
+            return (Wait(),)
         steps = step - max(0, int(view.counters.last_landed[0, 0]))
-        arrives = steps >= self.local_steps()[agreed.region] and not (view.away or view.flights)
+        arrives = steps >= self.local_steps()[agreed.region] and not view.away
         return (Send((0,)),) if arrives else ()
 
     def sends(self, step: int, view: View) -> Stage:

@@ -88,8 +88,12 @@ class Drop(NamedTuple):
     key: str
 
 
-Stage = tuple[Send | Move | Adopt | Copy | Drop, ...]
-"""Acts that are done together: sends; moves and the adoptions behind them; copies; or drops."""
+class Wait(NamedTuple):
+    """Stand still until the next round has arrived (`Agreed`)."""
+
+
+Stage = tuple[Send | Move | Adopt | Copy | Drop | Wait, ...]
+"""Acts that are done together: sends; moves and the adoptions behind them; or acts of one kind."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,7 +22,7 @@ from lowcomm_jax.history import Event
 from lowcomm_jax.optimizers import state_field
 from lowcomm_jax.rules.topology import Groups
 from lowcomm_jax.schedule import delay_per_region
-from lowcomm_jax.schedule.base import Adopt, Copy, Drop, Move, Send, Stage, View
+from lowcomm_jax.schedule.base import Adopt, Copy, Drop, Move, Send, Stage, View, Wait
 from lowcomm_jax.state.train_state import (
     InFlight,
     TrainState,
@@ -351,8 +351,10 @@ class SyncLoop(EventLoop):
                 )
             elif isinstance(act, Drop):
                 state = self.drop(state, act)
-            else:
+            elif isinstance(act, Copy):
                 state = self.copy(state, act, step, events)
+            else:
+                assert isinstance(act, Wait)  # the carrier has waited (`Carrier.reach`)
         return state
 
     def copy(self, state: TrainState, act: Copy, step: int, events: list[Event]) -> TrainState:

@@ -227,6 +227,33 @@ def test_a_report_is_told_with_the_round_that_was_its_own(learners, monkeypatch)
     assert [k for _, kind, k in one.log if kind == "report"] == [0, 2]
 
 
+def test_a_wait_for_the_own_arrival_can_be_stopped_and_goes_on_where_it_was(learners, monkeypatch):
+    """The state that is returned meanwhile has the payload in flight, and can be saved."""
+    jobs = two_before_their_second_arrival(learners)
+    one = jobs[0]
+    arrived, asked = ByHand.arrived, []
+
+    def late(self, number):
+        return self is not one.loop.carrier.rounds and arrived(self, number)
+
+    def stops():
+        asked.append(1)
+        return len(asked) > 3
+
+    monkeypatch.setattr(ByHand, "arrived", late)
+    one.exchange.stop_when(stops)
+    with jax.numpy_dtype_promotion("standard"):
+        one.step(ARRIVALS)
+    assert one.loop.carrier.paused and list(one.state.in_flight) == ["0@8"]
+    assert int(one.state.counters.behind) == 1 and [k for _, _, k in one.log] == [0, 0, 1, 2]
+    monkeypatch.setattr(ByHand, "arrived", arrived)
+    one.exchange.stop_when(lambda: False)
+    run(jobs, ARRIVALS, (1.0, 1.0), first=9)
+    steps = [step for step, kind, _ in one.log if kind == "report"]
+    assert steps[:3] == [4, 8, 12] and not one.loop.carrier.paused
+    assert_replayed(jobs, "nesterov")
+
+
 def test_an_arrival_of_the_job_before_is_not_ones_own(learners, monkeypatch, store_party):
     """Its record comes late: the job in its place has made steps since, and keeps them."""
     jobs = learners(nesterov((1.0, 1.0)), 2)

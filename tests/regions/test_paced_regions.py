@@ -13,7 +13,7 @@ from regions.test_job_decisions import State
 from lowcomm_jax.jobs import peer_copy, round_carrier
 from lowcomm_jax.jobs.round_carrier import RoundCarrier
 from lowcomm_jax.schedule import Arrivals, Learners
-from lowcomm_jax.schedule.base import Adopt, Agreed, Drop, Move, Send, View
+from lowcomm_jax.schedule.base import Adopt, Agreed, Drop, Move, Send, View, Wait
 from lowcomm_jax.state.train_state import SyncCounters
 
 RECORDS = Agreed(0, 0, 0, -1, -1, None, False, False)
@@ -122,7 +122,6 @@ ARRIVALS = Arrivals(period=6, speeds=(1.0, 2.0))
         (9, 6, (), {}, [0]),
         (9, 7, (), {}, []),
         (9, 0, (), {"landed": 4, "last": 4}, []),  # it has no round any more
-        (9, 0, ((0, 9),), {}, []),  # it stands still
     ],
 )
 def test_when_a_region_arrives(now, landed_at, flying, agreed, sent):
@@ -139,6 +138,7 @@ def test_whose_arrival_lands_adopts_and_who_has_no_round_takes_it_back():
         assert (move, adopt.key) == (Move(key), key) and adopt.regions.tolist() == [ours]
     assert isinstance(adopt, Adopt)
     assert ARRIVALS.acts(9, view(own, landed=2, last=2)) == (Drop("0@9"),)
+    assert ARRIVALS.acts(9, view(own, landed=2)) == (Wait(),), "it stands still"
 
 
 # -- the carrier ----------------------------------------------------------------------------------
