@@ -214,7 +214,8 @@ class Engine:
             the wrong shape.
         """
         loop = self._begin(state)
-        refuse(UNFIT, microbatch_problems(self.setup, _listed(microbatch)))
+        if microbatch is not None:
+            refuse(UNFIT, microbatch_problems(self.setup, [microbatch]))
         check_leaves(batch, self._rows)
         if microbatch is None:
             block = BatchBlock(jax.tree.map(_of_one_step, batch), 1, 1)
@@ -270,7 +271,8 @@ class Engine:
             if not loop.carrier.by_rounds:
                 raise ValueError(f"rounds={rounds}: regions count steps here; give so many batches")
             batches = loop.carrier.until_rounds(state, rounds, batches)
-        refuse(UNFIT, microbatch_problems(self.setup, _listed(microbatch)))
+        if microbatch is not None:
+            refuse(UNFIT, microbatch_problems(self.setup, [microbatch]))
         return self.run_on(loop, state, batches, participants, microbatch)
 
     def run_on(
@@ -599,10 +601,6 @@ def book(
     for i, t in enumerate(steps):
         masks = {name: mask[:, i] for name, mask in pace.items()}
         drive(clock, t, [e for e in events if e.step == t], **masks)
-
-
-def _listed(microbatch: int | None) -> list[int]:
-    return [] if microbatch is None else [microbatch]
 
 
 def participants_mask(participants: Sequence[bool] | None, count: int) -> np.ndarray:

@@ -51,10 +51,15 @@ log = logging.getLogger(__name__)
 
 
 class _Running(NamedTuple):
-    """An exchange in the background, and whether the loop waits for its outcome."""
+    """An exchange in the background."""
 
+    exchange: WholeExchange | TwoShotExchange
     outcome: Future[ExchangeResult]
-    due: Due
+
+    @property
+    def due(self) -> Due:
+        """Whether the loop waits for the outcome."""
+        return self.exchange.due
 
 
 class RemoteExchange(Membership):
@@ -544,7 +549,7 @@ class RemoteExchange(Membership):
                 self._done(request, result.commit, exchange.published)
 
         self._context.background.begin(request.name, run, exchange.wake)
-        return _Running(outcome, exchange.due)
+        return _Running(exchange, outcome)
 
     def _done(self, request: ExchangeRequest, commit: Commit, published: Published) -> None:
         """Called on the thread of an exchange when that is over."""

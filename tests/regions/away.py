@@ -51,7 +51,7 @@ class Job:
     @property
     def announced(self):
         """Whether the others have been told of what it has under way, which is something."""
-        under_way = list(self.exchange._open.values())
+        under_way = [one.exchange for one in self.exchange._open.values()]
         firsts = [getattr(one, "_first", one) for one in under_way]
         return bool(firsts) and all(one.round.own for one in firsts)
 
