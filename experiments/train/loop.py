@@ -293,7 +293,8 @@ class Loop:
         if not self._timed:
             self._recent.clear()
         self._timed = True
-        alone = self.run.exchange is None  # else the others' anchor may help
+        # Else the others' anchor may help, or the end of a scripted fault.
+        alone = self.run.exchange is None and not self.run.job.faults
         if alone and self.records.stuck >= min(STUCK_STEPS, steps):
             raise StuckError(self.records.stuck, last["step"])
 

@@ -30,6 +30,18 @@ def test_a_rate_that_breaks_everything(tiny, tmp_path, capsys):
     assert not any(step["participation"] for step in steps)
 
 
+def test_scripted_faults_may_spoil_all_regions_for_a_while(tiny, tmp_path, capsys):
+    """As in jobs, which go on: it repeats what they did."""
+    script = tmp_path / "faults.yaml"
+    script.write_text("".join(f"- {{step: 10, kind: nan, region: {r}}}\n" for r in range(2)))
+    given = ["--config.regions=2", "--config.method.period=80", "--config.steps=120"]
+    assert start(tiny, tmp_path, *given, f"--config.faults={script}") == 0, capsys.readouterr().err
+    assert "steps skipped" in capsys.readouterr().out
+    steps = [r for r in read_records(tmp_path / "run" / "metrics.jsonl") if r["kind"] == "step"]
+    lost = [step["step"] for step in steps if step["loss_mean"] is None]
+    assert len(lost) > 50 and steps[-1]["loss_mean"] is not None
+
+
 def test_what_counts():
     """Steps that all skip, and exchanges that all are left out of."""
     records = StepRecords(2, lambda row, skipped_R: 0.1)
