@@ -350,9 +350,9 @@ class JobDelivery:
 
         return leader().broadcast_from_leader("listen", lambda: donors.wait(pending.name, look))
 
-    def frontier(self) -> int:
-        """Inner steps of the furthest other region; 0 if nobody is there."""
-        steps = self.exchange.steps()
+    def frontier(self, done: bool = False) -> int:
+        """Inner steps of the furthest other region; 0 if nobody is there; `done`: see `steps`."""
+        steps = self.exchange.steps(done)
         return max((steps.get(region, 0) for region in self.exchange.donors()), default=0)
 
     def passed_over(self, sends: int) -> bool:

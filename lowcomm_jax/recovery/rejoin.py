@@ -225,8 +225,8 @@ def catch_up(engine: Engine, state: TrainState, least: int = 0) -> TrainState:
     delivery.listens_only = engine.method.topology is None
     delivery.never_defers, delivery.sends_ahead = True, False
 
-    def forward(state: TrainState) -> TrainState:
-        while (left := max(delivery.frontier(), least) - int(state.counters.step)) > 0:
+    def forward(state: TrainState, done: bool = False) -> TrainState:
+        while (left := max(delivery.frontier(done), least) - int(state.counters.step)) > 0:
             steps = min(left, loop.next_event(state))
             state, _ = loop.after(state, steps, np.zeros(1, bool))
         return state
@@ -249,19 +249,23 @@ def catch_up(engine: Engine, state: TrainState, least: int = 0) -> TrainState:
 def come_in(
     delivery: JobDelivery,
     state: T,
-    forward: Callable[[T], T],
+    forward: Callable[[T, bool], T],
     passed_over: Callable[[T], bool],
 ) -> T:
     """Tell the others that this region takes part again, and land what they land until they know.
 
+    From then on it lands what is done elsewhere, and no more. One that was cut off has made further
+    steps: what is due in them it does with this region, and waits for it.
+
     Args:
-      forward: lands what the others landed, up to their step.
+      forward: lands what the others landed, up to their step; (state, whether up to what they have
+        done alone).
       passed_over: whether they go on without this region in the next exchange.
     """
     delivery.exchange.come_in()
     over = True  # once more: the others may have been in an exchange when they read that
-    while over or delivery.frontier() > int(state.counters.step):
-        state = forward(state)
+    while over or delivery.frontier(done=True) > int(state.counters.step):
+        state = forward(state, True)
         # If so, the others are soon past that exchange, and tell so with their next beats.
         over = passed_over(state)
         delivery.exchange.wait_for_beats()

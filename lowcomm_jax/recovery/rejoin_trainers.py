@@ -108,8 +108,8 @@ def _catch_up(
     """Land what the others landed, up to their step; see `rejoin.catch_up`."""
     delivery = engine.delivery
 
-    def forward(state: AdaptiveState) -> AdaptiveState:
-        while (step := max(delivery.frontier(), least)) > state.step:
+    def forward(state: AdaptiveState, done: bool = False) -> AdaptiveState:
+        while (step := max(delivery.frontier(done), least)) > state.step:
             state = engine.pass_steps(state, source, Goal(step))
         return state
 

@@ -139,10 +139,16 @@ class Membership:
         return self._context.heartbeat.living()
 
     @led
-    def steps(self) -> dict[int, int]:
-        """Inner steps that the living regions have made, as they told."""
+    def steps(self, done: bool = False) -> dict[int, int]:
+        """Inner steps that the living regions have made, as they told.
+
+        Args:
+          done: only those up to which all that was due is done; a region that was cut off has made
+            more.
+        """
         latest = self._context.heartbeat.latest()
-        return {r: max(latest[r].step, latest[r].trained) for r in sorted(self.living())}
+        beats = {r: latest[r] for r in sorted(self.living())}
+        return {r: b.step if done else max(b.step, b.trained) for r, b in beats.items()}
 
     @led
     def beat(self, step: int, trained: int = 0) -> None:

@@ -1,0 +1,50 @@
+"""A region that comes in while another one, which was cut off, catches up."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from lowcomm_jax.recovery.rejoin import come_in
+
+
+class Elsewhere:
+    """All that was due up to step `done` is done; the other region has made `made` steps."""
+
+    def __init__(self, done, made):
+        self.done, self.made, self.told = done, made, []
+        self.exchange = SimpleNamespace(
+            come_in=lambda: self.told.append("comes in"), wait_for_beats=self.beat
+        )
+
+    def beat(self):
+        self.told.append("beat")
+
+    def frontier(self, done=False):
+        return self.done if done else self.made
+
+
+def at(step):
+    return SimpleNamespace(counters=SimpleNamespace(step=step))
+
+
+@pytest.mark.parametrize(("done", "ends"), [(576, 576), (580, 580)])
+def test_it_lands_what_is_done_elsewhere_and_waits_for_no_more(done, ends):
+    """What is due between 580 and 700 the other one does with it: each would wait for the other."""
+    there = Elsewhere(done, 700)
+
+    def forward(state, done):
+        return at(max(state.counters.step, there.frontier(done)))
+
+    state = come_in(there, at(576), forward, lambda state: False)
+    assert state.counters.step == ends and there.told == ["comes in", "beat"]
+
+
+def test_it_goes_on_while_it_is_passed_over():
+    there, over = Elsewhere(576, 576), [True, True, False]
+
+    def forward(state, done):
+        there.done += 2
+        return at(there.frontier(done))
+
+    state = come_in(there, at(576), forward, lambda state: over.pop(0))
+    assert state.counters.step == 582 and there.told == ["comes in", *["beat"] * 3]
