@@ -394,7 +394,7 @@ def test_what_can_be_landed_now(reachable, ready, never, listens, arrives):
 
 def test_the_furthest_of_those_who_train():
     steps = {0: 9, 1: 50, 2: 30}
-    exchange = Exchange(steps=lambda: steps, donors=lambda: {0})
+    exchange = Exchange(steps=lambda done=False: steps, donors=lambda: {0})
     delivery = JobDelivery(exchange, shared=True)
     assert delivery.frontier() == 9
     exchange.donors = lambda: {0, 2}
