@@ -33,8 +33,8 @@ PERIOD, SAVES = 30, 60
 PHASES = {
     "reading the corpus": "Python starts and imports",
     "run   ": "corpus, model, engine",
-    "waits for the others": "meeting",
-    "compiling": "meeting",
+    "waits for the others": "the exchange opens",
+    "compiling": "meeting, compilation, state, catching up",
 }
 """What a job prints -> what has taken the time until then."""
 
@@ -187,7 +187,6 @@ class Death:
         for record in records(self._landings)[self._known :]:
             self._known += 1
             if record["kind"] == "rejoin":
-                self.phases["compilation, state, catching up"] = now - self._since
                 self.phases["back in the run after"] = now - self._began
             elif record["counted"][-1] and "back in the run after" in self.phases:
                 self.phases["counted again after"] = now - self._began
