@@ -38,7 +38,7 @@ from lowcomm_jax.rounds.loopback_exchange import LoopbackRounds
 from lowcomm_jax.rounds.paced_rounds import Like, RoundExchange
 from lowcomm_jax.rounds.slicing import named
 from lowcomm_jax.rules.topology import Groups
-from lowcomm_jax.schedule.base import Agreed, Stage, Wait
+from lowcomm_jax.schedule.base import RoundsAgreed, Stage, Wait
 from lowcomm_jax.state.train_state import InFlight, TrainState, in_send_order, rounds_landed
 from lowcomm_jax.sync.carrier import Collected
 from lowcomm_jax.sync.round_programs import RoundPrograms
@@ -139,13 +139,13 @@ class RoundCarrier:
             jax.block_until_ready(self._mark)
         self._mark = mark
 
-    def agreed(self, loop: SyncLoop, state: TrainState) -> Agreed:
+    def agreed(self, loop: SyncLoop, state: TrainState) -> RoundsAgreed:
         if self._over and self._stands_still and state.in_flight:
             self._reported[...] = -1  # it is taken back
         arrived = self._arrived()
         seen = self._committed, self.newest, self._since
         ours = arrived and self.rounds.names_ours(self.landed)
-        return Agreed(self.delivery.region, self.landed, *seen, self.last, arrived, ours)
+        return RoundsAgreed(self.delivery.region, self.landed, *seen, self.last, arrived, ours)
 
     @property
     def _over(self) -> bool:

@@ -89,7 +89,7 @@ class Drop(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """Stand still until the next round has arrived (`Agreed`)."""
+    """Stand still until the next round has arrived (`RoundsAgreed`)."""
 
 
 Stage = tuple[Send | Move | Adopt | Copy | Drop | Wait, ...]
@@ -125,7 +125,7 @@ class Admission:
         return found
 
 
-class Agreed(NamedTuple):
+class RoundsAgreed(NamedTuple):
     """What regions that are jobs at a pace of their own have agreed on, as one of them sees it.
 
     Round k handles fragment k mod K. Rounds land in their order.
@@ -182,7 +182,7 @@ class View(NamedTuple):
     regions: int
     crossed: bool = False
     away: bool = False
-    agreed: Agreed | None = None
+    agreed: RoundsAgreed | None = None
 
     def has_sent(self, step: int) -> bool:
         """Whether the sends of this step are done."""

@@ -15,7 +15,7 @@ import numpy as np
 from lowcomm_jax.exchange import MeshExchange, Traffic, pair
 from lowcomm_jax.exchange.pairs import Draw
 from lowcomm_jax.rules.topology import Groups
-from lowcomm_jax.schedule.base import Agreed, Move, Stage
+from lowcomm_jax.schedule.base import Move, RoundsAgreed, Stage
 from lowcomm_jax.state.train_state import InFlight, TrainState, round_of
 
 PyTree = Any
@@ -53,7 +53,7 @@ class Carrier(Protocol):
         """Entered while a loop does what is due up to the counters' step."""
         ...
 
-    def agreed(self, loop: Any, state: TrainState) -> Agreed | None:
+    def agreed(self, loop: Any, state: TrainState) -> RoundsAgreed | None:
         """What the records of rounds say by now; None = steps say what is due."""
 
     def comes_to(self, loop: Any, state: TrainState, step: int) -> None:

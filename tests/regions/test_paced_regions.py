@@ -13,10 +13,10 @@ from regions.test_job_decisions import State
 from lowcomm_jax.jobs import peer_copy, round_carrier
 from lowcomm_jax.jobs.round_carrier import RoundCarrier
 from lowcomm_jax.schedule import Arrivals, Learners
-from lowcomm_jax.schedule.base import Adopt, Agreed, Drop, Move, Send, View, Wait
+from lowcomm_jax.schedule.base import Adopt, Drop, Move, RoundsAgreed, Send, View, Wait
 from lowcomm_jax.state.train_state import SyncCounters
 
-RECORDS = Agreed(0, 0, 0, -1, -1, None, False, False)
+RECORDS = RoundsAgreed(0, 0, 0, -1, -1, None, False, False)
 """Of region 0: nothing has landed, and no round is open."""
 
 
