@@ -7,9 +7,12 @@ A command collects all problems and raises one `RefusedError`; `__main__` prints
 from __future__ import annotations
 
 import difflib
+import importlib
 import importlib.util
+import inspect
 import re
 import traceback
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,9 +20,10 @@ from typing import Any
 import ml_collections
 import yaml
 from absl import flags
-from ml_collections import config_flags
+from ml_collections import config_dict, config_flags
 
 EXIT_REFUSED = 2
+OWN = ":"  # in the name of what is not in the package: module:function
 _CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 # Fields that tell a command's config from those of the others.
 _OF_ITS_OWN = {
@@ -90,6 +94,72 @@ def closest(name: str, known: Sequence[str]) -> str:
     if found:
         return f"; did you mean {' or '.join(found)}?"
     return f"; known: {', '.join(known)}" if known else ""
+
+
+def named_function(name: str, label: str) -> Callable[..., Any]:
+    """The function that a config names as `module:function`.
+
+    Args:
+      label: the field that names it, for the error.
+
+    Raises:
+      ValueError: it is no such name, there is no such module, it cannot be imported, or has no such
+        function.
+    """
+    module, own, attribute = str(name).partition(OWN)
+    if not own:
+        fix = "a size of the built-in one is model.preset" if label == "model" else "no such name"
+        raise ValueError(f"{label}={name!r}: {fix}; your own: module:function")
+    try:
+        there = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        fix = "name a module that Python finds from here"
+        raise ValueError(f"{label}={name!r}: {error}; {fix}") from error
+    except Exception as error:  # whatever the module does while it is imported
+        raise ValueError(
+            f"{label}={name!r}: {module} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+    found = getattr(there, attribute, None)
+    if not callable(found):
+        names = [key for key, value in vars(there).items() if callable(value)]
+        near = closest(attribute, names) if len(names) < 20 else ""
+        raise ValueError(f"{label}={name!r}: {module} has no function {attribute!r}{near}")
+    return found
+
+
+def model_section(name: str, **settings: Any) -> ml_collections.ConfigDict:
+    """The config's `model` section of a model of one's own.
+
+    It has `name`, `init_from` (the workdir of another run of the same model), and every keyword of
+    the factory. Defaults that no config.json can hold are left to the factory.
+
+    Args:
+      name: `module:factory`.
+      settings: keywords of the factory; others take its default.
+
+    Raises:
+      ValueError: see `named_function`.
+    """
+    factory, section = named_function(name, "model"), ml_collections.ConfigDict({"name": name})
+    section.init_from = config_dict.placeholder(str)
+    try:
+        hints = typing.get_type_hints(factory)
+    except NameError:  # imported for type checkers alone
+        hints = {}
+    storable = bool | int | float | str | tuple | list | Mapping
+    for key, parameter in inspect.signature(factory).parameters.items():
+        value = settings.get(key, parameter.default)
+        if value is None or value is inspect.Parameter.empty:
+            kinds = typing.get_args(hints.get(key)) or (hints.get(key),)
+            kind = next((kind for kind in (int, float, bool, str) if kind in kinds), object)
+            if parameter.kind is not parameter.VAR_KEYWORD:
+                section[key] = config_dict.placeholder(kind)
+        elif isinstance(value, storable):
+            section[key] = value
+    for key in settings:
+        if key not in section:
+            section[key] = settings[key]  # for a factory that takes any; else refused later
+    return section
 
 
 class Flags:
@@ -231,8 +301,9 @@ def load_config(
         kind = type(config).__name__
         fix = "let it return a config, as experiments.config.base does"
         raise RefusedError([f"--config={path}: its get_config() returns {kind}: {fix}"])
-    # Fields of all runs last: another override may say which config they are of.
-    overrides = sorted(overrides, key=lambda change: change[0].startswith("common."))
+    # Fields of all runs last: another override may say which config they are of. Sections before
+    # their fields: `model=module:factory` says which fields there are.
+    overrides = sorted(overrides, key=lambda x: (x[0].startswith("common."), x[0].count(".")))
     problems = [_override_any(config, *change) for change in overrides]
     return config, [problem for problem in problems if problem]
 
@@ -343,6 +414,10 @@ def _override_any(config: ml_collections.ConfigDict, field: str, text: str) -> s
         reference = _config_of_runs(config)
     if reference is None:
         return override(config, field, text)
+    own = config["common"].get("model")
+    if own is not None and own.get("name") is not None:  # an override before may have named it
+        with reference.unlocked():
+            reference.model = ml_collections.ConfigDict(own)
     problem = override(reference, name, text)
     if problem is not None:
         return problem.replace("--config.", "--config.common.")
@@ -397,6 +472,8 @@ def override(config: ml_collections.ConfigDict, field: str, text: str) -> str | 
             del above[last]
             above[last] = ml_collections.FieldReference(text, field_type=object)
         return None
+    if field in ("model", "model.name") and isinstance(config["model"], ml_collections.ConfigDict):
+        return _override_model(config, text)
     if isinstance(above[last], ml_collections.ConfigDict) and not text.startswith("{"):
         below = f"{field}.name" if "name" in above[last] else f"{field}.FIELD"
         return f"--config.{field}={text}: a section of fields; set one, as --config.{below}=..."
@@ -415,6 +492,17 @@ def override(config: ml_collections.ConfigDict, field: str, text: str) -> str | 
             one = f'write --config.{field}="{(text,)}"'
             reason = one if texts else f"give a tuple, as {above[last]}"
         return f"--config.{field}={text}: {reason}"
+    return None
+
+
+def _override_model(config: ml_collections.ConfigDict, name: str) -> str | None:
+    """Put the section of `module:factory` in the place of the config's model."""
+    section, problems = problems_of(lambda: model_section(name))
+    if problems:
+        return f"--config.{problems[0]}"
+    with config.unlocked():
+        del config["model"]
+        config.model = section
     return None
 
 

@@ -181,8 +181,11 @@ def _inner_section() -> ConfigDict:
 
 
 def _model_section() -> ConfigDict:
-    """A preset, starting weights, and any field of `TransformerConfig` to set differently."""
+    """The built-in decoder: a preset, weights, and any field of `TransformerConfig`."""
     fields = ConfigDict()
+    # module:factory of a model of your own (lowcomm_jax.models.Trainable); its settings then take
+    # the place of all fields below. None = the built-in decoder.
+    fields.name = config_dict.placeholder(str)
     fields.preset = "nano"  # a name of `lowcomm_jax.models.PRESETS`
     # Starting weights: a folder with a LLaMA-shaped safetensors checkpoint, which replaces the
     # preset, or the workdir of another run of the same model; None = random ones.

@@ -49,7 +49,7 @@ class Asked:
       fields: the config as plain dicts.
       steps: inner steps, given or from `tokens`.
       method, mesh, model: what these sections describe; None = they cannot be made, or are not
-        known yet, and no row reads them.
+        known yet, and no row reads them. A model of one's own is None, too.
       faults: what the config's `faults` holds.
       memory: bytes that this machine has; None = the run is on another one.
     """
@@ -330,6 +330,12 @@ NUMBERS = (
 )
 
 STAGES = (
+    Row(
+        "mesh.stage",
+        lambda r: r.staged and r.f["model.name"],
+        "mesh.stage={f[mesh.stage]}: stages are cut of the built-in decoder alone: with "
+        "model={f[model.name]!r} use mesh.stage=1",
+    ),
     Row(
         "microbatches mesh.stage",
         lambda r: not r.staged and r.f["microbatches"],

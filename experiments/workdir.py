@@ -66,6 +66,8 @@ def learnt(fields: Mapping[str, Any]) -> dict[str, Any]:
     free = {*PLACES, *_BESIDE}
     if fields["random_routing"]:  # every microbatch draws a path of its own
         free -= {"accumulate", "mesh.fsdp", "microbatches"}
+    if fields["model"].get("name") is not None:  # what its settings do is not known here
+        free -= {name for name in free if name.startswith("model.")}
     kept = _without(of_program(fields), free)
     kept["data"] |= {name: without_path(kept["data"][name]) for name in ("corpus", "tokenizer")}
     return kept
@@ -109,11 +111,13 @@ def as_begun(workdir: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
       RefusedError: the stored config is damaged.
     """
-    if fields["model"]["layer_loop"] not in (None, "auto") or not _has_begun(workdir):
+    model = fields["model"]
+    asks = model.get("name") is not None or model["layer_loop"] not in (None, "auto")
+    if asks or not _has_begun(workdir):
         return dict(fields)
     there = read_config(workdir).get("model")
     loop = there.get("layer_loop") if isinstance(there, Mapping) else None
-    return {**fields, "model": {**fields["model"], "layer_loop": loop}}
+    return {**fields, "model": {**model, "layer_loop": loop}}
 
 
 def workdir_problems(workdir: Path, fields: Mapping[str, Any]) -> list[str]:

@@ -18,7 +18,7 @@ from flax import nnx
 from params.tiny_runs import X, engine
 
 import lowcomm_jax as lc
-from experiments.cli import fields, load_config
+from experiments.cli import fields, load_config, model_section
 from lowcomm_jax import exchange
 from lowcomm_jax.aot.targets import Target
 
@@ -248,6 +248,11 @@ def array(code):
         assert expression(x=jnp.asarray(x), value=1.0)(code).dtype in (jnp.float32, jnp.float64)
 
 
+def section_of_a_model(code):
+    bound = {"model_section": model_section}
+    assert eval(code.replace(PLACE, "'own_models:pairs'"), bound).name == "own_models:pairs"
+
+
 def of_a_target(code):
     assert callable(getattr(Target, code.split(".")[1].partition("(")[0]))
 
@@ -277,6 +282,7 @@ EXECUTED = {
     "jnp.asarray(value)": array,
     "x.astype(jnp.float32)": array,
     "target.mesh(...)": of_a_target,
+    f"model_section({PLACE})": section_of_a_model,
 }
 
 

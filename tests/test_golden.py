@@ -34,9 +34,10 @@ from configs.compare import quick  # noqa: E402
 from experiments.compare.plan import plan as comparison_of  # noqa: E402
 from experiments.plan import goodput  # noqa: E402
 from experiments.plan import main as planning  # noqa: E402
-from experiments.train.job import abstract_params, make_engine, make_model  # noqa: E402
+from experiments.train.job import make_engine, make_model  # noqa: E402
 from experiments.train.resolve import resolve  # noqa: E402
 from lowcomm_jax import compression  # noqa: E402
+from lowcomm_jax.models.protocol import abstract_params  # noqa: E402
 from lowcomm_jax.network import replay  # noqa: E402
 
 FOLDER = ROOT / "tests" / "golden"

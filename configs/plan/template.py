@@ -15,7 +15,8 @@ def get_config() -> ConfigDict:
     config.name = "1.3B over three continents"
     config.notes = ""
     # A name out of lowcomm_jax.planner.shapes.MODELS, or of lowcomm_jax.models.PRESETS (its exact
-    # parameter tree is taken), or layers, width, mlp, heads, vocab, kv_heads, gated, tied.
+    # parameter tree is taken), or layers, width, mlp, heads, vocab, kv_heads, gated, tied; or
+    # module:factory of your own, or {name: module:factory} and its settings.
     config.model = config_dict.FieldReference("1.3b", field_type=object)
     # A preset (configs/network.py lists them), "aws:Oregon,Tokyo,London", a .yaml file, or the
     # mapping itself.

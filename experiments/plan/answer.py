@@ -31,7 +31,7 @@ def answer(request: PlanRequest, rows: Sequence[PlanRow]) -> dict[str, Any]:
     Returns:
         Plain values for plan.json:
 
-        - `devices_per_region`, `device_gb`;
+        - `devices_per_region`, `device_gb`; `activations`: whether memory has them;
         - `rows`: name -> a dict of
 
           - `gb`: state and estimates of a device;
@@ -66,6 +66,7 @@ def answer(request: PlanRequest, rows: Sequence[PlanRow]) -> dict[str, Any]:
     return {
         "devices_per_region": devices,
         "device_gb": fields["device_gb"],
+        "activations": request.model.settings is None,
         "rows": found,
         "best": [row.method.name for row in order[:BEST]],
     }

@@ -84,7 +84,9 @@ def read(config: Mapping[str, Any]) -> PlanRequest:
     found += _number_violations(fields)
     model = network = None
     if "model" in fields:
-        model = collect(found, "model: ", lambda: read_model(fields["model"]))
+        given = fields["model"], fields["seq_len"], fields["mesh"]
+        model = collect(found, "model: ", lambda: read_model(*given))
+        found += [] if model is None else _unknown_of_own(fields, model)
     if "network" in fields:
         network = collect(found, "network: ", lambda: parse(fields["network"]))
     if network is not None:
@@ -96,6 +98,24 @@ def read(config: Mapping[str, Any]) -> PlanRequest:
         found += _compile_violations(fields, model, network)
     refuse("plan config", found + wrong_mesh)
     return PlanRequest(fields, _workload(fields, model, network), methods, model)
+
+
+def _unknown_of_own(fields: Mapping[str, Any], model: PlanModel) -> list[str]:
+    """What a plan needs to know and a model of one's own does not say."""
+    if model.settings is None:
+        return []
+    found = []
+    if model.flops is None and not fields["compute_s"]:
+        found.append(
+            f"model {model.name} has no flops_per_token: give it one, or give compute_s, "
+            "the seconds of an inner step"
+        )
+    if fields["device_gb"] is not None:
+        found.append(
+            "device_gb: a plan knows no activations of a model of your own: leave it out, and ask "
+            "the compiler: plan --target with the training config"
+        )
+    return found
 
 
 def _compile_violations(
@@ -176,7 +196,8 @@ def _methods(spec: Any, layers: int, found: list[str]) -> tuple[PlanMethod, ...]
 
 
 def _workload(fields: Mapping[str, Any], model: PlanModel, network: Network) -> Workload:
-    step_s = fields["compute_s"] or _step_seconds(fields, model.shapes.size, network.size)
+    each = model.flops or 6.0 * model.shapes.size
+    step_s = fields["compute_s"] or _step_seconds(fields, each, network.size)
     return Workload(
         model=model.shapes,
         tokens=float(fields["tokens"] or TOKENS_PER_PARAM * model.shapes.size),
@@ -187,7 +208,7 @@ def _workload(fields: Mapping[str, Any], model: PlanModel, network: Network) -> 
     )
 
 
-def _step_seconds(fields: Mapping[str, Any], params: int, regions: int) -> float:
-    """Give 6 N tokens / (devices x FLOP/s x MFU) of one region."""
+def _step_seconds(fields: Mapping[str, Any], each: float, regions: int) -> float:
+    """Give `each` FLOP of a token x tokens / (devices x FLOP/s x MFU) of one region."""
     devices, flops, mfu = (fields[name] for name in SPEED)
-    return 6.0 * params * fields["tokens_per_step"] / regions / (devices * flops * mfu)
+    return each * fields["tokens_per_step"] / regions / (devices * flops * mfu)

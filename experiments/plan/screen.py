@@ -85,7 +85,12 @@ def _remarks(rows: Sequence[PlanRow], found: Mapping[str, Any], bound: float) ->
             more = entry["fits_with"]
             fix = "at no number of devices" if more is None else f"with mesh.fsdp={more}"
             lines.append(f"{name} does not fit ({entry['gb']:.1f} GB): it would {fix}")
-    if found["device_gb"] is None:
+    if not found["activations"]:
+        lines.append(
+            "memory: without activations, which a plan does not know of a model of your own: "
+            "plan --target with the training config asks the compiler"
+        )
+    elif found["device_gb"] is None:
         lines.append("whether it fits: give --config.device_gb=80.0 (an H100's)")
     if not any(entry["price"] for entry in found["rows"].values()):
         lines.append(

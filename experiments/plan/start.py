@@ -35,7 +35,8 @@ def train_fields(request: PlanRequest, row: PlanRow) -> tuple[dict[str, Any] | N
         return None, problem
     from lowcomm_jax.models import PRESETS  # slow to import
 
-    if request.model.name not in PRESETS:
+    own = request.model.settings is not None
+    if not own and request.model.name not in PRESETS:
         shown = request.model.name or "given by its sizes"
         return None, f"the model is {shown}: name a preset of lowcomm_jax.models"
     regions, seq_len = work.network.size, fields["seq_len"]
@@ -52,14 +53,17 @@ def train_fields(request: PlanRequest, row: PlanRow) -> tuple[dict[str, Any] | N
         "batch": int(batch),
         "steps": 0,
         "tokens": int(work.tokens),
-        "model.preset": request.model.name,
-        "model.compute_dtype": "bfloat16",
-        "model.remat": "full" if work.remat else "none",
         "data.seq_len": seq_len,
         **{f"mesh.{axis}": work.mesh.get(axis, 1) for axis in ("stage", "fsdp", "tensor")},
         **{f"method.{field}": getattr(method, at) for field, at in _own_fields(name).items()},
         **_alike(name, regions),
     }
+    if own:
+        found |= {"model.name": request.model.name}
+        found |= {f"model.{key}": value for key, value in request.model.settings.items()}
+    else:
+        found |= {"model.preset": request.model.name, "model.compute_dtype": "bfloat16"}
+        found["model.remat"] = "full" if work.remat else "none"
     if work.model.vocab >= _BYTES:
         found["model.vocab_size"] = work.model.vocab  # else it would be the tokenizer's
     if isinstance(fields["network"], str):
@@ -133,5 +137,8 @@ def write_start(path: Path, fields: Mapping[str, Any], title: str) -> None:
         "    config = method.get_config()",
     ]
     values = {field: value for field, value in fields.items() if field != "config"}
+    if name := values.pop("model.name", None):
+        lines[2] += "\nfrom experiments.cli import model_section"
+        lines.append(f"    config.model = model_section({name!r})")
     lines += [f"    config.{field} = {value!r}" for field, value in values.items()]
     path.write_text("\n".join([*lines, "    return config", ""]), encoding="utf-8")

@@ -12,7 +12,6 @@ docs/accelerators.md explains how to read the output.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 from collections.abc import Sequence
@@ -84,10 +83,12 @@ def compiled(config, name: str) -> tuple[Job, AheadOfTime]:
     import jax
     import numpy as np
 
-    from experiments.train.job import abstract_params, make_engine, make_model
+    from experiments.train.job import make_engine, make_model
+    from experiments.train.model import with_vocabulary
     from experiments.train.resolve import resolve
     from lowcomm_jax.aot import Target, ahead_of_time
     from lowcomm_jax.data import load
+    from lowcomm_jax.models.protocol import abstract_params, flops_per_token
 
     if "methods" in config:
         fix = "give a training config, such as configs/diloco.py"
@@ -98,18 +99,19 @@ def compiled(config, name: str) -> tuple[Job, AheadOfTime]:
     except RuntimeError as error:
         raise RefusedError([str(error)], "plan") from error
     job = resolve(config, "plan", target)
-    model_config = job.model
+    described = job.model
     if not job.vocab_settled:
         with Work("data") as work:
             tokenizer = load(job.data, progress=work.at)[2]
-        model_config = dataclasses.replace(model_config, vocab_size=tokenizer.vocab_size)
-    model = make_model(job, model_config)
+        described = with_vocabulary(described, tokenizer.vocab_size)
+    model = make_model(job, described)
     engine = made_or_refused(lambda: make_engine(job, model).plain, "plan")
     length = job.data.seq_len
     batch = {"tokens": jax.ShapeDtypeStruct((job.batch, length + 1), np.int32)}
     devices = job.mesh.size // job.mesh.shape["region"]
     replicas = job.regions // job.mesh.shape["region"]
-    used = model.flops_per_token(length) * job.batch * length * replicas / devices
+    each = flops_per_token(model, length)
+    used = None if each is None else each * job.batch * length * replicas / devices
     params = abstract_params(model)
     with Work(f"{target}: programs compiled") as work:
         report = ahead_of_time(engine, params, batch, target, flops_used=used, progress=work.at)

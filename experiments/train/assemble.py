@@ -17,13 +17,15 @@ from experiments.faults.fault_hooks import ScriptedFaults
 from experiments.progress import Work
 from experiments.regions.jobs import EXCHANGES, PEERS, is_separate_job
 from experiments.train.evaluation import Evaluator
-from experiments.train.job import Job, abstract_params, make_engine, make_model
+from experiments.train.job import Job, make_engine, make_model
+from experiments.train.model import with_vocabulary
 from experiments.train.way import Way, fastest_way
 from experiments.workdir import of_regions
 from lowcomm_jax import AdaptiveEngine, Engine
 from lowcomm_jax.checkpoint.load import dotted
 from lowcomm_jax.data import EvalData, Tokenizer, TrainData, load
-from lowcomm_jax.models import Model, Pipeline
+from lowcomm_jax.models import Pipeline, Trainable
+from lowcomm_jax.models.protocol import abstract_params
 from lowcomm_jax.optimizers import learning_rate
 from lowcomm_jax.params.layout import make_layout
 from lowcomm_jax.rounds.connect import ROUNDS_KEPT
@@ -45,7 +47,7 @@ class Run:
     """
 
     job: Job
-    model: Model | Pipeline
+    model: Trainable
     engine: Engine | AdaptiveEngine
     exchange: RemoteExchange | None
     data: TrainData
@@ -80,7 +82,7 @@ class Run:
             self.exchange.close(**({} if needed else {"linger_s": 0.0}))
 
     @property
-    def whole(self) -> Model:
+    def whole(self) -> Trainable:
         """The model in one piece."""
         return self.model.model if isinstance(self.model, Pipeline) else self.model
 
@@ -114,13 +116,14 @@ def assemble(job: Job, quiet: bool = False, trains: bool = False) -> Run:
     problems = [("data." if re.match(r"\w+=", line) else "data: ") + line for line in problems]
     refuse_any(problems)
     train, evaluation, tokenizer = loaded
-    config = job.model
+    described = job.model
     if not job.vocab_settled:
-        config = dataclasses.replace(config, vocab_size=tokenizer.vocab_size)
-    if config.vocab_size < tokenizer.size:
+        described = with_vocabulary(described, tokenizer.vocab_size)
+    vocabulary = described.vocab_size
+    if vocabulary is not None and vocabulary < tokenizer.size:
         fix = f"use at least {tokenizer.size}, or leave it out"
         raise RefusedError(
-            [f"model.vocab_size={config.vocab_size} is too small for {tokenizer.name}: {fix}"]
+            [f"model.vocab_size={vocabulary} is too small for {tokenizer.name}: {fix}"]
         )
     fault_hooks = None
     if job.faults and is_separate_job(job.config):
@@ -128,10 +131,10 @@ def assemble(job: Job, quiet: bool = False, trains: bool = False) -> Run:
     exchange = made_or_refused(
         lambda: open_exchange(job, train, fault_hooks), "cannot start", "rendezvous: "
     )
-    way = Way(config)
+    way = Way(described)
     if trains:
-        way = made_or_refused(lambda: fastest_way(job, config, exchange), "cannot start")
-    model = make_model(job, way.config)
+        way = made_or_refused(lambda: fastest_way(job, described, exchange), "cannot start")
+    model = make_model(job, way.model)
     engine = made_or_refused(lambda: _engine_that_fits(job, model, exchange), "cannot start")
     return Run(
         job=job,
@@ -147,7 +150,7 @@ def assemble(job: Job, quiet: bool = False, trains: bool = False) -> Run:
 
 
 def _engine_that_fits(
-    job: Job, model: Model | Pipeline, exchange: RemoteExchange | None
+    job: Job, model: Trainable, exchange: RemoteExchange | None
 ) -> Engine | AdaptiveEngine:
     """The engine, once its programs for this model can be made (nothing is compiled)."""
     engine = make_engine(job, model, exchange)

@@ -17,7 +17,7 @@ import lowcomm_jax as lc
 from lowcomm_jax.data import EvalData, per_document
 from lowcomm_jax.mesh.arrays import place
 from lowcomm_jax.mesh.regions import REGION
-from lowcomm_jax.models import Model, Pipeline
+from lowcomm_jax.models import Trainable
 from lowcomm_jax.state.train_state import TrainState
 
 # Of so many validation sequences the few are chosen; it bounds time and memory on large corpora.
@@ -52,7 +52,7 @@ class Evaluator:
 
     def __init__(
         self,
-        model: Model | Pipeline,
+        model: Trainable,
         data: EvalData,
         mesh: jax.sharding.Mesh,
         *,
@@ -62,6 +62,9 @@ class Evaluator:
     ):
         chosen = spread_sequences(data, sequences, batch)
         self._document = chosen.pop("document")
+        if not hasattr(model, "logits"):
+            chosen["place"] = _place(self._document)
+        places = max(1, 1 + int(chosen["place"].max())) if "place" in chosen else 0
         by_document = per_document(np.zeros(self._document.shape), self._document)
         self.document, self.count = by_document["document"], by_document["count"]
         slots = (REGION, "fsdp")
@@ -71,11 +74,11 @@ class Evaluator:
         everywhere = NamedSharding(mesh, P())  # so that every process can read them
         self._weights = jax.jit(lambda state: _weights(state, per_region))
         self._losses = jax.jit(
-            lambda weights, batches, i: _losses(model, weights, batches, i),
+            lambda weights, batches, i: _losses(model, places, weights, batches, i),
             out_shardings=everywhere,
         )
         self._loss = jax.jit(
-            lambda params, batches: _loss(model, params, batches), out_shardings=everywhere
+            lambda params, batches: _loss(model, places, params, batches), out_shardings=everywhere
         )
 
     @property
@@ -155,18 +158,46 @@ def _weights(state: TrainState, per_region: bool) -> tuple[Any, jax.Array]:
     return weights, lc.consensus.variance(state)
 
 
-def _losses(model: Model | Pipeline, weights: Any, batches: Any, i: jax.Array) -> jax.Array:
+def _place(document_nxBxT: np.ndarray) -> np.ndarray:
+    """Numbers the documents of each sequence from 0, int32 `[n, B, T]`; -1 where there is none."""
+    place = np.full(document_nxBxT.shape, -1, np.int32)
+    for where in np.ndindex(document_nxBxT.shape[:2]):
+        row_T = document_nxBxT[where]
+        place[where][row_T >= 0] = np.unique(row_T[row_T >= 0], return_inverse=True)[1]
+    return place
+
+
+def _losses(model: Trainable, places: int, weights: Any, batches: Any, i: jax.Array) -> jax.Array:
     """Loss of every target of batch i, float32 `[M, B, T]`, one set of weights after the other."""
     batch = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), batches)
-    return jax.lax.map(lambda params: _of_batch(model, params, batch), weights)
+    return jax.lax.map(lambda params: _of_batch(model, places, params, batch), weights)
 
 
-def _loss(model: Model | Pipeline, params: Any, batches: Any) -> jax.Array:
+def _loss(model: Trainable, places: int, params: Any, batches: Any) -> jax.Array:
     """Loss of every target, float32 `[n, B, T]`, one batch after the other."""
-    return jax.lax.map(lambda batch: _of_batch(model, params, batch), batches)
+    return jax.lax.map(lambda batch: _of_batch(model, places, params, batch), batches)
 
 
-def _of_batch(model: Model | Pipeline, params: Any, batch: Any) -> jax.Array:
-    logits = model.logits(params, batch["tokens"][:, :-1])
-    ce = optax.softmax_cross_entropy_with_integer_labels(logits, batch["tokens"][:, 1:])
-    return ce * batch["mask"]
+def _of_batch(model: Trainable, places: int, params: Any, batch: Any) -> jax.Array:
+    """Loss of every target, float32 `[B, T]`; 0 where it does not count.
+
+    Args:
+      places: most documents of a sequence, for a model without logits. Its targets have the mean
+        loss of their document in their sequence, so that sums over documents are its own.
+    """
+    if not places:
+        logits = model.logits(params, batch["tokens"][:, :-1])
+        ce = optax.softmax_cross_entropy_with_integer_labels(logits, batch["tokens"][:, 1:])
+        return ce * batch["mask"]
+
+    def of_document(tokens: jax.Array, mask_T: jax.Array) -> jax.Array:
+        given = {"tokens": tokens[None], "mask": mask_T[None]}
+        found = model.loss_fn(params, given, jax.random.key(0))
+        loss, aux = found if isinstance(found, tuple) else (found, {})
+        return jnp.where(mask_T > 0, aux.get("ce", loss), 0.0)
+
+    def at_place(place: jax.Array) -> jax.Array:
+        mask_BxT = batch["mask"] * (batch["place"] == place)
+        return jax.vmap(of_document)(batch["tokens"], mask_BxT)
+
+    return jax.lax.map(at_place, jnp.arange(places)).sum(axis=0)

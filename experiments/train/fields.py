@@ -23,6 +23,7 @@ from experiments.cli import problems_of
 from experiments.config import plain
 from experiments.train import methods, parts
 from experiments.train.job import Job
+from experiments.train.model import MODEL, is_own
 from lowcomm_jax import landing
 from lowcomm_jax.checkpoint.load import dotted
 from lowcomm_jax.compression import registry
@@ -39,11 +40,11 @@ _DOCUMENTED = re.compile(r"\s+((?:\w+, )*\w+): (.*)")
 _AS_IN = re.compile(r"as in `(\w+)`\.")
 
 
-def descriptions(method: Mapping[str, Any]) -> dict[str, str]:
+def descriptions(method: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, str]:
     """Dotted name -> description, for the fields that have one.
 
     Args:
-      method: the config's section of the method.
+      method, model: these sections of the config.
     """
     found = {name: setting.about for name, setting in SETTINGS.items() if setting.in_config}
     found |= {f"method.{k}": v for k, v in method_descriptions(method).items()}
@@ -63,7 +64,23 @@ def descriptions(method: Mapping[str, Any]) -> dict[str, str]:
         if assigned and (before or assigned[2]):
             found[prefix + assigned[1]] = " ".join([*before, assigned[2] or ""]).strip()
         before = []
+    if is_own(model):
+        found = {name: text for name, text in found.items() if not name.startswith("model.")}
+        found |= {f"model.{name}": text for name, text in _of_own_model(model).items()}
     return found
+
+
+def _of_own_model(section: Mapping[str, Any]) -> dict[str, str]:
+    """Descriptions of the settings of a model of one's own, by its factory's docstring."""
+    factory, _ = problems_of(lambda: parts.find(MODEL, section["name"], "model"))
+    found = {
+        "name": f"The model: {MODEL.what}.",
+        "init_from": "Starting weights: the workdir of another run of this model; None = random.",
+        "vocab_size": "Entries of the vocabulary. Unset = the tokenizer's.",
+        "seq_len": "Tokens of a sequence. Unset = data.seq_len.",
+    }
+    found |= _documented(_docstring(factory), set(section))
+    return {name: text for name, text in found.items() if name in section}
 
 
 def method_descriptions(method: Mapping[str, Any]) -> dict[str, str]:
@@ -139,7 +156,7 @@ def _documented(text: str | None, names: set[str]) -> dict[str, str]:
 def listing(config: Any) -> str:
     """Every field of a config: its name, its value there, and what it is."""
     config, lines = plain(config), ["Fields, with their values in this config:"]
-    about = descriptions(config["method"])
+    about = descriptions(config["method"], config["model"])
     for name, value in dotted(config).items():
         shown = "unset" if value is None else repr(value) if isinstance(value, str) else str(value)
         lines.append(f"  --config.{name}={shown}")
@@ -152,11 +169,10 @@ def listing(config: Any) -> str:
 
 def resolved(job: Job) -> str:
     """The config of a checked run, and what follows from it, as YAML."""
-    model = {
-        k: v
-        for k, v in dataclasses.asdict(job.model).items()
-        if job.vocab_settled or k != "vocab_size"
-    }
+    decoder = isinstance(job.model, TransformerConfig)
+    model = dataclasses.asdict(job.model) if decoder else dict(job.model.settings)
+    if not job.vocab_settled:
+        del model["vocab_size"]
     derived = {
         "workdir": str(job.workdir),
         "steps": job.steps,

@@ -17,11 +17,11 @@ import numpy as np
 
 from experiments.progress import size
 from experiments.train.assemble import Run
-from experiments.train.job import abstract_params
 from experiments.workdir import PLACES, differences
 from lowcomm_jax.checkpoint.load import State, dotted
 from lowcomm_jax.exchange import two_shot
-from lowcomm_jax.models import Pipeline
+from lowcomm_jax.models import Pipeline, TransformerConfig
+from lowcomm_jax.models.protocol import abstract_params, flops_per_token, param_count
 from lowcomm_jax.params.layout import make_layout
 
 _OF_THE_JOB = ("config", "steps", "regions", "here", "tokens_per_step")
@@ -43,9 +43,9 @@ def header(run: Run, state: State) -> dict[str, Any]:
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "method": job.method.name,
         **{name: getattr(job, name) for name in _OF_THE_JOB},
-        "params": run.model.param_count,
+        "params": param_count(run.whole),
         "trained_params": trained,
-        "flops_per_token": run.model.flops_per_token(seq_len),
+        "flops_per_token": flops_per_token(run.model, seq_len),
         "pipeline": run.model.report() if isinstance(run.model, Pipeline) else None,
         "fragment_bytes": payloads,
         "allreduce_bytes_per_step": int(allreduce[0]),
@@ -95,7 +95,8 @@ def text(run: Run) -> dict[str, str]:
 
 def place(run: Run) -> dict[str, Any]:
     """Where and how a run computes, by dotted name; it may change when the run continues."""
-    model = dataclasses.asdict(run.whole.config)
+    how = run.way.model
+    model = dataclasses.asdict(how) if isinstance(how, TransformerConfig) else {}
     found = dotted({**run.job.config, "mesh": dict(run.job.mesh.shape), "model": model})
     kept = {name: found[name] for name in (*PLACES, "eval.sequences") if name in found}
     return {"device": jax.devices()[0].device_kind, **kept}

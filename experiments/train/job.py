@@ -14,12 +14,14 @@ import jax
 
 from experiments.faults.reading import Faults
 from experiments.regions.jobs import ends_by_rounds, is_separate_job
+from experiments.train.model import Described, build
 from experiments.train.sections import microbatch_count
 from lowcomm_jax import AdaptiveEngine, Engine
 from lowcomm_jax.adloco.refusals import rows
 from lowcomm_jax.data import DataConfig
 from lowcomm_jax.methods import Method
-from lowcomm_jax.models import Model, Pipeline, TransformerConfig, build
+from lowcomm_jax.models import Pipeline, Trainable
+from lowcomm_jax.models.protocol import abstract_params, stacked_prefixes
 from lowcomm_jax.optimizers import InnerConfig, learning_rate, make_optimizer
 from lowcomm_jax.params.fragments import path_name
 from lowcomm_jax.refusals import Row
@@ -35,8 +37,8 @@ class Job:
       config: the config as plain dicts.
       workdir: where everything is written.
       steps: inner steps; tokens of all regions are `steps * tokens_per_step`.
-      model: the transformer; `vocab_size` is provisional unless the config or the starting
-        weights give it (`vocab_settled`).
+      model: what the section describes, not built yet; `vocab_size` is provisional unless the
+        config or the starting weights give it (`vocab_settled`).
       data, method, inner, mesh: what the sections describe.
       weights: `equal`, `tokens` or numbers.
       faults: simulated ones, those a real job must do to itself, or what happened to some.
@@ -46,7 +48,7 @@ class Job:
     config: dict[str, Any]
     workdir: Path
     steps: int
-    model: TransformerConfig
+    model: Described
     vocab_settled: bool
     data: DataConfig
     method: Method
@@ -91,9 +93,9 @@ class Job:
         return "frozen" if any(re.search(p, name) for p in self.config["frozen"]) else "train"
 
 
-def make_model(job: Job, config: TransformerConfig) -> Model | Pipeline:
-    """The model of a job with this config, in stages where the mesh has some."""
-    model = build(config, job.mesh.devices.flat[0])
+def make_model(job: Job, described: Described) -> Trainable:
+    """The model of a job that is so described, in stages where the mesh has some."""
+    model = build(described, job.mesh.devices.flat[0])
     if job.mesh.shape["stage"] == 1:
         return model
     routed, schedule = job.config["random_routing"], job.config["pipeline_schedule"]
@@ -101,18 +103,8 @@ def make_model(job: Job, config: TransformerConfig) -> Model | Pipeline:
     return Pipeline(model, job.mesh, job.microbatches, routed, schedule, seed)
 
 
-def abstract_params(model: Model | Pipeline) -> Any:
-    """Shapes of the model's parameters."""
-    return jax.eval_shape(model.init, jax.random.key(0))
-
-
-def stacked_prefixes(model: Model | Pipeline) -> tuple[str, ...]:
-    """Path prefixes of leaves with a leading layer axis."""
-    return ("blocks",) if model.config.layer_loop == "scan" else ()
-
-
 def make_engine(
-    job: Job, model: Model | Pipeline, exchange: RemoteExchange | None = None
+    job: Job, model: Trainable, exchange: RemoteExchange | None = None
 ) -> Engine | AdaptiveEngine:
     """The engine of a job; nothing is compiled yet. A batch's schedule counts nominal steps.
 
@@ -136,7 +128,7 @@ def make_engine(
 
 
 def settings(
-    job: Job, model: Model | Pipeline | None, exchange: BetweenJobs | None = None
+    job: Job, model: Trainable | None, exchange: BetweenJobs | None = None
 ) -> dict[str, Any]:
     """Keywords of the job's engine, without the inner optimizer.
 
@@ -152,12 +144,14 @@ def settings(
     given |= {"hops": Pipeline.hops} if config["random_routing"] else {}
     if model is None:
         return given | {"loss_fn": None}
+    given |= {"loss_fn": model.loss_fn, "stacked": stacked_prefixes(model)}
+    given |= {"hops": model.hops} if config["random_routing"] else {}
+    if not hasattr(model, "specs"):
+        return given
     layout = model.specs(abstract_params(model), dict(job.mesh.shape))
     specs = {
         path_name(path): spec for path, spec in jax.tree_util.tree_flatten_with_path(layout)[0]
     }
-    given |= {"loss_fn": model.loss_fn, "stacked": stacked_prefixes(model)}
-    given |= {"hops": model.hops} if config["random_routing"] else {}
     return given | {"specs": lambda name, leaf: specs[name]}
 
 

@@ -34,6 +34,7 @@ from lowcomm_jax.adloco.state import AdaptiveState
 from lowcomm_jax.aot.targets import accelerator_of
 from lowcomm_jax.checkpoint import Checkpoints
 from lowcomm_jax.interrupt import Interrupt
+from lowcomm_jax.models.protocol import flops_per_token
 from lowcomm_jax.network import clock_state, restore_clock
 from lowcomm_jax.recovery import rejoin
 from lowcomm_jax.state.train_state import TrainState
@@ -448,9 +449,9 @@ def _mfu(run: Run, tokens_per_second: float) -> float | None:
     """Useful arithmetic as a share of this program's devices' peak; None = it is not known."""
     mesh = run.engine.plain.regions.mesh
     facts = accelerator_of(mesh.devices.flat[0])
-    if facts is None:
+    each = flops_per_token(run.model, run.job.data.seq_len)
+    if facts is None or each is None:
         return None
-    each = run.model.flops_per_token(run.job.data.seq_len)
     return tokens_per_second * each / (facts.flops * mesh.size)
 
 

@@ -53,7 +53,7 @@ from experiments.train.disk import EXIT_NOT_SAVED, NotSavedError, is_full
 from experiments.train.drivers import draw
 from experiments.train.evaluation import Evaluator
 from experiments.train.header import changes, header, text, trained_and_sent
-from experiments.train.job import Job, abstract_params
+from experiments.train.job import Job
 from experiments.train.loop import Loop, NotCountedError, StuckError, best_by
 from experiments.train.resolve import resolve
 from experiments.train.sections import fit_warm_up
@@ -73,6 +73,7 @@ from lowcomm_jax.interrupt import EXIT_INTERRUPTED, Interrupt, InterruptedBefore
 from lowcomm_jax.mesh.leader import ProcessLostError, leader
 from lowcomm_jax.mesh.stages import bubble
 from lowcomm_jax.models import Pipeline
+from lowcomm_jax.models.protocol import abstract_params, param_count
 from lowcomm_jax.recovery import rejoin, rejoin_trainers
 from lowcomm_jax.recovery.precompile import precompile
 from lowcomm_jax.rounds.remote import RemoteExchange
@@ -348,6 +349,8 @@ def _agree_on_names(job: Job, exchange: RemoteExchange) -> None:
       ValueError: with the fix.
       StoreUnavailable: the store does not answer.
     """
+    if "layer_loop" not in job.config["model"]:
+        return  # a model of one's own, whose names follow from its settings
     own, wait_s = job.config["model"]["layer_loop"], 60 * job.config["wait_minutes"]
     first = exchange.agree("names", {"layer_loop": own}, wait_s)["layer_loop"]
     if first != own:
@@ -468,8 +471,8 @@ def describe(run: Run, restored: Restored | None, console: Console) -> None:
     if job.mesh.size > 1:
         devices += ", mesh " + ", ".join(f"{k} {v}" for k, v in job.mesh.shape.items())
     lines = [
-        f"model    {run.model.param_count:,} parameters, {run.tokenizer.name} tokens, "
-        f"vocabulary {run.model.config.vocab_size}",
+        f"model    {param_count(run.whole):,} parameters, {run.tokenizer.name} tokens, "
+        f"vocabulary {run.way.model.vocab_size or run.tokenizer.vocab_size}",
         f"corpus   {summary['corpus']}: {summary['documents']:,} documents, "
         f"{size(summary['bytes'])}, {summary['tokens']:,} tokens",
         f"method   {job.method.name}, {job.regions} regions, {job.batch} x {job.data.seq_len} "

@@ -13,20 +13,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import optax
 
-from experiments.cli import closest, problems_of
+from experiments.cli import OWN, closest, named_function, problems_of
 from lowcomm_jax import batching, landing, merge, methods, outer, schedule, topology
 from lowcomm_jax.compression import Codec, MatrixCodec, PerTensor, error_feedback, registry
 from lowcomm_jax.compression.rules import PRESETS
 from lowcomm_jax.methods.adloco import TESTS
 
-OWN = ":"  # in the name of what is not in the package: module:function
 METHODS = {name: getattr(methods, name) for name in methods.__all__ if name.islower()}
 OUTER = {
     name: getattr(outer, name)
@@ -136,24 +134,7 @@ def find(part: PartKind, name: str, label: str) -> Callable[..., Any] | None:
     Raises:
       ValueError: there is no such module, it cannot be imported, or has no such function.
     """
-    module, own, attribute = str(name).partition(OWN)
-    if not own:
-        return part.known.get(name)
-    try:
-        there = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        fix = "name a module that Python finds from here"
-        raise ValueError(f"{label}={name!r}: {error}; {fix}") from error
-    except Exception as error:  # whatever the module does while it is imported
-        raise ValueError(
-            f"{label}={name!r}: {module} cannot be imported: {type(error).__name__}: {error}"
-        ) from error
-    found = getattr(there, attribute, None)
-    if not callable(found):
-        names = [key for key, value in vars(there).items() if callable(value)]
-        near = closest(attribute, names) if len(names) < 20 else ""
-        raise ValueError(f"{label}={name!r}: {module} has no function {attribute!r}{near}")
-    return found
+    return named_function(name, label) if OWN in str(name) else part.known.get(name)
 
 
 def build(

@@ -18,22 +18,17 @@ from experiments.cli import problems_of, refuse_any
 from experiments.config import plain
 from experiments.faults.reading import read_faults
 from experiments.refusals import STAGES, Asked, run_problems
-from experiments.regions.jobs import described
+from experiments.regions import jobs
 from experiments.train import devices, sections
-from experiments.train.job import (
-    Job,
-    abstract_params,
-    make_model,
-    policy_rows,
-    settings,
-    stacked_prefixes,
-)
+from experiments.train.job import Job, make_model, policy_rows, settings
 from experiments.train.methods import make_method
+from experiments.train.model import build, described
 from experiments.train.parts import portable
 from experiments.workdir import as_begun, workdir_problems
 from lowcomm_jax import refusals
 from lowcomm_jax.aot import Target
-from lowcomm_jax.models import Model, Pipeline, build
+from lowcomm_jax.models import Trainable, TransformerConfig
+from lowcomm_jax.models.protocol import abstract_params, stacked_prefixes
 from lowcomm_jax.optimizers import InnerConfig
 from lowcomm_jax.params.fragments import partition, path_name
 from lowcomm_jax.params.layout import make_layout
@@ -59,14 +54,15 @@ def resolve(config: Any, workdir: str | Path, target: Target | None = None) -> J
     mesh, misplaced = sections.make_mesh_of(fields, target)
     steps = sections.steps_of(fields)
     data, problems = sections.data_config(fields)
-    model, settled, found = sections.model_config(fields)
+    model, settled, found = described(fields)
     problems += found
-    stacked = ()
+    decoder, stacked = isinstance(model, TransformerConfig), ()
+    if decoder and fields["mesh"]["stage"] > 1 and model.layer_loop == "auto":
+        model = dataclasses.replace(model, layer_loop="scan")
     if model is not None:
-        if fields["mesh"]["stage"] > 1 and model.layer_loop == "auto":
-            model = dataclasses.replace(model, layer_loop="scan")
         built = build(model, None if mesh is None else mesh.devices.flat[0])
         stacked = stacked_prefixes(built)
+    if decoder:
         fields["model"]["layer_loop"] = built.config.layer_loop  # it stays if the run moves on
         model = dataclasses.replace(model, layer_loop=built.config.layer_loop)
     method, found = make_method(fields["method"], stacked, fields["seed"])
@@ -84,7 +80,8 @@ def resolve(config: Any, workdir: str | Path, target: Target | None = None) -> J
         fields, Path(workdir), steps, model, settled, data, method, inner, mesh, weights, job_faults
     )
     memory = devices.memory_of_machine() if target is None else None
-    asked = Asked(fields, steps, method, mesh, model, job_faults, memory)
+    shape = model if decoder else None
+    asked = Asked(fields, steps, method, mesh, shape, job_faults, memory)
     problems += run_problems(asked)
     misfits = run_problems(asked, STAGES)
     problems += _engine_problems(job, misfits, {"weights"} if no_weights else set())
@@ -125,7 +122,7 @@ def _engine_problems(job: Job, misfits: Sequence[str], told: set[str]) -> list[s
         unknown |= {"loss_fn"}
     else:
         model = make_model(job, job.model)
-    setup = Setup(inner=None, **settings(job, model, described(job.config)))
+    setup = Setup(inner=None, **settings(job, model, jobs.described(job.config)))
     found = [
         _as_in_config(problem, job.config)
         for problem in refusals.problems(setup, policy_rows(job), unknown)
@@ -133,7 +130,7 @@ def _engine_problems(job: Job, misfits: Sequence[str], told: set[str]) -> list[s
     return found if model is None else found + _cut_problems(job, model)
 
 
-def _cut_problems(job: Job, model: Model | Pipeline) -> list[str]:
+def _cut_problems(job: Job, model: Trainable) -> list[str]:
     """Frozen names that match nothing, and fragments that do not fit the parameters."""
     found, shapes = [], abstract_params(model)
     names = [path_name(path) for path, _ in jax.tree_util.tree_flatten_with_path(shapes)[0]]

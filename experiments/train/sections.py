@@ -1,4 +1,4 @@
-"""What sections of a training config describe: data, model, mesh, weights, and how many steps.
+"""What sections of a training config describe: data, mesh, weights, and how many steps.
 
 What cannot be made is None, beside a list of its problems, with their fixes. Fields that do not go
 together stand in `experiments.refusals`.
@@ -8,26 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 
-from experiments.cli import RefusedError, closest, problems_of
+from experiments.cli import closest, problems_of
 from experiments.config import base, plain
 from experiments.regions.jobs import is_separate_job
-from experiments.shape import read_json
 from experiments.train.devices import FLAG
 from experiments.train.methods import METHODS
+from experiments.train.model import is_own
 from lowcomm_jax import make_mesh
 from lowcomm_jax.aot import Target
 from lowcomm_jax.data import DataConfig, open_corpus
 from lowcomm_jax.data.corpora import CorpusSource
 from lowcomm_jax.mesh.regions import default_mesh
-from lowcomm_jax.models import TransformerConfig, preset
-from lowcomm_jax.models.weights import config_from_llama
-
-PROVISIONAL_VOCABULARY = 320  # until the tokenizer is open; nothing checked here depends on it
 
 
 def shape_problems(fields: Mapping[str, Any]) -> list[str]:
@@ -48,7 +43,8 @@ def shape_problems(fields: Mapping[str, Any]) -> list[str]:
                     found.append(
                         f"{label}={given[key]!r}: must be a section of fields; set {label}.FIELD"
                     )
-                elif label != "method":  # its fields are the factory's, see `make_method`
+                elif label != "method" and not (label == "model" and is_own(given[key])):
+                    # Their fields are the factory's, see `make_method` and `model.described`.
                     found += walk(given[key], default, f"{label}.")
             elif not _same_type(given[key], default, optional=label == "inner.clip_norm"):
                 kind = type(default).__name__
@@ -106,29 +102,6 @@ def data_config(fields: Mapping[str, Any]) -> tuple[DataConfig, list[str]]:
     source = CorpusSource(data.corpus, data.text_column, data.topic_column, data.split)
     found += open_corpus(source)[1]
     return data, [f"data.{line}" for line in found]
-
-
-def model_config(fields: Mapping[str, Any]) -> tuple[TransformerConfig | None, bool, list[str]]:
-    """(the model's config or None, whether its vocabulary size is known, problems)."""
-    changes = {k: v for k, v in fields["model"].items() if v is not None}
-    name, start = changes.pop("preset"), changes.pop("init_from", None)
-    if start is not None and not Path(start, "checkpoints").is_dir():
-        described = Path(start, "config.json")
-        if not described.is_file():
-            fix = "give a folder with config.json and *.safetensors, or another run's workdir"
-            return None, True, [f"model.init_from={start!r}: {fix}"]
-        try:
-            there = read_json(described, "model.init_from", "give what Hugging Face writes")
-        except RefusedError as error:
-            return None, True, [f"model.init_from: {line}" for line in error.problems]
-        if not isinstance(there, dict):
-            return None, True, [f"model.init_from: {described} describes no model"]
-        model, found = problems_of(lambda: config_from_llama(there, **changes), "model.init_from: ")
-        return model, True, found
-    settled = "vocab_size" in changes
-    changes.setdefault("vocab_size", PROVISIONAL_VOCABULARY)
-    model, found = problems_of(lambda: preset(name, **changes), "model: ")
-    return model, settled, found
 
 
 def region_weights(fields: Mapping[str, Any]) -> tuple[str | tuple[float, ...], list[str]]:

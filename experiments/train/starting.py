@@ -9,9 +9,10 @@ import jax
 
 from experiments.cli import RefusedError, made_or_refused
 from experiments.train.assemble import Run
-from experiments.train.job import abstract_params
 from experiments.trained.anchor import load_trained
 from lowcomm_jax.data.tokenizers import Tokenizer, to_hugging_face
+from lowcomm_jax.models import TransformerConfig
+from lowcomm_jax.models.protocol import abstract_params
 from lowcomm_jax.models.weights import load_llama, stack_layers, unstack_layers
 
 
@@ -29,7 +30,7 @@ def starting_params(run: Run) -> Any:
     changes = {
         k: v
         for k, v in run.job.config["model"].items()
-        if v is not None and k not in ("preset", "init_from")
+        if v is not None and k not in ("name", "preset", "init_from")
     }
     changes["layer_loop"] = run.job.model.layer_loop
     loaded = made_or_refused(
@@ -44,13 +45,16 @@ _MEANING = ("heads", "kv_heads", "head_dim", "mlp")
 
 def _anchor_that_fits(run: Run, workdir: str) -> Any:
     trained = load_trained(Path(workdir))
-    params, loop = trained.params, run.whole.config.layer_loop
-    if trained.run.whole.config.layer_loop != loop:
-        params = (stack_layers if loop == "scan" else unstack_layers)(params)
+    params, there, here = trained.params, trained.run.way.model, run.way.model
+    if isinstance(there, TransformerConfig) and isinstance(here, TransformerConfig):
+        if there.layer_loop != here.layer_loop:
+            params = (stack_layers if here.layer_loop == "scan" else unstack_layers)(params)
+        same = all(getattr(there, field) == getattr(here, field) for field in _MEANING)
+    else:
+        sections = (dict(one.job.config["model"], init_from=None) for one in (trained.run, run))
+        same = next(sections) == next(sections)
     wanted = jax.tree.map(lambda x: (x.shape, x.dtype), abstract_params(run.whole))
-    same = jax.tree.map(lambda x: (x.shape, x.dtype), params) == wanted
-    configs = [getattr(model, "config", None) for model in (trained.run.whole, run.whole)]
-    same &= all(getattr(configs[0], f, None) == getattr(configs[1], f, None) for f in _MEANING)
+    same &= jax.tree.map(lambda x: (x.shape, x.dtype), params) == wanted
     problems = []
     if not same:
         problems.append("that run trained another model; give this run the same model settings")

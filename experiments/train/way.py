@@ -1,4 +1,4 @@
-"""How a run computes its model: the fastest of `models.config.ways` whose memory its devices have.
+"""How a run computes its model: the fastest of `model.ways` whose memory its devices have.
 
 The compiler says what the inner step needs. A way that keeps more for the backward pass than there
 is room is not compiled, so usually at most one program is compiled that the run does not use.
@@ -16,11 +16,11 @@ import jax
 import numpy as np
 
 from experiments.shape import read_json
-from experiments.train.job import Job, abstract_params, make_engine, make_model
+from experiments.train.job import Job, make_engine, make_model
+from experiments.train.model import Described, build, ways
 from lowcomm_jax.aot.programs import TooLargeError, compile_engine
 from lowcomm_jax.mesh.leader import leader
-from lowcomm_jax.models import TransformerConfig, build
-from lowcomm_jax.models.config import ways
+from lowcomm_jax.models.protocol import abstract_params
 from lowcomm_jax.rounds.remote import RemoteExchange
 
 FREE = 0.05
@@ -34,11 +34,11 @@ class Way:
     """How the model of a run is computed.
 
     Attributes:
-      config: with `remat` decided.
+      model: with `remat` decided.
       chosen: what `STORED` holds; None where there was nothing to choose.
     """
 
-    config: TransformerConfig
+    model: Described
     chosen: dict[str, Any] | None = None
 
     @property
@@ -46,11 +46,9 @@ class Way:
         """The choice, for the run's first lines."""
         if self.chosen is None:
             return None
-        tiles = f", the loss in {self.config.loss_tiles} parts" * (self.config.loss_tiles > 1)
+        tiles = f", the loss in {self.model.loss_tiles} parts" * (self.model.loss_tiles > 1)
         room = self.chosen["devices"]["room"] / 1e9
-        return (
-            f"remat={self.config.remat}{tiles}: the fastest in {room:.1f} GB of a device's memory"
-        )
+        return f"remat={self.model.remat}{tiles}: the fastest in {room:.1f} GB of a device's memory"
 
     def store(self, workdir: Path) -> None:
         """Keep the choice in the run's folder."""
@@ -60,7 +58,7 @@ class Way:
             beside.replace(workdir / STORED)
 
 
-def fastest_way(job: Job, config: TransformerConfig, exchange: RemoteExchange | None) -> Way:
+def fastest_way(job: Job, model: Described, exchange: RemoteExchange | None) -> Way:
     """The fastest way to compute this model in the memory of the job's devices.
 
     A choice that the run's folder has for the same devices and batch is taken again.
@@ -68,11 +66,11 @@ def fastest_way(job: Job, config: TransformerConfig, exchange: RemoteExchange | 
     Args:
       exchange: see `make_engine`.
     """
-    options, room = ways(config), _room(job)
+    options, room = ways(model), _room(job)
     if len(options) == 1 or room is None:
         return Way(options[0])
     if job.mesh.shape["stage"] > 1:  # stages make the logits of a microbatch at a time
-        options = [option for option in options if option.loss_tiles == config.loss_tiles]
+        options = [option for option in options if option.loss_tiles == model.loss_tiles]
     kind = job.mesh.devices.flat[0].device_kind
     batch = {"batch": job.batch, "accumulate": job.config["accumulate"]}
     devices = {"kind": kind, "mesh": dict(job.mesh.shape), "room": room, **batch}
@@ -87,7 +85,7 @@ def fastest_way(job: Job, config: TransformerConfig, exchange: RemoteExchange | 
     return Way(found, {"devices": devices, **settings})
 
 
-def _stored(workdir: Path, devices: dict, options: list[TransformerConfig]) -> int | None:
+def _stored(workdir: Path, devices: dict, options: list[Described]) -> int | None:
     if not (workdir / STORED).is_file():
         return None
     there = read_json(workdir / STORED, f"--workdir={workdir}", "remove it")
@@ -105,18 +103,18 @@ def _room(job: Job) -> int | None:
     return None if None in limits else int((1 - FREE) * min(limits))
 
 
-def _fits(job: Job, config: TransformerConfig, exchange: RemoteExchange | None, room: int) -> bool:
-    if job.mesh.shape["stage"] == 1 and kept_bytes(job, config) > room:
+def _fits(job: Job, described: Described, exchange: RemoteExchange | None, room: int) -> bool:
+    if job.mesh.shape["stage"] == 1 and kept_bytes(job, described) > room:
         return False
-    return needed_bytes(job, config, exchange) <= room
+    return needed_bytes(job, described, exchange) <= room
 
 
-def needed_bytes(job: Job, config: TransformerConfig, exchange: RemoteExchange | None) -> float:
+def needed_bytes(job: Job, described: Described, exchange: RemoteExchange | None) -> float:
     """Bytes of a device that the run's programs need, by the compiler; infinite = it refuses.
 
     Of one of several jobs, and of trainers, the inner step alone.
     """
-    model = make_model(job, config)
+    model = make_model(job, described)
     engine, params = make_engine(job, model, exchange).plain, abstract_params(model)
     inner_alone = exchange is not None or job.method.adapts
     try:
@@ -126,9 +124,9 @@ def needed_bytes(job: Job, config: TransformerConfig, exchange: RemoteExchange |
     return max(program.needs(made.resident) for program in made.programs)
 
 
-def kept_bytes(job: Job, config: TransformerConfig) -> float:
+def kept_bytes(job: Job, described: Described) -> float:
     """Bytes of a device that the forward pass keeps for the backward pass, from shapes alone."""
-    model = build(config, job.mesh.devices.flat[0])
+    model = build(described, job.mesh.devices.flat[0])
     slots = job.mesh.shape["region"]
     regions = len(job.here) // slots if job.config["replicas"] == "vmap" else 1
 

@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
     refuse_any(problems, "export")
     with Work("export", 3) as work:
         work.at("reads the checkpoint", 0)
-        trained = load_trained(Path(values.workdir), values.step)
+        trained = load_trained(Path(values.workdir), values.step, "export")
         work.at("writes the weights", 1)
         params = jax.tree.map(np.asarray, trained.params)
         made_or_refused(

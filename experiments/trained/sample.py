@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
         problems.append(f"--count={values.count}: at least 1 is needed")
     refuse_any(problems, "sample")
     compile_cache.enable(None)
-    trained = load_trained(Path(values.workdir), values.step)
+    trained = load_trained(Path(values.workdir), values.step, "sample")
     how = {name: getattr(values, name) for name in ("length", "temperature", "top_k")}
     for i in range(values.count):
         if i:

@@ -31,7 +31,7 @@ Params = dict[Any, Any]  # nested; leaves are float32 arrays
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """Offers a transformer as pure functions; make one with `build`.
+    """Offers a transformer as pure functions (`protocol.Trainable`); make one with `build`.
 
     `params` are a nested dict of float32 arrays. Paths: `embedding/table`, `final_norm/scale`,
     `head/kernel` (untied), and per layer `blocks/<i>/attention/query/kernel` ... (unrolled) or
@@ -45,6 +45,11 @@ class Model:
     def param_count(self) -> int:
         """Number of parameters; see `config.param_count`."""
         return param_count(self.config)
+
+    @property
+    def stacked(self) -> tuple[str, ...]:
+        """Path prefixes of leaves with a leading layer axis."""
+        return ("blocks",) if self.config.layer_loop == "scan" else ()
 
     def flops_per_token(self, seq_len: int) -> float:
         """Training arithmetic per token; see `config.flops_per_token` for the formula."""

@@ -62,6 +62,7 @@ RUNS = [
     ("diloco", {"pipeline_schedule": "1f1b"}, (), "pipeline_schedule needs pipeline stages"),
     ("diloco", {"random_routing": True}, (), "random_routing needs pipeline stages"),
     ("diloco", {**STAGED, "pipeline_schedule": "x"}, (), "pipeline_schedule: schedule 'x' is"),
+    ("diloco", {**STAGED, "model.name": "m:f"}, (), "mesh.stage=2: stages are cut of the built-in"),
     ("diloco", {**STAGED, "model.layer_loop": "unrolled"}, (), "mesh.stage: layer_loop="),
     (
         "diloco",
@@ -117,7 +118,9 @@ def asked(method, changes, faults):
     fields = plain(config)
     fsdp = fields["mesh"]["fsdp"] or 1
     mesh = make_mesh(region=1, stage=fields["mesh"]["stage"], fsdp=fsdp)
-    given = {k: v for k, v in fields["model"].items() if v is not None and k != "preset"}
+    given = {
+        k: v for k, v in fields["model"].items() if v is not None and k not in ("name", "preset")
+    }
     model = preset("nano", **{"vocab_size": 320, "layer_loop": "scan", **given})
     made, _ = make_method(fields["method"])
     return Asked(fields, steps_of(fields), made, mesh, model, faults, memory=16 * 10**9)

@@ -138,6 +138,11 @@ class Pipeline:
         """Number of parameters, without padding."""
         return self.model.param_count
 
+    @property
+    def stacked(self) -> tuple[str, ...]:
+        """Path prefixes of leaves with a leading layer axis."""
+        return self.model.stacked
+
     def flops_per_token(self, seq_len: int) -> float:
         """Useful arithmetic per token: neither padding nor idle ticks count."""
         return self.model.flops_per_token(seq_len)

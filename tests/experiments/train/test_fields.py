@@ -18,7 +18,7 @@ FILES = [f.stem for f in CONFIGS.glob("*.py") if f.stem not in ("__init__", "net
 
 
 def test_descriptions_come_from_where_the_defaults_stand():
-    found = descriptions({"name": "diloco", "period": 30})
+    found = descriptions({"name": "diloco", "period": 30}, {})
     assert found["batch"] == "sequences a region trains on per step"
     assert found["microbatches"].startswith("Microbatches of a region's batch in the pipeline; 0 =")
     assert found["data.val_fraction"].startswith("expected share of documents held out")
@@ -41,7 +41,7 @@ def test_every_field_is_listed_with_its_value():
 @pytest.mark.parametrize("name", FILES)
 def test_every_field_of_every_config_is_described(name):
     config, _ = load_config(name, ())
-    found = descriptions(plain(config)["method"])
+    found = descriptions(plain(config)["method"], plain(config)["model"])
     assert not [field for field in fields(config) if not found.get(field)]
 
 

@@ -1,0 +1,197 @@
+"""A small mixture of experts: a model of your own that every command trains, resumes and compares.
+
+    python -m experiments train --config=configs/diloco.py \
+        --config.model=examples.mixture_of_experts:mixture --config.model.experts=8
+
+`mixture` is the factory that the config names, and its keywords are the settings of `config.model`.
+What it returns has `init` and `loss_fn`; `specs`, `flops_per_token`, `stacked` and `logits` are
+optional (`lowcomm_jax.models.Trainable`). Takes about 2 min on a laptop with the default 600 steps.
+
+Blocks alternate a dense feed-forward layer and experts. Each token goes to its `top_k` experts of
+highest score (arXiv 1701.06538), whose outputs are added with the softmax of their scores as
+weights. Of an expert's tokens those beyond its capacity are dropped: they keep the residual alone.
+The load-balancing loss is that of arXiv 2101.03961, section 2.2. Experts are stacked, one leaf of
+`[X, D, F]` a matrix, so that a mesh axis cuts them by `specs`.
+
+Shape suffixes: B sequences, T tokens, N = B * T, V vocabulary, D width, F hidden width, H heads,
+E head width, X experts, C capacity of an expert.
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+
+def mixture(
+    vocab_size: int,
+    layers: int = 4,
+    width: int = 64,
+    heads: int = 4,
+    hidden: int = 256,
+    experts: int = 4,
+    top_k: int = 2,
+    capacity: float = 1.5,
+    balance: float = 0.01,
+) -> "Mixture":
+    """A decoder-only transformer, every second block of which has experts.
+
+    Args:
+      vocab_size: entries of the vocabulary; the run gives the tokenizer's.
+      layers: blocks.
+      width: entries of the residual stream.
+      heads: attention heads.
+      hidden: hidden width of a feed-forward layer, and of an expert.
+      experts: experts of a block.
+      top_k: experts that a token goes to.
+      capacity: tokens that an expert takes, over those it would get if all got equally many.
+      balance: weight of the load-balancing loss.
+    """
+    if width % heads:
+        raise ValueError(f"width={width} does not divide into heads={heads}: make it a multiple")
+    if not 1 <= top_k <= experts:
+        raise ValueError(f"top_k={top_k}: use 1 to experts={experts}")
+    return Mixture(vocab_size, layers, width, heads, hidden, experts, top_k, capacity, balance)
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixture:
+    """The model; fields as in `mixture`. Its parameters are a dict of float32 arrays."""
+
+    vocab_size: int
+    layers: int
+    width: int
+    heads: int
+    hidden: int
+    experts: int
+    top_k: int
+    capacity: float
+    balance: float
+
+    def init(self, rng):
+        """Draw the parameters: normal, each product of unit variance; the router starts at 0."""
+        d, f, x, keys = self.width, self.hidden, self.experts, iter(jax.random.split(rng, 99))
+
+        def draw(*shape):
+            return jax.random.normal(next(keys), shape) / math.sqrt(shape[-2])
+
+        params = {"table": 0.02 * jax.random.normal(next(keys), (self.vocab_size, d))}
+        for i in range(self.layers):
+            block = {"qkv": draw(d, 3 * d), "out": draw(d, d), "scale": jnp.ones((2, d))}
+            if self._has_experts(i):
+                block["router"] = jnp.zeros((d, x))
+                block["experts"] = {"up": draw(x, d, f), "down": draw(x, f, d)}
+            else:
+                block |= {"up": draw(d, f), "down": draw(f, d)}
+            params[f"block{i}"] = block
+        return params | {"scale": jnp.ones((d,))}
+
+    def loss_fn(self, params, batch, rng):
+        """Cross-entropy over the targets that count, plus the balance loss; metrics in aux."""
+        del rng  # nothing is drawn
+        logits_BxTxV, balance, dropped = self._forward(params, batch["tokens"][:, :-1])
+        chosen = jnp.take_along_axis(
+            jax.nn.log_softmax(logits_BxTxV), batch["tokens"][:, 1:, None], axis=-1
+        )
+        tokens = jnp.sum(batch["mask"])
+        ce = -jnp.sum(chosen[..., 0] * batch["mask"]) / jnp.maximum(tokens, 1.0)
+        aux = {"ce": ce, "balance": balance, "dropped": dropped, "tokens": tokens}
+        return ce + self.balance * balance, aux
+
+    def logits(self, params, tokens_BxT):
+        """Scores of the next token, so that an evaluation takes one pass."""
+        return self._forward(params, tokens_BxT)[0]
+
+    def specs(self, params, axis_sizes):
+        """Experts over `tensor`, and their rows over `fsdp`; everything else over `fsdp` alone."""
+
+        def spec(path, leaf):
+            expert = any(getattr(entry, "key", None) == "experts" for entry in path)
+            axes = ("tensor", "fsdp", None) if expert else ("fsdp",) + (None,) * (leaf.ndim - 1)
+            fits = [a and leaf.shape[i] % axis_sizes.get(a, 1) == 0 for i, a in enumerate(axes)]
+            return P(*(axis if fit else None for axis, fit in zip(axes, fits)))
+
+        return jax.tree.map_with_path(spec, params)
+
+    @property
+    def stacked(self):
+        """An expert's matrix is one of its own to codecs and to Muon."""
+        return tuple(f"block{i}/experts" for i in range(self.layers) if self._has_experts(i))
+
+    def flops_per_token(self, seq_len):
+        """6 for each weight that a token meets, plus attention to half the sequence."""
+        d, f = self.width, self.hidden
+        each = [
+            4 * d * d
+            + (d * self.experts + 2 * self.top_k * d * f if self._has_experts(i) else 2 * d * f)
+            for i in range(self.layers)
+        ]
+        return float(6 * (sum(each) + self.vocab_size * d + self.layers * d * seq_len))
+
+    def _has_experts(self, block):
+        return block % 2 == 1
+
+    def _forward(self, params, tokens_BxT):
+        """(logits `[B, T, V]`, mean balance loss, share of dropped choices)."""
+        x_BxTxD, found = params["table"][tokens_BxT], []
+        for i in range(self.layers):
+            block = params[f"block{i}"]
+            x_BxTxD += self._attention(block, _norm(x_BxTxD, block["scale"][0]))
+            y_BxTxD = _norm(x_BxTxD, block["scale"][1])
+            if self._has_experts(i):
+                y_NxD, *of_router = self._experts(block, y_BxTxD.reshape(-1, self.width))
+                x_BxTxD += y_NxD.reshape(x_BxTxD.shape)
+                found.append(jnp.stack(of_router))
+            else:
+                x_BxTxD += jax.nn.gelu(y_BxTxD @ block["up"]) @ block["down"]
+        balance, dropped = jnp.mean(jnp.stack(found), axis=0) if found else jnp.zeros(2)
+        return _norm(x_BxTxD, params["scale"]) @ params["table"].T, balance, dropped
+
+    def _attention(self, block, x_BxTxD):
+        shape = (*x_BxTxD.shape[:2], 3, self.heads, -1)
+        q, k, v = jnp.moveaxis((x_BxTxD @ block["qkv"]).reshape(shape), 2, 0)
+        q, k = _rotated(q), _rotated(k)
+        mixed = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+        return mixed.reshape(x_BxTxD.shape) @ block["out"]
+
+    def _experts(self, block, x_NxD):
+        """(output `[N, D]`, balance loss, share of choices beyond an expert's capacity)."""
+        n, x, k = len(x_NxD), self.experts, self.top_k
+        room = math.ceil(self.capacity * k * n / x)
+        score_NxX = jax.nn.softmax(x_NxD @ block["router"])
+        weight_Nxk, expert_Nxk = jax.lax.top_k(score_NxX, k)
+        # Place of each choice among those of its expert: first choices first, then in order.
+        chosen_kxNxX = jax.nn.one_hot(expert_Nxk.T, x, dtype=jnp.int32)
+        order = jnp.cumsum(chosen_kxNxX.reshape(-1, x), axis=0).reshape(k, n, x) - 1
+        place_kxN = jnp.sum(order * chosen_kxNxX, axis=-1)
+        slot_kxNxC = jax.nn.one_hot(place_kxN, room)  # a row of zeros beyond the capacity
+        to_NxXxC = jnp.einsum("knx,knc->nxc", chosen_kxNxX.astype(jnp.float32), slot_kxNxC)
+        share_Nxk = weight_Nxk / jnp.sum(weight_Nxk, axis=-1, keepdims=True)
+        from_NxXxC = jnp.einsum(
+            "nk,knx,knc->nxc", share_Nxk, chosen_kxNxX.astype(jnp.float32), slot_kxNxC
+        )
+        given_XxCxD = jnp.einsum("nxc,nd->xcd", to_NxXxC, x_NxD)
+        hidden = jax.nn.gelu(jnp.einsum("xcd,xdf->xcf", given_XxCxD, block["experts"]["up"]))
+        done_XxCxD = jnp.einsum("xcf,xfd->xcd", hidden, block["experts"]["down"])
+        first_X = jnp.mean(chosen_kxNxX[0].astype(jnp.float32), axis=0)
+        balance = x * jnp.sum(first_X * jnp.mean(score_NxX, axis=0))
+        return (
+            jnp.einsum("nxc,xcd->nd", from_NxXxC, done_XxCxD),
+            balance,
+            1 - jnp.mean(slot_kxNxC.sum(-1)),
+        )
+
+
+def _norm(x, scale):
+    return x * jax.lax.rsqrt(jnp.mean(x**2, axis=-1, keepdims=True) + 1e-6) * scale
+
+
+def _rotated(x_BxTxHxE):
+    """Rotary positions."""
+    half = x_BxTxHxE.shape[-1] // 2
+    angle = jnp.arange(x_BxTxHxE.shape[1])[:, None] / 1e4 ** (jnp.arange(half) / half)
+    cos, sin = jnp.cos(angle)[:, None], jnp.sin(angle)[:, None]
+    a, b = jnp.split(x_BxTxHxE, 2, axis=-1)
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
