@@ -37,13 +37,12 @@ COMMANDS = {  # the module of each, in the order in which they are shown
     "sample": "trained.sample",
     "export": "trained.export",
     "compare": "compare.main",
-    "sweep": "sweep.main",
     "plan": "plan.main",
     "bench": "bench.main",
 }
 # These take main(config, workdir), where only comparisons have an exit code to return; the others
 # take main(argv) -> exit code. Their config, None = to be named.
-_BY_CONFIG = {"quick": "configs/compare/quick.py", "compare": None, "sweep": None, "plan": None}
+_BY_CONFIG = {"quick": "configs/compare/quick.py", "compare": None, "plan": None}
 # Ctrl-C ends these at once wherever they have nothing to save, as SIGTERM does. A KeyboardInterrupt
 # would be lost in a callback of JAX's, or leave a compilation half done.
 _END_AT_ONCE = ("train", "plan", "report", "sample", "export")
@@ -191,9 +190,11 @@ def _run_by_config(command: str, module, argv: Sequence[str]) -> int:
     named, path = path is not None, path or _BY_CONFIG[command]
     options = Flags()
     options.text("workdir", None, "folder of the results (default runs/COMMAND-CONFIG)")
-    switches = getattr(module, "SWITCHES", {})
+    switches, lists = getattr(module, "SWITCHES", {}), getattr(module, "LISTS", {})
     for name, about in switches.items():
         options.switch(name, about)
+    for name, about in lists.items():
+        options.several(name, about)
     values = options.values
     problems = flag_problems(command, others, values, module.__doc__)
     if path is None:
@@ -204,7 +205,7 @@ def _run_by_config(command: str, module, argv: Sequence[str]) -> int:
     refuse_foreign(config, path, command)
     name = f"{command}-{Path(path.partition(':')[0]).stem}" if named else command
     try:
-        given = {switch: values[switch].value for switch in switches}
+        given = {name: values[name].value for name in (*switches, *lists)}
         found = module.main(config, values.workdir or f"runs/{name}", **given)
     except ValueError as error:
         raise RefusedError([str(error)], command) from error

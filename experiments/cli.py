@@ -7,6 +7,7 @@ A command collects all problems and raises one `RefusedError`; `__main__` prints
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -31,7 +32,6 @@ _OF_ITS_OWN = {
     "launch": ("method", "steps", "regions"),
     "quick": ("variants", "common"),
     "compare": ("variants", "common"),
-    "sweep": ("config", "over"),
     "plan": ("methods",),
 }
 _FOLDERS = {"train": "configs", "launch": "configs", "quick": "configs/compare"}
@@ -176,6 +176,10 @@ class Flags:
 
     def real(self, name: str, default: float | None, about: str) -> None:
         flags.DEFINE_float(name, default, about, flag_values=self.values)
+
+    def several(self, name: str, about: str) -> None:
+        """A text that may be given several times; [] = not at all."""
+        flags.DEFINE_multi_string(name, [], about, flag_values=self.values)
 
     def switch(self, name: str, about: str) -> None:
         flags.DEFINE_bool(name, False, about, flag_values=self.values)
@@ -408,16 +412,12 @@ _KINDS_OF_FLAGS = {"int": "a whole number", "float": "a number", "bool": "true o
 
 
 def _override_any(config: ml_collections.ConfigDict, field: str, text: str) -> str | None:
-    """`override`, where `common.X` of a comparison or a sweep is any field X of its runs."""
+    """`override`, where `common.X` of a comparison is any field X of its runs."""
     name, reference = field.removeprefix("common."), None
     if isinstance(config, ml_collections.ConfigDict) and name != field:
         reference = _config_of_runs(config)
     if reference is None:
         return override(config, field, text)
-    own = config["common"].get("model")
-    if own is not None and own.get("name") is not None:  # an override before may have named it
-        with reference.unlocked():
-            reference.model = ml_collections.ConfigDict(own)
     problem = override(reference, name, text)
     if problem is not None:
         return problem.replace("--config.", "--config.common.")
@@ -430,16 +430,39 @@ def _override_any(config: ml_collections.ConfigDict, field: str, text: str) -> s
 
 
 def _config_of_runs(config: Mapping[str, Any]) -> ml_collections.ConfigDict | None:
-    """The train config of a sweep, or of a comparison's first variant; None = neither is one."""
+    """The train config of a comparison's first variant; None = it has none."""
     parts = [config, *config.get("sizes", {}).values()]
     entries = [e for part in parts if "variants" in part for e in part["variants"].values()]
-    for entry in [config, *entries]:
+    for entry in entries:
         if "config" in entry and isinstance(entry["config"], str):
             try:
-                return load_config(entry["config"], [])[0]
+                return config_of_variant(config["common"], entry)
             except RefusedError:
                 return None  # the command says what is wrong with it
     return None
+
+
+def config_of_variant(
+    common: Mapping[str, Any], entry: Mapping[str, Any]
+) -> ml_collections.ConfigDict:
+    """The train config of a variant, with its own values and with its model's fields.
+
+    Args:
+      common: fields of all variants, of which only a model of one's own counts.
+      entry: made by `compare.config.variant`.
+
+    Raises:
+      RefusedError: there is no such config, or no such model.
+    """
+    config, _ = load_config(entry["config"], [])
+    for changes in (common, entry.get("set", {})):
+        model = changes.get("model", {})
+        if model.get("name") is not None:
+            settings = {k: v for k, v in model.items() if k != "name"}
+            with config.unlocked():
+                make = functools.partial(model_section, model["name"], **settings)
+                config.model = made_or_refused(make, "cannot compare")
+    return config
 
 
 def _put(config: ml_collections.ConfigDict, name: str, value: Any) -> None:

@@ -574,6 +574,11 @@ COMPARISON = (
         "{wrong}: sets seed, which is the comparison's: use `seeds`",
     ),
     Row("seeds", _seeds, "seeds={wrong}: give whole numbers >= 0, each once"),
+    Row(
+        "draws vary",
+        lambda f: f["draws"] is not None and not f["vary"],
+        "draws={f[draws]} has no effect: say of what in `vary`, or leave it out",
+    ),
     Row("parallel", lambda f: f["parallel"] < 1, "parallel={f[parallel]}: at least 1 is needed"),
     Row(
         "baseline variants",

@@ -106,7 +106,7 @@ SLOW = [
     r"test_train_network\.py::test_slots_come_from_the_network",
     r"test_dilocox_stages\.py::test_both_optimizers",
     r"test_train_run\.py::test_(export_and_start|samples_continue)",
-    r"test_compare\.py::test_(a_sweep|processes_side_by_side)",
+    r"test_compare\.py::test_(a_field_is_varied|processes_side_by_side)",
     r"test_compare_checks\.py::test_the_studies_pass_their_checks",
     r"test_noloco_run\.py::",
     r"test_plan_stages\.py::test_a_stage_holds_its_part",

@@ -149,7 +149,7 @@ def arm(config: str, over: tuple[str, ...], **changes: Any) -> dict[str, Any]:
 
     Args:
       config: a file in configs/ or its bare name.
-      over: fields that are tuned and their values, as in a sweep:
+      over: fields that are tuned and their values, as in `vary` of a comparison:
         "inner.learning_rate=1e-3,2e-3". All arms have equally many points.
       changes: fields of the train config.
     """

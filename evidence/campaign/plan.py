@@ -20,8 +20,8 @@ from experiments.cli import (
     refuse_incomplete,
 )
 from experiments.compare.plan import merged
+from experiments.compare.vary import Axis, parse_axis, points
 from experiments.config import plain
-from experiments.sweep.space import SweepAxis, parse_axis, points
 from lowcomm_jax.checkpoint.load import dotted
 from lowcomm_jax.data.config import SHARDINGS
 from lowcomm_jax.network import Network, parse
@@ -180,7 +180,7 @@ def _tuned_arm(name: str, entry: Mapping[str, Any], widen: int) -> tuple[Arm | N
         loaded, _ = load_config(entry["config"], [])
     except RefusedError as error:
         return None, error.problems
-    grid, problems = problems_of(lambda: points(loaded, entry["over"], None, 0))
+    grid, problems = problems_of(lambda: points(loaded, entry["over"], None, 0), "over: ")
     if problems:
         return None, problems
     every = grid
@@ -193,7 +193,7 @@ def _tuned_arm(name: str, entry: Mapping[str, Any], widen: int) -> tuple[Arm | N
     return Arm(name, name, plain(loaded), entry["set"], every, tuple(grid)), []
 
 
-def widened(axis: SweepAxis, times: int) -> str:
+def widened(axis: Axis, times: int) -> str:
     """An axis with so many more values on either side, as a text for `parse_axis`.
 
     Raises:

@@ -27,7 +27,7 @@ from evidence.campaign.plan import plan, widened
 from evidence.campaign.run import train_cell
 from experiments import progress
 from experiments.cli import RefusedError, load_config
-from experiments.sweep.space import parse_axis
+from experiments.compare.vary import parse_axis
 from experiments.train.loop import StuckError
 from experiments.workdir import occupied
 from lowcomm_jax.checkpoint import Checkpoints

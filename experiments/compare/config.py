@@ -51,6 +51,12 @@ def comparison(
     config.compile_cache = config_dict.placeholder(str)  # folder, off, or None = the user's cache
     config.common = {}  # fields of the train config that all variants share
     config.variants = variants or {}
+    # Fields that are varied, a text each: `method.period=10,30,90` lists values; with `draws` also
+    # ranges, `inner.learning_rate=log(1e-4,1e-2)` and `method.alpha=uniform(0,1)`. Each variant
+    # becomes one for every point: the grid of all values, or so many random ones.
+    config.vary = ()
+    config.draws = config_dict.placeholder(int)
+    config.draw_seed = 0  # of the random points
     config.panels = {}  # key -> `panel(...)`, in order of the keys; empty = one of everything
     # Size name -> fields that replace those above (common, variants, panels, baseline, target).
     config.size = config_dict.placeholder(str)

@@ -6,19 +6,26 @@ Writes compare.json and report.html into WORKDIR; the run of a variant with seed
 in WORKDIR/VARIANT/seedK. Exit code 75: interrupted (Ctrl-C or SIGTERM); 1: runs failed. The same
 command continues: it keeps complete runs and goes on with the others. Fields:
 experiments/compare/config.py; `--config.common.FIELD=...` sets a field of the train config for all.
+
+    python -m experiments compare --config=... --vary=method.outer.learning_rate=0.4,0.7,1.0
+
+`--vary` makes a variant of every value, or of every combination where it is given several times. It
+ends with the frontier: the variants for which no other has both a lower loss and fewer bytes, or a
+lower loss and less virtual time. Writes points.csv and frontier.png, too.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from experiments.cli import refuse_incomplete
+from experiments.compare import frontier
 from experiments.compare.at_equal import sentence
 from experiments.compare.columns import note
 from experiments.compare.config import REPORT, RESULT
@@ -37,15 +44,19 @@ from experiments.workdir import occupied
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED
 
 EXIT_FAILED = 1
+LISTS = {"vary": "FIELD=VALUE,VALUE: a variant for each, in place of the config's `vary`"}
 
 
-def main(config: Any, workdir: str | Path, console: Console | None = None) -> int:
+def main(
+    config: Any, workdir: str | Path, console: Console | None = None, vary: Sequence[str] = ()
+) -> int:
     """Train what is missing, then show and write the result.
 
     Args:
       config: made by `config.comparison`.
       workdir: folder of the comparison, made if missing.
       console: where everything is printed; None = standard output.
+      vary: takes the place of the config's field, if there is any.
 
     Returns:
       The exit code: 0, 1 when runs failed (named at the end), 75 when a signal ended it.
@@ -55,6 +66,8 @@ def main(config: Any, workdir: str | Path, console: Console | None = None) -> in
         trains in the folder.
     """
     refuse_incomplete(config, whole_config(), "experiments.compare.config.comparison")
+    if vary:
+        config["vary"] = tuple(vary)
     console = console or Console(markup=False)
     if config["parallel"] > 1:
         # This process only waits: it must not take the memory that the runs need.
@@ -79,10 +92,22 @@ def main(config: Any, workdir: str | Path, console: Console | None = None) -> in
     (comparison.workdir / RESULT).write_text(text, encoding="utf-8")
     page = report(comparison, logs, result)
     show(result, console)
-    files = [comparison.workdir / RESULT, *page]
+    files = [comparison.workdir / RESULT, *page, *_frontier(comparison, result, console)]
     names = ", ".join(map(str, files))
     say(console, f"written: {names}")
     return EXIT_FAILED if result["failures"] else 0
+
+
+def _frontier(comparison: Comparison, result: Mapping[str, Any], console: Console) -> list[Path]:
+    """Show and write the frontier of varied fields; returns the files, [] where none is varied."""
+    if not comparison.points:
+        return []
+    costs = frontier.costs_of(result)
+    files = [comparison.workdir / name for name in (frontier.TABLE, frontier.PICTURE)]
+    frontier.show(result, comparison.points, costs, console)
+    frontier.write_csv(result, comparison.points, costs, files[0])
+    frontier.picture(result, costs, files[1])
+    return files
 
 
 def report(comparison: Comparison, logs: Logs, result: Mapping[str, Any]) -> list[Path]:

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.cli import RefusedError, closest, load_config, problems_of, refuse_any
+from experiments.cli import (
+    RefusedError,
+    closest,
+    config_of_variant,
+    load_config,
+    problems_of,
+    refuse_any,
+)
 from experiments.compare.config import BUDGETED
+from experiments.compare.vary import points
 from experiments.config import plain
 from experiments.refusals import comparison_problems
 from experiments.report.virtual import Pace
 from experiments.train.job import Job
 from experiments.train.resolve import resolve
 from experiments.workdir import CONFIG, read_config, workdir_problems
+from lowcomm_jax.checkpoint.load import dotted
 from lowcomm_jax.network import Network, parse
 
 TITLE = "cannot compare"
@@ -54,6 +64,7 @@ class Comparison:
 
     Attributes:
       growing: variants whose batches grow or whose trainers merge.
+      points: of a comparison that varies fields: variant -> their values, by dotted names.
     """
 
     config: dict[str, Any]
@@ -71,6 +82,7 @@ class Comparison:
     panels: tuple[Panel, ...]
     networks: dict[str, Network]
     step_seconds: Pace
+    points: dict[str, dict[str, Any]]
 
 
 def plan(config: Any, workdir: str | Path) -> Comparison:
@@ -86,6 +98,7 @@ def plan(config: Any, workdir: str | Path) -> Comparison:
     fields, problems = _of_size(plain(config))
     problems += comparison_problems(fields)
     refuse_any(problems, TITLE)
+    fields, values = _varied(fields)
     folder, seeds = Path(workdir), tuple(fields["seeds"])
     variants, jobs, runs = tuple(fields["variants"]), {}, []
     for name in variants:
@@ -110,6 +123,7 @@ def plan(config: Any, workdir: str | Path) -> Comparison:
         panels=_panels(fields),
         networks=networks,
         step_seconds=fields["step_seconds"] or "network",
+        points=values,
     )
 
 
@@ -128,6 +142,40 @@ def _of_size(fields: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
         if key not in _SIZED
     ]
     return {**fields, **sizes[size]}, unknown
+
+
+def _varied(fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """The fields with a variant for every point of `vary`, and the values of each.
+
+    Raises:
+      RefusedError: every text or value that does not fit.
+    """
+    if not fields["vary"]:
+        return fields, {}
+    given, how = fields["variants"], (fields["vary"], fields["draws"], fields["draw_seed"])
+    alone, of, problems = len(given) == 1, {}, []
+    variants, values = {}, {}
+    for name, entry in given.items():
+        base = config_of_variant(fields["common"], entry)
+        prefix = "vary: " if alone else f"{name}: vary: "
+        found, lines = problems_of(functools.partial(points, base, *how), prefix)
+        problems += lines
+        for point, changes in (found or {}).items():
+            label = point if alone else f"{name}+{point}"
+            variants[label] = {**entry, "set": merged(entry["set"], changes)}
+            values[label] = ({} if alone else {"variant": name}) | dotted(changes)
+            of.setdefault(name, []).append(label)
+    refuse_any(problems, TITLE)
+    panels = {
+        key: panel
+        | {
+            "variants": [label for name in panel["variants"] for label in of[name]],
+            "baseline": panel["baseline"] and of[panel["baseline"]][0],
+        }
+        for key, panel in fields["panels"].items()
+    }
+    baseline = of[fields["baseline"]][0]
+    return {**fields, "variants": variants, "baseline": baseline, "panels": panels}, values
 
 
 def _variant(

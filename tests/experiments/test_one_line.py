@@ -29,12 +29,6 @@ CONFIGS = {
 }
 
 
-OWN = {
-    "compare": "compare/quick",
-    "sweep": "sweep/diloco_period",
-}
-
-
 def refused(capfd, *argv):
     """What is printed: one line, and the exit code is that of refusals."""
     jax.devices()  # whose plug-ins may print when they are looked for
@@ -53,11 +47,10 @@ def test_a_config_that_cannot_be_used(what, tmp_path, capfd):
     assert f"--config={tmp_path}/mine.py" in said and reason in said
 
 
-@pytest.mark.parametrize("command", ["compare", "sweep"])
-def test_a_config_of_another_command(command, capfd):
-    said = refused(capfd, command, "--config=configs/diloco.py")
-    assert f"is not for {command} (it has no " in said and f"configs/{command}" in said
-    said = refused(capfd, "train", f"--config=configs/{OWN[command]}.py")
+def test_a_config_of_another_command(capfd):
+    said = refused(capfd, "compare", "--config=configs/diloco.py")
+    assert "is not for compare (it has no " in said and "configs/compare" in said
+    said = refused(capfd, "train", "--config=configs/compare/quick.py")
     assert "is not for train (it has no " in said
 
 
@@ -69,19 +62,17 @@ def test_plan_refuses_other_configs_in_one_line(capfd):
     assert "add --goodput" in refused(capfd, "plan", "--config=configs/plan/goodput.py")
 
 
-@pytest.mark.parametrize("command", ["compare", "sweep"])
-def test_a_config_that_its_function_did_not_make(command, tmp_path, capfd):
-    fields = {"compare": "common={}, variants={}", "sweep": "config='diloco', over=()"}[command]
+def test_a_config_that_its_function_did_not_make(tmp_path, capfd):
     (tmp_path / "mine.py").write_text(
         "from ml_collections import ConfigDict\n"
-        f"def get_config():\n    return ConfigDict(dict({fields}))\n"
+        "def get_config():\n    return ConfigDict(dict(common={}, variants={}))\n"
     )
-    said = refused(capfd, command, f"--config={tmp_path}/mine.py", f"--workdir={tmp_path}/w")
-    made_by = {"compare": "compare.config.comparison", "sweep": "sweep.config.sweep"}[command]
-    assert "the config has no " in said and f"make it with experiments.{made_by}" in said
+    said = refused(capfd, "compare", f"--config={tmp_path}/mine.py", f"--workdir={tmp_path}/w")
+    made_by = "experiments.compare.config.comparison"
+    assert "the config has no " in said and f"make it with {made_by}" in said
 
 
-SWEEP = ("sweep", "--config=configs/sweep/diloco_period.py")
+VARIED = ("compare", "--config=configs/compare/diloco_period.py")
 
 
 @pytest.mark.parametrize(
@@ -91,21 +82,21 @@ SWEEP = ("sweep", "--config=configs/sweep/diloco_period.py")
         (("watch", "x", "--port=abc"), "--port=abc: give a whole number"),
         (("watch", "x", "--once=maybe"), "--once=maybe: give true or false"),
         (
-            (*SWEEP, "--config.over=method.period=3,6"),
-            "write --config.over=\"('method.period=3,6',)\"",
+            (*VARIED, "--config.vary=method.period=3,6"),
+            "write --config.vary=\"('method.period=3,6',)\"",
         ),
-        ((*SWEEP, "--config.seeds=(0,1"), "--config.seeds=(0,1: give a tuple, as (0,)"),
+        ((*VARIED, "--config.seeds=(0,1"), "--config.seeds=(0,1: give a tuple, as (0,)"),
         (("plan", "--target=h100x8", "--config=diloco"), "'h100x8': write h100:1x8"),
         (
-            (*SWEEP, "--config.common.stepz=3"),
+            (*VARIED, "--config.common.stepz=3"),
             "--config.common.stepz: there is no such field; did you mean steps?",
         ),
         (
-            (*SWEEP, "--config.over=('method.period=3',)", "--config.common.steps=20"),
+            (*VARIED, "--vary=method.period=3", "--config.common.steps=20"),
             "between 0 and the 20 steps of the run; use --config.common.inner.warmup_steps=2",
         ),
         (
-            (*SWEEP, "--config.common.inner.warmup_steps=x"),
+            (*VARIED, "--config.common.inner.warmup_steps=x"),
             "--config.common.inner.warmup_steps=x: give a whole number",
         ),
     ],
@@ -114,7 +105,7 @@ def test_a_value_that_cannot_be_read(arguments, said, capfd):
     assert said in refused(capfd, *arguments)
 
 
-@pytest.mark.parametrize("name", ["sweep/diloco_period", "compare/quick", "paper/diloco_period"])
+@pytest.mark.parametrize("name", ["compare/diloco_period", "compare/quick", "paper/diloco_period"])
 def test_a_field_of_all_runs(name):
     given = [("common.inner.warmup_steps", "1"), ("common.model.width", "64")]
     config, problems = load_config(f"configs/{name}.py", given)

@@ -165,6 +165,7 @@ COMPARISONS = [
     (comparison({"a": {"config": "ddp"}}, "a"), ["a: make it by experiments.compare.config.var"]),
     (comparison({"a": variant("ddp", seed=1)}, "a"), ["a: sets seed"]),
     (comparison(GOOD, "a", seeds=()), ["seeds=(): give whole numbers"]),
+    (comparison(GOOD, "a", draws=3), ["draws=3 has no effect: say of what in `vary`"]),
     (comparison(GOOD, "a", seeds=(1, True)), ["seeds=(1, True): give whole numbers"]),
     (comparison(GOOD, "a", parallel=0), ["parallel=0: at least 1"]),
     (comparison(GOOD, "aa"), ["baseline='aa' is no variant; did you mean a?"]),

@@ -15,9 +15,9 @@ from experiments.__main__ import main as command
 from experiments.cli import RefusedError
 from experiments.compare import main as compare
 from experiments.compare import runs as compare_runs
+from experiments.compare.config import comparison, variant
+from experiments.compare.plan import plan
 from experiments.metrics import read_records
-from experiments.sweep import main as sweep
-from experiments.sweep.config import sweep as sweep_of
 from experiments.train.loop import Loop
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED
 
@@ -189,15 +189,21 @@ def test_processes_side_by_side_and_a_signal(whole, monkeypatch):
         assert without_seconds(found[part]) == without_seconds(result[part])
 
 
-def test_a_sweep(whole):
-    root = whole[0]
+def varied(root, **changes):
     shared = ("common", "networks", "step_seconds", "compile_cache")
     fields = config(root).to_dict()
-    settings = sweep_of("diloco", ("method.period=3,6",), **{k: fields[k] for k in shared})
+    given = {k: fields[k] for k in shared} | {"seeds": (0,), **changes}
+    return comparison({"diloco": variant("diloco")}, "diloco", **given)
+
+
+def test_a_field_is_varied(whole):
+    root = whole[0]
     console = recording()
-    assert sweep.main(settings, root / "sweep", console) == 0
+    settings = varied(root, vary=("method.period=2,5",))
+    # The command line's takes the place of the config's.
+    assert compare.main(settings, root / "varied", console, ["method.period=3,6"]) == 0
     shown = console.export_text()
-    with (root / "sweep" / "sweep.csv").open() as file:
+    with (root / "varied" / "points.csv").open() as file:
         rows = {row["point"]: row for row in csv.DictReader(file)}
     assert list(rows) == ["period=3", "period=6"]
     often, seldom = rows.values()
@@ -206,7 +212,17 @@ def test_a_sweep(whole):
     assert float(often["sent per region"]) == 2 * float(seldom["sent per region"])
     assert seldom["on frontier: sent per region"] == "True"  # the cheapest always is
     assert f"{finals['often']:.4f}" in shown and "on the frontier" in shown
-    assert (root / "sweep" / "frontier.png").read_bytes().startswith(b"\x89PNG")
+    assert (root / "varied" / "frontier.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(RefusedError, match="is no field"):
-        sweep.main(sweep_of("diloco", ("method.nothing=1",)), root / "refused")
+        compare.main(varied(root, vary=("method.nothing=1",)), root / "refused")
     assert not (root / "refused").exists()
+
+
+def test_every_variant_and_panel_is_varied(whole):
+    root = whole[0]
+    checked = plan(config(root, vary=("inner.b2=0.9,0.95",)), root / "planned")
+    names = [f"{name}+b2=0_{b2}" for name in ("often", "seldom") for b2 in ("9", "95")]
+    assert list(checked.variants) == names
+    assert checked.baseline == "often+b2=0_9" == checked.panels[0].baseline
+    assert checked.panels[0].variants[0] == "seldom+b2=0_9"
+    assert checked.points["seldom+b2=0_95"] == {"variant": "seldom", "inner.b2": 0.95}

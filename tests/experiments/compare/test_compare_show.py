@@ -5,9 +5,9 @@ import io
 import pytest
 from rich.console import Console
 
+from experiments.compare.frontier import costs_of
+from experiments.compare.frontier import show as show_points
 from experiments.compare.show import show
-from experiments.sweep.frontier import costs_of
-from experiments.sweep.frontier import show as show_sweep
 
 
 def reached(mean):
@@ -75,12 +75,12 @@ def test_short_names_stay_on_a_line():
 
 
 @pytest.mark.parametrize("letters", [5, 60])
-def test_points_of_a_sweep_with_long_values(letters):
+def test_points_with_long_values(letters):
     names = ["a" * letters, "b" * letters]
     points = {n: {"corpus": n, "path": n, "file": n, "inner.rate": 0.00031623} for n in names}
 
     def how(found, console):
-        show_sweep(found, points, costs_of(found), console)
+        show_points(found, points, costs_of(found), console)
 
     found = set(shown(names, 80, how).split())
     for number in ("12.3457", "0.0123", "0.00031623", "98.8", "59.4"):

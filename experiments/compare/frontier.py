@@ -1,4 +1,4 @@
-"""The frontier of a sweep: loss against bytes, and against virtual time on every network."""
+"""The frontier of varied fields: loss against bytes, and virtual time on every network."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rich.table import Column, Table
 
 from experiments.compare.columns import brief, plus_minus, with_interval
 from experiments.progress import print_table, right, size
-from lowcomm_jax.checkpoint.load import dotted
 
 MARK = "*"
+TABLE, PICTURE = "points.csv", "frontier.png"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,9 +81,13 @@ def show(
     costs: list[Cost],
     console: Console,
 ) -> None:
-    """Print every point, best loss first; a cost on its frontier is marked."""
+    """Print every point, best loss first; a cost on its frontier is marked.
+
+    Args:
+      points: name -> the values of its fields, by dotted names.
+    """
     loss = losses(result)
-    fields = list(dotted(next(iter(points.values()))))
+    fields = list(next(iter(points.values())))
     columns = [*map(Column, fields), *right(("eval loss", *(cost.heading for cost in costs)))]
     title = "all points, best first"
     out = Table(*columns, box=box.SIMPLE_HEAD, title=title, title_justify="left")
@@ -94,7 +98,7 @@ def show(
             for cost in costs
         ]
         shown = plus_minus(with_interval(result["variants"][name]), ".4f")
-        out.add_row(*map(str, dotted(points[name]).values()), shown, *cells)
+        out.add_row(*map(str, points[name].values()), shown, *cells)
     print_table(console, out, names=len(fields))
     console.print(
         f"{MARK}: on the frontier, no other point has both a lower loss and a lower cost. "
@@ -110,7 +114,7 @@ def write_csv(
     path: Path,
 ) -> None:
     """Write a row a point: settings, loss, half interval, costs, and on which frontiers it is."""
-    headings = [*dotted(next(iter(points.values()))), "loss", "loss_half"]
+    headings = [*next(iter(points.values())), "loss", "loss_half"]
     for cost in costs:
         headings += [cost.heading, f"on frontier: {cost.heading}"]
     with path.open("w", encoding="utf-8", newline="") as file:
@@ -118,7 +122,7 @@ def write_csv(
         table.writerow(["point", *headings])
         for name, point in points.items():
             found = with_interval(result["variants"][name])
-            row = [name, *dotted(point).values(), found["mean"], found["half"]]
+            row = [name, *point.values(), found["mean"], found["half"]]
             for cost in costs:
                 row += [cost.of[name], name in cost.edge]
             table.writerow(row)

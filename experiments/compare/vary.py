@@ -1,4 +1,4 @@
-"""The points of a sweep: a grid of values, or seeded random draws from values and ranges."""
+"""Variants from values of fields: a grid, or seeded random draws from values and ranges."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _RENAME = "leave one out, or rename it; of a value only letters, digits, _, =, +
 
 
 @dataclasses.dataclass(frozen=True)
-class SweepAxis:
+class Axis:
     """A field and its values: texts, or a range from `low` to `high`, log or uniform."""
 
     field: str
@@ -41,7 +41,7 @@ class SweepAxis:
         return f"{rng.uniform(self.low, self.high):.3g}"
 
 
-def parse_axis(text: str) -> SweepAxis:
+def parse_axis(text: str) -> Axis:
     """Read `field=1,2,3`, `field=log(1e-4,1e-2)` or `field=uniform(0,1)`.
 
     Raises:
@@ -49,36 +49,36 @@ def parse_axis(text: str) -> SweepAxis:
     """
     field, equals, given = (part.strip() for part in text.partition("="))
     if not equals or not field or not given:
-        raise ValueError(f"over: {text!r}: write field=value,value or field=log(low,high)")
+        raise ValueError(f"{text!r}: write field=value,value or field=log(low,high)")
     found = _RANGE.fullmatch(given)
     if not found:
         values = tuple(value.strip() for value in given.split(","))
         if not all(values) or len(set(values)) != len(values):
-            raise ValueError(f"over: {text!r}: give every value once, separated by commas")
-        return SweepAxis(field, values)
+            raise ValueError(f"{text!r}: give every value once, separated by commas")
+        return Axis(field, values)
     log, (low, high) = found[1] == "log", map(float, found.groups()[1:])
     if not low < high or (log and low <= 0):
         floor = "0 < low < high" if log else "low < high"
-        raise ValueError(f"over: {text!r}: {floor} is needed")
-    return SweepAxis(field, low=low, high=high, log=log)
+        raise ValueError(f"{text!r}: {floor} is needed")
+    return Axis(field, low=low, high=high, log=log)
 
 
 def points(
-    base: ml_collections.ConfigDict, over: Sequence[str], draws: int | None, seed: int
+    base: ml_collections.ConfigDict, vary: Sequence[str], draws: int | None, seed: int
 ) -> dict[str, dict[str, Any]]:
     """Every point by name: what differs from `base`, as nested dicts.
 
     Args:
-      over: texts of `parse_axis`.
+      vary: texts of `parse_axis`.
       draws: random points, duplicates among them dropped; None = the whole grid.
 
     Raises:
       Refused: every problem, a line each.
     """
     problems = []
-    given = [collect(problems, "", functools.partial(parse_axis, text)) for text in over]
+    given = [collect(problems, "", functools.partial(parse_axis, text)) for text in vary]
     axes = [axis for axis in given if axis is not None]
-    refuse("cannot sweep", problems + _axis_problems(base, axes, draws))
+    refuse("cannot vary", problems + _axis_problems(base, axes, draws))
     if draws is None:
         texts = list(itertools.product(*(axis.values for axis in axes)))
     else:
@@ -89,26 +89,26 @@ def points(
     for values in texts:
         name = "+".join(f"{k}={_plain(v)}" for k, v in zip(labels, values))
         if name in found:
-            problems.append(f"over: two points would be named {name}: {_RENAME}")
+            problems.append(f"two points would be named {name}: {_RENAME}")
         found[name], wrong = _changes(base, [a.field for a in axes], values)
         problems += wrong
-    refuse("cannot sweep", problems)
+    refuse("cannot vary", problems)
     return found
 
 
-def _axis_problems(base, axes: Sequence[SweepAxis], draws: int | None) -> list[str]:
+def _axis_problems(base, axes: Sequence[Axis], draws: int | None) -> list[str]:
     known, names = field_names(base), [axis.field for axis in axes]
-    found = [] if axes else ["over: no field is given; name at least one, 'method.period=10,30'"]
+    found = [] if axes else ["no field is given; name at least one, 'method.period=10,30'"]
     found += [
-        f"over: {name!r} is no field of the config{closest(name, known)}"
+        f"{name!r} is no field of the config{closest(name, known)}"
         for name in names
         if name not in known
     ]
-    found += [f"over: {name} is given twice" for name in set(names) if names.count(name) > 1]
+    found += [f"{name} is given twice" for name in set(names) if names.count(name) > 1]
     found += [line for axis in axes for line in _alike(axis)]
     if draws is None:
         ranges = [axis.field for axis in axes if not axis.values]
-        found += [f"over: {name} is a range: a grid needs values, or set draws" for name in ranges]
+        found += [f"{name} is a range: a grid needs values, or set draws" for name in ranges]
         count = math.prod(len(axis.values) for axis in axes)
     else:
         count = draws
@@ -119,14 +119,13 @@ def _axis_problems(base, axes: Sequence[SweepAxis], draws: int | None) -> list[s
     return found
 
 
-def _alike(axis: SweepAxis) -> list[str]:
+def _alike(axis: Axis) -> list[str]:
     """A line for values of an axis that would have one name."""
     by_name: dict[str, list[str]] = {}
     for value in axis.values:
         by_name.setdefault(_plain(value), []).append(value)
     return [
-        f"over: {axis.field}: {' and '.join(map(repr, values))} would both be named {name!r}: "
-        f"{_RENAME}"
+        f"{axis.field}: {' and '.join(map(repr, values))} would both be named {name!r}: {_RENAME}"
         for name, values in by_name.items()
         if len(values) > 1
     ]
@@ -160,4 +159,4 @@ def _changes(
         for parent in parents:
             here, value = here.setdefault(parent, {}), value[parent]
         here[last] = value[last]
-    return changes, [line.replace("--config.", "over: ") for line in problems if line]
+    return changes, [line.removeprefix("--config.") for line in problems if line]
