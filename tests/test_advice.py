@@ -32,10 +32,7 @@ CALL = re.compile(
 NO_CODE = {"document(s)", "microbatch(es)", "L(N, M)", "log(low,high)"}
 NO_CODE |= {r"n((?:\d+ .*\n)*)"}
 # Written by us into a file; not said to a user.
-LEFT_OUT = (
-    "experiments/report/html_page.py",
-    "experiments/watch/page_text.py",
-)
+LEFT_OUT = ("experiments/report/html_page.py",)
 
 
 def texts(file):

@@ -125,8 +125,7 @@ def report(comparison: Comparison, logs: Logs, result: Mapping[str, Any]) -> lis
         note(list(networks), comparison.step_seconds),
     ]
     seeds = [f"failed: {f['variant']} seed {f['seed']}: {f['error']}" for f in result["failures"]]
-    html_report.write(
-        path,
+    text = html_report.document(
         comparison.config["title"],
         about + seeds,
         entries,
@@ -134,6 +133,7 @@ def report(comparison: Comparison, logs: Logs, result: Mapping[str, Any]) -> lis
         networks,
         comparison.step_seconds,
     )
+    path.write_text(text, encoding="utf-8")
     return [path]
 
 

@@ -10,7 +10,7 @@ RUNS = ("#1d5fd1", "#d9480f", "#12843f", "#8e2fb8", "#8a6d00", "#d6256f", "#0a81
 _DARK = ("#6ea8ff", "#ff9259", "#52d07c", "#cf8bf3", "#e3c341", "#ff7fb0", "#4fcfe6", "#b9bfc9")
 INK, DIM, GRID = "#1b1d21", "#5b616b", "#e8eaee"  # light
 
-_BASE = """
+_STYLE = """
 :root{color-scheme:light dark;--bg:#f7f7f8;--card:#fff;--ink:%(ink)s;--dim:%(dim)s;--edge:#dfe2e7;
 --grid:%(grid)s;%(light)s}
 @media(prefers-color-scheme:dark){:root{--bg:#121418;--card:#1b1e24;--ink:#e9ebef;--dim:#a2a9b5;
@@ -22,9 +22,6 @@ tbody tr:last-child>*{border-bottom:0}
 figure{margin:0;padding:10px 12px;background:var(--card);border:1px solid var(--edge);
 border-radius:8px}
 svg *{stroke-linejoin:round}
-"""
-
-_STYLE = """
 main{max-width:1320px;margin:0 auto;padding:20px 16px 48px}
 h1{font-size:1.6rem;line-height:1.25;margin:.2em 0}h2{font-size:1.15rem;margin:1.8em 0 .6em}
 p{margin:.4em 0}.dim,.note,.none{color:var(--dim);font-size:.875rem}
@@ -153,15 +150,6 @@ def table(
     )
 
 
-def base_style() -> str:
-    """The CSS of every page; its variables are --bg, --card, --ink, --dim, --edge, --grid, --s0 ...
-
-    Light and dark follow the reader's own setting.
-    """
-    light, dark = (";".join(f"--s{i}:{c}" for i, c in enumerate(runs)) for runs in (RUNS, _DARK))
-    return _BASE % {"light": light, "dark": dark, "ink": INK, "dim": DIM, "grid": GRID}
-
-
 def css_colours() -> dict[str, str]:
     """Colour of the light page -> the CSS variable that it is, for pictures drawn in the former."""
     runs = {ink: f"var(--s{i})" for i, ink in enumerate(RUNS)}
@@ -169,5 +157,11 @@ def css_colours() -> dict[str, str]:
 
 
 def _style() -> str:
-    classes = [f".s{i}{{--c:var(--s{i})}}" for i in range(len(RUNS))]
-    return base_style() + _STYLE % {"classes": "".join(classes)}
+    """The CSS; its variables are --bg, --card, --ink, --dim, --edge, --grid, --s0 ...
+
+    Light and dark follow the reader's own setting.
+    """
+    light, dark = (";".join(f"--s{i}:{c}" for i, c in enumerate(runs)) for runs in (RUNS, _DARK))
+    classes = "".join(f".s{i}{{--c:var(--s{i})}}" for i in range(len(RUNS)))
+    colours = {"ink": INK, "dim": DIM, "grid": GRID, "light": light, "dark": dark}
+    return _STYLE % {**colours, "classes": classes}

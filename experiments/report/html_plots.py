@@ -167,9 +167,9 @@ def svg(figure: Figure, label: str) -> str:
     return re.sub(r"<svg[^>]*>", lambda _: head, found, count=1)
 
 
-def new_figure(height: float, width: float = WIDTH):
-    """(figure, axes) of this size in points."""
-    figure = Figure(figsize=(width / 72, height / 72), layout="constrained")
+def new_figure(height: float):
+    """(figure, axes) of this height in points."""
+    figure = Figure(figsize=(WIDTH / 72, height / 72), layout="constrained")
     return figure, figure.add_subplot()
 
 

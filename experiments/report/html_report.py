@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import html
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -49,8 +48,7 @@ _SHARE = Axis("utilisation", "{:.0%}".format, low=0.0, high=1.0)
 _PLAIN = "{:.3g}".format
 
 
-def write(
-    path: Path,
+def document(
     title: str,
     about: Sequence[str],
     entries: Sequence[Entry],
@@ -58,11 +56,10 @@ def write(
     networks: Mapping[str, Network],
     step_seconds: Pace,
     plans: Mapping[str, Sequence[Deviation]] | None = None,
-) -> None:
-    """Write the report.
+) -> str:
+    """The report's page.
 
     Args:
-      path: of the file.
       title: its heading.
       about: sentences below the table.
       entries: the runs or variants that are plotted, in the order of their colours.
@@ -89,8 +86,7 @@ def write(
         text = "no network was named, so there is no virtual time here: give one, --network=lan"
         sections.append(f'<p class="none">{text}</p>')
     sections.append(_inside(entries, colour))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page(title, _intro(entries), colour, sections), encoding="utf-8")
+    return page(title, _intro(entries), colour, sections)
 
 
 def row_of(run: RunLog, networks: Mapping[str, Network], step_seconds: Pace) -> dict[str, Any]:

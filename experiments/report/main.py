@@ -188,7 +188,9 @@ def show(
             )
     if page is not None:
         networks = {} if network is None or links is None else {network: links}
-        write_page(runs, workdirs, networks, pace, Path(page), held)
+        path = Path(page)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(page_of(runs, workdirs, networks, pace, held=held), encoding="utf-8")
         say(console, f"report: {page}")
 
 
@@ -205,22 +207,28 @@ def left_out(corpus: Mapping[str, Any]) -> str | None:
     return f"{count} that cannot be read: {'; '.join(names)}{more}"
 
 
-def write_page(
+def page_of(
     runs: Sequence[RunLog],
     workdirs: Sequence[Path],
     networks: Mapping[str, Network],
     step_seconds: Pace,
-    path: Path,
+    about: Sequence[str] = (),
     held: Sequence[Sequence[Deviation]] = (),
-) -> None:
-    """Write the HTML report of single runs; `held` as in `show`."""
+) -> str:
+    """The HTML report of single runs.
+
+    Args:
+      about: sentences below the table, before the report's own.
+      held: as in `show`.
+    """
     from experiments.report import html_report  # draws with matplotlib, slow to import
 
     entries = [Entry(name, (run,)) for name, run in zip(unlike_names(workdirs), runs)]
     evaluated = {tuple(run.eval_count.tolist()) for run in runs}
-    about = [note(list(networks), step_seconds)]
+    about = list(about)
     if any(summarise(run).interval is not None for run in runs):
-        about.insert(0, f"{_INTERVAL}.")
+        about.append(f"{_INTERVAL}.")
+    about.append(note(list(networks), step_seconds))
     if len(evaluated) > 1:
         about.append("The runs were evaluated on different documents: their losses do not compare.")
     about += [f"{e.name}: {lost}" for e in entries if (lost := missing_logs(e.runs[0]))]
@@ -228,7 +236,7 @@ def write_page(
         about.append(f"Warning: {warning}.")
     rows = {e.name: html_report.row_of(e.runs[0], networks, step_seconds) for e in entries}
     plans = dict(zip(rows, held))
-    html_report.write(path, "Runs", about, entries, rows, networks, step_seconds, plans)
+    return html_report.document("Runs", about, entries, rows, networks, step_seconds, plans)
 
 
 def unlike_names(workdirs: Sequence[Path]) -> list[str]:

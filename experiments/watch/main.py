@@ -8,7 +8,8 @@ folder.
 
 - In a terminal it shows the newest state until the run is complete, or until Ctrl-C.
 - Elsewhere, or with --once, it prints the present state and ends.
-- --port serves a page on this machine alone (127.0.0.1) until Ctrl-C; port 0 takes a free one.
+- --port serves the run's report on this machine alone (127.0.0.1), with state and alarms, made anew
+  at each request, until Ctrl-C; port 0 takes a free one.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from experiments.watch.view import Watch
 def main(argv: Sequence[str]) -> int:
     """Watch the run of the command line; returns the exit code."""
     options = Flags()
-    options.whole("port", None, "serve a page on this port of 127.0.0.1; 0 = a free one")
-    options.real("every", 2.0, "seconds between two reads of the files")
+    options.whole("port", None, "serve the report on this port of 127.0.0.1; 0 = a free one")
+    options.real("every", 2.0, "seconds between two reads of the files, or requests of the page")
     options.text("network", None, "network for a run of one process (default: its own)")
     options.switch("once", "print the present state, and end")
     values = options.values

@@ -16,33 +16,7 @@ from experiments.metrics import record_of
 from experiments.runlog import adaptive, in_nominal_steps
 
 KEPT_STEPS = 400  # whose events are kept
-KEPT_POINTS = 400  # of a curve; where there are more, every second one goes
 KEPT_LANDINGS = 200  # whose norms are compared between regions
-
-
-class Series:
-    """Points (x, y) of a curve, thinned evenly: at most `KEPT_POINTS`, whatever the run's length.
-
-    Each point is the mean of the finite values since the one before.
-    """
-
-    def __init__(self):
-        self.x: list[float] = []
-        self.y: list[float] = []
-        self._every, self._open = 1, []
-
-    def add(self, x: float, y: float | None) -> None:
-        """Take one value; None (not finite) counts as missing."""
-        self._open.append(y)
-        if len(self._open) < self._every:
-            return
-        known = [value for value in self._open if value is not None]
-        self._open = []
-        if known:
-            self.x.append(x)
-            self.y.append(sum(known) / len(known))
-        if len(self.x) > KEPT_POINTS:
-            self.x, self.y, self._every = self.x[1::2], self.y[1::2], 2 * self._every
 
 
 class RegionLog:
@@ -65,7 +39,7 @@ class RegionLog:
     """
 
     def __init__(self, number: int):
-        self.number, self.step, self.curve = number, 0, Series()
+        self.number, self.step = number, 0
         self.loss: float | None = None
         self.loss_step, self.finite = 0, True
         self.sent = self.received = 0
@@ -164,7 +138,6 @@ class Log:
         self.seconds = record["seconds"]
         self.tokens_per_second = record["tokens_per_second"]
         self.nominal |= adaptive(record) and "tokens_per_step" in (self.header or {})
-        done = self.done(self.step, self.tokens)
         skipped = record.get("skipped") or [0] * len(self.regions)
         for i, region in enumerate(self.regions.values()):
             loss = record["loss"][i]
@@ -172,7 +145,6 @@ class Log:
             region.finite = loss is not None and math.isfinite(loss)
             if region.finite:
                 region.loss, region.loss_step = loss, record["step"]
-            region.curve.add(done, loss if region.finite else None)
             region.sent, region.received = record["bytes_sent"][i], record["bytes_received"][i]
             if skipped[i]:
                 region.skipped += 1

@@ -1,4 +1,4 @@
-"""Put together what a person sees of a run: a dictionary of plain values, also the page's JSON."""
+"""Put together what a person sees of a run: a dictionary of plain values."""
 
 from __future__ import annotations
 
@@ -22,16 +22,15 @@ View = dict[str, Any]
 """Fields (losses in nats per token, bytes, seconds; None = not known):
 
 - `name`, `method`, `corpus`, `steps` (of the run), `done` (how many of them), `step` (newest inner
-  step of any region), `nominal` (batches grow or trainers merge: `steps`, `done` and the curves are
+  step of any region), `nominal` (batches grow or trainers merge: `steps`, `done` are
   in steps of the nominal batch; else `done` is `step`), `tokens`, `tokens_per_second`, `left_s`,
-  `complete`, `age_s` (since the newest record), `updated` (Unix time), `jobs` (one job per region),
+  `complete`, `age_s` (since the newest record), `jobs` (one job per region),
   `network` (its name; link use is then that of its clock).
-- `eval`: `step`, `done`, `loss` of the newest evaluation of the anchor, and `curve`, [done, loss]
-  each.
+- `eval`: `step`, `done`, `loss` of the newest evaluation of the anchor.
 - `regions`: a dictionary each: `region`, `step`, `loss`, `finite`, `participation` (share),
   `exchanges`, `staleness`, `stalest`, `sent`, `received`, `rate` (bytes a second of real time),
   `link` (share of what its way out carries; None for a single region), `waiting` (share of the
-  virtual time), `waited`, `travel`, `skipped`, `curve`.
+  virtual time), `waited`, `travel`, `skipped`.
 - `timeline`: `first`, `last` step, and `flights`: `region`, `fragment`, `sent`, `landed` (step;
   None: under way), `counted`.
 - `alarms`: sentences, the worst first.
@@ -58,6 +57,11 @@ class Watch:
         if not self._logs:
             problem = f"{workdir}: no run lies there yet ({METRICS} is missing)"
             raise RefusedError([problem], "watch")
+
+    @property
+    def network(self) -> Network | None:
+        """On which the virtual clock of the newest view runs; None = there is no clock."""
+        return None if self._clock is None else self._clock.network
 
     def _find(self) -> None:
         own = self.workdir / METRICS
@@ -137,7 +141,6 @@ def _view(
         "left_s": _left(logs, header.get("steps", 0)),
         "complete": bool(logs) and all(log.complete for log in logs) and _all_there(logs, header),
         "age_s": max(0.0, now - changed),
-        "updated": now,
         "jobs": jobs,
         "network": None if clock is None else clock.network.name,
         "eval": _evaluations(logs),
@@ -157,12 +160,10 @@ def _evaluations(logs: Sequence[Log]) -> dict[str, Any]:
     ahead = [log for log in logs if not log.behind] or logs
     evaluated = [log for log in ahead if log.evals]
     if not evaluated:
-        return {"step": None, "done": None, "loss": None, "curve": []}
+        return {"step": None, "done": None, "loss": None}
     log = max(evaluated, key=lambda log: log.evals[-1][0])
     step, loss, tokens = log.evals[-1]
-    # The evaluation before training says nothing of the method.
-    curve = [[log.done(s, n), value] for s, value, n in log.evals if s and value is not None]
-    return {"step": step, "done": int(log.done(step, tokens)), "loss": loss, "curve": curve}
+    return {"step": step, "done": int(log.done(step, tokens)), "loss": loss}
 
 
 def _left(logs: Sequence[Log], steps: int) -> float | None:
@@ -184,7 +185,6 @@ def _regions(logs: Sequence[Log], clock: VirtualClock | None) -> list[dict[str, 
             "region": r,
             **{name: getattr(region, name) for name in _AS_RECORDED},
             "participation": region.counted / region.exchanges if region.exchanges else None,
-            "curve": [list(point) for point in zip(region.curve.x, region.curve.y)],
             "link": None,
             "waiting": None,
         }

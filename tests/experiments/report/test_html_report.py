@@ -102,8 +102,8 @@ def page(tmp_path_factory):
     ]
     networks = {"three": NETWORK}
     rows = {e.name: html_report.row_of(e.runs[0], networks, 0.25) for e in entries}
-    path = tmp_path_factory.mktemp("page") / "sub" / "report.html"
-    html_report.write(path, "A & B", ["note <1>"], entries, rows, networks, 0.25)
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    path.write_text(html_report.document("A & B", ["note <1>"], entries, rows, networks, 0.25))
     return path
 
 
@@ -158,27 +158,27 @@ def test_the_page_is_whole_and_asks_for_nothing(page):
     assert text.count('aria-label="timeline of') == 3
 
 
-def test_the_same_page_twice(page, tmp_path):
+def document(entries):
+    rows = {e.name: html_report.row_of(e.runs[0], {}, None) for e in entries}
+    return html_report.document("t", [], entries, rows, {}, None)
+
+
+def test_the_same_page_twice(page):
     entries = [Entry("often", (run(3, 2),))]
-    rows = {"often": html_report.row_of(entries[0].runs[0], {}, None)}
-    for name in ("a", "b"):
-        html_report.write(tmp_path / name, "t", [], entries, rows, {}, None)
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-    assert "no network was named" in (tmp_path / "a").read_text()
+    assert document(entries) == document(entries)
+    assert "no network was named" in document(entries)
 
 
-def test_the_heading_is_of_all_runs(tmp_path):
+def test_the_heading_is_of_all_runs():
     one, other = run(3, 2), run(6, 0, steps=48)
     other.header.update(params=2000, tokens_per_step=192, data={"corpus": "text:b"})
     entries = [Entry("one", (one,)), Entry("other", (other,))]
-    rows = {e.name: html_report.row_of(e.runs[0], {}, None) for e in entries}
-    html_report.write(tmp_path / "a", "t", [], entries, rows, {}, None)
     heading = "3 regions, 1,000/2,000 parameters, corpus python and text:b, "
     heading += "24/48 inner steps of 96/192 tokens"
-    assert heading in (tmp_path / "a").read_text()
+    assert heading in document(entries)
 
 
-def test_skipped_steps_are_on_the_page_where_there_are_any(tmp_path):
+def test_skipped_steps_are_on_the_page_where_there_are_any():
     well, ill = run(3, 2), run(3, 2)
     for row in (*well.steps, *ill.steps):
         row["skipped"] = [0.0] * R
@@ -186,9 +186,7 @@ def test_skipped_steps_are_on_the_page_where_there_are_any(tmp_path):
         row["skipped"] = [1.0, 0.0, 1.0]
     for names in (("well",), ("well", "ill")):
         entries = [Entry(n, ({"well": well, "ill": ill}[n],)) for n in names]
-        rows = {e.name: html_report.row_of(e.runs[0], {}, None) for e in entries}
-        html_report.write(tmp_path / "a", "t", [], entries, rows, {}, None)
-        text = (tmp_path / "a").read_text()
+        text = document(entries)
         assert ("steps skipped" in text) is ("ill" in names)
     assert '<td data-value="4.0">4</td>' in text and '<td data-value="0.0">0</td>' in text
 

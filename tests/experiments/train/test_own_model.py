@@ -15,6 +15,7 @@ from experiments.__main__ import main
 from experiments.cli import RefusedError, load_config, model_section
 from experiments.compare.config import comparison, variant
 from experiments.compare.main import main as compare
+from experiments.compare.plan import plan
 from experiments.config import base, plain
 from experiments.metrics import read_records
 from experiments.train.fields import listing
@@ -260,6 +261,24 @@ def test_settings_are_typed_and_described():
     assert "experts of a block." in shown and "--config.model.preset" not in shown
     _, problems = load_config("diloco", [("model", MIXTURE), ("model.experts", "many")])
     assert problems == ["--config.model.experts=many: give a whole number, as 4"]
+
+
+def test_all_runs_of_a_comparison_take_one_model():
+    given = [("common.model.experts", "8"), ("common.model", MIXTURE)]
+    config, problems = load_config("configs/compare/quick.py", given)
+    assert not problems and config.common.model.name == MIXTURE
+    assert (config.common.model.experts, config.common.model.top_k) == (8, 2)
+    _, problems = load_config("configs/compare/quick.py", [*given, ("common.model.expert", "8")])
+    assert "--config.common.model.expert: there is no such field" in problems[0]
+
+
+def test_a_setting_of_the_model_is_varied(root):
+    model = {"name": "own_models:pairs"}
+    fields = {k: v for k, v in tiny_fields(root).items() if k != "model"}
+    one = {"diloco": variant("diloco", method={"period": 3}, model=model)}
+    settings = comparison(one, "diloco", seeds=(0,), common=fields, vary=("model.scale=0.1,0.2",))
+    checked = plan(settings, root / "varied")
+    assert [run.fields["model"]["scale"] for run in checked.runs] == [0.1, 0.2]
 
 
 def test_the_built_in_decoder_keeps_its_section():

@@ -1,11 +1,9 @@
-"""A run is watched: its files as they grow, what is wrong with it, and the page in a browser."""
+"""A run is watched: its files as they grow, what is wrong with it, and the page that is served."""
 
 import html
 import io
 import json
 import re
-import shutil
-import subprocess
 import threading
 import time
 import urllib.error
@@ -17,12 +15,10 @@ from rich.console import Console
 from experiments.__main__ import main as command
 from experiments.cli import RefusedError
 from experiments.metrics import MetricsLog
-from experiments.watch.page import Server, loss
-from experiments.watch.record import KEPT_POINTS, Series
+from experiments.watch.page import Server
 from experiments.watch.terminal import lane, screen
 from experiments.watch.view import Watch
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
 PERIOD, LATE = 5, 2
 
 
@@ -32,6 +28,10 @@ def header(here, regions, network=None):
         "here": list(here),
         "regions": regions,
         "steps": 40,
+        "params": 1000,
+        "trained_params": 1000,
+        "tokens_per_step": 10 * regions,
+        "allreduce_bytes_per_step": 4000,
         "method": "made up",
         "consensus": None,
         "data": {"corpus": "<text>"},
@@ -69,6 +69,8 @@ def steps(here, first, last, job=False, **more):
                 "bytes_received": [1000 * (t // PERIOD)] * n,
                 "seconds": t / 2,
                 "tokens_per_second": 20.0 * n,
+                "participation": 1.0,
+                "disagreement": None,
                 "events": events,
                 **more,
             }
@@ -79,7 +81,8 @@ def steps(here, first, last, job=False, **more):
 
 
 def evaluation(step, value, **more):
-    return {"kind": "eval", "step": step, "tokens": 0, "anchor": value, "final": False, **more}
+    found = {"kind": "eval", "step": step, "tokens": 0, "anchor": value, "final": False}
+    return found | {"mean_of_regions": value, "document_sum": [], "seconds": step / 2, **more}
 
 
 def log(folder, records, step=-1):
@@ -117,7 +120,7 @@ def shown(view, width=100):
 def test_the_numbers_of_one_process(run):
     view = Watch(run).look()
     assert (view["step"], view["steps"], view["complete"], view["jobs"]) == (20, 40, False, False)
-    assert view["eval"] == {"step": 20, "done": 20, "loss": 3.25, "curve": [[20, 3.25]]}
+    assert view["eval"] == {"step": 20, "done": 20, "loss": 3.25}
     assert view["left_s"] == pytest.approx(20 / 2)  # two steps a second
     for r, row in enumerate(view["regions"]):
         assert row["loss"] == pytest.approx(3.5 + r / 10)
@@ -203,12 +206,12 @@ def test_only_what_is_new_is_read(run, monkeypatch):
     assert view["complete"] and view["regions"][2]["sent"] == 7 and view["alarms"] == []
 
 
-def test_losses_of_another_set_begin_a_curve_of_their_own(run):
+def test_the_loss_is_that_of_the_newest_set(run):
     other = {"kind": "eval_set", "document": [0], "count": [7]}
     log(run, [other], step=20)
-    assert Watch(run).look()["eval"]["curve"] == [[20, 3.25]], "it has not been evaluated yet"
+    assert Watch(run).look()["eval"]["loss"] == 3.25, "it has not been evaluated yet"
     log(run, [*steps(range(3), 21, 22), evaluation(22, 4.5)], step=20)
-    assert Watch(run).look()["eval"]["curve"] == [[22, 4.5]]
+    assert Watch(run).look()["eval"]["loss"] == 4.5
 
 
 def test_separate_jobs_are_one_run(tmp_path):
@@ -244,8 +247,7 @@ def test_where_batches_grow_steps_are_nominal(tmp_path):
     text = shown(view, width=300)
     assert "nominal step 27 of 40 (inner step 10)" in text and "3.0000 at nominal step 27" in text
     assert (view["done"], view["steps"], view["step"], view["nominal"]) == (27, 40, 10, True)
-    assert view["eval"] == {"step": 10, "done": 27, "loss": 3.0, "curve": [[27.5, 3.0]]}
-    assert [x for x, _ in view["regions"][1]["curve"]] == [t * (t + 1) / 4 for t in range(1, 11)]
+    assert view["eval"] == {"step": 10, "done": 27, "loss": 3.0}
     log(tmp_path / "run", growing(range(2), 11)[-1:], step=10)
     log(tmp_path / "run", [{"kind": "interval", "step": 11, "steps": 1, "seconds": 5.5}], step=11)
     view = watch.look()
@@ -253,7 +255,6 @@ def test_where_batches_grow_steps_are_nominal(tmp_path):
     log(tmp_path / "run", growing(range(2), 13)[-2:], step=11)
     view = watch.look()
     assert view["done"] == 40, "the last step may hold more tokens than are left"
-    assert loss(view).count("nominal steps") == 1
 
 
 def test_of_one_job_of_several_nominal_steps_follow_from_its_own_tokens(tmp_path):
@@ -261,7 +262,6 @@ def test_of_one_job_of_several_nominal_steps_follow_from_its_own_tokens(tmp_path
         log(tmp_path / f"region{r}", growing([r], 10))  # 5, 10, 15, ... tokens
     view = Watch(tmp_path).look()
     assert (view["done"], view["step"], view["tokens"]) == (27, 10, 550)
-    assert view["regions"][1]["curve"][-1][0] == 27.5
 
 
 def test_a_payload_that_the_guard_left_out_does_not_count(tmp_path):
@@ -404,14 +404,6 @@ def test_a_single_region_has_no_way_out(tmp_path):
     assert view["regions"][0]["link"] is None and view["regions"][0]["waiting"] == 0.0
 
 
-def test_curves_do_not_grow_with_the_run():
-    series = Series()
-    for t in range(1, 10 * KEPT_POINTS):
-        series.add(t, None if t % 3 == 0 else float(t))
-    assert KEPT_POINTS / 3 < len(series.x) <= KEPT_POINTS
-    assert all(abs(x - y) < 0.05 * x + 20 for x, y in zip(series.x, series.y))
-
-
 def test_the_command(run, capsys, tmp_path):
     assert command(["watch", str(run), "--once"]) == 0
     assert "no alarms" in capsys.readouterr().out
@@ -428,7 +420,7 @@ def test_the_command(run, capsys, tmp_path):
 
 @pytest.fixture
 def server(run):
-    served = Server(Watch(run), 0, 0.3)
+    served = Server(Watch(run), 0, 3.0)
     thread = threading.Thread(target=served.serve_forever, daemon=True)
     thread.start()
     yield served
@@ -447,10 +439,9 @@ def test_the_server_answers_this_machine_alone(server, run):
     assert server.server_address[0] == "127.0.0.1"
     text, headers = ask(server)
     assert "default-src 'none'" in headers["Content-Security-Policy"]
+    assert headers["Refresh"] == "3"  # a browser requests it again
     assert not re.search(r"https?://", text)
-    view = json.loads(ask(server, "view.json")[0])
-    assert view["step"] == 20 and view["table"]["took part"] == ["100%"] * 3
-    for path, host, code in (("other", None, 404), ("view.json", "evil.example:80", 403)):
+    for path, host, code in (("other", None, 404), ("", "evil.example:80", 403)):
         with pytest.raises(urllib.error.HTTPError) as error:
             ask(server, path, host)
         assert error.value.code == code
@@ -458,64 +449,39 @@ def test_the_server_answers_this_machine_alone(server, run):
         Server(Watch(run), server.server_address[1], 1.0)
     (run / "metrics.jsonl").write_text("no record\n")
     with pytest.raises(urllib.error.HTTPError) as error:
-        ask(server, "view.json")
+        ask(server)
     assert error.value.code == 500 and "not a JSON record" in error.value.read().decode()
 
 
-@pytest.mark.skipif(BROWSER is None, reason="no Chromium here: the page is not opened")
-def test_a_browser_shows_it_and_what_comes_later(server, run, tmp_path):
-    def opened(name):
-        done = subprocess.run(
-            [
-                BROWSER,
-                "--headless",
-                "--no-sandbox",
-                "--disable-gpu",
-                f"--user-data-dir={tmp_path / name}",
-                "--window-size=500,900",
-                "--enable-logging=stderr",
-                "--virtual-time-budget=3000",
-                "--dump-dom",
-                server.url,
-            ],
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-        assert done.returncode == 0 and not console, console
-        return html.unescape(done.stdout)
-
-    found = opened("first")
+def test_the_page_is_the_report_made_anew(server, run):
+    text = html.unescape(ask(server)[0])
     for part in (
-        "<title>20/40",
         "made up, 3 regions, one process, corpus <text>",
         "step 20 of 40, about 10 s left",
         "eval loss of the anchor 3.2500 at step 20",
-        "no alarms",
-        "<td>2 (<= 2)</td>",
-        "fragment 0: sent after step 15, landed after step 17",
-        "fragment 0: sent after step 20, under way",
+        "No alarms.",
+        "loss against tokens",
     ):
-        assert part in found, part
-    assert "NaN" not in found
-    for name in ("region 0", "region 1", "region 2", "anchor"):
-        assert found.count(f'<g data-run="{name}">') == 1, name
-    # The file grows while the page is open: it asks again and draws the new step.
+        assert part in text, part
     more = steps(range(3), 21, 22)
     more[-1]["loss"][1] = float("nan")
-    asked, look = [], server.watch.look
+    log(run, more, step=20)
+    text = html.unescape(ask(server)[0])
+    assert "step 22 of 40" in text
+    assert "Alarm: region 1: the loss of step 22 is not finite" in text
 
-    def grow():
-        asked.append(1)
-        if len(asked) == 2:
-            log(run, more, step=20)
-        return look()
 
-    server.watch.look = grow
-    found = opened("second")
-    assert len(asked) >= 3
-    assert "<title>22/40" in found
-    assert (
-        "region 1: the loss of step 22 is not finite; the last finite one was at step 21" in found
-    )
+def test_the_page_of_a_run_without_a_step_says_so(tmp_path):
+    log(tmp_path / "run", [header(range(3), 3)])
+    served = Server(Watch(tmp_path / "run"), 0, 1.0)
+    with served, pytest.raises(RefusedError, match="has made no step yet"):
+        served.page()
+
+
+def test_the_page_has_the_runs_own_network(tmp_path):
+    here = range(3)
+    records = [header(here, 3, "aws:Oregon,Virginia,Tokyo"), *steps(here, 1, 20)]
+    log(tmp_path / "run", [*records, evaluation(20, 3.25)])
+    with Server(Watch(tmp_path / "run"), 0, 1.0) as served:
+        text = served.page()
+    assert "On the network aws:Oregon,Virginia,Tokyo" in text and "timeline of" in text
