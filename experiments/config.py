@@ -1,8 +1,8 @@
-"""Every setting of a training run, with its default.
+"""Every setting of a training run, with its default and what it is: a table.
 
 A file in configs/ starts from `base(method, ...)` and changes what it needs; the command line
 overrides any field: `--config.data.seq_len=256 --config.method.period=50`. `None` switches an
-optional field off.
+optional field off. `train --help` prints the table.
 """
 
 from __future__ import annotations
@@ -19,6 +19,183 @@ from lowcomm_jax.models import TransformerConfig
 from lowcomm_jax.optimizers import InnerConfig
 from lowcomm_jax.setup import SETTINGS
 
+# Dotted name -> (default, what the field is). A type as default: unset, and text is read as it.
+# Fields of `method` are the keywords of its factory, those of `inner` and most of `model` and
+# `data` are described by their dataclasses, and settings of an engine by `lowcomm_jax.setup`.
+_RUN = {
+    "seed": (0, "seeds the initial weights, the regions' shards and the order of samples"),
+    "steps": (600, "inner steps of the run; 0 = as many as `tokens` asks for"),
+    "tokens": (
+        int,
+        "Tokens of all regions together; the run makes as many steps (give steps=0).",
+    ),
+    "regions": (4, "number of regions, R"),
+    "batch": (4, "sequences a region trains on per step"),
+    "microbatches": (
+        0,
+        "Microbatches of a region's batch in the pipeline; 0 = microbatches of one sequence on "
+        "every device of a stage. Read with mesh.stage above 1.",
+    ),
+    "pipeline_schedule": (
+        "gpipe",
+        "Order of a pipeline's microbatches: gpipe, or 1f1b (less memory; each stage computes its "
+        "forward pass twice).",
+    ),
+    "random_routing": (
+        False,
+        "Whether every microbatch takes a random path through the stages of all regions (NoLoCo).",
+    ),
+    "weights": ("equal", 'weight of each region in a mean: equal, tokens, or "0.5,0.2,0.3"'),
+    "participation": (
+        1.0,
+        "seeded chance that a region takes part in an exchange, in (0, 1]",
+    ),
+    "faults": (
+        str,
+        "File with a script of faults (experiments/faults/fault.py), or with the record of what "
+        "happened to separate jobs (happened.py).",
+    ),
+    "network": (
+        str,
+        "Preset or file of the links between the regions. A virtual clock books the time that the "
+        "run would take there; methods may read their T_c and T_s from it.",
+    ),
+    # How payloads travel, and the settings of a job that is one region of several.
+    "exchange": (
+        "mesh",
+        "How payloads travel. mesh: all regions are in this program. One job per region: store "
+        "(through the rendezvous folder) or peers (from job to job).",
+    ),
+    "region": (int, "which region this job is, from 0"),
+    "rendezvous": (
+        str,
+        "Url of the folder that all jobs of the run share: file:///..., gs:// or s3://.",
+    ),
+    "secret": (str, "key that all jobs share: file:PATH or env:NAME"),
+    "address": (
+        "127.0.0.1:0",
+        "HOST:PORT at which the other jobs reach this one (exchange=peers); port 0 = a free one.",
+    ),
+    "listen": (
+        str,
+        "HOST:PORT of this machine to listen on, where the others reach it by another address "
+        "(NAT, a map of ports); default: the address.",
+    ),
+    "certificates": (
+        str,
+        "Folder with ca.crt, tls.crt and tls.key of this job; default: the job makes them at its "
+        "start.",
+    ),
+    "wait_minutes": (10.0, "longest wait for the other jobs at the start"),
+    "processes": (
+        int,
+        "Number of processes of this job, which share its mesh (jax.distributed); each has devices "
+        "of its own. With exchange=mesh the job is the whole run, else this region. 0 = as the "
+        "launcher says (Slurm, Kubernetes, Open MPI, MPICH, TPU, JAX_PROCESS_ID). Default: 0 with "
+        "exchange=mesh, else 1.",
+    ),
+    "process": (int, "number of this process, from 0; process 0 leads"),
+    "coordinator": (str, "HOST:PORT where process 0 listens"),
+    "deadline_s": (
+        float,
+        "Seconds that the others wait for a region that is alive but late; default: learnt from "
+        "the delays observed so far.",
+    ),
+    "heal": (
+        "stop",
+        "What to do where anchors differ that must be equal: stop, or take that of the majority or "
+        "of the lowest region.",
+    ),
+}
+_DEVICES = {
+    "frozen": ((), "regular expressions of parameter names that are not trained"),
+    "mesh.region": (0, "slots of regions on the mesh; 0 = as many as fit"),
+    "mesh.stage": (1, "pipeline stages inside a region"),
+    "mesh.fsdp": (0, "devices of a region that share parameters and batch; 0 = the rest"),
+    "mesh.tensor": (1, "devices of a region that share each matrix (tensor parallelism)"),
+}
+_MODEL = {
+    "model.name": (
+        str,
+        "module:factory of a model of your own (lowcomm_jax.models.Trainable); its settings then "
+        "take the place of all fields below. None = the built-in decoder.",
+    ),
+    "model.preset": ("nano", "a name of `lowcomm_jax.models.PRESETS`"),
+    "model.init_from": (
+        str,
+        "Starting weights: a folder with a LLaMA-shaped safetensors checkpoint, which replaces the "
+        "preset, or the workdir of another run of the same model; None = random ones.",
+    ),
+}
+_DATA = {
+    "data.corpus": (
+        "python",
+        "python (the interpreter's standard library), text:PATH, hf:NAME, parquet:GLOB or "
+        "arrayrecord:GLOB.",
+    ),
+    "data.tokenizer": ("bytes", ""),
+    "data.seq_len": (128, ""),
+    "data.sharding": ("iid", ""),
+    "data.alpha": (0.5, ""),
+    "data.packing": ("stream", ""),
+    "data.val_fraction": (0.05, ""),
+    "data.split_seed": (0, ""),
+    "data.limit": (int, ""),
+    "data.cache_dir": (str, ""),
+    "data.text_column": ("text", ""),
+    "data.topic_column": (str, ""),
+    "data.split": ("train", ""),
+    "data.eos_token": (str, ""),
+}
+_UPKEEP = {
+    # For methods whose batches grow; `batch` is then the nominal one.
+    "adaptive.scaling": (
+        "none",
+        "How the learning rate grows with the batch over the nominal one: none, sqrt or linear.",
+    ),
+    "adaptive.largest_microbatch": (int, "most samples in memory at once"),
+    "guards.outlier_factor": (
+        float,
+        "Leave out a region whose pseudo-gradient is longer than this times the median; None = "
+        "off.",
+    ),
+    "guards.max_update_norm": (
+        float,
+        "Clip the outer update of a fragment to this L2 norm; None = off.",
+    ),
+    "eval.every": (100, "inner steps between evaluations; 0 = only at the start and the end"),
+    "eval.sequences": (
+        128,
+        "Validation sequences of an evaluation, spread over all documents and the same every time.",
+    ),
+    "eval.batch": (16, "sequences evaluated in one call"),
+    "eval.per_region": (False, "whether to evaluate every region's own weights, too"),
+    "log.every": (20, "inner steps between two lines of progress"),
+    "log.tensorboard": (False, "also write event files to WORKDIR/tensorboard"),
+    "log.wandb": (str, "also log to this Weights & Biases project"),
+    "log.prometheus": (
+        int,
+        "Also serve the newest numbers to Prometheus on this port; with a job per region on port + "
+        "region.",
+    ),
+    "checkpoint.every": (
+        200,
+        "Inner steps between checkpoints; 0 = only when interrupted and at the end.",
+    ),
+    "checkpoint.keep_last": (2, "newest checkpoints that are kept"),
+    "checkpoint.keep_best": (
+        True,
+        "whether the one of lowest evaluation loss is kept, too",
+    ),
+}
+ABOUT = {
+    name: about
+    for table in (_RUN, _DEVICES, _MODEL, _DATA, _UPKEEP)
+    for name, (_, about) in table.items()
+    if about
+}
+"""Dotted name -> what the field is, of those that no dataclass and no setting describes."""
+
 
 def get_config() -> ConfigDict:
     """DiLoCo on the laptop model: the defaults of everything."""
@@ -33,55 +210,39 @@ def base(method: str, **knobs: Any) -> ConfigDict:
       knobs: keywords of the method's factory, and parts of a method (`experiments.train.parts`).
     """
     config = ConfigDict()
-    config.seed = 0  # seeds the initial weights, the regions' shards and the order of samples
-    config.steps = 600  # inner steps of the run; 0 = as many as `tokens` asks for
-    # Tokens of all regions together; the run makes as many steps (give steps=0).
-    config.tokens = config_dict.placeholder(int)
-    config.regions = 4  # number of regions, R
-    config.batch = 4  # sequences a region trains on per step
-    # Microbatches of a region's batch in the pipeline; 0 = microbatches of one sequence on every
-    # device of a stage. Read with mesh.stage above 1.
-    config.microbatches = 0
-    # Order of a pipeline's microbatches: gpipe, or 1f1b (less memory; each stage computes its
-    # forward pass twice).
-    config.pipeline_schedule = "gpipe"
-    # Whether every microbatch takes a random path through the stages of all regions (NoLoCo).
-    config.random_routing = False
-    config.weights = "equal"  # weight of each region in a mean: equal, tokens, or "0.5,0.2,0.3"
-    config.participation = 1.0  # seeded chance that a region takes part in an exchange, in (0, 1]
-    # File with a script of faults (experiments/faults/fault.py), or with the record of what
-    # happened to separate jobs (happened.py).
-    config.faults = config_dict.placeholder(str)
-    # Preset or file of the links between the regions. A virtual clock books the time that the run
-    # would take there; methods may read their T_c and T_s from it.
-    config.network = config_dict.placeholder(str)
-    _add_jobs(config)
-    for name, setting in SETTINGS.items():  # each describes itself in `lowcomm_jax.setup`
-        if setting.in_config:
-            missing = setting.default is None
-            config[name] = config_dict.placeholder(setting.kinds[0]) if missing else setting.default
-    config.frozen = ()  # regular expressions of parameter names that are not trained
-
-    config.mesh = ConfigDict()  # devices; 0 = as many as there are and divide
-    config.mesh.region = 0  # slots of regions on the mesh; 0 = as many as fit
-    config.mesh.stage = 1  # pipeline stages inside a region
-    config.mesh.fsdp = 0  # devices of a region that share parameters and batch; 0 = the rest
-    config.mesh.tensor = 1  # devices of a region that share each matrix (tensor parallelism)
-
+    _add(config, _RUN)
+    settings = {name: setting for name, setting in SETTINGS.items() if setting.in_config}
+    _add(
+        config,
+        {
+            name: (setting.kinds[0] if setting.default is None else setting.default, "")
+            for name, setting in settings.items()
+        },
+    )
+    _add(config, _DEVICES)
     config.method = section(method, knobs)  # the keywords of the method's factory
-    config.inner = _inner_section()
-    config.model = _model_section()
-    config.data = _data_section()
-
-    config.adaptive = _adaptive_section()
-    config.guards = ConfigDict()
-    # Leave out a region whose pseudo-gradient is longer than this times the median; None = off.
-    config.guards.outlier_factor = config_dict.placeholder(float)
-    # Clip the outer update of a fragment to this L2 norm; None = off.
-    config.guards.max_update_norm = config_dict.placeholder(float)
-
-    _add_upkeep(config)
+    # A small model on a laptop learns fastest at this peak; published runs of 150M use 4e-4.
+    inner = InnerConfig(learning_rate=2e-3, warmup_steps=50)
+    config.inner = ConfigDict(dataclasses.asdict(inner))
+    _add(config, _MODEL)
+    types = typing.get_type_hints(TransformerConfig)
+    for field in dataclasses.fields(TransformerConfig):
+        kind = types[field.name]
+        kind = kind if kind in (int, float, bool) else str
+        config.model[field.name] = config_dict.placeholder(kind)
+    _add(config, _DATA)
+    _add(config, _UPKEEP)
     return config.lock()
+
+
+def _add(config: ConfigDict, table: dict[str, tuple[Any, str]]) -> None:
+    """Put the fields of a table into a config, in its order."""
+    for name, (default, _) in table.items():
+        prefix, _, last = name.rpartition(".")
+        if prefix and prefix not in config:
+            config[prefix] = ConfigDict()
+        holder = config[prefix] if prefix else config
+        holder[last] = config_dict.placeholder(default) if isinstance(default, type) else default
 
 
 def published(
@@ -107,116 +268,6 @@ def published(
     config.log.every = 100
     config.checkpoint.every = 2000
     return config
-
-
-def _add_jobs(config: ConfigDict) -> None:
-    """How payloads travel, and the settings of a job that is one region of several."""
-    # How payloads travel. mesh: all regions are in this program. One job per region: store (through
-    # the rendezvous folder) or peers (from job to job).
-    config.exchange = "mesh"
-    config.region = config_dict.placeholder(int)  # which region this job is, from 0
-    # Url of the folder that all jobs of the run share: file:///..., gs:// or s3://.
-    config.rendezvous = config_dict.placeholder(str)
-    config.secret = config_dict.placeholder(str)  # key that all jobs share: file:PATH or env:NAME
-    # HOST:PORT at which the other jobs reach this one (exchange=peers); port 0 = a free one.
-    config.address = "127.0.0.1:0"
-    # HOST:PORT of this machine to listen on, where the others reach it by another address (NAT, a
-    # map of ports); default: the address.
-    config.listen = config_dict.placeholder(str)
-    # Folder with ca.crt, tls.crt and tls.key of this job; default: the job makes them at its start.
-    config.certificates = config_dict.placeholder(str)
-    config.wait_minutes = 10.0  # longest wait for the other jobs at the start
-    # Number of processes of this job, which share its mesh (jax.distributed); each has devices of
-    # its own. With exchange=mesh the job is the whole run, else this region. 0 = as the launcher
-    # says (Slurm, Kubernetes, Open MPI, MPICH, TPU, JAX_PROCESS_ID). Default: 0 with exchange=mesh,
-    # else 1.
-    config.processes = config_dict.placeholder(int)
-    config.process = config_dict.placeholder(int)  # number of this process, from 0; process 0 leads
-    config.coordinator = config_dict.placeholder(str)  # HOST:PORT where process 0 listens
-    # Seconds that the others wait for a region that is alive but late; default: learnt from the
-    # delays observed so far.
-    config.deadline_s = config_dict.placeholder(float)
-    # What to do where anchors differ that must be equal: stop, or take that of the majority or of
-    # the lowest region.
-    config.heal = "stop"
-
-
-def _add_upkeep(config: ConfigDict) -> None:
-    """When to evaluate, report and save."""
-    config.eval = ConfigDict()
-    config.eval.every = 100  # inner steps between evaluations; 0 = only at the start and the end
-    # Validation sequences of an evaluation, spread over all documents and the same every time.
-    config.eval.sequences = 128
-    config.eval.batch = 16  # sequences evaluated in one call
-    config.eval.per_region = False  # whether to evaluate every region's own weights, too
-
-    config.log = ConfigDict()
-    config.log.every = 20  # inner steps between two lines of progress
-    config.log.tensorboard = False  # also write event files to WORKDIR/tensorboard
-    config.log.wandb = config_dict.placeholder(str)  # also log to this Weights & Biases project
-    # Also serve the newest numbers to Prometheus on this port; with a job per region on port +
-    # region.
-    config.log.prometheus = config_dict.placeholder(int)
-
-    config.checkpoint = ConfigDict()
-    # Inner steps between checkpoints; 0 = only when interrupted and at the end.
-    config.checkpoint.every = 200
-    config.checkpoint.keep_last = 2  # newest checkpoints that are kept
-    config.checkpoint.keep_best = True  # whether the one of lowest evaluation loss is kept, too
-
-
-def _adaptive_section() -> ConfigDict:
-    """For methods whose batches grow; `batch` is then the nominal one."""
-    fields = ConfigDict()
-    # How the learning rate grows with the batch over the nominal one: none, sqrt or linear.
-    fields.scaling = "none"
-    fields.largest_microbatch = config_dict.placeholder(int)  # most samples in memory at once
-    return fields
-
-
-def _inner_section() -> ConfigDict:
-    """The fields of `lowcomm_jax.optimizers.InnerConfig`."""
-    # A small model on a laptop learns fastest at this peak; published runs of 150M use 4e-4.
-    return ConfigDict(dataclasses.asdict(InnerConfig(learning_rate=2e-3, warmup_steps=50)))
-
-
-def _model_section() -> ConfigDict:
-    """The built-in decoder: a preset, weights, and any field of `TransformerConfig`."""
-    fields = ConfigDict()
-    # module:factory of a model of your own (lowcomm_jax.models.Trainable); its settings then take
-    # the place of all fields below. None = the built-in decoder.
-    fields.name = config_dict.placeholder(str)
-    fields.preset = "nano"  # a name of `lowcomm_jax.models.PRESETS`
-    # Starting weights: a folder with a LLaMA-shaped safetensors checkpoint, which replaces the
-    # preset, or the workdir of another run of the same model; None = random ones.
-    fields.init_from = config_dict.placeholder(str)
-    types = typing.get_type_hints(TransformerConfig)
-    for field in dataclasses.fields(TransformerConfig):
-        kind = types[field.name]
-        fields[field.name] = config_dict.placeholder(kind if kind in (int, float, bool) else str)
-    return fields
-
-
-def _data_section() -> ConfigDict:
-    """The fields of `lowcomm_jax.data.DataConfig` that no other section gives; described there."""
-    fields = ConfigDict()
-    # python (the interpreter's standard library), text:PATH, hf:NAME, parquet:GLOB or
-    # arrayrecord:GLOB.
-    fields.corpus = "python"
-    fields.tokenizer = "bytes"
-    fields.seq_len = 128
-    fields.sharding = "iid"
-    fields.alpha = 0.5
-    fields.packing = "stream"
-    fields.val_fraction = 0.05
-    fields.split_seed = 0
-    fields.limit = config_dict.placeholder(int)
-    fields.cache_dir = config_dict.placeholder(str)
-    fields.text_column = "text"
-    fields.topic_column = config_dict.placeholder(str)
-    fields.split = "train"
-    fields.eos_token = config_dict.placeholder(str)
-    return fields
 
 
 def plain(config: ml_collections.ConfigDict) -> dict[str, Any]:

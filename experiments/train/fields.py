@@ -1,9 +1,9 @@
 """The description of every field in `train --help`, and the YAML of `--print-config`.
 
-A field is described once, where its default stands: in a comment in `experiments/config.py`, in the
-docstring of the section's dataclass, or, of an engine's setting, in `lowcomm_jax.setup`. This
-module reads it from there; a comment comes first. Fields of `method` are keywords of factories, and
-are described by the factories' docstrings.
+A field is described once, where its default stands: in the table of `experiments/config.py`, in the
+docstring of the section's dataclass, or, of an engine's setting, in `lowcomm_jax.setup`. The table
+comes first. Fields of `method`, and of a model of one's own, are keywords of factories, and are
+described by the factories' docstrings.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from typing import Any
 
 import yaml
 
-from experiments import config as defaults
 from experiments.cli import problems_of
-from experiments.config import plain
+from experiments.config import ABOUT, plain
 from experiments.train import methods, parts
 from experiments.train.job import Job
 from experiments.train.model import MODEL, is_own
@@ -33,9 +32,7 @@ from lowcomm_jax.models import TransformerConfig
 from lowcomm_jax.optimizers import InnerConfig
 from lowcomm_jax.setup import SETTINGS
 
-_SECTIONS = {"_adaptive_section": "adaptive.", "_model_section": "model.", "_data_section": "data."}
 _DATACLASSES = {"inner.": InnerConfig, "model.": TransformerConfig, "data.": DataConfig}
-_ASSIGNED = re.compile(r"\s+(?:config|fields)\.([\w.]+)(?:, \S+)? = .*?(?:  # (.*))?")
 _DOCUMENTED = re.compile(r"\s+((?:\w+, )*\w+): (.*)")
 _AS_IN = re.compile(r"as in `(\w+)`\.")
 
@@ -52,18 +49,7 @@ def descriptions(method: Mapping[str, Any], model: Mapping[str, Any]) -> dict[st
         fields = {field.name for field in dataclasses.fields(kind)}
         for name, text in _documented(inspect.getdoc(kind), fields).items():
             found[prefix + name] = text + _unset(prefix + name)
-    before: list[str] = []
-    prefix = ""
-    for line in inspect.getsource(defaults).splitlines():
-        if line.startswith("def "):
-            prefix = _SECTIONS.get(line[4 : line.index("(")], "")
-        if line.lstrip().startswith("# "):
-            before.append(line.strip()[2:])
-            continue
-        assigned = _ASSIGNED.fullmatch(line)
-        if assigned and (before or assigned[2]):
-            found[prefix + assigned[1]] = " ".join([*before, assigned[2] or ""]).strip()
-        before = []
+    found |= ABOUT
     if is_own(model):
         found = {name: text for name, text in found.items() if not name.startswith("model.")}
         found |= {f"model.{name}": text for name, text in _of_own_model(model).items()}

@@ -2,8 +2,10 @@
 
 import csv
 import dataclasses
+import inspect
 import json
 import struct
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -18,15 +20,30 @@ from experiments.report.main import table
 from experiments.runlog import document_interval, read_run, summarise
 from experiments.train import compile_cache
 from lowcomm_jax.data import tokenizers as tokenizers_of_run
+from lowcomm_jax.engine import BlockRunner
 
+ROOT = Path(__file__).resolve().parents[3]
 STEPS, PERIOD, REGIONS = 23, 4, 3
+
+
+WAY: list[str] = []  # files of the calls that lead to the run's first block of steps
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, tiny):
     root = tmp_path_factory.mktemp("run")
     tiny.corpus(root / "texts")
-    with jax.numpy_dtype_promotion("standard"):
+    first = BlockRunner.inner_steps
+
+    def inner_steps(*arguments, **named):
+        if not WAY:
+            files = [call.filename for call in reversed(inspect.stack())]
+            mine = [Path(file) for file in files if Path(file).is_relative_to(ROOT)]
+            WAY.extend(dict.fromkeys(str(file.relative_to(ROOT)) for file in mine))
+        return first(*arguments, **named)
+
+    with jax.numpy_dtype_promotion("standard"), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BlockRunner, "inner_steps", inner_steps)
         assert main(["train", *command(tiny, root)]) == 0
     return root
 
@@ -54,6 +71,18 @@ def records(folder):
 
 def of(records, kind):
     return [r for r in records if r["kind"] == kind]
+
+
+def test_the_way_from_the_command_to_the_compiled_step(folder):
+    """As docs/architecture.md has it: at most five files."""
+    del folder
+    assert [file for file in WAY if not file.startswith("tests/")] == [
+        "experiments/__main__.py",
+        "experiments/train/main.py",
+        "experiments/train/loop.py",
+        "experiments/train/drivers.py",
+        "lowcomm_jax/engine.py",
+    ]
 
 
 def test_the_schema(records):
