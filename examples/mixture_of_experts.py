@@ -1,11 +1,11 @@
 """A small mixture of experts: a model of your own that every command trains, resumes and compares.
 
     python -m experiments train --config=configs/diloco.py \
-        --config.model=examples.mixture_of_experts:mixture --config.model.experts=8
+        --config.model=examples.mixture_of_experts:Mixture --config.model.experts=8
 
-`mixture` is the factory that the config names, and its keywords are the settings of `config.model`.
-What it returns has `init` and `loss_fn`; `specs`, `flops_per_token`, `stacked` and `logits` are
-optional (`lowcomm_jax.models.Trainable`). Takes about 2 min on a laptop with the default 600 steps.
+`Mixture` is what the config names, and its fields are the settings of `config.model`; a function
+that returns a model does as well. A model has `init` and `loss_fn`; `specs`, `flops_per_token`,
+`stacked` and `logits` are optional (`lowcomm_jax.models.Trainable`). Takes about 3 min on a laptop.
 
 Blocks alternate a dense feed-forward layer and experts. Each token goes to its `top_k` experts of
 highest score (arXiv 1701.06538), whose outputs are added with the softmax of their scores as
@@ -25,20 +25,11 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 
-def mixture(
-    vocab_size: int,
-    layers: int = 4,
-    width: int = 64,
-    heads: int = 4,
-    hidden: int = 256,
-    experts: int = 4,
-    top_k: int = 2,
-    capacity: float = 1.5,
-    balance: float = 0.01,
-) -> "Mixture":
+@dataclasses.dataclass(frozen=True)
+class Mixture:
     """A decoder-only transformer, every second block of which has experts.
 
-    Args:
+    Attributes:
       vocab_size: entries of the vocabulary; the run gives the tokenizer's.
       layers: blocks.
       width: entries of the residual stream.
@@ -49,26 +40,22 @@ def mixture(
       capacity: tokens that an expert takes, over those it would get if all got equally many.
       balance: weight of the load-balancing loss.
     """
-    if width % heads:
-        raise ValueError(f"width={width} does not divide into heads={heads}: make it a multiple")
-    if not 1 <= top_k <= experts:
-        raise ValueError(f"top_k={top_k}: use 1 to experts={experts}")
-    return Mixture(vocab_size, layers, width, heads, hidden, experts, top_k, capacity, balance)
-
-
-@dataclasses.dataclass(frozen=True)
-class Mixture:
-    """The model; fields as in `mixture`. Its parameters are a dict of float32 arrays."""
 
     vocab_size: int
-    layers: int
-    width: int
-    heads: int
-    hidden: int
-    experts: int
-    top_k: int
-    capacity: float
-    balance: float
+    layers: int = 4
+    width: int = 64
+    heads: int = 4
+    hidden: int = 256
+    experts: int = 4
+    top_k: int = 2
+    capacity: float = 1.5
+    balance: float = 0.01
+
+    def __post_init__(self):
+        if self.width % self.heads:
+            raise ValueError(f"width={self.width} is no multiple of heads={self.heads}")
+        if not 1 <= self.top_k <= self.experts:
+            raise ValueError(f"top_k={self.top_k}: use 1 to experts={self.experts}")
 
     def init(self, rng):
         """Draw the parameters: normal, each product of unit variance; the router starts at 0."""

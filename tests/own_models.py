@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 
-def pairs(vocab_size, scale=0.0, extra=None):
+def pairs(vocab_size, scale=0.0, extra=(1, 2)):
     """Scores of the next token by the token before it; only `init` and `loss_fn`.
 
     Args:
@@ -32,6 +32,16 @@ def pairs_with_logits(vocab_size):
     """`pairs`, whose evaluations take one pass."""
     model = pairs(vocab_size)
     model.logits = lambda params, tokens: params["table"][tokens]
+    return model
+
+
+def wrong_parts():
+    """What a model may leave out is there, and wrong."""
+    model = pairs(8)
+    model.specs = lambda params, axis_sizes: {"table": None}
+    model.flops_per_token = lambda seq_len: -1.0
+    model.stacked = (1,)
+    model.logits = lambda params, tokens: params["no"]
     return model
 
 

@@ -20,8 +20,10 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import PartitionSpec as P
 
 from experiments.cli import RefusedError, model_section, named_function, problems_of
+from experiments.config import plain
 from experiments.shape import read_json
 from experiments.train import parts
 from experiments.train.parts import PartKind
@@ -88,22 +90,24 @@ def described(fields: dict[str, Any]) -> tuple[Described | None, bool, list[str]
 
 def _own(fields: dict[str, Any]) -> tuple[OwnModel | None, bool, list[str]]:
     name = fields["model"]["name"]
-    given = {k: v for k, v in fields["model"].items() if k != "name" and v is not None}
     factory, problems = problems_of(lambda: named_function(name, "model"))
     if problems:
         return None, True, problems
+    takes = inspect.signature(factory).parameters
+    unset = {k for k, p in takes.items() if p.default in (None, p.empty)} | {"init_from"}
+    section = {k: v for k, v in fields["model"].items() if k != "name"}
+    given = {k: v for k, v in section.items() if v is not None or k not in unset}
     start = given.pop("init_from", None)
     if start is not None and not Path(start, "checkpoints").is_dir():
         fix = "give the workdir of another run of this model"
         problems = [f"model.init_from={start!r}: {fix}"]
-    takes = inspect.signature(factory).parameters
     run = {"vocab_size": PROVISIONAL_VOCABULARY, "seq_len": fields["data"]["seq_len"]}
-    settings = {k: v for k, v in run.items() if k in takes} | given
+    settings = {k: v for k, v in run.items() if k in takes}
+    settings |= {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
     problems += parts.setting_problems(factory, settings, "model", name)
     if problems:
         return None, True, problems
-    whole = model_section(name, **given)
-    fields["model"] = {"name": name, **whole.to_dict(), "init_from": start}
+    fields["model"] = plain(model_section(name, **given)) | {"init_from": start}
     settled = "vocab_size" in given or "vocab_size" not in takes
     model, label = OwnModel(name, settings), f"model={name!r}"
     try:
@@ -140,7 +144,49 @@ def _misfits(model: Trainable, label: str, fields: Mapping[str, Any]) -> list[st
     loss = found[0] if isinstance(found, tuple) and len(found) == 2 else found
     if getattr(loss, "shape", None) != () or not np.issubdtype(loss.dtype, np.floating):
         return [f"{label}: loss_fn must return a scalar loss, or (loss, aux); it returns {found}"]
-    return []
+    return _optional_misfits(model, label, params, batch["tokens"])
+
+
+def _optional_misfits(
+    model: Trainable, label: str, params: Any, tokens: jax.ShapeDtypeStruct
+) -> list[str]:
+    """What is wrong with the parts that a model may leave out.
+
+    Args:
+      params: shapes.
+      tokens: of a batch of one sequence.
+    """
+    rows, length = tokens.shape[0], tokens.shape[1] - 1
+    shorter = jax.ShapeDtypeStruct((rows, length), tokens.dtype)
+    leaves = jax.tree.structure(params)
+
+    def fits(specs: Any) -> bool:
+        kinds = jax.tree.map(lambda _, spec: isinstance(spec, P), params, specs)
+        return jax.tree.structure(kinds) == leaves and all(jax.tree.leaves(kinds))
+
+    parts = {
+        "specs": (
+            lambda: fits(model.specs(params, {"fsdp": 1, "tensor": 1})),
+            "give a PartitionSpec for each parameter, as the same tree",
+        ),
+        "flops_per_token": (lambda: model.flops_per_token(length) > 0, "give a number above 0"),
+        "stacked": (
+            lambda: all(isinstance(prefix, str) for prefix in model.stacked),
+            "give path prefixes, a tuple of texts",
+        ),
+        "logits": (
+            lambda: jax.eval_shape(model.logits, params, shorter).shape[:-1] == (rows, length),
+            "give scores of every token, [B, T, V]",
+        ),
+    }
+    found = []
+    for part, (check, fix) in parts.items():
+        try:
+            reason = "" if not hasattr(model, part) or check() else "it gives something else"
+        except Exception as error:  # whatever anybody's model does
+            reason = f"it raises {_reason(error)}"
+        found += [f"{label}: its {part}: {reason}; {fix}, or leave it out"] if reason else []
+    return found
 
 
 def _decoder(

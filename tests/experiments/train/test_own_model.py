@@ -10,7 +10,7 @@ import pytest
 from compare_cases import recording
 from compare_cases import tiny as tiny_fields
 
-from examples.mixture_of_experts import mixture
+from examples.mixture_of_experts import Mixture
 from experiments.__main__ import main
 from experiments.cli import RefusedError, load_config, model_section
 from experiments.compare.config import comparison, variant
@@ -24,7 +24,7 @@ from experiments.train.resolve import resolve
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED
 from lowcomm_jax.models import Trainable, build, preset
 
-MIXTURE = "examples.mixture_of_experts:mixture"
+MIXTURE = "examples.mixture_of_experts:Mixture"
 SIZES = ("layers=2", "width=16", "heads=2", "hidden=24", "experts=4")
 METHODS = {
     "diloco": ("method.period=4",),
@@ -160,7 +160,7 @@ def test_it_is_planned(method, tmp_path, capsys):
     command += [f"--config.methods={methods}"]
     assert main([*command, f"--workdir={tmp_path}"]) == 0
     found, shown = json.loads((tmp_path / "plan.json").read_text()), capsys.readouterr().out
-    built = mixture(258)
+    built = Mixture(258)
     each = built.flops_per_token(config.seq_len) * config.tokens_per_step
     each /= len(found["network"]["regions"])
     speed = config.devices_per_region * config.flops_per_device * config.mfu
@@ -235,6 +235,34 @@ def test_what_is_no_model_is_refused(tmp_path, model, part):
     assert part in line and model in line
 
 
+def test_wrong_optional_parts_are_refused(tmp_path):
+    found = refusals(tmp_path, "own_models:wrong_parts")
+    assert [line.split("its ")[1].partition(":")[0] for line in found] == [
+        "specs",
+        "flops_per_token",
+        "stacked",
+        "logits",
+    ]
+    assert found[1].endswith("it gives something else; give a number above 0, or leave it out")
+    assert "it raises KeyError: 'no'" in found[3]
+
+
+def test_what_a_config_holds_and_a_factory_is_given(tmp_path):
+    config = base("diloco", period=4)
+    config.model = model_section("own_models:pairs", extra=(3, 4))
+    job = resolve(config, tmp_path / "run")
+    assert job.config["model"] == {
+        "name": "own_models:pairs",
+        "init_from": None,
+        "vocab_size": None,
+        "scale": 0.0,
+        "extra": [3, 4],  # as config.json has it
+    }
+    assert job.model.settings["extra"] == (3, 4) and not job.vocab_settled
+    config.model.extra = None  # it switches an optional setting off
+    assert resolve(config, tmp_path / "run").model.settings["extra"] is None
+
+
 def test_settings_that_do_not_fit_are_refused(tmp_path):
     (line,) = refusals(tmp_path, "own_models:pairs", scales=2.0)
     assert "model.scales=2.0: own_models:pairs has no such setting; did you mean scale?" in line
@@ -284,14 +312,14 @@ def test_a_setting_of_the_model_is_varied(root):
 def test_the_built_in_decoder_keeps_its_section():
     config, problems = load_config("diloco", [("model.layers", "2")])
     assert not problems and plain(config)["model"]["layers"] == 2
-    assert isinstance(build(preset("nano")), Trainable) and isinstance(mixture(258), Trainable)
+    assert isinstance(build(preset("nano")), Trainable) and isinstance(Mixture(258), Trainable)
 
 
 # -- the example ----------------------------------------------------------------------------------
 
 
 def test_experts_take_at_most_their_capacity():
-    model = mixture(32, layers=2, width=16, heads=2, hidden=24, experts=4, capacity=0.5)
+    model = Mixture(32, layers=2, width=16, heads=2, hidden=24, experts=4, capacity=0.5)
     params = jax.jit(model.init)(jax.random.key(0))
     tokens = jax.random.randint(jax.random.key(1), (2, 9), 0, 32)
     batch = {"tokens": tokens, "mask": np.ones((2, 8), np.float32)}
@@ -304,7 +332,7 @@ def test_experts_take_at_most_their_capacity():
 
 
 def test_a_mesh_axis_cuts_the_experts():
-    model = mixture(32, layers=2, width=16, heads=2, hidden=24, experts=4)
+    model = Mixture(32, layers=2, width=16, heads=2, hidden=24, experts=4)
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     specs = model.specs(shapes, {"fsdp": 2, "tensor": 4})
     assert tuple(specs["block1"]["experts"]["up"]) == ("tensor", "fsdp", None)
