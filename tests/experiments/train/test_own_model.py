@@ -91,6 +91,12 @@ def test_the_mixture_trains_by_streaming_diloco(root, tiny):
     assert losses[-1] < 0.8 * losses[0]
 
 
+def test_experts_over_devices_train_as_on_one(whole, root, tiny):
+    command = arguments(tiny, root, root / "cut")
+    assert main(["train", *command, "--config.mesh.tensor=2", "--config.mesh.fsdp=2"]) == 0
+    np.testing.assert_allclose(learnt(root / "cut")[0], learnt(whole)[0], rtol=1e-3)
+
+
 def test_it_resumes_bit_for_bit(whole, root, tiny, monkeypatch):
     evaluate, folder = Loop._evaluate, root / "broken"
 
