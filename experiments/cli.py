@@ -138,16 +138,20 @@ def model_section(name: str, **settings: Any) -> ml_collections.ConfigDict:
       settings: keywords of the factory; others take its default.
 
     Raises:
-      ValueError: see `named_function`.
+      ValueError: see `named_function`; or the factory takes what the section has already.
     """
     factory, section = named_function(name, "model"), ml_collections.ConfigDict({"name": name})
     section.init_from = config_dict.placeholder(str)
     try:
-        hints = typing.get_type_hints(factory)
-    except NameError:  # imported for type checkers alone
+        hints = typing.get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
+    except (NameError, TypeError):  # imported for type checkers alone; a partial function
         hints = {}
     storable = bool | int | float | str | tuple | list | Mapping
-    for key, parameter in inspect.signature(factory).parameters.items():
+    parameters = inspect.signature(factory).parameters
+    if taken := [key for key in section if key in parameters]:
+        fix = "fields of the section have this name: rename it there"
+        raise ValueError(f"model={name!r}: it takes {' and '.join(taken)}; {fix}")
+    for key, parameter in parameters.items():
         value = settings.get(key, parameter.default)
         if value is None or value is inspect.Parameter.empty:
             kinds = typing.get_args(hints.get(key)) or (hints.get(key),)

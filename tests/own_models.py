@@ -45,6 +45,23 @@ def wrong_parts():
     return model
 
 
+def named(name="x"):
+    """Its keyword is a field of the section already."""
+    return pairs(8, extra=name)
+
+
+class Plain:
+    """A class whose hints stand at its `__init__`.
+
+    Args:
+      size: of its vocabulary.
+    """
+
+    def __init__(self, size: int | None = None):
+        self._model = pairs(8 if size is None else size)
+        self.init, self.loss_fn = self._model.init, self._model.loss_fn
+
+
 def lone_init():
     """It lacks loss_fn."""
     return types.SimpleNamespace(init=lambda rng: {"x": jnp.ones(3)})

@@ -90,9 +90,10 @@ def described(fields: dict[str, Any]) -> tuple[Described | None, bool, list[str]
 
 def _own(fields: dict[str, Any]) -> tuple[OwnModel | None, bool, list[str]]:
     name = fields["model"]["name"]
-    factory, problems = problems_of(lambda: named_function(name, "model"))
+    _, problems = problems_of(lambda: model_section(name))
     if problems:
         return None, True, problems
+    factory = named_function(name, "model")
     takes = inspect.signature(factory).parameters
     unset = {k for k, p in takes.items() if p.default in (None, p.empty)} | {"init_from"}
     section = {k: v for k, v in fields["model"].items() if k != "name"}

@@ -233,6 +233,7 @@ def refusals(tmp_path, model, **settings):
         ("own_models:no_functions", "its init and loss_fn must be a function"),
         ("own_models:vector_loss", "loss_fn must return a scalar loss, or (loss, aux)"),
         ("own_models:failing_loss", "loss_fn raises KeyError: 'y'"),
+        ("own_models:named", "it takes name; fields of the section have this name: rename it"),
         ("own_models:failing", "it raises KeyError: 'no such thing'; mend it there"),
     ],
 )
@@ -295,6 +296,12 @@ def test_settings_are_typed_and_described():
     assert "experts of a block." in shown and "--config.model.preset" not in shown
     _, problems = load_config("diloco", [("model", MIXTURE), ("model.experts", "many")])
     assert problems == ["--config.model.experts=many: give a whole number, as 4"]
+
+
+def test_a_class_is_a_factory():
+    config, problems = load_config("diloco", [("model", "own_models:Plain"), ("model.size", "9")])
+    assert not problems and config.model.size == 9
+    assert "of its vocabulary." in listing(config)
 
 
 def test_all_runs_of_a_comparison_take_one_model():
