@@ -30,6 +30,7 @@ from lowcomm_jax.sync.two_level_loop import TwoLevelLoop
 
 PyTree = Any
 Progress = Callable[[str, int, int], None]
+Record = Callable[..., Callable]
 USUAL_PROGRAMS = 4  # of a method with an anchor: inner step, send, anchor update, landing
 SERVER_PROGRAMS = {
     "_arrive": "arrival at a server",
@@ -124,11 +125,31 @@ def compile_engine(
       TooLargeError: a TPU's compiler refuses a program that is too large. (A GPU's compiles it; the
         report then says that it does not fit.)
     """
+    found: list[CompiledProgram] = []
+    record = _recorder(engine, found, progress)
+    state, announced = call_programs(engine, params, batch, record, inner_alone)
+    stowed = 0
+    if engine.setup.offload:
+        snapshots = [flight.snapshot for flight in state.in_flight.values()]
+        stowed = device_bytes((state.anchor, state.outer, state.codec, state.received, snapshots))
+    return CompiledEngine(tuple(found), device_bytes(state) - stowed, stowed, announced)
+
+
+def call_programs(
+    engine: Engine, params: PyTree, batch: PyTree, record: Record, inner_alone: bool = False
+) -> tuple[TrainState, int]:
+    """Call every program of a period on shapes, as the engine's own loop does.
+
+    Args: as for `compile_engine`, and
+      record: (program, its name, positions of arguments that lie on the host) -> what is called in
+        its place; gives the shapes of the program's results.
+
+    Returns:
+      (shapes of the state with a payload in flight, `CompiledEngine.announced`).
+    """
     layout = make_layout(params, engine.setup.roles)
     programs = engine.programs_for(layout, offload=False)
     state = abstract_state(programs, params)
-    found: list[CompiledProgram] = []
-    record = _recorder(programs, found, progress)
     recording = _recording(programs, record, engine.setup.offload)
     loop = engine.loop_of(recording)
     staged = region_batch(programs, batch)
@@ -137,13 +158,12 @@ def compile_engine(
     keys = jax.ShapeDtypeStruct(words.shape, words.dtype, sharding=lies)
     if programs.method.signal == "gradient":
         _record_gradient_step(recording, state, staged, keys)
-        announced = int(programs.gradient_traffic(np.ones(loop.count, bool)).sent.max())
-        return CompiledEngine(tuple(found), device_bytes(state), 0, announced)
+        return state, int(programs.gradient_traffic(np.ones(loop.count, bool)).sent.max())
     if programs.channels is not None:
         given = (state.frozen, staged, keys)
         state, _, _ = loop.channels.inner_steps(state, given, [np.ones(loop.count, bool)], 1, False)
     if not programs.method.has_anchor:
-        return CompiledEngine(tuple(found), device_bytes(state), 0, loop.channels.announced())
+        return state, loop.channels.announced()
     active = engine.runner.active(range(1, 2), 1)
     given = (state.inner, state.frozen, staged, keys, active, np.int32(1))
     if programs.channels is None:
@@ -152,12 +172,7 @@ def compile_engine(
         state = _record_servers(loop, state, record)
     elif not inner_alone:
         state = _record_round(loop, state, _largest(loop), given)
-    stowed = 0
-    if engine.setup.offload:
-        snapshots = [flight.snapshot for flight in state.in_flight.values()]
-        stowed = device_bytes((state.anchor, state.outer, state.codec, state.received, snapshots))
-    resident = device_bytes(state) - stowed
-    return CompiledEngine(tuple(found), resident, stowed, int(state.counters.bytes_sent.max()))
+    return state, int(state.counters.bytes_sent.max())
 
 
 def _largest(loop: SyncLoop) -> int:
@@ -198,7 +213,7 @@ def _record_round(loop: SyncLoop, state: TrainState, p: int, given: tuple) -> Tr
     return sent
 
 
-def _record_servers(loop: TwoLevelLoop, state: TrainState, record: Callable) -> TrainState:
+def _record_servers(loop: TwoLevelLoop, state: TrainState, record: Record) -> TrainState:
     """Every worker's arrival, and its server's exchange with the global one; returns the state.
 
     The ledger books all workers' arrivals; the programs are the same for all.
@@ -222,13 +237,13 @@ def _record_gradient_step(recording, state: TrainState, staged: PyTree, keys: An
     recording.inner_program(*given, single=False)
 
 
-def _recorder(programs: RoundPrograms, found: list, progress: Progress | None) -> Callable:
+def _recorder(engine: Engine, found: list, progress: Progress | None) -> Record:
     """Makes of a program one that compiles when it is called, and returns shapes."""
 
     def recording(program: Any, name: str, host: tuple[int, ...] = ()) -> Callable:
         def call(*args, **kwargs):
             if progress is not None:
-                usual = USUAL_PROGRAMS if programs.method.has_anchor else 1
+                usual = USUAL_PROGRAMS if engine.method.has_anchor else 1
                 progress(name, len(found), max(usual, len(found) + 1))
             start = time.perf_counter()
             lowered = program.lower(*args, **kwargs)
@@ -249,7 +264,7 @@ def _recorder(programs: RoundPrograms, found: list, progress: Progress | None) -
     return recording
 
 
-def _recording(programs: RoundPrograms, recording: Callable, offload: bool) -> RoundPrograms:
+def _recording(programs: RoundPrograms, recording: Record, offload: bool) -> RoundPrograms:
     """The programs, each of which is recorded when it is called (`_recorder`)."""
     names = {
         "inner_program": "inner step",
@@ -260,6 +275,9 @@ def _recording(programs: RoundPrograms, recording: Callable, offload: bool) -> R
         "average_program": "average of buffers",
         "drift_program": "drift of fragments",
         "header_program": "mean of headers",
+        "token_rate_program": "rates of tokens",
+        "recount_program": "count of tokens",
+        "copy_program": "copy of a measurement",
     }
     if programs.method.signal == "gradient":
         names["inner_program"] = "inner step and exchange"

@@ -673,3 +673,14 @@ def select(mask_R: jax.Array, new: PyTree, old: PyTree) -> PyTree:
         return jnp.where(mask_R.reshape(-1, *(1,) * (a.ndim - 1)), a, b)
 
     return jax.tree.map(pick, new, old)
+
+
+def token_rate(tokens_RxK: jax.Array, steps_R: jax.Array, p: jax.Array) -> jax.Array:
+    """tokens (tokens / steps) of fragment p in each region, float32 `[R]`."""
+    tokens_R = tokens_RxK[:, p]
+    return tokens_R * (tokens_R / steps_R)
+
+
+def recount(tokens_RxK: jax.Array, mask_R: jax.Array, p: jax.Array) -> jax.Array:
+    """The tokens with those of fragment p at 0 in the regions of the mask."""
+    return tokens_RxK.at[:, p].set(jnp.where(mask_R, 0.0, tokens_RxK[:, p]))

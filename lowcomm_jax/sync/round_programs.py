@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
@@ -48,7 +49,9 @@ from lowcomm_jax.sync.round_functions import (
     OutlierGuard,
     RoundFunctions,
     is_narrow,
+    recount,
     rounded,
+    token_rate,
 )
 from lowcomm_jax.train.inner_step import InnerStep, make_accumulating_program, make_inner_program
 
@@ -80,6 +83,8 @@ class RoundPrograms:
         and `landing_step`, compiled.
       restart_program, received_program, average_program, drift_program, header_program:
         `RoundFunctions.restart`, `mark_received`, `average_buffers`, `drift`, `mean_header`.
+      token_rate_program, recount_program: `round_functions.token_rate` and `recount`.
+      copy_program: copies an array that is donated later.
     """
 
     setup: Setup
@@ -101,6 +106,9 @@ class RoundPrograms:
     average_program: Callable
     drift_program: Callable
     header_program: Callable
+    token_rate_program: Callable
+    recount_program: Callable
+    copy_program: Callable
 
     @property
     def regions(self) -> Regions:
@@ -214,6 +222,9 @@ def build(setup: Setup, layout: Layout, traffic: TrafficFn = MeshExchange.traffi
         average_program=jax.jit(functions.average_buffers, donate_argnames="buffers"),
         drift_program=jax.jit(functions.drift, static_argnames="names_K"),
         header_program=jax.jit(functions.mean_header),
+        token_rate_program=jax.jit(token_rate),
+        recount_program=jax.jit(recount),
+        copy_program=jax.jit(jnp.copy),
     )
     warn_of_narrow(method, shapes)
     if idle := idle_period(setup.optimizer, like, method):

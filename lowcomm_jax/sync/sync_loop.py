@@ -451,7 +451,7 @@ class SyncLoop(EventLoop):
         values |= self.carrier.post(self, state, key, flight)
         events.append(Event.of_send(step, p, key, mask, traffic, values, groups))
         if self.by_tokens:
-            counted = _restart_count(state.inner.tokens, mask, np.int32(p))
+            counted = self.programs.recount_program(state.inner.tokens, mask, np.int32(p))
             state = with_inner(state, tokens=counted)
         return self._average(state, mask, flight) if p == 0 and self._averaged else state
 
@@ -487,7 +487,8 @@ class SyncLoop(EventLoop):
         landed_R = np.maximum(state.counters.last_landed[p], 0)
         before_R = [self.schedule.made(int(t), self.count)[r] for r, t in enumerate(landed_R)]
         steps = self.schedule.made(int(state.counters.step), self.count) - np.array(before_R)
-        return _rate(state.inner.tokens, np.float32(np.maximum(steps, 1)), np.int32(p))
+        steps_R = np.float32(np.maximum(steps, 1))
+        return self.programs.token_rate_program(state.inner.tokens, steps_R, np.int32(p))
 
     def _average(self, state: TrainState, mask: np.ndarray, flight: InFlight) -> TrainState:
         """Average leaves of role `average` over the participants, without delay."""
@@ -578,8 +579,7 @@ class SyncLoop(EventLoop):
                 lands = lands & self._adopting(int(flight.sent))
         if lands.any() or not self.carrier.by_rounds:  # most arrivals are of others
             state = self.adopt(state, p, flight, lands, step)
-        measured = {} if ends else _measured_by(state.landing[p])
-        values = {**values, **measured}
+        values = values if ends else {**values, **self._measured_by(state.landing[p])}
         since = step if ends or act.key is None else flight.sent
         if self.method.base == "received" and not ends:
             since = np.maximum(state.counters.last_landed[p], 0)
@@ -665,7 +665,7 @@ class SyncLoop(EventLoop):
         if state.received:
             state = self.mark_received(state, p, lands, outer)
         if self.schedule.by_token_rate:
-            counted = _restart_count(state.inner.tokens, lands, np.int32(p))
+            counted = self.programs.recount_program(state.inner.tokens, lands, np.int32(p))
             state = with_inner(state, tokens=counted)
         return state.replace(landing=with_item(state.landing, p, new.landing))
 
@@ -675,6 +675,11 @@ class SyncLoop(EventLoop):
         counters.last_landed[p] = np.where(lands, step, counters.last_landed[p])
         counters.staleness[p] = np.where(lands, staleness, counters.staleness[p])
         events.append(Event.of_landing(step, p, key, lands, staleness, values))
+
+    def _measured_by(self, landing_state: Any) -> dict[str, jax.Array]:
+        """Measurements of a landing rule: `correction_ratio` `[R]` of Taylor delay correction."""
+        ratio = state_field(landing_state, "correction_ratio") if landing_state else None
+        return {} if ratio is None else {"correction_ratio": self.programs.copy_program(ratio)}
 
     def send_ahead(self, state: TrainState, p: int, follows: bool, events: list[Event]) -> None:
         """Send the moved anchors to the groups of the next round, and book them with the landing.
@@ -711,21 +716,3 @@ def with_step(state: TrainState, step: int, behind: int) -> TrainState:
     """The state at a step."""
     now = dataclasses.replace(state.counters, step=np.int64(step), behind=np.int64(behind))
     return state.replace(counters=now)
-
-
-@jax.jit
-def _rate(tokens_RxK: jax.Array, steps_R: jax.Array, p: jax.Array) -> jax.Array:
-    tokens_R = tokens_RxK[:, p]
-    return tokens_R * (tokens_R / steps_R)
-
-
-@jax.jit
-def _restart_count(tokens_RxK: jax.Array, mask_R: jax.Array, p: jax.Array) -> jax.Array:
-    """Zero the tokens since the last send of fragment p in the regions that sent it."""
-    return tokens_RxK.at[:, p].set(jnp.where(mask_R, 0.0, tokens_RxK[:, p]))
-
-
-def _measured_by(landing_state: Any) -> dict[str, jax.Array]:
-    """Measurements of a landing rule: `correction_ratio` `[R]` of Taylor delay correction."""
-    ratio = state_field(landing_state, "correction_ratio") if landing_state else None
-    return {} if ratio is None else {"correction_ratio": jnp.copy(ratio)}
