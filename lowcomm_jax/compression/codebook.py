@@ -98,11 +98,11 @@ class Statistical(MatrixCodec):
         largest = cutting.largest_magnitude(x_LxNxM)[..., None]
         if self.scope == "matrix":
             largest = jnp.max(largest, axis=1, keepdims=True)
-        mean = self._total(_only(real, x_LxNxM)) / size
+        mean = self._total(_only(real, x_LxNxM)) / float(size)
         # In units of the largest magnitude: squares of 1e30 and 1e-30 leave the range of fp32.
         inverse = cutting.reciprocal(largest)
         squares = _only(real, jnp.square(x_LxNxM * inverse - mean * inverse))
-        variance = self._total(squares) / max(size - 1, 1)
+        variance = self._total(squares) / float(max(size - 1, 1))
         return Grid(mean, jnp.sqrt(variance) * largest * (self.sigmas / self.bins))
 
     def _size(self, shape: Shape) -> int:
@@ -274,21 +274,24 @@ def _by_lanes(x_GxW, classify, grid, bins):
     together = min(groups, LANES // (bins * LEAST))
     width = min(size, LANES // (bins * together))
     numbers_Bx1 = jnp.arange(bins, dtype=jnp.float32)[:, None]
+    pieces, rest = divmod(size, width)
 
     def one(x_W, *own):
         grid = [g[None] for g in own]
+        # Counted by pieces: an index of values may exceed int32.
+        x_PxW = jax.lax.slice_in_dim(x_W, 0, pieces * width).reshape(pieces, width)
 
         def add(i, lanes):
-            piece = jax.lax.dynamic_slice_in_dim(x_W, i * width, width)
+            piece = jax.lax.dynamic_index_in_dim(x_PxW, i, keepdims=False)
             hit_BxW = numbers_Bx1 == classify(piece[None], *grid)
             sums, counts = lanes
             return sums + jnp.where(hit_BxW, piece[None], 0.0), counts + hit_BxW.astype(jnp.float32)
 
-        pieces, rest = divmod(size, width)
         none = jnp.zeros((bins, width), jnp.float32)
         found = [jnp.sum(x, axis=1) for x in jax.lax.fori_loop(0, pieces, add, (none, none))]
         if rest:
-            last = _by_masks(x_W[None, pieces * width :], classify, grid, bins)
+            last = jax.lax.slice_in_dim(x_W, pieces * width, size)[None]
+            last = _by_masks(last, classify, grid, bins)
             found = [a + b[0] for a, b in zip(found, last)]
         return tuple(found)
 

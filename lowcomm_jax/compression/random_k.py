@@ -24,6 +24,7 @@ from lowcomm_jax.compression import nested_values
 from lowcomm_jax.compression.blocks import Blocks
 from lowcomm_jax.compression.cast import FP32
 from lowcomm_jax.compression.matrix import Leaf, MatrixCodec, PyTree, Shape
+from lowcomm_jax.compression.windows import leading
 from lowcomm_jax.refused import in_range, refuse
 
 
@@ -94,9 +95,10 @@ class RandomK(MatrixCodec):
     def _real(self, shape: Shape) -> jax.Array:
         """Which values of the groups are not padding."""
         groups = self._groups(shape)
-        at = jnp.arange(groups.count * groups.width).reshape(1, groups.count, groups.width)
         real = cutting.real(shape, groups)
-        return at < shape[1] * shape[2] if real is None else real
+        if real is not None:
+            return real
+        return leading(groups.count, groups.width, *divmod(shape[1] * shape[2], groups.width))[None]
 
     def rows_together(self, shape: Shape) -> int:
         return self.one_in // math.gcd(self.one_in, shape[2])

@@ -35,7 +35,7 @@ class Sign(MatrixCodec):
         shape, blocks = x_LxNxM.shape, self._blocks(x_LxNxM.shape)
         x, real = cutting.to_blocks(x_LxNxM, blocks), cutting.real(shape, blocks)
         magnitude = jnp.abs(x_LxNxM) if real is None else jnp.where(real, jnp.abs(x), 0.0)
-        scale = jnp.sum(magnitude, axis=(1, 2)) / (shape[1] * shape[2])
+        scale = jnp.sum(magnitude, axis=(1, 2)) / float(shape[1] * shape[2])
         codes = pack((x >= 0).astype(jnp.uint8), 1)
         return {"codes": cutting.sent(codes, self.unit(shape)), "scale": scale}, state
 

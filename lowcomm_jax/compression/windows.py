@@ -144,11 +144,8 @@ class Windows:
         split = self.split(unit)
 
         def local():
-            d = self._number()
-            at = jnp.arange(split.each * unit, dtype=jnp.int32)
-            left = split.size - jnp.asarray(split.starts)[d] * unit
-            held = jnp.asarray(split.held)[d] * unit
-            return (at < jnp.minimum(held, left)).reshape(split.each, unit)
+            whole, rest = (jnp.asarray(x.astype(np.int32))[self._number()] for x in split.own)
+            return leading(split.each, unit, whole, rest)
 
         return self._over(local, (), P(self.axes))()
 
@@ -338,6 +335,12 @@ class UnitSplit:
         return np.diff(self.starts)
 
     @property
+    def own(self) -> tuple[np.ndarray, np.ndarray]:
+        """(units of each device that are full, values of its last one that is not), `[D]`."""
+        left = self.size - self.starts[:-1].astype(np.int64) * self.unit
+        return np.divmod(np.minimum(self.held.astype(np.int64) * self.unit, left), self.unit)
+
+    @property
     def slots(self) -> np.ndarray:
         """Which unit each place holds: the device's own, then its last one again; `[D, n]`."""
         slots = self.starts[:-1, None] + np.arange(self.each, dtype=np.int32)[None]
@@ -388,6 +391,16 @@ class UnitSplit:
         least = int(self.held.min()) * self.unit
         window = self.size // self.devices
         return max(self.before, self.behind) <= window and max(self.early, self.late) <= least
+
+
+def leading(count: int, width: int, whole, rest) -> jax.Array:
+    """Bool `[count, width]`: the values of the first `whole` rows, and `rest` of the next one.
+
+    Counted by rows: a number of values may exceed int32.
+    """
+    row = jnp.arange(count, dtype=jnp.int32)[:, None]
+    place = jnp.arange(width, dtype=jnp.int32)[None]
+    return (row < whole) | ((row == whole) & (place < rest))
 
 
 # Matrices cut along columns: every device has all rows.

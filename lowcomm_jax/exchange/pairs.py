@@ -270,9 +270,14 @@ def _fetch(permutes: Permutes, rows: list[jax.Array]) -> list[list[jax.Array]]:
     pools = []
     for own in rows:
         got = [
-            jax.lax.ppermute(own[send[turn, slot]][None], REGION, pairs)
+            jax.lax.ppermute(jax.lax.dynamic_index_in_dim(own, send[turn, slot]), REGION, pairs)
             for turn, pairs in enumerate(permutes.pairs)
         ]
         pools.append(jnp.concatenate([own, *got]))
     take_LxN = take[slot]
-    return [[pool[take_LxN[:, k]] for pool in pools] for k in range(take_LxN.shape[1])]
+    return [[_rows(pool, take_LxN[:, k]) for pool in pools] for k in range(take_LxN.shape[1])]
+
+
+def _rows(x: jax.Array, index_L: jax.Array) -> jax.Array:
+    """Rows of x. (`x[index]` asks for int64 where a row has more values than int32 counts.)"""
+    return jax.vmap(lambda i: jax.lax.dynamic_index_in_dim(x, i, keepdims=False))(index_L)

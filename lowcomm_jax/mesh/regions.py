@@ -323,7 +323,10 @@ def take_share(x: jax.Array, axes: Sequence[str]) -> jax.Array:
         return x
     count, each = jax.lax.axis_size(tuple(axes)), share_of(x.shape[-1], axes)
     x = jax.numpy.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, each * count - x.shape[-1])])
-    return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(tuple(axes)) * each, each, axis=-1)
+    parts = x.reshape(*x.shape[:-1], count, each)  # an index of values may exceed int32
+    return jax.lax.dynamic_index_in_dim(
+        parts, jax.lax.axis_index(tuple(axes)), axis=-2, keepdims=False
+    )
 
 
 def share_of(size: int, axes: Sequence[str]) -> int:
