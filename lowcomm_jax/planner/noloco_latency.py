@@ -1,17 +1,12 @@
-"""Latency of pair exchange against tree all-reduce, and idle time without a global barrier.
+"""Latency of pair exchange against tree all-reduce.
 
 Message times are log-normal, T = exp(mu + sigma z), in units of exp(mu) (arXiv 2506.10911, latency
 model). A pair exchange is over after the slower of its two simultaneous messages: E max(T1, T2) =
 exp(sigma**2 / 2) (1 + erf(sigma / 2)). A tree all-reduce reduces along a binomial tree: in each of
 log2 N levels half of the remaining nodes send to the other half, which waits. It broadcasts back
 the same way, and ends when the last node has the result.
-
-With the defaults of `idle_table` (seed 0, 100 rounds), regions are idle for these shares of the
-time: 56, 66 and 72 % with a global barrier, for 100, 1,000 and 10,000 regions; 28, 30 and 30 % when
-each waits for its partner only.
 """
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,18 +24,6 @@ class LatencyRow:
     tree: float
     mean_pair: float
     slowest_pair: float
-
-
-@dataclass(frozen=True)
-class IdleRow:
-    """Share of time regions stand idle, with a global barrier and with pairs only."""
-
-    regions: int
-    rounds: int
-    barrier_idle: float
-    pair_idle: float
-    barrier_wall: float
-    pair_wall: float
 
 
 def latency_table(regions: int, sigma: float, rounds: int = 200, seed: int = 0) -> LatencyRow:
@@ -88,59 +71,3 @@ def _tree_time(regions: int, sigma: float, rng: np.random.Generator) -> float:
         message_N = np.exp(sigma * rng.standard_normal(len(ready_N)))
         ready_N = np.concatenate([ready_N, ready_N + message_N])
     return float(ready_N.max())
-
-
-def idle_table(
-    regions: int,
-    rounds: int,
-    compute_s: float = 50.0,
-    compute_sigma: float = 0.3,
-    message_sigma: float = 0.5,
-    seed: int = 0,
-) -> IdleRow:
-    """Simulate rounds of compute and exchange, once with a global barrier, once waiting for the
-    partner only.
-
-    Args:
-        regions: at least 2; with an odd number one region sits out each round.
-        rounds: outer rounds.
-        compute_s: median compute time of a round in units of the message median.
-        compute_sigma: log-normal spread of a region's compute time per round.
-        message_sigma: log-normal spread of message times.
-        seed: of pairing and draws (pairing by a fresh permutation each round).
-
-    Returns:
-        Idle share = time not spent computing / total, averaged over regions. The barrier's exchange
-        costs the 2 log2(N) levels of a tree at median message time.
-
-    Raises:
-        ValueError: out of range.
-    """
-    found = []
-    if regions < 2:
-        found.append(f"regions {regions}: use at least 2")
-    if rounds < 1:
-        found.append(f"rounds {rounds}: use at least 1")
-    refuse("idle table", found)
-    rng = generator(seed, ("idle", regions))
-    now_R, barrier, busy_R = np.zeros(regions), 0.0, np.zeros(regions)
-    tree = 2.0 * math.log2(regions)
-    half = regions // 2
-    for _ in range(rounds):
-        work_R = compute_s * np.exp(compute_sigma * rng.standard_normal(regions))
-        message_2xP = np.exp(message_sigma * rng.standard_normal((2, half)))
-        order_R = rng.permutation(regions)
-        left, right = order_R[:half], order_R[half : 2 * half]
-        busy_R += work_R
-        now_R += work_R
-        done_P = np.maximum(now_R[left], now_R[right]) + message_2xP.max(axis=0)
-        now_R[left] = now_R[right] = done_P
-        barrier += float(work_R.max()) + tree
-    return IdleRow(
-        regions,
-        rounds,
-        barrier_idle=1.0 - float(busy_R.mean()) / barrier,
-        pair_idle=1.0 - float((busy_R / now_R).mean()),
-        barrier_wall=barrier,
-        pair_wall=float(now_R.max()),
-    )
