@@ -8,6 +8,7 @@ from lowcomm_jax.engine import Engine
 from lowcomm_jax.mesh.launchers import connect_processes
 from lowcomm_jax.mesh.regions import make_mesh
 from lowcomm_jax.params_view import global_params, region_params
+from lowcomm_jax.planner import Workload, plan
 from lowcomm_jax.rules import batching, consensus, landing, merge, outer, topology
 from lowcomm_jax.train.batch_sharding import shard_batch, shard_batch_loss
 
@@ -18,6 +19,7 @@ __all__ = [
     "Engine",
     "Probe",
     "Target",
+    "Workload",
     "ahead_of_time",
     "batching",
     "connect_processes",
@@ -29,6 +31,7 @@ __all__ = [
     "merge",
     "methods",
     "outer",
+    "plan",
     "region_params",
     "shard_batch",
     "shard_batch_loss",

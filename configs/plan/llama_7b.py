@@ -2,7 +2,7 @@
 
     python -m experiments plan --config=configs/plan/llama_7b.py --explain
 
-Takes about three seconds. Over three continents (0.36 Gbit/s where it is slowest). Assumptions to
+Takes about ten seconds. Over three continents (0.36 Gbit/s where it is slowest). Assumptions to
 be replaced by yours: 40 % MFU, 2.5 a GPU hour, 0.02 a GB sent.
 """
 

@@ -2,7 +2,7 @@
 
     python -m experiments plan --config=configs/plan/llama_8b.py --explain
 
-Takes about three seconds. Published runs took fifteen trillion tokens (`--config.tokens=15e12`).
+Takes about ten seconds. Published runs took fifteen trillion tokens (`--config.tokens=15e12`).
 Links and assumptions are those of llama_7b.py.
 """
 

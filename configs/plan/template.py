@@ -2,7 +2,7 @@
 
     python -m experiments plan --config=configs/plan/template.py --config.network=consumer_1gbps
 
-Takes about two seconds. Expected: a column per method, plan.json and plan.png in the work
+Takes about ten seconds. Expected: a column per method, plan.json and plan.png in the work
 directory.
 """
 
@@ -44,9 +44,10 @@ def get_config() -> ConfigDict:
     # Ask the compiler of the devices at hand what an inner step needs (presets of models only).
     config.compile = False
     config.pipeline_schedule = "gpipe"  # of what is compiled in stages; or 1f1b
-    # Rows: `preset`, a method of lowcomm_jax.methods (or "allreduce"), as published, and what
-    # differs from it. tau = "auto" takes as many steps as hide a fragment's transfer, and `margin`
-    # more; a method that can never catch up with the link is refused unless it has stalls = True.
+    # Rows: `preset`, a method of lowcomm_jax.methods (or "allreduce"), as published, and keywords
+    # of its factory that differ. overlap = "auto" takes as many steps as hide a fragment's
+    # transfer, and `margin` more; a method that can never catch up with the link is refused unless
+    # it has stalls = True.
     config.methods = ConfigDict(
         {
             "allreduce": {"preset": "allreduce"},
@@ -55,11 +56,11 @@ def get_config() -> ConfigDict:
                 "preset": "streaming_diloco",
                 "period": 100,
                 "fragments": 8,
-                "tau": "auto",
+                "overlap": "auto",
                 "margin": 1,
             },
             "eager": {"preset": "eager_diloco", "period": 100, "codec": "int4"},
-            "cocodc": {"preset": "cocodc", "period": 100, "fragments": 4, "tau": 5},
+            "cocodc": {"preset": "cocodc", "period": 100, "fragments": 4, "overlap": 5},
             "noloco": {"preset": "noloco", "period": 50},
             "sparseloco": {"preset": "sparseloco", "period": 30},
         }

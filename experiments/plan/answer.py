@@ -1,4 +1,4 @@
-"""The short answer of a plan: what fits, its cost, the best methods, the most important input."""
+"""The short answer of a plan: memory, cost, the frontier of methods, the most important input."""
 
 from __future__ import annotations
 
@@ -34,42 +34,60 @@ def answer(request: PlanRequest, rows: Sequence[PlanRow]) -> dict[str, Any]:
         - `devices_per_region`, `device_gb`; `activations`: whether memory has them;
         - `rows`: name -> a dict of
 
-          - `gb`: state and estimates of a device;
-          - `fits`: None where `device_gb` is not given;
-          - `fits_with`: the smallest fsdp that would fit, where this one does not, else None;
+          - `gb`: state and estimates of a device, itself an estimate;
+          - `above`: whether that is more than `device_gb`; None where that is not given;
+          - `below_with`: the smallest fsdp with which it would not be, else None;
           - `gpu_hours`;
           - `price`: None, or `gpu`, `traffic` and `total` in the currency of the given prices;
           - `train`: fields of the training config, which `report --against` compares;
           - `no_train`: why there are none;
 
-        - `best`: names of at most `BEST` rows, sorted. Rows that fit come first, then those whose
-          published loss penalty is known and within the bound. Then come the cheapest (without
-          prices: the fastest), the smaller penalty, and fewer bytes.
+        - `frontier`: names of the rows that no other one beats: none is as cheap (without prices:
+          as fast) at a smaller published loss penalty. The cheapest is first. Rows whose estimate
+          is above `device_gb` or whose penalty is unknown are not among them;
+        - `order`: all names: the frontier, then those with a known penalty, then the others;
+        - `best`: the first `BEST` of them.
     """
     fields, work = request.fields, request.work
     devices = devices_per_region(request)
     found = {}
     for row in rows:
         gb = (row.memory.state_total + row.memory.estimate_total) / 1e9
-        fits = None if fields["device_gb"] is None else gb <= fields["device_gb"]
+        above = None if fields["device_gb"] is None else gb > fields["device_gb"]
         train, reason = train_fields(request, row)
         found[row.method.name] = {
             "gb": gb,
-            "fits": fits,
-            "fits_with": None if fits is not False else _fsdp_that_fits(request, row.method),
+            "above": above,
+            "below_with": _fsdp_below(request, row.method) if above else None,
             "gpu_hours": row.hours * devices * work.network.size,
             "price": _price(fields, row, devices, work.network.size),
             "train": train,
             "no_train": reason,
         }
-    order = sorted(rows, key=lambda row: _rank(row, found[row.method.name], fields["loss_bound"]))
+    ranked = sorted(rows, key=lambda row: _rank(row, found[row.method.name]))
+    frontier = _frontier(ranked, found)
+    order = [*frontier, *(row.method.name for row in ranked if row.method.name not in frontier)]
     return {
         "devices_per_region": devices,
         "device_gb": fields["device_gb"],
         "activations": request.model.settings is None,
         "rows": found,
-        "best": [row.method.name for row in order[:BEST]],
+        "frontier": frontier,
+        "order": order,
+        "best": order[:BEST],
     }
+
+
+def _frontier(ranked: Sequence[PlanRow], found: Mapping[str, Any]) -> list[str]:
+    """Rows with a smaller penalty than every cheaper one."""
+    names, least = [], math.inf
+    for row in ranked:
+        name = row.method.name
+        if row.penalty_nats is None or found[name]["above"] or row.penalty_nats >= least:
+            continue
+        names.append(name)
+        least = row.penalty_nats
+    return names
 
 
 def devices_per_region(request: PlanRequest) -> int:
@@ -78,13 +96,12 @@ def devices_per_region(request: PlanRequest) -> int:
     return given or math.prod(request.work.mesh.values())
 
 
-def _rank(row: PlanRow, found: Mapping[str, Any], bound: float) -> tuple:
+def _rank(row: PlanRow, found: Mapping[str, Any]) -> tuple:
     price = found["price"]
     cost = row.hours if price is None else price["total"]
-    unknown = row.penalty_nats is None or row.penalty_nats > bound
     near = round(math.log(cost) / NEAR) if cost > 0 else -math.inf
     penalty = math.inf if row.penalty_nats is None else row.penalty_nats
-    return found["fits"] is False, unknown, near, penalty, row.sent_bytes_total
+    return bool(found["above"]), row.penalty_nats is None, near, penalty, row.sent_bytes_total
 
 
 def _price(
@@ -98,8 +115,8 @@ def _price(
     return {"gpu": gpu, "traffic": traffic, "total": gpu + traffic}
 
 
-def _fsdp_that_fits(request: PlanRequest, method: PlanMethod) -> int | None:
-    """The smallest doubled fsdp that fits, up to 64 times the devices of a region; else None."""
+def _fsdp_below(request: PlanRequest, method: PlanMethod) -> int | None:
+    """The smallest doubled fsdp whose estimate is below `device_gb`, up to 64 times; else None."""
     work, fields = request.work, request.fields
     others = work.mesh.get("stage", 1) * work.mesh.get("tensor", 1)
     fsdp = 2 * work.mesh.get("fsdp", 1)
@@ -132,9 +149,8 @@ def explain(request: PlanRequest, row: PlanRow) -> dict[str, Any]:
         ),
         "half the tokens": (dataclasses.replace(work, tokens=work.tokens / 2), method),
     }
-    if method.period > 1:
-        # A period's overlap is one period; other delays stay as they are.
-        longer = dataclasses.replace(method, period=2 * method.period)
+    if method.period > 1 and method.method.has_anchor:
+        longer = method.with_period(2 * method.period)
         changed["twice the period (at a loss penalty)"] = (work, longer)
     hours = {}
     for what, (there, with_method) in changed.items():
@@ -158,4 +174,4 @@ def _on(work: Workload, network: Any) -> Workload:
 
 def _allowed(method: PlanMethod) -> PlanMethod:
     """The method, planned even where a changed link makes its payloads pile up."""
-    return dataclasses.replace(method, stalls=True)
+    return dataclasses.replace(method, stalls=True, margin=None)

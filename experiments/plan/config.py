@@ -93,7 +93,10 @@ def read(config: Mapping[str, Any]) -> PlanRequest:
         found += network_violations(network)
     layers = MANY_LAYERS if model is None else model.shapes.layers
     wrong_mesh = mesh_violations(fields["mesh"], layers)
-    methods = _methods(fields["methods"], layers, found) if "methods" in fields else ()
+    regions = 2 if network is None else max(2, network.size)
+    methods: tuple[PlanMethod, ...] = ()
+    if "methods" in fields:
+        methods = _methods(fields["methods"], layers, regions, found)
     if fields["compile"] is True and model is not None and not wrong_mesh:
         found += _compile_violations(fields, model, network)
     refuse("plan config", found + wrong_mesh)
@@ -169,7 +172,7 @@ def _number_violations(fields: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _methods(spec: Any, layers: int, found: list[str]) -> tuple[PlanMethod, ...]:
+def _methods(spec: Any, layers: int, regions: int, found: list[str]) -> tuple[PlanMethod, ...]:
     """Read the rows: a mapping of names to fields, or a list of presets' names and fields."""
     if isinstance(spec, Mapping):
         rows = {
@@ -188,10 +191,11 @@ def _methods(spec: Any, layers: int, found: list[str]) -> tuple[PlanMethod, ...]
     if not spec:
         found.append("methods is empty: name at least one")
     methods = [
-        collect(found, f"{where}: ", lambda r=row: plan_method(r)) for where, row in rows.items()
+        collect(found, f"{where}: ", lambda r=row: plan_method(r, regions))
+        for where, row in rows.items()
     ]
     methods = [method for method in methods if method is not None]
-    found += [line for method in methods for line in method.violations(layers)]
+    found += [line for method in methods for line in method.violations(layers, regions)]
     return tuple(methods)
 
 

@@ -2,8 +2,9 @@
 
     python -m experiments plan --config=configs/plan/dilocox_107b.py
 
-Prints one screen: what fits, hours, bytes, price, and the three best methods with the command that
-starts each. `--explain` says which number matters most, `--details` prints all tables.
+Prints one screen: memory, hours, bytes, price, the frontier of cost against published loss, and the
+commands that start the first methods of it. `--explain` says which number matters most, `--details`
+prints all tables.
 
 Writes `plan.json`, `plan.png` (utilisation against bandwidth; loss against hours) and a training
 config a method into the work directory. `report RUN --against=plan.json` later compares a run with
@@ -78,6 +79,7 @@ def main(
     result = {
         **{name: fields[name] for name in ("name", "notes", "loss_bound")},
         "baseline": BASELINE,
+        "scenario": work.scenario.text(),
         "network": _network_entry(work.network),
         "params": work.model.size,
         "network_spec": _plain(fields["network"]),
@@ -151,11 +153,25 @@ def _network_entry(network: Network) -> dict:
 
 
 def _row_entry(row: PlanRow) -> dict:
-    method = {k: v for k, v in dataclasses.asdict(row.method).items() if k != "state"}
-    others = ("method", "memory", "loss", "scales", "curve", "needed_gbps", "warnings", "requests")
+    kept = (
+        "name",
+        "preset",
+        "period",
+        "fragments",
+        "tau",
+        "codec",
+        "rank",
+        "eager",
+        "stalls",
+        "law",
+    )
+    method = {k: getattr(row.method, k) for k in kept}
+    others = ("method", "played", "memory", "loss", "scales", "curve", "needed_gbps")
+    others += ("warnings", "requests")
     return {
         **{k: v for k, v in vars(row).items() if k not in others},
-        "method": {**method, "route": row.method.travels},
+        "method": {**method, "route": row.route},
+        "repeats": row.played.repeats,
         "law_loss": row.loss.law,
         "law_label": row.loss.law_label,
         "loss_with_penalty": row.loss.total,
@@ -178,7 +194,7 @@ def _choice_entry(choice: Choice) -> dict:
     return {
         "period": method.period,
         "fragments": method.fragments,
-        "tau": method.tau_steps,
+        "tau": method.tau,
         "codec": method.codec,
         "utilisation": choice.utilisation,
         "penalty_nats": choice.penalty_nats,

@@ -36,25 +36,23 @@ def show_answer(result: Mapping[str, Any], rows: Sequence[PlanRow], console: Con
             say(console, f"{number}. {name}: no command, {entry['no_train']}")
         else:
             say(console, f"{number}. {name}: {result['starts'][name]}")
-    for line in _remarks(rows, found, result["loss_bound"]):
+    for line in _remarks(rows, found):
         say(console, line)
 
 
 def _table(rows: Sequence[PlanRow], found: Mapping[str, Any]) -> Table:
-    headings = ["fits", "GB a device", "time", "busy", "sent a region", "loss penalty"]
+    headings = ["GB a device (estimate)", "time", "busy", "sent a region", "loss penalty"]
     if priced := any(entry["price"] for entry in found["rows"].values()):
         headings += ["price", "of it sending"]
     headings = ("\n".join(heading.rsplit(" ", 1)) for heading in headings)
     columns = Column("", no_wrap=True), *right(headings, no_wrap=True, vertical="bottom")
     out = Table(*columns, box=None, padding=(0, 2, 0, 0), pad_edge=False)
     place = {name: f"{i}." for i, name in enumerate(found["best"], 1)}
-    order = [*found["best"], *(r.method.name for r in rows if r.method.name not in found["best"])]
     by_name = {row.method.name: row for row in rows}
-    for name in order:
+    for name in found["order"]:
         row, entry = by_name[name], found["rows"][name]
         cells = [
-            {None: "?", True: "yes", False: "no"}[entry["fits"]],
-            f"{entry['gb']:.1f}",
+            f"{entry['gb']:.1f}" + (" (above)" if entry["above"] else ""),
             _time(row.hours),
             f"{row.utilisation:.0%}",
             _sent(row.sent_bytes_total),
@@ -78,20 +76,23 @@ def _sent(nbytes: float) -> str:
     return size(nbytes) if nbytes < 1e15 else f"{nbytes / 1e12:,.0f} TB"
 
 
-def _remarks(rows: Sequence[PlanRow], found: Mapping[str, Any], bound: float) -> list[str]:
+def _remarks(rows: Sequence[PlanRow], found: Mapping[str, Any]) -> list[str]:
     lines = []
     for name, entry in found["rows"].items():
-        if entry["fits"] is False:
-            more = entry["fits_with"]
-            fix = "at no number of devices" if more is None else f"with mesh.fsdp={more}"
-            lines.append(f"{name} does not fit ({entry['gb']:.1f} GB): it would {fix}")
+        if entry["above"]:
+            more = entry["below_with"]
+            what = "no number of devices" if more is None else f"mesh.fsdp={more}"
+            lines.append(
+                f"{name}: the estimate of {entry['gb']:.1f} GB is above a device's memory; {what} "
+                "brings it below"
+            )
     if not found["activations"]:
         lines.append(
             "memory: without activations, which a plan does not know of a model of your own: "
             "plan --target with the training config asks the compiler"
         )
     elif found["device_gb"] is None:
-        lines.append("whether it fits: give --config.device_gb=80.0 (an H100's)")
+        lines.append("beside a device's memory: give --config.device_gb=80.0 (an H100's)")
     if not any(entry["price"] for entry in found["rows"].values()):
         lines.append(
             "price: give --config.price_per_gpu_hour=2.5 and --config.price_per_gb=0.02 (sent)"
@@ -99,15 +100,16 @@ def _remarks(rows: Sequence[PlanRow], found: Mapping[str, Any], bound: float) ->
     lines += [f"warning: {warning}" for row in rows for warning in row.warnings]
     lines += [requests_line(row) for row in rows if row.requests is not None]
     lines.append(
-        f"best: fits, published loss penalty within {bound:g} nats (? = none published), then "
-        "cheapest or fastest. More: --explain (which number drives it), --details (all tables)"
+        f"frontier: {', '.join(found['frontier']) or 'no method'}; no other one is as cheap at a "
+        "smaller published loss penalty (? = none published). Memory: only a compiler knows "
+        "(--target). More: --explain (which number drives it), --details (all tables)"
     )
     return lines
 
 
 def requests_line(row: PlanRow) -> str:
     """One line on the requests of independent learners to their store."""
-    asked, tau = row.requests, row.method.tau_steps
+    asked, tau = row.requests, row.method.tau
     hidden_s = tau * asked.round_s * row.method.fragments / row.method.period
     return (
         f"{row.method.name}: a round every {asked.round_s:.3g} s; each learner asks the store "

@@ -31,6 +31,11 @@ def show(result: dict, rows: Sequence[PlanRow], console: Console) -> None:
     for some in _columns(rows, console.width):
         _show_rows(some, console)
     console.print(f"{result['baseline']}. All figures: steady periods, no jitter.")
+    console.print(result["scenario"])
+    for row in rows:
+        if not row.played.repeats:
+            steps = row.played.steps - row.played.warm
+            console.print(f"{row.method.name}: means over {steps} played steps")
     _show_bandwidth(rows, console)
     for warning in (w for row in rows for w in row.warnings):
         console.print(f"[yellow]warning[/yellow] {warning}")
@@ -97,12 +102,12 @@ def _loss(value: float | None) -> str:
 
 
 _ROWS = {
-    "H / K / tau": lambda r: f"{r.method.period}/{r.method.fragments}/{r.method.tau_steps}",
+    "H / K / tau": lambda r: f"{r.method.period}/{r.method.fragments}/{r.method.tau}",
     "codec": lambda r: f"{r.method.codec}".replace("_", " "),
-    "route": lambda r: r.method.travels.replace("_", " "),
-    "GB an exchange, per region": lambda r: f"{r.sent_bytes_per_period / 1e9:.3g}",
+    "route": lambda r: r.route.replace("_", " "),
+    "GB a period, per region": lambda r: f"{r.sent_bytes_per_period / 1e9:.3g}",
     "TB a run, per region": lambda r: f"{r.sent_bytes_total / 1e12:.3g}",
-    "seconds an exchange": lambda r: f"{r.transfer_s:.3g}",
+    "seconds of its exchanges": lambda r: f"{r.transfer_s:.3g}",
     "utilisation": lambda r: f"{r.utilisation:.1%}",
     "hours": lambda r: f"{r.hours:.4g}",
     "tokens/s": lambda r: f"{r.tokens_per_s:.4g}",

@@ -4,7 +4,9 @@ In: a `Workload` (model, tokens, network) and methods. Out: `plan` gives one `Pl
 `search` the best settings under a bound on the loss; `reproduction` our figures beside the
 published ones. Nothing is compiled or run.
 
-- `methods`: what a method sends and keeps; `shapes`: abstract models; `memory`: bytes a device;
+- `dry_run`: events and bytes, from the engine's own loop on shapes;
+- `methods`: rows, and names of published figures;
+- `shapes`: abstract models; `memory`: bytes a device;
 - `dag`: the layer-level time model; `noloco_latency`: pair exchange against tree all-reduce;
 - `expected_loss`: scaling laws and published penalties;
 - `goodput`: what failures cost, by a closed form and by `goodput_simulation`.

@@ -1,119 +1,66 @@
 """Layer-level time model of a region's steps: which waits communication causes, by bandwidth.
 
-`every_step`, `at_once` and `streaming` give the sends of a method, `utilisation` its compute time /
-total time at many bandwidths at once.
+`utilisation` gives the compute time / total time of a dry run's sends at many bandwidths at once.
 
 The model is that of Streaming DiLoCo (arXiv 2501.18512, section on compute utilisation): one serial
 compute stream and one serial link. The rules below are our reading, chosen because they reproduce
 its published table (see `reproduction`). A step is L forward, L backward-activation and L
-backward-weight computations of equal length. The reduction of a layer may start when its weight
-gradient is done, and takes its bytes over the bandwidth. The forward pass of that layer `tau` steps
-later than the next waits for it. Data parallel sends all layers every step, DiLoCo all layers every
-H steps, Streaming DiLoCo the layers of one fragment at a time.
+backward-weight computations of equal length. The transfer of a layer's share of a payload may start
+when the layer's weight gradient is done, and takes its bytes over the bandwidth. The forward pass
+of that layer waits for it in the step after the landing. With one layer it is a clock of whole
+steps.
 
 Differs from the paper: it counts 4L - 1 nodes (no activation gradient for the first layer). Here
 all three kinds have L computations, which changes the step by 1 / 3L.
+
+Differs from a run: pseudo-gradients leave when the step is done, and not layer by layer during its
+backward pass. The difference is at most one backward pass a send.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from lowcomm_jax.schedule import Staggered
+from lowcomm_jax.planner.dry_run import Sent
 
 GRID_GBPS = np.logspace(-1, 3, 50)  # the published grid: 50 points, x1.207 apart
 TARGETS = (0.5, 0.8, 0.9, 0.95, 0.99)
 
 
-@dataclass(frozen=True)
-class DagSchedule:
-    """When a method sends which layers.
-
-    Attributes:
-        period: inner steps between two sends of the same layer (1 = every step).
-        fragments: tuples of layer ids that travel together.
-        offsets: inner step (1-based) after which each fragment is first sent.
-        tau: extra inner steps before the wait (0: the next step's forward pass waits).
-    """
-
-    period: int
-    fragments: tuple[tuple[int, ...], ...]
-    offsets: tuple[int, ...]
-    tau: int = 0
-
-    def sent_after(self, step: int) -> list[int]:
-        """List the layers whose reduction starts in this step, in backward order."""
-        layers: list[int] = []
-        for fragment, offset in zip(self.fragments, self.offsets, strict=True):
-            if step >= offset and (step - offset) % self.period == 0:
-                layers += fragment
-        return sorted(layers, reverse=True)
-
-
-def every_step(layers: int) -> DagSchedule:
-    """Give data parallel's schedule."""
-    return DagSchedule(1, (tuple(range(layers)),), (1,))
-
-
-def at_once(layers: int, period: int, tau: int = 0) -> DagSchedule:
-    """Give the schedule that sends the whole model every `period` steps (tau = period: lands one
-    period late).
-    """
-    return DagSchedule(period, (tuple(range(layers)),), (period,), tau)
-
-
-def streaming(layers: int, period: int, fragments: int, tau: int = 0) -> DagSchedule:
-    """Give Streaming DiLoCo's schedule: fragment p leaves after step floor((p + 1) H / K).
-
-    Fragments are strided: layer l belongs to fragment l mod K.
-
-    Raises:
-        ValueError: more fragments than layers.
-    """
-    if not 1 <= fragments <= layers:
-        text = f"{fragments} fragments of {layers} layers: use 1 to {layers} fragments"
-        raise ValueError(text)
-    cut = tuple(tuple(range(p, layers, fragments)) for p in range(fragments))
-    staggered = Staggered(period, fragments)
-    offsets = tuple(max(1, staggered.first(p)) for p in range(fragments))
-    return DagSchedule(period, cut, offsets, tau)
+Seconds = Callable[[Sent], tuple[np.ndarray, float]]
 
 
 def utilisation(
-    layers: int,
-    step_s: float,
-    layer_link_s: np.ndarray,
-    schedule: DagSchedule,
-    latency_s: float = 0.0,
-    periods: int = 3,
+    layers: int, step_s: float, sends: Sequence[Sent], seconds: Seconds, warm: int, steps: int
 ) -> np.ndarray:
     """Simulate and give compute time / total time of steady periods.
 
     Args:
         layers: how many layers a step has.
         step_s: compute seconds of one step.
-        layer_link_s: float [B]: seconds one layer occupies the link, at each of B bandwidths.
-        schedule: when which layers are sent.
-        latency_s: seconds between the end of a layer's transfer and its arrival (does not occupy
-            the link).
-        periods: how many periods are measured, after one period and tau steps of running in.
+        sends: the payloads that leave up to step `steps`.
+        seconds: of a payload: those that it occupies the link, `[B]` at each of B bandwidths, and
+            those between the end of a transfer and its arrival.
+        warm, steps: steps `warm` + 1 to `steps` are measured.
 
     Returns:
         float [B] in (0, 1].
     """
-    warm = schedule.period + schedule.tau + 1
-    steps = warm + periods * schedule.period
     part = step_s / (3 * layers)
-    now_B, link_B = np.zeros_like(layer_link_s), np.zeros_like(layer_link_s)
-    start_B = now_B
+    by_step: dict[int, list[Sent]] = {}
+    for sent in sends:
+        by_step.setdefault(sent.step, []).append(sent)
+    now_B = link_B = start_B = np.zeros(1)
     waits: dict[int, dict[int, np.ndarray]] = {}
     for step in range(1, steps + 1):
         now_B = _forward(now_B, waits.pop(step, {}), layers, part)
-        for layer in schedule.sent_after(step):
-            done_B = now_B + 2 * part * (layers - layer)
-            link_B = np.maximum(link_B, done_B) + layer_link_s
-            waits.setdefault(step + 1 + schedule.tau, {})[layer] = link_B + latency_s
+        for sent in by_step.get(step, ()):
+            volume_B, latency_s = seconds(sent)
+            due = waits.setdefault(sent.waits, {})
+            for layer in sorted(sent.layers, reverse=True):
+                done_B = now_B + 2 * part * (layers - layer)
+                link_B = np.maximum(link_B, done_B) + sent.layers[layer] * volume_B
+                due[layer] = np.maximum(due.get(layer, 0.0), link_B + latency_s)
         now_B = now_B + 2 * part * layers
         start_B = now_B if step == warm else start_B
     return (steps - warm) * step_s / (now_B - start_B)

@@ -3,20 +3,23 @@
 `plan` takes a `Workload` (model, tokens, network) and methods, and gives one `PlanRow` a method. It
 raises one error that lists everything that cannot be planned.
 
-The time model is the layer-level model of `dag`, with the link replaced by the collective that the
-method runs on the given network. The collective's volume is spread over the layers; its latency and
-constants delay every arrival. Compute is the slowest region's mean step. Utilisations are those of
-steady periods, without faults. `expected_loss` gives the loss that published figures imply.
+Bytes and steps are those of a dry run (`dry_run`). The time model is the layer-level model of `dag`
+on its payloads, with the link replaced by the collective that each takes on the given network. Its
+latency and constants delay every arrival. Compute is the slowest region's mean step. Utilisations
+are those of steady periods, without faults. `expected_loss` gives the loss that published figures
+imply.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from lowcomm_jax.methods.base import Method
 from lowcomm_jax.network.collectives import (
     catch_up_violations,
     derive_tau,
@@ -24,27 +27,18 @@ from lowcomm_jax.network.collectives import (
     sync_seconds,
 )
 from lowcomm_jax.network.links import Network
-from lowcomm_jax.network.routes import sent_bytes
-from lowcomm_jax.planner.dag import (
-    TARGETS,
-    DagSchedule,
-    at_once,
-    every_step,
-    smallest_bandwidth,
-    streaming,
-    utilisation,
-)
+from lowcomm_jax.planner.dag import TARGETS, smallest_bandwidth, utilisation
+from lowcomm_jax.planner.dry_run import Played, Scenario, Sent, play
 from lowcomm_jax.planner.expected_loss import SOURCE, domain_reasons, law
 from lowcomm_jax.planner.memory import (
-    INNER_BYTES,
     MemoryPlan,
     activation_estimate,
     held_elements,
     plan_memory,
 )
-from lowcomm_jax.planner.methods import AUTO, DATA_PARALLEL, PlanMethod, planned
+from lowcomm_jax.planner.methods import DATA_PARALLEL, PlanMethod, kept_bytes, planned
 from lowcomm_jax.planner.requests import StoreRequests, learner_requests
-from lowcomm_jax.planner.shapes import Shapes
+from lowcomm_jax.planner.shapes import Shapes, shapes_of
 from lowcomm_jax.refused import above_zero, refuse, whole
 
 SCALES = np.logspace(-3, 4, 176)  # bandwidth factors of the utilisation curve
@@ -63,6 +57,7 @@ class Workload:
         mesh: sizes of `AXES` inside a region, for the memory figures.
         microbatch_tokens: tokens of one microbatch on a device, for the estimate of activations.
         remat: whether each layer keeps its input alone, for the same estimate.
+        scenario: what a run would measure.
     """
 
     model: Shapes
@@ -72,6 +67,31 @@ class Workload:
     mesh: Mapping[str, int] = field(default_factory=dict)
     microbatch_tokens: int = 0
     remat: bool = True
+    scenario: Scenario = field(default_factory=Scenario)
+
+    @classmethod
+    def of(
+        cls,
+        params: Any,
+        network: Network,
+        *,
+        tokens: float,
+        tokens_per_step: float,
+        stacked: Sequence[str] = (),
+        specs: Any = None,
+        **others: Any,
+    ) -> "Workload":
+        """A workload of any model.
+
+        Args:
+            params: shapes of its parameters, such as `jax.eval_shape(model.init, rng)`.
+            network, tokens, tokens_per_step, others: see the class.
+            stacked: names of top-level entries whose leaves have a leading layer axis; without any
+                the model has one layer, so that nothing hides within a step.
+            specs: pytree of PartitionSpec inside a region; None = whole on every device.
+        """
+        model = shapes_of(params, specs, stacked)
+        return cls(model, tokens, tokens_per_step, network, **others)
 
     @property
     def step_s(self) -> float:
@@ -115,10 +135,12 @@ class PlanRow:
 
     Attributes:
         method: what was planned; its tau is a number.
-        payload_bytes: one payload of the whole model.
+        played: its dry run.
+        route: of its payloads.
+        payload_bytes: of all payloads of one region in a period, anchors sent ahead included.
         sent_bytes_per_period: bytes that one region sends in a period.
         sent_bytes_total: bytes that one region sends in the run.
-        transfer_s: seconds of one whole exchange alone (T_s), constants included.
+        transfer_s: seconds of a period's payloads one after the other, constants included.
         utilisation: share of the run's time in which the slowest region computes.
         hours: of the whole run.
         tokens_per_s: tokens of all regions together, a second.
@@ -135,6 +157,8 @@ class PlanRow:
     """
 
     method: PlanMethod
+    played: Played
+    route: str
     payload_bytes: float
     sent_bytes_per_period: float
     sent_bytes_total: float
@@ -153,8 +177,12 @@ class PlanRow:
     requests: StoreRequests | None = None
 
 
-def plan(work: Workload, methods: Sequence[PlanMethod]) -> list[PlanRow]:
-    """Plan methods on a workload.
+def plan(work: Workload, methods: Sequence[PlanMethod] | Mapping[str, Method]) -> list[PlanRow]:
+    """Plan methods on a workload, without a device of it.
+
+    Args:
+        work: model, tokens and network (`Workload.of`).
+        methods: rows; or any methods by name, one's own among them.
 
     Returns:
         One row a method, in order.
@@ -163,104 +191,120 @@ def plan(work: Workload, methods: Sequence[PlanMethod]) -> list[PlanRow]:
         Refused: everything that cannot be planned. Among it are overlapping methods that
             never catch up with the link, unless they are allowed to (`PlanMethod.stalls`).
     """
+    if isinstance(methods, Mapping):
+        methods = [PlanMethod(name, each) for name, each in methods.items()]
     found = work.violations()
     for method in methods:
-        found += method.violations(work.model.layers)
+        regions = work.network.size if isinstance(work.network, Network) else 2
+        found += method.violations(work.model.layers, regions)
     refuse("cannot be planned", found)
-    methods = [with_derived_tau(method, work) for method in methods]
-    found = [line for method in methods for line in _overlap_violations(method, work)]
+    runs = [_derived(method, work) for method in methods]
+    found = [line for run in runs for line in _overlap_violations(*run, work)]
     refuse("cannot be planned", found)
-    slow = float(utilisation_curve(planned("allreduce"), work, np.ones(1))[0])
-    return [_row(method, work, slow) for method in methods]
+    baseline = planned("allreduce")
+    slow = float(utilisation_curve(dry_run(baseline, work), work, np.ones(1))[0])
+    return [_row(*run, work, slow) for run in runs]
 
 
 # -- time --------------------------------------------------------------------------------------
 
 
-def with_derived_tau(method: PlanMethod, work: Workload) -> PlanMethod:
-    """Put the number of steps that hide the largest fragment's transfer in the place of "auto"."""
-    if method.tau != AUTO:
-        return method
-    layers = work.model.layers
-    volume, latency = exchange_seconds(method, work)
-    largest = math.ceil(layers / method.fragments) / layers
-    transfer = volume * method.critical * largest + latency
-    return replace(method, tau=derive_tau(transfer, work.step_s, method.margin))
+def dry_run(method: PlanMethod, work: Workload) -> Played:
+    """The method's steady periods on the workload's model and regions."""
+    played = play(
+        method.method,
+        work.model.tree,
+        work.network.size,
+        stacked=work.model.stacked,
+        scenario=work.scenario,
+        network=work.network,
+    )
+    if method.route is None:
+        return played
+    sends = tuple(dataclasses.replace(s, route=method.route) for s in played.sends)
+    return dataclasses.replace(played, sends=sends)
 
 
-def never_catches_up(method: PlanMethod, work: Workload) -> list[str]:
+def _derived(method: PlanMethod, work: Workload) -> tuple[PlanMethod, Played]:
+    """The row and its dry run, with the overlap that hides its largest payload, if asked for."""
+    played = dry_run(method, work)
+    if method.margin is None:
+        return method, played
+    slowest = max(sum(exchange_seconds(sent, work)) for sent in played.sends)
+    method = method.with_overlap(derive_tau(slowest, work.step_s, method.margin))
+    if method.tau > method.period:
+        return method, played  # which is refused
+    return method, dry_run(method, work)
+
+
+def never_catches_up(method: PlanMethod, played: Played, work: Workload) -> list[str]:
     """One line where an overlapping method falls further behind its link with every period.
 
     A blocking method waits for the link instead, and its utilisation shows the wait.
     """
-    if method.tau_steps == 0:
+    if method.tau == 0:
         return []
-    volume, _ = exchange_seconds(method, work)
+    volume = _a_period(played, method.period, lambda sent: exchange_seconds(sent, work)[0])
     return catch_up_violations(work.network, volume, method.period, method.name)
 
 
-def utilisation_curve(method: PlanMethod, work: Workload, scales: np.ndarray) -> np.ndarray:
+def utilisation_curve(played: Played, work: Workload, scales: np.ndarray) -> np.ndarray:
     """Give the utilisation at the network's bandwidth times each scale."""
-    volume, latency = exchange_seconds(method, work)
+
+    def seconds(sent: Sent) -> tuple[np.ndarray, float]:
+        volume, latency = exchange_seconds(sent, work)
+        return volume / scales, latency
+
     layers = work.model.layers
-    link_s = volume * method.critical / layers / scales
-    return utilisation(layers, work.step_s, link_s, dag_schedule(method, layers), latency)
+    return utilisation(layers, work.step_s, played.sends, seconds, played.warm, played.steps)
 
 
-def exchange_seconds(method: PlanMethod, work: Workload) -> tuple[float, float]:
-    """Give (volume, latency) of one exchange, in seconds.
-
-    Volume is that of the whole model; latency comes on top for every fragment sent.
-    """
-    nbytes = method.payload_bytes(work.model.params)
-    latency = _seconds(work.network, 0.0, method.travels)
-    return _seconds(work.network, nbytes, method.travels) - latency, latency
+def exchange_seconds(sent: Sent, work: Workload) -> tuple[float, float]:
+    """Give (volume, latency) of a payload's exchange, in seconds."""
+    latency = _seconds(work.network, 0, sent.route)
+    return _seconds(work.network, sent.nbytes, sent.route) - latency, latency
 
 
-@functools.lru_cache(maxsize=1024)
-def _seconds(network: Network, nbytes: float, route: str) -> float:
-    """`sync_seconds`, cached, since a search asks for the same exchange many times."""
+@functools.lru_cache(maxsize=4096)
+def _seconds(network: Network, nbytes: int, route: str) -> float:
+    """`sync_seconds`, cached, since payloads of a plan are alike."""
     return sync_seconds(network, nbytes, route)
 
 
-def dag_schedule(method: PlanMethod, layers: int) -> DagSchedule:
-    """Give a method's sends as the layer-level model needs them."""
-    if method.period == 1 and method.fragments == 1:
-        return every_step(layers)
-    if method.fragments == 1:
-        return at_once(layers, method.period, method.tau_steps)
-    return streaming(layers, method.period, method.fragments, method.tau_steps)
+def _a_period(played: Played, period: int, of: Any) -> float:
+    """Sum over the payloads of a period."""
+    counted = sum(of(s) for s in played.sends if played.warm < s.step <= played.steps)
+    return counted * period / (played.steps - played.warm)
 
 
-def store_requests(method: PlanMethod, work: Workload) -> StoreRequests | None:
+def store_requests(method: PlanMethod, played: Played, work: Workload) -> StoreRequests | None:
     """Give the requests of an independent learner to its store; None = no such method."""
     if not method.learners:
         return None
-    nbytes = method.payload_bytes(work.model.params) / method.fragments
+    nbytes = _a_period(played, method.period, lambda sent: sent.nbytes) / method.fragments
     return learner_requests(work.network, nbytes, method.period, method.fragments, work.step_s)
 
 
-def _overlap_violations(method: PlanMethod, work: Workload) -> list[str]:
+def _overlap_violations(method: PlanMethod, played: Played, work: Workload) -> list[str]:
     if method.stalls:
         return []
-    if (
-        asked := store_requests(method, work)
-    ) and asked.exchange_s > method.tau_steps * work.step_s:
+    if method.tau > method.period:
+        return [
+            f"{method.name}: hiding a fragment takes tau = {method.tau}, more than the period of "
+            f"{method.period}: raise the period to {method.tau}, or cut the model into more "
+            "fragments"
+        ]
+    asked = store_requests(method, played, work)
+    if asked is not None and asked.exchange_s > method.tau * work.step_s:
         steps = math.ceil(asked.exchange_s / work.step_s)
         return [
             f"{method.name}: writing, committing and fetching a fragment takes "
-            f"{asked.exchange_s:.3g} s, and tau = {method.tau_steps} hides "
-            f"{method.tau_steps * work.step_s:.3g} s: use tau >= {steps}; stalls=True plans later "
+            f"{asked.exchange_s:.3g} s, and tau = {method.tau} hides "
+            f"{method.tau * work.step_s:.3g} s: use tau >= {steps}; stalls=True plans later "
             "landings"
         ]
-    behind = [f"{line}; stalls=True plans its waits" for line in never_catches_up(method, work)]
-    if behind or method.tau_steps <= method.period:
-        return behind
-    steps = method.tau_steps
-    return [
-        f"{method.name}: hiding a fragment takes tau = {steps}, more than the period of "
-        f"{method.period}: raise the period to {steps}, or cut the model into more fragments"
-    ]
+    behind = never_catches_up(method, played, work)
+    return [f"{line}; stalls=True plans its waits" for line in behind]
 
 
 # -- expected loss -----------------------------------------------------------------------------
@@ -309,63 +353,49 @@ def _differences(method: PlanMethod) -> list[str]:
 # -- one row -----------------------------------------------------------------------------------
 
 
-def _row(method: PlanMethod, work: Workload, baseline: float) -> PlanRow:
-    volume, latency = exchange_seconds(method, work)
-    curve = utilisation_curve(method, work, np.append(SCALES, 1.0))
+def _row(method: PlanMethod, played: Played, work: Workload, baseline: float) -> PlanRow:
+    curve = utilisation_curve(played, work, np.append(SCALES, 1.0))
     here = float(curve[-1])
     needed = smallest_bandwidth(curve[:-1], TARGETS, SCALES * work.network.slowest_gbps)
-    payload = method.payload_bytes(work.model.params)
-    sent = sent_bytes(method.travels, payload, _members(method, work))
-    compute_s = work.steps * work.step_s
-    penalty = method.penalty()
+    penalty, period = method.penalty(), method.period
     return PlanRow(
         method=method,
-        payload_bytes=payload,
-        sent_bytes_per_period=sent,
-        sent_bytes_total=sent * work.steps / method.period,
-        transfer_s=volume + latency,
+        played=played,
+        route=played.sends[0].route,
+        payload_bytes=_a_period(played, period, lambda sent: sent.nbytes),
+        sent_bytes_per_period=played.sent_a_step * period,
+        sent_bytes_total=played.sent_a_step * work.steps,
+        transfer_s=_a_period(played, period, lambda sent: sum(exchange_seconds(sent, work))),
         utilisation=here,
-        hours=compute_s / here / 3600.0,
+        hours=work.steps * work.step_s / here / 3600.0,
         tokens_per_s=work.tokens_per_step / work.step_s * here,
         speedup=here / baseline,
         scales=SCALES,
         curve=curve[:-1],
         needed_gbps=dict(zip(TARGETS, needed, strict=True)),
-        memory=_memory(method, work, payload),
+        memory=_memory(method, played, work),
         loss=expected_loss(method, work.model.size, work.network.size, work.tokens),
         penalty_nats=penalty.nats,
-        warnings=tuple(never_catches_up(method, work)),
-        requests=store_requests(method, work),
+        warnings=tuple(never_catches_up(method, played, work)),
+        requests=store_requests(method, played, work),
     )
 
 
-def _members(method: PlanMethod, work: Workload) -> int:
-    return 2 if method.travels == "pair" else work.network.size
-
-
-def _memory(method: PlanMethod, work: Workload, payload: float) -> MemoryPlan:
+def _memory(method: PlanMethod, played: Played, work: Workload) -> MemoryPlan:
     """Bytes of one device. Of payloads in flight it has the share that it has of the state."""
-    held = held_elements(work.model.params, work.mesh)
-    share = max(held) / work.model.size
-    flying = 1
-    if method.fragments > 1:
-        flying = max(1, math.ceil(method.tau_steps * method.fragments / method.period))
-    part = min(flying, method.fragments) / method.fragments * share
-    received = 1.0
-    if method.travels in ("all_gather", "pair"):
-        received = sent_bytes(method.travels, 1.0, _members(method, work))
-    estimates = {"payloads sent and received": math.ceil((1.0 + received) * payload * part)}
-    state = {**INNER_BYTES, **(method.state or {})}
-    if 0 < method.tau_steps < method.period:
-        if method.fragments == 1:
-            state["snapshot in flight"] = 4.0
-        else:
-            estimates["snapshots in flight"] = math.ceil(4.0 * work.model.size * part)
-    model = work.model
-    estimates["activations"] = activation_estimate(
-        model.layers, model.width, model.vocab, work.microbatch_tokens, work.mesh, work.remat
-    )
-    return plan_memory(held, state, estimates)
+    held, model = held_elements(work.model.params, work.mesh), work.model
+    share = max(held) / model.size
+    largest = max(sent.nbytes for sent in played.sends)
+    others = {"all_gather": work.network.size - 1, "pair": 1}.get(played.sends[0].route, 1)
+    payloads = max(played.flying, largest) * (1 + others)
+    estimates = {"payloads sent and received": math.ceil(payloads * share)}
+    if played.snapshots:
+        estimates["snapshots in flight"] = math.ceil(4.0 * played.snapshots * share)
+    if model.width:  # else they are unknown
+        estimates["activations"] = activation_estimate(
+            model.layers, model.width, model.vocab, work.microbatch_tokens, work.mesh, work.remat
+        )
+    return plan_memory(held, kept_bytes(method.method, method.preset), estimates)
 
 
 # -- what cannot be planned --------------------------------------------------------------------

@@ -16,7 +16,7 @@ class Param:
     """One abstract parameter.
 
     Attributes:
-        path: name.
+        path: name; of one in a layer it starts with "blocks" and ends with the layer.
         shape: global shape.
         spec: mesh axis (or axes, or None) of each dimension. One outside the layers that does not
             name "stage" is on every pipeline stage whole.
@@ -56,7 +56,7 @@ class Shapes:
     Attributes:
         params: abstract parameters.
         layers: steps the model is cut into for overlap.
-        width, vocab: for the activation estimate.
+        width, vocab: for the activation estimate; 0 = unknown.
     """
 
     params: tuple[Param, ...]
@@ -68,6 +68,32 @@ class Shapes:
     def size(self) -> int:
         """Count all elements."""
         return sum(p.size for p in self.params)
+
+    @functools.cached_property
+    def tree(self) -> dict[str, Any]:
+        """Shapes as a model has them: the layers' arrays are stacked under "blocks"."""
+        import jax
+
+        def leaf(*shape: int) -> Any:
+            return jax.ShapeDtypeStruct(shape, "float32")
+
+        found: dict[str, Any] = {p.path: leaf(*p.shape) for p in self.params if p.layer is None}
+        layers: dict[str, list[Param]] = {}
+        for param in self.params:
+            if param.layer is not None:
+                layers.setdefault(param.path.rpartition("/")[0], []).append(param)
+        for name, rows in layers.items():
+            if len({row.shape for row in rows}) == 1:
+                found[name] = leaf(len(rows), *rows[0].shape)
+            else:
+                found |= {row.path: leaf(*row.shape) for row in rows}
+        return found
+
+    @property
+    def stacked(self) -> tuple[str, ...]:
+        """Path prefixes of the leaves of `tree` with a leading layer axis."""
+        layered = (p.path.partition("/")[0] for p in self.params if p.layer is not None)
+        return tuple(dict.fromkeys(layered))
 
 
 @dataclass(frozen=True)
@@ -138,7 +164,7 @@ class Decoder:
         out = [Param("embedding", (self.vocab, self.width), (vocab, "fsdp"))]
         for layer in range(self.layers):
             out += [
-                Param(f"layer_{layer}/{name}", shape, spec, layer)
+                Param(f"blocks/{name}/{layer}", shape, spec, layer)
                 for name, (shape, spec) in block.items()
             ]
         out.append(Param("norm/final", (self.width,), ("stage",)))
@@ -201,3 +227,17 @@ def from_tree(abstract: Any, specs: Any, stacked: Collection[str] = ()) -> list[
         else:
             out.append(Param(name, tuple(leaf.shape), full))
     return out
+
+
+def shapes_of(abstract: Any, specs: Any = None, stacked: Collection[str] = ()) -> Shapes:
+    """Any model as the planner needs it; its width is unknown.
+
+    Args: as for `from_tree`; `specs` None = every leaf is whole on every device.
+    """
+    import jax
+
+    if specs is None:
+        specs = jax.tree.map(lambda _: jax.sharding.PartitionSpec(), abstract)
+    params = tuple(from_tree(abstract, specs, stacked))
+    layers = 1 + max((p.layer for p in params if p.layer is not None), default=0)
+    return Shapes(params, layers, 0, 0)

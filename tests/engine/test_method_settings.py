@@ -5,7 +5,7 @@ import inspect
 import pytest
 
 from lowcomm_jax import batching, compression, methods
-from lowcomm_jax.planner.methods import ASKED_FOR, FACTORIES
+from lowcomm_jax.planner.methods import FACTORIES, asked_for
 
 
 def parameters(factory):
@@ -19,7 +19,7 @@ def taking(setting):
 def make(name, **settings):
     factory = FACTORIES[name]
     needed = {
-        key: ASKED_FOR[key]
+        key: asked_for(2)[key]
         for key, parameter in parameters(factory).items()
         if parameter.default is inspect.Parameter.empty
     }

@@ -1,9 +1,8 @@
 """Expected loss: the law in its domain, published penalties, and nothing beyond either."""
 
-from dataclasses import replace
-
 import pytest
 
+from lowcomm_jax import methods
 from lowcomm_jax.planner.expected_loss import (
     TABLE,
     codec_penalty,
@@ -16,6 +15,8 @@ from lowcomm_jax.planner.expected_loss import (
 )
 from lowcomm_jax.planner.methods import PlanMethod, planned
 from lowcomm_jax.planner.plan import expected_loss
+
+LATE = {"period": 30, "overlap": 5, "codec": "fp32"}
 
 
 def test_loss_law_against_its_own_table():
@@ -39,19 +40,29 @@ def test_the_domain_of_the_law():
     ("method", "by_law", "with_penalty", "why"),
     [
         (planned("allreduce"), True, 0.0, "inside"),
-        (replace(planned("diloco"), period=30), True, 0.0, "inside"),
+        (planned("diloco", period=30), True, 0.0, "inside"),
         (planned("diloco"), False, 0.0199, "H = 100: the law covers H = 30"),
-        (replace(planned("diloco"), period=30, codec="int4"), False, 0.0, "codec = int4"),
-        (replace(planned("diloco"), period=30, tau=5), False, 0.005, "tau = 5: the law covers 0"),
+        (planned("diloco", period=30, codec="int4"), False, 0.0, "codec = int4"),
+        (
+            planned("streaming_diloco", fragments=1, **LATE),
+            False,
+            0.005,
+            "tau = 5: the law",
+        ),
         (planned("sparseloco"), False, 0.0, "codec = topk_2bit"),
-        (replace(planned("diloco"), period=5000), False, None, "H = 5000"),
-        (replace(planned("diloco"), period=1), False, None, "H = 1"),
-        (replace(planned("allreduce"), codec="int4"), False, None, "codec = int4"),
+        (planned("diloco", period=5000), False, None, "H = 5000"),
+        (planned("diloco", period=1), False, None, "H = 1"),
+        (planned("allreduce", codec="int4"), False, None, "codec = int4"),
         (planned("local_sgd"), False, None, "no scaling law is published for local_sgd"),
         (planned("noloco"), False, None, "no scaling law is published for noloco"),
         (planned("cocodc"), False, None, "no scaling law"),
         (planned("muloco"), False, None, "no scaling law"),
-        (PlanMethod("mine", period=30), False, None, "no scaling law is published for mine"),
+        (
+            PlanMethod("mine", methods.diloco(30)),
+            False,
+            None,
+            "is published for mine",
+        ),
     ],
     ids=lambda value: value.name if isinstance(value, PlanMethod) else "",
 )
@@ -67,7 +78,7 @@ def test_loss_by_the_law_alone_and_with_penalties(method, by_law, with_penalty, 
 
 
 def test_outside_the_domain_no_figure_at_all():
-    found = expected_loss(replace(planned("diloco"), period=30), 107e9, 4, 26e9)
+    found = expected_loss(planned("diloco", period=30), 107e9, 4, 26e9)
     assert found.law is found.total is None
     assert "1.07e+11 parameters" in found.law_label and "outside" in found.total_label
 

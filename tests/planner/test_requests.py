@@ -1,7 +1,5 @@
 """Requests of learners that meet through a store: planned, and counted while a run makes them."""
 
-from dataclasses import replace
-
 import pytest
 from regions.learners import TIMING, ByHand, Learner, R, by_hand, method, run, table
 from regions.party import Party, at_once
@@ -86,10 +84,10 @@ def test_idle_looks_are_the_pauses_of_a_store_that_is_no_folder(round_s, tmp_pat
 def test_tau_must_hide_a_round():
     network = uniform(3, 1.0, 0.05, compute_s=0.5)
     work = Workload(MODELS["550m"].shapes(), 11e9, 5e5, network)
-    wanted = replace(planned("decoupled_diloco"), codec="int4")
+    wanted = planned("decoupled_diloco", 3, codec="int4")
     with pytest.raises(Refused, match="writing, committing and fetching a fragment") as e:
         plan(work, [wanted])
     least = int(str(e.value).split("use tau >= ")[1].split(";")[0])
-    (row,) = plan(work, [replace(wanted, tau=least)])
+    (row,) = plan(work, [wanted.with_overlap(least)])
     assert row.requests.exchange_s <= least * 0.5
     assert "times a second" in requests_line(row)

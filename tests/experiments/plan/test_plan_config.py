@@ -77,11 +77,13 @@ def test_a_preset_is_planned_leaf_by_leaf(name):
         ({"methods": [3]}, ["methods[0]: 3 is no method"]),
         ({"methods": {}}, ["methods is empty"]),
         ({"methods": {"a": {"preset": "nope"}}}, ["methods.a: preset 'nope' is unknown"]),
-        ({"methods": {"a": {"preset": "diloco", "period": "x"}}}, ["a: period is 'x'"]),
-        ({"methods": {"a": {"preset": "diloco", "tau": None}}}, ["a: tau is None"]),
-        ({"methods": {"a": {"preset": "diloco", "codec": 0}}}, ["a: codec is 0"]),
-        ({"methods": {"a": {"preset": "diloco", "codec": -4.0}}}, ["a: codec is -4.0"]),
-        ({"methods": {"a": {"preset": "dilocox", "rank": -1}}}, ["a: rank is -1"]),
+        (
+            {"methods": {"a": {"preset": "diloco", "period": "x"}}},
+            ["a: period=x: must be a whole number"],
+        ),
+        ({"methods": {"a": {"preset": "diloco", "tau": 3}}}, ["methods.a: field 'tau' is unknown"]),
+        ({"methods": {"a": {"preset": "diloco", "codec": "zip"}}}, ["a: codec: 'zip' is unknown"]),
+        ({"methods": {"a": {"preset": "dilocox", "rank": -1}}}, ["a: rank=-1: a whole number"]),
         ({"mesh": "8"}, ["mesh is '8': use {axis: size}"]),
         ({"mesh": {"fsdp": "8", "data": 2}}, ["mesh.fsdp is '8'", "axis 'data' is unknown"]),
         ({"mesh": {"stage": 3}}, ["mesh.stage is 3: a model of 2 layers fills 2"]),
@@ -136,7 +138,7 @@ def test_everything_wrong_is_named_at_once():
         "bandwidth r0 -> r1 is 0",
         "delay r0 -> r1 is -0.001 s",
         "preset 'nope'",
-        "b: period is 0",
+        "b: period=0",
         "methods.c is 3",
         "mesh.fsdp is 0",
         "loss_bound is -1",
@@ -151,5 +153,5 @@ def test_every_size_of_the_planner_is_sound():
 
 
 def test_text_of_a_number_is_a_number_of_steps():
-    request = read({**FINE, "methods": {"a": {"preset": "cocodc", "fragments": 2, "tau": "7"}}})
+    request = read({**FINE, "methods": {"a": {"preset": "cocodc", "fragments": 2, "overlap": "7"}}})
     assert request.methods[0].tau == 7

@@ -1,0 +1,342 @@
+"""A dry run: the engine's own loop on shapes, which gives the events and bytes of a run to come.
+
+`play` builds the programs of an engine and lets its loop decide, send, move and adopt. Nothing is
+computed: in the place of every program stands a function that hands its arguments back. Bytes,
+routes and steps are therefore those of a run, for any method and codec. What the host reads of
+computed values is the scenario's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from lowcomm_jax.engine import Engine
+from lowcomm_jax.history import Event
+from lowcomm_jax.mesh.regions import make_mesh
+from lowcomm_jax.methods.base import Method
+from lowcomm_jax.network.links import Network
+from lowcomm_jax.params.layout import make_layout
+from lowcomm_jax.schedule import Ranked, TwoLevels
+from lowcomm_jax.state.train_state import TrainState
+from lowcomm_jax.sync.initial_state import abstract_state
+from lowcomm_jax.sync.round_functions import RegionState
+from lowcomm_jax.sync.sync_loop import EventLoop
+from lowcomm_jax.sync.two_level_loop import TwoLevelLoop
+
+PyTree = Any
+_OF_VALUES = ("rounds", "boundary", "measured", "known")  # of `decided`
+PERIODS = 3  # that are measured, after one period and the overlap
+
+
+@dataclasses.dataclass(frozen=True)
+class Scenario:
+    """What a run would measure, and a plan has to assume.
+
+    Attributes:
+      rank: DiLoCoX: the measured rank of every mean; None = the rank that was sent, so that rounds
+        keep their length and payloads are largest.
+      rates: CoCoDC: how fast each fragment changes; None = all alike, so that they take turns.
+    """
+
+    rank: float | None = None
+    rates: tuple[float, ...] | None = None
+
+    def text(self) -> str:
+        """What is assumed, in one line."""
+        rank = "as sent" if self.rank is None else f"{self.rank:g}"
+        rates = "all alike" if self.rates is None else ", ".join(f"{x:g}" for x in self.rates)
+        return (
+            f"assumed: measured ranks {rank}; fragments change {rates}; everyone takes part and "
+            "counts; trainers do not merge, and keep their first batch"
+        )
+
+    # What the loop asks of `sync.measurements.Measurements`.
+
+    def starts(self) -> None:
+        """Nothing is timed."""
+
+    def computed(self, state: TrainState, steps: int) -> None:
+        """Nothing is timed."""
+
+    def synchronised(self, state: TrainState, events: int) -> None:
+        """Nothing is timed."""
+
+    def header(self, state: TrainState, step: int) -> dict[str, Any]:
+        return {}
+
+    def landed(self, state: TrainState, flight, values: dict[str, Any]) -> TrainState:
+        return state
+
+
+@dataclasses.dataclass(frozen=True)
+class Sent:
+    """One payload.
+
+    Attributes:
+      step: inner step after which it leaves.
+      waits: the step before which it must have arrived.
+      fragment: as in `history.Event`.
+      nbytes: of one region's payload.
+      route: of `network.routes`.
+      layers: {layer: share of the payload}.
+    """
+
+    step: int
+    waits: int
+    fragment: int
+    nbytes: int
+    route: str
+    layers: dict[int, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Played:
+    """What a method does in steady periods.
+
+    Attributes:
+      events: of all played steps.
+      sends: the payloads that leave in them.
+      warm, steps: steps `warm` + 1 to `steps` are measured.
+      sent_a_step: bytes that a region sends in a step, of the region that sends most.
+      flying: most payloads on their way after one step, in bytes of one region.
+      snapshots: values that are kept beside them until they land, of one region.
+      repeats: whether the measured steps are a cycle; else figures are means over them.
+    """
+
+    events: tuple[Event, ...]
+    sends: tuple[Sent, ...]
+    warm: int
+    steps: int
+    sent_a_step: float
+    flying: int
+    snapshots: int
+    repeats: bool
+
+
+def period_of(method: Method) -> int:
+    """Inner steps between two sends of the same values; 1 = gradients every step."""
+    if method.signal == "gradient":
+        return 1
+    if method.has_anchor:
+        return method.schedule.period
+    return max(channel.every for channel in method.channels)
+
+
+def play(
+    method: Method,
+    params: PyTree,
+    regions: int,
+    *,
+    stacked: Sequence[str] = (),
+    scenario: Scenario | None = None,
+    network: Network | None = None,
+    inner: optax.GradientTransformation | None = None,
+) -> Played:
+    """Play a method's steady periods on shapes of the parameters.
+
+    Args:
+      params: shapes of the user's parameters.
+      stacked: see `Engine`; rows of these leaves are the layers.
+      scenario: what a run would measure; None = its defaults.
+      network: for schedules that it settles (`Schedule.needs_network`).
+      inner: the optimizer; None = one with the state of Adam.
+
+    Raises:
+      ValueError: the engine refuses the method for these parameters or regions.
+    """
+    scenario = Scenario() if scenario is None else scenario
+    single = dataclasses.replace(method, inner_batching=None, trainers=None)
+    settles = network if method.schedule.needs_network else None
+    engine = Engine(
+        _no_loss,
+        _two_moments() if inner is None else inner,
+        single,
+        regions,
+        mesh=make_mesh(1, devices=jax.devices()[:1]),  # so that no plan depends on the machine
+        stacked=stacked,
+        network=settles,
+    )
+    programs = engine.programs_for(make_layout(params, engine.setup.roles))
+    state = abstract_state(programs, params)
+    loop = _dry(engine.loop_of(programs), scenario)
+    rates = (1.0,) * len(loop.fragments) if scenario.rates is None else scenario.rates
+    state = state.replace(rate=np.asarray(rates, np.float32))
+    schedule, period, trainers = loop.schedule, period_of(method), method.trainer_count
+    tau = period if schedule.land_after_send else int(np.max(schedule.delay))
+    settled = schedule.window if isinstance(schedule, Ranked) and scenario.rank else 0
+    warm = (1 + settled) * period + tau + 1
+    cycle = period * schedule.every if isinstance(schedule, TwoLevels) else period
+    steps = warm + PERIODS * cycle
+    if method.signal == "gradient":
+        return _every_step(loop, trainers, warm, steps, stacked)
+    events, everyone, keys, sent = [], np.ones(loop.count, bool), {}, {}
+    flying = snapshots = 0
+    while (now := int(state.counters.step)) < steps:
+        to = min(now + loop.next_event(state, steps - now), warm if now < warm else steps)
+        if loop.channels is not None:
+            masks = [everyone] * (to - now)
+            state, _, new = loop.channels.inner_steps(state, (), masks, to - now, False)
+            events += new
+        state, new = loop.after(state, to - now, everyone)
+        events += new
+        nbytes = {e.key: e.nbytes for e in events if e.kind == "send"}
+        flying = max(flying, sum(nbytes.get(key, 0) for key in state.in_flight))
+        kept = (f for f in state.in_flight.values() if f.snapshot is not None)
+        snapshots = max(snapshots, sum(loop.fragments.numel(int(f.fragment)) for f in kept))
+        keys[to], sent[to] = decides(state), state.counters.bytes_sent.copy()
+    shares = [_layers(loop, p, stacked) for p in range(len(loop.fragments))]
+    a_step = float((sent[steps] - sent[warm]).max()) / (steps - warm)
+    return Played(
+        events=tuple(events),
+        sends=tuple(_sends(events, shares, steps, trainers)),
+        warm=warm,
+        steps=steps,
+        sent_a_step=a_step * trainers,
+        flying=flying * trainers,
+        snapshots=snapshots * trainers,
+        repeats=keys[warm] == keys[steps] and method.topology is None,
+    )
+
+
+def _no_loss(params, batch, rng):
+    """Plans compute no loss."""
+    raise NotImplementedError("a dry run makes no inner step")
+
+
+def _two_moments() -> optax.GradientTransformation:
+    """The state of Adam, and no step."""
+
+    def init(params):
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return optax.ScaleByAdamState(jnp.zeros((), jnp.int32), zeros, zeros)
+
+    return optax.GradientTransformation(init, lambda updates, state, params=None: (updates, state))
+
+
+def decides(state: TrainState) -> tuple:
+    """What the next acts depend on, relative to the step."""
+    counters, step = state.counters, int(state.counters.step)
+    marks = (*counters.last_sent, *counters.last_landed.flat)
+    since = tuple(step - int(x) if x >= 0 else -1 for x in marks)
+    flying = sorted((int(f.fragment), step - int(f.sent)) for f in state.in_flight.values())
+    decided = counters.decided
+    left = {k: v for k, v in decided.items() if k not in _OF_VALUES}
+    return since, tuple(flying), int(decided.get("boundary", step)) - step, repr(left)
+
+
+# -- programs that hand their arguments back ------------------------------------------------------
+
+
+def _dry(loop: EventLoop, scenario: Scenario) -> EventLoop:
+    """The loop, whose programs compute nothing."""
+    everyone, ranks = np.ones(loop.count, bool), getattr(loop.schedule, "ranks", ())
+
+    def payload(values, against, codec_state, rows, senders, with_snapshot=False, level=0):
+        del values, against, rows, senders, level
+        nothing = {"payload": None, "codec_state": codec_state}
+        nothing["snapshot"] = () if with_snapshot else None
+        return nothing | {"accepted": everyone, "weight": np.ones(loop.count, np.float32)}
+
+    def outer(held, *given, level=0, **static):
+        del given, static
+        return held, {"rank": np.float32(scenario.rank or ranks[level])} if ranks else {}
+
+    loop.programs = dataclasses.replace(
+        loop.programs,
+        concurrent=None,
+        payload_program=payload,
+        outer_program=outer,
+        landing_program=lambda own, *given, **static: RegionState(own.values, own.landing),
+        received_program=lambda received, *given: received,
+        average_program=lambda buffers, *given: buffers,
+        token_rate_program=lambda tokens, *given: np.ones(loop.count, np.float32),
+        recount_program=lambda tokens, *given: tokens,
+        copy_program=lambda x: x,
+    )
+    if loop.measurements is not None:
+        loop.measurements = scenario
+    if loop.channels is not None:
+        channels = loop.channels
+
+        def no_steps(carry, *given, **static):
+            return carry, {}
+
+        channels.programs = dataclasses.replace(channels.programs, program=no_steps)
+    if isinstance(loop, TwoLevelLoop):
+        loop._arrive = lambda params, received, servers, codec, *given: (
+            params,
+            received,
+            servers,
+            codec,
+        )
+        loop._reach = lambda anchor, outer, servers, group: (anchor, outer, servers)
+        loop._merge = loop._leave = lambda servers, group: servers
+    return loop
+
+
+# -- what left, and which layers wait for it ------------------------------------------------------
+
+
+def _every_step(loop: EventLoop, trainers: int, warm: int, steps: int, stacked) -> Played:
+    traffic = loop.programs.gradient_traffic(np.ones(loop.count, bool))
+    layers, nbytes = _layers(loop, 0, stacked), traffic.nbytes * trainers
+    sends = [Sent(t, t + 1, 0, nbytes, traffic.route, layers) for t in range(1, steps + 1)]
+    sent = float(traffic.sent.max()) * trainers
+    return Played((), tuple(sends), warm, steps, sent, 0, 0, True)
+
+
+def _sends(events: Sequence[Event], shares, steps: int, trainers: int):
+    """The payloads of these events. Anchors sent ahead are waited for at the next landing."""
+    lands: dict[str | None, int] = {}
+    rounds: dict[int, list[int]] = {}
+    for event in events:
+        if event.kind == "land":
+            lands.setdefault(event.key, event.step)
+            rounds.setdefault(event.fragment, []).append(event.step)
+    for event in events:
+        layers = shares[event.fragment] if event.fragment < len(shares) else _even(shares)
+        if event.kind == "send" and event.nbytes:
+            lands_at = lands.get(event.key, steps)
+            nbytes = event.nbytes * trainers
+            route = _known(event.route)
+            yield Sent(event.step, lands_at + 1, event.fragment, nbytes, route, layers)
+        elif event.kind == "land" and event.ahead:
+            later = [step for step in rounds[event.fragment] if step > event.step]
+            waits = later[0] + 1 if later else steps + 1
+            nbytes = event.ahead * trainers
+            yield Sent(event.step, waits, event.fragment, nbytes, "pair", layers)
+
+
+def _known(route: str) -> str:
+    """Transfers between two servers take what a pair takes."""
+    return "pair" if route == "one_way" else route
+
+
+def _even(shares: Sequence[dict[int, float]]) -> dict[int, float]:
+    """Channels send entries of all layers."""
+    layers = {layer for share in shares for layer in share}
+    return {layer: 1 / len(layers) for layer in layers}
+
+
+def _layers(loop: EventLoop, p: int, stacked: Sequence[str]) -> dict[int, float]:
+    """{layer: its share of fragment p}. Rows of stacked leaves are layers.
+
+    Other leaves count as the first layer's: their gradients are done last, and they are needed
+    first, so that no plan hides more than a run.
+    """
+    cut, found = loop.fragments, {}
+    for piece in cut.parts[p]:
+        shape = cut.shapes[piece.name].shape
+        size, rows = float(np.prod(shape)), (0,)
+        if any(piece.name == s or piece.name.startswith(f"{s}/") for s in stacked):
+            size, rows = size / shape[0], piece.rows or range(shape[0])
+        for row in rows:
+            found[row] = found.get(row, 0.0) + size / cut.numel(p)
+    return found
