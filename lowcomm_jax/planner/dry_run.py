@@ -126,7 +126,7 @@ def period_of(method: Method) -> int:
         return 1
     if method.has_anchor:
         return method.schedule.period
-    return max(channel.every for channel in method.channels)
+    return min(channel.every for channel in method.channels)
 
 
 def play(
@@ -172,7 +172,9 @@ def play(
     tau = period if schedule.land_after_send else int(np.max(schedule.delay))
     settled = schedule.window if isinstance(schedule, Ranked) and scenario.rank else 0
     warm = (1 + settled) * period + tau + 1
-    cycle = period * schedule.every if isinstance(schedule, TwoLevels) else period
+    cycle = max(period, *(channel.every for channel in method.channels), 1)
+    if isinstance(schedule, TwoLevels):
+        cycle = period * schedule.every
     steps = warm + PERIODS * cycle
     if method.signal == "gradient":
         return _every_step(loop, trainers, warm, steps, stacked)
