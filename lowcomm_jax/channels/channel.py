@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from lowcomm_jax.channels.selection import Everything, Selection
 from lowcomm_jax.channels.source import PARAMS
@@ -23,8 +24,13 @@ class Channel:
     """Selected values that regions average every `every` inner steps.
 
     `delay` steps after a send the mean overwrites these entries in every region. There is no outer
-    rule: what a region changed in these entries since the send is lost. Everything else in a
-    region stays, optimizer moments too, unless they are the source of a channel.
+    rule. Without a landing rule, what a region changed in these entries since the send is lost.
+    Everything else in a region stays, optimizer moments too, unless they are the source of a
+    channel.
+
+    With a landing rule a region keeps what it sent, and lands on mean + T(now - sent). Two payloads
+    with one entry would count what was made between them twice. So an entry that is under way does
+    not travel: its place in the payload stays empty.
 
     Attributes:
       name: label in events, metrics and the ledger.
@@ -33,6 +39,9 @@ class Channel:
       delay: inner steps from send to landing, at least 0.
       selection: which entries travel.
       codec: of the values, a codec without state or its name; None = fp32.
+      landing: Optax transform without state of the progress made in flight, such as
+        `lowcomm_jax.landing.replay()`; None = replace. Its `update` gets the mean as `params`, and
+        the keywords `displacement`, `staleness`, `round` (of the exchange, from 0) and `step`.
 
     Raises:
       ValueError: an unknown name or setting of a codec.
@@ -44,10 +53,13 @@ class Channel:
     delay: int = 0
     selection: Selection = _ALL
     codec: Any = None
+    landing: optax.GradientTransformationExtraArgs | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.codec, str | Mapping):
             object.__setattr__(self, "codec", make(self.codec))
+        if isinstance(self.landing, optax.GradientTransformation):
+            object.__setattr__(self, "landing", optax.with_extra_args_support(self.landing))
 
     @property
     def slots(self) -> int:
@@ -77,7 +89,7 @@ class Channel:
             found.append(f"selection={self.selection!r}: give one of lowcomm_jax.channels")
         else:
             found += self.selection.violations()
-        found += self._codec_violations()
+        found += self._codec_violations() + self._landing_violations()
         return [f"channel {self.name}: {line}" for line in found]
 
     def _codec_violations(self) -> list[str]:
@@ -102,3 +114,28 @@ class Channel:
                 "replaced: use one that sends all, as bf16"
             ]
         return []
+
+    def _landing_violations(self) -> list[str]:
+        if self.landing is None:
+            return []
+        if not isinstance(self.landing, optax.GradientTransformation):
+            return [f"landing={self.landing!r}: give an Optax transform, or None to replace"]
+        found = []
+        if jax.tree.leaves(jax.eval_shape(self.landing.init, {"values": jnp.zeros(2)})):
+            found.append(
+                "landing: the rule has a state, and other entries land each time: use one without, "
+                "as landing.replay()"
+            )
+        if self.source != PARAMS:
+            found.append(
+                f"landing: source={self.source!r} is no parameter, and a second moment could "
+                "become negative: leave it out"
+            )
+        if self.delay == 0:
+            found.append("landing: without a delay nothing is made in flight: leave it out")
+        if isinstance(self.selection, Everything) and self.delay > self.every:
+            found.append(
+                f"landing: every entry is still under way at the next send (every={self.every}): "
+                f"use delay={self.every} or less, or a selection of entries"
+            )
+        return found

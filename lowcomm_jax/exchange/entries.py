@@ -54,28 +54,29 @@ def put_entries(
     indices: Sequence[jax.Array],
     specs: Sequence[P],
     values: jax.Array,
-    adopts_R: jax.Array,
+    adopts: jax.Array,
 ) -> list[jax.Array]:
-    """The leaves with `values` in the selected entries of the regions that adopt them (traced).
+    """The leaves with new values in the selected entries that adopt them (traced).
 
     Args:
       leaves_R, indices, specs: see `take_entries`; empty places are left out.
-      values: float32 `[N]`, the same for all regions.
-      adopts_R: bool `[R]`.
+      values: float32, leaf after leaf, `[N]` for all regions or `[R, N]`.
+      adopts: bool, which regions, `[R]`, or which entries of which regions, `[R, N]`.
     """
     sizes = [i.shape[0] for i in indices]
     starts = [sum(sizes[:k]) for k in range(len(sizes))]
 
-    def put(xs, indices, values, adopts_R):
+    def put(xs, indices, values, adopts):
         new = []
         for x, i, spec, start in zip(xs, indices, specs, starts):
-            part = jax.lax.slice_in_dim(values, start, start + i.shape[0])
-            new.append(_written(x, _places(i, x, spec, regions), part, adopts_R))
+            part = jax.lax.slice_in_dim(values, start, start + i.shape[0], axis=-1)
+            who = adopts if adopts.ndim == 1 else adopts[:, start : start + i.shape[0]]
+            new.append(_written(x, _places(i, x, spec, regions), part, who))
         return new
 
-    given = (_lie(specs), P(), P(), P(REGION))
+    given = (_lie(specs), P(), P() if values.ndim == 1 else P(REGION), P(REGION))
     mapped = _everywhere(regions, put, given, _lie(specs))
-    return mapped(list(leaves_R), list(indices), values, adopts_R)
+    return mapped(list(leaves_R), list(indices), values, adopts)
 
 
 def _lie(specs: Sequence[P]) -> list[P]:
@@ -130,10 +131,12 @@ def _taken(x: jax.Array, places, cut: list[tuple[str, ...]]) -> jax.Array:
     return jax.lax.psum(found, axes) if axes else found
 
 
-def _written(x: jax.Array, places, values: jax.Array, adopts_R: jax.Array) -> jax.Array:
+def _written(x: jax.Array, places, values: jax.Array, adopts: jax.Array) -> jax.Array:
     holds, coordinates = places
     whole = x if x.ndim > 1 else x[:, None]
     inside = [jnp.where(holds, c, 0) for c in coordinates]
     old = whole[(slice(None), *inside)]
-    new = jnp.where(adopts_R[:, None], values.astype(x.dtype)[None], old)
+    adopts = adopts[:, None] if adopts.ndim == 1 else adopts
+    values = values.astype(x.dtype)
+    new = jnp.where(adopts, values[None] if values.ndim == 1 else values, old)
     return whole.at[(slice(None), *coordinates)].set(new, mode="drop").reshape(x.shape)

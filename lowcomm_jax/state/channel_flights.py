@@ -12,6 +12,23 @@ PyTree = Any
 
 
 @jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """What regions keep of the values that they sent, where a landing rule reads it.
+
+    Attributes:
+      values: before the codec, fp32 leaves `[R, slots, ...]`.
+      filled: bool `[R, slots, N]`, which places of the payload hold an entry, the same in all
+        regions; None where leaves travel as they are.
+      accepted: bool `[R, slots]`, whose contribution counts. Others land on the mean itself.
+    """
+
+    values: PyTree
+    filled: jax.Array | None
+    accepted: jax.Array
+
+
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass
 class ChannelFlights:
     """Payloads in flight of one channel with a delay, in its slots (`Channel.slot`).
@@ -19,13 +36,20 @@ class ChannelFlights:
     Attributes:
       payload: encoded values, leaves `[R, slots, ...]`.
       weight: float32 `[R, slots]`, weight of each region in the mean; 0 for those not accepted.
+      kept: of the values sent; None without a landing rule.
       takes_part: bool `[R, slots]`, regions that took part in the send and still wait for the
         landing; on the host (NumPy).
     """
 
     payload: PyTree
     weight: jax.Array
+    kept: Kept | None
     takes_part: np.ndarray
+
+    @property
+    def on_devices(self) -> tuple[PyTree, jax.Array, Kept | None]:
+        """What the program of the inner steps takes and replaces."""
+        return self.payload, self.weight, self.kept
 
     def left_by(self, regions_R: np.ndarray) -> ChannelFlights:
         """The same payloads; these regions no longer wait for them."""

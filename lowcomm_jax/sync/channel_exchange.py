@@ -4,8 +4,8 @@ Channels exchange often, SPARTA after every step. Their exchanges are therefore 
 program, as those of gradients are (`gradient_exchange`). A block of steps is one call whatever its
 channels do, and the host only counts (`channel_loop`). After inner step t, for each channel:
 
-1. Values sent at t - delay land: their mean overwrites the selected entries of the regions that
-   took part in the send.
+1. Values sent at t - delay land: their mean, or what the channel's landing rule makes of it,
+   overwrites the selected entries of the regions that took part in the send.
 2. If t is a multiple of `every`, values leave.
 3. Without a delay they land at once.
 
@@ -24,6 +24,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import PartitionSpec as P
 
 from lowcomm_jax.channels import Channel, Everything
@@ -31,8 +32,9 @@ from lowcomm_jax.channels.selection import LARGEST
 from lowcomm_jax.channels.source import Leaves, Source
 from lowcomm_jax.exchange import MeshExchange
 from lowcomm_jax.exchange.entries import put_entries, take_entries
+from lowcomm_jax.exchange.mesh import without_lead
 from lowcomm_jax.mesh.regions import REGION, Regions
-from lowcomm_jax.state.channel_flights import ChannelFlights
+from lowcomm_jax.state.channel_flights import ChannelFlights, Kept
 from lowcomm_jax.sync.round_functions import RoundFunctions, in_leaf, in_leaves, select
 from lowcomm_jax.train.inner_step import InnerStep, empty_log, inner_block, squeeze
 
@@ -103,16 +105,43 @@ class ChannelExchange:
 
         () where leaves travel as they are.
         """
-        if self.whole:
-            return ()
-        selection = self.channel.selection
+        return () if self.whole else self.regions.everywhere(self._drawn)(number)
+
+    def _drawn(self, number: jax.Array) -> Sequence[jax.Array]:
         salt = zlib.crc32(self.channel.name.encode()) & LARGEST
+        key = jax.random.fold_in(jax.random.key(self.seed), salt)
+        return self.channel.selection.indices(key, number, self._sizes)
 
-        def chosen(number):
-            key = jax.random.fold_in(jax.random.key(self.seed), salt)
-            return selection.indices(key, number, self._sizes)
+    def _fillable(self, kept: Kept | None, number: jax.Array) -> jax.Array | None:
+        """Places of exchange `number` whose entry is not under way, bool `[R, N]`.
 
-        return self.regions.everywhere(chosen)(number)
+        Under way are the filled places of the `slots - 1` exchanges before it; `kept` has them.
+        None where all places are always filled.
+        """
+        if kept is None or self.whole:
+            return None
+        if self.channel.slots == 1:
+            return jnp.ones((self.regions.count, kept.filled.shape[-1]), bool)
+        earlier_S = number - jnp.arange(1, self.channel.slots)
+
+        def places(number, earlier_S):
+            """(where each entry of `number` would stand in the earlier ones, whether it does)."""
+            drawn = self._drawn(number)
+
+            def in_one(earlier):
+                stands, there = [], []
+                for at, index, other in zip(self._segments().values(), drawn, self._drawn(earlier)):
+                    place = jnp.minimum(jnp.searchsorted(other, index), other.shape[0] - 1)
+                    stands.append(at.start + place)
+                    there.append(other[place] == index)
+                return jnp.concatenate(stands), jnp.concatenate(there)
+
+            return jax.vmap(in_one)(earlier_S)
+
+        stands_SxN, there_SxN = self.regions.everywhere(places)(number, earlier_S)
+        filled_S = kept.filled[:, earlier_S % self.channel.slots]
+        filled_S = jnp.take_along_axis(filled_S, stands_SxN[None], axis=2)
+        return ~jnp.any(there_SxN[None] & filled_S, axis=1)
 
     def take(self, leaves: Leaves, indices) -> dict[str, jax.Array]:
         """The values of these entries before the codec: fp32 `[R, ...]`."""
@@ -126,24 +155,35 @@ class ChannelExchange:
             found = found.at[:, self._places(rounding)].add(lost)
         return {VALUES: found}
 
-    def put(self, leaves: Leaves, mean, indices, adopts_R) -> Leaves:
-        """The leaves with the mean `[1, ...]` in these entries of the regions that adopt it."""
+    def put(self, leaves: Leaves, new, indices, adopts_R, filled_RxN=None) -> Leaves:
+        """The leaves with new values in these entries of the regions that adopt them.
+
+        Args:
+          new: fp32 `[1, ...]` for all regions, or `[R, ...]` with `filled_RxN`.
+          adopts_R: bool `[R]`.
+          filled_RxN: bool, places that hold an entry; None = all.
+        """
         values, rounding = leaves
         if self.whole:
-            spread = {k: jnp.broadcast_to(mean[k], x.shape) for k, x in values.items()}
+            spread = {k: jnp.broadcast_to(new[k], x.shape) for k, x in values.items()}
             return select(adopts_R, in_leaves(spread, values, rounding), leaves)
-        new = self._overwritten(values, indices, mean[VALUES][0], adopts_R)
+        lead, adopts = 0, adopts_R
+        if filled_RxN is not None:
+            lead, adopts = slice(None), adopts_R[:, None] & filled_RxN
+        written = self._overwritten(values, indices, new[VALUES][lead], adopts)
         if rounding:
+            at = {k: x for k, x in self._segments().items() if k in rounding}
             lost = [
-                mean[VALUES][0, at] - in_leaf(mean[VALUES][0, at], values[k].dtype)
-                for k, at in self._segments().items()
-                if k in rounding
+                new[VALUES][lead, x] - in_leaf(new[VALUES][lead, x], values[k].dtype)
+                for k, x in at.items()
             ]
-            rounding = self._overwritten(rounding, indices, jnp.concatenate(lost), adopts_R)
-        return new, rounding
+            if filled_RxN is not None:
+                adopts = jnp.concatenate([adopts[:, x] for x in at.values()], axis=1)
+            rounding = self._overwritten(rounding, indices, jnp.concatenate(lost, axis=-1), adopts)
+        return written, rounding
 
-    def _overwritten(self, leaves, indices, values, adopts_R) -> dict[str, jax.Array]:
-        new = put_entries(self.regions, *self._in_order(leaves, indices), values, adopts_R)
+    def _overwritten(self, leaves, indices, values, adopts) -> dict[str, jax.Array]:
+        new = put_entries(self.regions, *self._in_order(leaves, indices), values, adopts)
         return dict(zip(self._order(leaves), new))
 
     def _order(self, leaves) -> list[str]:
@@ -168,19 +208,33 @@ class ChannelExchange:
 
     # -- sends and landings -----------------------------------------------------------------------
 
-    def send(self, leaves, indices, takes_part_R, weight_R) -> tuple[PyTree, jax.Array, jax.Array]:
-        """Encode what every region hands over: (payload `[R, ...]`, weight `[R]`, left out `[R]`).
+    def send(self, leaves, indices, takes_part_R, weight_R, fillable_RxN=None):
+        """Encode what every region hands over.
 
         A region whose values are not finite, or an outlier's (`OutlierGuard`), has weight 0.
+
+        Args:
+          fillable_RxN: bool, places to fill; None = all.
+
+        Returns:
+          (payload `[R, ...]`, weight `[R]`, `Kept` without slots or None), left out `[R]`.
         """
         values = self.take(leaves, indices)
+        if fillable_RxN is not None:
+            values = {VALUES: jnp.where(fillable_RxN, values[VALUES], 0.0)}
         [norm_R] = self.functions.norms(values)
         accepted_R = self.functions.guard.accepts(norm_R, takes_part_R)
         payload = values
         if self.exchange.codec is not None:
             state = self.exchange.codec.init(self.like)
             payload, _ = self.exchange.encode(values, state, self._lies)
-        return payload, jnp.where(accepted_R, weight_R, 0.0), takes_part_R & ~accepted_R
+        kept, filled_RxN = None, fillable_RxN
+        if filled_RxN is not None:
+            filled_RxN = filled_RxN & jnp.any(takes_part_R)
+        if self.channel.landing is not None:
+            kept = Kept(values, filled_RxN, accepted_R)
+        sent = payload, jnp.where(accepted_R, weight_R, 0.0), kept
+        return sent, takes_part_R & ~accepted_R
 
     def mean(self, payload, weight_R) -> tuple[PyTree, dict[str, jax.Array]]:
         """The mean over the regions that count, `[1, ...]`, and its measurements, `[R]`.
@@ -214,21 +268,56 @@ class ChannelExchange:
     def average(self, leaves, number, takes_part_R, weight_R, adopts_R):
         """A send that lands at once: (leaves, values `[R]`)."""
         indices = self.indices(number)
-        payload, weight_R, left_out_R = self.send(leaves, indices, takes_part_R, weight_R)
+        (payload, weight_R, _), left_out_R = self.send(leaves, indices, takes_part_R, weight_R)
         mean, values = self.mean(payload, weight_R)
         leaves = self.put(leaves, mean, indices, adopts_R & jnp.any(weight_R > 0))
         return leaves, {"left_out": left_out_R.astype(jnp.float32), **values}
 
+    def landed(self, leaves, mean, indices, kept: Kept | None, number, at):
+        """What regions adopt: mean + T(now - sent), fp32 `[R, ...]`; without a rule the mean.
+
+        As in `RoundFunctions.landing_step` regions whose contribution was left out adopt the mean
+        itself, and so does every entry that would not be finite.
+
+        Args:
+          mean: fp32 `[1, ...]`.
+          kept: of the slot.
+          number, at: int32, of the exchange and of the step.
+        """
+        rule, staleness = self.channel.landing, jnp.int32(self.channel.delay)
+        if kept is None:
+            return mean
+
+        def one(now, sent, mean, number, at):
+            progress, displacement = (jax.tree.map(jnp.subtract, x, sent) for x in (now, mean))
+            told = {"displacement": displacement, "staleness": staleness, "round": number}
+            correction, _ = rule.update(progress, rule.init(mean), mean, **told, step=at)
+            return optax.apply_updates(mean, correction)
+
+        now = self.take(leaves, indices)
+        mean = {k: jnp.broadcast_to(x, now[k].shape) for k, x in mean.items()}
+        given = now, kept.values, mean, number, at
+        landed = self.regions.lift(one, (0, 0, 0, None, None))(*given)
+        landed = {k: jnp.where(jnp.isfinite(x), x, mean[k]) for k, x in landed.items()}
+        return select(kept.accepted, landed, mean)
+
     # -- inside the inner program -----------------------------------------------------------------
 
-    def empty(self) -> tuple[PyTree, jax.Array] | tuple[()]:
-        """(payload, weight) of slots that hold nothing, `[R, slots, ...]`; () without a delay."""
+    def empty(self) -> tuple[PyTree, jax.Array, Kept | None] | tuple[()]:
+        """Slots that hold nothing (`ChannelFlights.on_devices`); () without a delay."""
         if not self.channel.delay:
             return ()
         count, slots = self.regions.count, self.channel.slots
-        like = jax.eval_shape(self._payload_like)
-        payload = jax.tree.map(lambda x: jnp.zeros((count, slots, *x.shape[1:]), x.dtype), like)
-        return payload, jnp.zeros((count, slots), jnp.float32)
+
+        def zeros(like):
+            return jax.tree.map(lambda x: jnp.zeros((count, slots, *x.shape), x.dtype), like)
+
+        payload = jax.eval_shape(self._payload_like)
+        kept = None
+        if self.channel.landing is not None:
+            filled = None if self.whole else jax.ShapeDtypeStruct(self.like[VALUES].shape, bool)
+            kept = zeros(Kept(self.like, filled, jax.ShapeDtypeStruct((), bool)))
+        return zeros(without_lead(payload)), jnp.zeros((count, slots), jnp.float32), kept
 
     def _payload_like(self):
         count = self.regions.count
@@ -242,7 +331,7 @@ class ChannelExchange:
         """The mean of the payloads that land after step `at`; None for a channel without delay."""
         if not self.channel.delay:
             return None
-        payload, weight = flights
+        payload, weight, _ = flights
         sent = at - self.channel.delay
         slot = self._slot(sent)
 
@@ -256,7 +345,7 @@ class ChannelExchange:
 
         Args:
           leaves: of the source.
-          flights: (payload, weight), or () without a delay.
+          flights: `ChannelFlights.on_devices`, or () without a delay.
           brought: result of `bring`.
           takes_part_R: bool `[R]`, who takes part in a send.
           lands_R: bool `[R]`, in which regions the due payload lands.
@@ -275,20 +364,24 @@ class ChannelExchange:
             leaves, values = self._when(self._due(at), average, kept)
             return leaves, flights, values
         sent, (mean, values) = at - channel.delay, brought
-        payload, weight = flights
+        _, weight, kept = flights
 
         def land():
-            adopts_R = lands_R & jnp.any(weight[:, self._slot(sent)] > 0)
-            return self.put(leaves, mean, self.indices(sent // channel.every - 1), adopts_R)
+            slot, earlier = self._slot(sent), sent // channel.every - 1
+            adopts_R, indices = lands_R & jnp.any(weight[:, slot] > 0), self.indices(earlier)
+            own = jax.tree.map(lambda x: x[:, slot], kept)
+            new = self.landed(leaves, mean, indices, own, earlier, at)
+            return self.put(leaves, new, indices, adopts_R, None if own is None else own.filled)
 
         landed = self._when(self._due(sent), land, leaves)
         slot = self._slot(at)
 
         def send():
-            given = landed, self.indices(number), takes_part_R, weight_R
-            new, weight_new, left_out = self.send(*given)
-            put = jax.tree.map(lambda x, y: x.at[:, slot].set(y), payload, new)
-            return (put, weight.at[:, slot].set(weight_new)), left_out.astype(jnp.float32)
+            fillable = None if kept is None else self._fillable(kept, number)
+            given = landed, self.indices(number), takes_part_R, weight_R, fillable
+            new, left_out = self.send(*given)
+            put = jax.tree.map(lambda x, y: x.at[:, slot].set(y), flights, new)
+            return put, left_out.astype(jnp.float32)
 
         flights, left_out = self._when(self._due(at), send, (flights, self._zeros()))
         return landed, flights, {"left_out": left_out, **values}

@@ -20,7 +20,7 @@ from lowcomm_jax.exchange import MeshExchange, Traffic
 from lowcomm_jax.history import ChannelEvent, Event
 from lowcomm_jax.refused import refuse
 from lowcomm_jax.setup import Setup
-from lowcomm_jax.state.channel_flights import left_by
+from lowcomm_jax.state.channel_flights import ChannelFlights, left_by
 from lowcomm_jax.state.train_state import TrainState, flight_key, with_taken_over
 from lowcomm_jax.sync.channel_exchange import ChannelExchange, make_channel_program
 from lowcomm_jax.sync.compiler_options import inner_options
@@ -152,7 +152,7 @@ class ChannelLoop:
             takes_part[:, i] = mask
         state, lands, events = self._book(state, masks, capacity)
         flights = tuple(
-            (f.payload, f.weight) if (f := state.channels.get(c.name)) else ()
+            f.on_devices if (f := state.channels.get(c.name)) else ()
             for c in self.programs.channels
         )
         (inner, flights), metrics = self.programs.program(
@@ -166,8 +166,8 @@ class ChannelLoop:
             single=single,
         )
         held = {
-            c.name: dataclasses.replace(state.channels[c.name], payload=payload, weight=weight)
-            for c, (payload, weight) in self._delayed(flights)
+            c.name: ChannelFlights(*flight, state.channels[c.name].takes_part)
+            for c, flight in self._delayed(flights)
         }
         return state.replace(inner=inner, channels=held), metrics, events
 

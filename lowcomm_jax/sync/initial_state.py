@@ -279,11 +279,8 @@ def abstract_state(programs: RoundPrograms, params: PyTree) -> TrainState:
 
 def _channel(programs: RoundPrograms, flights: ChannelFlights) -> ChannelFlights:
     by_region = programs.regions.sharding(REGION)
-    return ChannelFlights(
-        _placed(flights.payload, by_region),
-        _placed(flights.weight, by_region),
-        np.zeros(flights.takes_part.shape, bool),
-    )
+    nobody = np.zeros(flights.takes_part.shape, bool)
+    return ChannelFlights(*_placed(flights.on_devices, by_region), nobody)
 
 
 def _codec(programs: RoundPrograms, p: int, state_R: PyTree) -> PyTree:

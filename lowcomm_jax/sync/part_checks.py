@@ -32,6 +32,7 @@ from lowcomm_jax.rules.merge import Merge, merge_leaves
 PyTree = Any
 _TOLD = ("fragment", "round", "step")
 _LANDING = ("displacement", "staleness", *_TOLD)
+_CHANNEL_LANDING = ("displacement", "staleness", "round", "step")
 
 
 def call_problems(method: Method, loss_fn: Callable) -> list[str]:
@@ -50,6 +51,9 @@ def call_problems(method: Method, loss_fn: Callable) -> list[str]:
         found += _rule_calls("landing", method.landing, "progress", _LANDING)
     if method.servers is not None:
         found += _rule_calls("servers.outer", method.servers.outer, "delta", ())
+    for channel in method.channels:
+        name = f"channel {channel.name}: landing"
+        found += _rule_calls(name, channel.landing, "progress", _CHANNEL_LANDING)
     hands_out, merge = method.hands_out, method.merge
     if hands_out is not None and not _takes(hands_out, 2):
         wrong = inspect.signature(hands_out) if callable(hands_out) else f"={hands_out!r}"
@@ -81,6 +85,12 @@ def part_problems(
         for codec in (method.codec, upper):
             if not _of_package(codec):
                 found += _codec_problems(codec, like)
+    for channel in method.channels:
+        if channel.landing is not None:
+            values, number = {"values": jnp.zeros(2)}, jnp.int32(0)
+            told = {"displacement": values, "staleness": number, "round": number, "step": number}
+            name = f"channel {channel.name}: landing"
+            found += _transform_problems(name, channel.landing, values, told)
     return list(dict.fromkeys(found))  # fragments may share leaves
 
 

@@ -1,5 +1,7 @@
 """SPARTA and DES-LOC against their NumPy re-derivation: three regions, different data, absences."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import optax
@@ -8,6 +10,9 @@ import pytest
 from oracle.jax_problem import loss_fn
 
 import lowcomm_jax as lc
+from lowcomm_jax.channels import Channel, Everything, Partitioned, Sampled, Shuffled
+from lowcomm_jax.methods import Method
+from lowcomm_jax.schedule import Never
 from lowcomm_jax.state import with_inner
 
 STEPS, R = 13, 3
@@ -128,6 +133,77 @@ def test_sparta(selection, delay, period, inner, skip, weights):
         free = [tree["a"] for tree in run.at(t).locals]
         if t not in (period, 2 * (period or 0)):
             assert np.ptp(free, axis=0).max() > 1e-3
+
+
+REPLAYED = [
+    # selection, every, delay, inner, absences, weights
+    (Sampled(0.5), 1, 3, SGD, True, None),  # an entry is often drawn again before it lands
+    (Partitioned(0.3), 1, 4, ADAMW, True, [0.2, 0.5, 0.3]),
+    (Shuffled(0.3), 2, 3, SGD, False, None),
+    (Everything(), 3, 2, ADAMW, True, None),
+]
+
+
+@pytest.mark.parametrize("selection,every,delay,inner,skip,weights", REPLAYED)
+def test_a_channel_that_lands_by_a_rule(selection, every, delay, inner, skip, weights):
+    """mean + (now - sent); an entry that is under way is not drawn."""
+    channel = Channel("x", "params", every, delay, selection, landing=lc.landing.replay())
+    mask = absent() if skip else None
+    kwargs = {} if weights is None else {"weights": weights}
+    method = Method("x", Never(), None, channels=(channel,))
+    _, seen, batches, loop = train(method, inner[1], mask, **kwargs)
+    entries = None if isinstance(selection, Everything) else entries_of(loop)
+    given = {"inner": inner[0], "participants": mask, "weights": weights}
+
+    def run(entries, replay):
+        exchange = oracle.Exchange("x", every=every, delay=delay, entries=entries, replay=replay)
+        return oracle.run_channels(oracle.make_params(), batches, exchanges=[exchange], **given)
+
+    def check_locals(run):
+        for t, (local, *_) in enumerate(seen, 1):
+            for key in local:
+                for r, tree in enumerate(run.at(t).locals):
+                    close(local[key][r], tree[key], f"step {t} region {r} {key}")
+
+    check_locals(run(entries, True))
+    assert told(seen) == expected(run(entries, True))
+    with pytest.raises(AssertionError):
+        check_locals(run(entries, False))  # what a channel without a rule does
+
+
+def test_a_blend_of_a_channel_by_hand():
+    """T(u) = alpha (u - D): halfway between what a region has and the mean of what was sent."""
+    channel = Channel("x", delay=1, landing=lc.landing.blend(0.25))
+    channel = dataclasses.replace(channel, every=2)
+    mesh = lc.make_mesh(devices=jax.devices()[:1])
+    engine = lc.Engine(
+        lambda w, batch, rng: jax.numpy.sum(w * batch[0]), optax.sgd(1.0),
+        Method("x", Never(), None, channels=(channel,)), 2, mesh=mesh,
+    )  # fmt: skip
+    pull = np.float32([[[1.0]], [[3.0]]])
+    state, _ = engine.run(engine.init(np.zeros(1, np.float32)), [pull] * 3)
+    # Sent after step 2: -2 and -6, mean -4. After step 3 the regions are at -3 and -9.
+    expected = [[0.25 * -3 + 0.75 * -4], [0.25 * -9 + 0.75 * -4]]
+    np.testing.assert_allclose(lc.region_params(state), expected, rtol=1e-6)
+
+
+def test_a_region_that_was_left_out_lands_on_the_mean_itself():
+    """It has a NaN in one entry; in all of them there is nothing that it could add."""
+    channel = Channel("x", every=2, delay=1, landing=lc.landing.replay())
+    mesh = lc.make_mesh(devices=jax.devices()[:1])
+    engine = lc.Engine(
+        lambda w, batch, rng: jax.numpy.sum(w * batch[0]), optax.sgd(1.0),
+        Method("x", Never(), None, channels=(channel,)), 3, mesh=mesh,
+    )  # fmt: skip
+    pull = np.float32([[[1, 1]], [[3, 3]], [[5, 5]]])
+    state, _ = engine.step(engine.init(np.zeros(2, np.float32)), pull)
+    ((name, value),) = state.inner.params.items()
+    state = with_inner(state, params={name: value.at[1, 1].set(np.nan)})
+    state, metrics = engine.step(state, pull)
+    assert np.asarray(metrics["x_left_out"]).tolist() == [0, 1, 0]
+    state, _ = engine.step(state, np.ones((3, 1, 2), np.float32))
+    # The others sent -2 and -10, and have made -1 since.
+    np.testing.assert_allclose(lc.region_params(state), [[-7, -7], [-6, -6], [-7, -7]], rtol=1e-6)
 
 
 @pytest.mark.parametrize("skip", [False, True], ids=["all", "skip"])

@@ -40,11 +40,19 @@ def test_entries_on_every_mesh(shape):
     expected = np.concatenate([x[:, i] for x, i in zip(flat, indices)], axis=1)
     np.testing.assert_array_equal(taken, expected.astype(np.float32))
 
-    new, adopts = np.arange(100, 112, dtype=np.float32), np.array([False, True])
+    new = np.arange(200, 224, dtype=np.float32).reshape(R, 12)
+    adopts = np.ones((R, 12), bool)
+    adopts[0], adopts[1, 5] = False, False
     put = jax.jit(lambda xs: put_entries(regions, xs, indices, specs, jnp.asarray(new), adopts))
+    same = jax.jit(lambda xs: put_entries(regions, xs, indices, specs, new[0], adopts[:, 0]))
+    for got, x, i in zip(same(placed), flat, indices):
+        inside = i[i < x.shape[1] - 1]
+        row = np.asarray(got).reshape(R, -1)[:, inside]
+        assert (row[0] == x[0, inside]).all() and (row[1] >= 200).all() and (row[1] < 212).all()
     start = 0
     for got, x, i, where in zip(put(placed), flat, indices, lie):
-        x[1, i] = new[start : start + i.size]
+        part = slice(start, start + i.size)
+        x[1, i] = np.where(adopts[1, part], new[1, part], x[1, i])
         start += i.size
         np.testing.assert_array_equal(np.asarray(got).reshape(R, -1), x[:, :-1].astype(np.float32))
         assert got.sharding.is_equivalent_to(where, got.ndim), "a leaf was moved"

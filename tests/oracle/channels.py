@@ -1,4 +1,7 @@
-"""Methods that average selected values beside, or instead of, an outer step: SPARTA, DES-LOC."""
+"""Methods that average selected values beside, or instead of, an outer step.
+
+SPARTA, DES-LOC, and LOSCAR-SGD's landing (arXiv 2605.20866).
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,7 +29,8 @@ class Exchange:
     """Every `every` steps the mean of some values overwrites them, `delay` steps later.
 
     source: "params", or a field of the inner optimizer's state. entries: number of the exchange,
-    from 0 -> flat indices of each array; None = all values.
+    from 0 -> flat indices of each array; None = all values. replay: whether a region keeps what it
+    made since the send (LOSCAR): mean + (now - sent). Then an entry that is under way is not drawn.
     """
 
     name: str
@@ -34,6 +38,7 @@ class Exchange:
     every: int = 1
     delay: int = 0
     entries: Callable[[int], Entries] | None = None
+    replay: bool = False
 
     def trees(self, regions: Regions) -> list[Tree]:
         """Each region's arrays, themselves: writing into them changes the region."""
@@ -56,6 +61,8 @@ class Waiting:
     mean: Tree
     entries: Entries
     regions: set[int]
+    values: list[Tree]
+    excluded: tuple[int, ...]
 
 
 def run_channels(
@@ -90,7 +97,8 @@ def run_channels(
                     _arrive(item, regions, t, run)
                     waiting.remove(item)
             if t % exchange.every == 0:
-                item = _leave(exchange, regions, t, present, shares, run)
+                under_way = [w.entries for w in waiting if w.exchange is exchange]
+                item = _leave(exchange, regions, t, present, shares, run, under_way)
                 if item is not None and exchange.delay == 0:
                     _arrive(item, regions, t, run)
                 elif item is not None:
@@ -120,22 +128,28 @@ def run_channels(
     return run
 
 
-def _leave(exchange, regions, t, present, shares, run) -> Waiting | None:
+def _leave(exchange, regions, t, present, shares, run, under_way) -> Waiting | None:
     """Average what leaves now; None if nobody takes part."""
     if not present:
         return None
     trees = exchange.trees(regions)
     entries = exchange.chosen(t // exchange.every - 1, trees[0])
+    if exchange.replay:
+        for others in under_way:
+            entries = {key: np.setdiff1d(index, others[key]) for key, index in entries.items()}
     values = [{key: np.ravel(tree[key])[index] for key, index in entries.items()} for tree in trees]
     reduced = reduce_over(values, present, shares)
     excluded = present if reduced is None else reduced.excluded
     run.events.append(Event(t, f"send {exchange.name}", 0, 0, present, excluded))
     mean = None if reduced is None else reduced.mean
-    return Waiting(exchange, t, mean, entries, set(present))
+    return Waiting(exchange, t, mean, entries, set(present), values, tuple(excluded))
 
 
 def _arrive(item: Waiting, regions: Regions, t: int, run: Trajectory) -> None:
-    """Overwrite the entries of those who wait."""
+    """Overwrite the entries of those who wait.
+
+    With `replay` each adds what it made since; one that was left out has nothing to add to.
+    """
     if item.regions:
         who = tuple(sorted(item.regions))
         run.events.append(Event(t, f"land {item.exchange.name}", 0, t - item.sent, who))
@@ -145,5 +159,7 @@ def _arrive(item: Waiting, regions: Regions, t: int, run: Trajectory) -> None:
     for r in item.regions:
         for key, index in item.entries.items():
             flat = np.ravel(trees[r][key]).copy()
-            flat[index] = item.mean[key]
+            made = flat[index] - item.values[r][key]
+            keeps = item.exchange.replay and r not in item.excluded
+            flat[index] = item.mean[key] + made if keeps else item.mean[key]
             trees[r][key] = flat.reshape(trees[r][key].shape)

@@ -35,6 +35,12 @@ METHODS = {
     "late": lambda: Method(
         "late", Never(), None, channels=(Channel("x", every=3, delay=4, selection=Sampled(0.3)),)
     ),
+    "replayed": lambda: Method(
+        "replayed",
+        Staggered(5),
+        lc.outer.nesterov(0.7, 0.9),
+        channels=(Channel("x", delay=3, selection=Sampled(0.5), codec="bf16", landing=REPLAY),),
+    ),
 }
 MASK = np.array([[t % 4 != 1 or r != t % 3 for r in range(R)] for t in range(2 * STEPS + 1)])
 
@@ -124,7 +130,7 @@ def test_warm_compiles_what_run_calls():
     assert compilations(lambda: engine.run(state, stream())[0].inner) == 0
 
 
-@pytest.mark.parametrize("name", ["sparta_diloco", "late"])
+@pytest.mark.parametrize("name", ["sparta_diloco", "late", "replayed"])
 def test_resuming_in_any_phase_is_the_same_run(name, tmp_path):
     """Saved after steps 4 and 7: payloads in flight, DiLoCo's round and the slots in mid-turn."""
     engine, state = make(name)
@@ -146,12 +152,13 @@ def test_resuming_in_any_phase_is_the_same_run(name, tmp_path):
             same(values(end), values(state))
 
 
-def test_every_replica_mode_and_mesh_gives_the_same():
-    engine, state = make("sparta_diloco")
+@pytest.mark.parametrize("name", ["sparta_diloco", "replayed"])
+def test_every_replica_mode_and_mesh_gives_the_same(name):
+    engine, state = make(name)
     expected = values(engine.run(state, stream(), lambda t: MASK[t])[0])
-    engine, state = make("sparta_diloco", (3, 1, 1, 1))
+    engine, state = make(name, (3, 1, 1, 1))
     same(values(engine.run(state, stream(), lambda t: MASK[t])[0]), expected)
-    engine, state = make("sparta_diloco", replicas="vmap")
+    engine, state = make(name, replicas="vmap")
     for name, value in values(engine.run(state, stream(), lambda t: MASK[t])[0]).items():
         np.testing.assert_allclose(value, expected[name], rtol=1e-4, atol=1e-5, err_msg=name)
 
@@ -303,7 +310,7 @@ def test_nothing_but_selected_values_crosses_regions(delay):
     state = engine.init({k: rng.standard_normal(s).astype(np.float32) for k, s in WIDE.items()})
     batch = {"x": rng.standard_normal((2, 4, 64)).astype(np.float32)}
     loop = engine.sync_loop(state)
-    flights = tuple((f.payload, f.weight) for f in state.channels.values()) or ((),)
+    flights = tuple(f.on_devices for f in state.channels.values()) or ((),)
     placed = engine.place(jax.tree.map(lambda x: x[:, None], batch))
     masks = np.ones((2, 1), bool)
     given = ((state.inner, flights), state.frozen, placed, engine.runner.region_keys)
@@ -381,7 +388,30 @@ def test_a_region_that_comes_back_starts_from_the_mean():
 # -- refusals -------------------------------------------------------------------------------------
 
 HALF = Sampled(0.5)
+REPLAY = lc.landing.replay()
+
+
+def landing(**settings):
+    channel = Channel("a", **{"delay": 1, "landing": REPLAY, **settings})
+    return lambda: Method("m", Never(), None, channels=(channel,))
+
+
+def needy(progress, state, params=None, *, fragment, **extra):
+    return progress, state
+
+
 REFUSED = {
+    "landing: the rule has a state": landing(landing=lc.landing.taylor_delay_correction()),
+    "landing: source='nu' is no parameter": landing(source="nu"),
+    "landing: without a delay": landing(delay=0),
+    "use delay=2 or less": landing(every=2, delay=3),
+    "landing='replay': give an Optax transform": landing(landing="replay"),
+    "channel a: landing: update(progress, state, params=None, *, fragment": landing(
+        landing=optax.GradientTransformationExtraArgs(lambda params: (), needy)
+    ),
+    "channel a: landing: the result at ['values']": landing(
+        landing=optax.stateless(lambda u, params: jax.tree.map(jnp.sum, u))
+    ),
     "every=0": lambda: Method("m", Never(), None, channels=(Channel("a", every=0),)),
     "delay=-1": lambda: Method("m", Never(), None, channels=(Channel("a", delay=-1),)),
     "p=0.7": lambda: lc.methods.sparta(0.7),
