@@ -248,6 +248,7 @@ def methods() -> dict[str, Case]:
             lambda: decoupled(speeds=(1.0, 0.6, 0.8), outages=[(1, 5, 9)], codec=coded("int4", 0.9))
         ),
         "sparta": saved(lambda: lc.methods.sparta(0.3, "shuffled", delay=2)),
+        "sparta, replay": saved(lambda: lc.methods.sparta(0.3, delay=2, landing="replay")),
         "sparta, diloco": Case(lambda: lc.methods.sparta(0.3, period=4)),
         "des_loc": saved(
             lambda: lc.methods.des_loc(2, 3, 4), inner=lambda: optax.contrib.adopt(0.02)

@@ -155,6 +155,8 @@ def _argument(
     if key == "global_codec" and value is not None:
         made, problems = parts.build("codec", value, stacked, seed)
         return made, [line.replace("method.codec", f"method.{key}", 1) for line in problems]
+    if key == "landing" and isinstance(default, str):
+        return value, []  # such a factory has names of its own, for the landing of its channel
     if key in PARTS and value is not None:
         made, problems = parts.build(key, value, stacked, seed)
         name = value.get("name") if isinstance(value, Mapping) else value

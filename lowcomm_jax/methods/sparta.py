@@ -5,11 +5,19 @@ With S_t the entries selected for step t, about p of every tensor, and delay tau
 .. math::
    \theta_r[S_t] \leftarrow \tfrac1R \sum_q \theta_q(t)[S_t] \quad\text{at step } t + \tau
 
+and with `landing="replay"`, the rule of LOSCAR-SGD (arXiv 2605.20866), which keeps what a region
+has made meanwhile:
+
+.. math::
+   \theta_r[S_t] \leftarrow \tfrac1R \sum_q \theta_q(t)[S_t]
+     + \big(\theta_r(t + \tau) - \theta_r(t)\big)[S_t] \quad\text{at step } t + \tau
+
 ====== ======================================================= ===========
 symbol meaning                                                 argument
 ====== ======================================================= ===========
 p      share of the entries that travel at a step              `p`
 tau    steps from send to landing                              `delay`
+-      which of the two equations                              `landing`
 H      steps between outer steps of SPARTA with DiLoCo          `period`
 ====== ======================================================= ===========
 
@@ -29,6 +37,11 @@ Differs from EXO's code, the only source (it has no paper):
 - What lands after a step lands before this step's values leave. The code, in the versions that had
   a delay, read the values first.
 - In the code payloads in flight overwrote parts of a newer anchor.
+
+LOSCAR-SGD is known from notes; the paper was not read. It sends every N steps, and here N = 1. Our
+reading: an entry that is under way is not drawn again before it has landed, since two payloads
+would add the same progress twice. A landing precedes the drawing of the same step. A draw on an
+entry under way is an empty place in the payload, which costs its bytes.
 """
 
 from __future__ import annotations
@@ -43,9 +56,11 @@ from lowcomm_jax.channels import Channel, Partitioned, Sampled, Shuffled
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.methods.diloco import diloco
 from lowcomm_jax.refused import collect
+from lowcomm_jax.rules.landing import replay
 from lowcomm_jax.schedule import Never
 
 SELECTIONS = {"sampled": Sampled, "shuffled": Shuffled, "partitioned": Partitioned}
+LANDINGS = {"mean": None, "replay": replay()}
 
 
 def sparta(
@@ -55,6 +70,7 @@ def sparta(
     period: int | None = None,
     outer: optax.GradientTransformation | None = None,
     codec: Any = None,
+    landing: Literal["mean", "replay"] = "mean",
 ) -> Method:
     """Average a share p of the parameters after every step, and with `period` run DiLoCo too.
 
@@ -62,18 +78,26 @@ def sparta(
       p: share of the entries, from 3.1e-05 (2^-15) to 0.5, realised as 1 / round(1 / p).
       selection: `sampled` anew at every step; `shuffled` once, so that every entry travels once in
         1 / p steps; `partitioned`, shuffled anew for every such cycle.
-      delay: tau, inner steps; what a region makes of the selected entries in between is lost.
+      delay: tau, inner steps from a send to its landing.
       period: H of DiLoCo, inner steps per round; None = no main exchange.
       outer: Optax transform of DiLoCo's mean pseudo-gradient; default Nesterov 0.7 / 0.9.
       codec: codec of the selected values, without state; None = fp32. DiLoCo's payloads stay dense.
+      landing: after a delay `mean` drops what a region has made of the selected entries meanwhile,
+        `replay` adds it to the mean.
     """
     problems = []
     if selection not in SELECTIONS:
         problems.append(f"selection={selection!r}: use {', '.join(SELECTIONS)}")
+    if landing not in LANDINGS:
+        problems.append(f"landing={landing!r}: use {', '.join(LANDINGS)}")
     if period is None and outer is not None:
         problems.append("outer: without period there is no outer step; give both or neither")
     plain = functools.partial(
-        Channel, "sparta", selection=SELECTIONS.get(selection, Sampled)(p), delay=delay
+        Channel,
+        "sparta",
+        selection=SELECTIONS.get(selection, Sampled)(p),
+        delay=delay,
+        landing=LANDINGS.get(landing),
     )
     channels = (collect(problems, "codec: ", lambda: plain(codec=codec)) or plain(),)
     if period is None:

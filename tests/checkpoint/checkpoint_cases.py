@@ -80,6 +80,7 @@ METHODS = {
     # Of the payloads of steps 9 to 11 all are in flight; DiLoCo's round ends at step 12.
     "sparta": lambda: lc.methods.sparta(0.3, "partitioned", delay=3),
     "sparta_diloco": lambda: lc.methods.sparta(0.3, "shuffled", delay=2, period=6, codec="bf16"),
+    "sparta_replay": lambda: lc.methods.sparta(0.3, delay=3, landing="replay"),
     "des_loc": lambda: lc.methods.des_loc(2, 3, 4),
     "as_coded": lambda: lc.methods.decoupled_momentum(4, "as_coded", k=3),
     # In round 2, two of three trainers left, all batches different; another merge before round 4.

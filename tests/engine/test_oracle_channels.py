@@ -96,17 +96,19 @@ def expected(run):
 
 
 CASES = [
-    # selection, delay, period, inner, absences, weights
-    ("sampled", 0, None, SGD, True, None),
-    ("shuffled", 2, None, ADAMW, True, [0.2, 0.5, 0.3]),
-    ("partitioned", 3, 4, SGD, True, None),
-    ("sampled", 1, 5, ADAMW, False, None),
+    # selection, delay, period, inner, absences, weights, landing
+    ("sampled", 0, None, SGD, True, None, "mean"),
+    ("shuffled", 2, None, ADAMW, True, [0.2, 0.5, 0.3], "mean"),
+    ("partitioned", 3, 4, SGD, True, None, "mean"),
+    ("sampled", 1, 5, ADAMW, False, None, "mean"),
+    ("sampled", 2, None, ADAMW, True, [0.2, 0.5, 0.3], "replay"),
+    ("sampled", 3, 4, SGD, True, None, "replay"),
 ]
 
 
-@pytest.mark.parametrize("selection,delay,period,inner,skip,weights", CASES)
-def test_sparta(selection, delay, period, inner, skip, weights):
-    method = lc.methods.sparta(0.3, selection, delay, period)
+@pytest.mark.parametrize("selection,delay,period,inner,skip,weights,landing", CASES)
+def test_sparta(selection, delay, period, inner, skip, weights, landing):
+    method = lc.methods.sparta(0.3, selection, delay, period, landing=landing)
     mask = absent() if skip else None
     kwargs = {} if weights is None else {"weights": weights}
     state, seen, batches, loop = train(method, inner[1], mask, **kwargs)
@@ -114,7 +116,11 @@ def test_sparta(selection, delay, period, inner, skip, weights):
         oracle.make_params(),
         batches,
         inner=inner[0],
-        exchanges=[oracle.Exchange("sparta", delay=delay, entries=entries_of(loop))],
+        exchanges=[
+            oracle.Exchange(
+                "sparta", delay=delay, entries=entries_of(loop), replay=landing == "replay"
+            )
+        ],
         period=period,
         outer=oracle.Nesterov(0.7, 0.9),
         participants=mask,
@@ -133,6 +139,26 @@ def test_sparta(selection, delay, period, inner, skip, weights):
         free = [tree["a"] for tree in run.at(t).locals]
         if t not in (period, 2 * (period or 0)):
             assert np.ptp(free, axis=0).max() > 1e-3
+
+
+def test_a_landing_changes_what_is_kept_and_no_byte():
+    """Regions that never agree on a gradient: the mean's progress in flight is kept, or lost."""
+    mesh = lc.make_mesh(devices=jax.devices()[:1])
+    pull = np.float32([[[1.0] * 40], [[3.0] * 40]])
+    made, sent = {}, {}
+    for landing in ("mean", "replay"):
+        method = lc.methods.sparta(0.25, "shuffled", delay=2, landing=landing)
+        engine = lc.Engine(
+            lambda w, batch, rng: jax.numpy.sum(w * batch[0]), optax.sgd(1.0), method, 2, mesh=mesh
+        )
+        state, history = engine.run(engine.init(np.zeros(40, np.float32)), [pull] * 12)
+        made[landing] = float(jax.numpy.mean(lc.global_params(state)))
+        sent[landing] = [(e.step, e.kind, e.nbytes) for e in history.events]
+    assert sent["mean"] == sent["replay"]
+    # Each step is worth -2 on average. Ten payloads have landed, each of a quarter of the entries,
+    # and each has dropped the two steps that were made while it travelled.
+    np.testing.assert_allclose(made["replay"], -2 * 12, rtol=1e-6)
+    np.testing.assert_allclose(made["mean"], -2 * (12 - 10 * 0.25 * 2), rtol=1e-6)
 
 
 REPLAYED = [

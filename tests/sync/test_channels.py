@@ -416,6 +416,7 @@ REFUSED = {
     "delay=-1": lambda: Method("m", Never(), None, channels=(Channel("a", delay=-1),)),
     "p=0.7": lambda: lc.methods.sparta(0.7),
     "selection='all'": lambda: lc.methods.sparta(0.1, "all"),
+    "landing='sum': use mean, replay": lambda: lc.methods.sparta(0.1, delay=1, landing="sum"),
     "remembers what it has sent": lambda: lc.methods.sparta(
         0.1, codec={"name": "int4", "error_feedback": 0.9}
     ),

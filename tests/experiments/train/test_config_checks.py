@@ -39,7 +39,7 @@ KNOBS = {
     "isoloco": {"period": 7, "outer": {"name": "restarting", "every": 2}},
     "restarted_diloco": {"period": 7, "every": 2},
     "snoo": {"period": 7},
-    "sparta": {"p": 0.02, "selection": "shuffled", "delay": 2},
+    "sparta": {"p": 0.02, "selection": "shuffled", "delay": 2, "landing": "replay"},
     "des_loc": {"period": 7},
 }
 
