@@ -35,10 +35,12 @@ class Draw(NamedTuple):
       members: result of `GroupExchange.draw`.
       anchors: fp32 leaves `[n, ...]`, anchors of the members of this region's group, for separate
         jobs; None = the program holds all anchors.
+      row: int32, where this region stands among those members; None with `anchors`.
     """
 
     members: Any
     anchors: PyTree = None
+    row: Any = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -322,7 +322,8 @@ class JobDelivery:
         draw = None
         if anchors:  # this region's group: its members' rows, in this order
             table = member_table([tuple(range(len(pending.members)))], self.group_size)[:1]
-            draw = Draw(table, {k.removeprefix(f"{ANCHOR}/"): x for k, x in anchors.items()})
+            named = {k.removeprefix(f"{ANCHOR}/"): x for k, x in anchors.items()}
+            draw = Draw(table, named, np.int32(pending.members.index(self.region)))
         if flight.takes_part.any():
             counted = bool(arrived.participants[self.region])
             self.participation.note(counted)

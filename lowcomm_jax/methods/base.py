@@ -78,7 +78,8 @@ class Method:
       trainers: model instances in every region, and how they merge; None = one. With a policy or
         with trainers the method runs in an `AdaptiveEngine`.
       topology: who averages with whom; None = all regions. With `Gossip` every region has its own
-        anchor, and `outer` gets the group's mean anchor as `group_anchor`.
+        anchor, and `outer` gets the group's mean anchor as `group_anchor`, and with `reads_own` its
+        own pseudo-gradient as `own`, as the others decode it.
       problems: settings that cannot work, one line with its fix each; the engine refuses them all
         at once.
       channels: exchanges beside the main one, or (`schedule.Never`) instead of it.

@@ -73,6 +73,7 @@ class Consensus:
       gamma: pull towards the group, not negative.
       group_size: regions in a group, from 2 to the number of regions.
       variant: as in `outer.gossip`.
+      names: what the method calls `alpha` and `gamma`.
 
     >>> round(Consensus(0.5, 0.7, group_size=2).contraction(regions=1024), 2)
     0.7
@@ -87,6 +88,7 @@ stable range is 0 < gamma < 0.436; choose gamma inside it or a smaller alpha']
     gamma: float
     group_size: int
     variant: Variant = "heavy_ball"
+    names: tuple[str, str] = ("alpha", "gamma")
 
     def second_moments(self, regions: int) -> np.ndarray:
         """The matrix that advances (sum p^2, sum p x, sum x^2) by one round, float64 `[3, 3]`."""
@@ -132,10 +134,11 @@ stable range is 0 < gamma < 0.436; choose gamma inside it or a smaller alpha']
         limit = self.gamma_limit(regions)
         if alone_in_one_group or 0.0 < self.gamma < limit:
             return []
+        momentum, pull = self.names
         return [
-            f"gamma={self.gamma:g} lets {regions} regions in groups of {self.group_size} drift "
-            f"apart: with alpha={self.alpha:g} and {self.variant} the stable range is "
-            f"0 < gamma < {limit:.3f}; choose gamma inside it or a smaller alpha"
+            f"{pull}={self.gamma:g} lets {regions} regions in groups of {self.group_size} drift "
+            f"apart: with {momentum}={self.alpha:g} and {self.variant} the stable range is "
+            f"0 < {pull} < {limit:.3f}; choose {pull} inside it or a smaller {momentum}"
         ]
 
     def variance(self, pull_norm_R: np.ndarray) -> float:

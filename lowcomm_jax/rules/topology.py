@@ -75,11 +75,15 @@ class Gossip:
       seed: of the draws; all regions must use the same.
       consensus: the outer rule's coefficients, which must keep the regions together (an
         `consensus.Consensus`); None = they are not checked.
+      reads_own: whether the outer rule reads the region's own pseudo-gradient apart from its
+        group's mean, as `own`. The anchor and outer state of a region that does not count (absent,
+        not finite, of weight 0) then stay as they are; else they move with its group.
     """
 
     group_size: int = 2
     seed: int = 0
     consensus: Any = dataclasses.field(default=None, repr=False)
+    reads_own: bool = False
 
     def violations(self, regions: int) -> list[str]:
         """What cannot work with this many regions, one line each with its fix."""

@@ -302,7 +302,8 @@ def _outer_keywords(method: Method, like: PyTree) -> dict[str, Any]:
         return {}
     told: dict[str, Any] = dict.fromkeys(_TOLD, jax.ShapeDtypeStruct((), jnp.int32))
     if method.topology is not None:
-        return told | {"group_anchor": like}
+        own = {"own": like} if method.topology.reads_own else {}
+        return told | {"group_anchor": like} | own
     if not method.takes_own_parts:
         return told
     share = jax.ShapeDtypeStruct((), jnp.float32)

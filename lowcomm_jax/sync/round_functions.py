@@ -579,7 +579,8 @@ class GossipRoundFunctions(RoundFunctions):
         """Step 1 of a landing: phi_i <- phi_i + outer(mean_G Delta; phi_i, mean_G phi).
 
         The means run over the members of a region's group that take part. The anchor of a member
-        that does not moves, too; in a group where no member takes part no anchor moves.
+        that does not moves, too, unless the rule reads own pseudo-gradients (`Gossip.reads_own`);
+        in a group where no member takes part no anchor moves.
 
         Args:
           sent: `extra` is the round's `exchange.pairs.Draw`. There are no personal codecs, and the
@@ -600,12 +601,18 @@ class GossipRoundFunctions(RoundFunctions):
             sent.payload, anchors, sent.weight, draw.members, like, self._specs(like)
         )
 
-        (rule, _), told = self.rules_K[rules], told or {}
+        (rule, _), told, read = self.rules_K[rules], told or {}, {"group_anchor": group}
+        if self.groups.topology.reads_own:
+            payload, weight_R = sent.payload, sent.weight
+            if draw.row is not None:
+                payload, weight_R = jax.tree.map(lambda x: x[draw.row][None], (payload, weight_R))
+            read["own"] = self._own_part(payload, weight_R, base, self.exchange)
+            moves_R &= weight_R > 0
 
-        def one_region(mean, state, own, group):
-            return rule.update(mean, state, own, group_anchor=group, **told)
+        def one_region(mean, state, anchor, read):
+            return rule.update(mean, state, anchor, **read, **told)
 
-        updates, new_state = jax.vmap(one_region)(mean, outer_state, base, group)
+        updates, new_state = jax.vmap(one_region)(mean, outer_state, base, read)
         pull = jax.tree.map(jnp.subtract, base, group)
         mean_norm, update_norm, pull_norm = self.norms(mean, updates, pull)
         updates, update_norm = self.guard.clip(updates, update_norm)

@@ -14,6 +14,7 @@ from refused_lines import lines_of
 import lowcomm_jax as lc
 from lowcomm_jax import compression
 from lowcomm_jax.rules.consensus import Consensus
+from lowcomm_jax.schedule import Staggered
 from lowcomm_jax.state.train_state import with_inner
 
 MESH = lc.make_mesh(devices=jax.devices()[:1])
@@ -207,6 +208,40 @@ def test_nothing_compiles_once_every_program_has_run(size, slots):
     drawn = {lc.topology.Gossip(size).draw(n, 6) for n in range(2, 15)}
     assert drawn == set(range(5)), "every partition must occur"
     assert compilations(lambda: engine.run(state, batches[4:])[0].anchor) == 0
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_a_rule_that_reads_its_own_pseudo_gradient(slots):
+    """The anchor of a region that takes no part stays; without `reads_own` it would move."""
+
+    def update(mean, state, params=None, *, group_anchor, own, **extra):
+        return jax.tree.map(lambda m, o: -0.5 * o - 0.25 * m, mean, own), state
+
+    def pushed(params, batch, rng):
+        return params["w"].sum() * batch["x"].mean()
+
+    method = lc.methods.Method(
+        "own",
+        Staggered(1),
+        optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update),
+        anchors="per_region",
+        topology=lc.topology.Gossip(2, reads_own=True),
+    )
+    mesh = lc.make_mesh(region=slots, devices=jax.devices()[:slots])
+    start = {"w": np.float32([1.0, -2.0])}
+    engine, state = make(method, 2, optax.sgd(0.1), pushed, start, mesh=mesh)
+    push = {"x": np.float32([[1.0], [3.0]])}
+    state, _ = engine.step(state, push)  # Delta = 0.1 and 0.3, their mean 0.2
+    moved = np.asarray(state.anchor["w"]) - start["w"]
+    np.testing.assert_allclose(moved, [[-0.1] * 2, [-0.2] * 2], rtol=1e-5)
+    state, _ = engine.step(state, push, [True, False])  # alone: Delta and mean are 0.1
+    moved = np.asarray(state.anchor["w"]) - start["w"]
+    np.testing.assert_allclose(moved, [[-0.175] * 2, [-0.2] * 2], rtol=1e-5)
+    values = np.asarray(lc.region_params(state)["w"]) - start["w"]
+    np.testing.assert_allclose(values, [[-0.175] * 2, [-0.5] * 2], rtol=1e-5)
+    state, _ = engine.step(state, push)  # Delta = 0.1 and 0.6 of two steps, their mean 0.35
+    moved = np.asarray(state.anchor["w"]) - start["w"]
+    np.testing.assert_allclose(moved, [[-0.3125] * 2, [-0.5875] * 2], rtol=1e-5)
 
 
 # -- refusals -------------------------------------------------------------------------------------

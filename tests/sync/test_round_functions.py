@@ -14,6 +14,7 @@ from lowcomm_jax.compression import Codec
 from lowcomm_jax.exchange import MeshExchange
 from lowcomm_jax.mesh.regions import Regions
 from lowcomm_jax.sync.gradient_exchange import optimizer_step
+from lowcomm_jax.rules.topology import Gossip
 from lowcomm_jax.sync.round_functions import (
     Adoption,
     AnchorState,
@@ -203,7 +204,7 @@ def test_an_optimizer_stands_still_where_no_gradient_counts(weight, moves):
 def test_of_groups_in_which_nobody_counts_neither_anchors_nor_states_move():
     """An anchor is pulled from where it was before it moves."""
     mean, group, moves_R = rows(2, 2, 4), rows(9, 9, 9), jnp.array([True, True, False])
-    groups = SimpleNamespace(means=lambda *_: (mean, group, moves_R))
+    groups = SimpleNamespace(means=lambda *_: (mean, group, moves_R), topology=Gossip())
     plain = functions()
     fields = {f.name: getattr(plain, f.name) for f in dataclasses.fields(plain)}
     draw, start = SimpleNamespace(anchors=None, members=None), jnp.zeros(R, jnp.int32)
