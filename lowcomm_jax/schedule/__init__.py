@@ -9,6 +9,8 @@ reduced data alone, so that every region decides alike. `base` has the contract.
 - `adaptive`: CoCoDC's choice by change rate. `rank_driven`: DiLoCoX's rank and period.
 - `arrivals`: regions of different speed, each at its own steps.
 - `two_levels`: the same, at local servers, which arrive at a global one.
+- `timed`: rounds of a fixed time, in which regions of different speed make different numbers of
+  steps.
 - `learners`: independent learners, with a quorum and a grace window.
 - `never`: no main exchange, for methods of channels alone.
 """
@@ -20,6 +22,7 @@ from lowcomm_jax.schedule.learners import Learners, Outage
 from lowcomm_jax.schedule.never import Never
 from lowcomm_jax.schedule.rank_driven import Ranked
 from lowcomm_jax.schedule.staggered import Staggered
+from lowcomm_jax.schedule.timed import Timed
 from lowcomm_jax.schedule.two_levels import TwoLevels
 
 __all__ = [
@@ -32,6 +35,7 @@ __all__ = [
     "Ranked",
     "Schedule",
     "Staggered",
+    "Timed",
     "Timing",
     "TwoLevels",
     "delay_per_region",

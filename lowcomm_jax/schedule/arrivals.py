@@ -107,18 +107,21 @@ class Arrivals(Schedule):
         return tuple(s._replace(admitted=self.senders(step, view.regions)) for s in sends)
 
     def violations(self, regions: int) -> list[str]:
-        problems = []
-        if not np.issubdtype(np.asarray(self.period).dtype, np.integer):
-            problems.append(f"period={self.period}: must be a whole number of inner steps")
-        elif self.period < 1:
-            problems.append(f"period={self.period}: at least 1 inner step is needed")
-        if len(self.speeds) != regions:
-            problems.append(
-                f"speeds: {len(self.speeds)} values for {regions} regions; give {regions}"
-            )
-        if not self.speeds or min(self.speeds) <= 0:
-            problems.append(f"speeds={self.speeds}: every region needs a positive speed")
-        return problems
+        return pace_violations(self.period, self.speeds, regions)
+
+
+def pace_violations(period: int, speeds: tuple[float, ...], regions: int) -> list[str]:
+    """What is wrong with a period and the speeds of regions, one line with its fix each."""
+    problems = []
+    if not np.issubdtype(np.asarray(period).dtype, np.integer):
+        problems.append(f"period={period}: must be a whole number of inner steps")
+    elif period < 1:
+        problems.append(f"period={period}: at least 1 inner step is needed")
+    if len(speeds) != regions:
+        problems.append(f"speeds: {len(speeds)} values for {regions} regions; give {regions}")
+    if not speeds or min(speeds) <= 0:
+        problems.append(f"speeds={speeds}: every region needs a positive speed")
+    return problems
 
 
 @functools.lru_cache(maxsize=16)

@@ -327,9 +327,9 @@ class Schedule(abc.ABC):
         """The first step after `step` at which a fragment is due, at the latest."""
         return next(t for t in itertools.count(step + 1) if self.due(t, counters))
 
-    def at_the_end(self, step: int, fragment: int, regions: int) -> Send:
+    def at_the_end(self, step: int, fragment: int, counters: SyncCounters) -> Send:
         """The send of the last synchronisation, at the step where a run ends."""
-        del step, regions
+        del step, counters
         return Send((fragment,))
 
     def level(self, counters: SyncCounters) -> int:

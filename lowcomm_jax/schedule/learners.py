@@ -232,8 +232,8 @@ class Learners(Schedule):
         can = [n % K for n in numbers if step > landed[n % K] and n % K not in flying]
         return () if view.away else tuple(Send((p,)) for p in can)
 
-    def at_the_end(self, step: int, fragment: int, regions: int) -> Send:
-        return Send((fragment,), self.up(step, regions), step)
+    def at_the_end(self, step: int, fragment: int, counters: SyncCounters) -> Send:
+        return Send((fragment,), self.up(step, counters.last_landed.shape[1]), step)
 
     @property
     def by_token_rate(self) -> bool:

@@ -396,7 +396,7 @@ class SyncLoop(EventLoop):
     ) -> TrainState:
         act = Send((p,))
         if not self.carrier.separate:
-            act = self.schedule.at_the_end(step, p, self.count)
+            act = self.schedule.at_the_end(step, p, state.counters)
         return self.send(state, act, step, mask, events)
 
     def put_in_flight(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from leaving import flight
 
-from lowcomm_jax.schedule import Adaptive, Arrivals, Learners, Outage, Ranked, Staggered
+from lowcomm_jax.schedule import Adaptive, Arrivals, Learners, Outage, Ranked, Staggered, Timed
 from lowcomm_jax.schedule.base import Adopt, Copy, Move, Send, View
 from lowcomm_jax.state.train_state import SyncCounters
 
@@ -151,5 +151,28 @@ def test_learners_that_are_down_adopt_nothing_and_copy_a_peer_when_they_come_bac
     copied = view(schedule, last_sent=[4])
     copied.counters.last_landed[:, 1] = 6
     assert schedule.acts(6, copied) == ()
-    last = schedule.at_the_end(5, 0, R)
+    last = schedule.at_the_end(5, 0, copied.counters)
     assert last.admitted.tolist() == [True, False, True] and last.lands == 5
+
+
+def test_rounds_of_a_time_are_sent_by_those_who_have_made_a_step():
+    """Speeds 1, 1/2 and 1/10: in rounds of 4 ticks 4, 2 and 0.4 steps."""
+    schedule = Timed(4, (2.0, 1.0, 0.2))
+    made = [schedule.active(t, R).tolist() for t in range(1, 11)]
+    assert np.sum(made, axis=0).tolist() == [10, 5, 1]
+    assert [schedule.due(t, None) for t in range(1, 9)] == [(), (), (), (0,)] * 2
+    (send,) = schedule.acts(4, view(schedule))
+    assert send.fragments == (0,) and send.admitted.tolist() == [True, True, False]
+    assert send.lands is None
+    later = view(schedule, last_sent=[8])
+    later.counters.last_landed[:] = [[8, 8, -1]]
+    (send,) = schedule.acts(12, later)
+    assert send.admitted.all(), "the slowest has made its first step at tick 10"
+    assert schedule.at_the_end(9, 0, later.counters).admitted.tolist() == [True, False, False]
+    assert schedule.acts(13, later) == ()
+
+
+def test_settings_of_rounds_of_a_time():
+    assert Timed(4, (3.0, 1.0, 2.0)).violations(R) == []
+    found = "\n".join(Timed(0, (3.0, 0.0)).violations(R))
+    assert "period=0" in found and "2 values for 3" in found and "positive speed" in found
