@@ -199,6 +199,9 @@ def methods() -> dict[str, Case]:
             lambda: lc.methods.delayed_diloco(4, first_round="blocking")
         ),
         "noloco": saved(lambda: lc.methods.noloco(4, seed=1, codec=coded("int4", 0.9))),
+        "gasloc": saved(
+            lambda: lc.methods.gasloc((4, 2, 3), 0.6, 0.3, 0.8, seed=1, codec=coded("int4", 0.9))
+        ),
         "noloco, nesterov": Case(lambda: lc.methods.noloco(3, variant="nesterov"), regions=4),
         "adloco": adapting(lambda: adloco(eta=2.0, codec=coded("topk", 0.9, k=3))),
         "adloco, in turns": adapting(
@@ -399,6 +402,7 @@ def jobs() -> dict[str, Case]:
         "streaming_diloco in int4": lambda: streaming(codec=coded("int4", 0.9)),
         "dilocox": dilocox,
         "noloco": lambda: lc.methods.noloco(3, seed=1),
+        "gasloc": lambda: lc.methods.gasloc(3, 0.6, 0.3, 0.8, seed=1),
     }
     learners = Case(decoupled, regions=2, jobs="store", rounds=4)
     return {

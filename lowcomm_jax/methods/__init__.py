@@ -20,6 +20,7 @@ from lowcomm_jax.methods.des_loc import des_loc
 from lowcomm_jax.methods.diloco import diloco
 from lowcomm_jax.methods.dilocox import AdaGradCmp, dilocox
 from lowcomm_jax.methods.eager_diloco import eager_diloco
+from lowcomm_jax.methods.gasloc import gasloc
 from lowcomm_jax.methods.halos import halos
 from lowcomm_jax.methods.heloco import heloco
 from lowcomm_jax.methods.isoloco import isoloco
@@ -47,6 +48,7 @@ __all__ = [
     "diloco",
     "dilocox",
     "eager_diloco",
+    "gasloc",
     "halos",
     "heloco",
     "isoloco",

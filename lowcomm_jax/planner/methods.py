@@ -150,7 +150,7 @@ FACTORIES: dict[str, Callable[..., methods.Method]] = {"allreduce": methods.ddp}
     for name in methods.__all__
     if inspect.isfunction(factory := getattr(methods, name))
 }
-# Settings of the papers where they differ from `ASKED_FOR` or the factories' defaults.
+# Settings of the papers where they differ from `asked_for` or the factories' defaults.
 PUBLISHED = {
     "streaming_diloco": {"fragments": 8, "overlap": 1, "codec": "e3m0"},
     "decoupled_diloco": {"period": 12, "overlap": 2},
@@ -178,6 +178,8 @@ def asked_for(regions: int) -> dict[str, Any]:
         "fragments": 4,
         "overlap": 5,
         "alpha": 0.5,
+        "gamma": 0.3,
+        "rate": 1.0,
         "speeds": (1.0,) * regions,
         "groups": tuple((region,) for region in range(regions)),
     }

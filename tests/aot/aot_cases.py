@@ -31,6 +31,7 @@ METHODS = {
         8, codec={"name": "low_rank_int4", "stacked": BLOCKS}, rank=16, adaptive=False
     ),
     "eager_diloco": lambda: M.eager_diloco(8),
+    "gasloc": lambda: M.gasloc(8, 0.5, 0.3, 1.0),
     "heloco": lambda: M.heloco(8, (1.0, 2.0)),
     "isoloco": lambda: M.isoloco(8),
     "local_sgd": lambda: M.local_sgd(8),

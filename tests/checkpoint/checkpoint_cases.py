@@ -51,6 +51,7 @@ METHODS = {
     "dilocox": factored,
     # Regions 0 to 2 in pairs: at step 11 two rounds have passed, and the third's groups are known.
     "noloco": lambda: lc.methods.noloco(4, seed=1, codec=feedback("int4")),
+    "gasloc": lambda: lc.methods.gasloc((4, 2, 3), 0.6, 0.3, 0.8, seed=1, codec=feedback("int4")),
     "async": lambda: lc.methods.async_local_sgd(4, (1.0, 0.6, 0.8)),
     # At step 11 region 2 is down, and rounds that it missed are in flight.
     "decoupled": lambda: lc.methods.decoupled_diloco(

@@ -22,6 +22,7 @@ METHODS = {
     "dilocox": lambda: lc.methods.dilocox(4, codec="low_rank", rank=1),
     "cocodc": lambda: lc.methods.cocodc(6, 3, 2, pattern="balanced"),
     "noloco": lambda: lc.methods.noloco(4),
+    "gasloc": lambda: lc.methods.gasloc((3, 2, 4), 0.6, 0.3, 0.8),
     "sparseloco": lambda: lc.methods.sparseloco(5, k=2, block=4),
     "muloco": lambda: lc.methods.muloco(5, bits=2),
     "demo": lambda: lc.methods.demo(k=3),

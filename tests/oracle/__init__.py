@@ -18,7 +18,7 @@ from oracle.decoupled import run_decoupled_diloco
 from oracle.decoupled_jobs import run_learner_jobs
 from oracle.demo import run_demo
 from oracle.dilocox import Adaptation, int4_rows, run_dilocox
-from oracle.gossip import run_noloco
+from oracle.gossip import run_gasloc, run_noloco
 from oracle.halos import run_halos
 from oracle.inner import AdamW, Adopt, Momentum, Sgd
 from oracle.loop import Event, Snapshot, Trajectory
@@ -94,6 +94,7 @@ __all__ = [
     "run_dilocox",
     "run_dilocox_dense",
     "run_eager",
+    "run_gasloc",
     "run_halos",
     "run_heloco",
     "run_learner_jobs",

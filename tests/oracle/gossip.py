@@ -1,4 +1,4 @@
-"""NoLoCo: every region has its own anchor and averages with a small group only."""
+"""NoLoCo and GASLoC: every region has its own anchor and averages with a small group only."""
 
 from collections.abc import Sequence
 
@@ -90,4 +90,68 @@ def run_noloco(
         for group in [tuple(range(count))] if last_groups is None else last_groups:
             exchange(steps, group, group, row, "final")
         run.record_finished(step=steps, anchors=phi, locals=regions.values, momentum=delta)
+    return run
+
+
+def run_gasloc(
+    params: Tree,
+    batches: dict,
+    *,
+    periods: Sequence[int],
+    groups: Sequence[Sequence[Sequence[int]]],
+    alpha: float,
+    gamma: float,
+    rate: float,
+    inner,
+    participants=None,
+    weights=None,
+    finish=False,
+    last_groups: Sequence[Sequence[int]] | None = None,
+) -> Trajectory:
+    """Run GASLoC (arXiv 2606.11081).
+
+    u_i = theta_i + rate g_i, g_i = end - start of H_i local steps; theta_i <- u_i - alpha (u_i -
+    mean_G u) + gamma (u_i - u_i of the round before), which is theta_0 at first. Region i makes its
+    H_i = `periods[i]` steps in max H ticks, floor(t H_i / max H) of them in t; in other ticks it
+    leaves its batch unused. Who takes no part keeps theta, u and its local values, and its group's
+    mean is over the others. One whose values are not finite is left out, and takes its theta over.
+    `groups`, finish: as in `run_noloco`.
+    """
+    steps, count = batches["x"].shape[:2]
+    theta = [copy_tree(params) for _ in range(count)]
+    before = [copy_tree(params) for _ in range(count)]
+    regions, run, longest = Regions(params, inner, count), Trajectory(), max(periods)
+
+    def exchange(t, group, here, row, kind):
+        made = [subtract(regions.values[r], theta[r]) for r in range(count)]
+        u = [{key: theta[r][key] + rate * made[r][key] for key in params} for r in range(count)]
+        reduced = reduce_over(u, here, row)
+        if reduced is not None:
+            for i in here:
+                if i in reduced.excluded:
+                    continue
+                for key in params:
+                    pull = u[i][key] - reduced.mean[key]
+                    moved = gamma * (u[i][key] - before[i][key])
+                    theta[i][key] = np.asarray(u[i][key] - alpha * pull + moved)
+                before[i] = copy_tree(u[i])
+            for i in here:
+                regions.values[i] = copy_tree(theta[i])
+            run.events.append(Event(t, kind, 0, 0, here, reduced.excluded))
+
+    run.record(step=0, anchors=theta, locals=regions.values, momentum=before)
+    for t in range(1, steps + 1):
+        active = [t * h // longest > (t - 1) * h // longest for h in periods]
+        losses = regions.step(batches, t, active)
+        if t % longest == 0:
+            present, row = present_at(participants, t, count), weights_at(weights, t, count)
+            for group in groups[t // longest - 1]:
+                here = tuple(r for r in group if r in present)
+                exchange(t, group, here, row, "land")
+        run.record(step=t, anchors=theta, locals=regions.values, momentum=before, losses=losses)
+    if finish:
+        row = weights_at(weights, steps, count)
+        for group in [tuple(range(count))] if last_groups is None else last_groups:
+            exchange(steps, group, group, row, "final")
+        run.record_finished(step=steps, anchors=theta, locals=regions.values, momentum=before)
     return run

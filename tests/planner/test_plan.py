@@ -147,6 +147,7 @@ ROWS = {
     "cocodc": (100, 4, 5, "fp32", OUTER),
     "dilocox": (125, 1, 125, "low_rank_int4", {**OUTER, "residual": 4.0}),
     "noloco": (50, 1, 0, "bf16", OUTER),
+    "gasloc": (100, 1, 0, "fp32", OUTER),
     "sparseloco": (30, 1, 0, "topk_2bit", {"anchor": 4.0, "residual": 4.0}),
     "muloco": (30, 1, 0, "int4", {**OUTER, "residual": 4.0}),
     "isoloco": (30, 1, 0, "fp32", OUTER),

@@ -21,6 +21,7 @@ RUN = {
     "cocodc": lambda m: m.cocodc(4, 2, 1),
     "dilocox": lambda m: m.dilocox(4),
     "noloco": lambda m: m.noloco(4),
+    "gasloc": lambda m: m.gasloc(4, 0.6, 0.3, 0.8),
     "sparseloco": lambda m: m.sparseloco(4),
     "muloco": lambda m: m.muloco(4),
     "decoupled_momentum": lambda m: m.decoupled_momentum(4),
@@ -48,6 +49,11 @@ REFUSED = {  # the method, what its refusal names, and the row of the docs
         "several fragments or an overlap",
     ),
     "halos": (lambda m: m.halos(4, SPEEDS, [[0], [1, 2]]), "local servers", "HALoS"),
+    "gasloc": (
+        lambda m: m.gasloc((4, 2, 3), 0.6, 0.3, 0.8),
+        "a pace of their own",
+        "GASLoC with a period for each region",
+    ),
     "sparta": (lambda m: m.sparta(), "channels exchange", "SPARTA"),
     "des_loc": (lambda m: m.des_loc(4, 8, 8), "channels exchange", "DES-LOC"),
 }

@@ -32,6 +32,7 @@ METHODS = {
     ),
     "dilocox": lambda: lc.methods.dilocox(4, FACTORS, 1, outer=RULE),
     "noloco": lambda: lc.methods.noloco(4, seed=3),
+    "gasloc": lambda: lc.methods.gasloc(4, 0.6, 0.3, 0.8, seed=3, codec="int8"),
     "sparseloco": lambda: lc.methods.sparseloco(4),
     "as coded": lambda: lc.methods.decoupled_momentum(4, "as_coded", 4, 4),
     "isoloco": lambda: lc.methods.isoloco(4),
@@ -75,6 +76,7 @@ QUICK = [
     ("cocodc", 3),
     ("dilocox", 2),
     ("noloco", 3),
+    ("gasloc", 3),
     ("radial", 3),
     ("as coded", 3),
 ]

@@ -49,6 +49,7 @@ METHODS = {
     "delayed": lambda: lc.methods.delayed_diloco(2, AVERAGE),
     "dilocox": lambda: lc.methods.dilocox(2, codec=None, outer=AVERAGE),
     "noloco": lambda: lc.methods.noloco(2),
+    "gasloc": lambda: lc.methods.gasloc(2, 0.6, 0.3, 0.8),
     "learners": lambda: decoupled(speeds=SPEEDS, outages=AWAY),
     "learners that blend": lambda: dataclasses.replace(
         decoupled(outages=AWAY), landing=lc.landing.blend(0.5)

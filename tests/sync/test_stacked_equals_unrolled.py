@@ -112,6 +112,7 @@ METHODS = {
     "eager_diloco": lambda told: lc.methods.eager_diloco(4),
     "delayed_diloco": lambda told: lc.methods.delayed_diloco(4),
     "noloco": lambda told: lc.methods.noloco(4),
+    "gasloc": lambda told: lc.methods.gasloc((4, 2, 3), 0.6, 0.3, 0.8),
     "dilocox": lambda told: lc.methods.dilocox(4, {"name": "int4", "stacked": told}),
     "sparseloco": lambda told: lc.methods.sparseloco(4, k=2, block=4, stacked=told),
     "muloco": lambda told: lc.methods.muloco(4, stacked=told),

@@ -34,6 +34,7 @@ KNOBS = {
     "cocodc": {"period": 7, "fragments": 3, "overlap": 2},
     "dilocox": {"period": 7, "rank": 4, "adaptive": {"window": 2}},
     "noloco": {"period": 7},
+    "gasloc": {"period": 7, "alpha": 0.4, "gamma": 0.3, "rate": 0.9, "peers": 1},
     "adloco": {"period": 7, "start_batch": 2, "max_batch": 9},
     "heloco": {"period": 7, "speeds": (1.0, 0.7), "weight": 0.7, "turn": 0.5},
     "isoloco": {"period": 7, "outer": {"name": "restarting", "every": 2}},
