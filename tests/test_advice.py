@@ -4,6 +4,7 @@ What is found has a call with something in its parentheses, or stands in backquo
 """
 
 import ast
+import dataclasses
 import functools
 import inspect
 import pathlib
@@ -170,10 +171,11 @@ def update(code):
     trains(made(method=lc.methods.diloco(2, outer=rule)))
 
 
-def tensor(code):
+def merged(code):
     """A merge that is written so is taken."""
-    space = run(f"class Own(lc.merge.Merge):\n def {code}: return delta_RxN.mean(0), momentum")
-    inspect.signature(space["Own"].tensor).bind(None, *range(4))
+    give = "lc.merge.Merged(delta_RxN.mean(0), state)"
+    space = run(f"class Own(lc.merge.Merge):\n def {code}: return {give}")
+    trains(made(method=dataclasses.replace(lc.methods.diloco(2), merge=space["Own"]())))
 
 
 def parameter(function):
@@ -261,7 +263,7 @@ EXECUTED = {
     "params, static = eqx.partition(model, eqx.is_array)": equinox_module,
     "loss_fn(params, batch, rng)": signature,
     f"update({PLACE}, state, params=None, {PLACE}**extra)": update,
-    "tensor(self, delta_RxN, weight_R, kind, momentum)": tensor,
+    "update(self, delta_RxN, state, weight_R, kind, momentum)": merged,
     "Engine(accumulate=)": parameter(lc.Engine),
     "Engine(accumulate=k)": parameter(lc.Engine),
     f"Engine(block={PLACE})": parameter(lc.Engine),

@@ -58,7 +58,8 @@ class Checkpoints:
 
     A checkpoint `<directory>/<step>/` holds
 
-    - `shared/`: anchor, outer states, change rates, frozen leaves, counters;
+    - `shared/`: anchor, outer states, states of the merge rule, change rates, frozen leaves,
+      counters;
     - one `region_<i>/` per region: inner state, residuals, landing state, its column of the
       counters, its payloads and snapshots in flight with their weight. Where every region has its
       own, also anchor and outer state; where the region is a job, the residuals from before a send;

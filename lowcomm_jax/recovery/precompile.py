@@ -58,6 +58,7 @@ def precompile(engine: Engine, state: TrainState, loop: SyncLoop | None = None) 
         anchor=played.anchor,
         received=played.received,
         outer=played.outer,
+        merge=played.merge,
         codec=codec_states(programs),
         landing=landing,
     )

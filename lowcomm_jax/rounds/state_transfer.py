@@ -30,7 +30,7 @@ from lowcomm_jax.store.records import Array
 from lowcomm_jax.store.records import State as StateRecord
 from lowcomm_jax.store.slots import key_of
 
-SHARED = ("anchor", "outer", "rate")
+SHARED = ("anchor", "outer", "rate", "merge")
 """Fields of a `TrainState` that all regions have in common, besides the counters."""
 
 CHUNK_BYTES = 64 << 20

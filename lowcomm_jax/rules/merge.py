@@ -5,8 +5,10 @@ Out: the direction that the outer rule descends along. Without a rule that is th
 which the exchange reduces. A rule that reads payloads one by one costs bytes: every region then
 receives those of all others.
 
-A rule is written for one tensor. `merge_leaves` hands it every leaf of a fragment as a whole: each
-layer of a stacked leaf by itself, with the kind of leaf (`optimizers.kind_of`).
+A rule is written for one tensor, and may have a state, with `init` and `update` as Optax's. All
+regions hold the same state, since all merge the same payloads. `merge_leaves` hands a rule every
+leaf of a fragment as a whole: each layer of a stacked leaf by itself, with the kind of leaf
+(`optimizers.kind_of`).
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import abc
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,9 +26,35 @@ from lowcomm_jax.optimizers import Kind, kind_of
 from lowcomm_jax.params.fragments import is_stacked
 from lowcomm_jax.refused import is_unknown
 
-__all__ = ["RULES", "Align", "Isotropic", "Merge", "RadialDirectional", "make", "merge_leaves"]
+__all__ = [
+    "RULES",
+    "Align",
+    "Isotropic",
+    "Merge",
+    "Merged",
+    "RadialDirectional",
+    "initial_states",
+    "make",
+    "merge_leaves",
+]
 
+PyTree = Any
 _TINY = 1e-12
+
+
+class Merged(NamedTuple):
+    """What a rule makes of the payloads of one tensor.
+
+    Attributes:
+      direction: fp32 `[...]`, to descend along.
+      state: like that of `Merge.init`.
+      moves: bool scalar; False = the tensor stays where it is: its anchor, and what stands under
+        its leaf's name, in its leaf's shape, in the outer state.
+    """
+
+    direction: jax.Array
+    state: PyTree = ()
+    moves: jax.Array | bool = True
 
 
 class Merge(abc.ABC):
@@ -49,23 +77,35 @@ class Merge(abc.ABC):
         """Settings that cannot work, one line with its fix each."""
         return []
 
+    def init(self, regions: int) -> PyTree:
+        """The state of one tensor before the first round: arrays of a few values; () = none.
+
+        Args:
+          regions: R of the run.
+        """
+        del regions
+        return ()
+
     @abc.abstractmethod
-    def tensor(
-        self, delta_RxN: jax.Array, weight_R: jax.Array, kind: Kind, momentum: jax.Array | None
-    ) -> jax.Array:
-        """The direction of one tensor (traced).
+    def update(
+        self,
+        delta_RxN: jax.Array,
+        state: PyTree,
+        weight_R: jax.Array,
+        kind: Kind,
+        momentum: jax.Array | None,
+    ) -> Merged:
+        """Merge the payloads of one tensor (traced).
 
         Args:
           delta_RxN: fp32 `[R, ...]`, decoded pseudo-gradients, 0 where the weight is 0; where the
             rule `reads` the mean, `[1, ...]`, the mean.
+          state: of `init`, or of the tensor's round before.
           weight_R: float32 `[R]`, not negative, not normalised, 0 for regions that are not counted.
             Where no region is counted all are 0, and the loop drops the result.
           kind: `matrix`, `embedding`, `head` or `vector`.
           momentum: fp32 `[...]`, from the outer state before this round; None unless the rule
             names its entry.
-
-        Returns:
-          The direction, fp32 `[...]`.
         """
 
 
@@ -90,15 +130,20 @@ class Isotropic(Merge):
 
     reads: ClassVar[Literal["payloads", "mean"]] = "mean"
 
-    def tensor(
-        self, delta_RxN: jax.Array, weight_R: jax.Array, kind: Kind, momentum: jax.Array | None
-    ) -> jax.Array:
+    def update(
+        self,
+        delta_RxN: jax.Array,
+        state: PyTree,
+        weight_R: jax.Array,
+        kind: Kind,
+        momentum: jax.Array | None,
+    ) -> Merged:
         del weight_R, momentum
         mean = delta_RxN[0]
         if kind == "vector" or mean.ndim != 2:
-            return mean
+            return Merged(mean, state)
         u, s, vt = jnp.linalg.svd(mean, full_matrices=False)
-        return jnp.mean(s) * (u @ vt)
+        return Merged(jnp.mean(s) * (u @ vt), state)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,21 +175,27 @@ class RadialDirectional(Merge):
             return []
         return [f"floor={self.floor}: give a length of a mean of unit vectors, from 0 to below 1"]
 
-    def tensor(
-        self, delta_RxN: jax.Array, weight_R: jax.Array, kind: Kind, momentum: jax.Array | None
-    ) -> jax.Array:
+    def update(
+        self,
+        delta_RxN: jax.Array,
+        state: PyTree,
+        weight_R: jax.Array,
+        kind: Kind,
+        momentum: jax.Array | None,
+    ) -> Merged:
         del momentum
         shares = _share(weight_R, delta_RxN.ndim)
         mean = jnp.sum(shares * delta_RxN, axis=0)
         if kind == "embedding":
-            return mean
+            return Merged(mean, state)
         norm_R = jax.vmap(_norm)(delta_RxN)
         scale_R = jnp.where(norm_R > 0, 1.0 / jnp.where(norm_R > 0, norm_R, 1.0), 0.0)
         unit_RxN = delta_RxN * scale_R.reshape(shares.shape)
         direction = jnp.sum(shares * unit_RxN, axis=0)
         length, radius = _norm(direction), jnp.sum(shares.reshape(-1) * norm_R)
         whole = length > self.floor
-        return jnp.where(whole, direction * (radius / jnp.where(whole, length, 1.0)), mean)
+        long = direction * (radius / jnp.where(whole, length, 1.0))
+        return Merged(jnp.where(whole, long, mean), state)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,9 +247,14 @@ class Align(Merge):
                 found.append(f"{name}={getattr(self, name)}: give 0 (off) or a positive number")
         return found
 
-    def tensor(
-        self, delta_RxN: jax.Array, weight_R: jax.Array, kind: Kind, momentum: jax.Array | None
-    ) -> jax.Array:
+    def update(
+        self,
+        delta_RxN: jax.Array,
+        state: PyTree,
+        weight_R: jax.Array,
+        kind: Kind,
+        momentum: jax.Array | None,
+    ) -> Merged:
         del kind, weight_R
         delta = delta_RxN[0]
         length, long = _norm(delta), _norm(momentum)
@@ -211,7 +267,7 @@ class Align(Merge):
         turned = (1 - lam) * delta / jnp.maximum(length, _TINY) + lam * m_hat
         aside = length * turned / jnp.maximum(_norm(turned), _TINY)
         kept = (cosine >= self.enough) | (long <= _TINY) | (length <= _TINY)
-        return jnp.where(kept, delta, jnp.where(cosine < 0, against, aside))
+        return Merged(jnp.where(kept, delta, jnp.where(cosine < 0, against, aside)), state)
 
 
 RULES: dict[str, type[Merge]] = {
@@ -244,40 +300,63 @@ def make(spec: str | Mapping[str, Any] | Merge) -> Merge:
     return RULES[name](**settings)
 
 
+def initial_states(
+    rule: Merge, like: Mapping[str, Any], regions: int, stacked: Sequence[str]
+) -> dict[str, PyTree]:
+    """The rule's state for every tensor of a fragment: by leaf, `[layers, ...]` of a stack.
+
+    Args:
+      like: leaves or their shapes by name, of one region.
+      regions: R of the run.
+      stacked: as in `merge_leaves`.
+    """
+
+    def of_leaf(name: str, shape: tuple[int, ...]) -> PyTree:
+        lead = shape[:1] if is_stacked(name, stacked) else ()
+        return jax.tree.map(lambda x: jnp.broadcast_to(x, (*lead, *x.shape)), rule.init(regions))
+
+    return {name: of_leaf(name, x.shape) for name, x in like.items()}
+
+
 def merge_leaves(
     rule: Merge,
     delta_R: dict[str, jax.Array],
+    states: dict[str, PyTree],
     weight_R: jax.Array,
     momentum: dict[str, jax.Array] | None,
     stacked: Sequence[str],
-) -> dict[str, jax.Array]:
+) -> Merged:
     """Apply a rule to every tensor of a fragment (traced).
 
     Args:
       rule: to apply.
       delta_R: fp32 leaves `[R, ...]` by name; `[1, ...]` where the rule reads the mean.
+      states: of `initial_states`.
       weight_R: float32 `[R]`.
       momentum: leaves `[...]` by name, or None.
       stacked: path prefixes of leaves with a leading layer axis; each layer is a tensor.
 
     Returns:
-      fp32 leaves `[...]` by name.
+      Each by leaf: fp32 `[...]`, states, and bools, `[layers]` of a stack and else scalars.
     """
 
-    def one(name: str, x_RxN: jax.Array) -> jax.Array:
+    def of_leaf(name: str, x_RxN: jax.Array) -> Merged:
         kind = kind_of(name, jax.ShapeDtypeStruct(x_RxN.shape[1:], x_RxN.dtype), stacked)
         counts = (weight_R > 0).reshape(-1, *(1,) * (x_RxN.ndim - 1))
         silenced = jnp.where(counts, x_RxN, 0.0)
         old = None if momentum is None else momentum[name]
 
-        def tensor(x, m):
-            return rule.tensor(x, weight_R, kind, m)
+        def tensor(x, state, m):
+            merged = rule.update(x, state, weight_R, kind, m)
+            return merged._replace(moves=jnp.asarray(merged.moves, bool))
 
         if is_stacked(name, stacked):
-            return jax.vmap(tensor, in_axes=(1, None if old is None else 0))(silenced, old)
-        return tensor(silenced, old)
+            axes = (1, 0, None if old is None else 0)
+            return jax.vmap(tensor, in_axes=axes)(silenced, states[name], old)
+        return tensor(silenced, states[name], old)
 
-    return {name: one(name, x) for name, x in delta_R.items()}
+    merged = {name: of_leaf(name, x) for name, x in delta_R.items()}
+    return Merged(*({name: one[i] for name, one in merged.items()} for i in range(3)))
 
 
 def _share(weight_R: jax.Array, ndim: int) -> jax.Array:

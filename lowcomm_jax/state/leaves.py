@@ -40,6 +40,7 @@ REGION_AXIS: dict[str, int | None] = {
     "codec": 0,
     "landing": 0,
     "rate": None,
+    "merge": None,
     "servers": None,
     "in_flight": 0,
     "channels": 0,

@@ -188,6 +188,8 @@ class TrainState:
       servers: of methods with two levels, the groups' servers, leaves `[G, ...]`
         (`sync.two_level_loop`); else empty.
       channels: payloads in flight of channels with a delay, by name.
+      merge: states of the merge rule of each fragment, by leaf (`merge.initial_states`), the same
+        in all regions; () without a rule.
     """
 
     inner: Inner
@@ -203,6 +205,7 @@ class TrainState:
     layout: Layout = dataclasses.field(metadata={"static": True})
     servers: dict[str, PyTree] = dataclasses.field(default_factory=dict)
     channels: dict[str, ChannelFlights] = dataclasses.field(default_factory=dict)
+    merge: tuple[PyTree, ...] = ()
 
     def replace(self, **changes: Any) -> TrainState:
         return dataclasses.replace(self, **changes)

@@ -19,6 +19,7 @@ from lowcomm_jax.mesh.offload import stow
 from lowcomm_jax.mesh.regions import REGION
 from lowcomm_jax.params import fragments as fragmentation
 from lowcomm_jax.params.sharding import leaf_shardings, optimizer_shardings, rule_shardings
+from lowcomm_jax.rules import merge
 from lowcomm_jax.state.channel_flights import ChannelFlights
 from lowcomm_jax.state.train_state import Inner, SyncCounters, TrainState
 from lowcomm_jax.sync.channel_exchange import initial_flights
@@ -56,6 +57,7 @@ def initial_state(programs: RoundPrograms, params: PyTree) -> TrainState:
         layout=layout,
         servers=_servers(programs, anchor),
         channels={} if programs.channels is None else initial_flights(programs.channels.exchanges),
+        merge=_merge_states(programs),
     )
     if not programs.setup.offload:
         return state
@@ -63,6 +65,7 @@ def initial_state(programs: RoundPrograms, params: PyTree) -> TrainState:
         anchor=stow(state.anchor),
         received=stow(state.received),
         outer=stow(state.outer),
+        merge=stow(state.merge),
     )
 
 
@@ -205,6 +208,19 @@ def _outer(programs: RoundPrograms, anchor: dict[str, jax.Array]) -> tuple[PyTre
     )
 
 
+def _merge_states(programs: RoundPrograms) -> tuple[PyTree, ...]:
+    rule, cut, setup = programs.method.merge, programs.fragments, programs.setup
+    if rule is None:
+        return ()
+
+    def start() -> tuple[PyTree, ...]:
+        given = setup.regions, setup.stacked
+        return tuple(merge.initial_states(rule, cut.like(p), *given) for p in range(len(cut)))
+
+    remembers = bool(jax.tree.leaves(rule.init(setup.regions)))
+    return jax.jit(start, out_shardings=programs.regions.sharding())() if remembers else start()
+
+
 def codec_states(programs: RoundPrograms) -> tuple[PyTree, ...]:
     """Codec state of each fragment, leaves `[R, ...]`; residuals are sharded as parameters are."""
     states = tuple(_codec_state(programs, p) for p in range(len(programs.fragments)))
@@ -268,6 +284,7 @@ def abstract_state(programs: RoundPrograms, params: PyTree) -> TrainState:
         counters=_counters(programs),
         received=_placed(state.received, received),
         rate=_placed(state.rate, regions.sharding()),
+        merge=_placed(state.merge, regions.sharding()),
         landing=tuple(_placed(*one) for one in zip(state.landing, landing_shardings(programs))),
         anchor=anchor,
         outer=outer,

@@ -27,7 +27,7 @@ from lowcomm_jax.compression.matrix import matrix_shape
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.optimizers import state_field
 from lowcomm_jax.params.fragments import Fragments, path_name
-from lowcomm_jax.rules.merge import Merge, merge_leaves
+from lowcomm_jax.rules.merge import Merge, initial_states, merge_leaves
 
 PyTree = Any
 _TOLD = ("fragment", "round", "step")
@@ -58,10 +58,10 @@ def call_problems(method: Method, loss_fn: Callable) -> list[str]:
     if hands_out is not None and not _takes(hands_out, 2):
         wrong = inspect.signature(hands_out) if callable(hands_out) else f"={hands_out!r}"
         found.append(f"hands_out{wrong}: give a function (anchor, outer_state) -> values")
-    if isinstance(merge, Merge) and not _takes(merge.tensor, 4):
+    if isinstance(merge, Merge) and not _takes(merge.update, 5):
         found.append(
-            f"merge: {type(merge).__name__}.tensor{inspect.signature(merge.tensor)}: write "
-            "tensor(self, delta_RxN, weight_R, kind, momentum)"
+            f"merge: {type(merge).__name__}.update{inspect.signature(merge.update)}: write "
+            "update(self, delta_RxN, state, weight_R, kind, momentum)"
         )
     return found
 
@@ -362,11 +362,16 @@ def _merge_problems(
     rows = regions if rule.reads == "payloads" else 1
     delta = {k: jax.ShapeDtypeStruct((rows, *x.shape), x.dtype) for k, x in like.items()}
     weight = jax.ShapeDtypeStruct((rows,), jnp.float32)
+    states = jax.eval_shape(lambda: initial_states(rule, like, regions, stacked))
     merged = jax.eval_shape(
-        lambda d, w, m: merge_leaves(rule, d, w, m, stacked), delta, weight, momentum
+        lambda d, s, w, m: merge_leaves(rule, d, s, w, m, stacked), delta, states, weight, momentum
     )
-    fix = "return one direction, without the axis of regions"
-    return _differences(f"merge: {type(rule).__name__}.tensor's result", merged, like, fix)
+    name, fix = f"merge: {type(rule).__name__}.update's", "return it without the axis of regions"
+    keep = "return a state like that of init: its tree, shapes and dtypes"
+    return [
+        *_differences(f"{name} direction", merged.direction, like, fix),
+        *_differences(f"{name} state", merged.state, states, keep),
+    ]
 
 
 def _codec_problems(codec: Codec, like: PyTree) -> list[str]:

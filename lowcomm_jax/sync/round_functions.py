@@ -28,7 +28,8 @@ from lowcomm_jax.mesh.regions import Regions
 from lowcomm_jax.methods.base import Method, Rule
 from lowcomm_jax.optimizers import state_field
 from lowcomm_jax.params import fragments as fragmentation
-from lowcomm_jax.rules.merge import merge_leaves
+from lowcomm_jax.params.sharding import leaf_of
+from lowcomm_jax.rules.merge import Merged, merge_leaves
 
 PyTree = Any
 _TINY = 1e-30
@@ -68,11 +69,13 @@ class AnchorState:
     Attributes:
       anchor, outer: Theta and the outer rule's state, leaves `[A, ...]`.
       codec: `[R, ...]`, of a personal codec (`compression.Codec.receive`), else None.
+      merge: the merge rule's states by leaf (`merge.initial_states`); None without a rule.
     """
 
     anchor: dict[str, jax.Array]
     outer: PyTree
     codec: PyTree = None
+    merge: PyTree = None
 
 
 @jax.tree_util.register_dataclass
@@ -302,21 +305,25 @@ class RoundFunctions:
         base = fragmentation.take(anchor, rows)
         like = without_lead(base)
         exchange = self.exchange.at(level)
-        energy = self.method.schedule.energy
+        energy, merged = self.method.schedule.energy, None
         if exchange.one_by_one:
             decoded = exchange.everyone(payload, like, self._specs(like), sent.brought)
-            mean, rank = self._merged(decoded, weight_R, outer_state), None
+            merged, rank = self._merged(decoded, weight_R, held), None
+            mean = merged.direction
         else:
             given = (payload, weight_R, like, self._specs(like), energy, sent.brought)
             mean, rank = exchange.reduce(*given)
             if self.method.merge is not None:
-                mean = self._merged(mean, jnp.ones(1), outer_state)
+                merged = self._merged(mean, jnp.ones(1), held)
+                mean = merged.direction
         reduced, new_codec_state = mean, codec_state
         if codec_state is not None:
             counted_R = weight_R > 0 if sent.counted is None else sent.counted
             mean, new_codec_state = self._receive(mean, codec_state, counted_R)
         rule, _ = self.rules_K[rules]
         updates, new_state = self._outer(rule, mean, outer_state, base, own, exchange, told)
+        if merged is not None:
+            updates, new_state = left_there(merged.moves, updates, new_state, outer_state)
         mean_norm, update_norm = self.norms(reduced, updates)
         updates, update_norm = self.guard.clip(updates, update_norm)
         moves = jnp.bool_(True) if own is not None else jnp.sum(weight_R) > 0
@@ -325,25 +332,26 @@ class RoundFunctions:
         moved = jax.tree.map(lambda b, u: jnp.where(moves, b + u, b), base, updates)
         states = jax.tree.map(
             lambda n, o: jnp.where(moves, n, o),
-            (new_state, new_codec_state),
-            (outer_state, codec_state),
+            (new_state, new_codec_state, None if merged is None else merged.state),
+            (outer_state, codec_state, held.merge),
         )
         metrics = {"mean_norm": mean_norm, "update_norm": jnp.where(moves, update_norm, 0.0)}
         metrics |= {} if rank is None else {"rank": rank}
         return AnchorState(fragmentation.put(anchor, rows, moved), *states), metrics
 
-    def _merged(self, delta, weight, outer_state):
+    def _merged(self, delta, weight, held: AnchorState) -> Merged:
         """The merge rule's result for fp32 leaves `[R, ...]`, or for their mean: `[1, ...]`."""
         rule, momentum = self.method.merge, None
         if rule.momentum is not None:
-            kept = state_field(outer_state, rule.momentum)
+            kept = state_field(held.outer, rule.momentum)
             momentum = jax.tree.map(lambda x: x[0], kept)
 
-        def merge(delta, weight, momentum):
-            merged = merge_leaves(rule, delta, weight, momentum, self.exchange.stacked)
-            return jax.tree.map(lambda x: x[None], merged)
+        def merge(delta, states, weight, momentum):
+            merged = merge_leaves(rule, delta, states, weight, momentum, self.exchange.stacked)
+            direction = {name: x[None] for name, x in merged.direction.items()}
+            return merged._replace(direction=direction)
 
-        return self.regions.everywhere(merge)(delta, weight, momentum)
+        return self.regions.everywhere(merge)(delta, held.merge, weight, momentum)
 
     def _receive(self, mean, codec_state, counted_R):
         """(the mean as every region's codec receives it, fp32 `[R, ...]`; codec state)."""
@@ -504,6 +512,31 @@ def _land_one(rule, theta, origin, rounding, target, state, staleness, told):
         progress, state, target, displacement=displacement, staleness=staleness, **told
     )
     return optax.apply_updates(target, correction), state
+
+
+def left_there(
+    moves: dict[str, jax.Array], updates: PyTree, new: PyTree, old: PyTree
+) -> tuple[PyTree, PyTree]:
+    """(updates, outer state) in which tensors that do not move (`Merged.moves`) stay.
+
+    Args:
+      moves: by leaf, bool scalars, `[layers]` of stacks.
+      updates: leaves `[1, ...]`.
+      new, old: outer states, after and before.
+    """
+    like = {name: jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for name, x in updates.items()}
+
+    def goes(name: str) -> jax.Array:
+        layers = moves[name].shape
+        return moves[name].reshape(1, *layers, *(1,) * (len(like[name].shape) - len(layers)))
+
+    def kept(path, after, before):
+        name = leaf_of(path, new, like)
+        fits = name is not None and after.shape[1:] == like[name].shape
+        return jnp.where(goes(name), after, before) if fits else after
+
+    updates = {name: jnp.where(goes(name), x, 0.0) for name, x in updates.items()}
+    return updates, jax.tree_util.tree_map_with_path(kept, new, old)
 
 
 def pseudo_gradient(anchor: PyTree, theta: PyTree, rounding: PyTree) -> PyTree:

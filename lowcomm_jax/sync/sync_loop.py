@@ -618,8 +618,9 @@ class SyncLoop(EventLoop):
         personal = self.method.codec is not None and self.method.codec.personal
         codec = state.codec[p] if personal else None
         counted = self.carrier.counted(flight) if personal else None
+        merge = None if self.method.merge is None else state.merge[p]
         held, values = self.programs.outer_program(
-            AnchorState(self.fragments.leaves(state.anchor, p), state.outer[p], codec),
+            AnchorState(self.fragments.leaves(state.anchor, p), state.outer[p], codec, merge),
             Contributions(flight.payload, flight.weight, flight.brought, counted, own),
             self._rows[p],
             told,
@@ -631,6 +632,8 @@ class SyncLoop(EventLoop):
         state = state.replace(anchor=anchor, outer=outer)
         if personal:
             state = state.replace(codec=with_item(state.codec, p, held.codec))
+        if merge is not None:
+            state = state.replace(merge=with_item(state.merge, p, held.merge))
         return state, values
 
     def told(self, state: TrainState, flight: InFlight) -> dict[str, np.int32]:

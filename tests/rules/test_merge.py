@@ -1,8 +1,11 @@
 """Merge rules tensor by tensor against NumPy: odd shapes, stacked layers, kinds of leaves."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from oracle import merging
 
@@ -28,8 +31,10 @@ def by_layer(tree):
 
 def merged(rule, deltas, momentum=None, weights=WEIGHTS):
     delta_R = {k: jnp.stack([d[k] for d in deltas]) for k in deltas[0]}
-    run = jax.jit(merge.merge_leaves, static_argnums=(0, 4))
-    return run(rule, delta_R, jnp.asarray(weights, jnp.float32), momentum, STACKED)
+    run = jax.jit(merge.merge_leaves, static_argnums=(0, 5))
+    states = merge.initial_states(rule, deltas[0], len(deltas), STACKED)
+    given = jnp.asarray(weights, jnp.float32), momentum, STACKED
+    return run(rule, delta_R, states, *given).direction
 
 
 def agree(found, expected):
@@ -117,3 +122,52 @@ def test_rules_by_name():
         "by name", lc.schedule.Staggered(3), lc.outer.sgd(1.0), merge="isotropic"
     )
     assert method.merge == merge.Isotropic()
+
+
+@dataclasses.dataclass(frozen=True)
+class Patient(merge.Merge):
+    """The mean; a tensor stays where a region's values sum to less than they did before."""
+
+    def init(self, regions):
+        return {"largest": jnp.full(regions, -jnp.inf), "rounds": jnp.zeros((), jnp.int32)}
+
+    def update(self, delta_RxN, state, weight_R, kind, momentum):
+        share_R = weight_R / jnp.sum(weight_R)
+        mean = jnp.tensordot(share_R, delta_RxN, axes=1)
+        sum_R = jnp.sum(delta_RxN, axis=tuple(range(1, delta_RxN.ndim)))
+        grows = jnp.all((sum_R >= state["largest"]) | (weight_R == 0))
+        largest = jnp.where(weight_R > 0, jnp.maximum(sum_R, state["largest"]), state["largest"])
+        return merge.Merged(mean, {"largest": largest, "rounds": state["rounds"] + 1}, grows)
+
+
+def test_a_rule_with_a_state_keeps_tensors_where_they_are():
+    """By hand: a leaf and two layers of a stack, of which some do not move in the second round."""
+
+    def pulled(params, batch, rng):
+        pull = batch["x"][0]
+        layers = params["blocks"]["w"].sum(axis=1)
+        return params["a"].sum() * pull[0] + layers[0] * pull[1] + layers[1] * pull[2]
+
+    method = lc.methods.Method(
+        "patient", lc.schedule.Staggered(1), lc.outer.heavy_ball(1.0, 0.5), merge=Patient()
+    )
+    mesh = lc.make_mesh(devices=jax.devices()[:1])
+    engine = lc.Engine(pulled, optax.sgd(1.0), method, 2, mesh=mesh, stacked=STACKED)
+    start = {"a": np.zeros(3, np.float32), "blocks": {"w": np.zeros((2, 2), np.float32)}}
+    state = engine.init(start)
+    assert state.merge[0]["blocks/w"]["largest"].shape == (2, 2)
+    # Delta is the pull itself. Momentum of what moves: 1, then 1.5; of what stays it stays 1.
+    first = {"x": np.float32([[[1, 1, 1]], [[1, 1, 1]]])}
+    state, _ = engine.step(state, first)
+    state, _ = engine.step(state, {"x": np.float32([[[1, 0.5, 2]], [[1, 2, 1]]])})
+    np.testing.assert_allclose(state.anchor["a"][0], [-2.5] * 3)
+    np.testing.assert_allclose(state.anchor["blocks/w"][0], [[-1, -1], [-3, -3]])
+    trace = optax.tree.get(state.outer[0], "trace")
+    np.testing.assert_allclose(trace["blocks/w"][0], [[1, 1], [2, 2]])
+    np.testing.assert_allclose(state.merge[0]["blocks/w"]["largest"], [[2, 4], [4, 2]])
+    assert state.merge[0]["blocks/w"]["rounds"].tolist() == [2, 2]
+    state, _ = engine.step(state, first, [False, False])
+    assert state.merge[0]["a"]["rounds"].tolist() == 2, "a round of nobody is none"
+    for name, value in lc.region_params(state)["blocks"].items():
+        expected = np.asarray(state.anchor[f"blocks/{name}"][0]) - np.float32([[1], [1]])
+        np.testing.assert_allclose(value, np.stack([expected] * 2))

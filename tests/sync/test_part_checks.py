@@ -11,7 +11,7 @@ import pytest
 import lowcomm_jax as lc
 from lowcomm_jax.compression import MatrixCodec, PerTensor, make
 from lowcomm_jax.methods import Method
-from lowcomm_jax.rules.merge import Merge
+from lowcomm_jax.rules.merge import Merge, Merged
 from lowcomm_jax.schedule import Staggered
 
 PARAMS = {"w": np.ones((3, 4), np.float32), "b": np.ones(2, np.float32)}
@@ -49,22 +49,31 @@ def growing(u, s, params=None, **extra):
 
 @dataclasses.dataclass(frozen=True)
 class Keeps(Merge):
-    def tensor(self, delta_RxN, weight_R, kind, momentum):
-        return delta_RxN
+    def update(self, delta_RxN, state, weight_R, kind, momentum):
+        return Merged(delta_RxN)
 
 
 @dataclasses.dataclass(frozen=True)
 class Reads(Merge):
     momentum = "trace"
 
-    def tensor(self, delta_RxN, weight_R, kind, momentum):
-        return jnp.mean(delta_RxN, axis=0) + momentum
+    def update(self, delta_RxN, state, weight_R, kind, momentum):
+        return Merged(jnp.mean(delta_RxN, axis=0) + momentum)
 
 
 @dataclasses.dataclass(frozen=True)
 class Short(Merge):
-    def tensor(self, delta_RxN):
-        return delta_RxN[0]
+    def update(self, delta_RxN):
+        return Merged(delta_RxN[0])
+
+
+@dataclasses.dataclass(frozen=True)
+class Grows(Merge):
+    def init(self, regions):
+        return jnp.zeros(regions)
+
+    def update(self, delta_RxN, state, weight_R, kind, momentum):
+        return Merged(delta_RxN[0], state[:1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +106,7 @@ def test_all_that_is_wrong_with_a_method_is_listed_at_once():
         codec=mixed,
     )
     expected = [
-        ("merge: Keeps.tensor's result at ['w'] is float32[3, 3, 4], not float32[3, 4]", "axis"),
+        ("merge: Keeps.update's direction at ['w'] is float32[3, 3, 4], not float32[3, 4]", "axis"),
         ("outer: the result at ['b'] is float32[], not float32[2]", "leaf by leaf"),
         ("outer: the result at ['w'] is float32[], not float32[3, 4]", "leaf by leaf"),
         ("hands_out: what it gives at ['w'] is float32[]", "trees of the anchor"),
@@ -116,6 +125,11 @@ def test_a_result_of_another_tree_is_refused():
     assert "outer: the result is a tree" in refusal(outer=rule(as_list))[0]
 
 
+def test_a_state_of_a_merge_rule_that_grows_is_refused():
+    (line, _) = refusal(merge=Grows())
+    assert "merge: Grows.update's state at ['b'] is float32[1], not float32[3]" in line
+
+
 @pytest.mark.parametrize(
     ("parts", "line"),
     [
@@ -125,7 +139,7 @@ def test_a_result_of_another_tree_is_refused():
             {"merge": Reads(), "outer": optax.chain(optax.trace(0.5), optax.trace(0.9))},
             "Reads reads 'trace': the state of a rule has 2 fields 'trace': use a rule with one",
         ),
-        ({"merge": Short()}, "merge: Short.tensor(delta_RxN): write tensor(self, delta_RxN, weig"),
+        ({"merge": Short()}, "merge: Short.update(delta_RxN): write update(self, delta_RxN, stat"),
         ({"hands_out": lambda anchor: anchor}, "hands_out(anchor): give a function (anchor, ou"),
         (
             {"landing": rule(lambda u, s, params=None: (u, s))},

@@ -67,7 +67,8 @@ def compiled(engine, state):
     sent = send(*given)
     draw = Draw(loop.programs.groups.draw(0)) if engine.method.topology else None
     payload = Contributions(sent["payload"], sent["weight"], extra=draw)
-    landing = (AnchorState(state.anchor, state.outer[0]), payload, rows)
+    merge = state.merge[0] if state.merge else None
+    landing = (AnchorState(state.anchor, state.outer[0], merge=merge), payload, rows)
     return sized(send.as_text()), sized(made.outer_program.lower(*landing).compile().as_text())
 
 
