@@ -20,6 +20,7 @@ from lowcomm_jax.methods.des_loc import des_loc
 from lowcomm_jax.methods.diloco import diloco
 from lowcomm_jax.methods.dilocox import AdaGradCmp, dilocox
 from lowcomm_jax.methods.eager_diloco import eager_diloco
+from lowcomm_jax.methods.edit import a_edit, edit
 from lowcomm_jax.methods.gasloc import gasloc
 from lowcomm_jax.methods.halos import halos
 from lowcomm_jax.methods.heloco import heloco
@@ -36,6 +37,7 @@ from lowcomm_jax.methods.streaming_diloco import streaming_diloco
 __all__ = [
     "AdaGradCmp",
     "Method",
+    "a_edit",
     "adloco",
     "async_local_sgd",
     "cocodc",
@@ -48,6 +50,7 @@ __all__ = [
     "diloco",
     "dilocox",
     "eager_diloco",
+    "edit",
     "gasloc",
     "halos",
     "heloco",

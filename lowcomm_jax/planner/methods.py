@@ -180,6 +180,8 @@ def asked_for(regions: int) -> dict[str, Any]:
         "alpha": 0.5,
         "gamma": 0.3,
         "rate": 1.0,
+        "seconds": 600.0,
+        "step_seconds": 6.0,
         "speeds": (1.0,) * regions,
         "groups": tuple((region,) for region in range(regions)),
     }

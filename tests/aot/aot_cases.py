@@ -18,6 +18,7 @@ from lowcomm_jax.params.fragments import path_name
 M = lc.methods
 BLOCKS = ("blocks",)
 METHODS = {
+    "a_edit": lambda: M.a_edit(4.0, 0.5, (1.0, 2.0)),
     "adloco": lambda: M.local_sgd(8),  # between merges each of its trainers is local SGD
     "async_local_sgd": lambda: M.async_local_sgd(8, (1.0, 2.0)),
     "cocodc": lambda: M.cocodc(8, 2, overlap=2),
@@ -31,6 +32,7 @@ METHODS = {
         8, codec={"name": "low_rank_int4", "stacked": BLOCKS}, rank=16, adaptive=False
     ),
     "eager_diloco": lambda: M.eager_diloco(8),
+    "edit": lambda: M.edit(8),
     "gasloc": lambda: M.gasloc(8, 0.5, 0.3, 1.0),
     "heloco": lambda: M.heloco(8, (1.0, 2.0)),
     "isoloco": lambda: M.isoloco(8),

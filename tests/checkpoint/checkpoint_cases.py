@@ -74,6 +74,8 @@ METHODS = {
     "ef21": increments,
     "heloco": lambda: lc.methods.heloco(4, (1.0, 0.6, 0.8), weight=0.6),
     "isoloco": lambda: lc.methods.isoloco(4),
+    "edit": lambda: lc.methods.edit(4, warm_up=1, outlier=0.8, decay=0.3, codec=feedback("int4")),
+    "a_edit": lambda: lc.methods.a_edit(2.0, 0.5, (1.0, 0.6, 0.2), warm_up=1),
     # Half way through the second of three rounds between two restarts.
     "restarted": lambda: lc.methods.restarted_diloco(2),
     "snoo": lambda: lc.methods.snoo(4),

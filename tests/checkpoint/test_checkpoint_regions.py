@@ -147,6 +147,13 @@ def test_refused_without_the_flag_and_with_payloads_in_flight(tmp_path):
         np.testing.assert_array_equal(local[3], local[0])
 
 
+def test_a_history_of_every_region_is_not_that_of_more(tmp_path):
+    saved(tmp_path, "edit", 3, 4)
+    refusal = pytest.raises(ValueError, match=r"merge/0/a/mean: float32\[3\] -> float32\[4\]")
+    with Checkpoints(tmp_path) as checkpoints, refusal:
+        checkpoints.restore(make_engine("edit", 4), bf16_params(), change_regions=True)
+
+
 def test_a_running_mean_of_the_regions_is_not_that_of_more(tmp_path):
     before = saved(tmp_path, "ef21", 3, 2)
     after = restore(tmp_path, "ef21", 3)

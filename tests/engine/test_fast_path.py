@@ -28,6 +28,8 @@ METHODS = {
     "demo": lambda: lc.methods.demo(k=3),
     "heloco": lambda: lc.methods.heloco(4, (1.0, 0.6, 0.8)),
     "isoloco": lambda: lc.methods.isoloco(5),
+    "edit": lambda: lc.methods.edit(4, warm_up=1, outlier=0.8, decay=0.3),
+    "a_edit": lambda: lc.methods.a_edit(2.0, 0.5, (2.0, 1.0, 0.3), warm_up=1),
     "restarted": lambda: lc.methods.restarted_diloco(4, 2),
     "snoo": lambda: lc.methods.snoo(5),
     "as_coded": lambda: lc.methods.decoupled_momentum(5, "as_coded", k=3),

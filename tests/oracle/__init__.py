@@ -18,6 +18,7 @@ from oracle.decoupled import run_decoupled_diloco
 from oracle.decoupled_jobs import run_learner_jobs
 from oracle.demo import run_demo
 from oracle.dilocox import Adaptation, int4_rows, run_dilocox
+from oracle.edit import run_edit
 from oracle.gossip import run_gasloc, run_noloco
 from oracle.halos import run_halos
 from oracle.inner import AdamW, Adopt, Momentum, Sgd
@@ -94,6 +95,7 @@ __all__ = [
     "run_dilocox",
     "run_dilocox_dense",
     "run_eager",
+    "run_edit",
     "run_gasloc",
     "run_halos",
     "run_heloco",

@@ -151,6 +151,8 @@ ROWS = {
     "sparseloco": (30, 1, 0, "topk_2bit", {"anchor": 4.0, "residual": 4.0}),
     "muloco": (30, 1, 0, "int4", {**OUTER, "residual": 4.0}),
     "isoloco": (30, 1, 0, "fp32", OUTER),
+    "edit": (100, 1, 0, "fp32", OUTER),
+    "a_edit": (100, 1, 0, "fp32", OUTER),
     "restarted_diloco": (64, 1, 0, "fp32", OUTER),
     "decoupled_momentum": (30, 1, 0, "dct_topk", {"anchor": 4.0, "residual": 4.0}),
     "heloco": (100, 1, 0, "fp32", {**OUTER, "received anchor": 4.0}),

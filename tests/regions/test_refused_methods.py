@@ -22,6 +22,7 @@ RUN = {
     "dilocox": lambda m: m.dilocox(4),
     "noloco": lambda m: m.noloco(4),
     "gasloc": lambda m: m.gasloc(4, 0.6, 0.3, 0.8),
+    "edit": lambda m: m.edit(4),
     "sparseloco": lambda m: m.sparseloco(4),
     "muloco": lambda m: m.muloco(4),
     "decoupled_momentum": lambda m: m.decoupled_momentum(4),
@@ -49,6 +50,7 @@ REFUSED = {  # the method, what its refusal names, and the row of the docs
         "several fragments or an overlap",
     ),
     "halos": (lambda m: m.halos(4, SPEEDS, [[0], [1, 2]]), "local servers", "HALoS"),
+    "a_edit": (lambda m: m.a_edit(2.0, 0.5, SPEEDS), "a pace of their own", "A-EDiT"),
     "gasloc": (
         lambda m: m.gasloc((4, 2, 3), 0.6, 0.3, 0.8),
         "a pace of their own",

@@ -36,6 +36,7 @@ METHODS = {
     "sparseloco": lambda: lc.methods.sparseloco(4),
     "as coded": lambda: lc.methods.decoupled_momentum(4, "as_coded", 4, 4),
     "isoloco": lambda: lc.methods.isoloco(4),
+    "edit": lambda: lc.methods.edit(2, 0.08, 0.05, outlier=0.8, decay=0.3, warm_up=2, codec="int8"),
     "restarted": lambda: lc.methods.restarted_diloco(4, 2),
     "snoo": lambda: lc.methods.snoo(4),
     # A merge rule that reads payloads one by one, rules per fragment, and a look-ahead.
@@ -77,6 +78,7 @@ QUICK = [
     ("dilocox", 2),
     ("noloco", 3),
     ("gasloc", 3),
+    ("edit", 3),
     ("radial", 3),
     ("as coded", 3),
 ]

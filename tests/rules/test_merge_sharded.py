@@ -34,6 +34,7 @@ def streaming(rule):
 METHODS = {
     "radial": lambda: streaming(lc.merge.RadialDirectional()),
     "isotropic": lambda: streaming(lc.merge.Isotropic()),
+    "edit": lambda: lc.methods.edit(2, 0.5, 0.4, outlier=0.5, decay=0.3, warm_up=1),
     "heloco": lambda: lc.methods.heloco(2, (1.0, 0.6), 0.6, 0.8, enough=0.9),
 }
 

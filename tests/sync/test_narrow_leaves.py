@@ -57,6 +57,7 @@ METHODS = {
     "async_local_sgd": lambda: lc.methods.async_local_sgd(2, SPEEDS),
     "heloco": lambda: lc.methods.heloco(2, SPEEDS),
     "halos": lambda: lc.methods.halos(2, SPEEDS, ((0, 1), (2, 3))),
+    "edit": lambda: lc.methods.edit(2, warm_up=1),
     "restarted": lambda: lc.methods.restarted_diloco(2),
     "snoo": lambda: lc.methods.snoo(2),
     "muloco": lambda: lc.methods.muloco(2),

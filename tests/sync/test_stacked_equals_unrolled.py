@@ -120,6 +120,8 @@ METHODS = {
     "demo": lambda told: lc.methods.demo(k=3, stacked=told),
     "decoupled_momentum": lambda told: lc.methods.decoupled_momentum(4, k=3, stacked=told),
     "isoloco": lambda told: lc.methods.isoloco(4),
+    "edit": lambda told: lc.methods.edit(4, warm_up=1, outlier=0.8, decay=0.3),
+    "a_edit": lambda told: lc.methods.a_edit(2.0, 0.5, (1.0, 0.6, 0.8), clip=0.1),
     "restarted_diloco": lambda told: lc.methods.restarted_diloco(2),
     "snoo": lambda told: lc.methods.snoo(4),
     "heloco": lambda told: lc.methods.heloco(4, (1.0, 0.6, 0.8), weight=0.6),

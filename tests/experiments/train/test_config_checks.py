@@ -38,6 +38,8 @@ KNOBS = {
     "adloco": {"period": 7, "start_batch": 2, "max_batch": 9},
     "heloco": {"period": 7, "speeds": (1.0, 0.7), "weight": 0.7, "turn": 0.5},
     "isoloco": {"period": 7, "outer": {"name": "restarting", "every": 2}},
+    "edit": {"period": 7, "clip": 1.0, "warm_up": 3},
+    "a_edit": {"seconds": 3.0, "step_seconds": 0.5, "speeds": (1.0, 0.7), "outlier": 2.0},
     "restarted_diloco": {"period": 7, "every": 2},
     "snoo": {"period": 7},
     "sparta": {"p": 0.02, "selection": "shuffled", "delay": 2, "landing": "replay"},
