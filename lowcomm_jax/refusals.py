@@ -20,8 +20,8 @@ import optax
 from lowcomm_jax.channels.source import PARAMS
 from lowcomm_jax.compression import Codec
 from lowcomm_jax.compression.ef21 import averages_senders
-from lowcomm_jax.compression.two_shot import per_tensor, wrapper_problem
-from lowcomm_jax.exchange import GroupExchange
+from lowcomm_jax.compression.two_shot import per_tensor
+from lowcomm_jax.exchange import GroupExchange, MeshExchange
 from lowcomm_jax.mesh.regions import AXES, slice_of
 from lowcomm_jax.methods.base import per_fragment
 from lowcomm_jax.params.fragments import Pattern
@@ -132,13 +132,6 @@ def _misplaced_personal_codec(s: Setup) -> bool:
     return codec is not None and codec.personal and not fits
 
 
-def _hidden_codec(s: Setup) -> str | None:
-    codec = _codec(s)
-    if codec is None or not s.method.reduces_all or (codec.increments and averages_senders(codec)):
-        return None
-    return wrapper_problem(codec)
-
-
 def _servers_codec(s: Setup) -> Any:
     return None if s.method.servers is None else s.method.servers.codec
 
@@ -216,7 +209,7 @@ def _compiles_for_hours(s: Setup) -> list[str]:
     m = s.method
     if m.topology is None or m.topology.violations(s.regions) or s.regions % s.placed.slots:
         return []
-    return GroupExchange(s.everyone, m.topology).violations()
+    return GroupExchange(MeshExchange(s.everyone), m.topology).violations()
 
 
 def _unfit_for_channels(s: Setup) -> list[str]:
@@ -482,7 +475,6 @@ OF_THE_METHOD = (
         "codec {m.codec.name} sends changes of a mean over all regions, and averages over senders: "
         "give the codec in it mean='regions'",
     ),
-    Row("method", _hidden_codec),
     Row(
         "method",
         lambda s: _reduces(_codec(s)) and not s.method.reduces_all,

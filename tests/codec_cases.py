@@ -49,15 +49,20 @@ def compiled(name: str) -> Compiled:
     )
 
 
-def matrix_round_trip(codec, x, seed: int = 0):
-    """Decoded value of one leaf `[N, M]` or `[M]` by a MatrixCodec, and its payload."""
-    x = jnp.asarray(x, jnp.float32)
-    shape = (1, *x.shape) if x.ndim == 2 else (1, 1, x.size)
+def leaf_round_trip(codec, x, seed: int = 0):
+    """Decoded value of one leaf by a codec of leaves, and its payload."""
+    tree = {"x": jnp.asarray(x, jnp.float32)}
+    whole = compression.PerTensor(codec, seed=seed)
 
     @jax.jit
-    def run(x):
-        payload, _ = codec.encode(x.reshape(shape), codec.init(shape, seed))
-        return codec.decode(payload, shape), payload
+    def run(tree):
+        payload, _ = whole.encode(tree, whole.init(tree))
+        return whole.decode(payload, tree), payload
 
-    y, payload = run(x)
-    return np.asarray(y).reshape(x.shape), payload
+    y, payload = run(tree)
+    return np.asarray(y["x"]), payload["x"]
+
+
+def parts_of(codec, likes, regions: int) -> int | None:
+    """`MeshExchange.parts` for payloads of these shapes."""
+    return regions if compression.route(codec, likes, regions).name == "two_shot" else None

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import optax
 
 from lowcomm_jax import batching
-from lowcomm_jax.compression import Codec, MatrixCodec, PerTensor
+from lowcomm_jax.compression import Codec, PerTensor, UnitCodec
+from lowcomm_jax.compression.grid import WHOLE_ROW
 from lowcomm_jax.methods import Method
 from lowcomm_jax.rules.topology import Gossip
 from lowcomm_jax.schedule import Staggered
@@ -16,21 +17,20 @@ number = 3
 
 
 @dataclasses.dataclass(frozen=True)
-class RowSign(MatrixCodec):
+class RowSign(UnitCodec):
     """One byte a value, its sign, and one fp32 a row, the mean magnitude times `scale`."""
 
     scale: float = 1.0
     name = "row_sign"
+    unit = WHOLE_ROW
+    requantizable = False
 
-    def encode(self, x_LxNxM, state):
-        scale = self.scale * jnp.mean(jnp.abs(x_LxNxM), axis=-1)
-        return {"sign": jnp.sign(x_LxNxM).astype(jnp.int8), "scale": scale}, state
+    def encode(self, x, matrix, params=None):
+        scale = self.scale * jnp.mean(jnp.abs(x), axis=(3, 4))
+        return {"sign": jnp.sign(x).astype(jnp.int8), "scale": scale}
 
-    def decode(self, payload, shape):
-        return payload["sign"].astype(jnp.float32) * payload["scale"][..., None]
-
-    def nbytes(self, shape):
-        return shape[0] * shape[1] * (shape[2] + 4)
+    def decode(self, payload, unit):
+        return payload["sign"].astype(jnp.float32) * payload["scale"][..., None, None]
 
 
 def whole_codec(stacked=(), seed=0, scale=1.0) -> Codec:

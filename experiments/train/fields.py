@@ -102,7 +102,7 @@ def _part_docstring(key: str, section: Mapping[str, Any]) -> str:
     if part is None:
         return _docstring(known.get(key))
     found, _ = problems_of(lambda: parts.find(part, section.get("name"), key))
-    makers = [found[0] if isinstance(found, tuple) else found]
+    makers = [type(found.codec) if isinstance(found, registry.Named) else found]
     makers += [registry.make] if part is parts.PARTS["codec"] else []
     return "\n\n".join(map(_docstring, makers))
 

@@ -21,7 +21,7 @@ import optax
 
 from experiments.cli import OWN, closest, named_function, problems_of
 from lowcomm_jax import batching, landing, merge, methods, outer, schedule, topology
-from lowcomm_jax.compression import Codec, MatrixCodec, PerTensor, error_feedback, registry
+from lowcomm_jax.compression import Codec, LeafCodec, PerTensor, UnitCodec, error_feedback, registry
 from lowcomm_jax.compression.rules import PRESETS
 from lowcomm_jax.methods.adloco import TESTS
 
@@ -86,9 +86,9 @@ METHOD = PartKind(
 PARTS = {
     "codec": PartKind(
         "what is made of a pseudo-gradient on the wire",
-        registry.CODECS,
-        (Codec, MatrixCodec),
-        "a lowcomm_jax.compression.Codec or MatrixCodec",
+        registry.known(),
+        (Codec, UnitCodec, LeafCodec),
+        "a lowcomm_jax.compression.Codec, UnitCodec or LeafCodec",
         ("stacked", "seed"),
     ),
     "outer": PartKind("how the anchor moves by the merged pseudo-gradient", OUTER, **_TRANSFORM),
@@ -236,7 +236,7 @@ def _parameters(maker: Callable[..., Any]) -> dict[str, inspect.Parameter] | Non
 
 
 def _whole_codec(
-    made: Codec | MatrixCodec,
+    made: Codec | UnitCodec | LeafCodec,
     around: Mapping[str, Any],
     stacked: Sequence[str],
     seed: int,
@@ -245,7 +245,7 @@ def _whole_codec(
     """A codec of one leaf applied to all, with the settings that every such codec has."""
     if isinstance(made, Codec):
         if around:
-            only = "only a MatrixCodec takes it; leave it out"
+            only = "only a codec of leaves takes it; leave it out"
             return None, [f"{label}it is a whole codec, {k}: {only}" for k in around]
         return made, []
 
@@ -256,7 +256,7 @@ def _whole_codec(
         pairs = PRESETS[rules] if isinstance(rules, str) else rules
         codec = PerTensor(
             default=made,
-            rules=tuple((pattern, registry.make_matrix(each)) for pattern, each in pairs),
+            rules=tuple((pattern, registry.make_leaf(each)) for pattern, each in pairs),
             stacked=tuple(stacked),
             seed=seed,
             reduce=around.get("reduce", "auto"),
@@ -306,10 +306,8 @@ def portable(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     for key, part, value in rows:
         section = isinstance(value, Mapping)
         name = value.get("name") if section else value
-        maker, decay = part.known.get(name) if isinstance(name, str) else None, None
-        if isinstance(maker, tuple):
-            maker, decay = maker
-        if maker is None or _packaged(maker):
+        maker = part.known.get(name) if isinstance(name, str) else None
+        if maker is None or isinstance(maker, registry.Named) or _packaged(maker):
             continue
         path = f"{getattr(maker, '__module__', '')}{OWN}{getattr(maker, '__qualname__', '')}"
         there, found = problems_of(functools.partial(find, part, path, key))
@@ -318,11 +316,8 @@ def portable(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
                 f"method.{key}={name!r} was registered by hand: sample, export and a restart do "
                 "not know it; put what makes it into a module, and name it module:function"
             )
-        elif section or decay is not None:
-            given = {} if decay is None else {"error_feedback": decay}
-            written[key] = {**given, **(value if section else {}), "name": path}
         else:
-            written[key] = path
+            written[key] = {**value, "name": path} if section else path
     return written, problems
 
 

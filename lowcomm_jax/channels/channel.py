@@ -14,7 +14,6 @@ import optax
 from lowcomm_jax.channels.selection import Everything, Selection
 from lowcomm_jax.channels.source import PARAMS
 from lowcomm_jax.compression import Codec, make
-from lowcomm_jax.compression.two_shot import wrapper_problem
 
 _ALL = Everything()
 
@@ -97,8 +96,6 @@ class Channel:
             return []
         if not isinstance(self.codec, Codec):
             return [f"codec={self.codec!r}: give a codec, a name of compression.names() or None"]
-        if (problem := wrapper_problem(self.codec)) is not None:
-            return [problem]
         shapes = ((256,), (512, 512))  # low-rank codecs have a state for matrices alone
         like = {str(shape): jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes}
         if self.codec.increments or jax.tree.leaves(self.codec.init(like)):

@@ -69,18 +69,13 @@ def _abstract(leaf: Any) -> Any:
 
 def abstract_flight(programs: RoundPrograms, record: dict) -> InFlight:
     """Shapes of a payload in flight; they lie as they lay, as far as the mesh allows."""
-    regions, codec = programs.regions, programs.exchange.codec
+    regions, exchange = programs.regions, programs.exchange
     like = programs.fragments.like(record["fragment"])
     payload = {k: jax.ShapeDtypeStruct(x.shape, jnp.float32) for k, x in like.items()}
     kept: PyTree = ()
-    if codec is not None:
-        kept = jax.eval_shape(lambda: codec.init(like))
-        codec = codec.at(record["level"])
-
-        def encode(tree):
-            return codec.encode(tree, codec.init(like))[0]
-
-        payload = jax.eval_shape(encode, payload)
+    if exchange.codec is not None:
+        kept = jax.eval_shape(lambda: exchange.whole(like).init(like))
+        payload = exchange.at(record["level"]).payload_like(like)
     parts = {
         "payload": payload if record["payload"] else None,
         "snapshot": like if record["snapshot"] else None,

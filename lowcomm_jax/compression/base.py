@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import abc
+import copy
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
 
-from lowcomm_jax.compression.row_sharding import RowCut
+from lowcomm_jax.compression.means import as_rounded, weighted_mean
+from lowcomm_jax.compression.placement import Placement
 
 PyTree = Any
 
@@ -43,12 +46,17 @@ class Codec(abc.ABC):
         """State at step 0: a pytree of arrays, `()` when the codec has none."""
 
     @abc.abstractmethod
-    def encode(self, tree: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
-        """Turn float leaves into (payload, new state); the payload's buffers travel as they are."""
+    def encode(self, tree: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
+        """Turn float leaves into (payload, new state); the payload's buffers travel as they are.
 
-    def encode_if(self, accepted: jax.Array, tree: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
+        params: leaves like those of `tree`, for a codec that `reads_params`.
+        """
+
+    def encode_if(
+        self, accepted: jax.Array | None, tree: PyTree, state: PyTree, params: PyTree = None
+    ) -> tuple[PyTree, PyTree]:
         """`encode`, but where `accepted` (bool scalar) is False the state stays as it was."""
-        payload, new = self.encode(tree, state)
+        payload, new = self.encode(tree, state, *(() if params is None else (params,)))
         return payload, _where(accepted, new, state)
 
     def encode_with_residual(
@@ -58,6 +66,7 @@ class Codec(abc.ABC):
         residual: PyTree,
         decay: float,
         accepted: jax.Array | None,
+        params: PyTree = None,
     ) -> tuple[PyTree, PyTree, PyTree]:
         """(payload, state, residual) after an encoding with error feedback (`ErrorFeedback`).
 
@@ -65,11 +74,13 @@ class Codec(abc.ABC):
           residual: fp32 leaves like those of `tree`; decay: its factor.
           accepted: as in `encode_if`, for state and residual; None = True.
         """
-
-        def decode(payload):
-            return self.decode(payload, tree)
-
-        return encode_with_residual(self.encode, decode, tree, state, residual, decay, accepted)
+        total = jax.tree.map(lambda x, e: x.astype(jnp.float32) + decay * e, tree, residual)
+        total = as_rounded(total)
+        payload, new_state = self.encode_if(accepted, total, state, params)
+        # What is subtracted must be the very bits that receivers decode.
+        received = as_rounded(self.decode(payload, tree))
+        missed = jax.tree.map(jnp.subtract, total, received)
+        return payload, new_state, _where(accepted, missed, residual)
 
     @abc.abstractmethod
     def decode(self, payload: PyTree, like: PyTree) -> PyTree:
@@ -93,23 +104,71 @@ class Codec(abc.ABC):
         """
         return weighted_mean(lambda payload: self.decode(payload, like), payload_R, weight_R)
 
-    def rows_together(self, path: str, shape: tuple[int, ...]) -> int:
-        """How many rows of a leaf are coded together; a device should hold a multiple of them.
+    # -- where a region's devices hold parts of the leaves -----------------------------------------
 
-        0 = every value by itself, so that columns may be cut as well.
+    @property
+    def local(self) -> bool:
+        """Whether functions of arrays take a device's parts, of the codec that `placed` returns.
+
+        They are then called within a `shard_map` over all axes of the mesh. Else they are given
+        whole leaves, and the compiler places the communication.
         """
-        del path, shape
-        return 1
-
-    def splits_over(self, path: str, shape: tuple[int, ...], devices: int) -> bool:
-        """Whether the devices a leaf is cut over can split it into whole units (`windows`)."""
-        del path, shape, devices
         return False
 
-    def with_layout(self, cuts: Mapping[str, RowCut]) -> Codec:
-        """The codec for leaves that are cut inside a region, given how, by path."""
-        del cuts
+    @property
+    def reads_params(self) -> bool:
+        """Whether `encode` is given the weights that the values would change."""
+        return False
+
+    @property
+    def places(self) -> Mapping[str, Placement]:
+        """How each leaf is placed, by path; of a codec that `placed` returned."""
+        return {}
+
+    def placed(
+        self, like: PyTree, specs: Mapping[str, P], sizes: Mapping[str, int], staged: bool
+    ) -> Codec:
+        """The codec for leaves of these shapes, cut as `specs` say over axes of these `sizes`.
+
+        staged: whether pipeline stages code their own parts. Arrays of payloads and of states that
+        have no leaf's shape then carry the stages in front.
+        """
+        del like, specs, sizes, staged
         return self
+
+    def payload_specs(self, like: PyTree, payload: PyTree = None) -> PyTree:
+        """How devices hold a payload; of a codec that is not `local`: all of it.
+
+        payload: its shapes, where `undeal` gave arrays of a matrix more entries than `encode` does.
+        """
+        del payload
+        shapes = jax.eval_shape(lambda x: self.encode(x, self.init(like))[0], like)
+        return jax.tree.map(lambda _: P(), shapes)
+
+    # -- slices of a payload, for a two-shot reduction ---------------------------------------------
+
+    def requantizable(self, like: PyTree) -> bool:
+        """Whether a mean may be encoded again, so that a two-shot reduction makes sense."""
+        del like
+        return False
+
+    def dealt_nbytes(self, like: PyTree, regions: int) -> int:
+        """Bytes of all slices of a payload."""
+        raise NotImplementedError
+
+    def deal(self, payload: PyTree, like: PyTree, regions: int) -> PyTree:
+        """A payload in equal slices, leaves `[R, ...]`; slice r is what region r reduces."""
+        raise NotImplementedError
+
+    def undeal(self, slices: PyTree, like: PyTree) -> PyTree:
+        """The payload of the mean, from all its slices, each coded by `recode`."""
+        raise NotImplementedError
+
+    def recode(
+        self, slice_R: PyTree, weight_R: jax.Array, number: jax.Array, like: PyTree
+    ) -> PyTree:
+        """The coded weighted mean of slice `number` of everyone's payload, leaves `[R, ...]`."""
+        raise NotImplementedError
 
     def at(self, level: int) -> Codec:
         """The codec at one of its levels (`CodecLevels`); a plain codec has level 0 alone."""
@@ -160,17 +219,18 @@ def memory_problem(codec: Codec) -> str | None:
 class Wrapper(Codec):
     """A codec around another that changes the values before they are encoded, not the payload.
 
-    A subclass has a `name`, `init` and `encode`, and says `in_slices`.
+    A subclass has a `name`, `init` and `encode`. Where it says that it is `requantizable`, payloads
+    of the wrapped codec may be cut into slices, whose mean is encoded a second time without the
+    wrapper; else every region gets all payloads (all-gather).
 
     Attributes:
       codec: decodes, averages and counts the payloads.
-      in_slices: whether the wrapped codec may be replaced by one that encodes slices, so that the
-        mean of a two-shot reduction is encoded a second time, without this wrapper. False: every
-        region gets all payloads (all-gather). None is refused (`two_shot.wrapper_problem`).
+      elementwise: whether it treats every value by itself, so that it may be given a device's parts
+        of the leaves. Else it is given whole leaves, and the compiler places the communication.
     """
 
     codec: Codec
-    in_slices: ClassVar[bool | None] = None
+    elementwise: ClassVar[bool] = False
 
     @property
     def increments(self) -> bool:
@@ -189,14 +249,44 @@ class Wrapper(Codec):
     def nbytes(self, like: PyTree) -> int:
         return self.codec.nbytes(like)
 
-    def rows_together(self, path: str, shape: tuple[int, ...]) -> int:
-        return self.codec.rows_together(path, shape)
+    @property
+    def local(self) -> bool:
+        return self.elementwise and self.codec.local
 
-    def splits_over(self, path: str, shape: tuple[int, ...], devices: int) -> bool:
-        return self.codec.splits_over(path, shape, devices)
+    @property
+    def reads_params(self) -> bool:
+        return self.codec.reads_params
 
-    def with_layout(self, cuts: Mapping[str, RowCut]) -> Codec:
-        return dataclasses.replace(self, codec=self.codec.with_layout(cuts))
+    @property
+    def places(self) -> Mapping[str, Placement]:
+        return self.codec.places
+
+    def placed(
+        self, like: PyTree, specs: Mapping[str, P], sizes: Mapping[str, int], staged: bool
+    ) -> Codec:
+        if not self.local:
+            return self
+        placed = copy.copy(self)
+        # Past the checks of settings, which are the same.
+        object.__setattr__(placed, "codec", self.codec.placed(like, specs, sizes, staged))
+        return placed
+
+    def payload_specs(self, like: PyTree, payload: PyTree = None) -> PyTree:
+        return self.codec.payload_specs(like, payload)
+
+    def dealt_nbytes(self, like: PyTree, regions: int) -> int:
+        return self.codec.dealt_nbytes(like, regions)
+
+    def deal(self, payload: PyTree, like: PyTree, regions: int) -> PyTree:
+        return self.codec.deal(payload, like, regions)
+
+    def undeal(self, slices: PyTree, like: PyTree) -> PyTree:
+        return self.codec.undeal(slices, like)
+
+    def recode(
+        self, slice_R: PyTree, weight_R: jax.Array, number: jax.Array, like: PyTree
+    ) -> PyTree:
+        return self.codec.recode(slice_R, weight_R, number, like)
 
     def mean_rank(
         self, payload_R: PyTree, weight_R: jax.Array, like: PyTree, energy: float
@@ -204,62 +294,7 @@ class Wrapper(Codec):
         return self.codec.mean_rank(payload_R, weight_R, like, energy)
 
 
-def encode_with_residual(encode, decode, x, state, residual, decay, accepted):
-    """See `Codec.encode_with_residual`, whose codec gives `encode(x, state)`, `decode(payload)`."""
-    total = jax.tree.map(lambda x, e: x.astype(jnp.float32) + decay * e, x, residual)
-    total = as_rounded(total)
-    payload, new_state = encode(total, state)
-    # What is subtracted must be the very bits that receivers decode.
-    received = as_rounded(decode(payload))
-    missed = jax.tree.map(jnp.subtract, total, received)
-    return payload, _where(accepted, new_state, state), _where(accepted, missed, residual)
-
-
-def as_rounded(tree: PyTree) -> PyTree:
-    """The same fp32 values, of which every use sees the same bits; NaN for what is not finite.
-
-    A compiler may compute a value anew for each of its uses, and make its last product and a sum
-    that follows one rounding: two uses then differ in the last bit. Codes and codebooks that were
-    made of values that differ so do not fit one another. A product is not joined with a sum through
-    a select. (`jax.lax.optimization_barrier` does not prevent it: on CPUs the joining comes later.)
-    """
-    return jax.tree.map(lambda x: jnp.where(jnp.abs(x) < jnp.inf, x, jnp.nan), tree)
-
-
 def _where(accepted: jax.Array | None, new: PyTree, old: PyTree) -> PyTree:
     return (
         new if accepted is None else jax.tree.map(lambda n, o: jnp.where(accepted, n, o), new, old)
     )
-
-
-def weighted_mean(
-    decode: Callable[[PyTree], PyTree], payload_R: PyTree, weight_R: jax.Array
-) -> PyTree:
-    """Decode one region at a time and average in region order (see `Codec.aggregate`)."""
-    total = ordered_sum(decode, payload_R, weight_R)
-    weight = fold_regions(lambda r: weight_R[r], weight_R.shape[0])
-    scale = jnp.where(weight > 0, 1.0 / jnp.where(weight > 0, weight, 1.0), 0.0)
-    return jax.tree.map(lambda x: x * scale, total)
-
-
-def ordered_sum(
-    decode: Callable[[PyTree], PyTree], payload_R: PyTree, weight_R: jax.Array
-) -> PyTree:
-    """Sum over regions of weight * decode(payload), one region after the other."""
-
-    def term(r):
-        one = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, r, keepdims=False), payload_R)
-        weight = weight_R[r]
-        return jax.tree.map(lambda x: jnp.where(weight > 0, x * weight, 0.0), decode(one))
-
-    return fold_regions(term, weight_R.shape[0])
-
-
-def fold_regions(term: Callable[[Any], PyTree], regions: int) -> PyTree:
-    """term(0) + term(1) + ... in this order, with one term in memory at a time."""
-
-    def add(r, total):
-        return jax.tree.map(jnp.add, total, term(r))
-
-    # The first term is the start of the sum, not a zero: under shard_map it carries the right type.
-    return jax.lax.fori_loop(1, regions, add, term(jnp.int32(0)))

@@ -6,9 +6,10 @@ The schedule of an adaptive method (`Schedule.level`) names the level that a pay
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from collections.abc import Mapping
 
 import jax
+from jax.sharding import PartitionSpec as P
 
 from lowcomm_jax.compression.base import Codec, PyTree, Wrapper
 
@@ -21,9 +22,8 @@ class CodecLevels(Wrapper):
       others: the codecs of levels 1, 2, ...
     """
 
-    in_slices: ClassVar[bool | None] = False  # a level is named for every payload
-
     others: tuple[Codec, ...] = ()
+    elementwise = True
 
     @property
     def name(self) -> str:
@@ -47,5 +47,13 @@ class CodecLevels(Wrapper):
             )
         return self.codec.init(like)
 
-    def encode(self, tree: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
-        return self.codec.encode(tree, state)
+    def placed(
+        self, like: PyTree, specs: Mapping[str, P], sizes: Mapping[str, int], staged: bool
+    ) -> Codec:
+        own, *others = (
+            codec.placed(like, specs, sizes, staged) for codec in (self.codec, *self.others)
+        )
+        return dataclasses.replace(self, codec=own, others=tuple(others))
+
+    def encode(self, tree: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
+        return self.codec.encode(tree, state, params)

@@ -22,7 +22,7 @@ this round: its momentum does not decay, and it adds $q$ like all others.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -45,10 +45,9 @@ class DecoupledMomentumState(NamedTuple):
 class DecoupledMomentum(Wrapper):
     """See `decoupled_momentum`."""
 
-    in_slices: ClassVar[bool | None] = False  # a region makes something of its own of the mean
-
     decay: float = 0.95
     personal = True
+    elementwise = True
 
     def __post_init__(self) -> None:
         wrong = [in_range("decay", self.decay, 0.0, 1.0, open_high=True)]
@@ -62,10 +61,10 @@ class DecoupledMomentum(Wrapper):
         feedback = ErrorFeedback(self.codec, self.decay).init(like)
         return DecoupledMomentumState(feedback, jax.tree.map(jnp.zeros_like, feedback.residual))
 
-    def encode(self, tree: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
+    def encode(self, tree: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
         # Before the mean comes back, this is error feedback.
         encode = ErrorFeedback(self.codec, self.decay).encode
-        payload, feedback = encode(tree, state.feedback)
+        payload, feedback = encode(tree, state.feedback, params)
         own = jax.tree.map(lambda x: x.astype(jnp.float32), tree)
         return payload, DecoupledMomentumState(feedback, own)
 

@@ -24,13 +24,14 @@ Source: arXiv 2106.05203, Algorithm 2.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from lowcomm_jax.compression.base import Codec, Wrapper, as_rounded, memory_problem
+from lowcomm_jax.compression.base import Codec, Wrapper, memory_problem
+from lowcomm_jax.compression.means import as_rounded
 from lowcomm_jax.refused import refuse
 
 PyTree = Any
@@ -45,9 +46,9 @@ class EF21State(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class EF21(Wrapper):
-    """See `ef21`."""
+    """See `ef21`; a mean that is encoded again would lose track of the copies."""
 
-    in_slices: ClassVar[bool | None] = False  # encoded again, a mean loses track of the copies
+    elementwise = True
 
     def __post_init__(self) -> None:
         refuse("ef21", [memory_problem(self.codec)])
@@ -67,9 +68,9 @@ class EF21(Wrapper):
     def _change(self, tree: PyTree, state: EF21State) -> PyTree:
         return jax.tree.map(lambda x, h: x.astype(jnp.float32) - h, tree, state.copy)
 
-    def encode(self, tree: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
+    def encode(self, tree: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
         change = self._change(tree, state)
-        payload, inner = self.codec.encode(change, state.codec)
+        payload, inner = self.codec.encode(change, state.codec, params)
         # As in error feedback: add the very bits that receivers decode.
         received = as_rounded(self.codec.decode(payload, change))
         return payload, EF21State(jax.tree.map(jnp.add, state.copy, received), inner)

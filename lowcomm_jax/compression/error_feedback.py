@@ -37,8 +37,8 @@ class ErrorFeedbackState(NamedTuple):
 class ErrorFeedback(Wrapper):
     """See `error_feedback`."""
 
-    in_slices: ClassVar[bool | None] = True
     keeps_residual: ClassVar[bool] = True
+    elementwise: ClassVar[bool] = True
     decay: float = 1.0
 
     def __post_init__(self) -> None:
@@ -53,12 +53,17 @@ class ErrorFeedback(Wrapper):
         residual = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), like)
         return ErrorFeedbackState(residual, self.codec.init(like))
 
-    def encode(self, tree: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
-        return self.encode_if(None, tree, state)
+    def requantizable(self, like: PyTree) -> bool:
+        return self.codec.requantizable(like)
 
-    def encode_if(self, accepted: jax.Array, tree: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
+    def encode(self, tree: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
+        return self.encode_if(None, tree, state, params)
+
+    def encode_if(
+        self, accepted: jax.Array | None, tree: PyTree, state: PyTree, params: PyTree = None
+    ) -> tuple[PyTree, PyTree]:
         payload, inner, residual = self.codec.encode_with_residual(
-            tree, state.codec, state.residual, self.decay, accepted
+            tree, state.codec, state.residual, self.decay, accepted, params
         )
         return payload, ErrorFeedbackState(residual, inner)
 

@@ -2,83 +2,75 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-import inspect
-from collections.abc import Callable, Mapping
-from typing import Any
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
+from lowcomm_jax.compression import codecs
 from lowcomm_jax.compression.base import Codec
-from lowcomm_jax.compression.cast import Cast
-from lowcomm_jax.compression.codebook import Statistical
-from lowcomm_jax.compression.dct_top_k import DCTTopK
-from lowcomm_jax.compression.e3m0 import E3M0
 from lowcomm_jax.compression.error_feedback import error_feedback as with_error_feedback
-from lowcomm_jax.compression.integer import Integer
-from lowcomm_jax.compression.low_rank import LowRank
-from lowcomm_jax.compression.matrix import MatrixCodec
-from lowcomm_jax.compression.random_k import RandomK
+from lowcomm_jax.compression.leaf import LeafCodec
 from lowcomm_jax.compression.rules import PRESETS, PerTensor
-from lowcomm_jax.compression.sign import Sign
-from lowcomm_jax.compression.top_k import TopK
+from lowcomm_jax.compression.units import UnitCodec
 from lowcomm_jax.refused import is_unknown, refuse
 
-INT4 = Integer(bits=4)
-STAT2 = Statistical(bits=2)
-
-# name -> (constructor, decay of the error feedback that belongs to the name or None)
-CODECS: dict[str, tuple[Callable[..., MatrixCodec], float | None]] = {
-    "fp32": (functools.partial(Cast, "fp32"), None),
-    "bf16": (functools.partial(Cast, "bf16"), None),
-    "fp16": (functools.partial(Cast, "fp16"), None),
-    "int8": (functools.partial(Integer, 8), None),
-    "int4": (functools.partial(Integer, 4), None),
-    "int8_affine": (functools.partial(Integer, 8, True), None),
-    "int4_affine": (functools.partial(Integer, 4, True), None),
-    "stat8": (functools.partial(Statistical, 8), None),
-    "stat4": (functools.partial(Statistical, 4), None),
-    "stat2": (functools.partial(Statistical, 2), None),
-    "stat2_ef": (functools.partial(Statistical, 2), 0.95),
-    "e3m0": (E3M0, None),
-    "topk": (TopK, None),
-    "topk_int4": (functools.partial(TopK, values=INT4), None),
-    "topk_stat2": (functools.partial(TopK, values=STAT2), None),
-    "topk_stat2_ef": (functools.partial(TopK, values=STAT2), 0.95),
-    "random_k": (RandomK, None),
-    "dct_topk": (DCTTopK, None),
-    "sign": (Sign, None),
-    "sign_ef": (Sign, 1.0),
-    "low_rank": (LowRank, None),
-    "low_rank_int4": (functools.partial(LowRank, factors=INT4), None),
-}
+LeafOrUnit = UnitCodec | LeafCodec
 NESTED = ("values", "factors", "dense")
+
+
+class Named(NamedTuple):
+    """What a name stands for.
+
+    Attributes:
+      codec: with the settings of the name.
+      decay: of the error feedback that belongs to the name, or None.
+    """
+
+    codec: LeafOrUnit
+    decay: float | None
+
+
+@functools.cache
+def known() -> dict[str, Named]:
+    """All names, from the files of `codecs`."""
+    found: dict[str, Named] = {}
+    for module in pkgutil.iter_modules(codecs.__path__):
+        file = importlib.import_module(f"{codecs.__name__}.{module.name}")
+        found |= {name: Named(codec, None) for name, codec in getattr(file, "NAMES", {}).items()}
+        for name, decay in getattr(file, "FEEDBACK", {}).items():
+            found[name] = Named(file.NAMES[name.removesuffix("_ef")], decay)
+    return found
 
 
 def names() -> tuple[str, ...]:
     """All names `make` knows."""
-    return tuple(CODECS)
+    return tuple(known())
 
 
-def make_matrix(spec: str | MatrixCodec, **settings: Any) -> MatrixCodec:
+def make_leaf(spec: str | LeafOrUnit, **settings: Any) -> LeafOrUnit:
     """One leaf's codec by name; fields that hold codecs take names as well.
 
     Raises:
       ValueError: unknown name or settings.
 
-    >>> make_matrix("topk", k=8, values="int4").name
+    >>> make_leaf("topk", k=8, values="int4").name
     'topk8_int4'
     """
-    if isinstance(spec, MatrixCodec):
+    if isinstance(spec, LeafOrUnit):
         return spec
     problems = _unknown(spec, settings)
     refuse("codec", problems)
-    nested = {k: make_matrix(v) for k, v in settings.items() if k in NESTED}
-    return CODECS[spec][0](**{**settings, **nested})
+    nested = {k: make_leaf(v) for k, v in settings.items() if k in NESTED}
+    return dataclasses.replace(_named(spec).codec, **{**settings, **nested})
 
 
 def make(
     spec: str | Mapping[str, Any] | Codec,
     *,
-    rules: str | tuple[tuple[str, str | MatrixCodec], ...] = "none",
+    rules: str | tuple[tuple[str, str | LeafOrUnit], ...] = "none",
     stacked: tuple[str, ...] = (),
     seed: int = 0,
     error_feedback: float | None = None,
@@ -120,21 +112,43 @@ def make(
     refuse("codec", problems)
     pairs = PRESETS[rules] if isinstance(rules, str) else rules
     codec = PerTensor(
-        default=make_matrix(spec, **settings),
-        rules=tuple((pattern, make_matrix(each)) for pattern, each in pairs),
+        default=make_leaf(spec, **settings),
+        rules=tuple((pattern, make_leaf(each)) for pattern, each in pairs),
         stacked=tuple(stacked),
         seed=seed,
         reduce=reduce,
     )
-    decay = CODECS[spec][1] if error_feedback is None else error_feedback
+    decay = _named(spec).decay if error_feedback is None else error_feedback
     return codec if decay is None else with_error_feedback(codec, decay)
 
 
 def _unknown(name: str, settings: Mapping[str, Any]) -> list[str]:
     """Problems of a name and its settings, one line with its fix each."""
-    if name not in CODECS:
-        return [f"{name!r} {is_unknown(name, CODECS, 'choose one of')}"]
-    fields = inspect.signature(CODECS[name][0]).parameters
-    free = [k for k, p in fields.items() if p.kind is not p.POSITIONAL_ONLY]
+    try:
+        found = _named(name)
+    except ValueError as error:
+        return [str(error)]
+    if found is None:
+        return [f"{name!r} {is_unknown(name, known(), 'choose one of')}"]
+    free = [field.name for field in dataclasses.fields(found.codec)]
     wrong = [k for k in settings if k not in free]
     return [f"{name} has no setting {k!r}: choose from {', '.join(free) or 'none'}" for k in wrong]
+
+
+def _named(name: str) -> Named | None:
+    """What a name stands for, or `module:NAME`, a codec of leaves or its class; None = unknown.
+
+    Raises:
+      ValueError: there is no such module, it has no such name, or that is no codec.
+    """
+    module, own, attribute = name.partition(":")
+    if not own:
+        return known().get(name)
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"codec {name!r}: {error}; name a codec of a module") from error
+    codec = found() if isinstance(found, type) else found
+    if not isinstance(codec, LeafOrUnit):
+        raise ValueError(f"codec {name!r}: it is a {type(codec).__name__}; name a UnitCodec")
+    return Named(codec, None)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import functools
 import math
 import re
 import zlib
@@ -11,20 +13,23 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
 
-from lowcomm_jax.compression.base import Codec, as_rounded
-from lowcomm_jax.compression.by_layer import ByLayer, by_layer
-from lowcomm_jax.compression.cast import FP32
-from lowcomm_jax.compression.codebook import Statistical
-from lowcomm_jax.compression.matrix import MatrixCodec, matrix_shape
-from lowcomm_jax.compression.row_sharding import InWindows, RowCut, rows_cut
-from lowcomm_jax.compression.windows import Windows
+from lowcomm_jax.compression.base import Codec
+from lowcomm_jax.compression.codecs.cast import FP32
+from lowcomm_jax.compression.codecs.codebook import Statistical
+from lowcomm_jax.compression.grid import Unit, matrix_shape
+from lowcomm_jax.compression.leaf import LeafCodec, bytes_of, in_units
+from lowcomm_jax.compression.means import as_rounded
+from lowcomm_jax.compression.placement import Placement, first, place, stacked
+from lowcomm_jax.compression.units import UnitCodec
+from lowcomm_jax.mesh.stages import STAGE
 from lowcomm_jax.params.fragments import is_stacked, path_name
 from lowcomm_jax.refused import one_of, refuse
 
 PyTree = Any
 _SMALL_MATRIX = 64 * 64
-Rules = tuple[tuple[str, MatrixCodec], ...]
+Rules = tuple[tuple[str, UnitCodec | LeafCodec], ...]
 
 NORMS_AND_BIASES = r"(?i)(^|[/_.])(bias|scale|norm\w*|\w*norm|ln\w*)($|[/_.])"
 EMBEDDINGS = r"(?i)(^|[/_.])(emb\w*|wte|wpe|unembed\w*)($|[/_.])|(^|[/.])(\w+_)?head($|[/.])"
@@ -40,32 +45,122 @@ PRESETS: dict[str, Rules] = {
 
 @dataclasses.dataclass(frozen=True)
 class _Leaf:
-    """How one leaf is coded."""
+    """How one leaf is coded, and where its parts lie."""
 
-    codec: MatrixCodec
-    shape: tuple[int, ...]
-    matrices: tuple[int, int, int]
+    codec: LeafCodec
+    place: Placement
     seed: int
-    windows: Windows | None = None
+    staged: bool
+
+    def _each(self, fn: Callable, *args: PyTree) -> PyTree:
+        return self.place.each(fn, *args) if self.codec.layers_apart else fn(*args)
+
+    def init(self) -> PyTree:
+        state = self.codec.init(self.place, self.seed)
+        if not self.staged:
+            return state
+
+        def spread(x):
+            return jnp.broadcast_to(x[None], (self.place.stages, *x.shape))
+
+        return jax.tree.map(spread, state)
+
+    def encode(self, x: jax.Array, state: PyTree, params: jax.Array | None):
+        """(payload, state) of a device's part."""
+        weights = None if params is None else self._split(params)
+
+        def one(x, state, weights):
+            whole = None if weights is None else self.place.whole(weights)
+            return self.codec.encode(self.place.whole(as_rounded(x)), state, self.place, whole)
+
+        payload, state = self._each(one, self._split(x), self._own(state), weights)
+        return self._behind(payload), self._behind(state)
+
+    def encode_with_residual(self, x, state, residual, params, decay, accepted):
+        """(payload, state, residual); see `Codec.encode_with_residual`."""
+        state = self._own(state)
+        x, residual = self._split(x), self.place.split(residual)
+        weights = None if params is None else self._split(params)
+
+        def one(x, state, old, weights):
+            total = as_rounded(x + decay * old)
+            whole = None if weights is None else self.place.whole(weights)
+            payload, new = self.codec.encode(self.place.whole(total), state, self.place, whole)
+            # What is subtracted must be the very bits that receivers decode.
+            received = as_rounded(self.place.own(self.codec.decode(payload, self.place)))
+            missed = total - received.reshape(total.shape)
+            if accepted is not None:
+                pick = functools.partial(jnp.where, accepted)
+                new, missed = jax.tree.map(pick, new, state), pick(missed, old)
+            return payload, new, missed
+
+        if not (self.codec.layers_apart and self.place.one_by_one):
+            payload, state, residual = one(x, state, residual, weights)
+        else:
+
+            def turn(residual, given):
+                # Read and written in place: the loop holds one residual, not an old and a new one.
+                layer, x, state, weights = given
+                old = jax.lax.dynamic_index_in_dim(residual, layer)
+                payload, state, new = one(*stacked((x, state)), old, stacked(weights))
+                update = jax.lax.dynamic_update_index_in_dim(residual, new, layer, 0)
+                return update, first((payload, state))
+
+            layers = jnp.arange(x.shape[0])
+            residual, coded = jax.lax.scan(turn, residual, (layers, x, state, weights))
+            payload, state = coded
+        return self._behind(payload), self._behind(state), self.place.join(residual)
+
+    def decode(self, payload: PyTree) -> jax.Array:
+        def one(payload):
+            return self.place.own(self.codec.decode(payload, self.place))
+
+        return self.place.join(self._each(one, self._own(payload)))
+
+    def mean(self, payload_R: PyTree, weight_R: jax.Array) -> jax.Array:
+        def one(payload_R):
+            payload_R = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), payload_R)
+            return self.place.own(self.codec.mean(payload_R, weight_R, self.place))
+
+        own_R = self._own(payload_R, axis=1)
+        if not (self.codec.layers_apart and self.place.one_by_one):
+            return self.place.join(self.place.own(self.codec.mean(own_R, weight_R, self.place)))
+        by_layer = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), own_R)
+        return self.place.join(self.place.each(one, by_layer))
+
+    def mean_rank(self, payload_R, weight_R, energy: float) -> jax.Array | None:
+        def one(payload_R):
+            payload_R = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), payload_R)
+            return self.codec.mean_rank(payload_R, weight_R, self.place, energy)
+
+        by_layer = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), self._own(payload_R, axis=1))
+        if not self.codec.layers_apart or jax.eval_shape(one, by_layer) is None:
+            return None
+        if self.place.one_by_one:
+            rank = jnp.mean(jax.lax.map(lambda x: one(stacked(x)), by_layer))
+        else:
+            rank = one(by_layer)
+        axes = (*self.place.axes[0], *((STAGE,) if self.staged else ()))
+        return jax.lax.pmean(rank, axes) if axes else rank
+
+    def _split(self, x: jax.Array) -> jax.Array:
+        return self.place.split(x.astype(jnp.float32))
+
+    def _own(self, tree: PyTree, axis: int = 0) -> PyTree:
+        """Arrays of this device's stage, without the axis of the stages."""
+        return jax.tree.map(lambda x: jnp.squeeze(x, axis), tree) if self.staged else tree
+
+    def _behind(self, tree: PyTree) -> PyTree:
+        return jax.tree.map(lambda x: x[None], tree) if self.staged else tree
+
+    def by_stage(self, fn: Callable, tree: PyTree, axis: int, out: int) -> PyTree:
+        """`fn` of the arrays of each stage, whose axis stands at `axis` before and `out` after."""
+        return jax.vmap(fn, axis, out)(tree) if self.staged else fn(tree)
 
     @property
-    def in_units(self) -> bool:
-        """Whether the codec is handed windows, not a matrix."""
-        return self.windows is not None and self.codec.rows_together(self.matrices) > 0
-
-    def stack(self, x: jax.Array) -> jax.Array | InWindows:
-        """The leaf as its codec takes it."""
-        if self.windows is None:
-            return x.reshape(self.matrices)
-        if self.in_units:
-            return InWindows(self.windows.flatten(x), self.matrices)
-        return self.windows.to_matrix(x, self.matrices)
-
-    def shaped(self, x: jax.Array | InWindows) -> jax.Array:
-        """Inverse of `stack`."""
-        if self.windows is None:
-            return x.reshape(self.shape)
-        return self.windows.unflatten(x.flat) if self.in_units else self.windows.from_matrix(x)
+    def front(self) -> tuple[str, ...]:
+        """Mesh axes that arrays of payloads and states carry in front."""
+        return (STAGE,) if self.staged else ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,24 +172,25 @@ class PerTensor(Codec):
       rules: (regular expression, codec) pairs, searched in the path (`blocks/0/mlp/up`).
       stacked: path prefixes whose leaves carry a leading layer axis, as in
         `params.fragments.partition`: each layer is a matrix of its own.
-
       seed: of random starts and choices; the same in every region.
       label: name in tables; default: the default codec's.
-      cuts: (path, how the leaf is cut inside a region) pairs, from the exchange.
       reduce: how payloads are averaged: by the route of fewer bytes (`auto`), `all_gather` or
         `two_shot` (`two_shot.route`).
+      where: (path, placement) pairs, from `placed`.
+      staged: whether pipeline stages code their own parts, as `placed` says.
 
     Raises:
       ValueError: a rule's expression does not compile; an unknown `reduce`.
     """
 
-    default: MatrixCodec
+    default: UnitCodec | LeafCodec
     rules: Rules = ()
     stacked: tuple[str, ...] = ()
     seed: int = 0
     label: str | None = None
     reduce: Literal["auto", "all_gather", "two_shot"] = "auto"
-    cuts: tuple[tuple[str, RowCut], ...] = ()
+    where: tuple[tuple[str, Placement], ...] = ()
+    staged: bool = False
 
     def __post_init__(self) -> None:
         problems = [_broken(pattern) for pattern, _ in self.rules]
@@ -105,19 +201,27 @@ class PerTensor(Codec):
     def name(self) -> str:
         return self.label or self.default.name
 
-    def codec_of(self, path: str) -> MatrixCodec:
+    @property
+    def local(self) -> bool:
+        return True
+
+    @property
+    def reads_params(self) -> bool:
+        return any(codec.reads_params for codec in (self.default, *(c for _, c in self.rules)))
+
+    def codec_of(self, path: str) -> UnitCodec | LeafCodec:
         """The codec of the leaf with this path."""
         return next((c for pattern, c in self.rules if re.search(pattern, path)), self.default)
 
     def sent_whole(self, like: PyTree) -> list[str]:
         """Paths of the matrices larger than 64 x 64 of which a codec sends all, though it should
-        choose (`MatrixCodec.sends_all`).
+        choose (`UnitCodec.sends_all`).
         """
 
         def one(leaf, path):
-            _, n, m = leaf.matrices
+            _, n, m = leaf.place.matrices
             large = min(n, m) > 1 and n * m > _SMALL_MATRIX
-            return path if large and leaf.codec.sends_all(leaf.matrices) else None
+            return path if large and leaf.codec.sends_all(leaf.place.matrices) else None
 
         names = jax.tree_util.tree_map_with_path(lambda path, _: path_name(path), like)
         return [path for path in self._map(one, like, names) if path is not None]
@@ -126,53 +230,90 @@ class PerTensor(Codec):
         """Whether the leaf of this path carries a leading layer axis."""
         return is_stacked(name, self.stacked)
 
-    def rows_together(self, path: str, shape: tuple[int, ...]) -> int:
-        leaf = self._named(path, shape)
-        return leaf.codec.rows_together(leaf.matrices)
+    # -- where leaves lie --------------------------------------------------------------------------
 
-    def splits_over(self, path: str, shape: tuple[int, ...], devices: int) -> bool:
-        leaf = self._named(path, shape)
-        return leaf.codec.splits_over(leaf.matrices, devices)
+    @property
+    def places(self) -> dict[str, Placement]:
+        return dict(self.where)
 
-    def with_layout(self, cuts: Mapping[str, RowCut]) -> PerTensor:
-        return dataclasses.replace(self, cuts=tuple(cuts.items()))
+    def placed(
+        self, like: PyTree, specs: Mapping[str, P], sizes: Mapping[str, int], staged: bool
+    ) -> PerTensor:
+        """See `Codec.placed`.
 
-    def _leaf(self, path, leaf) -> _Leaf:
-        return self._named(path_name(path), leaf.shape)
+        Raises:
+          ValueError: a leaf is cut so that no device holds whole units, and too large to gather.
+        """
 
-    def _named(self, name: str, shape: tuple[int, ...]) -> _Leaf:
-        stacked = self.is_stacked(name)
-        codec = FP32 if math.prod(shape) == 0 else self.codec_of(name)
-        seed = (zlib.crc32(name.encode()) + self.seed) % 2**31
-        return _Leaf(codec, shape, matrix_shape(shape, stacked), seed)
+        def one(path, leaf):
+            name, stack = path_name(path), self.is_stacked(path_name(path))
+            spec = specs.get(name, P())
+            shape = place(Unit(1, 1), leaf.shape, stack, spec, sizes, staged).shape
+            unit = self._codec(name, shape).unit_of(matrix_shape(shape, stack))
+            return name, place(unit, leaf.shape, stack, spec, sizes, staged)
+
+        with_path = jax.tree_util.tree_flatten_with_path(like)[0]
+        placed = copy.copy(self)
+        # Past the checks of settings, which are the same.
+        object.__setattr__(placed, "where", tuple(one(path, leaf) for path, leaf in with_path))
+        object.__setattr__(placed, "staged", staged)
+        return placed
+
+    def payload_specs(self, like: PyTree, payload: PyTree = None) -> PyTree:
+        def one(leaf, coded=None):
+            if coded is None:
+                specs = leaf.codec.payload_specs(leaf.place)
+            else:
+                front = len(leaf.front)
+                specs = jax.tree.map(lambda x: leaf.place.array_spec(x.shape[front:]), coded)
+            return jax.tree.map(lambda spec: P(*leaf.front, *spec), specs)
+
+        specs = self._map(one, like, *(() if payload is None else (payload,)))
+        return jax.tree.structure(like).unflatten(specs)
+
+    def state_specs(self, like: PyTree) -> PyTree:
+        """How devices hold the state of `init`."""
+
+        def one(leaf):
+            specs = leaf.codec.state_specs(leaf.place)
+            return jax.tree.map(lambda spec: P(*leaf.front, *spec), specs)
+
+        specs = self._map(one, like)
+        return tuple(specs) if jax.tree.leaves(specs) else ()
+
+    def _codec(self, name: str, shape: tuple[int, ...]) -> LeafCodec:
+        return in_units(FP32 if math.prod(shape) == 0 else self.codec_of(name))
 
     def _map(self, fn: Callable, like: PyTree, *rest: PyTree) -> list:
         """fn(leaf description, *entries of `rest`) for every leaf, in order."""
         with_path, treedef = jax.tree_util.tree_flatten_with_path(like)
         columns = [treedef.flatten_up_to(tree) for tree in rest]
-        cuts, results = dict(self.cuts), []
+        places, results = self.places, []
         for (path, leaf), *row in zip(with_path, *columns):
-            plain = self._leaf(path, leaf)
-            cut = cuts.get(path_name(path), RowCut())
-            codec = by_layer(plain.codec, plain.matrices, cut)
-            leaf = dataclasses.replace(plain, codec=codec, windows=cut.windows)
-            with rows_cut(cut if leaf.in_units else cut._replace(windows=None)):
-                results.append(fn(leaf, *row))
+            name = path_name(path)
+            at = places.get(name)
+            if at is None:
+                stack = self.is_stacked(name)
+                codec = self._codec(name, leaf.shape)
+                at = Placement(leaf.shape, stack, codec.unit_of(matrix_shape(leaf.shape, stack)))
+            seed = (zlib.crc32(name.encode()) + self.seed) % 2**31
+            description = _Leaf(self._codec(name, at.shape), at, seed, self.staged)
+            results.append(fn(description, *row))
         return results
 
+    # -- the functions of a codec ------------------------------------------------------------------
+
     def init(self, like: PyTree) -> PyTree:
-        states = self._map(lambda leaf: leaf.codec.init(leaf.matrices, leaf.seed), like)
+        states = self._map(lambda leaf: leaf.init(), like)
         # A codec without arrays has the state (), not a tree of empty leaves.
         return tuple(states) if jax.tree.leaves(states) else ()
 
-    def encode(self, tree: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
-        treedef, states = jax.tree.structure(tree), self._states(tree, state)
+    def encode(self, tree: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
+        def one(leaf, x, own, weights):
+            return leaf.encode(x, own, weights if leaf.codec.reads_params else None)
 
-        def one(leaf, x, own):
-            return leaf.codec.encode(leaf.stack(as_rounded(x.astype(jnp.float32))), own)
-
-        coded = self._map(one, tree, tree, states)
-        payload = treedef.unflatten([c[0] for c in coded])
+        coded = self._map(one, tree, tree, self._states(tree, state), self._weights(tree, params))
+        payload = jax.tree.structure(tree).unflatten([c[0] for c in coded])
         return payload, (tuple(c[1] for c in coded) if state != () else ())
 
     def encode_with_residual(
@@ -182,57 +323,101 @@ class PerTensor(Codec):
         residual: PyTree,
         decay: float,
         accepted: jax.Array | None,
+        params: PyTree = None,
     ) -> tuple[PyTree, PyTree, PyTree]:
-        if not any(self._map(lambda leaf: isinstance(leaf.codec, ByLayer), tree)):
-            return super().encode_with_residual(tree, state, residual, decay, accepted)
         treedef = jax.tree.structure(tree)
 
-        def one(leaf, x, own, e):
-            given = (leaf.stack(x.astype(jnp.float32)), own, leaf.stack(e), decay, accepted)
-            payload, own, e = leaf.codec.encode_with_residual(*given)
-            return payload, own, leaf.shaped(e)
+        def one(leaf, x, own, old, weights):
+            weights = weights if leaf.codec.reads_params else None
+            return leaf.encode_with_residual(x, own, old, weights, decay, accepted)
 
-        coded = self._map(one, tree, tree, self._states(tree, state), residual)
-        payload, own, residual = (treedef.unflatten(part) for part in zip(*coded))
-        return payload, (tuple(treedef.flatten_up_to(own)) if state != () else ()), residual
+        given = tree, self._states(tree, state), residual, self._weights(tree, params)
+        payload, own, residual = zip(*self._map(one, tree, *given))
+        states = own if state != () else ()
+        return treedef.unflatten(payload), states, treedef.unflatten(residual)
 
     def _states(self, tree: PyTree, state: PyTree) -> PyTree:
         """Every leaf's own state."""
         treedef = jax.tree.structure(tree)
         return treedef.unflatten(state if state != () else ((),) * treedef.num_leaves)
 
-    def decode(self, payload: PyTree, like: PyTree) -> PyTree:
-        def one(leaf, coded):
-            return leaf.shaped(leaf.codec.decode(coded, leaf.matrices))
+    def _weights(self, tree: PyTree, params: PyTree) -> PyTree:
+        """Every leaf's weights, or None for each."""
+        if params is None and self.reads_params:
+            raise ValueError(f"codec {self.name} reads the weights: give params to encode")
+        treedef = jax.tree.structure(tree)
+        nothing = [None] * treedef.num_leaves
+        return treedef.unflatten(nothing if params is None else treedef.flatten_up_to(params))
 
-        return jax.tree.structure(like).unflatten(self._map(one, like, payload))
+    def decode(self, payload: PyTree, like: PyTree) -> PyTree:
+        values = self._map(lambda leaf, coded: leaf.decode(coded), like, payload)
+        return jax.tree.structure(like).unflatten(values)
 
     def aggregate(self, payload_R: PyTree, weight_R: jax.Array, like: PyTree) -> PyTree:
-        def one(leaf, coded_R):
-            return leaf.shaped(leaf.codec.aggregate(coded_R, weight_R, leaf.matrices))
-
-        return jax.tree.structure(like).unflatten(self._map(one, like, payload_R))
+        means = self._map(lambda leaf, coded_R: leaf.mean(coded_R, weight_R), like, payload_R)
+        return jax.tree.structure(like).unflatten(means)
 
     def mean_rank(
         self, payload_R: PyTree, weight_R: jax.Array, like: PyTree, energy: float
     ) -> jax.Array | None:
         def one(leaf, coded_R):
-            rank = leaf.codec.mean_rank(coded_R, weight_R, leaf.matrices, energy)
-            return None if rank is None else (rank, math.prod(leaf.shape))
+            rank = leaf.mean_rank(coded_R, weight_R, energy)
+            return None if rank is None else (rank, math.prod(leaf.place.shape))
 
         found = [r for r in self._map(one, like, payload_R) if r is not None]
         total = sum(numel for _, numel in found)
         if not found:
             return None
-        first, *rest = (rank * (numel / total) for rank, numel in found)
-        return sum(rest, first)
+        head, *rest = (rank * (numel / total) for rank, numel in found)
+        return sum(rest, head)
 
     def nbytes(self, like: PyTree) -> int:
-        return sum(self._map(lambda leaf: leaf.codec.nbytes(leaf.matrices), like))
+        def one(leaf):
+            return leaf.place.stages * bytes_of(leaf.codec.payload_like(leaf.place))
+
+        return sum(self._map(one, like))
+
+    # -- slices ------------------------------------------------------------------------------------
 
     def requantizable(self, like: PyTree) -> bool:
-        """Whether every leaf may be encoded a second time (see `MatrixCodec.requantizable`)."""
         return all(self._map(lambda leaf: leaf.codec.requantizable, like))
+
+    def dealt_nbytes(self, like: PyTree, regions: int) -> int:
+        def one(leaf):
+            arrays = jax.tree.leaves(leaf.codec.payload_like(leaf.place))
+            each = (leaf.place.dealt_size(x.shape, regions) * x.dtype.itemsize for x in arrays)
+            return leaf.place.stages * sum(each)
+
+        return sum(self._map(one, like))
+
+    def deal(self, payload: PyTree, like: PyTree, regions: int) -> PyTree:
+        def one(leaf, coded):
+            def cut(x):
+                return leaf.by_stage(lambda x: leaf.place.deal(x, regions), x, axis=0, out=1)
+
+            return jax.tree.map(cut, coded)
+
+        return self._of_payload(one, payload, like)
+
+    def undeal(self, slices: PyTree, like: PyTree) -> PyTree:
+        def one(leaf, coded):
+            return jax.tree.map(lambda x: leaf.by_stage(leaf.place.undeal, x, axis=1, out=0), coded)
+
+        return self._of_payload(one, slices, like)
+
+    def recode(
+        self, slice_R: PyTree, weight_R: jax.Array, number: jax.Array, like: PyTree
+    ) -> PyTree:
+        def one(leaf, coded_R):
+            def code(coded_R):
+                return leaf.codec.recode(coded_R, weight_R, number, leaf.place)
+
+            return leaf.by_stage(code, coded_R, axis=1, out=0)
+
+        return self._of_payload(one, slice_R, like)
+
+    def _of_payload(self, fn: Callable, payload: PyTree, like: PyTree) -> PyTree:
+        return jax.tree.structure(like).unflatten(self._map(fn, like, payload))
 
 
 def _broken(pattern: str) -> str | None:

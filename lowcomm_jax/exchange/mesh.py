@@ -8,29 +8,33 @@ It serves simulations on one machine, and several slices in one `jax.distributed
 collectives are part of the anchor update, and the device waits for them. Or they run beside the
 inner steps of a payload's delay (`begin`, `go_on`; `sync.concurrent_exchange` makes that program),
 and `reduce` takes their results.
+
+A codec that knows where leaves lie (`Codec.local`) runs on every device's own parts, under a
+`shard_map` over all axes; the others are given whole leaves, and the compiler places the
+communication inside a region.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.sharding import PartitionSpec as P
 
-from lowcomm_jax.compression.row_sharding import axes_inside
-from lowcomm_jax.compression.staged import Staged
-from lowcomm_jax.compression.two_shot import Sliced, slices_of
+from lowcomm_jax.compression.base import Codec
+from lowcomm_jax.compression.two_shot import per_tensor
 from lowcomm_jax.exchange import shares
-from lowcomm_jax.exchange.rows import Rows
 from lowcomm_jax.exchange.shares import Packing
 from lowcomm_jax.exchange.traffic import Traffic, all_gather, pair, two_shot
-from lowcomm_jax.mesh.regions import Regions, mean_scale
+from lowcomm_jax.mesh.regions import REGION, Regions, axis_names, mean_scale
+from lowcomm_jax.mesh.stages import STAGE
+from lowcomm_jax.params.fragments import path_name
+from lowcomm_jax.params.sharding import NEAR_SCALAR, leaf_of
 from lowcomm_jax.rules.topology import Groups
 
 PyTree = Any
@@ -66,104 +70,221 @@ class MeshExchange:
     Attributes:
       regions: the regions and their mesh.
       codec: wire codec, or None for dense fp32.
-      stacked: path prefixes of leaves with a leading layer axis.
+      specs: `PartitionSpec` inside a region of each leaf, by path; leaves without one are whole on
+        every device.
       one_by_one: whether a merge rule reads the payloads one by one, so that all of them go to
         everyone (`everyone`).
+      parts: slices of a coded payload, one for each region of the run; None = payloads go whole.
+      separate: whether this program is one region of several jobs, which cut its payloads
+        themselves (`rounds.slicing`), so that slices do not depend on its devices.
     """
 
     regions: Regions
-    codec: Any = None
-    stacked: tuple[str, ...] = ()
+    codec: Codec | None = None
+    specs: Mapping[str, P] = dataclasses.field(default_factory=dict, hash=False)
     one_by_one: bool = False
+    parts: int | None = None
+    separate: bool = False
 
     def at(self, level: int) -> MeshExchange:
         """The exchange of payloads encoded at this level of the codec."""
         codec = None if self.codec is None else self.codec.at(level)
         return dataclasses.replace(self, codec=codec)
 
+    # -- where arrays lie --------------------------------------------------------------------------
+
+    def placed(self, like: PyTree) -> Codec:
+        """The codec for leaves of these shapes, as devices of a region hold them."""
+        return self.codec.placed(like, self.specs, self.regions.mesh.shape, self._staged)
+
+    def whole(self, like: PyTree) -> Codec:
+        """The codec where one device holds all of the leaves, or of a stage's parts."""
+        sizes = {axis: n if axis == STAGE else 1 for axis, n in self.regions.mesh.shape.items()}
+        return self.codec.placed(like, self.specs, sizes, self._staged)
+
     @property
-    def rows(self) -> Rows:
-        """Where leaves lie while they are coded."""
-        return Rows(self.regions, self.codec, self.stacked)
+    def _staged(self) -> bool:
+        return self.regions.mesh.shape[STAGE] > 1
+
+    def specs_of(self, like: PyTree) -> PyTree:
+        """`PartitionSpec` of each leaf inside a region."""
+
+        def one(path, _):
+            return self.specs.get(path_name(path), P())
+
+        return jax.tree_util.tree_map_with_path(one, like)
+
+    def state_specs(self, state: PyTree, like: PyTree) -> PyTree:
+        """Layout of a codec's state of one region.
+
+        An array of a leaf's shape lies as the leaf while it is coded; others lie as their codec
+        says, or are whole on every device of the region.
+
+        Raises:
+          ValueError: an array of more than a few values belongs to no leaf, by its path, while
+            leaves are cut: it would be whole on every device.
+        """
+        codec = self.placed(like)
+        inner, places, known = per_tensor(codec), codec.places, {}
+        if inner is not None:
+            shapes, specs = jax.eval_shape(lambda: inner.init(like)), inner.state_specs(like)
+            for (path, x), spec in zip(
+                jax.tree_util.tree_flatten_with_path(shapes)[0], jax.tree.leaves(specs)
+            ):
+                known[leaf_of(path, shapes, like), x.shape] = spec
+        sizes = self.regions.mesh.shape
+        cut = any(sizes[a] > 1 for s in self.specs.values() for e in s for a in axis_names(e))
+
+        def one(path, x):
+            name = leaf_of(path, state, like)
+            if name is None:
+                if cut and math.prod(x.shape) > NEAR_SCALAR:
+                    raise ValueError(self._homeless(path, x.shape))
+                return P()
+            if like[name].shape == x.shape:
+                return places[name].spec if name in places else self.specs.get(name, P())
+            return known.get((name, x.shape), P())
+
+        return jax.tree_util.tree_map_with_path(one, state)
+
+    def _homeless(self, path: tuple, shape: tuple[int, ...]) -> str:
+        return (
+            f"codec {self.codec.name}: its state {jax.tree_util.keystr(path)} {list(shape)} stands "
+            "under no leaf's name, so every device of a region would hold all of it; keep an array "
+            "for each leaf, in dicts with the keys of `like` (jax.tree.map over `like` makes them)"
+        )
+
+    def payload_like(self, like: PyTree) -> PyTree:
+        """Shapes of one region's payload, as it is kept and sent."""
+        values = {k: jax.ShapeDtypeStruct(x.shape, jnp.float32) for k, x in like.items()}
+        if self.codec is None:
+            return values
+        count = self.regions.count
+
+        def encode(values):
+            values, state = jax.tree.map(
+                lambda x: jnp.broadcast_to(x, (count, *x.shape)),
+                (values, self.whole(like).init(like)),
+            )
+            return self.encode(values, state, params_R=values)[0]
+
+        return without_lead(jax.eval_shape(encode, values))
+
+    @property
+    def _deals(self) -> bool:
+        """Whether payloads of this program's regions are in slices."""
+        return self.parts is not None and not self.separate
+
+    def payload_specs(self, like: PyTree) -> PyTree:
+        """Layout of a region's payload, coded or dense; of a slice of it where it is in slices."""
+        return self.specs_of(like) if self.codec is None else self.placed(like).payload_specs(like)
+
+    # -- encoding ----------------------------------------------------------------------------------
 
     def encode(
         self,
         delta_R: PyTree,
         state_R: PyTree,
-        specs: PyTree,
         accepted_R: jax.Array | None = None,
+        params_R: PyTree = None,
     ) -> tuple[PyTree, PyTree]:
-        """Every region's payload and new codec state (traced), coded where the rows lie.
+        """Every region's payload and new codec state (traced), coded where the leaves lie.
 
         Args:
           delta_R: fp32 leaves `[R, ...]`; state_R: codec states `[R, ...]`.
-          specs: `PartitionSpec` of each leaf inside a region.
           accepted_R: bool `[R]`; where it is False the state stays as it was. None = all True.
+          params_R: leaves like those of delta_R, for a codec that reads the weights.
         """
-        return self._encode(delta_R, state_R, specs, accepted_R, measure=False)[:2]
+        return self._encode(delta_R, state_R, accepted_R, params_R, measure=False)[:2]
 
     def encode_and_measure(
         self,
         delta_R: PyTree,
         state_R: PyTree,
-        specs: PyTree,
         accepted_R: jax.Array | None = None,
+        params_R: PyTree = None,
     ) -> tuple[PyTree, PyTree, jax.Array]:
-        """As `encode`, and ||decoded - delta|| of every region, fp32 `[R]`.
+        """As `encode`, and ||decoded - delta|| of every region, fp32 `[R]`."""
+        return self._encode(delta_R, state_R, accepted_R, params_R, measure=True)
 
-        The norm is taken where the rows lie, so that nothing but sums moves for it.
-        """
-        return self._encode(delta_R, state_R, specs, accepted_R, measure=True)
+    def _encode(self, delta_R, state_R, accepted_R, params_R, measure: bool):
+        like = without_lead(delta_R)
+        codec, own = self.placed(like), self.specs_of(like)
 
-    def _encode(self, delta_R, state_R, specs, accepted_R, measure: bool):
-        rows, like = self.rows, without_lead(delta_R)
-        by_rows, codec = rows.to_rows(delta_R, specs), rows.codec_with_layout(like, specs)
+        def encode(delta, state, accepted, params):
+            delta = _moved(codec, delta)
+            params = None if params is None else _moved(codec, params)
+            payload, new_state = codec.encode_if(accepted, delta, state, params)
+            missed = None
+            if measure:
+                apart = jax.tree.map(jnp.subtract, codec.decode(payload, delta), delta)
+                missed = _norm(codec, apart)
+            if self._deals:
+                payload = codec.deal(payload, like, self.parts)
+            return payload, new_state, missed
 
-        def encode(delta, state, accepted=None):
-            if accepted is None:
-                payload, new_state = codec.encode(delta, state)
-            else:
-                payload, new_state = codec.encode_if(accepted, delta, state)
-            if not measure:
-                return payload, new_state, None
-            missed = jax.tree.map(jnp.subtract, codec.decode(payload, delta), delta)
-            return payload, new_state, optax.tree.norm(missed)
+        if not codec.reads_params:
+            params_R = None
+        args = (delta_R, state_R, accepted_R, params_R)
+        states = self.state_specs(without_lead(state_R), like)
+        if not codec.local:
+            payload_R, new_R, missed_R = self.regions.lift(encode, (0,) * 4)(*args)
+            return payload_R, self._pinned(new_R, states), missed_R
+        lies = codec.payload_specs(like)
+        if self._deals:
+            lies = jax.tree.map(lambda spec: P(None, *spec), lies)
+        given, made = (own, states, P(), own), (lies, states, P() if measure else None)
+        return self.regions.on_devices(encode, (0,) * 4, given, made)(*args)
 
-        given = (by_rows, state_R) + (() if accepted_R is None else (accepted_R,))
-        payload_R, new_state_R, missed_R = self.regions.lift(encode, (0,) * len(given))(*given)
-        lies = rows.state_specs(without_lead(state_R), like, specs)
-        placed = rows.place(payload_R, self._payload_specs(payload_R, like, specs))
-        return placed, rows.place(new_state_R, lies), missed_R
+    def _pinned(self, tree_R: PyTree, specs: PyTree) -> PyTree:
+        leaves, treedef = jax.tree.flatten(tree_R)
+        where = [self.regions.sharding(REGION, *s) for s in treedef.flatten_up_to(specs)]
+        return treedef.unflatten(jax.lax.with_sharding_constraint(leaves, where))
 
-    def decode(self, payload_R: PyTree, like: PyTree, specs: PyTree) -> PyTree:
+    def decode(self, payload_R: PyTree, like: PyTree) -> PyTree:
         """Every region's decoded payload, fp32 `[R, ...]` (traced); see `encode`."""
-        codec = self.rows.codec_with_layout(like, specs)
+        codec = self.placed(like)
 
         def decode(payload):
-            return codec.decode(payload, like)
+            if self._deals:
+                payload = codec.undeal(payload, like)
+            return _moved(codec, codec.decode(payload, like), back=True)
 
-        return self.rows.from_rows(self.regions.lift(decode, (0,))(payload_R), specs)
+        if not codec.local:
+            return self.regions.lift(decode, (0,))(payload_R)
+        lies = codec.payload_specs(like)
+        if self._deals:
+            lies = jax.tree.map(lambda spec: P(None, *spec), lies)
+        return self.regions.on_devices(decode, (0,), (lies,), self.specs_of(like))(payload_R)
 
-    def _lies(self, payload_R: PyTree, like: PyTree, specs: PyTree) -> PyTree:
-        """`PartitionSpec` of each leaf of a payload inside a region, coded or dense."""
-        return specs if self.codec is None else self._payload_specs(payload_R, like, specs)
+    def receive(self, mean: PyTree, state_R: PyTree, counted_R: jax.Array) -> tuple[PyTree, PyTree]:
+        """(the mean as every region's codec receives it, fp32 `[R, ...]`; codec states) (traced).
 
-    def _payload_specs(self, payload_R: PyTree, like: PyTree, specs: PyTree) -> PyTree:
-        if self.slices is None:
-            return self.rows.payload_specs(payload_R, like, specs)
-        found = self.rows.payload_specs(payload_R, like, specs, lead=2)
-        return jax.tree.map(lambda spec: P(None, *spec), found)
+        mean: fp32 leaves `[1, ...]`; counted_R: bool `[R]`, whose payload is in it.
+        """
+        shared = jax.tree.map(lambda x: x[0], mean)
+        codec, own = self.placed(shared), self.specs_of(shared)
 
-    def mean(self, payload_R: PyTree, weight_R: jax.Array, like: PyTree, specs: PyTree) -> PyTree:
+        def receive(mean, state, counted):
+            direction, state = codec.receive(_moved(codec, mean), state, counted)
+            return _moved(codec, direction, back=True), state
+
+        states = self.state_specs(without_lead(state_R), shared)
+        given, made = (own, states, P()), (own, states)
+        run = self.regions.on_devices(receive, (None, 0, 0), given, made)
+        return run(shared, state_R, counted_R)
+
+    # -- the mean ----------------------------------------------------------------------------------
+
+    def mean(self, payload_R: PyTree, weight_R: jax.Array, like: PyTree) -> PyTree:
         """The mean of `reduce` alone."""
-        return self.reduce(payload_R, weight_R, like, specs).mean
+        return self.reduce(payload_R, weight_R, like).mean
 
     def reduce(
         self,
         payload_R: PyTree,
         weight_R: jax.Array,
         like: PyTree,
-        specs: PyTree,
         energy: float | None = None,
         brought: Sequence[jax.Array] | None = None,
     ) -> Reduced:
@@ -174,21 +295,21 @@ class MeshExchange:
 
         Args:
           payload_R: leaves `[R, ...]`, or `InSlices`.
+          like: shapes of one region's fragment.
           energy: of the rank to measure (`Codec.mean_rank`); None = do not measure it.
           brought: result of the last of the `collectives`; of `payload_R` only the shapes are then
             used. None = the collectives run here.
         """
         if self.codec is None:
-            mean = self._dense_mean(payload_R, weight_R, specs, brought)
-            return Reduced(mean, None)
-        if self.slices is not None:
-            found = Reduced(self._two_shot(payload_R, weight_R, like, specs, brought), None)
-        else:
-            found = self._one_shot(payload_R, weight_R, like, specs, energy, brought)
-        mean = jax.tree.map(lambda x: x[None], found.mean)
-        return found._replace(mean=self.rows.from_rows(mean, specs, lead=None))
+            return Reduced(self._dense_mean(payload_R, weight_R, like, brought), None)
+        if isinstance(payload_R, InSlices):
+            return Reduced(self._everywhere(payload_R.tree, like), None)
+        if self._deals:
+            slices = self._averages(payload_R, weight_R, like, brought)
+            return Reduced(self._everywhere(slices, like, dealt=True), None)
+        return self._one_shot(payload_R, weight_R, like, energy, brought)
 
-    def _dense_mean(self, payload_R, weight_R, specs, brought) -> PyTree:
+    def _dense_mean(self, payload_R, weight_R, like, brought) -> PyTree:
         # Multiplied in this program, as `Regions.mean` does: it may become part of a fused
         # multiply-add with what follows, and must then be in every job, too.
         if isinstance(payload_R, InSlices):
@@ -197,22 +318,78 @@ class MeshExchange:
         if brought is not None:
             scale = mean_scale(weight_R)
             sums = shares.join_buffers(self.regions, brought)
-            found = self._dense_packing(payload_R, specs).unpack(sums, (None,))
+            found = self._dense_packing(payload_R, like).unpack(sums, (None,))
             return jax.tree.map(lambda x: x * scale, found)
-        return self.regions.mean(payload_R, weight_R, specs)
+        return self.regions.mean(payload_R, weight_R, self.specs_of(like))
 
-    def _one_shot(self, payload_R, weight_R, like, specs, energy, brought) -> Reduced:
-        """Every region decodes everyone's payload."""
-        codec = self.rows.codec_with_layout(like, specs)
-        by_rows = self._pinned_by_rows(like, specs)
+    def _one_shot(self, payload_R, weight_R, like, energy, brought) -> Reduced:
+        """The mean of all regions' payloads, which everyone gets."""
+        everyone_R = self._gathered(payload_R, self.payload_specs(like), brought)
+        codec = self.placed(like)
 
-        def aggregate(payload_R, weight_R):
-            given = (payload_R, weight_R, like)
-            rank = None if energy is None else codec.mean_rank(*given, energy)
-            return Reduced(by_rows(codec.aggregate(*given)), rank)
+        def reduce(payload_R, weight_R):
+            mean = codec.aggregate(payload_R, weight_R, like)
+            rank = None
+            if energy is not None:
+                rank = codec.mean_rank(payload_R, weight_R, like, energy)
+            return _lead(_moved(codec, mean, back=True)), rank
 
-        everyone = self._gathered(payload_R, self._lies(payload_R, like, specs), brought)
-        return self.regions.everywhere(aggregate)(everyone, weight_R)
+        if not codec.local:
+            return Reduced(*self.regions.everywhere(reduce)(everyone_R, weight_R))
+        given = (_behind(codec.payload_specs(like)), P())
+        made = (_behind(self.specs_of(like)), P())
+        return Reduced(*self.regions.on_all_devices(reduce, given, made)(everyone_R, weight_R))
+
+    def group_mean(self, payload_RxN: PyTree, weight_RxN: jax.Array, like: PyTree) -> PyTree:
+        """For every region the mean of n payloads that it has: fp32 leaves `[R, ...]` (traced)."""
+        codec = self.placed(like)
+
+        def aggregate(payload_N, weight_N):
+            return _moved(codec, codec.aggregate(payload_N, weight_N, like), back=True)
+
+        if not codec.local:
+            return self.regions.lift(aggregate, (0, 0))(payload_RxN, weight_RxN)
+        given = (_behind(codec.payload_specs(like)), P())
+        run = self.regions.on_devices(aggregate, (0, 0), given, self.specs_of(like))
+        return run(payload_RxN, weight_RxN)
+
+    def _everywhere(self, payload: PyTree, like: PyTree, dealt: bool = False) -> PyTree:
+        """The values of a payload that every region has, whole or in slices: `[1, ...]`."""
+        codec = self.placed(like)
+
+        def decode(payload):
+            if dealt:
+                payload = codec.undeal(payload, like)
+            return _lead(_moved(codec, codec.decode(payload, like), back=True))
+
+        # Of slices joined by jobs, an array of a matrix has an entry for each of their units.
+        lies = codec.payload_specs(like, None if dealt else payload)
+        given = (_behind(lies) if dealt else lies,)
+        made = _behind(self.specs_of(like))
+        return self.regions.on_all_devices(decode, given, made)(payload)
+
+    def everyone(
+        self, payload_R: PyTree, like: PyTree, brought: Sequence[jax.Array] | None = None
+    ) -> PyTree:
+        """The decoded payloads of all regions, in every region: fp32 `[R, ...]` (traced).
+
+        Args: as in `reduce`.
+        """
+        payload_R = self._gathered(payload_R, self.payload_specs(like), brought)
+        if self.codec is None:
+            return jax.tree.map(lambda x: x.astype(jnp.float32), payload_R)
+        codec = self.placed(like)
+
+        def decode(payload_R):
+            def one(payload):
+                return _moved(codec, codec.decode(payload, like), back=True)
+
+            return jax.lax.map(one, payload_R)
+
+        if not codec.local:
+            return self.regions.everywhere(decode)(payload_R)
+        given, made = (_behind(codec.payload_specs(like)),), _behind(self.specs_of(like))
+        return self.regions.on_all_devices(decode, given, made)(payload_R)
 
     def _gathered(self, tree_R, lies, brought) -> PyTree:
         """Every region's tree in all regions: `[R, ...]`, gathered here or as it was brought."""
@@ -220,31 +397,7 @@ class MeshExchange:
             return shares.gather(self.regions, tree_R, lies)
         return Packing(self.regions, tree_R, lies, merged=True).unpack(brought, (None,))
 
-    def everyone(
-        self,
-        payload_R: PyTree,
-        like: PyTree,
-        specs: PyTree,
-        brought: Sequence[jax.Array] | None = None,
-    ) -> PyTree:
-        """The decoded payloads of all regions, in every region: fp32 `[R, ...]` (traced).
-
-        Args: as in `reduce`.
-        """
-        payload_R = self._gathered(payload_R, self._lies(payload_R, like, specs), brought)
-        if self.codec is None:
-            return jax.tree.map(lambda x: x.astype(jnp.float32), payload_R)
-        codec = self.rows.codec_with_layout(like, specs)
-        by_rows = self._pinned_by_rows(like, specs)
-
-        def decode(payload_R):
-            decoded_R = jax.lax.map(lambda payload: codec.decode(payload, like), payload_R)
-            return jax.vmap(by_rows)(decoded_R)
-
-        decoded_R = self.regions.everywhere(decode)(payload_R)
-        return self.rows.from_rows(decoded_R, specs, lead=None)
-
-    # -- the collectives one by one, for who lets other work run beside them ----------------------
+    # -- the collectives one by one, for who lets other work run beside them -----------------------
 
     @property
     def collectives(self) -> int:
@@ -253,17 +406,16 @@ class MeshExchange:
             return 0
         return 2 if self._by_slices else 1
 
-    def begin(self, payload_R: PyTree, like: PyTree, specs: PyTree) -> list[jax.Array]:
+    def begin(self, payload_R: PyTree, like: PyTree) -> list[jax.Array]:
         """Pack the payloads, and do the first of the `collectives`: its buffers (traced)."""
         if not self._by_slices:
-            lies = self._lies(payload_R, like, specs)
-            packing = Packing(self.regions, payload_R, lies, merged=True)
+            packing = Packing(self.regions, payload_R, self.payload_specs(like), merged=True)
             return shares.gather_buffers(self.regions, packing.pack(payload_R))
         if self.codec is None:
             fp32 = jax.tree.map(lambda x: x.astype(jnp.float32), payload_R)
-            buffers = self._dense_packing(fp32, specs).pack(fp32)
+            buffers = self._dense_packing(fp32, like).pack(fp32)
             return shares.swap_buffers(self.regions, shares.cut_buffers(self.regions, buffers))
-        buffers = self._packing_of_slices(payload_R, like, specs).pack(payload_R)
+        buffers = self._packing_of_slices(payload_R, like).pack(payload_R)
         return shares.swap_buffers(self.regions, buffers)
 
     def go_on(
@@ -272,7 +424,6 @@ class MeshExchange:
         payload_R: PyTree,
         weight_R: jax.Array,
         like: PyTree,
-        specs: PyTree,
     ) -> list[jax.Array]:
         """Reduce the slices that the first collective brought, and do the second (traced).
 
@@ -281,86 +432,54 @@ class MeshExchange:
         """
         if self.codec is None:
             return shares.gather_sums(self.regions, buffers, weight_R)
-        sliced = _slices(self.rows.codec_with_layout(like, specs))
-        own_slice_R = shares.unpack_slices(self._packing_of_slices(payload_R, like, specs), buffers)
-        reduced_R = self._reduced_slices(sliced, own_slice_R, weight_R, like)
-        lies = self.rows.payload_specs(payload_R, like, specs, lead=2)
-        packing = Packing(self.regions, reduced_R, lies, merged=True)
+        own_slice_R = shares.unpack_slices(self._packing_of_slices(payload_R, like), buffers)
+        reduced_R = self._recoded(own_slice_R, weight_R, like)
+        packing = Packing(self.regions, reduced_R, self.payload_specs(like), merged=True)
         return shares.gather_buffers(self.regions, packing.pack(reduced_R))
 
-    def _dense_packing(self, payload_R: PyTree, specs: PyTree) -> Packing:
+    def _dense_packing(self, payload_R: PyTree, like: PyTree) -> Packing:
         fp32 = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32), payload_R)
-        return Packing(self.regions, fp32, specs, merged=True)
+        return Packing(self.regions, fp32, self.specs_of(like), merged=True)
 
-    def _packing_of_slices(self, payload_R: PyTree, like: PyTree, specs: PyTree) -> Packing:
-        lies = self.rows.payload_specs(payload_R, like, specs, lead=2)
-        return Packing(self.regions, payload_R, lies, lead=2, merged=True)
-
-    @property
-    def slices(self) -> Sliced | Staged | None:
-        """The codec in slices, where payloads are reduced two-shot."""
-        return _slices(self.codec)
+    def _packing_of_slices(self, payload_R: PyTree, like: PyTree) -> Packing:
+        return Packing(self.regions, payload_R, self.payload_specs(like), lead=2, merged=True)
 
     @property
     def _by_slices(self) -> bool:
         """Whether a region reduces one slice, and not everyone's whole payloads."""
-        return not self.one_by_one and (self.codec is None or self.slices is not None)
+        return not self.one_by_one and (self.codec is None or self._deals)
 
-    def _two_shot(self, payload_R, weight_R, like, specs, brought) -> PyTree:
-        """Region r averages slice r of everyone's payload, and hands the coded mean to all."""
-        sliced = _slices(self.rows.codec_with_layout(like, specs))
-        if isinstance(payload_R, InSlices):
-            everyone = payload_R.tree
-        else:
-            everyone = self._averages(sliced, payload_R, weight_R, like, specs, brought)
-        by_rows = self._pinned_by_rows(like, specs)
-        return self.regions.everywhere(lambda p: by_rows(sliced.decode(p, like)))(everyone)
+    def _averages(self, payload_R, weight_R, like, brought) -> PyTree:
+        """All slices of the mean, coded: `[R slices, ...]`; region r averages slice r."""
+        lies = self.payload_specs(like)
 
-    def _pinned_by_rows(self, like: PyTree, specs: PyTree) -> Callable[[PyTree], PyTree]:
-        """Pins one region's leaves to their layout by rows, from within that region.
-
-        Pinned outside, the compiler would move them there across regions, too.
-        """
-        lies = jax.tree.structure(like).flatten_up_to(self.rows.coded_specs(like, specs))
-
-        def pin(tree: PyTree) -> PyTree:
-            if not axes_inside():
-                return tree
-            leaves, treedef = jax.tree.flatten(tree)
-            pinned = [
-                jax.lax.with_sharding_constraint(x, spec) if any(spec) else x
-                for x, spec in zip(leaves, lies)
-            ]
-            return treedef.unflatten(pinned)
-
-        return pin
-
-    def _averages(self, sliced, payload_R, weight_R, like, specs, brought) -> PyTree:
-        """All slices of the mean, coded: `[R slices, ...]`."""
-        lies = self.rows.payload_specs(payload_R, like, specs, lead=2)
-
-        def reduced(own_slice_R):
-            return self._reduced_slices(sliced, own_slice_R, weight_R, like)
+        def recoded(own_slice_R):
+            return self._recoded(own_slice_R, weight_R, like)
 
         if brought is None:
-            reduced_R = reduced(shares.exchange_slices(self.regions, payload_R, lies))
+            reduced_R = recoded(shares.exchange_slices(self.regions, payload_R, lies))
         else:
-            reduced_R = jax.eval_shape(reduced, payload_R)
+            reduced_R = jax.eval_shape(recoded, payload_R)
         return self._gathered(reduced_R, lies, brought)
 
-    def _reduced_slices(self, sliced, own_slice_R, weight_R, like) -> PyTree:
+    def _recoded(self, own_slice_R, weight_R, like) -> PyTree:
         """Slice s of the mean, coded, of each region s: leaves `[R slices, ...]`."""
+        codec, lies = self.placed(like), self.payload_specs(like)
 
-        def reduce_slice(slice_R, weight_R):
-            return sliced.reduce_slice(slice_R, weight_R, like)
+        def recode(slice_R, weight_R, number):
+            return codec.recode(slice_R, weight_R, number, like)
 
-        return self.regions.lift(reduce_slice, (0, None))(own_slice_R, weight_R)
+        numbers = jnp.arange(self.parts, dtype=jnp.int32)
+        given = (_behind(lies), P(), P())
+        run = self.regions.on_devices(recode, (0, None, 0), given, lies)
+        return run(own_slice_R, weight_R, numbers)
 
     def nbytes(self, like: PyTree) -> int:
         """Bytes of one region's payload for a fragment of these shapes."""
         if self.codec is None:
             return 4 * sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(like))
-        return self.codec.nbytes(like)
+        codec = self.whole(like) if self.separate else self.placed(like)
+        return codec.nbytes(like) if self.parts is None else codec.dealt_nbytes(like, self.parts)
 
     def traffic(
         self,
@@ -379,12 +498,36 @@ class MeshExchange:
         return (two_shot if self._by_slices else all_gather)(nbytes, takes_part_R)
 
 
-def _slices(codec: Any) -> Sliced | Staged | None:
-    """The sliced codec, in every pipeline stage where there are some."""
-    if not isinstance(codec, Staged):
-        return slices_of(codec)
-    inner = slices_of(codec.codec)
-    return None if inner is None else dataclasses.replace(codec, codec=inner)
+def _moved(codec: Codec, tree: PyTree, back: bool = False) -> PyTree:
+    """A device's parts of leaves, moved to where they are coded, or back."""
+    places = codec.places
+    if not places:
+        return tree
+
+    def one(path, x):
+        place = places[path_name(path)]
+        return place.leave(x) if back else place.enter(x)
+
+    return jax.tree_util.tree_map_with_path(one, tree)
+
+
+def _norm(codec: Codec, tree: PyTree) -> jax.Array:
+    """Norm of leaves of which devices hold parts, fp32 `[]`."""
+    places, total = codec.places, jnp.float32(0)
+    for path, x in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        square = jnp.sum(jnp.square(x))
+        place = places.get(path_name(path))
+        axes = () if place is None else tuple(a for e in place.spec for a in axis_names(e))
+        total += jax.lax.psum(square, axes) if axes else square
+    return jnp.sqrt(total)
+
+
+def _lead(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: x[None], tree)
+
+
+def _behind(specs: PyTree) -> PyTree:
+    return jax.tree.map(lambda spec: P(None, *spec), specs)
 
 
 def without_lead(tree: PyTree) -> PyTree:

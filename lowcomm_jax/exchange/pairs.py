@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from lowcomm_jax.exchange.rows import Rows
+from lowcomm_jax.exchange.mesh import MeshExchange
 from lowcomm_jax.exchange.shares import run_on_shares
 from lowcomm_jax.mesh.regions import REGION, Regions
 from lowcomm_jax.rules.topology import Gossip, member_table
@@ -48,17 +48,17 @@ class GroupExchange:
     """Reduces payloads and anchors over the groups of a round.
 
     Attributes:
-      regions: the regions and their mesh.
+      exchange: encodes the payloads. Anchors always travel in fp32: a rounded anchor would put a
+        floor under how close the regions can come to one another.
       topology: draws the groups.
-      codec: wire codec of the payloads, or None for dense fp32. Anchors always travel in fp32: a
-        rounded anchor would put a floor under how close the regions can come to one another.
-      stacked: path prefixes of leaves with a leading layer axis.
     """
 
-    regions: Regions
+    exchange: MeshExchange
     topology: Gossip
-    codec: Any = None
-    stacked: tuple[str, ...] = ()
+
+    @property
+    def regions(self) -> Regions:
+        return self.exchange.regions
 
     def draw(self, round: int) -> np.ndarray:
         """A round's groups, as the compiled program takes them.
@@ -97,7 +97,6 @@ class GroupExchange:
         weight_R: jax.Array,
         draw: jax.Array,
         like: PyTree,
-        specs: PyTree,
     ) -> tuple[PyTree, PyTree, jax.Array]:
         """Weighted means over each region's group, summed in order of the regions (traced).
 
@@ -111,34 +110,28 @@ class GroupExchange:
           weight_R: float32 `[R]`, not negative, not normalised.
           draw: see `draw`.
           like: shapes of one region's fragment.
-          specs: `PartitionSpec` of its leaves.
 
         Returns:
           (mean of the decoded payloads, mean of the anchors, bool `[R]`: whether a member of the
           region's group has a weight above 0); fp32 leaves `[R, ...]`, 0 where none has.
         """
+        specs, codec = self.exchange.specs_of(like), self.exchange.codec
         dense = {"anchor": anchor_R, "weight": weight_R}
         dense_specs = {"anchor": specs, "weight": P()}
-        if self.codec is None:
+        if codec is None:
             dense["payload"], dense_specs["payload"] = payload_R, specs
         members = self._members(dense, draw, dense_specs)
         weight_RxN = jnp.stack([m["weight"] for m in members], axis=1)
         weight_RxN = _relative(jnp.where(self._present(draw), weight_RxN, 0.0))
         counts_R = jnp.max(weight_RxN, axis=1) > 0
         anchor = _weighted_mean([m["anchor"] for m in members], weight_RxN)
-        if self.codec is None:
+        if codec is None:
             delta = _weighted_mean([m["payload"] for m in members], weight_RxN)
             return delta, anchor, counts_R
-        rows = Rows(self.regions, self.codec, self.stacked)
-        coded = self._members(payload_R, draw, rows.payload_specs(payload_R, like, specs))
+        coded = self._members(payload_R, draw, self.exchange.payload_specs(like))
         together = jax.tree.map(lambda *rows: jnp.stack(rows, axis=1), *coded)
-        codec = rows.codec_with_layout(like, specs)
-
-        def aggregate(payload_N, weight_N):
-            return codec.aggregate(payload_N, weight_N, like)
-
-        mean = self.regions.lift(aggregate, (0, 0))(together, weight_RxN)
-        return rows.from_rows(mean, specs), anchor, counts_R
+        mean = self.exchange.group_mean(together, weight_RxN, like)
+        return mean, anchor, counts_R
 
     def _table(self, number: int) -> np.ndarray:
         partition = self.topology.partition(number, self.regions.count)

@@ -246,7 +246,8 @@ class JobDelivery:
         if kind not in self.slicings:
             payload = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), flight.payload)
             rest = without_region({k: x for k, x in shapes.items() if k not in named(payload)})
-            self.slicings[kind] = Slicing(exchange.slices, like, payload, rest, self.total)
+            codec = None if exchange.codec is None else exchange.whole(like)
+            self.slicings[kind] = Slicing(codec, like, payload, rest, self.total)
         return self.slicings[kind]
 
     def own_group(self, groups: Groups | None) -> tuple[int, ...]:

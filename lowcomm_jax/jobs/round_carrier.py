@@ -316,9 +316,5 @@ class RoundCarrier:
 
 def _payload_like(programs: RoundPrograms, p: int) -> PyTree:
     """Shapes of one region's payload of a fragment, `[1, ...]`."""
-    like, codec = programs.fragments.like(p), programs.exchange.codec
-    dense = {k: jax.ShapeDtypeStruct(x.shape, jnp.float32) for k, x in like.items()}
-    if codec is not None:
-        codec = codec.at(0)
-        dense = jax.eval_shape(lambda tree: codec.encode(tree, codec.init(like))[0], dense)
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), dense)
+    payload = programs.exchange.at(0).payload_like(programs.fragments.like(p))
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), payload)

@@ -139,6 +139,57 @@ class Regions:
             check_vma=False,
         )
 
+    def on_devices(
+        self,
+        fn: Callable,
+        in_axes: Sequence[int | None],
+        in_specs: Sequence[PyTree],
+        out_specs: PyTree,
+    ) -> Callable:
+        """`lift`, but `fn` gets every device's own parts: all axes of the mesh are manual.
+
+        Args:
+          in_specs: of each argument, `PartitionSpec`s inside a region, without the region axis; of
+            an argument that is None they do not count.
+          out_specs: of the results, likewise.
+        """
+
+        def call(*args):
+            there = [i for i, x in enumerate(args) if x is not None]
+            axes = [in_axes[i] for i in there]
+
+            def slot(*own):
+                def one(*own):
+                    whole = dict(zip(there, own))
+                    return fn(*(whole.get(i) for i in range(len(args))))
+
+                return self._replicas(one, own, axes)
+
+            def with_region(specs):
+                return jax.tree.map(lambda spec: P(REGION, *spec), specs)
+
+            given = tuple(
+                in_specs[i] if in_axes[i] is None else with_region(in_specs[i]) for i in there
+            )
+            run = jax.shard_map(
+                slot,
+                mesh=self.mesh,
+                in_specs=given,
+                out_specs=with_region(out_specs),
+                check_vma=False,
+            )
+            return run(*(args[i] for i in there))
+
+        return call
+
+    def on_all_devices(
+        self, fn: Callable, in_specs: Sequence[PyTree], out_specs: PyTree
+    ) -> Callable:
+        """`everywhere`, but `fn` gets every device's own parts; see `on_devices`."""
+        return jax.shard_map(
+            fn, mesh=self.mesh, in_specs=tuple(in_specs), out_specs=out_specs, check_vma=False
+        )
+
     def _over(
         self, slot: Callable, in_specs: Sequence[P], axes: Sequence[str] = (REGION,)
     ) -> Callable:

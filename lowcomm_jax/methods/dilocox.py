@@ -183,7 +183,7 @@ def _codec_problems(codec: str | Mapping[str, Any]) -> tuple[bool, list[str]]:
     if name not in names():
         # Whatever it is meant to be: only the name is wrong.
         return True, [f"codec={name!r} {is_unknown(name, names(), 'choose one of')}"]
-    if not isinstance(registry.make_matrix(name), LowRank):
+    if not isinstance(registry.make_leaf(name), LowRank):
         return False, []
     problems = [f"codec.{k} is unused: give it as rank" for k in ("rank", "basis") if k in spec]
     if spec.get("reduce") == "two_shot":

@@ -79,7 +79,7 @@ class LoopbackExchange:
 
         def average(s: int) -> Arrays:
             slices = self._everyones(one_slice(host_payload.slices, s), how.like)
-            return how.reduce(slices, rest, everyone)
+            return how.reduce(slices, rest, everyone, s)
 
         # On another thread, as in an exchange: JAX keys compiled programs by a thread's settings.
         with ThreadPoolExecutor(1) as pool:

@@ -12,11 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from lowcomm_jax.compression.staged import Staged
-from lowcomm_jax.compression.two_shot import Sliced
+from lowcomm_jax.compression import Codec
 from lowcomm_jax.exchange import InSlices, MeshExchange
 from lowcomm_jax.mesh.regions import weighted_sum
 from lowcomm_jax.state.leaves import named_leaves
@@ -35,7 +33,7 @@ def goes_in_slices(exchange: MeshExchange, regions: int) -> bool:
     """
     if exchange.one_by_one:
         return False
-    return regions > 2 if exchange.codec is None else exchange.slices is not None
+    return regions > 2 if exchange.codec is None else exchange.parts is not None
 
 
 def padded_nbytes(exchange: MeshExchange, like: PyTree, regions: int) -> int:
@@ -53,14 +51,14 @@ class Slicing:
     Encoded ones are cut by their codec, averaged, and encoded again.
 
     Attributes:
-      codec: in slices, or None for dense fp32.
+      codec: placed on one device (`MeshExchange.whole`), or None for dense fp32.
       fragment: shapes of the fragment's leaves.
       payload: shapes and dtypes `[1, ...]` of its payload, a tree.
       rest: shapes and dtypes of the arrays beside it, by name, as they travel; with "weight" `[]`.
       parts: number of slices.
     """
 
-    codec: Sliced | Staged | None
+    codec: Codec | None
     fragment: PyTree
     payload: PyTree
     rest: Shapes
@@ -71,9 +69,16 @@ class Slicing:
         """See `Reduction`."""
         if self.codec is None:
             return {_FLAT: ("float32", (self._each,))}
-        shapes = shapes_of(named(self.payload))
-        # Behind the region and the slice.
-        return {name: (dtype, shape[2:]) for name, (dtype, shape) in shapes.items()}
+        shapes = shapes_of(named(jax.eval_shape(self._dealt, self._one)))
+        return {name: (dtype, shape[1:]) for name, (dtype, shape) in shapes.items()}
+
+    @property
+    def _one(self) -> PyTree:
+        """Shapes of a coded payload, without the region."""
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), self.payload)
+
+    def _dealt(self, payload: PyTree) -> PyTree:
+        return self.codec.deal(payload, self.fragment, self.parts)
 
     @property
     def _each(self) -> int:
@@ -90,40 +95,46 @@ class Slicing:
         # In the order of the leaves: arrays that have travelled come in another one.
         mine = {name: arrays[name] for name in named(self.payload)}
         if self.codec is not None:
-            return rest, mine
+            payload = jax.tree.structure(self.payload).unflatten(mine.values())
+            return rest, _on_host(self._deal, payload)
         missing = self.parts * self._each - sum(self._sizes)
         flat = [*(x.reshape(-1) for x in mine.values()), np.zeros(missing, np.float32)]
         return rest, {_FLAT: np.concatenate(flat).reshape(self.parts, self._each)}
 
-    def reduce(self, slice_R: Arrays, rest_R: Arrays, takes_part_R: np.ndarray) -> Arrays:
+    def reduce(
+        self, slice_R: Arrays, rest_R: Arrays, takes_part_R: np.ndarray, number: int
+    ) -> Arrays:
         """See `Reduction`; on the host's processor, where it need not wait for inner steps."""
         weight_R = np.where(takes_part_R, rest_R["weight"], np.float32(0))
-        found = self._program(*jax.device_put((slice_R, weight_R), _beside_training()))
-        return {name: np.asarray(x) for name, x in found.items()}
+        return _on_host(self._program, slice_R, weight_R, np.int32(number))
 
     @functools.cached_property
     def _program(self) -> Callable:
         return jax.jit(self._dense if self.codec is None else self._coded)
 
-    def _dense(self, slice_R, weight_R):
+    @functools.cached_property
+    def _deal(self) -> Callable:
+        return jax.jit(lambda payload: named(self._dealt(payload)))
+
+    @functools.cached_property
+    def _undeal(self) -> Callable:
+        return jax.jit(lambda slices: named(self.codec.undeal(slices, self.fragment)))
+
+    def _dense(self, slice_R, weight_R, number):
+        del number
         return {name: weighted_sum(x, weight_R) for name, x in slice_R.items()}
 
-    def _coded(self, slice_R, weight_R):
+    def _coded(self, slice_R, weight_R, number):
         slice_R = jax.tree.structure(self.payload).unflatten(slice_R[name] for name in self.like)
-        if not isinstance(self.codec, Staged):
-            return named(self.codec.reduce_slice(slice_R, weight_R, self.fragment))
-        part = self.codec.part(self.fragment)
-        stages = [
-            self.codec.codec.reduce_slice(_stage(slice_R, s), weight_R, part)
-            for s in range(self.codec.stages)
-        ]
-        return named(jax.tree.map(lambda *xs: jnp.stack(xs), *stages))
+        return named(self.codec.recode(slice_R, weight_R, number, self.fragment))
 
     def join(self, slices: Arrays) -> InSlices:
-        """All reduced slices as the landing takes them, `[parts, ...]` by name."""
+        """All reduced slices, `[parts, ...]` by name, as the landing takes them."""
         leaves, treedef = jax.tree.flatten(self.payload)
         if self.codec is not None:
-            return InSlices(treedef.unflatten(slices[name] for name in self.like))
+            coded = treedef.unflatten(slices[name] for name in self.like)
+            joined = _on_host(self._undeal, coded)
+            return InSlices(treedef.unflatten(joined[name] for name in self.like))
         flat = slices[_FLAT].reshape(-1)[: sum(self._sizes)]
         parts = np.split(flat, np.cumsum(self._sizes)[:-1])
         return InSlices(treedef.unflatten(x.reshape(y.shape[1:]) for x, y in zip(parts, leaves)))
@@ -134,10 +145,10 @@ def named(payload: PyTree) -> dict[str, Any]:
     return named_leaves(PAYLOAD, payload)
 
 
-def _stage(slice_R: PyTree, stage: int) -> PyTree:
-    return jax.tree.map(lambda x: x[:, stage], slice_R)
+def _on_host(program: Callable, *args: Any) -> Arrays:
+    """The arrays that a program makes on the last of the host's processors.
 
-
-def _beside_training() -> jax.Device:
-    """The last of the host's processors: a region of few trains on the first ones."""
-    return jax.local_devices(backend="cpu")[-1]
+    A region of few devices trains on the first ones.
+    """
+    device = jax.local_devices(backend="cpu")[-1]
+    return {name: np.asarray(x) for name, x in program(*jax.device_put(args, device)).items()}

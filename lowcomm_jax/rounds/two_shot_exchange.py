@@ -141,7 +141,7 @@ class TwoShotExchange:
             return {}
         labelled = {}
         for s, slices in given.items():
-            average = self._average(slices, found.arrays)
+            average = self._average(slices, found.arrays, s)
             labelled |= {_label(s, name): x for name, x in average.items()}
         return labelled
 
@@ -179,16 +179,16 @@ class TwoShotExchange:
 
     def _average_all(self, slices: dict[int, Arrays], rest: dict[int, Arrays]) -> Arrays:
         averages = [
-            self._average({r: one_slice(x, s) for r, x in slices.items()}, rest)
+            self._average({r: one_slice(x, s) for r, x in slices.items()}, rest, s)
             for s in range(self._parts)
         ]
         return {name: np.stack([one[name] for one in averages]) for name in self._like}
 
-    def _average(self, slices: dict[int, Arrays], rest: dict[int, Arrays]) -> Arrays:
-        """The average of one slice, given by region; `rest`: the arrays beside the slices."""
+    def _average(self, slices: dict[int, Arrays], rest: dict[int, Arrays], number: int) -> Arrays:
+        """The average of slice `number`, given by region; `rest`: the arrays beside the slices."""
         count, how = self._context.count, self.request.reduction
         rows = side_by_side(slices, count, how.like), side_by_side(rest, count, how.rest)
-        return how.reduce(*rows, np.isin(np.arange(count), list(slices)))
+        return how.reduce(*rows, np.isin(np.arange(count), list(slices)), number)
 
 
 def is_committed(commit_log: CommitLog, request: ExchangeRequest) -> bool:

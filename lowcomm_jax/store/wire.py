@@ -170,7 +170,9 @@ class Reduction(Protocol):
         """One region's arrays as (arrays for every region, slices `[parts, ...]`)."""
         ...
 
-    def reduce(self, slice_R: Arrays, rest_R: Arrays, takes_part_R: np.ndarray) -> Arrays:
+    def reduce(
+        self, slice_R: Arrays, rest_R: Arrays, takes_part_R: np.ndarray, number: int
+    ) -> Arrays:
         """Average or sum, `like`, of every region's slice of one number.
 
         Args:

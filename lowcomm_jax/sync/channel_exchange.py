@@ -82,10 +82,6 @@ class ChannelExchange:
         return {VALUES: jax.ShapeDtypeStruct((count,), np.float32)}
 
     @property
-    def _lies(self) -> dict[str, P]:
-        return self.specs if self.whole else {VALUES: P()}
-
-    @property
     def _sizes(self) -> list[int]:
         return [math.prod(x.shape) for x in self.shapes.values()]
 
@@ -227,7 +223,7 @@ class ChannelExchange:
         payload = values
         if self.exchange.codec is not None:
             state = self.exchange.codec.init(self.like)
-            payload, _ = self.exchange.encode(values, state, self._lies)
+            payload, _ = self.exchange.encode(values, state)
         kept, filled_RxN = None, fillable_RxN
         if filled_RxN is not None:
             filled_RxN = filled_RxN & jnp.any(takes_part_R)
@@ -255,14 +251,14 @@ class ChannelExchange:
         mesh = self.regions.mesh
         on_tpu = mesh.devices.flat[0].platform == "tpu"
         if self.whole or self.exchange.codec is not None or not on_tpu or self.regions.slots == 1:
-            return self.exchange.reduce(payload, weight_R, self.like, self._lies).mean
+            return self.exchange.reduce(payload, weight_R, self.like).mean
         # Each device's share in whole lanes: of others a TPU makes all-reduces, up to twice the
         # bytes.
         (count,) = self.like[VALUES].shape
         fill = -count % (_LANES * mesh.size)
         wider = {VALUES: jnp.pad(payload[VALUES], ((0, 0), (0, fill)))}
         like = {VALUES: jax.ShapeDtypeStruct((count + fill,), np.float32)}
-        mean = self.exchange.reduce(wider, weight_R, like, self._lies).mean
+        mean = self.exchange.reduce(wider, weight_R, like).mean
         return {VALUES: mean[VALUES][:, :count]}
 
     def average(self, leaves, number, takes_part_R, weight_R, adopts_R):
@@ -325,7 +321,7 @@ class ChannelExchange:
         if self.exchange.codec is None:
             return values
         state = self.exchange.codec.init(self.like)
-        return self.exchange.encode(values, state, self._lies)[0]
+        return self.exchange.encode(values, state)[0]
 
     def bring(self, flights, at: jax.Array) -> tuple[PyTree, dict[str, jax.Array]] | None:
         """The mean of the payloads that land after step `at`; None for a channel without delay."""

@@ -76,11 +76,14 @@ def build_channels(
             channel,
             source,
             {name: shapes[parameter] for name, parameter in source.leaves},
-            {name: functions.specs[parameter] for name, parameter in source.leaves},
-            MeshExchange(regions, None, setup.stacked),
+            {name: functions.exchange.specs[parameter] for name, parameter in source.leaves},
+            MeshExchange(regions),
             functions,
             setup.seed,
         )
+        if one.whole:
+            exchange = dataclasses.replace(one.exchange, specs=one.specs)
+            one = dataclasses.replace(one, exchange=exchange)
         problems += one.violations()
         exchanges.append(_with_codec(one, setup.regions))
     if not method.has_anchor and "average" in step.layout.roles:
@@ -108,10 +111,8 @@ def _with_codec(one: ChannelExchange, total: int) -> ChannelExchange:
     codec = one.channel.codec
     if codec is None:
         return one
-    mesh = one.regions.mesh.shape
-    devices = mesh["fsdp"] * mesh["tensor"] if one.whole else 1
-    chosen = route(codec, [one.like], total, devices).codec
-    exchange = dataclasses.replace(one.exchange, codec=chosen)
+    parts = total if route(codec, [one.like], total).name == "two_shot" else None
+    exchange = dataclasses.replace(one.exchange, codec=codec, parts=parts)
     return dataclasses.replace(one, exchange=exchange)
 
 

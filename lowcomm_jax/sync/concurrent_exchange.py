@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import PartitionSpec as P
 
 from lowcomm_jax.exchange import MeshExchange
 from lowcomm_jax.mesh.regions import Regions
@@ -49,7 +48,6 @@ class ConcurrentExchange:
 
     Attributes:
       exchange: reduces payloads at the landing.
-      specs: leaf name -> PartitionSpec inside a region.
     """
 
     def __init__(
@@ -57,10 +55,9 @@ class ConcurrentExchange:
         step: InnerStep,
         regions: Regions,
         exchange: MeshExchange,
-        specs: dict[str, P],
         out_shardings: PyTree,
     ):
-        self.exchange, self.specs = exchange, specs
+        self.exchange = exchange
         self._block = inner_block(step, regions)
         self._out = out_shardings
         self._regions = regions
@@ -99,10 +96,6 @@ class ConcurrentExchange:
         """The kind of a fragment with leaves of these shapes."""
         return Kind(tuple((name, leaf.shape) for name, leaf in sorted(like.items())), level)
 
-    def _shapes(self, kind: Kind) -> tuple[PyTree, PyTree]:
-        like = kind.like
-        return like, {name: self.specs[name] for name in like}
-
     def _traced(self, kinds, given, n, payloads, weights):
         inner, *rest = given
         flights = list(zip(map(self._reduction, kinds), payloads, weights))
@@ -123,13 +116,13 @@ class ConcurrentExchange:
 
     def _reduction(self, kind: Kind) -> tuple[Callable, Callable]:
         """(`MeshExchange.begin`, `go_on`) for payloads of this kind."""
-        exchange, (like, specs) = self.exchange.at(kind.level), self._shapes(kind)
+        exchange, like = self.exchange.at(kind.level), kind.like
 
         def begin(payload):
-            return exchange.begin(payload, like, specs)
+            return exchange.begin(payload, like)
 
         def go_on(buffers, payload, weight):
-            return exchange.go_on(buffers, payload, weight, like, specs)
+            return exchange.go_on(buffers, payload, weight, like)
 
         return begin, go_on
 

@@ -103,9 +103,7 @@ def optimizer_step(step: InnerStep, functions: RoundFunctions, anchor, opt_state
     Returns:
       (anchor, opt_state, metrics `[R]`): unchanged when nobody took part.
     """
-    mean = functions.exchange.mean(
-        sent["payload"], sent["weight"], without_lead(anchor), functions.specs
-    )
+    mean = functions.exchange.mean(sent["payload"], sent["weight"], without_lead(anchor))
     moves = jnp.sum(sent["weight"]) > 0
     tree = step.layout.tree
 

@@ -222,16 +222,17 @@ def _merge_states(programs: RoundPrograms) -> tuple[PyTree, ...]:
 
 
 def codec_states(programs: RoundPrograms) -> tuple[PyTree, ...]:
-    """Codec state of each fragment, leaves `[R, ...]`; residuals are sharded as parameters are."""
+    """Codec state of each fragment, leaves `[R, ...]`; residuals lie as leaves are coded."""
     states = tuple(_codec_state(programs, p) for p in range(len(programs.fragments)))
     return stow(states) if programs.setup.offload else states
 
 
 def _codec_state(programs: RoundPrograms, p: int) -> PyTree:
-    codec, count = programs.exchange.codec, programs.regions.count
-    if codec is None:
+    exchange, count = programs.exchange, programs.regions.count
+    if exchange.codec is None:
         return ()
-    state = codec.init(programs.fragments.like(p))
+    like = programs.fragments.like(p)
+    state = exchange.whole(like).init(like)
     out = codec_shardings(programs, p, state)
     return _spread(state, count, out)
 
@@ -239,8 +240,7 @@ def _codec_state(programs: RoundPrograms, p: int) -> PyTree:
 def codec_shardings(programs: RoundPrograms, p: int, state: PyTree) -> PyTree:
     """Shardings of fragment p's codec states `[R, ...]`; `state` is that of one region."""
     regions, like = programs.regions, programs.fragments.like(p)
-    inside = {name: programs.specs[name] for name in like}
-    specs = programs.exchange.rows.state_specs(state, like, inside)
+    specs = programs.exchange.state_specs(state, like)
     return jax.tree.map(lambda _, spec: regions.sharding(REGION, *spec), state, specs)
 
 

@@ -21,9 +21,9 @@ import optax
 
 from lowcomm_jax.channels import Channel, Everything
 from lowcomm_jax.channels.source import find_source
-from lowcomm_jax.compression import Codec, MatrixCodec, PerTensor
-from lowcomm_jax.compression.base import Wrapper
-from lowcomm_jax.compression.matrix import matrix_shape
+from lowcomm_jax.compression import Codec, LeafCodec, PerTensor, UnitCodec
+from lowcomm_jax.compression.placement import Placement
+from lowcomm_jax.compression.two_shot import per_tensor
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.optimizers import state_field
 from lowcomm_jax.params.fragments import Fragments, path_name
@@ -376,48 +376,50 @@ def _merge_problems(
 
 def _codec_problems(codec: Codec, like: PyTree) -> list[str]:
     """Problems of a codec of the user's, one for each leaf where it codes leaf by leaf."""
-    inner = codec
-    while isinstance(inner, Wrapper):
-        inner = inner.codec
-    if not isinstance(inner, PerTensor):
-        return _coded_problems(codec, like, like, lambda: codec.init(like))
+    inner = per_tensor(codec)
+    if inner is None:
+        return _coded_problems(codec, like)
     found = []
     for name, x in like.items():
-        # The matrix first: `PerTensor` would give any result of its size the leaf's own shape.
-        of_matrix = [] if x.size == 0 else _matrix_problems(inner, name, x)
-        one = {name: x}
-        found += of_matrix or _coded_problems(codec, one, one, lambda one=one: codec.init(one))
+        # The units first: where they have another shape, so has the leaf.
+        of_units = [] if x.size == 0 else _unit_problems(inner, name, x)
+        found += of_units or _coded_problems(codec, {name: x})
     return found
 
 
-def _matrix_problems(codec: PerTensor, name: str, x: Any) -> list[str]:
-    own, shape = codec.codec_of(name), matrix_shape(x.shape, codec.is_stacked(name))
-    if _of_package(own):
+def _unit_problems(codec: PerTensor, name: str, x: Any) -> list[str]:
+    own = codec.codec_of(name)
+    if _of_package(own) or not isinstance(own, UnitCodec):
         return []
-    matrices = jax.ShapeDtypeStruct(shape, jnp.float32)
-    return _coded_problems(own, matrices, shape, lambda: own.init(shape, 0), f" of {name}")
+    place = Placement(x.shape, codec.is_stacked(name), own.unit)
+    units = jax.eval_shape(lambda x: place.to_units(place.split(x)), x)
+    payload = jax.eval_shape(lambda x: own.encode(x, place.matrix(), x), units)
+    grid = units.shape[:3]
+    found = [
+        f"codec {own.name} of {name}: its payload {key!r} is {list(array.shape)}: encode returns "
+        f"arrays {[*grid, '...']}, one entry a unit, or {[grid[0], 1, 1, '...']}, one a matrix"
+        for key, array in payload.items()
+        if array.shape[:3] not in (grid, (grid[0], 1, 1), (*grid[:2], 1))
+    ]
+    if found:
+        return found
+    decoded = jax.eval_shape(lambda coded: own.decode(coded, place.sides), payload)
+    fix = "decode gives fp32 units of the shape encoded"
+    return _differences(f"codec {own.name} of {name}: decoded", decoded, units, fix)
 
 
-def _coded_problems(
-    codec: Codec | MatrixCodec, like: PyTree, about: Any, init: Callable, of: str = ""
-) -> list[str]:
-    """What is wrong with a codec's state, its decoded values and its count of bytes.
-
-    Args:
-      like: shapes of what is encoded.
-      about: how `decode` and `nbytes` are told them.
-      init: gives the state at step 0.
-      of: the leaf, for the message.
-    """
-    name = f"codec {codec.name}{of}: "
-    state = jax.eval_shape(init)
-    payload, new = jax.eval_shape(codec.encode, like, state)
-    decoded = jax.eval_shape(lambda coded: codec.decode(coded, about), payload)
+def _coded_problems(codec: Codec, like: PyTree) -> list[str]:
+    """What is wrong with a codec's state, its decoded values and its count of bytes."""
+    name = f"codec {codec.name}: "
+    state = jax.eval_shape(lambda: codec.init(like))
+    params = (like,) if codec.reads_params else ()
+    payload, new = jax.eval_shape(codec.encode, like, state, *params)
+    decoded = jax.eval_shape(lambda coded: codec.decode(coded, like), payload)
     keep = "encode returns a state like that of init: its tree, shapes and dtypes"
     found = _differences(f"{name}the new state", new, state, keep)
     found += _differences(f"{name}decoded", decoded, like, "decode gives fp32 of the shape encoded")
     held = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(payload))
-    said = codec.nbytes(about)
+    said = codec.nbytes(like)
     if said != held:
         found.append(
             f"{name}nbytes says {said} bytes, and the payload's buffers hold {held}: return "
@@ -430,7 +432,7 @@ def _of_package(codec: Any) -> bool:
     """Whether a codec, and all that it holds, is the package's."""
     if isinstance(codec, tuple):
         return all(map(_of_package, codec))
-    if not isinstance(codec, Codec | MatrixCodec):
+    if not isinstance(codec, Codec | UnitCodec | LeafCodec):
         return True
     fields = dataclasses.fields(codec) if dataclasses.is_dataclass(codec) else ()
     return _is_ours(codec) and all(_of_package(getattr(codec, f.name)) for f in fields)

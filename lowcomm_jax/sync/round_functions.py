@@ -20,7 +20,7 @@ import optax
 from jax.sharding import PartitionSpec as P
 
 from lowcomm_jax.channels.source import PARAMS
-from lowcomm_jax.compression.by_layer import LARGEST
+from lowcomm_jax.compression.placement import LARGEST
 from lowcomm_jax.exchange import MeshExchange
 from lowcomm_jax.exchange.mesh import without_lead
 from lowcomm_jax.exchange.pairs import GroupExchange
@@ -148,7 +148,7 @@ class RoundFunctions:
     numbers of sliced leaves (`params.Fragments.rows`).
 
     Attributes:
-      specs: leaf name -> PartitionSpec without the region or anchor axis.
+      stacked: path prefixes of leaves with a leading layer axis.
       codec_error: whether a send measures the codec's error, which decodes payloads once more.
       rules_K: (outer rule, landing rule) of each fragment, or of all of them.
     """
@@ -157,7 +157,7 @@ class RoundFunctions:
     exchange: MeshExchange
     method: Method
     guard: OutlierGuard
-    specs: dict[str, P]
+    stacked: tuple[str, ...]
     codec_error: bool
     rules_K: tuple[tuple[Rule, Rule], ...]
 
@@ -226,7 +226,7 @@ class RoundFunctions:
                 # there until the last leaf is encoded; so it holds that of a leaf.
                 given, accepted = jax.lax.optimization_barrier((given, accepted))
                 delta = delta_of(*given)
-            coded = (delta, codec_state, self._specs(delta), accepted if large else None)
+            coded = (delta, codec_state, accepted if large else None)
             if measure:
                 payload, new_state, missed_R = exchange.encode_and_measure(*coded)
                 measured["codec_error"] = missed_R / jnp.maximum(norm_R, _TINY)
@@ -307,19 +307,18 @@ class RoundFunctions:
         exchange = self.exchange.at(level)
         energy, merged = self.method.schedule.energy, None
         if exchange.one_by_one:
-            decoded = exchange.everyone(payload, like, self._specs(like), sent.brought)
+            decoded = exchange.everyone(payload, like, sent.brought)
             merged, rank = self._merged(decoded, weight_R, held), None
             mean = merged.direction
         else:
-            given = (payload, weight_R, like, self._specs(like), energy, sent.brought)
-            mean, rank = exchange.reduce(*given)
+            mean, rank = exchange.reduce(payload, weight_R, like, energy, sent.brought)
             if self.method.merge is not None:
                 merged = self._merged(mean, jnp.ones(1), held)
                 mean = merged.direction
         reduced, new_codec_state = mean, codec_state
         if codec_state is not None:
             counted_R = weight_R > 0 if sent.counted is None else sent.counted
-            mean, new_codec_state = self._receive(mean, codec_state, counted_R)
+            mean, new_codec_state = exchange.receive(mean, codec_state, counted_R)
         rule, _ = self.rules_K[rules]
         updates, new_state = self._outer(rule, mean, outer_state, base, own, exchange, told)
         if merged is not None:
@@ -347,19 +346,11 @@ class RoundFunctions:
             momentum = jax.tree.map(lambda x: x[0], kept)
 
         def merge(delta, states, weight, momentum):
-            merged = merge_leaves(rule, delta, states, weight, momentum, self.exchange.stacked)
+            merged = merge_leaves(rule, delta, states, weight, momentum, self.stacked)
             direction = {name: x[None] for name, x in merged.direction.items()}
             return merged._replace(direction=direction)
 
         return self.regions.everywhere(merge)(delta, held.merge, weight, momentum)
-
-    def _receive(self, mean, codec_state, counted_R):
-        """(the mean as every region's codec receives it, fp32 `[R, ...]`; codec state)."""
-        rows, specs = self.exchange.rows, self._specs(mean)
-        shared = jax.tree.map(lambda x: x[0], rows.to_rows(mean, specs, lead=None))
-        receive = self.regions.lift(self.exchange.codec.receive, (None, 0, 0))
-        direction, codec_state = receive(shared, codec_state, counted_R)
-        return rows.from_rows(direction, specs), codec_state
 
     def norms(self, *trees: dict[str, jax.Array]) -> tuple[jax.Array, ...]:
         """`norm_per_row` of each, by each region for itself: no value crosses between regions.
@@ -383,9 +374,6 @@ class RoundFunctions:
             return tuple(x[0] for x in every(*jax.tree.map(lambda x: x[None], trees)))
 
         return self.regions.lift(one_region, (0,) * len(trees))(*trees)
-
-    def _specs(self, leaves) -> dict[str, P]:
-        return {k: self.specs[k] for k in leaves}
 
     def _outer(self, rule, mean, outer_state, base, own, exchange, told):
         told = told or {}
@@ -412,7 +400,7 @@ class RoundFunctions:
         decoded = payload_R
         if exchange.codec is not None:
             like = without_lead(base)
-            decoded = exchange.decode(payload_R, like, self._specs(like))
+            decoded = exchange.decode(payload_R, like)
         return select(weight_R > 0, decoded, jax.tree.map(jnp.zeros_like, decoded))
 
     def landing_step(
@@ -631,7 +619,7 @@ class GossipRoundFunctions(RoundFunctions):
         like = without_lead(base)
         anchors = base if draw.anchors is None else draw.anchors
         mean, group, moves_R = self.groups.means(
-            sent.payload, anchors, sent.weight, draw.members, like, self._specs(like)
+            sent.payload, anchors, sent.weight, draw.members, like
         )
 
         (rule, _), told, read = self.rules_K[rules], told or {}, {"group_anchor": group}

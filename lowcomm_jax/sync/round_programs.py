@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from lowcomm_jax.compression import Codec, PerTensor, Staged, integrates, route
-from lowcomm_jax.compression.base import Wrapper
+from lowcomm_jax.compression import integrates, route
+from lowcomm_jax.compression.two_shot import per_tensor
 from lowcomm_jax.exchange import GroupExchange, MeshExchange
 from lowcomm_jax.exchange.traffic import Traffic, two_shot
 from lowcomm_jax.mesh import offload
@@ -156,10 +156,18 @@ def build(setup: Setup, layout: Layout, traffic: TrafficFn = MeshExchange.traffi
     check_averaged(setup, layout)
     check_increments(method, likes[0])
     warn_of_whole(method, likes)
-    codec = in_stages(setup, shapes, likes) if stages > 1 else coded(setup, likes)
-    exchange = MeshExchange(regions, codec, setup.stacked, method.reads_payloads)
-    spec_fn = setup.specs or default_specs(exchange)
+    spec_fn = setup.specs or default_specs(setup)
     specs = {name: spec_fn(name, leaf) for name, leaf in shapes.items()}
+    if stages > 1:
+        check_stages(stages, specs)
+    exchange = MeshExchange(
+        regions,
+        method.codec,
+        specs,
+        method.reads_payloads,
+        parts=slices(setup, likes),
+        separate=setup.separate,
+    )
     method = settled(setup, exchange, cut, traffic)
     apart = range(len(cut) if method.rules_differ else 1)
     rules_K = tuple((method.outer_of(p), method.landing_of(p)) for p in apart)
@@ -168,13 +176,13 @@ def build(setup: Setup, layout: Layout, traffic: TrafficFn = MeshExchange.traffi
         exchange,
         method,
         OutlierGuard(setup.outlier_factor, setup.max_update_norm),
-        specs,
+        setup.stacked,
         setup.codec_error,
         rules_K,
     )
     groups, functions = None, RoundFunctions(*parts)
     if method.topology is not None:
-        groups = GroupExchange(regions, method.topology, exchange.codec, setup.stacked)
+        groups = GroupExchange(exchange, method.topology)
         functions = GossipRoundFunctions(*parts, groups)
     step = InnerStep(
         setup.loss_fn,
@@ -189,7 +197,7 @@ def build(setup: Setup, layout: Layout, traffic: TrafficFn = MeshExchange.traffi
     concurrent = None
     if setup.concurrent:
         out = _inner_out(setup, step, specs)
-        concurrent = ConcurrentExchange(step, regions, exchange, specs, out)
+        concurrent = ConcurrentExchange(step, regions, exchange, out)
     programs = RoundPrograms(
         setup=setup,
         method=method,
@@ -279,11 +287,24 @@ def offloaded(programs: RoundPrograms) -> RoundPrograms:
     )
 
 
-def default_specs(exchange: MeshExchange) -> SpecFn:
-    """FSDP on the longest axis, or, where a codec then finds whole blocks, on the rows."""
-    devices = exchange.regions.mesh.shape["fsdp"]
+def default_specs(setup: Setup) -> SpecFn:
+    """FSDP on the longest axis, or, where a codec then finds whole units, on the rows."""
+    sizes = setup.placed.mesh.shape
+    devices = sizes["fsdp"]
     longest = fsdp_specs(devices)
-    return longest if devices == 1 or exchange.codec is None else exchange.rows.first(longest)
+    codec = None if setup.method.codec is None else per_tensor(setup.method.codec)
+    if devices == 1 or codec is None:
+        return longest
+
+    def spec(name: str, leaf: jax.ShapeDtypeStruct) -> P:
+        row = int(codec.is_stacked(name))
+        if len(leaf.shape) <= max(row, 1) or leaf.shape[row] % devices:
+            return longest(name, leaf)
+        by_rows = P(*(None,) * row, "fsdp")
+        place = codec.placed({name: leaf}, {name: by_rows}, sizes, False).places[name]
+        return longest(name, leaf) if place.moves or place.gathers else by_rows
+
+    return spec
 
 
 def settled(setup: Setup, exchange: MeshExchange, cut: Fragments, traffic: TrafficFn) -> Method:
@@ -327,41 +348,32 @@ def inner_shardings(setup: Setup, layout: Layout, shapes, specs) -> Inner:
     )
 
 
-# -- the codec, laid out for the mesh -----------------------------------------------------------
+# -- checks of the codec, the stages and the leaves ----------------------------------------------
 
 
-def coded(setup: Setup, likes: Sequence[PyTree]) -> Codec | None:
-    """The method's codec as the exchange uses it: in slices where a two-shot sends less.
+def slices(setup: Setup, likes: Sequence[PyTree]) -> int | None:
+    """In how many slices coded payloads are reduced, where a two-shot sends less; None = whole.
 
-    `likes`: shapes of every fragment, or of a stage's part of it.
+    `likes`: shapes of every fragment.
     """
-    method, size = setup.method, setup.placed.mesh.shape
+    method = setup.method
     whole = setup.separate and isinstance(method.schedule, Learners)  # they get payloads whole
-    if method.codec is None or not method.reduces_all or whole:
-        return method.codec
-    # Jobs of different meshes exchange the same slices.
-    devices = 1 if setup.separate else size["fsdp"] * size["tensor"]
-    return route(method.codec, likes, setup.regions, devices).codec
+    if method.codec is None or not method.reduces_all or whole or not method.codec.local:
+        return None
+    return setup.regions if route(method.codec, likes, setup.regions).name == "two_shot" else None
 
 
-def in_stages(setup: Setup, shapes: dict[str, jax.ShapeDtypeStruct], likes) -> Codec | None:
-    """The method's codec, applied in every pipeline stage by itself.
+def check_stages(stages: int, specs: dict[str, P]) -> None:
+    """Refuse a mesh with stages over which no leaf is cut.
 
     Raises:
-      ValueError: no leaf is cut over the stages.
+      ValueError: there is none.
     """
-    regions, method = setup.placed, setup.method
-    specs = {name: setup.specs(name, x) for name, x in shapes.items()} if setup.specs else {}
     if all(stage_axis(spec) is None for spec in specs.values()):
         raise ValueError(
-            f"the mesh has {regions.mesh.shape[STAGE]} stages, but specs cut no leaf over them: "
+            f"the mesh has {stages} stages, but specs cut no leaf over them: "
             "train a models.Pipeline with its specs, or use stage=1"
         )
-    if method.codec is None:
-        return None
-    staged = Staged(method.codec, regions.mesh, specs)
-    parts = [staged.part(like) for like in likes]
-    return dataclasses.replace(staged, codec=coded(setup, parts))
 
 
 def check_averaged(setup: Setup, layout: Layout) -> None:
@@ -415,15 +427,12 @@ def warn_of_narrow(method: Method, shapes: dict[str, jax.ShapeDtypeStruct]) -> N
 
 def warn_of_whole(method: Method, likes: Sequence[PyTree]) -> None:
     """Log a warning on matrices that a sparse codec sends whole."""
-    codec = method.codec
-    while isinstance(codec, Wrapper):
-        codec = codec.codec
-    known = isinstance(codec, PerTensor)
-    whole = [path for like in likes for path in codec.sent_whole(like)] if known else []
+    codec = None if method.codec is None else per_tensor(method.codec)
+    whole = [] if codec is None else [path for like in likes for path in codec.sent_whole(like)]
     if whole:
         log.warning(
-            "codec %s sends all of %s: no divisors up to 64 of their sides make chunks of more "
-            "than k values; pad a dimension to a multiple of 64, or give them a codec by rules",
+            "codec %s sends all of %s: their chunks hold at most k values; lower k, or give them "
+            "a codec by rules",
             codec.name,
             ", ".join(dict.fromkeys(whole)),
         )

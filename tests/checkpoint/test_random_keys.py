@@ -9,10 +9,12 @@ import numpy as np
 import optax
 import pytest
 from checkpoint.checkpoint_cases import assert_same, values
+from jax.sharding import PartitionSpec as P
 
 import lowcomm_jax as lc
 from lowcomm_jax.checkpoint import Checkpoints
-from lowcomm_jax.compression import MatrixCodec, PerTensor
+from lowcomm_jax.compression import LeafCodec, PerTensor
+from lowcomm_jax.compression.grid import Unit
 from lowcomm_jax.jobs.peer_copy import given_to_peers, start_from_peer
 from lowcomm_jax.mesh.arrays import fetch, fetch_boxes, is_key, place_like
 from lowcomm_jax.recovery.rejoin import install
@@ -23,23 +25,34 @@ LATE = {"alpha": 0.5, "period": 2, "fragments": 1, "overlap": 1}
 
 
 @dataclasses.dataclass(frozen=True)
-class Dithered(MatrixCodec):
+class Dithered(LeafCodec):
     """Keeps a key in its state, and sends the one it has used."""
 
     name = "dithered"
+    layers_apart = False
 
-    def init(self, shape, seed):
+    def unit_of(self, matrices):
+        return Unit(1, 1)
+
+    def init(self, place, seed):
         return jax.random.key(seed)
 
-    def encode(self, x_LxNxM, state):
+    def encode(self, x, state, place, params=None):
         state, used = jax.random.split(state)
-        return {"x": x_LxNxM + jax.random.uniform(used, x_LxNxM.shape), "used": used}, state
+        return {"x": x + jax.random.uniform(used, x.shape), "used": used}, state
 
-    def decode(self, payload, shape):
-        return payload["x"] - jax.random.uniform(payload["used"], shape)
+    def decode(self, payload, place):
+        return payload["x"] - jax.random.uniform(payload["used"], payload["x"].shape)
 
-    def nbytes(self, shape):
-        return 4 * int(np.prod(shape)) + 8
+    def payload_like(self, place):
+        x = jax.ShapeDtypeStruct(place.matrices, np.float32)
+        return {"x": x, "used": jax.eval_shape(jax.random.key, 0)}
+
+    def payload_specs(self, place):
+        return {"x": place.array_spec(place.matrices), "used": P()}
+
+    def state_specs(self, place):
+        return P()
 
 
 CODEC = PerTensor(Dithered())

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import jaxprs_in_params
 
-from lowcomm_jax.compression import make_matrix
-from lowcomm_jax.compression.low_rank import eigen, factorised, orthonormal
+from lowcomm_jax.compression import PerTensor, make_leaf
+from lowcomm_jax.compression.codecs.low_rank import eigen, factorised, orthonormal
 
 FACTORISATIONS = ("geqrf", "qr", "householder_product", "eigh")
 SHAPE = (3, 12, 10)
@@ -40,12 +40,13 @@ def of_what_rank(fn, *args):
 
 def test_the_codec_factorises_one_matrix_at_a_time():
     """Of several layers and, under `vmap`, several regions."""
-    codec = make_matrix("low_rank_int4", rank=2, least=1.0)
+    codec = PerTensor(make_leaf("low_rank_int4", rank=2, least=1.0), stacked=("x",))
 
     def all_of_it(x):
-        payload, state = codec.encode(x, codec.init(SHAPE, 0))
+        x = {"x": x}
+        payload, state = codec.encode(x, codec.init(x))
         one = jax.tree.map(lambda leaf: leaf[None], payload)
-        rank = codec.mean_rank(one, jnp.ones(1), SHAPE, 0.9)
+        rank = codec.mean_rank(one, jnp.ones(1), x, 0.9)
         return payload, state, rank
 
     found = of_what_rank(jax.vmap(all_of_it), jnp.ones((2, *SHAPE)))

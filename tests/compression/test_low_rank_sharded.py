@@ -7,9 +7,11 @@ import pytest
 from engine.collectives import sent_across, sized
 from jax.sharding import PartitionSpec as P
 
-from lowcomm_jax.compression import low_rank, make
-from lowcomm_jax.compression.low_rank import column_chunks
-from lowcomm_jax.compression.row_sharding import RowCut, rows_cut
+from lowcomm_jax.compression import make
+from lowcomm_jax.compression.codecs import low_rank
+from lowcomm_jax.compression.codecs.low_rank import Parts, column_chunks
+from lowcomm_jax.compression.grid import Unit
+from lowcomm_jax.compression.placement import place
 from lowcomm_jax.exchange import MeshExchange
 from lowcomm_jax.mesh.regions import Regions, make_mesh
 
@@ -28,16 +30,16 @@ CASES = {
 def two_rounds(shape, spec, mesh):
     """(mean of the second round, Q, all collectives inside a region)."""
     regions = Regions(R, make_mesh(region=R, **mesh))
-    exchange = MeshExchange(regions, make("low_rank", rank=RANK))
-    like, specs = {"w": jax.ShapeDtypeStruct(shape, np.float32)}, {"w": spec}
+    exchange = MeshExchange(regions, make("low_rank", rank=RANK), {"w": spec})
+    like = {"w": jax.ShapeDtypeStruct(shape, np.float32)}
     values = np.random.default_rng(0).standard_normal((R, *shape)).astype("f4")
     delta_R = {"w": jax.device_put(values, regions.sharding("region", *spec))}
     states = jax.tree.map(lambda s: np.stack([s] * R), exchange.codec.init(like))
 
     def run(delta_R, states):
         for _ in range(2):
-            payload, states = exchange.encode(delta_R, states, specs)
-        return exchange.reduce(payload, np.ones(R, np.float32), like, specs).mean["w"], states
+            payload, states = exchange.encode(delta_R, states)
+        return exchange.reduce(payload, np.ones(R, np.float32), like).mean["w"], states
 
     program = jax.jit(run).lower(delta_R, states).compile()
     mean, states = program(delta_R, states)
@@ -76,15 +78,15 @@ def test_the_rank_of_a_mean_is_measured_without_gathering_factors(case):
 
     def ranks(spec, mesh):
         regions = Regions(R, make_mesh(region=R, **mesh))
-        exchange = MeshExchange(regions, make("low_rank", rank=RANK))
-        like, specs = {"w": jax.ShapeDtypeStruct(shape, np.float32)}, {"w": spec}
+        exchange = MeshExchange(regions, make("low_rank", rank=RANK), {"w": spec})
+        like = {"w": jax.ShapeDtypeStruct(shape, np.float32)}
         delta_R = {"w": jax.device_put(values, regions.sharding("region", *spec))}
         states = jax.tree.map(lambda s: np.stack([s] * R), exchange.codec.init(like))
 
-        payload, _ = jax.jit(lambda *given: exchange.encode(*given, specs))(delta_R, states)
+        payload, _ = jax.jit(exchange.encode)(delta_R, states)
 
         def rank(payload, energy):
-            return exchange.reduce(payload, np.ones(R, np.float32), like, specs, energy).rank
+            return exchange.reduce(payload, np.ones(R, np.float32), like, energy).rank
 
         program = jax.jit(rank).lower(payload, 0.5).compile()
         inside = [c for c in sized(program.as_text()) if not sent_across([c], 4, R).any()]
@@ -105,13 +107,13 @@ def test_chunks_divide_the_rank():
 
 def test_columns_of_shards_are_orthonormal():
     x = jax.random.normal(jax.random.key(0), (3, 64, 8))
-    mesh = make_mesh(region=1, fsdp=4)
+    mesh, cut = make_mesh(region=1, fsdp=4), P(None, "fsdp")
+    parts = Parts(place(Unit(1, 1), (3, 64, 64), True, cut, {"fsdp": 4}))
 
     def factors(x):
-        with rows_cut(RowCut(rows=("fsdp",))):
-            return low_rank.orthonormal_over_rows(x)
+        return low_rank.orthonormal_over_rows(x, parts)
 
-    run = Regions(1, mesh).lift(factors, (0,))
+    run = Regions(1, mesh).on_devices(factors, (0,), (cut,), cut)
     p = jax.jit(run)(x[None])[0]
     np.testing.assert_allclose(
         jnp.swapaxes(p, 1, 2) @ p, np.eye(8) + np.zeros((3, 8, 8)), atol=1e-5

@@ -122,8 +122,10 @@ def test_matrices_that_top_k_sends_whole_are_named():
     f32 = jnp.float32
     shapes = {"table": (32003, 768), "prime": (509, 509), "fine": (128, 96), "small": (61, 59)}
     like = {k: jax.ShapeDtypeStruct(s, f32) for k, s in {**shapes, "bias": (4096,)}.items()}
-    assert make("topk", reduce="all_gather").sent_whole(like) == ["prime", "table"]
-    assert make("topk", rules=(("prime", "int4"),)).sent_whole(like) == ["table"]
+    assert make("topk", reduce="all_gather").sent_whole(like) == []
+    assert make("topk", k=4096).sent_whole(like) == ["fine", "prime", "table"]
+    few = make("topk", k=3500, rules=(("prime", "int4"),))
+    assert few.sent_whole(like) == ["fine"]
     assert make("int4").sent_whole(like) == []
 
 
@@ -132,8 +134,9 @@ def test_the_engine_warns_of_them_once(caplog):
         del batch, rng
         return params["w"].sum()
 
-    for name, warnings in (("topk_stat2_ef", 1), ("int4", 0)):
-        method = lc.methods.diloco(2, codec=make(name))
+    for name, warnings in (("topk_stat2_ef", 1), ("topk", 0)):
+        k = {"k": 4096} if warnings else {}
+        method = lc.methods.diloco(2, codec=make(name, **k))
         engine = lc.Engine(loss_fn, optax.sgd(0.1), method, 1, mesh=lc.make_mesh())
         caplog.clear()
         for _ in range(2):

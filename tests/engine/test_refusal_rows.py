@@ -11,7 +11,6 @@ import lowcomm_jax as lc
 from lowcomm_jax import refusals
 from lowcomm_jax.channels import Channel
 from lowcomm_jax.compression import ef21, make
-from lowcomm_jax.compression.base import Wrapper
 from lowcomm_jax.methods import Method
 from lowcomm_jax.methods.base import LocalServers
 from lowcomm_jax.network import uniform
@@ -60,19 +59,6 @@ class OwnPace(Staggered):
     uneven = True
 
 
-@dataclasses.dataclass(frozen=True)
-class Silent(Wrapper):
-    """A wrapper of a user's own that does not say whether it may encode slices."""
-
-    name = "silent"
-
-    def init(self, like):
-        """Never called."""
-
-    def encode(self, tree, state):
-        """Never called."""
-
-
 D = m.diloco(4)
 # (method, settings, part of the line).
 MET = [
@@ -108,7 +94,6 @@ MET = [
         {},
         "give the codec in it mean='regions'",
     ),
-    (like(D, codec=Silent(make("int8"))), {}, "Silent wraps a codec and does not say whether"),
     (m.eager_diloco(4, codec=TWO_SHOT), {}, "codec.reduce='two_shot': eager_diloco needs"),
     (plain(outer=(lc.outer.average(),) * 2), {}, "outer: 2 rules for 1 fragments"),
     (plain(outer="adam"), {}, "outer='adam': give an Optax transform"),

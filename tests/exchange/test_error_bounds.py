@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import PartitionSpec as P
+from codec_cases import parts_of
 
 import lowcomm_jax as lc
 from lowcomm_jax.compression import make, names, route
@@ -76,16 +76,16 @@ def reduced(name, way, values):
     """The mean of three regions' payloads of these groups."""
     like = {k: jax.ShapeDtypeStruct(x.shape, x.dtype) for k, x in values.items()}
     settings = {"rank": 1, "least": 1.0} if name.startswith("low_rank") else {}
-    codec = route(make(name, reduce=way, **settings), [like], R).codec
-    exchange = MeshExchange(Regions(R, make_mesh(devices=jax.devices()[:1])), codec)
-    specs = {k: P() for k in like}
+    codec = make(name, reduce=way, **settings)
+    regions = Regions(R, make_mesh(devices=jax.devices()[:1]))
+    exchange = MeshExchange(regions, codec, parts=parts_of(codec, [like], R))
     states = jax.tree.map(lambda s: jnp.stack([s] * R), codec.init(like))
 
     def send(x_R, states):
-        return exchange.encode(x_R, states, specs)[0]
+        return exchange.encode(x_R, states)[0]
 
     def land(payload, weight_R):
-        return exchange.mean(payload, weight_R, like, specs)
+        return exchange.mean(payload, weight_R, like)
 
     x_R = {k: np.stack([x] * R) for k, x in values.items()}
     send, land = (jax.jit(f, compiler_options=OPTIMIZED) for f in (send, land))

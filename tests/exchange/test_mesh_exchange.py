@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from codec_cases import parts_of
 from jax.sharding import PartitionSpec as P
 
-from lowcomm_jax.compression import make, route
+from lowcomm_jax.compression import make
 from lowcomm_jax.exchange import MeshExchange, all_gather, two_shot
 from lowcomm_jax.mesh.regions import Regions, make_mesh
 
@@ -28,13 +29,13 @@ KINDS = {
 }
 
 
-def exchange_on(slots, kind, replicas="map", inner=1, devices=1):
-    """`devices`: that the codec's slices are cut for."""
+def exchange_on(slots, kind, replicas="map", inner=1, specs=None):
     codec, one_by_one = KINDS[kind]
     mesh = make_mesh(region=slots, fsdp=inner, devices=jax.devices()[: slots * inner])
     regions = Regions(R, mesh, replicas)
-    made = codec and route(make(codec), [LIKE], R, devices).codec
-    return MeshExchange(regions, made, one_by_one=one_by_one)
+    made = codec and make(codec)
+    parts = made and parts_of(made, [LIKE], R)
+    return MeshExchange(regions, made, specs or {}, one_by_one, parts)
 
 
 def deltas():
@@ -42,12 +43,12 @@ def deltas():
     return {k: rng.standard_normal((R, *x.shape)).astype(np.float32) for k, x in LIKE.items()}
 
 
-def programs(exchange, specs, weight=WEIGHT):
+def programs(exchange, weight=WEIGHT):
     """(payload, what the landing makes of it, what the collectives one by one make of it)."""
     codec = exchange.codec
     states = () if codec is None else jax.tree.map(lambda s: np.stack([s] * R), codec.init(LIKE))
     given = {
-        k: jax.device_put(x, exchange.regions.sharding("region", *specs[k]))
+        k: jax.device_put(x, exchange.regions.sharding("region", *exchange.specs.get(k, P())))
         for k, x in deltas().items()
     }
 
@@ -55,22 +56,22 @@ def programs(exchange, specs, weight=WEIGHT):
     def run(delta_R, states, weight_R):
         payload = delta_R
         if codec is not None:
-            payload, _ = exchange.encode(delta_R, states, specs)
+            payload, _ = exchange.encode(delta_R, states)
 
         def landed(brought=None):
             if exchange.one_by_one:
-                return exchange.everyone(payload, LIKE, specs, brought)
+                return exchange.everyone(payload, LIKE, brought)
             return (
-                exchange.mean(payload, weight_R, LIKE, specs)
+                exchange.mean(payload, weight_R, LIKE)
                 if brought is None
-                else (exchange.reduce(payload, weight_R, LIKE, specs, brought=brought).mean)
+                else (exchange.reduce(payload, weight_R, LIKE, brought=brought).mean)
             )
 
         if exchange.collectives == 0:
             return payload, landed(), landed()
-        buffers = exchange.begin(payload, LIKE, specs)
+        buffers = exchange.begin(payload, LIKE)
         if exchange.collectives == 2:
-            buffers = exchange.go_on(buffers, payload, weight_R, LIKE, specs)
+            buffers = exchange.go_on(buffers, payload, weight_R, LIKE)
         return payload, landed(), landed(buffers)
 
     return jax.tree.map(np.asarray, run(given, states, weight))
@@ -79,11 +80,10 @@ def programs(exchange, specs, weight=WEIGHT):
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_collective_at_a_time_comes_to_the_same(kind):
     """On four slots, as on one, with replicas of both kinds on two."""
-    specs = {"w": P(), "s": P()}
-    expected = programs(exchange_on(1, kind), specs)[1]
+    expected = programs(exchange_on(1, kind))[1]
     for slots, replicas in ((4, "map"), (2, "map"), (2, "vmap")):
         exchange = exchange_on(slots, kind, replicas)
-        _, whole, by_parts = programs(exchange, specs)
+        _, whole, by_parts = programs(exchange)
         for key in LIKE:
             np.testing.assert_array_equal(whole[key], by_parts[key], f"{slots} {replicas} {key}")
             np.testing.assert_array_equal(whole[key], expected[key], f"{slots} {replicas} {key}")
@@ -93,9 +93,9 @@ def test_one_collective_at_a_time_comes_to_the_same(kind):
 def test_so_it_does_where_devices_of_a_region_have_shards(kind, monkeypatch):
     """Rows are coded where they lie, so that payloads are cut as well."""
     monkeypatch.setitem(LIKE, "w", jax.ShapeDtypeStruct((64, 8), np.float32))
-    alone = programs(exchange_on(1, kind, devices=2), {"w": P(), "s": P()})[1]
-    exchange, specs = exchange_on(2, kind, inner=2, devices=2), {"w": P(None, "fsdp"), "s": P()}
-    _, whole, by_parts = programs(exchange, specs)
+    alone = programs(exchange_on(1, kind))[1]
+    exchange = exchange_on(2, kind, inner=2, specs={"w": P(None, "fsdp")})
+    _, whole, by_parts = programs(exchange)
     for key in LIKE:
         np.testing.assert_array_equal(whole[key], by_parts[key], key)
         np.testing.assert_array_equal(whole[key], alone[key], key)
@@ -105,7 +105,7 @@ def test_so_it_does_where_devices_of_a_region_have_shards(kind, monkeypatch):
 def test_the_mean_is_that_of_the_weights(kind):
     """Rounded twice where slices are coded again: by an eighth of a value at most here."""
     delta = deltas()
-    _, found, _ = programs(exchange_on(1, kind), {"w": P(), "s": P()})
+    _, found, _ = programs(exchange_on(1, kind))
     for key, x in delta.items():
         mean = sum(float(w) * x[r].astype(np.float64) for r, w in enumerate(WEIGHT)) / WEIGHT.sum()
         bound = 1e-6 if kind == "dense" else 3 * np.abs(x).max() / 127
@@ -115,7 +115,7 @@ def test_the_mean_is_that_of_the_weights(kind):
 @pytest.mark.parametrize("kind", ["dense, one by one", "coded, one by one"])
 def test_everyones_payloads_are_decoded_one_by_one(kind):
     delta = deltas()
-    _, found, _ = programs(exchange_on(4, kind), {"w": P(), "s": P()})
+    _, found, _ = programs(exchange_on(4, kind))
     for key, x in delta.items():
         bound = 0 if kind.startswith("dense") else np.abs(x).max() / 127
         np.testing.assert_allclose(found[key], x, atol=bound, rtol=0)
@@ -138,8 +138,7 @@ def test_who_is_not_accepted_keeps_its_state(slots):
     """Its residual as it was, even if its values are not finite; the others' is what was lost."""
     codec = make({"name": "int8", "error_feedback": 0.5, "reduce": "all_gather"})
     regions = Regions(R, make_mesh(region=slots, devices=jax.devices()[:slots]), "map")
-    exchange = MeshExchange(regions, route(codec, [LIKE], R).codec)
-    delta, specs = deltas(), {"w": P(), "s": P()}
+    exchange, delta = MeshExchange(regions, codec), deltas()
     before = jax.tree.map(lambda s: np.stack([s] * R), exchange.codec.init(LIKE))
     before = jax.tree.map(
         lambda x: x + np.float32(0.25) if x.dtype == np.float32 and x.ndim > 1 else x, before
@@ -149,9 +148,9 @@ def test_who_is_not_accepted_keeps_its_state(slots):
 
     @jax.jit
     def run(delta_R, states, accepted_R):
-        plain = exchange.encode(delta_R, states, specs)
-        payload, new, missed = exchange.encode_and_measure(delta_R, states, specs, accepted_R)
-        return plain, (payload, new, missed), exchange.decode(payload, LIKE, specs)
+        plain = exchange.encode(delta_R, states)
+        payload, new, missed = exchange.encode_and_measure(delta_R, states, accepted_R)
+        return plain, (payload, new, missed), exchange.decode(payload, LIKE)
 
     (_, every), (_, some, missed), decoded = jax.tree.map(np.asarray, run(delta, before, accepted))
     told = 0

@@ -1,4 +1,4 @@
-"""Codecs of one's own: what cannot be sharded or unwrapped is refused, with what is missing."""
+"""Codecs of trees of one's own: what they keep, and how they travel."""
 
 import dataclasses
 
@@ -21,7 +21,6 @@ class Feedback(Wrapper):
     """Error feedback whose state's place is the test's."""
 
     place: str = "by name"
-    in_slices = True
 
     @property
     def name(self):
@@ -32,17 +31,18 @@ class Feedback(Wrapper):
         flat = jnp.zeros(sum(x.size for x in like.values()))
         return {"by name": zeros, "renamed": {"all": flat}}[self.place], self.codec.init(like)
 
-    def encode(self, tree, state):
+    def requantizable(self, like):
+        return self.codec.requantizable(like)
+
+    def encode(self, tree, state, params=None):
         payload, inner = self.codec.encode(tree, state[1])
         return payload, (state[0], inner)
 
 
-class Unsaid(Feedback):
-    in_slices = None
-
-
 @dataclasses.dataclass(frozen=True)
 class Holder(Codec):
+    """Of whole trees, which it does not know how to find in parts."""
+
     inside: Codec
 
     name = "holder"
@@ -50,7 +50,7 @@ class Holder(Codec):
     def init(self, like):
         return self.inside.init(like)
 
-    def encode(self, tree, state):
+    def encode(self, tree, state, params=None):
         return self.inside.encode(tree, state)
 
     def decode(self, payload, like):
@@ -80,13 +80,15 @@ def test_state_under_another_name_is_refused_where_leaves_are_cut():
     engine(Feedback(make("int4"), "renamed"), fsdp=1).init(params)
 
 
-def test_a_wrapper_that_does_not_say_whether_slices_work_is_refused():
-    with pytest.raises(ValueError, match="Unsaid wraps a codec and does not say"):
-        route(Unsaid(make("int4")), [LIKE], 4)
-    with pytest.raises(ValueError, match=r"Unsaid wraps a codec.*set in_slices = True"):
-        engine(error_feedback(Unsaid(make("int4"))))
-    with pytest.raises(ValueError, match="Holder holds another codec in inside"):
-        engine(Holder(make("int4")))
+def test_a_codec_of_whole_trees_is_given_them_on_every_mesh():
+    """Its anchor is that of the codec inside, whose parts lie on two devices."""
+    batches = [np.full((4, 2, 64), 0.01 * i, np.float32) for i in range(1, 5)]
+    anchors = []
+    for codec in (Holder(make("int4", reduce="all_gather")), make("int4", reduce="all_gather")):
+        one = engine(codec)
+        state, _ = one.run(one.init({"w": jnp.ones((64, 64))}), batches)
+        anchors.append(np.asarray(lc.global_params(state)["w"]))
+    np.testing.assert_allclose(*anchors, atol=1e-6)
 
 
 def test_a_wrapper_of_ones_own_travels_in_slices():

@@ -13,7 +13,7 @@ from oracle.jax_problem import loss_fn
 
 import lowcomm_jax as lc
 from lowcomm_jax import compression
-from lowcomm_jax.exchange import GroupExchange, shares
+from lowcomm_jax.exchange import GroupExchange, MeshExchange, shares
 from lowcomm_jax.exchange.pairs import Draw, _relative, _weighted_mean, plan_permutes
 from lowcomm_jax.mesh.regions import Regions
 from lowcomm_jax.rules.topology import Gossip, member_table
@@ -76,9 +76,9 @@ def values():
 def means(regions, size, codec, weight):
     anchor, delta = values()
     delta["a"][2] = np.nan  # weight 0 must silence it
-    exchange = GroupExchange(regions, Gossip(size, 4), codec)
     inner = "fsdp" if regions.mesh.shape["fsdp"] == 2 else None
     specs = {"a": jax.P(inner), "s": jax.P()}
+    exchange = GroupExchange(MeshExchange(regions, codec, specs), Gossip(size, 4))
     placed = [
         {k: jax.device_put(v, regions.sharding("region", *specs[k])) for k, v in tree.items()}
         for tree in (anchor, delta)
@@ -89,8 +89,8 @@ def means(regions, size, codec, weight):
     def run(anchor, delta, weight, draw):
         payload = delta
         if codec is not None:
-            payload, _ = regions.lift(codec.encode, (0, 0))(delta, ())
-        return exchange.means(payload, anchor, weight, draw, like, specs)
+            payload, _ = exchange.exchange.encode(delta, ())
+        return exchange.means(payload, anchor, weight, draw, like)
 
     return jax.tree.map(np.array, run(*placed, weight, exchange.draw(ROUND)))
 
@@ -241,7 +241,7 @@ def test_a_landing_talks_to_partners_only(slots, inner):
 @pytest.mark.parametrize("slots", [2, 8])
 def test_the_limit_of_transfers_is_that_of_all_partitions_of_a_program(monkeypatch, size, slots):
     """Each slot's row goes to the others of its group, in every partition that may be drawn."""
-    exchange = GroupExchange(regions_on(slots), Gossip(size, 3))
+    exchange = GroupExchange(MeshExchange(regions_on(slots)), Gossip(size, 3))
     most = exchange.topology.count(R) * R // slots * (size - 1)
     monkeypatch.setattr("lowcomm_jax.exchange.pairs.MOST_PERMUTES", most)
     assert exchange.violations() == []
@@ -249,7 +249,7 @@ def test_the_limit_of_transfers_is_that_of_all_partitions_of_a_program(monkeypat
     (told,) = exchange.violations()
     assert f"{R} regions in groups of {size} on {slots} region slots" in told
     assert f"a program of {most} transfers, more than {most - 1}" in told
-    assert GroupExchange(regions_on(1), Gossip(size, 3)).violations() == []
+    assert GroupExchange(MeshExchange(regions_on(1)), Gossip(size, 3)).violations() == []
 
 
 def test_a_program_that_would_not_compile_is_refused():

@@ -1,8 +1,11 @@
 """Bytes between regions: what leaves the senders arrives, and both are counted by hand."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
+from codec_cases import parts_of
 
 import lowcomm_jax as lc
 from lowcomm_jax.exchange import MeshExchange, all_gather, in_halves, two_shot
@@ -79,8 +82,8 @@ def test_a_codec_books_the_collectives_that_run(codec, route):
     regions = Regions(3, lc.make_mesh(devices=jax.devices()[:1]), "map")
     like, part = {"w": jax.ShapeDtypeStruct((64, 48), np.float32)}, np.array([True, False, True])
     made = None if codec is None else lc.compression.make(codec)
-    made = made and lc.compression.route(made, [like], 3).codec
-    exchange = MeshExchange(regions, made)
+    parts = made and parts_of(made, [like], 3)
+    exchange = MeshExchange(regions, made, parts=parts)
     traffic = exchange.traffic(like, part, header=8)
     expected = {"two_shot": two_shot, "all_gather": all_gather}[route](
         exchange.nbytes(like) + 8, part
@@ -88,7 +91,7 @@ def test_a_codec_books_the_collectives_that_run(codec, route):
     assert (traffic.route, traffic.nbytes) == (route, expected.nbytes)
     np.testing.assert_array_equal(traffic.sent, expected.sent)
     np.testing.assert_array_equal(traffic.received, expected.received)
-    alone = MeshExchange(regions, made, one_by_one=True).traffic(like, part, header=8)
+    alone = dataclasses.replace(exchange, one_by_one=True).traffic(like, part, header=8)
     assert alone.route == "all_gather", "a rule that reads payloads one by one needs all of them"
     np.testing.assert_array_equal(alone.sent, all_gather(expected.nbytes, part).sent)
 

@@ -4,7 +4,6 @@ The model is the toy of `staged_runs`; the transformer's own stages are in
 tests/models/test_pipeline.py.
 """
 
-import dataclasses
 import functools
 
 import jax
@@ -16,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from mesh.staged_runs import CODED, METHODS, SHAPE, SPECS, R, batches, engine_of, start
 
 import lowcomm_jax as lc
-from lowcomm_jax.compression import PerTensor, Staged, error_feedback, make_matrix, route
+from lowcomm_jax.compression import PerTensor, error_feedback, make_leaf
 from lowcomm_jax.exchange import MeshExchange
 from lowcomm_jax.exchange.pairs import Draw
 from lowcomm_jax.mesh import stages
@@ -123,64 +122,69 @@ def crosses(groups, stride):
     return any(len({d // stride % 2 for d in group}) > 1 for group in groups)
 
 
+def alone_on(mesh, codec, specs, tree):
+    """(exchange of one region, its state at step 0)."""
+    exchange = MeshExchange(Regions(1, mesh), codec, specs)
+    state = exchange.whole(tree).init(tree)
+    return exchange, jax.tree.map(lambda x: x[None], state)
+
+
+def of_stage(x, spec, stage, lead=0):
+    """A stage's part of a leaf with this many axes in front."""
+    axis = stages.stage_axis(spec)
+    return x if axis is None else np.split(np.asarray(x), 2, axis + lead)[stage]
+
+
 def test_a_stage_codes_its_own_part_alone():
-    mesh = lc.make_mesh(1, 2)
-    inner = PerTensor(make_matrix("low_rank_int4", rank=2), stacked=("blocks",))
+    inner = PerTensor(make_leaf("low_rank_int4", rank=2), stacked=("blocks",))
     tree = {k.replace(".", "/"): jnp.asarray(v) for k, v in flat(start()).items()}
     tree["norm"] = jnp.arange(5.0)  # whole in every stage
-    specs = {**SPECS, "norm": P()}
-    codec = Staged(error_feedback(inner, 0.9), mesh, specs)
-    state = codec.init(tree)
-    payload, state = jax.jit(codec.encode)(tree, state)
-    payload, state = jax.jit(codec.encode)(tree, state)
-    decoded = jax.jit(lambda p: codec.decode(p, tree))(payload)
-    mean = jax.jit(lambda p, w: codec.aggregate(p, w, tree))(
-        jax.tree.map(lambda x: jnp.stack([x, x]), payload), jnp.array([0.0, 2.0])
-    )
-    sent = sum(x.nbytes for x in jax.tree.leaves(payload))
-    assert codec.nbytes(tree) == sent
+    specs, codec = {**SPECS, "norm": P()}, error_feedback(inner, 0.9)
+    exchange, state = alone_on(lc.make_mesh(1, 2), codec, specs, tree)
+    one = jax.tree.map(lambda x: x[None], tree)
+    _, state = jax.jit(exchange.encode)(one, state)
+    payload, state = jax.jit(exchange.encode)(one, state)
+    decoded = jax.jit(lambda p: exchange.decode(p, tree))(payload)
+    mean = jax.jit(lambda p, w: exchange.mean(p, w, tree))(payload, jnp.array([2.0]))
+    assert exchange.nbytes(tree) == sum(x.nbytes for x in jax.tree.leaves(payload))
     for stage in range(2):
-        own = dict(tree)
-        own["blocks/w"], own["blocks/scale"] = (
-            tree[k].reshape(2, 2, *tree[k].shape[1:])[stage] for k in ("blocks/w", "blocks/scale")
-        )
-        own["head"] = tree["head"][:, 4 * stage : 4 * stage + 4]
-        alone = codec.codec
-        before = alone.encode(own, alone.init(own))[1]
-        expected_payload, expected_state = alone.encode(own, before)
-        expected = alone.decode(expected_payload, own)
-        got = jax.tree.map(lambda x, stage=stage: x[stage], state)
-        close = lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5)  # noqa: E731
-        jax.tree.map(close, got.residual, expected_state.residual)
-        for found in (decoded, mean):
-            close(found["blocks/w"].reshape(2, 2, 6, 6)[stage], expected["blocks/w"])
-            close(found["head"][:, 4 * stage : 4 * stage + 4], expected["head"])
-            close(found["norm"], expected["norm"])
+        own = {k: jnp.asarray(of_stage(x, specs[k], stage)) for k, x in tree.items()}
+        before = codec.encode(own, codec.init(own))[1]
+        expected_payload, expected_state = codec.encode(own, before)
+        expected = codec.decode(expected_payload, own)
+        for found, wanted in (
+            (state.residual, expected_state.residual),
+            (decoded, expected),
+            (mean, expected),
+        ):
+            for name, x in wanted.items():
+                part = of_stage(found[name], specs[name], stage, 1)[0]
+                np.testing.assert_allclose(part, x, atol=1e-5, err_msg=name)
 
 
 def test_a_payload_that_is_not_accepted_leaves_a_stages_state_alone():
     tree = {"w": jnp.arange(1.0, 9.0).reshape(4, 2)}
-    inner = error_feedback(PerTensor(make_matrix("topk", k=1)), 0.9)
-    codec = Staged(inner, lc.make_mesh(1, 2), {"w": P("stage")})
-    encode = jax.jit(codec.encode_if)
-    _, state = encode(True, tree, codec.init(tree))
-    assert np.all(np.any(state.residual["w"], axis=(1, 2)))  # in both stages
-    _, after = encode(False, tree, state)
+    codec = error_feedback(PerTensor(make_leaf("topk", k=1)), 0.9)
+    exchange, state = alone_on(lc.make_mesh(1, 2), codec, {"w": P("stage")}, tree)
+    encode, one = jax.jit(exchange.encode), {"w": tree["w"][None]}
+    _, state = encode(one, state, jnp.array([True]))
+    assert np.all(np.any(state.residual["w"].reshape(2, -1), axis=1))  # in both stages
+    _, after = encode(one, state, jnp.array([False]))
     jax.tree.map(np.testing.assert_array_equal, after, state)
-    _, after = encode(True, tree, state)
+    _, after = encode(one, state, jnp.array([True]))
     assert np.any(after.residual["w"] != state.residual["w"])
 
 
 def test_the_mean_rank_of_stages_is_the_mean_of_their_parts():
-    mesh, inner = lc.make_mesh(1, 2), PerTensor(make_matrix("low_rank", rank=3))
+    inner = PerTensor(make_leaf("low_rank", rank=3))
     rng = np.random.default_rng(0)
     parts = [rng.normal(size=(64, rank)) @ rng.normal(size=(rank, 64)) for rank in (1, 3)]
     tree = {"w": jnp.asarray(np.concatenate(parts), jnp.float32)}
-    codec = Staged(inner, mesh, {"w": P("stage")})
-    payload, state = jax.jit(codec.encode)(tree, codec.init(tree))
-    payload, _ = jax.jit(codec.encode)(tree, state)
-    payload_R = jax.tree.map(lambda x: x[None], payload)
-    found = jax.jit(lambda p, w: codec.mean_rank(p, w, tree, 0.999))(payload_R, jnp.ones(1))
+    exchange, state = alone_on(lc.make_mesh(1, 2), inner, {"w": P("stage")}, tree)
+    encode, one = jax.jit(exchange.encode), {"w": tree["w"][None]}
+    _, state = encode(one, state)
+    payload, _ = encode(one, state)
+    found = jax.jit(lambda p, w: exchange.reduce(p, w, tree, 0.999).rank)(payload, jnp.ones(1))
     own = []
     for part in parts:
         like = {"w": jnp.asarray(part, jnp.float32)}
@@ -192,17 +196,10 @@ def test_the_mean_rank_of_stages_is_the_mean_of_their_parts():
     np.testing.assert_allclose(found, np.mean(own), rtol=1e-4)
 
 
-def test_rows_are_coded_together_in_a_stages_part():
-    """The exchange asks with the part's shape, which is not to be divided over the stages again."""
-    codec = Staged(PerTensor(make_matrix("topk")), lc.make_mesh(1, 2), {"table": P("stage")})
-    assert codec.part({"table": jnp.zeros((128, 64))})["table"].shape == (64, 64)
-    assert codec.rows_together("table", (64, 64)) == 64
-
-
 @pytest.mark.parametrize("codec", ["int8", "int4_ef"])
 def test_a_stage_reduces_slices_of_its_own_part(codec):
     """Two-shot in two stages against each stage's part reduced on a mesh without stages."""
-    made = make_matrix("int4") if codec == "int4_ef" else make_matrix("int8")
+    made = make_leaf("int4") if codec == "int4_ef" else make_leaf("int8")
     inner = PerTensor(made, reduce="two_shot", stacked=("blocks",))
     inner = error_feedback(inner, 0.9) if codec == "int4_ef" else inner
     rng = np.random.default_rng(2)
@@ -211,40 +208,31 @@ def test_a_stage_reduces_slices_of_its_own_part(codec):
     delta_R = {k: rng.standard_normal((R, *s)).astype(np.float32) for k, s in shapes.items()}
     weight_R = jnp.array([1.0, 3.0])
 
-    def mean_of(mesh, delta_R, codec, specs):
+    def mean_of(mesh, delta_R, specs):
         regions = Regions(R, mesh)
-        exchange = MeshExchange(regions, codec, ("blocks",))
-        assert exchange.slices is not None
+        exchange = MeshExchange(regions, inner, specs, parts=R)
         like = {k: jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for k, x in delta_R.items()}
-        state = jax.tree.map(lambda x: jnp.stack([x] * R), codec.init(like))
+        state = jax.tree.map(lambda x: jnp.stack([x] * R), exchange.whole(like).init(like))
 
         def reduce(delta_R, state):
             for _ in range(2):  # the second round has residuals
-                payload, state = exchange.encode(delta_R, state, specs)
-            return exchange.mean(payload, weight_R, like, specs), payload
+                payload, state = exchange.encode(delta_R, state)
+            return exchange.mean(payload, weight_R, like), payload
 
         place = {k: regions.sharding("region", *specs[k]) for k in delta_R}
         run = jax.jit(reduce).lower(jax.device_put(delta_R, place), state).compile()
         mean, payload = run(jax.device_put(delta_R, place), state)
-        assert codec.nbytes(like) * R == sum(x.nbytes for x in jax.tree.leaves(payload))
+        assert exchange.nbytes(like) * R == sum(x.nbytes for x in jax.tree.leaves(payload))
         return mean, run.as_text(), exchange.traffic(like, np.ones(R, bool))
 
-    whole = {name: jax.ShapeDtypeStruct(s, np.float32) for name, s in shapes.items()}
-    bare = Staged(inner, lc.make_mesh(*SHAPE), specs)
-    staged = dataclasses.replace(bare, codec=route(inner, [bare.part(whole)], R).codec)
-    mean, text, traffic = mean_of(lc.make_mesh(*SHAPE), delta_R, staged, specs)
+    mean, text, traffic = mean_of(lc.make_mesh(*SHAPE), delta_R, specs)
     assert traffic.route == "two_shot" and not between_stages(text)
     for stage in range(2):
-
-        def own(x, name, lead, stage=stage):
-            axis = stages.stage_axis(specs[name])
-            return x if axis is None else np.split(np.asarray(x), 2, axis + lead)[stage]
-
-        part = {k: own(x, k, 1) for k, x in delta_R.items()}
-        nowhere = {name: P() for name in part}
-        alone, _, _ = mean_of(lc.make_mesh(2), part, staged.codec, nowhere)
+        part = {k: of_stage(x, specs[k], stage, 1) for k, x in delta_R.items()}
+        alone, _, _ = mean_of(lc.make_mesh(2), part, {name: P() for name in part})
         for name, found in alone.items():
-            np.testing.assert_allclose(own(mean[name], name, 1), found, rtol=1e-5, atol=1e-6)
+            own = of_stage(mean[name], specs[name], stage, 1)
+            np.testing.assert_allclose(own, found, rtol=1e-5, atol=1e-6)
 
 
 def flat(tree):

@@ -7,8 +7,6 @@ from jax.sharding import PartitionSpec as P
 from refused_lines import lines_of
 
 import lowcomm_jax as lc
-from lowcomm_jax.compression import Staged
-from lowcomm_jax.compression.two_shot import Sliced
 from lowcomm_jax.exchange import InSlices, MeshExchange
 from lowcomm_jax.mesh.regions import Regions
 from lowcomm_jax.rounds.slicing import Slicing, goes_in_slices, named, padded_nbytes
@@ -34,7 +32,8 @@ def reduced(one, payloads, weights):
     slices = []
     for s in range(R):
         slice_R = {r: one_slice(x, s) for r, (_, x) in enumerate(split)}
-        slices.append(one.reduce(side_by_side(slice_R, R, one.like), rest_R, np.ones(R, bool)))
+        given = side_by_side(slice_R, R, one.like), rest_R, np.ones(R, bool), s
+        slices.append(one.reduce(*given))
         assert shapes_of(slices[-1]) == one.like
     return one.join({name: np.stack([x[name] for x in slices]) for name in one.like}).tree
 
@@ -42,7 +41,7 @@ def reduced(one, payloads, weights):
 def landed(sums, weights):
     """The mean that a landing makes of dense slices, by name."""
     exchange = MeshExchange(Regions(1, lc.make_mesh(devices=jax.devices()[:1])))
-    mean = jax.jit(lambda x, w: exchange.mean(InSlices(x), w, None, None))(sums, weights)
+    mean = jax.jit(lambda x, w: exchange.mean(InSlices(x), w, None))(sums, weights)
     return {name: x[0] for name, x in mean.items()}
 
 
@@ -74,27 +73,28 @@ def test_payloads_are_cut_alike_in_whatever_order_their_arrays_come():
 
 
 def test_stages_reduce_what_they_would_on_their_own_devices():
+    """Jobs against one program of all regions: the payload of the mean, bit for bit."""
     mesh = lc.make_mesh(stage=2, devices=jax.devices()[:2])
     like = {
-        "a": jax.ShapeDtypeStruct((4, 6), "float32"),
+        "a": jax.ShapeDtypeStruct((4, 16), "float32"),
         "b": jax.ShapeDtypeStruct((5,), "float32"),
     }
-    staged = Staged(Sliced(lc.compression.make("int4"), R), mesh, {"a": P("stage"), "b": P()})
+    specs, codec = {"a": P("stage"), "b": P()}, lc.compression.make("int4")
+    job = MeshExchange(Regions(1, mesh), codec, specs, parts=R, separate=True)
+    together = MeshExchange(Regions(R, mesh), codec, specs, parts=R)
     rng = np.random.default_rng(1)
-
-    @jax.jit
-    def encode(tree):
-        return staged.encode(tree, staged.init(like))[0]
-
-    trees = [{k: rng.normal(size=x.shape).astype("f4") for k, x in like.items()} for _ in range(R)]
-    payloads = [jax.tree.map(lambda x: np.asarray(x)[None], encode(tree)) for tree in trees]
+    tree_R = {k: rng.normal(size=(R, *x.shape)).astype("f4") for k, x in like.items()}
     weights = np.array([1.0, 2.0, 0.5], np.float32)
-    found = reduced(slicing(staged, like, payloads[0]), payloads, weights)
-    own = jax.jit(lambda x, w: staged.reduce_slice(x, w, like))
-    payload_R = jax.tree.map(lambda *xs: np.concatenate(xs), *payloads)
-    slices = [own(jax.tree.map(lambda x, s=s: x[:, s], payload_R), weights) for s in range(R)]
-    expected = jax.tree.map(lambda *xs: np.stack(xs), *slices)
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    encode = jax.jit(lambda tree: job.encode(tree, ())[0])
+    payloads = [
+        jax.tree.map(np.asarray, encode({k: x[r : r + 1] for k, x in tree_R.items()}))
+        for r in range(R)
+    ]
+    found = reduced(slicing(job.whole(like), like, payloads[0]), payloads, weights)
+    mean = jax.jit(lambda x, w: job.mean(InSlices(x), w, like))(found, weights[:1])
+    payload_R = jax.jit(lambda tree: together.encode(tree, ())[0])(tree_R)
+    expected = jax.jit(lambda p, w: together.mean(p, w, like))(payload_R, weights)
+    jax.tree.map(np.testing.assert_array_equal, mean, expected)
 
 
 def test_which_payloads_go_in_slices_and_their_bytes():
@@ -104,8 +104,9 @@ def test_which_payloads_go_in_slices_and_their_bytes():
     assert padded_nbytes(dense, LIKE, 3) == 4 * 21  # of 20 values
     int4 = lc.compression.make("int4")
     assert not goes_in_slices(MeshExchange(regions, int4), 3)
-    cut = MeshExchange(regions, Sliced(int4, 3))
+    cut = MeshExchange(regions, int4, parts=3, separate=True)
     assert goes_in_slices(cut, 3) and padded_nbytes(cut, LIKE, 3) == cut.nbytes(LIKE)
+    assert cut.nbytes(LIKE) == int4.dealt_nbytes(LIKE, 3)
 
 
 def test_slices_of_those_who_are_gone_fall_to_those_who_are_there():

@@ -255,7 +255,7 @@ def test_on_tpus_values_travel_in_whole_lanes_and_come_back_as_they_were():
     tpus = np.array([types.SimpleNamespace(platform="tpu")] * 2)
     mesh = types.SimpleNamespace(devices=tpus, size=2)
 
-    def reduce(payload, weight_R, like, lies):
+    def reduce(payload, weight_R, like):
         widths.append((like[VALUES].shape, payload[VALUES].shape))
         mean = (weight_R @ payload[VALUES] / weight_R.sum())[None]
         return types.SimpleNamespace(mean={VALUES: mean})

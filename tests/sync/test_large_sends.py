@@ -1,12 +1,14 @@
 """A large fragment, coded by layer and with Delta computed twice, gives what a small one does."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 import lowcomm_jax as lc
-from lowcomm_jax.compression import by_layer, error_feedback, make
+from lowcomm_jax.compression import error_feedback, make, placement
+from lowcomm_jax.compression.leaf import in_units
 from lowcomm_jax.sync import round_functions
 
 REGIONS, LAYERS = 3, 4
@@ -52,14 +54,14 @@ def test_a_large_fragment_trains_as_a_small_one(name, monkeypatch):
     small = trained(codec)
     assert np.isfinite(small).all() and np.ptp(small[:, 0, 0, 0]) > 0
     seen = []
-    monkeypatch.setattr(by_layer, "LARGEST", 1)
+    monkeypatch.setattr(placement, "LARGEST", 1)
     monkeypatch.setattr(round_functions, "LARGEST", 1)
-    run = by_layer.ByLayer.encode_with_residual
+    decode = type(in_units(codec.default)).decode
 
-    def noted(self, *args):
-        seen.append(self)
-        return run(self, *args)
+    def noted(self, payload, place):
+        seen.append(len(jax.tree.leaves(payload)[0]))
+        return decode(self, payload, place)
 
-    monkeypatch.setattr(by_layer.ByLayer, "encode_with_residual", noted)
+    monkeypatch.setattr(type(in_units(codec.default)), "decode", noted)
     np.testing.assert_allclose(trained(codec), small, atol=1e-5)
-    assert seen
+    assert 1 in seen, "layers are coded one after the other"

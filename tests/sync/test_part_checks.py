@@ -7,9 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import lowcomm_jax as lc
-from lowcomm_jax.compression import MatrixCodec, PerTensor, make
+from lowcomm_jax.compression import LeafCodec, PerTensor, UnitCodec, make
+from lowcomm_jax.compression.grid import WHOLE_ROW, Unit
 from lowcomm_jax.methods import Method
 from lowcomm_jax.rules.merge import Merge, Merged
 from lowcomm_jax.schedule import Staggered
@@ -77,22 +79,52 @@ class Grows(Merge):
 
 
 @dataclasses.dataclass(frozen=True)
-class Lies(MatrixCodec):
-    """Counts one byte, decodes the transpose in bf16, and adds to its state at every send."""
+class Lies(LeafCodec):
+    """Announces one byte, and adds to its state at every send."""
 
     name = "lies"
 
-    def init(self, shape, seed):
+    def unit_of(self, matrices):
+        return Unit(1, 1)
+
+    def init(self, place, seed):
         return jnp.zeros(1)
 
-    def encode(self, x_LxNxM, state):
-        return {"x": x_LxNxM}, (state, state)
+    def encode(self, x, state, place, params=None):
+        return {"x": x}, (state, state)
 
-    def decode(self, payload, shape):
-        return payload["x"].T.astype(jnp.bfloat16)
+    def decode(self, payload, place):
+        return payload["x"]
 
-    def nbytes(self, shape):
-        return 1
+    def payload_like(self, place):
+        return {"x": jax.ShapeDtypeStruct((1,), jnp.int8)}
+
+    def payload_specs(self, place):
+        return {"x": P()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Narrows(UnitCodec):
+    """Decodes in bf16."""
+
+    name = "narrows"
+    unit = WHOLE_ROW
+
+    def encode(self, x, matrix, params=None):
+        return {"x": x}
+
+    def decode(self, payload, unit):
+        return payload["x"].astype(jnp.bfloat16)
+
+
+@dataclasses.dataclass(frozen=True)
+class Joins(Narrows):
+    """Sends an array that stands neither for units nor for matrices."""
+
+    name = "joins"
+
+    def encode(self, x, matrix, params=None):
+        return {"x": x.reshape(-1)}
 
 
 def test_all_that_is_wrong_with_a_method_is_listed_at_once():
@@ -111,14 +143,28 @@ def test_all_that_is_wrong_with_a_method_is_listed_at_once():
         ("outer: the result at ['w'] is float32[], not float32[3, 4]", "leaf by leaf"),
         ("hands_out: what it gives at ['w'] is float32[]", "trees of the anchor"),
         ("landing: the new state is float32[2], not float32[]", "like that of"),
-        ("codec lies of w: the new state is a tree", "encode returns a state like that of init"),
-        ("codec lies of w: decoded is bfloat16[4, 3, 1], not float32[1, 3, 4]", "decode gives"),
-        ("codec lies of w: nbytes says 1 bytes", "buffers hold 48: return 48, or pack"),
+        ("codec int4: the new state is a tree", "encode returns a state like that of init"),
+        ("codec int4: nbytes says 1 bytes", "buffers hold 48: return 48, or pack"),
     ]
     for start, fix in expected:
         assert any(line.startswith(f"- {start}") and fix in line for line in lines), (start, lines)
     # The leaf `b` lacks a line for each of merge and hands_out here; its codec is sound.
     assert len(lines) == len(expected) + 2
+
+
+@pytest.mark.parametrize(
+    ("own", "line"),
+    [
+        (Narrows(), "codec narrows of w: decoded is bfloat16[1, 3, 1, 1, 4], not float32[1, 3, 1"),
+        (
+            Joins(),
+            "codec joins of w: its payload 'x' is [12]: encode returns arrays [1, 3, 1, ",
+        ),
+    ],
+)
+def test_a_codec_of_units_keeps_their_shapes(own, line):
+    lines = refusal(codec=PerTensor(make("int4").default, rules=(("w", own),)))
+    assert len(lines) == 1 and line in lines[0], lines
 
 
 def test_a_result_of_another_tree_is_refused():

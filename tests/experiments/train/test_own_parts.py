@@ -17,7 +17,6 @@ from experiments.config import base, plain
 from experiments.train import parts
 from experiments.train.methods import make_method
 from experiments.train.resolve import resolve
-from lowcomm_jax.compression import registry
 
 ONE = {"name": "diloco", "period": 4}
 
@@ -142,7 +141,7 @@ def test_topologies_go_with_methods_that_gossip():
 
 def test_settings_of_one_leafs_codec_are_refused_with_a_whole_one():
     spec = {"name": "own_parts:whole_codec", "reduce": "all_gather"}
-    assert "it is a whole codec, reduce: only a MatrixCodec takes it" in problems_of(codec=spec)
+    assert "it is a whole codec, reduce: only a codec of leaves takes it" in problems_of(codec=spec)
     spec = {"name": "own_parts:RowSign", "rules": "noone"}
     assert "rules='noone' is unknown" in problems_of(codec=spec)
 
@@ -184,13 +183,10 @@ def test_the_command_line_names_parts(name):
 def test_names_registered_by_hand_are_written_as_module_and_function(monkeypatch, tmp_path):
     monkeypatch.setitem(parts.METHODS, "by_hand", own_parts.plain)
     monkeypatch.setitem(parts.OUTER, "mine", own_parts.drag)
-    monkeypatch.setitem(registry.CODECS, "signs", (own_parts.RowSign, 0.5))
     config = base("by_hand", period=4, outer={"name": "mine", "rate": 0.3})
     config.mesh.region = config.mesh.fsdp = 1
     written = resolve(config, tmp_path).config["method"]
     assert written["name"] == "own_parts:plain" and written["outer"]["name"] == "own_parts:drag"
-    written, problems = parts.portable({**ONE, "codec": "signs"})
-    assert not problems and written["codec"] == {"name": "own_parts:RowSign", "error_feedback": 0.5}
     assert parts.portable({**ONE, "codec": "int4"}) == ({**ONE, "codec": "int4"}, [])
 
 

@@ -6,21 +6,20 @@ Error: at most abs(x) 2^-8 with bf16; with fp16 abs(x) 2^-11 or 3e-8, whichever 
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
-from lowcomm_jax.compression.matrix import Leaf, MatrixCodec, PyTree, Shape
+from lowcomm_jax.compression.grid import Unit
+from lowcomm_jax.compression.units import Matrix, Payload, UnitCodec
 from lowcomm_jax.refused import one_of, refuse
 
-WIDTHS = {"fp32": 4, "bf16": 2, "fp16": 2}
 HALF_MAX = 65504.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Cast(MatrixCodec):
+class Cast(UnitCodec):
     """Round every value to a float format; the bits travel as integers of the same width.
 
     Integers, because some compilers widen narrow floats on the way through a collective. fp16
@@ -34,39 +33,38 @@ class Cast(MatrixCodec):
     """
 
     format: Literal["fp32", "bf16", "fp16"] = "fp32"
-    requantizable = True
-    layers_apart = True
 
     def __post_init__(self) -> None:
-        refuse("Cast", [one_of("format", self.format, tuple(WIDTHS))])
+        refuse("Cast", [one_of("format", self.format, ("fp32", "bf16", "fp16"))])
 
     @property
     def name(self) -> str:
         return self.format
 
-    def encode(self, x_LxNxM: jax.Array, state: PyTree) -> tuple[PyTree, PyTree]:
+    @property
+    def unit(self) -> Unit:
+        return Unit(1, 1)
+
+    def encode(self, x: jax.Array, matrix: Matrix, params: jax.Array | None = None) -> Payload:
+        x = x[..., 0, 0]
         if self.format == "fp32":
-            return x_LxNxM, state
+            return {"values": x}
         if self.format == "fp16":
-            narrow = jnp.clip(x_LxNxM, -HALF_MAX, HALF_MAX).astype(jnp.float16)
+            narrow = jnp.clip(x, -HALF_MAX, HALF_MAX).astype(jnp.float16)
         else:
-            narrow = x_LxNxM.astype(jnp.bfloat16)
+            narrow = x.astype(jnp.bfloat16)
         # Compilers of GPUs drop a float's way to a narrower one and back within a program, and with
         # it the rounding that residuals and measured errors are about.
         narrow = jax.lax.optimization_barrier(narrow)
-        return jax.lax.bitcast_convert_type(narrow, jnp.uint16), state
+        return {"bits": jax.lax.bitcast_convert_type(narrow, jnp.uint16)}
 
-    def decode(self, payload: PyTree, shape: Shape) -> Leaf:
+    def decode(self, payload: Payload, unit: tuple[int, int]) -> jax.Array:
         if self.format == "fp32":
-            return payload
+            return payload["values"][..., None, None]
         dtype = jnp.float16 if self.format == "fp16" else jnp.bfloat16
-        return jax.lax.bitcast_convert_type(payload, dtype).astype(jnp.float32)
-
-    def rows_together(self, shape: Shape) -> int:
-        return 0
-
-    def nbytes(self, shape: Shape) -> int:
-        return WIDTHS[self.format] * math.prod(shape)
+        wide = jax.lax.bitcast_convert_type(payload["bits"], dtype).astype(jnp.float32)
+        return wide[..., None, None]
 
 
 FP32 = Cast("fp32")
+NAMES = {"fp32": FP32, "bf16": Cast("bf16"), "fp16": Cast("fp16")}

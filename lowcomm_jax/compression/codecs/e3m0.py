@@ -18,9 +18,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from lowcomm_jax.compression import blocks as cutting
-from lowcomm_jax.compression.matrix import Leaf, PyTree, Shape
-from lowcomm_jax.compression.packing import pack, packed_width, unpack
+from lowcomm_jax.compression.grid import WHOLE_ROW, Unit
+from lowcomm_jax.compression.packing import pack, unpack
+from lowcomm_jax.compression.units import Matrix, Payload, UnitCodec, largest_magnitude, reciprocal
 from lowcomm_jax.refused import in_range, refuse
 
 LARGEST = 16.0  # 2^4
@@ -29,7 +29,7 @@ SIGN = 8
 
 
 @dataclasses.dataclass(frozen=True)
-class E3M0(cutting.InBlocks):
+class E3M0(UnitCodec):
     """Quantise to signed powers of two; half a byte per value and an fp32 scale per block.
 
     Attributes:
@@ -48,29 +48,28 @@ class E3M0(cutting.InBlocks):
     def name(self) -> str:
         return "e3m0"
 
-    def encode(self, x_LxNxM: jax.Array, state: PyTree) -> tuple[PyTree, PyTree]:
-        x = cutting.to_blocks(x_LxNxM, cutting.cut(x_LxNxM.shape, self.block))
-        scale = cutting.largest_magnitude(x) * (1.0 / LARGEST)
-        magnitude = jnp.abs(x) * cutting.reciprocal(scale)[..., None]
+    @property
+    def unit(self) -> Unit:
+        return WHOLE_ROW if self.block is None else Unit(1, self.block)
+
+    def encode(self, x: jax.Array, matrix: Matrix, params: jax.Array | None = None) -> Payload:
+        x = x[..., 0, :]
+        scale = largest_magnitude(x) * (1.0 / LARGEST)
+        magnitude = jnp.abs(x) * reciprocal(scale)[..., None]
         # Nearest power of two: midpoints are 1.5 * 2^e, so the exponent of 4/3 x is the answer.
         bits = jax.lax.bitcast_convert_type(magnitude * (4 / 3), jnp.int32)
-        code = (bits >> 23) - CODE_OF_EXPONENT
         # The smallest power, 1/4, wins against 0 from 1/8 on, not from 3/16.
-        code = jnp.maximum(code, (magnitude >= 0.125).astype(jnp.int32))
+        code = jnp.maximum((bits >> 23) - CODE_OF_EXPONENT, (magnitude >= 0.125).astype(jnp.int32))
         code = jnp.where(x < 0, code + SIGN, code).astype(jnp.uint8)
-        payload, size = {"codes": pack(code, 4), "scale": scale}, self.unit(x_LxNxM.shape)
-        return {k: cutting.sent(x, size) for k, x in payload.items()}, state
+        return {"codes": pack(code, 4), "scale": scale}
 
-    def decode(self, payload: PyTree, shape: Shape) -> Leaf:
-        payload = {k: cutting.received(x, self.unit(shape)) for k, x in payload.items()}
-        _, width, by_row = cutting.cut(shape, self.block)
-        codes = unpack(payload["codes"], 4, width).astype(jnp.int32)
+    def decode(self, payload: Payload, unit: tuple[int, int]) -> jax.Array:
+        codes = unpack(payload["codes"], 4, unit[1]).astype(jnp.int32)
         code = codes & 7
         power = jax.lax.bitcast_convert_type((code + CODE_OF_EXPONENT) << 23, jnp.float32)
         magnitude = jnp.where(code == 0, 0.0, power)
         x = jnp.where(codes >= SIGN, -magnitude, magnitude) * payload["scale"][..., None]
-        return cutting.from_blocks(x, shape, by_row)
+        return x[..., None, :]
 
-    def nbytes(self, shape: Shape) -> int:
-        count, width, _ = cutting.cut(shape, self.block)
-        return shape[0] * count * (packed_width(width, 4) + 4)
+
+NAMES = {"e3m0": E3M0()}

@@ -13,14 +13,14 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from lowcomm_jax.compression import blocks as cutting
-from lowcomm_jax.compression.matrix import Leaf, PyTree, Shape
-from lowcomm_jax.compression.packing import pack, packed_width, unpack
+from lowcomm_jax.compression.grid import WHOLE_ROW, Unit
+from lowcomm_jax.compression.packing import pack, unpack
+from lowcomm_jax.compression.units import Matrix, Payload, UnitCodec, largest_magnitude, reciprocal
 from lowcomm_jax.refused import in_range, refuse
 
 
 @dataclasses.dataclass(frozen=True)
-class Integer(cutting.InBlocks):
+class Integer(UnitCodec):
     """Linear quantisation; per block one fp32 scale, and its minimum when affine.
 
     Values up to 1e38 are safe; blocks whose range is below 1e-36 are sent as one constant (0 when
@@ -40,50 +40,48 @@ class Integer(cutting.InBlocks):
     block: int | None = 256
 
     def __post_init__(self) -> None:
-        refuse(
-            "Integer",
-            [
-                None if self.bits in (4, 8) else f"bits={self.bits}: use 4 or 8",
-                in_range("block", self.block, 1, float("inf")),
-            ],
-        )
+        wrong = None if self.bits in (4, 8) else f"bits={self.bits}: use 4 or 8"
+        refuse("Integer", [wrong, in_range("block", self.block, 1, float("inf"))])
 
     @property
     def name(self) -> str:
         return f"int{self.bits}" + ("_affine" if self.affine else "")
 
-    def encode(self, x_LxNxM: jax.Array, state: PyTree) -> tuple[PyTree, PyTree]:
+    @property
+    def unit(self) -> Unit:
+        return WHOLE_ROW if self.block is None else Unit(1, self.block)
+
+    def encode(self, x: jax.Array, matrix: Matrix, params: jax.Array | None = None) -> Payload:
         # No code needs clipping: |steps| exceeds its bound by a few ulp at most, far from the half
         # that would reach the next code. (A clip costs five times the rest on CPU.)
-        x = cutting.to_blocks(x_LxNxM, cutting.cut(x_LxNxM.shape, self.block))
+        x = x[..., 0, :]
         if self.affine:
             low = jnp.min(x, axis=-1)
             scale = (jnp.max(x, axis=-1) - low) * (1.0 / (2**self.bits - 1))
-            steps = (x - low[..., None]) * cutting.reciprocal(scale)[..., None]
-            codes = jnp.floor(steps + 0.5)
-            side = {"scale": scale, "low": low}
+            codes = jnp.floor((x - low[..., None]) * reciprocal(scale)[..., None] + 0.5)
+            beside = {"scale": scale, "low": low}
         else:
             half = 2 ** (self.bits - 1)
-            scale = cutting.largest_magnitude(x) * (1.0 / (half - 1))
+            scale = largest_magnitude(x) * (1.0 / (half - 1))
             # Codes are shifted by 2^(b-1) so that they are not negative.
-            steps = x * cutting.reciprocal(scale)[..., None]
-            codes = jnp.floor(steps + (half + 0.5))
-            side = {"scale": scale}
-        payload = {"codes": pack(codes.astype(jnp.uint8), self.bits), **side}
-        size = self.unit(x_LxNxM.shape)
-        return {k: cutting.sent(x, size) for k, x in payload.items()}, state
+            codes = jnp.floor(x * reciprocal(scale)[..., None] + (half + 0.5))
+            beside = {"scale": scale}
+        return {"codes": pack(codes.astype(jnp.uint8), self.bits), **beside}
 
-    def decode(self, payload: PyTree, shape: Shape) -> Leaf:
-        payload = {k: cutting.received(x, self.unit(shape)) for k, x in payload.items()}
-        _, width, by_row = cutting.cut(shape, self.block)
-        codes = unpack(payload["codes"], self.bits, width).astype(jnp.float32)
+    def decode(self, payload: Payload, unit: tuple[int, int]) -> jax.Array:
+        codes = unpack(payload["codes"], self.bits, unit[1]).astype(jnp.float32)
         scale = payload["scale"][..., None]
         if self.affine:
             x = codes * scale + payload["low"][..., None]
         else:
             x = (codes - 2.0 ** (self.bits - 1)) * scale
-        return cutting.from_blocks(x, shape, by_row)
+        return x[..., None, :]
 
-    def nbytes(self, shape: Shape) -> int:
-        count, width, _ = cutting.cut(shape, self.block)
-        return shape[0] * count * (packed_width(width, self.bits) + (8 if self.affine else 4))
+
+INT4 = Integer(4)
+NAMES = {
+    "int8": Integer(8),
+    "int4": INT4,
+    "int8_affine": Integer(8, affine=True),
+    "int4_affine": Integer(4, affine=True),
+}

@@ -1,0 +1,204 @@
+"""A codec of one leaf, told how the leaf is placed: what `rules.PerTensor` calls.
+
+`in_units` makes one of a `UnitCodec`. Codecs that need more than units of a grid implement
+`LeafCodec` themselves: products of matrices (`low_rank`), choices that change by the round
+(`random_k`).
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import functools
+import math
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from lowcomm_jax.compression.grid import Shape, Unit
+from lowcomm_jax.compression.means import as_rounded, fold_regions, weighted_mean
+from lowcomm_jax.compression.placement import Placement
+from lowcomm_jax.compression.units import Matrix, Payload, UnitCodec
+
+PyTree = Any
+
+
+class LeafCodec(abc.ABC):
+    """Codes a device's part of a leaf, matrices `[l, n, m]`; subclasses are frozen dataclasses.
+
+    Attributes:
+      requantizable: see `UnitCodec`; only codecs of units are.
+      reads_params: see `UnitCodec`.
+      layers_apart: whether all arrays of payload and state are `[L, ...]`, so that matrices may be
+        coded one after the other.
+    """
+
+    requantizable: bool = False
+    reads_params: bool = False
+    layers_apart: ClassVar[bool] = True
+
+    @property
+    @abc.abstractmethod
+    def name(self) -> str:
+        """Short label for tables."""
+
+    @abc.abstractmethod
+    def unit_of(self, matrices: Shape) -> Unit:
+        """The unit that a device holds whole, for a stack of this shape (L, N, M)."""
+
+    def init(self, place: Placement, seed: int) -> PyTree:
+        """State of the whole leaf at step 0; `seed` differs by leaf, and not by region."""
+        del place, seed
+        return ()
+
+    @abc.abstractmethod
+    def encode(
+        self, x: jax.Array, state: PyTree, place: Placement, params: jax.Array | None = None
+    ) -> tuple[PyTree, PyTree]:
+        """(payload, new state) of a device's part, `[l, n, m]`; params: weights of this shape."""
+
+    @abc.abstractmethod
+    def decode(self, payload: PyTree, place: Placement) -> jax.Array:
+        """fp32 `[l, n, m]`."""
+
+    def mean(self, payload_R: PyTree, weight_R: jax.Array, place: Placement) -> jax.Array:
+        """Weighted mean over regions, fp32 `[l, n, m]`; see `Codec.aggregate`."""
+        return weighted_mean(lambda payload: self.decode(payload, place), payload_R, weight_R)
+
+    @abc.abstractmethod
+    def payload_like(self, place: Placement) -> PyTree:
+        """Shapes of the payload of the whole leaf."""
+
+    @abc.abstractmethod
+    def payload_specs(self, place: Placement) -> PyTree:
+        """How devices hold the arrays of `payload_like`."""
+
+    def state_specs(self, place: Placement) -> PyTree:
+        """How devices hold the state of `init`."""
+        del place
+        return ()
+
+    def mean_rank(
+        self, payload_R: PyTree, weight_R: jax.Array, place: Placement, energy: float
+    ) -> jax.Array | None:
+        """Measured rank of the mean, averaged over the device's matrices; see `Codec.mean_rank`."""
+        del payload_R, weight_R, place, energy
+        return None
+
+    def sends_all(self, matrices: Shape) -> bool:
+        """Whether a codec that is meant to choose would send every value of this shape."""
+        del matrices
+        return False
+
+
+@dataclasses.dataclass(frozen=True)
+class InUnits(LeafCodec):
+    """See `in_units`."""
+
+    codec: UnitCodec
+
+    @property
+    def name(self) -> str:
+        return self.codec.name
+
+    @property
+    def requantizable(self) -> bool:
+        return self.codec.requantizable
+
+    @property
+    def reads_params(self) -> bool:
+        return self.codec.reads_params
+
+    def unit_of(self, matrices: Shape) -> Unit:
+        return self.codec.unit
+
+    def encode(
+        self, x: jax.Array, state: PyTree, place: Placement, params: jax.Array | None = None
+    ) -> tuple[PyTree, PyTree]:
+        params = None if params is None else place.to_units(params)
+        return self.code(place.to_units(x), place.matrix(), params), state
+
+    def code(self, units: jax.Array, matrix: Matrix, params: jax.Array | None = None) -> Payload:
+        """The payload of units; one with a value that is not finite carries NaN in every float."""
+        bad = ~jnp.all(jnp.abs(units) < jnp.inf, axis=(3, 4))
+        # The select also makes every use of a unit see the same bits (`as_rounded`).
+        units = jnp.where(bad[..., None, None], jnp.nan, units)
+        payload = self.codec.encode(units, matrix, params)
+
+        def mark(x):
+            if not (jnp.issubdtype(x.dtype, jnp.floating) and x.shape[1:3] == bad.shape[1:]):
+                return x
+            return jnp.where(bad.reshape(*bad.shape, *(1,) * (x.ndim - 3)), jnp.nan, x)
+
+        return {name: mark(x) for name, x in payload.items()}
+
+    def decode(self, payload: PyTree, place: Placement) -> jax.Array:
+        return place.from_units(self.codec.decode(payload, place.sides))
+
+    def mean(self, payload_R: PyTree, weight_R: jax.Array, place: Placement) -> jax.Array:
+        return place.from_units(self.mean_units(payload_R, weight_R, place))
+
+    def mean_units(self, payload_R: PyTree, weight_R: jax.Array, place: Placement) -> jax.Array:
+        """Weighted mean of the decoded units, in region order."""
+
+        def terms(payload):
+            return self.codec.terms(payload, place.sides)
+
+        if jax.eval_shape(terms, jax.tree.map(lambda x: x[0], payload_R))[1] is None:
+            mean = weighted_mean(lambda payload: terms(payload)[0], payload_R, weight_R)
+            return self.codec.finish(mean)
+
+        def term(r):
+            values, sent = terms(jax.tree.map(lambda x: x[r], payload_R))
+            weight = weight_R[r]
+            present = weight > 0
+            return jnp.where(present, values * weight, 0.0), jnp.where(present, sent * weight, 0.0)
+
+        total, weight = fold_regions(term, weight_R.shape[0])
+        mean = jnp.where(weight > 0, total / jnp.where(weight > 0, weight, 1.0), 0.0)
+        return self.codec.finish(mean)
+
+    def recode(
+        self, slice_R: PyTree, weight_R: jax.Array, number: jax.Array, place: Placement
+    ) -> Payload:
+        """The coded weighted mean of slice `number` of everyone's payload; leaves `[R, ...]`."""
+        matrix = place.slice_matrix(number, weight_R.shape[0])
+        return self.code(as_rounded(self.mean_units(slice_R, weight_R, place)), matrix)
+
+    def payload_like(self, place: Placement) -> PyTree:
+        return _payload_of_units(self, place.alone)
+
+    def payload_specs(self, place: Placement) -> PyTree:
+        like = self.payload_like(place)
+        return {name: place.array_spec(x.shape) for name, x in like.items()}
+
+    def sends_all(self, matrices: Shape) -> bool:
+        return self.codec.sends_all(matrices)
+
+
+def in_units(codec: UnitCodec | LeafCodec) -> LeafCodec:
+    """The codec of leaves that codes their units with `codec`; a `LeafCodec` as it is."""
+    return codec if isinstance(codec, LeafCodec) else InUnits(codec)
+
+
+@functools.lru_cache(maxsize=4096)
+def _payload_of_units(codec: InUnits, place: Placement) -> dict[str, jax.ShapeDtypeStruct]:
+    """By tracing it: what one device that codes the whole leaf makes."""
+    like = jax.ShapeDtypeStruct(place.shape, jnp.float32)
+
+    def encode(x, w):
+        return codec.encode(place.split(x), (), place, place.split(w))[0]
+
+    return jax.eval_shape(encode, like, like)
+
+
+def bytes_of(like: PyTree) -> int:
+    """Bytes of arrays of these shapes."""
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(like))
+
+
+def behind(spec: P, *front: Any) -> P:
+    """A layout with more dimensions in front."""
+    return P(*front, *spec)

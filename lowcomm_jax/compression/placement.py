@@ -1,0 +1,418 @@
+"""Where the units of a leaf are coded on the devices of a region.
+
+In: a leaf's shape, how it is cut inside a region, and the unit of its codec. Out: a `Placement`,
+the first that fits:
+
+| the leaf is coded | when | cost |
+| --- | --- | --- |
+| as it lies | every device holds whole units | nothing |
+| by rows, columns or layers | moved so, each holds whole units | an all-to-all a moved dimension |
+| one matrix at a time | a matrix takes at most 128 MiB | a gather; every device codes all |
+| not at all | a matrix takes more | refused |
+
+Of a pipeline stage the leaf is the stage's part. Functions of arrays are called within a
+`shard_map` over all axes of the mesh (`Regions.on_devices`), with a device's part of a leaf.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+from lowcomm_jax.compression.grid import Grid, Shape, Unit, first_column, grid_of, matrix_shape
+from lowcomm_jax.compression.units import Matrix, fold
+from lowcomm_jax.mesh.regions import axis_names
+from lowcomm_jax.mesh.stages import STAGE
+
+LARGEST = 1 << 27  # bytes of fp32 values that a device codes, or gathers, at once
+PyTree = Any
+PyTree = Any
+Axes = tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """How one leaf is coded on the devices of a region.
+
+    Attributes:
+      shape: of the leaf, or of a stage's part.
+      stacked: whether the first axis is that of the layers.
+      unit: of the codec.
+      cuts: mesh axes of more than one device that cut each dimension of the leaf as it lies.
+      sizes: (axis, devices) of these axes.
+      moves: (from dimension, mesh axes, to dimension), all-to-alls before coding.
+      gathers: (dimension, mesh axes), gathered one matrix at a time while coding.
+      axes: mesh axes that cut (layers, down, across) while units are coded.
+      stages: pipeline stages that each code a part or a copy of the leaf.
+      stage: dimension that is cut over the stages; None = each has the whole.
+    """
+
+    shape: tuple[int, ...]
+    stacked: bool
+    unit: Unit
+    cuts: tuple[Axes, ...] = ()
+    sizes: tuple[tuple[str, int], ...] = ()
+    moves: tuple[tuple[int, Axes, int], ...] = ()
+    gathers: tuple[tuple[int, Axes], ...] = ()
+    axes: tuple[Axes, Axes, Axes] = ((), (), ())
+    stages: int = 1
+    stage: int | None = None
+
+    @functools.cached_property
+    def matrices(self) -> Shape:
+        """(L, N, M)."""
+        return matrix_shape(self.shape, self.stacked)
+
+    @functools.cached_property
+    def grid(self) -> Grid:
+        return grid_of(self.shape, self.stacked, self.unit)
+
+    @property
+    def alone(self) -> Placement:
+        """The placement where one device holds all of the leaf, or of a stage's part."""
+        return dataclasses.replace(self, cuts=(), sizes=(), moves=(), gathers=(), axes=((), (), ()))
+
+    def devices(self, axes: Sequence[str]) -> int:
+        return math.prod(dict(self.sizes)[axis] for axis in axes)
+
+    @functools.cached_property
+    def coded_cuts(self) -> tuple[Axes, ...]:
+        """Mesh axes that cut each dimension of the leaf while it is coded, moved."""
+        cuts = list(self.cuts) + [()] * (len(self.shape) - len(self.cuts))
+        for start, axes, end in self.moves:
+            cuts[start], cuts[end] = (), (*cuts[end], *axes)
+        return tuple(cuts)
+
+    @property
+    def spec(self) -> P:
+        """`PartitionSpec` of the whole leaf, its stages' parts moved to where they are coded."""
+        cuts = list(self.coded_cuts)
+        if self.stage is not None:
+            cuts[self.stage] = (STAGE, *cuts[self.stage])
+        return P(*(axes or None for axes in cuts))
+
+    @property
+    def part(self) -> tuple[int, ...]:
+        """Shape of a device's part while the leaf is coded."""
+        return tuple(n // self.devices(axes) for n, axes in zip(self.shape, self.coded_cuts))
+
+    def enter(self, x: jax.Array) -> jax.Array:
+        """A device's part of the leaf, moved to where it is coded."""
+        for start, axes, end in self.moves:
+            x = jax.lax.all_to_all(x, axes, split_axis=end, concat_axis=start, tiled=True)
+        return x
+
+    def leave(self, x: jax.Array) -> jax.Array:
+        """Inverse of `enter`."""
+        for start, axes, end in reversed(self.moves):
+            x = jax.lax.all_to_all(x, axes, split_axis=start, concat_axis=end, tiled=True)
+        return x
+
+    # -- the part of a device as matrices `[l, n, m]` ----------------------------------------------
+
+    def split(self, x: jax.Array) -> jax.Array:
+        """The part as `[l, n, m]`, or, of a leaf that is gathered, as `[l, ...]`."""
+        x = x if self.stacked else x[None]
+        return x if self.gathers else self._matrices(x)
+
+    def _matrices(self, x: jax.Array) -> jax.Array:
+        """`[l, ...]` as `[l, n, m]`."""
+        inner = x.shape[1:]
+        if self.grid.flat:
+            return x.reshape(x.shape[0], 1, math.prod(inner))
+        at = first_column(self.shape, self.stacked) - int(self.stacked)
+        return x.reshape(x.shape[0], math.prod(inner[:at]), math.prod(inner[at:]))
+
+    def join(self, x: jax.Array) -> jax.Array:
+        """Inverse of `split`."""
+        return x.reshape(self.part)
+
+    def whole(self, x: jax.Array) -> jax.Array:
+        """What is coded of what a device has, `[l, n, m]`: the same, or the gathered matrices."""
+        for dim, axes in self.gathers:
+            x = jax.lax.all_gather(x, axes, axis=dim + 1 - int(self.stacked), tiled=True)
+        return self._matrices(x) if self.gathers else x
+
+    def own(self, x_lxnxm: jax.Array) -> jax.Array:
+        """Inverse of `whole`."""
+        if not self.gathers:
+            return x_lxnxm
+        lead = int(self.stacked)
+        x = x_lxnxm.reshape(x_lxnxm.shape[0], *self.shape[lead:])
+        for dim, axes in self.gathers:
+            size = self.shape[dim] // self.devices(axes)
+            start = jax.lax.axis_index(axes) * size
+            x = jax.lax.dynamic_slice_in_dim(x, start, size, dim + 1 - lead)
+        return x
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether matrices are coded one after the other: gathered ones, and large stacks."""
+        held = self.devices(axis for axes in self.axes for axis in axes)
+        several = self.matrices[0] // self.devices(self.axes[0]) > 1
+        return several and (bool(self.gathers) or 4 * math.prod(self.matrices) > LARGEST * held)
+
+    def each(self, fn: Callable, *args: PyTree) -> PyTree:
+        """`fn` of leaves `[l, ...]`, one matrix after the other where that is needed."""
+        if not self.one_by_one:
+            return fn(*args)
+
+        def one(given):
+            return first(fn(*stacked(given)))
+
+        return jax.lax.map(one, args)
+
+    # -- units -------------------------------------------------------------------------------------
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        """(height, width) of a unit."""
+        return self.grid.height, self.grid.width
+
+    def to_units(self, x_lxnxm: jax.Array) -> jax.Array:
+        return self.grid.to_units(x_lxnxm)
+
+    def from_units(self, x: jax.Array) -> jax.Array:
+        """Inverse of `to_units`: `[l, n, m]` without padding."""
+        rows, columns = (
+            n // self.devices(axes)
+            for n, axes in zip((self.grid.rows, self.grid.columns), self.axes[1:])
+        )
+        return self.grid.from_units(x, rows, columns)
+
+    def matrix(self) -> Matrix:
+        """What a codec may ask about its matrices."""
+        return self._matrix(lambda x, axis: x, self._real())
+
+    def _matrix(self, select: Callable, real: jax.Array | None) -> Matrix:
+        def over(fold, x, rows):
+            for axis in (2,) if rows else (2, 1):
+                if self.axes[axis]:
+                    x = jax.lax.all_gather(x, self.axes[axis], axis=axis, tiled=True)
+                x = fold(select(x, axis), axis)
+            return x
+
+        def total(x, rows=False):
+            return over(fold, x, rows)
+
+        def largest(x, rows=False):
+            return over(lambda x, axis: jnp.max(x, axis=axis, keepdims=True), x, rows)
+
+        return Matrix(total, largest, real)
+
+    def _real(self) -> jax.Array | None:
+        real = self.grid.real()
+        if real is None:
+            return None
+        # A side that is padded is not cut, so that of a side that is cut all values are real.
+        if self.axes[1]:
+            real = real[:, :1]
+        return jnp.asarray(real[:, :, :1] if self.axes[2] else real)
+
+    def array_spec(self, shape: Sequence[int]) -> P:
+        """Layout of a payload array `[L, down, across, ...]`, or with 1 in place of these.
+
+        shape: of the array on one device that codes all.
+        """
+        return P(*(axes if axes and n > 1 else None for n, axes in zip(shape, self.axes)))
+
+    # -- slices of a two-shot reduction ------------------------------------------------------------
+    #
+    # Slice s of a payload has the units whose number along one axis of the grid is s modulo R.
+
+    def _dealt(self, regions: int) -> Dealt:
+        """The axis that is dealt out: the one that is filled up least, of these the longest."""
+        counts = self.grid.layers, self.grid.down, self.grid.across
+        axis = min(range(3), key=lambda i: (-counts[i] % regions / max(counts[i], 1), -counts[i]))
+        devices = self.devices(self.axes[axis])
+        held = counts[axis] // devices
+        return Dealt(axis, counts[axis], devices, held, -(-held // regions))
+
+    def _start(self, dealt: Dealt) -> jax.Array | int:
+        axes = self.axes[dealt.axis]
+        return jax.lax.axis_index(axes) * dealt.held if axes else 0
+
+    def dealt_size(self, shape: Sequence[int], regions: int) -> int:
+        """Entries of all slices of a payload array of this shape."""
+        dealt, size = self._dealt(regions), math.prod(shape)
+        if shape[dealt.axis] != dealt.count or dealt.count == 0:
+            return regions * size
+        return size // dealt.count * dealt.devices * dealt.each * regions
+
+    def deal(self, x: jax.Array, regions: int) -> jax.Array:
+        """A payload array in slices: `[l, down, across, ...]` -> `[R, ...]`.
+
+        A slice has ceil(n / R) of a device's n units along the axis that is dealt out, the last one
+        repeated where there are fewer. Arrays of a matrix go to every slice.
+        """
+        dealt = self._dealt(regions)
+        axis, held, each = dealt.axis, dealt.held, dealt.each
+        if x.shape[axis] != held or held == 0:
+            return jnp.broadcast_to(x, (regions, *x.shape))
+        x = jnp.moveaxis(x, axis, 0)
+        if each * regions > held:
+            x = jnp.concatenate([x, jnp.repeat(x[-1:], each * regions - held, 0)])
+        x = x.reshape(each, regions, *x.shape[1:]).swapaxes(0, 1)
+        x = jnp.roll(x, self._start(dealt), 0)
+        return jnp.moveaxis(x, 1, axis + 1)
+
+    def undeal(self, x_R: jax.Array) -> jax.Array:
+        """Inverse of `deal`; arrays of a matrix get an entry for each unit along the dealt axis."""
+        dealt = self._dealt(x_R.shape[0])
+        axis = dealt.axis
+        if x_R.shape[axis + 1] != dealt.each:
+            # One entry of each slice: the same for all of its units.
+            x_R = jnp.repeat(x_R, dealt.each, axis + 1)
+        x_R = jnp.roll(x_R, -self._start(dealt), 0)
+        x_R = jnp.moveaxis(x_R, axis + 1, 1).swapaxes(0, 1)
+        x = x_R.reshape(x_R.shape[0] * x_R.shape[1], *x_R.shape[2:])
+        return jnp.moveaxis(x[: dealt.held], 0, axis)
+
+    def slice_matrix(self, number: jax.Array, regions: int) -> Matrix:
+        """`matrix` for the codec of the means of slice `number`: totals are those of the slice."""
+        dealt = self._dealt(regions)
+        axis, held, each = dealt.axis, dealt.held, dealt.each
+        # Where the units of a slice stand, in the order of the grid, among what all devices hold of
+        # it; the last place is empty.
+        table = np.full((regions, -(-dealt.count // regions)), dealt.devices * each)
+        at = np.arange(dealt.count)
+        table[at % regions, at // regions] = at // held * each + at % held // regions
+
+        def select(x, dim):
+            if dim != axis:  # never of layers: a matrix that is dealt whole has its own totals
+                return x
+            empty = jnp.zeros_like(jax.lax.slice_in_dim(x, 0, 1, axis=dim))
+            return jnp.take(jnp.concatenate([x, empty], dim), jnp.asarray(table)[number], dim)
+
+        real = self._real()
+        if real is not None and axis and real.shape[axis] == held:
+            real = self.deal(real, regions)[number]
+        return self._matrix(select, real)
+
+
+class Dealt(NamedTuple):
+    """The axis of a grid that is dealt out to slices.
+
+    Attributes:
+      axis: 0 = layers, 1 = down, 2 = across.
+      count: units along it.
+      devices: that hold equal parts of them.
+      held: units of each device.
+      each: units of a slice on each device.
+    """
+
+    axis: int
+    count: int
+    devices: int
+    held: int
+    each: int
+
+
+def stacked(tree: PyTree) -> PyTree:
+    """One matrix as a stack of one."""
+    return jax.tree.map(lambda x: x[None], tree)
+
+
+def first(tree: PyTree) -> PyTree:
+    """Inverse of `stacked`."""
+    return jax.tree.map(lambda x: x[0], tree)
+
+
+def place(
+    unit: Unit,
+    shape: Sequence[int],
+    is_stacked: bool,
+    spec: P,
+    sizes: Mapping[str, int],
+    staged: bool = False,
+) -> Placement:
+    """Choose how a leaf is coded (see the module).
+
+    Args:
+      unit: of its codec.
+      shape: of the whole leaf.
+      is_stacked: whether its first axis is that of the layers.
+      spec: how it lies inside a region.
+      sizes: devices of each mesh axis.
+      staged: whether pipeline stages code their own parts.
+
+    Raises:
+      ValueError: a matrix that would have to be gathered is too large.
+    """
+    return _place(unit, tuple(shape), is_stacked, spec, tuple(sizes.items()), staged)
+
+
+@functools.lru_cache(maxsize=4096)
+def _place(
+    unit: Unit,
+    shape: tuple[int, ...],
+    is_stacked: bool,
+    spec: P,
+    axes_sizes: tuple[tuple[str, int], ...],
+    staged: bool,
+) -> Placement:
+    sizes, names = dict(axes_sizes), [axis_names(entry) for entry in spec]
+    names += [()] * (len(shape) - len(names))
+    stages, stage = 1, None
+    if staged:
+        stages = sizes[STAGE]
+        stage = next((i for i, axes in enumerate(names) if STAGE in axes), None)
+        if stage is not None:
+            shape = (*shape[:stage], shape[stage] // stages, *shape[stage + 1 :])
+    inside = [tuple(a for a in axes if a != STAGE and sizes[a] > 1) for axes in names]
+    used = [(axis, sizes[axis]) for axes in inside for axis in axes]
+    plain = Placement(
+        shape, is_stacked, unit, tuple(inside), tuple(used), stages=stages, stage=stage
+    )
+    cuts = {dim: axes for dim, axes in enumerate(inside) if axes}
+    if (axes := _fitting(plain, cuts)) is not None:
+        return dataclasses.replace(plain, axes=axes)
+    lead, at = int(is_stacked), first_column(shape, is_stacked)
+    for to in dict.fromkeys((lead, at, 0) if is_stacked else (lead, at)):
+        moved = {d: a for d, a in cuts.items() if d != to and not (is_stacked and d == 0)}
+        joined = (*cuts.get(to, ()), *(axis for axes in moved.values() for axis in axes))
+        after = {to: joined} | ({0: cuts[0]} if is_stacked and 0 in cuts and to else {})
+        fits = shape[to] % plain.devices(joined) == 0
+        if fits and (axes := _fitting(plain, after)) is not None:
+            moves = tuple((dim, axes, to) for dim, axes in moved.items())
+            return dataclasses.replace(plain, axes=axes, moves=moves)
+    _, n, m = plain.matrices
+    if 4 * n * m > LARGEST:
+        raise ValueError(
+            f"a leaf {list(shape)} cut as {P(*(a or None for a in inside))}: no device holds whole "
+            f"units of {plain.sides[0]} x {plain.sides[1]} values, and a matrix of more than "
+            f"{LARGEST >> 20} MiB is not gathered: choose specs that cut it into whole rows"
+        )
+    gathers = tuple((d, a) for d, a in cuts.items() if not (is_stacked and d == 0))
+    layers = cuts.get(0, ()) if is_stacked else ()
+    return dataclasses.replace(plain, axes=(layers, (), ()), gathers=gathers)
+
+
+def _fitting(plain: Placement, cuts: dict[int, Axes]) -> tuple[Axes, Axes, Axes] | None:
+    """Axes of (layers, down, across) where every device then holds whole units, else None."""
+    lead, at = int(plain.stacked), first_column(plain.shape, plain.stacked)
+    grid, shape = plain.grid, plain.shape
+    for dim, axes in cuts.items():
+        if dim not in (*range(lead), lead, at) or shape[dim] % plain.devices(axes):
+            return None
+    rows, columns = cuts.get(lead, ()) if at > lead else (), cuts.get(at, ())
+    if grid.flat:
+        if columns:
+            return None
+        rows, columns = (), rows
+    sides = (
+        (grid.rows, grid.height, grid.down, rows),
+        (grid.columns, grid.width, grid.across, columns),
+    )
+    for n, size, count, axes in sides:
+        if axes and (n != size * count or n // plain.devices(axes) % size):
+            return None
+    return (cuts.get(0, ()) if lead else (), rows, columns)

@@ -1,0 +1,181 @@
+"""A codec codes units of a grid: one pair of functions of arrays, which never sees a device.
+
+`UnitCodec.encode` gets the matrices of a leaf cut into units, fp32 `[L, down, across, height,
+width]` (`grid`). It returns arrays `[L, down, across, ...]`, one entry a unit, or `[L, 1, 1, ...]`,
+one a matrix. What it needs to know of a whole matrix it asks `Matrix.total`. Where units lie on the
+devices of a region, error feedback, stacks too large to code at once, values that are not finite
+and absent regions belong to who calls it (`rules.PerTensor`).
+
+A new codec is a file in `codecs` with a subclass and its `NAMES`.
+"""
+
+from __future__ import annotations
+
+import abc
+import functools
+from collections.abc import Callable
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from lowcomm_jax.compression.grid import Shape, Unit
+from lowcomm_jax.compression.means import as_rounded
+
+SMALLEST = 1e-36  # below, a reciprocal overflows fp32; such values are sent as zero
+_TOGETHER = 1024  # units whose sums a CPU keeps side by side, in its cache
+Payload = dict[str, jax.Array]
+
+
+class Matrix(NamedTuple):
+    """What a codec may ask about the matrices that its units belong to.
+
+    Attributes:
+      total: `(x [L, down, across, ...], rows=False) -> [L, 1, 1, ...]`: sum over all units of each
+        matrix, or, of `rows`, over those of each row, `[L, down, 1, ...]`. The order does not
+        depend on devices.
+      largest: likewise, the largest value, of values that are not negative.
+      real: bool `[1, down, across, height, width]`, False for padding; None = there is none.
+    """
+
+    total: Callable[..., jax.Array]
+    largest: Callable[..., jax.Array]
+    real: jax.Array | None = None
+
+    def counts(self, x: jax.Array) -> jax.Array:
+        """Values of each unit, without padding: fp32 `[1, down, across]`."""
+        real = jnp.ones((1, 1, 1, *x.shape[3:]), bool) if self.real is None else self.real
+        counts = jnp.sum(real.astype(jnp.float32), axis=(3, 4))
+        return jnp.broadcast_to(counts, (1, *x.shape[1:3]))
+
+    def unit_sums(self, x: jax.Array) -> jax.Array:
+        """Sum of each unit, without padding: `[L, down, across]`."""
+        return self.class_sums(x, jnp.zeros(x.shape, jnp.uint8), 1)[0][..., 0]
+
+    def class_sums(self, x: jax.Array, at: jax.Array, classes: int) -> tuple[jax.Array, jax.Array]:
+        """(sums, counts) of the values of each unit in each class, without padding.
+
+        Args:
+          x: fp32 `[L, down, across, height, width]`.
+          at: the class of each value, uint8; values of other numbers are left out.
+
+        Returns:
+          fp32 `[L, down, across, classes]` each. On CPUs, where compilers add in an order that
+          depends on the layout, values are added in the order of the unit.
+        """
+        if self.real is not None:
+            at = jnp.where(self.real, at, jnp.uint8(classes))
+        flat = (x.reshape(*x.shape[:3], -1), at.reshape(*x.shape[:3], -1))
+        in_turn = functools.partial(_in_turn, classes=classes)
+        return jax.lax.platform_dependent(
+            *flat, cpu=in_turn, default=functools.partial(_at_once, classes=classes)
+        )
+
+
+class UnitCodec(abc.ABC):
+    """Codes the units of a leaf; subclasses are frozen dataclasses.
+
+    A codec states how far a decoded value may be off, and keeps to that on both ways of payloads. A
+    unit that holds a value that is not finite comes as NaN, and its floats go out as NaN.
+
+    Attributes:
+      requantizable: whether a mean of decoded values may be encoded again, so that a two-shot
+        reduction makes sense.
+      reads_params: whether `encode` is given the weights that the values would change.
+    """
+
+    requantizable: ClassVar[bool] = True
+    reads_params: ClassVar[bool] = False
+
+    @property
+    @abc.abstractmethod
+    def name(self) -> str:
+        """Short label for tables."""
+
+    @property
+    @abc.abstractmethod
+    def unit(self) -> Unit:
+        """The largest unit; 1 x 1 = every value by itself."""
+
+    @abc.abstractmethod
+    def encode(self, x: jax.Array, matrix: Matrix, params: jax.Array | None = None) -> Payload:
+        """Payload of fp32 units `[L, down, across, height, width]`; params: weights cut alike."""
+
+    @abc.abstractmethod
+    def decode(self, payload: Payload, unit: tuple[int, int]) -> jax.Array:
+        """The values, fp32 `[L, down, across, *unit]`.
+
+        Arrays of a matrix may also come with an entry for each row or column of the grid.
+        """
+
+    def terms(self, payload: Payload, unit: tuple[int, int]) -> tuple[jax.Array, jax.Array | None]:
+        """(values, weights) of one region in the domain in which means are taken (`finish`).
+
+        Weights `None` = all 1: the mean is over the regions, and not over those who sent a value.
+        """
+        return self.decode(payload, unit), None
+
+    def finish(self, mean: jax.Array) -> jax.Array:
+        """From the domain in which means are taken to values."""
+        return mean
+
+    def sends_all(self, matrices: Shape) -> bool:
+        """Whether a codec that is meant to choose would send every value of this shape."""
+        del matrices
+        return False
+
+
+def fold(x: jax.Array, axis: int) -> jax.Array:
+    """Sum over one axis, which keeps length 1, in an order that the compiler cannot change."""
+    while (n := x.shape[axis]) > 1:
+        low, high, rest = jnp.split(x, [n // 2, n // 2 * 2], axis)
+        x = jnp.concatenate([low + high, rest], axis) if n % 2 else low + high
+    return x
+
+
+def reciprocal(x: jax.Array) -> jax.Array:
+    """1 / x for x >= 1e-36, else 0 (instead of inf); NaN for NaN."""
+    large = ~(x < SMALLEST)
+    return jnp.where(large, 1.0 / jnp.where(large, x, 1.0), 0.0)
+
+
+def largest_magnitude(x: jax.Array) -> jax.Array:
+    """max |x| over the last axis (from both ends: CPU compilers fuse those faster than |x|)."""
+    return jnp.maximum(jnp.max(x, axis=-1), -jnp.min(x, axis=-1))
+
+
+def _at_once(x: jax.Array, at: jax.Array, classes: int) -> tuple[jax.Array, jax.Array]:
+    hits = [at == number for number in range(classes)]
+    sums = [jnp.sum(jnp.where(hit, x, 0.0), axis=-1) for hit in hits]
+    counts = [jnp.sum(hit.astype(jnp.float32), axis=-1) for hit in hits]
+    return jnp.stack(sums, -1), jnp.stack(counts, -1)
+
+
+def _in_turn(x: jax.Array, at: jax.Array, classes: int) -> tuple[jax.Array, jax.Array]:
+    """Value after value of some units side by side: elementwise, for a CPU's vector units."""
+    *lead, width = x.shape
+    units = x.size // max(width, 1)
+    together = max(min(_TOGETHER, units), 1)
+    bands = -(-units // together)
+    missing = ((0, bands * together - units), (0, 0))
+    x, at = (jnp.pad(v.reshape(units, width), missing) for v in (x, at))
+    numbers = jnp.arange(classes, dtype=jnp.uint8)[:, None]
+
+    def one(given):
+        x_WxU, at_WxU = (v.T for v in given)
+
+        def add(i, carry):
+            sums, counts = carry
+            hit = numbers == at_WxU[i][None]
+            return sums + jnp.where(hit, x_WxU[i][None], 0.0), counts + hit.astype(jnp.float32)
+
+        zero = jnp.zeros((classes, together))
+        sums, counts = jax.lax.fori_loop(0, width, add, (zero, zero))
+        return sums.T, counts.T
+
+    cut = tuple(v.reshape(bands, together, width) for v in (x, at))
+    found = jax.lax.map(one, cut) if bands > 1 else one(tuple(v[0] for v in cut))
+    return tuple(v.reshape(-1, classes)[:units].reshape(*lead, classes) for v in found)
+
+
+__all__ = ["Matrix", "UnitCodec", "as_rounded", "fold", "largest_magnitude", "reciprocal"]
