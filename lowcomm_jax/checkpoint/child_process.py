@@ -1,8 +1,8 @@
-"""Runs Orbax outside a job of several processes, in a child of one of them.
+"""Lets Orbax write outside a job of several processes, in a child of one of them.
 
-Inside such a job Orbax synchronises all processes by collectives of the devices, at every save.
-Here each process writes its own part, or the leader all of it, beside the training and without
-waiting for a device.
+Inside such a job each save of Orbax 0.12.8 begins with collectives of the devices, whatever its
+options say, and processes but the first write no NumPy arrays. Here each process writes its own
+part, or the leader all of it, beside the training and without waiting for a device.
 """
 
 from __future__ import annotations

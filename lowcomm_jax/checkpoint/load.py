@@ -37,7 +37,6 @@ from etils import epath
 from lowcomm_jax.adloco.engine import AdaptiveEngine
 from lowcomm_jax.adloco.state import AdaptiveState
 from lowcomm_jax.checkpoint import store
-from lowcomm_jax.checkpoint.child_process import outside_job
 from lowcomm_jax.checkpoint.target import RestoreTarget, fill, make_target
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.mesh.arrays import host_form, key_kinds
@@ -106,9 +105,7 @@ def load(
       DamagedError: it cannot be read back as it was written.
       ValueError: it does not belong to this engine and config, with every difference.
     """
-    document = leader().broadcast_from_leader(
-        "document", lambda: outside_job(store.read_document, path)
-    )
+    document = leader().broadcast_from_leader("document", lambda: store.read_document(path))
     saved = store.saved_shapes(document)
     flights, plain = _saved_flights(document), engine.plain
     targets = {part: make_target(plain, params, records) for part, records in flights.items()}
@@ -128,9 +125,7 @@ def load(
     if problems:
         raise _refusal(path, problems)
     # By the leader for all: the others need not reach the folder.
-    arrays = leader().broadcast_from_leader(
-        "arrays", lambda: outside_job(store.read_arrays, path, document)
-    )
+    arrays = leader().broadcast_from_leader("arrays", lambda: store.read_arrays(path, document))
     for line in differing_fields(document["packages"], package_versions()):
         log.warning("%s: other packages, so perhaps not bit for bit: %s", path, line)
     states = {

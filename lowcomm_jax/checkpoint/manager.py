@@ -22,11 +22,10 @@ from lowcomm_jax.checkpoint.child_process import outside_job
 from lowcomm_jax.checkpoint.load import State, all_leaves, describe, load
 from lowcomm_jax.checkpoint.store import DamagedError
 from lowcomm_jax.engine import Engine
-from lowcomm_jax.mesh.arrays import fetch, fetch_boxes, host_form
+from lowcomm_jax.mesh.arrays import Box, fetch, fetch_boxes, host_form
 from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.refused import refuse
-from lowcomm_jax.state import leaves
 
 PyTree = Any
 Skipped = list[tuple[int, str]]
@@ -58,14 +57,10 @@ class Checkpoints:
 
     A checkpoint `<directory>/<step>/` holds
 
-    - `shared/`: anchor, outer states, states of the merge rule, change rates, frozen leaves,
-      counters;
-    - one `region_<i>/` per region: inner state, residuals, landing state, its column of the
-      counters, its payloads and snapshots in flight with their weight. Where every region has its
-      own, also anchor and outer state; where the region is a job, the residuals from before a send;
-    - JSON: format, package versions, config, extra, metrics, method, the steps of every fragment's
-      last send and landing, payloads in flight, the implementation of typed PRNG keys, the digest
-      of every array;
+    - `part_<i>/`: the arrays of the whole state, as far as process i has written them;
+    - `document.json`: package versions, config, extra, metrics, method, the steps of every
+      fragment's last send and landing, payloads in flight, the implementation of typed PRNG keys,
+      the digest of every array;
     - `metrics.json`: metrics that were added later.
 
     It appears under its name when it is complete.
@@ -140,6 +135,7 @@ class Checkpoints:
           TypeError: `extra`, `config` or `metrics` cannot be written as JSON.
           ValueError: the state was donated before, or the directory holds later checkpoints, of
             another run or another branch.
+          OSError: the step's folder cannot be made.
           Exception: whatever made the previous save fail.
         """
         state.refuse_donated()
@@ -153,16 +149,20 @@ class Checkpoints:
             )
         document = store.plain(describe(state, extra, config, metrics or {}, method))
         named = {name: host_form(x) for name, x in all_leaves(state.parts).items()}
-        if self._all_reach():
-            path = self.directory / str(step)
-            leader().broadcast_from_leader("parts", lambda: store.begin_parts(path))
+        shapes = {name: [np.dtype(x.dtype).name, list(x.shape)] for name, x in named.items()}
+        path = self.directory / str(step)
+        together = self._all_reach()
+        leader().broadcast_from_leader("begun", lambda: store.begin(path))
+        if together:
             boxes = fetch_boxes(named, leader().leads)
-            shapes = {k: [np.dtype(x.dtype).name, list(x.shape)] for k, x in named.items()}
-            self._pending = self._worker.submit(self._write_part, path, boxes, shapes, document)
         else:
             arrays = fetch(named, here=leader().leads)
-            if leader().leads:
-                self._pending = self._worker.submit(self._write, arrays, document)
+            boxes = {name: [Box((0,) * x.ndim, x)] for name, x in arrays.items()}
+        if together or leader().leads:
+            processes = leader().count if together else 1
+            self._pending = self._worker.submit(
+                self._write, path, processes, boxes, shapes, document
+            )
         if not self.asynchronous:
             self.wait()
 
@@ -187,9 +187,9 @@ class Checkpoints:
         leader().broadcast_from_leader("metrics", add)
 
     def _all_reach(self) -> bool:
-        """Whether this job is several processes, all of which can read the leader's files."""
+        """Whether all processes of this job can read the leader's files."""
         if leader().count == 1:
-            return False
+            return True
         if self._shared is None:
             token = leader().broadcast_from_leader("token", self._leave_token)
             seen = _appears(self.directory / token)
@@ -209,26 +209,23 @@ class Checkpoints:
         found = store.steps(self.directory)
         return [s for s in found if s > step and s not in self._damaged]
 
-    def _write(self, arrays: dict[str, np.ndarray], document: dict) -> None:
-        step = document["step"]
-        self.directory.mkdir(parents=True, exist_ok=True)
-        groups = leaves.split_by_region(arrays, document["regions"])
-        outside_job(store.write, self.directory / str(step), groups, document)
-        self._damaged.discard(step)
-        self._clean(step)
-
-    def _write_part(
-        self, path: epath.Path, boxes: dict[str, list], shapes: dict[str, list], document: dict
+    def _write(
+        self,
+        path: epath.Path,
+        processes: int,
+        boxes: dict[str, list[Box]],
+        shapes: dict[str, list],
+        document: dict,
     ) -> None:
         outside_job(store.write_part, path, leader().index, boxes)
         if not leader().leads:
             return
-        for process in range(1, leader().count):
+        for process in range(1, processes):
             while not store.has_part(path, process):
                 leader().check()
                 if self._lost_part.wait(_LOOK_EVERY_S):
                     return  # `wait` raises what made it fail
-        outside_job(store.seal_parts, path, leader().count, shapes, document)
+        store.seal(path, processes, shapes, document)
         self._damaged.discard(document["step"])
         self._clean(document["step"])
 
@@ -301,13 +298,11 @@ class Checkpoints:
         scores = {}
         for step in store.steps(self.directory):
             try:
-                score = outside_job(store.read_document, self._path(step))["metrics"].get(
-                    self.keep_best, math.nan
-                )
+                metrics = store.read_document(self._path(step))["metrics"]
             except DamagedError:
                 # `restore` names it when it comes to it.
                 continue
-            if not math.isnan(score):
+            if not math.isnan(score := metrics.get(self.keep_best, math.nan)):
                 scores[step] = score
         return min(scores, key=lambda s: (scores[s], -s), default=None)
 
@@ -320,7 +315,7 @@ class Checkpoints:
         """
         number = self.latest() if step is None else step
         return leader().broadcast_from_leader(
-            "document", lambda: outside_job(store.read_document, self._path(number))
+            "document", lambda: store.read_document(self._path(number))
         )
 
     def _path(self, step: int | None) -> epath.Path:
@@ -369,7 +364,7 @@ class Checkpoints:
         skipped: Skipped = [
             (number, f"{path}: the save was not finished")
             for number, path in reversed(left)
-            if path.name.startswith(f"{number}{store.TEMPORARY}")
+            if path.name.endswith(store.UNFINISHED)
         ]
         for number, path in reversed(wanted.items()):
             try:

@@ -1,13 +1,15 @@
 """One checkpoint on disk: written atomically, every array verified by its digest when read.
 
-Layout of `<step>/`: `shared/` and `region_<i>/` hold arrays, `document/` JSON (config, positions,
-payloads in flight, the digest of every array); all are Orbax checkpointables.
+`<step>/` holds
 
-Where several processes write together (`write_part`, `seal_parts`), `<step>/part_<i>/` holds the
-array parts on the devices of process i, and `<step>/sealed/` the document. Both are Orbax
-checkpoints. Any number of processes can read either layout.
+- `part_<i>/`: the boxes (parts of arrays) that process i has written, an Orbax checkpoint. A job of
+  one process writes whole arrays;
+- `document.json`: config, positions, payloads in flight; for every box its place in the array, its
+  type, shape and digest; and a digest of all that;
+- `metrics.json`: metrics that were measured after the checkpoint was written.
 
-`<step>/metrics.json` holds metrics that were measured after the checkpoint was written.
+`begin`, `write_part` and `seal` make a checkpoint; it has another name until it is sealed. Any
+number of processes can read it.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 import jax
@@ -35,29 +37,22 @@ import numpy as np
 from etils import epath
 from orbax.checkpoint import v1
 
+from lowcomm_jax import compat
 from lowcomm_jax.mesh.arrays import Box
-from lowcomm_jax.state import leaves
 
 Arrays = dict[str, np.ndarray]
-Groups = dict[str, Arrays]
 
 log = logging.getLogger(__name__)
 _QUIET = threading.Lock()
 
-_GROUPS = "groups"  # the layout of what one process has written
-_PARTS = "parts"  # and of what several have written together
-DOCUMENT = "document"
-COMMITTED = "commit_success.txt"
+DOCUMENT = "document.json"
+METRICS = "metrics.json"
+ARRAYS = "arrays"
+UNFINISHED = ".unfinished"
 REPLACED = ".replaced"
 DELETED = ".deleted"
-SEALED = "sealed"
-METRICS = "metrics.json"
-BOXES = "boxes"
-TEMPORARY = ".orbax-checkpoint-tmp"
 _STEP = re.compile(r"(\d+)(\.replaced)?")
-_LEFTOVER = re.compile(
-    rf"(\d+)({re.escape(TEMPORARY)}.*|{re.escape(REPLACED)}|{re.escape(DELETED)})"
-)
+_LEFTOVER = re.compile(r"(\d+)(\.unfinished|\.replaced)?(\.deleted)?")
 
 
 class DamagedError(Exception):
@@ -81,47 +76,257 @@ def plain(value: Any) -> Any:
     return json.loads(json.dumps(value))
 
 
-def _digest_of(document: dict) -> str:
-    return digest(json.dumps(document, sort_keys=True).encode())
+# -- writing one step --------------------------------------------------------------------------
 
 
-# -- one step ---------------------------------------------------------------------------------
+def begin(path: epath.Path) -> None:
+    """Make an empty folder for a step's parts; deletes files of an interrupted save.
 
-
-def write(path: epath.Path, groups: Groups, document: dict) -> None:
-    """Write `<step>/` under a temporary name and rename it when it is complete.
-
-    An older checkpoint of the same step stays readable until the new one is.
+    Raises:
+      OSError: it cannot be made.
     """
-    index = {group: _index(found) for group, found in groups.items()}
-    document = {"layout": _GROUPS, **document, "arrays": index}
-    older = _put_aside(path)
-    # Orbax writes no empty arrays; their shape in the document is all there is to them.
-    filled = {g: {k: x for k, x in found.items() if x.size} for g, found in groups.items()}
-    _save(path, document, filled)
-    remove(older)
+    folder = unfinished(path)
+    if folder.exists():
+        folder.rmtree()
+    folder.mkdir(parents=True)
 
 
-def _put_aside(path: epath.Path) -> epath.Path:
-    """Rename the older checkpoint of a step, if there is one; returns its new name."""
-    older = path.with_name(path.name + REPLACED)
-    if path.exists():
-        remove(older)
-        path.rename(older)
-    return older
+def unfinished(path: epath.Path) -> epath.Path:
+    """Where a step lies before it is sealed."""
+    return path.with_name(path.name + UNFINISHED)
 
 
-def _save(path: epath.Path, document: dict, groups: Groups) -> None:
-    """Write one Orbax checkpoint.
+def write_part(path: epath.Path, process: int, boxes: dict[str, list[Box]]) -> None:
+    """Write one process's part of a step that has begun.
 
     Raises:
       OSError, ValueError: it cannot be written; raised within seconds, and nothing else is printed.
     """
-    sealed = {"content": document, "digest": _digest_of(document)}
+    index, filled = {}, {}
+    for name, found in boxes.items():
+        index[name] = [[list(first), x.dtype.name, list(x.shape), digest(x)] for first, x in found]
+        # Orbax writes no empty arrays; their shape in the index is all there is to them.
+        filled |= {_key(name, i): x for i, (_, x) in enumerate(found) if x.size}
+    part = _part(unfinished(path), process)
+    if filled:
+        _save(part, filled)
+    _write_sealed(_index_of(part), index)
+
+
+def has_part(path: epath.Path, process: int) -> bool:
+    """Whether a process has written its part of a step that is not sealed yet."""
+    return _index_of(_part(unfinished(path), process)).exists()
+
+
+def seal(path: epath.Path, processes: int, arrays: dict[str, list], document: dict) -> None:
+    """Make the parts of all processes the checkpoint `<step>/`.
+
+    An older checkpoint of the same step stays readable until the new one is.
+
+    Args:
+      arrays: name -> [dtype, shape] of every array, whole.
+
+    Raises:
+      DamagedError: a part is missing or damaged, or together they do not fill an array.
+    """
+    folder = unfinished(path)
+    index = {name: [dtype, list(shape), []] for name, (dtype, shape) in arrays.items()}
+    files = [_index_of(_part(folder, process)) for process in range(processes)]
+    for process, file in enumerate(files):
+        for name, boxes in _read_sealed(file).items():
+            index[name][2] += [[process, i, *box] for i, box in enumerate(boxes)]
+    for name, (_, shape, boxes) in index.items():
+        held = sum(math.prod(box_shape) for *_, box_shape, _ in boxes)
+        if held != math.prod(shape):
+            raise DamagedError(f"{folder}: {name}: {held} of {math.prod(shape)} elements written")
+    _write_sealed(folder / DOCUMENT, {**document, "arrays": index})
+    for file in files:  # all they say is in the document
+        file.unlink()
+    older = path.with_name(path.name + REPLACED)
+    if path.exists():
+        remove(older)
+        path.rename(older)
+    folder.rename(path)
+    remove(older)
+
+
+def add_metrics(path: epath.Path, metrics: dict[str, float]) -> None:
+    """Write metrics beside a complete checkpoint, atomically; of the same name the new one counts.
+
+    Raises:
+      OSError: the file cannot be written; the checkpoint is as it was.
+    """
+    _write_json(path / METRICS, {**_added_metrics(path), **metrics})
+
+
+def _part(folder: epath.Path, process: int) -> epath.Path:
+    return folder / f"part_{process}"
+
+
+def _index_of(part: epath.Path) -> epath.Path:
+    """The file that says what a part holds; written when the part is complete."""
+    return part.with_name(f"{part.name}.json")
+
+
+def _key(name: str, box: int) -> str:
+    return f"{name}@{box}"
+
+
+def _write_sealed(file: epath.Path, content: dict) -> None:
+    _write_json(file, {"content": content, "digest": _digest_of(content)})
+
+
+def _write_json(file: epath.Path, value: Any) -> None:
+    beside = file.with_name(f"{file.name}.new")
+    beside.write_text(json.dumps(value))
+    beside.replace(file)
+
+
+def _digest_of(content: dict) -> str:
+    return digest(json.dumps(content, sort_keys=True).encode())
+
+
+# -- reading one step --------------------------------------------------------------------------
+
+
+def read_document(path: epath.Path) -> dict:
+    """Read and verify the document of a checkpoint; its metrics include those added later.
+
+    Raises:
+      DamagedError: there is none, its digest differs, or it is that of another step.
+    """
+    document = checked(_read_sealed(path / DOCUMENT), str(path))
+    name = _STEP.fullmatch(path.name)
+    if name and document["step"] != int(name[1]):
+        raise DamagedError(
+            f"{path}: it was written at step {document['step']}, and renamed or copied here"
+        )
+    document["metrics"] = {**document.get("metrics", {}), **_added_metrics(path)}
+    return document
+
+
+def _added_metrics(path: epath.Path) -> dict[str, float]:
+    """Metrics added later. A damaged file is none: the checkpoint is whole without it."""
+    file = path / METRICS
+    if not file.exists():
+        return {}
+    try:
+        return msgspec.convert(json.loads(file.read_bytes()), type=dict[str, Any])
+    except (ValueError, RecursionError) as error:
+        log.warning("%s is damaged, and its metrics do not count: %s", file, error)
+        return {}
+
+
+def _read_sealed(file: epath.Path) -> dict:
+    """The content of a file of `_write_sealed`.
+
+    Raises:
+      DamagedError: it is missing, cannot be read, or differs from its digest.
+    """
+    try:
+        sealed = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        raise DamagedError(f"{file} is missing") from None
+    except OSError as error:
+        raise DamagedError(f"{file} cannot be read ({type(error).__name__})") from None
+    except (ValueError, RecursionError):
+        raise DamagedError(f"{file} cannot be read") from None
+    if not isinstance(sealed, dict) or sealed.keys() != {"content", "digest"}:
+        raise DamagedError(f"{file} is not of a checkpoint")
+    if sealed["digest"] != _digest_of(sealed["content"]):
+        raise DamagedError(f"{file} differs from its digest")
+    return sealed["content"]
+
+
+def checked(document: Any, where: str) -> dict:
+    """A checkpoint's document whose fields are what readers take them for.
+
+    Its digest tells of damage, not of who wrote it.
+
+    Raises:
+      DamagedError: it lacks a field, or one is of another kind.
+    """
+    try:
+        for dtype, _, boxes in msgspec.convert(document, _Document).arrays.values():
+            for one in (dtype, *(box[3] for box in boxes)):
+                jnp.dtype(one)
+    except (ValueError, TypeError) as error:
+        raise DamagedError(f"{where}: the document is not one of a checkpoint ({error})") from None
+    return document
+
+
+_Size = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+
+
+class _Flight(msgspec.Struct):
+    """What is read of a payload in flight; its record has more."""
+
+    key: str
+    fragment: int
+
+
+class _Document(msgspec.Struct, kw_only=True):
+    """What is read of a checkpoint's document; it has more.
+
+    Attributes:
+      arrays: (dtype, shape, boxes) by name; a box has process, number, start, dtype, shape, digest.
+    """
+
+    step: _Size
+    regions: _Size
+    in_flight: list[_Flight] = []
+    metrics: dict[str, Any] = {}
+    keys: dict[str, str] = {}
+    arrays: dict[
+        str,
+        tuple[str, list[_Size], list[tuple[_Size, _Size, list[_Size], str, list[_Size], str]]],
+    ]
+
+
+def saved_shapes(document: dict) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes of the arrays that `read_arrays` returns."""
+    return {
+        name: jax.ShapeDtypeStruct(tuple(shape), np.dtype(dtype))
+        for name, (dtype, shape, _) in document["arrays"].items()
+    }
+
+
+def read_arrays(path: epath.Path, document: dict) -> Arrays:
+    """Read every array of the whole state and compare it with its digests.
+
+    Raises:
+      DamagedError: naming an array that is missing, altered or cannot be read.
+    """
+    index = document["arrays"]
+    filled: dict[int, list[str]] = {}
+    for name, (_, _, boxes) in index.items():
+        for process, i, _, _, shape, _ in boxes:
+            if 0 not in shape:
+                filled.setdefault(process, []).append(_key(name, i))
+    found = {process: _load(_part(path, process), keys) for process, keys in filled.items()}
+    whole = {}
+    for name, (dtype, shape, boxes) in index.items():
+        whole[name] = np.empty(shape, dtype)
+        for process, i, first, box_dtype, box_shape, expected in boxes:
+            if 0 in box_shape:
+                continue
+            array = found[process][_key(name, i)]
+            same = array.dtype.name == box_dtype and list(array.shape) == box_shape
+            if not same or digest(array) != expected:
+                part = _part(path, process)
+                raise DamagedError(f"{part}: {name} at {first} differs from its digest")
+            whole[name][tuple(slice(a, a + n) for a, n in zip(first, box_shape))] = array
+    return whole
+
+
+# -- Orbax -------------------------------------------------------------------------------------
+
+
+def _save(part: epath.Path, arrays: Arrays) -> None:
     before = sys.unraisablehook
     sys.unraisablehook = functools.partial(_unless_loop_closed, before)
     with _context():
-        v1.save_checkpointables(path, {DOCUMENT: sealed, **groups})
+        v1.save_checkpointables(part, {ARRAYS: arrays})
     sys.unraisablehook = before  # after a failure its threads may still come
 
 
@@ -148,210 +353,51 @@ for _name in ("absl", "asyncio"):
 
 
 def _context() -> v1.Context:
-    """Orbax settings under which the document is JSON, not a pytree.
+    """Settings of Orbax: it waits for no other process, and copies no array once more.
 
     Directories are made first: else threads of Orbax wait 300 s for one that cannot be made.
     """
     context = v1.Context()
+    context.multiprocessing.primary_host = compat.process_index()
+    context.multiprocessing.active_processes = {compat.process_index()}
     context.asynchronous.create_directories_asynchronously = False
-    context.checkpointables.registry = v1.handlers.local_registry()
-    context.checkpointables.registry.add(v1.handlers.JsonHandler, checkpointable_name=DOCUMENT)
+    context.memory.deepcopy_host_arrays = False
+    context.pytree.loading.partial_load = True
     return context
 
 
-def _index(arrays: Arrays) -> dict[str, list]:
-    return {name: _entry(x) for name, x in arrays.items()}
-
-
-def _entry(x: np.ndarray) -> list:
-    return [x.dtype.name, list(x.shape), digest(x)]
-
-
-def read_document(path: epath.Path) -> dict:
-    """Read and verify the document of a checkpoint; its metrics include those added later.
+def _load(part: epath.Path, keys: list[str]) -> Arrays:
+    """These arrays of a part.
 
     Raises:
-      DamagedError: there is none, its digest differs, or it is that of another step.
+      DamagedError: naming the first that cannot be read; what Orbax says is logged for debugging.
     """
-    document = _read_document(path / SEALED if (path / SEALED).exists() else path)
-    checked(document, str(path))
-    name = _STEP.fullmatch(path.name)
-    if name and document["step"] != int(name[1]):
-        raise DamagedError(
-            f"{path}: it was written at step {document['step']}, and renamed or copied here"
-        )
-    document["metrics"] = {**document.get("metrics", {}), **_added_metrics(path)}
-    return document
-
-
-def add_metrics(path: epath.Path, metrics: dict[str, float]) -> None:
-    """Write metrics beside a complete checkpoint, atomically; of the same name the new one counts.
-
-    Raises:
-      OSError: the file cannot be written; the checkpoint is as it was.
-    """
-    beside = path / f"{METRICS}.new"
-    beside.write_text(json.dumps({**_added_metrics(path), **metrics}))
-    beside.replace(path / METRICS)
-
-
-def _added_metrics(path: epath.Path) -> dict[str, float]:
-    """Metrics added later. A damaged file is none: the checkpoint is whole without it."""
-    file = path / METRICS
-    if not file.exists():
-        return {}
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
-    except (msgspec.MsgspecError, RecursionError) as error:
-        log.warning("%s is damaged, and its metrics do not count: %s", file, error)
-        return {}
-
-
-def _read_document(path: epath.Path) -> dict:
-    if not (path / COMMITTED).exists():
-        raise DamagedError(f"{path}: the save was never committed ({COMMITTED} is missing)")
-    sealed = _decode(path, [DOCUMENT])[DOCUMENT]
-    if not isinstance(sealed, dict) or sealed.keys() != {"content", "digest"}:
-        raise DamagedError(f"{path}: the document is not one of a checkpoint")
-    if sealed["digest"] != _digest_of(sealed["content"]):
-        raise DamagedError(f"{path}: the document differs from its digest")
-    return sealed["content"]
-
-
-def checked(document: Any, where: str) -> dict:
-    """A checkpoint's document whose fields are what readers take them for.
-
-    Its digest tells of damage, not of who wrote it.
-
-    Raises:
-      DamagedError: it lacks a field, or one is of another kind.
-    """
-    try:
-        found = msgspec.convert(document, _InGroups | _InParts)
-        if isinstance(found, _InGroups):
-            if not {leaves.SHARED, leaves.region_group(0)} <= found.arrays.keys():
-                raise ValueError("no group of all regions, or none of the first")
-            dtypes = [dtype for group in found.arrays.values() for dtype, *_ in group.values()]
-        else:
-            dtypes = [dtype for dtype, *_ in found.arrays.values()]
-            dtypes += [box[3] for *_, boxes in found.arrays.values() for box in boxes]
-        for dtype in dtypes:
-            jnp.dtype(dtype)
-    except (ValueError, TypeError) as error:
-        raise DamagedError(f"{where}: the document is not one of a checkpoint ({error})") from None
-    return document
-
-
-_Size = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-
-
-class _Flight(msgspec.Struct):
-    """What is read of a payload in flight; its record has more."""
-
-    key: str
-    fragment: int
-
-
-class _Document(msgspec.Struct, tag_field="layout"):
-    """What is read of a checkpoint's document; it has more."""
-
-    step: _Size
-    regions: _Size
-    in_flight: list[_Flight] = []
-    metrics: dict[str, Any] = {}
-    keys: dict[str, str] = {}
-
-
-class _InGroups(_Document, tag=_GROUPS, kw_only=True):
-    """Arrays (dtype, shape, digest) by group, which are those of all regions and of each."""
-
-    arrays: dict[str, dict[str, tuple[str, list[_Size], str]]]
-
-
-class _InParts(_Document, tag=_PARTS, kw_only=True):
-    """Arrays (dtype, shape, boxes) by name; a box has process, number, start, and an entry."""
-
-    arrays: dict[
-        str,
-        tuple[str, list[_Size], list[tuple[_Size, _Size, list[_Size], str, list[_Size], str]]],
-    ]
-
-
-def saved_shapes(document: dict) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes of the arrays that `read_arrays` returns."""
-    if document["layout"] == _GROUPS:
-        return leaves.saved_shapes(document["arrays"])
-    return {
-        name: jax.ShapeDtypeStruct(tuple(shape), np.dtype(dtype))
-        for name, (dtype, shape, _) in document["arrays"].items()
-    }
-
-
-def read_arrays(path: epath.Path, document: dict) -> Arrays:
-    """Read every array of the whole state and compare it with its digest.
-
-    Raises:
-      DamagedError: naming the first array that is missing or altered.
-    """
-    if document["layout"] == _GROUPS:
-        return _read_groups(path, document)
-    return _read_parts(path, document)
-
-
-def _read_groups(path: epath.Path, document: dict) -> Arrays:
-    index = document["arrays"]
-    found = _decode(path, index)
-    groups: Groups = {}
-    for group, entries in index.items():
-        groups[group] = {}
-        for name, (dtype, shape, expected) in entries.items():
-            where = f"{path}: {group}: {name}"
-            groups[group][name] = _verified(found[group].get(name), dtype, shape, expected, where)
-    return leaves.gather(groups)
-
-
-def _verified(
-    array: np.ndarray | None, dtype: str, shape: list[int], expected: str, where: str
-) -> np.ndarray:
-    if 0 in shape:
-        array = np.zeros(shape, dtype)
-    if array is None:
-        raise DamagedError(f"{where} is missing")
-    if array.dtype.name != dtype or list(array.shape) != shape or digest(array) != expected:
-        raise DamagedError(f"{where} differs from its digest")
-    return array
-
-
-def _decode(path: epath.Path, names: Iterable[str]) -> dict[str, Any]:
-    """Load some checkpointables as they were saved.
-
-    Raises:
-      DamagedError: naming the first that cannot be loaded; what Orbax says is logged for debugging.
-    """
-    names = list(names)
+    if not part.exists():
+        raise DamagedError(f"{part} is missing")
     with _quiet():
-        found = _load(path, names)
+        found = _arrays_or_reason(part, keys)
         if isinstance(found, dict):
             return found
-        alone = {name: _load(path, [name]) for name in names}
+        what = f"{part}: its arrays cannot be read at once{found}"
+        for key in keys:
+            if isinstance(alone := _arrays_or_reason(part, [key]), str):
+                what = f"{part}: {key.rpartition('@')[0]} cannot be read{alone}"
+                break
         _retrieve_failed_tasks()
         gc.collect()
-    for name, of in alone.items():
-        if isinstance(of, str):
-            how = f"cannot be read{of}" if (path / name).exists() else "is missing"
-            raise DamagedError(f"{path}: {name} {how}")
-    raise DamagedError(f"{path}: {', '.join(names)} could not be read at once{found}")
+    raise DamagedError(what)
 
 
-def _load(path: epath.Path, names: list[str]) -> dict[str, Any] | str:
-    """Some checkpointables; where Orbax cannot load them, what the machine said, or nothing."""
+def _arrays_or_reason(part: epath.Path, keys: list[str]) -> Arrays | str:
+    """Some arrays; where Orbax cannot load them, what the machine said, or nothing."""
     try:
         with _context():
-            return v1.load_checkpointables(path, dict.fromkeys(names))
+            wanted = {ARRAYS: dict.fromkeys(keys, np.ndarray)}
+            return v1.load_checkpointables(part, wanted)[ARRAYS]
     except Exception as error:
         # A damaged file can make the decoders below raise anything at all. Text only: the error
         # keeps coroutines alive.
-        log.debug("%s: %s", path, "".join(traceback.format_exception(error)))
+        log.debug("%s: %s", part, "".join(traceback.format_exception(error)))
         machine = isinstance(error, OSError | MemoryError)
         return f" ({type(error).__name__})" if machine else ""
 
@@ -388,89 +434,6 @@ def _quiet() -> Iterator[None]:
         finally:
             logger.setLevel(level)
             sys.unraisablehook = hook
-
-
-# -- one step, written by several processes ----------------------------------------------------
-
-
-def parts_of(path: epath.Path) -> epath.Path:
-    """Where processes write their parts of a step, before it is sealed."""
-    return path.with_name(f"{path.name}{TEMPORARY}-parts")
-
-
-def begin_parts(path: epath.Path) -> None:
-    """Make an empty folder for a step's parts; deletes files of an interrupted save."""
-    parts = parts_of(path)
-    if parts.exists():
-        parts.rmtree()
-    parts.mkdir(parents=True)
-
-
-def write_part(path: epath.Path, process: int, boxes: dict[str, list[Box]]) -> None:
-    """Write one process's part of a step; parts are collected in `parts_of(path)`."""
-    index, filled = {}, {}
-    for name, found in boxes.items():
-        index[name] = [[list(box.first), *_entry(box.values)] for box in found]
-        filled |= {_key(name, i): box.values for i, box in enumerate(found) if box.values.size}
-    _save(_part(parts_of(path), process), {"boxes": index}, {BOXES: filled} if filled else {})
-
-
-def has_part(path: epath.Path, process: int) -> bool:
-    """Whether a process has written its part of a step that is not sealed yet."""
-    return (_part(parts_of(path), process) / COMMITTED).exists()
-
-
-def seal_parts(path: epath.Path, processes: int, arrays: dict[str, list], document: dict) -> None:
-    """Make the parts of all processes the checkpoint `<step>/`.
-
-    Args:
-      arrays: name -> [dtype, shape] of every array, whole.
-
-    Raises:
-      DamagedError: a part is missing or damaged, or together they do not fill an array.
-    """
-    parts = parts_of(path)
-    index = {name: [dtype, list(shape), []] for name, (dtype, shape) in arrays.items()}
-    for process in range(processes):
-        for name, boxes in _read_document(_part(parts, process))["boxes"].items():
-            index[name][2] += [[process, i, *box] for i, box in enumerate(boxes)]
-    for name, (_, shape, boxes) in index.items():
-        held = sum(math.prod(box_shape) for *_, box_shape, _ in boxes)
-        if held != math.prod(shape):
-            raise DamagedError(f"{parts}: {name}: {held} of {math.prod(shape)} elements written")
-    _save(parts / SEALED, {"layout": _PARTS, **document, "arrays": index}, {})
-    older = _put_aside(path)
-    parts.rename(path)
-    remove(older)
-
-
-def _part(folder: epath.Path, process: int) -> epath.Path:
-    return folder / f"part_{process}"
-
-
-def _key(name: str, box: int) -> str:
-    return f"{name}@{box}"
-
-
-def _read_parts(path: epath.Path, document: dict) -> Arrays:
-    index = document["arrays"]
-    parts = {box[0] for _, _, boxes in index.values() for box in boxes}
-    found = {process: _read_boxes(_part(path, process)) for process in sorted(parts)}
-    whole = {}
-    for name, (dtype, shape, boxes) in index.items():
-        whole[name] = np.empty(shape, dtype)
-        for process, i, first, box_dtype, box_shape, expected in boxes:
-            where = f"{_part(path, process)}: {name} at {first}"
-            array = found[process].get(_key(name, i))
-            span = tuple(slice(a, a + n) for a, n in zip(first, box_shape))
-            whole[name][span] = _verified(array, box_dtype, box_shape, expected, where)
-    return whole
-
-
-def _read_boxes(part: epath.Path) -> Arrays:
-    boxes = _read_document(part)["boxes"]
-    filled = any(0 not in shape for found in boxes.values() for _, _, shape, _ in found)
-    return _decode(part, [BOXES])[BOXES] if filled else {}
 
 
 # -- a directory of steps ---------------------------------------------------------------------

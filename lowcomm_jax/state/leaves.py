@@ -1,14 +1,9 @@
-"""The names of the training state's arrays, and their split into `shared` and `region_<i>`.
+"""The names of the training state's arrays.
 
 `state_leaves` gives the whole state as a flat dict `name -> array`, `flight_records` a JSON record
 of each payload in flight. Names are paths in `TrainState`, such as `inner/opt/0/mu/a` or
 `in_flight/1@8/payload/b`.
 With several trainers all names start with the trainer's, `trainer_<i>/inner/params/a`.
-
-`split_by_region` puts everything with a region axis into `region_<i>/`. That is inner state,
-residuals, landing state, payloads in flight (of channels, too), the anchor as received, and the
-region's column of the counters. With R > 1 it is also anchors and outer states of methods that keep
-one per region. The rest goes to `shared/`. `gather` is its inverse.
 """
 
 from __future__ import annotations
@@ -26,7 +21,6 @@ from lowcomm_jax.state.train_state import TrainState
 
 PyTree = Any
 Named = dict[str, Any]
-SHARED = "shared"
 
 # Axis along which the leaves under a prefix are stacked over regions; None: no region axis.
 # `anchor` and `outer` carry an axis of their own, 1 or R long. `in_flight` holds stacked arrays,
@@ -75,11 +69,6 @@ def region_axis(name: str) -> int | None:
     """Region axis of a leaf of the whole state."""
     own = own_name(name)
     return REGION_AXIS[own] if own in REGION_AXIS else REGION_AXIS[field_of(own)]
-
-
-def region_group(region: int) -> str:
-    """Name of a region's part of the checkpoint."""
-    return f"region_{region}"
 
 
 def region_count(state: TrainState) -> int:
@@ -143,44 +132,3 @@ def _spec(leaf: Any) -> list:
     """Mesh axes of every dimension; replicated when the array lies on no named mesh."""
     spec = leaf.sharding.spec if isinstance(leaf.sharding, NamedSharding) else ()
     return [list(axes) if isinstance(axes, tuple) else axes for axes in spec]
-
-
-def split_by_region(named: dict[str, np.ndarray], regions: int) -> dict[str, dict[str, np.ndarray]]:
-    """Split whole arrays into the groups `shared` and `region_<i>`."""
-    groups: dict[str, dict] = {SHARED: {}, **{region_group(r): {} for r in range(regions)}}
-    for name, array in named.items():
-        axis = region_axis(name)
-        if field_of(name) in ANCHORED and array.shape[0] == regions > 1:
-            axis = 0
-        if axis is None:
-            groups[SHARED][name] = array
-            continue
-        for r, part in enumerate(np.moveaxis(array, axis, 0)):
-            groups[region_group(r)][name] = np.asarray(part)
-    return groups
-
-
-def gather(groups: dict[str, dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Put the split arrays together again; inverse of `split_by_region`."""
-    named = dict(groups[SHARED])
-    regions = len(groups) - 1
-    for name in groups[region_group(0)]:
-        parts = [groups[region_group(r)][name] for r in range(regions)]
-        named[name] = np.stack(parts, axis=region_axis(name) or 0)
-    return named
-
-
-def saved_shapes(index: dict[str, dict[str, list]]) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes of the whole state's arrays from a document's `arrays`."""
-
-    def shape_of(entry: list, insert: int | None) -> jax.ShapeDtypeStruct:
-        dtype, shape, _ = entry
-        whole = list(shape)
-        if insert is not None:
-            whole.insert(insert, len(index) - 1)
-        return jax.ShapeDtypeStruct(tuple(whole), np.dtype(dtype))
-
-    named = {name: shape_of(entry, None) for name, entry in index[SHARED].items()}
-    for name, entry in index[region_group(0)].items():
-        named[name] = shape_of(entry, region_axis(name) or 0)
-    return named

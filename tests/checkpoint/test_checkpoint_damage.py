@@ -14,7 +14,7 @@ import pytest
 from checkpoint.checkpoint_cases import assert_same, bf16_params, make_engine, values
 
 from lowcomm_jax.checkpoint import Checkpoints, DamagedError, store
-from lowcomm_jax.state import leaves
+from lowcomm_jax.mesh.arrays import Box
 
 ENGINE = "local_sgd"
 
@@ -70,24 +70,24 @@ def flip(path, position):
 
 
 DAMAGE = {
-    "flipped bytes": lambda step: [flip_middle(p) for p in data_files(step / "region_1")],
-    "truncated": lambda step: os.truncate(largest(step / "shared"), 100),
-    "deleted file": lambda step: (step / "region_2" / "manifest.ocdbt").unlink(),
-    "deleted region": lambda step: shutil.rmtree(step / "region_0"),
-    "not committed": lambda step: (step / "commit_success.txt").unlink(),
-    "no document": lambda step: shutil.rmtree(step / "document"),
+    "flipped bytes": lambda step: [flip_middle(p) for p in data_files(step / "part_0")],
+    "truncated": lambda step: os.truncate(largest(step / "part_0"), 100),
+    "deleted file": lambda step: (step / "part_0" / store.ARRAYS / "manifest.ocdbt").unlink(),
+    "deleted part": lambda step: shutil.rmtree(step / "part_0"),
+    "no document": lambda step: (step / "document.json").unlink(),
+    "half a document": lambda step: os.truncate(step / "document.json", 100),
     "empty": lambda step: [shutil.rmtree(p) if p.is_dir() else p.unlink() for p in step.iterdir()],
 }
 
 
 DAMAGED = {
-    "flipped bytes": "region_1 cannot be read",
-    "truncated": "shared cannot be read",
-    "deleted file": "region_2 cannot be read",
-    "deleted region": "region_0 is missing",
-    "not committed": "commit_success.txt is missing",
-    "no document": "document is missing",
-    "empty": "commit_success.txt is missing",
+    "flipped bytes": "part_0: inner/params/a cannot be read",
+    "truncated": "part_0: inner/params/a cannot be read",
+    "deleted file": "part_0: inner/params/a cannot be read",
+    "deleted part": "part_0 is missing",
+    "no document": "document.json is missing",
+    "half a document": "document.json cannot be read",
+    "empty": "document.json is missing",
 }
 
 SILENT = """
@@ -122,22 +122,22 @@ def test_what_the_machine_said_is_told(copied, monkeypatch):
     _, directory, _ = copied
     load = store.v1.load_checkpointables
 
-    def denied(path, names):
-        if "region_1" in names:
+    def denied(path, wanted):
+        if "anchor/b@0" in wanted[store.ARRAYS]:
             raise PermissionError(13, "Permission denied", "some/file")
-        return load(path, names)
+        return load(path, wanted)
 
     document = store.read_document(directory / "5")
     monkeypatch.setattr(store.v1, "load_checkpointables", denied)
-    with pytest.raises(DamagedError, match=r"region_1 cannot be read \(PermissionError\)"):
+    with pytest.raises(DamagedError, match=r"anchor/b cannot be read \(PermissionError\)"):
         store.read_arrays(directory / "5", document)
 
 
 @pytest.mark.parametrize(
-    "damage,item,tasks",
-    [("deleted file", 2, "dropped"), ("deleted file", 2, "held"), ("flipped bytes", 1, "dropped")],
+    "damage,tasks",
+    [("deleted file", "dropped"), ("deleted file", "held"), ("flipped bytes", "dropped")],
 )
-def test_a_damaged_file_is_one_line_on_the_terminal(copied, damage, item, tasks):
+def test_a_damaged_file_is_one_line_on_the_terminal(copied, damage, tasks):
     """Without the filters of this file: no words of Orbax, asyncio or Python's warnings.
 
     Failed tasks may be dropped late, when nothing is silenced any more.
@@ -147,7 +147,7 @@ def test_a_damaged_file_is_one_line_on_the_terminal(copied, damage, item, tasks)
     paths = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     command = [sys.executable, "-c", SILENT, str(directory / "5"), tasks]
     ran = subprocess.run(command, env=paths, capture_output=True, text=True)
-    assert ran.stdout == f"{directory / '5'}: region_{item} cannot be read\n"
+    assert ran.stdout == f"{directory / '5' / DAMAGED[damage]}\n"
     for word in ("never awaited", "Task exception", "Failed to load", "orbax"):
         assert word not in ran.stderr, ran.stderr
 
@@ -168,25 +168,24 @@ def test_damaged_is_named_and_the_previous_one_used(copied, caplog, damage):
         assert len(reason) < len(str(directory)) + 100 and "Error" not in reason
         assert DAMAGED[damage] in reason
         assert "Task exception" not in caplog.text
-        with pytest.raises(DamagedError, match="/5:"):
+        with pytest.raises(DamagedError, match="/5/"):
             checkpoints.restore(engine, bf16_params(), step=5)
 
 
-def without_arrays(document):
-    return {key: value for key, value in document.items() if key != "arrays"}
+def rewrite(path, arrays, document):
+    """A checkpoint of these arrays, written as a job of one process does."""
+    shapes = {name: [x.dtype.name, list(x.shape)] for name, x in arrays.items()}
+    store.begin(path)
+    store.write_part(path, 0, {name: [Box((0,) * x.ndim, x)] for name, x in arrays.items()})
+    store.seal(path, 1, shapes, {key: document[key] for key in document if key != "arrays"})
 
 
 def test_every_flipped_byte_is_found_or_harmless(saved, tmp_path):
-    """One byte of every file, early, in the middle and late: never other numbers in silence.
-
-    Of one region: the files of the others are of the same kinds.
-    """
+    """One byte of every file, early, in the middle and late: never other numbers in silence."""
     _, directory, _ = saved
-    whole, step = store.epath.Path(directory / "5"), tmp_path / "5"
-    document = store.read_document(whole)
-    groups = leaves.split_by_region(store.read_arrays(whole, document), document["regions"])
+    step = tmp_path / "5"
+    shutil.copytree(directory / "5", step)
     path = store.epath.Path(step)
-    store.write(path, {g: groups[g] for g in ("shared", "region_0")}, without_arrays(document))
     good = store.read_arrays(path, store.read_document(path))
     found = 0
     for file in [f for f in files(step) if f.stat().st_size]:
@@ -210,23 +209,21 @@ def test_altered_number_is_found_by_its_digest(saved, tmp_path):
     _, directory, _ = saved
     path = store.epath.Path(directory / "5")
     document = store.read_document(path)
-    groups = leaves.split_by_region(store.read_arrays(path, document), document["regions"])
-    groups["region_1"]["inner/params/a"] = altered = groups["region_1"]["inner/params/a"].copy()
-    altered[1, 2] += np.float32(1e-6)
-    index = document["arrays"]
+    arrays = store.read_arrays(path, document)
+    arrays["inner/params/a"][1, 1, 2] += np.float32(1e-6)
     other = store.epath.Path(tmp_path / "5")
-    store.write(other, groups, without_arrays(document))
-    with pytest.raises(DamagedError, match="region_1: inner/params/a differs from its digest"):
-        store.read_arrays(other, {**document, "arrays": index})
-    file = other / "document" / "data.json"
+    rewrite(other, arrays, document)
+    with pytest.raises(DamagedError, match=r"part_0: inner/params/a at .* differs from its digest"):
+        store.read_arrays(other, document)
+    file = other / "document.json"
     text = file.read_text()
     file.write_text(text.replace('"lr": 0.1', '"lr": 0.2'))
     assert json.loads(text) != json.loads(file.read_text())
-    with pytest.raises(DamagedError, match="document differs from its digest"):
+    with pytest.raises(DamagedError, match=r"document\.json differs from its digest"):
         store.read_document(other)
     for foreign in (["content", "digest"], {"content": {}}):
         file.write_text(json.dumps(foreign))
-        with pytest.raises(DamagedError, match="the document is not one of a checkpoint"):
+        with pytest.raises(DamagedError, match=r"document\.json is not of a checkpoint"):
             store.read_document(other)
 
 
@@ -246,7 +243,7 @@ def test_a_checkpoint_under_another_steps_name_is_not_believed(copied, caplog):
 def test_all_damaged_raises_naming_each(copied):
     engine, directory, _ = copied
     for step in ("3", "5"):
-        (directory / step / "commit_success.txt").unlink()
+        (directory / step / "document.json").unlink()
     with Checkpoints(directory) as checkpoints, pytest.raises(DamagedError) as error:
         checkpoints.restore(engine, bf16_params())
     assert "step 5" in str(error.value) and "step 3" in str(error.value)
@@ -254,7 +251,7 @@ def test_all_damaged_raises_naming_each(copied):
 
 def test_damaged_steps_do_not_count_as_kept(copied):
     engine, directory, _ = copied
-    (directory / "5" / "commit_success.txt").unlink()
+    (directory / "5" / "document.json").unlink()
     with Checkpoints(directory, keep_last=2) as checkpoints:
         state = checkpoints.restore(engine, bf16_params()).state
         for step, kept in ((4, [3, 4, 5]), (6, [4, 6])):
@@ -264,23 +261,35 @@ def test_damaged_steps_do_not_count_as_kept(copied):
             assert checkpoints.steps() == kept
 
 
-# Dies when Orbax is about to give the complete checkpoint its name.
+# Dies when a file or folder of this name is about to get it.
 KILLED = """
 import os, sys
 import numpy as np
 from etils import epath
 from lowcomm_jax.checkpoint import store
-os.rename = os.replace = lambda *args, **kwargs: os._exit(9)
-groups = {"shared": {"a": np.arange(3)}, "region_0": {"b": np.arange(2)}}
-store.write(epath.Path(sys.argv[1]) / "7", groups, {})
+from lowcomm_jax.mesh.arrays import Box
+
+def unless(act):
+    def rename(old, new, *args, **kwargs):
+        if os.path.basename(os.fspath(new)) == sys.argv[2]:
+            os._exit(9)
+        return act(old, new, *args, **kwargs)
+    return rename
+
+os.rename, os.replace = unless(os.rename), unless(os.replace)
+path = epath.Path(sys.argv[1]) / "7"
+store.begin(path)
+store.write_part(path, 0, {"a": [Box((0,), np.arange(3))]})
+store.seal(path, 1, {"a": ["int64", [3]]}, {})
 """
 
 
-def test_save_killed_half_way(copied):
+@pytest.mark.parametrize("name", ["part_0", "document.json", "7"])
+def test_save_killed_half_way(copied, name):
     """What a killed save leaves behind is named, used for nothing, and removed by the next save."""
     engine, directory, seen = copied
     path = str(Path(__file__).parents[2])
-    command = [sys.executable, "-c", KILLED, str(directory)]
+    command = [sys.executable, "-c", KILLED, str(directory), name]
     assert subprocess.run(command, env={**os.environ, "PYTHONPATH": path}).returncode == 9
     (half,) = [p for p in directory.iterdir() if p.name not in ("3", "5")]
     with Checkpoints(directory) as checkpoints:

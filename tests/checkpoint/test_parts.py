@@ -51,7 +51,7 @@ def boxes_of(process):
 
 
 def write(path, processes=(0, 1)):
-    store.begin_parts(path)
+    store.begin(path)
     for process in processes:
         store.write_part(path, process, boxes_of(process))
 
@@ -63,13 +63,14 @@ def path(tmp_path):
 
 def sealed(path):
     write(path)
-    store.seal_parts(path, 2, shapes(arrays()), DOCUMENT)
+    store.seal(path, 2, shapes(arrays()), DOCUMENT)
     return path
 
 
 def test_sealed_parts_read_as_the_arrays_they_came_from(path):
     document = store.read_document(sealed(path))
-    assert document["config"] == {"lr": 0.1} and document["layout"] == "parts"
+    assert document["config"] == {"lr": 0.1}
+    assert {x.name for x in path.iterdir()} == {"part_0", "part_1", "document.json"}
     assert_same(store.read_arrays(path, document), arrays())
     found = store.saved_shapes(document)
     assert {n: (x.dtype.name, list(x.shape)) for n, x in found.items()} == {
@@ -82,7 +83,7 @@ def test_it_appears_under_its_name_when_it_is_sealed(path):
     assert store.steps(path.parent) == {}
     assert [step for step, _ in store.leftovers(path.parent)] == [7]
     assert store.has_part(path, 1) and not store.has_part(path, 2)
-    store.seal_parts(path, 2, shapes(arrays()), DOCUMENT)
+    store.seal(path, 2, shapes(arrays()), DOCUMENT)
     assert list(store.steps(path.parent)) == [7] and store.leftovers(path.parent) == []
 
 
@@ -90,7 +91,7 @@ def test_the_older_checkpoint_of_a_step_stays_until_the_new_one_is_sealed(path):
     sealed(path)
     write(path)
     assert store.read_document(path)["step"] == 7
-    store.seal_parts(path, 2, shapes(arrays()), {**DOCUMENT, "config": {"lr": 0.2}})
+    store.seal(path, 2, shapes(arrays()), {**DOCUMENT, "config": {"lr": 0.2}})
     assert store.read_document(path)["config"] == {"lr": 0.2}
     assert list(store.steps(path.parent).values()) == [path]
 
@@ -101,14 +102,14 @@ def test_who_is_ended_just_before_the_new_one_appears_leaves_the_older(path, mon
     rename = type(path).rename
 
     def killed(self, target):
-        if self == store.parts_of(path):
+        if self == store.unfinished(path):
             raise KeyboardInterrupt
         return rename(self, target)
 
     with monkeypatch.context() as patch:
         patch.setattr(type(path), "rename", killed)
         with pytest.raises(KeyboardInterrupt):
-            store.seal_parts(path, 2, shapes(arrays()), {**DOCUMENT, "config": {"lr": 0.2}})
+            store.seal(path, 2, shapes(arrays()), {**DOCUMENT, "config": {"lr": 0.2}})
     (older,) = store.steps(path.parent).values()
     assert store.read_document(older)["config"] == {"lr": 0.1}
     assert_same(store.read_arrays(older, store.read_document(older)), arrays())
@@ -116,10 +117,10 @@ def test_who_is_ended_just_before_the_new_one_appears_leaves_the_older(path, mon
 
 def test_a_missing_part_or_element_is_named_and_nothing_is_sealed(path):
     write(path, processes=[0])
-    with pytest.raises(DamagedError, match="part_1: the save was never committed"):
-        store.seal_parts(path, 2, shapes(arrays()), DOCUMENT)
+    with pytest.raises(DamagedError, match=r"part_1\.json is missing"):
+        store.seal(path, 2, shapes(arrays()), DOCUMENT)
     with pytest.raises(DamagedError, match="inner/params/a: 6 of 12 elements"):
-        store.seal_parts(path, 1, shapes(arrays()), DOCUMENT)
+        store.seal(path, 1, shapes(arrays()), DOCUMENT)
     assert store.steps(path.parent) == {}
 
 
@@ -134,8 +135,8 @@ def test_a_part_that_is_gone_or_altered_is_found(path, process):
     altered["arrays"][name] = [dtype, shape, other]
     with pytest.raises(DamagedError, match=f"part_{process}: {name} at .* differs from its digest"):
         store.read_arrays(path, altered)
-    shutil.rmtree(part / store.BOXES)
-    with pytest.raises(DamagedError, match=f"part_{process}"):
+    shutil.rmtree(part)
+    with pytest.raises(DamagedError, match=f"part_{process} is missing"):
         store.read_arrays(path, document)
 
 
@@ -172,9 +173,9 @@ def test_a_process_that_could_not_write_its_part_is_named(path, monkeypatch):
     monkeypatch.setattr(manager, "outside_job", lambda act, *args: act(*args))
     with pytest.raises(RuntimeError) as error, Checkpoints(path.parent) as checkpoints:
         checkpoints._shared = True
-        store.begin_parts(path)
-        given = (path, boxes_of(0), shapes(arrays()), {"step": 7})
-        checkpoints._pending = checkpoints._worker.submit(checkpoints._write_part, *given)
+        store.begin(path)
+        given = (path, 2, boxes_of(0), shapes(arrays()), {"step": 7})
+        checkpoints._pending = checkpoints._worker.submit(checkpoints._write, *given)
     assert "- process 1: OSError: No space left on device" in str(error.value)
     assert store.steps(path.parent) == {}
 
@@ -203,25 +204,26 @@ def test_who_does_not_see_the_leaders_token_does_not_write(path, monkeypatch):
 
 
 def test_what_is_neither_a_step_nor_half_of_one_is_left_alone(path):
-    for name in ("7", "8.replaced", "8.deleted", "9.replaced", "notes"):
+    left = ("3.unfinished.deleted", "4.replaced.deleted", "8.deleted")
+    for name in ("7", "8.replaced", "9.replaced", "notes", *left):
         (path.parent / name).mkdir()
     assert {n: p.name for n, p in store.steps(path.parent).items()} == {
         7: "7",
         8: "8.replaced",
         9: "9.replaced",
     }
-    assert [(n, p.name) for n, p in store.leftovers(path.parent)] == [(8, "8.deleted")]
+    assert [p.name for _, p in store.leftovers(path.parent)] == [*left]
 
 
 def test_parts_begin_in_a_folder_that_is_not_there_yet(path):
-    store.begin_parts(path.parent / "made" / "7")
+    store.begin(path.parent / "made" / "7")
     assert (path.parent / "made").exists() and not store.steps(path.parent / "made")
 
 
 def test_parts_of_an_interrupted_save_are_not_those_of_the_next(path):
-    store.begin_parts(path)
+    store.begin(path)
     store.write_part(path, 1, boxes_of(1))
-    store.begin_parts(path)
+    store.begin(path)
     assert not store.has_part(path, 1)
 
 

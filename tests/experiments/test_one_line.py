@@ -359,7 +359,7 @@ def test_a_folder_that_takes_no_files_any_more(tiny, root, monkeypatch, capfd):
     makes, begins = os.mkdir, []
 
     def refuses(path, *more, **others):
-        if f"{workdir}/checkpoints/8.orbax-checkpoint-tmp" in str(path):
+        if f"{workdir}/checkpoints/8.unfinished" in str(path):
             begins.append(time.monotonic())
             raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
         return makes(path, *more, **others)

@@ -123,7 +123,7 @@ def main(settings: Settings) -> None:
         """Of every array of the newest checkpoint, whoever wrote which part of it."""
         with Checkpoints(own) as checkpoints:
             path, document = own / str(checkpoints.latest()), checkpoints.document()
-        arrays = child_process.outside_job(store.read_arrays, store.epath.Path(path), document)
+        arrays = store.read_arrays(store.epath.Path(path), document)
         return {name: store.digest(array) for name, array in arrays.items()}
 
     if settings.quick and settings.processes > 1:
