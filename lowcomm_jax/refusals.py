@@ -477,6 +477,12 @@ OF_THE_METHOD = (
     ),
     Row(
         "method",
+        lambda s: s.method.signal == "gradient" and _codec(s) and _codec(s).reads_params,
+        "codec {m.codec.name} compares what is sent with the weights, and gradients are no change "
+        "of them yet; use another codec with {m.name}",
+    ),
+    Row(
+        "method",
         lambda s: _reduces(_codec(s)) and not s.method.reduces_all,
         "codec.reduce='two_shot': {m.name} needs the payloads themselves, not only their mean; use "
         "all_gather, or leave it out",

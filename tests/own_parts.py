@@ -8,7 +8,7 @@ import optax
 
 from lowcomm_jax import batching
 from lowcomm_jax.compression import Codec, PerTensor, UnitCodec
-from lowcomm_jax.compression.grid import WHOLE_ROW
+from lowcomm_jax.compression.grid import WHOLE_ROW, Unit
 from lowcomm_jax.methods import Method
 from lowcomm_jax.rules.topology import Gossip
 from lowcomm_jax.schedule import Staggered
@@ -31,6 +31,21 @@ class RowSign(UnitCodec):
 
     def decode(self, payload, unit):
         return payload["sign"].astype(jnp.float32) * payload["scale"][..., None, None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Relative(UnitCodec):
+    """Sends every value times its weight, so that the anchor tells which weights were read."""
+
+    name = "relative"
+    unit = Unit(4, 4)
+    reads_params = True
+
+    def encode(self, x, matrix, params=None):
+        return {"values": x * params}
+
+    def decode(self, payload, unit):
+        return payload["values"]
 
 
 def whole_codec(stacked=(), seed=0, scale=1.0) -> Codec:

@@ -96,6 +96,11 @@ class Channel:
             return []
         if not isinstance(self.codec, Codec):
             return [f"codec={self.codec!r}: give a codec, a name of compression.names() or None"]
+        if self.codec.reads_params:
+            return [
+                f"codec {self.codec.name} compares changes with the weights, and a channel sends "
+                "values: use one that sends all, as bf16"
+            ]
         shapes = ((256,), (512, 512))  # low-rank codecs have a state for matrices alone
         like = {str(shape): jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes}
         if self.codec.increments or jax.tree.leaves(self.codec.init(like)):

@@ -142,7 +142,11 @@ class Codec(abc.ABC):
         payload: its shapes, where `undeal` gave arrays of a matrix more entries than `encode` does.
         """
         del payload
-        shapes = jax.eval_shape(lambda x: self.encode(x, self.init(like))[0], like)
+
+        def encode(x):
+            return self.encode(x, self.init(like), *((x,) if self.reads_params else ()))[0]
+
+        shapes = jax.eval_shape(encode, like)
         return jax.tree.map(lambda _: P(), shapes)
 
     # -- slices of a payload, for a two-shot reduction ---------------------------------------------

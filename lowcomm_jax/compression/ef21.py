@@ -13,10 +13,10 @@ regions, with equal weights. The copy of an absent region stays as it is, and so
 the running mean, which is therefore exact whichever regions take part. An absent region's old
 direction keeps its share of the mean.
 
-Three uses are refused. The mean over another number of regions is another sum, so that a run may
+Four uses are refused. The mean over another number of regions is another sum, so that a run may
 not go on with more or fewer of them. Between jobs a region that comes back after a loss would start
 from a copy of 0. A codec that averages over the senders of an entry (`mean="senders"`) gives no
-mean over all regions.
+mean over all regions. A codec that reads the weights would compare them with changes of a copy.
 
 Source: arXiv 2106.05203, Algorithm 2.
 """
@@ -51,7 +51,13 @@ class EF21(Wrapper):
     elementwise = True
 
     def __post_init__(self) -> None:
-        refuse("ef21", [memory_problem(self.codec)])
+        problem = memory_problem(self.codec)
+        if self.codec.reads_params:
+            problem = (
+                f"codec {self.codec.name} compares changes with the weights, and changes of a copy "
+                "are none of theirs: use error_feedback"
+            )
+        refuse("ef21", [problem])
 
     @property
     def increments(self) -> bool:
@@ -69,8 +75,9 @@ class EF21(Wrapper):
         return jax.tree.map(lambda x, h: x.astype(jnp.float32) - h, tree, state.copy)
 
     def encode(self, tree: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
+        del params
         change = self._change(tree, state)
-        payload, inner = self.codec.encode(change, state.codec, params)
+        payload, inner = self.codec.encode(change, state.codec)
         # As in error feedback: add the very bits that receivers decode.
         received = as_rounded(self.codec.decode(payload, change))
         return payload, EF21State(jax.tree.map(jnp.add, state.copy, received), inner)
@@ -86,7 +93,7 @@ def ef21(codec: Codec) -> EF21:
     """Let a codec send differences; chain `integrate()` before the outer rule (see the module).
 
     Raises:
-      ValueError: the codec is EF21 itself, or decoupled momentum.
+      ValueError: the codec is EF21 itself, or decoupled momentum, or reads the weights.
     """
     return EF21(codec)
 

@@ -105,7 +105,8 @@ class InUnits(LeafCodec):
 
     @property
     def requantizable(self) -> bool:
-        return self.codec.requantizable
+        # A mean is encoded again where no weights are at hand.
+        return self.codec.requantizable and not self.codec.reads_params
 
     @property
     def reads_params(self) -> bool:

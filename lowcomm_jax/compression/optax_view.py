@@ -42,7 +42,8 @@ def compress(
       A transform of any tree of floats; fp32 arithmetic, updates keep their dtype. The error of
       rounding to that dtype enters the residual, too. A leaf that holds a value that is not finite
       comes back as NaN, whatever the codec makes of it, so that checks behind the transform see
-      it. Its residual, or its receivers' copy, stays as it was.
+      it. Its residual, or its receivers' copy, stays as it was. A codec that reads the weights
+      needs `params` in `update`, which are theirs.
 
     Raises:
       ValueError: unknown codec name, a codec that needs the mean of all regions, decay out of
@@ -70,7 +71,7 @@ def compress(
         return CompressState(wire.init(params))
 
     def update(updates, state, params=None, **extra):
-        del params, extra
+        del extra
         old, finite = state.codec, jax.tree.map(lambda u: jnp.isfinite(u).all(), updates)
 
         def where_finite(values, otherwise):
@@ -78,7 +79,7 @@ def compress(
 
         # Codes of NaN are finite, and a state that has seen NaN keeps it.
         sent = where_finite(updates, jax.tree.map(jnp.zeros_like, updates))
-        payload, new = wire.encode(sent, old)
+        payload, new = wire.encode(sent, old, params if wire.reads_params else None)
         received = new.copy if isinstance(new, EF21State) else wire.decode(payload, updates)
         returned = jax.tree.map(lambda r, u: r.astype(u.dtype), received, updates)
         if isinstance(new, ErrorFeedbackState):

@@ -81,7 +81,9 @@ class UnitCodec(abc.ABC):
     Attributes:
       requantizable: whether a mean of decoded values may be encoded again, so that a two-shot
         reduction makes sense.
-      reads_params: whether `encode` is given the weights that the values would change.
+      reads_params: whether `encode` is given the weights that the values would change, fp32: those
+        that a pseudo-gradient is measured against, as they are at the send. Such a codec travels
+        whole, and never in slices that are encoded again.
     """
 
     requantizable: ClassVar[bool] = True

@@ -166,7 +166,7 @@ class MeshExchange:
                 lambda x: jnp.broadcast_to(x, (count, *x.shape)),
                 (values, self.whole(like).init(like)),
             )
-            return self.encode(values, state, params_R=values)[0]
+            return self.encode(values, state, params_A=values)[0]
 
         return without_lead(jax.eval_shape(encode, values))
 
@@ -186,28 +186,29 @@ class MeshExchange:
         delta_R: PyTree,
         state_R: PyTree,
         accepted_R: jax.Array | None = None,
-        params_R: PyTree = None,
+        params_A: PyTree = None,
     ) -> tuple[PyTree, PyTree]:
         """Every region's payload and new codec state (traced), coded where the leaves lie.
 
         Args:
           delta_R: fp32 leaves `[R, ...]`; state_R: codec states `[R, ...]`.
           accepted_R: bool `[R]`; where it is False the state stays as it was. None = all True.
-          params_R: leaves like those of delta_R, for a codec that reads the weights.
+          params_A: for a codec that reads the weights, leaves `[R, ...]`, or `[1, ...]` where all
+            regions read the same.
         """
-        return self._encode(delta_R, state_R, accepted_R, params_R, measure=False)[:2]
+        return self._encode(delta_R, state_R, accepted_R, params_A, measure=False)[:2]
 
     def encode_and_measure(
         self,
         delta_R: PyTree,
         state_R: PyTree,
         accepted_R: jax.Array | None = None,
-        params_R: PyTree = None,
+        params_A: PyTree = None,
     ) -> tuple[PyTree, PyTree, jax.Array]:
         """As `encode`, and ||decoded - delta|| of every region, fp32 `[R]`."""
-        return self._encode(delta_R, state_R, accepted_R, params_R, measure=True)
+        return self._encode(delta_R, state_R, accepted_R, params_A, measure=True)
 
-    def _encode(self, delta_R, state_R, accepted_R, params_R, measure: bool):
+    def _encode(self, delta_R, state_R, accepted_R, params_A, measure: bool):
         like = without_lead(delta_R)
         codec, own = self.placed(like), self.specs_of(like)
 
@@ -223,18 +224,19 @@ class MeshExchange:
                 payload = codec.deal(payload, like, self.parts)
             return payload, new_state, missed
 
-        if not codec.reads_params:
-            params_R = None
-        args = (delta_R, state_R, accepted_R, params_R)
+        params, axis = (params_A, 0) if codec.reads_params else (None, 0)
+        if params is not None and next(iter(params.values())).shape[0] == 1:
+            params, axis = {k: x[0] for k, x in params.items()}, None
+        args, axes = (delta_R, state_R, accepted_R, params), (0, 0, 0, axis)
         states = self.state_specs(without_lead(state_R), like)
         if not codec.local:
-            payload_R, new_R, missed_R = self.regions.lift(encode, (0,) * 4)(*args)
+            payload_R, new_R, missed_R = self.regions.lift(encode, axes)(*args)
             return payload_R, self._pinned(new_R, states), missed_R
         lies = codec.payload_specs(like)
         if self._deals:
             lies = jax.tree.map(lambda spec: P(None, *spec), lies)
         given, made = (own, states, P(), own), (lies, states, P() if measure else None)
-        return self.regions.on_devices(encode, (0,) * 4, given, made)(*args)
+        return self.regions.on_devices(encode, axes, given, made)(*args)
 
     def _pinned(self, tree_R: PyTree, specs: PyTree) -> PyTree:
         leaves, treedef = jax.tree.flatten(tree_R)

@@ -176,6 +176,9 @@ class RoundFunctions:
     ):
         """Encode every region's pseudo-gradient Delta = Theta - theta of one fragment.
 
+        A codec that reads the weights is given Theta, that Delta is measured against, as it is at
+        the send: Theta - Delta is what Delta alone would make of it.
+
         Args:
           base: Theta, that Delta is measured against, `[A, ...]` or `[R, ...]`.
           codec_state: residuals `[R, ...]`; that of a region that takes no part stays as it is.
@@ -193,11 +196,20 @@ class RoundFunctions:
         rounding = fragmentation.take(values.rounding, rows)
         given, codec = (anchor, theta, rounding), self.exchange.codec
         measure = self.codec_error and codec is not None and not codec.increments
-        sent = self.encode(pseudo_gradient, given, codec_state, senders, level, measure)
+        sent = self.encode(pseudo_gradient, given, codec_state, senders, level, measure, anchor)
         # A copy: the parameters' buffers are donated to the next inner step.
         return {**sent, "snapshot": jax.tree.map(jnp.copy, theta) if with_snapshot else None}
 
-    def encode(self, delta_of, given, codec_state, senders: Senders, level=0, measure=False):
+    def encode(
+        self,
+        delta_of,
+        given,
+        codec_state,
+        senders: Senders,
+        level=0,
+        measure=False,
+        params=None,
+    ):
         """Encode values of every region, not weighted yet.
 
         The weights travel beside the payload, and `outer_step` applies them.
@@ -208,6 +220,7 @@ class RoundFunctions:
           codec_state: leaves `[R, ...]`.
           level: of the codec.
           measure: whether to measure `codec_error`.
+          params: weights for a codec that reads them, fp32 leaves `[A, ...]`.
 
         Returns:
           dict with payload, codec_state, `accepted` `[R]`, `weight` `[R]` (0 where not accepted),
@@ -226,7 +239,7 @@ class RoundFunctions:
                 # there until the last leaf is encoded; so it holds that of a leaf.
                 given, accepted = jax.lax.optimization_barrier((given, accepted))
                 delta = delta_of(*given)
-            coded = (delta, codec_state, accepted if large else None)
+            coded = (delta, codec_state, accepted if large else None, params)
             if measure:
                 payload, new_state, missed_R = exchange.encode_and_measure(*coded)
                 measured["codec_error"] = missed_R / jnp.maximum(norm_R, _TINY)

@@ -189,23 +189,25 @@ def _arrive(rule, codec, params, received, servers, states, region, group):
     """A worker's Delta moves its server's model, which the worker receives."""
     own, had = jax.tree.map(lambda x: x[region], (params, received))
     delta = pseudo_gradient(had, own, {})
-    delta, states = _decoded(codec, delta, states, region)
+    delta, states = _decoded(codec, delta, states, region, had)
     model, outer = _moved_by(rule, delta, servers["model"], servers["outer"], group)
     params = {k: x.at[region].set(model[k][group].astype(x.dtype)) for k, x in params.items()}
     received = {k: x.at[region].set(model[k][group]) for k, x in received.items()}
     return params, received, {**servers, "model": model, "outer": outer}, states
 
 
-def _decoded(codec, delta, states, row):
+def _decoded(codec, delta, states, row, base):
     """What receivers decode of Delta from sender `row`, and all senders' codec states.
 
+    `base` is what Delta is measured against, for codecs that read the weights.
     Without news, or with what is not finite, nothing is sent: it decodes to 0, and the state stays.
     """
     if codec is None:
         return delta, states
     size = norm_per_row(jax.tree.map(lambda x: x[None], delta))[0]
     news = jnp.isfinite(size) & (size > 0)
-    payload, new = codec.encode_if(news, delta, jax.tree.map(lambda x: x[row], states))
+    base = base if codec.reads_params else None
+    payload, new = codec.encode_if(news, delta, jax.tree.map(lambda x: x[row], states), base)
     found = codec.decode(payload, delta)
     found = jax.tree.map(lambda x: jnp.where(news, x, 0.0), found)
     return found, jax.tree.map(lambda x, y: x.at[row].set(y), states, new)
@@ -224,8 +226,9 @@ def _moved_by(rule, delta, model, outer, row):
 
 def _leave(codec, servers, group):
     """The change of a server's model since the last merge leaves for the global server."""
-    news = {k: servers["merged"][k][group] - x[group] for k, x in servers["model"].items()}
-    news, states = _decoded(codec, news, servers.get("codec"), group)
+    merged = {k: x[group] for k, x in servers["merged"].items()}
+    news = {k: merged[k] - x[group] for k, x in servers["model"].items()}
+    news, states = _decoded(codec, news, servers.get("codec"), group, merged)
     update = {k: x.at[group].set(news[k]) for k, x in servers["update"].items()}
     return {**servers, "update": update} | ({} if codec is None else {"codec": states})
 

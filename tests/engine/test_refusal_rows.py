@@ -5,12 +5,13 @@ import dataclasses
 import jax
 import optax
 import pytest
+from own_parts import Relative
 from refused_lines import Others, loss_fn
 
 import lowcomm_jax as lc
 from lowcomm_jax import refusals
 from lowcomm_jax.channels import Channel
-from lowcomm_jax.compression import ef21, make
+from lowcomm_jax.compression import PerTensor, ef21, make
 from lowcomm_jax.methods import Method
 from lowcomm_jax.methods.base import LocalServers
 from lowcomm_jax.network import uniform
@@ -88,6 +89,11 @@ MET = [
     (like(D, pattern="x"), {}, "pattern='x': use "),
     (like(D, codec=4), {}, "codec=4: give a codec"),
     (like(D, codec=m.decoupled_momentum(4, "as_coded").codec), {}, "needs anchors='per_region'"),
+    (
+        m.ddp(codec=PerTensor(Relative())),
+        {},
+        "codec relative compares what is sent with the weights",
+    ),
     (m.eager_diloco(4, codec=SUMMED), {}, "which needs one anchor and one mean of all of them"),
     (
         plain(codec=ef21(make("topk", k=8, mean="senders"))),
