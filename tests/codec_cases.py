@@ -43,7 +43,8 @@ def compiled(name: str) -> Compiled:
     codec, like = build(name), tree()
     return Compiled(
         codec,
-        jax.jit(codec.encode),
+        # Weights for codecs that read them: next to these every value would change something.
+        jax.jit(lambda x, state: codec.encode(x, state, x)),
         jax.jit(lambda payload: codec.decode(payload, like)),
         jax.jit(lambda payload_R, weight_R: codec.aggregate(payload_R, weight_R, like)),
     )

@@ -93,7 +93,8 @@ def _heavy_tailed(size: int) -> jax.Array:
 def _programs(codec: Codec, size: int) -> tuple[Callable, Callable]:
     """Jitted encode of a matrix, and decode of its payload, by a single region."""
     like = jax.ShapeDtypeStruct((size, size), jnp.float32)
-    encode = jax.jit(codec.encode)
+    # Next to weights of which every value would change something, for codecs that read them.
+    encode = jax.jit(lambda x, state: codec.encode(x, state, x))
     decode = jax.jit(lambda payload: codec.decode(payload, like))
     state = codec.init(like)
     return (lambda x: encode(x, state)), (lambda coded: decode(coded[0]))

@@ -10,6 +10,7 @@ wrap codecs.
 
 from lowcomm_jax.compression.base import Codec
 from lowcomm_jax.compression.codec_levels import CodecLevels
+from lowcomm_jax.compression.codecs.bf16_gate import BF16Gate
 from lowcomm_jax.compression.codecs.cast import Cast
 from lowcomm_jax.compression.codecs.codebook import Statistical
 from lowcomm_jax.compression.codecs.dct_top_k import DCTTopK
@@ -37,6 +38,7 @@ __all__ = [
     "E3M0",
     "EF21",
     "PRESETS",
+    "BF16Gate",
     "Cast",
     "Codec",
     "CodecLevels",

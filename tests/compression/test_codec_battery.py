@@ -49,7 +49,7 @@ def test_announced_bytes_are_payload_bytes_leaf_by_leaf(name):
     for key, shape in shapes.items():
         one = {key: jax.ShapeDtypeStruct(shape, jnp.float32)}
         codec = codec_cases.build(name)
-        payload, _ = jax.eval_shape(codec.encode, one, codec.init(one))
+        payload, _ = jax.eval_shape(codec.encode, one, codec.init(one), one)
         assert payload_bytes(payload) == codec.nbytes(one), key
         total += codec.nbytes(one)
     like = {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in shapes.items()}
@@ -87,7 +87,7 @@ def test_vmap_over_regions_equals_one_region(name):
     @jax.jit
     @jax.vmap
     def round_trip(x, state):
-        return codec.decode(codec.encode(x, state)[0], x)
+        return codec.decode(codec.encode(x, state, x)[0], x)
 
     y_R, y = round_trip(x_R, state_R), decode(encode(trees[2], state)[0])
     for key in y:
@@ -170,7 +170,7 @@ def test_takes_and_gives_any_structure(name):
         "scalar": jax.ShapeDtypeStruct((), f32),
     }
     codec = codec_cases.build(name)
-    payload, state = jax.eval_shape(codec.encode, x, codec.init(x))
+    payload, state = jax.eval_shape(codec.encode, x, codec.init(x), x)
     assert jax.tree.structure(state) == jax.tree.structure(codec.init(x))
     y = jax.eval_shape(lambda coded: codec.decode(coded, x), payload)
     assert jax.tree.structure(y) == jax.tree.structure(x)

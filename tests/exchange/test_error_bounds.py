@@ -19,7 +19,15 @@ from lowcomm_jax.mesh.regions import Regions, make_mesh
 R = 3
 # Without optimization no product is joined with a sum, and nothing can differ.
 OPTIMIZED = {"xla_backend_optimization_level": 2}
-SENDS_A_PART = ("topk", "topk_int4", "topk_stat2", "topk_stat2_ef", "random_k")
+SENDS_A_PART = (
+    "topk",
+    "topk_int4",
+    "topk_stat2",
+    "topk_stat2_ef",
+    "random_k",
+    "bf16_gate",
+    "bf16_gate_ef",
+)
 
 
 def groups(shapes):
@@ -65,6 +73,8 @@ def bound(name, x):
         "topk_int4": size + of_int[4],
         "topk_stat2": size + largest,
         "topk_stat2_ef": size + largest,
+        "bf16_gate": size,
+        "bf16_gate_ef": size,
         "random_k": size,
         "dct_topk": np.linalg.norm(x) + 0 * size,
         "low_rank": np.linalg.norm(x) + 0 * size,
@@ -82,7 +92,7 @@ def reduced(name, way, values):
     states = jax.tree.map(lambda s: jnp.stack([s] * R), codec.init(like))
 
     def send(x_R, states):
-        return exchange.encode(x_R, states)[0]
+        return exchange.encode(x_R, states, params_A=x_R)[0]
 
     def land(payload, weight_R):
         return exchange.mean(payload, weight_R, like)

@@ -40,7 +40,7 @@ def standard_promotion():
 
 def buffer_bytes(coder, like):
     """Bytes of what really travels, by the shapes the encoder gives."""
-    shapes = jax.eval_shape(lambda t: coder.encode(t, coder.init(t))[0], like)
+    shapes = jax.eval_shape(lambda t: coder.encode(t, coder.init(t), t)[0], like)
     return sum(int(np.prod(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(shapes))
 
 
