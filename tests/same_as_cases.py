@@ -227,6 +227,7 @@ def methods() -> dict[str, Case]:
         "dilocox, first blocking": Case(lambda: dilocox(first_round="blocking")),
         "dilocox, dense": Case(lambda: dilocox(codec=None, rank=None, adaptive=None)),
         "sparseloco": saved(lambda: lc.methods.sparseloco(4, k=2, block=4)),
+        "pulseloco": saved(lambda: lc.methods.pulseloco(4, k=2, block=4)),
         "muloco": saved(lambda: lc.methods.muloco(4, bits=2)),
         "muloco, muon": Case(
             lambda: lc.methods.muloco(4), inner=lambda: optax.contrib.muon(0.01), steps=(0, 9, 13)

@@ -28,6 +28,7 @@ from lowcomm_jax.methods.isoloco import isoloco
 from lowcomm_jax.methods.local_sgd import local_sgd
 from lowcomm_jax.methods.muloco import muloco
 from lowcomm_jax.methods.noloco import noloco
+from lowcomm_jax.methods.pulseloco import pulseloco
 from lowcomm_jax.methods.restarted_diloco import restarted_diloco
 from lowcomm_jax.methods.snoo import snoo
 from lowcomm_jax.methods.sparseloco import sparseloco
@@ -58,6 +59,7 @@ __all__ = [
     "local_sgd",
     "muloco",
     "noloco",
+    "pulseloco",
     "restarted_diloco",
     "snoo",
     "sparseloco",

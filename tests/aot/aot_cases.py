@@ -42,6 +42,7 @@ METHODS = {
     "restarted_diloco": lambda: M.restarted_diloco(8),
     "snoo": lambda: M.snoo(8),
     "sparseloco": lambda: M.sparseloco(8, stacked=BLOCKS),
+    "pulseloco": lambda: M.pulseloco(8, stacked=BLOCKS),
     "sparta": lambda: M.sparta(0.125),
     "streaming_diloco": lambda: M.streaming_diloco(8, 2, 2, 0.5),
 }

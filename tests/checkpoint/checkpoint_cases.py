@@ -70,6 +70,7 @@ METHODS = {
         global_codec=feedback("topk", k=3),
     ),
     "sparseloco": lambda: lc.methods.sparseloco(4, k=2, block=4),
+    "pulseloco": lambda: lc.methods.pulseloco(4, k=2, block=4),
     "muloco": lambda: lc.methods.muloco(4, bits=2),
     "ef21": increments,
     "heloco": lambda: lc.methods.heloco(4, (1.0, 0.6, 0.8), weight=0.6),

@@ -24,6 +24,7 @@ METHODS = {
     "noloco": lambda: lc.methods.noloco(4),
     "gasloc": lambda: lc.methods.gasloc((3, 2, 4), 0.6, 0.3, 0.8),
     "sparseloco": lambda: lc.methods.sparseloco(5, k=2, block=4),
+    "pulseloco": lambda: lc.methods.pulseloco(5, k=2, block=4),
     "muloco": lambda: lc.methods.muloco(5, bits=2),
     "demo": lambda: lc.methods.demo(k=3),
     "heloco": lambda: lc.methods.heloco(4, (1.0, 0.6, 0.8)),

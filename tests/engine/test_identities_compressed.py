@@ -96,6 +96,7 @@ def test_rounds_lose_nothing_with_decay_1(name):
 
 METHODS = {
     "sparseloco": lambda: lc.methods.sparseloco(4, k=2, block=4),
+    "pulseloco": lambda: lc.methods.pulseloco(4, k=2, block=4),
     "muloco": lambda: lc.methods.muloco(4),
     "demo": lambda: lc.methods.demo(k=3),
     "decoupled": lambda: lc.methods.decoupled_momentum(4, k=3),

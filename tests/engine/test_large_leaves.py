@@ -46,6 +46,7 @@ METHODS = {
     "restarted_diloco": lambda: M.restarted_diloco(8),
     "snoo": lambda: M.snoo(8),
     "sparseloco": lambda: M.sparseloco(8),
+    "pulseloco": lambda: M.pulseloco(8),
     "sparta": lambda: M.sparta(0.005),
     "streaming_diloco": lambda: M.streaming_diloco(8, 2, 2, 0.5, codec="e3m0"),
 }

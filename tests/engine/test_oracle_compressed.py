@@ -1,4 +1,4 @@
-"""SparseLoCo, MuLoCo, DeMo and decoupled momentum against their NumPy re-derivation."""
+"""SparseLoCo, MuLoCo, PULSELoCo, DeMo and decoupled momentum against their NumPy re-derivation."""
 
 import jax
 import numpy as np
@@ -19,6 +19,7 @@ from engine.test_oracle import (
 )
 from oracle.codecs import e3m0
 from oracle.jax_problem import loss_fn
+from refused_lines import lines_of
 
 import lowcomm_jax as lc
 
@@ -55,13 +56,13 @@ def compare(method, run, regions, who, inner=SGD, **settings):
     return state, want.finished
 
 
-def check_residuals(residual, trees):
+def check_residuals(residual, trees, least=1e-3):
     for r, tree in enumerate(trees):
         for key, want in tree.items():
             np.testing.assert_allclose(
                 residual[key][r], want, rtol=1e-4, atol=1e-5, err_msg=f"region {r} {key}"
             )
-    assert max(np.abs(x).max() for x in residual.values()) > 1e-3, "nothing is left to compare"
+    assert max(np.abs(x).max() for x in residual.values()) > least, "nothing is left to compare"
 
 
 @pytest.mark.parametrize("regions,who", CASES)
@@ -112,6 +113,36 @@ def test_muloco_two_shot():
     check(seen, oracle.run_muloco(params, batches, slices=regions, **common))
     with pytest.raises(AssertionError):
         check(seen, oracle.run_muloco(params, batches, **common))
+
+
+# Rates at which some changes pass the gate, and others wait.
+FINE = (oracle.Momentum(2e-4, 0.8), optax.sgd(2e-4, momentum=0.8))
+PLACES = {"scarce": {"k": 1, "block": 4}, "for all": {}}
+
+
+@pytest.mark.parametrize("places", PLACES)
+@pytest.mark.parametrize("regions,who", CASES)
+def test_pulseloco(regions, who, places):
+    method = lc.methods.pulseloco(4, **PLACES[places])
+    state, end = compare(method, oracle.run_pulseloco, regions, who, inner=FINE, **PLACES[places])
+    check_residuals(state.codec[0].residual, end.extra["residuals"], least=1e-4)
+    sent = np.concatenate([x.ravel() for x in end.extra["sent"]])
+    assert 0.1 < sent.mean() < 0.9, "everything travels, or nothing"
+
+
+def test_pulseloco_differs_from_a_choice_without_a_gate():
+    plain = {"name": "topk", "k": 256, "error_feedback": 1.0}
+    with pytest.raises(AssertionError):
+        compare(lc.methods.pulseloco(4, codec=plain), oracle.run_pulseloco, 3, "absent", inner=FINE)
+
+
+def test_pulseloco_of_settings_that_cannot_work():
+    found = "\n".join(lines_of(lc.methods.pulseloco(0, k=0)))
+    assert "period=0" in found and "k=0" in found
+    (line,) = lines_of(lc.methods.pulseloco(4, decay=2.0))
+    assert "decay=2.0" in line
+    (line,) = lines_of(lc.methods.pulseloco(4, k=8, codec="int8"))
+    assert "codec is given, so k=8 would have no effect" in line
 
 
 @pytest.mark.parametrize("regions", [2, 3])

@@ -13,7 +13,13 @@ from oracle.async_server import (
 )
 from oracle.blocking import run_ddp, run_diloco, run_local_sgd, run_snoo
 from oracle.channels import Exchange, run_channels
-from oracle.compressed import run_decoupled, run_decoupled_as_coded, run_muloco, run_sparseloco
+from oracle.compressed import (
+    run_decoupled,
+    run_decoupled_as_coded,
+    run_muloco,
+    run_pulseloco,
+    run_sparseloco,
+)
 from oracle.decoupled import run_decoupled_diloco
 from oracle.decoupled_jobs import run_learner_jobs
 from oracle.demo import run_demo
@@ -103,6 +109,7 @@ __all__ = [
     "run_local_sgd",
     "run_muloco",
     "run_noloco",
+    "run_pulseloco",
     "run_snoo",
     "run_sparseloco",
     "run_streaming",

@@ -1,4 +1,4 @@
-"""Rounds made by what is sent: SparseLoCo, MuLoCo and decoupled momentum."""
+"""Rounds made by what is sent: SparseLoCo, MuLoCo, PULSELoCo and decoupled momentum."""
 
 from collections.abc import Callable, Sequence
 
@@ -35,12 +35,15 @@ class Feedback:
     def __init__(self, codec, decay: float, like: Tree):
         self.codec, self.decay, self.residual = codec, decay, zeros_like(like)
 
-    def encode(self, tree: Tree) -> dict[str, Message]:
-        """Encode a tree and keep what is lost."""
+    def encode(self, tree: Tree, anchor: Tree | None = None) -> dict[str, Message]:
+        """Encode a tree and keep what is lost; with an anchor what bf16 would see of it may go."""
         messages = {}
         for key, x in tree.items():
             total = np.asarray(x + self.decay * self.residual[key])
-            messages[key] = self.codec.encode(total)
+            sent = total
+            if anchor is not None:
+                sent = np.where(bf16(anchor[key] - total) != bf16(anchor[key]), total, 0)
+            messages[key] = self.codec.encode(np.asarray(sent, total.dtype))
             received = self.codec.decode(messages[key].values, total)
             self.residual[key] = np.asarray(total - received)
         return messages
@@ -99,17 +102,40 @@ def run_muloco(
     With `slices` as many parts are coded on their own, and their means a second time.
     """
 
-    def step(anchor, mean, u):
-        moved = {}
-        for key in anchor:
-            u[key] = np.asarray(momentum * u[key] + lr * mean[key])
-            moved[key] = np.asarray(anchor[key] - momentum * u[key] - lr * mean[key])
-        return moved, u
-
+    step = _nesterov(lr, momentum)
     if slices is None:
         return _rounds(params, batches, period, inner, Quantised(bits), decay, step, **who)
     codec, mean = InSlices(Quantised(bits), slices), mean_encoded_again
     return _rounds(params, batches, period, inner, codec, decay, step, mean=mean, **who)
+
+
+def run_pulseloco(
+    params: Tree,
+    batches: dict,
+    *,
+    period: int,
+    inner,
+    k: int = 256,
+    block: int = 64,
+    decay: float = 1.0,
+    lr: float = 0.7,
+    momentum: float = 0.9,
+    **who,
+) -> Trajectory:
+    """Run PULSELoCo (arXiv 2602.03839).
+
+    p = Delta + decay e; of the entries where bf16(Theta - p) != bf16(Theta) the k largest of a
+    chunk are sent; e <- p - sent; Theta moves by Nesterov of the mean over all regions.
+    """
+    codec, step = TopK(k, block), _nesterov(lr, momentum)
+    return _rounds(params, batches, period, inner, codec, decay, step, gated=True, **who)
+
+
+def bf16(x: np.ndarray) -> np.ndarray:
+    """Round to bf16, half to even, as fp32."""
+    bits = np.asarray(x, np.float32).view(np.uint32)
+    bits = bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))
+    return np.asarray(bits & np.uint32(0xFFFF0000)).view(np.float32)
 
 
 def run_decoupled(
@@ -134,6 +160,17 @@ def run_decoupled(
     return _rounds(params, batches, period, inner, codec, decay, _descend(lr), mean=mean, **who)
 
 
+def _nesterov(lr: float, momentum: float) -> Callable:
+    def step(anchor, mean, u):
+        moved = {}
+        for key in anchor:
+            u[key] = np.asarray(momentum * u[key] + lr * mean[key])
+            moved[key] = np.asarray(anchor[key] - momentum * u[key] - lr * mean[key])
+        return moved, u
+
+    return step
+
+
 def _descend(lr: float) -> Callable:
     def step(anchor, mean, state):
         return {key: np.asarray(anchor[key] - lr * mean[key]) for key in anchor}, state
@@ -151,6 +188,7 @@ def _rounds(
     step,
     *,
     mean: Mean = mean_over_regions,
+    gated: bool = False,
     participants=None,
     weights=None,
     finish=False,
@@ -161,10 +199,14 @@ def _rounds(
     regions = Regions(params, inner, count)
     senders = [Feedback(codec, decay, params) for _ in range(count)]
     run = Trajectory()
+    sent: list[np.ndarray] = []  # of every message, which entries travel
 
     def boundary(present: Sequence[int], row):
         nonlocal anchor, state
-        messages = {r: senders[r].encode(subtract(anchor, regions.values[r])) for r in present}
+        weights_of = anchor if gated else None
+        deltas = {r: subtract(anchor, regions.values[r]) for r in present}
+        messages = {r: senders[r].encode(deltas[r], weights_of) for r in present}
+        sent.extend(x.values != 0 for m in messages.values() for x in m.values())
         reduced = average(codec, mean, messages, row, params)
         if reduced is None:
             return False
@@ -181,7 +223,7 @@ def _rounds(
             "locals": regions.values,
             "momentum": [state],
             "losses": losses,
-            "extra": {"residuals": residuals},
+            "extra": {"residuals": residuals, "sent": list(sent)},
         }
 
     run.record(**fields(0))

@@ -34,6 +34,7 @@ CASES = {
     "heloco": lambda: M.heloco(10, speeds=(1.0, 0.7)),
     "noloco": lambda: M.noloco(10),
     "sparseloco": lambda: M.sparseloco(10),
+    "pulseloco": lambda: M.pulseloco(10),
     "sparta": lambda: M.sparta(0.1, period=10, delay=2),
     "streaming_diloco": lambda: M.streaming_diloco(12, 3, 2, 0.5, codec="e3m0"),
 }

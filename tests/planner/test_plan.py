@@ -149,6 +149,7 @@ ROWS = {
     "noloco": (50, 1, 0, "bf16", OUTER),
     "gasloc": (100, 1, 0, "fp32", OUTER),
     "sparseloco": (30, 1, 0, "topk_2bit", {"anchor": 4.0, "residual": 4.0}),
+    "pulseloco": (100, 1, 0, "bf16_gate256", {**OUTER, "residual": 4.0}),
     "muloco": (30, 1, 0, "int4", {**OUTER, "residual": 4.0}),
     "isoloco": (30, 1, 0, "fp32", OUTER),
     "edit": (100, 1, 0, "fp32", OUTER),

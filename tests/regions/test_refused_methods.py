@@ -24,6 +24,7 @@ RUN = {
     "gasloc": lambda m: m.gasloc(4, 0.6, 0.3, 0.8),
     "edit": lambda m: m.edit(4),
     "sparseloco": lambda m: m.sparseloco(4),
+    "pulseloco": lambda m: m.pulseloco(4),
     "muloco": lambda m: m.muloco(4),
     "decoupled_momentum": lambda m: m.decoupled_momentum(4),
     "as coded": lambda m: m.decoupled_momentum(4, "as_coded"),

@@ -34,6 +34,7 @@ METHODS = {
     "noloco": lambda: lc.methods.noloco(4, seed=3),
     "gasloc": lambda: lc.methods.gasloc(4, 0.6, 0.3, 0.8, seed=3, codec="int8"),
     "sparseloco": lambda: lc.methods.sparseloco(4),
+    "pulseloco": lambda: lc.methods.pulseloco(2, 2, 4),
     "as coded": lambda: lc.methods.decoupled_momentum(4, "as_coded", 4, 4),
     "isoloco": lambda: lc.methods.isoloco(4),
     "edit": lambda: lc.methods.edit(2, 0.08, 0.05, outlier=0.8, decay=0.3, warm_up=2, codec="int8"),
@@ -79,6 +80,7 @@ QUICK = [
     ("noloco", 3),
     ("gasloc", 3),
     ("edit", 3),
+    ("pulseloco", 3),
     ("radial", 3),
     ("as coded", 3),
 ]

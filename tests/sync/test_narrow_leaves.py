@@ -62,6 +62,7 @@ METHODS = {
     "snoo": lambda: lc.methods.snoo(2),
     "muloco": lambda: lc.methods.muloco(2),
     "sparseloco": lambda: lc.methods.sparseloco(2),
+    "pulseloco": lambda: lc.methods.pulseloco(2),
     "decoupled momentum": lambda: lc.methods.decoupled_momentum(2),
     "ddp": lc.methods.ddp,
     "channel": lambda: lc.methods.Method("all", Never(), None, channels=(AVERAGED,)),

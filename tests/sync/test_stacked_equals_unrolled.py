@@ -115,6 +115,7 @@ METHODS = {
     "gasloc": lambda told: lc.methods.gasloc((4, 2, 3), 0.6, 0.3, 0.8),
     "dilocox": lambda told: lc.methods.dilocox(4, {"name": "int4", "stacked": told}),
     "sparseloco": lambda told: lc.methods.sparseloco(4, k=2, block=4, stacked=told),
+    "pulseloco": lambda told: lc.methods.pulseloco(4, k=2, block=4, stacked=told),
     "muloco": lambda told: lc.methods.muloco(4, stacked=told),
     "des_loc": lambda told: lc.methods.des_loc(2, 4, 4),
     "demo": lambda told: lc.methods.demo(k=3, stacked=told),

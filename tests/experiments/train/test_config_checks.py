@@ -28,6 +28,7 @@ KNOBS = {
     "decoupled_diloco": {"period": 7, "fragments": 3, "merge": {"name": "radial_directional"}},
     "halos": {"period": 7, "speeds": (1.0, 0.7), "groups": ((0,), (1,))},
     "sparseloco": {"period": 7, "k": 32},
+    "pulseloco": {"period": 7, "k": 32},
     "muloco": {"period": 7, "bits": 2},
     "demo": {"decay": 0.9},
     "decoupled_momentum": {"period": 7, "variant": "as_coded"},

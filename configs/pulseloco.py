@@ -1,0 +1,18 @@
+"""PULSELoCo (arXiv 2602.03839): entries travel where they would change the bf16 anchor.
+
+    python -m experiments train --config=configs/pulseloco.py --workdir=runs/pulseloco
+
+At the learning rate of this run most entries would change the bf16 anchor after a round, so that
+the 256 places of a chunk are what decides. The paper's share holds at rates of post-training.
+"""
+
+from ml_collections import ConfigDict
+
+from experiments.config import base
+
+
+def get_config() -> ConfigDict:
+    """Give the config."""
+    return base(
+        "pulseloco", period=30, outer={"name": "nesterov", "learning_rate": 0.7, "momentum": 0.9}
+    )
