@@ -2,8 +2,9 @@
 
     python -m experiments train --config=configs/pulseloco.py --workdir=runs/pulseloco
 
-At the learning rate of this run most entries would change the bf16 anchor after a round, so that
-the 256 places of a chunk are what decides. The paper's share holds at rates of post-training.
+At the learning rate of this run the gate hardly closes: with 60 steps, 99 % of the entries would
+have changed the bf16 anchor in the second round (one seed), and the 256 places of a chunk decide
+what travels. The shares that the paper reports are those of post-training.
 """
 
 from ml_collections import ConfigDict

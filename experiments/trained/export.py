@@ -1,8 +1,13 @@
-"""Write the anchor of a run as a LLaMA-shaped safetensors checkpoint.
+"""Write the anchor of a run as a LLaMA-shaped safetensors checkpoint, or what changed in it.
 
     python -m experiments export --workdir=runs/a --output=exported
+    python -m experiments export --workdir=runs/a --since=200 --output=200_to_400.safetensors
+    python -m experiments export --apply=200_to_400.safetensors --onto=exported --output=exported
 
-`--step` takes the checkpoint of that step instead of the newest.
+`--step` takes the checkpoint of that step instead of the newest. `--since` writes a patch: the bf16
+values that differ between the checkpoint of that step and this one. `--apply` makes the newer
+weights of the older ones, in bf16, and checks their digest before anything is written.
+
 The folder holds config.json, generation_config.json, model.safetensors and the tokenizer. It is
 readable by transformers (`AutoModelForCausalLM`, `AutoTokenizer`); --config.model.init_from reads
 the weights.
@@ -11,30 +16,46 @@ the weights.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
+from absl import flags
+from safetensors import SafetensorError
 
-from experiments.cli import Flags, flag_problems, made_or_refused, refuse_any
+from experiments.cli import Flags, RefusedError, flag_problems, made_or_refused, refuse_any
 from experiments.progress import Work
 from experiments.trained.anchor import Trained, load_trained
 from lowcomm_jax.data.tokenizers import to_hugging_face
-from lowcomm_jax.models.weights import save_llama
+from lowcomm_jax.models.weight_patch import apply_patch, write_patch
+from lowcomm_jax.models.weights import llama_tensors, read_tensors, save_llama, write_llama
+
+_CONFIG = "config.json"
 
 
 def main(argv: Sequence[str]) -> int:
     """Export as the command line says; returns the exit code."""
     options = Flags()
     options.text("workdir", None, "folder of the run")
-    options.text("output", None, "folder to write")
+    options.text("output", None, "folder to write; with --since the file")
     options.whole("step", None, "step of the checkpoint (default: the newest)")
     options.text("dtype", "float32", "type of the stored tensors: float32 or bfloat16")
+    options.whole("since", None, "step of an older checkpoint: write a patch from its weights")
+    options.text("apply", None, "a patch to apply instead")
+    options.text("onto", None, "folder of the export that a patch is applied to")
     values = options.values
     problems = flag_problems("export", argv, values, __doc__)
-    problems += [f"--{name} is missing" for name in ("workdir", "output") if not values[name].value]
+    needed = ("output", "workdir") if values.apply is None else ("output", "onto")
+    problems += [f"--{name} is missing" for name in needed if not values[name].value]
+    problems += _unused(values)
     refuse_any(problems, "export")
+    if values.apply is not None:
+        return _apply(Path(values.apply), Path(values.onto), Path(values.output))
+    if values.since is not None:
+        return _patch(Path(values.workdir), values.since, values.step, Path(values.output))
     with Work("export", 3) as work:
         work.at("reads the checkpoint", 0)
         trained = load_trained(Path(values.workdir), values.step, "export")
@@ -47,6 +68,78 @@ def main(argv: Sequence[str]) -> int:
         _save_tokenizer(Path(values.output), trained)
     print(f"step {trained.step} written to {values.output} in {values.dtype}")
     return 0
+
+
+def _unused(values: flags.FlagValues) -> list[str]:
+    """Flags that are given, and that have no effect beside the others."""
+    patch, applied = values.since is not None, values.apply is not None
+    beside = {"--apply": ("workdir", "step", "since", "dtype")} if applied else {}
+    beside |= {"--since, whose values are bf16": ("dtype",)} if patch and not applied else {}
+    found = [
+        f"--{name} has no effect beside {what}: leave it out"
+        for what, names in beside.items()
+        for name in names
+        if values[name].present
+    ]
+    if values.onto is not None and not applied:
+        found.append("--onto has no effect without --apply=PATCH: give one, or leave it out")
+    return found
+
+
+def _patch(workdir: Path, since: int, step: int | None, file: Path) -> int:
+    """Write the patch between two checkpoints of a run."""
+    if file.is_dir():
+        raise RefusedError([f"--output={file}: a folder; a patch is one file"], "export")
+    with Work("export", 3) as work:
+        work.at("reads the newer checkpoint", 0)
+        newer = load_trained(workdir, step, "export")
+        if since >= newer.step:
+            line = f"--since={since}: not older than step {newer.step}, which it leads to"
+            raise RefusedError([line], "export")
+        work.at("reads the older checkpoint", 1)
+        older = load_trained(workdir, since, "export")
+        work.at("writes the patch", 2)
+        old, new = (_tensors(trained) for trained in (older, newer))
+        steps = {"since": f"{older.step}", "step": f"{newer.step}"}
+        file.parent.mkdir(parents=True, exist_ok=True)
+        changed = made_or_refused(lambda: write_patch(file, old, new, steps), "export")
+    count, size = sum(x.size for x in new.values()), file.stat().st_size
+    print(
+        f"step {older.step} to {newer.step}: {changed:,} of {count:,} weights changed in bf16 "
+        f"({changed / count:.2%}); {size:,} bytes written to {file}, {size / (2 * count):.1%} of "
+        "all weights in bf16"
+    )
+    return 0
+
+
+def _tensors(trained: Trained) -> dict[str, np.ndarray]:
+    params = jax.tree.map(np.asarray, trained.params)
+    return made_or_refused(lambda: llama_tensors(trained.run.whole, params, "bfloat16"), "export")
+
+
+def _apply(patch: Path, onto: Path, output: Path) -> int:
+    """Apply a patch to an export, and write an export."""
+    if not patch.is_file():
+        raise RefusedError([f"--apply={patch}: there is no such file"], "export")
+    described, older = _exported(onto)
+    newer = made_or_refused(lambda: apply_patch(patch, older), "export")
+    output.mkdir(parents=True, exist_ok=True)
+    for file in onto.glob("*.json"):
+        if file.name != _CONFIG and output.resolve() != onto.resolve():
+            shutil.copyfile(file, output / file.name)
+    write_llama(output, newer, described | {"torch_dtype": "bfloat16"})
+    print(f"{onto} with {patch} written to {output} in bfloat16; its digest is as written")
+    return 0
+
+
+def _exported(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The description and the tensors of an export."""
+    try:
+        described = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
+        return dict(described), read_tensors(folder)
+    except (FileNotFoundError, ValueError, TypeError, SafetensorError) as error:
+        line = f"--onto={folder}: no export lies there that can be read ({error})"
+        raise RefusedError([line], "export") from error
 
 
 def _save_tokenizer(folder: Path, trained: Trained) -> None:

@@ -57,12 +57,7 @@ def load_llama(path: str | pathlib.Path, **changes: Any) -> tuple[Model, Params]
     path = pathlib.Path(path)
     described = json.loads((path / "config.json").read_text(encoding="utf-8"))
     model = build(config_from_llama(described, **changes))
-    files = sorted(path.glob("*.safetensors"))
-    if not files:
-        raise FileNotFoundError(
-            f"no *.safetensors file in {path}: give the folder of a LLaMA-shaped checkpoint"
-        )
-    return model, _assemble(model, _read(files))
+    return model, _assemble(model, read_tensors(path))
 
 
 def save_llama(
@@ -79,6 +74,15 @@ def save_llama(
     Raises:
       ValueError: lists the settings that a LLaMA checkpoint cannot express (QK-norm, GELU), and a
         wrong dtype.
+    """
+    write_llama(path, llama_tensors(model, params, dtype), config_to_llama(model.config, dtype))
+
+
+def llama_tensors(model: Model, params: Params, dtype: str = "float32") -> dict[str, np.ndarray]:
+    """The tensors of a LLaMA checkpoint by their names there; arguments as in `save_llama`.
+
+    Raises:
+      ValueError: as in `save_llama`.
     """
     config = model.config
     problems = []
@@ -97,13 +101,45 @@ def save_llama(
         array = np.asarray(jax.device_get(_lookup(params, keys)))
         array = array.T if keys[-1] == "kernel" else array
         tensors[name] = np.ascontiguousarray(array, dtype=jnp.dtype(dtype))
+    return tensors
+
+
+def write_llama(
+    path: str | pathlib.Path, tensors: dict[str, np.ndarray], described: dict[str, Any]
+) -> None:
+    """Writes tensors of `llama_tensors` and the config.json of `config_to_llama` in a folder.
+
+    The file of an earlier checkpoint is replaced whole.
+    """
     path = pathlib.Path(path)
     path.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, path / _FILE, metadata={"format": "pt"})
+    config, part = path / "config.json", path / f".{_FILE}.part"
+    save_file(tensors, part, metadata={"format": "pt"})
+    config.write_text(json.dumps(described, indent=2) + "\n")
     # safetensors makes files that only their owner can read.
-    described = path / "config.json"
-    described.write_text(json.dumps(config_to_llama(config, dtype), indent=2) + "\n")
-    (path / _FILE).chmod(described.stat().st_mode)
+    part.chmod(config.stat().st_mode)
+    part.replace(path / _FILE)
+
+
+def read_tensors(path: str | pathlib.Path) -> dict[str, np.ndarray]:
+    """The tensors of all safetensors files in a folder, by name, in their own dtypes.
+
+    Raises:
+      FileNotFoundError: there is none.
+    """
+    files = sorted(pathlib.Path(path).glob("*.safetensors"))
+    if not files:
+        raise FileNotFoundError(
+            f"no *.safetensors file in {path}: give the folder of a LLaMA-shaped checkpoint"
+        )
+    tensors = {}
+    for file in files:
+        with safe_open(file, framework="np") as opened:
+            for name in opened.keys():  # noqa: SIM118 (no mapping)
+                # Old checkpoints store the rotary frequencies, which follow from the config.
+                if not name.endswith("rotary_emb.inv_freq"):
+                    tensors[name] = opened.get_tensor(name)
+    return tensors
 
 
 def config_from_llama(described: dict[str, Any], **changes: Any) -> TransformerConfig:
@@ -206,17 +242,6 @@ def _names(config: TransformerConfig) -> dict[str, tuple]:
         for name, keys in _BLOCK_NAMES.items():
             names[f"model.layers.{layer}.{name}"] = ("blocks", layer, *keys)
     return names
-
-
-def _read(files: list[pathlib.Path]) -> dict[str, np.ndarray]:
-    tensors = {}
-    for file in files:
-        with safe_open(file, framework="np") as opened:
-            for name in opened.keys():  # noqa: SIM118 (no mapping)
-                # Old checkpoints store the rotary frequencies, which follow from the config.
-                if not name.endswith("rotary_emb.inv_freq"):
-                    tensors[name] = opened.get_tensor(name)
-    return tensors
 
 
 def _assemble(model: Model, tensors: dict[str, np.ndarray]) -> Params:

@@ -303,6 +303,53 @@ def test_an_export_of_an_older_step(folder, capsys):
     assert "no checkpoint of step 21" in printed and f"it holds [20, {STEPS}]" in printed
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_patch_makes_the_newer_export_of_the_older_one(dtype, folder, capsys):
+    run, out = f"--workdir={folder / 'run'}", folder / f"patched_{dtype}"
+    patch, older, newer = out / "20.safetensors", out / "older", out / "newer"
+    assert main(["export", run, "--since=20", f"--output={patch}"]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith(f"step 20 to {STEPS}: ") and f"{patch.stat().st_size:,} bytes" in told
+    assert main(["export", run, "--step=20", f"--dtype={dtype}", f"--output={older}"]) == 0
+    assert main(["export", run, "--dtype=bfloat16", f"--output={newer}"]) == 0
+    onto = f"--onto={older}"
+    assert main(["export", f"--apply={patch}", onto, f"--output={out / 'made'}"]) == 0
+    assert "its digest is as written" in capsys.readouterr().out
+    for place in ("made", "older"):  # the latter in its own place
+        if place == "older":
+            assert main(["export", f"--apply={patch}", onto, f"--output={older}"]) == 0
+        found = {file.name: file.read_bytes() for file in (out / place).iterdir()}
+        assert found == {file.name: file.read_bytes() for file in newer.iterdir()}
+    assert main(["export", f"--apply={patch}", onto, f"--output={older}"]) == 2
+    assert "made for weights" in capsys.readouterr().err
+
+
+def test_a_patch_that_cannot_be_written_or_applied(folder, tmp_path, capsys):
+    run, out, patch = f"--workdir={folder / 'run'}", f"--output={tmp_path / 'o'}", tmp_path / "p"
+
+    def told(*arguments):
+        assert main(["export", *arguments]) == 2
+        assert not (tmp_path / "o").exists()
+        return capsys.readouterr().err
+
+    assert f"--since={STEPS}: not older than step {STEPS}" in told(run, f"--since={STEPS}", out)
+    assert f"it holds [20, {STEPS}]" in told(run, "--since=10", out)
+    assert "--dtype has no effect beside --since" in told(run, "--since=20", "--dtype=float32", out)
+    assert "--onto is missing" in told(f"--apply={patch}", out)
+    both = told(f"--apply={patch}", "--onto=x", run, "--step=20", out)
+    assert "--workdir has no effect beside --apply" in both and "--step has no effect" in both
+    assert "--onto has no effect without --apply" in told(run, "--onto=x", out)
+    assert f"--apply={patch}: there is no such file" in told(f"--apply={patch}", "--onto=x", out)
+    patch.write_bytes(b"no patch")
+    onto = [f"--onto={tmp_path}", out]
+    assert "no export lies there that can be read" in told(f"--apply={patch}", *onto)
+    assert main(["export", run, f"--output={tmp_path / 'export'}"]) == 0
+    onto = [f"--onto={tmp_path / 'export'}", out]
+    folder_given = told(run, "--since=20", f"--output={tmp_path}")
+    assert "a folder; a patch is one file" in folder_given
+    assert "no patch, or a damaged one" in told(f"--apply={patch}", *onto)
+
+
 def test_a_sample_of_an_older_step(folder, capsys):
     arguments = ["sample", f"--workdir={folder / 'run'}", "--count=20", "--prompt=ab"]
     texts = []
