@@ -42,9 +42,9 @@ class Event:
       ahead: landing: bytes of one region's anchor sent ahead; `bytes_sent` and `bytes_received`
         then count it.
       values: device arrays by name. A send has `delta_norm`, `left_out`, `weight`, and with
-        `Engine(codec_error=True)` `codec_error`, all `[R]`. A landing has `mean_norm` `[A]` or
-        `[1]`, `update_norm` `[A]`, with gossip `pull_norm` `[R]`; others by method (`rank`,
-        `seconds`, `correction_ratio`).
+        `Engine(codec_error=True)` `codec_error` and `sent_share`, all `[R]`. A landing has
+        `mean_norm` `[A]` or `[1]`, `update_norm` `[A]`, with gossip `pull_norm` `[R]`; others by
+        method (`rank`, `seconds`, `correction_ratio`).
     """
 
     kind: str

@@ -244,8 +244,9 @@ class Setup:
         bool,
         IN_CONFIG,
         SWITCH,
-        "let sends measure how far decoded payloads are from what they stand for (metric "
-        "`codec_error`); it takes another decoding, and its memory.",
+        "let sends measure how far decoded payloads are from what they stand for, and how many "
+        "entries they carry (metrics `codec_error`, `sent_share`); it takes another decoding, and "
+        "its memory.",
     ] = False
     concurrent_exchange: Annotated[
         bool | None,

@@ -26,6 +26,7 @@ _EVENT_OWN = {
     "delta_norm": math.nan,
     "left_out": 0.0,
     "codec_error": math.nan,
+    "sent_share": math.nan,
     "weight": 0.0,
     "correction_ratio": math.nan,
     "pull_norm": math.nan,

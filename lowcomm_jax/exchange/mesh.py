@@ -204,8 +204,8 @@ class MeshExchange:
         state_R: PyTree,
         accepted_R: jax.Array | None = None,
         params_A: PyTree = None,
-    ) -> tuple[PyTree, PyTree, jax.Array]:
-        """As `encode`, and ||decoded - delta|| of every region, fp32 `[R]`."""
+    ) -> tuple[PyTree, PyTree, jax.Array, jax.Array]:
+        """As `encode`; ||decoded - delta|| and the share decoded as other than 0, fp32 `[R]`."""
         return self._encode(delta_R, state_R, accepted_R, params_A, measure=True)
 
     def _encode(self, delta_R, state_R, accepted_R, params_A, measure: bool):
@@ -216,13 +216,16 @@ class MeshExchange:
             delta = _moved(codec, delta)
             params = None if params is None else _moved(codec, params)
             payload, new_state = codec.encode_if(accepted, delta, state, params)
-            missed = None
+            missed = share = None
             if measure:
-                apart = jax.tree.map(jnp.subtract, codec.decode(payload, delta), delta)
-                missed = _norm(codec, apart)
+                decoded = codec.decode(payload, delta)
+                apart = jax.tree.map(jnp.subtract, decoded, delta)
+                missed = jnp.sqrt(_squares(codec, apart))
+                sent = jax.tree.map(lambda x: (x != 0).astype(jnp.float32), decoded)
+                share = _squares(codec, sent) / sum(math.prod(x.shape) for x in like.values())
             if self._deals:
                 payload = codec.deal(payload, like, self.parts)
-            return payload, new_state, missed
+            return payload, new_state, missed, share
 
         params, axis = (params_A, 0) if codec.reads_params else (None, 0)
         if params is not None and next(iter(params.values())).shape[0] == 1:
@@ -230,12 +233,13 @@ class MeshExchange:
         args, axes = (delta_R, state_R, accepted_R, params), (0, 0, 0, axis)
         states = self.state_specs(without_lead(state_R), like)
         if not codec.local:
-            payload_R, new_R, missed_R = self.regions.lift(encode, axes)(*args)
-            return payload_R, self._pinned(new_R, states), missed_R
+            payload_R, new_R, *measured = self.regions.lift(encode, axes)(*args)
+            return payload_R, self._pinned(new_R, states), *measured
         lies = codec.payload_specs(like)
         if self._deals:
             lies = jax.tree.map(lambda spec: P(None, *spec), lies)
-        given, made = (own, states, P(), own), (lies, states, P() if measure else None)
+        told = P() if measure else None
+        given, made = (own, states, P(), own), (lies, states, told, told)
         return self.regions.on_devices(encode, axes, given, made)(*args)
 
     def _pinned(self, tree_R: PyTree, specs: PyTree) -> PyTree:
@@ -513,15 +517,15 @@ def _moved(codec: Codec, tree: PyTree, back: bool = False) -> PyTree:
     return jax.tree_util.tree_map_with_path(one, tree)
 
 
-def _norm(codec: Codec, tree: PyTree) -> jax.Array:
-    """Norm of leaves of which devices hold parts, fp32 `[]`."""
+def _squares(codec: Codec, tree: PyTree) -> jax.Array:
+    """Sum of squares of leaves of which devices hold parts, fp32 `[]`."""
     places, total = codec.places, jnp.float32(0)
     for path, x in jax.tree_util.tree_flatten_with_path(tree)[0]:
         square = jnp.sum(jnp.square(x))
         place = places.get(path_name(path))
         axes = () if place is None else tuple(a for e in place.spec for a in axis_names(e))
         total += jax.lax.psum(square, axes) if axes else square
-    return jnp.sqrt(total)
+    return total
 
 
 def _lead(tree: PyTree) -> PyTree:

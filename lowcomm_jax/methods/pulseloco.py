@@ -17,7 +17,8 @@ mu     outer Nesterov momentum                      in `outer` (0.9)
 
 Payloads have a static size: k places for each chunk of 64 x 64 entries, fp32 values with indices of
 12 bits, 0.34 bytes a parameter by default, 11.6 times less than fp32. Where more entries of a chunk
-pass the gate, the k largest travel and the others wait.
+pass the gate, the k largest travel and the others wait. The metric `sent_share`
+(`Engine(codec_error=True)`) says how full the places are.
 
 How many pass depends on the learning rate. The source reports about 99 % of a step's changes to
 vanish in bf16 at the rates of post-training. At those of pre-training more of them do not, and a

@@ -149,7 +149,8 @@ class RoundFunctions:
 
     Attributes:
       stacked: path prefixes of leaves with a leading layer axis.
-      codec_error: whether a send measures the codec's error, which decodes payloads once more.
+      codec_error: whether a send measures the codec's error and the share of entries that it sends,
+        which decodes payloads once more.
       rules_K: (outer rule, landing rule) of each fragment, or of all of them.
     """
 
@@ -189,7 +190,8 @@ class RoundFunctions:
         Returns:
           The dict of `encode`, with `snapshot` (None unless `with_snapshot`) and, if it is
           measured, `codec_error` `[R]`: ||decoded - Delta|| / ||Delta||, with the residual's part
-          in it. It is not measured for codecs whose payloads are increments.
+          in it, and `sent_share` `[R]`: entries that receivers decode as other than 0, of all.
+          Both are not measured for codecs whose payloads are increments.
         """
         theta = fragmentation.take(values.params, rows)
         anchor = fragmentation.take(base, rows)
@@ -219,13 +221,13 @@ class RoundFunctions:
             twice.
           codec_state: leaves `[R, ...]`.
           level: of the codec.
-          measure: whether to measure `codec_error`.
+          measure: whether to measure `codec_error` and `sent_share`.
           params: weights for a codec that reads them, fp32 leaves `[A, ...]`.
 
         Returns:
           dict with payload, codec_state, `accepted` `[R]`, `weight` `[R]` (0 where not accepted),
           `delta_norm` `[R]`, `left_out` `[R]` (took part, but is not accepted), and, to `measure`,
-          `codec_error` (`make_payload`).
+          `codec_error` and `sent_share` (`make_payload`).
         """
         delta, takes_part_R = delta_of(*given), senders.takes_part
         [norm_R] = self.norms(delta)
@@ -241,8 +243,9 @@ class RoundFunctions:
                 delta = delta_of(*given)
             coded = (delta, codec_state, accepted if large else None, params)
             if measure:
-                payload, new_state, missed_R = exchange.encode_and_measure(*coded)
-                measured["codec_error"] = missed_R / jnp.maximum(norm_R, _TINY)
+                payload, new_state, missed_R, share_R = exchange.encode_and_measure(*coded)
+                missed_R = missed_R / jnp.maximum(norm_R, _TINY)
+                measured = {"codec_error": missed_R, "sent_share": share_R}
             else:
                 payload, new_state = exchange.encode(*coded)
             if not large:

@@ -52,7 +52,7 @@ from lowcomm_jax.sync.round_programs import RoundPrograms
 
 PyTree = Any
 
-_SENT_VALUES = ("delta_norm", "left_out", "weight", "codec_error")
+_SENT_VALUES = ("delta_norm", "left_out", "weight", "codec_error", "sent_share")
 FAR = 512  # steps that are asked for at once
 
 

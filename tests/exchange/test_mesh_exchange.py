@@ -149,7 +149,7 @@ def test_who_is_not_accepted_keeps_its_state(slots):
     @jax.jit
     def run(delta_R, states, accepted_R):
         plain = exchange.encode(delta_R, states)
-        payload, new, missed = exchange.encode_and_measure(delta_R, states, accepted_R)
+        payload, new, missed, _ = exchange.encode_and_measure(delta_R, states, accepted_R)
         return plain, (payload, new, missed), exchange.decode(payload, LIKE)
 
     (_, every), (_, some, missed), decoded = jax.tree.map(np.asarray, run(delta, before, accepted))

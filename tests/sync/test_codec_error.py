@@ -9,6 +9,7 @@ import pytest
 from oracle.jax_problem import loss_fn
 
 import lowcomm_jax as lc
+from lowcomm_jax.compression.grid import Unit, grid_of
 
 STEPS, REGIONS = 4, 2
 MESHES = [(1, 1), (2, 2)]
@@ -45,6 +46,20 @@ def test_it_is_the_relative_distance_of_what_is_read(region, fsdp):
             missed += float(np.sum((read - delta).astype(np.float64) ** 2))
             whole += float(np.sum(delta.astype(np.float64) ** 2))
         assert error == pytest.approx(np.sqrt(missed / whole), rel=2e-3)
+
+
+@pytest.mark.parametrize("region, fsdp", MESHES)
+def test_the_share_of_entries_that_travel(region, fsdp):
+    mesh = lc.make_mesh(region=region, fsdp=fsdp, devices=jax.devices()[: region * fsdp])
+    codec = {"name": "topk", "k": 2, "block": 4}
+    start, _, history = trained(lc.methods.local_sgd(STEPS, codec=codec), mesh)
+    units = [(grid_of(x.shape, False, Unit(4, 4)), x.size) for x in map(np.asarray, start.values())]
+    travel = sum(g.down * g.across * min(g.height * g.width, 2) for g, _ in units)
+    share = travel / sum(size for _, size in units)
+    assert 0.2 < share < 0.9
+    np.testing.assert_allclose(sent(history)["sent_share"], [share] * REGIONS, rtol=1e-6)
+    _, _, history = trained(lc.methods.local_sgd(STEPS, codec="bf16"), mesh)
+    np.testing.assert_array_equal(sent(history)["sent_share"], [1.0] * REGIONS)
 
 
 def test_without_a_codec_nothing_is_missed_and_nothing_said():
