@@ -2,9 +2,17 @@
 
     python -m experiments train --config=configs/pulseloco.py --workdir=runs/pulseloco
 
-At the learning rate of this run the gate hardly closes: with 60 steps, 99 % of the entries would
-have changed the bf16 anchor in the second round (one seed), and the 256 places of a chunk decide
-what travels. The shares that the paper reports are those of post-training.
+Expected after 600 steps (1.2M tokens, Python 3.11 sources, one seed): evaluation loss 2.08 (DiLoCo:
+1.75), 20.7 MB sent per region (119 MB), in about three minutes on two cores.
+
+At this learning rate the gate hardly closes. In a run of 60 steps 99 % of the entries passed it in
+the second round, so that the 256 places of a chunk decided what travels. From the weights of a
+DiLoCo run, with `--config.model.init_from=... --config.steps=90 --config.inner.warmup_steps=0`:
+
+- `--config.inner.learning_rate=1e-5`: 6.1 % travelled in each of three rounds, places were full, and
+  in the last one 14 % waited that had passed.
+- `--config.inner.learning_rate=1e-6`: 4.1, 3.6 and 2.4 % travelled, and next to none that had
+  passed waited in the last one.
 """
 
 from ml_collections import ConfigDict

@@ -188,10 +188,10 @@ class RoundFunctions:
           level: of the codec (`Codec.at`).
 
         Returns:
-          The dict of `encode`, with `snapshot` (None unless `with_snapshot`) and, if it is
-          measured, `codec_error` `[R]`: ||decoded - Delta|| / ||Delta||, with the residual's part
-          in it, and `sent_share` `[R]`: entries that receivers decode as other than 0, of all.
-          Both are not measured for codecs whose payloads are increments.
+          The dict of `encode`, with `snapshot` (None unless `with_snapshot`). If it is measured, it
+          has `codec_error` `[R]`: ||decoded - Delta|| / ||Delta||, with the residual's part
+          in it. Beside it stands `sent_share` `[R]`: entries that receivers decode as other than 0,
+          of all. Neither is measured for codecs whose payloads are increments.
         """
         theta = fragmentation.take(values.params, rows)
         anchor = fragmentation.take(base, rows)
