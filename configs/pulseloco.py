@@ -9,8 +9,8 @@ At this learning rate the gate hardly closes. In a run of 60 steps 99 % of the e
 the second round, so that the 256 places of a chunk decided what travels. From the weights of a
 DiLoCo run, with `--config.model.init_from=... --config.steps=90 --config.inner.warmup_steps=0`:
 
-- `--config.inner.learning_rate=1e-5`: 6.1 % travelled in each of three rounds, places were full, and
-  in the last one 14 % waited that had passed.
+- `--config.inner.learning_rate=1e-5`: 6.1 % travelled in each of three rounds, at most 6.25 %;
+  in the last one 14 % more waited, for want of places.
 - `--config.inner.learning_rate=1e-6`: 4.1, 3.6 and 2.4 % travelled, and next to none that had
   passed waited in the last one.
 """

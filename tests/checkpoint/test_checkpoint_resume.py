@@ -100,7 +100,7 @@ def check_what_is_saved(name, half):
     if name == "noloco":
         assert np.ptp(half["anchor/a"], axis=0).max() > 1e-3
         assert np.any(half["outer/0/momentum/a"] != 0)
-    if name in ("ddp", "streaming_partly", "noloco", "sparseloco", "muloco", "demo"):
+    if name in ("ddp", "streaming_partly", "noloco", "sparseloco", "pulseloco", "muloco", "demo"):
         assert np.any(half["codec/0/residual/a"] != 0), name
     if name.startswith("sparta"):
         assert half["channels/sparta/takes_part"].all()

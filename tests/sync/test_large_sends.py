@@ -47,7 +47,7 @@ def trained(codec):
     return np.stack(anchors)
 
 
-@pytest.mark.parametrize("name", ["int4", "low_rank"])
+@pytest.mark.parametrize("name", ["int4", "low_rank", "bf16_gate"])
 def test_a_large_fragment_trains_as_a_small_one(name, monkeypatch):
     settings = {"rank": 2, "least": 1.0} if name == "low_rank" else {}
     codec = make(name, stacked=("blocks",), reduce="all_gather", **settings)
