@@ -107,7 +107,7 @@ def test_muloco_two_shot():
     for t in range(1, steps + 1):
         state, _ = engine.step(state, oracle.step_batch(batches, t), mask[t - 1])
         seen.append((anchors(state), jax.tree.map(np.array, lc.region_params(state))))
-    assert engine.sync_loop(state).programs.exchange.slices is not None
+    assert engine.sync_loop(state).programs.exchange.parts is not None
     params, common = oracle.make_params(shapes=shapes), {"period": 4, "inner": SGD[0]}
     common["participants"] = mask
     check(seen, oracle.run_muloco(params, batches, slices=regions, **common))
