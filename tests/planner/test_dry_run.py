@@ -10,7 +10,8 @@ import optax
 import pytest
 
 import lowcomm_jax as lc
-from lowcomm_jax.compression import PerTensor, matrix
+from lowcomm_jax.compression import PerTensor, UnitCodec
+from lowcomm_jax.compression.grid import Unit
 from lowcomm_jax.network import uniform
 from lowcomm_jax.planner.dry_run import Scenario, play
 from lowcomm_jax.planner.methods import FACTORIES, planned
@@ -157,19 +158,17 @@ class Odd(Staggered):
 
 
 @dataclasses.dataclass(frozen=True)
-class Halves(matrix.MatrixCodec):
+class Halves(UnitCodec):
     """A codec of one's own: half precision."""
 
     name = "halves"
+    unit = Unit(1, 1)
 
-    def encode(self, x, state):
-        return x.astype(jnp.float16), state
+    def encode(self, x, matrix, params=None):
+        return {"x": x.astype(jnp.float16)}
 
-    def decode(self, payload, shape):
-        return payload.astype(jnp.float32)
-
-    def nbytes(self, shape):
-        return 2 * math.prod(shape)
+    def decode(self, payload, unit):
+        return payload["x"].astype(jnp.float32)
 
 
 def test_a_method_and_a_codec_of_ones_own_are_planned_without_a_line_of_theirs():
