@@ -2,8 +2,9 @@
 
     python tests/campaigns.py FOLDER [SEED ...]
 
-Each is `python -m experiments faults` with a seed of its own, on a small model and the text of docs/. A line says how it ended; its output lies in FOLDER/SEED.log. Some 50 minutes on two
-idle cores. Exit code 1: an anchor differed, or a job failed.
+Each is `python -m experiments faults` with a seed of its own, on a small model and the text of
+docs/. A line says how it ended; its output lies in FOLDER/SEED.log. Some 50 minutes on two idle
+cores. Exit code 1: an anchor differed, or a job failed.
 """
 
 from __future__ import annotations
