@@ -24,6 +24,7 @@ STABLE = {
 OTHERS = {
     "lowcomm_jax.rules.batching": "batch sizes that grow: `lc.batching`",
     "lowcomm_jax.rules.topology": "who averages with whom: `lc.topology`",
+    "lowcomm_jax.params.roles": "which rows of which leaves a region trains: `lc.roles`",
     "lowcomm_jax.rules.consensus": "how far regions are apart: `lc.consensus`",
     "lowcomm_jax.exchange": "how payloads travel",
     "lowcomm_jax.network": "the virtual network and its clock",

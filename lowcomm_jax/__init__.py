@@ -7,6 +7,7 @@ from lowcomm_jax.aot import Target, ahead_of_time
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.mesh.launchers import connect_processes
 from lowcomm_jax.mesh.regions import make_mesh
+from lowcomm_jax.params import roles
 from lowcomm_jax.params_view import global_params, region_params
 from lowcomm_jax.planner import Workload, plan
 from lowcomm_jax.rules import batching, consensus, landing, merge, outer, topology
@@ -33,6 +34,7 @@ __all__ = [
     "outer",
     "plan",
     "region_params",
+    "roles",
     "shard_batch",
     "shard_batch_loss",
     "topology",

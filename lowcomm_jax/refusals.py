@@ -25,6 +25,7 @@ from lowcomm_jax.exchange import GroupExchange, MeshExchange
 from lowcomm_jax.mesh.regions import AXES, slice_of
 from lowcomm_jax.methods.base import per_fragment
 from lowcomm_jax.params.fragments import Pattern
+from lowcomm_jax.params.roles import RegionRoles
 from lowcomm_jax.refused import Problem, Row, collect, found_by, refuse
 from lowcomm_jax.rules.batching import BatchPolicy
 from lowcomm_jax.rules.merge import Merge
@@ -189,6 +190,21 @@ def _unmet_by_servers(s: Setup) -> list[str]:
         "no landing rule": m.landing is None,
     }
     return [] if m.servers is None else _unmet(needs)
+
+
+def _unmet_by_roles(s: Setup) -> list[str]:
+    m = s.method
+    needs = {
+        "signal='progress'": m.signal == "progress",
+        "a main exchange (not schedule.Never)": m.has_anchor,
+        "anchors='shared', topology=None": m.anchors == "shared" and m.topology is None,
+        "base='anchor'": m.base == "anchor",
+        "a dense payload (codec=None)": m.codec is None,
+        "the mean (merge=None)": m.merge is None,
+        "no channels": not m.channels,
+        "a fixed batch and one trainer (no inner_batching, no trainers)": not m.adapts,
+    }
+    return [] if m.roles is None else _unmet(needs)
 
 
 def _unmet_by_gossip(s: Setup) -> list[str]:
@@ -558,6 +574,18 @@ OF_THE_METHOD = (
         lambda s: isinstance(codec := _servers_codec(s), Codec) and _reduces(codec),
         "global_codec.reduce='two_shot': nothing is reduced there; leave it out",
     ),
+    Row(
+        "method",
+        lambda s: not isinstance(s.method.roles, RegionRoles | None),
+        "roles={m.roles!r}: give roles of lowcomm_jax.roles, or None",
+    ),
+    Row(
+        "method regions",
+        lambda s: (
+            s.method.roles.violations(s.regions) if isinstance(s.method.roles, RegionRoles) else []
+        ),
+    ),
+    Row("method", _unmet_by_roles, "roles that differ by region need {wrong}"),
     Row("method", _unmet_by_gossip, "topology={m.topology}: gossip needs {wrong}"),
     Row(
         "method regions",

@@ -27,6 +27,7 @@ ROOMS = (
     "lowcomm_jax.merge",
     "lowcomm_jax.batching",
     "lowcomm_jax.topology",
+    "lowcomm_jax.roles",
     "lowcomm_jax.exchange",
     "lowcomm_jax.compression",
     "lowcomm_jax.schedule",
@@ -43,9 +44,13 @@ WITH_METHODS = (
     "lowcomm_jax.batching",
     "lowcomm_jax.checkpoint",
     "lowcomm_jax.topology",
+    "lowcomm_jax.roles",
 )
 # What programs call of a room that offers more to the others.
-NAMED = {"lowcomm_jax.topology": ("Gossip", "groups")}
+NAMED = {
+    "lowcomm_jax.topology": ("Gossip", "groups"),
+    "lowcomm_jax.roles": ("RegionRoles", "Rows", "Shares"),
+}
 
 
 def _default(value: object) -> str:

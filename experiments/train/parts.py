@@ -20,7 +20,7 @@ from typing import Any
 import optax
 
 from experiments.cli import OWN, closest, named_function, problems_of
-from lowcomm_jax import batching, landing, merge, methods, outer, schedule, topology
+from lowcomm_jax import batching, landing, merge, methods, outer, roles, schedule, topology
 from lowcomm_jax.compression import Codec, LeafCodec, PerTensor, UnitCodec, error_feedback, registry
 from lowcomm_jax.compression.rules import PRESETS
 from lowcomm_jax.methods.adloco import TESTS
@@ -114,6 +114,13 @@ PARTS = {
         {"gossip": topology.Gossip},
         (topology.Gossip,),
         "a lowcomm_jax.topology.Gossip",
+        gradient=False,
+    ),
+    "roles": PartKind(
+        "which rows of which leaves a region trains",
+        {"shares": roles.Shares, "rows": roles.Rows},
+        (roles.RegionRoles,),
+        "a lowcomm_jax.roles.RegionRoles",
         gradient=False,
     ),
     "inner_batching": PartKind(

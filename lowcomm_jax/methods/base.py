@@ -17,6 +17,7 @@ from lowcomm_jax import compression
 from lowcomm_jax.channels import Channel
 from lowcomm_jax.compression import Codec
 from lowcomm_jax.params.fragments import Pattern
+from lowcomm_jax.params.roles import RegionRoles
 from lowcomm_jax.refused import collect
 from lowcomm_jax.rules import merge
 from lowcomm_jax.rules.topology import Gossip
@@ -88,6 +89,8 @@ class Method:
         by one costs bytes: every region then receives all of them.
       hands_out: what regions are given instead of the anchor: `(anchor, outer state) -> values`,
         trees of one anchor; None = the anchor.
+      roles: which rows of which leaves a region trains (`lowcomm_jax.roles`); None = all regions
+        train all. Inner steps leave the rest of a region where it is: no gradient, no weight decay.
       servers: a level of local servers between regions and anchor; None = there is one level. With
         servers the schedule is `schedule.TwoLevels`, and `outer` the rule of the global server.
     """
@@ -110,6 +113,7 @@ class Method:
     merge: Any = None
     hands_out: Callable[[Any, Any], Any] | None = None
     servers: LocalServers | None = None
+    roles: RegionRoles | None = None
 
     def __post_init__(self) -> None:
         _make_named(self, "codec", compression.make, "codec: ")

@@ -29,6 +29,7 @@ from lowcomm_jax.network import step_seconds, sync_seconds
 from lowcomm_jax.network.collectives import store_seconds
 from lowcomm_jax.params.fragments import Fragments, partition
 from lowcomm_jax.params.layout import UNFIT, Layout
+from lowcomm_jax.params.roles import trained_rows
 from lowcomm_jax.params.sharding import SpecFn, fsdp_specs, leaf_shardings, optimizer_shardings
 from lowcomm_jax.refused import Refused, refuse
 from lowcomm_jax.schedule import Learners, Timing
@@ -138,10 +139,10 @@ def build(setup: Setup, layout: Layout, traffic: TrafficFn = MeshExchange.traffi
 
     Raises:
       ValueError: one of these. The parameters cannot be cut as the method asks
-        (`params.partition`). Parts of the method break their contract (`part_problems`). The
-        network's timing does not fit the schedule. The mesh has stages, and no leaf is cut over
-        them. The codec cannot work in stages. The codec sends increments, and the outer rule does
-        not sum them up.
+        (`params.partition`), or do not fit its roles (`params.roles`). Parts of the method break
+        their contract (`part_problems`). The network's timing does not fit the schedule. The mesh
+        has stages, and no leaf is cut over them. The codec cannot work in stages. The codec sends
+        increments, and the outer rule does not sum them up.
     """
     regions, method, shapes = setup.placed, setup.method, layout.train_shapes()
     schedule = method.schedule
@@ -153,6 +154,8 @@ def build(setup: Setup, layout: Layout, traffic: TrafficFn = MeshExchange.traffi
     if problems := part_problems(method, cut, setup.regions, setup.stacked) + unfit:
         raise Refused(f"parts of {method.name} cannot work", problems)
     likes = [cut.like(p) for p in range(len(cut))]
+    rows_R = trained_rows(method.roles, shapes, setup.regions)
+    here = {name: mask[list(setup.here)] for name, mask in rows_R.items()}
     check_averaged(setup, layout)
     check_increments(method, likes[0])
     warn_of_whole(method, likes)
@@ -192,6 +195,7 @@ def build(setup: Setup, layout: Layout, traffic: TrafficFn = MeshExchange.traffi
         setup.skip_nonfinite,
         gives_loss,
         tuple(f"{c.name}_{k}" for c in method.channels for k in ("left_out", "spread")),
+        here,
     )
     block, accumulating = _inner_programs(setup, step, functions, specs)
     concurrent = None

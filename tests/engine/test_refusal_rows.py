@@ -25,6 +25,7 @@ ONE = lc.make_mesh(devices=jax.devices()[:1])
 SUMMED = ef21(make("int8"))
 TWO_SHOT = make("int4", reduce="two_shot")
 JOBS = {"exchange": Others(R)}
+SHARES = lc.roles.Shares("a")
 PATHS = {"hops": lambda batch, keys: []}
 SERVERS = LocalServers(lc.outer.average(), 0.5)
 
@@ -131,6 +132,16 @@ MET = [
     (halos(codec=4), {}, "global_codec=4: give a codec"),
     (halos(codec=SUMMED), {}, "a server's update is applied by itself"),
     (halos(codec=TWO_SHOT), {}, "global_codec.reduce='two_shot': nothing is reduced"),
+    (like(D, roles="blocks"), {}, "roles='blocks': give roles of lowcomm_jax.roles"),
+    (like(D, roles=lc.roles.Shares("a", axis=-1)), {}, "axis=-1: give the number of the axis"),
+    (like(D, roles=SHARES, codec="int8"), {}, "need a dense payload (codec=None)"),
+    (like(m.edit(4), roles=SHARES), {}, "need the mean (merge=None)"),
+    (like(m.ddp(), roles=SHARES), {}, "need signal='progress'"),
+    (like(m.noloco(4, codec=None), roles=SHARES), {}, "need anchors='shared', topology=None"),
+    (like(m.heloco(4, EQUAL), roles=SHARES), {}, "need base='anchor'"),
+    (like(m.sparta(period=4), roles=SHARES), {}, "need no channels"),
+    (like(m.sparta(), roles=SHARES), {}, "need a main exchange"),
+    (like(m.adloco(4), roles=SHARES), {}, "need a fixed batch and one trainer"),
     (like(m.noloco(4), anchors="shared"), {}, "gossip needs anchors='per_region'"),
     (m.noloco(4, group_size=9), {}, "group_size=9: groups of 2 to 3"),
     (m.noloco(4, 4), {"regions": 512, "mesh": 8}, "use a mesh of one region slot"),
