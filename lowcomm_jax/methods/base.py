@@ -91,6 +91,7 @@ class Method:
         trees of one anchor; None = the anchor.
       roles: which rows of which leaves a region trains (`lowcomm_jax.roles`); None = all regions
         train all. Inner steps leave the rest of a region where it is: no gradient, no weight decay.
+        The mean of an entry is over the regions present that train it; without one it stays.
       servers: a level of local servers between regions and anchor; None = there is one level. With
         servers the schedule is `schedule.TwoLevels`, and `outer` the rule of the global server.
     """

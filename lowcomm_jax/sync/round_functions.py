@@ -11,11 +11,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import PartitionSpec as P
 
@@ -24,7 +25,7 @@ from lowcomm_jax.compression.placement import LARGEST
 from lowcomm_jax.exchange import MeshExchange
 from lowcomm_jax.exchange.mesh import without_lead
 from lowcomm_jax.exchange.pairs import GroupExchange
-from lowcomm_jax.mesh.regions import Regions
+from lowcomm_jax.mesh.regions import Regions, weighted_sum
 from lowcomm_jax.methods.base import Method, Rule
 from lowcomm_jax.optimizers import state_field
 from lowcomm_jax.params import fragments as fragmentation
@@ -152,6 +153,8 @@ class RoundFunctions:
       codec_error: whether a send measures the codec's error and the share of entries that it sends,
         which decodes payloads once more.
       rules_K: (outer rule, landing rule) of each fragment, or of all of them.
+      rows: leaf name -> bool `[R, ...]`, what each region of the run trains (`params.roles`).
+      here: numbers of the regions in this job.
     """
 
     regions: Regions
@@ -161,6 +164,8 @@ class RoundFunctions:
     stacked: tuple[str, ...]
     codec_error: bool
     rules_K: tuple[tuple[Rule, Rule], ...]
+    rows: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    here: tuple[int, ...] = ()
 
     # -- at the send ----------------------------------------------------------------------------
 
@@ -177,8 +182,9 @@ class RoundFunctions:
     ):
         """Encode every region's pseudo-gradient Delta = Theta - theta of one fragment.
 
-        A codec that reads the weights is given Theta, that Delta is measured against, as it is at
-        the send: Theta - Delta is what Delta alone would make of it.
+        It is 0 where the region does not train. A codec that reads the weights is given Theta, that
+        Delta is measured against, as it is at the send: Theta - Delta is what Delta alone would make
+        of it.
 
         Args:
           base: Theta, that Delta is measured against, `[A, ...]` or `[R, ...]`.
@@ -198,7 +204,15 @@ class RoundFunctions:
         rounding = fragmentation.take(values.rounding, rows)
         given, codec = (anchor, theta, rounding), self.exchange.codec
         measure = self.codec_error and codec is not None and not codec.increments
-        sent = self.encode(pseudo_gradient, given, codec_state, senders, level, measure, anchor)
+        own = self._masks(theta, rows)
+
+        def delta_of(*given):
+            delta = pseudo_gradient(*given)
+            return delta | {
+                k: jnp.where(x[np.array(self.here)], delta[k], 0) for k, x in own.items()
+            }
+
+        sent = self.encode(delta_of, given, codec_state, senders, level, measure, anchor)
         # A copy: the parameters' buffers are donated to the next inner step.
         return {**sent, "snapshot": jax.tree.map(jnp.copy, theta) if with_snapshot else None}
 
@@ -314,7 +328,9 @@ class RoundFunctions:
           rules: which of `rules_K` apply.
 
         Returns:
-          (held, metrics `[A]`): unchanged when all weights are 0 and there are no own parts.
+          (held, metrics `[A]`): unchanged when all weights are 0 and there are no own parts. So is
+          an entry that no region of a weight trains: its anchor, and what stands under its leaf's
+          name, in its leaf's shape, in the outer state.
         """
         anchor, outer_state, codec_state = held.anchor, held.outer, held.codec
         payload, weight_R, own = sent.payload, sent.weight, sent.extra
@@ -331,6 +347,7 @@ class RoundFunctions:
             if self.method.merge is not None:
                 merged = self._merged(mean, jnp.ones(1), held)
                 mean = merged.direction
+        mean, trained = self._of_trainers(mean, weight_R, rows)
         reduced, new_codec_state = mean, codec_state
         if codec_state is not None:
             counted_R = weight_R > 0 if sent.counted is None else sent.counted
@@ -338,7 +355,9 @@ class RoundFunctions:
         rule, _ = self.rules_K[rules]
         updates, new_state = self._outer(rule, mean, outer_state, base, own, exchange, told)
         if merged is not None:
-            updates, new_state = left_there(merged.moves, updates, new_state, outer_state)
+            trained |= merged.moves
+        if trained:
+            updates, new_state = left_there(trained, updates, new_state, outer_state)
         mean_norm, update_norm = self.norms(reduced, updates)
         updates, update_norm = self.guard.clip(updates, update_norm)
         moves = jnp.bool_(True) if own is not None else jnp.sum(weight_R) > 0
@@ -353,6 +372,32 @@ class RoundFunctions:
         metrics = {"mean_norm": mean_norm, "update_norm": jnp.where(moves, update_norm, 0.0)}
         metrics |= {} if rank is None else {"rank": rank}
         return AnchorState(fragmentation.put(anchor, rows, moved), *states), metrics
+
+    def _masks(self, leaves, rows) -> dict[str, jax.Array]:
+        """Of one fragment's leaves those that not all regions train whole: bool `[R, ...]`."""
+        own = {name: jnp.asarray(x) for name, x in self.rows.items() if name in leaves}
+        return fragmentation.take(own, rows)
+
+    def _of_trainers(self, mean, weight_R, rows) -> tuple[dict, dict[str, jax.Array]]:
+        """The mean of every entry over those who train it; whether anyone of a weight does.
+
+        Pseudo-gradients are 0 where a region does not train, so that the mean over all is too short
+        by total weight over that of those who train. Where all do, that is exactly 1.
+
+        Args:
+          mean: fp32 leaves `[1, ...]`, over all regions.
+
+        Returns:
+          (mean, bools that broadcast over a leaf of one region, of leaves with masks).
+        """
+        moves, scaled = {}, dict(mean)
+        for name, mask in self._masks(mean, rows).items():
+            total = weighted_sum(jnp.ones(weight_R.shape), weight_R)
+            of_trainers = weighted_sum(mask, weight_R)
+            moves[name] = of_trainers > 0
+            factor = jnp.where(moves[name], total / jnp.where(moves[name], of_trainers, 1.0), 0.0)
+            scaled[name] = mean[name] * factor[None]
+        return scaled, moves
 
     def _merged(self, delta, weight, held: AnchorState) -> Merged:
         """The merge rule's result for fp32 leaves `[R, ...]`, or for their mean: `[1, ...]`."""
@@ -524,15 +569,18 @@ def left_there(
     """(updates, outer state) in which tensors that do not move (`Merged.moves`) stay.
 
     Args:
-      moves: by leaf, bool scalars, `[layers]` of stacks.
+      moves: by leaf, bools over its leading axes: a scalar, `[layers]`, or one an entry; a leaf
+        that is not named goes.
       updates: leaves `[1, ...]`.
       new, old: outer states, after and before.
     """
     like = {name: jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for name, x in updates.items()}
 
-    def goes(name: str) -> jax.Array:
-        layers = moves[name].shape
-        return moves[name].reshape(1, *layers, *(1,) * (len(like[name].shape) - len(layers)))
+    def goes(name: str) -> jax.Array | bool:
+        if name not in moves:
+            return True
+        axes = moves[name].shape
+        return moves[name].reshape(1, *axes, *(1,) * (len(like[name].shape) - len(axes)))
 
     def kept(path, after, before):
         name = leaf_of(path, new, like)
@@ -600,7 +648,7 @@ class GossipRoundFunctions(RoundFunctions):
       groups: reduces over the groups of a round.
     """
 
-    groups: GroupExchange
+    groups: GroupExchange = dataclasses.field(kw_only=True)
 
     def outer_step(
         self,

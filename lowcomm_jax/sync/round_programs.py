@@ -182,11 +182,13 @@ def build(setup: Setup, layout: Layout, traffic: TrafficFn = MeshExchange.traffi
         setup.stacked,
         setup.codec_error,
         rules_K,
+        rows_R,
+        setup.here,
     )
     groups, functions = None, RoundFunctions(*parts)
     if method.topology is not None:
         groups = GroupExchange(exchange, method.topology)
-        functions = GossipRoundFunctions(*parts, groups)
+        functions = GossipRoundFunctions(*parts, groups=groups)
     step = InnerStep(
         setup.loss_fn,
         setup.optimizer,

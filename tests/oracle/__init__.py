@@ -32,6 +32,7 @@ from oracle.loop import Event, Snapshot, Trajectory
 from oracle.one_period import run_delayed, run_dilocox_dense, run_eager
 from oracle.outer import Average, DelayedNesterovServer, HeavyBall, Nesterov, Restarting
 from oracle.overlap import run_cocodc, run_streaming
+from oracle.partial import merged_experts, run_partial_updates
 from oracle.problem import (
     SHAPES,
     SIZE,
@@ -86,6 +87,7 @@ __all__ = [
     "make_batches",
     "make_params",
     "make_stream",
+    "merged_experts",
     "norm_test",
     "run_arrivals",
     "run_async_local_sgd",
@@ -109,6 +111,7 @@ __all__ = [
     "run_local_sgd",
     "run_muloco",
     "run_noloco",
+    "run_partial_updates",
     "run_pulseloco",
     "run_snoo",
     "run_sparseloco",

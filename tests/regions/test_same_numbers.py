@@ -37,6 +37,7 @@ METHODS = {
     "pulseloco": lambda: lc.methods.pulseloco(2, 2, 4),
     "as coded": lambda: lc.methods.decoupled_momentum(4, "as_coded", 4, 4),
     "isoloco": lambda: lc.methods.isoloco(4),
+    "roles": lambda: streaming(roles=lc.roles.Shares("^[ab]$")),
     "edit": lambda: lc.methods.edit(2, 0.08, 0.05, outlier=0.8, decay=0.3, warm_up=2, codec="int8"),
     "restarted": lambda: lc.methods.restarted_diloco(4, 2),
     "snoo": lambda: lc.methods.snoo(4),
@@ -81,6 +82,7 @@ QUICK = [
     ("gasloc", 3),
     ("edit", 3),
     ("pulseloco", 3),
+    ("roles", 3),
     ("radial", 3),
     ("as coded", 3),
 ]
