@@ -35,6 +35,7 @@ VARIANTS = ("heavy_ball", "nesterov")
 __all__ = [
     "DelayedNesterovState",
     "GossipState",
+    "Mixing",
     "MomentumAverageState",
     "RestartingState",
     "average",
@@ -48,6 +49,15 @@ __all__ = [
     "restarting",
     "sgd",
 ]
+
+
+class Mixing(optax.GradientTransformationExtraArgs):
+    """An Optax transform whose updates mix a tensor's entries, by products or sums over them.
+
+    Every region evaluates it for itself, of an anchor that all share. Of other rules, which are
+    evaluated entry by entry, compilers place the arithmetic: a product of tensors they would cut
+    over the regions, and exchange its parts, which no ledger announces.
+    """
 
 
 def sgd(learning_rate: optax.ScalarOrSchedule) -> Transform:

@@ -31,6 +31,7 @@ from lowcomm_jax.optimizers import state_field
 from lowcomm_jax.params import fragments as fragmentation
 from lowcomm_jax.params.sharding import leaf_of
 from lowcomm_jax.rules.merge import Merged, merge_leaves
+from lowcomm_jax.rules.outer import Mixing
 
 PyTree = Any
 _TINY = 1e-30
@@ -440,10 +441,15 @@ class RoundFunctions:
         told = told or {}
         if own is None:
 
-            def one_anchor(mean, state, params):
-                return rule.update(mean, state, params, **told)
+            def anchors(mean, outer_state, base, told):
+                def one_anchor(mean, state, params):
+                    return rule.update(mean, state, params, **told)
 
-            return jax.vmap(one_anchor)(mean, outer_state, base)
+                return jax.vmap(one_anchor)(mean, outer_state, base)
+
+            if isinstance(rule, Mixing) and self.method.anchors == "shared":
+                anchors = self.regions.everywhere(anchors)
+            return anchors(mean, outer_state, base, told)
         shared = jax.tree.map(lambda x: x[0], mean)
         own = {
             **own,

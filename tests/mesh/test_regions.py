@@ -1,5 +1,7 @@
 """Regions on device meshes: equal numbers everywhere, and no traffic where there must be none."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -149,9 +151,21 @@ def test_ddp_is_the_exception(model, params):
     assert crossing(collectives(lowered.compile().as_text()), shape)
 
 
-def test_outer_reduction_moves_each_shard_among_its_peers_only(model, params):
+def mixing():
+    """An outer rule that multiplies a tensor with itself, which compilers cut over regions."""
+
+    def update(delta, state, params=None, **extra):
+        return {k: -x @ (x.T @ x) if x.ndim == 2 else -x for k, x in delta.items()}, state
+
+    return lc.outer.Mixing(lambda params: optax.EmptyState(), update)
+
+
+@pytest.mark.parametrize("outer", [None, mixing()], ids=["nesterov", "mixing"])
+def test_outer_reduction_moves_each_shard_among_its_peers_only(model, params, outer):
     shape = (4, 1, 2, 1)
-    engine, state = make(model, params, METHODS["streaming"](), shape)
+    method = METHODS["streaming"]()
+    method = method if outer is None else dataclasses.replace(method, outer=outer)
+    engine, state = make(model, params, method, shape)
     loop = engine.sync_loop(state)
     programs, p = loop.programs, 0
     leaves = programs.fragments.leaves(state.anchor, p)
