@@ -118,7 +118,7 @@ PARTS = {
     ),
     "roles": PartKind(
         "which rows of which leaves a region trains",
-        {"shares": roles.Shares, "rows": roles.Rows},
+        roles.KINDS,
         (roles.RegionRoles,),
         "a lowcomm_jax.roles.RegionRoles",
         gradient=False,

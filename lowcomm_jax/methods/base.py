@@ -16,8 +16,8 @@ import optax
 from lowcomm_jax import compression
 from lowcomm_jax.channels import Channel
 from lowcomm_jax.compression import Codec
+from lowcomm_jax.params import roles
 from lowcomm_jax.params.fragments import Pattern
-from lowcomm_jax.params.roles import RegionRoles
 from lowcomm_jax.refused import collect
 from lowcomm_jax.rules import merge
 from lowcomm_jax.rules.topology import Gossip
@@ -89,9 +89,10 @@ class Method:
         by one costs bytes: every region then receives all of them.
       hands_out: what regions are given instead of the anchor: `(anchor, outer state) -> values`,
         trees of one anchor; None = the anchor.
-      roles: which rows of which leaves a region trains (`lowcomm_jax.roles`); None = all regions
-        train all. Inner steps leave the rest of a region where it is: no gradient, no weight decay.
-        The mean of an entry is over the regions present that train it; without one it stays.
+      roles: which rows of which leaves a region trains, of `lowcomm_jax.roles` or a mapping for
+        its `make`; None = all regions train all. Inner steps leave the rest of a region where it
+        is: no gradient, no weight decay. The mean of an entry is over the regions present that
+        train it; without one it stays.
       servers: a level of local servers between regions and anchor; None = there is one level. With
         servers the schedule is `schedule.TwoLevels`, and `outer` the rule of the global server.
     """
@@ -114,11 +115,12 @@ class Method:
     merge: Any = None
     hands_out: Callable[[Any, Any], Any] | None = None
     servers: LocalServers | None = None
-    roles: RegionRoles | None = None
+    roles: Any = None
 
     def __post_init__(self) -> None:
         _make_named(self, "codec", compression.make, "codec: ")
         _make_named(self, "merge", merge.make, "")
+        _make_named(self, "roles", roles.make, "")
         for name in ("outer", "landing"):
             object.__setattr__(self, name, _with_keywords(getattr(self, name)))
 

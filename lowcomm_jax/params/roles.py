@@ -19,7 +19,7 @@ import numpy as np
 
 from lowcomm_jax.refused import Refused, is_unknown, is_whole
 
-__all__ = ["RegionRoles", "Rows", "Shares", "trained_rows"]
+__all__ = ["RegionRoles", "Rows", "Shares", "make", "trained_rows"]
 
 
 class RegionRoles(abc.ABC):
@@ -74,7 +74,10 @@ class Shares(RegionRoles):
         named = [name for name in shapes if re.search(self.leaves, name)]
         found, problems = {}, []
         if not named:
-            problems.append(f"roles: {self.leaves!r} {is_unknown(self.leaves, shapes)}")
+            problems.append(
+                f"roles: {self.leaves!r} matches none of {len(shapes)} trained leaves, as "
+                f"{next(iter(shapes))!r}: correct it"
+            )
         for name in named:
             rows = _rows(name, shapes[name].shape, self.axis, problems)
             if rows is not None and rows < regions:
@@ -148,6 +151,31 @@ class Rows(RegionRoles):
         if problems:
             raise Refused("roles do not fit the parameters", problems)
         return found
+
+
+KINDS: dict[str, type[RegionRoles]] = {"rows": Rows, "shares": Shares}
+
+
+def make(spec: str | Mapping[str, Any] | RegionRoles) -> RegionRoles:
+    """Roles from a mapping with `name` and their settings.
+
+    Args:
+      spec: `{"name": "shares", "leaves": "experts/"}`, or roles, which are returned.
+
+    Raises:
+      ValueError: an unknown name, or settings that do not fit it.
+    """
+    if isinstance(spec, RegionRoles):
+        return spec
+    settings = {"name": spec} if isinstance(spec, str) else dict(spec)
+    name = settings.pop("name", None)
+    if name not in KINDS:
+        raise ValueError(f"roles={name!r} {is_unknown(name, KINDS)}")
+    try:
+        return KINDS[name](**settings)
+    except TypeError as error:
+        known = ", ".join(field.name for field in dataclasses.fields(KINDS[name]))
+        raise ValueError(f"roles: {name} has the settings {known} ({error}): give these") from None
 
 
 def trained_rows(

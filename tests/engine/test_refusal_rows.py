@@ -132,7 +132,7 @@ MET = [
     (halos(codec=4), {}, "global_codec=4: give a codec"),
     (halos(codec=SUMMED), {}, "a server's update is applied by itself"),
     (halos(codec=TWO_SHOT), {}, "global_codec.reduce='two_shot': nothing is reduced"),
-    (like(D, roles="blocks"), {}, "roles='blocks': give roles of lowcomm_jax.roles"),
+    (like(D, roles=5), {}, "roles=5: give roles of lowcomm_jax.roles"),
     (like(D, roles=lc.roles.Shares("a", axis=-1)), {}, "axis=-1: give the number of the axis"),
     (like(D, roles=SHARES, codec="int8"), {}, "need a dense payload (codec=None)"),
     (like(m.edit(4), roles=SHARES), {}, "need the mean (merge=None)"),

@@ -119,7 +119,7 @@ def refused(roles):
 
 
 def test_roles_that_do_not_fit_the_leaves():
-    assert "'x' is unknown: use a, b, c, s" in refused(Shares("x"))
+    assert "'x' matches none of 4 trained leaves, as 'a': correct it" in refused(Shares("x"))
     text = refused(Shares(""))
     assert "'c' has 2 rows along axis 0 for 3 regions" in text
     assert "'s' is [] and has no axis 0: leave it out" in text
@@ -151,5 +151,8 @@ def test_settings_that_cannot_work():
         assert wrong in found
     (line,) = lines_of(masked(Shares("(")), R)
     assert "'(' is no regular expression" in line
-    (line,) = lines_of(masked("a"), R)
-    assert "roles='a': give roles of lowcomm_jax.roles" in line
+    (line,) = lines_of(masked("share"), R)
+    assert "roles='share' is unknown (did you mean shares?): use rows, shares" in line
+    (line,) = lines_of(masked({"name": "shares", "leafs": "a"}), R)
+    assert "roles: shares has the settings leaves, axis" in line
+    assert masked({"name": "shares", "leaves": "a", "axis": 1}).roles == Shares("a", 1)
