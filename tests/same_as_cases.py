@@ -242,6 +242,8 @@ def methods() -> dict[str, Case]:
             lambda: lc.methods.edit(2, warm_up=1, outlier=0.8, decay=0.3, codec=coded("int4", 0.9))
         ),
         "a_edit": saved(lambda: lc.methods.a_edit(2.0, 0.5, (1.0, 0.6, 0.2), warm_up=1)),
+        "partial_updates": saved(lambda: lc.methods.partial_updates(4, lc.roles.Shares("^[ab]$"))),
+        "spes": saved(lambda: lc.methods.spes(2, "^a$", "a", merge_every=4, until=40)),
         "restarted_diloco": saved(lambda: lc.methods.restarted_diloco(2)),
         "snoo": Case(lambda: lc.methods.snoo(4), regions=1),
         "heloco": saved(lambda: lc.methods.heloco(4, (1.0, 0.6, 0.8), weight=0.6)),
@@ -409,6 +411,7 @@ def jobs() -> dict[str, Case]:
         "noloco": lambda: lc.methods.noloco(3, seed=1),
         "edit": lambda: lc.methods.edit(3, warm_up=1, outlier=0.8, decay=0.3),
         "gasloc": lambda: lc.methods.gasloc(3, 0.6, 0.3, 0.8, seed=1),
+        "spes": lambda: lc.methods.spes(3, "^a$", "a", merge_every=6, until=40),
     }
     learners = Case(decoupled, regions=2, jobs="store", rounds=4)
     return {

@@ -93,7 +93,7 @@ SLOW = [
     r"test_examples\.py::test_(the_slurm_script|two_processes_on)",
     r"test_precompile\.py::test_nothing_is_compiled_once\w+\[(?!cocodc)",
     r"test_deferred_events\.py::test_a_checkpoint\w+\[(streaming|dilocox)",
-    r"test_same_numbers\.py::(test_regions_of_one_and|\w+\[(?!dilocox-2|noloco-3|gasloc-3|edit-3|pulseloco-3|roles-3|radial-3|gossip))",
+    r"test_same_numbers\.py::(test_regions_of_one_and|\w+\[(?!dilocox-2|noloco-3|gasloc-3|edit-3|pulseloco-3|roles-3|spes-3|radial-3|gossip))",
     r"test_partly_away\.py::test_(one_region_is_cut_off\[False|round_trips\w+\[True)",
     r"test_plan_target\.py::test_a_training_config",
     r"test_inner_step\.py::test_with_tensor\w+\[mesh1",

@@ -1,7 +1,8 @@
 """Low-communication training methods, one paper a file, each a composition of the same parts.
 
 In: a paper's settings, as keywords of a factory. Out: a `Method`, which names a schedule, an outer
-rule, a landing rule, a codec, a topology, a batch policy and channels. No method knows the engine.
+rule, a landing rule, a codec, a topology, roles, a batch policy and channels. No method knows the
+engine.
 
 A factory raises for a setting that a rule refuses when it is made. What else cannot work becomes
 `Method.problems`, or is a row of `lowcomm_jax.refusals`: the engine refuses it all at once.
@@ -28,11 +29,13 @@ from lowcomm_jax.methods.isoloco import isoloco
 from lowcomm_jax.methods.local_sgd import local_sgd
 from lowcomm_jax.methods.muloco import muloco
 from lowcomm_jax.methods.noloco import noloco
+from lowcomm_jax.methods.partial_updates import partial_updates
 from lowcomm_jax.methods.pulseloco import pulseloco
 from lowcomm_jax.methods.restarted_diloco import restarted_diloco
 from lowcomm_jax.methods.snoo import snoo
 from lowcomm_jax.methods.sparseloco import sparseloco
 from lowcomm_jax.methods.sparta import sparta
+from lowcomm_jax.methods.spes import spes
 from lowcomm_jax.methods.streaming_diloco import streaming_diloco
 
 __all__ = [
@@ -59,10 +62,12 @@ __all__ = [
     "local_sgd",
     "muloco",
     "noloco",
+    "partial_updates",
     "pulseloco",
     "restarted_diloco",
     "snoo",
     "sparseloco",
     "sparta",
+    "spes",
     "streaming_diloco",
 ]

@@ -160,6 +160,7 @@ PUBLISHED = {
     "muloco": {"period": 30},
     "isoloco": {"period": 30},
     "restarted_diloco": {"period": 64},
+    "spes": {"axis": 1, "merge_every": None},
     "decoupled_momentum": {"period": 30},
 }
 LAWS = {"allreduce": DATA_PARALLEL, "ddp": DATA_PARALLEL} | dict.fromkeys(
@@ -184,6 +185,10 @@ def asked_for(regions: int) -> dict[str, Any]:
         "step_seconds": 6.0,
         "speeds": (1.0,) * regions,
         "groups": tuple((region,) for region in range(regions)),
+        # Payloads and states are of one size, whoever trains what; models here have no experts.
+        "roles": {"name": "shares", "leaves": "mlp/up", "axis": 1},
+        "experts": "mlp/up",
+        "compare": "mlp/up",
     }
 
 

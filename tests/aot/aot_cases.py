@@ -39,11 +39,13 @@ METHODS = {
     "local_sgd": lambda: M.local_sgd(8),
     "muloco": lambda: M.muloco(8, stacked=BLOCKS),
     "noloco": lambda: M.noloco(8),
+    "partial_updates": lambda: M.partial_updates(8, lc.roles.Shares("blocks/", 1)),
     "restarted_diloco": lambda: M.restarted_diloco(8),
     "snoo": lambda: M.snoo(8),
     "sparseloco": lambda: M.sparseloco(8, stacked=BLOCKS),
     "pulseloco": lambda: M.pulseloco(8, stacked=BLOCKS),
     "sparta": lambda: M.sparta(0.125),
+    "spes": lambda: M.spes(8, "blocks/up", "up", 1, merge_every=8),
     "streaming_diloco": lambda: M.streaming_diloco(8, 2, 2, 0.5),
 }
 

@@ -77,6 +77,11 @@ METHODS = {
     "isoloco": lambda: lc.methods.isoloco(4),
     "edit": lambda: lc.methods.edit(4, warm_up=1, outlier=0.8, decay=0.3, codec=feedback("int4")),
     "a_edit": lambda: lc.methods.a_edit(2.0, 0.5, (1.0, 0.6, 0.2), warm_up=1),
+    # Region 2 trains nothing of `b`; half way two of three merges are done.
+    "partial_updates": lambda: lc.methods.partial_updates(
+        4, lc.roles.Rows(({"b": (0, 5)}, {"b": (4, 7)}, {"b": (3, 3)}))
+    ),
+    "spes": lambda: lc.methods.spes(2, "^a$", "a", share=0.3, merge_every=4, until=40, donors=1),
     # Half way through the second of three rounds between two restarts.
     "restarted": lambda: lc.methods.restarted_diloco(2),
     "snoo": lambda: lc.methods.snoo(4),

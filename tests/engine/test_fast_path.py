@@ -31,6 +31,8 @@ METHODS = {
     "isoloco": lambda: lc.methods.isoloco(5),
     "edit": lambda: lc.methods.edit(4, warm_up=1, outlier=0.8, decay=0.3),
     "a_edit": lambda: lc.methods.a_edit(2.0, 0.5, (2.0, 1.0, 0.3), warm_up=1),
+    "partial_updates": lambda: lc.methods.partial_updates(4, lc.roles.Shares("^[ab]$")),
+    "spes": lambda: lc.methods.spes(2, "^a$", "a", share=0.3, merge_every=4, until=40, donors=1),
     "restarted": lambda: lc.methods.restarted_diloco(4, 2),
     "snoo": lambda: lc.methods.snoo(5),
     "as_coded": lambda: lc.methods.decoupled_momentum(5, "as_coded", k=3),

@@ -43,11 +43,13 @@ METHODS = {
     "local_sgd": lambda: M.local_sgd(8),
     "muloco": lambda: M.muloco(8),
     "noloco": lambda: M.noloco(8),
+    "partial_updates": lambda: M.partial_updates(8, lc.roles.Shares("mlp", 1)),
     "restarted_diloco": lambda: M.restarted_diloco(8),
     "snoo": lambda: M.snoo(8),
     "sparseloco": lambda: M.sparseloco(8),
     "pulseloco": lambda: M.pulseloco(8),
     "sparta": lambda: M.sparta(0.005),
+    "spes": lambda: M.spes(8, "mlp/up", "up"),
     "streaming_diloco": lambda: M.streaming_diloco(8, 2, 2, 0.5, codec="e3m0"),
 }
 

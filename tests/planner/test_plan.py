@@ -154,6 +154,8 @@ ROWS = {
     "isoloco": (30, 1, 0, "fp32", OUTER),
     "edit": (100, 1, 0, "fp32", OUTER),
     "a_edit": (100, 1, 0, "fp32", OUTER),
+    "partial_updates": (100, 1, 0, "fp32", OUTER),
+    "spes": (100, 1, 0, "fp32", {"anchor": 4.0}),
     "restarted_diloco": (64, 1, 0, "fp32", OUTER),
     "decoupled_momentum": (30, 1, 0, "dct_topk", {"anchor": 4.0, "residual": 4.0}),
     "heloco": (100, 1, 0, "fp32", {**OUTER, "received anchor": 4.0}),

@@ -23,6 +23,8 @@ RUN = {
     "noloco": lambda m: m.noloco(4),
     "gasloc": lambda m: m.gasloc(4, 0.6, 0.3, 0.8),
     "edit": lambda m: m.edit(4),
+    "partial_updates": lambda m: m.partial_updates(4, lc.roles.Shares("a")),
+    "spes": lambda m: m.spes(4, "a", "a"),
     "sparseloco": lambda m: m.sparseloco(4),
     "pulseloco": lambda m: m.pulseloco(4),
     "muloco": lambda m: m.muloco(4),

@@ -38,6 +38,7 @@ METHODS = {
     "as coded": lambda: lc.methods.decoupled_momentum(4, "as_coded", 4, 4),
     "isoloco": lambda: lc.methods.isoloco(4),
     "roles": lambda: streaming(roles=lc.roles.Shares("^[ab]$")),
+    "spes": lambda: lc.methods.spes(2, "^a$", "a", share=0.3, merge_every=4, until=40, donors=1),
     "edit": lambda: lc.methods.edit(2, 0.08, 0.05, outlier=0.8, decay=0.3, warm_up=2, codec="int8"),
     "restarted": lambda: lc.methods.restarted_diloco(4, 2),
     "snoo": lambda: lc.methods.snoo(4),
@@ -83,6 +84,7 @@ QUICK = [
     ("edit", 3),
     ("pulseloco", 3),
     ("roles", 3),
+    ("spes", 3),
     ("radial", 3),
     ("as coded", 3),
 ]

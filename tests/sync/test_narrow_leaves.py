@@ -58,6 +58,8 @@ METHODS = {
     "heloco": lambda: lc.methods.heloco(2, SPEEDS),
     "halos": lambda: lc.methods.halos(2, SPEEDS, ((0, 1), (2, 3))),
     "edit": lambda: lc.methods.edit(2, warm_up=1),
+    "partial_updates": lambda: lc.methods.partial_updates(2, lc.roles.Shares("^b/")),
+    "spes": lambda: lc.methods.spes(2, "^b/(wide|narrow)", "wide", merge_every=None),
     "restarted": lambda: lc.methods.restarted_diloco(2),
     "snoo": lambda: lc.methods.snoo(2),
     "muloco": lambda: lc.methods.muloco(2),

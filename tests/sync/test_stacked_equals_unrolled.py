@@ -123,6 +123,13 @@ METHODS = {
     "isoloco": lambda told: lc.methods.isoloco(4),
     "edit": lambda told: lc.methods.edit(4, warm_up=1, outlier=0.8, decay=0.3),
     "a_edit": lambda told: lc.methods.a_edit(2.0, 0.5, (1.0, 0.6, 0.8), clip=0.1),
+    # Rows of every layer: behind the axis of layers where there is one.
+    "partial_updates": lambda told: lc.methods.partial_updates(
+        4, lc.roles.Shares("blocks/", 1 if told else 0)
+    ),
+    "spes": lambda told: lc.methods.spes(
+        2, "blocks/", "w$", 1 if told else 0, share=0.4, merge_every=4, until=40, donors=2
+    ),
     "restarted_diloco": lambda told: lc.methods.restarted_diloco(2),
     "snoo": lambda told: lc.methods.snoo(4),
     "heloco": lambda told: lc.methods.heloco(4, (1.0, 0.6, 0.8), weight=0.6),

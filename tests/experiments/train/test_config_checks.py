@@ -41,6 +41,8 @@ KNOBS = {
     "isoloco": {"period": 7, "outer": {"name": "restarting", "every": 2}},
     "edit": {"period": 7, "clip": 1.0, "warm_up": 3},
     "a_edit": {"seconds": 3.0, "step_seconds": 0.5, "speeds": (1.0, 0.7), "outlier": 2.0},
+    "partial_updates": {"period": 7, "roles": {"name": "shares", "leaves": "mlp", "axis": 1}},
+    "spes": {"period": 7, "experts": "experts/", "compare": "up$", "share": 0.1, "donors": 2},
     "restarted_diloco": {"period": 7, "every": 2},
     "snoo": {"period": 7},
     "sparta": {"p": 0.02, "selection": "shuffled", "delay": 2, "landing": "replay"},

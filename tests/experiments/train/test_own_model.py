@@ -29,6 +29,11 @@ SIZES = ("layers=2", "width=16", "heads=2", "hidden=24", "experts=4")
 METHODS = {
     "diloco": ("method.period=4",),
     "streaming_diloco": ("method.period=4", "method.fragments=2", "method.overlap=1"),
+    "decoupled_diloco": (
+        *("method.period=4", "method.fragments=2", "method.overlap=1"),
+        *("method.speeds=(1.0, 0.9, 0.7)", "method.outages=()"),
+    ),
+    "spes": ("method.period=4", "method.merge_every=8", "method.until=24"),
 }
 
 
@@ -84,9 +89,10 @@ def test_the_mixture_trains(whole):
     assert all(0 <= share < 0.5 for share in steps[-1]["dropped"])  # what its aux reports
 
 
-def test_the_mixture_trains_by_streaming_diloco(root, tiny):
-    folder = root / "streaming"
-    assert main(["train", *arguments(tiny, root, folder, "streaming_diloco")]) == 0
+@pytest.mark.parametrize("config", ["streaming_diloco", "decoupled_diloco", "spes"])
+def test_the_mixture_trains_by_other_methods(root, tiny, config):
+    folder = root / config
+    assert main(["train", *arguments(tiny, root, folder, config)]) == 0
     losses, _ = learnt(folder)
     assert losses[-1] < 0.8 * losses[0]
 
