@@ -9,12 +9,13 @@ that returns a model does as well. A model has `init` and `loss_fn`; `specs`, `f
 
 Blocks alternate a dense feed-forward layer and experts. Each token goes to its `top_k` experts of
 highest score (arXiv 1701.06538), whose outputs are added with the softmax of their scores as
-weights. Of an expert's tokens those beyond its capacity are dropped: they keep the residual alone.
-The load-balancing loss is that of arXiv 2101.03961, section 2.2. Experts are stacked, one leaf of
-`[X, D, F]` a matrix, so that a mesh axis cuts them by `specs`.
+weights. Of an expert's tokens of one sequence those beyond its capacity are dropped: they keep the
+residual alone. The load-balancing loss is that of arXiv 2101.03961, section 2.2. Experts are
+stacked, one leaf of `[X, D, F]` a matrix, so that a mesh axis cuts them by `specs`. Where that is
+`fsdp`, which cuts the sequences, too, tokens go to their experts' devices and back (all-to-all).
 
-Shape suffixes: B sequences, T tokens, N = B * T, V vocabulary, D width, F hidden width, H heads,
-E head width, X experts, C capacity of an expert.
+Shape suffixes: B sequences, T tokens, V vocabulary, D width, F hidden width, H heads, E head width,
+X experts, C capacity of an expert.
 """
 
 import dataclasses
@@ -23,6 +24,8 @@ import math
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
+
+from lowcomm_jax import shard_batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +40,10 @@ class Mixture:
       hidden: hidden width of a feed-forward layer, and of an expert.
       experts: experts of a block.
       top_k: experts that a token goes to.
-      capacity: tokens that an expert takes, over those it would get if all got equally many.
+      capacity: tokens of a sequence that an expert takes, over those it would get if all got
+        equally many.
       balance: weight of the load-balancing loss.
+      over: mesh axis that cuts the experts, `tensor` or `fsdp`.
     """
 
     vocab_size: int
@@ -50,12 +55,15 @@ class Mixture:
     top_k: int = 2
     capacity: float = 1.5
     balance: float = 0.01
+    over: str = "tensor"
 
     def __post_init__(self):
         if self.width % self.heads:
             raise ValueError(f"width={self.width} is no multiple of heads={self.heads}")
         if not 1 <= self.top_k <= self.experts:
             raise ValueError(f"top_k={self.top_k}: use 1 to experts={self.experts}")
+        if self.over not in ("tensor", "fsdp"):
+            raise ValueError(f"over={self.over!r}: use tensor or fsdp")
 
     def init(self, rng):
         """Draw the parameters: normal, each product of unit variance; the router starts at 0."""
@@ -92,11 +100,12 @@ class Mixture:
         return self._forward(params, tokens_BxT)[0]
 
     def specs(self, params, axis_sizes):
-        """Experts over `tensor`, and their rows over `fsdp`; everything else over `fsdp` alone."""
+        """Experts over `over`, with `tensor` their rows over `fsdp`; all else over `fsdp` alone."""
+        of_experts = ("tensor", "fsdp", None) if self.over == "tensor" else ("fsdp", None, None)
 
         def spec(path, leaf):
             expert = any(getattr(entry, "key", None) == "experts" for entry in path)
-            axes = ("tensor", "fsdp", None) if expert else ("fsdp",) + (None,) * (leaf.ndim - 1)
+            axes = of_experts if expert else ("fsdp",) + (None,) * (leaf.ndim - 1)
             fits = [a and leaf.shape[i] % axis_sizes.get(a, 1) == 0 for i, a in enumerate(axes)]
             return P(*(axis if fit else None for axis, fit in zip(axes, fits)))
 
@@ -128,8 +137,8 @@ class Mixture:
             x_BxTxD += self._attention(block, _norm(x_BxTxD, block["scale"][0]))
             y_BxTxD = _norm(x_BxTxD, block["scale"][1])
             if self._has_experts(i):
-                y_NxD, *of_router = self._experts(block, y_BxTxD.reshape(-1, self.width))
-                x_BxTxD += y_NxD.reshape(x_BxTxD.shape)
+                y_BxTxD, *of_router = self._experts(block, y_BxTxD)
+                x_BxTxD += y_BxTxD
                 found.append(jnp.stack(of_router))
             else:
                 x_BxTxD += jax.nn.gelu(y_BxTxD @ block["up"]) @ block["down"]
@@ -143,32 +152,37 @@ class Mixture:
         mixed = jax.nn.dot_product_attention(q, k, v, is_causal=True)
         return mixed.reshape(x_BxTxD.shape) @ block["out"]
 
-    def _experts(self, block, x_NxD):
-        """(output `[N, D]`, balance loss, share of choices beyond an expert's capacity)."""
-        n, x, k = len(x_NxD), self.experts, self.top_k
-        room = math.ceil(self.capacity * k * n / x)
-        score_NxX = jax.nn.softmax(x_NxD @ block["router"])
-        weight_Nxk, expert_Nxk = jax.lax.top_k(score_NxX, k)
+    def _experts(self, block, x_BxTxD):
+        """(output `[B, T, D]`, balance loss, share of choices beyond an expert's capacity)."""
+        (b, t, _), x, k = x_BxTxD.shape, self.experts, self.top_k
+        room = math.ceil(self.capacity * k * t / x)
+        score_BxTxX = jax.nn.softmax(x_BxTxD @ block["router"])
+        weight_BxTxk, expert_BxTxk = jax.lax.top_k(score_BxTxX, k)
         # Place of each choice among those of its expert: first choices first, then in order.
-        chosen_kxNxX = jax.nn.one_hot(expert_Nxk.T, x, dtype=jnp.int32)
-        order = jnp.cumsum(chosen_kxNxX.reshape(-1, x), axis=0).reshape(k, n, x) - 1
-        place_kxN = jnp.sum(order * chosen_kxNxX, axis=-1)
-        slot_kxNxC = jax.nn.one_hot(place_kxN, room)  # a row of zeros beyond the capacity
-        to_NxXxC = jnp.einsum("knx,knc->nxc", chosen_kxNxX.astype(jnp.float32), slot_kxNxC)
-        share_Nxk = weight_Nxk / jnp.sum(weight_Nxk, axis=-1, keepdims=True)
-        from_NxXxC = jnp.einsum(
-            "nk,knx,knc->nxc", share_Nxk, chosen_kxNxX.astype(jnp.float32), slot_kxNxC
-        )
-        given_XxCxD = jnp.einsum("nxc,nd->xcd", to_NxXxC, x_NxD)
-        hidden = jax.nn.gelu(jnp.einsum("xcd,xdf->xcf", given_XxCxD, block["experts"]["up"]))
-        done_XxCxD = jnp.einsum("xcf,xfd->xcd", hidden, block["experts"]["down"])
-        first_X = jnp.mean(chosen_kxNxX[0].astype(jnp.float32), axis=0)
-        balance = x * jnp.sum(first_X * jnp.mean(score_NxX, axis=0))
+        chosen_BxkxTxX = jax.nn.one_hot(jnp.moveaxis(expert_BxTxk, -1, 1), x, dtype=jnp.int32)
+        order = jnp.cumsum(chosen_BxkxTxX.reshape(b, -1, x), axis=1).reshape(b, k, t, x) - 1
+        place_BxkxT = jnp.sum(order * chosen_BxkxTxX, axis=-1)
+        slot_BxkxTxC = jax.nn.one_hot(place_BxkxT, room)  # a row of zeros beyond the capacity
+        goes_BxkxTxX = chosen_BxkxTxX.astype(jnp.float32)
+        to_BxTxXxC = jnp.einsum("bktx,bktc->btxc", goes_BxkxTxX, slot_BxkxTxC)
+        share_BxTxk = weight_BxTxk / jnp.sum(weight_BxTxk, axis=-1, keepdims=True)
+        from_BxTxXxC = jnp.einsum("btk,bktx,bktc->btxc", share_BxTxk, goes_BxkxTxX, slot_BxkxTxC)
+        given_XxBxCxD = self._turned(jnp.einsum("btxc,btd->bxcd", to_BxTxXxC, x_BxTxD))
+        hidden = jax.nn.gelu(jnp.einsum("xbcd,xdf->xbcf", given_XxBxCxD, block["experts"]["up"]))
+        done_XxBxCxD = jnp.einsum("xbcf,xfd->xbcd", hidden, block["experts"]["down"])
+        first_X = jnp.mean(goes_BxkxTxX[:, 0], axis=(0, 1))
+        balance = x * jnp.sum(first_X * jnp.mean(score_BxTxX, axis=(0, 1)))
         return (
-            jnp.einsum("nxc,xcd->nd", from_NxXxC, done_XxCxD),
+            jnp.einsum("btxc,bxcd->btd", from_BxTxXxC, self._turned(done_XxBxCxD)),
             balance,
-            1 - jnp.mean(slot_kxNxC.sum(-1)),
+            1 - jnp.mean(slot_BxkxTxC.sum(-1)),
         )
+
+    def _turned(self, x):
+        """The first two axes, sequences and experts, changed over; `fsdp` cuts the first one."""
+        if self.over != "fsdp":
+            return jnp.swapaxes(x, 0, 1)
+        return shard_batch(jnp.swapaxes(shard_batch(x), 0, 1))
 
 
 def _norm(x, scale):

@@ -1,5 +1,6 @@
 """A model of one's own from the command line: trains, resumes, is compared and planned."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -97,10 +98,12 @@ def test_the_mixture_trains_by_other_methods(root, tiny, config):
     assert losses[-1] < 0.8 * losses[0]
 
 
-def test_experts_over_devices_train_as_on_one(whole, root, tiny):
-    command = arguments(tiny, root, root / "cut")
+@pytest.mark.parametrize("over", ["tensor", "fsdp"])
+def test_experts_over_devices_train_as_on_one(whole, root, tiny, over):
+    folder = root / f"cut_{over}"
+    command = arguments(tiny, root, folder, sizes=(*SIZES, f"over={over}"))
     assert main(["train", *command, "--config.mesh.tensor=2", "--config.mesh.fsdp=2"]) == 0
-    np.testing.assert_allclose(learnt(root / "cut")[0], learnt(whole)[0], rtol=1e-3)
+    np.testing.assert_allclose(learnt(folder)[0], learnt(whole)[0], rtol=1e-3)
 
 
 def test_it_resumes_bit_for_bit(whole, root, tiny, monkeypatch):
@@ -343,9 +346,9 @@ def test_experts_take_at_most_their_capacity():
     tokens = jax.random.randint(jax.random.key(1), (2, 9), 0, 32)
     batch = {"tokens": tokens, "mask": np.ones((2, 8), np.float32)}
     loss, aux = jax.jit(model.loss_fn)(params, batch, jax.random.key(0))
-    # With scores that are all equal the first two experts get every choice: each has room for 4
-    # of 16 tokens.
-    assert aux["dropped"] == pytest.approx(1 - 4 / 16)
+    # With scores that are all equal the first two experts get every choice: each has room for 2
+    # of a sequence's 8 tokens.
+    assert aux["dropped"] == pytest.approx(1 - 2 / 8)
     assert aux["balance"] == pytest.approx(1.0)
     assert loss == pytest.approx(float(aux["ce"] + 0.01 * aux["balance"]), rel=1e-6)
 
@@ -355,5 +358,7 @@ def test_a_mesh_axis_cuts_the_experts():
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     specs = model.specs(shapes, {"fsdp": 2, "tensor": 4})
     assert tuple(specs["block1"]["experts"]["up"]) == ("tensor", "fsdp", None)
+    over = dataclasses.replace(model, over="fsdp").specs(shapes, {"fsdp": 2, "tensor": 1})
+    assert tuple(over["block1"]["experts"]["up"]) == ("fsdp", None, None)
     odd = model.specs(shapes, {"fsdp": 2, "tensor": 3})
     assert tuple(odd["block1"]["experts"]["up"]) == (None, "fsdp", None)
