@@ -199,6 +199,7 @@ def _unmet_by_roles(s: Setup) -> list[str]:
         "a main exchange (not schedule.Never)": m.has_anchor,
         "anchors='shared', topology=None": m.anchors == "shared" and m.topology is None,
         "base='anchor'": m.base == "anchor",
+        "a schedule whose regions copy no peer": not isinstance(m.schedule, Learners),
         "a dense payload (codec=None)": m.codec is None,
         "the mean (merge=None)": m.merge is None,
         "no channels": not m.channels,

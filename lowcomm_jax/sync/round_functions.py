@@ -154,7 +154,7 @@ class RoundFunctions:
       codec_error: whether a send measures the codec's error and the share of entries that it sends,
         which decodes payloads once more.
       rules_K: (outer rule, landing rule) of each fragment, or of all of them.
-      rows: leaf name -> bool `[R, ...]`, what each region of the run trains (`params.roles`).
+      trained: leaf name -> bool `[R, ...]`, what each region of the run trains (`params.roles`).
       here: numbers of the regions in this job.
     """
 
@@ -165,7 +165,7 @@ class RoundFunctions:
     stacked: tuple[str, ...]
     codec_error: bool
     rules_K: tuple[tuple[Rule, Rule], ...]
-    rows: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    trained: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     here: tuple[int, ...] = ()
 
     # -- at the send ----------------------------------------------------------------------------
@@ -348,7 +348,7 @@ class RoundFunctions:
             if self.method.merge is not None:
                 merged = self._merged(mean, jnp.ones(1), held)
                 mean = merged.direction
-        mean, trained = self._of_trainers(mean, weight_R, rows)
+        mean, going = self._of_trainers(mean, weight_R, rows)
         reduced, new_codec_state = mean, codec_state
         if codec_state is not None:
             counted_R = weight_R > 0 if sent.counted is None else sent.counted
@@ -356,9 +356,9 @@ class RoundFunctions:
         rule, _ = self.rules_K[rules]
         updates, new_state = self._outer(rule, mean, outer_state, base, own, exchange, told)
         if merged is not None:
-            trained |= merged.moves
-        if trained:
-            updates, new_state = left_there(trained, updates, new_state, outer_state)
+            going |= merged.moves
+        if going:
+            updates, new_state = left_there(going, updates, new_state, outer_state)
         mean_norm, update_norm = self.norms(reduced, updates)
         updates, update_norm = self.guard.clip(updates, update_norm)
         moves = jnp.bool_(True) if own is not None else jnp.sum(weight_R) > 0
@@ -376,7 +376,7 @@ class RoundFunctions:
 
     def _masks(self, leaves, rows) -> dict[str, jax.Array]:
         """Of one fragment's leaves those that not all regions train whole: bool `[R, ...]`."""
-        own = {name: jnp.asarray(x) for name, x in self.rows.items() if name in leaves}
+        own = {name: jnp.asarray(x) for name, x in self.trained.items() if name in leaves}
         return fragmentation.take(own, rows)
 
     def _of_trainers(self, mean, weight_R, rows) -> tuple[dict, dict[str, jax.Array]]:

@@ -154,8 +154,8 @@ def build(setup: Setup, layout: Layout, traffic: TrafficFn = MeshExchange.traffi
     if problems := part_problems(method, cut, setup.regions, setup.stacked) + unfit:
         raise Refused(f"parts of {method.name} cannot work", problems)
     likes = [cut.like(p) for p in range(len(cut))]
-    rows_R = trained_rows(method.roles, shapes, setup.regions)
-    here = {name: mask[list(setup.here)] for name, mask in rows_R.items()}
+    trained_R = trained_rows(method.roles, shapes, setup.regions)
+    here = {name: mask[list(setup.here)] for name, mask in trained_R.items()}
     check_averaged(setup, layout)
     check_increments(method, likes[0])
     warn_of_whole(method, likes)
@@ -182,7 +182,7 @@ def build(setup: Setup, layout: Layout, traffic: TrafficFn = MeshExchange.traffi
         setup.stacked,
         setup.codec_error,
         rules_K,
-        rows_R,
+        trained_R,
         setup.here,
     )
     groups, functions = None, RoundFunctions(*parts)

@@ -39,7 +39,7 @@ class InnerStep:
       loss_fn: `loss_fn(params, batch, rng)` -> scalar, or (scalar, aux dict).
       optimizer: inner Optax optimizer; sees the user's tree with None for untrained leaves.
       layout: structure and roles of the user's tree.
-      rows: leaf name -> bool `[R, ...]`, what each region here trains (`params.roles`); leaves
+      trained: leaf name -> bool `[R, ...]`, what each region here trains (`params.roles`); leaves
         without a name are trained whole.
       accumulate: microbatches a step's batch is cut into (`accumulated`).
       skip_nonfinite: leave the region as it was when its gradient is not finite; else one bad batch
@@ -53,7 +53,7 @@ class InnerStep:
     skip_nonfinite: bool = True
     gives_loss: bool = False
     reserved: tuple[str, ...] = ()
-    rows: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict, compare=False)
+    trained: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict, compare=False)
     _warned: set[str] = dataclasses.field(default_factory=set, repr=False, compare=False)
 
     def init(self, params: dict[str, jax.Array]) -> PyTree:
@@ -129,49 +129,49 @@ class InnerStep:
         grads = {k: g.astype(params[k].dtype) for k, g in grads.items()}
         return grads, buffers, {**metrics, "tokens": tokens}
 
-    def apply(self, inner: Inner, grads, buffers, tokens, loss, rows=None) -> Inner:
+    def apply(self, inner: Inner, grads, buffers, tokens, loss, trained=None) -> Inner:
         """The region's state after a step of the inner optimizer along these gradients.
 
-        What `rows` leaves out stays where it is, whatever the optimizer does (weight decay).
+        What `trained` leaves out stays where it is, whatever the optimizer does (weight decay).
         """
         tree, told = self.layout.tree(inner.params), {"value": loss} if self.gives_loss else {}
         updates, opt = self.optimizer.update(self.layout.tree(grads), inner.opt, tree, **told)
         params = self.layout.select(optax.apply_updates(tree, updates), "train")
         params |= {
-            k: jnp.where(mask, params[k], inner.params[k]) for k, mask in (rows or {}).items()
+            k: jnp.where(mask, params[k], inner.params[k]) for k, mask in (trained or {}).items()
         }
         step, tokens = inner.step + 1, inner.tokens + tokens
         return Inner(params, buffers, opt, step, tokens, inner.rounding)
 
     def __call__(
-        self, inner: Inner, frozen, batch, key, rows=None
+        self, inner: Inner, frozen, batch, key, trained=None
     ) -> tuple[Inner, dict[str, jax.Array]]:
         """One optimizer step of one region.
 
         Args:
           key: its words (`keys_of_regions`).
-          rows: bool masks by leaf, what it trains (`rows` of one region); None = everything.
+          trained: bool masks by leaf, what it trains (`trained` of one region); None = everything.
         """
         rng = step_key(key, inner.step)
         found = self.gradients(inner.params, inner.buffers, frozen, batch, rng)
-        return self.follow(inner, *found, rows)
+        return self.follow(inner, *found, trained)
 
-    def over_microbatches(self, inner: Inner, frozen, part, count, key, rows=None):
-        """One optimizer step on the mean gradient of `accumulated`; `rows` as in a step."""
+    def over_microbatches(self, inner: Inner, frozen, part, count, key, trained=None):
+        """One optimizer step on the mean gradient of `accumulated`; `trained` as in a step."""
         rng = step_key(key, inner.step)
         found = self.accumulated(inner.params, inner.buffers, frozen, part, count, rng)
-        return self.follow(inner, *found, rows)
+        return self.follow(inner, *found, trained)
 
     def follow(
-        self, inner: Inner, grads, buffers, metrics, rows=None
+        self, inner: Inner, grads, buffers, metrics, trained=None
     ) -> tuple[Inner, dict[str, jax.Array]]:
         """Step along a gradient, unless it is not finite and `skip_nonfinite` holds.
 
-        Of what `rows` leaves out the gradient counts as 0, in its norm and in moments, too.
+        Of what `trained` leaves out the gradient counts as 0, in its norm and in moments, too.
         """
-        grads = grads | {k: jnp.where(mask, grads[k], 0) for k, mask in (rows or {}).items()}
+        grads = grads | {k: jnp.where(mask, grads[k], 0) for k, mask in (trained or {}).items()}
         metrics["grad_norm"] = gradient_norm(grads)
-        new = self.apply(inner, grads, buffers, metrics["tokens"], metrics["loss"], rows)
+        new = self.apply(inner, grads, buffers, metrics["tokens"], metrics["loss"], trained)
         if not self.skip_nonfinite:
             return new, metrics
         finite = jnp.isfinite(metrics["grad_norm"])
@@ -342,32 +342,32 @@ def inner_block(step: InnerStep, regions: Regions) -> InnerBlock:
     """Inner steps of all regions, in parts that other work may run beside; see
     `make_inner_program`."""
 
-    def region_step(inner, frozen, batch, key, active, rows):
-        new, metrics = step(inner, frozen, batch, key, rows)
+    def region_step(inner, frozen, batch, key, active, trained):
+        new, metrics = step(inner, frozen, batch, key, trained)
         return where_active(active, new, inner, metrics)
 
-    def region_block(carry, frozen, batches, key, active, first, end, rows):
+    def region_block(carry, frozen, batches, key, active, first, end, trained):
         def body(i, carry):
             inner, log = carry
             batch = jax.tree.map(lambda x: x[i], batches)
             moving = None if active is None else active[i]
-            inner, new = region_step(inner, frozen, batch, key, moving, rows)
+            inner, new = region_step(inner, frozen, batch, key, moving, trained)
             return inner, jax.tree.map(lambda buffer, v: buffer.at[i].set(v), log, new)
 
         return jax.lax.fori_loop(0 if first is None else first, end, body, carry)
 
     lifted_step = regions.lift(region_step, (0, None, 0, 0, 0, 0), callbacks=False)
     lifted_block = regions.lift_update(region_block, (0, None, 0, 0, 0, None, None, 0))
-    rows = dict(step.rows) or None
+    trained = dict(step.trained) or None
 
     def empty(inner, frozen, batches, region_keys, active):
         first = jax.tree.map(lambda x: x[:, 0], batches)
         moving = None if active is None else active[:, 0]
-        shapes = jax.eval_shape(lifted_step, inner, frozen, first, region_keys, moving, rows)[1]
+        shapes = jax.eval_shape(lifted_step, inner, frozen, first, region_keys, moving, trained)[1]
         return empty_log(shapes, jax.tree.leaves(batches)[0].shape[1])
 
     def steps(*given):
-        return lifted_block(*given, rows)
+        return lifted_block(*given, trained)
 
     return InnerBlock(empty, steps)
 
@@ -425,31 +425,33 @@ def make_accumulating_program(step: InnerStep, regions: Regions):
       (by step). Its result: (inner, metrics `[R, C]` by step).
     """
 
-    def region_step(inner, frozen, batches, key, moving, first, stride, rows):
+    def region_step(inner, frozen, batches, key, moving, first, stride, trained):
         def part(i):
             return jax.tree.map(lambda x: x[first + i], batches)
 
-        new, metrics = step.over_microbatches(inner, frozen, part, stride, key, rows)
+        new, metrics = step.over_microbatches(inner, frozen, part, stride, key, trained)
         return where_active(moving, new, inner, metrics)
 
-    def region_block(carry, frozen, batches, key, active, stride, n, rows):
+    def region_block(carry, frozen, batches, key, active, stride, n, trained):
         def body(t, carry):
             inner, log = carry
             moving = None if active is None else active[t]
-            inner, new = region_step(inner, frozen, batches, key, moving, t * stride, stride, rows)
+            inner, new = region_step(
+                inner, frozen, batches, key, moving, t * stride, stride, trained
+            )
             return inner, jax.tree.map(lambda buffer, v: buffer.at[t].set(v), log, new)
 
         return jax.lax.fori_loop(0, n, body, carry)
 
     lifted_step = regions.lift(region_step, (0, None, 0, 0, 0, None, None, 0), callbacks=False)
     lifted_block = regions.lift_update(region_block, (0, None, 0, 0, 0, None, None, 0))
-    rows = dict(step.rows) or None
+    trained = dict(step.trained) or None
 
     def block(inner, frozen, batches, region_keys, active, stride, n):
         moving = None if active is None else active[:, 0]
-        args = (inner, frozen, batches, region_keys, moving, stride, stride, rows)
+        args = (inner, frozen, batches, region_keys, moving, stride, stride, trained)
         shapes = jax.eval_shape(lifted_step, *args)[1]
         log = empty_log(shapes, jax.tree.leaves(batches)[0].shape[1])
-        return lifted_block((inner, log), frozen, batches, region_keys, active, stride, n, rows)
+        return lifted_block((inner, log), frozen, batches, region_keys, active, stride, n, trained)
 
     return block

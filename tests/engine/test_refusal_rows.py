@@ -139,6 +139,11 @@ MET = [
     (like(m.ddp(), roles=SHARES), {}, "need signal='progress'"),
     (like(m.noloco(4, codec=None), roles=SHARES), {}, "need anchors='shared', topology=None"),
     (like(m.heloco(4, EQUAL), roles=SHARES), {}, "need base='anchor'"),
+    (
+        like(m.decoupled_diloco(4, merge=None), roles=SHARES),
+        {},
+        "need a schedule whose regions copy no peer",
+    ),
     (like(m.sparta(period=4), roles=SHARES), {}, "need no channels"),
     (like(m.sparta(), roles=SHARES), {}, "need a main exchange"),
     (like(m.adloco(4), roles=SHARES), {}, "need a fixed batch and one trainer"),
