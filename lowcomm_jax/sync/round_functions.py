@@ -184,8 +184,8 @@ class RoundFunctions:
         """Encode every region's pseudo-gradient Delta = Theta - theta of one fragment.
 
         It is 0 where the region does not train. A codec that reads the weights is given Theta, that
-        Delta is measured against, as it is at the send: Theta - Delta is what Delta alone would make
-        of it.
+        Delta is measured against, as it is at the send: Theta - Delta is what Delta alone would
+        make of it.
 
         Args:
           base: Theta, that Delta is measured against, `[A, ...]` or `[R, ...]`.

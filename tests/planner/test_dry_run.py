@@ -108,7 +108,7 @@ def test_gradients_leave_at_every_step():
 @pytest.mark.parametrize("name", sorted(FACTORIES))
 def test_every_method_is_played(name):
     row = planned(name, 3)
-    tree = {"blocks": jax.ShapeDtypeStruct((16, 64, 64), np.float32)}
+    tree = {"blocks": {"mlp": {"up": jax.ShapeDtypeStruct((16, 64, 64), np.float32)}}}
     played = play(row.method, tree, 3, stacked=("blocks",))
     assert played.sends and played.sent_a_step > 0
     assert {layer for sent in played.sends for layer in sent.layers} == set(range(16))
