@@ -245,6 +245,7 @@ def test_who_copies_a_peer_has_the_learning_rate_of_the_peers_step(monkeypatch):
         inner: Inner = None
         anchor: int = 0
         outer: int = 0
+        merge: int = 0
         rate: int = 0
 
     monkeypatch.setattr(peer_copy, "placed_like", lambda trees, arrays, whose: trees)

@@ -539,7 +539,7 @@ class Reduction:
 
     parts, like, rest = R, {"x": ("float32", ())}, {"weight": ("float32", ())}
 
-    def reduce(self, slice_R, rest_R, takes_part_R):
+    def reduce(self, slice_R, rest_R, takes_part_R, number):
         return {"x": np.float32((slice_R["x"] * rest_R["weight"] * takes_part_R).sum())}
 
 

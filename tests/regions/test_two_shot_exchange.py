@@ -31,7 +31,7 @@ class Averaging:
         padded = np.pad(arrays["x"], (0, self.parts * self.each - SIZE))
         return {"weight": arrays["weight"]}, {"x": padded.reshape(self.parts, self.each)}
 
-    def reduce(self, slice_R, rest_R, takes_part_R):
+    def reduce(self, slice_R, rest_R, takes_part_R, number):
         assert np.all(slice_R["x"][~takes_part_R] == 0) and len(slice_R["x"]) == self.parts
         self.began.set()
         self.may.wait()

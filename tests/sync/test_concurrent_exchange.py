@@ -183,7 +183,7 @@ def test_the_compiler_of_a_gpu_is_given_room_for_all_collectives(monkeypatch, pl
     assert of(method=cases.streaming()).concurrent is (platform != "cpu")
     assert not of(method=lc.methods.diloco(4)).concurrent
     monkeypatch.setattr(jax, "jit", lambda program, **how: how)
-    one = ConcurrentExchange(None, regions, None, None)
+    one = ConcurrentExchange(SimpleNamespace(trained={}), regions, None, None)
     kind = one.kind({}, 0)
     options = one.program((kind, kind))["compiler_options"]
     assert (options and options[OVERLAP_LIMIT]) == limit

