@@ -152,7 +152,10 @@ class Codec(abc.ABC):
     # -- slices of a payload, for a two-shot reduction ---------------------------------------------
 
     def requantizable(self, like: PyTree) -> bool:
-        """Whether a mean may be encoded again, so that a two-shot reduction makes sense."""
+        """Whether a mean may be encoded again, so that a two-shot reduction makes sense.
+
+        A codec that says so has the four functions that follow.
+        """
         del like
         return False
 
