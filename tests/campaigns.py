@@ -1,10 +1,12 @@
-"""Runs the 24 campaigns of random faults of docs/regions.md, two at a time.
+"""Runs the 24 campaigns of random faults of docs/regions.md, or its two soaks, two at a time.
 
     python tests/campaigns.py FOLDER [SEED ...]
+    python tests/campaigns.py FOLDER soak
 
 Each is `python -m experiments faults` with a seed of its own, on a small model and the text of
 docs/. A line says how it ended; its output lies in FOLDER/SEED.log. Some 50 minutes on two idle
-cores. Exit code 1: an anchor differed, or a job failed.
+cores. A soak takes two hours, since inner steps are paced; 2001 and 2002 are their seeds. Exit code
+1: an anchor differed, or a job failed.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-LIMIT_S = 1500.0
+LIMIT_S, SOAK_LIMIT_S = 1500.0, 4 * 3600.0
 DRAWN = {2: 60, 3: 60, 4: 60, 5: 50, 6: 50, 7: 40, 8: 40}  # faults, by number of regions
 SETTINGS = {
     "model.layers": 1,
@@ -46,6 +48,12 @@ class Campaign(NamedTuple):
     exchange: str
     seed: int
 
+    @property
+    def how_long(self) -> list[str]:
+        if self not in SOAKS:
+            return [f"--count={DRAWN[self.regions]}"]
+        return ["--count=150", "--steps=18000", "--step_seconds=0.4"]
+
 
 CAMPAIGNS = [
     *(Campaign(2, "diloco", "store", seed) for seed in (1001, 1018)),
@@ -71,6 +79,7 @@ CAMPAIGNS = [
     Campaign(8, "diloco", "peers", 1017),
     Campaign(8, "streaming_diloco", "store", 1024),
 ]
+SOAKS = [Campaign(3, "diloco", "store", 2001), Campaign(4, "streaming_diloco", "peers", 2002)]
 
 
 def run(one: Campaign, folder: Path) -> bool:
@@ -82,17 +91,17 @@ def run(one: Campaign, folder: Path) -> bool:
         *(sys.executable, "-m", "experiments", "faults"),
         f"--config=configs/{one.method}.py",
         f"--regions={one.regions}",
-        f"--count={DRAWN[one.regions]}",
+        *one.how_long,
         f"--seed={one.seed}",
         f"--exchange={one.exchange}",
         f"--workdir={workdir}",
         *(f"--config.{field}={value}" for field, value in settings.items()),
     ]
-    began = time.monotonic()
+    began, limit = time.monotonic(), SOAK_LIMIT_S if one in SOAKS else LIMIT_S
     with (folder / f"{one.seed}.log").open("w") as log:
         try:
             code = subprocess.run(
-                command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, timeout=LIMIT_S
+                command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, timeout=limit
             ).returncode
         except subprocess.TimeoutExpired:
             code = None
@@ -103,16 +112,17 @@ def run(one: Campaign, folder: Path) -> bool:
     return code == 0
 
 
-def main(folder: Path, seeds: set[int]) -> int:
+def main(folder: Path, given: list[str]) -> int:
     texts = folder / "texts"
     texts.mkdir(parents=True, exist_ok=True)
     for page in (ROOT / "docs").glob("*.md"):
         shutil.copy(page, texts / f"{page.stem}.txt")
-    chosen = [one for one in CAMPAIGNS if not seeds or one.seed in seeds]
+    known = SOAKS if given == ["soak"] else CAMPAIGNS
+    chosen = [one for one in known if given in ([], ["soak"]) or str(one.seed) in given]
     with ThreadPoolExecutor(2) as pool:
         equal = list(pool.map(lambda one: run(one, folder), chosen))
     return 0 if all(equal) else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), set(map(int, sys.argv[2:]))))
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))

@@ -19,6 +19,7 @@ that repeats the script.
 from __future__ import annotations
 
 import collections
+import math
 import os
 import secrets
 import time
@@ -39,7 +40,7 @@ from experiments.processes import same_rounding
 
 SCRIPT, ALONE = "script.yaml", "alone"
 STEPS_A_FAULT = 40
-_LATE_S, _STEP_S = 0.15, 0.02
+_LATE_S = 0.15
 _ALIKE = (
     "--xla_backend_optimization_level=1 --xla_llvm_disable_expensive_passes=true " + same_rounding()
 )
@@ -52,6 +53,8 @@ def main(argv: Sequence[str]) -> int:
     flags.text("workdir", None, "folder of the campaign (default runs/faults-SEED)")
     flags.whole("regions", 3, "how many jobs")
     flags.whole("count", 20, "how many faults")
+    flags.whole("steps", None, f"inner steps of the run (default: {STEPS_A_FAULT} a fault)")
+    flags.real("step_seconds", 0.02, "seconds by which each inner step is made longer")
     flags.whole("seed", None, "seed of the script (default: drawn, and printed)")
     flags.text("exchange", "store", "how payloads travel between the jobs: store or peers")
     flags.text(
@@ -66,10 +69,12 @@ def main(argv: Sequence[str]) -> int:
         return 0
     seed = secrets.randbelow(1 << 31) if values.seed is None else values.seed
     regions, count = values.regions, values.count
-    steps = STEPS_A_FAULT * max(count, 1)
+    steps = STEPS_A_FAULT * max(count, 1) if values.steps is None else values.steps
+    pace = values.step_seconds
     problems = [f"unexpected argument {argument!r}" for argument in rest]
     problems += ["--regions: at least 2"] if regions < 2 else []
     problems += ["--count: at least 1"] if count < 1 else []
+    problems += [] if 0 <= pace < math.inf else ["--step_seconds: seconds, at least 0"]
     if not problems:
         problems += read_random(f"{RANDOM}{seed}:{count}", regions, steps)[1]
     refuse_any(problems, "faults")
@@ -81,7 +86,7 @@ def main(argv: Sequence[str]) -> int:
     said = ", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items()))
     console.print(f"seed {seed}: {count} faults in {steps} steps of {regions} regions ({said})")
     workdir.mkdir(parents=True, exist_ok=True)
-    write(workdir / SCRIPT, [*far_apart(regions, steps), *drawn])
+    write(workdir / SCRIPT, [*far_apart(regions, steps, pace), *drawn])
     config = path or "configs/diloco.py"
     given = [f"--config={config}", *(f"--config.{name}={value}" for name, value in overrides)]
     given += [f"--config.steps={steps}", "--config.checkpoint.every=0"]
@@ -92,13 +97,17 @@ def main(argv: Sequence[str]) -> int:
         console.print(f"seed {seed}: {line}")
     if wrong:
         again = f"--seed={seed} --count={count} --regions={regions} --exchange={values.exchange}"
+        again += f" --steps={steps} --step_seconds={pace}"
         console.print(f"the same script: python -m experiments faults --config={config} {again}")
         console.print(f"what is left: {workdir}")
     return 1 if wrong else 0
 
 
-def far_apart(regions: int, steps: int) -> list[Fault]:
+def far_apart(regions: int, steps: int, pace: float) -> list[Fault]:
     """Faults for the whole run: late payloads, as of distant regions, and steps of a large model.
+
+    Args:
+      pace: seconds by which each inner step is made longer.
 
     Without them the other regions make thousands of steps while a region is started again.
     """
@@ -107,7 +116,7 @@ def far_apart(regions: int, steps: int) -> list[Fault]:
         for region in range(regions)
         for fault in (
             Fault(1, "late", region, steps=steps, delay=_LATE_S),
-            Fault(1, "straggle", region, steps=steps, delay=_STEP_S),
+            Fault(1, "straggle", region, steps=steps, delay=pace),
         )
     ]
 
