@@ -15,7 +15,7 @@ def get_config() -> ConfigDict:
     config = ConfigDict()
     config.name = "Streaming DiLoCo 100B, two regions"
     config.notes = "step time and depth as published; width chosen to reach 100B"
-    config.model = "100b"
+    config.model = "scaling_100b"
     config.network = ConfigDict({"regions": ["a", "b"], "bandwidth_gbps": 4.0, "name": "4 Gbit/s"})
     config.compute_s = 4.9
     config.tokens = 2e12

@@ -14,10 +14,10 @@ def get_config() -> ConfigDict:
     config = ConfigDict()
     config.name = "1.3B over three continents"
     config.notes = ""
-    # A name out of lowcomm_jax.planner.shapes.MODELS, or of lowcomm_jax.models.PRESETS (its exact
-    # parameter tree is taken), or layers, width, mlp, heads, vocab, kv_heads, gated, tied; or
-    # module:factory of your own, or {name: module:factory} and its settings.
-    config.model = config_dict.FieldReference("1.3b", field_type=object)
+    # A name out of lowcomm_jax.models.PRESETS, or {preset: name} and fields that differ, or all
+    # fields of a TransformerConfig; or module:factory of your own, or {name: module:factory} and
+    # its settings.
+    config.model = config_dict.FieldReference("scaling_1_3b", field_type=object)
     # A preset (configs/network.py lists them), "aws:Oregon,Tokyo,London", a .yaml file, or the
     # mapping itself.
     config.network = config_dict.FieldReference("intercontinental", field_type=object)
@@ -41,7 +41,7 @@ def get_config() -> ConfigDict:
     config.mesh = ConfigDict({"stage": 1, "fsdp": 8, "tensor": 1})
     config.microbatch_tokens = 8192
     config.remat = True
-    # Ask the compiler of the devices at hand what an inner step needs (presets of models only).
+    # Ask the compiler of the devices at hand what an inner step needs (decoders only).
     config.compile = False
     config.pipeline_schedule = "gpipe"  # of what is compiled in stages; or 1f1b
     # Rows: `preset`, a method of lowcomm_jax.methods (or "allreduce"), as published, and keywords

@@ -70,7 +70,7 @@ def answer(request: PlanRequest, rows: Sequence[PlanRow]) -> dict[str, Any]:
     return {
         "devices_per_region": devices,
         "device_gb": fields["device_gb"],
-        "activations": request.model.settings is None,
+        "activations": request.model.decoder is not None,
         "rows": found,
         "frontier": frontier,
         "order": order,

@@ -21,7 +21,7 @@ from experiments.plan.model import PlanModel
 from experiments.progress import Work
 from lowcomm_jax import Engine, make_mesh, methods
 from lowcomm_jax.aot.programs import compile_engine
-from lowcomm_jax.models import PRESETS, Pipeline, TransformerConfig, build
+from lowcomm_jax.models import Pipeline, TransformerConfig, build
 from lowcomm_jax.models.pipeline.pipeline import Schedule, pipeline_problems, schedule_problems
 from lowcomm_jax.params.fragments import path_name
 from lowcomm_jax.planner.memory import held_elements, memory_of
@@ -50,13 +50,13 @@ def compile_violations(
       step_tokens: of an inner step of all regions.
       schedule: of the stages.
     """
-    if model.name not in PRESETS:
-        return ["compile=True needs a program: name a preset of lowcomm_jax.models as the model"]
+    if model.decoder is None:
+        return ["compile=True: leave it out, and use plan --target for a model of your own"]
     stages, found = mesh.get("stage", 1), []
     regions = regions if stages > 1 else 1
     need, have = regions * math.prod(mesh.values()), jax.device_count()
     if stages > 1:
-        found += pipeline_problems(_config_of(model.name, True), stages, 1)
+        found += pipeline_problems(_as_compiled(model.decoder, True), stages, 1)
         found += [f"pipeline_schedule: {line}" for line in schedule_problems(schedule, False)]
     if need > have:
         found.append(
@@ -87,12 +87,12 @@ def _device_bytes() -> int:
 
 
 def compiled_bytes(
-    name: str, work: Workload, rank: int, schedule: Schedule = "gpipe"
+    decoder: TransformerConfig, work: Workload, rank: int, schedule: Schedule = "gpipe"
 ) -> dict[str, Any]:
     """Compile the programs of a period and read the memory they need; nothing is run.
 
     Args:
-      name: a preset of `lowcomm_jax.models`.
+      decoder: the model of the plan.
       work: gives the number of regions, the mesh inside one, tokens of an inner step of all regions
         and of one device's microbatch; activations are bf16.
       rank: of DiLoCoX's low-rank int4 codec.
@@ -105,7 +105,7 @@ def compiled_bytes(
       - `programs`: name -> bytes a device as `planner.memory.memory_of` gives them; the first
         is the inner step.
     """
-    tokens, config = work.microbatch_tokens, _config_of(name, work.remat)
+    tokens, config = work.microbatch_tokens, _as_compiled(decoder, work.remat)
     staged = work.mesh.get("stage", 1) > 1
     regions, count, method = 1, 1, methods.local_sgd(PERIOD)
     if staged:
@@ -140,10 +140,10 @@ def compiled_bytes(
     }
 
 
-def _config_of(name: str, remat: bool) -> TransformerConfig:
-    """A preset of models, as plans compile it."""
+def _as_compiled(decoder: TransformerConfig, remat: bool) -> TransformerConfig:
+    """A decoder as plans compile it."""
     changes = {"remat": "full" if remat else "none", "compute_dtype": "bfloat16"}
-    return dataclasses.replace(PRESETS[name], layer_loop="scan", **changes)
+    return dataclasses.replace(decoder, layer_loop="scan", **changes)
 
 
 def _microbatches(regions: int, mesh: Mapping[str, int], tokens: int, step_tokens: float) -> int:

@@ -105,13 +105,13 @@ def read(config: Mapping[str, Any]) -> PlanRequest:
 
 def _unknown_of_own(fields: Mapping[str, Any], model: PlanModel) -> list[str]:
     """What a plan needs to know and a model of one's own does not say."""
-    if model.settings is None:
+    if model.decoder is not None:
         return []
     found = []
     if model.flops is None and not fields["compute_s"]:
         found.append(
-            f"model {model.name} has no flops_per_token: give it one, or give compute_s, "
-            "the seconds of an inner step"
+            f"model {model.section['name']} has no flops_per_token: give it one, or give "
+            "compute_s, the seconds of an inner step"
         )
     if fields["device_gb"] is not None:
         found.append(
@@ -200,8 +200,7 @@ def _methods(spec: Any, layers: int, regions: int, found: list[str]) -> tuple[Pl
 
 
 def _workload(fields: Mapping[str, Any], model: PlanModel, network: Network) -> Workload:
-    each = model.flops or 6.0 * model.shapes.size
-    step_s = fields["compute_s"] or _step_seconds(fields, each, network.size)
+    step_s = fields["compute_s"] or _step_seconds(fields, model.flops, network.size)
     return Workload(
         model=model.shapes,
         tokens=float(fields["tokens"] or TOKENS_PER_PARAM * model.shapes.size),

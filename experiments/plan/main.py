@@ -131,7 +131,7 @@ def _compiled(request: PlanRequest) -> dict:
     from experiments.plan.compile import compiled_bytes
 
     schedule, rank = request.fields["pipeline_schedule"], _rank(request.methods)
-    return compiled_bytes(request.model.name, request.work, rank, schedule)
+    return compiled_bytes(request.model.decoder, request.work, rank, schedule)
 
 
 def _rank(rows: Sequence[PlanMethod]) -> int:

@@ -25,12 +25,6 @@ def train_fields(request: PlanRequest, row: PlanRow) -> tuple[dict[str, Any] | N
     name = method.preset
     if name is None:
         return None, f"{method.name} is no preset of the planner, so no config is known for it"
-    from lowcomm_jax.models import PRESETS  # slow to import
-
-    own = request.model.settings is not None
-    if not own and request.model.name not in PRESETS:
-        shown = request.model.name or "given by its sizes"
-        return None, f"the model is {shown}: name a preset of lowcomm_jax.models"
     regions, seq_len = work.network.size, fields["seq_len"]
     batch = work.tokens_per_step / regions / seq_len
     if batch != int(batch):
@@ -49,16 +43,18 @@ def train_fields(request: PlanRequest, row: PlanRow) -> tuple[dict[str, Any] | N
         **{f"mesh.{axis}": work.mesh.get(axis, 1) for axis in ("stage", "fsdp", "tensor")},
         **{f"method.{keyword}": value for keyword, value in method.settings.items()},
     }
-    if own:
-        found |= {"model.name": request.model.name}
-        found |= {f"model.{key}": value for key, value in request.model.settings.items()}
-    else:
-        found |= {"model.preset": request.model.name, "model.compute_dtype": "bfloat16"}
-        found["model.remat"] = "full" if work.remat else "none"
+    if request.model.decoder is not None:
+        found |= {
+            "model.compute_dtype": "bfloat16",
+            "model.remat": "full" if work.remat else "none",
+        }
+    found |= {f"model.{key}": value for key, value in request.model.section.items()}
     if "overlap" in method.settings:
         found["method.overlap"] = method.tau  # a number, where it was "auto"
     if work.model.vocab >= _BYTES:
         found["model.vocab_size"] = work.model.vocab  # else it would be the tokenizer's
+    else:
+        found.pop("model.vocab_size", None)
     if isinstance(fields["network"], str):
         found["network"] = fields["network"]
     parts = found["batch"] * seq_len / max(1, fields["microbatch_tokens"]) / found["mesh.fsdp"]

@@ -19,8 +19,7 @@ def _dense(layers: int, heads: int, width: int, head_dim: int, **changes: Any) -
         head_dim=head_dim,
         mlp_width=4 * width,
         mlp="gelu",
-        tie_embeddings=True,
-        **changes,
+        **{"tie_embeddings": True, **changes},
     )
 
 
@@ -29,7 +28,7 @@ def _diloco(layers: int, heads: int, width: int, head_dim: int) -> TransformerCo
     return _dense(layers, heads, width, head_dim, vocab_size=32_000, max_seq_len=1024)
 
 
-def _scaling(layers: int, heads: int, width: int) -> TransformerConfig:
+def _scaling(layers: int, heads: int, width: int, **changes: Any) -> TransformerConfig:
     """arXiv 2503.09799: vocabulary 32,768, sequences of 2048, QK-norm, z-loss 1e-4."""
     return _dense(
         layers,
@@ -40,6 +39,7 @@ def _scaling(layers: int, heads: int, width: int) -> TransformerConfig:
         max_seq_len=2048,
         qk_norm=True,
         z_loss=1e-4,
+        **changes,
     )
 
 
@@ -125,6 +125,7 @@ PRESETS = {
     "scaling_2_4b": _scaling(30, 40, 2560),
     "scaling_4b": _scaling(36, 48, 3072),
     "scaling_10b": _scaling(48, 64, 4096),
+    "scaling_100b": _scaling(108, 68, 8704, tie_embeddings=False),
     "llama_150m": _LLAMA_150M,
     "llama_7b": _LLAMA_7B,
     "llama_8b": _llama(32, 32, 4096, 14_336),

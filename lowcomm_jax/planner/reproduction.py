@@ -22,7 +22,7 @@ from lowcomm_jax.planner.dry_run import play
 from lowcomm_jax.planner.methods import STACKED, PlanMethod, planned
 from lowcomm_jax.planner.noloco_latency import latency_table
 from lowcomm_jax.planner.plan import Workload, plan
-from lowcomm_jax.planner.shapes import MODELS
+from lowcomm_jax.planner.shapes import decoder_shapes
 from lowcomm_jax.schedule import Staggered
 
 STREAMING = "arXiv 2501.18512, table 4"
@@ -364,6 +364,8 @@ def dilocox_workload(tokens_per_step: float = 32768.0) -> Workload:
 
     The rest follows from bytes and seconds.
     """
+    from lowcomm_jax.models import preset  # with Flax: slow to import
+
     rate = DILOCOX_ROWS[1].tokens_per_s
     network = uniform(
         ("cluster_0", "cluster_1"),
@@ -373,7 +375,7 @@ def dilocox_workload(tokens_per_step: float = 32768.0) -> Workload:
         name="1 Gbit/s",
     )
     mesh = {"stage": 8, "fsdp": 10}
-    model = MODELS["qwen_107b"].shapes()
+    model = decoder_shapes(preset("qwen_107b"))
     return Workload(model, 4000 * tokens_per_step, tokens_per_step, network, mesh)
 
 

@@ -1,12 +1,14 @@
 """Abstract parameters: shapes and shardings of a model, no weights allocated."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lowcomm_jax.refused import whole
+if TYPE_CHECKING:
+    from lowcomm_jax.models import TransformerConfig
 
 Axis = str | tuple[str, ...] | None
 
@@ -96,103 +98,6 @@ class Shapes:
         return tuple(dict.fromkeys(layered))
 
 
-@dataclass(frozen=True)
-class Decoder:
-    """A decoder-only transformer.
-
-    Attributes:
-        layers, width, mlp, heads, vocab: usual sizes.
-        kv_heads: None = heads.
-        gated: three MLP matrices (SwiGLU) instead of two.
-        tied: one table for embedding and head.
-    """
-
-    layers: int
-    width: int
-    mlp: int
-    heads: int
-    vocab: int
-    kv_heads: int | None = None
-    gated: bool = True
-    tied: bool = False
-
-    def violations(self) -> list[str]:
-        """List the violations of the sizes, each with its fix."""
-        found = []
-        for field in ("layers", "width", "mlp", "heads", "vocab"):
-            found += whole(field, getattr(self, field))
-        if self.kv_heads is not None:
-            found += whole("kv_heads", self.kv_heads)
-        found += [
-            f"{field} is {getattr(self, field)!r}: use True or False"
-            for field in ("gated", "tied")
-            if not isinstance(getattr(self, field), bool)
-        ]
-        if found:
-            return found
-        kv = self.kv_heads or self.heads
-        if self.width % self.heads:
-            found.append(f"width {self.width} does not divide into {self.heads} heads: make it so")
-        if self.heads % kv:
-            found.append(f"heads {self.heads} is no multiple of kv_heads {kv}: make it so")
-        return found
-
-    def shapes(self) -> "Shapes":
-        """Give the model as the planner needs it."""
-        return Shapes(tuple(self.params()), self.layers, self.width, self.vocab)
-
-    def params(self) -> list[Param]:
-        """List the abstract parameters, sharded over axes "fsdp" and "tensor".
-
-        Tables and the final norm are cut over "stage", too, as `models.pipeline.layout` does.
-        """
-        kv = self.width // self.heads * (self.kv_heads or self.heads)
-        column, row = ("fsdp", "tensor"), ("tensor", "fsdp")
-        block = {
-            "attention/query": ((self.width, self.width), column),
-            "attention/key": ((self.width, kv), column),
-            "attention/value": ((self.width, kv), column),
-            "attention/out": ((self.width, self.width), row),
-            "mlp/up": ((self.width, self.mlp), column),
-            "mlp/down": ((self.mlp, self.width), row),
-            "norm/attention": ((self.width,), (None,)),
-            "norm/mlp": ((self.width,), (None,)),
-        }
-        if self.gated:
-            block["mlp/gate"] = ((self.width, self.mlp), column)
-        vocab = ("stage", "tensor")
-        out = [Param("embedding", (self.vocab, self.width), (vocab, "fsdp"))]
-        for layer in range(self.layers):
-            out += [
-                Param(f"blocks/{name}/{layer}", shape, spec, layer)
-                for name, (shape, spec) in block.items()
-            ]
-        out.append(Param("norm/final", (self.width,), ("stage",)))
-        if not self.tied:
-            out.append(Param("head", (self.width, self.vocab), ("fsdp", vocab)))
-        return out
-
-
-# MLP widths, heads and depths of arXiv 2503.09799 (ungated, vocabulary 32 768), whose names are the
-# counts with one table for embedding and head; the 107B model is
-# Qwen1.5 cut to 78 layers (recalled from arXiv 2506.21263, not checked) with that family's public
-# configuration.
-MODELS = {
-    "35m": Decoder(6, 512, 2048, 8, 32768, tied=True, gated=False),
-    "90m": Decoder(9, 768, 3072, 12, 32768, tied=True, gated=False),
-    "180m": Decoder(12, 1024, 4096, 16, 32768, tied=True, gated=False),
-    "335m": Decoder(15, 1280, 5120, 20, 32768, tied=True, gated=False),
-    "550m": Decoder(18, 1536, 6144, 24, 32768, tied=True, gated=False),
-    "1.3b": Decoder(24, 2048, 8192, 32, 32768, tied=True, gated=False),
-    "2.4b": Decoder(30, 2560, 10240, 40, 32768, tied=True, gated=False),
-    "4b": Decoder(36, 3072, 12288, 48, 32768, tied=True, gated=False),
-    "10b": Decoder(48, 4096, 16384, 64, 32768, tied=True, gated=False),
-    "100b": Decoder(108, 8704, 34816, 68, 32768, gated=False),
-    "qwen_107b": Decoder(78, 8192, 49152, 64, 152064, kv_heads=8),
-    "1t": Decoder(160, 22528, 90112, 176, 131072, gated=False),
-}
-
-
 def from_tree(abstract: Any, specs: Any, stacked: Collection[str] = ()) -> list[Param]:
     """List the abstract parameters of any JAX model.
 
@@ -241,3 +146,16 @@ def shapes_of(abstract: Any, specs: Any = None, stacked: Collection[str] = ()) -
     params = tuple(from_tree(abstract, specs, stacked))
     layers = 1 + max((p.layer for p in params if p.layer is not None), default=0)
     return Shapes(params, layers, 0, 0)
+
+
+def decoder_shapes(config: "TransformerConfig") -> Shapes:
+    """A model of `lowcomm_jax.models`, its layers stacked, laid out over a region as it trains."""
+    from lowcomm_jax.models import build  # with Flax, which only decoders need
+    from lowcomm_jax.models.pipeline.layout import StageLayout
+    from lowcomm_jax.models.protocol import abstract_params
+
+    config = dataclasses.replace(config, layer_loop="scan")
+    abstract = abstract_params(build(config))
+    specs = StageLayout(config, stages=1).specs(abstract, {})  # every axis that a leaf may have
+    params = from_tree(abstract, specs, ["blocks"])
+    return Shapes(tuple(params), config.layers, config.width, config.vocab_size)

@@ -12,11 +12,12 @@ import pytest
 import lowcomm_jax as lc
 from lowcomm_jax.compression import PerTensor, UnitCodec
 from lowcomm_jax.compression.grid import Unit
+from lowcomm_jax.models import PRESETS
 from lowcomm_jax.network import uniform
 from lowcomm_jax.planner.dry_run import Scenario, play
 from lowcomm_jax.planner.methods import FACTORIES, planned
 from lowcomm_jax.planner.plan import Workload, plan
-from lowcomm_jax.planner.shapes import MODELS
+from lowcomm_jax.planner.shapes import decoder_shapes
 from lowcomm_jax.schedule import Staggered
 
 M = lc.methods
@@ -123,7 +124,7 @@ def a_period(row, model):
 
 def test_bytes_are_those_of_the_real_codecs():
     """Anchors sent ahead are fp32; what factors do not shrink goes as fp32."""
-    large, small = MODELS["qwen_107b"].shapes(), MODELS["1.3b"].shapes()
+    large, small = decoder_shapes(PRESETS["qwen_107b"]), decoder_shapes(PRESETS["scaling_1_3b"])
     noloco, played = a_period(planned("noloco"), large)
     assert noloco == 6 * large.size and {s.route for s in played.sends} == {"pair"}
     assert a_period(planned("dilocox"), large)[0] == pytest.approx(2.245e10, rel=1e-3)
@@ -136,8 +137,8 @@ def test_bytes_are_those_of_the_real_codecs():
 
 def test_shares_are_those_of_the_real_fragments():
     """Embedding, head and norms are dealt to fragments, too: not an eighth each."""
-    for name, share in (("1.3b", 0.171), ("qwen_107b", 0.125)):
-        nbytes, played = a_period(planned("streaming_diloco"), MODELS[name].shapes())
+    for name, share in (("scaling_1_3b", 0.171), ("qwen_107b", 0.125)):
+        nbytes, played = a_period(planned("streaming_diloco"), decoder_shapes(PRESETS[name]))
         largest = max(sent.nbytes for sent in played.sends)
         assert largest / nbytes == pytest.approx(share, abs=1e-3)
 

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 import lowcomm_jax
+from lowcomm_jax.models import PRESETS
 from lowcomm_jax.network import preset, sync_seconds, uniform
 from lowcomm_jax.planner.methods import FACTORIES, PlanMethod, kept_bytes, plan_method, planned
 from lowcomm_jax.planner.plan import Workload, plan
 from lowcomm_jax.planner.reproduction import dilocox_methods, dilocox_table, dilocox_workload
 from lowcomm_jax.planner.search import search
-from lowcomm_jax.planner.shapes import MODELS
+from lowcomm_jax.planner.shapes import decoder_shapes
 
 M = lowcomm_jax.methods
 
@@ -51,7 +52,7 @@ def test_dilocox_by_hand():
 
 def test_more_bandwidth_never_hurts_and_shorter_periods_cost():
     network = preset("intercontinental").with_compute(1.5)
-    work = Workload(MODELS["1.3b"].shapes(), 27e9, 2e6, network)
+    work = Workload(decoder_shapes(PRESETS["scaling_1_3b"]), 27e9, 2e6, network)
     rows = plan(work, {"long": M.diloco(100), "short": M.diloco(50)})
     assert rows[0].utilisation > rows[1].utilisation
     faster = plan(replace(work, network=network.scaled(bandwidth=2)), [planned("diloco")])
@@ -64,13 +65,17 @@ def test_more_bandwidth_never_hurts_and_shorter_periods_cost():
 @pytest.mark.slow
 def test_all_methods_are_planned_for_100b():
     network = preset("us_4_regions").with_compute(4.9)
-    work = Workload(MODELS["100b"].shapes(), 2e12, 4e6, network, {"stage": 4, "fsdp": 64})
+    work = Workload(
+        decoder_shapes(PRESETS["scaling_100b"]), 2e12, 4e6, network, {"stage": 4, "fsdp": 64}
+    )
     rows = plan(work, [replace(planned(name, 4), stalls=True) for name in FACTORIES])
     assert all(row.hours > 0 and row.payload_bytes > 0 for row in rows)
 
 
 def test_search_respects_the_bound():
-    work = Workload(MODELS["550m"].shapes(), 11e9, 5e5, uniform(3, 0.2, 0.05, compute_s=0.8))
+    work = Workload(
+        decoder_shapes(PRESETS["scaling_550m"]), 11e9, 5e5, uniform(3, 0.2, 0.05, compute_s=0.8)
+    )
     told = []
     best, tried, left_out = search(work, 0.03, progress=lambda *now: told.append(now))
     assert all(c.penalty_nats <= 0.03 for c in tried) and left_out > 0
@@ -88,7 +93,7 @@ def test_search_respects_the_bound():
 def test_all_violations_of_a_plan_come_at_once():
     network = uniform(1, 1.0)
     mesh = {"fsdp": 0, "expert": 2}
-    work = Workload(MODELS["35m"].shapes(), -1.0, "many", network, mesh)
+    work = Workload(decoder_shapes(PRESETS["scaling_35m"]), -1.0, "many", network, mesh)
     methods = [
         PlanMethod("a", M.diloco(0)),
         PlanMethod("b", M.streaming_diloco(10, 11, 0, 0.5)),
@@ -116,7 +121,12 @@ def test_all_violations_of_a_plan_come_at_once():
     ):
         assert part in str(caught.value), part
     with pytest.raises(ValueError, match=r"mesh.stage is 7: a model of 6 layers fills 6"):
-        plan(Workload(MODELS["35m"].shapes(), 1e9, 1e5, uniform(2, 1.0), {"stage": 7}), [])
+        plan(
+            Workload(
+                decoder_shapes(PRESETS["scaling_35m"]), 1e9, 1e5, uniform(2, 1.0), {"stage": 7}
+            ),
+            [],
+        )
 
 
 @pytest.mark.parametrize(
@@ -188,7 +198,7 @@ def test_every_method_has_a_row():
 
 def slow_link():
     """35M on a link that moves the dense model in 4 T_c plus half a step of latency."""
-    model = MODELS["35m"].shapes()
+    model = decoder_shapes(PRESETS["scaling_35m"])
     network = uniform(2, 8 * 4 * model.size / 4e9, delay_s=0.25, compute_s=1.0)
     return Workload(model, 1e9, 1e5, network)
 
@@ -236,7 +246,7 @@ def test_automatic_overlap_hides_the_largest_fragment():
 
 def test_the_baseline_is_the_exchange_that_really_runs():
     network = preset("us_4_regions").with_compute(0.5)
-    work = Workload(MODELS["35m"].shapes(), 1e9, 1e5, network)
+    work = Workload(decoder_shapes(PRESETS["scaling_35m"]), 1e9, 1e5, network)
     row, ring = plan(work, [planned("allreduce"), replace(planned("allreduce"), route="ring")])
     assert row.speedup == 1.0 and ring.speedup < 1.0 and row.route == "two_shot"
     assert row.transfer_s == pytest.approx(sync_seconds(network, 4 * work.model.size, "two_shot"))
@@ -245,7 +255,7 @@ def test_the_baseline_is_the_exchange_that_really_runs():
 def test_cosine_coefficients_every_step_and_every_round():
     """DeMo at every step, decoupled momentum every 30: bytes of the methods' own codec, to all."""
     network = uniform(3, 1.0, compute_s=0.1)
-    work = Workload(MODELS["35m"].shapes(), 1e9, 1e5, network)
+    work = Workload(decoder_shapes(PRESETS["scaling_35m"]), 1e9, 1e5, network)
     demo, decoupled = plan(work, [planned("demo", 3), planned("decoupled_momentum", 3)])
     like = {k: jax.ShapeDtypeStruct(x.shape, np.float32) for k, x in work.model.tree.items()}
     nbytes = planned("demo").method.codec.nbytes(like)

@@ -6,12 +6,13 @@ from regions.party import Party, at_once
 
 from experiments.plan.screen import requests_line
 from lowcomm_jax import exchange
+from lowcomm_jax.models import PRESETS
 from lowcomm_jax.network import uniform
 from lowcomm_jax.network.collectives import STORE_TRIPS
 from lowcomm_jax.planner.methods import planned
 from lowcomm_jax.planner.plan import Workload, plan
 from lowcomm_jax.planner.requests import learner_requests, looks, per_round
-from lowcomm_jax.planner.shapes import MODELS
+from lowcomm_jax.planner.shapes import decoder_shapes
 from lowcomm_jax.refused import Refused
 from lowcomm_jax.store.kv import POLL_FAR_S, MetricsCounter, Store
 
@@ -83,7 +84,7 @@ def test_idle_looks_are_the_pauses_of_a_store_that_is_no_folder(round_s, tmp_pat
 
 def test_tau_must_hide_a_round():
     network = uniform(3, 1.0, 0.05, compute_s=0.5)
-    work = Workload(MODELS["550m"].shapes(), 11e9, 5e5, network)
+    work = Workload(decoder_shapes(PRESETS["scaling_550m"]), 11e9, 5e5, network)
     wanted = planned("decoupled_diloco", 3, codec="int4")
     with pytest.raises(Refused, match="writing, committing and fetching a fragment") as e:
         plan(work, [wanted])

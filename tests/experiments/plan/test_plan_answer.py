@@ -69,7 +69,9 @@ def test_the_presets_answer_in_a_screen(name, width, tmp_path):
 
 
 def test_a_model_and_a_network_may_be_mappings(tmp_path):
-    model = "layers: 8, width: 64, mlp: 256, heads: 2, vocab: 100"
+    model = (
+        "layers: 8, width: 64, mlp_width: 256, heads: 2, kv_heads: 2, head_dim: 32, vocab_size: 99"
+    )
     mine = tmp_path / "mine.py"
     mine.write_text(
         "from configs.plan import llama_8b\n\n\ndef get_config():\n"
@@ -220,10 +222,12 @@ def test_every_preset_starts_a_run(preset, tmp_path):
     assert section.get("fragments", 1) == method.fragments
 
 
-def test_a_model_that_no_config_has_gets_no_command(tmp_path):
-    result, text = answered(small({"d": {"preset": "diloco"}}, model="35m"), tmp_path)
-    assert "name a preset of lowcomm_jax.models" in result["answer"]["rows"]["d"]["no_train"]
-    assert text.count("no command, ") == 1
+def test_a_model_of_changed_fields_is_trained_with_them(tmp_path):
+    model = {"preset": "scaling_35m", "layers": 2}
+    result, text = answered(small({"d": {"preset": "diloco"}}, model=model), tmp_path)
+    train = result["answer"]["rows"]["d"]["train"]
+    assert (train["model.preset"], train["model.layers"]) == ("scaling_35m", 2)
+    assert "no command, " not in text
 
 
 def test_tokens_that_do_not_divide_name_the_nearest_that_do(tmp_path):

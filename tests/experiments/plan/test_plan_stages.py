@@ -11,9 +11,10 @@ import pytest
 
 from experiments.plan.compile import compile_violations, compiled_bytes
 from experiments.plan.model import read_model
+from lowcomm_jax.models import PRESETS
 from lowcomm_jax.network import uniform
 from lowcomm_jax.planner.plan import Workload
-from lowcomm_jax.planner.shapes import MODELS
+from lowcomm_jax.planner.shapes import decoder_shapes
 
 COMMAND = (
     "-m experiments plan --config=configs/plan/dilocox_107b.py --config.mesh.fsdp=1 "
@@ -24,7 +25,9 @@ COMMAND = (
 def workload(mesh, **changes):
     network = uniform(2, 1.0, compute_s=1.0)
     fields = {"tokens_per_step": 2 * 4 * 64.0, "microbatch_tokens": 64, **changes}
-    return Workload(MODELS["35m"].shapes(), 1e6, network=network, mesh=mesh, **fields)
+    return Workload(
+        decoder_shapes(PRESETS["scaling_35m"]), 1e6, network=network, mesh=mesh, **fields
+    )
 
 
 @pytest.mark.skipif(jax.device_count() < 4, reason="needs four devices")
@@ -51,7 +54,8 @@ def test_what_cannot_be_compiled_is_refused():
     assert found == ["pipeline_schedule: schedule 'zb' is unknown: use gpipe or 1f1b"]
     found = compile_violations(read_model("nano"), 2, {"stage": 2}, 2048, 2048.0)
     assert "less than a microbatch" in found[0]
-    assert "needs a program" in compile_violations(read_model("1t"), 2, {"stage": 2}, 2048, 1e6)[0]
+    own = read_model({"name": "own_models:pairs", "vocab_size": 258})
+    assert "use plan --target" in compile_violations(own, 2, {"stage": 2}, 2048, 1e6)[0]
 
 
 @pytest.mark.slow
