@@ -44,10 +44,10 @@ def get_config() -> ConfigDict:
     # Ask the compiler of the devices at hand what an inner step needs (decoders only).
     config.compile = False
     config.pipeline_schedule = "gpipe"  # of what is compiled in stages; or 1f1b
-    # Rows: `preset`, a method of lowcomm_jax.methods (or "allreduce"), as published, and keywords
-    # of its factory that differ. overlap = "auto" takes as many steps as hide a fragment's
-    # transfer, and `margin` more; a method that can never catch up with the link is refused unless
-    # it has stalls = True.
+    # Rows: `preset`, a method of lowcomm_jax.methods (or "allreduce"), as published, or
+    # module:function of your own, and keywords of its factory that differ. overlap = "auto" takes
+    # as many steps as hide a fragment's transfer, and `margin` more; a method that can never catch
+    # up with the link is refused unless it has stalls = True.
     config.methods = ConfigDict(
         {
             "allreduce": {"preset": "allreduce"},

@@ -6,7 +6,9 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from experiments.cli import named_function
 from experiments.plan.model import PlanModel, read_model
+from lowcomm_jax.methods import Method
 from lowcomm_jax.network.links import Network
 from lowcomm_jax.network.parse import parse
 from lowcomm_jax.planner import reproduction
@@ -191,12 +193,16 @@ def _methods(spec: Any, layers: int, regions: int, found: list[str]) -> tuple[Pl
     if not spec:
         found.append("methods is empty: name at least one")
     methods = [
-        collect(found, f"{where}: ", lambda r=row: plan_method(r, regions))
+        collect(found, f"{where}: ", lambda r=row: plan_method(r, regions, _own))
         for where, row in rows.items()
     ]
     methods = [method for method in methods if method is not None]
     found += [line for method in methods for line in method.violations(layers, regions)]
     return tuple(methods)
+
+
+def _own(name: str) -> Callable[..., Method]:
+    return named_function(name, "preset")
 
 
 def _workload(fields: Mapping[str, Any], model: PlanModel, network: Network) -> Workload:

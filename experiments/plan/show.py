@@ -10,7 +10,7 @@ from rich.table import Column, Table
 from experiments.plan.screen import requests_line
 from experiments.progress import right
 from lowcomm_jax.planner.dag import TARGETS
-from lowcomm_jax.planner.memory import INNER_BYTES
+from lowcomm_jax.planner.memory import INNER_STEP
 from lowcomm_jax.planner.plan import PlanRow, Workload
 
 
@@ -80,7 +80,7 @@ def show_compiled(compiled: dict | None, rows: Sequence[PlanRow], console: Conso
             f"{gigabytes['arguments']}, temporaries {gigabytes['temporaries']})"
         )
     if compiled["pipeline"] is None:
-        inner = sum(rows[0].memory.state[what] for what in INNER_BYTES)
+        inner = sum(rows[0].memory.state[what] for what in INNER_STEP)
         ours = inner + rows[0].memory.estimates["activations"]
         console.print(
             f"planned for the inner step: {ours / 1e9:.3g} GB (exact state {inner / 1e9:.3g} GB, "

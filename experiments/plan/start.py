@@ -25,6 +25,8 @@ def train_fields(request: PlanRequest, row: PlanRow) -> tuple[dict[str, Any] | N
     name = method.preset
     if name is None:
         return None, f"{method.name} is no preset of the planner, so no config is known for it"
+    if ":" in name:
+        return None, f"{name} is a method of your own: train it with a config of yours"
     regions, seq_len = work.network.size, fields["seq_len"]
     batch = work.tokens_per_step / regions / seq_len
     if batch != int(batch):

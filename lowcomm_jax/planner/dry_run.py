@@ -9,6 +9,7 @@ computed values is the scenario's.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -107,6 +108,7 @@ class Played:
       sent_a_step: bytes that a region sends in a step, of the region that sends most.
       flying: most payloads on their way after one step, in bytes of one region.
       snapshots: values that are kept beside them until they land, of one region.
+      kept: {name: bytes that a region keeps for each parameter}, of all trainers.
       repeats: whether the measured steps are a cycle; else figures are means over them.
     """
 
@@ -117,6 +119,7 @@ class Played:
     sent_a_step: float
     flying: int
     snapshots: int
+    kept: dict[str, float]
     repeats: bool
 
 
@@ -165,6 +168,7 @@ def play(
     )
     programs = engine.programs_for(make_layout(params, engine.setup.roles))
     state = abstract_state(programs, params)
+    kept = {k: each * method.trainer_count for k, each in _kept(method, state, params).items()}
     loop = _dry(engine.loop_of(programs), scenario)
     rates = (1.0,) * len(loop.fragments) if scenario.rates is None else scenario.rates
     state = state.replace(rate=np.asarray(rates, np.float32))
@@ -177,7 +181,7 @@ def play(
         cycle = period * schedule.every
     steps = warm + PERIODS * cycle
     if method.signal == "gradient":
-        return _every_step(loop, trainers, warm, steps, stacked)
+        return _every_step(loop, trainers, warm, steps, stacked, kept)
     events, everyone, keys, sent = [], np.ones(loop.count, bool), {}, {}
     flying = snapshots = 0
     while (now := int(state.counters.step)) < steps:
@@ -190,8 +194,8 @@ def play(
         events += new
         nbytes = {e.key: e.nbytes for e in events if e.kind == "send"}
         flying = max(flying, sum(nbytes.get(key, 0) for key in state.in_flight))
-        kept = (f for f in state.in_flight.values() if f.snapshot is not None)
-        snapshots = max(snapshots, sum(loop.fragments.numel(int(f.fragment)) for f in kept))
+        beside = (f for f in state.in_flight.values() if f.snapshot is not None)
+        snapshots = max(snapshots, sum(loop.fragments.numel(int(f.fragment)) for f in beside))
         keys[to], sent[to] = decides(state), state.counters.bytes_sent.copy()
     shares = [_layers(loop, p, stacked) for p in range(len(loop.fragments))]
     a_step = float((sent[steps] - sent[warm]).max()) / (steps - warm)
@@ -203,8 +207,35 @@ def play(
         sent_a_step=a_step * trainers,
         flying=flying * trainers,
         snapshots=snapshots * trainers,
+        kept=kept,
         repeats=keys[warm] == keys[steps] and method.topology is None,
     )
+
+
+def _kept(method: Method, state: TrainState, params: PyTree) -> dict[str, float]:
+    """Bytes that a region keeps for each parameter, by name; gradients are one of them."""
+    gradient = method.signal == "gradient"  # the inner optimizer then stands in `outer`
+    numel = sum(math.prod(x.shape) for x in jax.tree.leaves(params))
+    regions = len(state.counters.bytes_sent)
+
+    def each(tree: PyTree, copies: int | None = None) -> float:
+        arrays = [x for x in jax.tree.leaves(tree) if len(x.shape) > 1]  # others are counters
+        held = (x.size // (copies or x.shape[0]) * x.dtype.itemsize for x in arrays)
+        return sum(held) / numel
+
+    found = {
+        "parameters": each((state.inner.params, state.inner.buffers, state.inner.rounding)),
+        "inner optimizer": each(state.outer if gradient else state.inner.opt),
+        "gradients": each(state.inner.params),
+        "anchor": each(state.anchor),
+        "received anchor": each(state.received),
+        "outer optimizer": each(() if gradient else state.outer),
+        "codec": each(state.codec),
+        "rules": each((state.landing, state.merge)),
+        "servers": each(state.servers, regions),
+        "channels": each([flights.on_devices for flights in state.channels.values()]),
+    }
+    return {name: nbytes for name, nbytes in found.items() if nbytes}
 
 
 def _no_loss(params, batch, rng):
@@ -286,12 +317,14 @@ def _dry(loop: EventLoop, scenario: Scenario) -> EventLoop:
 # -- what left, and which layers wait for it ------------------------------------------------------
 
 
-def _every_step(loop: EventLoop, trainers: int, warm: int, steps: int, stacked) -> Played:
+def _every_step(
+    loop: EventLoop, trainers: int, warm: int, steps: int, stacked, kept: dict[str, float]
+) -> Played:
     traffic = loop.programs.gradient_traffic(np.ones(loop.count, bool))
     layers, nbytes = _layers(loop, 0, stacked), traffic.nbytes * trainers
     sends = [Sent(t, t + 1, 0, nbytes, traffic.route, layers) for t in range(1, steps + 1)]
     sent = float(traffic.sent.max()) * trainers
-    return Played((), tuple(sends), warm, steps, sent, 0, 0, True)
+    return Played((), tuple(sends), warm, steps, sent, 0, 0, kept, True)
 
 
 def _sends(events: Sequence[Event], shares, steps: int, trainers: int):

@@ -10,7 +10,7 @@ from typing import Any
 
 from lowcomm_jax.planner.shapes import Param
 
-INNER_BYTES = {"master params": 4.0, "adam m": 4.0, "adam v": 4.0, "gradients": 4.0}
+INNER_STEP = ("parameters", "inner optimizer", "gradients")  # what an inner step takes
 
 
 @dataclass(frozen=True)

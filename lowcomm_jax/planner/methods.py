@@ -1,7 +1,7 @@
 """`PlanMethod`: a method under a name, as a plan takes it; `plan_method` makes one from a config.
 
-A row holds the method itself: what it sends, and when, comes from a dry run (`dry_run.play`). Here
-stand only the names under which figures were published, and what is kept beside the optimizer.
+A row holds the method itself: what it sends and keeps, and when, comes from a dry run
+(`dry_run.play`). Here stand only the names under which figures were published.
 """
 
 import dataclasses
@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import numpy as np
+import optax
 
 from lowcomm_jax import methods
 from lowcomm_jax.compression import Codec, LowRank
@@ -27,7 +27,6 @@ from lowcomm_jax.planner.expected_loss import (
     period_penalty,
     total,
 )
-from lowcomm_jax.planner.memory import INNER_BYTES
 from lowcomm_jax.refused import Refused, collect, is_unknown, refuse, whole
 from lowcomm_jax.schedule import Learners
 
@@ -49,6 +48,7 @@ class PlanMethod:
         route: one of `routes.EXCHANGES` in the place of the run's own; None = the run's.
         stalls: whether to plan the method, with its waits, even if its fragments never catch up
             with the link.
+        inner: the inner optimizer; None = one with the state of Adam.
         preset, settings: the factory and its keywords, where a config names them.
     """
 
@@ -58,6 +58,7 @@ class PlanMethod:
     margin: int | None = None
     route: str | None = None
     stalls: bool = False
+    inner: optax.GradientTransformation | None = None
     preset: str | None = None
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -168,8 +169,7 @@ LAWS = {"allreduce": DATA_PARALLEL, "ddp": DATA_PARALLEL} | dict.fromkeys(
 )
 # Names of codecs -> names that published figures have for them.
 _CODECS = {"stat8": "int8", "stat4": "int4", "topk64_stat2": SPARSE, "dct_topk32": COSINE}
-_SIDE = 8192  # rows and columns of the matrix on which state is measured
-_MATRIX = {"w": jax.ShapeDtypeStruct((_SIDE, _SIDE), np.float32)}
+INNER = {"demo": optax.sgd(1.0)}  # without moments: its residual is the momentum
 
 
 def asked_for(regions: int) -> dict[str, Any]:
@@ -211,21 +211,28 @@ def _inner(codec: Codec | None) -> Any:
     return None if one is None else one.default
 
 
-def planned(name: str, regions: int = 2, **settings: Any) -> PlanMethod:
+def planned(
+    name: str,
+    regions: int = 2,
+    factory: Callable[..., methods.Method] | None = None,
+    **settings: Any,
+) -> PlanMethod:
     """The row of a method of `lowcomm_jax.methods`, or of `allreduce`, as published.
 
     Args:
+        factory: of a method of your own, in the place of the one of this name.
         settings: keywords of the factory that differ; `overlap="auto"` takes as many steps as hide
             a fragment's transfer, and `margin` more. A codec by name codes layers one by one.
 
     Raises:
         ValueError: a setting that the factory refuses.
     """
-    factory, published = FACTORIES[name], dict(PUBLISHED.get(name, {}))
+    factory, published = factory or FACTORIES[name], dict(PUBLISHED.get(name, {}))
     takes = inspect.signature(factory).parameters
     if "codec" in settings:
         published.pop("rank", None)
-    needed = {k: asked_for(regions)[k] for k, x in takes.items() if x.default is x.empty}
+    usual = asked_for(regions)
+    needed = {k: usual[k] for k, x in takes.items() if x.default is x.empty and k in usual}
     keywords = {**needed, **published, **settings}
     given = {**keywords, "overlap": 0} if keywords.get("overlap") == AUTO else keywords
     codec = given.get("codec", takes["codec"].default if "codec" in takes else None)
@@ -235,39 +242,24 @@ def planned(name: str, regions: int = 2, **settings: Any) -> PlanMethod:
         given = {**given, "codec": {"name": codec, "stacked": STACKED}}
     if "stacked" in takes:
         given = {**given, "stacked": STACKED}
-    return PlanMethod(name, factory(**given), LAWS.get(name), preset=name, settings=keywords)
-
-
-def kept_bytes(method: methods.Method, preset: str | None) -> dict[str, float]:
-    """Bytes per parameter of everything that a device keeps, by name."""
-    trainers, outer = method.trainer_count, method.outer_of(0)
-    found = {
-        "anchor": 4.0 * (method.signal == "progress" and method.has_anchor),
-        "received anchor": 4.0 * (method.base == "received"),
-        "outer momentum": 0.0 if outer is None else _kept(outer.init),
-        "residual": 0.0 if method.codec is None else _kept(method.codec.init),
-    }
-    # DeMo's residual is the momentum; there are no Adam moments.
-    adam = dict.fromkeys(("adam m", "adam v"), 0.0) if preset == "demo" else {}
-    inner = {**INNER_BYTES, **adam}
-    found = {**inner, **found}
-    others = (trainers - 1) * sum(found.values())
-    return {k: each for k, each in {**found, "other trainers": others}.items() if each}
-
-
-def _kept(init: Callable[[Any], Any]) -> float:
-    """Bytes per parameter of a state; leaves smaller than the parameters count nothing."""
-    leaves = jax.tree.leaves(jax.eval_shape(init, _MATRIX))
-    return sum(4.0 * (leaf.size // _SIDE**2) for leaf in leaves)
+    made, inner = factory(**given), INNER.get(name)
+    return PlanMethod(name, made, LAWS.get(name), inner=inner, preset=name, settings=keywords)
 
 
 _OWN = ("preset", "name", "margin", "stalls")  # fields of a row that no factory takes
 
 
-def plan_method(spec: str | Mapping, regions: int = 2) -> PlanMethod:
+def plan_method(
+    spec: str | Mapping,
+    regions: int = 2,
+    own: Callable[[str], Callable[..., methods.Method]] | None = None,
+) -> PlanMethod:
     """Build a row from a method's name or a mapping {"preset": name, keyword: value, ...}.
 
     Keywords are those of the method's factory; `name`, `margin` and `stalls` are the plan's.
+
+    Args:
+        own: finds the factory of a preset `module:function`; None = there are no such presets.
 
     Raises:
         Refused: an unknown preset or keyword, a value that the factory refuses, or something that
@@ -279,9 +271,13 @@ def plan_method(spec: str | Mapping, regions: int = 2) -> PlanMethod:
         text = f"{spec!r} is no method: use a method's name or {{preset: name, keyword: value}}"
         raise Refused("method", [text])
     base, name = spec.get("preset"), spec.get("name", spec.get("preset"))
-    if not isinstance(base, str) or base not in FACTORIES:
-        raise Refused(f"method {name!r}", [f"preset {base!r} {is_unknown(base, FACTORIES)}"])
-    takes = inspect.signature(FACTORIES[base]).parameters
+    factory = FACTORIES.get(base) if isinstance(base, str) else None
+    if own is not None and isinstance(base, str) and ":" in base:
+        factory = own(base)
+    if factory is None:
+        text = f"preset {base!r} {is_unknown(base, FACTORIES)}, or module:function"
+        raise Refused(f"method {name!r}", [text])
+    takes = inspect.signature(factory).parameters
     known = (*takes, *_OWN)
     unknown = sorted(set(spec) - set(known), key=str)
     found = [f"field {k!r} {is_unknown(k, known)}" for k in unknown]
@@ -292,7 +288,7 @@ def plan_method(spec: str | Mapping, regions: int = 2) -> PlanMethod:
     automatic = settings.get("overlap") == AUTO
     if "margin" in spec and not automatic:
         found.append(f"margin needs overlap={AUTO!r}: leave it out")
-    row = None if found else collect(found, "", lambda: planned(base, regions, **settings))
+    row = None if found else collect(found, "", lambda: planned(base, regions, factory, **settings))
     refuse(f"method {name!r}", found)
     margin = spec.get("margin", 0) if automatic else None
     return dataclasses.replace(row, name=name, margin=margin, stalls=spec.get("stalls", False))

@@ -36,7 +36,7 @@ from lowcomm_jax.planner.memory import (
     held_elements,
     plan_memory,
 )
-from lowcomm_jax.planner.methods import DATA_PARALLEL, PlanMethod, kept_bytes, planned
+from lowcomm_jax.planner.methods import DATA_PARALLEL, PlanMethod, planned
 from lowcomm_jax.planner.requests import StoreRequests, learner_requests
 from lowcomm_jax.planner.shapes import Shapes, shapes_of
 from lowcomm_jax.refused import above_zero, refuse, whole
@@ -218,6 +218,7 @@ def dry_run(method: PlanMethod, work: Workload) -> Played:
         stacked=work.model.stacked,
         scenario=work.scenario,
         network=work.network,
+        inner=method.inner,
     )
     if method.route is None:
         return played
@@ -395,7 +396,7 @@ def _memory(method: PlanMethod, played: Played, work: Workload) -> MemoryPlan:
         estimates["activations"] = activation_estimate(
             model.layers, model.width, model.vocab, work.microbatch_tokens, work.mesh, work.remat
         )
-    return plan_memory(held, kept_bytes(method.method, method.preset), estimates)
+    return plan_memory(held, played.kept, estimates)
 
 
 # -- what cannot be planned --------------------------------------------------------------------

@@ -9,7 +9,8 @@ import pytest
 import lowcomm_jax
 from lowcomm_jax.models import PRESETS
 from lowcomm_jax.network import preset, sync_seconds, uniform
-from lowcomm_jax.planner.methods import FACTORIES, PlanMethod, kept_bytes, plan_method, planned
+from lowcomm_jax.planner.memory import held_elements
+from lowcomm_jax.planner.methods import FACTORIES, PlanMethod, plan_method, planned
 from lowcomm_jax.planner.plan import Workload, plan
 from lowcomm_jax.planner.reproduction import dilocox_methods, dilocox_table, dilocox_workload
 from lowcomm_jax.planner.search import search
@@ -145,48 +146,63 @@ def test_a_row_that_cannot_be_read_is_named(spec, message):
         plan_method(spec)
 
 
-OUTER = {"anchor": 4.0, "outer momentum": 4.0}
-ADAM = {"master params": 4.0, "adam m": 4.0, "adam v": 4.0, "gradients": 4.0}
-# (H, K, tau, codec, what is kept beside the optimizer) of methods as their papers run them.
+# (H, K, tau, codec) of methods as their papers run them.
 ROWS = {
-    "allreduce": (1, 1, 0, "fp32", {}),
-    "local_sgd": (100, 1, 0, "fp32", {"anchor": 4.0}),
-    "diloco": (100, 1, 0, "fp32", OUTER),
-    "streaming_diloco": (100, 8, 1, "e3m0", OUTER),
-    "eager_diloco": (100, 1, 100, "fp32", OUTER),
-    "cocodc": (100, 4, 5, "fp32", OUTER),
-    "dilocox": (125, 1, 125, "low_rank_int4", {**OUTER, "residual": 4.0}),
-    "noloco": (50, 1, 0, "bf16", OUTER),
-    "gasloc": (100, 1, 0, "fp32", OUTER),
-    "sparseloco": (30, 1, 0, "topk_2bit", {"anchor": 4.0, "residual": 4.0}),
-    "pulseloco": (100, 1, 0, "bf16_gate256", {**OUTER, "residual": 4.0}),
-    "muloco": (30, 1, 0, "int4", {**OUTER, "residual": 4.0}),
-    "isoloco": (30, 1, 0, "fp32", OUTER),
-    "edit": (100, 1, 0, "fp32", OUTER),
-    "a_edit": (100, 1, 0, "fp32", OUTER),
-    "partial_updates": (100, 1, 0, "fp32", OUTER),
-    "spes": (100, 1, 0, "fp32", {"anchor": 4.0}),
-    "restarted_diloco": (64, 1, 0, "fp32", OUTER),
-    "decoupled_momentum": (30, 1, 0, "dct_topk", {"anchor": 4.0, "residual": 4.0}),
-    "heloco": (100, 1, 0, "fp32", {**OUTER, "received anchor": 4.0}),
-    # Three more models with what they keep.
-    "adloco": (100, 1, 0, "fp32", {"anchor": 4.0, "other trainers": 3 * (4 + sum(ADAM.values()))}),
+    "allreduce": (1, 1, 0, "fp32"),
+    "local_sgd": (100, 1, 0, "fp32"),
+    "diloco": (100, 1, 0, "fp32"),
+    "streaming_diloco": (100, 8, 1, "e3m0"),
+    "eager_diloco": (100, 1, 100, "fp32"),
+    "cocodc": (100, 4, 5, "fp32"),
+    "dilocox": (125, 1, 125, "low_rank_int4"),
+    "noloco": (50, 1, 0, "bf16"),
+    "gasloc": (100, 1, 0, "fp32"),
+    "sparseloco": (30, 1, 0, "topk_2bit"),
+    "pulseloco": (100, 1, 0, "bf16_gate256"),
+    "muloco": (30, 1, 0, "int4"),
+    "isoloco": (30, 1, 0, "fp32"),
+    "edit": (100, 1, 0, "fp32"),
+    "a_edit": (100, 1, 0, "fp32"),
+    "partial_updates": (100, 1, 0, "fp32"),
+    "spes": (100, 1, 0, "fp32"),
+    "restarted_diloco": (64, 1, 0, "fp32"),
+    "decoupled_momentum": (30, 1, 0, "dct_topk"),
+    "heloco": (100, 1, 0, "fp32"),
+    "adloco": (100, 1, 0, "fp32"),
 }
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_a_row_is_read_off_the_method(name):
     row = planned(name)
-    period, fragments, tau, codec, kept = ROWS[name]
-    assert (row.period, row.fragments, row.tau, row.codec) == (period, fragments, tau, codec)
-    assert kept_bytes(row.method, name) == {**ADAM, **kept}
+    assert (row.period, row.fragments, row.tau, row.codec) == ROWS[name]
     assert row.rank == (2048 if name == "dilocox" else None)
     assert row.eager == (name == "eager_diloco")
 
 
-def test_demo_has_no_adam_moments():
-    kept = kept_bytes(planned("demo").method, "demo")
-    assert kept == {"master params": 4.0, "gradients": 4.0, "residual": 4.0}
+STEP = {"parameters": 4.0, "inner optimizer": 8.0, "gradients": 4.0}
+OUTER = {"anchor": 4.0, "outer optimizer": 4.0}
+KEPT = {
+    "local_sgd": {**STEP, "anchor": 4.0},
+    "diloco": {**STEP, **OUTER},
+    "sparta": STEP,
+    "sparseloco": {**STEP, "anchor": 4.0, "codec": 4.0},
+    "muloco": {**STEP, **OUTER, "codec": 4.0},
+    "heloco": {**STEP, **OUTER, "received anchor": 4.0},
+    "ddp": {**STEP, "anchor": 4.0},  # the fp32 parameters that all regions share
+    # DeMo's residual is its momentum: no moments.
+    "demo": {"parameters": 4.0, "gradients": 4.0, "anchor": 4.0, "codec": 4.0},
+    # Four models with what they keep.
+    "adloco": {name: 4 * each for name, each in {**STEP, "anchor": 4.0}.items()},
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_bytes_of_the_state_are_those_of_the_engine(name):
+    work = replace(slow_link(), mesh={"fsdp": 2})
+    (row,) = plan(work, [replace(planned(name), stalls=True)])
+    (held,) = held_elements(work.model.params, work.mesh)
+    assert row.memory.state == {k: pytest.approx(each * held) for k, each in KEPT[name].items()}
 
 
 def test_every_method_has_a_row():
@@ -264,4 +280,4 @@ def test_cosine_coefficients_every_step_and_every_round():
     np.testing.assert_allclose(demo.sent_bytes_per_period, 2 * demo.payload_bytes)
     assert demo.hours > decoupled.hours
     assert demo.penalty_nats is decoupled.penalty_nats is None
-    assert "adam m" not in demo.memory.state and "residual" in demo.memory.state
+    assert "inner optimizer" not in demo.memory.state and "codec" in demo.memory.state

@@ -222,6 +222,17 @@ def test_every_preset_starts_a_run(preset, tmp_path):
     assert section.get("fragments", 1) == method.fragments
 
 
+def test_a_method_of_ones_own_is_planned(tmp_path):
+    rows = {
+        "mine": {"preset": "lowcomm_jax.methods:diloco", "period": 20},
+        "diloco": {"preset": "diloco"},
+    }
+    result, text = answered(small(rows), tmp_path)
+    sent = {row["method"]["name"]: row["sent_bytes_total"] for row in result["rows"]}
+    assert sent["mine"] == pytest.approx(5 * sent["diloco"], rel=1e-6)
+    assert "lowcomm_jax.methods:diloco is a method of your own" in text
+
+
 def test_a_model_of_changed_fields_is_trained_with_them(tmp_path):
     model = {"preset": "scaling_35m", "layers": 2}
     result, text = answered(small({"d": {"preset": "diloco"}}, model=model), tmp_path)

@@ -108,7 +108,7 @@ def test_a_model_of_ours_and_what_the_compiler_says(tmp_path):
     state, compiled = result["rows"][0]["memory"]["state_bytes"], result["compiled"]
     # Arguments: parameters, two moments, 2 sequences of 257 tokens, and five numbers: steps, tokens
     # and the optimizer's count so far; the region; how many steps.
-    inner = sum(state[k] for k in ("master params", "adam m", "adam v"))
+    inner = sum(state[k] for k in ("parameters", "inner optimizer"))
     step = compiled["programs"]["inner step"]
     assert step["arguments"] == inner + 5 * 4 + 2 * 257 * 4
     assert step["total"] > step["arguments"] and "compiled for" in text.getvalue()
