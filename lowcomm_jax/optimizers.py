@@ -70,7 +70,7 @@ class InnerConfig:
         2502.16982, section 2.2), so that AdamW's learning rate and decay carry over.
     """
 
-    optimizer: Optimizer = "adamw"
+    optimizer: Optimizer | optax.GradientTransformation = "adamw"
     learning_rate: float = 1e-3
     schedule: LearningRate = "cosine"
     warmup_steps: int = 100
@@ -94,7 +94,7 @@ class InnerConfig:
             ("schedule", get_args(LearningRate)),
         ):
             value = getattr(self, name)
-            if value not in choices:
+            if not (isinstance(value, optax.GradientTransformation) or value in choices):
                 found.append(f"{name}={value!r}: choose one of {', '.join(choices)}")
         for name in ("learning_rate", "eps", "muon_rms"):
             if not 0 < getattr(self, name) < math.inf:
@@ -151,16 +151,23 @@ def make_optimizer(
         weight_decay=config.weight_decay,
         mask=decayed,
     )
-    rule = {
-        "adamw": lambda: adamw,
-        "adopt": lambda: optax.chain(
-            contrib.scale_by_adopt(config.b1, config.b2, config.eps),
-            decay,
-            optax.scale_by_learning_rate(rate),
-        ),
-        "muon": lambda: _muon(config, rate, adamw, stacked),
-        "sgd": lambda: optax.chain(decay, optax.scale_by_learning_rate(rate)),
-    }[config.optimizer]()
+    own, rules = (
+        config.optimizer,
+        {
+            "adamw": lambda: adamw,
+            "adopt": lambda: optax.chain(
+                contrib.scale_by_adopt(config.b1, config.b2, config.eps),
+                decay,
+                optax.scale_by_learning_rate(rate),
+            ),
+            "muon": lambda: _muon(config, rate, adamw, stacked),
+            "sgd": lambda: optax.chain(decay, optax.scale_by_learning_rate(rate)),
+        },
+    )
+    if isinstance(own, optax.GradientTransformation):
+        rule = optax.chain(own, decay, optax.scale_by_learning_rate(rate))
+    else:
+        rule = rules[own]()
     if config.clip_norm is None:
         return rule
     return optax.chain(optax.clip_by_global_norm(config.clip_norm), rule)

@@ -19,6 +19,7 @@ import optax
 
 from lowcomm_jax.channels.source import PARAMS
 from lowcomm_jax.compression import Codec
+from lowcomm_jax.compression.base import Wrapper
 from lowcomm_jax.compression.ef21 import averages_senders
 from lowcomm_jax.compression.two_shot import per_tensor
 from lowcomm_jax.exchange import GroupExchange, MeshExchange
@@ -118,7 +119,17 @@ def _idle_weights(s: Setup) -> str | None:
 
 
 def _codec(s: Setup) -> Codec | None:
-    return s.method.codec if isinstance(s.method.codec, Codec) else None
+    fits = isinstance(s.method.codec, Codec) and not _wrapped_leaf_codec(s)
+    return s.method.codec if fits else None
+
+
+def _wrapped_leaf_codec(s: Setup) -> str | None:
+    """The type of what a wrapper holds that is no `Codec`."""
+    codec = s.method.codec
+    while isinstance(codec, Wrapper):
+        codec = codec.codec
+    of_trees = codec is s.method.codec or isinstance(codec, Codec)
+    return None if of_trees else type(codec).__name__
 
 
 def _increments(s: Setup) -> bool:
@@ -473,6 +484,11 @@ OF_THE_METHOD = (
         "method",
         lambda s: not (s.method.codec is None or isinstance(s.method.codec, Codec)),
         "codec={m.codec!r}: give a codec, a name of compression.names() or None",
+    ),
+    Row(
+        "method",
+        _wrapped_leaf_codec,
+        "codec: what it wraps codes leaves, not trees: wrap compression.PerTensor({wrong}())",
     ),
     Row(
         "method",

@@ -58,6 +58,11 @@ def drag(rate: float, limit: float | None = None):
     return optax.chain(optax.clip(limit or 1e9), optax.sgd(rate))
 
 
+def lion(b1: float):
+    """Direction of an inner step: signs."""
+    return optax.scale_by_lion(b1)
+
+
 def steady():
     """An outer rule without settings."""
     return drag(0.7)

@@ -92,7 +92,7 @@ def main(argv: Sequence[str]) -> int:
     """Train as the command line says; returns the exit code."""
     path, overrides, others = split_config(argv)
     options = Flags()
-    options.text("workdir", None, "folder of the run (default runs/METHOD)")
+    options.text("workdir", None, "folder of the run (default: runs/ and the name of the config)")
     options.text(
         "compile_cache",
         None,

@@ -21,9 +21,9 @@ import optax
 
 from experiments.cli import OWN, closest, named_function, problems_of
 from lowcomm_jax import batching, landing, merge, methods, outer, roles, schedule, topology
-from lowcomm_jax.compression import Codec, LeafCodec, PerTensor, UnitCodec, error_feedback, registry
-from lowcomm_jax.compression.rules import PRESETS
+from lowcomm_jax.compression import Codec, LeafCodec, UnitCodec, registry
 from lowcomm_jax.methods.adloco import TESTS
+from lowcomm_jax.optimizers import InnerConfig
 
 METHODS = {name: getattr(methods, name) for name in methods.__all__ if name.islower()}
 OUTER = {
@@ -130,6 +130,29 @@ PARTS = {
         "a lowcomm_jax.batching policy (BatchPolicy)",
     ),
 }
+
+
+INNER = PartKind(
+    "the direction of an inner step",
+    {},
+    (optax.GradientTransformation,),
+    "an Optax transform",
+    ("b1", "b2", "eps"),
+)
+
+
+def inner_config(section: Mapping[str, Any]) -> tuple[InnerConfig | None, list[str]]:
+    """The `inner` section of a config; its optimizer may be a function of one's own."""
+    name = section["optimizer"]
+    if OWN not in str(name):
+        return InnerConfig(**section), []
+    label = "inner.optimizer"
+    maker, problems = problems_of(lambda: named_function(name, label))
+    if problems:
+        return None, problems
+    settings = {key: section[key] for key in INNER.derived if key in (_parameters(maker) or {})}
+    made, problems = call(INNER, maker, settings, label, name)
+    return (None if problems else InnerConfig(**{**section, "optimizer": made})), problems
 
 
 def find(part: PartKind, name: str, label: str) -> Callable[..., Any] | None:
@@ -257,19 +280,7 @@ def _whole_codec(
         return made, []
 
     def whole() -> Codec:
-        rules = around.get("rules", "none")
-        if isinstance(rules, str) and rules not in PRESETS:
-            raise ValueError(f"rules={rules!r} is unknown: choose one of {', '.join(PRESETS)}")
-        pairs = PRESETS[rules] if isinstance(rules, str) else rules
-        codec = PerTensor(
-            default=made,
-            rules=tuple((pattern, registry.make_leaf(each)) for pattern, each in pairs),
-            stacked=tuple(stacked),
-            seed=seed,
-            reduce=around.get("reduce", "auto"),
-        )
-        decay = around.get("error_feedback")
-        return codec if decay is None else error_feedback(codec, decay)
+        return registry.make(made, stacked=tuple(stacked), seed=seed, **around)
 
     return problems_of(whole, label)
 

@@ -23,13 +23,12 @@ from experiments.train import devices, sections
 from experiments.train.job import Job, make_model, policy_rows, settings
 from experiments.train.methods import make_method
 from experiments.train.model import build, described
-from experiments.train.parts import portable
+from experiments.train.parts import inner_config, portable
 from experiments.workdir import as_begun, workdir_problems
 from lowcomm_jax import refusals
 from lowcomm_jax.aot import Target
 from lowcomm_jax.models import Trainable, TransformerConfig
 from lowcomm_jax.models.protocol import abstract_params, stacked_prefixes
-from lowcomm_jax.optimizers import InnerConfig
 from lowcomm_jax.params.fragments import partition, path_name
 from lowcomm_jax.params.layout import make_layout
 from lowcomm_jax.setup import Setup
@@ -71,8 +70,10 @@ def resolve(config: Any, workdir: str | Path, target: Target | None = None) -> J
     problems += found
     weights, no_weights = sections.region_weights(fields)
     problems += no_weights
-    inner = InnerConfig(**fields["inner"])
-    problems += [f"inner.{line}" for line in inner.violations(steps if steps > 0 else 1 << 62)]
+    inner, found = inner_config(fields["inner"])
+    problems += found
+    if inner is not None:
+        problems += [f"inner.{line}" for line in inner.violations(steps if steps > 0 else 1 << 62)]
     problems += misplaced
     job_faults, found = read_faults(fields, steps)
     problems += found

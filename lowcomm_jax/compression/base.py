@@ -214,9 +214,12 @@ class Codec(abc.ABC):
 def memory_problem(codec: Codec) -> str | None:
     """Why a codec can have no residual, copy or momentum around it; None = it can.
 
-    A residual of increments grows without bound, a mean that is personal (`receive`) is lost, and
-    what two residuals keep is added twice.
+    What codes leaves is no `Codec`. A residual of increments grows without bound, a mean that is
+    personal (`receive`) is lost, and what two residuals keep is added twice.
     """
+    if not isinstance(codec, Codec):
+        kind = type(codec).__name__
+        return f"codec={codec!r} codes leaves, not trees: wrap compression.PerTensor({kind}())"
     if not (codec.increments or codec.personal or codec.keeps_residual):
         return None
     return f"codec {codec.name} keeps what it has not sent itself: use it as it is"

@@ -68,7 +68,7 @@ def make_leaf(spec: str | LeafOrUnit, **settings: Any) -> LeafOrUnit:
 
 
 def make(
-    spec: str | Mapping[str, Any] | Codec,
+    spec: str | Mapping[str, Any] | Codec | LeafOrUnit,
     *,
     rules: str | tuple[tuple[str, str | LeafOrUnit], ...] = "none",
     stacked: tuple[str, ...] = (),
@@ -80,8 +80,8 @@ def make(
     """Build a codec from its name.
 
     Args:
-      spec: a name of `names()`, a mapping with `name` and any keyword of this function, or a codec,
-        which is returned as it is.
+      spec: a name of `names()`, a mapping with `name` and any keyword of this function, or a codec
+        of leaves; a `Codec` is returned as it is.
       rules: a name of `rules.PRESETS`, or (regular expression, name or codec) pairs: leaves whose
         path matches get that codec instead.
       stacked: path prefixes of leaves with a leading layer axis.
@@ -106,7 +106,7 @@ def make(
         keywords = {"rules": rules, "stacked": stacked, "seed": seed, **settings, **spec}
         keywords = {"error_feedback": error_feedback, "reduce": reduce, **keywords}
         return make(keywords.pop("name", "<no name given>"), **keywords)
-    problems = _unknown(spec, settings)
+    problems = [] if isinstance(spec, LeafOrUnit) else _unknown(spec, settings)
     if isinstance(rules, str) and rules not in PRESETS:
         problems.append(f"rules={rules!r} {is_unknown(rules, PRESETS, 'choose one of')}")
     refuse("codec", problems)
@@ -118,7 +118,9 @@ def make(
         seed=seed,
         reduce=reduce,
     )
-    decay = _named(spec).decay if error_feedback is None else error_feedback
+    decay = error_feedback
+    if decay is None and isinstance(spec, str):
+        decay = _named(spec).decay
     return codec if decay is None else with_error_feedback(codec, decay)
 
 

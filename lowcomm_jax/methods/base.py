@@ -15,7 +15,7 @@ import optax
 
 from lowcomm_jax import compression
 from lowcomm_jax.channels import Channel
-from lowcomm_jax.compression import Codec
+from lowcomm_jax.compression import Codec, LeafCodec, UnitCodec
 from lowcomm_jax.params import roles
 from lowcomm_jax.params.fragments import Pattern
 from lowcomm_jax.refused import collect
@@ -174,9 +174,9 @@ class Method:
 
 
 def _make_named(owner: Any, field: str, make: Callable[[Any], Any], prefix: str) -> None:
-    """Put what a name or settings stand for into a field; what is wrong joins `owner.problems`."""
+    """Put what is named, described or given for a leaf into a field; problems join the owner's."""
     given, found = getattr(owner, field), list(owner.problems)
-    if isinstance(given, str | Mapping):
+    if isinstance(given, str | Mapping | UnitCodec | LeafCodec):
         object.__setattr__(owner, field, collect(found, prefix, lambda: make(given)))
         object.__setattr__(owner, "problems", tuple(found))
 

@@ -348,6 +348,11 @@ def merge_leaves(
 
         def tensor(x, state, m):
             merged = rule.update(x, state, weight_R, kind, m)
+            if not isinstance(merged, Merged):
+                raise TypeError(
+                    f"merge: {type(rule).__name__}.update returns something else than a Merged: "
+                    "return lowcomm_jax.merge.Merged(direction, state)"
+                )
             return merged._replace(moves=jnp.asarray(merged.moves, bool))
 
         if is_stacked(name, stacked):

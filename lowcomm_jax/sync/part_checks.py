@@ -332,9 +332,17 @@ def _rule_problems(
 
 def _transform_problems(name: str, rule: Any, like: PyTree, keywords: dict) -> list[str]:
     state = jax.eval_shape(rule.init, like)
-    updates, new = jax.eval_shape(
-        lambda u, s, params, more: rule.update(u, s, params, **more), like, state, like, keywords
-    )
+
+    def update(updates, state, params, more):
+        return rule.update(updates, state, params, **more)
+
+    try:
+        updates, new = jax.eval_shape(update, like, state, like, keywords)
+    except TypeError as error:
+        if "positional argument" not in str(error):
+            raise
+        # Of a function that Optax wrapped, `call_problems` sees the wrapper's signature.
+        return [f"{name}: {error}: write update(updates, state, params=None, **extra)"]
     fix = "return what fits the tree of the first argument, leaf by leaf"
     keep = "return a state like that of init: its tree, shapes and dtypes"
     return [

@@ -10,7 +10,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import lowcomm_jax as lc
-from lowcomm_jax.compression import LeafCodec, PerTensor, UnitCodec, make
+from lowcomm_jax.compression import LeafCodec, PerTensor, UnitCodec, error_feedback, make
+from lowcomm_jax.compression.base import Wrapper
 from lowcomm_jax.compression.grid import WHOLE_ROW, Unit
 from lowcomm_jax.methods import Method
 from lowcomm_jax.rules.merge import Merge, Merged
@@ -67,6 +68,12 @@ class Reads(Merge):
 class Short(Merge):
     def update(self, delta_RxN):
         return Merged(delta_RxN[0])
+
+
+@dataclasses.dataclass(frozen=True)
+class Bare(Merge):
+    def update(self, delta_RxN, state, weight_R, kind, momentum):
+        return delta_RxN[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,6 +134,26 @@ class Joins(Narrows):
         return {"x": x.reshape(-1)}
 
 
+class Scaled(Wrapper):
+    name = "scaled"
+
+    def init(self, like):
+        return ()
+
+    def encode(self, tree, state, params=None):
+        return self.codec.encode(tree, state)
+
+
+def test_a_residual_of_what_codes_leaves_is_refused():
+    with pytest.raises(ValueError, match=r"not trees: wrap compression.PerTensor\(Narrows\(\)\)"):
+        error_feedback(Narrows())
+
+
+def test_a_merge_rule_that_returns_an_array_is_told_what_to_return():
+    with pytest.raises(TypeError, match=r"Bare.update .*: return lowcomm_jax.merge.Merged\("):
+        refusal(merge=Bare())
+
+
 def test_all_that_is_wrong_with_a_method_is_listed_at_once():
     codec = make("int4").default
     mixed = PerTensor(codec, rules=(("w", Lies()),))
@@ -184,6 +211,14 @@ def test_a_state_of_a_merge_rule_that_grows_is_refused():
         (
             {"merge": Reads(), "outer": optax.chain(optax.trace(0.5), optax.trace(0.9))},
             "Reads reads 'trace': the state of a rule has 2 fields 'trace': use a rule with one",
+        ),
+        (
+            {"outer": optax.GradientTransformation(lambda params: (), lambda u, s: (u, s))},
+            "takes 2 positional arguments but 3 were given: write update(updates, state, params=No",
+        ),
+        (
+            {"codec": Scaled(Narrows())},
+            "codec: what it wraps codes leaves, not trees: wrap compression.PerTensor(Narrows())",
         ),
         ({"merge": Short()}, "merge: Short.update(delta_RxN): write update(self, delta_RxN, stat"),
         ({"hands_out": lambda anchor: anchor}, "hands_out(anchor): give a function (anchor, ou"),

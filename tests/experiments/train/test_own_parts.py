@@ -1,5 +1,6 @@
 """Parts of one's own, named in a config: built, refused, and found again by other commands."""
 
+import dataclasses
 import functools
 import json
 
@@ -10,13 +11,17 @@ import own_parts
 import pytest
 from refused_lines import lines_of
 
+import lowcomm_jax as lc
 from experiments import progress
 from experiments.__main__ import main
 from experiments.cli import RefusedError, load_config, override
 from experiments.config import base, plain
 from experiments.train import parts
 from experiments.train.methods import make_method
+from experiments.train.parts import inner_config
 from experiments.train.resolve import resolve
+from lowcomm_jax.compression import PerTensor
+from lowcomm_jax.optimizers import InnerConfig, make_optimizer
 
 ONE = {"name": "diloco", "period": 4}
 
@@ -45,6 +50,31 @@ def test_a_codec_by_name_or_with_settings():
     assert codec.rules[0][1].name == "fp32"
     codec = made(codec="own_parts:whole_codec").codec
     assert (codec.stacked, codec.seed) == (("blocks",), 5)  # settled by the run
+
+
+def test_a_method_takes_a_codec_of_leaves_as_it_is():
+    codec = dataclasses.replace(lc.methods.diloco(5), codec=own_parts.RowSign()).codec
+    assert codec == PerTensor(own_parts.RowSign())
+
+
+def test_an_inner_optimizer_of_ones_own():
+    section = dataclasses.asdict(InnerConfig(b1=0.5, clip_norm=None, weight_decay=0.0))
+    inner, problems = inner_config({**section, "optimizer": "own_parts:lion"})
+    assert not problems and not inner.violations(1000)
+    optimizer = make_optimizer(dataclasses.replace(inner, schedule="constant"), 1000)
+    params = {"w": jnp.ones((2, 2))}
+    given = {"w": jnp.array([[2.0, -3.0], [0.1, 0.0]])}
+    moved, _ = optimizer.update(given, optimizer.init(params), params)
+    rate = inner.learning_rate / inner.warmup_steps
+    np.testing.assert_allclose(moved["w"], -rate * np.sign(given["w"]), rtol=1e-6)
+    for name, line in {
+        "own_parts:nothing": "own_parts has no function 'nothing'",
+        "own_parts:fours": "it returned a Gossip",
+        "lamb": "choose one of adamw, adopt, muon, sgd",
+    }.items():
+        inner, problems = inner_config({**section, "optimizer": name})
+        problems = problems or inner.violations(1000)
+        assert line in problems[0], problems
 
 
 def test_factories_that_build_their_codecs_take_ones_own():
