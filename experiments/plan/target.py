@@ -107,7 +107,10 @@ def compiled(config, name: str) -> tuple[Job, AheadOfTime]:
     model = make_model(job, described)
     engine = made_or_refused(lambda: make_engine(job, model).plain, "plan")
     length = job.data.seq_len
-    batch = {"tokens": jax.ShapeDtypeStruct((job.batch, length + 1), np.int32)}
+    batch = {
+        "tokens": jax.ShapeDtypeStruct((job.batch, length + 1), np.int32),
+        "mask": jax.ShapeDtypeStruct((job.batch, length), np.float32),
+    }
     devices = job.mesh.size // job.mesh.shape["region"]
     replicas = job.regions // job.mesh.shape["region"]
     each = flops_per_token(model, length)

@@ -71,6 +71,20 @@ def test_a_training_config_is_compiled_and_written(target, tmp_path):
     assert math.prod(report["mfu_parts"].values()) == pytest.approx(report["mfu_bound"])
 
 
+def test_a_model_of_ones_own_is_compiled_for_a_target():
+    needs("h100:2x2")
+    given = ("--config.model=examples.mixture_of_experts:Mixture", "--config.model.over=fsdp")
+    sizes = ("--config.model.layers=2", "--config.model.width=16", "--config.model.hidden=16")
+    mesh = ("--config.mesh.fsdp=2", "--config.batch=2", "--config.regions=2")
+    length = "--config.data.seq_len=16"
+    code, out, err = ask("--target=h100:2x2", "--config=spes", *given, *sizes, *mesh, length)
+    assert code == 0, err
+    # Tokens go to their experts and back inside the region; between regions only the round does.
+    rows = [line for line in out.splitlines() if "all-to-all" in line]
+    assert any("inner step" in row and "over fsdp" in row for row in rows), out
+    assert not any("inner step" in row and "region" in row for row in rows), out
+
+
 def test_the_bound_of_mfu_is_told_apart():
     """16 s of arithmetic and 4 s of waiting; 4 of 5 ticks busy; 7 of 10 operations in them used."""
     target = Target.parse("h100:2x2")
