@@ -9,8 +9,7 @@ NumPy only, deterministic, seeded. "Clock" means this virtual clock; the counter
 `state.SyncCounters`.
 """
 
-from lowcomm_jax.network.accounts import ClockReport
-from lowcomm_jax.network.clock import VirtualClock, clock_state, restore_clock
+from lowcomm_jax.network.clock import ClockReport, VirtualClock, clock_state, restore_clock
 from lowcomm_jax.network.collectives import (
     catch_up_violations,
     derive_tau,
@@ -23,7 +22,7 @@ from lowcomm_jax.network.ledger import Ledger
 from lowcomm_jax.network.links import Network, uniform
 from lowcomm_jax.network.parse import aws, names, parse, preset
 from lowcomm_jax.network.randomness import Jitter
-from lowcomm_jax.network.routes import ROUTES, link_bytes, sent_bytes
+from lowcomm_jax.network.routes import ROUTES, link_bytes
 from lowcomm_jax.network.timeline import Bar, Timeline, draw
 
 __all__ = [
@@ -51,7 +50,6 @@ __all__ = [
     "profile",
     "replay",
     "restore_clock",
-    "sent_bytes",
     "step_seconds",
     "sync_seconds",
     "uniform",

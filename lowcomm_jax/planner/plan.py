@@ -11,7 +11,6 @@ imply.
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -261,14 +260,8 @@ def utilisation_curve(played: Played, work: Workload, scales: np.ndarray) -> np.
 
 def exchange_seconds(sent: Sent, work: Workload) -> tuple[float, float]:
     """Give (volume, latency) of a payload's exchange, in seconds."""
-    latency = _seconds(work.network, 0, sent.route)
-    return _seconds(work.network, sent.nbytes, sent.route) - latency, latency
-
-
-@functools.lru_cache(maxsize=4096)
-def _seconds(network: Network, nbytes: int, route: str) -> float:
-    """`sync_seconds`, cached, since payloads of a plan are alike."""
-    return sync_seconds(network, nbytes, route)
+    latency = sync_seconds(work.network, 0, sent.route)
+    return sync_seconds(work.network, sent.nbytes, sent.route) - latency, latency
 
 
 def _a_period(played: Played, period: int, of: Any) -> float:
