@@ -1,6 +1,6 @@
 """The virtual network between regions: links, routes, a clock and a ledger of bytes.
 
-In: a description of a network (`parse`, `preset`), and the sends and landings of a run (`drive`,
+In: a description of a network (`parse`), and the sends and landings of a run (`drive`,
 `replay`). Out: `VirtualClock` gives the seconds every region computes and waits. Its `Ledger`
 counts bytes by region, link and fragment. `sync_seconds` and `derive_tau` give a schedule its T_s
 and tau.
@@ -20,7 +20,7 @@ from lowcomm_jax.network.collectives import (
 from lowcomm_jax.network.drive import BASELINE, drive, every_step, follow, replay
 from lowcomm_jax.network.ledger import Ledger
 from lowcomm_jax.network.links import Network, uniform
-from lowcomm_jax.network.parse import aws, names, parse, preset
+from lowcomm_jax.network.parse import names, parse
 from lowcomm_jax.network.randomness import Jitter
 from lowcomm_jax.network.routes import ROUTES, link_bytes
 from lowcomm_jax.network.timeline import Bar, Timeline, draw
@@ -35,7 +35,6 @@ __all__ = [
     "Network",
     "Timeline",
     "VirtualClock",
-    "aws",
     "catch_up_violations",
     "clock_state",
     "derive_tau",
@@ -46,7 +45,6 @@ __all__ = [
     "link_bytes",
     "names",
     "parse",
-    "preset",
     "profile",
     "replay",
     "restore_clock",

@@ -127,7 +127,7 @@ class Transit:
             alone, volume = volume, float(volume_M.max())
             rate_M = rate_M * (alone / volume) if volume > 0 else rate_M
         share_M = volume_M / volume if volume > 0 else np.zeros(len(shape.members))
-        flow = start_s + self._constants(shape)
+        flow = float(start_s + self._constants(shape))
         self.fabric.add(Transfer(self.sends, shape.members, flow, volume, shape.usage, rate_M))
         payload, cut = self.payloads[key], len(senders)
         for flights, members, part in (

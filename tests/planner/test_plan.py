@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import lowcomm_jax
-from lowcomm_jax.network import preset, sync_seconds, uniform
+from lowcomm_jax.network import parse, sync_seconds, uniform
 from lowcomm_jax.planner.methods import FACTORIES, PlanMethod, kept_bytes, plan_method, planned
 from lowcomm_jax.planner.plan import Workload, plan
 from lowcomm_jax.planner.reproduction import dilocox_methods, dilocox_table, dilocox_workload
@@ -50,7 +50,7 @@ def test_dilocox_by_hand():
 
 
 def test_more_bandwidth_never_hurts_and_shorter_periods_cost():
-    network = preset("intercontinental").with_compute(1.5)
+    network = parse("intercontinental").with_compute(1.5)
     work = Workload(MODELS["1.3b"].shapes(), 27e9, 2e6, network)
     rows = plan(work, {"long": M.diloco(100), "short": M.diloco(50)})
     assert rows[0].utilisation > rows[1].utilisation
@@ -63,7 +63,7 @@ def test_more_bandwidth_never_hurts_and_shorter_periods_cost():
 
 @pytest.mark.slow
 def test_all_methods_are_planned_for_100b():
-    network = preset("us_4_regions").with_compute(4.9)
+    network = parse("us_4_regions").with_compute(4.9)
     work = Workload(MODELS["100b"].shapes(), 2e12, 4e6, network, {"stage": 4, "fsdp": 64})
     rows = plan(work, [replace(planned(name, 4), stalls=True) for name in FACTORIES])
     assert all(row.hours > 0 and row.payload_bytes > 0 for row in rows)
@@ -235,7 +235,7 @@ def test_automatic_overlap_hides_the_largest_fragment():
 
 
 def test_the_baseline_is_the_exchange_that_really_runs():
-    network = preset("us_4_regions").with_compute(0.5)
+    network = parse("us_4_regions").with_compute(0.5)
     work = Workload(MODELS["35m"].shapes(), 1e9, 1e5, network)
     row, ring = plan(work, [planned("allreduce"), replace(planned("allreduce"), route="ring")])
     assert row.speedup == 1.0 and ring.speedup < 1.0 and row.route == "two_shot"
