@@ -11,7 +11,6 @@ NumPy only, deterministic, seeded. "Clock" means this virtual clock; the counter
 
 from lowcomm_jax.network.clock import ClockReport, VirtualClock, clock_state, restore_clock
 from lowcomm_jax.network.collectives import (
-    catch_up_violations,
     derive_tau,
     profile,
     step_seconds,
@@ -35,7 +34,6 @@ __all__ = [
     "Network",
     "Timeline",
     "VirtualClock",
-    "catch_up_violations",
     "clock_state",
     "derive_tau",
     "draw",

@@ -2,7 +2,7 @@
 
 `profile` simulates the flows of a route and gives the seconds of every member; `sync_seconds` (T_s)
 and `step_seconds` (T_c) are the two numbers a schedule needs. `derive_tau` gives the overlap that
-hides a transfer. `catch_up_violations` finds schedules whose bytes never catch up.
+hides a transfer.
 """
 
 import functools
@@ -182,30 +182,6 @@ def derive_tau(transfer_s: float, compute_s: float, margin: int = 0) -> int:
     if compute_s <= 0:
         raise ValueError(f"compute seconds {compute_s} must be above 0")
     return math.ceil(transfer_s / compute_s - 1e-9) + margin
-
-
-def catch_up_violations(network: Network, volume_s: float, period: int, label: str) -> list[str]:
-    """Say whether the bytes of one period take longer on the link than the period computes.
-
-    Args:
-        network: a period computes `period * step_seconds`.
-        volume_s: link seconds of all bytes of one period, latency left out.
-        period: inner steps.
-        label: named in the message.
-
-    Returns:
-        Nothing, or one sentence with the smallest changes that would work.
-    """
-    room = period * step_seconds(network)
-    if volume_s <= room:
-        return []
-    factor, gbps = volume_s / room, network.slowest_gbps
-    return [
-        f"{label}: the bytes of one period need {volume_s:.3g} s of link time but a period "
-        f"computes only {room:.3g} s, so fragments never catch up: raise the bandwidth "
-        f"x{factor:.3g} (slowest link {gbps:.3g} -> {gbps * factor:.3g} Gbit/s), or the period to "
-        f"{math.ceil(period * factor - 1e-9)}, or compress x{factor:.3g} more"
-    ]
 
 
 # -- the flows of a route ----------------------------------------------------------------------
