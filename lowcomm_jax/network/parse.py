@@ -300,12 +300,13 @@ def _put_links(links: Any, names, numbers: dict[str, np.ndarray], found: list[st
             found.append(f"{where}.pair joins {pair[0]!r} with itself: use two different regions")
             continue
         for key in OF_PAIRS:
-            value = link.get(key)
-            if value is not None:
-                up_down = value if isinstance(value, Mapping) else {"up": value, "down": value}
-                for at, way in (((i, j), "up"), ((j, i), "down")):
-                    here = f"{where}.{key}"
-                    numbers[key][at] = _number(here, up_down.get(way), numbers[key][at], found)
+            for at, way in (((i, j), "up"), ((j, i), "down")):
+                value, here = link.get(key), f"{where}.{key}"
+                if isinstance(value, Mapping):
+                    value, here = value.get(way), f"{here}.{way}"
+                elif value is None:
+                    continue
+                numbers[key][at] = _number(here, value, numbers[key][at], found)
 
 
 def _jitter(key: str, value: Any, found: list[str]) -> Jitter:

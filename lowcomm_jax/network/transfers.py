@@ -109,8 +109,8 @@ class Fabric:
         self._open.discard(transfer.number)
         self._busy_until_s = max(self._busy_until_s, transfer.end_s)
 
-    def forget_before(self, time_s: float, keep: Collection[int]) -> list[Transfer]:
-        """Drop transfers that ended by `time_s` and are not in `keep`; give them back."""
+    def forget_before(self, time_s: float, keep: Collection[int]) -> None:
+        """Drop transfers that ended by `time_s` and are not in `keep`."""
         gone = [
             t
             for t in self.transfers()
@@ -120,7 +120,6 @@ class Fabric:
             del self._transfers[transfer.number]
             for region in transfer.members:
                 self._by_region[region].discard(transfer.number)
-        return gone
 
     def transfers(self) -> list[Transfer]:
         """List the remembered transfers in sending order."""
@@ -204,8 +203,8 @@ def fair_speeds(usages: list[dict[Resource, float]]) -> np.ndarray:
         for t, usage in enumerate(usages)
         for resource, share in usage.items()
     ]
-    of = [np.array(column) for column in zip(*entries, strict=True)] or [np.zeros(0, int)] * 3
-    return max_min(*of, np.ones(len(number)), len(usages), most=1.0)
+    columns = [np.array(c) for c in zip(*entries, strict=True)] or [np.zeros(0, int)] * 3
+    return max_min(*columns, np.ones(len(number)), len(usages), most=1.0)
 
 
 def _meet(one: Transfer, two: Transfer) -> bool:

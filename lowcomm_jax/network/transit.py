@@ -148,8 +148,7 @@ class Transit:
         shape, members = self.profile(route, sizes, senders), list(senders)
         self.peak_R[members] = np.maximum(self.peak_R[members], shape.rate_M)
         self.sends += times
-        constant = self.network.sync_constant_s if len(senders) > 1 else 0.0
-        return constant + shape.latency_M + shape.volume_M
+        return self._constants(shape) + shape.latency_M + shape.volume_M
 
     def _constants(self, shape: Profile) -> float:
         """Give the per-sync constant, plus the first-use constant when a link is new."""

@@ -90,6 +90,22 @@ def test_all_violations_come_at_once_with_fixes():
             r"\[0\].pair is",
         ),
         ({"regions": 2, "bandwidth_gbps": 1.0, "symmetric": "no"}, "symmetric is 'no'"),
+        (
+            {"regions": 2, "bandwidth_gbps": [[0, None], [1, 0]]},
+            r"gbps\[0\]\[1\] is None: use a number",
+        ),
+        (
+            {"regions": 2, "bandwidth_gbps": 1, "compute_s": [1, None]},
+            r"compute_s\[1\] is None: use a number",
+        ),
+        (
+            {
+                "regions": 2,
+                "bandwidth_gbps": 1,
+                "links": [{"pair": ["r0", "r1"], "delay_ms": {"up": 3}}],
+            },
+            r"links\[0\].delay_ms.down is None: use a number",
+        ),
         ({"regions": 2, "bandwidth_gbps": 1.0, 3: 4, "x": 5}, "key 3 is unknown"),
         (
             {"regions": 2, "bandwidth_gbps": 1.0, "compute_jitter": {"scale": float("nan")}},
