@@ -102,7 +102,7 @@ def parts() -> None:
     config = data.DataConfig(corpus="python", seq_len=16, limit=4)
     assert_type(config.regions, int)
     assert_type(network.names(), tuple[str, ...])
-    net = network.preset(network.names()[0])
+    net = network.parse(network.names()[0])
     assert_type(network.derive_tau(1.0, 0.5), int)
     assert_type(net.size, int)
     assert_type(lc.topology.Gossip().partition(0, 4), list[tuple[int, ...]])

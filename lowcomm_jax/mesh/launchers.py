@@ -9,6 +9,10 @@ runtime. It differs from JAX's own detection where that one is wrong for trainin
 - Kubernetes is read from environment variables that the manifest sets, without a package, rights
   to the cluster's API, or a guess.
 - Open MPI 5 and MPICH are known, on one host at least; on several, give the coordinator.
+
+Slurm and Open MPI 4 are read here, too, since the coordinator's address must be known before JAX
+starts. Where its port is taken, or the others do not come in time, JAX ends the process by a
+signal. Here the port is tried before, and the time is kept outside of JAX.
 """
 
 from __future__ import annotations

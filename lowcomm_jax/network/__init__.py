@@ -1,6 +1,6 @@
 """The virtual network between regions: links, routes, a clock and a ledger of bytes.
 
-In: a description of a network (`parse`, `preset`), and the sends and landings of a run (`drive`,
+In: a description of a network (`parse`), and the sends and landings of a run (`drive`,
 `replay`). Out: `VirtualClock` gives the seconds every region computes and waits. Its `Ledger`
 counts bytes by region, link and fragment. `sync_seconds` and `derive_tau` give a schedule its T_s
 and tau.
@@ -9,10 +9,8 @@ NumPy only, deterministic, seeded. "Clock" means this virtual clock; the counter
 `state.SyncCounters`.
 """
 
-from lowcomm_jax.network.accounts import ClockReport
-from lowcomm_jax.network.clock import VirtualClock, clock_state, restore_clock
+from lowcomm_jax.network.clock import ClockReport, VirtualClock, clock_state, restore_clock
 from lowcomm_jax.network.collectives import (
-    catch_up_violations,
     derive_tau,
     profile,
     step_seconds,
@@ -21,9 +19,9 @@ from lowcomm_jax.network.collectives import (
 from lowcomm_jax.network.drive import BASELINE, drive, every_step, follow, replay
 from lowcomm_jax.network.ledger import Ledger
 from lowcomm_jax.network.links import Network, uniform
-from lowcomm_jax.network.parse import aws, names, parse, preset
+from lowcomm_jax.network.parse import names, parse
 from lowcomm_jax.network.randomness import Jitter
-from lowcomm_jax.network.routes import ROUTES, link_bytes, sent_bytes
+from lowcomm_jax.network.routes import ROUTES, link_bytes
 from lowcomm_jax.network.timeline import Bar, Timeline, draw
 
 __all__ = [
@@ -36,8 +34,6 @@ __all__ = [
     "Network",
     "Timeline",
     "VirtualClock",
-    "aws",
-    "catch_up_violations",
     "clock_state",
     "derive_tau",
     "draw",
@@ -47,11 +43,9 @@ __all__ = [
     "link_bytes",
     "names",
     "parse",
-    "preset",
     "profile",
     "replay",
     "restore_clock",
-    "sent_bytes",
     "step_seconds",
     "sync_seconds",
     "uniform",

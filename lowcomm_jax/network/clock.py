@@ -20,14 +20,14 @@ transfers in flight.
 """
 
 import ast
-from collections.abc import Hashable, Iterable, Sequence
-from typing import Any
+import dataclasses
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
-from lowcomm_jax.network.accounts import ClockReport, summarise
 from lowcomm_jax.network.ledger import Ledger
-from lowcomm_jax.network.links import Network
+from lowcomm_jax.network.links import BYTES_PER_GBIT, Network
 from lowcomm_jax.network.randomness import BLOCK, generator, step_factors
 from lowcomm_jax.network.timeline import Recorder, Timeline
 from lowcomm_jax.network.transfers import Transfer
@@ -35,6 +35,38 @@ from lowcomm_jax.network.transit import Flight, Payload, Transit, sender_groups
 from lowcomm_jax.refused import refuse
 
 ARRAYS = ("now_R", "peers_R", "exposed_R", "absent_R")
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ClockReport:
+    """Costs of a run so far. Seconds are virtual; arrays are float64 [R].
+
+    Attributes:
+        wall_s: time of the last region.
+        compute_R, peers_R, exposed_R, absent_R: seconds computing, waiting for slower peers,
+            waiting for bytes, and away; the rest of wall_s a region waits for the last one to end.
+        utilisation_R, utilisation: compute / wall per region, and their mean.
+        sent_R, received_R, control_R: payload and control bytes.
+        mean_gbps_R, peak_gbps_R: sending rate over the wall-clock, and the largest at any moment.
+    """
+
+    wall_s: float
+    compute_R: np.ndarray
+    peers_R: np.ndarray
+    exposed_R: np.ndarray
+    absent_R: np.ndarray
+    utilisation_R: np.ndarray
+    utilisation: float
+    sent_R: np.ndarray
+    received_R: np.ndarray
+    control_R: np.ndarray
+    mean_gbps_R: np.ndarray
+    peak_gbps_R: np.ndarray
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give plain numbers and lists for JSON."""
+        return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in vars(self).items()}
 
 
 class VirtualClock:
@@ -107,14 +139,6 @@ class VirtualClock:
         self.now_R[computes_R] += seconds_R[computes_R]
         if away is not None and computes_R.any():
             self._carry(self._mask("away", away, False), float(self.now_R[computes_R].max()))
-
-    def inner_steps(self, first: int, count: int) -> None:
-        """Advance by steps first, ..., first + count - 1: bit for bit as that many `inner_step`
-        calls.
-        """
-        if count > 0:
-            path = np.concatenate([self.now_R[None], self.compute_seconds(first, count)])
-            self.now_R = np.add.accumulate(path, axis=0)[-1].copy()
 
     def _mask(self, name: str, mask: Sequence[bool] | None, default: bool) -> np.ndarray:
         mask_R = np.full(self.now_R.shape, default) if mask is None else np.asarray(mask, bool)
@@ -286,8 +310,25 @@ class VirtualClock:
     def report(self) -> ClockReport:
         """Sum up the run so far."""
         self.transit.note_peaks()
-        waits_3xR = (self.peers_R, self.exposed_R, self.absent_R)
-        return summarise(self.network, self.ledger, self.now_R, waits_3xR, self.transit.peak_R)
+        wall = float(self.now_R.max())
+        compute_R = self.now_R - self.peers_R - self.exposed_R - self.absent_R
+        utilisation_R = compute_R / wall if wall > 0 else np.ones(self.network.size)
+        sent_R = self.ledger.sent_R()
+        mean_gbps_R = sent_R / wall / BYTES_PER_GBIT if wall > 0 else np.zeros(self.network.size)
+        return ClockReport(
+            wall_s=wall,
+            compute_R=compute_R,
+            peers_R=self.peers_R.copy(),
+            exposed_R=self.exposed_R.copy(),
+            absent_R=self.absent_R.copy(),
+            utilisation_R=utilisation_R,
+            utilisation=float(utilisation_R.mean()),
+            sent_R=sent_R,
+            received_R=self.ledger.received_R(),
+            control_R=self.ledger.control_R + wall * self.network.control_rate,
+            mean_gbps_R=mean_gbps_R,
+            peak_gbps_R=self.transit.peak_R / BYTES_PER_GBIT,
+        )
 
     def timeline(self) -> Timeline:
         """Give the bars recorded so far.
@@ -321,15 +362,13 @@ def clock_state(clock: VirtualClock) -> dict[str, Any]:
                 "key": repr(key),
                 "label": repr(payload.label),
                 "landing": payload.landing,
-                "sent": [_flight_row(f) for f in payload.sent],
-                "heard": [_flight_row(f) for f in payload.heard],
+                "sent": [_row(f) for f in payload.sent],
+                "heard": [_row(f) for f in payload.heard],
             }
             for key, payload in transit.payloads.items()
         ],
-        "owed": [_flight_row(f) for f in transit.owed],
-        "transfers": [
-            _transfer_row(transit.fabric.resolve(t.number)) for t in transit.fabric.transfers()
-        ],
+        "owed": [_row(f) for f in transit.owed],
+        "transfers": [_row(transit.fabric.resolve(t.number)) for t in transit.fabric.transfers()],
         "booked": [[repr(entry), times] for entry, times in clock.ledger.booked.items()],
         "control": clock.ledger.control_R.tolist(),
     }
@@ -361,58 +400,23 @@ def restore_clock(clock: VirtualClock, state: dict[str, Any]) -> None:
     transit.peak_R[:] = state["peak"]
     transit.used_links = {(a, b) for a, b in state["used_links"]}
     for row in state["transfers"]:
-        transit.fabric.add(_transfer(row))
+        transit.fabric.add(_record(Transfer, row))
     for row in state["payloads"]:
-        label, sent, heard = ast.literal_eval(row["label"]), row["sent"], row["heard"]
-        flights = [_flight(f) for f in sent], [_flight(f) for f in heard]
-        transit.payloads[ast.literal_eval(row["key"])] = Payload(label, *flights, row["landing"])
-    transit.owed = [_flight(row) for row in state["owed"]]
+        sent, heard = ([_record(Flight, f) for f in row[part]] for part in ("sent", "heard"))
+        payload = Payload(ast.literal_eval(row["label"]), sent, heard, row["landing"])
+        transit.payloads[ast.literal_eval(row["key"])] = payload
+    transit.owed = [_record(Flight, row) for row in state["owed"]]
     clock.ledger.booked.update({ast.literal_eval(entry): times for entry, times in state["booked"]})
     clock.ledger.control_R[:] = state["control"]
 
 
-def _flight_row(flight: Flight) -> dict[str, Any]:
-    return {
-        "key": repr(flight.key),
-        "number": flight.number,
-        "members": list(flight.members),
-        "start_s": flight.start_s,
-        "latency": flight.latency_M.tolist(),
-        "share": flight.share_M.tolist(),
-        "waiting": flight.waiting_M.tolist(),
-    }
+def _row(record: Flight | Transfer) -> dict[str, Any]:
+    """The fields of a record as JSON holds them: lists of arrays, all else as Python writes it."""
+    values = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+    return {n: v.tolist() if isinstance(v, np.ndarray) else repr(v) for n, v in values.items()}
 
 
-def _flight(row: dict[str, Any]) -> Flight:
-    return Flight(
-        ast.literal_eval(row["key"]),
-        row["number"],
-        tuple(row["members"]),
-        row["start_s"],
-        np.array(row["latency"], float),
-        np.array(row["share"], float),
-        np.array(row["waiting"], bool),
-    )
-
-
-def _transfer_row(transfer: Transfer) -> dict[str, Any]:
-    return {
-        "number": transfer.number,
-        "members": list(transfer.members),
-        "flow_s": transfer.flow_s,
-        "volume_s": transfer.volume_s,
-        "usage": [[list(resource), share] for resource, share in transfer.usage.items()],
-        "rate": transfer.rate_M.tolist(),
-    }
-
-
-def _transfer(row: dict[str, Any]) -> Transfer:
-    usage = {(kind, a, b): share for (kind, a, b), share in row["usage"]}
-    return Transfer(
-        row["number"],
-        tuple(row["members"]),
-        row["flow_s"],
-        row["volume_s"],
-        usage,
-        np.array(row["rate"], float),
-    )
+def _record(kind: Callable[..., T], row: dict[str, Any]) -> T:
+    """The record of a row."""
+    values = {n: ast.literal_eval(v) if isinstance(v, str) else np.array(v) for n, v in row.items()}
+    return kind(**values)

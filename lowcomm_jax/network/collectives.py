@@ -2,7 +2,7 @@
 
 `profile` simulates the flows of a route and gives the seconds of every member; `sync_seconds` (T_s)
 and `step_seconds` (T_c) are the two numbers a schedule needs. `derive_tau` gives the overlap that
-hides a transfer. `catch_up_violations` finds schedules whose bytes never catch up.
+hides a transfer.
 """
 
 import functools
@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lowcomm_jax.network.flows import simulate
+from lowcomm_jax.network.flows import arrivals
 from lowcomm_jax.network.links import Network
-from lowcomm_jax.network.routes import check, flows_of
+from lowcomm_jax.network.routes import check, flows_of, link_bytes
+from lowcomm_jax.network.transfers import Resource
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Profile:
     """A collective running alone.
 
     Attributes:
+        network: on which it runs.
         members: region ids, in order: those that send, then those that only listen.
         ready_M: seconds until each member has the result, without per-sync constants.
         latency_M: the same with payloads of zero bytes: the part that bandwidth cannot shorten.
@@ -29,6 +31,7 @@ class Profile:
         ready_links: per member the positions of the links its result depends on (for jitter).
     """
 
+    network: Network
     members: tuple[int, ...]
     ready_M: np.ndarray
     latency_M: np.ndarray
@@ -46,6 +49,37 @@ class Profile:
     def volume_s(self) -> float:
         """Give the largest of them."""
         return float(self.volume_M.max())
+
+    @functools.cached_property
+    def rate_M(self) -> np.ndarray:
+        """Give the mean bytes per second that each member sends while the volume moves."""
+        return self._rates(self.sources)[list(self.members)]
+
+    @functools.cached_property
+    def usage(self) -> dict[Resource, float]:
+        """Give the share of every link, and of every limited egress and ingress, that it uses."""
+        if self.volume_s <= 0:
+            return {}
+        shares = {}
+        pairs = zip(self.sources.tolist(), self.targets.tolist(), strict=True)
+        for (source, target), nbytes in zip(pairs, self.bytes_L, strict=True):
+            rate = nbytes / self.volume_s
+            shares["link", source, target] = rate / self.network.rate_RxR[source, target]
+        for label, rate_R, limit_R in (
+            ("out", self._rates(self.sources), self.network.egress_rate_R),
+            ("in", self._rates(self.targets), self.network.ingress_rate_R),
+        ):
+            for region in self.members:
+                if np.isfinite(limit_R[region]):
+                    shares[label, region, 0] = rate_R[region] / limit_R[region]
+        return {resource: min(1.0, float(share)) for resource, share in shares.items()}
+
+    def _rates(self, ends_L: np.ndarray) -> np.ndarray:
+        """Bytes per second of each region at one end of the links."""
+        rate_R = np.zeros(self.network.size)
+        if self.volume_s > 0:
+            np.add.at(rate_R, ends_L, self.bytes_L / self.volume_s)
+        return rate_R
 
 
 def profile(
@@ -72,22 +106,18 @@ def profile(
     """
     check(route, nbytes_M, members, network.size, listeners)
     members, listeners = tuple(int(m) for m in members), tuple(int(m) for m in listeners)
-    everyone = members + listeners
-    if len(everyone) == 1:
-        empty = np.zeros(0, int)
-        return Profile(everyone, np.zeros(1), np.zeros(1), empty, empty, np.zeros(0), (empty,))
     sizes = tuple(float(b) for b in nbytes_M)
-    ready_M, links = _timed(network, route, sizes, members, listeners)
-    latency_M, _ = _timed(network, route, (0.0,) * len(members), members, listeners)
+    links = link_bytes(route, sizes, members, listeners)
     pairs = sorted(links)
     return Profile(
-        members=everyone,
-        ready_M=ready_M,
-        latency_M=latency_M,
-        sources=np.array([p[0] for p in pairs], int),
-        targets=np.array([p[1] for p in pairs], int),
-        bytes_L=np.array([links[p] for p in pairs]),
-        ready_links=_dependence(route, pairs, members, listeners),
+        network,
+        members + listeners,
+        _ready(network, route, sizes, members, listeners),
+        _ready(network, route, (0.0,) * len(members), members, listeners),
+        np.array([source for source, _ in pairs], int),
+        np.array([target for _, target in pairs], int),
+        np.array([links[pair] for pair in pairs]),
+        _dependence(route, pairs, members, listeners),
     )
 
 
@@ -113,29 +143,26 @@ def store_seconds(network: Network, nbytes: float) -> float:
     return STORE_TRIPS * trip_s + 2 * STORE_LOOK_S + moved_s + network.sync_constant_s
 
 
-def sync_seconds(
-    network: Network, nbytes: float, route: str, regions: Sequence[int] | None = None
-) -> float:
+@functools.lru_cache(maxsize=4096)
+def sync_seconds(network: Network, nbytes: float, route: str) -> float:
     """Give T_s: the seconds of one exchange alone, without jitter and first-use constant.
 
     Args:
-        network: links, limits and the per-sync constant.
-        nbytes: payload bytes of every region that takes part.
+        network: links, limits and the per-sync constant. All its regions take part; with `pair`,
+            it is the exchange of the slowest of all pairs.
+        nbytes: payload bytes of every region.
         route: one of `routes.ROUTES`, as `exchange.Traffic` names them.
-        regions: ids of those that take part; None = all (for `pair`: the slowest of all pairs).
 
     Raises:
         ValueError: see `routes.check`.
     """
-    members = tuple(range(network.size)) if regions is None else tuple(regions)
+    members = range(network.size)
+    check(route, [nbytes] * len(members), members, network.size)
     if len(members) == 1:
-        check(route, [nbytes], members, network.size)
         return 0.0
-    if route == "pair" and regions is None:
-        check(route, [nbytes] * len(members), members, network.size)
-        source, target = np.nonzero(~np.eye(network.size, dtype=bool))
-        volume_P = nbytes / _lone_rate(network, source, target)
-        alone = float((volume_P + network.delay_RxR[source, target]).max())
+    if route == "pair":
+        apart = np.nonzero(~np.eye(network.size, dtype=bool))
+        alone = float(_message_seconds(network, nbytes, *apart).max())
     else:
         alone = float(profile(network, route, [nbytes] * len(members), members).ready_M.max())
     return alone + network.sync_constant_s
@@ -157,48 +184,22 @@ def derive_tau(transfer_s: float, compute_s: float, margin: int = 0) -> int:
     return math.ceil(transfer_s / compute_s - 1e-9) + margin
 
 
-def catch_up_violations(network: Network, volume_s: float, period: int, label: str) -> list[str]:
-    """Say whether the bytes of one period take longer on the link than the period computes.
-
-    Args:
-        network: a period computes `period * step_seconds`.
-        volume_s: link seconds of all bytes of one period, latency left out.
-        period: inner steps.
-        label: named in the message.
-
-    Returns:
-        Nothing, or one sentence with the smallest changes that would work.
-    """
-    room = period * step_seconds(network)
-    if volume_s <= room:
-        return []
-    factor, gbps = volume_s / room, network.slowest_gbps
-    return [
-        f"{label}: the bytes of one period need {volume_s:.3g} s of link time but a period "
-        f"computes only {room:.3g} s, so fragments never catch up: raise the bandwidth "
-        f"x{factor:.3g} (slowest link {gbps:.3g} -> {gbps * factor:.3g} Gbit/s), or the period to "
-        f"{math.ceil(period * factor - 1e-9)}, or compress x{factor:.3g} more"
-    ]
-
-
 # -- the flows of a route ----------------------------------------------------------------------
 
 
-def _timed(network, route, nbytes_M, members, listeners):
-    """Give the ready times per member, then per listener, and {link: bytes}."""
+def _ready(network: Network, route: str, nbytes_M, members, listeners) -> np.ndarray:
+    """Give the seconds until each member, then each listener, has the result."""
+    if len(members) + len(listeners) == 1:
+        return np.zeros(1)
     if route == "ring":
-        sent = nbytes_M[0] * 2 * (len(members) - 1) / len(members)
-        pairs = zip(members, members[1:] + members[:1], strict=True)
-        return _ring_times(network, nbytes_M[0], members), dict.fromkeys(pairs, sent)
+        return _ring_seconds(network, nbytes_M[0], members)
     if len(members) == 2 and not listeners and route in ("all_gather", "pair"):
-        return _pair_times(network, nbytes_M, members)
+        # Two opposite messages share nothing (NoLoCo makes thousands of them).
+        there, back = list(members), list(members[::-1])
+        return _message_seconds(network, np.array(nbytes_M)[::-1], back, there)
     flows, waits = flows_of(route, nbytes_M, members, listeners)
-    times = simulate(network, flows)
-    ready_M = np.array([max((times.arrival_F[i] for i in w), default=0.0) for w in waits])
-    links: dict[tuple[int, int], float] = {}
-    for flow in flows:
-        links[flow.source, flow.target] = links.get((flow.source, flow.target), 0.0) + flow.nbytes
-    return ready_M, links
+    arrival_F = arrivals(network, flows)
+    return np.array([max((arrival_F[i] for i in w), default=0.0) for w in waits])
 
 
 def _dependence(route, pairs, members, listeners) -> tuple[np.ndarray, ...]:
@@ -209,11 +210,9 @@ def _dependence(route, pairs, members, listeners) -> tuple[np.ndarray, ...]:
     return (np.arange(len(pairs)),) * (len(members) + len(listeners))
 
 
-def _ring_times(network: Network, nbytes: float, members: Sequence[int]) -> np.ndarray:
-    """Solve the ring's recurrence exactly: every member sends over one link and receives over one.
-
-    Returns:
-        Seconds until each member has the result.
+def _ring_seconds(network: Network, nbytes: float, members: Sequence[int]) -> np.ndarray:
+    """Solve the ring's recurrence exactly: every member sends one hop after the other over one
+    link, and receives over one.
     """
     source = np.array(members)
     target = np.roll(source, -1)
@@ -226,18 +225,12 @@ def _ring_times(network: Network, nbytes: float, members: Sequence[int]) -> np.n
     return arrival_M
 
 
-def _pair_times(network: Network, nbytes_M, members: tuple[int, int]):
-    """Solve two opposite messages, which share nothing (NoLoCo makes thousands of them)."""
-    links = {}
-    ready_M = np.zeros(2)
-    for i, (source, target) in enumerate((members, members[::-1])):
-        rate = float(_lone_rate(network, source, target))
-        ready_M[1 - i] = nbytes_M[i] / rate + network.delay_RxR[source, target]
-        links[source, target] = nbytes_M[i]
-    return ready_M, links
+def _message_seconds(network: Network, nbytes, source, target):
+    """Give the seconds of messages that share neither their links nor their ends."""
+    return nbytes / _lone_rate(network, source, target) + network.delay_RxR[source, target]
 
 
 def _lone_rate(network: Network, source, target):
-    """Give the bytes per second of a message that shares neither its link nor its ends."""
+    """Give the bytes per second of such a message."""
     limit = np.minimum(network.egress_rate_R[source], network.ingress_rate_R[target])
     return np.minimum(network.rate_RxR[source, target], limit)

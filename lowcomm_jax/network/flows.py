@@ -1,17 +1,97 @@
-"""Simulates flows that share links fairly (max-min), within each region's egress and ingress.
+"""Volumes that move at the same time, and share links, egress and ingress fairly (max-min).
 
-`simulate` takes flows and gives their times. A flow moves bytes over one directed link. A flow may
-start when other flows have arrived: so the phases of a collective are written down. Rates are
-recomputed at every start and end (progressive filling), so a run is exact for fluid traffic and
-deterministic.
+`max_min` gives fair speeds. `stretches` moves volumes at the speeds they get, which change when one
+starts or ends; so it is exact for fluid traffic, and deterministic. Both serve flows within one
+collective (`arrivals`) and collectives beside one another (`transfers`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from lowcomm_jax.network.links import Network
+
+EDGE = 1e-12  # relative slack for float comparisons
+
+
+def max_min(
+    item_E: np.ndarray,
+    resource_E: np.ndarray,
+    use_E: np.ndarray,
+    room_Q: np.ndarray,
+    count: int,
+    most: float = np.inf,
+) -> np.ndarray:
+    """Give max-min fair speeds, float64 `[count]`: nothing can be faster without slowing what is
+    not faster than itself.
+
+    Args:
+        item_E, resource_E, use_E: entry e says that an item uses so much of a resource for each
+            unit of its speed.
+        room_Q: how much there is of each resource.
+        count: of items.
+        most: highest speed.
+    """
+    speed_T, free_T = np.zeros(count), np.ones(count, bool)
+    while free_T.any():
+        load_Q = np.bincount(resource_E, use_E * free_T[item_E], len(room_Q))
+        level_Q = np.where(load_Q > EDGE, room_Q / np.maximum(load_Q, EDGE), np.inf)
+        level = min(most, float(level_Q.min(initial=np.inf)))
+        stuck_T = free_T.copy()
+        if level < most:
+            full_E = (level_Q <= level * (1 + EDGE))[resource_E] & (use_E > EDGE)
+            stuck_T &= np.bincount(item_E, full_E, count) > 0
+        speed_T[stuck_T] = level
+        room_Q = room_Q - level * np.bincount(resource_E, use_E * stuck_T[item_E], len(room_Q))
+        room_Q = np.maximum(room_Q, 0.0)
+        free_T &= ~stuck_T
+    return speed_T
+
+
+class Stretch(NamedTuple):
+    """A time in which nothing starts or ends.
+
+    Attributes:
+        begin_s, end_s: from when to when.
+        moving: numbers of what moves.
+        speed: of each of these.
+        ended: numbers of what is through at its end.
+    """
+
+    begin_s: float
+    end_s: float
+    moving: np.ndarray
+    speed: np.ndarray
+    ended: np.ndarray
+
+
+def stretches(
+    volume_T: np.ndarray, ready_T: np.ndarray, speeds: Callable[[np.ndarray], np.ndarray]
+) -> Iterator[Stretch]:
+    """Move volumes until all are through that ever start.
+
+    Args:
+        volume_T: in units of speed times seconds.
+        ready_T: when each starts. The caller may set entries that are inf after any stretch.
+        speeds: of what moves at the same time, by its numbers.
+    """
+    left_T, open_T = volume_T.astype(float), np.ones(len(volume_T), bool)
+    now = float(ready_T.min(initial=np.inf))
+    while open_T.any():
+        moving = np.flatnonzero(open_T & (ready_T <= now))
+        speed = speeds(moving)
+        through = now + left_T[moving] / speed
+        later = ready_T[open_T & (ready_T > now)].min(initial=np.inf)
+        until = float(min(later, through.min(initial=np.inf)))
+        if until == np.inf:
+            return
+        left_T[moving] -= (until - now) * speed
+        ended = moving[through <= until + EDGE * abs(until)]
+        open_T[ended] = False
+        yield Stretch(now, until, moving, speed, ended)
+        now = until
 
 
 @dataclass(frozen=True)
@@ -21,146 +101,50 @@ class Flow:
     Attributes:
         source, target: region ids.
         nbytes: payload bytes.
-        after: indices of the flows that must have arrived first.
-        start_s: earliest start in seconds.
+        after: indices of the flows that must have arrived first; so the phases of a collective are
+            written down.
     """
 
     source: int
     target: int
     nbytes: float
     after: tuple[int, ...] = ()
-    start_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class FlowTimes:
-    """When each flow started, left its link and arrived (end + one-way delay)."""
-
-    start_F: np.ndarray
-    end_F: np.ndarray
-    arrival_F: np.ndarray
 
 
 def fair_rates(network: Network, source_F: np.ndarray, target_F: np.ndarray) -> np.ndarray:
-    """Give max-min fair rates in bytes per second of flows that run at the same time.
+    """Give fair rates in bytes per second of flows that run at the same time.
 
     Args:
         network: links and limits.
         source_F, target_F: region ids of each running flow.
-
-    Returns:
-        float64 rates; no flow can be faster without slowing one that is not faster than itself.
     """
     count, size = len(source_F), network.size
-    ids_3xF = np.stack(
+    resource_E = np.concatenate(
         [source_F * size + target_F, size * size + source_F, size * size + size + target_F]
     )
-    capacity_Q = np.concatenate(
+    room_Q = np.concatenate(
         [network.rate_RxR.ravel(), network.egress_rate_R, network.ingress_rate_R]
     )
-    resource_Q, slot_3xF = np.unique(ids_3xF, return_inverse=True)
-    slot_3xF = slot_3xF.reshape(3, count)
-    room_Q = capacity_Q[resource_Q].astype(float)
-    finite_Q = np.isfinite(room_Q)
-    rate_F = np.zeros(count)
-    free_F = np.ones(count, bool)
-    while free_F.any():
-        users_Q = np.bincount(slot_3xF[:, free_F].ravel(), minlength=len(resource_Q))
-        share_Q = np.where(finite_Q & (users_Q > 0), room_Q / np.maximum(users_Q, 1), np.inf)
-        share = share_Q.min()
-        tight_Q = share_Q <= share * (1 + 1e-12)
-        fixed_F = free_F & tight_Q[slot_3xF].any(axis=0)
-        rate_F[fixed_F] = share
-        used_Q = np.bincount(slot_3xF[:, fixed_F].ravel(), minlength=len(resource_Q))
-        room_Q = np.where(finite_Q, np.maximum(room_Q - used_Q * share, 0.0), room_Q)
-        free_F &= ~fixed_F
-    return rate_F
+    return max_min(np.tile(np.arange(count), 3), resource_E, np.ones(3 * count), room_Q, count)
 
 
-def simulate(network: Network, flows: Sequence[Flow]) -> FlowTimes:
-    """Run flows to the end.
+def arrivals(network: Network, flows: Sequence[Flow]) -> np.ndarray:
+    """Run flows to the end; give the seconds at which each has arrived (end + one-way delay)."""
+    source_F = np.array([flow.source for flow in flows], int)
+    target_F = np.array([flow.target for flow in flows], int)
+    ready_F = np.array([np.inf if flow.after else 0.0 for flow in flows])
+    arrival_F = np.full(len(flows), np.inf)
+    followers: dict[int, list[int]] = {}
+    for i, flow in enumerate(flows):
+        for k in flow.after:
+            followers.setdefault(k, []).append(i)
 
-    Args:
-        network: links, delays and limits.
-        flows: the transfers; `after` may only name earlier indices.
+    def rates(moving: np.ndarray) -> np.ndarray:
+        return fair_rates(network, source_F[moving], target_F[moving])
 
-    Returns:
-        Times in seconds, one entry a flow.
-
-    Raises:
-        ValueError: a flow waits for a flow with the same or a later index.
-    """
-    count = len(flows)
-    bad = [i for i, flow in enumerate(flows) if any(k >= i for k in flow.after)]
-    if bad:
-        raise ValueError(
-            f"flows {bad} wait for later flows: list a flow after all those it waits for"
-        )
-    run = _Run(network, flows)
-    for _ in range(3 * count + 1):
-        if not run.advance():
-            break
-    return FlowTimes(run.start_F, run.end_F, run.arrival_F)
-
-
-class _Run:
-    """State of one simulation: which flows run, how much each has left."""
-
-    def __init__(self, network: Network, flows: Sequence[Flow]) -> None:
-        count = len(flows)
-        self.network = network
-        self.source_F = np.array([f.source for f in flows], int)
-        self.target_F = np.array([f.target for f in flows], int)
-        self.left_F = np.array([f.nbytes for f in flows], float)
-        self.delay_F = network.delay_RxR[self.source_F, self.target_F]
-        self.ready_F = np.array([f.start_s if not f.after else np.inf for f in flows], float)
-        self.waits_F = np.array([len(set(f.after)) for f in flows], int)
-        self.flows = flows
-        self.followers: dict[int, list[int]] = {}
-        for i, flow in enumerate(flows):
-            for k in set(flow.after):
-                self.followers.setdefault(k, []).append(i)
-        self.start_F, self.end_F = np.full(count, np.nan), np.full(count, np.nan)
-        self.arrival_F = np.full(count, np.nan)
-        self.running_F = np.zeros(count, bool)
-        self.rate_F = np.zeros(count)
-        self.now = 0.0
-
-    def advance(self) -> bool:
-        """Go to the next start or end; say whether there was one."""
-        run = np.flatnonzero(self.running_F)
-        left_s = (
-            np.where(self.left_F[run] > 0, self.left_F[run] / self.rate_F[run], 0.0)
-            if len(run)
-            else run
-        )
-        end = self.now + left_s.min() if len(run) else np.inf
-        pending_F = np.isnan(self.start_F)
-        start = self.ready_F[pending_F].min() if pending_F.any() else np.inf
-        time = min(end, start)
-        if not np.isfinite(time):
-            return False
-        self.left_F[run] -= self.rate_F[run] * (time - self.now)
-        ended = run[left_s <= left_s.min() * (1 + 1e-12)] if end <= time else run[:0]
-        self.now = time
-        self._end(ended)
-        started = pending_F & (self.ready_F <= time)
-        self.start_F[started] = time
-        self.running_F |= started
-        if len(ended) or started.any():
-            run = np.flatnonzero(self.running_F)
-            if len(run):
-                self.rate_F[run] = fair_rates(self.network, self.source_F[run], self.target_F[run])
-        return True
-
-    def _end(self, ended: np.ndarray) -> None:
-        self.left_F[ended] = 0.0
-        self.running_F[ended] = False
-        self.end_F[ended] = self.now
-        self.arrival_F[ended] = self.now + self.delay_F[ended]
-        for k in ended:
-            for i in self.followers.get(int(k), ()):
-                self.waits_F[i] -= 1
-                if self.waits_F[i] == 0:
-                    arrived = max(self.arrival_F[j] for j in self.flows[i].after)
-                    self.ready_F[i] = max(self.flows[i].start_s, arrived)
+    for stretch in stretches(np.array([flow.nbytes for flow in flows]), ready_F, rates):
+        for k in stretch.ended.tolist():
+            arrival_F[k] = stretch.end_s + network.delay_RxR[source_F[k], target_F[k]]
+        for i in {i for k in stretch.ended.tolist() for i in followers.get(k, ())}:
+            ready_F[i] = max(arrival_F[k] for k in flows[i].after)
+    return arrival_F

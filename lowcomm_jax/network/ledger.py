@@ -23,11 +23,10 @@ class Ledger:
 
     regions: tuple[str, ...]
     booked: Counter[tuple[Any, ...]] = field(default_factory=Counter)
-    control_R: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    control_R: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
-        if self.control_R.shape != (len(self.regions),):
-            self.control_R = np.zeros(len(self.regions))
+        self.control_R = np.zeros(len(self.regions))
 
     def book(
         self,

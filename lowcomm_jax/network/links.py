@@ -1,9 +1,10 @@
 """The network between regions: per-pair links, per-region limits, compute speed."""
 
 import functools
-from collections.abc import Sequence
+import typing
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -11,6 +12,33 @@ from lowcomm_jax.network.randomness import Jitter
 from lowcomm_jax.refused import is_unknown, refuse
 
 BYTES_PER_GBIT = 1e9 / 8.0
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a description says of a field of `Network`, and which values it takes.
+
+    Attributes:
+        key: its name in a description.
+        per: what has a number of its own.
+        fits: whether values may be used, elementwise.
+        fix: what to do else.
+        null: the field's value where a description leaves it out; None = a number is needed.
+        parts: how many of the description's units make one of the field's.
+    """
+
+    key: str
+    per: Literal["pair", "region", "network"]
+    fits: Callable[[np.ndarray], np.ndarray]
+    fix: str
+    null: float | None = 0.0
+    parts: float = 1.0
+
+
+_ABOVE_0 = (lambda x: (x > 0) & np.isfinite(x)), "use a finite number above 0"
+_LIMIT = (lambda x: x > 0), "use more than 0, or null for no limit", np.inf
+_NOT_NEGATIVE = (lambda x: (x >= 0) & np.isfinite(x)), "use 0 or more"
+_SHARE = (lambda x: (x >= 0) & (x < 1)), "use at least 0 and below 1"
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,18 +71,18 @@ class Network:
 
     name: str
     regions: tuple[str, ...]
-    bandwidth_RxR: np.ndarray
-    delay_RxR: np.ndarray
-    loss_RxR: np.ndarray
-    egress_R: np.ndarray
-    ingress_R: np.ndarray
-    compute_R: np.ndarray
+    bandwidth_RxR: Annotated[np.ndarray, Entry("bandwidth_gbps", "pair", *_ABOVE_0, null=None)]
+    delay_RxR: Annotated[np.ndarray, Entry("delay_ms", "pair", *_NOT_NEGATIVE, parts=1e3)]
+    loss_RxR: Annotated[np.ndarray, Entry("loss", "pair", *_SHARE)]
+    egress_R: Annotated[np.ndarray, Entry("egress_gbps", "region", *_LIMIT)]
+    ingress_R: Annotated[np.ndarray, Entry("ingress_gbps", "region", *_LIMIT)]
+    compute_R: Annotated[np.ndarray, Entry("compute_s", "region", *_ABOVE_0, null=None)]
     compute_jitter: Jitter = field(default_factory=Jitter)
     transfer_jitter: Jitter = field(default_factory=Jitter)
-    sync_constant_s: float = 0.0
-    first_use_s: float = 0.0
-    control_bytes: int = 0
-    control_rate: float = 0.0
+    sync_constant_s: Annotated[float, Entry("sync_constant_s", "network", *_NOT_NEGATIVE)] = 0.0
+    first_use_s: Annotated[float, Entry("first_use_s", "network", *_NOT_NEGATIVE)] = 0.0
+    control_bytes: Annotated[int, Entry("control_bytes", "network", *_NOT_NEGATIVE)] = 0
+    control_rate: Annotated[float, Entry("control_rate", "network", *_NOT_NEGATIVE)] = 0.0
     source: str = "given by the user"
     confidence: str = "assumed"
     compute_given: bool = False
@@ -132,17 +160,17 @@ class Network:
         ]
         refuse(f"subset of network {self.name!r}", bad)
         index = [self.regions.index(n) for n in names]
-        pick = np.ix_(index, index)
-        return replace(
-            self,
-            regions=tuple(names),
-            bandwidth_RxR=self.bandwidth_RxR[pick],
-            delay_RxR=self.delay_RxR[pick],
-            loss_RxR=self.loss_RxR[pick],
-            egress_R=self.egress_R[index],
-            ingress_R=self.ingress_R[index],
-            compute_R=self.compute_R[index],
-        )
+        kept = {"pair": np.ix_(index, index), "region": index, "network": ()}
+        picked = {name: getattr(self, name)[kept[e.per]] for name, e in ENTRIES if kept[e.per]}
+        return replace(self, regions=tuple(names), **picked)
+
+
+ENTRIES: tuple[tuple[str, Entry], ...] = tuple(
+    (name, hint.__metadata__[0])
+    for name, hint in typing.get_type_hints(Network, include_extras=True).items()
+    if hasattr(hint, "__metadata__")
+)
+"""The fields of a `Network` that are numbers."""
 
 
 def uniform(
@@ -189,74 +217,46 @@ def violations(network: Network) -> list[str]:
     found = _shape_violations(network)
     if found:
         return found
-    off_RxR = ~np.eye(network.size, dtype=bool)
-    found += _pair_violations(network, off_RxR)
-    for label, values_R in (("egress_gbps", network.egress_R), ("ingress_gbps", network.ingress_R)):
+    others_RxR = ~np.eye(network.size, dtype=bool)
+    joined_RxR = (network.bandwidth_RxR > 0) & np.isfinite(network.bandwidth_RxR) & others_RxR
+    parts = components(joined_RxR & joined_RxR.T)
+    if len(parts) > 1:
+        named = [", ".join(network.regions[i] for i in part) for part in parts]
+        shown = " | ".join(f"{{{part}}}" for part in named)
+        found.append(
+            f"the network falls into {len(parts)} parts {shown}: give every pair across them a "
+            "bandwidth above 0, or leave regions out so that one part remains"
+        )
+    for name, entry in ENTRIES:
+        values = np.asarray(getattr(network, name), float)
+        wrong = ~entry.fits(values) & (others_RxR if entry.per == "pair" else True)
         found += [
-            f"{label} of region {network.regions[i]!r} is {values_R[i]:g}: use more than 0, or "
-            "null for no limit"
-            for i in np.flatnonzero(~(values_R > 0))
+            f"{entry.key}{_of(network.regions, at)} is {values[tuple(at)] * entry.parts:g}: "
+            f"{entry.fix}"
+            for at in np.argwhere(wrong)
         ]
-    found += [
-        f"compute_s of region {network.regions[i]!r} is {network.compute_R[i]:g}: use more than 0"
-        for i in np.flatnonzero(~((network.compute_R > 0) & np.isfinite(network.compute_R)))
-    ]
-    for label in ("sync_constant_s", "first_use_s", "control_bytes", "control_rate"):
-        value = getattr(network, label)
-        if not (np.isfinite(value) and value >= 0):
-            found.append(f"{label} is {value}: use 0 or more")
     found += network.compute_jitter.violations("compute_jitter")
     found += network.transfer_jitter.violations("transfer_jitter")
     return found
 
 
+def _of(regions: Sequence[str], at: Sequence[int]) -> str:
+    """The pair, the region or nothing, as a message names it."""
+    if len(at) == 2:
+        return f" {regions[at[0]]} -> {regions[at[1]]}"
+    return f" of region {regions[at[0]]!r}" if len(at) else ""
+
+
 def _shape_violations(network: Network) -> list[str]:
-    found = []
     count = network.size
-    if count < 1:
-        found.append("regions is empty: name at least one region")
+    found = [] if count else ["regions is empty: name at least one region"]
     repeated = sorted({n for n in network.regions if network.regions.count(n) > 1})
     found += [f"region name {n!r} is used twice: give each region its own name" for n in repeated]
-    for label in ("bandwidth_RxR", "delay_RxR", "loss_RxR"):
-        shape = getattr(network, label).shape
-        if shape != (count, count):
-            found.append(
-                f"{label} has shape {shape}: with {count} regions it must be ({count}, {count})"
-            )
-    for label in ("egress_R", "ingress_R", "compute_R"):
-        shape = getattr(network, label).shape
-        if shape != (count,):
-            found.append(f"{label} has shape {shape}: with {count} regions it must be ({count},)")
-    return found
-
-
-def _pair_violations(network: Network, off_RxR: np.ndarray) -> list[str]:
-    """Pairs without a usable link, and delays and losses out of range, one line each."""
-    names = network.regions
-    found = []
-    usable_RxR = (network.bandwidth_RxR > 0) & np.isfinite(network.bandwidth_RxR)
-    parts = components(usable_RxR & usable_RxR.T & off_RxR)
-    if len(parts) > 1:
-        shown = " | ".join("{" + ", ".join(names[i] for i in part) + "}" for part in parts)
-        found.append(
-            f"the network falls into {len(parts)} parts {shown}: give every pair across them a "
-            "bandwidth above 0, "
-            f"or leave regions out so that one part remains"
-        )
-    for i, j in np.argwhere(~usable_RxR & off_RxR):
-        found.append(
-            f"bandwidth {names[i]} -> {names[j]} is {network.bandwidth_RxR[i, j]:g} Gbit/s: use "
-            "a finite number above 0"
-        )
-    for i, j in np.argwhere(~((network.delay_RxR >= 0) & np.isfinite(network.delay_RxR)) & off_RxR):
-        found.append(
-            f"delay {names[i]} -> {names[j]} is {network.delay_RxR[i, j]:g} s: use 0 or more"
-        )
-    for i, j in np.argwhere(~((network.loss_RxR >= 0) & (network.loss_RxR < 1)) & off_RxR):
-        found.append(
-            f"loss {names[i]} -> {names[j]} is {network.loss_RxR[i, j]:g}: use at least 0 and "
-            "below 1"
-        )
+    needed = {"pair": (count, count), "region": (count,), "network": ()}
+    for name, entry in ENTRIES:
+        shape, right = np.shape(getattr(network, name)), needed[entry.per]
+        if shape != right:
+            found.append(f"{name} has shape {shape}: with {count} regions it must be {right}")
     return found
 
 

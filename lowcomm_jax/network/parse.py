@@ -1,48 +1,31 @@
 """Reads a network from a mapping, an ml-collections config, a YAML file or a preset's name.
 
-`parse` takes any of these and gives a `Network`, or raises `Refused` with all that is
-wrong. `preset` and `aws` give named networks. Each states its source, and its `confidence` says
-whether it was measured or assumed.
+`parse` takes any of these and gives a `Network`, or raises `Refused` with all that is wrong. Which
+numbers a description may hold say the fields of `Network` (`links.Entry`). A preset states its
+source, and its `confidence` says whether it was measured or assumed.
 """
 
 import csv
 import functools
 from collections.abc import Mapping, Sequence
 from importlib import resources
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
 
-from lowcomm_jax.network.links import Network, violations
+from lowcomm_jax.network.links import ENTRIES, Entry, Network, violations
 from lowcomm_jax.network.randomness import Jitter
 from lowcomm_jax.refused import Refused, is_unknown, refuse
 
 DATA = "aws_region_pairs.csv"
-KEYS = frozenset(
-    [
-        "name",
-        "regions",
-        "bandwidth_gbps",
-        "delay_ms",
-        "loss",
-        "symmetric",
-        "links",
-        "egress_gbps",
-        "ingress_gbps",
-        "compute_s",
-        "compute_jitter",
-        "transfer_jitter",
-        "sync_constant_s",
-        "first_use_s",
-        "control_bytes",
-        "control_rate",
-        "source",
-        "confidence",
-    ]
-)
-LINK_KEYS = frozenset({"pair", "bandwidth_gbps", "delay_ms", "loss"})
+NUMBERS = {entry.key: entry for _, entry in ENTRIES}
+OF_PAIRS = tuple(key for key, entry in NUMBERS.items() if entry.per == "pair")
+TEXTS = ("name", "source", "confidence")
+JITTERS = ("compute_jitter", "transfer_jitter")
+KEYS = sorted(["regions", "symmetric", "links", *NUMBERS, *TEXTS, *JITTERS])
 _LINK = "{pair: [a, b], bandwidth_gbps: 1, delay_ms: 30}"
 PRESETS: dict[str, dict] = {
     "lan": {
@@ -120,65 +103,22 @@ def names() -> tuple[str, ...]:
     return (*sorted(PRESETS), "intercontinental", "aws")
 
 
-def preset(name: str) -> Network:
-    """Give a preset by its name.
-
-    Args:
-        name: one of `names()`, or "aws:A,B,C" for a subset of the measured AWS regions.
-
-    Raises:
-        ValueError: unknown name or region.
-    """
-    if name == "intercontinental":
-        return aws(INTERCONTINENTAL, name=name)
-    if name == "aws":
-        return aws()
-    if name.startswith("aws:"):
-        return aws([part.strip() for part in name[4:].split(",") if part.strip()], name=name)
-    if name not in PRESETS:
-        others = "aws:A,B,... or a .yaml file"
-        raise Refused("network", [f"{name!r} {is_unknown(name, names())}, {others}"])
-    return parse({"name": name, "confidence": "assumed", **PRESETS[name]})
-
-
-def aws(
-    regions: Sequence[str] | None = None,
-    bandwidth_factor: float = 1.0,
-    delay_factor: float = 1.0,
-    name: str = "aws",
-) -> Network:
-    """Build a network of measured AWS regions.
-
-    Args:
-        regions: names out of the ten in the table; None takes all.
-        bandwidth_factor: 0.5 follows the later user who found the table optimistic.
-        delay_factor: 0.5 reads the table's delays as round trips (see the header of the data file).
-        name: label of the network.
-
-    Raises:
-        ValueError: unknown region.
-    """
+def _aws(name: str) -> Network:
+    """The ten measured AWS regions."""
     pairs = aws_pairs()
-    known = tuple(dict.fromkeys(region for pair in pairs for region in pair[:2]))
-    links = [
-        {
-            "pair": [a, b],
-            "delay_ms": delay * delay_factor,
-            "bandwidth_gbps": gbps * bandwidth_factor,
-        }
-        for a, b, delay, gbps in pairs
-    ]
-    everything = parse(
+    return _from_mapping(
         {
             "name": name,
-            "regions": list(known),
+            "regions": list(dict.fromkeys(region for pair in pairs for region in pair[:2])),
             "bandwidth_gbps": 1.0,
-            "links": links,
+            "links": [
+                {"pair": [a, b], "delay_ms": delay, "bandwidth_gbps": gbps}
+                for a, b, delay, gbps in pairs
+            ],
             "source": "45 AWS pairs measured by DT-FM (arXiv 2206.01288)",
             "confidence": "measured",
         }
     )
-    return everything if regions is None else everything.subset(list(regions))
 
 
 @functools.cache
@@ -196,13 +136,22 @@ def aws_pairs() -> tuple[tuple[str, str, float, float], ...]:
 
 
 def _from_name(name: str | Path) -> Network:
-    path = Path(name)
+    path, name = Path(name), str(name)
     if path.suffix in (".yaml", ".yml"):
-        return _from_mapping({"name": path.stem, **_read(path)})
-    return preset(str(name))
+        return _from_mapping({"name": path.stem, **_in_file(path)})
+    if name in PRESETS:
+        return _from_mapping({"name": name, **PRESETS[name]})
+    if name == "aws":
+        return _aws(name)
+    if name == "intercontinental":
+        return _aws(name).subset(INTERCONTINENTAL)
+    if name.startswith("aws:"):
+        return _aws(name).subset([part.strip() for part in name[4:].split(",") if part.strip()])
+    others = "aws:A,B,... or a .yaml file"
+    raise Refused("network", [f"{name!r} {is_unknown(name, names())}, {others}"])
 
 
-def _read(path: Path) -> Mapping:
+def _in_file(path: Path) -> Mapping:
     import yaml
 
     if not path.is_file():
@@ -221,59 +170,46 @@ def _read(path: Path) -> Mapping:
 def _from_mapping(given: Mapping) -> Network:
     """The network of a description; raises Refused with all that is wrong with it."""
     spec = {key: value for key, value in given.items() if value is not None}
-    found: list[str] = []
     label = f"network {spec.get('name', 'unnamed')!r}"
-    unknown = sorted(set(spec) - KEYS, key=str)
-    found += [f"key {k!r} {is_unknown(k, sorted(KEYS))}" for k in unknown]
-    missing = [k for k in ("regions", "bandwidth_gbps") if k not in spec]
+    unknown = sorted(set(spec).difference(KEYS), key=str)
+    found = [f"key {key!r} {is_unknown(key, KEYS)}" for key in unknown]
+    compute_given = "compute_s" in spec
+    spec = {"compute_s": 1.0, "symmetric": True, "links": (), **spec}
+    needed = ("regions", *(key for key, entry in NUMBERS.items() if entry.null is None))
+    missing = [key for key in needed if key not in spec]
     if missing:
-        refuse(label, found + [f"key {k!r} is missing: give it" for k in missing])
+        refuse(label, found + [f"key {key!r} is missing: give it" for key in missing])
     names = _names(spec["regions"], found)
     if not names:
         refuse(label, found or ["regions is empty: name at least one region"])
-    count = len(names)
-    symmetric = spec.get("symmetric", True)
-    if not isinstance(symmetric, bool):
-        found.append(f"symmetric is {symmetric!r}: use true or false")
-    bandwidth_RxR = _matrix(
-        "bandwidth_gbps", spec["bandwidth_gbps"], count, symmetric, names, found
-    )
-    delay_RxR = _matrix("delay_ms", spec.get("delay_ms", 0.0), count, symmetric, names, found)
-    loss_RxR = _matrix("loss", spec.get("loss", 0.0), count, symmetric, names, found)
-    matrices = {"bandwidth_gbps": bandwidth_RxR, "delay_ms": delay_RxR, "loss": loss_RxR}
-    _overrides(spec.get("links", ()), names, matrices, found)
-    egress_R = _vector("egress_gbps", spec.get("egress_gbps"), count, found)
-    ingress_R = _vector("ingress_gbps", spec.get("ingress_gbps"), count, found)
-    compute_R = _vector("compute_s", spec.get("compute_s", 1.0), count, found)
-    scalars = {
-        key: _number(key, spec.get(key, 0), found)
-        for key in ("sync_constant_s", "first_use_s", "control_bytes", "control_rate")
+    if not isinstance(spec["symmetric"], bool):
+        found.append(f"symmetric is {spec['symmetric']!r}: use true or false")
+    numbers = {
+        key: _numbers(entry, spec.get(key), names, spec["symmetric"], found)
+        for key, entry in NUMBERS.items()
     }
+    _put_links(spec["links"], names, numbers, found)
     network = Network(
-        name=str(spec.get("name", "unnamed")),
+        **{"name": "unnamed"} | {key: str(spec[key]) for key in TEXTS if key in spec},
+        **{name: _field(numbers[entry.key], entry) for name, entry in ENTRIES},
+        **{key: _jitter(key, spec[key], found) for key in JITTERS if key in spec},
         regions=names,
-        bandwidth_RxR=bandwidth_RxR,
-        delay_RxR=delay_RxR / 1e3,
-        loss_RxR=loss_RxR,
-        egress_R=egress_R,
-        ingress_R=ingress_R,
-        compute_R=compute_R,
-        compute_jitter=_jitter("compute_jitter", spec, found),
-        transfer_jitter=_jitter("transfer_jitter", spec, found),
-        source=str(spec.get("source", "given by the user")),
-        confidence=str(spec.get("confidence", "assumed")),
-        compute_given="compute_s" in spec,
-        **scalars,
+        compute_given=compute_given,
     )
     refuse(label, found + violations(network))
     return network
+
+
+def _field(values: np.ndarray, entry: Entry) -> np.ndarray | float:
+    """In the units of the field of a `Network`."""
+    return values / entry.parts if values.ndim else float(values / entry.parts)
 
 
 def _names(regions: Any, found: list[str]) -> tuple[str, ...]:
     whole = isinstance(regions, int) and not isinstance(regions, bool)
     if whole and regions >= 1:
         return tuple(f"r{i}" for i in range(regions))
-    if whole or not isinstance(regions, Sequence) or isinstance(regions, str):
+    if whole or not _is_list(regions):
         found.append(f"regions is {regions!r}: use a number of at least 1, or a list of names")
         return ()
     found += [
@@ -289,109 +225,93 @@ def _is_name(name: Any) -> bool:
     return isinstance(name, str | int) and not isinstance(name, bool)
 
 
-def _number(label: str, value: Any, found: list[str]) -> float:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return value
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
+
+
+def _number(label: str, value: Any, spare: float, found: list[str]) -> float:
+    """A number; the spare one, and a line, where it is none."""
+    if isinstance(value, Real) and not isinstance(value, bool):
+        return float(value)
     found.append(f"{label} is {value!r}: use a number")
-    return 0.0
+    return spare
 
 
-def _vector(label: str, value: Any, count: int, found: list[str]) -> np.ndarray:
-    items = (
-        list(value)
-        if isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
-        else [value] * count
-    )
-    if len(items) != count:
-        found.append(
-            f"{label} has {len(items)} entries: use one number, or {count} (one per region)"
-        )
-        return np.ones(count)
-    limit = label != "compute_s"
-    return np.array(
-        [np.inf if item is None and limit else _number(label, item, found) for item in items], float
-    )
+def _numbers(
+    entry: Entry, value: Any, names: Sequence[str], symmetric: bool, found: list[str]
+) -> np.ndarray:
+    """One number for all, or a list of one a region, or a list of such rows."""
+    key, count, before = entry.key, len(names), len(found)
+    spare = 1.0 if entry.null is None else entry.null
 
+    def number(label: str, value: Any) -> float:
+        return _number(label, entry.null if value is None else value, spare, found)
 
-def _matrix(label, value, count: int, symmetric: bool, names, found: list[str]) -> np.ndarray:
-    """Read a number or a square matrix; add a violation where it cannot be read."""
-    filler_RxR = np.ones((count, count)) if label == "bandwidth_gbps" else np.zeros((count, count))
-    if not isinstance(value, Sequence | np.ndarray) or isinstance(value, str):
-        return np.full((count, count), float(_number(label, value, found)))
-    rows = [list(row) if isinstance(row, Sequence | np.ndarray) else [row] for row in value]
-    if len(rows) != count or any(len(row) != count for row in rows):
-        shape = f"{len(rows)} rows of lengths {[len(row) for row in rows]}"
-        found.append(
-            f"{label} has {shape}: with {count} regions it must be {count} rows of {count}"
-        )
-        return filler_RxR
-    before = len(found)
-    matrix_RxR = np.array(
-        [
-            [
-                0.0 if i == j or cell is None else _number(f"{label}[{i}][{j}]", cell, found)
-                for j, cell in enumerate(row)
+    cells = np.full({"pair": (count, count), "region": (count,), "network": ()}[entry.per], spare)
+    if not cells.ndim or not _is_list(value):
+        cells[...] = number(key, value)
+    elif entry.per == "region":
+        if len(value) == count:
+            cells[:] = [number(f"{key}[{i}]", cell) for i, cell in enumerate(value)]
+        else:
+            found.append(
+                f"{key} has {len(value)} entries: use one number, or {count} (one per region)"
+            )
+    else:
+        rows = [list(row) if _is_list(row) else [row] for row in value]
+        if [len(row) for row in rows] == [count] * count:
+            np.fill_diagonal(cells, 0.0)
+            for i, j in np.argwhere(~np.eye(count, dtype=bool)):
+                cells[i, j] = number(f"{key}[{i}][{j}]", rows[i][j])
+        else:
+            shape = f"{len(rows)} rows of lengths {[len(row) for row in rows]}"
+            found.append(
+                f"{key} has {shape}: with {count} regions it must be {count} rows of {count}"
+            )
+        if symmetric and len(found) == before:
+            found += [
+                f"{key} {names[i]} -> {names[j]} is {cells[i, j]:g} but {names[j]} -> {names[i]} "
+                f"is {cells[j, i]:g}: make them equal, or set symmetric: false"
+                for i, j in np.argwhere(np.triu(cells != cells.T))
             ]
-            for i, row in enumerate(rows)
-        ],
-        float,
-    )
-    if len(found) > before:
-        return filler_RxR
-    if symmetric:
-        found += [
-            f"{label} {names[i]} -> {names[j]} is {matrix_RxR[i, j]:g} but {names[j]} -> "
-            f"{names[i]} is "
-            f"{matrix_RxR[j, i]:g}: make them equal, or set symmetric: false"
-            for i, j in np.argwhere(np.triu(matrix_RxR != matrix_RxR.T))
-        ]
-    return matrix_RxR
+    return cells
 
 
-def _overrides(links: Any, names, matrices: dict[str, np.ndarray], found: list[str]) -> None:
-    """Put the links of single pairs into the matrices."""
-    if not isinstance(links, Sequence) or isinstance(links, str):
+def _put_links(links: Any, names, numbers: dict[str, np.ndarray], found: list[str]) -> None:
+    """Put the links of single pairs into the matrices, or what is wrong with them into `found`."""
+    if not _is_list(links):
         found.append(f"links is {links!r}: use a list of {_LINK}")
         return
     for number, link in enumerate(links):
-        _override(f"links[{number}]", link, names, matrices, found)
-
-
-def _override(
-    where: str, link: Any, names, matrices: dict[str, np.ndarray], found: list[str]
-) -> None:
-    """Set one entry of `links` in the matrices, or add what is wrong with it to `found`."""
-    if not isinstance(link, Mapping):
-        found.append(f"{where} is {link!r}: use {_LINK}")
-        return
-    found += [
-        f"{where} key {k!r} {is_unknown(k, sorted(LINK_KEYS))}"
-        for k in sorted(set(link) - LINK_KEYS, key=str)
-    ]
-    pair = link.get("pair")
-    two = isinstance(pair, Sequence) and not isinstance(pair, str) and len(pair) == 2
-    if not two or not all(_is_name(end) and str(end) in names for end in pair):
-        found.append(f"{where}.pair is {pair!r}: use two of {', '.join(names)}")
-        return
-    i, j = (names.index(str(end)) for end in pair)
-    if i == j:
-        found.append(f"{where}.pair joins {pair[0]!r} with itself: use two different regions")
-        return
-    for key, matrix_RxR in matrices.items():
-        value = link.get(key)
-        if value is None:
+        where = f"links[{number}]"
+        if not isinstance(link, Mapping):
+            found.append(f"{where} is {link!r}: use {_LINK}")
             continue
-        both = (value.get("up"), value.get("down")) if isinstance(value, Mapping) else (value,) * 2
-        matrix_RxR[i, j] = _number(f"{where}.{key}", both[0], found)
-        matrix_RxR[j, i] = _number(f"{where}.{key}", both[1], found)
+        known = ("pair", *OF_PAIRS)
+        unknown = sorted(set(link).difference(known), key=str)
+        found += [f"{where} key {key!r} {is_unknown(key, known)}" for key in unknown]
+        pair = link.get("pair")
+        two = _is_list(pair) and len(pair) == 2
+        if not two or not all(_is_name(end) and str(end) in names for end in pair):
+            found.append(f"{where}.pair is {pair!r}: use two of {', '.join(names)}")
+            continue
+        i, j = (names.index(str(end)) for end in pair)
+        if i == j:
+            found.append(f"{where}.pair joins {pair[0]!r} with itself: use two different regions")
+            continue
+        for key in OF_PAIRS:
+            for at, way in (((i, j), "up"), ((j, i), "down")):
+                value, here = link.get(key), f"{where}.{key}"
+                if isinstance(value, Mapping):
+                    value, here = value.get(way), f"{here}.{way}"
+                elif value is None:
+                    continue
+                numbers[key][at] = _number(here, value, numbers[key][at], found)
 
 
-def _jitter(key: str, spec: dict, found: list[str]) -> Jitter:
-    value = spec.get(key)
-    if value is None:
-        return Jitter()
+def _jitter(key: str, value: Any, found: list[str]) -> Jitter:
     if not isinstance(value, Mapping) or not set(value) <= {"kind", "scale"}:
         found.append(f"{key} is {value!r}: use {{kind: lognormal, scale: 0.3}}")
         return Jitter()
-    scale = float(_number(f"{key}.scale", value.get("scale", 0.0), found))
+    scale = _number(f"{key}.scale", value.get("scale", 0.0), 0.0, found)
     return Jitter(str(value.get("kind", "lognormal")), scale)

@@ -73,7 +73,7 @@ def flows_of(
     members: Sequence[int],
     listeners: Sequence[int] = (),
 ) -> tuple[list[Flow], list[list[int]]]:
-    """Write a collective as flows.
+    """Write a collective as flows; those of a ring are not simulated.
 
     Returns:
         The flows, and per member, then per listener, the indices of the flows after whose arrival
@@ -85,8 +85,7 @@ def flows_of(
         return _all_gather(nbytes_M, members, listeners)
     if route == "pass":
         return _pass(nbytes_M, members)
-    builders = {"tree": _tree, "star": _star, "ring": _ring}
-    return builders[route](nbytes_M[0], members)
+    return (_tree if route == "tree" else _star)(nbytes_M[0], members)
 
 
 def _all_gather(nbytes_M, members, listeners):
@@ -148,19 +147,6 @@ def _star(nbytes, members):
     return flows, waits
 
 
-def _ring(nbytes, members):
-    """Hop k of member i waits until hop k - 1 of the member before it has arrived."""
-    count = len(members)
-    hop_bytes, hops = nbytes / count, 2 * (count - 1)
-    flows: list[Flow] = []
-    for k in range(hops):
-        for i in range(count):
-            after = () if k == 0 else ((k - 1) * count + (i - 1) % count,)
-            flows.append(Flow(members[i], members[(i + 1) % count], hop_bytes, after))
-    waits = [[(hops - 1) * count + (i - 1) % count] for i in range(count)]
-    return flows, waits
-
-
 @functools.lru_cache(maxsize=4096)
 def link_bytes(
     route: str,
@@ -183,12 +169,3 @@ def link_bytes(
     for flow in flows_of(route, nbytes_M, members, listeners)[0]:
         links[flow.source, flow.target] = links.get((flow.source, flow.target), 0.0) + flow.nbytes
     return links
-
-
-def sent_bytes(route: str, nbytes: float, members: int, listeners: int = 0) -> float:
-    """Give the mean of the bytes that one member sends, in closed form (equal payloads)."""
-    if route in ("all_gather", "pair"):
-        return nbytes * (members - 1 + listeners)
-    if route == "pass":
-        return nbytes * (members > 1)
-    return nbytes * (2 * (members - 1) + listeners) / members

@@ -2,9 +2,9 @@
 
 A `Transfer` is one collective. It has a latency and a volume, and moves all its links together, at
 the pace of the slowest, as collectives in lock-step do. `Fabric` takes transfers and says when each
-ends. Transfers that overlap in time get speeds in (0, 1], relative to running alone. The speeds are
-max-min fair over every link and over every region's egress and ingress: two equal rings over the
-same links run at half speed each.
+ends. Transfers that overlap in time get speeds in (0, 1], relative to running alone. They share
+every link, and every region's egress and ingress, as `flows` says: two equal rings over the same
+links run at half speed each.
 
 `Fabric` simulates together only transfers that may share a resource at the same time. So the cost
 does not grow with the number of disjoint pairs in flight. A new transfer may delay those it meets.
@@ -21,8 +21,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from lowcomm_jax.network.flows import max_min, stretches
+
 Resource = tuple[str, int, int]  # ("link", source, target), ("out", region, 0), ("in", region, 0)
-EDGE = 1e-12  # relative slack for float comparisons
 
 
 @dataclass
@@ -108,8 +109,8 @@ class Fabric:
         self._open.discard(transfer.number)
         self._busy_until_s = max(self._busy_until_s, transfer.end_s)
 
-    def forget_before(self, time_s: float, keep: Collection[int]) -> list[Transfer]:
-        """Drop transfers that ended by `time_s` and are not in `keep`; give them back."""
+    def forget_before(self, time_s: float, keep: Collection[int]) -> None:
+        """Drop transfers that ended by `time_s` and are not in `keep`."""
         gone = [
             t
             for t in self.transfers()
@@ -119,7 +120,6 @@ class Fabric:
             del self._transfers[transfer.number]
             for region in transfer.members:
                 self._by_region[region].discard(transfer.number)
-        return gone
 
     def transfers(self) -> list[Transfer]:
         """List the remembered transfers in sending order."""
@@ -173,54 +173,38 @@ def note_peaks(peak_R: np.ndarray, transfers: list[Transfer]) -> None:
 
 def run_together(transfers: list[Transfer]) -> None:
     """Write the course of transfers that share resources: new speeds at each start and end."""
-    left = {t.number: t.volume_s for t in transfers}
     for transfer in transfers:
         transfer.begin_s, transfer.speed, transfer.end_s = [], [], None
-    now = min(t.flow_s for t in transfers)
-    while any(t.end_s is None for t in transfers):
-        moving = [t for t in transfers if t.end_s is None and t.flow_s <= now]
-        speeds = fair_speeds([t.usage for t in moving])
-        later = min(
-            (t.flow_s for t in transfers if t.end_s is None and t.flow_s > now), default=np.inf
-        )
-        ends = [now + left[t.number] / speed for t, speed in zip(moving, speeds, strict=True)]
-        until = min([later, *ends])
-        for transfer, speed, end in zip(moving, speeds, ends, strict=True):
+
+    def speeds(moving: np.ndarray) -> np.ndarray:
+        return fair_speeds([transfers[i].usage for i in moving])
+
+    volume_T = np.array([t.volume_s for t in transfers])
+    flow_T = np.array([t.flow_s for t in transfers])
+    for stretch in stretches(volume_T, flow_T, speeds):
+        for i, speed in zip(stretch.moving, stretch.speed.tolist(), strict=True):
+            transfer = transfers[i]
             if not transfer.speed or transfer.speed[-1] != speed:
-                transfer.begin_s.append(now)
+                transfer.begin_s.append(stretch.begin_s)
                 transfer.speed.append(speed)
-            left[transfer.number] -= (until - now) * speed
-            if end <= until + EDGE * abs(until):
-                transfer.end_s = until
-        now = until
+        for i in stretch.ended:
+            transfers[i].end_s = stretch.end_s
 
 
-def fair_speeds(usages: list[dict[Resource, float]]) -> list[float]:
-    """Give max-min fair speeds in (0, 1], relative to running alone, of transfers that move at the
-    same time.
+def fair_speeds(usages: list[dict[Resource, float]]) -> np.ndarray:
+    """Give fair speeds in (0, 1], relative to running alone, of transfers that move together.
 
     Args:
         usages: per transfer the share of each resource it uses at speed 1.
     """
-    names = sorted({r for usage in usages for r in usage})
-    position = {r: k for k, r in enumerate(names)}
-    use_TxQ = np.zeros((len(usages), len(names)))
-    for t, usage in enumerate(usages):
-        use_TxQ[t, [position[r] for r in usage]] = list(usage.values())
-    speed_T = np.zeros(len(usages))
-    free_T = np.ones(len(usages), bool)
-    while free_T.any():
-        load_Q = use_TxQ[free_T].sum(axis=0)
-        room_Q = 1.0 - speed_T[~free_T] @ use_TxQ[~free_T]
-        level_Q = np.where(
-            load_Q > EDGE, np.maximum(room_Q, 0.0) / np.maximum(load_Q, EDGE), np.inf
-        )
-        level = min(1.0, float(level_Q.min(initial=np.inf)))
-        tight_Q = level_Q <= level * (1 + EDGE)
-        stuck_T = free_T & ((use_TxQ[:, tight_Q] > EDGE).any(axis=1) | (level >= 1.0))
-        speed_T[stuck_T] = level
-        free_T &= ~stuck_T
-    return speed_T.tolist()
+    number: dict[Resource, int] = {}
+    entries = [
+        (t, number.setdefault(resource, len(number)), share)
+        for t, usage in enumerate(usages)
+        for resource, share in usage.items()
+    ]
+    columns = [np.array(c) for c in zip(*entries, strict=True)] or [np.zeros(0, int)] * 3
+    return max_min(*columns, np.ones(len(number)), len(usages), most=1.0)
 
 
 def _meet(one: Transfer, two: Transfer) -> bool:

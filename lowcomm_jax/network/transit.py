@@ -9,12 +9,12 @@ Listeners (see `routes`) have no landing of their own. A payload they listened t
 sender has landed it, and they wait for it at their own next landing.
 """
 
-from collections.abc import Hashable, Iterable, Sequence
+import functools
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from lowcomm_jax.network.accounts import usage_of
 from lowcomm_jax.network.collectives import Profile, profile
 from lowcomm_jax.network.links import Network
 from lowcomm_jax.network.transfers import Fabric, Transfer, note_peaks
@@ -77,7 +77,10 @@ class Transit:
     def __init__(self, network: Network) -> None:
         self.network = network
         self.fabric: Fabric = Fabric()
-        self.profiles: ProfileCache = ProfileCache(network)
+        # Computed once each, so that a repeated exchange costs a look-up.
+        self.profile: Callable[..., Profile] = functools.lru_cache(CACHED_PROFILES)(
+            functools.partial(profile, network)
+        )
         self.payloads: dict[Hashable, Payload] = {}
         self.owed: list[Flight] = []
         self.used_links: set[tuple[int, int]] = set()
@@ -114,8 +117,9 @@ class Transit:
         Raises:
             ValueError: see `routes.check`.
         """
-        shape, usage, rate_M = self.profiles.get(route, sizes, senders, listeners)
+        shape = self.profile(route, sizes, senders, listeners)
         latency_M, volume_M, volume = shape.latency_M, shape.volume_M, shape.volume_s
+        rate_M = shape.rate_M
         if rng is not None and len(shape.members) > 1:
             factor_L = self.network.transfer_jitter.draw(rng, (len(shape.sources),))
             factor_M = np.array([factor_L[links].max(initial=0.0) for links in shape.ready_links])
@@ -123,8 +127,8 @@ class Transit:
             alone, volume = volume, float(volume_M.max())
             rate_M = rate_M * (alone / volume) if volume > 0 else rate_M
         share_M = volume_M / volume if volume > 0 else np.zeros(len(shape.members))
-        flow = start_s + self._constants(shape)
-        self.fabric.add(Transfer(self.sends, shape.members, flow, volume, usage, rate_M))
+        flow = float(start_s + self._constants(shape))
+        self.fabric.add(Transfer(self.sends, shape.members, flow, volume, shape.usage, rate_M))
         payload, cut = self.payloads[key], len(senders)
         for flights, members, part in (
             (payload.sent, senders, slice(cut)),
@@ -141,12 +145,10 @@ class Transit:
         """Note collectives that each run alone over links already used; give the seconds until
         each member has the result.
         """
-        shape, _, rate_M = self.profiles.get(route, sizes, senders)
-        members = list(senders)
-        self.peak_R[members] = np.maximum(self.peak_R[members], rate_M)
+        shape, members = self.profile(route, sizes, senders), list(senders)
+        self.peak_R[members] = np.maximum(self.peak_R[members], shape.rate_M)
         self.sends += times
-        constant = self.network.sync_constant_s if len(senders) > 1 else 0.0
-        return constant + shape.latency_M + shape.volume_M
+        return self._constants(shape) + shape.latency_M + shape.volume_M
 
     def _constants(self, shape: Profile) -> float:
         """Give the per-sync constant, plus the first-use constant when a link is new."""
@@ -231,37 +233,3 @@ def sender_groups(
         taking = set(np.flatnonzero(np.asarray(participants_R, bool)).tolist())
         found = [tuple(m for m in senders if m in taking) for senders in found]
     return [senders for senders in found if senders]
-
-
-class ProfileCache:
-    """How collectives run alone on one network, computed once each.
-
-    So a repeated exchange costs the clock a look-up.
-    """
-
-    def __init__(self, network: Network) -> None:
-        self.network = network
-        self._known: dict[tuple, tuple[Profile, dict, np.ndarray]] = {}
-
-    def get(
-        self,
-        route: str,
-        sizes: tuple[float, ...],
-        senders: tuple[int, ...],
-        listeners: tuple[int, ...] = (),
-    ) -> tuple[Profile, dict, np.ndarray]:
-        """Give a collective's profile, its share of each resource, and its members' sending rates.
-
-        Arguments as in `collectives.profile`, as tuples.
-
-        Raises:
-            ValueError: see `routes.check`.
-        """
-        key = (route, sizes, senders, listeners)
-        found = self._known.get(key)
-        if found is None:
-            shape = profile(self.network, route, sizes, senders, listeners)
-            if len(self._known) >= CACHED_PROFILES:
-                self._known.clear()
-            found = self._known[key] = (shape, *usage_of(self.network, shape))
-        return found

@@ -11,7 +11,6 @@ imply.
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +20,6 @@ import numpy as np
 
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.network.collectives import (
-    catch_up_violations,
     derive_tau,
     step_seconds,
     sync_seconds,
@@ -239,14 +237,22 @@ def _derived(method: PlanMethod, work: Workload) -> tuple[PlanMethod, Played]:
 
 
 def never_catches_up(method: PlanMethod, played: Played, work: Workload) -> list[str]:
-    """One line where an overlapping method falls further behind its link with every period.
+    """One line where the bytes of an overlapping method's period, latency left out, take longer on
+    the link than the period computes: it falls further behind with every period.
 
     A blocking method waits for the link instead, and its utilisation shows the wait.
     """
-    if method.tau == 0:
-        return []
     volume = _a_period(played, method.period, lambda sent: exchange_seconds(sent, work)[0])
-    return catch_up_violations(work.network, volume, method.period, method.name)
+    room = method.period * work.step_s
+    if method.tau == 0 or volume <= room:
+        return []
+    factor, gbps = volume / room, work.network.slowest_gbps
+    return [
+        f"{method.name}: the bytes of one period need {volume:.3g} s of link time but a period "
+        f"computes only {room:.3g} s, so fragments never catch up: raise the bandwidth "
+        f"x{factor:.3g} (slowest link {gbps:.3g} -> {gbps * factor:.3g} Gbit/s), or the period to "
+        f"{math.ceil(method.period * factor - 1e-9)}, or compress x{factor:.3g} more"
+    ]
 
 
 def utilisation_curve(played: Played, work: Workload, scales: np.ndarray) -> np.ndarray:
@@ -262,14 +268,8 @@ def utilisation_curve(played: Played, work: Workload, scales: np.ndarray) -> np.
 
 def exchange_seconds(sent: Sent, work: Workload) -> tuple[float, float]:
     """Give (volume, latency) of a payload's exchange, in seconds."""
-    latency = _seconds(work.network, 0, sent.route)
-    return _seconds(work.network, sent.nbytes, sent.route) - latency, latency
-
-
-@functools.lru_cache(maxsize=4096)
-def _seconds(network: Network, nbytes: int, route: str) -> float:
-    """`sync_seconds`, cached, since payloads of a plan are alike."""
-    return sync_seconds(network, nbytes, route)
+    latency = sync_seconds(work.network, 0, sent.route)
+    return sync_seconds(work.network, sent.nbytes, sent.route) - latency, latency
 
 
 def _a_period(played: Played, period: int, of: Any) -> float:

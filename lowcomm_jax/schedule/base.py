@@ -19,12 +19,12 @@ from __future__ import annotations
 import abc
 import dataclasses
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
+from lowcomm_jax.network.collectives import derive_tau
 from lowcomm_jax.state.train_state import Decided, InFlight, SyncCounters, flight_key
 
 FirstRound = Literal["empty", "blocking"]
@@ -410,7 +410,7 @@ def common_violations(schedule: Schedule, regions: int, overlap_name: str) -> li
 
 def steps_to_travel(timing: Timing, fragment: int, level: int = 0) -> int:
     """Inner steps that a payload needs to travel: ceil(T_comm / T_step)."""
-    return math.ceil(timing.sync_seconds(fragment, level) / timing.step_seconds - 1e-9)
+    return derive_tau(timing.sync_seconds(fragment, level), timing.step_seconds)
 
 
 def overlap_violations(travel: int, period: int) -> list[str]:

@@ -179,7 +179,8 @@ def test_what_travels_is_booked(drifted):
     engine, state = drifted
     clock = VirtualClock(parse({"regions": R, "bandwidth_gbps": 0.001, "compute_s": 1.0}))
     step = int(state.counters.step)
-    clock.inner_steps(1, step)
+    for each in range(1, step + 1):
+        clock.inner_step(each)
     before = clock.now_R.copy()
     after, events = lc.Probe(engine, M).booked(state, step)
     follow(clock, step, events)

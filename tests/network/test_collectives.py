@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from oracle.routes import sent_bytes
 
 from lowcomm_jax.network import collectives as co
 from lowcomm_jax.network import routes
-from lowcomm_jax.network.flows import Flow, fair_rates, simulate
+from lowcomm_jax.network.flows import Flow, arrivals, fair_rates
 from lowcomm_jax.network.links import uniform
 from lowcomm_jax.network.parse import parse
 from lowcomm_jax.network.randomness import Jitter
@@ -56,9 +57,13 @@ def test_equal_ring_is_the_textbook_formula():
     network = uniform(5, 2.0, delay_s=0.03)
     expected = 2 * 4 / 5 * 0.7 * GB / (2.0 * GB / 8) + 2 * 4 * 0.03
     assert co.sync_seconds(network, 0.7 * GB, "ring") == pytest.approx(expected)
-    flows, waits = routes.flows_of("ring", [0.7 * GB] * 5, range(5))
-    arrival = simulate(network, flows).arrival_F
-    assert max(arrival[i] for w in waits for i in w) == pytest.approx(expected)
+    # Hop k of member i begins when hop k - 1 of the member before it has arrived.
+    hops = [
+        Flow(i, (i + 1) % 5, 0.14 * GB, after=((k - 1) * 5 + (i - 1) % 5,) if k else ())
+        for k in range(8)
+        for i in range(5)
+    ]
+    assert arrivals(network, hops).max() == pytest.approx(expected)
 
 
 def test_gather_waits_for_the_slowest_incoming_link():
@@ -132,11 +137,11 @@ def test_pass_waits_for_the_member_before_alone():
 def test_link_bytes_match_the_closed_form_and_are_conserved(route):
     members = (0, 2, 3, 5, 6)
     links = routes.link_bytes(route, (7e6,) * 5, members)
-    assert sum(links.values()) / 5 == pytest.approx(routes.sent_bytes(route, 7e6, 5))
+    assert sum(links.values()) / 5 == pytest.approx(sent_bytes(route, 7e6, 5))
     shape = co.profile(uniform(7, 1.0), route, [7e6] * 5, members)
     pairs = zip(shape.sources.tolist(), shape.targets.tolist(), strict=True)
     assert dict(zip(pairs, shape.bytes_L.tolist(), strict=True)) == pytest.approx(links)
-    assert routes.link_bytes(route, (7e6,), (3,)) == {} and routes.sent_bytes(route, 7e6, 1) == 0
+    assert routes.link_bytes(route, (7e6,), (3,)) == {} and sent_bytes(route, 7e6, 1) == 0
 
 
 @pytest.mark.parametrize("route", routes.ROUTES)
@@ -147,10 +152,10 @@ def test_more_bandwidth_or_less_delay_is_never_slower(route):
         spec = {"regions": 4, "symmetric": False, "bandwidth_gbps": rates, "delay_ms": 40}
         spec["egress_gbps"] = rng.uniform(1.0, 4.0, 4).tolist()
         network = parse(spec)
-        time = co.sync_seconds(network, 1e8, route, range(4))
-        assert co.sync_seconds(network.scaled(bandwidth=1.3), 1e8, route, range(4)) < time
-        assert co.sync_seconds(network.scaled(delay=0.6), 1e8, route, range(4)) < time
-        assert co.sync_seconds(network, 1.2e8, route, range(4)) > time
+        time = co.sync_seconds(network, 1e8, route)
+        assert co.sync_seconds(network.scaled(bandwidth=1.3), 1e8, route) < time
+        assert co.sync_seconds(network.scaled(delay=0.6), 1e8, route) < time
+        assert co.sync_seconds(network, 1.2e8, route) > time
 
 
 def test_the_slowest_of_all_pairs():
@@ -158,9 +163,10 @@ def test_the_slowest_of_all_pairs():
     rates = rng.uniform(0.2, 3.0, (5, 5)).tolist()
     spec = {"regions": 5, "symmetric": False, "bandwidth_gbps": rates, "delay_ms": 40}
     network = parse({**spec, "egress_gbps": [0.5, 0.1, None, 2, 3], "sync_constant_s": 0.2})
-    each = [co.sync_seconds(network, 1e8, "pair", (i, j)) for i in range(5) for j in range(i)]
-    assert co.sync_seconds(network, 1e8, "pair") == pytest.approx(max(each))
-    assert co.sync_seconds(network, 1e8, "pair", (3, 4)) < max(each)
+    pairs = [(i, j) for i in range(5) for j in range(i)]
+    each = [co.profile(network, "pair", [1e8] * 2, pair).ready_M.max() for pair in pairs]
+    assert co.sync_seconds(network, 1e8, "pair") == pytest.approx(max(each) + 0.2)
+    assert min(each) < max(each)
 
 
 def test_step_seconds_are_the_slowest_regions_mean():
@@ -172,7 +178,7 @@ def test_step_seconds_are_the_slowest_regions_mean():
 
 def test_one_member_and_constants():
     network = uniform(3, 1.0, sync_constant_s=0.7)
-    assert co.sync_seconds(network, 1e6, "ring", [2]) == 0.0
+    assert co.sync_seconds(uniform(1, 1.0, sync_constant_s=0.7), 1e6, "ring") == 0.0
     assert co.sync_seconds(network, 0.0, "pair") == pytest.approx(0.7)
 
 
@@ -235,10 +241,8 @@ def test_fair_rates_are_feasible_and_max_min():
 
 
 def test_flows_that_start_late_share_only_the_rest():
-    network = uniform(2, 8.0, delay_s=0.5)
-    times = simulate(network, [Flow(0, 1, 2 * GB), Flow(0, 1, 1 * GB, start_s=1.0)])
+    network = uniform(3, 8.0, delay_s=0.5)
+    late = Flow(0, 1, 1 * GB, after=(0,))
+    times = arrivals(network, [Flow(2, 0, 0.5 * GB), Flow(0, 1, 2 * GB), late])
     # 1 GB alone in the first second, then both at half speed for two seconds.
-    np.testing.assert_allclose(times.end_F, [3.0, 3.0])
-    np.testing.assert_allclose(times.arrival_F, [3.5, 3.5])
-    with pytest.raises(ValueError, match="wait for later flows"):
-        simulate(network, [Flow(0, 1, 1.0, after=(0,))])
+    np.testing.assert_allclose(times, [1.0, 3.5, 3.5])

@@ -1,8 +1,9 @@
 """Bytes: per link and fragment, equal to the closed form."""
 
 import pytest
+from oracle.routes import sent_bytes
 
-from lowcomm_jax.network import ROUTES, Ledger, VirtualClock, sent_bytes, uniform
+from lowcomm_jax.network import ROUTES, Ledger, VirtualClock, uniform
 
 
 @pytest.mark.parametrize("route", ROUTES)

@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from oracle.routes import sent_bytes
 
 from lowcomm_jax import exchange
 from lowcomm_jax.network import (
@@ -13,7 +14,6 @@ from lowcomm_jax.network import (
     parse,
     profile,
     restore_clock,
-    sent_bytes,
     uniform,
 )
 from lowcomm_jax.network.ledger import Ledger

@@ -5,7 +5,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from configs.network import as_config, get_config
-from lowcomm_jax.network import Jitter, Network, aws, names, parse, preset, uniform
+from lowcomm_jax.network import Jitter, Network, names, parse, uniform
 from lowcomm_jax.network.links import components
 from lowcomm_jax.network.parse import aws_pairs
 from lowcomm_jax.network.randomness import generator, step_factors
@@ -61,7 +61,7 @@ def test_all_violations_come_at_once_with_fixes():
     for part in (
         "key 'speed' is unknown",
         "2 parts {a, b} | {c}",
-        "bandwidth a -> c is 0 Gbit/s",
+        "bandwidth_gbps a -> c is 0: use a finite number above 0",
         "delay_ms has 2 rows",
         "compute_s of region 'b' is -2",
         "loss a -> b is 1",
@@ -90,6 +90,22 @@ def test_all_violations_come_at_once_with_fixes():
             r"\[0\].pair is",
         ),
         ({"regions": 2, "bandwidth_gbps": 1.0, "symmetric": "no"}, "symmetric is 'no'"),
+        (
+            {"regions": 2, "bandwidth_gbps": [[0, None], [1, 0]]},
+            r"gbps\[0\]\[1\] is None: use a number",
+        ),
+        (
+            {"regions": 2, "bandwidth_gbps": 1, "compute_s": [1, None]},
+            r"compute_s\[1\] is None: use a number",
+        ),
+        (
+            {
+                "regions": 2,
+                "bandwidth_gbps": 1,
+                "links": [{"pair": ["r0", "r1"], "delay_ms": {"up": 3}}],
+            },
+            r"links\[0\].delay_ms.down is None: use a number",
+        ),
         ({"regions": 2, "bandwidth_gbps": 1.0, 3: 4, "x": 5}, "key 3 is unknown"),
         (
             {"regions": 2, "bandwidth_gbps": 1.0, "compute_jitter": {"scale": float("nan")}},
@@ -148,7 +164,7 @@ def test_a_config_is_a_network():
 
 def test_presets_build_and_survive_the_config_round_trip():
     for name in names():
-        network = preset(name)
+        network = parse(name)
         assert isinstance(network, Network) and network.source
         again = parse(as_config(network))
         off = ~np.eye(network.size, dtype=bool)
@@ -162,14 +178,14 @@ def test_presets_build_and_survive_the_config_round_trip():
 def test_aws_table_has_45_pairs_of_ten_regions():
     pairs = aws_pairs()
     assert len(pairs) == 45 and len({frozenset(p[:2]) for p in pairs}) == 45
-    network = aws()
+    network = parse("aws")
     assert network.size == 10 and network.confidence == "measured"
     i, j = network.regions.index("Sydney"), network.regions.index("London")
     assert network.bandwidth_RxR[i, j] == 0.326 and network.delay_RxR[j, i] == 0.262
-    half = aws(["Tokyo", "Seoul"], bandwidth_factor=0.5, delay_factor=0.5)
+    half = parse("aws:Tokyo,Seoul").scaled(bandwidth=0.5, delay=0.5)
     assert half.bandwidth_RxR[0, 1] == 0.55 and half.delay_RxR[0, 1] == 0.017
     with pytest.raises(ValueError, match="'Mars' is unknown"):
-        preset("aws:Tokyo,Mars")
+        parse("aws:Tokyo,Mars")
 
 
 def test_scaled_subset_and_compute():
@@ -181,7 +197,7 @@ def test_scaled_subset_and_compute():
     assert network.with_compute([0.1, 0.2, 0.3]).compute_R.tolist() == [0.1, 0.2, 0.3]
     with pytest.raises(ValueError, match="above 0"):
         network.with_compute(0.0)
-    with pytest.raises(ValueError, match="bandwidth r0 -> r1"):
+    with pytest.raises(ValueError, match="bandwidth_gbps r0 -> r1"):
         uniform(2, 0.0)
 
 

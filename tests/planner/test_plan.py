@@ -8,7 +8,7 @@ import pytest
 
 import lowcomm_jax
 from lowcomm_jax.models import PRESETS
-from lowcomm_jax.network import preset, sync_seconds, uniform
+from lowcomm_jax.network import Jitter, parse, sync_seconds, uniform
 from lowcomm_jax.planner.memory import held_elements
 from lowcomm_jax.planner.methods import FACTORIES, PlanMethod, plan_method, planned
 from lowcomm_jax.planner.plan import Workload, plan
@@ -52,7 +52,7 @@ def test_dilocox_by_hand():
 
 
 def test_more_bandwidth_never_hurts_and_shorter_periods_cost():
-    network = preset("intercontinental").with_compute(1.5)
+    network = parse("intercontinental").with_compute(1.5)
     work = Workload(decoder_shapes(PRESETS["scaling_1_3b"]), 27e9, 2e6, network)
     rows = plan(work, {"long": M.diloco(100), "short": M.diloco(50)})
     assert rows[0].utilisation > rows[1].utilisation
@@ -65,7 +65,7 @@ def test_more_bandwidth_never_hurts_and_shorter_periods_cost():
 
 @pytest.mark.slow
 def test_all_methods_are_planned_for_100b():
-    network = preset("us_4_regions").with_compute(4.9)
+    network = parse("us_4_regions").with_compute(4.9)
     work = Workload(
         decoder_shapes(PRESETS["scaling_100b"]), 2e12, 4e6, network, {"stage": 4, "fsdp": 64}
     )
@@ -225,8 +225,17 @@ def streaming(period, tau, codec=None, fragments=1):
 
 def test_a_method_that_never_catches_up_is_refused_unless_it_may_stall():
     work, method = slow_link(), streaming(3, 2)
-    with pytest.raises(ValueError, match=r"mine: .*never catch up: .*period to 4,.*stalls=True"):
+    with pytest.raises(ValueError, match=r"mine: .*stalls=True") as caught:
         plan(work, [method])
+    gbps = work.network.slowest_gbps
+    for part in (
+        "need 4 s of link time but a period computes only 3 s, so fragments never catch up",
+        f"bandwidth x1.33 (slowest link {gbps:.3g} -> {gbps * 4 / 3:.3g} Gbit/s), or the period "
+        "to 4, or compress x1.33 more",
+    ):
+        assert part in str(caught.value)
+    uneven = replace(work.network, compute_jitter=Jitter("lognormal", 1.0))  # a step takes 1.65 s
+    assert plan(replace(work, network=uneven), [method])[0].warnings == ()
     stalling = plan(work, [replace(method, stalls=True)])[0]
     assert stalling.warnings and stalling.utilisation < 3 / 4 + 1e-6
     for fine in (streaming(4, 2), streaming(3, 0), streaming(3, 2, "bf16")):
@@ -261,7 +270,7 @@ def test_automatic_overlap_hides_the_largest_fragment():
 
 
 def test_the_baseline_is_the_exchange_that_really_runs():
-    network = preset("us_4_regions").with_compute(0.5)
+    network = parse("us_4_regions").with_compute(0.5)
     work = Workload(decoder_shapes(PRESETS["scaling_35m"]), 1e9, 1e5, network)
     row, ring = plan(work, [planned("allreduce"), replace(planned("allreduce"), route="ring")])
     assert row.speedup == 1.0 and ring.speedup < 1.0 and row.route == "two_shot"
