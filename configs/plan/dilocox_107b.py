@@ -3,11 +3,6 @@ beside it.
 
     python -m experiments plan --config=configs/plan/dilocox_107b.py
 
-The plan can also compile the inner step, the send and the landing of 2 regions x 8 stages, on
-shapes alone, which takes some minutes. That needs `--config.mesh.fsdp=1 --config.compile=True` and
-XLA_FLAGS=--xla_force_host_platform_device_count=16 in front. `--config.pipeline_schedule=1f1b`
-takes the schedule of fewer activations.
-
 Takes about ten seconds. Expected: about 395x over AllReduce (published: 357x, +11 %). Assumptions:
 two clusters with one 1 Gbit/s link each, fp32 AllReduce, 16 x 2048 tokens per step, compute as fast
 as the published fully overlapped run (3,728 tokens/s, recalled). "Without overlap" comes out about
@@ -45,8 +40,6 @@ def get_config() -> ConfigDict:
     config.mesh = ConfigDict({"stage": 8, "fsdp": 10})
     config.microbatch_tokens = 2048
     config.remat = True
-    config.compile = False
-    config.pipeline_schedule = "gpipe"
     config.methods = ConfigDict(
         {
             "allreduce": {"preset": "allreduce"},

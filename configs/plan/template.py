@@ -41,9 +41,6 @@ def get_config() -> ConfigDict:
     config.mesh = ConfigDict({"stage": 1, "fsdp": 8, "tensor": 1})
     config.microbatch_tokens = 8192
     config.remat = True
-    # Ask the compiler of the devices at hand what an inner step needs (decoders only).
-    config.compile = False
-    config.pipeline_schedule = "gpipe"  # of what is compiled in stages; or 1f1b
     # Rows: `preset`, a method of lowcomm_jax.methods (or "allreduce"), as published, or
     # module:function of your own, and keywords of its factory that differ. overlap = "auto" takes
     # as many steps as hide a fragment's transfer, and `margin` more; a method that can never catch

@@ -42,8 +42,6 @@ DEFAULTS = {
     "mesh": {},
     "microbatch_tokens": 0,
     "remat": True,
-    "compile": False,
-    "pipeline_schedule": "gpipe",
     "loss_bound": 0.03,
     "published": "",
 }
@@ -99,8 +97,6 @@ def read(config: Mapping[str, Any]) -> PlanRequest:
     methods: tuple[PlanMethod, ...] = ()
     if "methods" in fields:
         methods = _methods(fields["methods"], layers, regions, found)
-    if fields["compile"] is True and model is not None and not wrong_mesh:
-        found += _compile_violations(fields, model, network)
     refuse("plan config", found + wrong_mesh)
     return PlanRequest(fields, _workload(fields, model, network), methods, model)
 
@@ -121,17 +117,6 @@ def _unknown_of_own(fields: Mapping[str, Any], model: PlanModel) -> list[str]:
             "the compiler: plan --target with the training config"
         )
     return found
-
-
-def _compile_violations(
-    fields: Mapping[str, Any], model: PlanModel, network: Network | None
-) -> list[str]:
-    """Why the compiler cannot be asked; imports its modules, which is slow, only if needed."""
-    from experiments.plan.compile import compile_violations
-
-    regions, schedule = 1 if network is None else network.size, fields["pipeline_schedule"]
-    tokens, per_step = fields["microbatch_tokens"], fields.get("tokens_per_step", 0)
-    return compile_violations(model, regions, fields["mesh"], tokens, per_step, schedule)
 
 
 def _number_violations(fields: Mapping[str, Any]) -> list[str]:
@@ -159,15 +144,8 @@ def _number_violations(fields: Mapping[str, Any]) -> list[str]:
             for name in SPEED
             if fields[name] is None
         ]
-    found += [
-        f"{name} is {fields[name]!r}: use True or False"
-        for name in ("remat", "compile")
-        if not isinstance(fields[name], bool)
-    ]
-    mesh = fields["mesh"]
-    staged = fields["compile"] is True and isinstance(mesh, Mapping) and mesh.get("stage", 1) != 1
-    if not staged and fields["pipeline_schedule"] != DEFAULTS["pipeline_schedule"]:
-        found.append("pipeline_schedule needs compile=True and mesh.stage above 1: leave it out")
+    if not isinstance(fields["remat"], bool):
+        found.append(f"remat is {fields['remat']!r}: use True or False")
     if fields["published"] not in tuple(COMPARISONS):
         known = ", ".join(map(repr, COMPARISONS))
         found.append(f"published {fields['published']!r} is unknown: use one of {known}")

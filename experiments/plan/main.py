@@ -19,7 +19,7 @@ With `--target=h100:2x8` and a training config it compiles the run's programs fo
 import dataclasses
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +28,13 @@ from rich.console import Console
 
 from experiments.plan.answer import answer
 from experiments.plan.answer import explain as explanation
-from experiments.plan.config import COMPARISONS, PlanRequest, read
+from experiments.plan.config import COMPARISONS, read
 from experiments.plan.screen import command, show_answer, show_explanation
-from experiments.plan.show import picture, show, show_compiled
+from experiments.plan.show import picture, show
 from experiments.plan.start import write_start
 from experiments.progress import Work
 from lowcomm_jax.network import BASELINE
 from lowcomm_jax.network.links import Network
-from lowcomm_jax.planner.methods import PlanMethod
 from lowcomm_jax.planner.plan import PlanRow, plan
 from lowcomm_jax.planner.search import Choice, search
 
@@ -75,7 +74,6 @@ def main(
         best, tried, left_out = search(work, fields["loss_bound"], progress=shown.at)
     comparisons = COMPARISONS[fields["published"]]()
     seconds = time.perf_counter() - started
-    compiled = _compiled(request) if fields["compile"] else None
     result = {
         **{name: fields[name] for name in ("name", "notes", "loss_bound")},
         "baseline": BASELINE,
@@ -88,7 +86,6 @@ def main(
         "best": _choice_entry(best) if best else None,
         "settings_tried": len(tried),
         "settings_left_out": left_out,
-        "compiled": compiled,
         "published": [{**dataclasses.asdict(c), "error": c.error} for c in comparisons],
         "planning_seconds": seconds,
         "answer": answer(request, rows),
@@ -105,8 +102,6 @@ def main(
         show_explanation(result, best, explanation(request, best), console)
     if details:
         show(result, rows, console)
-    elif compiled is not None:
-        show_compiled(compiled, rows, console)
     return result
 
 
@@ -124,19 +119,6 @@ def _write_starts(result: Mapping[str, Any], folder: Path) -> dict[str, str]:
 def _plain(spec: Any) -> Any:
     """A network as it was given, for JSON."""
     return spec if isinstance(spec, str) else json.loads(json.dumps(spec, default=dict))
-
-
-def _compiled(request: PlanRequest) -> dict:
-    """The compiler's figures; imports its modules, which is slow, only if needed."""
-    from experiments.plan.compile import compiled_bytes
-
-    schedule, rank = request.fields["pipeline_schedule"], _rank(request.methods)
-    return compiled_bytes(request.model.decoder, request.work, rank, schedule)
-
-
-def _rank(rows: Sequence[PlanMethod]) -> int:
-    """Of the first low-rank row; 64, the planner's default, where none has one."""
-    return next((row.rank for row in rows if row.rank is not None), 64)
 
 
 def _network_entry(network: Network) -> dict:

@@ -10,7 +10,6 @@ from rich.table import Column, Table
 from experiments.plan.screen import requests_line
 from experiments.progress import right
 from lowcomm_jax.planner.dag import TARGETS
-from lowcomm_jax.planner.memory import INNER_STEP
 from lowcomm_jax.planner.plan import PlanRow, Workload
 
 
@@ -45,7 +44,6 @@ def show(result: dict, rows: Sequence[PlanRow], console: Console) -> None:
     for label in dict.fromkeys(row.loss.total_label for row in rows if row.loss.total is None):
         console.print(f"no expected loss: {label}")
     _show_best(result, console)
-    show_compiled(result["compiled"], rows, console)
     _show_published(result["published"], console)
 
 
@@ -61,31 +59,6 @@ def _show_best(result: dict, console: Console) -> None:
         f"{result['settings_tried']} tried, {result['settings_left_out']} left out "
         "(no published penalty, above the bound, or never catching up)"
     )
-
-
-def show_compiled(compiled: dict | None, rows: Sequence[PlanRow], console: Console) -> None:
-    """Print the compiler's figures; without stages beside what is planned for the inner step."""
-    if compiled is None:
-        return
-    if compiled["pipeline"] is not None:
-        text = (
-            "{stages} stages of {blocks_per_stage} blocks, {microbatches} microbatches "
-            "({schedule}): bubble {bubble:.1%}, padding {padding:.1%} of the parameters"
-        )
-        console.print(text.format(**compiled["pipeline"]))
-    for name, parts in compiled["programs"].items():
-        gigabytes = {k: f"{v / 1e9:.3g} GB" for k, v in parts.items()}
-        console.print(
-            f"{name}, compiled for {compiled['device']}: {gigabytes['total']} a device (arguments "
-            f"{gigabytes['arguments']}, temporaries {gigabytes['temporaries']})"
-        )
-    if compiled["pipeline"] is None:
-        inner = sum(rows[0].memory.state[what] for what in INNER_STEP)
-        ours = inner + rows[0].memory.estimates["activations"]
-        console.print(
-            f"planned for the inner step: {ours / 1e9:.3g} GB (exact state {inner / 1e9:.3g} GB, "
-            "the rest estimated)"
-        )
 
 
 LABEL_WIDTH, COLUMN_WIDTH = 30, 12  # of the table of rows

@@ -10,8 +10,6 @@ from typing import Any
 
 from lowcomm_jax.planner.shapes import Param
 
-INNER_STEP = ("parameters", "inner optimizer", "gradients")  # what an inner step takes
-
 
 @dataclass(frozen=True)
 class MemoryPlan:

@@ -4,19 +4,24 @@ import math
 from dataclasses import replace
 
 import jax
+import optax
 import pytest
 
+from lowcomm_jax import Engine, make_mesh
 from lowcomm_jax import methods as M
+from lowcomm_jax.aot.programs import compile_engine
 from lowcomm_jax.models import PRESETS, TransformerConfig, build
 from lowcomm_jax.models.pipeline.layout import StageLayout
+from lowcomm_jax.models.protocol import abstract_params
 from lowcomm_jax.network import uniform
+from lowcomm_jax.params.fragments import path_name
 from lowcomm_jax.planner.memory import (
     activation_estimate,
     held_elements,
     memory_of,
     plan_memory,
 )
-from lowcomm_jax.planner.methods import PlanMethod
+from lowcomm_jax.planner.methods import PlanMethod, planned
 from lowcomm_jax.planner.plan import Workload, plan
 from lowcomm_jax.planner.shapes import Param, Shapes, decoder_shapes, from_tree
 
@@ -167,3 +172,29 @@ def test_parameter_counts_by_hand():
     }
     for name, size in sizes.items():
         assert decoder_shapes(PRESETS[name]).size == pytest.approx(size, rel=5e-3)
+
+
+def test_the_state_of_a_plan_is_what_the_compiled_step_holds():
+    mesh, config = {"fsdp": 2, "tensor": 2}, PRESETS["nano"]
+    network = uniform(2, 1.0, compute_s=1.0)
+    work = Workload(decoder_shapes(config), 1e6, 1e3, network, mesh)
+    (row,) = plan(work, [planned("diloco")])
+    held = sum(row.memory.state[name] for name in ("parameters", "inner optimizer"))
+    model, here = build(replace(config, layer_loop="scan")), make_mesh(1, **mesh)
+    params = abstract_params(model)
+    specs = model.specs(params, dict(here.shape))
+    by_name = {path_name(path): x for path, x in jax.tree_util.tree_leaves_with_path(specs)}
+    engine = Engine(
+        model.loss_fn,
+        optax.adamw(1e-4),
+        M.diloco(100),
+        1,
+        mesh=here,
+        specs=lambda name, leaf: by_name[name],
+        stacked=model.stacked,
+    )
+    batch = {"tokens": jax.ShapeDtypeStruct((4, 257), "int32")}
+    with jax.numpy_dtype_promotion("standard"):  # what users run
+        step = compile_engine(engine, params, batch).programs[0]
+    # Also 2 sequences of 257 tokens, and some numbers, as steps so far.
+    assert 0 <= memory_of(step.compiled)["arguments"] - held - 2 * 257 * 4 < 64

@@ -5,14 +5,12 @@ import io
 import json
 import time
 
-import jax
 import pytest
 from matplotlib.figure import Figure
 from rich.console import Console
 
 from experiments.plan import main as plan_command
 from experiments.plan.show import lift_labels
-from lowcomm_jax.models import build, preset
 
 
 def run(name, folder, **overrides):
@@ -86,30 +84,3 @@ def test_labels_of_points_close_together_lie_apart():
     boxes = [label.get_window_extent() for label in labels]
     assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
     assert labels[3].xyann == labels[0].xyann == (5, 4)  # these were free
-
-
-def test_a_model_of_ours_and_what_the_compiler_says(tmp_path):
-    changes = {
-        "model": "nano",
-        "network": "lan",
-        "compute_s": 0.2,
-        "tokens_per_step": 4096.0,
-        "mesh": {"fsdp": 2, "tensor": 2},
-        "microbatch_tokens": 512,
-        "methods": {"diloco": {"preset": "diloco"}},
-        "compile": True,
-    }
-    config = importlib.import_module("configs.plan.template").get_config()
-    text = io.StringIO()
-    with jax.numpy_dtype_promotion("standard"):  # what users run
-        fields = config.to_dict() | changes
-        result = plan_command.main(fields, tmp_path, Console(file=text, width=200))
-    assert result["params"] == build(preset("nano")).param_count
-    state, compiled = result["rows"][0]["memory"]["state_bytes"], result["compiled"]
-    # Arguments: parameters, two moments, 2 sequences of 257 tokens, and five numbers: steps, tokens
-    # and the optimizer's count so far; the region; how many steps.
-    inner = sum(state[k] for k in ("parameters", "inner optimizer"))
-    step = compiled["programs"]["inner step"]
-    assert step["arguments"] == inner + 5 * 4 + 2 * 257 * 4
-    assert step["total"] > step["arguments"] and "compiled for" in text.getvalue()
-    assert compiled["pipeline"] is None and "anchor update" in compiled["programs"]

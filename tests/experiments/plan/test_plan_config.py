@@ -101,20 +101,6 @@ def test_a_preset_is_planned_leaf_by_leaf(name):
         ({"tokens_per_step": 0}, ["tokens_per_step is 0"]),
         ({"tokens": float("nan")}, ["tokens is nan"]),
         ({"microbatch_tokens": 1.5, "remat": 1}, ["microbatch_tokens is 1.5", "remat is 1"]),
-        ({"compile": "yes"}, ["compile is 'yes'"]),
-        ({"compile": True, "mesh": {"fsdp": 64}}, ["are 64 devices, here are"]),
-        (
-            {"compile": True, "model": "nano", "mesh": {"fsdp": 64, "stage": 2}},
-            ["are 512 devices, here are 8", "microbatch_tokens is 0"],
-        ),
-        (
-            {"compile": True, "mesh": "8", "pipeline_schedule": "1f1b"},
-            ["mesh is '8'", "pipeline_schedule needs compile=True and mesh.stage above 1"],
-        ),
-        (
-            {"compile": True, "model": "nano", "mesh": {"stage": 2}, "pipeline_schedule": "zb"},
-            ["schedule 'zb' is unknown: use gpipe or 1f1b"],
-        ),
         ({"published": "everything", "speed": 1}, ["published 'everything'", "field 'speed'"]),
     ],
 )
