@@ -62,14 +62,15 @@ LINK = re.compile(r"(!?)\[((?:[^\]\[]|\[[^\]]*\])+)\]\(([^)#:]+)(#[^)]*)?\)")
 def _into_the_site(folder: pathlib.Path, text: str) -> str:
     """Markdown whose links lead into the repository, with links that lead into the site.
 
-    Links to folders and to pages of the evidence become plain text; those to files that are no
-    pages stay, as downloads.
+    Links to folders and to pages of other rooms become plain text; those to files that are no pages
+    stay, as downloads.
     """
 
     def rewritten(link: re.Match) -> str:
         image, words, path, anchor = link.groups(default="")
         target = (folder / path).resolve()
-        if target.is_dir() or DOCS.parent / "evidence" in target.parents:
+        elsewhere = target.suffix == ".md" and target.parent not in (DOCS, DOCS.parent)
+        if target.is_dir() or elsewhere:
             return words
         if target.parent == DOCS.parent and target.name in SHOWN:
             target = DOCS / f"{SHOWN[target.name]}.rst"

@@ -32,7 +32,7 @@ from experiments.cli import load_config, split_config
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-NAMING = ("architecture.md", "resuming.md", "memory.md")
+NAMING = ("architecture.md", "operations.md", "memory.md")
 LONGEST = 35
 LANGUAGES = ("python", "bash", "yaml", "text")
 SOURCES = [

@@ -63,10 +63,11 @@ class Method:
         `step` (inner steps done), int32; none of them with `signal="gradient"` or with `servers`,
         where a rule that needs them is refused.
       landing: Optax transform of the progress made in flight, or one per fragment; None = replace.
-        Its `update` gets these keywords. Where the schedule has no delay, nothing is made in
-        flight: the progress is 0, and most rules then have no effect.
-      codec: what travels: a codec, or its name or settings for `compression.make`; None = dense
-        fp32.
+        Its `update` gets `displacement`, `staleness`, and the keywords of `outer`. Where the
+        schedule has no delay, nothing is made in flight: the progress is 0, and most rules then
+        have no effect.
+      codec: what travels: a codec of trees or of leaves, or its name or settings for
+        `compression.make`; None = dense fp32.
       anchors: `shared` by all regions, or one `per_region`.
       base: what a pseudo-gradient is measured against: the current `anchor`, or the anchor as the
         region `received` it last. With `received` the loop applies contributions one by one, in

@@ -17,6 +17,24 @@ each tensor takes the one of fewer bytes.
 
 Source: PULSESync, arXiv 2602.03839, from notes. Differs: deflate takes the place of zstd, and a gap
 that does not fit is spelt out, instead of a wider type for all of them.
+
+Measured on the laptop model (992,384 weights, 1.98 MB in bf16; 1.59 MB by deflate alone), one seed,
+two CPU cores, between checkpoints that are one round of DiLoCo (30 steps of four regions) apart:
+
+| run, steps | weights that changed | patch | of all weights in bf16 |
+| --- | --- | --- | --- |
+| `configs/diloco.py`, 600 steps, 30 to 60 | 99.6 % | 1.61 MB | 81 % |
+| the same, 300 to 330 | 98.8 % | 1.62 MB | 82 % |
+| the same, 570 to 600 | 96.2 % | 1.63 MB | 82 % |
+| from its weights, learning rate 1e-5, 30 to 60 | 17.7 % | 397 kB | 20 % |
+| the same, 60 to 90 | 14.7 % | 335 kB | 17 % |
+| from its weights, learning rate 1e-6, 30 to 60 | 3.0 % | 85 kB | 4.3 % |
+| the same, 60 to 90 | 2.5 % | 72 kB | 3.6 % |
+
+Both runs had `--config.checkpoint.every=30 --config.checkpoint.keep_last=30`. The second began as
+`train --config=configs/diloco.py --config.model.init_from=runs/a --config.steps=90` with
+`--config.inner.learning_rate=1e-6 --config.inner.warmup_steps=0`. `export --workdir=runs/b
+--since=30 --step=60 --output=patch` wrote the patch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Options of XLA for programs of inner steps, each with its reason.
 
-docs/accelerators.md has what each was worth.
+docs/accelerators.md has what they were worth.
 """
 
 from __future__ import annotations
