@@ -22,9 +22,9 @@ spes_apart 2.151 ± 0.082 +0.042 ± 0.035, average 55.1  9 %
 ========== ============= ======================= ===== =======
 
 Decoupled DiLoCo sends whole payloads to all, since its merge rule reads them one by one. SPES has
-no outer momentum, so plain averaging is what it stands beside: training a quarter of the experts in
-each region costs 0.04 nats here, and its merges (`spes`, without them `spes_apart`) change nothing
-that three seeds show. Its paper saves memory and bytes by it; this code does not yet.
+no outer momentum, so plain averaging is what it stands beside. A quarter of the experts in each
+region costs 0.04 nats here. Its merges (`spes`; without them `spes_apart`) change nothing that
+three seeds show. Its paper saves memory and bytes by it; this code does not yet.
 """
 
 from ml_collections import ConfigDict
