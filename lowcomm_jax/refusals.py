@@ -123,6 +123,16 @@ def _codec(s: Setup) -> Codec | None:
     return s.method.codec if fits else None
 
 
+def _wrapped_personal(s: Setup) -> str | None:
+    """The name of a personal codec inside another one."""
+    codec = s.method.codec
+    while isinstance(codec, Wrapper):
+        codec = codec.codec
+        if isinstance(codec, Codec) and codec.personal:
+            return codec.name
+    return None
+
+
 def _wrapped_leaf_codec(s: Setup) -> str | None:
     """The type of what a wrapper holds that is no `Codec`."""
     codec = s.method.codec
@@ -489,6 +499,12 @@ OF_THE_METHOD = (
         "method",
         _wrapped_leaf_codec,
         "codec: what it wraps codes leaves, not trees: wrap compression.PerTensor({wrong}())",
+    ),
+    Row(
+        "method",
+        _wrapped_personal,
+        "codec {m.codec.name} wraps {wrong}, which changes the mean by its own state: use that as "
+        "it is",
     ),
     Row(
         "method",

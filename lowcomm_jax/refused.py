@@ -146,6 +146,13 @@ def in_range(
     return f"{name}={value!r} is outside {interval}: choose a value inside it"
 
 
+def at_least(name: str, value: Any, least: int) -> str | None:
+    """What is wrong with a number of things."""
+    if is_whole(value) and value >= least:
+        return None
+    return f"{name}={value!r}: give a whole number of at least {least}"
+
+
 def rates(learning_rate: Any, momentum: Any) -> list[str | None]:
     """What is wrong with an outer learning rate, and with a momentum in [0, 1)."""
     return [

@@ -26,8 +26,8 @@ class RowSign(UnitCodec):
     requantizable = False
 
     def encode(self, x, matrix, params=None):
-        scale = self.scale * jnp.mean(jnp.abs(x), axis=(3, 4))
-        return {"sign": jnp.sign(x).astype(jnp.int8), "scale": scale}
+        mean = matrix.unit_sums(jnp.abs(x)) / matrix.counts(x)
+        return {"sign": jnp.sign(x).astype(jnp.int8), "scale": self.scale * mean}
 
     def decode(self, payload, unit):
         return payload["sign"].astype(jnp.float32) * payload["scale"][..., None, None]

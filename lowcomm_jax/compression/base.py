@@ -74,8 +74,9 @@ class Codec(abc.ABC):
           residual: fp32 leaves like those of `tree`; decay: its factor.
           accepted: as in `encode_if`, for state and residual; None = True.
         """
-        total = jax.tree.map(lambda x, e: x.astype(jnp.float32) + decay * e, tree, residual)
-        total = as_rounded(total)
+        # Values that a product made are rounded before anything is added to them.
+        values = as_rounded(jax.tree.map(lambda x: x.astype(jnp.float32), tree))
+        total = as_rounded(jax.tree.map(lambda x, e: x + decay * e, values, residual))
         payload, new_state = self.encode_if(accepted, total, state, params)
         # What is subtracted must be the very bits that receivers decode.
         received = as_rounded(self.decode(payload, tree))
@@ -262,6 +263,14 @@ class Wrapper(Codec):
     @property
     def local(self) -> bool:
         return self.elementwise and self.codec.local
+
+    def at(self, level: int) -> Codec:
+        inner = self.codec.at(level)
+        if inner is self.codec:
+            return self
+        changed = copy.copy(self)
+        object.__setattr__(changed, "codec", inner)
+        return changed
 
     @property
     def reads_params(self) -> bool:

@@ -30,6 +30,8 @@ class CodecLevels(Wrapper):
         return self.codec.name
 
     def at(self, level: int) -> Codec:
+        if not 0 <= level <= len(self.others):
+            raise ValueError(f"{self.name} has levels 0 to {len(self.others)}, not {level}")
         return (self.codec, *self.others)[level]
 
     def init(self, like: PyTree) -> PyTree:

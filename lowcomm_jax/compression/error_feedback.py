@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from lowcomm_jax.compression.base import Codec, Wrapper, memory_problem
-from lowcomm_jax.refused import in_range, refuse
+from lowcomm_jax.refused import in_range, is_number, refuse
 
 PyTree = Any
 
@@ -42,8 +42,9 @@ class ErrorFeedback(Wrapper):
     decay: float = 1.0
 
     def __post_init__(self) -> None:
-        wrong = [in_range("decay", self.decay, 0.0, 1.0), memory_problem(self.codec)]
-        refuse("error_feedback", wrong)
+        wrong = None if is_number(self.decay) else f"decay={self.decay!r}: give a number in [0, 1]"
+        wrong = wrong or in_range("decay", self.decay, 0.0, 1.0)
+        refuse("error_feedback", [wrong, memory_problem(self.codec)])
 
     @property
     def name(self) -> str:

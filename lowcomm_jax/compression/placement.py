@@ -34,7 +34,6 @@ from lowcomm_jax.mesh.stages import STAGE
 
 LARGEST = 1 << 27  # bytes of fp32 values that a device codes, or gathers, at once
 PyTree = Any
-PyTree = Any
 Axes = tuple[str, ...]
 
 
@@ -190,21 +189,26 @@ class Placement:
 
     def matrix(self) -> Matrix:
         """What a codec may ask about its matrices."""
-        return self._matrix(lambda x, axis: x, self._real())
+        return self._matrix(None, self._real())
 
-    def _matrix(self, select: Callable, real: jax.Array | None) -> Matrix:
-        def over(fold, x, rows):
+    def _matrix(self, select: Callable | None, real: jax.Array | None) -> Matrix:
+        """select: `(units, axis)` -> those of a slice along that axis; None = all of them count."""
+
+        def over(fold, x, rows, in_parts=False):
             for axis in (2,) if rows else (2, 1):
                 if self.axes[axis]:
+                    x = fold(x, axis) if in_parts else x
                     x = jax.lax.all_gather(x, self.axes[axis], axis=axis, tiled=True)
-                x = fold(select(x, axis), axis)
+                x = fold(x if select is None else select(x, axis), axis)
             return x
 
         def total(x, rows=False):
             return over(fold, x, rows)
 
         def largest(x, rows=False):
-            return over(lambda x, axis: jnp.max(x, axis=axis, keepdims=True), x, rows)
+            # In any order: of all units, one value a device is gathered.
+            found = functools.partial(jnp.max, keepdims=True)
+            return over(found, x, rows, in_parts=select is None)
 
         return Matrix(total, largest, real)
 
@@ -384,8 +388,9 @@ def _place(
         if fits and (axes := _fitting(plain, after)) is not None:
             moves = tuple((dim, axes, to) for dim, axes in moved.items())
             return dataclasses.replace(plain, axes=axes, moves=moves)
-    _, n, m = plain.matrices
-    if 4 * n * m > LARGEST:
+    count, n, m = plain.matrices
+    together = count if unit.rows == "joined" else 1  # such units are coded all at once
+    if 4 * together * n * m > LARGEST:
         raise ValueError(
             f"a leaf {list(shape)} cut as {P(*(a or None for a in inside))}: no device holds whole "
             f"units of {plain.sides[0]} x {plain.sides[1]} values, and a matrix of more than "
@@ -405,9 +410,9 @@ def _fitting(plain: Placement, cuts: dict[int, Axes]) -> tuple[Axes, Axes, Axes]
             return None
     rows, columns = cuts.get(lead, ()) if at > lead else (), cuts.get(at, ())
     if grid.flat:
-        if columns:
+        if columns and plain.matrices[1] > 1:
             return None
-        rows, columns = (), rows
+        rows, columns = (), (*rows, *columns)
     sides = (
         (grid.rows, grid.height, grid.down, rows),
         (grid.columns, grid.width, grid.across, columns),

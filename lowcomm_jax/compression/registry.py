@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from lowcomm_jax.compression import codecs
 from lowcomm_jax.compression.base import Codec
 from lowcomm_jax.compression.error_feedback import error_feedback as with_error_feedback
+from lowcomm_jax.compression.grid import Unit
 from lowcomm_jax.compression.leaf import LeafCodec
 from lowcomm_jax.compression.rules import PRESETS, PerTensor
 from lowcomm_jax.compression.units import UnitCodec
@@ -63,8 +64,16 @@ def make_leaf(spec: str | LeafOrUnit, **settings: Any) -> LeafOrUnit:
         return spec
     problems = _unknown(spec, settings)
     refuse("codec", problems)
-    nested = {k: make_leaf(v) for k, v in settings.items() if k in NESTED}
+    nested = {k: _inside(v) for k, v in settings.items() if k in NESTED}
     return dataclasses.replace(_named(spec).codec, **{**settings, **nested})
+
+
+def _inside(spec: str | LeafOrUnit) -> LeafOrUnit:
+    """The codec of a leaf inside another one, or of a rule: without a residual."""
+    made = make_leaf(spec)
+    if isinstance(spec, str) and _named(spec).decay is not None:
+        refuse("codec", [f"{spec!r} keeps a residual, and is only a part here: leave _ef out"])
+    return made
 
 
 def make(
@@ -113,7 +122,7 @@ def make(
     pairs = PRESETS[rules] if isinstance(rules, str) else rules
     codec = PerTensor(
         default=make_leaf(spec, **settings),
-        rules=tuple((pattern, make_leaf(each)) for pattern, each in pairs),
+        rules=tuple((pattern, _inside(each)) for pattern, each in pairs),
         stacked=tuple(stacked),
         seed=seed,
         reduce=reduce,
@@ -126,6 +135,8 @@ def make(
 
 def _unknown(name: str, settings: Mapping[str, Any]) -> list[str]:
     """Problems of a name and its settings, one line with its fix each."""
+    if not isinstance(name, str):
+        return [f"{name!r} is no codec: give a name of compression.names(), or a codec"]
     try:
         found = _named(name)
     except ValueError as error:
@@ -150,7 +161,18 @@ def _named(name: str) -> Named | None:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"codec {name!r}: {error}; name a codec of a module") from error
-    codec = found() if isinstance(found, type) else found
-    if not isinstance(codec, LeafOrUnit):
-        raise ValueError(f"codec {name!r}: it is a {type(codec).__name__}; name a UnitCodec")
+    kind = found if isinstance(found, type) else type(found)
+    if not issubclass(kind, LeafOrUnit) or not dataclasses.is_dataclass(kind):
+        what = "name a UnitCodec, or a LeafCodec, that is a frozen dataclass"
+        raise ValueError(f"codec {name!r}: it is a {kind.__name__}; {what}")
+    if not kind.__dataclass_params__.frozen:
+        raise ValueError(f"codec {name!r}: write @dataclasses.dataclass(frozen=True) above it")
+    try:
+        codec = found() if isinstance(found, type) else found
+    except TypeError as error:
+        raise ValueError(f"codec {name!r}: {error}; give its settings defaults") from error
+    if isinstance(codec, UnitCodec) and not isinstance(codec.unit, Unit):
+        raise ValueError(
+            f"codec {name!r}: its unit is {codec.unit!r}: give a compression.grid.Unit"
+        )
     return Named(codec, None)

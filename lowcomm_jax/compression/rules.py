@@ -83,7 +83,7 @@ class _Leaf:
         weights = None if params is None else self._split(params)
 
         def one(x, state, old, weights):
-            total = as_rounded(x + decay * old)
+            total = as_rounded(as_rounded(x) + decay * old)
             whole = None if weights is None else self.place.whole(weights)
             payload, new = self.codec.encode(self.place.whole(total), state, self.place, whole)
             # What is subtracted must be the very bits that receivers decode.
@@ -194,6 +194,9 @@ class PerTensor(Codec):
 
     def __post_init__(self) -> None:
         problems = [_broken(pattern) for pattern, _ in self.rules]
+        for codec in (self.default, *(codec for _, codec in self.rules)):
+            if not isinstance(codec, UnitCodec | LeafCodec):
+                problems.append(f"{codec!r} codes no leaf: give a UnitCodec or a LeafCodec")
         problems.append(one_of("reduce", self.reduce, ("auto", "all_gather", "two_shot")))
         refuse("PerTensor", problems)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import abc
 import functools
 from collections.abc import Callable
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -127,6 +127,15 @@ class UnitCodec(abc.ABC):
         return False
 
 
+def not_of_units(name: str, codec: Any) -> str | None:
+    """Why a setting is no codec that another one codes values with; None = it is."""
+    if not isinstance(codec, UnitCodec):
+        return f"{name}={codec!r}: give a compression.UnitCodec, or the name of one"
+    if codec.reads_params:
+        return f"{name}={codec.name}: it compares values with the weights: give another codec"
+    return None
+
+
 def fold(x: jax.Array, axis: int) -> jax.Array:
     """Sum over one axis, which keeps length 1, in an order that the compiler cannot change."""
     while (n := x.shape[axis]) > 1:
@@ -180,4 +189,12 @@ def _in_turn(x: jax.Array, at: jax.Array, classes: int) -> tuple[jax.Array, jax.
     return tuple(v.reshape(-1, classes)[:units].reshape(*lead, classes) for v in found)
 
 
-__all__ = ["Matrix", "UnitCodec", "as_rounded", "fold", "largest_magnitude", "reciprocal"]
+__all__ = [
+    "Matrix",
+    "UnitCodec",
+    "as_rounded",
+    "fold",
+    "largest_magnitude",
+    "not_of_units",
+    "reciprocal",
+]

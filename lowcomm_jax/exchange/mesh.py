@@ -131,7 +131,7 @@ class MeshExchange:
             for (path, x), spec in zip(
                 jax.tree_util.tree_flatten_with_path(shapes)[0], jax.tree.leaves(specs)
             ):
-                known[leaf_of(path, shapes, like), x.shape] = spec
+                known[leaf_of(path, shapes, like), x.shape, x.dtype] = spec
         sizes = self.regions.mesh.shape
         cut = any(sizes[a] > 1 for s in self.specs.values() for e in s for a in axis_names(e))
 
@@ -141,9 +141,11 @@ class MeshExchange:
                 if cut and math.prod(x.shape) > NEAR_SCALAR:
                     raise ValueError(self._homeless(path, x.shape))
                 return P()
+            if (spec := known.get((name, x.shape, x.dtype))) is not None:
+                return spec
             if like[name].shape == x.shape:
                 return places[name].spec if name in places else self.specs.get(name, P())
-            return known.get((name, x.shape), P())
+            return P()
 
         return jax.tree_util.tree_map_with_path(one, state)
 

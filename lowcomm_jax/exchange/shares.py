@@ -63,13 +63,14 @@ class Packing:
     def pack(self, tree_R: PyTree) -> list[jax.Array]:
         """Buffers of every device's own share, cut over the regions (traced)."""
         front = (REGION, *(None,) * (self.lead - 1))
+        leaves = [x for x in jax.tree.leaves(tree_R) if x.size]
 
         def pack(leaves):
             buffers = _pack(leaves, self._idle, self.lead)
             return _merge(buffers, self._word) if self.merged else buffers
 
         given = [P(*front, *spec) for spec in self._inner]
-        return _mapped(self.regions, pack, (given,), P(*front, _INSIDE))(jax.tree.leaves(tree_R))
+        return _mapped(self.regions, pack, (given,), P(*front, _INSIDE))(leaves)
 
     def unpack(self, buffers: Sequence[jax.Array], front: Axes) -> PyTree:
         """The tree of buffers whose first axes may have other lengths than those of `pack`.
@@ -77,9 +78,10 @@ class Packing:
         Args:
           front: mesh axis of each of the first `lead` axes; None = the same in every region.
         """
+        like = jax.tree.leaves(self.like)
         own = [
             jax.ShapeDtypeStruct(self.regions.sharding(*front, *s).shard_shape(x.shape), x.dtype)
-            for x, s in zip(jax.tree.leaves(self.like), self._inner)
+            for x, s in zip((x for x in like if x.size), self._inner)
         ]
 
         def unpack(buffers):
@@ -89,7 +91,11 @@ class Packing:
 
         made = [P(*front, *spec) for spec in self._inner]
         leaves = _mapped(self.regions, unpack, (P(*front, _INSIDE),), made)(list(buffers))
-        return jax.tree.structure(self.like).unflatten(leaves)
+        full, lead = iter(leaves), buffers[0].shape[: self.lead]
+        empty = (jnp.zeros((*lead, *x.shape[self.lead :]), x.dtype) for x in like)
+        return jax.tree.structure(self.like).unflatten(
+            [next(full) if x.size else each for x, each in zip(like, empty)]
+        )
 
     @property
     def _word(self) -> int:
@@ -97,7 +103,9 @@ class Packing:
 
     @property
     def _inner(self) -> list[P]:
-        return jax.tree.structure(self.like).flatten_up_to(self.specs)
+        """Of the leaves that have values; the others do not travel."""
+        specs = jax.tree.structure(self.like).flatten_up_to(self.specs)
+        return [spec for x, spec in zip(jax.tree.leaves(self.like), specs) if x.size]
 
     @property
     def _idle(self) -> list[tuple[str, ...]]:
@@ -265,6 +273,10 @@ def _as(x: jax.Array, dtype: np.dtype) -> jax.Array:
     """The same bytes along the last axis, read as another dtype."""
     if x.dtype == dtype:
         return x
+    if x.dtype == jnp.bool_:
+        return x.astype(dtype)
+    if dtype == jnp.bool_:
+        return x != 0
     if x.dtype.itemsize < dtype.itemsize:
         x = x.reshape(*x.shape[:-1], -1, dtype.itemsize // x.dtype.itemsize)
         return jax.lax.bitcast_convert_type(x, dtype)

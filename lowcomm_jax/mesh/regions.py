@@ -294,8 +294,10 @@ class Regions:
         """
         if self.slots == 1:
             return jax.tree.map(lambda x: ordered_mean(x, weight_R)[None], tree_R)
-        leaves, treedef = jax.tree.flatten(tree_R)
-        leaf_specs = treedef.flatten_up_to(specs)
+        every, treedef = jax.tree.flatten(tree_R)
+        # A leaf without values takes no part: it has no slices.
+        pairs = zip(every, treedef.flatten_up_to(specs))
+        leaves, leaf_specs = zip(*((x, spec) for x, spec in pairs if x.size))
         idle = [self.idle_axes(spec) for spec in leaf_specs]
         scale = mean_scale(weight_R)
         reduced = jax.shard_map(
@@ -303,8 +305,11 @@ class Regions:
             mesh=self.mesh,
             in_specs=([P(REGION, *s) for s in leaf_specs], P(), P()),
             out_specs=[P(None, *s) for s in leaf_specs],
-        )(leaves, weight_R, scale)
-        return treedef.unflatten(reduced)
+        )(list(leaves), weight_R, scale)
+        means, empty = iter(reduced), jax.numpy.zeros
+        return treedef.unflatten(
+            [next(means) if x.size else empty((1, *x.shape[1:])) for x in every]
+        )
 
 
 def host_calls(jaxpr: Any) -> list[str]:

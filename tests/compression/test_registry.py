@@ -143,3 +143,27 @@ def test_the_engine_warns_of_them_once(caplog):
             engine.init({"w": jnp.zeros((127, 67))})
         assert [r.levelname for r in caplog.records] == ["WARNING"] * warnings
         assert all("sends all of w" in r.message for r in caplog.records)
+
+
+@pytest.mark.parametrize(
+    ("spec", "settings", "line"),
+    [
+        ("topk", {"k": 1.5}, "k=1.5: give a whole number of at least 1"),
+        ("topk", {"k": True}, "k=True: give a whole number"),
+        ("int4", {"block": "x"}, "block='x': give a whole number"),
+        ("random_k", {"one_in": 2.5}, "one_in=2.5: give a whole number"),
+        ("low_rank", {"rank": "4"}, "rank='4': give a whole number"),
+        ("topk", {"values": "topk"}, "values=topk64: it sends indices itself"),
+        ("topk", {"values": "bf16_gate"}, "values=bf16_gate256: it compares values with the weig"),
+        ("low_rank", {"dense": "low_rank"}, "give a compression.UnitCodec"),
+        ("topk", {"values": "stat2_ef"}, "'stat2_ef' keeps a residual, and is only a part here"),
+        ("int4", {"rules": (("w", "sign_ef"),)}, "'sign_ef' keeps a residual"),
+        ("topk", {"values": 3}, "3 is no codec: give a name"),
+        (12, {}, "12 is no codec: give a name"),
+        ("int4", {"error_feedback": "ef21"}, "decay='ef21': give a number in [0, 1]"),
+    ],
+)
+def test_settings_of_another_kind_are_one_line(spec, settings, line):
+    with pytest.raises(ValueError) as caught:
+        make(spec, **settings)
+    assert line in str(caught.value)

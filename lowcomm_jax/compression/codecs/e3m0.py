@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from lowcomm_jax.compression.grid import WHOLE_ROW, Unit
 from lowcomm_jax.compression.packing import pack, unpack
 from lowcomm_jax.compression.units import Matrix, Payload, UnitCodec, largest_magnitude, reciprocal
-from lowcomm_jax.refused import in_range, refuse
+from lowcomm_jax.refused import at_least, refuse
 
 LARGEST = 16.0  # 2^4
 CODE_OF_EXPONENT = 127 - 3  # fp32's biased exponent of 2^-3, which would be code 0
@@ -42,7 +42,7 @@ class E3M0(UnitCodec):
     block: int | None = 256
 
     def __post_init__(self) -> None:
-        refuse("E3M0", [in_range("block", self.block, 1, float("inf"))])
+        refuse("E3M0", [None if self.block is None else at_least("block", self.block, 1)])
 
     @property
     def name(self) -> str:

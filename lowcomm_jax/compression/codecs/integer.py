@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from lowcomm_jax.compression.grid import WHOLE_ROW, Unit
 from lowcomm_jax.compression.packing import pack, unpack
 from lowcomm_jax.compression.units import Matrix, Payload, UnitCodec, largest_magnitude, reciprocal
-from lowcomm_jax.refused import in_range, refuse
+from lowcomm_jax.refused import at_least, refuse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Integer(UnitCodec):
 
     def __post_init__(self) -> None:
         wrong = None if self.bits in (4, 8) else f"bits={self.bits}: use 4 or 8"
-        refuse("Integer", [wrong, in_range("block", self.block, 1, float("inf"))])
+        refuse("Integer", [wrong, None if self.block is None else at_least("block", self.block, 1)])
 
     @property
     def name(self) -> str:

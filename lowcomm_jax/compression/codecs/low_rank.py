@@ -42,8 +42,8 @@ from lowcomm_jax.compression.grid import Shape, Unit
 from lowcomm_jax.compression.leaf import InUnits, LeafCodec
 from lowcomm_jax.compression.means import fold_regions
 from lowcomm_jax.compression.placement import Axes, Placement, place
-from lowcomm_jax.compression.units import SMALLEST, UnitCodec, reciprocal
-from lowcomm_jax.refused import in_range, refuse
+from lowcomm_jax.compression.units import SMALLEST, UnitCodec, not_of_units, reciprocal
+from lowcomm_jax.refused import at_least, in_range, refuse
 
 _EXACT = jax.lax.Precision.HIGHEST
 _LARGEST = 1 << 26  # bytes of a factor that a device gathers at once
@@ -73,12 +73,15 @@ class LowRank(LeafCodec):
     basis: int | None = None
 
     def __post_init__(self) -> None:
+        rank = at_least("rank", self.rank, 1)
         refuse(
             "LowRank",
             [
-                in_range("rank", self.rank, 1, float("inf")),
+                rank,
                 in_range("least", self.least, 1.0, float("inf")),
-                in_range("basis", self.width, self.rank, float("inf")),
+                None if rank else at_least("basis", self.width, self.rank),
+                not_of_units("factors", self.factors),
+                not_of_units("dense", self.dense),
             ],
         )
 

@@ -24,8 +24,8 @@ from lowcomm_jax.compression.grid import Shape, Unit
 from lowcomm_jax.compression.leaf import InUnits, LeafCodec
 from lowcomm_jax.compression.means import PyTree
 from lowcomm_jax.compression.placement import Placement
-from lowcomm_jax.compression.units import UnitCodec
-from lowcomm_jax.refused import in_range, refuse
+from lowcomm_jax.compression.units import UnitCodec, not_of_units
+from lowcomm_jax.refused import at_least, refuse
 
 _GROUPS = 256  # of a unit whose chosen values are coded together
 
@@ -50,7 +50,8 @@ class RandomK(LeafCodec):
     layers_apart = False
 
     def __post_init__(self) -> None:
-        refuse("RandomK", [in_range("one_in", self.one_in, 1, float("inf"))])
+        wrong = [at_least("one_in", self.one_in, 1), not_of_units("values", self.values)]
+        refuse("RandomK", wrong)
 
     @property
     def name(self) -> str:

@@ -28,8 +28,8 @@ from lowcomm_jax.compression.codecs.codebook import STAT2
 from lowcomm_jax.compression.codecs.integer import INT4
 from lowcomm_jax.compression.grid import Shape, Unit, grid_of
 from lowcomm_jax.compression.packing import pack, unpack
-from lowcomm_jax.compression.units import Matrix, Payload, UnitCodec
-from lowcomm_jax.refused import in_range, one_of, refuse
+from lowcomm_jax.compression.units import Matrix, Payload, UnitCodec, not_of_units
+from lowcomm_jax.refused import at_least, in_range, one_of, refuse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,8 +57,12 @@ class TopK(UnitCodec):
         refuse(
             type(self).__name__,
             [
-                in_range("k", self.k, 1, float("inf")),
-                in_range("block", self.block, 1, 64),
+                at_least("k", self.k, 1),
+                at_least("block", self.block, 1) or in_range("block", self.block, 1, 64),
+                not_of_units("values", self.values),
+                f"values={self.values.name}: it sends indices itself: give a codec that sends all"
+                if isinstance(self.values, TopK)
+                else None,
                 one_of("mean", self.mean, ("regions", "senders")),
             ],
         )
