@@ -4,7 +4,7 @@
   `job_delivery`: a payload on its way to the others, and theirs to this one.
 - Regions at a pace of their own: `round_carrier`; one that comes back: `peer_copy`.
 - Anchors by their digests: `anchor_history`. Whether the others count this region:
-  `participation`.
+  `job_delivery.Participation`.
 
 How a job joins a run that goes on: the room `recovery`. Several trainers: the room `adloco`.
 """

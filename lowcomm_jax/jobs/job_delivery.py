@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +22,6 @@ import numpy as np
 from lowcomm_jax.exchange import MeshExchange, Traffic, all_gather, in_halves, pair
 from lowcomm_jax.exchange.pairs import Draw
 from lowcomm_jax.jobs.anchor_history import AnchorHistory
-from lowcomm_jax.jobs.donor_wait import DonorWait
-from lowcomm_jax.jobs.participation import Participation
 from lowcomm_jax.mesh.arrays import whole
 from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.mesh.offload import unstow
@@ -33,7 +33,7 @@ from lowcomm_jax.rounds.slicing import Slicing, goes_in_slices, named, padded_nb
 from lowcomm_jax.rounds.state_transfer import State, shared_state
 from lowcomm_jax.rules.topology import Groups, member_table
 from lowcomm_jax.state.train_state import InFlight, TrainState, rounds_landed
-from lowcomm_jax.store.errors import Parted, StoreUnavailable
+from lowcomm_jax.store.errors import Lost, Parted, StoreUnavailable
 from lowcomm_jax.store.wire import without_region
 from lowcomm_jax.sync.carrier import Collected
 from lowcomm_jax.sync.sync_loop import not_counted
@@ -42,6 +42,10 @@ PyTree = Any
 log = logging.getLogger(__name__)
 
 HEADER, ANCHOR = "header", "anchor"
+RUNNING = 3
+"""So many exchanges in a row without this region are no accident."""
+_GIVE_UP_SECONDS, _POLL_SECONDS = 10.0, 0.02
+T = TypeVar("T")
 
 
 @dataclasses.dataclass
@@ -562,3 +566,74 @@ def with_everyones_rows(
         header={name: rows[f"{HEADER}/{name}"] for name in flight.header},
         takes_part=counted_N,
     )
+
+
+class DonorWait:
+    """Waits for donors, and gives up when none was seen for a while.
+
+    The while covers short outages. Regions that ask for a state themselves are no donors, since
+    they would wait for one another for ever.
+    """
+
+    def __init__(self, exchange: RemoteExchange):
+        self._exchange = exchange
+        self._seen = time.monotonic()
+
+    def check(self, awaited: str) -> None:
+        """Look for donors once.
+
+        Raises:
+          Lost: no donor was seen for 10 s; the message names what this region waits for
+            (`awaited`).
+        """
+        now = time.monotonic()
+        if self._exchange.donors():
+            self._seen = now
+        elif now > self._seen + _GIVE_UP_SECONDS:
+            raise Lost(f"all other regions are gone before {awaited}: join again")
+
+    def wait(self, awaited: str, look: Callable[[], T | None]) -> T:
+        """Calls `look` until it returns something other than None, and returns that.
+
+        Raises:
+          Lost: see `check`.
+        """
+        while True:
+            self.check(awaited)
+            try:
+                found = look()
+            except StoreUnavailable:
+                found = None  # the exchange's heartbeat reports it
+            if found is not None:
+                return found
+            time.sleep(_POLL_SECONDS)
+
+
+class Participation:
+    """Whether the others counted the newest payloads that this region has sent."""
+
+    def __init__(self) -> None:
+        self._counted: deque[bool] = deque(maxlen=RUNNING)
+        self._told = False
+
+    def note(self, counted: bool) -> None:
+        """Note how an exchange ended; warns where so many in a row have left this region out."""
+        self._counted.append(counted)
+        if counted:
+            self._told = False
+        elif not self._told and self.none(RUNNING):
+            self._told = True
+            log.warning(
+                "this region was not counted in %d exchanges running, and trains on: the others "
+                "get nothing that it learns. See whether they reach its address, and whether its "
+                "steps or its link are too slow for them",
+                RUNNING,
+            )
+
+    def none(self, sends: int) -> bool:
+        """Whether nothing counted of the last three payloads, or of all where there were fewer.
+
+        Args:
+          sends: of the run so far. Of fewer payloads, as after a restart, nothing follows.
+        """
+        return len(self._counted) == min(sends, RUNNING) > 0 and not any(self._counted)

@@ -28,9 +28,8 @@ from lowcomm_jax.adloco.state import AdaptiveState
 from lowcomm_jax.checkpoint.target import abstract_flight
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.jobs.anchor_history import anchor_version
-from lowcomm_jax.jobs.donor_wait import DonorWait
 from lowcomm_jax.jobs.job_carrier import expect, start_from_anchor
-from lowcomm_jax.jobs.job_delivery import JobDelivery
+from lowcomm_jax.jobs.job_delivery import DonorWait, JobDelivery
 from lowcomm_jax.jobs.peer_copy import start_from_peer
 from lowcomm_jax.mesh.arrays import host_form, place_like
 from lowcomm_jax.mesh.leader import leader
