@@ -23,7 +23,6 @@ from experiments.cli import OWN, closest, named_function, problems_of
 from lowcomm_jax import batching, landing, merge, methods, outer, roles, schedule, topology
 from lowcomm_jax.compression import Codec, LeafCodec, PerTensor, UnitCodec, error_feedback, registry
 from lowcomm_jax.compression.rules import PRESETS
-from lowcomm_jax.methods.adloco import TESTS
 
 METHODS = {name: getattr(methods, name) for name in methods.__all__ if name.islower()}
 OUTER = {
@@ -125,7 +124,7 @@ PARTS = {
     ),
     "inner_batching": PartKind(
         "how many samples a region trains on at each inner step",
-        TESTS,
+        batching.POLICIES,
         (batching.BatchPolicy,),
         "a lowcomm_jax.batching policy (BatchPolicy)",
     ),

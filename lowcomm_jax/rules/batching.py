@@ -304,3 +304,12 @@ class AugmentedTest(Adaptive):
 
     def required(self, along: float, across: float) -> float:
         return max(along / self.theta**2, across / self.nu**2)
+
+
+POLICIES: dict[str, type[BatchPolicy]] = {
+    "fixed": Fixed,
+    "norm": NormTest,
+    "inner_product": InnerProductTest,
+    "augmented": AugmentedTest,
+}
+"""Policies by the names that configs have for them."""
