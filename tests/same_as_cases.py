@@ -10,6 +10,7 @@ step's `rng` and an aux `tokens`. Nearly all the time goes into compiling: so va
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -344,7 +345,7 @@ def meshes() -> dict[str, Case]:
         ),
         "ddp, 2 slots x fsdp 2": Case(lambda: lc.methods.ddp(), mesh=(2, 1, 2), **four),
         "adloco, 2 slots": dataclasses.replace(
-            adapting(lambda: adloco(lc.batching.InnerProductTest), largest_microbatch=2),
+            adapting(lambda: adloco(lc.batching.AugmentedTest, nu=math.inf), largest_microbatch=2),
             mesh=(2,),
             regions=2,
             saved=False,
