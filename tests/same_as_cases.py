@@ -152,9 +152,9 @@ def dilocox(**settings):
     return lc.methods.dilocox(4, **{"codec": FACTORS, "rank": 2, "adaptive": RANKED, **settings})
 
 
-def adloco(policy=lc.batching.NormTest, choose="worst_with_worst", codec=None, **settings):
+def adloco(policy=lc.batching.NormTest, codec=None, **settings):
     policy = policy(**{"start": 1, "cap": 24, **settings})
-    return lc.methods.adloco(4, 3, 2, choose, 1.0, codec=codec, inner_batching=policy)
+    return lc.methods.adloco(4, 3, 2, 1.0, codec=codec, inner_batching=policy)
 
 
 def diloco(codec=None, **settings):
@@ -206,7 +206,7 @@ def methods() -> dict[str, Case]:
         "noloco, nesterov": Case(lambda: lc.methods.noloco(3, variant="nesterov"), regions=4),
         "adloco": adapting(lambda: adloco(eta=2.0, codec=coded("topk", 0.9, k=3))),
         "adloco, in turns": adapting(
-            lambda: adloco(lc.batching.AugmentedTest, choose="best_with_worst"),
+            lambda: adloco(lc.batching.AugmentedTest),
             largest_microbatch=2,
         ),
         "cocodc": saved(lambda: cocodc(syncs_per_period=None)),

@@ -100,6 +100,7 @@ def _adloco_as_recorded(method: Mapping[str, Any]) -> dict[str, Any]:
     return kept | {
         "moments": "merge",
         "scope": "within",
+        "choose": "worst_with_worst",
         "monotone": True,
         "smoothing": 0.5,
         "test": policy["name"],

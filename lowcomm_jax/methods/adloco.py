@@ -43,14 +43,13 @@ from lowcomm_jax.methods.base import Method
 from lowcomm_jax.methods.diloco import diloco
 from lowcomm_jax.rules.batching import AugmentedTest
 from lowcomm_jax.rules.outer import sgd
-from lowcomm_jax.rules.trainers import Choose, Trainers
+from lowcomm_jax.rules.trainers import Trainers
 
 
 def adloco(
     period: int,
     trainers: int = 4,
     merge_every: int | None = 2,
-    choose: Choose = "worst_with_worst",
     threshold: float = 2.0,
     outer: optax.GradientTransformation | None = None,
     codec: Any = None,
@@ -60,7 +59,7 @@ def adloco(
 
     Args:
       trainers: k, trainers of a region at the start.
-      merge_every, choose, threshold: see `rules.trainers.Trainers`.
+      merge_every, threshold: see `rules.trainers.Trainers`.
       outer: Optax transform of the mean pseudo-gradient; default SGD 0.5 without momentum.
       inner_batching: batch policy of each trainer; default the augmented test, 1 to 64 samples.
       period, codec: as in `diloco`.
@@ -69,5 +68,5 @@ def adloco(
     return dataclasses.replace(
         diloco(period, outer or sgd(0.5), codec, policy),
         name="adloco",
-        trainers=Trainers(trainers, merge_every, choose, threshold),
+        trainers=Trainers(trainers, merge_every, threshold),
     )

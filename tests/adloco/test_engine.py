@@ -179,7 +179,7 @@ def refusal(make):
 
 def test_everything_wrong_is_listed_at_once():
     policy = NormTest(start=8, cap=4, microbatches=1)
-    method = lc.methods.adloco(0, 0, 0, "worst", inner_batching=policy)
+    method = lc.methods.adloco(0, 0, 0, inner_batching=policy)
     text = refusal(
         lambda: engine(
             method,
@@ -195,7 +195,6 @@ def test_everything_wrong_is_listed_at_once():
         "trainers=0",
         "merge_every=0",
         "cap=4 is below start=8",
-        "choose='worst'",
         "microbatches=1: one gradient",
         "accumulate=2",
         "scaling='cube'",
