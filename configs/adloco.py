@@ -18,13 +18,14 @@ from ml_collections import ConfigDict
 from experiments.config import base, published
 
 OUTER = {"name": "sgd", "learning_rate": 0.5}
+PUBLISHED = {"name": "augmented", "start": 1, "cap": 256}
 
 
 def get_config(size: str = "nano") -> ConfigDict:
     """Give the config: `nano` for a laptop, or `published`."""
     if size == "published":
         config = published(
-            base("adloco", period=200, outer=OUTER, start_batch=1, max_batch=256),
+            base("adloco", period=200, outer=OUTER, inner_batching=PUBLISHED),
             model="llama_150m",
             regions=4,
             batch=16,
@@ -36,8 +37,8 @@ def get_config(size: str = "nano") -> ConfigDict:
         return config
     if size != "nano":
         raise ValueError(f"size {size!r} is unknown: use nano or published")
-    batches = {"start_batch": 1, "max_batch": 32, "test": "norm", "microbatches": 2}
-    config = base("adloco", period=30, outer=OUTER, **batches)
+    batches = {"name": "norm", "start": 1, "cap": 32, "microbatches": 2}
+    config = base("adloco", period=30, outer=OUTER, inner_batching=batches)
     # Every size of a microbatch is two programs to compile: here there is one, and batches of more
     # than two sequences are accumulated.
     config.adaptive.largest_microbatch = 1

@@ -14,7 +14,6 @@ from lowcomm_jax.train.batch_sharding import shard_batch, shard_batch_loss
 
 if TYPE_CHECKING:
     from lowcomm_jax.adloco.engine import AdaptiveEngine
-    from lowcomm_jax.adloco.probe import Probe
     from lowcomm_jax.aot import Target, ahead_of_time
     from lowcomm_jax.planner import Workload, plan
 
@@ -23,7 +22,6 @@ __version__ = "0.1.0"
 # Resolved when asked for: what trains does not need them, and they take a tenth of the import.
 _LATER = {
     "AdaptiveEngine": "adloco.engine",
-    "Probe": "adloco.probe",
     "Target": "aot",
     "Workload": "planner",
     "ahead_of_time": "aot",
@@ -33,7 +31,6 @@ _LATER = {
 __all__ = [
     "AdaptiveEngine",
     "Engine",
-    "Probe",
     "Target",
     "Workload",
     "ahead_of_time",

@@ -10,6 +10,7 @@ step's `rng` and an aux `tokens`. Nearly all the time goes into compiling: so va
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -151,9 +152,9 @@ def dilocox(**settings):
     return lc.methods.dilocox(4, **{"codec": FACTORS, "rank": 2, "adaptive": RANKED, **settings})
 
 
-def adloco(test="norm", **settings):
-    settings = {"threshold": 1.0, "start_batch": 1, "max_batch": 24, **settings}
-    return lc.methods.adloco(4, 3, 2, test, **settings)
+def adloco(policy=lc.batching.NormTest, codec=None, **settings):
+    policy = policy(**{"start": 1, "cap": 24, **settings})
+    return lc.methods.adloco(4, 3, 2, 1.0, codec=codec, inner_batching=policy)
 
 
 def diloco(codec=None, **settings):
@@ -205,7 +206,7 @@ def methods() -> dict[str, Case]:
         "noloco, nesterov": Case(lambda: lc.methods.noloco(3, variant="nesterov"), regions=4),
         "adloco": adapting(lambda: adloco(eta=2.0, codec=coded("topk", 0.9, k=3))),
         "adloco, in turns": adapting(
-            lambda: adloco("augmented", choose="best_with_worst"),
+            lambda: adloco(lc.batching.AugmentedTest),
             largest_microbatch=2,
         ),
         "cocodc": saved(lambda: cocodc(syncs_per_period=None)),
@@ -269,7 +270,7 @@ def methods() -> dict[str, Case]:
 # What speeds or groups of three regions become where there are four.
 OF_FOUR: dict[str, Callable[[], Any]] = {
     "streaming_diloco, landing apart": lambda: streaming((0, 2, 4, 3), coded("int4", 0.9)),
-    "adloco": lambda: adloco(start_batch=2),
+    "adloco": lambda: adloco(start=2),
     "heloco": lambda: lc.methods.heloco(4, (1.0, 0.6, 0.8, 0.7), weight=0.6),
     "async_local_sgd": lambda: lc.methods.async_local_sgd(4, (1.0, 0.6, 0.8, 0.7)),
     "async_local_sgd, not dynamic": lambda: lc.methods.async_local_sgd(
@@ -344,7 +345,7 @@ def meshes() -> dict[str, Case]:
         ),
         "ddp, 2 slots x fsdp 2": Case(lambda: lc.methods.ddp(), mesh=(2, 1, 2), **four),
         "adloco, 2 slots": dataclasses.replace(
-            adapting(lambda: adloco("inner_product"), largest_microbatch=2),
+            adapting(lambda: adloco(lc.batching.AugmentedTest, nu=math.inf), largest_microbatch=2),
             mesh=(2,),
             regions=2,
             saved=False,

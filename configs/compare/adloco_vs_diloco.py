@@ -75,16 +75,9 @@ def get_config() -> ConfigDict:
 def parts(period: int, common: dict, scale: int = 1) -> dict:
     """Variants and panels with H = `period`, and `scale` times the batches."""
     every, batch = {"period": period}, START * scale
-    whole = {
-        **every,
-        "trainers": 4,
-        "merge_every": 2,
-        "test": "norm",
-        "start_batch": scale,
-        "max_batch": 8 * batch,
-        "microbatches": 2,
-    }
     growing = {"name": "norm", "start": batch, "cap": 8 * batch, "microbatches": 2}
+    each = {**growing, "start": scale}
+    whole = {**every, "trainers": 4, "merge_every": 2, "inner_batching": each}
     adaptive = {"largest_microbatch": batch}
 
     def adloco(scaling: str = "none", **changes) -> dict:
@@ -95,9 +88,9 @@ def parts(period: int, common: dict, scale: int = 1) -> dict:
         "diloco": variant("diloco", method={**every, "outer": NESTEROV}),
         "diloco_sgd": variant("diloco", method={**every, "outer": SGD}),
         "adloco": adloco(),
-        "one_trainer": adloco(trainers=1, start_batch=batch),
+        "one_trainer": adloco(trainers=1, inner_batching=growing),
         "no_merge": adloco(merge_every=None),
-        "fixed_batch": adloco(test="fixed"),
+        "fixed_batch": adloco(inner_batching={"name": "fixed", "start": scale}),
         "no_switch": adloco(threshold=1.0),
         "sqrt_rate": adloco(scaling="sqrt"),
         "diloco_norm": variant(

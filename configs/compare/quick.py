@@ -72,9 +72,7 @@ def methods(period: int, fragments: int, overlap: int) -> dict:
             method={
                 "period": period,
                 "trainers": 2,
-                "start_batch": 2,
-                "max_batch": 16,
-                "microbatches": 2,
+                "inner_batching": {"name": "norm", "start": 2, "cap": 16, "microbatches": 2},
                 "outer": {"name": "sgd", "learning_rate": 0.7},
             },
             adaptive={"largest_microbatch": 2},

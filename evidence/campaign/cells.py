@@ -84,12 +84,30 @@ def digest_of(fields: Mapping[str, Any]) -> str:
     """
     data = {k: v for k, v in fields["data"].items() if k != "cache_dir"}
     data["corpus"] = without_path(data["corpus"])
-    gone = {"adaptive": {"stack_trainers": True}}  # fields that the records still have
-    if fields["method"]["name"] == "adloco":
-        gone["method"] = {"moments": "merge", "scope": "within"}
-    kept = _set_fields(merged(of_program({**fields, "data": data}), gone))
+    method, gone = fields["method"], {"stack_trainers": True}  # the records still have it
+    if method["name"] == "adloco":
+        method = _adloco_as_recorded(method)
+    kept = of_program({**fields, "method": method, "data": data})
+    kept = _set_fields(merged(kept, {"adaptive": gone}))
     text = json.dumps(kept, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _adloco_as_recorded(method: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of AdLoCo by the names that they had when the records were made, and those gone."""
+    kept = {name: value for name, value in method.items() if name != "inner_batching"}
+    policy = method["inner_batching"]
+    return kept | {
+        "moments": "merge",
+        "scope": "within",
+        "choose": "worst_with_worst",
+        "monotone": True,
+        "smoothing": 0.5,
+        "test": policy["name"],
+        "start_batch": policy["start"],
+        "max_batch": policy.get("cap", 32),  # a fixed batch had them, too
+        "microbatches": policy.get("microbatches", 2),
+    }
 
 
 def _set_fields(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -195,7 +195,7 @@ def arms() -> dict:
         "noloco_strong": variant("noloco", method={"gamma": 1.2}),
         "sparseloco_3": variant("sparseloco", method={"k": 128}),
         "adloco_apart": variant("adloco", method={"merge_every": None}),
-        "adloco_fixed": variant("adloco", method={"test": "fixed"}),
+        "adloco_fixed": variant("adloco", method={"inner_batching": {"name": "fixed", "start": 1}}),
         "muloco_dense": variant("muloco", method={"codec": "fp32"}),
         "muloco_2bit": variant("muloco", method={"bits": 2}),
         "quorum_strict": variant("quorum", method={"grace": 0.0}),

@@ -14,7 +14,6 @@ from experiments.faults.fault import ENDS, Fault, participants
 from experiments.faults.happened import Happened
 from experiments.train.assemble import Run
 from experiments.train.starting import starting_params
-from lowcomm_jax.adloco.state import AdaptiveState
 from lowcomm_jax.recovery.rejoin import rejoin_regions
 from lowcomm_jax.state.train_state import TrainState, with_inner
 from lowcomm_jax.sync.sync_loop import SyncLoop
@@ -235,9 +234,7 @@ class NotFinite:
         """The first step after this one at which something is applied; or infinity."""
         return min((at for at in self._rows if at > step), default=math.inf)
 
-    def apply(
-        self, state: TrainState | AdaptiveState, before: int, now: int
-    ) -> TrainState | AdaptiveState:
+    def apply(self, state: TrainState, before: int, now: int) -> TrainState:
         """Apply what is due after the steps from `before` on, up to `now`; the events are done."""
         for step, mask_R in self._rows.items():
             if before < step <= now:
@@ -247,12 +244,7 @@ class NotFinite:
         return state
 
 
-def _with_nan(state: TrainState | AdaptiveState, mask_R: np.ndarray):
-    if isinstance(state, AdaptiveState):
-        for number, trainer in state.trainers.items():
-            trainer = trainer.replace(state=_with_nan(trainer.state, mask_R))
-            state = state.with_trainer(number, trainer)
-        return state
+def _with_nan(state: TrainState, mask_R: np.ndarray) -> TrainState:
     return with_inner(state, params=_spoilt(state.inner.params, mask_R))
 
 

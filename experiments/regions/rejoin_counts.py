@@ -40,7 +40,7 @@ def continue_counts(
             way: np.array(newest[f"bytes_{way}"]) - (saved[way] if saved else 0)
             for way in ("sent", "received")
         }
-        state = _with_more(state, **unsaved)
+        state = state.with_more_bytes(**unsaved)
     sent, received = state.counters.bytes_sent, state.counters.bytes_received
     records = StepRecords(len(sent), lambda row, skipped: 0.0)  # nothing is pending, nor skipped
     records.tokens, records.sent, records.received = tokens, sent, received
@@ -50,13 +50,3 @@ def continue_counts(
         "owed_evaluation": False,
         "ended": None,
     }
-
-
-def _with_more(state: TrainState | AdaptiveState, sent: np.ndarray, received: np.ndarray):
-    """The state with more bytes."""
-    if isinstance(state, AdaptiveState):
-        return state.with_more_bytes(sent, received)
-    counters = state.counters.copy()
-    counters.bytes_sent += sent
-    counters.bytes_received += received
-    return state.replace(counters=counters)

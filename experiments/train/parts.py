@@ -22,7 +22,6 @@ import optax
 from experiments.cli import OWN, closest, named_function, problems_of
 from lowcomm_jax import batching, landing, merge, methods, outer, roles, schedule, topology
 from lowcomm_jax.compression import Codec, LeafCodec, UnitCodec, registry
-from lowcomm_jax.methods.adloco import TESTS
 from lowcomm_jax.optimizers import InnerConfig
 
 METHODS = {name: getattr(methods, name) for name in methods.__all__ if name.islower()}
@@ -125,7 +124,7 @@ PARTS = {
     ),
     "inner_batching": PartKind(
         "how many samples a region trains on at each inner step",
-        TESTS,
+        batching.POLICIES,
         (batching.BatchPolicy,),
         "a lowcomm_jax.batching policy (BatchPolicy)",
     ),

@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -105,7 +106,7 @@ class AdaptiveEngine:
         seconds were chosen; None = the policy's start.
       scaling: of the learning rate with batch / reference_batch: none, sqrt or linear.
       schedule: samples consumed by all trainers of all regions (a traced int32; multiply by the
-        tokens of one) -> factor on the learning rate.
+        tokens of one) -> factor on the learning rate; None = 1.
       **engine: any other keyword of `Engine`.
 
     Raises:
@@ -133,6 +134,7 @@ class AdaptiveEngine:
         policy, trainers = method.inner_batching, method.trainers or Trainers(1, None)
         cap = min(largest_microbatch or policy.cap, policy.cap)
         switch = Switch(cap, policy.start, trainers.threshold)
+        schedule = schedule or jnp.ones_like
         single = dataclasses.replace(
             setup,
             inner=optax.chain(inner, scale_lr(schedule)),

@@ -49,8 +49,8 @@ class LrScaleState(NamedTuple):
     scale: jax.Array
 
 
-def scale_lr(schedule: LrSchedule | None = None) -> optax.GradientTransformation:
-    """Scale updates by schedule(samples) and by the state's `scale`; None = no schedule."""
+def scale_lr(schedule: LrSchedule) -> optax.GradientTransformation:
+    """Scale updates by schedule(samples) and by the state's `scale`."""
 
     def init(params):
         del params
@@ -65,10 +65,8 @@ def scale_lr(schedule: LrSchedule | None = None) -> optax.GradientTransformation
     return optax.GradientTransformation(init, update)
 
 
-def factor_at(schedule: LrSchedule | None, samples: jax.Array, scale: jax.Array) -> jax.Array:
+def factor_at(schedule: LrSchedule, samples: jax.Array, scale: jax.Array) -> jax.Array:
     """The factor of the update, float32, in the shape of `samples`."""
-    if schedule is None:
-        return jnp.broadcast_to(scale, jnp.shape(samples))
     return scale * jnp.asarray(schedule(samples), jnp.float32)
 
 
@@ -76,7 +74,7 @@ _factors_at = jax.jit(factor_at, static_argnums=0)
 
 
 def factors(
-    schedule: LrSchedule | None, steps: int, samples: int, per_step: int, scale: float
+    schedule: LrSchedule, steps: int, samples: int, per_step: int, scale: float
 ) -> jax.Array:
     """The factors of so many steps, float32 `[steps]`, for people to read.
 

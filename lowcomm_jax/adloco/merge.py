@@ -76,7 +76,7 @@ def merge(
     mean = with_inner(kept, **changes, opt=mixed["opt"]).replace(
         anchor=mixed["anchor"],
         received=mixed["received"],
-        codec=_with_residuals(kept.codec, mixed["residuals"]),
+        codec=jax.tree.map(_with_residual, kept.codec, mixed["residuals"], is_leaf=_is_feedback),
     )
     return state.with_trainer(survivor, trainer.replace(state=mean)).without(retired)
 
@@ -92,7 +92,7 @@ def _averaged(state: TrainState) -> dict[str, PyTree]:
         "params": params,
         "received": state.received,
         "opt": state.inner.opt,
-        "residuals": [x.residual for x in _feedbacks(state.codec)],
+        "residuals": jax.tree.map(_residual, state.codec, is_leaf=_is_feedback),
     }
 
 
@@ -106,14 +106,9 @@ def _is_feedback(x: Any) -> bool:
     return isinstance(x, ErrorFeedbackState)
 
 
-def _feedbacks(codec: PyTree) -> list[ErrorFeedbackState]:
-    return [x for x in jax.tree.leaves(codec, is_leaf=_is_feedback) if _is_feedback(x)]
+def _residual(codec: Any) -> PyTree:
+    return codec.residual if _is_feedback(codec) else None
 
 
-def _with_residuals(codec: PyTree, residuals: list[PyTree]) -> PyTree:
-    left = iter(residuals)
-
-    def one(x):
-        return x._replace(residual=next(left)) if _is_feedback(x) else x
-
-    return jax.tree.map(one, codec, is_leaf=_is_feedback)
+def _with_residual(codec: Any, residual: PyTree) -> Any:
+    return codec._replace(residual=residual) if _is_feedback(codec) else codec

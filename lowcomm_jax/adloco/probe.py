@@ -18,13 +18,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from lowcomm_jax.engine import Engine, participants_mask
+from lowcomm_jax.engine import Engine
 from lowcomm_jax.exchange import all_gather
 from lowcomm_jax.history import Event, readable
 from lowcomm_jax.mesh.offload import unstow
-from lowcomm_jax.refusals import UNFIT, microbatch_problems
-from lowcomm_jax.refused import refuse
 from lowcomm_jax.state.train_state import TrainState
 from lowcomm_jax.sync.initial_state import anchor_axis
 from lowcomm_jax.sync.round_programs import RoundPrograms
@@ -55,15 +54,15 @@ class Probe:
         Args:
           state: is only read.
           batch: host batch of M microbatches, leaves `[R, M * microbatch, ...]`.
-          microbatch: m, samples of a microbatch; another m compiles (`warm`).
+          microbatch: m, samples of a microbatch that the engine can run; another m compiles
+            (`warm`).
 
         Returns:
           float32 `[R]` by name, for `rules.batching.pooled`.
 
         Raises:
-          ValueError: a batch of another size, or microbatches the engine cannot run.
+          ValueError: a batch of another size.
         """
-        refuse(UNFIT, microbatch_problems(self.engine.setup, [microbatch]))
         needed, size = self.count * microbatch, batch_size(batch)
         if size != needed:
             raise ValueError(
@@ -94,27 +93,23 @@ class Probe:
         return 2 * self.count * microbatch
 
     def booked(
-        self, state: TrainState, step: int, participants: Sequence[bool] | None = None
+        self, state: TrainState, step: int, part_R: np.ndarray
     ) -> tuple[TrainState, list[Event]]:
         """Book what travels of a measurement, three fp32 scalars a region, after a step.
 
         Args:
-          participants: bool `[R]`, whose scalars travel; None = all.
+          part_R: bool, whose scalars travel.
 
         Returns:
           (state, events): the counters with its bytes, and a send and a landing of fragment -1,
           since they carry none. No events where a region is alone.
         """
-        part_R = participants_mask(participants, self.engine.regions.count)
         traffic = all_gather(4 * len(SCALARS), part_R)
         if not (mask := traffic.sent > 0).any():
             return state, []
-        counters = state.counters.copy()
-        counters.bytes_sent += traffic.sent
-        counters.bytes_received += traffic.received
         send = Event.of_send(step, -1, f"probe@{step}", mask, traffic, {})
         land = Event.of_landing(step, -1, send.key, mask, 0, {})
-        return state.replace(counters=counters), [send, land]
+        return state.with_more_bytes(traffic.sent, traffic.received), [send, land]
 
 
 def make_probe_program(programs: RoundPrograms):

@@ -108,12 +108,8 @@ class AdaptiveState:
     def with_more_bytes(self, sent: np.ndarray, received: np.ndarray) -> AdaptiveState:
         """The state after each region has sent and received so much more, int64 `[R]`."""
         number, first = next(iter(self.trainers.items()))
-        counters = first.state.counters.copy()
-        counters.bytes_sent += sent
-        counters.bytes_received += received
-        return self.with_trainer(
-            number, first.replace(state=first.state.replace(counters=counters))
-        )
+        more = first.state.with_more_bytes(sent, received)
+        return self.with_trainer(number, first.replace(state=more))
 
     def refuse_donated(self) -> None:
         """Check that no trainer's state was taken away before (`TrainState.refuse_donated`)."""

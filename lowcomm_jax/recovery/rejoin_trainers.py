@@ -49,8 +49,7 @@ def enter(engine: AdaptiveEngine, state: AdaptiveState, source: Source) -> Adapt
     state = state.with_trainer(number, state.first.replace(state=played))
     result = exchange.result()
     _, arrays, document = newest(exchange) if result is None else result
-    # They may be fewer by now, which need programs of their own.
-    state = engine.warm(install_trainers(engine, state, arrays, document), source)
+    state = install_trainers(engine, state, arrays, document)
     if result is None:
         state = _catch_up(engine, state, source, least)
     return engine.jobs.start_from_anchors(state)

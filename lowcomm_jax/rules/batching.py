@@ -26,14 +26,13 @@ inner product          v / (vartheta^2 ||g||^2)
 augmented              max(inner product, w / (nu^2 ||g||^2))
 ====================== =========================================
 
-That is the batch of one region's step.
+That is the batch of one region's step; it never shrinks.
 
 Differs from the paper: ||gbar||^2 is debiased. (Of the ||gbar||^4 of the inner-product test one
-factor normalises the direction and stays; `debias=False` leaves both as published.) The statistics
-are smoothed over rounds. Differs from the published code, which measures the last gradients of
-regions that have drifted apart; deviations are here from the mean gradient of each region. Its
-orthogonality test is about d times too small, and its inner-product test lacks the factor b / M and
-reads nu.
+factor normalises the direction and stays.) The statistics are smoothed over rounds. Differs from
+the published code, which measures the last gradients of regions that have drifted apart; deviations
+are here from the mean gradient of each region. Its orthogonality test is about d times too small,
+and its inner-product test lacks the factor b / M and reads nu.
 """
 
 from __future__ import annotations
@@ -51,7 +50,6 @@ __all__ = [
     "AugmentedTest",
     "BatchPolicy",
     "Fixed",
-    "InnerProductTest",
     "NormTest",
     "Statistics",
     "pooled",
@@ -59,7 +57,6 @@ __all__ = [
 
 State = dict[str, float]
 NEAR_ZERO = 1e-12  # of ||g||^2, below which there is no signal to measure noise against
-TOLERANCES = ("eta", "theta", "nu")
 
 
 # -- what a policy reads --------------------------------------------------------------------------
@@ -81,17 +78,12 @@ class Statistics:
     variance_along: float
     variance_across: float
 
-    @property
-    def finite(self) -> bool:
-        """Whether all of them are finite."""
-        return all(map(math.isfinite, dataclasses.astuple(self)))
-
 
 def pooled(
     values_R: dict[str, np.ndarray],
     microbatches: int,
     samples: int,
-    takes_part_R: np.ndarray | None = None,
+    takes_part_R: np.ndarray,
 ) -> Statistics:
     """Reduce what the regions measured, in region order and float64.
 
@@ -101,15 +93,13 @@ def pooled(
         <g_j - gbar, gbar>^2 / ||gbar||^2.
       microbatches: M, at least 2, that each region measured.
       samples: m, of a microbatch.
-      takes_part_R: bool `[R]`, at least one True; None = all.
+      takes_part_R: bool `[R]`, at least one True.
     """
-    count = len(values_R["gbar2"])
-    part = np.ones(count, bool) if takes_part_R is None else np.asarray(takes_part_R, bool)
     gbar2, spread, along = (
-        float(np.add.accumulate(np.asarray(values_R[k], np.float64)[part])[-1])
+        float(np.add.accumulate(np.asarray(values_R[k], np.float64)[takes_part_R])[-1])
         for k in ("gbar2", "spread", "along")
     )
-    regions = int(part.sum())
+    regions = int(takes_part_R.sum())
     gbar2, freedom = gbar2 / regions, regions * (microbatches - 1)
     return Statistics(
         gbar2=gbar2,
@@ -195,19 +185,12 @@ class Adaptive(BatchPolicy):
     Attributes:
       start, cap, microbatches: see `BatchPolicy`.
       smoothing: weight in [0, 1) of the past in the averages of v, w and ||g||^2.
-      monotone: the batch never shrinks.
-      growth: largest factor of one decision, above 1; None = no limit. A test of few samples may
-        by chance see almost no signal, and then asks for a huge batch.
-      debias: subtract the noise from ||gbar||^2.
     """
 
     start: int
     cap: int
     microbatches: int = 4
     smoothing: float = 0.5
-    monotone: bool = True
-    growth: float | None = None
-    debias: bool = True
 
     @abc.abstractmethod
     def required(self, along: float, across: float) -> float:
@@ -216,14 +199,12 @@ class Adaptive(BatchPolicy):
     def violations(self) -> list[str]:
         """Settings that cannot work, one line with its fix each."""
         found = super().violations()
-        for name in TOLERANCES:
+        for name in ("eta", "theta", "nu"):
             value = getattr(self, name, 1.0)
-            if not (math.isfinite(value) and value > 0):
+            if not value > 0:
                 found.append(f"{name}={value}: a positive number is needed")
         if not 0 <= self.smoothing < 1:
             found.append(f"smoothing={self.smoothing}: a weight in [0, 1) is needed")
-        if self.growth is not None and not self.growth > 1:
-            found.append(f"growth={self.growth}: a factor above 1 is needed, or None")
         if self.microbatches == 0:
             found.append("microbatches=0: the test needs gradients; give at least 2, or use Fixed")
         return found
@@ -235,27 +216,23 @@ class Adaptive(BatchPolicy):
     def decide(self, state: State, statistics: Statistics, batch: int) -> tuple[State, int]:
         """Smooth the statistics, then ask the test; see `BatchPolicy.decide`.
 
-        Statistics that are not finite change nothing. With ||g||^2 near zero (or, debiased, not
-        above zero) the batch stays.
+        Statistics that are not finite change nothing. With ||g||^2 not above zero, or near it, the
+        batch stays.
         """
-        if not statistics.finite:
+        if not all(map(math.isfinite, dataclasses.astuple(statistics))):
             return state, batch
         measured = {
             "weight": 1.0,
             "along": statistics.variance_along,
             "across": statistics.variance_across,
-            "signal": statistics.signal if self.debias else statistics.gbar2,
+            "signal": statistics.signal,
         }
         keep, new = self.smoothing, 1 - self.smoothing
         state = {name: keep * state[name] + new * value for name, value in measured.items()}
         if state["signal"] / state["weight"] <= NEAR_ZERO:
             return state, batch
         asked = self.required(state["along"], state["across"]) / state["signal"]
-        most = self.cap
-        if self.growth is not None:
-            most = min(most, max(batch + 1, math.floor(batch * self.growth)))
-        least = batch if self.monotone else self.start
-        return state, max(least, math.ceil(min(asked, most)))
+        return state, max(batch, math.ceil(min(asked, self.cap)))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -273,30 +250,15 @@ class NormTest(Adaptive):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class InnerProductTest(Adaptive):
-    """The noise along the gradient must stay below theta of it: batch >= v / (theta ||g||)^2.
-
-    Attributes:
-      theta: the paper's vartheta. The published configuration says 0.01, which its code never
-        reads; the default is our choice.
-    """
-
-    theta: float = 0.9
-
-    def required(self, along: float, across: float) -> float:
-        del across
-        return along / self.theta**2
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class AugmentedTest(Adaptive):
-    """The inner-product test, and orthogonal noise below nu: batch >= w / (nu ||g||)^2 as well.
+    """The noise along the gradient stays below theta of it, and that orthogonal to it below nu.
 
     Attributes:
-      theta: as in `InnerProductTest`.
-      nu: tolerated noise orthogonal to the gradient. The published configuration says 0.3, for a
-        test about d times weaker. The default is our choice: nearly all noise of d coordinates is
-        orthogonal to the gradient.
+      theta: the paper's vartheta, of the inner-product test. The published configuration says
+        0.01, which its code never reads; the default is our choice.
+      nu: tolerated noise orthogonal to the gradient; inf = the inner-product test alone. The
+        published configuration says 0.3, for a test about d times weaker. The default is our
+        choice: nearly all noise of d coordinates is orthogonal to the gradient.
     """
 
     theta: float = 0.9
@@ -304,3 +266,11 @@ class AugmentedTest(Adaptive):
 
     def required(self, along: float, across: float) -> float:
         return max(along / self.theta**2, across / self.nu**2)
+
+
+POLICIES: dict[str, type[BatchPolicy]] = {
+    "fixed": Fixed,
+    "norm": NormTest,
+    "augmented": AugmentedTest,
+}
+"""Policies by the names that configs have for them."""

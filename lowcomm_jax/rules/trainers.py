@@ -6,10 +6,12 @@ of the others. Every `merge_every` rounds two of them become one,
 
 $$x \leftarrow \frac{\sum_{j \in M} b_j x_j}{\sum_{j \in M} b_j}$$
 
-with b_j the requested batches, so that the trainer with the smaller request counts for less.
+with b_j the requested batches, so that the trainer with the smaller request counts for less. These
+two are those with the smallest requests, and the one with the larger request survives.
 
-Source: the paper, and the authors' code (repository funmagster/AdLoCo) for the choice of the pair
-and for what the survivor keeps: its outer optimizer's state and its requested batch.
+Source: the paper, and the authors' code (repository funmagster/AdLoCo) for how many merge at once
+and for what the survivor keeps: its outer optimizer's state and its requested batch. Merging the
+smallest into the largest, an option of that code, is left out.
 
 Differs from the code: a merge comes before a round, not at its end. Floating-point leaves are
 averaged, and integers (counters, keys) are the survivor's. Inner moments are averaged, too.
@@ -19,11 +21,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Literal, get_args
 
 from lowcomm_jax.refused import is_number, is_whole
-
-Choose = Literal["worst_with_worst", "best_with_worst"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,23 +32,17 @@ class Trainers:
     Attributes:
       count: trainers at the start.
       merge_every: rounds between two merges; None = never.
-      choose: `worst_with_worst`, the two smallest requests, of which the larger one's trainer
-        survives; or `best_with_worst`, the smallest merges into the largest. Of equal requests
-        the higher number counts as the smaller.
       threshold: requests above so many of the largest microbatches are accumulated; those between
         are cut to one.
     """
 
     count: int
     merge_every: int | None = 2
-    choose: Choose = "worst_with_worst"
     threshold: float = 2.0
 
     def violations(self) -> list[str]:
         """What cannot work, one line with its fix each."""
         found, count, every = [], self.count, self.merge_every
-        if self.choose not in (known := get_args(Choose)):
-            found.append(f"choose={self.choose!r}: use {' or '.join(known)}")
         if not (is_whole(count) and count >= 1):
             found.append(f"trainers={count!r}: a whole number, at least 1, is needed")
         if every is not None and not (is_whole(every) and every >= 1):
@@ -65,10 +58,10 @@ class Trainers:
         return every is not None and trainers > 1 and round_ > 0 and round_ % every == 0
 
     def pair(self, requests: Mapping[int, int]) -> tuple[int, int]:
-        """(survivor, retired) of at least two trainers.
+        """(survivor, retired) of at least two trainers; equal requests: the lower number survives.
 
         Args:
           requests: trainer's number -> requested batch.
         """
-        ranked = sorted(requests, key=lambda i: (requests[i], -i))
-        return ranked[1 if self.choose == "worst_with_worst" else -1], ranked[0]
+        retired, survivor, *_ = sorted(requests, key=lambda i: (requests[i], -i))
+        return survivor, retired

@@ -210,6 +210,13 @@ class TrainState:
     def replace(self, **changes: Any) -> TrainState:
         return dataclasses.replace(self, **changes)
 
+    def with_more_bytes(self, sent: np.ndarray, received: np.ndarray) -> TrainState:
+        """The state after each region has sent and received so much more, int64 `[R]`."""
+        counters = self.counters.copy()
+        counters.bytes_sent += sent
+        counters.bytes_received += received
+        return self.replace(counters=counters)
+
     def refuse_donated(self) -> None:
         """Check that the state was not taken away before; waits for no device.
 

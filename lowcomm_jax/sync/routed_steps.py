@@ -62,11 +62,9 @@ class RoutedSteps:
         """
         shapes = jax.tree.map(self._one, batches)
         found = [RouteEvent.of(t, self._at(t, shapes), self._regions) for t in steps]
-        counters = state.counters.copy()
         for event in found:
-            counters.bytes_sent += event.bytes_sent
-            counters.bytes_received += event.bytes_received
-        return state.replace(counters=counters), [*found, *events]
+            state = state.with_more_bytes(event.bytes_sent, event.bytes_received)
+        return state, [*found, *events]
 
     def _at(self, step: int, shapes: PyTree) -> list[Hop]:
         chunk, place = divmod(step - 1, CHUNK)

@@ -9,12 +9,14 @@ import pytest
 from adloco.adaptive_cases import PERIOD, engine, same, stream, values
 
 import lowcomm_jax as lc
+from lowcomm_jax.rules.batching import NormTest
 
 
 @pytest.fixture(scope="module")
 def merging():
     """A method, and what four rounds of it end with on one device: 3, 2 and 1 trainers."""
-    method = lc.methods.adloco(PERIOD, 3, 1, "norm", start_batch=2, max_batch=8, microbatches=2)
+    policy = NormTest(start=2, cap=8, microbatches=2)
+    method = lc.methods.adloco(PERIOD, 3, 1, inner_batching=policy)
     with jax.numpy_dtype_promotion("standard"):
         return method, rounds_of(engine(method, regions=4), 4)
 

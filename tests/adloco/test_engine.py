@@ -34,9 +34,8 @@ EXCHANGE = 2.0 * (1 + 12 / SIZE)
 @pytest.fixture(scope="module")
 def run():
     """Three trainers whose batches may grow 64-fold, from microbatches of 2."""
-    method = lc.methods.adloco(
-        PERIOD, 3, 2, "norm", start_batch=2, max_batch=128, microbatches=2, threshold=1.0
-    )
+    policy = NormTest(start=2, cap=128, microbatches=2)
+    method = lc.methods.adloco(PERIOD, 3, threshold=1.0, inner_batching=policy)
     return engine(method, network=SLOW, schedule=lambda samples: 1 / (1 + samples / 300))
 
 
@@ -179,7 +178,8 @@ def refusal(make):
 
 
 def test_everything_wrong_is_listed_at_once():
-    method = lc.methods.adloco(0, 0, 0, "norm", 8, 4, "worst", theta=0.5, microbatches=1)
+    policy = NormTest(start=8, cap=4, microbatches=1)
+    method = lc.methods.adloco(0, 0, 0, inner_batching=policy)
     text = refusal(
         lambda: engine(
             method,
@@ -195,8 +195,6 @@ def test_everything_wrong_is_listed_at_once():
         "trainers=0",
         "merge_every=0",
         "cap=4 is below start=8",
-        "choose='worst'",
-        "theta=0.5: the norm test does not read it",
         "microbatches=1: one gradient",
         "accumulate=2",
         "scaling='cube'",
@@ -215,8 +213,7 @@ def test_the_ordinary_engine_names_the_adaptive_one():
     for method, part in (
         (lc.methods.ddp(inner_batching=Fixed(4)), "takes a fixed batch and one"),
         (lc.methods.diloco(4, inner_batching="norm"), "inner_batching='norm'"),
-        (lc.methods.adloco(4, test="nrom"), "test='nrom'"),
-        (lc.methods.adloco(4, start_batch=4), "largest_microbatch=2 is below start=4"),
+        (lc.methods.adloco(4, inner_batching=Fixed(4)), "largest_microbatch=2 is below start=4"),
         (lc.methods.adloco(4, inner_batching=NormTest(start=2, cap=None)), "cap=None"),
         (lc.methods.adloco(4, threshold=0.5), "threshold=0.5"),
     ):

@@ -18,7 +18,7 @@ from lowcomm_jax.adloco.step_plan import Plan, Switch
 from lowcomm_jax.checkpoint import Checkpoints
 from lowcomm_jax.recovery import rejoin_trainers
 from lowcomm_jax.recovery.rejoin_trainers import install_trainers
-from lowcomm_jax.rules.batching import NormTest, pooled
+from lowcomm_jax.rules.batching import Fixed, NormTest, pooled
 from lowcomm_jax.store.errors import Rejected
 
 POLICY = NormTest(start=2, cap=64, microbatches=2, smoothing=0.0)
@@ -83,7 +83,8 @@ def states(tmp_path_factory):
     """(engine of region 0, its state, what region 1 gives)."""
     url, made = f"file://{tmp_path_factory.mktemp('meet')}", []
     for region in range(2):
-        method = lc.methods.adloco(PERIOD, trainers=2, test="norm", microbatches=2, max_batch=4)
+        policy = NormTest(start=1, cap=4, microbatches=2)
+        method = lc.methods.adloco(PERIOD, 2, inner_batching=policy)
         one = engine(method, 2, exchange=exchange.store(url, region, 2, "run"))
         with jax.numpy_dtype_promotion("standard"):
             made.append((one, one.init(oracle.make_params())))
@@ -113,7 +114,7 @@ def test_a_state_brings_batches_policies_and_places_in_the_streams(states):
 
 def test_residuals_of_all_trainers_start_anew(tmp_path):
     """What they hold was counted after the checkpoint that they come from."""
-    method = lc.methods.adloco(PERIOD, trainers=2, test="fixed", codec="sign_ef")
+    method = lc.methods.adloco(PERIOD, 2, codec="sign_ef", inner_batching=Fixed(1))
     one = engine(method, 2, exchange=exchange.store(f"file://{tmp_path}", 0, 2, "run"))
     with jax.numpy_dtype_promotion("standard"):
         own, theirs = one.init(oracle.make_params()), one.init(oracle.make_params())
@@ -129,14 +130,14 @@ def test_residuals_of_all_trainers_start_anew(tmp_path):
 
 
 def test_what_regions_could_part_by_is_refused(tmp_path):
-    method = lc.methods.adloco(PERIOD, trainers=2, test="fixed")
+    method = lc.methods.adloco(PERIOD, 2, inner_batching=Fixed(1))
     others = exchange.store(f"file://{tmp_path}", 0, 2, "run", heal="majority")
     with pytest.raises(ValueError, match="heal='majority': every trainer has an anchor of its own"):
         engine(method, 2, exchange=others)
 
 
 def test_a_round_has_an_exchange_a_trainer(tmp_path):
-    method = lc.methods.adloco(PERIOD, trainers=3, test="fixed")
+    method = lc.methods.adloco(PERIOD, 3, inner_batching=Fixed(1))
     others = exchange.store(f"file://{tmp_path}", 0, 2, "run", keep=5)
     engine(method, 2, exchange=others)
     assert others._payload_gc.keep == 15
@@ -172,7 +173,7 @@ def test_a_damaged_document_is_not_taken(damage, error, states):
 @pytest.fixture
 def region(tmp_path):
     """(engine of region 0 of two trainers, its state)."""
-    method = lc.methods.adloco(PERIOD, trainers=2, test="fixed")
+    method = lc.methods.adloco(PERIOD, 2, inner_batching=Fixed(1))
     one = engine(method, 2, exchange=exchange.store(f"file://{tmp_path}", 0, 2, "run"))
     with jax.numpy_dtype_promotion("standard"):
         return one, one.init(oracle.make_params())

@@ -10,12 +10,14 @@ from oracle.jax_problem import loss_fn
 import lowcomm_jax as lc
 from lowcomm_jax.adloco.merge import merge_all
 from lowcomm_jax.compression.error_feedback import ErrorFeedbackState
+from lowcomm_jax.rules.batching import Fixed, NormTest
 from lowcomm_jax.state.train_state import with_inner
 
 
 def trained(inner, codec=None):
     """(engine, state before a merge into trainer 0, of weight 1/4)."""
-    method = lc.methods.adloco(PERIOD, 2, 2, start_batch=2, microbatches=2, codec=codec)
+    policy = NormTest(start=2, cap=64, microbatches=2)
+    method = lc.methods.adloco(PERIOD, 2, codec=codec, inner_batching=policy)
     one = lc.AdaptiveEngine(loss_fn, inner, method, REGIONS, largest_microbatch=2, mesh=MESH)
     state, _ = one.run(one.init(oracle.make_params()), stream, rounds=1)
     return one, asking(state, t0=6, t1=2)
@@ -61,7 +63,7 @@ def test_moments_are_weighted_and_counts_are_the_survivors():
 
 def test_the_last_model_is_the_mean_by_all_requests():
     """A survivor that merges again counts for those that it took in, too."""
-    one = engine(lc.methods.adloco(PERIOD, 3, test="fixed"))
+    one = engine(lc.methods.adloco(PERIOD, 3, inner_batching=Fixed(1)))
     state, apart = asking(one.init(oracle.make_params()), t0=5, t1=3, t2=4), (1.0, -2.0, 0.5)
     for (number, trainer), factor in zip(state.trainers.items(), apart, strict=True):
         anchor = jax.tree.map(lambda x: x * factor, trainer.state.anchor)  # noqa: B023

@@ -13,7 +13,7 @@ from oracle.jax_problem import loss_fn
 from rules.gradients import measure
 
 import lowcomm_jax as lc
-from lowcomm_jax.adloco.probe import make_probe_program
+from lowcomm_jax.adloco.probe import Probe, make_probe_program
 from lowcomm_jax.network import VirtualClock, follow, parse
 
 R, M, SIZE = 2, 3, 2
@@ -75,7 +75,7 @@ def check(values_R, g_RxMxD, rtol=2e-5):
 def test_gradients_are_those_at_the_anchor(drifted):
     engine, state = drifted
     batch = probed()
-    values_R = lc.Probe(engine, M).measure(state, batch, SIZE)
+    values_R = Probe(engine, M).measure(state, batch, SIZE)
     check(values_R, gradients(rows_of(state.anchor), batch))
     with pytest.raises(AssertionError):  # and not those at the points the regions drifted to
         check(values_R, gradients(rows_of(state.inner.params), batch), rtol=0.01)
@@ -98,7 +98,7 @@ def test_microbatches_count_by_their_tokens():
     state = engine.init(oracle.make_params())
     mask = (np.arange(size) < tokens_RxM[..., None]).reshape(R, M * size).astype(np.float32)
     batch = {**probed(size), "mask": mask}
-    values_R = lc.Probe(engine, M).measure(state, batch, size)
+    values_R = Probe(engine, M).measure(state, batch, size)
     anchors, rows = rows_of(state.anchor), []
     for r, counts in enumerate(tokens_RxM):
         x, y = batch["x"][r].astype(np.float64), batch["y"][r].astype(np.float64)
@@ -126,18 +126,18 @@ def test_a_microbatch_without_tokens_counts_for_nothing():
     x = batch["x"].copy()
     x[:, 0] = np.inf
     batch = {**batch, "x": x, "mask": mask}
-    values = found(lc.Probe(engine, M).measure(state, batch, SIZE))
+    values = found(Probe(engine, M).measure(state, batch, SIZE))
     assert np.isfinite(values).all() and (values[0] > 0).all()
 
 
 def test_a_mesh_measures_the_same_and_no_gradient_travels(drifted):
     """Regions apart and samples sharded inside a region."""
     engine, state = drifted
-    plain = found(lc.Probe(engine, M).measure(state, probed(), SIZE))
+    plain = found(Probe(engine, M).measure(state, probed(), SIZE))
     spread, other = make(mesh=lc.make_mesh(region=2, fsdp=2))
     places = jax.tree.map(lambda x: x.sharding, other.anchor)
     other = other.replace(anchor=jax.device_put(jax.tree.map(np.array, state.anchor), places))
-    values_R = lc.Probe(spread, M).measure(other, probed(), SIZE)
+    values_R = Probe(spread, M).measure(other, probed(), SIZE)
     np.testing.assert_allclose(found(values_R), plain, rtol=2e-5)
     assert crossing(spread, other) == 0
 
@@ -159,14 +159,14 @@ def test_an_anchor_a_region_is_its_own_point():
     moved = {k: (np.array(x).T * apart).T for k, x in state.anchor.items()}
     state = state.replace(anchor=jax.device_put(moved))
     anchors = rows_of(state.anchor)
-    check(lc.Probe(engine, M).measure(state, probed(), SIZE), gradients(anchors, probed()))
+    check(Probe(engine, M).measure(state, probed(), SIZE), gradients(anchors, probed()))
 
 
 def test_nothing_compiles_after_warming_up_and_nothing_changes(drifted):
     """Warmed up before the first step; the anchor has moved since."""
     engine, state = drifted
     before = jax.tree.map(np.array, state)
-    probe = lc.Probe(engine, M)
+    probe = Probe(engine, M)
     probe.warm(engine.init(oracle.make_params()), probed(), [1, SIZE])
     assert compilations(lambda: probe.measure(state, probed(), SIZE)) == 0
     assert compilations(lambda: probe.measure(state, probed(1), 1)) == 0
@@ -182,7 +182,7 @@ def test_what_travels_is_booked(drifted):
     for each in range(1, step + 1):
         clock.inner_step(each)
     before = clock.now_R.copy()
-    after, events = lc.Probe(engine, M).booked(state, step)
+    after, events = Probe(engine, M).booked(state, step, np.ones(R, bool))
     follow(clock, step, events)
     for way in ("bytes_sent", "bytes_received"):
         more = getattr(after.counters, way) - getattr(state.counters, way)
@@ -193,8 +193,5 @@ def test_what_travels_is_booked(drifted):
 
 def test_batches_of_another_size_are_refused(drifted):
     engine, state = drifted
-    probe = lc.Probe(engine, M)
     with pytest.raises(ValueError, match="needs 6 samples a region, the batch has 4"):
-        probe.measure(state, {k: v[:, :4] for k, v in probed().items()}, 2)
-    with pytest.raises(ValueError, match="microbatch=0"):
-        probe.measure(state, probed(), 0)
+        Probe(engine, M).measure(state, {k: v[:, :4] for k, v in probed().items()}, 2)

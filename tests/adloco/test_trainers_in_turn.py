@@ -13,7 +13,7 @@ from mesh import staged_runs
 from oracle.jax_problem import loss_fn
 
 import lowcomm_jax as lc
-from lowcomm_jax.rules.batching import Fixed
+from lowcomm_jax.rules.batching import Fixed, NormTest
 from lowcomm_jax.rules.trainers import Trainers
 
 
@@ -23,10 +23,10 @@ def make(method, **kwargs):
     return lc.AdaptiveEngine(loss_fn, optax.adamw(0.02), method, REGIONS, **kwargs)
 
 
-def growing(**changes):
+def growing(merge_every=2):
     """Three trainers, merging after rounds 2 and 4, from microbatches of 2 to one of 4."""
-    settings = {"merge_every": 2, "start_batch": 2, "max_batch": 24, "microbatches": 2}
-    return lc.methods.adloco(PERIOD, 3, test="norm", threshold=1.0, **{**settings, **changes})
+    policy = NormTest(start=2, cap=24, microbatches=2)
+    return lc.methods.adloco(PERIOD, 3, merge_every, threshold=1.0, inner_batching=policy)
 
 
 def first_of(one, params, source):

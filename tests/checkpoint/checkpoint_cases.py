@@ -94,7 +94,11 @@ METHODS = {
     "as_coded": lambda: lc.methods.decoupled_momentum(4, "as_coded", k=3),
     # In round 2, two of three trainers left, all batches different; another merge before round 4.
     "adloco": lambda: lc.methods.adloco(
-        4, 3, 2, "norm", 1, 24, threshold=1.0, eta=2.0, codec=feedback("topk", k=3)
+        4,
+        3,
+        threshold=1.0,
+        codec=feedback("topk", k=3),
+        inner_batching=lc.batching.NormTest(start=1, cap=24, eta=2.0),
     ),
 }
 TOKEN_WEIGHTS = ("diloco", "streaming_partly")

@@ -25,7 +25,9 @@ from lowcomm_jax.models import PRESETS, build
 M, LARGEST = lc.methods, 2**31 - 1
 GROUPS = {"period": 8, "groups": ((0,), (1,)), "speeds": (1.0, 1.0)}
 METHODS = {
-    "adloco": lambda: M.adloco(8, start_batch=4, microbatches=2),
+    "adloco": lambda: M.adloco(
+        8, inner_batching=lc.batching.NormTest(start=4, cap=64, microbatches=2)
+    ),
     "async_local_sgd": lambda: M.async_local_sgd(8, (1.0, 2.0)),
     "cocodc": lambda: M.cocodc(8, 2, overlap=2),
     "ddp": M.ddp,

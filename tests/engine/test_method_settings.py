@@ -40,34 +40,6 @@ def test_a_method_keeps_the_batch_policy_it_is_given(name):
     assert make(name, inner_batching=policy).inner_batching is policy
 
 
-def test_adloco_hands_every_setting_to_its_batch_test():
-    shared = {
-        "theta": 0.4,
-        "nu": 2.5,
-        "microbatches": 6,
-        "smoothing": 0.25,
-        "growth": 1.5,
-        "monotone": False,
-    }
-    method = methods.adloco(4, start_batch=3, max_batch=48, **shared)
-    assert method.inner_batching == batching.AugmentedTest(start=3, cap=48, **shared)
-    norm = methods.adloco(4, test="norm", eta=0.3).inner_batching
-    assert norm == batching.NormTest(start=1, cap=64, eta=0.3)
-
-
-@pytest.mark.parametrize(
-    "name, policy",
-    [
-        ("fixed", batching.Fixed),
-        ("norm", batching.NormTest),
-        ("inner_product", batching.InnerProductTest),
-        ("augmented", batching.AugmentedTest),
-    ],
-)
-def test_adloco_names_its_batch_tests(name, policy):
-    assert type(methods.adloco(4, test=name).inner_batching) is policy
-
-
 def test_dilocox_counts_whole_steps_of_travel():
     """2.1 / 0.3 is a little above 7 in floating point, and 7 steps are enough."""
     timing = {"step_seconds": 0.3, "sync_seconds": 2.1}

@@ -156,7 +156,7 @@ MET = [
     (like(m.noloco(4), channels=(Channel("a"),)), {}, "channels: gossiping regions never meet all"),
     (like(m.sparta(), codec=make("int8")), {}, "codec: sparta has no main exchange"),
     (like(D, trainers=Trainers(0, None)), {}, "trainers=0: a whole number"),
-    (m.adloco(4, start_batch=0), {}, "start"),
+    (m.adloco(4, inner_batching=Fixed(0)), {}, "start=0: a whole number"),
     (like(D, inner_batching="norm"), {}, "inner_batching='norm': give a policy"),
     (m.ddp(inner_batching=Fixed(4)), {}, "inner_batching, trainers: ddp exchanges a gradient"),
     (

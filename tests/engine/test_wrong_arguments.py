@@ -196,7 +196,8 @@ def test_a_mask_of_another_length_leaves_the_state():
 
 
 def test_trainers_that_were_donated_are_refused():
-    method = lc.methods.adloco(2, 2, 1, "norm", start_batch=2, max_batch=4, microbatches=2)
+    policy = lc.batching.NormTest(start=2, cap=4, microbatches=2)
+    method = lc.methods.adloco(2, 2, 1, inner_batching=policy)
     one = lc.AdaptiveEngine(loss_fn, optax.sgd(0.1), method, 2, mesh=lc.make_mesh())
     state = one.init(PARAMS)
     state.trainers[1].state.inner.step.delete()

@@ -40,7 +40,7 @@ def cases() -> dict[str, same_as_cases.Case]:
                 fields["away"] = away
             found[f"{name}, {mesh}"] = dataclasses.replace(case, **fields)
     found["adloco by twos, regions of two"] = dataclasses.replace(
-        same_as_cases.adapting(lambda: same_as_cases.adloco(start_batch=2), largest_microbatch=2),
+        same_as_cases.adapting(lambda: same_as_cases.adloco(start=2), largest_microbatch=2),
         **{**FOUR, "mesh": MESHES["regions of two"], "steps": (0, 9, 14)},
     )
     for name, case in same_as_cases.stages().items():

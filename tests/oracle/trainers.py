@@ -68,7 +68,6 @@ def run_trainers(
     merge_every: int,
     inner,
     outer,
-    best_with_worst: bool = False,
     samples_of: Callable[[int], int] = lambda asked: asked,
     factor: Callable[[int, int], float] = lambda consumed, batch: 1.0,
 ) -> tuple[list[dict[int, Instance]], list[tuple[int, int, int]]]:
@@ -93,7 +92,7 @@ def run_trainers(
     for round_ in range(rounds):
         if round_ > 0 and round_ % merge_every == 0 and len(live) > 1:
             ranked = sorted(live, key=lambda i: (live[i].asks, -i))
-            lost, kept = ranked[0], ranked[-1] if best_with_worst else ranked[1]
+            lost, kept = ranked[:2]
             merge_into(live[kept], live.pop(lost))
             merges.append((round_, kept, lost))
         batches = {number: samples_of(instance.asks) for number, instance in live.items()}

@@ -20,12 +20,15 @@ import lowcomm_jax as lc
 from lowcomm_jax import exchange
 from lowcomm_jax.checkpoint import Checkpoints
 from lowcomm_jax.recovery import rejoin_trainers
+from lowcomm_jax.rules.batching import NormTest
 
 
-def method(trainers=3, **settings):
-    settings = {"merge_every": 1, "max_batch": 12, "growth": 2.0, "microbatches": 2, **settings}
+def method(trainers=3, merge_every=1, cap=12, codec=None):
+    policy = NormTest(start=1, cap=cap, microbatches=2)
     rule = lc.outer.nesterov(0.5, 0.6)
-    return lc.methods.adloco(PERIOD, trainers=trainers, outer=rule, **settings)
+    return lc.methods.adloco(
+        PERIOD, trainers, merge_every, outer=rule, codec=codec, inner_batching=policy
+    )
 
 
 def own_stream(region, regions):
@@ -145,7 +148,7 @@ def test_a_run_that_ends_inside_a_round(between):
     """What was measured at the start of the last round weighs the last merge, as on the mesh."""
 
     def made():
-        return method(trainers=2, merge_every=None, max_batch=64)
+        return method(trainers=2, merge_every=None, cap=64)
 
     runs = [{"rounds": 1}, {"steps": 1}]
     together = on_mesh(made, 2, runs)

@@ -198,7 +198,7 @@ def test_a_region_that_comes_back_has_made_no_progress(landing):
 
 
 def test_trainers_that_merge_have_no_progress_of_it():
-    rule = lc.methods.adloco(2, 2, 1, "fixed", start_batch=1, max_batch=1, microbatches=1)
+    rule = lc.methods.adloco(2, 2, 1, inner_batching=lc.batching.Fixed(1))
     rule = dataclasses.replace(rule, outer=AVERAGE)
     mesh = lc.make_mesh(devices=jax.devices()[:1])
     engine = lc.AdaptiveEngine(loss_fn, optax.sgd(1.0), rule, R, mesh=mesh, largest_microbatch=1)

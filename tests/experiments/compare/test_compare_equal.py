@@ -63,8 +63,9 @@ def test_steps_that_differ_are_counted_to_where_the_budget_was_spent():
 @pytest.mark.slow
 @pytest.mark.parametrize("equal", ["bytes", "time"])
 def test_growing_batches_end_near_the_budget(root, equal):
-    method = {"name": "adloco", "period": 3, "trainers": 2, "merge_every": 2, "microbatches": 2}
-    growing = {"method": {**method, "max_batch": 4}, "adaptive": {"largest_microbatch": 1}}
+    policy = {"name": "norm", "start": 1, "cap": 4, "microbatches": 2}
+    method = {"name": "adloco", "period": 3, "trainers": 2, "inner_batching": policy}
+    growing = {"method": method, "adaptive": {"largest_microbatch": 1}}
     given = config(root, step_seconds=0.01, equal=equal, **ONE_SEED)
     with given.unlocked():
         given.variants.growing = variant("adloco", **growing)

@@ -1,7 +1,6 @@
 """What a region that comes into a run has counted, by hand-made examples."""
 
 import dataclasses
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,7 +8,7 @@ import pytest
 from experiments.metrics import MetricsLog
 from experiments.regions.rejoin_counts import continue_counts
 from experiments.train.records import StepRecords
-from lowcomm_jax.state.train_state import SyncCounters
+from lowcomm_jax.state.train_state import SyncCounters, TrainState
 
 NEWEST = {
     "kind": "step",
@@ -27,9 +26,8 @@ def entered(sent, received):
     counters = dataclasses.replace(
         SyncCounters.start(1, 1), bytes_sent=np.array([sent]), bytes_received=np.array([received])
     )
-    return SimpleNamespace(
-        counters=counters, replace=lambda counters: SimpleNamespace(counters=counters)
-    )
+    nothing = dict.fromkeys(f.name for f in dataclasses.fields(TrainState))
+    return TrainState(**{**nothing, "counters": counters})
 
 
 @pytest.mark.parametrize(

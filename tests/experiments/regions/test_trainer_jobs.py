@@ -15,7 +15,7 @@ METHOD = {
     "method.period": PERIOD,
     "method.trainers": 2,
     "method.merge_every": 3,
-    "method.max_batch": 4,
+    "method.inner_batching.cap": 4,
     "adaptive.largest_microbatch": 1,
     "log.every": 6,
     "regions": 2,

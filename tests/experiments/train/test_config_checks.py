@@ -36,7 +36,7 @@ KNOBS = {
     "dilocox": {"period": 7, "rank": 4, "adaptive": {"window": 2}},
     "noloco": {"period": 7},
     "gasloc": {"period": 7, "alpha": 0.4, "gamma": 0.3, "rate": 0.9, "peers": 1},
-    "adloco": {"period": 7, "start_batch": 2, "max_batch": 9},
+    "adloco": {"period": 7, "inner_batching": {"name": "norm", "start": 2, "cap": 9}},
     "heloco": {"period": 7, "speeds": (1.0, 0.7), "weight": 0.7, "turn": 0.5},
     "isoloco": {"period": 7, "outer": {"name": "restarting", "every": 2}},
     "edit": {"period": 7, "clip": 1.0, "warm_up": 3},
@@ -254,13 +254,12 @@ def test_one_clear_error(arguments, part, capsys):
 
 
 def test_growing_batches_are_checked_as_a_whole(tmp_path):
-    config = base("adloco", period=6, test="norm", start_batch=4, max_batch=2, nu=0.5)
+    config = base("adloco", period=6, inner_batching={"name": "norm", "start": 4, "cap": 2})
     config.accumulate = config.mesh.stage = 2
     config.adaptive.scaling = "cube"
     config.adaptive.largest_microbatch = 0
     text = refused(config, tmp_path)
     for part in (
-        "nu=0.5: the norm test does not read it",
         "cap=2 is below start=4",
         "accumulate=2: the batch policy decides",
         "mesh.stage=2: stages need microbatches of one size",
@@ -374,7 +373,7 @@ def test_a_processor_is_not_cut_into_absurdly_many_devices(monkeypatch):
 
 
 def test_lines_have_the_names_and_values_of_the_config(tmp_path):
-    config = base("adloco", period=6, start_batch=4)
+    config = base("adloco", period=6, inner_batching={"name": "norm", "start": 4, "cap": 64})
     config.mesh.region, config.mesh.fsdp = 1, 1
     config.adaptive.largest_microbatch = 2
     config.adaptive.scaling, config.guards.outlier_factor = "{x}", 0.5
