@@ -28,7 +28,6 @@ from lowcomm_jax.planner.memory import held_elements, memory_of
 from lowcomm_jax.planner.plan import Workload
 from lowcomm_jax.refused import whole
 
-STACKED = ("blocks",)
 PERIOD = 125  # H of DiLoCoX's published run; no program depends on it
 STATE_BYTES = 12  # fp32 parameters and AdamW's two moments: what a train step takes and gives
 
@@ -106,14 +105,14 @@ def compiled_bytes(
         is the inner step.
     """
     tokens, config = work.microbatch_tokens, _as_compiled(decoder, work.remat)
-    staged = work.mesh.get("stage", 1) > 1
+    staged, model = work.mesh.get("stage", 1) > 1, build(config)
     regions, count, method = 1, 1, methods.local_sgd(PERIOD)
     if staged:
         regions = work.network.size
         count = _microbatches(regions, work.mesh, tokens, work.tokens_per_step)
-        codec = {"name": "low_rank_int4", "stacked": STACKED}
+        codec = {"name": "low_rank_int4", "stacked": model.stacked}
         method = methods.dilocox(PERIOD, codec=codec, rank=rank, adaptive=False)
-    mesh, model = make_mesh(regions, **work.mesh), build(config)
+    mesh = make_mesh(regions, **work.mesh)
     if staged:
         model = Pipeline(model, mesh, count, schedule=schedule)
     params = jax.eval_shape(model.init, jax.random.key(0))
@@ -126,7 +125,7 @@ def compiled_bytes(
         regions,
         mesh=mesh,
         specs=lambda name, leaf: by_name[name],
-        stacked=STACKED,
+        stacked=model.stacked,
     )
     length = min(tokens, config.max_seq_len)
     sequences = count * work.mesh.get("fsdp", 1) * -(-tokens // length)

@@ -13,6 +13,7 @@ from rich.console import Console
 from experiments.plan import main as plan_command
 from experiments.plan.show import lift_labels
 from lowcomm_jax.models import build, preset
+from lowcomm_jax.models.protocol import param_count
 
 
 def run(name, folder, **overrides):
@@ -104,7 +105,7 @@ def test_a_model_of_ours_and_what_the_compiler_says(tmp_path):
     with jax.numpy_dtype_promotion("standard"):  # what users run
         fields = config.to_dict() | changes
         result = plan_command.main(fields, tmp_path, Console(file=text, width=200))
-    assert result["params"] == build(preset("nano")).param_count
+    assert result["params"] == param_count(build(preset("nano")))
     state, compiled = result["rows"][0]["memory"]["state_bytes"], result["compiled"]
     # Arguments: parameters, two moments, 2 sequences of 257 tokens, and five numbers: steps, tokens
     # and the optimizer's count so far; the region; how many steps.
