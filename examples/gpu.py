@@ -17,6 +17,7 @@ import optax
 
 import lowcomm_jax as lc
 from lowcomm_jax.models import build, preset
+from lowcomm_jax.models.protocol import param_count
 
 REGIONS, STEPS = 2, 20
 ON_GPU = jax.default_backend() == "gpu"
@@ -56,7 +57,7 @@ seconds = time.perf_counter() - began
 
 print(f"device: {jax.devices()[0].device_kind}, mesh {dict(engine.regions.mesh.shape)}")
 print(
-    f"model: {model.param_count:,} parameters in {config.compute_dtype}, "
+    f"model: {param_count(model):,} parameters in {config.compute_dtype}, "
     f"attention {model.config.attention}, layers {model.config.layer_loop}"
 )
 print(f"payloads travel beside inner steps: {engine.setup.concurrent}")

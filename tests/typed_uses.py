@@ -98,7 +98,7 @@ def parts() -> None:
     model = models.build(models.preset("nano", max_seq_len=16))
     assert_type(model, models.Model)
     assert_type(model.config, models.TransformerConfig)
-    assert_type(model.param_count, int)
+    assert_type(model.flops_per_token(16), float)
     config = data.DataConfig(corpus="python", seq_len=16, limit=4)
     assert_type(config.regions, int)
     assert_type(network.names(), tuple[str, ...])

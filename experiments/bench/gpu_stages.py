@@ -97,14 +97,13 @@ class Subject:
         if self.device.platform != "cpu":
             changes["compute_dtype"] = "bfloat16"
         self.model = build(preset(case.preset, **changes), self.device)
-        stacked = ("blocks",) if self.model.config.layer_loop == "scan" else ()
         self.engine = lc.Engine(
             self.model.loss_fn,
             optax.adamw(1e-4),
             lc.methods.diloco(NEVER),
             case.regions,
             mesh=lc.make_mesh(devices=[self.device]),
-            stacked=stacked,
+            stacked=self.model.stacked,
             block=STEPS,  # so that `program` is the one that `Engine.run` has compiled
         )
         self.init = jax.jit(self.model.init)
@@ -356,7 +355,7 @@ class Bench:
             lc.methods.streaming_diloco(2 * STEPS, 2, STEPS, 0.5),
             2,
             mesh=lc.make_mesh(2, devices=devices),
-            stacked=("blocks",) if model.config.layer_loop == "scan" else (),
+            stacked=model.stacked,
             concurrent_exchange=True,
         )
         state = engine.init(jax.jit(model.init)(jax.random.key(0)))

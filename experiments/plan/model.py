@@ -55,8 +55,7 @@ def read_model(spec: Any, seq_len: int = 2048, mesh: Any = None) -> PlanModel:
 
 
 def _decoder(spec: Mapping[str, Any], seq_len: int) -> PlanModel:
-    from lowcomm_jax.models import TransformerConfig, preset  # with Flax: slow to import
-    from lowcomm_jax.models.config import flops_per_token
+    from lowcomm_jax.models import TransformerConfig, build, preset  # with Flax: slow to import
 
     changes, fields = dict(spec), {f.name: f for f in dataclasses.fields(TransformerConfig)}
     known = ("preset", *sorted(fields))
@@ -73,7 +72,8 @@ def _decoder(spec: Mapping[str, Any], seq_len: int) -> PlanModel:
         config = TransformerConfig(**changes) if name is None else preset(name, **changes)
     except ValueError as error:
         raise Refused("model", str(error).splitlines()) from None
-    return PlanModel(decoder_shapes(config), spec, flops_per_token(config, seq_len), config)
+    scanned = build(dataclasses.replace(config, layer_loop="scan"))  # in no time, for any depth
+    return PlanModel(decoder_shapes(config), spec, scanned.flops_per_token(seq_len), config)
 
 
 def _own(spec: Mapping[str, Any], seq_len: int, mesh: Any) -> PlanModel:

@@ -87,13 +87,13 @@ class FixedDriver:
     def _open(self, state: TrainState, steps: int | None) -> Iterator[Any]:
         """The next so many batches; None = without end."""
         job, done = self._run.job, self.step(state)
-        regions, samples = self._run.engine.own_batch(job.batch)
+        regions, rows = self._run.engine.own_batch(job.batch)
         return self._run.data.batches(
             done * job.batch,
             job.batch,
             steps=steps,
             regions=[job.here[i] for i in regions],
-            samples=samples,
+            rows=rows,
         )
 
     def _next_batches(self, state: TrainState, count: int, stopping: Stopping) -> Iterator[Any]:
@@ -232,8 +232,7 @@ def draw(run: Run, trainer: int, start: int, count: int) -> Any:
     """Samples of a trainer's streams, see `AdaptiveEngine.run`; those that this process loads."""
     regions, _ = run.engine.plain.own_batch(count, cut=True)
     numbers = [run.job.here[i] for i in regions]
-    one = run.data.stage(start, 1, count, trainer=trainer, regions=numbers)
-    return {name: value[0] for name, value in one.items()}
+    return run.data.samples(start, count, trainer=trainer, regions=numbers)
 
 
 AnyHistory = History | AdaptiveHistory

@@ -363,8 +363,8 @@ def _agree_on_names(job: Job, exchange: RemoteExchange) -> None:
 
 def _one_batch(run: Run) -> Any:
     """A batch to compile with."""
-    own = {"regions": run.job.here, "samples": run.engine.own_batch(run.job.batch)[1]}
-    return next(run.data.batches(0, run.job.batch, steps=1, **own, prefetch=0))
+    rows = run.engine.own_batch(run.job.batch)[1]
+    return run.data.samples(0, run.job.batch, regions=run.job.here, rows=rows)
 
 
 def _idle(job: Job) -> str:

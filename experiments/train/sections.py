@@ -21,7 +21,6 @@ from experiments.train.model import is_own
 from lowcomm_jax import make_mesh
 from lowcomm_jax.aot import Target
 from lowcomm_jax.data import DataConfig, open_corpus
-from lowcomm_jax.data.corpora import CorpusSource
 from lowcomm_jax.mesh.regions import default_mesh
 
 
@@ -99,8 +98,7 @@ def data_config(fields: Mapping[str, Any]) -> tuple[DataConfig, list[str]]:
     """(the data's config, problems); checks that the corpus can be opened."""
     data = DataConfig(**fields["data"], seed=fields["seed"], regions=fields["regions"])
     found = [line for line in data.violations() if not line.startswith(("regions=", "seed="))]
-    source = CorpusSource(data.corpus, data.text_column, data.topic_column, data.split)
-    found += open_corpus(source)[1]
+    found += open_corpus(data)[1]
     return data, [f"data.{line}" for line in found]
 
 

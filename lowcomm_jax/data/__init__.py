@@ -3,7 +3,7 @@
 In: a `DataConfig`. Out: `load` gives training data, held-out data and the tokenizer.
 
     train, evaluation, tokenizer = load(DataConfig(corpus="python", regions=4))
-    batch = train.samples(region=2, start=0, count=8)     # {"tokens": [8, T+1], "mask": [8, T]}
+    batch = train.samples(start=0, count=8)     # {"tokens": [4, 8, T+1], "mask": [4, 8, T]}
 
 Every sample is a pure function of (config, region, trainer, number). The caller keeps the
 positions, so a resumed run reads the same samples.

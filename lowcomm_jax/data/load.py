@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from lowcomm_jax.data.cache import cache_folder
 from lowcomm_jax.data.config import HF_DEFAULT_LIMIT, UNUSABLE, DataConfig
-from lowcomm_jax.data.corpora import Corpus, CorpusSource, open_corpus
+from lowcomm_jax.data.corpora import open_corpus
 from lowcomm_jax.data.corpora.base import fingerprint_of
 from lowcomm_jax.data.corpora.files import SECTION
 from lowcomm_jax.data.documents import Documents, Progress, materialise
@@ -39,7 +37,9 @@ def load(
     Raises:
         ValueError: the config cannot be used; lists all violations, each with its fix.
     """
-    corpus = _checked(spec)
+    corpus, found = open_corpus(spec)
+    refuse(UNUSABLE, spec.violations() + found)
+    assert corpus is not None  # open_corpus gives a corpus or a violation
     cache = cache_folder(spec.cache_dir)
     limit = HF_DEFAULT_LIMIT if spec.limit is None and spec.corpus.startswith("hf:") else spec.limit
     documents = materialise(corpus, limit, cache, progress)
@@ -58,14 +58,6 @@ def load(
         summary=_summary(spec, documents, tokens, tokenizer, groups, held_out),
     )
     return train, EvalData(pack(tokens, [held_out], *cut)), tokenizer
-
-
-def _checked(spec: DataConfig) -> Corpus:
-    source = CorpusSource(spec.corpus, spec.text_column, spec.topic_column, spec.split)
-    corpus, found = open_corpus(source)
-    refuse(UNUSABLE, spec.violations() + found)
-    assert corpus is not None  # open_corpus gives a corpus or a violation
-    return corpus
 
 
 def _groups(
@@ -200,20 +192,12 @@ class EvalData:
         Raises:
             ValueError: batch or limit below 1.
         """
-        steps = list(self.iterate(batch, limit))
-        return {name: np.stack([step[name] for step in steps]) for name in steps[0]}
-
-    def iterate(self, batch: int, limit: int | None = None) -> Iterator[Batch]:
-        """Yield the batches of `batches` one by one, each gathered when asked for: leaves [B, ...].
-
-        Raises:
-            ValueError: batch or limit below 1.
-        """
         if batch < 1 or (limit is not None and limit < 1):
             raise ValueError(f"batch={batch} and limit={limit} must be at least 1")
         count = -(-len(self) // batch)
         starts = range(0, (count if limit is None else min(count, limit)) * batch, batch)
-        return (self._batch(start, batch) for start in starts)
+        steps = [self._batch(start, batch) for start in starts]
+        return {name: np.stack([step[name] for step in steps]) for name in steps[0]}
 
     def _batch(self, start: int, batch: int) -> Batch:
         number = np.arange(start, min(start + batch, len(self)))

@@ -11,6 +11,7 @@ from lowcomm_jax.data.mixing import salt
 from lowcomm_jax.data.packing import Packed
 
 Batch = dict[str, np.ndarray]
+_PREPARED = 4  # steps ahead
 
 
 class TrainData:
@@ -53,66 +54,43 @@ class TrainData:
         self._packed = packed
         self._orders: dict[tuple[int, int], grain.MapDataset] = {}
 
-    def samples(self, region: int, start: int, count: int, trainer: int = 0) -> Batch:
-        """Return samples [start, start + count) of a stream.
-
-        Args:
-            region: 0 to regions - 1.
-            start: samples of this stream used before; any non-negative integer.
-            count: how many.
-            trainer: any non-negative integer; trainer t reads part `t % trainers` of the shard in
-                an order of its own.
-
-        Returns:
-            {"tokens": int32 [count, T+1], "mask": float32 [count, T]}, mask 1 = the target counts.
-
-        Raises:
-            ValueError: a number out of range.
-        """
-        return self._packed.gather(self._sequences(region, start, count, trainer))
-
-    def stage(
+    def samples(
         self,
         start: int | Sequence[int],
-        steps: int,
-        batch: int,
+        count: int,
         *,
         trainer: int = 0,
         regions: Sequence[int] | None = None,
-        samples: range | None = None,
+        rows: range | None = None,
     ) -> Batch:
-        """Return the samples of n steps of all regions, gathered at once.
+        """Return samples [start, start + count) of each region's stream.
 
         Args:
             start: samples used before, one number for all regions or one a region.
-            steps: n.
-            batch: B, samples a region and step.
-            trainer: see `samples`.
+            count: B, samples a region.
+            trainer: any non-negative integer; trainer t reads part `t % trainers` of the shards in
+                an order of its own.
             regions: region numbers to read (a job per region reads its own); None = all.
-            samples: which of the B samples to read (a process reads its own); None = all.
+            rows: which of the B samples to read (a process reads its own); None = all.
 
         Returns:
-            {"tokens": int32 [n, R, B, T+1], "mask": float32 [n, R, B, T]}; with `samples`, as many
-            of them in the place of B.
+            {"tokens": int32 [R, B, T+1], "mask": float32 [R, B, T]}, mask 1 = the target counts;
+            with `rows`, as many of them in the place of B.
 
         Raises:
             ValueError: a number out of range, or not as many starts as regions.
         """
-        chosen, starts = self._streams(start, regions, trainer)
-        if steps < 1 or batch < 1:
-            raise ValueError(f"steps={steps} and batch={batch} must be at least 1")
-        rows = [
-            self._sequences(region, first, steps * batch, trainer).reshape(steps, batch)
-            for region, first in zip(chosen, starts, strict=True)
-        ]
-        sequence_nxRxB = np.stack(rows, axis=1)
-        if samples is not None:
-            sequence_nxRxB = sequence_nxRxB[:, :, samples.start : samples.stop]
-        flat = self._packed.gather(sequence_nxRxB.reshape(-1))
-        return {
-            name: value.reshape(*sequence_nxRxB.shape, value.shape[-1])
-            for name, value in flat.items()
-        }
+        if count < 1:
+            raise ValueError(f"{count} samples: at least 1 is needed")
+        chosen, start_R = self._streams(start, regions, trainer)
+        asked = range(count) if rows is None else range(count)[rows.start : rows.stop]
+        orders = [self._order(region, trainer) for region in chosen]
+        sequence_RxB = np.array(
+            [[order[first + i] for i in asked] for order, first in zip(orders, start_R.tolist())],
+            np.int64,
+        )
+        flat = self._packed.gather(sequence_RxB.reshape(-1))
+        return {name: x.reshape(*sequence_RxB.shape, x.shape[-1]) for name, x in flat.items()}
 
     def batches(
         self,
@@ -122,58 +100,37 @@ class TrainData:
         steps: int | None = None,
         trainer: int = 0,
         regions: Sequence[int] | None = None,
-        samples: range | None = None,
-        prefetch: int = 4,
+        rows: range | None = None,
     ) -> grain.DatasetIterator:
-        """Iterate over steps, prepared by a background thread.
+        """Iterate over steps; a background thread prepares a few of them ahead.
 
         Args:
-            start, batch, trainer, regions, samples: see `stage`.
+            start, trainer, regions, rows: see `samples`.
+            batch: B, samples a region and step.
             steps: how many; None = without end.
-            prefetch: steps prepared ahead; 0 = none, in the caller's thread.
 
         Returns:
-            iterator of {"tokens": int32 [R, B, T+1], "mask": float32 [R, B, T]}; step k holds the
-            samples [start + k B, start + (k + 1) B) of each region.
+            iterator of `samples`: step k holds [start + k B, start + (k + 1) B) of each region.
 
         Raises:
             ValueError: a number out of range, or not as many starts as regions.
         """
-        chosen, starts = self._streams(start, regions, trainer)
+        chosen, start_R = self._streams(start, regions, trainer)
         if batch < 1 or (steps is not None and steps < 0):
             raise ValueError(f"batch={batch} must be at least 1, steps={steps} at least 0")
 
         def step(k: SupportsIndex) -> Batch:
-            at = [first + int(k) * batch for first in starts]
-            one = self.stage(at, 1, batch, trainer=trainer, regions=chosen, samples=samples)
-            return {name: value[0] for name, value in one.items()}
+            at = start_R + int(k) * batch
+            return self.samples(at, batch, trainer=trainer, regions=chosen, rows=rows)
 
         numbers = grain.MapDataset.range(sys.maxsize if steps is None else steps)
-        options = grain.ReadOptions(num_threads=min(prefetch, 1), prefetch_buffer_size=prefetch)
+        options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=_PREPARED)
         return iter(numbers.map(step).to_iter_dataset(options))
-
-    def dataset(self, region: int, trainer: int = 0) -> grain.MapDataset:
-        """Return a stream as a Grain data set of single samples, to build other pipelines on.
-
-        Element i is sample i: {"tokens": int32 [T+1], "mask": float32 [T]}.
-        """
-
-        def sample(sequence: SupportsIndex) -> Batch:
-            one = self._packed.gather(np.array([int(sequence)]))
-            return {name: value[0] for name, value in one.items()}
-
-        return self._order(region, trainer).map(sample)
 
     def epoch_size(self, region: int, trainer: int = 0) -> int:
         """Return the number of samples of one pass over a stream's part of the shard."""
         first, last = self._range(region, trainer)
         return last - first
-
-    def _sequences(self, region: int, start: int, count: int, trainer: int) -> np.ndarray:
-        if start < 0 or count < 0:
-            raise ValueError(f"start={start} and count={count} must not be negative")
-        order = self._order(region, trainer)
-        return np.array([order[i] for i in range(int(start), int(start) + count)], np.int64)
 
     def _order(self, region: int, trainer: int) -> grain.MapDataset:
         key = (int(region), int(trainer))
@@ -195,7 +152,8 @@ class TrainData:
 
     def _streams(
         self, start: int | Sequence[int], regions: Sequence[int] | None, trainer: int
-    ) -> tuple[list[int], list[int]]:
+    ) -> tuple[list[int], np.ndarray]:
+        """(regions, where each one's stream begins), of arguments that are in range."""
         chosen = list(range(self.regions)) if regions is None else [int(r) for r in regions]
         start_R = np.asarray(start, np.int64)
         if start_R.ndim > 1 or (start_R.ndim == 1 and len(start_R) != len(chosen)):
@@ -206,7 +164,7 @@ class TrainData:
             raise ValueError(f"start={start} must not be negative")
         for region in chosen:
             self._range(region, trainer)
-        return chosen, np.broadcast_to(start_R, (len(chosen),)).tolist()
+        return chosen, np.broadcast_to(start_R, (len(chosen),))
 
 
 def order_probe() -> str:

@@ -1,7 +1,7 @@
 """Turns a configuration into pure functions over a nested dict of parameters.
 
-`build` makes a `Model`: initial parameters, logits, loss, shardings. `generate` continues a prompt
-token by token, with a cache of keys and values.
+`build` makes a `Model`: initial parameters, logits, loss, shardings. `Model.generate` continues a
+prompt token by token, with a cache of keys and values.
 
 Shape suffixes: N tokens, V vocabulary, P prompt, L generated tokens.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,7 +23,7 @@ from jax import Array
 from lowcomm_jax.compat import is_gpu
 from lowcomm_jax.models import sharding
 from lowcomm_jax.models.attention import kernel_for
-from lowcomm_jax.models.config import TransformerConfig, flops_per_token, param_count, ways
+from lowcomm_jax.models.config import TransformerConfig, ways
 from lowcomm_jax.models.loss import masked_cross_entropy, scores_in_tiles
 from lowcomm_jax.models.transformer import Transformer
 
@@ -36,15 +37,21 @@ class Model:
     `params` are a nested dict of float32 arrays. Paths: `embedding/table`, `final_norm/scale`,
     `head/kernel` (untied), and per layer `blocks/<i>/attention/query/kernel` ... (unrolled) or
     `blocks/attention/query/kernel` ... with a leading layer axis (scan).
+
+    Attributes:
+      config: with nothing left "auto".
+      graph: the NNX module without its parameters.
+      leaves: shapes of the parameters, with the names of their axes.
     """
 
     config: TransformerConfig
     graph: nnx.GraphDef[Transformer] = dataclasses.field(compare=False, repr=False)
+    leaves: nnx.State[Any, Any] = dataclasses.field(compare=False, repr=False)
 
     @property
-    def param_count(self) -> int:
-        """Number of parameters; see `config.param_count`."""
-        return param_count(self.config)
+    def axes(self) -> Params:
+        """Names of the axes of each parameter, without a leading layer axis; a tree of tuples."""
+        return nnx.to_pure_dict(self.leaves, lambda leaf: leaf.axes)
 
     @property
     def stacked(self) -> tuple[str, ...]:
@@ -52,8 +59,21 @@ class Model:
         return ("blocks",) if self.config.layer_loop == "scan" else ()
 
     def flops_per_token(self, seq_len: int) -> float:
-        """Training arithmetic per token; see `config.flops_per_token` for the formula."""
-        return flops_per_token(self.config, seq_len)
+        """Counts the floating-point operations of one training step per token.
+
+        `6 N + 6 layers heads head_dim seq_len`. The first term is a multiply and an add per weight
+        in the forward pass and twice that backward. N counts the weights of matrix products: blocks
+        and output layer, without the embedding look-up. The second term is the two products of
+        attention, where a causal token attends to seq_len / 2 others on average. Recomputation
+        (remat) is not counted.
+        """
+        config = self.config
+        leaves = (leaf for _, leaf in nnx.to_flat_state(self.leaves))
+        weights = sum(math.prod(leaf.shape) for leaf in leaves if any(leaf.axes))
+        if not config.tie_embeddings:
+            weights -= config.vocab_size * config.width
+        attention = 6 * config.layers * config.heads * config.head_dim * seq_len
+        return float(6 * weights + attention)
 
     def init(self, rng: Array) -> Params:
         """Draws the initial parameters; works under `jit` and `eval_shape`."""
@@ -90,21 +110,38 @@ class Model:
         found = scores_in_tiles(module.leave, hidden_NxD, target_N, self.config.loss_tiles)
         return masked_cross_entropy(found, mask_N, self.config.z_loss)
 
-    def specs(self, params: Params, axis_sizes: Mapping[str, int] | None = None) -> Params:
+    def specs(self, params: Params, axis_sizes: Mapping[str, int]) -> Params:
         """Returns a PartitionSpec per leaf; see `sharding.parameter_specs`."""
-        return sharding.parameter_specs(params, axis_sizes)
+        return sharding.parameter_specs(params, self.axes, axis_sizes)
 
     def generate(
         self,
         params: Params,
-        prompt_tokens: Array,
+        prompt_P: Array,
         length: int,
         rng: Array,
         temperature: float = 1.0,
         top_k: int | None = None,
     ) -> Array:
-        """Continues `prompt_tokens` by `length` tokens; see the function `generate`."""
-        return generate(self, params, prompt_tokens, length, rng, temperature, top_k)
+        """Samples `length` tokens after the prompt; compiled once per prompt length and `length`.
+
+        Args:
+          params: as `init` returns them.
+          prompt_P: int32 [P], at least one token.
+          length: tokens to add.
+          rng: key of the draws.
+          temperature: divides the logits; 0 takes the most likely token.
+          top_k: draw among the `top_k` most likely tokens only; None draws among all.
+
+        Returns:
+          int32 [P + length]: the prompt and the sampled tokens.
+
+        Raises:
+          ValueError: lists every argument out of range, with its fix.
+        """
+        _check(self, prompt_P, length, temperature, top_k)
+        prompt_P = jnp.asarray(prompt_P, jnp.int32)
+        return _generate(self, params, prompt_P, length, rng, jnp.float32(temperature), top_k)
 
     def bind(self, params: Params) -> Transformer:
         """Returns the NNX module with `params` in it."""
@@ -129,42 +166,11 @@ def build(config: TransformerConfig, device: jax.Device | None = None) -> Model:
         config = dataclasses.replace(config, unroll=unroll)
     if config.attention == "auto":
         config = dataclasses.replace(config, attention=kernel_for(config, device))
-    shapes = nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(params=0)))
-    return Model(config=config, graph=nnx.graphdef(shapes))
+    graph, leaves = nnx.split(nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(params=0))))
+    return Model(config, graph, leaves)
 
 
 # -- generation --------------------------------------------------------------------------------
-
-
-def generate(
-    model: Model,
-    params: Any,
-    prompt_P: Array,
-    length: int,
-    rng: Array,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-) -> Array:
-    """Samples `length` tokens after the prompt; compiled once per prompt length and `length`.
-
-    Args:
-      model: the model that `params` belong to.
-      params: parameters as `Model.init` returns them.
-      prompt_P: int32 [P], at least one token.
-      length: tokens to add.
-      rng: key of the draws.
-      temperature: divides the logits; 0 takes the most likely token.
-      top_k: draw among the `top_k` most likely tokens only; None draws among all.
-
-    Returns:
-      int32 [P + length]: the prompt and the sampled tokens.
-
-    Raises:
-      ValueError: lists every argument out of range, with its fix.
-    """
-    _check(model, prompt_P, length, temperature, top_k)
-    prompt_P = jnp.asarray(prompt_P, jnp.int32)
-    return _generate(model, params, prompt_P, length, rng, jnp.float32(temperature), top_k)
 
 
 def sample(logits_V: Array, rng: Array, temperature: Array, top_k: int | None) -> Array:

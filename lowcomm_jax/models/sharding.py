@@ -14,53 +14,30 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-_COLUMN = ("fsdp", "tensor")
-_ROW = ("tensor", "fsdp")
-_LAYOUT = {
-    ("query", "kernel"): _COLUMN,
-    ("key", "kernel"): _COLUMN,
-    ("value", "kernel"): _COLUMN,
-    ("output", "kernel"): _ROW,
-    ("gate", "kernel"): _COLUMN,
-    ("up", "kernel"): _COLUMN,
-    ("down", "kernel"): _ROW,
-    ("head", "kernel"): _COLUMN,
-    ("embedding", "table"): _ROW,
-}
+from lowcomm_jax.train.batch_sharding import FSDP, TENSOR
+
+_CUT_OVER = {"width": FSDP, "heads": TENSOR, "hidden": TENSOR, "vocabulary": TENSOR}
 
 
-def parameter_specs(params: Any, axis_sizes: Mapping[str, int] | None = None) -> Any:
+def parameter_specs(params: Any, axes: Any, axis_sizes: Mapping[str, int]) -> Any:
     """Returns a PartitionSpec per leaf over the mesh axes `fsdp` and `tensor`.
 
     Args:
       params: the parameters, or their shapes; a leading layer axis stays unsplit.
-      axis_sizes: sizes of the mesh axes. When given, an axis that does not divide the dimension
-        it would split (a vocabulary of 257 over 2) is left out for that leaf.
+      axes: names of each one's axes, as `Model.axes` gives them.
+      axis_sizes: sizes of the mesh axes; one that is missing has size 1. An axis that does not
+        divide the dimension it would split (a vocabulary of 257 over 2) is left out for that leaf.
 
     Raises:
-      ValueError: leaves that are no parameters of this model, all of them listed.
+      ValueError: leaves that are no parameters of this model.
     """
-    unknown = []
 
-    def spec(path, leaf):
-        names = tuple(str(entry.key) for entry in path)
-        if names[-1] == "scale":
+    def spec(leaf, names):
+        if not any(names):
             return PartitionSpec()
-        if names[-2:] not in _LAYOUT:
-            unknown.append("/".join(names))
-            return PartitionSpec()
-        axes = (None,) * (leaf.ndim - 2) + _LAYOUT[names[-2:]]
-        if axis_sizes is None:
-            return PartitionSpec(*axes)
-        dims = zip(axes, leaf.shape, strict=True)
-        return PartitionSpec(
-            *(axis if axis and size % axis_sizes.get(axis, 1) == 0 else None for axis, size in dims)
-        )
+        over = (_CUT_OVER[name] for name in names)
+        dims = zip(over, leaf.shape[-len(names) :], strict=True)
+        cut = (axis if size % axis_sizes.get(axis, 1) == 0 else None for axis, size in dims)
+        return PartitionSpec(*(None,) * (leaf.ndim - len(names)), *cut)
 
-    specs = jax.tree.map_with_path(spec, params)
-    if unknown:
-        raise ValueError(
-            "no layout for these leaves: " + ", ".join(unknown) + "; pass the parameters of "
-            "Model.init, or write the PartitionSpecs of another model by hand"
-        )
-    return specs
+    return jax.tree.map(spec, params, axes)

@@ -3,6 +3,9 @@
 Activations are [N, D] with N = batch * time. On CPU a plain matrix product is about twice as fast
 as one with a batch axis, and elsewhere as fast. Weights are [in, out].
 
+Every parameter is made with the names of its `axes`: "width", "heads", "hidden", "vocabulary", and
+None in scales. Layouts follow from these (`sharding`, `pipeline.layout`).
+
 Shape suffixes: B batch, T time, N = B * T, D width, V vocabulary, S cache length. I and O are
 inputs and outputs of a projection, H query heads, K key heads, E head width, F MLP width.
 """
@@ -69,7 +72,10 @@ class Transformer(nnx.Module):
         self.embedding = Embedding(config, rngs=rngs)
         self.final_norm = RMSNorm(config.width, config.norm_eps)
         if not config.tie_embeddings:
-            self.head = Projection(config.width, config.vocab_size, config.init_std, rngs=rngs)
+            axes = ("width", "vocabulary")
+            self.head = Projection(
+                config.width, config.vocab_size, axes, config.init_std, rngs=rngs
+            )
         self.blocks = _make_blocks(config, rngs.params())
 
     def __call__(self, tokens_BxT: Array) -> Array:
@@ -178,7 +184,8 @@ class Embedding(nnx.Module):
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
         shape = (config.vocab_size, config.width)
-        self.table = nnx.Param(config.init_std * jax.random.normal(rngs.params(), shape))
+        table = config.init_std * jax.random.normal(rngs.params(), shape)
+        self.table = nnx.Param(table, axes=("vocabulary", "width"))
 
     def __call__(self, tokens_N: Array, dtype: jnp.dtype) -> Array:
         # A token outside the vocabulary gives NaN: a wrong tokenizer shows in the first loss.
@@ -228,10 +235,11 @@ class Attention(nnx.Module):
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
         c = config
         self.config = config
-        self.query = Projection(c.width, c.heads * c.head_dim, c.init_std, rngs=rngs)
-        self.key = Projection(c.width, c.kv_heads * c.head_dim, c.init_std, rngs=rngs)
-        self.value = Projection(c.width, c.kv_heads * c.head_dim, c.init_std, rngs=rngs)
-        self.output = Projection(c.heads * c.head_dim, c.width, _residual_std(c), rngs=rngs)
+        into, out = ("width", "heads"), ("heads", "width")
+        self.query = Projection(c.width, c.heads * c.head_dim, into, c.init_std, rngs=rngs)
+        self.key = Projection(c.width, c.kv_heads * c.head_dim, into, c.init_std, rngs=rngs)
+        self.value = Projection(c.width, c.kv_heads * c.head_dim, into, c.init_std, rngs=rngs)
+        self.output = Projection(c.heads * c.head_dim, c.width, out, _residual_std(c), rngs=rngs)
         if c.qk_norm:
             self.query_norm = RMSNorm(c.head_dim, c.norm_eps)
             self.key_norm = RMSNorm(c.head_dim, c.norm_eps)
@@ -268,10 +276,11 @@ class FeedForward(nnx.Module):
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
         c = config
         self.gated, self.light = c.mlp == "swiglu", c.remat == "light"
+        into, out = ("width", "hidden"), ("hidden", "width")
         if self.gated:
-            self.gate = Projection(c.width, c.mlp_width, c.init_std, rngs=rngs)
-        self.up = Projection(c.width, c.mlp_width, c.init_std, rngs=rngs)
-        self.down = Projection(c.mlp_width, c.width, _residual_std(c), rngs=rngs)
+            self.gate = Projection(c.width, c.mlp_width, into, c.init_std, rngs=rngs)
+        self.up = Projection(c.width, c.mlp_width, into, c.init_std, rngs=rngs)
+        self.down = Projection(c.mlp_width, c.width, out, _residual_std(c), rngs=rngs)
 
     def __call__(self, x_NxD: Array, norm: RMSNorm) -> Array:
         """Transforms the normalised `x`; `norm` is the block's."""
@@ -292,7 +301,7 @@ class RMSNorm(nnx.Module):
     """Divides by the root mean square of the last axis in float32, then scales."""
 
     def __init__(self, size: int, eps: float):
-        self.scale = nnx.Param(jnp.ones((size,), jnp.float32))
+        self.scale = nnx.Param(jnp.ones((size,), jnp.float32), axes=(None,))
         self.eps = eps
 
     def __call__(self, x: Array) -> Array:
@@ -306,8 +315,11 @@ class RMSNorm(nnx.Module):
 class Projection(nnx.Module):
     """Multiplies by a matrix [in, out] held in float32, in the dtype of the activations."""
 
-    def __init__(self, inputs: int, outputs: int, std: float, *, rngs: nnx.Rngs):
-        self.kernel = nnx.Param(std * jax.random.normal(rngs.params(), (inputs, outputs)))
+    def __init__(
+        self, inputs: int, outputs: int, axes: tuple[str, str], std: float, *, rngs: nnx.Rngs
+    ):
+        kernel = std * jax.random.normal(rngs.params(), (inputs, outputs))
+        self.kernel = nnx.Param(kernel, axes=axes)
 
     def __call__(self, x_NxI: Array) -> Array:
         return x_NxI @ self.matrix(x_NxI.dtype)

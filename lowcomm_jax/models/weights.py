@@ -18,23 +18,50 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from lowcomm_jax.models.config import TransformerConfig
 from lowcomm_jax.models.model import Model, Params, build
+from lowcomm_jax.models.protocol import abstract_params
 
 _FILE = "model.safetensors"
-_BLOCK_NAMES = {
-    "input_layernorm.weight": ("attention_norm", "scale"),
-    "self_attn.q_proj.weight": ("attention", "query", "kernel"),
-    "self_attn.k_proj.weight": ("attention", "key", "kernel"),
-    "self_attn.v_proj.weight": ("attention", "value", "kernel"),
-    "self_attn.o_proj.weight": ("attention", "output", "kernel"),
-    "post_attention_layernorm.weight": ("mlp_norm", "scale"),
-    "mlp.gate_proj.weight": ("mlp", "gate", "kernel"),
-    "mlp.up_proj.weight": ("mlp", "up", "kernel"),
-    "mlp.down_proj.weight": ("mlp", "down", "kernel"),
+_NAMES = {  # of a module that holds a parameter, in the model or in a block
+    "embedding": "embed_tokens",
+    "final_norm": "norm",
+    "attention_norm": "input_layernorm",
+    "attention/query": "self_attn.q_proj",
+    "attention/key": "self_attn.k_proj",
+    "attention/value": "self_attn.v_proj",
+    "attention/output": "self_attn.o_proj",
+    "mlp_norm": "post_attention_layernorm",
+    "mlp/gate": "mlp.gate_proj",
+    "mlp/up": "mlp.up_proj",
+    "mlp/down": "mlp.down_proj",
+}
+# Fields of `TransformerConfig` by their names in config.json, with what transformers takes where
+# one is absent; None = it must be there, or follows from others.
+_FIELDS = {
+    "vocab_size": ("vocab_size", 32_000),
+    "layers": ("num_hidden_layers", None),
+    "width": ("hidden_size", None),
+    "heads": ("num_attention_heads", None),
+    "kv_heads": ("num_key_value_heads", None),
+    "head_dim": ("head_dim", None),
+    "mlp_width": ("intermediate_size", None),
+    "max_seq_len": ("max_position_embeddings", 2048),
+    "rope_theta": ("rope_theta", 10_000.0),
+    "tie_embeddings": ("tie_word_embeddings", False),
+    "norm_eps": ("rms_norm_eps", 1e-6),
+    "init_std": ("initializer_range", 0.02),
+}
+# What this model is of the things that other LLaMAs may be.
+_PLAIN = {
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
 }
 
 
@@ -51,12 +78,15 @@ def load_llama(path: str | pathlib.Path, **changes: Any) -> tuple[Model, Params]
 
     Raises:
       FileNotFoundError: no config.json or no safetensors file in `path`.
-      ValueError: lists everything in config.json that this model does not have, or every tensor
-        that is missing, unexpected or of another shape.
+      ValueError: lists everything in config.json that this model does not have, or in the changes
+        that no checkpoint has (QK-norm, GELU), or every tensor that is missing, unexpected or of
+        another shape.
     """
     path = pathlib.Path(path)
     described = json.loads((path / "config.json").read_text(encoding="utf-8"))
     model = build(config_from_llama(described, **changes))
+    if problems := _beyond(model.config):
+        raise ValueError("load_llama:\n" + "\n".join(f"  - {p}" for p in problems))
     return model, _assemble(model, read_tensors(path))
 
 
@@ -85,11 +115,7 @@ def llama_tensors(model: Model, params: Params, dtype: str = "float32") -> dict[
       ValueError: as in `save_llama`.
     """
     config = model.config
-    problems = []
-    if config.qk_norm:
-        problems.append("qk_norm=True: a LLaMA checkpoint has no QK-norm; save with Orbax instead")
-    if config.mlp != "swiglu":
-        problems.append(f"mlp={config.mlp!r}: a LLaMA checkpoint has a SwiGLU; save with Orbax")
+    problems = [f"{problem}; save with Orbax instead" for problem in _beyond(config)]
     if dtype not in ("float32", "bfloat16"):
         problems.append(f"dtype={dtype!r}: choose float32 or bfloat16")
     if problems:
@@ -97,10 +123,9 @@ def llama_tensors(model: Model, params: Params, dtype: str = "float32") -> dict[
     if config.layer_loop == "scan":
         params = unstack_layers(params)
     tensors = {}
-    for name, keys in _names(config).items():
-        array = np.asarray(jax.device_get(_lookup(params, keys)))
-        array = array.T if keys[-1] == "kernel" else array
-        tensors[name] = np.ascontiguousarray(array, dtype=jnp.dtype(dtype))
+    for keys, leaf in flatten_dict(params).items():
+        array = _turned(keys, np.asarray(jax.device_get(leaf)))
+        tensors[_name(keys)] = np.ascontiguousarray(array, dtype=jnp.dtype(dtype))
     return tensors
 
 
@@ -150,62 +175,29 @@ def config_from_llama(described: dict[str, Any], **changes: Any) -> TransformerC
     """
     rope = described.get("rope_parameters") or {}
     scaling = described.get("rope_scaling") or rope
-    refused = {
-        "model_type": described.get("model_type", "llama") != "llama",
-        "hidden_act": described.get("hidden_act", "silu") != "silu",
-        "attention_bias": bool(described.get("attention_bias", False)),
-        "mlp_bias": bool(described.get("mlp_bias", False)),
-        "rope_scaling / rope_parameters": (
-            scaling.get("rope_type", scaling.get("type", "default")) != "default"
-        ),
-    }
-    needed = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers")
-    problems = [
-        f"{key}: only the plain LLaMA value is supported" for key in refused if refused[key]
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    refused = [
+        key for key, plain in _PLAIN.items() if (described.get(key, plain) or False) != plain
     ]
+    refused += ["rope_scaling / rope_parameters"] * (kind != "default")
+    problems = [f"{key}: only the plain LLaMA value is supported" for key in refused]
+    needed = (_FIELDS[name][0] for name in ("width", "mlp_width", "heads", "layers"))
     problems += [f"{key}: missing" for key in needed if key not in described]
     if problems:
         raise ValueError("config.json:\n" + "\n".join(f"  - {p}" for p in problems))
-    heads = described["num_attention_heads"]
-    fields = {
-        "vocab_size": described.get("vocab_size", 32_000),
-        "layers": described["num_hidden_layers"],
-        "width": described["hidden_size"],
-        "heads": heads,
-        "kv_heads": described.get("num_key_value_heads") or heads,
-        "head_dim": described.get("head_dim") or described["hidden_size"] // heads,
-        "mlp_width": described["intermediate_size"],
-        "max_seq_len": described.get("max_position_embeddings", 2048),
-        "rope_theta": float(described.get("rope_theta", rope.get("rope_theta", 10_000.0))),
-        "tie_embeddings": bool(described.get("tie_word_embeddings", False)),
-        "norm_eps": float(described.get("rms_norm_eps", 1e-6)),
-        "init_std": float(described.get("initializer_range", 0.02)),
-    }
+    given = rope | described
+    fields = {name: given.get(key, default) for name, (key, default) in _FIELDS.items()}
+    fields["kv_heads"] = fields["kv_heads"] or fields["heads"]
+    fields["head_dim"] = fields["head_dim"] or fields["width"] // fields["heads"]
+    fields |= {name: float(fields[name]) for name in ("rope_theta", "norm_eps", "init_std")}
+    fields["tie_embeddings"] = bool(fields["tie_embeddings"])
     return TransformerConfig(**{**fields, **changes})
 
 
 def config_to_llama(config: TransformerConfig, dtype: str = "float32") -> dict[str, Any]:
     """Describes `config` as a transformers LLaMA configuration."""
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": config.vocab_size,
-        "num_hidden_layers": config.layers,
-        "hidden_size": config.width,
-        "num_attention_heads": config.heads,
-        "num_key_value_heads": config.kv_heads,
-        "head_dim": config.head_dim,
-        "intermediate_size": config.mlp_width,
-        "max_position_embeddings": config.max_seq_len,
-        "rope_theta": config.rope_theta,
-        "tie_word_embeddings": config.tie_embeddings,
-        "rms_norm_eps": config.norm_eps,
-        "initializer_range": config.init_std,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "torch_dtype": dtype,
-    }
+    fields = {key: getattr(config, name) for name, (key, _) in _FIELDS.items()}
+    return {"architectures": ["LlamaForCausalLM"], **_PLAIN, **fields, "torch_dtype": dtype}
 
 
 def stack_layers(
@@ -230,54 +222,52 @@ def unstack_layers(params: dict[Any, Any]) -> dict[Any, Any]:
     return {**params, "blocks": layer}
 
 
-def _names(config: TransformerConfig) -> dict[str, tuple]:
-    """Maps every tensor name of the checkpoint to its path in unrolled parameters."""
-    names: dict[str, tuple] = {
-        "model.embed_tokens.weight": ("embedding", "table"),
-        "model.norm.weight": ("final_norm", "scale"),
-    }
-    if not config.tie_embeddings:
-        names["lm_head.weight"] = ("head", "kernel")
-    for layer in range(config.layers):
-        for name, keys in _BLOCK_NAMES.items():
-            names[f"model.layers.{layer}.{name}"] = ("blocks", layer, *keys)
-    return names
+def _beyond(config: TransformerConfig) -> list[str]:
+    """What a model has that a LLaMA checkpoint cannot express."""
+    problems = []
+    if config.qk_norm:
+        problems.append("qk_norm=True: a LLaMA checkpoint has no QK-norm")
+    if config.mlp != "swiglu":
+        problems.append(f"mlp={config.mlp!r}: a LLaMA checkpoint has a SwiGLU")
+    return problems
+
+
+def _name(keys: tuple) -> str:
+    """The name in a checkpoint of a parameter, by its path in unrolled parameters."""
+    if keys[0] == "head":
+        return "lm_head.weight"
+    prefix, within = "model", keys[:-1]
+    if keys[0] == "blocks":
+        prefix, within = f"model.layers.{keys[1]}", keys[2:-1]
+    return f"{prefix}.{_NAMES['/'.join(within)]}.weight"
+
+
+def _turned(keys: tuple, x: np.ndarray) -> np.ndarray:
+    """A parameter as a checkpoint stores it, and back: matrices are [out, in] there."""
+    return x.T if keys[-1] == "kernel" else x
 
 
 def _assemble(model: Model, tensors: dict[str, np.ndarray]) -> Params:
     """Puts the tensors into the structure of `model`, or lists all that do not fit."""
-    names = _names(model.config)
     if model.config.tie_embeddings and "lm_head.weight" in tensors:
         table, head = (tensors.get(n) for n in ("model.embed_tokens.weight", "lm_head.weight"))
         if table is not None and np.array_equal(table, head):
             del tensors["lm_head.weight"]
+    scanned = model.config.layer_loop == "scan"
+    shapes = abstract_params(model)
+    shapes = flatten_dict(jax.eval_shape(unstack_layers, shapes) if scanned else shapes)
+    names = {_name(keys): keys for keys in shapes}
     problems = [f"missing: {name}" for name in names if name not in tensors]
     problems += [f"unexpected: {name}" for name in sorted(tensors) if name not in names]
-
-    shapes = jax.eval_shape(model.init, jax.random.key(0))
-    if model.config.layer_loop == "scan":
-        shapes = jax.eval_shape(unstack_layers, shapes)
-    params: Params = {}
+    leaves = {}
     for name, keys in names.items():
         if name not in tensors:
             continue
-        array = tensors[name].T if keys[-1] == "kernel" else tensors[name]
-        expected = _lookup(shapes, keys).shape
+        array, expected = _turned(keys, tensors[name]), shapes[keys].shape
         if array.shape != expected:
             problems.append(f"shape of {name}: {array.shape} as [in, out], expected {expected}")
-        _insert(params, keys, np.ascontiguousarray(array, dtype=np.float32))
+        leaves[keys] = np.ascontiguousarray(array, dtype=np.float32)
     if problems:
         raise ValueError("weights do not fit config.json:\n" + "\n".join(problems))
-    return stack_layers(params, np.stack) if model.config.layer_loop == "scan" else params
-
-
-def _lookup(tree: Any, keys: tuple) -> Any:
-    for key in keys:
-        tree = tree[key]
-    return tree
-
-
-def _insert(tree: Any, keys: tuple, leaf: np.ndarray) -> None:
-    for key in keys[:-1]:
-        tree = tree.setdefault(key, {})
-    tree[keys[-1]] = leaf
+    params = unflatten_dict(leaves)
+    return stack_layers(params, np.stack) if scanned else params

@@ -154,8 +154,8 @@ def decoder_shapes(config: "TransformerConfig") -> Shapes:
     from lowcomm_jax.models.pipeline.layout import StageLayout
     from lowcomm_jax.models.protocol import abstract_params
 
-    config = dataclasses.replace(config, layer_loop="scan")
-    abstract = abstract_params(build(config))
-    specs = StageLayout(config, stages=1).specs(abstract, {})  # every axis that a leaf may have
-    params = from_tree(abstract, specs, ["blocks"])
+    model = build(dataclasses.replace(config, layer_loop="scan"))
+    abstract = abstract_params(model)
+    specs = StageLayout(model, stages=1).specs(abstract, {})  # every axis that a leaf may have
+    params = from_tree(abstract, specs, model.stacked)
     return Shapes(tuple(params), config.layers, config.width, config.vocab_size)

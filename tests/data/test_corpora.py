@@ -10,7 +10,7 @@ import re
 import numpy as np
 import pytest
 
-from lowcomm_jax.data.corpora import CorpusSource, open_corpus
+from lowcomm_jax.data import DataConfig, open_corpus
 from lowcomm_jax.data.corpora.base import Document, Unreadable
 from lowcomm_jax.data.corpora.files import (
     LONGEST_SECTION,
@@ -37,13 +37,13 @@ def entropy_per_character(corpus):
 
 
 def read(spec, **columns):
-    corpus, found = open_corpus(CorpusSource(spec, **columns))
+    corpus, found = open_corpus(DataConfig(spec, **columns))
     assert found == []
     return list(corpus.documents())
 
 
 def fault(spec):
-    corpus, found = open_corpus(CorpusSource(spec))
+    corpus, found = open_corpus(DataConfig(spec))
     assert corpus is None
     return " ".join(found)
 
@@ -93,7 +93,7 @@ def test_folders_whose_files_look_alike_keep_their_own_documents(tmp_path, spec)
     for name in ("one", "two"):
         alike(tmp_path / name, name, "a.txt")
     for name in ("one", "two", "one"):
-        corpus, _ = open_corpus(CorpusSource(spec.format(tmp_path / name)))
+        corpus, _ = open_corpus(DataConfig(spec.format(tmp_path / name)))
         assert list(materialise(corpus, None, tmp_path / "cache").texts()) == [name]
     assert len(list((tmp_path / "cache/documents").iterdir())) == 2
 
@@ -106,7 +106,7 @@ def test_fingerprints_of_columns_hold_the_folder(tmp_path, kind, monkeypatch):
         alike(tmp_path / name, name, "a.data")
     monkeypatch.chdir(tmp_path)
     one, two, again = (
-        open_corpus(CorpusSource(f"{kind}:{folder}/*.data"))[0].fingerprint()
+        open_corpus(DataConfig(f"{kind}:{folder}/*.data"))[0].fingerprint()
         for folder in (tmp_path / "one", tmp_path / "two", "one")
     )
     assert one == again != two
@@ -117,7 +117,7 @@ def test_digests_of_documents_do_not_hold_the_folder(tmp_path):
     digests = set()
     for name in ("one", "two"):
         alike(tmp_path / name, "same", "a.txt")
-        corpus, _ = open_corpus(CorpusSource(f"text:{tmp_path / name}"))
+        corpus, _ = open_corpus(DataConfig(f"text:{tmp_path / name}"))
         digests.add(materialise(corpus, None, tmp_path / "cache").digest)
     assert len(digests) == 1
 
@@ -129,14 +129,14 @@ def test_single_file_is_cut(tmp_path):
 
 
 def test_python_reads_the_library_without_packages_and_tests():
-    corpus, _ = open_corpus(CorpusSource("python"))
+    corpus, _ = open_corpus(DataConfig("python"))
     files = [file.relative_to(corpus.root).parts for file in corpus.files()]
     assert files == sorted(files) and len(files) > 400
     folders = {part for parts in files for part in parts[:-1]}
     assert folders.isdisjoint({"site-packages", "dist-packages", "test", "tests"})
     topics = {d.topic for d in corpus.documents()}
     assert {"modules", "json", "email", "asyncio"} <= topics
-    assert corpus.fingerprint() == open_corpus(CorpusSource("python"))[0].fingerprint()
+    assert corpus.fingerprint() == open_corpus(DataConfig("python"))[0].fingerprint()
 
 
 def test_parquet(tmp_path):
@@ -166,7 +166,7 @@ def test_a_column_without_text_is_refused_at_its_first_row(tmp_path, column, hel
         monkeypatch.setenv("HF_HUB_OFFLINE", "1")
         specs.append(f"hf:{tmp_path}")
     for spec in specs:
-        corpus, _ = open_corpus(CorpusSource(spec))
+        corpus, _ = open_corpus(DataConfig(spec))
         with pytest.raises(ValueError, match=f"column text holds {held}, not text; set text_col"):
             materialise(corpus, None, tmp_path / "cache")
 
@@ -196,7 +196,7 @@ def test_hugging_face_streams_a_local_folder(tmp_path, monkeypatch):
         ("row 0", "0"),
         ("row 1", "1"),
     ]
-    corpus, _ = open_corpus(CorpusSource(spec))
+    corpus, _ = open_corpus(DataConfig(spec))
     kept = materialise(corpus, 4, tmp_path / "cache")
     assert list(kept.texts()) == ["row 0", "row 1", "row 2", "row 3"]
     with pytest.raises(ValueError, match="no column wrong"):
@@ -237,7 +237,7 @@ GENERATED = {
 
 @pytest.mark.parametrize("spec", GENERATED)
 def test_generated_text_never_changes(spec, tmp_path):
-    corpus, _ = open_corpus(CorpusSource(spec))
+    corpus, _ = open_corpus(DataConfig(spec))
     documents = materialise(corpus, None, tmp_path)
     assert documents.digest == GENERATED[spec]
     assert len(documents) == 512 and len(documents.topics) == 8
@@ -245,7 +245,7 @@ def test_generated_text_never_changes(spec, tmp_path):
 
 @pytest.mark.parametrize("spec", GENERATED)
 def test_generated_text_has_the_entropy_it_claims(spec):
-    corpus, _ = open_corpus(CorpusSource(spec))
+    corpus, _ = open_corpus(DataConfig(spec))
     number = {symbol.strip(): k for k, symbol in enumerate(corpus.symbols)}
     weights = corpus.transitions()
     assert (weights.sum(-1) == 1 << 16).all() and weights.min() >= 1
@@ -263,7 +263,7 @@ def test_generated_text_has_the_entropy_it_claims(spec):
 
 
 def test_generated_topics_differ():
-    corpus, _ = open_corpus(CorpusSource("synthetic:letters"))
+    corpus, _ = open_corpus(DataConfig("synthetic:letters"))
     p = corpus.transitions() / (1 << 16)
     distance = np.abs(p[:, None] - p[None]).sum(-1).mean(-1) / 2
     assert distance[~np.eye(8, dtype=bool)].min() > 0.5

@@ -49,17 +49,17 @@ def equal(a, b):
 
 
 def test_shapes_and_dtypes(train):
-    batch = train.samples(1, 5, 4)
-    assert batch["tokens"].shape == (4, T + 1) and batch["tokens"].dtype == np.int32
-    assert batch["mask"].shape == (4, T) and batch["mask"].dtype == np.float32
+    batch = train.samples(5, 4)
+    assert batch["tokens"].shape == (3, 4, T + 1) and batch["tokens"].dtype == np.int32
+    assert batch["mask"].shape == (3, 4, T) and batch["mask"].dtype == np.float32
 
 
 def test_any_cut_of_the_stream_gives_the_same_samples(train):
     size = train.epoch_size(2)
-    whole = train.samples(2, size - 9, 30)
+    whole = train.samples(size - 9, 30)
     for at in (0, 1, 8, 9, 10, 29):
-        one = train.samples(2, size - 9 + at, 1)
-        assert equal(one, {k: v[at : at + 1] for k, v in whole.items()})
+        one = train.samples(size - 9 + at, 1)
+        assert equal(one, {k: v[:, at : at + 1] for k, v in whole.items()})
 
 
 def test_a_new_process_continues_where_the_old_one_stopped(config, train):
@@ -70,8 +70,8 @@ def test_a_new_process_continues_where_the_old_one_stopped(config, train):
         "def digest(batch):\n"
         "    parts = [np.ascontiguousarray(batch[k]).tobytes() for k in sorted(batch)]\n"
         "    return hashlib.sha256(b''.join(parts)).hexdigest()\n"
-        "print(train.identity, digest(train.samples(2, 7001, 33, trainer=1)),\n"
-        "      digest(train.stage([5, 900, 31], 3, 2)))\n"
+        "print(train.identity, digest(train.samples(7001, 33, trainer=1)),\n"
+        "      digest(next(train.batches([5, 900, 31], 2))))\n"
     )
     root = Path(__file__).parents[2]
     run = subprocess.run(
@@ -79,8 +79,8 @@ def test_a_new_process_continues_where_the_old_one_stopped(config, train):
     )
     here = [
         train.identity,
-        digest(train.samples(2, 7001, 33, trainer=1)),
-        digest(train.stage([5, 900, 31], 3, 2)),
+        digest(train.samples(7001, 33, trainer=1)),
+        digest(next(train.batches([5, 900, 31], 2))),
     ]
     assert run.stdout.split() == here
 
@@ -89,7 +89,7 @@ def test_samples_never_change(folder):
     """Fails when a library draws another order: stored positions then mean other samples."""
     train = load(DataConfig(corpus="synthetic:letters", regions=2, cache_dir=folder))[0]
     assert (
-        digest(train.samples(1, 4321, 17))
+        digest(train.samples(4321, 17, regions=[1]))
         == "968ed6878c48136d665930c43ef14b76e657ad689f15e78eb315fe1b6b54b462"
     )
 
@@ -97,7 +97,7 @@ def test_samples_never_change(folder):
 def test_an_epoch_holds_every_sequence_once_and_the_next_another_order(train):
     size = train.epoch_size(0)
     rows = [
-        [row.tobytes() for row in train.samples(0, epoch * size, size)["tokens"]]
+        [row.tobytes() for row in train.samples(epoch * size, size)["tokens"][0]]
         for epoch in range(3)
     ]
     assert len(set(rows[0])) == size
@@ -114,8 +114,9 @@ def test_shards_of_regions_and_trainers_hold_every_training_token_once(train):
     for region in range(3):
         in_region = 0
         for trainer in range(2):
-            batch = train.samples(region, 0, train.epoch_size(region, trainer), trainer)
-            rows = {row.tobytes() for row in batch["tokens"]}
+            size = train.epoch_size(region, trainer)
+            batch = train.samples(0, size, trainer=trainer, regions=[region])
+            rows = {row.tobytes() for row in batch["tokens"][0]}
             assert not rows & seen
             seen |= rows
             in_region += targets(batch)
@@ -126,7 +127,9 @@ def test_shards_of_regions_and_trainers_hold_every_training_token_once(train):
 
 def test_trainers_beyond_the_parts_share_a_part_in_another_order(train):
     size = train.epoch_size(1, 0)
-    first, third = (train.samples(1, 0, size, trainer)["tokens"] for trainer in (0, 2))
+    first, third = (
+        train.samples(0, size, trainer=trainer, regions=[1])["tokens"][0] for trainer in (0, 2)
+    )
     assert sorted(map(bytes, first)) == sorted(map(bytes, third))
     assert not np.array_equal(first, third)
 
@@ -155,49 +158,40 @@ def test_seed_moves_the_order_and_not_the_validation(config):
     a = load(config)
     b = load(dataclasses.replace(config, seed=4))
     assert a[0].identity != b[0].identity
-    assert not equal(a[0].samples(0, 0, 20), b[0].samples(0, 0, 20))
+    assert not equal(a[0].samples(0, 20), b[0].samples(0, 20))
     assert equal(a[1].batches(8), b[1].batches(8))
 
 
-def test_staged_steps_equal_samples_by_region(train):
-    staged = train.stage([4, 0, 1000], 5, 3)
-    assert staged["tokens"].shape == (5, 3, 3, T + 1) and staged["mask"].shape == (5, 3, 3, T)
+def test_regions_start_where_they_are_told(train):
+    drawn = train.samples([4, 0, 1000], 15)
     for region, start in enumerate([4, 0, 1000]):
-        plain = train.samples(region, start, 15)
-        for name, value in plain.items():
-            assert np.array_equal(staged[name][:, region].reshape(15, -1), value)
-    some = train.stage([1000, 4], 5, 3, regions=[2, 0])
-    assert np.array_equal(some["tokens"][:, 0], staged["tokens"][:, 2])
-    assert np.array_equal(some["tokens"][:, 1], staged["tokens"][:, 0])
+        alone = train.samples(start, 15, regions=[region])
+        assert equal(alone, {name: x[region : region + 1] for name, x in drawn.items()})
+    some = train.samples([1000, 4], 15, regions=[2, 0])
+    assert equal(some, {name: x[[2, 0]] for name, x in drawn.items()})
+    rows = train.samples([4, 0, 1000], 15, rows=range(3, 9))
+    assert equal(rows, {name: x[:, 3:9] for name, x in drawn.items()})
 
 
-@pytest.mark.parametrize("prefetch", [0, 1, 4])
-def test_batches_start_anywhere(train, prefetch):
-    staged = train.stage([6, 7, 8], 6, 2, trainer=1)
-    got = list(train.batches([6, 7, 8], 2, steps=6, trainer=1, prefetch=prefetch))
+def test_batches_start_anywhere(train):
+    drawn = train.samples([6, 7, 8], 12, trainer=1)
+    got = list(train.batches([6, 7, 8], 2, steps=6, trainer=1))
     assert len(got) == 6
     for k, batch in enumerate(got):
-        assert equal(batch, {name: value[k] for name, value in staged.items()})
-    endless = train.batches(12, 2, prefetch=prefetch)
-    assert equal(next(endless), {k: v[0] for k, v in train.stage(12, 1, 2).items()})
-
-
-def test_dataset_gives_the_same_samples_one_by_one(train):
-    stream = train.dataset(2, trainer=1)
-    many = train.samples(2, 90, 5, trainer=1)
-    for k in range(5):
-        assert equal(stream[90 + k], {name: value[k] for name, value in many.items()})
+        assert equal(batch, {name: x[:, 2 * k : 2 * k + 2] for name, x in drawn.items()})
+    endless = train.batches(12, 3, rows=range(1, 2))
+    assert equal(next(endless), train.samples(13, 1)) and equal(next(endless), train.samples(16, 1))
 
 
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda t: t.samples(3, 0, 1), "region=3"),
-        (lambda t: t.samples(-1, 0, 1), "region=-1"),
-        (lambda t: t.samples(0, -1, 1), "start=-1"),
-        (lambda t: t.samples(0, 0, 1, trainer=-1), "trainer=-1"),
-        (lambda t: t.stage([0, 0], 1, 1), "one a region"),
-        (lambda t: t.stage(0, 0, 1), "steps=0"),
+        (lambda t: t.samples(0, 1, regions=[3]), "region=3"),
+        (lambda t: t.samples(0, 1, regions=[-1]), "region=-1"),
+        (lambda t: t.samples(-1, 1), "start=-1"),
+        (lambda t: t.samples(0, 1, trainer=-1), "trainer=-1"),
+        (lambda t: t.samples([0, 0], 1), "one a region"),
+        (lambda t: t.samples(0, 0), "0 samples"),
         (lambda t: t.batches(0, 0), "batch=0"),
         (lambda t: t.batches(0, 1, regions=[0, 7], steps=1), "region=7"),
         (lambda t: t.batches(-2, 1), "start=-2"),

@@ -33,7 +33,7 @@ def params(model):
 
 
 def spec_of(model, params):
-    with_path = jax.tree_util.tree_flatten_with_path(model.specs(params))[0]
+    with_path = jax.tree_util.tree_flatten_with_path(model.specs(params, {}))[0]
     named = {path_name(path): spec for path, spec in with_path}
     return lambda name, leaf: named[name]
 

@@ -224,6 +224,9 @@ def test_what_this_model_has_and_llama_lacks_is_listed(tmp_path):
         save_llama(tmp_path, model, {}, dtype="float16")
     for word in ("qk_norm", "mlp", "float16"):
         assert word in str(error.value)
+    checkpoint(tmp_path)
+    with pytest.raises(ValueError, match="qk_norm=True: a LLaMA checkpoint has no QK-norm"):
+        load_llama(tmp_path, qk_norm=True)
 
 
 def test_config_defaults_and_both_places_of_rope_theta():

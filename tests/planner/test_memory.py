@@ -44,8 +44,9 @@ def test_memory_of_shards_and_stages_is_exact():
 
 def in_stages(config, mesh):
     """Elements that one device of a stage holds when `Pipeline` trains the model."""
-    layout = StageLayout(config, mesh["stage"])
-    params = jax.eval_shape(lambda key: layout.cut(build(config).init(key)), jax.random.key(0))
+    model = build(config)
+    layout = StageLayout(model, mesh["stage"])
+    params = jax.eval_shape(lambda key: layout.cut(model.init(key)), jax.random.key(0))
     specs = jax.tree.leaves(
         layout.specs(params, mesh), is_leaf=lambda x: isinstance(x, jax.sharding.PartitionSpec)
     )

@@ -1,6 +1,5 @@
 """The contract of a corpus: an ordered source of documents with topics."""
 
-import dataclasses
 import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -44,28 +43,14 @@ class Corpus(Protocol):
         ...
 
 
-@dataclasses.dataclass(frozen=True)
-class CorpusSource:
-    """A corpus spec taken apart, with the columns to read.
-
-    Attributes:
-        name: the whole spec.
-        kind: its part before the first colon.
-        rest: its part after the first colon.
-    """
-
-    name: str
-    text_column: str = "text"
-    topic_column: str | None = None
-    split: str = "train"
-
-    @property
-    def kind(self) -> str:
-        return self.name.partition(":")[0]
-
-    @property
-    def rest(self) -> str:
-        return self.name.partition(":")[2]
+def read_text(raw: bytes, name: str) -> str | Unreadable:
+    """Return the UTF-8 text that the bytes of a file or record are, or why it is left out."""
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        # Names of files may be no text themselves.
+        name = name.encode("utf-8", "backslashreplace").decode()
+        return Unreadable(name, f"not UTF-8 ({error.reason} at byte {error.start})")
 
 
 def fingerprint_of(*parts: object) -> str:

@@ -11,7 +11,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from lowcomm_jax.data.corpora.base import CorpusSource, Document, Unreadable, fingerprint_of
+from lowcomm_jax.data.config import DataConfig
+from lowcomm_jax.data.corpora.base import Document, Unreadable, fingerprint_of, read_text
 
 _ROWS = 1024
 
@@ -80,11 +81,8 @@ class ArrayRecordCorpus:
         for path in self.files:
             with _naming(path), ArrayRecordDataSource([str(path)]) as source:
                 for index in range(len(source)):
-                    try:
-                        yield Document(source[index].decode("utf-8"), path.stem)
-                    except UnicodeDecodeError as error:
-                        reason = f"not UTF-8 ({error.reason} at byte {error.start})"
-                        yield Unreadable(f"{path.name}, record {index}", reason)
+                    text = read_text(source[index], f"{path.name}, record {index}")
+                    yield text if isinstance(text, Unreadable) else Document(text, path.stem)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,31 +126,31 @@ class HubCorpus:
             yield Document(text, str(topic))
 
 
-def open_parquet(source: CorpusSource) -> tuple[ParquetCorpus | None, list[str]]:
+def open_parquet(spec: DataConfig, rest: str) -> tuple[ParquetCorpus | None, list[str]]:
     """Return the corpus `parquet:GLOB`, or the spec's violations."""
-    files, found = _files(source)
-    found += _needs(source, "pyarrow", "pyarrow")
+    files, found = _files(spec, rest)
+    found += _needs(spec, "pyarrow", "pyarrow")
     if found:
         return None, found
-    return ParquetCorpus(source.name, files, source.text_column, source.topic_column), []
+    return ParquetCorpus(spec.corpus, files, spec.text_column, spec.topic_column), []
 
 
-def open_arrayrecord(source: CorpusSource) -> tuple[ArrayRecordCorpus | None, list[str]]:
+def open_arrayrecord(spec: DataConfig, rest: str) -> tuple[ArrayRecordCorpus | None, list[str]]:
     """Return the corpus `arrayrecord:GLOB`, or the spec's violations."""
-    files, found = _files(source)
-    found += _needs(source, "array_record", "array_record")
-    return (None, found) if found else (ArrayRecordCorpus(source.name, files), [])
+    files, found = _files(spec, rest)
+    found += _needs(spec, "array_record", "array_record")
+    return (None, found) if found else (ArrayRecordCorpus(spec.corpus, files), [])
 
 
-def open_hub(source: CorpusSource) -> tuple[HubCorpus | None, list[str]]:
+def open_hub(spec: DataConfig, rest: str) -> tuple[HubCorpus | None, list[str]]:
     """Return the corpus `hf:NAME[:CONFIG]`, or the spec's violations."""
-    dataset, _, config = source.rest.partition(":")
-    found = [] if dataset else [f"corpus={source.name!r}: write hf:NAME or hf:NAME:CONFIG"]
-    found += _needs(source, "datasets", "the extra hf (pip install lowcomm_jax[hf])")
+    dataset, _, config = rest.partition(":")
+    found = [] if dataset else [f"corpus={spec.corpus!r}: write hf:NAME or hf:NAME:CONFIG"]
+    found += _needs(spec, "datasets", "the extra hf (pip install lowcomm_jax[hf])")
     if found:
         return None, found
-    columns = (source.text_column, source.topic_column)
-    return HubCorpus(source.name, dataset, config or None, source.split, *columns), []
+    columns = (spec.text_column, spec.topic_column)
+    return HubCorpus(spec.corpus, dataset, config or None, spec.split, *columns), []
 
 
 def _text(value: object, where: object, column: str) -> str:
@@ -168,19 +166,19 @@ def _text(value: object, where: object, column: str) -> str:
     )
 
 
-def _files(source: CorpusSource) -> tuple[tuple[Path, ...], list[str]]:
-    pattern = os.path.expanduser(source.rest)
-    names = sorted(glob.glob(pattern, recursive=True)) if source.rest else []
+def _files(spec: DataConfig, rest: str) -> tuple[tuple[Path, ...], list[str]]:
+    pattern = os.path.expanduser(rest)
+    names = sorted(glob.glob(pattern, recursive=True)) if rest else []
     files = tuple(Path(name) for name in names if Path(name).is_file())
     if files:
         return files, []
-    return (), [f"corpus={source.name!r}: no file matches; correct the path or the pattern"]
+    return (), [f"corpus={spec.corpus!r}: no file matches; correct the path or the pattern"]
 
 
-def _needs(source: CorpusSource, module: str, package: str) -> list[str]:
+def _needs(spec: DataConfig, module: str, package: str) -> list[str]:
     if importlib.util.find_spec(module) is not None:
         return []
-    return [f"corpus={source.name!r} needs {package}, which is not installed"]
+    return [f"corpus={spec.corpus!r} needs {package}, which is not installed"]
 
 
 @contextlib.contextmanager

@@ -5,10 +5,11 @@ import fnmatch
 import os
 import re
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-from lowcomm_jax.data.corpora.base import CorpusSource, Document, Unreadable, fingerprint_files
+from lowcomm_jax.data.config import DataConfig
+from lowcomm_jax.data.corpora.base import Document, Unreadable, fingerprint_files, read_text
 
 SECTION = 2_000
 LONGEST_SECTION = 8_000
@@ -57,7 +58,7 @@ class PythonCorpus:
     def documents(self) -> Iterator[Document | Unreadable]:
         for file in self.files():
             parts = file.relative_to(self.root).parts
-            text = _read(file, parts)
+            text = read_text(file.read_bytes(), "/".join(parts))
             if isinstance(text, Unreadable):
                 yield text
             else:
@@ -90,7 +91,7 @@ class TextCorpus:
     def documents(self) -> Iterator[Document | Unreadable]:
         for file in self.files():
             parts = (file.name,) if file == self.root else file.relative_to(self.root).parts
-            text = _read(file, parts)
+            text = read_text(file.read_bytes(), "/".join(parts))
             if isinstance(text, Unreadable):
                 yield text
                 continue
@@ -100,22 +101,22 @@ class TextCorpus:
                 yield Document(section, topic)
 
 
-def open_python(source: CorpusSource) -> tuple[PythonCorpus | None, list[str]]:
+def open_python(spec: DataConfig, rest: str) -> tuple[PythonCorpus | None, list[str]]:
     """Return the corpus `python` or `python:tests`, or the spec's violations."""
-    if source.rest not in ("", "tests"):
-        return None, [f"corpus={source.name!r}: write python or python:tests"]
+    if rest not in ("", "tests"):
+        return None, [f"corpus={spec.corpus!r}: write python or python:tests"]
     root = Path(sysconfig.get_paths()["stdlib"])
     if not root.is_dir():
-        return None, [f"corpus={source.name!r}: this interpreter ships no sources; use text:PATH"]
-    return PythonCorpus(source.name, root, source.rest == "tests"), []
+        return None, [f"corpus={spec.corpus!r}: this interpreter ships no sources; use text:PATH"]
+    return PythonCorpus(spec.corpus, root, rest == "tests"), []
 
 
-def open_text(source: CorpusSource) -> tuple[TextCorpus | None, list[str]]:
+def open_text(spec: DataConfig, rest: str) -> tuple[TextCorpus | None, list[str]]:
     """Return the corpus `text:PATH`, or the spec's violations."""
-    root = Path(os.path.expanduser(source.rest))
-    if not source.rest or not root.exists():
-        return None, [f"corpus={source.name!r}: there is no such path; give a file or a folder"]
-    return TextCorpus(source.name, root), []
+    root = Path(os.path.expanduser(rest))
+    if not rest or not root.exists():
+        return None, [f"corpus={spec.corpus!r}: there is no such path; give a file or a folder"]
+    return TextCorpus(spec.corpus, root), []
 
 
 def _walk(root: Path, pattern: str, left_out: frozenset[str]) -> list[Path]:
@@ -128,12 +129,3 @@ def _walk(root: Path, pattern: str, left_out: frozenset[str]) -> list[Path]:
             if name[0] != "." and name not in left_out and file.is_file():
                 found.append((file.relative_to(root).parts, file))
     return [file for _, file in sorted(found)]
-
-
-def _read(file: Path, parts: Sequence[str]) -> str | Unreadable:
-    try:
-        return file.read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        # Names of files may be no text themselves.
-        name = "/".join(parts).encode("utf-8", "backslashreplace").decode()
-        return Unreadable(name, f"not UTF-8 ({error.reason} at byte {error.start})")

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from lowcomm_jax.data.corpora.base import CorpusSource, Document, fingerprint_of
+from lowcomm_jax.data.config import DataConfig
+from lowcomm_jax.data.corpora.base import Document, fingerprint_of
 from lowcomm_jax.data.mixing import splitmix64
 
 _TOTAL = 1 << 16
@@ -85,7 +86,7 @@ def _words() -> tuple[str, ...]:
     return tuple(words)[:64]
 
 
-def open_synthetic(source: CorpusSource) -> tuple[MarkovCorpus | None, list[str]]:
+def open_synthetic(spec: DataConfig, rest: str) -> tuple[MarkovCorpus | None, list[str]]:
     """Return a generated corpus by name, or the spec's violations.
 
     `synthetic:letters`: 27 letters (a to z and space), 8 topics, 512 documents of 1,024 characters.
@@ -97,6 +98,6 @@ def open_synthetic(source: CorpusSource) -> tuple[MarkovCorpus | None, list[str]
         ),
         "words": MarkovCorpus("synthetic:words", _words(), 8, 64, 256, 8),
     }
-    if source.rest in known:
-        return known[source.rest], []
-    return None, [f"corpus={source.name!r}: write synthetic:letters or synthetic:words"]
+    if rest in known:
+        return known[rest], []
+    return None, [f"corpus={spec.corpus!r}: write synthetic:letters or synthetic:words"]

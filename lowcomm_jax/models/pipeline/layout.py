@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from lowcomm_jax.mesh.stages import STAGE
-from lowcomm_jax.models import sharding
-from lowcomm_jax.models.config import TransformerConfig, param_count
+from lowcomm_jax.models.model import Model, Params
 
-Params = dict[Any, Any]
+_TOKENS = "vocabulary"  # the name of that axis in `Model.axes`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,56 +25,39 @@ class StageLayout:
     """One model cut into S stages.
 
     Attributes:
-      config: of the whole model.
+      model: the whole one, with `layer_loop="scan"`.
       stages: S.
     """
 
-    config: TransformerConfig
+    model: Model
     stages: int
 
     @property
     def blocks(self) -> int:
         """Blocks a stage runs, padding included."""
-        return -(-self.config.layers // self.stages)
+        return -(-self.model.config.layers // self.stages)
 
     @property
     def rows(self) -> int:
         """Tokens of the vocabulary a stage holds, padding included."""
-        return -(-self.config.vocab_size // self.stages)
-
-    @property
-    def padded(self) -> TransformerConfig:
-        """The model with its padding."""
-        sizes = {"layers": self.blocks * self.stages, "vocab_size": self.rows * self.stages}
-        return dataclasses.replace(self.config, **sizes)
-
-    @property
-    def waste(self) -> float:
-        """Share of the parameters that is padding."""
-        return 1 - param_count(self.config) / param_count(self.padded)
+        return -(-self.model.config.vocab_size // self.stages)
 
     def cut(self, params: Params) -> Params:
         """Fills the parameters of `Model.init` (scan) up, so that they divide over the stages."""
-        return self._resize(params, lambda x, axis, size: _grow(x, axis, size), self.padded)
+        return self._resize(params, _grow, self.blocks * self.stages, self.rows * self.stages)
 
     def join(self, params: Params) -> Params:
         """Inverse of `cut`."""
+        config = self.model.config
+        return self._resize(params, _shrink, config.layers, config.vocab_size)
 
-        def shrink(x, axis, size):
-            return jax.lax.slice_in_dim(x, 0, size, axis=axis)
+    def _resize(self, params: Params, resize: Callable, layers: int, tokens: int) -> Params:
+        def leaf_of(leaf, names):
+            if leaf.ndim > len(names):
+                return resize(leaf, 0, layers)
+            return resize(leaf, names.index(_TOKENS), tokens) if _TOKENS in names else leaf
 
-        return self._resize(params, shrink, self.config)
-
-    def _resize(self, params: Params, resize: Callable, to: TransformerConfig) -> Params:
-        def one(path, leaf):
-            names = tuple(str(entry.key) for entry in path)
-            if names[0] == "blocks":
-                return resize(leaf, 0, to.layers)
-            if names in _VOCABULARY_AXIS:
-                return resize(leaf, _VOCABULARY_AXIS[names], to.vocab_size)
-            return leaf
-
-        return jax.tree.map_with_path(one, params)
+        return jax.tree.map(leaf_of, params, self.model.axes)
 
     def specs(self, params: Params, axis_sizes: Mapping[str, int]) -> Params:
         """A PartitionSpec per leaf of cut parameters (or their shapes) over all axes of a region.
@@ -86,16 +67,14 @@ class StageLayout:
         stage's alone. The rest as in `sharding.parameter_specs`.
         """
 
-        def one(path, leaf, spec):
-            names = tuple(str(entry.key) for entry in path)
-            axis = _VOCABULARY_AXIS.get(names, 0)
+        def spec_of(leaf, names, spec):
+            axis = names.index(_TOKENS) if _TOKENS in names else 0
             axes = [*spec, *(None,) * (leaf.ndim - len(spec))]
             if leaf.shape[axis] % self.stages == 0:
                 axes[axis] = self._with_stage(axes[axis], leaf.shape[axis], axis_sizes)
             return P(*axes)
 
-        whole = sharding.parameter_specs(params, axis_sizes)
-        return jax.tree.map_with_path(one, params, whole)
+        return jax.tree.map(spec_of, params, self.model.axes, self.model.specs(params, axis_sizes))
 
     def _with_stage(self, axis: str | None, size: int, axis_sizes: Mapping[str, int]):
         if axis is None or size // self.stages % axis_sizes.get(axis, 1):
@@ -103,9 +82,10 @@ class StageLayout:
         return (STAGE, axis)
 
 
-_VOCABULARY_AXIS = {("embedding", "table"): 0, ("head", "kernel"): 1}
-
-
 def _grow(x: jax.Array, axis: int, size: int) -> jax.Array:
     widths = [(0, size - x.shape[axis] if a == axis else 0) for a in range(x.ndim)]
     return jnp.pad(x, widths)
+
+
+def _shrink(x: jax.Array, axis: int, size: int) -> jax.Array:
+    return jax.lax.slice_in_dim(x, 0, size, axis=axis)

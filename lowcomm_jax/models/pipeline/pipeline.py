@@ -43,6 +43,7 @@ from lowcomm_jax.models.loss import scores, weighted_loss
 from lowcomm_jax.models.model import Model, Params
 from lowcomm_jax.models.pipeline.layout import StageLayout
 from lowcomm_jax.models.pipeline.one_f_one_b import OneFOneB
+from lowcomm_jax.models.protocol import param_count
 from lowcomm_jax.models.transformer import Transformer
 from lowcomm_jax.refused import refuse
 
@@ -92,7 +93,7 @@ class Pipeline:
 
     @property
     def layout(self) -> StageLayout:
-        return StageLayout(self.model.config, self.mesh.shape[STAGE])
+        return StageLayout(self.model, self.mesh.shape[STAGE])
 
     @property
     def bubble(self) -> float:
@@ -123,20 +124,14 @@ class Pipeline:
 
     def report(self) -> dict[str, Any]:
         """Figures of a run's report; `bubble` and `padding` are shares of ticks and parameters."""
-        layout = self.layout
         return {
-            "stages": layout.stages,
-            "blocks_per_stage": layout.blocks,
+            "stages": self.layout.stages,
+            "blocks_per_stage": self.layout.blocks,
             "microbatches": self.microbatches,
             "schedule": self.schedule,
             "bubble": self.bubble,
-            "padding": layout.waste,
+            "padding": 1 - param_count(self.model) / param_count(self),
         }
-
-    @property
-    def param_count(self) -> int:
-        """Number of parameters, without padding."""
-        return self.model.param_count
 
     @property
     def stacked(self) -> tuple[str, ...]:
@@ -203,7 +198,7 @@ class Pipeline:
 
     @property
     def _part(self) -> StagePart:
-        return StagePart(self.model, self.layout)
+        return StagePart(self.layout)
 
     def _stage_loss(self, params, tokens_MxBxT, weight_MxBxT, key_data):
         """GPipe, forward; the backward pass is left to differentiation."""
@@ -269,19 +264,18 @@ class Pipeline:
 class StagePart:
     """One stage of a model."""
 
-    model: Model
     layout: StageLayout
 
     @property
     def config(self) -> TransformerConfig:
-        return self.model.config
+        return self.layout.model.config
 
     def bind(self, params: Params) -> Transformer:
         """The NNX module of this stage's part."""
         scale = params["final_norm"]["scale"]
         if scale.shape[0] < self.config.width:
             scale = stages.whole(scale)
-        return self.model.bind({**params, "final_norm": {"scale": scale}})
+        return self.layout.model.bind({**params, "final_norm": {"scale": scale}})
 
     def enter(self, module: Transformer, token_N: Array) -> Array:
         """Embeddings [N, D], the same in all stages."""
@@ -293,7 +287,7 @@ class StagePart:
     def through(self, module: Transformer, x_NxD: Array, batch: int, length: int) -> Array:
         """Sends `batch` sequences of this length through the stage's blocks."""
         layout, real_L = self.layout, None
-        if layout.padded.layers > self.config.layers:
+        if layout.blocks * layout.stages > self.config.layers:
             block_L = stages.index() * layout.blocks + jnp.arange(layout.blocks)
             real_L = block_L < self.config.layers
         return module.through(x_NxD, module.context(batch, jnp.arange(length)), real_L)
@@ -304,9 +298,10 @@ class StagePart:
         hidden = jnp.where(last, hidden_NxD, jnp.zeros_like(hidden_NxD))
         shared = stages.total(hidden).astype(hidden_NxD.dtype)
         logits_NxC = module.leave(shared)
-        if self.layout.padded.vocab_size == self.config.vocab_size:
+        rows = self.layout.rows
+        if rows * self.layout.stages == self.config.vocab_size:
             return logits_NxC
-        token_C = stages.index() * self.layout.rows + jnp.arange(self.layout.rows)
+        token_C = stages.index() * rows + jnp.arange(rows)
         return jnp.where((token_C < self.config.vocab_size)[None], logits_NxC, _HIDDEN)
 
     def loss(self, module: Transformer, hidden_NxD: Array, target_N: Array, weight_N: Array):

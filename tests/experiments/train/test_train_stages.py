@@ -46,7 +46,7 @@ def test_a_run_in_stages_trains_and_leaves_a_model_in_one_piece(tmp_path, tiny, 
         "microbatches": 2,
         "schedule": schedule,
         "bubble": 1 / 3,
-        "padding": pytest.approx(trained.run.model.layout.waste),
+        "padding": pytest.approx(trained.run.model.report()["padding"]),
     }
     losses = [r["loss"] for r in records if r["kind"] == "step"]
     assert len(losses) == 3 and np.isfinite(losses).all()
