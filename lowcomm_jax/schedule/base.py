@@ -365,7 +365,7 @@ class Paced(Schedule):
 
     On one mesh the step is a tick, of the fastest region, and settings say who steps when. Between
     jobs regions have rounds in common and no steps: `View.agreed` has what the records of rounds
-    say, and everything else follows from this region's own steps. `jobs.RoundCarrier` calls
+    say, and everything else follows from this region's own steps. `RoundCarrier` (`jobs`) asks
     `acts` after each of them; `experiments` asks `opens` and `rounds_by` how long a run is.
 
     Attributes:
