@@ -1,8 +1,8 @@
-"""One region of a DiLoCo run in NumPy, made of docs/wire.md, without an import of lowcomm_jax.
+"""One of two regions of a DiLoCo run in NumPy, by docs/wire.md, without an import of lowcomm_jax.
 
 `LOWCOMM_SECRET=... python numpy_region.py FOLDER RUN REGION COUNT ROUNDS PERIOD RATE MOMENTUM`
 checks signatures, digests and terms, and confirms what it holds. It leaves to others to judge who
-is alive and to write commit records, and cannot come back into a run. It fits noise, linearly.
+is alive and to write commit records, cannot come back, and must count in the last exchange.
 """
 
 import hashlib

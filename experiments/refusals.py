@@ -186,7 +186,7 @@ def _uncut_stages(r: Asked) -> tuple[int, int, int] | None:
 
 
 def _coming_back(r: Asked) -> str | None:
-    """Who is to come back as `lowcomm_jax.recovery.rejoin_sim` does it, and what else would do."""
+    """Who is to come back as `recovery.rejoin.rejoin_regions` does it, and what else would do."""
     if any(fault.kind in ENDS for fault in r.script):
         return "a region that is killed", "use kind stop"
     if r.happened is not None and r.happened.rejoined:

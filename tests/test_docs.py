@@ -7,7 +7,9 @@ import pytest
 import yaml
 from contract import TESTS, matches, patterns
 
+from experiments.cli import load_config
 from experiments.train.methods import METHODS, OUTER
+from experiments.workdir import of_regions
 from lowcomm_jax.network import parse
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -28,6 +30,15 @@ def test_the_network_example_is_read():
     assert network.regions == ("berlin", "oslo", "porto")
     assert network.bandwidth_RxR[0, 1] == 5 and network.bandwidth_RxR[0, 2] == 1
     assert network.compute_R.tolist() == [0.5, 0.5, 0.8]
+
+
+def test_settings_in_which_jobs_may_differ_are_those_of_the_page():
+    text = (DOCS / "regions.md").read_text()
+    named = re.findall(r"`(\w+)`", re.search(r"may differ: where(.*?)\[list\]", text, re.DOTALL)[1])
+    config = load_config("configs/diloco.py", [])[0].to_dict()
+    equal = of_regions(config, "")
+    assert len(named) > 5 and {*named} <= {*config} - {*equal}, named
+    assert {"seed", "batch", "heal"} <= {*equal}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

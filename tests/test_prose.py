@@ -5,7 +5,8 @@
 - Sections of docstrings (`Args:` ...) have a line for each name: the reference shows one entry for
   `period: H; every: K`.
 - Links inside the repository lead to a file, and to a heading where they name one.
-- Names of functions on the pages that name many (`NAMING`) exist in the code.
+- Names of functions on the pages that name many (`NAMING`) exist in the code. Dotted names that
+  begin with a package, or in docstrings with a room, can be imported.
 - Every block of code says its language. `>>>` is run as a doctest. Other Python is parsed, what it
   takes from `lc` exists and has the keywords that are given; `docs/add_a_method.md` is run by
   `tests/experiments/train/test_own_method.py`. Of Bash, each command exists with its flags, and
@@ -16,6 +17,7 @@ import ast
 import doctest
 import functools
 import inspect
+import pkgutil
 import re
 import shlex
 from pathlib import Path
@@ -157,6 +159,44 @@ def test_functions_that_pages_name_are_there():
             for child in token.children or ():
                 if child.type == "code_inline" and re.fullmatch(r"[\w.]+", child.content):
                     assert child.content.rpartition(".")[2] in known, f"{name}: {child.content}"
+
+
+# Names of rooms that variables have, too: `engine.run` names no module.
+VARIABLES = {"engine", "exchange", "state"}
+ROOMS = {path.stem for path in (ROOT / "lowcomm_jax").iterdir()} - VARIABLES
+_DOTTED = re.compile(r"`((?:\w+\.)+\w+)(?:\(\))?`")
+
+
+def importable(name: str) -> bool:
+    """Whether a dotted name is a module, or what one holds."""
+    try:
+        pkgutil.resolve_name(name)
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
+def stale(text: str, rooms: tuple[str, ...] = ()) -> list[str]:
+    """Dotted names of a text that nothing has; names may begin with what one of the rooms holds."""
+    wrong = []
+    for name in _DOTTED.findall(text):
+        first, _, rest = name.partition(".")
+        if first in ("lowcomm_jax", "experiments"):
+            wrong += [] if importable(name) else [name]
+        elif rooms and first in ROOMS and rest != "py":
+            wrong += [] if any(importable(f"{room}.{name}") for room in rooms) else [name]
+    return wrong
+
+
+def test_dotted_names_can_be_imported():
+    gone, there = "`lowcomm_jax.sync.gone`", "`sync.finish.finish` `engine.run` `rules.py`"
+    assert stale(f"{gone} {there}", ("lowcomm_jax",)) == [gone.strip("`")]
+    found = [(page.name, stale(page.read_text(encoding="utf-8"))) for page in PAGES]
+    for path in SOURCES:
+        rooms = ("lowcomm_jax", ".".join(path.relative_to(ROOT).parent.parts))
+        found += [(place, stale(text, rooms)) for place, text in docstrings(path)]
+    wrong = [f"{place}: {', '.join(names)}" for place, names in found if names]
+    assert not wrong, "\n- ".join(["names that nothing has", *wrong])
 
 
 # -- blocks of code --------------------------------------------------------------------------------

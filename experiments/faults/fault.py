@@ -30,8 +30,8 @@ off a region begins only once that region and another one are in the run.
 
 In a simulation (`train --config.faults=`) a region that is killed, stopped or cut off, has a full
 disk, or sends damaged or older payloads, takes no part in exchanges meanwhile. After a kill or a
-full disk the region starts from the anchor (`lowcomm_jax.recovery.rejoin_sim`). `nan` does the same
-as in jobs. The other kinds change nothing there.
+full disk the region starts from the anchor (`rejoin_regions` in `lowcomm_jax.recovery.rejoin`).
+`nan` does the same as in jobs. The other kinds change nothing there.
 
 Real jobs need a while to notice a loss, to restart and to catch up, and they defer what they cannot
 send in an outage. A simulation repeats exactly what they did when it is given their happened.yaml

@@ -16,7 +16,7 @@ All regions hold the same anchor. The work of round t is in the anchor that roun
 At the first boundary nothing has arrived, and every region restarts from the unmoved anchor.
 
 Differs from the paper, whose listing we had not: factors are one-shot, with a warm basis of each
-region's own (`compression.low_rank`). Rank and H adapt as `schedule.rank_driven` says.
+region's own (`compression.codecs.low_rank`). Rank and H adapt as `schedule.rank_driven` says.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 It gives an `ExchangeResult`, the same in every region. It raises `Parted` where terms differ, and
 `Lost` where an agreed payload is gone.
 
-When a region does not answer, the others do this, in the order of calls:
+When a region does not answer, the others do this, in the order of calls (what else decides without
+a region: the table in `rounds/__init__.py`):
 
 1. `_agree` calls `_propose` until there is a commit record; `_propose` first calls `_confirm`.
 2. `_confirm` asks `Round.is_final` for each member. For one that has announced nothing it waits as

@@ -21,7 +21,7 @@ from lowcomm_jax.schedule.base import (
     Adopt,
     Drop,
     Move,
-    Schedule,
+    Paced,
     Send,
     Stage,
     View,
@@ -31,7 +31,7 @@ from lowcomm_jax.state.train_state import SyncCounters
 
 
 @dataclasses.dataclass(frozen=True)
-class Arrivals(Schedule):
+class Arrivals(Paced):
     """One fragment that each region sends at steps of its own. See `Schedule` for other fields.
 
     Attributes:
@@ -45,7 +45,6 @@ class Arrivals(Schedule):
     dynamic: bool = True
     fragments: ClassVar[int] = 1
     delay: ClassVar[int] = 0
-    uneven: ClassVar[bool] = True
     admission: ClassVar[Admission] = Admission(quorum=1, grace=0.0, weights="given")
     most: ClassVar[int | None] = 1
     """Regions whose arrivals one round between jobs admits."""
@@ -81,16 +80,14 @@ class Arrivals(Schedule):
         del counters
         return (0,) if self.senders(step, len(self.speeds)).any() else ()
 
-    def acts(self, step: int, view: View) -> Stage:
-        """As `Schedule.acts`; of a region that is a job of its own, see `methods.async_local_sgd`.
+    def acts_by_rounds(self, step: int, view: View) -> Stage:
+        """Each round is one arrival; see `methods.async_local_sgd`.
 
-        Each round is one arrival. It moves the anchor of all; whose it is adopts that. A region
-        that has arrived stands still until then. Who has no round before the run's last one takes
-        its payload back, and those steps travel with the last synchronisation.
+        It moves the anchor of all; whose it is adopts that. A region that has arrived stands still
+        until then. Who has no round before the run's last one takes its payload back, and those
+        steps travel with the last synchronisation.
         """
         agreed = view.agreed
-        if agreed is None:
-            return super().acts(step, view)
         if agreed.over:
             return tuple(Drop(key) for key, _ in view.flights)
         if agreed.arrived:

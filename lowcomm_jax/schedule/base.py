@@ -174,7 +174,7 @@ class View(NamedTuple):
       regions: number of regions R of this job.
       crossed: whether a one-period boundary at this step has been crossed.
       away: whether no region here takes part in what is sent now.
-      agreed: where records of rounds say what lands, instead of steps; None = steps do.
+      agreed: where records of rounds say what lands, instead of steps (`Paced`); None = steps do.
     """
 
     counters: SyncCounters
@@ -219,7 +219,8 @@ class Schedule(abc.ABC):
       measured: whether the run measures the seconds of a step and of a synchronisation; they travel
         in the headers, too.
       by_steps: whether the step alone decides what is sent, whatever has landed.
-      uneven: whether regions make different numbers of inner steps (`active`).
+      uneven: whether regions make different numbers of inner steps (`active`). Between jobs that
+        takes a `Paced` schedule: `Learners` and `Arrivals` are.
       by_token_rate: whether regions are weighted by tokens x tokens / steps since the fragment
         landed there (`Learners`).
       first_round: what the first boundary of a one-period method lands: an `empty` payload, or
@@ -357,6 +358,47 @@ class Schedule(abc.ABC):
         """Bool `[R]`: the regions that make an inner step at `step`."""
         del step
         return np.ones(regions, bool)
+
+
+class Paced(Schedule):
+    """A schedule of regions at a pace of their own, which may also be jobs of their own.
+
+    On one mesh the step is a tick, of the fastest region, and settings say who steps when. Between
+    jobs regions have rounds in common and no steps: `View.agreed` has what the records of rounds
+    say, and everything else follows from this region's own steps. `RoundCarrier` (`jobs`) asks
+    `acts` after each of them; `experiments` asks `opens` and `rounds_by` how long a run is.
+
+    Attributes:
+      admission: for whom a round waits. The first region that can writes its record.
+      most: regions that a round admits at most, those that reported first; None = all. With 1 a
+        round is an arrival, and a region stands still from its send until that lands.
+    """
+
+    uneven: bool = True
+    admission: Admission
+    most: int | None = None
+
+    def acts(self, step: int, view: View) -> Stage:
+        """As `Schedule.acts`; between jobs `acts_by_rounds`."""
+        return super().acts(step, view) if view.agreed is None else self.acts_by_rounds(step, view)
+
+    @abc.abstractmethod
+    def acts_by_rounds(self, step: int, view: View) -> Stage:
+        """`acts` of a region that is a job, where `view.agreed` is given.
+
+        Round `agreed.landed` may land once it has `arrived`: by a Move of the payload `agreed.key`
+        and an Adopt. A Send is this region's report to the next round of that fragment. A Wait,
+        alone in its stage, stands still until the next round is here. A Drop takes a payload back
+        at the end.
+        """
+
+    @abc.abstractmethod
+    def opens(self, number: int) -> int:
+        """The tick at which round `number` opens, from 0, as far as the settings say."""
+
+    @abc.abstractmethod
+    def rounds_by(self, step: int) -> int:
+        """How many rounds open until a tick, itself included: those of a run of so many steps."""
 
 
 def delay_per_region(delay: int | tuple[int, ...], regions: int) -> np.ndarray:

@@ -40,7 +40,7 @@ import bisect
 import dataclasses
 import functools
 import math
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -50,7 +50,7 @@ from lowcomm_jax.schedule.base import (
     Adopt,
     Copy,
     Move,
-    Schedule,
+    Paced,
     Send,
     Stage,
     Timing,
@@ -90,7 +90,7 @@ class Round(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Learners(Schedule):
+class Learners(Paced):
     """Independent learners. See `Schedule` for the other fields.
 
     Attributes:
@@ -107,9 +107,6 @@ class Learners(Schedule):
     speeds: tuple[float, ...] = ()
     outages: tuple[Outage, ...] = ()
     travel: int | None = None
-    uneven = True
-    most: ClassVar[int | None] = None
-    """Learners that a round admits at most; None = all."""
 
     def settle(self, timing: Timing) -> Learners:
         if self.travel is not None:
@@ -165,16 +162,9 @@ class Learners(Schedule):
         return tuple(r.fragment for r in rounds)
 
     def acts(self, step: int, view: View) -> Stage:
-        """As `Schedule.acts`; then learners that come back copy a peer.
-
-        Of a learner that is a job of its own: rounds that have arrived land, in their order, then
-        it reports. It looks again after its next step.
-        """
-        if view.agreed is not None:
-            return (
-                () if view.has_sent(step) else self._lands(step, view) or self._reports(step, view)
-            )
-        return super().acts(step, view) or self._copies(step, view)
+        """As `Paced.acts`; then, on one mesh, learners that come back copy a peer."""
+        copies = view.agreed is None
+        return super().acts(step, view) or (self._copies(step, view) if copies else ())
 
     def sends(self, step: int, view: View) -> Stage:
         """Every round that closes, with the learners that it admits."""
@@ -199,6 +189,13 @@ class Learners(Schedule):
         return tuple(Copy(int(region), int(peer[0])) for region in back)
 
     # -- a learner that is a job of its own -------------------------------------------------------
+
+    def acts_by_rounds(self, step: int, view: View) -> Stage:
+        """Rounds that have arrived land, in their order, then the learner reports.
+
+        It looks again after its next step.
+        """
+        return () if view.has_sent(step) else self._lands(step, view) or self._reports(step, view)
 
     def _lands(self, step: int, view: View) -> Stage:
         """The next round, if it is here; the learner adopts, admitted or not.

@@ -1,8 +1,44 @@
-"""`Background`: the one owner of a job's background work between jobs.
+"""`Background`: starts the threads of a job's exchanges, and waits for them.
 
-It starts functions on threads of their own, and waits for them when the job pauses or leaves. The
-heartbeat has a thread of its own, which goes on until all others have ended; so has each connection
-that brings a part of a payload (`pulling`).
+All threads and processes of a job that is one region of several follow, but those that live only
+while the processes of a region meet or fail. `Background` owns those marked B, and names them
+`lowcomm-<name>`. S: it serves other regions, so a pause lets it go on.
+
+================= ============================================= ====================================
+thread            does                                          ends
+================= ============================================= ====================================
+main              the loop; starts exchanges and waits for them with the program
+lowcomm-heartbeat beats, and reads all beats: who lives         `Heartbeat.stop`, without a limit
+<exchange> (B)    brings the payload to the host, packs it,     with the outcome; `check` raises
+                  agrees, averages slices                       once exchanges close or halt
+<early> (B)       the same for what travels early               all is known, or its exchange begins
+fetch-<r> (B)     gets and verifies a payload of region r       it is here, refused or cancelled
+rounds (B)        learners, arrivals: `RoundExchange.look`      exchanges close or halt
+give (B, S)       writes a state for those who ask              when it is written
+anchors (B, S)    tells digests of past anchors                 when they are written
+serve (B, S)      `peers`: looks after the next process         exchanges close
+a process         `peers`: serves payloads (`serving`)          killed, or its pipe is closed
+meet-<r> (B, S)   `peers`: tries the port of region r           an answer, or exchanges close
+lowcomm-read      `peers`: brings one range of a payload        all is here, or cancelled; one that
+                                                                still connects is left
+lowcomm-at-once   writes several records side by side           with the call
+checkpoints       digests of a save, and Orbax                  `Checkpoints.close`, without a limit
+a process         Orbax, where a region is several processes    with the save
+lowcomm-say       messages to the other processes of a region   `LeaderChannel.close`, 10 s
+one a process     messages from there (`mesh.leader`)           either end is closed
+of `interrupt`    tells of signals at once                      its socket is closed
+of Grain          draws batches ahead                           with the iterator
+================= ============================================= ====================================
+
+How a job leaves (`Membership.close`):
+
+1. It waits until the others have what only it can give.
+2. It says that exchanges close, and joins those marked B, half a minute at most.
+3. It stops the heartbeat, whose last beat says that it leaves.
+4. It closes the store, which ends requests that hang, and joins again who waited for one.
+5. It closes the transport, and with it the process that serves.
+
+The main thread closes checkpoints and channels by itself.
 """
 
 from __future__ import annotations

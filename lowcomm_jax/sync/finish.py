@@ -22,7 +22,7 @@ def finish(
     Payloads in flight land by the method's landing rule, as during training. One that replaces
     (`landing=None`) drops the steps that a region made since the send: they enter no anchor, and
     the last synchronisation of that fragment finds no progress. A rule that keeps a share of these
-    steps (`rules.blend`, `replay`) hands that share in. One-period methods hand all of them in.
+    steps (`landing.blend`, `replay`) hands that share in. One-period methods hand all of them in.
 
     A mean of exactly 0 does not move the anchor, so that finishing twice is the same as once. With
     gossip the last synchronisation is one more round in groups: every region ends on its own

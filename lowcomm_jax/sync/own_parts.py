@@ -1,4 +1,4 @@
-"""A region's own parts of eager rules, and empty payloads (`rules.eager`)."""
+"""A region's own parts of eager rules, and empty payloads (`rules.outer.eager`)."""
 
 from __future__ import annotations
 
