@@ -498,7 +498,7 @@ OF_THE_METHOD = (
     Row(
         "method",
         _wrapped_leaf_codec,
-        "codec: what it wraps codes leaves, not trees: wrap compression.PerTensor({wrong}())",
+        "codec: what it wraps codes leaves, not trees: put compression.PerTensor around {wrong}",
     ),
     Row(
         "method",

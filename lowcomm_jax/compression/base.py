@@ -219,8 +219,7 @@ def memory_problem(codec: Codec) -> str | None:
     personal (`receive`) is lost, and what two residuals keep is added twice.
     """
     if not isinstance(codec, Codec):
-        kind = type(codec).__name__
-        return f"codec={codec!r} codes leaves, not trees: wrap compression.PerTensor({kind}())"
+        return f"codec={codec!r} codes leaves, not trees: put compression.PerTensor around it"
     if not (codec.increments or codec.personal or codec.keeps_residual):
         return None
     return f"codec {codec.name} keeps what it has not sent itself: use it as it is"

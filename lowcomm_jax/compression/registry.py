@@ -166,7 +166,7 @@ def _named(name: str) -> Named | None:
         what = "name a UnitCodec, or a LeafCodec, that is a frozen dataclass"
         raise ValueError(f"codec {name!r}: it is a {kind.__name__}; {what}")
     if not kind.__dataclass_params__.frozen:
-        raise ValueError(f"codec {name!r}: write @dataclasses.dataclass(frozen=True) above it")
+        raise ValueError(f"codec {name!r}: make its dataclass a frozen one")
     try:
         codec = found() if isinstance(found, type) else found
     except TypeError as error:

@@ -351,7 +351,7 @@ def merge_leaves(
             if not isinstance(merged, Merged):
                 raise TypeError(
                     f"merge: {type(rule).__name__}.update returns something else than a Merged: "
-                    "return lowcomm_jax.merge.Merged(direction, state)"
+                    "return a lowcomm_jax.merge.Merged"
                 )
             return merged._replace(moves=jnp.asarray(merged.moves, bool))
 

@@ -11,7 +11,7 @@ from refused_lines import Others, loss_fn
 import lowcomm_jax as lc
 from lowcomm_jax import refusals
 from lowcomm_jax.channels import Channel
-from lowcomm_jax.compression import PerTensor, ef21, make
+from lowcomm_jax.compression import CodecLevels, PerTensor, ef21, make
 from lowcomm_jax.methods import Method
 from lowcomm_jax.methods.base import LocalServers
 from lowcomm_jax.network import uniform
@@ -90,6 +90,12 @@ MET = [
     (like(D, pattern="x"), {}, "pattern='x': use "),
     (like(D, codec=4), {}, "codec=4: give a codec"),
     (like(D, codec=m.decoupled_momentum(4, "as_coded").codec), {}, "needs anchors='per_region'"),
+    (
+        like(D, codec=CodecLevels(m.decoupled_momentum(4, "as_coded").codec)),
+        {},
+        "which changes the mean by its own state: use that as it is",
+    ),
+    (like(D, codec=CodecLevels(Relative())), {}, "codec: what it wraps codes leaves, not trees"),
     (
         m.ddp(codec=PerTensor(Relative())),
         {},
