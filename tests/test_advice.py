@@ -263,7 +263,7 @@ EXECUTED = {
     "params, static = eqx.partition(model, eqx.is_array)": equinox_module,
     "loss_fn(params, batch, rng)": signature,
     f"update({PLACE}, state, params=None, {PLACE}**extra)": update,
-    "update(updates, state, params=None, **extra)": update,
+    "update(delta, state, params=None, **extra)": update,
     "update(self, delta_RxN, state, weight_R, kind, momentum)": merged,
     "Engine(accumulate=)": parameter(lc.Engine),
     "Engine(accumulate=k)": parameter(lc.Engine),

@@ -342,7 +342,7 @@ def _transform_problems(name: str, rule: Any, like: PyTree, keywords: dict) -> l
         if "positional argument" not in str(error):
             raise
         # Of a function that Optax wrapped, `call_problems` sees the wrapper's signature.
-        return [f"{name}: {error}: write update(updates, state, params=None, **extra)"]
+        return [f"{name}: {error}: write update(delta, state, params=None, **extra)"]
     fix = "return what fits the tree of the first argument, leaf by leaf"
     keep = "return a state like that of init: its tree, shapes and dtypes"
     return [

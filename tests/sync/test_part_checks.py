@@ -214,7 +214,7 @@ def test_a_state_of_a_merge_rule_that_grows_is_refused():
         ),
         (
             {"outer": optax.GradientTransformation(lambda params: (), lambda u, s: (u, s))},
-            "takes 2 positional arguments but 3 were given: write update(updates, state, params=No",
+            "takes 2 positional arguments but 3 were given: write update(delta, state, params=None",
         ),
         (
             {"codec": Scaled(Narrows())},
