@@ -145,7 +145,7 @@ class Scaled(Wrapper):
 
 
 def test_a_residual_of_what_codes_leaves_is_refused():
-    with pytest.raises(ValueError, match="not trees: put compression.PerTensor around it"):
+    with pytest.raises(ValueError, match=r"not trees: put compression.PerTensor"):
         error_feedback(Narrows())
 
 
