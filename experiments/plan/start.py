@@ -55,7 +55,7 @@ def train_fields(request: PlanRequest, row: PlanRow) -> tuple[dict[str, Any] | N
         found["method.overlap"] = method.tau  # a number, where it was "auto"
     if work.model.vocab >= _BYTES:
         found["model.vocab_size"] = work.model.vocab  # else it would be the tokenizer's
-    else:
+    elif request.model.decoder is not None:
         found.pop("model.vocab_size", None)
     if isinstance(fields["network"], str):
         found["network"] = fields["network"]
