@@ -96,6 +96,10 @@ def test_bools_travel_beside_inner_steps_too():
     np.testing.assert_array_equal(*found)
 
 
+@pytest.mark.skipif(
+    jax.__version_info__[:2] == (0, 11),
+    reason="the compiler of jaxlib 0.11.2 crashes where inner steps carry a leaf without values",
+)
 @pytest.mark.parametrize("codec", [None, "bf16", "topk", "random_k"])
 @pytest.mark.parametrize("fsdp", [1, 2])
 def test_leaves_without_values_and_of_two(codec, fsdp):
