@@ -86,13 +86,13 @@ class Mixture:
     def loss_fn(self, params, batch, rng):
         """Cross-entropy over the targets that count, plus the balance loss; metrics in aux."""
         del rng  # nothing is drawn
-        logits_BxTxV, balance, dropped = self._forward(params, batch["tokens"][:, :-1])
+        logits_BxTxV, balance, dropped, filled = self._forward(params, batch["tokens"][:, :-1])
         chosen = jnp.take_along_axis(
             jax.nn.log_softmax(logits_BxTxV), batch["tokens"][:, 1:, None], axis=-1
         )
         tokens = jnp.sum(batch["mask"])
         ce = -jnp.sum(chosen[..., 0] * batch["mask"]) / jnp.maximum(tokens, 1.0)
-        aux = {"ce": ce, "balance": balance, "dropped": dropped, "tokens": tokens}
+        aux = {"ce": ce, "balance": balance, "dropped": dropped, "filled": filled, "tokens": tokens}
         return ce + self.balance * balance, aux
 
     def logits(self, params, tokens_BxT):
@@ -130,7 +130,7 @@ class Mixture:
         return block % 2 == 1
 
     def _forward(self, params, tokens_BxT):
-        """(logits `[B, T, V]`, mean balance loss, share of dropped choices)."""
+        """(logits `[B, T, V]`, mean balance loss, share of dropped choices, of places taken)."""
         x_BxTxD, found = params["table"][tokens_BxT], []
         for i in range(self.layers):
             block = params[f"block{i}"]
@@ -142,8 +142,8 @@ class Mixture:
                 found.append(jnp.stack(of_router))
             else:
                 x_BxTxD += jax.nn.gelu(y_BxTxD @ block["up"]) @ block["down"]
-        balance, dropped = jnp.mean(jnp.stack(found), axis=0) if found else jnp.zeros(2)
-        return _norm(x_BxTxD, params["scale"]) @ params["table"].T, balance, dropped
+        of_routers = jnp.mean(jnp.stack(found), axis=0) if found else jnp.zeros(3)
+        return _norm(x_BxTxD, params["scale"]) @ params["table"].T, *of_routers
 
     def _attention(self, block, x_BxTxD):
         shape = (*x_BxTxD.shape[:2], 3, self.heads, -1)
@@ -153,7 +153,8 @@ class Mixture:
         return mixed.reshape(x_BxTxD.shape) @ block["out"]
 
     def _experts(self, block, x_BxTxD):
-        """(output `[B, T, D]`, balance loss, share of choices beyond an expert's capacity)."""
+        """(output `[B, T, D]`, balance loss, share of choices beyond an expert's capacity, share of
+        the experts' places that are taken)."""
         (b, t, _), x, k = x_BxTxD.shape, self.experts, self.top_k
         room = math.ceil(self.capacity * k * t / x)
         score_BxTxX = jax.nn.softmax(x_BxTxD @ block["router"])
@@ -176,6 +177,7 @@ class Mixture:
             jnp.einsum("btxc,bxcd->btd", from_BxTxXxC, self._turned(done_XxBxCxD)),
             balance,
             1 - jnp.mean(slot_BxkxTxC.sum(-1)),
+            jnp.sum(slot_BxkxTxC) / (b * x * room),
         )
 
     def _turned(self, x):

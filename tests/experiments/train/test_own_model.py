@@ -349,6 +349,7 @@ def test_experts_take_at_most_their_capacity():
     # With scores that are all equal the first two experts get every choice: each has room for 2
     # of a sequence's 8 tokens.
     assert aux["dropped"] == pytest.approx(1 - 2 / 8)
+    assert aux["filled"] == pytest.approx(2 / 4)  # the places of the two others are empty
     assert aux["balance"] == pytest.approx(1.0)
     assert loss == pytest.approx(float(aux["ce"] + 0.01 * aux["balance"]), rel=1e-6)
 
