@@ -29,7 +29,7 @@ from lowcomm_jax.params.fragments import Pattern
 from lowcomm_jax.params.roles import RegionRoles
 from lowcomm_jax.refused import Problem, Row, collect, found_by, refuse
 from lowcomm_jax.rules.batching import BatchPolicy
-from lowcomm_jax.rules.merge import Merge
+from lowcomm_jax.rules.merge import Merge, Reads
 from lowcomm_jax.schedule import Arrivals, Learners, TwoLevels
 from lowcomm_jax.setup import FROM_1, SETTINGS, Setup
 from lowcomm_jax.sync.part_checks import call_problems
@@ -567,6 +567,11 @@ OF_THE_METHOD = (
     ),
     Row(
         "method",
+        lambda s: isinstance(s.method.merge, Merge) and s.method.reads not in get_args(Reads),
+        "merge: it reads {m.reads!r}: use reads = 'payloads', 'norms' or 'mean'",
+    ),
+    Row(
+        "method",
         lambda s: s.method.merge is not None and _increments(s),
         "merge: codec {m.codec.name} sends changes of a mean, and no payload that a merge rule "
         "could read; leave merge or the codec out",
@@ -575,11 +580,11 @@ OF_THE_METHOD = (
         "method",
         lambda s: (
             isinstance(s.method.merge, Merge)
-            and s.method.reads_payloads
+            and s.method.reads != "mean"
             and s.method.schedule.energy is not None
         ),
         "merge: the rank is measured of a mean that is reduced on the way, and this rule reads "
-        "payloads one by one; leave the schedule's energy (adaptive) or the rule out",
+        "{m.reads}; leave the schedule's energy (adaptive) or the rule out",
     ),
     # Servers, groups, channels.
     Row("method", _unmet_by_servers, "servers: two levels need {wrong}"),

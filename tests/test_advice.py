@@ -171,10 +171,21 @@ def update(code):
     trains(made(method=lc.methods.diloco(2, outer=rule)))
 
 
+UPDATE = "update(self, delta_RxN, state, weight_R, kind, momentum)"
+
+
 def merged(code):
     """A merge that is written so is taken."""
     give = "lc.merge.Merged(delta_RxN.mean(0), state)"
     space = run(f"class Own(lc.merge.Merge):\n def {code}: return {give}")
+    trains(made(method=dataclasses.replace(lc.methods.diloco(2), merge=space["Own"]())))
+
+
+def weighed(code):
+    """A `weigh` that is written so is taken, and its weights count."""
+    give = "lc.merge.Merged(delta_RxN[0], state)"
+    body = f" reads = 'norms'\n def {code}: return weight_R, state\n def {UPDATE}: return {give}"
+    space = run(f"class Own(lc.merge.Merge):\n{body}")
     trains(made(method=dataclasses.replace(lc.methods.diloco(2), merge=space["Own"]())))
 
 
@@ -264,7 +275,8 @@ EXECUTED = {
     "loss_fn(params, batch, rng)": signature,
     f"update({PLACE}, state, params=None, {PLACE}**extra)": update,
     "update(delta, state, params=None, **extra)": update,
-    "update(self, delta_RxN, state, weight_R, kind, momentum)": merged,
+    UPDATE: merged,
+    "weigh(self, norm_R, state, weight_R, kind)": weighed,
     "Engine(accumulate=)": parameter(lc.Engine),
     "Engine(accumulate=k)": parameter(lc.Engine),
     f"Engine(block={PLACE})": parameter(lc.Engine),

@@ -31,7 +31,7 @@ from lowcomm_jax.compression.two_shot import per_tensor
 from lowcomm_jax.exchange import shares
 from lowcomm_jax.exchange.shares import Packing
 from lowcomm_jax.exchange.traffic import Traffic, all_gather, pair, two_shot
-from lowcomm_jax.mesh.regions import REGION, Regions, axis_names, mean_scale
+from lowcomm_jax.mesh.regions import REGION, Regions, axis_names, mean_scale, ordered_mean
 from lowcomm_jax.mesh.stages import STAGE
 from lowcomm_jax.params.fragments import path_name
 from lowcomm_jax.params.sharding import NEAR_SCALAR, leaf_of
@@ -72,8 +72,8 @@ class MeshExchange:
       codec: wire codec, or None for dense fp32.
       specs: `PartitionSpec` inside a region of each leaf, by path; leaves without one are whole on
         every device.
-      one_by_one: whether a merge rule reads the payloads one by one, so that all of them go to
-        everyone (`everyone`).
+      one_by_one: whether all payloads go to everyone: a merge rule reads them one by one
+        (`everyone`), or weighs what cannot be scaled where it is sent (`weighted`).
       parts: slices of a coded payload, one for each region of the run; None = payloads go whole.
       separate: whether this program is one region of several jobs, which cut its payloads
         themselves (`rounds.slicing`), so that slices do not depend on its devices.
@@ -398,6 +398,42 @@ class MeshExchange:
             return self.regions.everywhere(decode)(payload_R)
         given, made = (_behind(codec.payload_specs(like)),), _behind(self.specs_of(like))
         return self.regions.on_all_devices(decode, given, made)(payload_R)
+
+    def weighted(
+        self,
+        payload_R: PyTree,
+        weight_R: Mapping[str, jax.Array],
+        like: PyTree,
+        brought: Sequence[jax.Array] | None = None,
+    ) -> PyTree:
+        """Mean of the decoded payloads by weights of each tensor: fp32 leaves `[1, ...]` (traced).
+
+        Unless they go `one_by_one`, dense payloads are scaled where they are, and reduced.
+
+        Args:
+          payload_R, like, brought: as in `reduce`.
+          weight_R: by leaf, float32 `[R]`, or `[R, layers]`; not negative, not normalised. Where
+            all regions have 0 the mean is 0.
+        """
+        rows = next(iter(weight_R.values())).shape[0]  # of all regions, also in one of their jobs
+        equal_R = jnp.ones(rows, jnp.float32)
+
+        def scaled(values_R):
+            def one(x_R, weight_R):
+                # Of a mean of 1, so that the mean of what is scaled is the weighted mean.
+                weight_R = weight_R * (weight_R.shape[0] * mean_scale(weight_R))[None]
+                wide = weight_R.reshape(*weight_R.shape, *(1,) * (x_R.ndim - weight_R.ndim))
+                return jnp.where(wide > 0, x_R.astype(jnp.float32) * wide, 0.0)
+
+            return {name: one(x_R, weight_R[name]) for name, x_R in values_R.items()}
+
+        if not self.one_by_one:
+            return self.regions.mean(scaled(payload_R), equal_R, self.specs_of(like))
+
+        def mean(values_R, equal_R):
+            return {k: ordered_mean(x, equal_R)[None] for k, x in scaled(values_R).items()}
+
+        return self.regions.everywhere(mean)(self.everyone(payload_R, like, brought), equal_R)
 
     def _gathered(self, tree_R, lies, brought) -> PyTree:
         """Every region's tree in all regions: `[R, ...]`, gathered here or as it was brought."""

@@ -563,7 +563,7 @@ def with_everyones_rows(
         flight,
         payload=payload,
         weight=np.where(counted_N, rows["weight"], np.float32(0)),
-        header={name: rows[f"{HEADER}/{name}"] for name in flight.header},
+        header={k.removeprefix(f"{HEADER}/"): x for k, x in rows.items() if k.startswith(HEADER)},
         takes_part=counted_N,
     )
 

@@ -28,6 +28,7 @@ import numpy as np
 from lowcomm_jax.exchange import Traffic
 from lowcomm_jax.jobs.job_carrier import JobCarrier
 from lowcomm_jax.jobs.job_delivery import (
+    HEADER,
     JobDelivery,
     everyones,
     nobodys_flight,
@@ -75,7 +76,8 @@ class RoundCarrier:
         self._stands_still = method.schedule.most == 1  # from its arrival until that lands
         self._count = len(programs.fragments)
         self._payload_K = [_payload_like(programs, p) for p in range(self._count)]
-        self._nbytes = programs.exchange.at(0).nbytes(programs.fragments.like(0))
+        like = programs.fragments.like(0)
+        self._nbytes = programs.exchange.at(0).nbytes(like) + 4 * programs.norms(0)
         self._committed, self.newest, self._since = 0, -1, 0
         self._reported = np.array(-1)  # the round that was reported to last; told with the send
         self._reported_s = 0.0
@@ -279,6 +281,8 @@ class RoundCarrier:
         """Shapes of what a region sends of a fragment."""
         like = named(self._payload_K[p])
         shapes = {k: jax.ShapeDtypeStruct(x.shape, x.dtype) for k, x in like.items()}
+        if count := self._programs.norms(p):
+            shapes[f"{HEADER}/norms"] = jax.ShapeDtypeStruct((1, count), np.float32)
         return shapes | {"weight": jax.ShapeDtypeStruct((1,), np.float32)}
 
     # -- the end, and after a restart -------------------------------------------------------------

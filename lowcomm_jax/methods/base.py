@@ -20,6 +20,7 @@ from lowcomm_jax.params import roles
 from lowcomm_jax.params.fragments import Pattern
 from lowcomm_jax.refused import collect
 from lowcomm_jax.rules import merge
+from lowcomm_jax.rules.merge import Reads
 from lowcomm_jax.rules.topology import Gossip
 from lowcomm_jax.rules.trainers import Trainers
 from lowcomm_jax.schedule import Never, Schedule
@@ -149,14 +150,14 @@ class Method:
         """Whether the mean of all regions' payloads is all that is needed.
 
         Else the exchange may not reduce them: regions apply their own part themselves, or payloads
-        one by one.
+        one by one or by weights of their own.
         """
-        return self.anchors == "shared" and self.base == "anchor" and not self.reads_payloads
+        return self.anchors == "shared" and self.base == "anchor" and self.reads == "mean"
 
     @property
-    def reads_payloads(self) -> bool:
-        """Whether the merge rule reads payloads one by one."""
-        return self.merge is not None and self.merge.reads == "payloads"
+    def reads(self) -> Reads:
+        """What the merge rule reads (`Merge.reads`); without one, the mean."""
+        return "mean" if self.merge is None else self.merge.reads
 
     @property
     def has_anchor(self) -> bool:

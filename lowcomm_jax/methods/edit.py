@@ -34,12 +34,14 @@ The threshold is one-sided, and the code's further factor max(1, deviation of re
 out. T = 1 on raw norms and a clip of 10 for each tensor are ours; outer rates are DiLoCo's. Weights
 given to the engine multiply the softmax's.
 
-Differs from the paper: no norm travels. Every region receives the payloads of all others, and takes
-norms of what they decode to; regions that are jobs of their own compute the same. That costs R - 1
-payloads a region and round, where a mean that is reduced costs 2 (R - 1) / R. A layer is not
-synchronised beside the next forward pass, and there is no synchronous phase at the start. The
-code's optional weights by steps are left out. A-EDiT's time is counted in ticks, scripted, on one
-mesh.
+n is the norm before any codec, and travels beside the payload: 4 bytes a tensor, to every other
+region. Dense payloads of one mesh are then reduced by the weights, 2 (R - 1) / R payloads a region.
+Coded ones, and all between jobs, go to every region: R - 1 payloads. Regions that are jobs of their
+own get the same numbers.
+
+Differs from the paper: a layer is not synchronised beside the next forward pass, and there is no
+synchronous phase at the start. The code's optional weights by steps are left out. A-EDiT's time is
+counted in ticks, scripted, on one mesh.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -57,7 +59,7 @@ from lowcomm_jax.methods.base import Method
 from lowcomm_jax.methods.diloco import diloco
 from lowcomm_jax.optimizers import Kind
 from lowcomm_jax.refused import in_range
-from lowcomm_jax.rules.merge import Merge, Merged
+from lowcomm_jax.rules.merge import Merge, Merged, Reads
 from lowcomm_jax.schedule import Timed
 
 
@@ -142,13 +144,14 @@ class Norms(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class NormWeighted(Merge):
-    """The merge rule above; see `Merge`, reads payloads one by one. Attributes: as in `edit`."""
+    """The merge rule above; see `Merge`, reads norms. Attributes: as in `edit`."""
 
     clip: float = 10.0
     temperature: float = 1.0
     outlier: float = 3.0
     decay: float = 0.02
     warm_up: int = 120
+    reads: ClassVar[Reads] = "norms"
 
     def violations(self) -> list[str]:
         positive = ("clip", "temperature", "outlier")
@@ -162,16 +165,10 @@ class NormWeighted(Merge):
         zeros = jnp.zeros(regions, jnp.float32)
         return Norms(zeros, zeros, jnp.zeros(regions, jnp.int32))
 
-    def update(
-        self,
-        delta_RxN: jax.Array,
-        state: Norms,
-        weight_R: jax.Array,
-        kind: Kind,
-        momentum: jax.Array | None,
-    ) -> Merged:
-        del kind, momentum
-        norm_R = jnp.sqrt(jnp.sum(jnp.square(delta_RxN), axis=tuple(range(1, delta_RxN.ndim))))
+    def weigh(
+        self, norm_R: jax.Array, state: Norms, weight_R: jax.Array, kind: Kind
+    ) -> tuple[jax.Array, Norms]:
+        del kind
         away_R = norm_R - state.mean
         far_R = away_R > self.outlier * jnp.sqrt(state.variance)
         good_R = (weight_R > 0) & ~(far_R & (state.rounds >= self.warm_up))
@@ -181,10 +178,18 @@ class NormWeighted(Merge):
         history = jax.tree.map(lambda new, old: jnp.where(good_R, new, old), noted, state)
         least = jnp.min(jnp.where(good_R, norm_R, jnp.inf))
         share_R = jnp.where(good_R, weight_R * jnp.exp((least - norm_R) / self.temperature), 0.0)
-        total = jnp.sum(share_R)
-        share_R = share_R / jnp.where(total > 0, total, 1.0)
-        wide_R = share_R.reshape(-1, *(1,) * (delta_RxN.ndim - 1))
-        merged = jnp.sum(wide_R * delta_RxN, axis=0)
+        return share_R, history
+
+    def update(
+        self,
+        delta_RxN: jax.Array,
+        state: Norms,
+        weight_R: jax.Array,
+        kind: Kind,
+        momentum: jax.Array | None,
+    ) -> Merged:
+        del weight_R, kind, momentum
+        merged = delta_RxN[0]
         length = jnp.sqrt(jnp.sum(jnp.square(merged)))
         shorter = jnp.where(length > self.clip, self.clip / jnp.maximum(length, self.clip), 1.0)
-        return Merged(merged * shorter, history, jnp.any(good_R))
+        return Merged(merged * shorter, state)

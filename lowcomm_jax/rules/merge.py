@@ -3,12 +3,13 @@
 In: for one tensor, the decoded pseudo-gradients of all regions and their weights, or their mean.
 Out: the direction that the outer rule descends along. Without a rule that is the weighted mean,
 which the exchange reduces. A rule that reads payloads one by one costs bytes: every region then
-receives those of all others.
+receives those of all others. One that reads norms decides on weights, and the exchange reduces the
+mean by these.
 
 A rule is written for one tensor, and may have a state, with `init` and `update` as Optax's. All
-regions hold the same state, since all merge the same payloads. `merge_leaves` hands a rule every
-leaf of a fragment as a whole: each layer of a stacked leaf by itself, with the kind of leaf
-(`optimizers.kind_of`).
+regions hold the same state, since all merge the same payloads. `weigh_leaves` and `merge_leaves`
+hand a rule every leaf of a fragment as a whole: each layer of a stacked leaf by itself, with the
+kind of leaf (`optimizers.kind_of`).
 """
 
 from __future__ import annotations
@@ -36,9 +37,11 @@ __all__ = [
     "initial_states",
     "make",
     "merge_leaves",
+    "weigh_leaves",
 ]
 
 PyTree = Any
+Reads = Literal["payloads", "norms", "mean"]
 _TINY = 1e-12
 
 
@@ -63,14 +66,17 @@ class Merge(abc.ABC):
     A rule is a frozen dataclass of its settings, so that checkpoints can describe it.
 
     Attributes:
-      reads: `payloads` or `mean`. With `payloads` the rule needs them one by one, so that every
-        region receives those of all others. With `mean` it needs only their weighted mean; the
-        bytes are then those of a method without a rule.
+      reads: `payloads`, `norms` or `mean`. With `payloads` the rule needs them one by one, so that
+        every region receives those of all others. With `mean` it needs only their weighted mean;
+        the bytes are then those of a method without a rule. With `norms` it needs the mean by
+        weights of its own (`weigh`). A norm a tensor travels beside each payload, 4 bytes. Dense
+        payloads are then reduced as for `mean`, on one mesh and without a delay
+        (`MeshExchange.weighted`); else every region receives all of them.
       momentum: name of the entry of the outer state (such as `trace` of `optax.sgd`) that the rule
         reads; None = none.
     """
 
-    reads: ClassVar[Literal["payloads", "mean"]] = "payloads"
+    reads: ClassVar[Reads] = "payloads"
     momentum: ClassVar[str | None] = None
 
     def violations(self) -> list[str]:
@@ -86,6 +92,23 @@ class Merge(abc.ABC):
         del regions
         return ()
 
+    def weigh(
+        self, norm_R: jax.Array, state: PyTree, weight_R: jax.Array, kind: Kind
+    ) -> tuple[jax.Array, PyTree]:
+        """Weights of the regions for one tensor, of a rule that reads norms (traced).
+
+        Args:
+          norm_R: fp32 `[R]`, norms of the pseudo-gradients as their regions measured them, before a
+            codec; 0 where the weight is 0.
+          state, weight_R, kind: as in `update`.
+
+        Returns:
+          (float32 `[R]`, not negative, not normalised; the state that `update` is given). A region
+          of weight 0 counts nothing. Where all have 0 the tensor stays (`Merged.moves`).
+        """
+        del norm_R, kind
+        return weight_R, state
+
     @abc.abstractmethod
     def update(
         self,
@@ -99,8 +122,8 @@ class Merge(abc.ABC):
 
         Args:
           delta_RxN: fp32 `[R, ...]`, decoded pseudo-gradients, 0 where the weight is 0; where the
-            rule `reads` the mean, `[1, ...]`, the mean.
-          state: of `init`, or of the tensor's round before.
+            rule `reads` the mean or norms, `[1, ...]`, the mean.
+          state: of `init`, or of the tensor's round before; of `weigh` where it `reads` norms.
           weight_R: float32 `[R]`, not negative, not normalised, 0 for regions that are not counted.
             Where no region is counted all are 0, and the loop drops the result.
           kind: `matrix`, `embedding`, `head` or `vector`.
@@ -128,7 +151,7 @@ class Isotropic(Merge):
     devices with different arithmetic give different results.
     """
 
-    reads: ClassVar[Literal["payloads", "mean"]] = "mean"
+    reads: ClassVar[Reads] = "mean"
 
     def update(
         self,
@@ -235,7 +258,7 @@ class Align(Merge):
     turn: float = 1.0
     confidence: float = 3.0
     most: float = 0.5
-    reads: ClassVar[Literal["payloads", "mean"]] = "mean"
+    reads: ClassVar[Reads] = "mean"
     momentum: ClassVar[str | None] = "momentum"
 
     def violations(self) -> list[str]:
@@ -318,6 +341,64 @@ def initial_states(
     return {name: of_leaf(name, x.shape) for name, x in like.items()}
 
 
+def weigh_leaves(
+    rule: Merge,
+    norm_RxT: jax.Array,
+    states: dict[str, PyTree],
+    weight_R: jax.Array,
+    like: Mapping[str, Any],
+    stacked: Sequence[str],
+) -> tuple[dict[str, jax.Array], dict[str, PyTree]]:
+    """The weights and new states of every tensor, of a rule that reads norms (traced).
+
+    Args:
+      norm_RxT: fp32, of all tensors in the order of `like` (`tensors`).
+      states, stacked: as in `merge_leaves`.
+      like: leaves or their shapes by name, of one region.
+
+    Returns:
+      Each by leaf: float32 `[R]`, or `[R, layers]` of a stack, and states.
+    """
+    norm_RxT = jnp.where(weight_R[:, None] > 0, norm_RxT, 0.0)
+    weights, new, start = {}, {}, 0
+    for name, x in like.items():
+        kind = kind_of(name, jax.ShapeDtypeStruct(x.shape, x.dtype), stacked)
+
+        def tensor(norm_R, state, kind=kind):
+            found_R, state = rule.weigh(norm_R, state, weight_R, kind)
+            if jnp.shape(found_R) != weight_R.shape:
+                shape = list(jnp.shape(found_R))
+                raise TypeError(
+                    f"merge: {type(rule).__name__}.weigh returns weights {shape} of "
+                    f"{len(weight_R)} regions: return one a region, float32 [R], and the state"
+                )
+            return found_R, state
+
+        if is_stacked(name, stacked):
+            norms = norm_RxT[:, start : start + x.shape[0]]
+            start += x.shape[0]
+            weights[name], new[name] = jax.vmap(tensor, (1, 0), (1, 0))(norms, states[name])
+        else:
+            weights[name], new[name] = tensor(norm_RxT[:, start], states[name])
+            start += 1
+    return weights, new
+
+
+def tensors(like: Mapping[str, Any], stacked: Sequence[str]) -> int:
+    """Number of tensors of leaves or shapes of one region: each layer of a stack is one."""
+    return sum(x.shape[0] if is_stacked(name, stacked) else 1 for name, x in like.items())
+
+
+def norms_of(delta: Mapping[str, jax.Array], stacked: Sequence[str]) -> jax.Array:
+    """Norms of all tensors of one region's leaves, fp32 `[T]`, for `weigh_leaves` (traced)."""
+    return jnp.concatenate(
+        [
+            jax.vmap(_norm)(x) if is_stacked(name, stacked) else _norm(x)[None]
+            for name, x in delta.items()
+        ]
+    )
+
+
 def merge_leaves(
     rule: Merge,
     delta_R: dict[str, jax.Array],
@@ -330,9 +411,9 @@ def merge_leaves(
 
     Args:
       rule: to apply.
-      delta_R: fp32 leaves `[R, ...]` by name; `[1, ...]` where the rule reads the mean.
-      states: of `initial_states`.
-      weight_R: float32 `[R]`.
+      delta_R: fp32 leaves `[R, ...]` by name; `[1, ...]` where the rule reads the mean or norms.
+      states: of `initial_states`, or of `weigh_leaves`.
+      weight_R: float32 `[R]`, or `[1]`.
       momentum: leaves `[...]` by name, or None.
       stacked: path prefixes of leaves with a leading layer axis; each layer is a tensor.
 

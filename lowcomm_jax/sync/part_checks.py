@@ -27,7 +27,7 @@ from lowcomm_jax.compression.two_shot import per_tensor
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.optimizers import state_field
 from lowcomm_jax.params.fragments import Fragments, path_name
-from lowcomm_jax.rules.merge import Merge, initial_states, merge_leaves
+from lowcomm_jax.rules.merge import Merge, initial_states, merge_leaves, tensors, weigh_leaves
 
 PyTree = Any
 _TOLD = ("fragment", "round", "step")
@@ -58,11 +58,18 @@ def call_problems(method: Method, loss_fn: Callable) -> list[str]:
     if hands_out is not None and not _takes(hands_out, 2):
         wrong = inspect.signature(hands_out) if callable(hands_out) else f"={hands_out!r}"
         found.append(f"hands_out{wrong}: give a function (anchor, outer_state) -> values")
-    if isinstance(merge, Merge) and not _takes(merge.update, 5):
-        found.append(
-            f"merge: {type(merge).__name__}.update{inspect.signature(merge.update)}: write "
-            "update(self, delta_RxN, state, weight_R, kind, momentum)"
-        )
+    if isinstance(merge, Merge):
+        for given in (
+            "update(self, delta_RxN, state, weight_R, kind, momentum)",
+            "weigh(self, norm_R, state, weight_R, kind)",
+        ):
+            name = given.partition("(")[0]
+            function = getattr(merge, name)
+            if not _takes(function, given.count(",")):
+                found.append(
+                    f"merge: {type(merge).__name__}.{name}{inspect.signature(function)}: write "
+                    + given
+                )
     return found
 
 
@@ -371,12 +378,20 @@ def _merge_problems(
     delta = {k: jax.ShapeDtypeStruct((rows, *x.shape), x.dtype) for k, x in like.items()}
     weight = jax.ShapeDtypeStruct((rows,), jnp.float32)
     states = jax.eval_shape(lambda: initial_states(rule, like, regions, stacked))
+    weighed = states
+    if rule.reads == "norms":
+        norms = jax.ShapeDtypeStruct((regions, tensors(like, stacked)), jnp.float32)
+        counted = jax.ShapeDtypeStruct((regions,), jnp.float32)
+        _, weighed = jax.eval_shape(
+            lambda n, s, w: weigh_leaves(rule, n, s, w, like, stacked), norms, states, counted
+        )
     merged = jax.eval_shape(
         lambda d, s, w, m: merge_leaves(rule, d, s, w, m, stacked), delta, states, weight, momentum
     )
     name, fix = f"merge: {type(rule).__name__}.update's", "return it without the axis of regions"
     keep = "return a state like that of init: its tree, shapes and dtypes"
     return [
+        *_differences(f"merge: {type(rule).__name__}.weigh's state", weighed, states, keep),
         *_differences(f"{name} direction", merged.direction, like, fix),
         *_differences(f"{name} state", merged.state, states, keep),
     ]

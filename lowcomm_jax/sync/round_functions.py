@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 
 from lowcomm_jax.channels.source import PARAMS
 from lowcomm_jax.compression.placement import LARGEST
-from lowcomm_jax.exchange import MeshExchange
+from lowcomm_jax.exchange import MeshExchange, shares
 from lowcomm_jax.exchange.mesh import without_lead
 from lowcomm_jax.exchange.pairs import GroupExchange
 from lowcomm_jax.mesh.regions import Regions, weighted_sum
@@ -30,7 +30,7 @@ from lowcomm_jax.methods.base import Method, Rule
 from lowcomm_jax.optimizers import state_field
 from lowcomm_jax.params import fragments as fragmentation
 from lowcomm_jax.params.sharding import leaf_of
-from lowcomm_jax.rules.merge import Merged, merge_leaves
+from lowcomm_jax.rules.merge import Merged, merge_leaves, norms_of, weigh_leaves
 from lowcomm_jax.rules.outer import Mixing
 
 PyTree = Any
@@ -92,6 +92,7 @@ class Contributions:
       counted: bool `[R]` of a personal codec: whose payload counts, of the regions here; None =
         those of a weight above 0.
       extra: of eager rules, their own parts (`own_parts`); with gossip the round's `pairs.Draw`.
+      norms: fp32 `[R, T]` of the payloads' tensors (`encode`), for a rule that reads them.
     """
 
     payload: PyTree
@@ -99,6 +100,7 @@ class Contributions:
     brought: PyTree = None
     counted: jax.Array | None = None
     extra: PyTree = None
+    norms: jax.Array | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -242,10 +244,11 @@ class RoundFunctions:
         Returns:
           dict with payload, codec_state, `accepted` `[R]`, `weight` `[R]` (0 where not accepted),
           `delta_norm` `[R]`, `left_out` `[R]` (took part, but is not accepted), and, to `measure`,
-          `codec_error` and `sent_share` (`make_payload`).
+          `codec_error` and `sent_share` (`make_payload`). For a merge rule that reads norms,
+          `norms` `[R, T]`, of every tensor.
         """
         delta, takes_part_R = delta_of(*given), senders.takes_part
-        [norm_R] = self.norms(delta)
+        norm_R, norms = self._sent_norms(delta)
         accepted = self.guard.accepts(norm_R, takes_part_R)
         payload, new_state, measured = delta, codec_state, {}
         weight_R, exchange = jnp.where(accepted, senders.weight, 0.0), self.exchange.at(level)
@@ -265,7 +268,9 @@ class RoundFunctions:
                 payload, new_state = exchange.encode(*coded)
             if not large:
                 new_state = select(accepted, new_state, codec_state)
-        return measured | {
+        return {
+            **measured,
+            **norms,
             "payload": payload,
             "codec_state": new_state,
             "accepted": accepted,
@@ -273,6 +278,14 @@ class RoundFunctions:
             "delta_norm": norm_R,
             "left_out": takes_part_R & ~accepted,
         }
+
+    def _sent_norms(self, delta) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """(norms of all of what regions send, `[R]`; those of every tensor, if they travel)."""
+        if self.method.reads != "norms":
+            return self.norms(delta)[0], {}
+        lifted = self.regions.lift(lambda x: norms_of(x, self.stacked), (0,))
+        norm_RxT = lifted(delta)
+        return jnp.sqrt(jnp.sum(jnp.square(norm_RxT), axis=1)), {"norms": norm_RxT}
 
     def drift(self, params, anchor, rounding, rows_K, scale_K, *, names_K):
         """Distance of every region's values from the anchor, by fragment.
@@ -338,25 +351,29 @@ class RoundFunctions:
         base = fragmentation.take(anchor, rows)
         like = without_lead(base)
         exchange = self.exchange.at(level)
-        energy, merged = self.method.schedule.energy, None
-        if exchange.one_by_one:
-            decoded = exchange.everyone(payload, like, sent.brought)
-            merged, rank = self._merged(decoded, weight_R, held), None
-            mean = merged.direction
+        energy, merged, going = self.method.schedule.energy, None, {}
+        states, rank, reads = held.merge, None, self.method.reads
+        if reads == "payloads":
+            mean = exchange.everyone(payload, like, sent.brought)
+        elif reads == "norms":
+            weights, states = self._weighed(sent.norms, states, weight_R, like)
+            mean = exchange.weighted(payload, weights, like, sent.brought)
         else:
             mean, rank = exchange.reduce(payload, weight_R, like, energy, sent.brought)
-            if self.method.merge is not None:
-                merged = self._merged(mean, jnp.ones(1), held)
-                mean = merged.direction
-        mean, going = self._of_trainers(mean, weight_R, rows)
+        if self.method.merge is not None:
+            counted = weight_R if reads == "payloads" else jnp.ones(1)
+            merged = self._merged(mean, counted, states, outer_state)
+            mean, going = merged.direction, merged.moves
+            if reads == "norms":
+                going = {k: x & jnp.any(weights[k] > 0, axis=0) for k, x in going.items()}
+        mean, trained = self._of_trainers(mean, weight_R, rows)
+        going |= trained
         reduced, new_codec_state = mean, codec_state
         if codec_state is not None:
             counted_R = weight_R > 0 if sent.counted is None else sent.counted
             mean, new_codec_state = exchange.receive(mean, codec_state, counted_R)
         rule, _ = self.rules_K[rules]
         updates, new_state = self._outer(rule, mean, outer_state, base, own, exchange, told)
-        if merged is not None:
-            going |= merged.moves
         if going:
             updates, new_state = left_there(going, updates, new_state, outer_state)
         mean_norm, update_norm = self.norms(reduced, updates)
@@ -400,11 +417,20 @@ class RoundFunctions:
             scaled[name] = mean[name] * factor[None]
         return scaled, moves
 
-    def _merged(self, delta, weight, held: AnchorState) -> Merged:
+    def _weighed(self, norm_RxT, states, weight_R, like) -> tuple[dict, dict]:
+        """The weights that the merge rule gives regions, and its states, by leaf."""
+
+        def weigh(norm_RxT, states, weight_R):
+            return weigh_leaves(self.method.merge, norm_RxT, states, weight_R, like, self.stacked)
+
+        everyones = shares.gather(self.regions, norm_RxT, P())
+        return self.regions.everywhere(weigh)(everyones, states, weight_R)
+
+    def _merged(self, delta, weight, states, outer_state) -> Merged:
         """The merge rule's result for fp32 leaves `[R, ...]`, or for their mean: `[1, ...]`."""
         rule, momentum = self.method.merge, None
         if rule.momentum is not None:
-            kept = state_field(held.outer, rule.momentum)
+            kept = state_field(outer_state, rule.momentum)
             momentum = jax.tree.map(lambda x: x[0], kept)
 
         def merge(delta, states, weight, momentum):
@@ -412,7 +438,7 @@ class RoundFunctions:
             direction = {name: x[None] for name, x in merged.direction.items()}
             return merged._replace(direction=direction)
 
-        return self.regions.everywhere(merge)(delta, held.merge, weight, momentum)
+        return self.regions.everywhere(merge)(delta, states, weight, momentum)
 
     def norms(self, *trees: dict[str, jax.Array]) -> tuple[jax.Array, ...]:
         """`norm_per_row` of each, by each region for itself: no value crosses between regions.

@@ -32,6 +32,7 @@ from lowcomm_jax.params.layout import UNFIT, Layout
 from lowcomm_jax.params.roles import trained_rows
 from lowcomm_jax.params.sharding import SpecFn, fsdp_specs, leaf_shardings, optimizer_shardings
 from lowcomm_jax.refused import Refused, refuse
+from lowcomm_jax.rules.merge import tensors
 from lowcomm_jax.schedule import Learners, Timing
 from lowcomm_jax.setup import Setup
 from lowcomm_jax.state.train_state import Inner
@@ -125,6 +126,12 @@ class RoundPrograms:
     def averaged_bytes(self) -> int:
         return sum(self.averaged().values())
 
+    def norms(self, fragment: int) -> int:
+        """Norms that travel with a fragment's payload: of each tensor, or 0 of them."""
+        if self.method.reads != "norms":
+            return 0
+        return tensors(self.fragments.like(fragment), self.setup.stacked)
+
     def gradient_traffic(self, mask: np.ndarray) -> Traffic:
         """Bytes of one gradient exchange among the regions of `mask`, bool `[R]`."""
         traffic = self.exchange.traffic(self.fragments.like(0), mask)
@@ -163,11 +170,13 @@ def build(setup: Setup, layout: Layout, traffic: TrafficFn = MeshExchange.traffi
     specs = {name: spec_fn(name, leaf) for name, leaf in shapes.items()}
     if stages > 1:
         check_stages(stages, specs)
+    # Dense payloads can be scaled where they are sent, once all norms are known there.
+    scaled = method.codec is None and not (setup.separate or setup.concurrent)
     exchange = MeshExchange(
         regions,
         method.codec,
         specs,
-        method.reads_payloads,
+        method.reads == "payloads" or (method.reads == "norms" and not scaled),
         parts=slices(setup, likes),
         separate=setup.separate,
     )

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lowcomm_jax.exchange import Traffic, two_shot
+from lowcomm_jax.exchange import Traffic, all_gather, two_shot
 from lowcomm_jax.history import Event
 from lowcomm_jax.optimizers import state_field
 from lowcomm_jax.rules.topology import Groups
@@ -439,7 +439,7 @@ class SyncLoop(EventLoop):
             takes_part=mask.copy() if lands is None else np.ones_like(mask),
             anchor_updated=np.bool_(False),
             level=np.int64(level),
-            header=self._header(state, step),
+            header=self._header(state, step) | {k: out[k] for k in ("norms",) if k in out},
             kept=kept,
         )
         state = state.replace(
@@ -463,7 +463,11 @@ class SyncLoop(EventLoop):
     def _traffic(self, p: int, level: int, mask: np.ndarray, groups: Groups | None) -> Traffic:
         """Bytes of one exchange, `[R]`, as announced at its send."""
         exchange, header = self.programs.exchange.at(level), 4 * self.schedule.header_floats()
-        traffic = self.carrier.traffic(exchange, self._like[p], mask, groups, header)
+        norms = 4 * self.programs.norms(p)
+        together = header + (norms if self.carrier.separate else 0)
+        traffic = self.carrier.traffic(exchange, self._like[p], mask, groups, together)
+        if norms and not self.carrier.separate:
+            traffic = traffic.plus(all_gather(norms, mask))
         if groups is not None:
             traffic = self.carrier.with_anchors(traffic, p, self._like[p], mask, groups)
         if p == 0 and self._averaged:
@@ -621,7 +625,14 @@ class SyncLoop(EventLoop):
         merge = None if self.method.merge is None else state.merge[p]
         held, values = self.programs.outer_program(
             AnchorState(self.fragments.leaves(state.anchor, p), state.outer[p], codec, merge),
-            Contributions(flight.payload, flight.weight, flight.brought, counted, own),
+            Contributions(
+                flight.payload,
+                flight.weight,
+                flight.brought,
+                counted,
+                own,
+                flight.header.get("norms"),
+            ),
             self._rows[p],
             told,
             if_news=if_news,

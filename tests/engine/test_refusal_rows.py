@@ -61,6 +61,12 @@ class OwnPace(Staggered):
     uneven = True
 
 
+class Misread(lc.merge.Isotropic):
+    """A rule that names what there is not."""
+
+    reads = "norm"
+
+
 D = m.diloco(4)
 # (method, settings, part of the line).
 MET = [
@@ -118,6 +124,7 @@ MET = [
         "outer: with signal='gradient' there is one rule",
     ),
     (like(D, merge=5), {}, "merge=5: give a rule"),
+    (like(D, merge=Misread()), {}, "merge: it reads 'norm': use reads = "),
     (m.heloco(4, EQUAL, enough=2.0), {}, "enough=2.0"),
     (m.isoloco(4, codec=SUMMED), {}, "merge: codec"),
     (

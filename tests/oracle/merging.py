@@ -30,6 +30,16 @@ def radial_directional(embeddings: tuple[str, ...] = ()):
     return merge
 
 
+def inverse_norms(deltas: list[Tree], weights: list[float], momentum: Tree) -> Tree:
+    """The mean by weights w / ||delta||, key by key."""
+    del momentum
+    out = {}
+    for key in deltas[0]:
+        shares = [w / np.sqrt((d[key] ** 2).sum()) for w, d in zip(weights, deltas)]
+        out[key] = sum(s * d[key] for s, d in zip(shares, deltas)) / sum(shares)
+    return out
+
+
 def isotropic(deltas: list[Tree], weights: list[float], momentum: Tree) -> Tree:
     """The mean; matrices of two axes with all singular values at their mean (arXiv 2607.03011)."""
     del momentum

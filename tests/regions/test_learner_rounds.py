@@ -1,12 +1,14 @@
 """Decoupled DiLoCo between jobs: quorum, grace, late ones, replay; against NumPy and the mesh."""
 
 import contextlib
+import dataclasses
 
 import jax
 import numpy as np
 import oracle
 import pytest
 from engine.test_oracle import close
+from oracle import merging
 from regions.learners import (
     MOST,
     PATTERN,
@@ -24,6 +26,7 @@ from regions.learners import (
 )
 from regions.party import at_once, until
 from regions.together import engine
+from rules.test_merge import ByInverseNorm
 
 import lowcomm_jax as lc
 from lowcomm_jax import exchange
@@ -84,6 +87,18 @@ def test_anchors_are_those_of_the_records_replayed(name, learners):
             close(one.anchor()[key], anchor[key], f"{one.region} {key}")
             close(one.values()[key], own[key], f"values of {one.region} {key}")
             close(np.array(_momentum(one, key)), momenta[one.region][key], f"momentum {key}")
+
+
+def test_norms_travel_with_reports(learners):
+    """A rule that reads norms, of rounds whose members differ."""
+    jobs = learners(dataclasses.replace(method(*CASES[QUICK][0]), merge=ByInverseNorm()))
+    run(jobs, ROUNDS, SPEEDS)
+    finish(jobs)
+    assert_equal(jobs)
+    anchors, *_ = derive(jobs, records(jobs[0], ROUNDS), SGD, merging.inverse_norms)
+    for one, anchor in zip(jobs, anchors, strict=True):
+        for key in anchor:
+            close(one.anchor()[key], anchor[key], f"{one.region} {key}")
 
 
 def _momentum(one, key):

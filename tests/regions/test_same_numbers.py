@@ -40,6 +40,7 @@ METHODS = {
     "roles": lambda: streaming(roles=lc.roles.Shares("^[ab]$")),
     "spes": lambda: lc.methods.spes(2, "^a$", "a", share=0.3, merge_every=4, until=40, donors=1),
     "edit": lambda: lc.methods.edit(2, 0.08, 0.05, outlier=0.8, decay=0.3, warm_up=2, codec="int8"),
+    "edit, dense": lambda: lc.methods.edit(2, 0.08, 0.05, outlier=0.8, decay=0.3, warm_up=2),
     "restarted": lambda: lc.methods.restarted_diloco(4, 2),
     "snoo": lambda: lc.methods.snoo(4),
     # A merge rule that reads payloads one by one, rules per fragment, and a look-ahead.
@@ -115,6 +116,13 @@ def test_anchors_and_parameters_are_those_of_one_process(name, regions, between)
     together = expected(METHODS[name](), regions, 14)
     jobs = in_jobs(between(regions), METHODS[name](), regions, 14)
     assert_same(jobs, together, own_anchors(name))
+
+
+def test_weights_of_norms_are_those_of_a_mesh_that_reduces(between):
+    """Jobs get all payloads, and devices of one mesh each sum a slice of scaled ones."""
+    apart = lc.make_mesh(region=3, devices=jax.devices()[:3])
+    together = expected(METHODS["edit, dense"](), 3, 14, mesh=apart)
+    assert_same(in_jobs(between(3), METHODS["edit, dense"](), 3, 14), together, own_anchors=False)
 
 
 @pytest.mark.parametrize("name", ["streaming", "noloco"])

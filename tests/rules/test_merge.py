@@ -171,3 +171,46 @@ def test_a_rule_with_a_state_keeps_tensors_where_they_are():
     for name, value in lc.region_params(state)["blocks"].items():
         expected = np.asarray(state.anchor[f"blocks/{name}"][0]) - np.float32([[1], [1]])
         np.testing.assert_allclose(value, np.stack([expected] * 2))
+
+
+@dataclasses.dataclass(frozen=True)
+class ByInverseNorm(merge.Merge):
+    """The mean of directions: regions weigh by 1 / norm, those below `least` not at all."""
+
+    least: float = 0.0
+    reads = "norms"
+
+    def weigh(self, norm_R, state, weight_R, kind):
+        counts = norm_R > self.least
+        return jnp.where(counts, weight_R / jnp.where(counts, norm_R, 1.0), 0.0), state
+
+    def update(self, delta_RxN, state, weight_R, kind, momentum):
+        return merge.Merged(delta_RxN[0], state)
+
+
+@pytest.mark.parametrize("codec", [None, "int8"])
+@pytest.mark.parametrize("slots", [1, 2])
+def test_a_rule_that_reads_norms_weighs_each_tensor(slots, codec):
+    """By hand: a leaf and two layers of a stack; one layer's norms are all too small."""
+
+    def pulled(params, batch, rng):
+        pull = batch["x"][0]
+        layers = params["blocks"]["w"].sum(axis=1)
+        return params["a"].sum() * pull[0] + layers[0] * pull[1] + layers[1] * pull[2]
+
+    method = lc.methods.Method(
+        "inverse", lc.schedule.Staggered(1), lc.outer.average(), codec=codec, merge=ByInverseNorm(1)
+    )
+    mesh = lc.make_mesh(region=slots, devices=jax.devices()[:slots])
+    given = {"mesh": mesh, "stacked": STACKED, "weights": [1.0, 3.0]}
+    engine = lc.Engine(pulled, optax.sgd(1.0), method, 2, **given)
+    start = {"a": np.zeros(4, np.float32), "blocks": {"w": np.zeros((2, 4), np.float32)}}
+    # Norms of four equal values are twice the pull: weights 1/2 and 3/8, 1/2 and 3/16, none.
+    batch = {"x": np.float32([[[1, 1, 0.3]], [[4, 8, -0.4]]])}
+    state, _ = engine.step(engine.init(start), batch)
+    expected = {"a": [-(1 / 2 * 1 + 3 / 8 * 4) / (1 / 2 + 3 / 8)] * 4}
+    expected["blocks/w"] = [[-(1 / 2 * 1 + 3 / 16 * 8) / (1 / 2 + 3 / 16)] * 4, [0] * 4]
+    for name, value in expected.items():
+        np.testing.assert_allclose(state.anchor[name][0], value, rtol=1e-6)
+    if codec is None:
+        assert state.counters.bytes_sent.tolist() == [48 + 3 * 4] * 2

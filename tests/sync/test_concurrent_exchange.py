@@ -33,9 +33,12 @@ TWO_SHOT = {"reduce": "two_shot"}
 FOUR = {"regions": 4, "mesh": (2, 1, 2), "steps": (0, 11, 16)}
 
 
-def radial(codec=None):
-    """Streaming DiLoCo with a merge rule that reads payloads one by one."""
-    return dataclasses.replace(cases.streaming(2, codec), merge=lc.merge.RadialDirectional())
+EDIT = lc.methods.edit(2, 0.5, 0.4, outlier=0.5, decay=0.3, warm_up=1).merge
+
+
+def radial(codec=None, rule="radial_directional"):
+    """Streaming DiLoCo with a merge rule that reads payloads one by one, or their norms."""
+    return dataclasses.replace(cases.streaming(2, codec), merge=rule)
 
 
 CASES = {
@@ -53,6 +56,7 @@ CASES = {
     ),
     "payloads one by one": cases.saved(radial, **FOUR),
     "coded payloads one by one": cases.Case(lambda: radial(cases.coded("int4", 0.9)), **FOUR),
+    "by norms": cases.saved(lambda: radial(rule=EDIT), **FOUR),
     "cocodc": cases.saved(cases.cocodc, **FOUR),
     "dilocox": cases.saved(cases.dilocox, **FOUR),
     "eager_diloco": cases.Case(lambda: lc.methods.eager_diloco(4), mesh=(3,)),

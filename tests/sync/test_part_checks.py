@@ -86,6 +86,26 @@ class Grows(Merge):
 
 
 @dataclasses.dataclass(frozen=True)
+class Weighs(Grows):
+    reads = "norms"
+
+    def weigh(self, norm_R, state, weight_R, kind):
+        return weight_R, state[:2]
+
+
+@dataclasses.dataclass(frozen=True)
+class WeighsTensors(Weighs):
+    def weigh(self, norm_R, state, weight_R, kind):
+        return jnp.sum(weight_R), state
+
+
+@dataclasses.dataclass(frozen=True)
+class WeighsShort(Weighs):
+    def weigh(self, norm_R):
+        return norm_R
+
+
+@dataclasses.dataclass(frozen=True)
 class Lies(LeafCodec):
     """Announces one byte, and adds to its state at every send."""
 
@@ -196,6 +216,16 @@ def test_a_codec_of_units_keeps_their_shapes(own, line):
 
 def test_a_result_of_another_tree_is_refused():
     assert "outer: the result is a tree" in refusal(outer=rule(as_list))[0]
+
+
+def test_weights_are_one_a_region():
+    line = r"WeighsTensors.weigh returns weights \[\] of 3 regions: return one a region"
+    with pytest.raises(TypeError, match=line):
+        refusal(merge=WeighsTensors())
+    assert "weigh(norm_R): write weigh(self, norm_R, state" in refusal(merge=WeighsShort())[0]
+    lines = "\n".join(refusal(merge=Weighs()))
+    assert "merge: Weighs.weigh's state at ['b'] is float32[2], not float32[3]" in lines
+    assert "merge: Weighs.update's state at ['b'] is float32[1], not float32[3]" in lines
 
 
 def test_a_state_of_a_merge_rule_that_grows_is_refused():
