@@ -23,6 +23,7 @@ from experiments.cli import (
     load_config,
     refuse_any,
     refuse_foreign,
+    show_help,
     split_config,
 )
 from experiments.processes import end_with_parent
@@ -196,13 +197,22 @@ def _run_by_config(command: str, module, argv: Sequence[str]) -> int:
     for name, about in lists.items():
         options.several(name, about)
     values = options.values
-    problems = flag_problems(command, others, values, module.__doc__)
+    problems = flag_problems(command, others, values)
+    if values.help:
+        show_help(values, module.__doc__)
+    if values.help and path is None:
+        return 0
     if path is None:
         problems.append(f"--config is missing: give --config=configs/{command}/....py")
         raise RefusedError(problems, command)
     config, found = load_config(path, overrides)
     refuse_any(problems + found, command)
     refuse_foreign(config, path, command)
+    if values.help:
+        from experiments.config import listing, plain  # with what trains: seconds
+
+        print("\n" + listing(plain(config), {}))
+        return 0
     name = f"{command}-{Path(path.partition(':')[0]).stem}" if named else command
     try:
         given = {name: values[name].value for name in (*switches, *lists)}

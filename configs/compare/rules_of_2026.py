@@ -17,20 +17,20 @@ replay       2.078 ± 0.038 -0.012 ± 0.044, mean      5.06
 noloco       2.014 ± 0.018                           34.7
 gasloc       2.042 ± 0.064 +0.027 ± 0.075, noloco    34.7
 diloco       1.969 ± 0.037                           26.0
-edit         1.988 ± 0.049 +0.019 ± 0.014, diloco    52.0
+edit         1.988 ± 0.049 +0.019 ± 0.014, diloco    26.0
 pulseloco    2.134 ± 0.022 +0.165 ± 0.017, diloco    4.59
 pulseloco_16 2.625 ± 0.057 +0.656 ± 0.029, diloco    0.32
 partial      2.177 ± 0.058 +0.208 ± 0.021, diloco    26.0
 decoupled    1.974 ± 0.041                           53.5
-a_edit       2.001 ± 0.036 +0.027 ± 0.070, decoupled 52.0
+a_edit       2.001 ± 0.036 +0.027 ± 0.070, decoupled 26.0
 ============ ============= ========================= ====
 
 - LOSCAR-SGD's landing: SPARTA averages 0.5 % of the parameters after every step, and the mean lands
   10 steps later. `mean` drops what a region has made of these entries meanwhile, `replay` keeps it;
   `at_once` has no delay. Differences have the expected sign, and three seeds do not show them.
 - GASLoC and NoLoCo, pairs: no evidence of a difference.
-- EDiT costs 3 payloads here, a reduced mean 1.5. Its warm-up of 120 rounds is longer than the run's
-  24, so `edit` has 5. Nothing here makes outliers for it to leave out.
+- EDiT sends what DiLoCo does, and a norm a tensor. Its warm-up of 120 rounds is longer than the
+  run's 24, so `edit` has 5. Nothing here makes outliers for it to leave out.
 - PULSELoCo with 256 and 16 places for each chunk of 4,096 entries. At rates of pre-training nearly
   every entry passes the gate, so that the places decide what travels (configs/pulseloco.py).
 - A-EDiT and Decoupled DiLoCo where the slowest region steps at half the speed: no evidence of a

@@ -12,19 +12,17 @@ import dataclasses
 import functools
 import inspect
 import re
-import textwrap
 from collections.abc import Mapping
 from typing import Any
 
 import yaml
 
 from experiments.cli import problems_of
-from experiments.config import ABOUT, plain
+from experiments.config import ABOUT
 from experiments.train import methods, parts
 from experiments.train.job import Job
 from experiments.train.model import MODEL, is_own
 from lowcomm_jax import landing
-from lowcomm_jax.checkpoint.load import dotted
 from lowcomm_jax.compression import registry
 from lowcomm_jax.data import DataConfig
 from lowcomm_jax.methods import AdaGradCmp
@@ -137,20 +135,6 @@ def _documented(text: str | None, names: set[str]) -> dict[str, str]:
         else:
             now = []
     return found
-
-
-def listing(config: Any) -> str:
-    """Every field of a config: its name, its value there, and what it is."""
-    config, lines = plain(config), ["Fields, with their values in this config:"]
-    about = descriptions(config["method"], config["model"])
-    for name, value in dotted(config).items():
-        shown = "unset" if value is None else repr(value) if isinstance(value, str) else str(value)
-        lines.append(f"  --config.{name}={shown}")
-        if name in about:
-            lines += textwrap.wrap(
-                about[name], 92, initial_indent=" " * 6, subsequent_indent=" " * 6
-            )
-    return "\n".join(lines)
 
 
 def resolved(job: Job) -> str:

@@ -40,7 +40,7 @@ from experiments.cli import (
     split_config,
     unexpected,
 )
-from experiments.config import plain
+from experiments.config import listing, plain
 from experiments.faults import origin
 from experiments.faults.landings import Landings
 from experiments.metrics import read_records
@@ -112,7 +112,8 @@ def main(argv: Sequence[str]) -> int:
         shown, problems = load_config(path or "diloco", overrides)
         refuse_any(problems, "train")
         fit_warm_up(shown, overrides)
-        print("\n" + fields.listing(shown))
+        shown = plain(shown)
+        print("\n" + listing(shown, fields.descriptions(shown["method"], shown["model"])))
         return 0
     if path is None:
         raise RefusedError(

@@ -70,7 +70,7 @@ def parse(spec: Any) -> Network:
 
     Args:
         spec: a `Network` (returned as it is), a preset's name, a path to a YAML file, or a mapping
-            / ml-collections ConfigDict with the keys
+            / ml-collections ConfigDict / its text in YAML, in braces, with the keys
 
             - regions: number or list of names;
             - bandwidth_gbps, delay_ms, loss: one number, or an [R, R] matrix (row sends);
@@ -89,7 +89,8 @@ def parse(spec: Any) -> Network:
         refuse(f"network {spec.name!r}", violations(spec))
         return spec
     if isinstance(spec, str | Path):
-        return _from_name(spec)
+        text = str(spec).strip()
+        return _from_mapping(_loaded(text, "text")) if text[:1] == "{" else _from_name(spec)
     if isinstance(spec, ConfigDict):
         spec = spec.to_dict()
     if isinstance(spec, Mapping):
@@ -152,18 +153,23 @@ def _from_name(name: str | Path) -> Network:
 
 
 def _in_file(path: Path) -> Mapping:
-    import yaml
-
     if not path.is_file():
         raise Refused("network", [f"file {path} does not exist"])
+    return _loaded(path.read_bytes(), f"file {path}")
+
+
+def _loaded(text: str | bytes, what: str) -> Mapping:
+    """The mapping that YAML holds; `what` names it in refusals."""
+    import yaml
+
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.safe_load(text)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         reason = " ".join(str(error).split())
-        raise Refused("network", [f"file {path} is no YAML: {reason}"]) from error
+        raise Refused("network", [f"{what} is no YAML: {reason}"]) from error
     if not isinstance(content, Mapping):
         kind = type(content).__name__
-        raise Refused("network", [f"file {path} holds {kind}: it must hold a mapping"])
+        raise Refused("network", [f"{what} holds {kind}: it must hold a mapping"])
     return content
 
 

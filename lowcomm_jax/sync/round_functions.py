@@ -30,7 +30,7 @@ from lowcomm_jax.methods.base import Method, Rule
 from lowcomm_jax.optimizers import state_field
 from lowcomm_jax.params import fragments as fragmentation
 from lowcomm_jax.params.sharding import leaf_of
-from lowcomm_jax.rules.merge import Merged, merge_leaves, norms_of, weigh_leaves
+from lowcomm_jax.rules.merge import Merged, Reads, merge_leaves, norms_of, weigh_leaves
 from lowcomm_jax.rules.outer import Mixing
 
 PyTree = Any
@@ -158,6 +158,7 @@ class RoundFunctions:
       rules_K: (outer rule, landing rule) of each fragment, or of all of them.
       trained: leaf name -> bool `[R, ...]`, what each region of the run trains (`params.roles`).
       here: numbers of the regions in this job.
+      reads: what the method's merge rule reads (`Method.reads`).
     """
 
     regions: Regions
@@ -169,6 +170,7 @@ class RoundFunctions:
     rules_K: tuple[tuple[Rule, Rule], ...]
     trained: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     here: tuple[int, ...] = ()
+    reads: Reads = "mean"
 
     # -- at the send ----------------------------------------------------------------------------
 
@@ -281,7 +283,7 @@ class RoundFunctions:
 
     def _sent_norms(self, delta) -> tuple[jax.Array, dict[str, jax.Array]]:
         """(norms of all of what regions send, `[R]`; those of every tensor, if they travel)."""
-        if self.method.reads != "norms":
+        if self.reads != "norms":
             return self.norms(delta)[0], {}
         lifted = self.regions.lift(lambda x: norms_of(x, self.stacked), (0,))
         norm_RxT = lifted(delta)
@@ -352,7 +354,7 @@ class RoundFunctions:
         like = without_lead(base)
         exchange = self.exchange.at(level)
         energy, merged, going = self.method.schedule.energy, None, {}
-        states, rank, reads = held.merge, None, self.method.reads
+        states, rank, reads = held.merge, None, self.reads
         if reads == "payloads":
             mean = exchange.everyone(payload, like, sent.brought)
         elif reads == "norms":

@@ -193,6 +193,7 @@ def build(setup: Setup, layout: Layout, traffic: TrafficFn = MeshExchange.traffi
         rules_K,
         trained_R,
         setup.here,
+        method.reads,
     )
     groups, functions = None, RoundFunctions(*parts)
     if method.topology is not None:

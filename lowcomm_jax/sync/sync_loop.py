@@ -98,6 +98,7 @@ class EventLoop(abc.ABC):
         self.owed: list[Event] = []
         self._quiet: tuple[Any, Any, Any, int] = (None, None, None, 0)  # until which step it is
         self._like = [self.fragments.like(p) for p in range(len(self.fragments))]
+        self._norms = [4 * programs.norms(p) for p in range(len(self.fragments))]  # bytes
         self._rows = [self.fragments.rows(p) for p in range(len(self.fragments))]
 
     # -- when -----------------------------------------------------------------------------------
@@ -463,7 +464,7 @@ class SyncLoop(EventLoop):
     def _traffic(self, p: int, level: int, mask: np.ndarray, groups: Groups | None) -> Traffic:
         """Bytes of one exchange, `[R]`, as announced at its send."""
         exchange, header = self.programs.exchange.at(level), 4 * self.schedule.header_floats()
-        norms = 4 * self.programs.norms(p)
+        norms = self._norms[p]
         together = header + (norms if self.carrier.separate else 0)
         traffic = self.carrier.traffic(exchange, self._like[p], mask, groups, together)
         if norms and not self.carrier.separate:

@@ -223,3 +223,14 @@ def test_jitter_has_median_one_and_is_a_pure_function_of_its_key():
     assert generator(3, ("k", 1), 7).random() != generator(4, ("k", 1), 7).random()
     block = step_factors(3, "compute", 2, 5, jitter)
     assert block.shape == (256, 5) and not block.flags.writeable
+
+
+def test_a_mapping_in_the_text_of_a_flag():
+    text = "{regions: [a, b, c], bandwidth_gbps: 2, delay_ms: 40}"
+    given = {"regions": ["a", "b", "c"], "bandwidth_gbps": 2, "delay_ms": 40}
+    np.testing.assert_array_equal(parse(text).delay_RxR, parse(given).delay_RxR)
+    assert parse(text).regions == ("a", "b", "c")
+    with pytest.raises(ValueError, match="text is no YAML"):
+        parse("{regions: 3, bandwidth_gbps: [}")
+    with pytest.raises(ValueError, match="'bandwidth_gbps' is missing"):
+        parse("{regions: 3, delay_ms: 1}")

@@ -8,8 +8,8 @@ import yaml
 
 from experiments.__main__ import main
 from experiments.cli import fields, load_config
-from experiments.config import get_config, plain
-from experiments.train.fields import descriptions, listing, method_descriptions
+from experiments.config import get_config, listing, plain
+from experiments.train.fields import descriptions, method_descriptions
 from experiments.train.methods import DERIVED
 from experiments.train.parts import METHODS, PARTS
 
@@ -30,7 +30,7 @@ def test_descriptions_come_from_where_the_defaults_stand():
 
 
 def test_every_field_is_listed_with_its_value():
-    shown = listing(get_config()).splitlines()
+    shown = listing(plain(get_config()), {}).splitlines()
     assert "  --config.steps=600" in shown
     assert "  --config.method.outer.name='nesterov'" in shown
     assert "  --config.tokens=unset" in shown
@@ -81,6 +81,17 @@ def test_help_knows_the_config_it_is_given(capsys):
     assert main(["train", "--help", "--config=configs/noloco.py", "--config.steps=7"]) == 0
     shown = capsys.readouterr().out
     assert "--config.steps=7\n" in shown and "--config.method.gamma" in shown
+
+
+def test_help_of_a_plan_and_of_a_comparison_list_their_fields(capsys):
+    assert main(["plan", "--help", "--config=configs/plan/template.py", "--config.mfu=0.3"]) == 0
+    shown = capsys.readouterr().out
+    assert "--explain" in shown and "--config.mfu=0.3\n" in shown
+    assert "--config.methods.diloco.period=30\n" in shown
+    assert main(["compare", "--help", "--config=configs/compare/experts.py"]) == 0
+    assert "--config.common.steps=" in capsys.readouterr().out
+    assert main(["plan", "--help", "--config.mfus=1", "--config=configs/plan/template.py"]) == 2
+    assert "did you mean mfu?" in capsys.readouterr().err
 
 
 def test_a_misspelt_field_beside_help_is_named(capsys):
