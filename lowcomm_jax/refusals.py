@@ -572,6 +572,14 @@ OF_THE_METHOD = (
     ),
     Row(
         "method",
+        lambda s: (
+            isinstance(s.method.merge, Merge)
+            and (type(s.method.merge).weigh is not Merge.weigh) != (s.method.reads == "norms")
+        ),
+        "merge: it reads {m.reads}: reads = 'norms' and `weigh` go together; give both or neither",
+    ),
+    Row(
+        "method",
         lambda s: s.method.merge is not None and _increments(s),
         "merge: codec {m.codec.name} sends changes of a mean, and no payload that a merge rule "
         "could read; leave merge or the codec out",

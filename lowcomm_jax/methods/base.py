@@ -7,6 +7,7 @@ what cannot work together is a row of `lowcomm_jax.refusals`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -154,7 +155,7 @@ class Method:
         """
         return self.anchors == "shared" and self.base == "anchor" and self.reads == "mean"
 
-    @property
+    @functools.cached_property
     def reads(self) -> Reads:
         """What the merge rule reads (`Merge.reads`); without one, the mean."""
         return "mean" if self.merge is None else self.merge.reads

@@ -34,10 +34,11 @@ The threshold is one-sided, and the code's further factor max(1, deviation of re
 out. T = 1 on raw norms and a clip of 10 for each tensor are ours; outer rates are DiLoCo's. Weights
 given to the engine multiply the softmax's.
 
-n is the norm before any codec, and travels beside the payload: 4 bytes a tensor, to every other
-region. Dense payloads of one mesh are then reduced by the weights, 2 (R - 1) / R payloads a region.
-Coded ones, and all between jobs, go to every region: R - 1 payloads. Regions that are jobs of their
-own get the same numbers.
+n is the norm of Delta, before a codec and its residual. It travels beside the payload, 4 bytes a
+tensor, to every other region. Dense payloads of one mesh are then reduced by the weights, 2 (R - 1)
+/ R payloads a region. Coded ones, and all between jobs, go to every region: R - 1 payloads. Regions
+that are jobs of their own get the same numbers. What an outlier sent is spent: its residual does
+not get it back.
 
 Differs from the paper: a layer is not synchronised beside the next forward pass, and there is no
 synchronous phase at the start. The code's optional weights by steps are left out. A-EDiT's time is

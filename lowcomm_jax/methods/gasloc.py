@@ -31,7 +31,8 @@ drift apart are refused as NoLoCo's are (`consensus.Consensus`).
 Differs from the paper: not u travels, but, as in NoLoCo, g encoded at the boundary, and theta in
 fp32 ahead of it, when the round before has landed. That is twice the bytes, and a codec cannot keep
 regions apart. Numbers of steps that differ are counted in ticks on one mesh, of which the longest
-round has one a step (`schedule.Timed`); between jobs they are refused.
+round has one a step (`schedule.Timed`). Between jobs, where regions keep time by themselves, they
+are refused: a payload's terms name its step.
 """
 
 from __future__ import annotations

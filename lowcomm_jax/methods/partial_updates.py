@@ -17,9 +17,9 @@ mu     outer Nesterov momentum                 in `outer` (0.9)
 
 Known from notes; the paper was not read. Our readings: parts are rows of leaves, and a leaf without
 a role is trained everywhere. What a region does not train has no gradient there, and no weight
-decay. An entry that no region present trains keeps anchor and momentum, as all entries do where
-nobody takes part. An entry that nobody trains never moves. Weights given to the engine weigh the
-mean.
+decay. Where the regions that train an entry are all absent, its mean is 0 and its momentum goes on;
+where nobody takes part, nothing moves. An entry that nobody trains never moves. Weights given to
+the engine weigh the mean.
 
 Differs from the paper: no time, memory or bytes are saved. Regions are one program, which computes
 whole gradients and masks them, and holds all moments; so does a region that is a job of its own.

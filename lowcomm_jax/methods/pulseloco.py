@@ -32,7 +32,9 @@ seen, and is our reading:
 - The mean is over all regions that take part; an entry that did not travel counts as 0.
 - The outer momentum is dense, and moves the anchor everywhere.
 
-The static payload, its places for each chunk and the outer rates are ours.
+The static payload, its places for each chunk and the outer rates are ours. Places for each chunk,
+and not for each matrix, let devices that share a matrix code their parts alone: where few entries
+pass in one chunk, the places of that chunk stay empty, and entries of another one wait.
 """
 
 from __future__ import annotations

@@ -32,7 +32,8 @@ T       step from which nothing merges (2000 to 4000)  `until`
 Known from the published code, where the values in parentheses are from; the paper was not read. Our
 readings: a merge follows the exchange of a step t that `merge_every` divides. All experts read the
 values from before it, and a donor is never the expert itself. With fewer than `donors` other
-experts all of them are donors. Experts whose owner is absent stay. Adam's moments stay.
+experts all of them are donors. Experts whose owner is absent stay, and do not merge. Adam's moments
+stay.
 
 Differs from the code: experts that do not divide by the regions are cut as evenly as can be. No
 time, memory or bytes are saved: regions are one program, which computes whole gradients and masks

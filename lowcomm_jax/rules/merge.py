@@ -70,7 +70,7 @@ class Merge(abc.ABC):
         every region receives those of all others. With `mean` it needs only their weighted mean;
         the bytes are then those of a method without a rule. With `norms` it needs the mean by
         weights of its own (`weigh`). A norm a tensor travels beside each payload, 4 bytes. Dense
-        payloads are then reduced as for `mean`, on one mesh and without a delay
+        payloads are then reduced as for `mean`, on one mesh and where the method has no delay
         (`MeshExchange.weighted`); else every region receives all of them.
       momentum: name of the entry of the outer state (such as `trace` of `optax.sgd`) that the rule
         reads; None = none.
@@ -103,8 +103,8 @@ class Merge(abc.ABC):
           state, weight_R, kind: as in `update`.
 
         Returns:
-          (float32 `[R]`, not negative, not normalised; the state that `update` is given). A region
-          of weight 0 counts nothing. Where all have 0 the tensor stays (`Merged.moves`).
+          (`[R]`, not negative, not normalised; the state that `update` is given). A region whose
+          weight was 0 keeps it. Where all have 0 the tensor stays (`Merged.moves`).
         """
         del norm_R, kind
         return weight_R, state
@@ -372,7 +372,7 @@ def weigh_leaves(
                     f"merge: {type(rule).__name__}.weigh returns weights {shape} of "
                     f"{len(weight_R)} regions: return one a region, float32 [R], and the state"
                 )
-            return found_R, state
+            return jnp.where(weight_R > 0, found_R.astype(jnp.float32), 0.0), state
 
         if is_stacked(name, stacked):
             norms = norm_RxT[:, start : start + x.shape[0]]

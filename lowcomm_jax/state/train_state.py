@@ -67,8 +67,8 @@ class InFlight:
         jobs, once everyone's payload is here: those that the commit record counts.
       anchor_updated: whether the anchor has already moved by this payload.
       level: of the codec, at which the payload is encoded (`Codec.at`).
-      header: float32 `[R, n]` by name, measurements that each region sends along; reduced at the
-        landing, so that all regions decide alike.
+      header: float32 `[R, n]` by name, measurements that each region sends along, so that all
+        regions decide alike at the landing: of the schedule, and the norms that a merge rule reads.
       kept: between jobs, the fragment's codec state `[R, ...]` from before it was encoded. The loop
         restores it where the others did not count this region's payload. None on one mesh: there
         the program that encodes knows who counts.

@@ -30,7 +30,7 @@ from lowcomm_jax.methods.base import Method, Rule
 from lowcomm_jax.optimizers import state_field
 from lowcomm_jax.params import fragments as fragmentation
 from lowcomm_jax.params.sharding import leaf_of
-from lowcomm_jax.rules.merge import Merged, Reads, merge_leaves, norms_of, weigh_leaves
+from lowcomm_jax.rules.merge import Merged, merge_leaves, norms_of, weigh_leaves
 from lowcomm_jax.rules.outer import Mixing
 
 PyTree = Any
@@ -158,7 +158,6 @@ class RoundFunctions:
       rules_K: (outer rule, landing rule) of each fragment, or of all of them.
       trained: leaf name -> bool `[R, ...]`, what each region of the run trains (`params.roles`).
       here: numbers of the regions in this job.
-      reads: what the method's merge rule reads (`Method.reads`).
     """
 
     regions: Regions
@@ -170,7 +169,6 @@ class RoundFunctions:
     rules_K: tuple[tuple[Rule, Rule], ...]
     trained: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     here: tuple[int, ...] = ()
-    reads: Reads = "mean"
 
     # -- at the send ----------------------------------------------------------------------------
 
@@ -283,7 +281,7 @@ class RoundFunctions:
 
     def _sent_norms(self, delta) -> tuple[jax.Array, dict[str, jax.Array]]:
         """(norms of all of what regions send, `[R]`; those of every tensor, if they travel)."""
-        if self.reads != "norms":
+        if self.method.reads != "norms":
             return self.norms(delta)[0], {}
         lifted = self.regions.lift(lambda x: norms_of(x, self.stacked), (0,))
         norm_RxT = lifted(delta)
@@ -344,9 +342,10 @@ class RoundFunctions:
           rules: which of `rules_K` apply.
 
         Returns:
-          (held, metrics `[A]`): unchanged when all weights are 0 and there are no own parts. So is
-          an entry that no region of a weight trains: its anchor, and what stands under its leaf's
-          name, in its leaf's shape, in the outer state.
+          (held, metrics `[A]`): unchanged when all weights are 0 and there are no own parts. Of an
+          entry that no region of a weight trains the mean is 0, and the outer rule goes on. Where
+          that rule mixes entries (`outer.Mixing`), such an entry stays, as a tensor does that a
+          merge rule leaves (`Merged.moves`).
         """
         anchor, outer_state, codec_state = held.anchor, held.outer, held.codec
         payload, weight_R, own = sent.payload, sent.weight, sent.extra
@@ -354,7 +353,7 @@ class RoundFunctions:
         like = without_lead(base)
         exchange = self.exchange.at(level)
         energy, merged, going = self.method.schedule.energy, None, {}
-        states, rank, reads = held.merge, None, self.reads
+        states, rank, reads = held.merge, None, self.method.reads
         if reads == "payloads":
             mean = exchange.everyone(payload, like, sent.brought)
         elif reads == "norms":
@@ -368,13 +367,14 @@ class RoundFunctions:
             mean, going = merged.direction, merged.moves
             if reads == "norms":
                 going = {k: x & jnp.any(weights[k] > 0, axis=0) for k, x in going.items()}
+        rule, _ = self.rules_K[rules]
         mean, trained = self._of_trainers(mean, weight_R, rows)
-        going |= trained
+        if isinstance(rule, Mixing):
+            going |= trained
         reduced, new_codec_state = mean, codec_state
         if codec_state is not None:
             counted_R = weight_R > 0 if sent.counted is None else sent.counted
             mean, new_codec_state = exchange.receive(mean, codec_state, counted_R)
-        rule, _ = self.rules_K[rules]
         updates, new_state = self._outer(rule, mean, outer_state, base, own, exchange, told)
         if going:
             updates, new_state = left_there(going, updates, new_state, outer_state)

@@ -170,8 +170,10 @@ def build(setup: Setup, layout: Layout, traffic: TrafficFn = MeshExchange.traffi
     specs = {name: spec_fn(name, leaf) for name, leaf in shapes.items()}
     if stages > 1:
         check_stages(stages, specs)
-    # Dense payloads can be scaled where they are sent, once all norms are known there.
-    scaled = method.codec is None and not (setup.separate or setup.concurrent)
+    # Dense payloads can be scaled where they are, once all norms are known there. With a delay
+    # they may travel before that, beside inner steps.
+    delayed = bool(np.any(schedule.delay))
+    scaled = method.codec is None and not (setup.separate or delayed)
     exchange = MeshExchange(
         regions,
         method.codec,
@@ -193,7 +195,6 @@ def build(setup: Setup, layout: Layout, traffic: TrafficFn = MeshExchange.traffi
         rules_K,
         trained_R,
         setup.here,
-        method.reads,
     )
     groups, functions = None, RoundFunctions(*parts)
     if method.topology is not None:

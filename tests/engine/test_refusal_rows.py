@@ -67,6 +67,13 @@ class Misread(lc.merge.Isotropic):
     reads = "norm"
 
 
+class Unread(lc.merge.Isotropic):
+    """A rule that weighs, and is never asked."""
+
+    def weigh(self, norm_R, state, weight_R, kind):
+        return weight_R, state
+
+
 D = m.diloco(4)
 # (method, settings, part of the line).
 MET = [
@@ -125,6 +132,7 @@ MET = [
     ),
     (like(D, merge=5), {}, "merge=5: give a rule"),
     (like(D, merge=Misread()), {}, "merge: it reads 'norm': use reads = "),
+    (like(D, merge=Unread()), {}, "merge: it reads mean: reads = 'norms' and `weigh` go together"),
     (m.heloco(4, EQUAL, enough=2.0), {}, "enough=2.0"),
     (m.isoloco(4, codec=SUMMED), {}, "merge: codec"),
     (

@@ -63,8 +63,8 @@ def run_partial_updates(
     """Run DiLoCo in which region r trains the entries of `masks[r]` (leaf -> bool array).
 
     Entry by entry: the mean of Delta over the regions present that train it, then the outer rule.
-    Where none does, anchor and momentum stay. Whoever took part takes the anchor. `after` maps
-    (anchor, step) to the anchor that is handed out; entries that nobody present trains stay.
+    Where none does, the mean is 0 and momentum goes on. Whoever took part takes the anchor. `after`
+    maps (anchor, step) to the anchor that is handed out; entries that nobody present trains stay.
     """
     steps, count = batches["x"].shape[:2]
     anchor, momentum = copy_tree(params), zeros_like(params)
@@ -87,9 +87,9 @@ def run_partial_updates(
                 mean[key] = np.where(trained[key], mean[key] / np.where(total > 0, total, 1), 0)
             moved, new_momentum = outer.step(anchor, mean, momentum)
             if after is not None:
-                moved = after(moved, t)
-            anchor = {k: np.where(trained[k], moved[k], anchor[k]) for k in anchor}
-            momentum = {k: np.where(trained[k], new_momentum[k], momentum[k]) for k in momentum}
+                handed = after(moved, t)
+                moved = {k: np.where(trained[k], handed[k], anchor[k]) for k in anchor}
+            anchor, momentum = moved, new_momentum
             for r in here:
                 regions.values[r] = copy_tree(anchor)
         left_out = tuple(r for r in here if r not in sound)

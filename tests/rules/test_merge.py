@@ -214,3 +214,26 @@ def test_a_rule_that_reads_norms_weighs_each_tensor(slots, codec):
         np.testing.assert_allclose(state.anchor[name][0], value, rtol=1e-6)
     if codec is None:
         assert state.counters.bytes_sent.tolist() == [48 + 3 * 4] * 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Close(ByInverseNorm):
+    """Who is close counts: a rule that never looks at the weights that it is given."""
+
+    def weigh(self, norm_R, state, weight_R, kind):
+        return norm_R < 100.0, state
+
+
+def test_weights_of_a_careless_rule_do_not_bring_back_who_was_left_out():
+    """Bools are weights, too; an absent region and one that is not finite count nothing."""
+
+    def pulled(params, batch, rng):
+        return params["a"].sum() * batch["x"][0]
+
+    method = lc.methods.Method("close", lc.schedule.Staggered(1), lc.outer.average(), merge=Close())
+    mesh = lc.make_mesh(devices=jax.devices()[:1])
+    engine = lc.Engine(pulled, optax.sgd(1.0), method, 4, mesh=mesh, skip_nonfinite=False)
+    batch = {"x": np.float32([[1], [2], [3], [np.nan]])}
+    present = [True, True, False, True]
+    state, _ = engine.step(engine.init({"a": np.zeros(3, np.float32)}), batch, present)
+    np.testing.assert_allclose(state.anchor["a"][0], [-1.5] * 3, rtol=1e-6)
