@@ -116,7 +116,8 @@ class Engine:
             setup.regions,
             routed,
         )
-        self._loops: dict[Any, EventLoop] = {}
+        self._programs: dict[Layout, RoundPrograms] = {}
+        self._loops: dict[Layout, EventLoop] = {}
         self._paces: dict[int | None, batch_blocks.BlockPace] = {}  # by microbatch
 
     @property
@@ -146,16 +147,20 @@ class Engine:
         return initial_state.initial_state(self._loops[layout].programs, params)
 
     def programs_for(self, layout: Layout, **changes: Any) -> RoundPrograms:
-        """The programs for parameters of this layout; nothing is compiled yet.
+        """The programs for parameters of this layout, the same at each call; nothing is compiled.
 
         Args:
-          changes: of the settings.
+          changes: of the settings; the programs are then new ones.
 
         Raises:
           ValueError: see `init`.
         """
         traffic = MeshExchange.traffic if self.delivery is None else self.delivery.traffic
-        return round_programs.build(dataclasses.replace(self.setup, **changes), layout, traffic)
+        if changes:
+            return round_programs.build(dataclasses.replace(self.setup, **changes), layout, traffic)
+        if layout not in self._programs:
+            self._programs[layout] = round_programs.build(self.setup, layout, traffic)
+        return self._programs[layout]
 
     def loop_of(self, programs: RoundPrograms) -> EventLoop:
         """The loop over events that calls these programs."""

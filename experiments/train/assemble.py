@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import numpy as np
 
 from experiments.cli import RefusedError, made_or_refused, problems_of, refuse_any
@@ -64,7 +65,7 @@ class Run:
 
     @functools.cached_property
     def _rates(self) -> Callable[[int], np.ndarray]:
-        rate = learning_rate(self.job.inner, self.job.steps)
+        rate = jax.jit(learning_rate(self.job.inner, self.job.steps))
 
         @functools.lru_cache(maxsize=4)
         def of_chunk(k: int) -> np.ndarray:

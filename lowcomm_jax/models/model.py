@@ -75,6 +75,7 @@ class Model:
         attention = 6 * config.layers * config.heads * config.head_dim * seq_len
         return float(6 * weights + attention)
 
+    @functools.partial(jax.jit, static_argnums=0)  # a start asks for its shapes eight times
     def init(self, rng: Array) -> Params:
         """Draws the initial parameters; works under `jit` and `eval_shape`."""
         module = Transformer(self.config, rngs=nnx.Rngs(params=rng))

@@ -156,12 +156,14 @@ class Transformer(nnx.Module):
 
 
 def _make_blocks(config: TransformerConfig, key: Array):
+    # In a loop over layers: XLA compiles the drawing of a leaf once, and not once a layer.
     keys = jax.random.split(key, config.layers)
-    if config.layer_loop == "unrolled":
-        return nnx.List([Block(config, rngs=nnx.Rngs(params=k)) for k in keys])
     graph = nnx.graphdef(nnx.eval_shape(lambda: Block(config, rngs=nnx.Rngs(params=0))))
-    stacked = jax.vmap(lambda k: nnx.state(Block(config, rngs=nnx.Rngs(params=k))))(keys)
-    return nnx.merge(graph, stacked)
+    stacked = jax.lax.map(lambda k: nnx.state(Block(config, rngs=nnx.Rngs(params=k))), keys)
+    if config.layer_loop == "scan":
+        return nnx.merge(graph, stacked)
+    layers = (jax.tree.map(lambda x, i=i: x[i], stacked) for i in range(config.layers))
+    return nnx.List([nnx.merge(graph, layer) for layer in layers])
 
 
 def _rematerialised(apply: Callable[[Block, Array], Array], whole: bool) -> Callable:
