@@ -123,14 +123,19 @@ def _index_bits(size: int) -> int:
 
 def _placed(index: jax.Array, kept: jax.Array, unit: tuple[int, int]) -> jax.Array:
     """Values `[L, down, across, k]` where they stand in their units, and zeros elsewhere."""
-    lead, k, size = index.shape[:3], index.shape[3], math.prod(unit)
+    layers, down, across, k = index.shape
+    height, width = unit
+    # Straight into rows of the matrix: a CPU would copy it all once more to get them out of units.
+    at = index // width * (across * width) + index % width
+    at = at + width * jnp.arange(across, dtype=index.dtype).reshape(1, 1, -1, 1)
 
     def scatter(at, values):
         # "drop": an absent region's payload may hold anything.
-        return jnp.zeros(size).at[at].set(values, mode="drop", unique_indices=True)
+        zeros = jnp.zeros(height * across * width)
+        return zeros.at[at].set(values, mode="drop", unique_indices=True)
 
-    placed = jax.vmap(scatter)(index.reshape(-1, k), kept.reshape(-1, k))
-    return placed.reshape(*lead, *unit)
+    rows = jax.vmap(scatter)(at.reshape(-1, across * k), kept.reshape(-1, across * k))
+    return rows.reshape(layers, down, height, across, width).swapaxes(2, 3)
 
 
 NAMES = {
