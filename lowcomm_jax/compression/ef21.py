@@ -31,7 +31,9 @@ import jax.numpy as jnp
 import optax
 
 from lowcomm_jax.compression.base import Codec, Wrapper, memory_problem
+from lowcomm_jax.compression.leaf import InUnits
 from lowcomm_jax.compression.means import as_rounded
+from lowcomm_jax.compression.units import UnitCodec
 from lowcomm_jax.refused import refuse
 
 PyTree = Any
@@ -100,12 +102,13 @@ def ef21(codec: Codec) -> EF21:
 
 def averages_senders(part: Any) -> bool:
     """Whether a codec, or one that it holds, averages an entry over those who sent it."""
+    if isinstance(part, UnitCodec):
+        return InUnits(part).averages_senders
     if isinstance(part, tuple):
         return any(map(averages_senders, part))
     if not dataclasses.is_dataclass(part):
         return False
-    held = (getattr(part, field.name) for field in dataclasses.fields(part))
-    return getattr(part, "mean", None) == "senders" or any(map(averages_senders, held))
+    return any(averages_senders(getattr(part, field.name)) for field in dataclasses.fields(part))
 
 
 class IntegrateState(NamedTuple):

@@ -67,9 +67,9 @@ class LeafCodec(abc.ABC):
         """Weighted mean over regions, fp32 `[l, n, m]`; see `Codec.aggregate`."""
         return weighted_mean(lambda payload: self.decode(payload, place), payload_R, weight_R)
 
-    @abc.abstractmethod
     def payload_like(self, place: Placement) -> PyTree:
-        """Shapes of the payload of the whole leaf."""
+        """Shapes of the payload of the whole leaf: what one device that codes it all makes."""
+        return _payload_of(self, place.alone)
 
     @abc.abstractmethod
     def payload_specs(self, place: Placement) -> PyTree:
@@ -111,6 +111,13 @@ class InUnits(LeafCodec):
     @property
     def reads_params(self) -> bool:
         return self.codec.reads_params
+
+    @property
+    def averages_senders(self) -> bool:
+        """Whether means are over those who sent a value: whether `terms` gives weights."""
+        place = Placement((64, 64), False, self.codec.unit)  # whatever its shape
+        terms = functools.partial(self.codec.terms, unit=place.sides)
+        return jax.eval_shape(terms, self.payload_like(place))[1] is not None
 
     def unit_of(self, matrices: Shape) -> Unit:
         return self.codec.unit
@@ -168,9 +175,6 @@ class InUnits(LeafCodec):
         matrix = place.slice_matrix(number, weight_R.shape[0])
         return self.code(as_rounded(self.mean_units(slice_R, weight_R, place)), matrix)
 
-    def payload_like(self, place: Placement) -> PyTree:
-        return _payload_of_units(self, place.alone)
-
     def payload_specs(self, place: Placement) -> PyTree:
         like = self.payload_like(place)
         return {name: place.array_spec(x.shape) for name, x in like.items()}
@@ -185,12 +189,11 @@ def in_units(codec: UnitCodec | LeafCodec) -> LeafCodec:
 
 
 @functools.lru_cache(maxsize=4096)
-def _payload_of_units(codec: InUnits, place: Placement) -> dict[str, jax.ShapeDtypeStruct]:
-    """By tracing it: what one device that codes the whole leaf makes."""
+def _payload_of(codec: LeafCodec, place: Placement) -> PyTree:
     like = jax.ShapeDtypeStruct(place.shape, jnp.float32)
 
     def encode(x, w):
-        return codec.encode(place.split(x), (), place, place.split(w))[0]
+        return codec.encode(place.split(x), codec.init(place, 0), place, place.split(w))[0]
 
     return jax.eval_shape(encode, like, like)
 

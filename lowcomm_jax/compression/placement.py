@@ -240,6 +240,18 @@ class Placement:
         held = counts[axis] // devices
         return Dealt(axis, counts[axis], devices, held, -(-held // regions))
 
+    def filled_up(self, regions: int) -> bool:
+        """Whether the leaf has few units, and its slices would not be full."""
+        dealt = self._dealt(regions)
+        return dealt.count < 8 * regions and dealt.count % regions > 0
+
+    def together(self, leaves: int) -> Placement:
+        """Of so many equal leaves, each whole on every device: the layers of one stack."""
+        if leaves == 1:
+            return self
+        shape = self.shape if self.stacked else (1, *self.shape)
+        return Placement((leaves * shape[0], *shape[1:]), True, self.unit)
+
     def _start(self, dealt: Dealt) -> jax.Array | int:
         axes = self.axes[dealt.axis]
         return jax.lax.axis_index(axes) * dealt.held if axes else 0

@@ -153,7 +153,22 @@ class _Leaf:
     def _behind(self, tree: PyTree) -> PyTree:
         return jax.tree.map(lambda x: x[None], tree) if self.staged else tree
 
-    def by_stage(self, fn: Callable, tree: PyTree, axis: int, out: int) -> PyTree:
+    def deal(self, regions: int, *arrays: jax.Array) -> jax.Array:
+        """Slices of an array of the payload, or of those of all leaves of a stack."""
+        x = jnp.concatenate(arrays) if len(arrays) > 1 else arrays[0]
+        return self._by_stage(lambda x: self.place.deal(x, regions), x, axis=0, out=1)
+
+    def undeal(self, x: jax.Array, leaves: int) -> list[jax.Array]:
+        """Inverse of `deal`: the array of each leaf of a stack."""
+        return jnp.split(self._by_stage(self.place.undeal, x, axis=1, out=0), leaves)
+
+    def recode(self, coded_R: PyTree, weight_R: jax.Array, number: jax.Array) -> PyTree:
+        def code(coded_R):
+            return self.codec.recode(coded_R, weight_R, number, self.place)
+
+        return self._by_stage(code, coded_R, axis=1, out=0)
+
+    def _by_stage(self, fn: Callable, tree: PyTree, axis: int, out: int) -> PyTree:
         """`fn` of the arrays of each stage, whose axis stands at `axis` before and `out` after."""
         return jax.vmap(fn, axis, out)(tree) if self.staged else fn(tree)
 
@@ -386,41 +401,58 @@ class PerTensor(Codec):
         return all(self._map(lambda leaf: leaf.codec.requantizable, like))
 
     def dealt_nbytes(self, like: PyTree, regions: int) -> int:
-        def one(leaf):
+        def of(leaf):
             arrays = jax.tree.leaves(leaf.codec.payload_like(leaf.place))
             each = (leaf.place.dealt_size(x.shape, regions) * x.dtype.itemsize for x in arrays)
             return leaf.place.stages * sum(each)
 
-        return sum(self._map(one, like))
+        return sum(of(leaf) for leaf, _ in self._stacks(like, regions))
 
     def deal(self, payload: PyTree, like: PyTree, regions: int) -> PyTree:
-        def one(leaf, coded):
-            def cut(x):
-                return leaf.by_stage(lambda x: leaf.place.deal(x, regions), x, axis=0, out=1)
-
-            return jax.tree.map(cut, coded)
-
-        return self._of_payload(one, payload, like)
+        treedef = jax.tree.structure(like)
+        coded = treedef.flatten_up_to(payload)
+        for leaf, (at, *others) in self._stacks(like, regions):
+            cut = functools.partial(leaf.deal, regions)
+            coded[at] = jax.tree.map(cut, coded[at], *(coded[i] for i in others))
+            for i in others:
+                coded[i] = jax.tree.map(lambda x: x[:, :0], coded[at])
+        return treedef.unflatten(coded)
 
     def undeal(self, slices: PyTree, like: PyTree) -> PyTree:
-        def one(leaf, coded):
-            return jax.tree.map(lambda x: leaf.by_stage(leaf.place.undeal, x, axis=1, out=0), coded)
-
-        return self._of_payload(one, slices, like)
+        treedef = jax.tree.structure(like)
+        coded = treedef.flatten_up_to(slices)
+        for leaf, stack in self._stacks(like, jax.tree.leaves(slices)[0].shape[0]):
+            parts = {name: leaf.undeal(x, len(stack)) for name, x in coded[stack[0]].items()}
+            for number, i in enumerate(stack):
+                coded[i] = {name: x[number] for name, x in parts.items()}
+        return treedef.unflatten(coded)
 
     def recode(
         self, slice_R: PyTree, weight_R: jax.Array, number: jax.Array, like: PyTree
     ) -> PyTree:
-        def one(leaf, coded_R):
-            def code(coded_R):
-                return leaf.codec.recode(coded_R, weight_R, number, leaf.place)
+        treedef = jax.tree.structure(like)
+        coded = treedef.flatten_up_to(slice_R)
+        for leaf, (at, *others) in self._stacks(like, weight_R.shape[0]):
+            coded[at] = leaf.recode(coded[at], weight_R, number)
+            for i in others:
+                coded[i] = jax.tree.map(lambda x: x[0], coded[i])
+        return treedef.unflatten(coded)
 
-            return leaf.by_stage(code, coded_R, axis=1, out=0)
+    def _stacks(self, like: PyTree, regions: int) -> list[tuple[_Leaf, list[int]]]:
+        """What is dealt out as one leaf, and the numbers of the leaves in it.
 
-        return self._of_payload(one, slice_R, like)
+        Equal leaves of few units, which would each be filled up, are the layers of one stack: its
+        first leaf has the units of all in a slice, the others none.
+        """
+        leaves, stacks = self._map(lambda leaf: leaf, like), {}
+        for i, leaf in enumerate(leaves):
+            apart = self.staged or leaf.place.sizes or not leaf.place.filled_up(regions)
+            stacks.setdefault(i if apart else (leaf.codec, leaf.place), []).append(i)
 
-    def _of_payload(self, fn: Callable, payload: PyTree, like: PyTree) -> PyTree:
-        return jax.tree.structure(like).unflatten(self._map(fn, like, payload))
+        def joined(leaf, count):
+            return dataclasses.replace(leaf, place=leaf.place.together(count))
+
+        return [(joined(leaves[at[0]], len(at)), at) for at in stacks.values()]
 
 
 def _broken(pattern: str) -> str | None:

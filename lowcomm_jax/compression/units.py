@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import abc
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
@@ -49,27 +50,37 @@ class Matrix(NamedTuple):
         return jnp.broadcast_to(counts, (1, *x.shape[1:3]))
 
     def unit_sums(self, x: jax.Array) -> jax.Array:
-        """Sum of each unit, without padding: `[L, down, across]`."""
-        return self.class_sums(x, jnp.zeros(x.shape, jnp.uint8), 1)[0][..., 0]
+        """Sum of each unit, without padding: `[L, down, across]`.
+
+        On CPUs, where compilers add in an order that depends on the layout, values are added in the
+        order of the unit.
+        """
+        x = x if self.real is None else jnp.where(self.real, x, 0.0)
+        in_turn = functools.partial(_in_turn, lambda x: x)
+        at_once = functools.partial(jnp.sum, axis=-1)
+        return jax.lax.platform_dependent(_flat(x), cpu=in_turn, default=at_once)
 
     def class_sums(self, x: jax.Array, at: jax.Array, classes: int) -> tuple[jax.Array, jax.Array]:
-        """(sums, counts) of the values of each unit in each class, without padding.
+        """(sums, counts) of the values of each unit in each class, as `unit_sums` adds them.
 
         Args:
           x: fp32 `[L, down, across, height, width]`.
           at: the class of each value, uint8; values of other numbers are left out.
 
         Returns:
-          fp32 `[L, down, across, classes]` each. On CPUs, where compilers add in an order that
-          depends on the layout, values are added in the order of the unit.
+          fp32 `[L, down, across, classes]` each.
         """
         if self.real is not None:
             at = jnp.where(self.real, at, jnp.uint8(classes))
-        flat = (x.reshape(*x.shape[:3], -1), at.reshape(*x.shape[:3], -1))
-        in_turn = functools.partial(_in_turn, classes=classes)
-        return jax.lax.platform_dependent(
-            *flat, cpu=in_turn, default=functools.partial(_at_once, classes=classes)
-        )
+        numbers = jnp.arange(classes, dtype=jnp.uint8)[:, None]
+
+        def terms(x_U, at_U):
+            hit = numbers == at_U[None]
+            return jnp.where(hit, x_U[None], 0.0), hit.astype(jnp.float32)
+
+        in_turn = functools.partial(_in_turn, terms)
+        at_once = functools.partial(_at_once, classes=classes)
+        return jax.lax.platform_dependent(_flat(x), _flat(at), cpu=in_turn, default=at_once)
 
 
 class UnitCodec(abc.ABC):
@@ -155,6 +166,10 @@ def largest_magnitude(x: jax.Array) -> jax.Array:
     return jnp.maximum(jnp.max(x, axis=-1), -jnp.min(x, axis=-1))
 
 
+def _flat(x: jax.Array) -> jax.Array:
+    return x.reshape(*x.shape[:3], -1)
+
+
 def _at_once(x: jax.Array, at: jax.Array, classes: int) -> tuple[jax.Array, jax.Array]:
     hits = [at == number for number in range(classes)]
     sums = [jnp.sum(jnp.where(hit, x, 0.0), axis=-1) for hit in hits]
@@ -162,31 +177,32 @@ def _at_once(x: jax.Array, at: jax.Array, classes: int) -> tuple[jax.Array, jax.
     return jnp.stack(sums, -1), jnp.stack(counts, -1)
 
 
-def _in_turn(x: jax.Array, at: jax.Array, classes: int) -> tuple[jax.Array, jax.Array]:
-    """Value after value of some units side by side: elementwise, for a CPU's vector units."""
-    *lead, width = x.shape
-    units = x.size // max(width, 1)
-    together = max(min(_TOGETHER, units), 1)
-    bands = -(-units // together)
+def _in_turn(terms: Callable[..., Any], *given: jax.Array) -> Any:
+    """Sums over the last axis of what `terms` makes of values: `[U]` each to `[..., U]`.
+
+    Value after value, of some units side by side: elementwise, for a CPU's vector units.
+    """
+    *lead, width = given[0].shape
+    units = math.prod(lead)
+    bands = max(-(-units // _TOGETHER), 1)
+    together = -(-units // bands)
     missing = ((0, bands * together - units), (0, 0))
-    x, at = (jnp.pad(v.reshape(units, width), missing) for v in (x, at))
-    numbers = jnp.arange(classes, dtype=jnp.uint8)[:, None]
+    cut = (jnp.pad(v.reshape(units, width), missing) for v in given)
 
     def one(given):
-        x_WxU, at_WxU = (v.T for v in given)
+        columns = tuple(v.T for v in given)
 
-        def add(i, carry):
-            sums, counts = carry
-            hit = numbers == at_WxU[i][None]
-            return sums + jnp.where(hit, x_WxU[i][None], 0.0), counts + hit.astype(jnp.float32)
+        def add(i, sums):
+            return jax.tree.map(jnp.add, sums, terms(*(v[i] for v in columns)))
 
-        zero = jnp.zeros((classes, together))
-        sums, counts = jax.lax.fori_loop(0, width, add, (zero, zero))
-        return sums.T, counts.T
+        like = jax.eval_shape(terms, *(v[0] for v in columns))
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape), like)
+        return jax.tree.map(jnp.transpose, jax.lax.fori_loop(0, width, add, zeros))
 
-    cut = tuple(v.reshape(bands, together, width) for v in (x, at))
-    found = jax.lax.map(one, cut) if bands > 1 else one(tuple(v[0] for v in cut))
-    return tuple(v.reshape(-1, classes)[:units].reshape(*lead, classes) for v in found)
+    sums = jax.lax.map(one, tuple(v.reshape(bands, together, width) for v in cut))
+    return jax.tree.map(
+        lambda x: x.reshape(-1, *x.shape[2:])[:units].reshape(*lead, *x.shape[2:]), sums
+    )
 
 
 __all__ = [

@@ -44,10 +44,6 @@ class Dithered(LeafCodec):
     def decode(self, payload, place):
         return payload["x"] - jax.random.uniform(payload["used"], payload["x"].shape)
 
-    def payload_like(self, place):
-        x = jax.ShapeDtypeStruct(place.matrices, np.float32)
-        return {"x": x, "used": jax.eval_shape(jax.random.key, 0)}
-
     def payload_specs(self, place):
         return {"x": place.array_spec(place.matrices), "used": P()}
 

@@ -82,6 +82,32 @@ def test_units_are_dealt_out_in_turn_and_the_last_one_fills_up():
     np.testing.assert_array_equal(slices[:, 0, :, 0], [[0, 4, 8], [1, 5, 9], [2, 6, 9], [3, 7, 9]])
 
 
+@pytest.mark.parametrize("stacked", [False, True])
+def test_equal_leaves_of_few_units_are_dealt_out_as_one_stack(stacked):
+    """Four scales of one block each, of two layers where stacked: nothing is filled up."""
+    rng = np.random.default_rng(1)
+    shape = (2, 128) if stacked else (128,)
+    x = {name: rng.standard_normal(shape).astype("f4") for name in "abcd"}
+    x["other"] = rng.standard_normal((64, 128)).astype("f4")
+    codec = make("int4", stacked=tuple("abcd") if stacked else ())
+    payload = codec.encode(x, ())[0]
+    slices = codec.deal(payload, x, 4)
+    assert (
+        codec.dealt_nbytes(x, 4)
+        == codec.nbytes(x)
+        == sum(v.nbytes for v in jax.tree.leaves(slices))
+    )
+    jax.tree.map(np.testing.assert_array_equal, payload, codec.undeal(slices, x))
+    alike = jax.tree.map(lambda v: jnp.stack([v] * 4), slices)
+    recoded = [
+        codec.recode(jax.tree.map(lambda v: v[:, s], alike), jnp.ones(4), jnp.int32(s), x)  # noqa: B023
+        for s in range(4)
+    ]
+    mean = codec.decode(codec.undeal(jax.tree.map(lambda *v: jnp.stack(v), *recoded), x), x)
+    once = codec.decode(payload, x)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), mean, once)
+
+
 def test_a_slice_has_statistics_of_its_own_and_filling_counts_for_nothing():
     """10 rows in 4 slices, of which two hold a row twice: as if they held it once."""
     x = {"w": np.random.default_rng(0).standard_normal((10, 16)).astype("f4")}

@@ -3,12 +3,14 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 import lowcomm_jax as lc
-from lowcomm_jax.compression import ef21, integrate, make
+from lowcomm_jax.compression import PerTensor, ef21, integrate, make
+from lowcomm_jax.compression.codecs.top_k import TopK
 
 R, PERIOD, LR, OUTER = 3, 2, 0.1, 0.5
 PULLS = np.array(
@@ -83,7 +85,19 @@ def test_increments_that_nobody_sums_up_are_refused(method):
         engine.init({"w": np.zeros(6, np.float32)})
 
 
-@pytest.mark.parametrize("codec", [make("topk", mean="senders"), make("dct_topk")])
+@dataclasses.dataclass(frozen=True)
+class Sent(TopK):
+    """Says by its terms alone who sent a value."""
+
+    def terms(self, payload, unit):
+        values, _ = super().terms(payload, unit)
+        return values, (values != 0).astype(jnp.float32)
+
+
+SENDERS = make("topk", mean="senders"), make("dct_topk"), PerTensor(Sent())
+
+
+@pytest.mark.parametrize("codec", SENDERS)
 def test_a_mean_over_senders_is_none_over_all_regions(codec):
     """Of [4, 1] and [1, 4] each sends one entry; the copies' mean moves by half of each."""
     with pytest.raises(ValueError, match=r"averages over senders.*mean='regions'"):

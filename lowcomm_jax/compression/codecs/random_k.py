@@ -122,15 +122,6 @@ class RandomK(LeafCodec):
         x = x.reshape(*x.shape[:3], 1, -1)[..., : place.grid.width]
         return place.from_units(x)
 
-    def payload_like(self, place: Placement) -> PyTree:
-        alone = place.alone
-        like = jax.ShapeDtypeStruct(place.shape, jnp.float32)
-
-        def encode(x):
-            return self.encode(alone.split(x), self.init(alone, 0), alone)[0]
-
-        return jax.eval_shape(encode, like)
-
     def payload_specs(self, place: Placement) -> PyTree:
         like = self.payload_like(place)
         return {

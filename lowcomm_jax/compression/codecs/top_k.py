@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +31,8 @@ from lowcomm_jax.compression.grid import Shape, Unit, grid_of
 from lowcomm_jax.compression.packing import pack, unpack
 from lowcomm_jax.compression.units import Matrix, Payload, UnitCodec, not_of_units
 from lowcomm_jax.refused import at_least, in_range, one_of, refuse
+
+_TOGETHER = 1 << 22  # values of the units that are sorted at once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,12 +84,16 @@ class TopK(UnitCodec):
         x = x.reshape(*x.shape[:3], size)
         if size <= self.k:
             return self._coded(x, matrix)
-        # Exact at recall 1, like `top_k`, but faster on some accelerators.
-        index = jax.lax.approx_max_k(jnp.abs(x), self.k, recall_target=1.0)[1]
-        kept = jnp.take_along_axis(x, index, axis=-1, mode="promise_in_bounds")
         bits = _index_bits(size)
-        narrow = index.astype(jnp.uint8 if bits == 8 else jnp.uint16)
-        return {**self._coded(kept, matrix), "index": pack(narrow, bits)}
+
+        def choose(x):
+            # Exact at recall 1, like `top_k`, but faster on some accelerators.
+            index = jax.lax.approx_max_k(jnp.abs(x), self.k, recall_target=1.0)[1]
+            kept = jnp.take_along_axis(x, index, axis=-1, mode="promise_in_bounds")
+            return kept, pack(index.astype(jnp.uint8 if bits == 8 else jnp.uint16), bits)
+
+        kept, index = _in_bands(choose, x)
+        return {**self._coded(kept, matrix), "index": index}
 
     def _coded(self, kept: jax.Array, matrix: Matrix) -> dict[str, jax.Array]:
         """The kept values `[L, down, across, k]`, coded as units of the same grid."""
@@ -117,20 +124,34 @@ class TopK(UnitCodec):
         return grid.height * grid.width <= self.k
 
 
+def _in_bands(choose: Callable, x: jax.Array) -> Any:
+    """`choose` of units `[L, down, across, size]`, of some at a time: sorting takes room thrice."""
+    units = x.reshape(-1, x.shape[-1])
+    bands = -(-units.size // _TOGETHER)
+    together = -(-units.shape[0] // max(bands, 1))
+    chosen = jax.lax.map(choose, units, batch_size=together) if bands > 1 else choose(units)
+    return jax.tree.map(lambda y: y.reshape(*x.shape[:3], -1), chosen)
+
+
 def _index_bits(size: int) -> int:
     return 8 if size <= 256 else 12
 
 
 def _placed(index: jax.Array, kept: jax.Array, unit: tuple[int, int]) -> jax.Array:
     """Values `[L, down, across, k]` where they stand in their units, and zeros elsewhere."""
-    lead, k, size = index.shape[:3], index.shape[3], math.prod(unit)
+    layers, down, across, k = index.shape
+    height, width = unit
+    # Straight into rows of the matrix: a CPU would copy it all once more to get them out of units.
+    at = index // width * (across * width) + index % width
+    at = at + width * jnp.arange(across, dtype=index.dtype).reshape(1, 1, -1, 1)
 
     def scatter(at, values):
         # "drop": an absent region's payload may hold anything.
-        return jnp.zeros(size).at[at].set(values, mode="drop", unique_indices=True)
+        zeros = jnp.zeros(height * across * width)
+        return zeros.at[at].set(values, mode="drop", unique_indices=True)
 
-    placed = jax.vmap(scatter)(index.reshape(-1, k), kept.reshape(-1, k))
-    return placed.reshape(*lead, *unit)
+    rows = jax.vmap(scatter)(at.reshape(-1, across * k), kept.reshape(-1, across * k))
+    return rows.reshape(layers, down, height, across, width).swapaxes(2, 3)
 
 
 NAMES = {

@@ -89,8 +89,8 @@ def test_bytes_and_compression(found):
         assert f"{rows[name]['compression']:.3g}x" in shown
         assert rows[name]["tokens"] == of("step", records)[-1]["tokens"]
     assert rows["diloco"]["compression"] == pytest.approx(PERIOD, rel=1e-3)
-    # Of a model this small, slices of blocks that do not divide are filled up by a tenth.
-    assert rows["streaming"]["compression"] > 3.5 * PERIOD
+    # Of a model this small, some leaves have too few blocks for full slices, which are filled up.
+    assert rows["streaming"]["compression"] > 3.9 * PERIOD
 
 
 def test_time_on_the_network(found):
