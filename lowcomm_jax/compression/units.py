@@ -50,25 +50,20 @@ class Matrix(NamedTuple):
         return jnp.broadcast_to(counts, (1, *x.shape[1:3]))
 
     def unit_sums(self, x: jax.Array) -> jax.Array:
-        """Sum of each unit, without padding: `[L, down, across]`.
-
-        On CPUs, where compilers add in an order that depends on the layout, values are added in the
-        order of the unit.
-        """
+        """Sum of each unit by halves, without padding: `[L, down, across]`."""
         x = x if self.real is None else jnp.where(self.real, x, 0.0)
-        in_turn = functools.partial(_in_turn, lambda x: x)
-        at_once = functools.partial(jnp.sum, axis=-1)
-        return jax.lax.platform_dependent(_flat(x), cpu=in_turn, default=at_once)
+        return fold(_flat(x), 3)[..., 0]
 
     def class_sums(self, x: jax.Array, at: jax.Array, classes: int) -> tuple[jax.Array, jax.Array]:
-        """(sums, counts) of the values of each unit in each class, as `unit_sums` adds them.
+        """(sums, counts) of the values of each unit in each class, without padding.
 
         Args:
           x: fp32 `[L, down, across, height, width]`.
           at: the class of each value, uint8; values of other numbers are left out.
 
         Returns:
-          fp32 `[L, down, across, classes]` each.
+          fp32 `[L, down, across, classes]` each. On CPUs, where compilers add in an order that
+          depends on the layout, values are added in the order of the unit.
         """
         if self.real is not None:
             at = jnp.where(self.real, at, jnp.uint8(classes))
