@@ -120,30 +120,6 @@ class CosineTopK(TopK):
         return (down.T @ chunk @ across).astype(chunk.dtype)
 
 
-@dataclass(frozen=True)
-class InSlices:
-    """A codec at work on `parts` slices of an array: row i is in slice i mod parts.
-
-    Arrays of fewer rows are dealt out value by value; both must divide over the parts.
-    """
-
-    codec: Quantised
-    parts: int
-
-    def encode(self, x: np.ndarray) -> Message:
-        matrix = as_matrix(x)
-        rows = matrix if len(matrix) >= self.parts else matrix.reshape(-1, 1)
-        assert len(rows) % self.parts == 0, x.shape
-        values = np.zeros_like(rows)
-        for s in range(self.parts):
-            own = rows[s :: self.parts]
-            values[s :: self.parts] = self.codec.encode(own).values.reshape(own.shape)
-        return Message(values.reshape(matrix.shape), np.ones(matrix.shape, bool))
-
-    def decode(self, values: np.ndarray, like: np.ndarray) -> np.ndarray:
-        return values.reshape(like.shape)
-
-
 def e3m0(x: np.ndarray) -> np.ndarray:
     """Round to 0 or to +- s 2^e, e = -2 ... 4, whichever is nearest; s = max |x| / 16."""
     scale = np.abs(x).max() / 16
@@ -166,10 +142,19 @@ def mean_over_regions(codec, messages: Sequence[Message], weights, like) -> np.n
     return np.asarray(total / sum(weights), like.dtype)
 
 
-def mean_encoded_again(codec, messages: Sequence[Message], weights, like) -> np.ndarray:
-    """Encode the mean over the regions a second time, as a two-shot reduction does."""
-    mean = mean_over_regions(codec, messages, weights, like)
-    return codec.decode(codec.encode(mean).values, like)
+def mean_encoded_again(parts: int):
+    """Means of a two-shot reduction: row i is in slice i mod parts, and slices are coded anew."""
+
+    def mean(codec, messages: Sequence[Message], weights, like) -> np.ndarray:
+        first = mean_over_regions(codec, messages, weights, like)
+        rows = as_matrix(first)
+        again = np.zeros_like(rows)
+        for s in range(min(parts, len(rows))):
+            own = rows[s::parts]
+            again[s::parts] = codec.encode(own).values.reshape(own.shape)
+        return again.reshape(like.shape)
+
+    return mean
 
 
 def mean_over_senders(codec, messages: Sequence[Message], weights, like) -> np.ndarray:

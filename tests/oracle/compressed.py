@@ -6,7 +6,6 @@ import numpy as np
 
 from oracle.codecs import (
     CosineTopK,
-    InSlices,
     Message,
     Quantised,
     TopK,
@@ -99,14 +98,12 @@ def run_muloco(
 ) -> Trajectory:
     """Run MuLoCo (arXiv 2505.23725): u <- mu u + lr Delta; Theta <- Theta - mu u - lr Delta.
 
-    With `slices` as many parts are coded on their own, and their means a second time.
+    With `slices` the means of as many parts are coded a second time, each on its own.
     """
 
     step = _nesterov(lr, momentum)
-    if slices is None:
-        return _rounds(params, batches, period, inner, Quantised(bits), decay, step, **who)
-    codec, mean = InSlices(Quantised(bits), slices), mean_encoded_again
-    return _rounds(params, batches, period, inner, codec, decay, step, mean=mean, **who)
+    mean = {} if slices is None else {"mean": mean_encoded_again(slices)}
+    return _rounds(params, batches, period, inner, Quantised(bits), decay, step, **mean, **who)
 
 
 def run_pulseloco(
