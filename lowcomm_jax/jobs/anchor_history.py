@@ -72,9 +72,14 @@ class AnchorHistory:
         """Forget the past: another region's state takes the place of this one's."""
         self.past = {}
 
-    def note(self, state: TrainState, fragments: Fragments) -> None:
-        """Remember the digest of this state's anchor."""
-        if not self.shared:
+    def note(self, state: TrainState, fragments: Fragments, anew: bool = True) -> None:
+        """Remember the digest of this state's anchor.
+
+        Args:
+          anew: also where its version is known from an earlier step.
+        """
+        known = {version for _, version in self.past}
+        if not self.shared or not (anew or anchor_version(state)[1] not in known):
             return
         # A new one each time: others may be reading the old one on their threads.
         self.past = {**self.past, anchor_version(state): self.terms(state.anchor, fragments)}
