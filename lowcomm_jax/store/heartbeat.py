@@ -44,7 +44,7 @@ class _Seen:
     gaps_s: deque[float] = dataclasses.field(default_factory=lambda: deque(maxlen=_GAPS))
 
     def after(self, beat: Beat, silent_s: float, quick_s: float) -> _Seen:
-        """With a newer beat, so long after the one before; a gap below `quick_s` is no usual one."""
+        """With a newer beat, so long after the one before; gaps below `quick_s` say nothing."""
         if beat.incarnation != self.beat.incarnation:
             # How long a restart takes says nothing.
             return _Seen(beat, self.beat.incarnation, changed=True)
