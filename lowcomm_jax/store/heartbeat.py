@@ -114,14 +114,19 @@ class Heartbeat:
         """This job."""
         return Job(self.region, self._own.incarnation)
 
-    def stop(self, leaving: bool = True) -> None:
-        """Stop beating; `leaving` says so, and the others need not find out."""
+    def stop(self, leaving: bool = True) -> bool:
+        """Stop beating; `leaving` says so, and the others need not find out.
+
+        Returns:
+          False: the store has not answered for `2 answer_s`. The thread ends once that is closed.
+        """
         if self._thread.ident is None:
-            return
+            return True
         if leaving:
             self.update(leaving=True, awaited=False)
         self._stop.set()
-        self._thread.join()
+        self._thread.join(2 * self._timing.answer_s)
+        return not self._thread.is_alive()
 
     # -- the others ---------------------------------------------------------------------------
 
