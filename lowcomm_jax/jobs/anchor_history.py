@@ -78,11 +78,13 @@ class AnchorHistory:
         Args:
           anew: also where its version is known from an earlier step.
         """
-        known = {version for _, version in self.past}
-        if not self.shared or not (anew or anchor_version(state)[1] not in known):
+        if not self.shared:
+            return
+        now = anchor_version(state)
+        if not anew and now[1] in {version for _, version in self.past}:
             return
         # A new one each time: others may be reading the old one on their threads.
-        self.past = {**self.past, anchor_version(state): self.terms(state.anchor, fragments)}
+        self.past = {**self.past, now: self.terms(state.anchor, fragments)}
         if len(self.past) > _REMEMBERED:
             del self.past[next(iter(self.past))]
 

@@ -305,11 +305,9 @@ class JobDelivery:
                 return False
             # What the device has still to compute is no waiting for bytes.
             jax.block_until_ready(state.inner.params)
-        while not self.exchange.arrives(names, answers=gives):
-            if not (gives and self.exchange.owes_state()):
-                return False
+        while (here := self.exchange.arrives(names, answers=gives)) is None:
             self.answer(state)
-        return True
+        return here
 
     def learns_outcome(self, key: str) -> bool:
         """Whether `finish` tells who was counted. Not where we only listen to a small group: its

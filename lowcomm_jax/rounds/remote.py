@@ -224,7 +224,7 @@ class RemoteExchange(Membership):
         return self._stops()
 
     @led
-    def arrives(self, keys: Sequence[str], answers: bool = False) -> bool:
+    def arrives(self, keys: Sequence[str], answers: bool = False) -> bool | None:
         """Wait until `finish` of all these would not wait.
 
         Args:
@@ -232,7 +232,7 @@ class RemoteExchange(Membership):
             this region owes one a state (`owes_state`).
 
         Returns:
-          False: the store is away, the wait was `stopped`, or a state is owed.
+          False: the store is away, or the wait was `stopped`. None: a state is owed; call it again.
         """
         exchanges, owed = [self._wait_for(key) for key in keys], False
         for key, exchange in zip(keys, exchanges, strict=True):
@@ -244,7 +244,9 @@ class RemoteExchange(Membership):
                     owed = self._state_transfer.owed()
             self._waited[key] = self._waited.get(key, 0.0) + time.monotonic() - began
         here = all(exchange.outcome.done() for exchange in exchanges)
-        if not (here or owed):
+        if owed and not here:
+            return None
+        if not here:
             for exchange in exchanges:
                 exchange.due.end()
         return here

@@ -397,6 +397,24 @@ def test_what_can_be_landed_now(reachable, ready, never, listens, arrives):
     assert delivery.reachable() is (reachable or never)
 
 
+def test_a_wait_goes_on_once_who_asked_is_answered_also_where_it_has_died_meanwhile():
+    """Else what is due would be put off, as if the store were away."""
+    outcomes, owes, given = [None, None, True], [True, False], []
+    exchange = Exchange(
+        reachable=lambda: True,
+        ready=lambda name: False,
+        arrives=lambda names, answers: outcomes.pop(0),
+        announce_anchors=lambda versions: None,
+        owes_state=lambda: owes.pop(0),
+        give_state=lambda *state: given.append(state),
+    )
+    delivery = JobDelivery(exchange, shared=False)
+    delivery.gives, delivery._pending["k"] = (lambda state: ("a state",)), pending()
+    state = SimpleNamespace(inner=SimpleNamespace(params={}))
+    assert delivery.arrives(state, ["k"], None)
+    assert (outcomes, owes, given) == ([], [], [("a state",)])
+
+
 def test_the_furthest_of_those_who_train():
     steps = {0: 9, 1: 50, 2: 30}
     exchange = Exchange(steps=lambda done=False: steps, donors=lambda: {0})
