@@ -51,7 +51,7 @@ def command(folder: pathlib.Path, args: argparse.Namespace) -> list[str]:
         "config.checkpoint.every": SAVES,
         "config.eval.every": 0,
         "config.eval.sequences": 16,
-        "config.log.every": 5,
+        "config.log.every": 1,  # by which the launcher sees how far regions are
     }
     flags = [f"--{name}={value}" for name, value in given.items()]
     return [sys.executable, "-m", "experiments", "launch", *flags]

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from scipy import special
+
+from experiments.runlog import half_of_interval
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +50,7 @@ def estimate(values: Sequence[float | None]) -> Estimate:
     if len(known) == 1:
         return Estimate(mean, None, 1)
     error = known.std(ddof=1) / math.sqrt(len(known))
-    return Estimate(mean, float(special.stdtrit(len(known) - 1, 0.975) * error), len(known))
+    return Estimate(mean, half_of_interval(error, len(known) - 1), len(known))
 
 
 @dataclasses.dataclass(frozen=True)

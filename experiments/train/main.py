@@ -329,7 +329,8 @@ def _join_regions(run: Run, state, restored, evaluator: Evaluator, console: Cons
         if restored is not None:
             run.engine.reconnect(state)
         return state
-    evaluator(state.whole())  # compiled now, not while the others wait for this region
+    if job.config["eval"]["every"]:
+        evaluator(state.whole())  # compiled now, not while the others wait for this region
     if job.method.adapts:
         state = rejoin_trainers.enter(run.engine, state, functools.partial(draw, run))
     else:

@@ -109,7 +109,8 @@ class Stopping:
         furthest = max([step, *self._run.exchange.steps().values()])
         if loop.groups(0) is not None:
             return (furthest // schedule.period + 3) * schedule.period
-        if furthest > step and not schedule.by_steps:
+        sent = schedule.next_send(step, state.counters)
+        if furthest >= sent and not schedule.by_steps:
             return int(furthest + schedule.period + np.max(schedule.delay))
         sent = schedule.next_send(furthest, state.counters)
         # The round that begins with a send can be no longer than that.

@@ -133,6 +133,7 @@ class JobTrainers:
         if key not in self._loops:
             own = JobDelivery(self.delivery.exchange, shared=True, prefix=f"{number}.")
             own.slicings, own.never_defers = self.delivery.slicings, True
+            own.answers = False
             own.participation = self.delivery.participation
             programs = self.engine.sync_loop(state).programs
             self._loops[key] = SyncLoop(programs, self.engine.weights, TrainerCarrier(own))

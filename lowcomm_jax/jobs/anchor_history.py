@@ -72,12 +72,19 @@ class AnchorHistory:
         """Forget the past: another region's state takes the place of this one's."""
         self.past = {}
 
-    def note(self, state: TrainState, fragments: Fragments) -> None:
-        """Remember the digest of this state's anchor."""
+    def note(self, state: TrainState, fragments: Fragments, anew: bool = True) -> None:
+        """Remember the digest of this state's anchor.
+
+        Args:
+          anew: also where its version is known from an earlier step.
+        """
         if not self.shared:
             return
+        now = anchor_version(state)
+        if not anew and now[1] in {version for _, version in self.past}:
+            return
         # A new one each time: others may be reading the old one on their threads.
-        self.past = {**self.past, anchor_version(state): self.terms(state.anchor, fragments)}
+        self.past = {**self.past, now: self.terms(state.anchor, fragments)}
         if len(self.past) > _REMEMBERED:
             del self.past[next(iter(self.past))]
 

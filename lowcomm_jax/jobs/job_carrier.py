@@ -35,7 +35,7 @@ from lowcomm_jax.state.train_state import (
     with_inner,
 )
 from lowcomm_jax.sync.carrier import Collected, keys_to_collect
-from lowcomm_jax.sync.sync_loop import EventLoop, SyncLoop
+from lowcomm_jax.sync.sync_loop import EventLoop, SyncLoop, with_step
 
 PyTree = Any
 _SLOWER = 4  # times as long as here may a step take elsewhere
@@ -111,10 +111,15 @@ class JobCarrier:
 
     @contextlib.contextmanager
     def running(self, loop: EventLoop, state: TrainState) -> Iterator[None]:
-        """Read ahead what the others have landed, where acts were put off and can be done now."""
+        """Read ahead what the others have landed, where acts were put off and can be done now.
+
+        Where nothing is due, tell the others how far this region is.
+        """
         now = int(state.counters.step)
-        self.delivery.trained = now
-        late = self.pacing.first is not None and loop.upcoming(state, now) < now
+        self.delivery.trained, due = now, loop.upcoming(state, now)
+        if due > now:
+            self.delivery.pass_steps(with_step(state, now, behind=0), loop.fragments)
+        late = self.pacing.first is not None and due < now
         self._known = None
         if late and self.delivery.reachable():
             self._known = int(state.counters.sends.sum())
@@ -150,7 +155,8 @@ class JobCarrier:
             flights = in_send_order(state.in_flight)
             lands = [k for k, f in flights if f.sent < step and f.fragment in due]
         sends = sends and bool(due) and not (state.counters.last_sent == step).any()
-        if (not sends or self.delivery.reachable()) and self.delivery.arrives(state, lands):
+        reached = not sends or self.delivery.reachable()
+        if reached and self.delivery.arrives(state, lands, loop.fragments):
             return True
         if self.delivery.stopped():
             self.paused = True
@@ -163,7 +169,8 @@ class JobCarrier:
         return int(state.counters.step)
 
     def done(self, loop: EventLoop, state: TrainState, in_time: bool) -> None:
-        self.delivery.publish_progress(state, loop.fragments)
+        over = with_step(state, int(state.counters.step), behind=0)
+        self.delivery.publish_progress(over, loop.fragments)
         sent = (state.counters.last_sent == state.counters.step).any()
         if self.pacing.first is not None and in_time and sent:
             # Sent in time: this region has caught up with the others.

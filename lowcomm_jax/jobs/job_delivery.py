@@ -93,6 +93,7 @@ class JobDelivery:
         fragments may share them, so that each is compiled once.
       whole: every region needs the payloads of all, and not only their mean.
       gives: what a region that asks is given of a state.
+      answers: whether states that land here are given; not where one is a part of a region's.
       participation: whether the others counted what this region sent.
     """
 
@@ -108,7 +109,7 @@ class JobDelivery:
         self.exchange, self.anchor_history = exchange, AnchorHistory(shared)
         self.total, self.region = exchange.count, exchange.region
         self.listens_only = self.never_defers = self.by_rounds = self.whole = False
-        self.sends_ahead = True
+        self.sends_ahead = self.answers = True
         self.gives: Callable[[TrainState], State] = shared_state
         self.participation = Participation()
         self.trained, self.prefix = 0, prefix
@@ -277,21 +278,36 @@ class JobDelivery:
         """Names of the exchanges under way that this region has sent to."""
         return [one.name for one in self._pending.values() if not one.listens_only]
 
-    def arrives(self, state: TrainState, keys: Sequence[str]) -> bool:
+    def arrives(self, state: TrainState, keys: Sequence[str], fragments: Fragments) -> bool:
         """Wait until `finish` would not block for these payloads; False = the store is away, or the
         wait was stopped.
+
+        A newcomer that asks meanwhile is given this state. It stands within its step, before a
+        stage (`SyncCounters.behind` is 1), as one that is saved in a wait does. The newcomer does
+        the rest of the step as an absent region: it lands what the record names, with the others.
+
+        Not in these waits, where a newcomer is answered once they are over:
+        - with gossip: what the donor lands is not for the newcomer, whose group is another;
+        - at the end of a run, and while this region itself comes in;
+        - of trainers: only between rounds their state is one.
         """
         flying = [self._pending[key] for key in keys if key in self._pending]
         names = [pending.name for pending in flying if not pending.listens_only]
-        return not names or self._arrive(state, names) or self.never_defers
+        gives = self.answers and self.group_size is None and not self.never_defers
+        if gives:
+            self.anchor_history.note(state, fragments)
+            self.exchange.announce_anchors(self.anchor_history.past)
+        return not names or self._arrive(state, names, gives) or self.never_defers
 
-    def _arrive(self, state: TrainState, names: Sequence[str]) -> bool:
+    def _arrive(self, state: TrainState, names: Sequence[str], gives: bool = False) -> bool:
         if not all(map(self.exchange.ready, names)):
             if not self.reachable():
                 return False
             # What the device has still to compute is no waiting for bytes.
             jax.block_until_ready(state.inner.params)
-        return self.exchange.arrives(names)
+        while (here := self.exchange.arrives(names, answers=gives)) is None:
+            self.answer(state)
+        return here
 
     def learns_outcome(self, key: str) -> bool:
         """Whether `finish` tells who was counted. Not where we only listen to a small group: its
@@ -394,6 +410,13 @@ class JobDelivery:
     def still_behind(self) -> None:
         """Tell the others how far this region has trained while it defers its events."""
         self.exchange.trains(self.trained)
+
+    def pass_steps(self, state: TrainState, fragments: Fragments) -> None:
+        """Tell the others of steps after which nothing is due."""
+        if self.answers:
+            self.anchor_history.note(state, fragments, anew=False)
+            self.exchange.trains(self.trained)
+            self.answer(state)
 
     def publish_progress(self, state: TrainState, fragments: Fragments) -> None:
         """Tell the others that all events up to the counters' step are done."""

@@ -15,8 +15,6 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
-from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 from jax.sharding import PartitionSpec as P
 
 from lowcomm_jax.compat import is_gpu
@@ -96,6 +94,10 @@ def splash_attention(q_BxHxTxE: Array, k_BxKxTxE: Array, v_BxKxTxE: Array) -> Ar
 
 
 def _splash(q_BxHxTxE: Array, k_BxKxTxE: Array, v_BxKxTxE: Array, interpret: bool = False) -> Array:
+    # With the packages of their language they take 0.2 s of every start, and serve TPUs alone.
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
     batch, heads, length, width = q_BxHxTxE.shape
     kv_heads = k_BxKxTxE.shape[1]
     block = max(size for size in (128, 256, 512) if length % size == 0)

@@ -175,7 +175,9 @@ def install(
 
     Args:
       state: of `precompile`.
-      arrays, document: another region's state, as `rounds.state_transfer` gives it.
+      arrays, document: another region's state, as `rounds.state_transfer` gives it. Where its
+        `SyncCounters.behind` is 1 the donor stood within its step, and the rest is still to be done
+        (`JobDelivery.arrives`).
 
     Raises:
       ValueError: the arrays are of another model or method; lists every difference.
@@ -192,7 +194,6 @@ def install(
         bytes_sent=state.counters.bytes_sent,
         bytes_received=state.counters.bytes_received,
     )
-    counters.behind = np.int64(0)  # the donor has given it in the middle of a step
     state = state.replace(**changes, counters=counters, in_flight={})
     flights = {r["key"]: _spectator(loop, r) for r in document["in_flight"] if not r["moved"]}
     state = state.replace(in_flight=flights)
@@ -235,8 +236,13 @@ def catch_up(engine: Engine, state: TrainState, least: int = 0) -> TrainState:
 
     try:
         if delivery.listens_only:
-            state = forward(state)
+            # The donor may have stood within its step, in an exchange that goes on.
+            state = forward(loop.run_due(state, np.zeros(1, bool), []))
         state = come_in(delivery, state, forward, passed_over)
+        # The others have trained on meanwhile: beside them it makes the next send in time.
+        near = min(delivery.frontier() - int(state.counters.step), loop.next_event(state) - 1)
+        if near > 0:
+            state, _ = loop.after(state, near, np.zeros(1, bool))
     finally:
         delivery.listens_only = delivery.never_defers = False
         delivery.sends_ahead = True

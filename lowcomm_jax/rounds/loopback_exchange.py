@@ -64,7 +64,7 @@ class LoopbackExchange:
     def forget_ahead(self) -> None:
         """Does nothing: see `fetch_ahead`."""
 
-    def arrives(self, keys: Sequence[str]) -> bool:
+    def arrives(self, keys: Sequence[str], answers: bool = False) -> bool:
         return all(map(self.ready, keys))
 
     def finish(self, key: str, like: dict[str, jax.ShapeDtypeStruct]) -> Arrived:

@@ -269,8 +269,14 @@ class Membership:
         context = self._context
         context.closing.set()
         context.background.join()
-        context.heartbeat.stop()
+        told = context.heartbeat.stop()
         context.store.close()
+        if not told:
+            log.warning(
+                "the store does not answer: the others are not told that region %d leaves",
+                self.region,
+            )
+            context.heartbeat.stop(leaving=False)
         context.background.join()  # somebody may have waited for a store that answers no more
         context.transport.close()
 

@@ -224,19 +224,28 @@ class RemoteExchange(Membership):
         return self._stops()
 
     @led
-    def arrives(self, keys: Sequence[str]) -> bool:
+    def arrives(self, keys: Sequence[str], answers: bool = False) -> bool | None:
         """Wait until `finish` of all these would not wait.
 
+        Args:
+          answers: meanwhile tell newcomers of the anchors last announced; and wait no longer once
+            this region owes one a state (`owes_state`).
+
         Returns:
-          False: the store is away, or the wait was `stopped`.
+          False: the store is away, or the wait was `stopped`. None: a state is owed; call it again.
         """
-        exchanges = [self._wait_for(key) for key in keys]
+        exchanges, owed = [self._wait_for(key) for key in keys], False
         for key, exchange in zip(keys, exchanges, strict=True):
             began = time.monotonic()
-            while not exchange.outcome.done() and not self._stops() and self.reachable():
+            while not (exchange.outcome.done() or owed or self._stops()) and self.reachable():
                 wait([exchange.outcome], timeout=self._context.timing.beat_s / 4)
+                if answers:
+                    self._anchor_check.tell_soon()
+                    owed = self._state_transfer.owed()
             self._waited[key] = self._waited.get(key, 0.0) + time.monotonic() - began
         here = all(exchange.outcome.done() for exchange in exchanges)
+        if owed and not here:
+            return None
         if not here:
             for exchange in exchanges:
                 exchange.due.end()
@@ -489,7 +498,8 @@ class RemoteExchange(Membership):
     @led
     def announce_anchors(self, versions: AnchorVersions) -> None:
         """Tell regions that ask for a state which anchors we have had (`AnchorCheck.tell_soon`)."""
-        self._anchor_check.tell_soon(versions)
+        self._anchor_check.versions = versions
+        self._anchor_check.tell_soon()
 
     @led
     def anchors_agree(self, step: int, version: str, own: Mapping[str, Any], at_last: bool) -> bool:

@@ -159,6 +159,7 @@ class StateTransfer:
         self._served: dict[tuple[int, int], tuple[float, int]] = {}
         self._given: deque[tuple[str, list[str]]] = deque()
         self._giving: threading.Thread | None = None
+        self._again_s = 0.0  # when to try again, since it has failed; on the heartbeat's clock
         self._busy = threading.Lock()  # with giving, or with removing
         self._swept_for: set[int] | None = None  # who lived when nothing of the dead was left
 
@@ -169,6 +170,8 @@ class StateTransfer:
             try:
                 self.give(step, arrays, document)
             except StoreUnavailable as error:
+                timing, now = self._context.timing, self._context.heartbeat.clock_s
+                self._again_s = now + timing.answer_s
                 log.warning("no state was given, it is tried again: %s", error)
 
         self._giving = self._context.background.begin("give", act, serves=True)
@@ -189,6 +192,7 @@ class StateTransfer:
         """Write a state for the regions that ask for one; False if all have one by now."""
         asking, context = self.asking(), self._context
         if self._have_all(step, asking):
+            self._note(asking, 0)
             return False
         job, names = context.heartbeat.job, []
         numbers = f"{context.heartbeat.own.epoch}/{step}.{job.region}.{job.incarnation}"
@@ -202,7 +206,7 @@ class StateTransfer:
         pieces = {name: in_pieces(x, put, self._chunk_bytes) for name, x in arrays.items()}
         context.slots.create(slot, StateRecord(step, *job, asking, pieces, document))
         nbytes = sum(size for array in pieces.values() for _, size in array.pieces)
-        self._served |= dict.fromkeys(asking.items(), (context.heartbeat.clock_s, nbytes))
+        self._note(asking, nbytes)
         self._given.append((key_of(slot), names))
         while len(self._given) > _KEPT:
             older, names = self._given[0]
@@ -210,6 +214,11 @@ class StateTransfer:
             self._drop(names)
             self._given.popleft()
         return True
+
+    def _note(self, asking: Mapping[int, int], nbytes: int) -> None:
+        """Note that these incarnations have a state of so many bytes to fetch by now."""
+        now = self._context.heartbeat.clock_s
+        self._served |= dict.fromkeys(asking.items(), (now, nbytes))
 
     def sweep(self) -> None:
         """Remove the states of dead donors; called after an exchange."""
@@ -245,6 +254,8 @@ class StateTransfer:
         """See `RemoteExchange.owes_state`."""
         asking, heartbeat = self.asking(), self._context.heartbeat
         if self._giving is not None and self._giving.is_alive():
+            return False
+        if heartbeat.clock_s < self._again_s:
             return False
         if heartbeat.own.wants or all(map(self._lately, asking.items())):
             return False

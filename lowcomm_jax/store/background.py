@@ -8,7 +8,7 @@ while the processes of a region meet or fail. `Background` owns those marked B, 
 thread            does                                          ends
 ================= ============================================= ====================================
 main              the loop; starts exchanges and waits for them with the program
-lowcomm-heartbeat beats, and reads all beats: who lives         `Heartbeat.stop`, without a limit
+lowcomm-heartbeat beats, and reads all beats: who lives         `Heartbeat.stop`, `2 answer_s`
 <exchange> (B)    brings the payload to the host, packs it,     with the outcome; `check` raises
                   agrees, averages slices                       once exchanges close or halt
 <early> (B)       the same for what travels early               all is known, or its exchange begins
@@ -34,9 +34,12 @@ How a job leaves (`Membership.close`):
 
 1. It waits until the others have what only it can give.
 2. It says that exchanges close, and joins those marked B, half a minute at most.
-3. It stops the heartbeat, whose last beat says that it leaves.
+3. It stops the heartbeat, whose last beat says that it leaves: within `2 answer_s` (10 s).
 4. It closes the store, which ends requests that hang, and joins again who waited for one.
 5. It closes the transport, and with it the process that serves.
+
+A store that hangs so holds the exit for 30 + 10 s and two looks whether it was closed. Where the
+operating system hangs in a call (a dead mount), the second join takes another half a minute.
 
 The main thread closes checkpoints and channels by itself.
 """

@@ -27,6 +27,9 @@ from lowcomm_jax.store.timing import Timing
 
 LOOKS_PER_BEAT = 4
 _GAPS = 8
+_QUICK = 2 * LOOKS_PER_BEAT
+"""So many beats follow with every look where a region comes, asks, is there, or goes: it waits for
+the others' answers, which are their next beats (`wait_for_beats`)."""
 log = logging.getLogger(__name__)
 
 
@@ -40,12 +43,12 @@ class _Seen:
     changed: bool = False
     gaps_s: deque[float] = dataclasses.field(default_factory=lambda: deque(maxlen=_GAPS))
 
-    def after(self, beat: Beat, silent_s: float) -> _Seen:
-        """With a newer beat, so long after the one before."""
+    def after(self, beat: Beat, silent_s: float, quick_s: float) -> _Seen:
+        """With a newer beat, so long after the one before; gaps below `quick_s` say nothing."""
         if beat.incarnation != self.beat.incarnation:
             # How long a restart takes says nothing.
             return _Seen(beat, self.beat.incarnation, changed=True)
-        gaps_s = deque([*self.gaps_s, silent_s], maxlen=_GAPS)
+        gaps_s = deque([*self.gaps_s, *[silent_s] * (silent_s >= quick_s)], maxlen=_GAPS)
         return _Seen(beat, self.before, changed=True, gaps_s=gaps_s)
 
 
@@ -67,6 +70,7 @@ class Heartbeat:
         self._seen: dict[int, _Seen] = {}
         self._clock_s = 0.0
         self._looks = 0
+        self._quick = 0  # beats that still come with every look
         self._away_since = 0.0
         self._over: Exception | None = None
         self._lock = threading.Lock()
@@ -94,7 +98,9 @@ class Heartbeat:
     def update(self, at_once: bool = True, **changes) -> None:
         """Change fields of this region's beat, and publish them now, or with the next beat."""
         with self._lock:
-            self._own = msgspec.structs.replace(self._own, **changes)
+            before, self._own = self._own, msgspec.structs.replace(self._own, **changes)
+            if _standing(before) != _standing(self._own):
+                self._quick = _QUICK
         if at_once:
             self._wake.set()
 
@@ -108,14 +114,19 @@ class Heartbeat:
         """This job."""
         return Job(self.region, self._own.incarnation)
 
-    def stop(self, leaving: bool = True) -> None:
-        """Stop beating; `leaving` says so, and the others need not find out."""
+    def stop(self, leaving: bool = True) -> bool:
+        """Stop beating; `leaving` says so, and the others need not find out.
+
+        Returns:
+          False: the store has not answered for `2 answer_s`. The thread ends once that is closed.
+        """
         if self._thread.ident is None:
-            return
+            return True
         if leaving:
             self.update(leaving=True, awaited=False)
         self._stop.set()
-        self._thread.join()
+        self._thread.join(2 * self._timing.answer_s)
+        return not self._thread.is_alive()
 
     # -- the others ---------------------------------------------------------------------------
 
@@ -208,7 +219,7 @@ class Heartbeat:
             try:
                 # Looked at first: a job whose place was taken must not beat over its successor.
                 self._look(min(now - last_look, self._timing.beat_s))
-                if now >= next_beat or self._wake.is_set():
+                if now >= next_beat or self._wake.is_set() or self._quick:
                     self._wake.clear()
                     self._beat()
                     next_beat = now + self._timing.beat_s
@@ -249,7 +260,7 @@ class Heartbeat:
             return
         with self._lock:
             own = msgspec.structs.replace(self._own, counter=self._own.counter + 1)
-            self._own = own
+            self._own, self._quick = own, max(0, self._quick - 1)
         self._slots.write(_key(self.region), own)
 
     def _look(self, passed_s: float) -> None:
@@ -274,10 +285,13 @@ class Heartbeat:
                 seen = self._seen.get(region)
                 if seen is None:
                     if beat is not None:
-                        self._seen[region] = _Seen(beat)
+                        self._seen[region], self._quick = _Seen(beat), _QUICK
                 elif beat is not None and _order(beat) > _order(seen.beat):
                     # Newer ones only: an old record that was copied back proves nothing.
-                    self._seen[region] = seen.after(beat, seen.silent_s + passed_s)
+                    if _standing(beat) != _standing(seen.beat):
+                        self._quick = _QUICK
+                    quick_s = self._timing.beat_s / 2
+                    self._seen[region] = seen.after(beat, seen.silent_s + passed_s, quick_s)
                 else:
                     seen.silent_s += passed_s
 
@@ -293,6 +307,11 @@ class Heartbeat:
 
 def _key(region: int) -> str:
     return f"beat/{region}"
+
+
+def _standing(beat: Beat) -> tuple:
+    """What others answer at once when it changes."""
+    return beat.incarnation, beat.epoch, beat.awaited, beat.wants, beat.paused, beat.leaving
 
 
 def _order(beat: Beat) -> tuple[int, int]:

@@ -110,8 +110,27 @@ def test_a_region_dies_and_comes_back(name, saved, ahead, between):
     jobs = [Job(name, region, make, saved, ahead, *events) for region in range(R)]
     with ThreadPoolExecutor(R) as pool:
         done = list(pool.map(in_standard, [job.live for job in jobs]))
-    came, seen = jobs[2].came, {}
+    came = jobs[2].came
     assert max(AHEAD - 1 if ahead else DIES, saved - 1) < came < STEPS
+    masks = assert_as_in_one_process(name, jobs, done)
+    if ahead:
+        assert masks[AHEAD][2] == (ahead == "counts")
+    else:
+        assert not all(mask[2] for mask in masks.values())
+
+
+def assert_as_in_one_process(name, jobs, done, steps=STEPS):
+    """One process that is told what the jobs have seen ends with the same bits.
+
+    Args:
+      jobs: with `seen` and `came`; region 2 is the one that came back.
+      done: what each ended with, before and after `finish`.
+      steps: of the run.
+
+    Returns:
+      Step of a send -> bool `[R]`, who was counted in it.
+    """
+    came, seen = jobs[2].came, {}
     for job in jobs:
         for counted in job.seen:
             at = counted.fragment, counted.number
@@ -120,15 +139,10 @@ def test_a_region_dies_and_comes_back(name, saved, ahead, between):
     masks = {one.step: one.counted_N for one in seen.values() if not one.last}
     ends = {one.fragment: one.counted_N for one in seen.values() if one.last}
     assert set(ends) == set(range(len(ends)))
-    if ahead:
-        assert masks[AHEAD][2] == (ahead == "counts")
-    else:
-        assert not all(mask[2] for mask in masks.values())
-
     with jax.numpy_dtype_promotion("standard"):
         one = engine(METHODS[name](), R)
         state, fresh = one.init(oracle.make_params()), one.init(oracle.make_params())
-        data = batches(STEPS, R)
+        data = batches(steps, R)
         state, _ = one.run(state, data[:came], masks.get)
         state = rejoin_regions(one.sync_loop(state), state, fresh, np.array([False, False, True]))
         state, _ = one.run(state, data[came:], masks.get)
@@ -139,6 +153,7 @@ def test_a_region_dies_and_comes_back(name, saved, ahead, between):
                 np.testing.assert_array_equal(value, all_anchors[leaf], leaf)
             for leaf, value in params.items():
                 np.testing.assert_array_equal(value[0], all_params[leaf][region], leaf)
+    return masks
 
 
 def in_standard(act):

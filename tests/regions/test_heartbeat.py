@@ -68,7 +68,7 @@ def test_a_death_in_a_shared_folder_is_seen_within_two_seconds(store_party):
     """Later where the machine is so busy that beats come late."""
     regions = store_party.run(2, timing=Timing.between("file:///x"))
     until(lambda: all(x.living() == {0, 1} for x in regions))
-    time.sleep(1.0)
+    time.sleep(2.0)  # beats come quickly at first
     gaps = regions[0]._context.heartbeat._seen[1].gaps_s
     vanish(regions[1])
     began, late = time.monotonic(), 0.0
@@ -134,6 +134,23 @@ def test_a_beat_that_changes_is_life_and_one_that_stands_may_be(watched):
     watched.beats(1, counter=3, leaving=True)
     watched.look()
     assert watched.living == ({0}, {0}) and watched.ours.latest()[1].leaving
+
+
+def test_who_comes_or_asks_is_answered_with_every_look(store_party):
+    """It waits for two beats of all others: that takes a few looks, and not two beats."""
+    regions, took = store_party.run(3, timing=Timing(beat_s=1.2, dead_after_s=60.0)), []
+    for _ in range(3):  # a busy machine may be late
+        time.sleep(3.0)
+        began = time.monotonic()
+        regions[2].want_state()
+        regions[2].come_in()
+        took.append(time.monotonic() - began)
+    assert min(took) < 2.0, took
+
+
+def test_quick_beats_say_nothing_of_how_late_beats_may_come(watch):
+    """A beat every two seconds, a burst of them every look, and then the usual ones again."""
+    assert watch(Timing(beat_s=1.0, dead_after_s=4.0), [8] * 3 + [1] * 8) == 6.0
 
 
 def test_an_older_record_proves_nothing(watched):

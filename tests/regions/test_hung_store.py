@@ -4,8 +4,10 @@ import threading
 import time
 
 import pytest
+from regions.party import TIMING, send, until
 
 from lowcomm_jax import exchange
+from lowcomm_jax.store import background
 from lowcomm_jax.store.kv import MetricsCounter, Store
 
 
@@ -55,3 +57,27 @@ def test_who_waits_for_a_store_that_is_closed_is_let_go(tmp_path):
     with pytest.raises(exchange.StoreUnavailable, match="no answer"):
         store.read("k")
     assert time.monotonic() - began < 60
+
+
+@pytest.mark.parametrize("exchanging", [False, True])
+def test_a_job_leaves_although_its_store_hangs(exchanging, store_party, monkeypatch, caplog):
+    """Each request would be given a minute, and the heartbeat makes two more of them.
+
+    The others are not told that it leaves: they see it die, as after every silence.
+    """
+    monkeypatch.setattr(background, "_WITHIN_S", 1.0)
+    one, other = store_party.run(2)
+    store, began = one._context.store, time.monotonic()
+    if exchanging:
+        send([one], "k")
+        until(lambda: one._open["k"].exchange.round.own is not None)
+    store._kv = Hung(Never())
+    time.sleep(4 * TIMING.beat_s)  # all are inside a request now
+    one.close(linger_s=0.0)
+    took = time.monotonic() - began
+    # To be told: 2 answer_s. To end then: two looks whether the store was closed. Twice _WITHIN_S.
+    assert took < 2 * TIMING.answer_s + 2 * 0.5 + 2 * 1.0 + 5.0
+    assert not one._context.heartbeat._thread.is_alive()
+    assert [x for x in one._context.background._running if x.thread.is_alive()] == []
+    assert "does not answer" in caplog.text
+    until(lambda: other.living() == {1})

@@ -64,7 +64,7 @@ class Notes:
     def reachable(self):
         return self.is_reachable
 
-    def arrives(self, state, keys):
+    def arrives(self, state, keys, fragments):
         return True
 
     def fetch_ahead(self, sends, steps, missed):
@@ -110,7 +110,8 @@ class Loop(SyncLoop):
 
     def calls(self):
         """What was asked of the delivery, but for telling of progress."""
-        return [call for call in self.delivery.calls if call[0] != "publish_progress"]
+        told = "publish_progress", "pass_steps"
+        return [call for call in self.delivery.calls if call[0] not in told]
 
 
 def test_what_is_due_is_done_with_the_others():
@@ -226,14 +227,14 @@ def test_a_send_needs_the_others_and_a_landing_its_payloads(lands):
     asked = []
     delivery = SimpleNamespace(
         reachable=lambda: asked.append("reach"),
-        arrives=lambda state, keys: asked.append(keys),
+        arrives=lambda state, keys, fragments: asked.append(keys),
         still_behind=lambda: asked.append("behind"),
         stopped=lambda: False,
         trained=5,
     )
     carrier = JobCarrier(delivery)
     stage = (Move("a"), Move(None, "b")) if lands else (Send((0,)),)
-    loop = SimpleNamespace(schedule=Staggered(5 if lands else 4))
+    loop = SimpleNamespace(schedule=Staggered(5 if lands else 4), fragments=None)
     assert not carrier.reach(loop, State().at(4), stage, False)
     assert asked == [["a"] if lands else "reach", "behind"] and carrier.pacing.first[0] == 5
     delivery.reachable, delivery.arrives = (lambda: True), (lambda *_: True)
@@ -242,9 +243,9 @@ def test_a_send_needs_the_others_and_a_landing_its_payloads(lands):
 
 def test_a_wait_that_was_stopped_puts_nothing_off():
     """The step is done later, and in time."""
-    delivery = SimpleNamespace(arrives=lambda state, keys: False, stopped=lambda: True, trained=5)
+    delivery = SimpleNamespace(arrives=lambda *_: False, stopped=lambda: True, trained=5)
     carrier = JobCarrier(delivery)
-    loop = SimpleNamespace(schedule=Staggered(5))
+    loop = SimpleNamespace(schedule=Staggered(5), fragments=None)
     assert not carrier.reach(loop, State().at(4), (Move("a"),), False)
     assert carrier.paused and carrier.pacing.first is None
 
@@ -382,14 +383,36 @@ def test_the_group_of_this_region():
 )
 def test_what_can_be_landed_now(reachable, ready, never, listens, arrives):
     exchange = Exchange(
-        reachable=lambda: reachable, ready=lambda name: ready, arrives=lambda name: True
+        reachable=lambda: reachable,
+        ready=lambda name: ready,
+        arrives=lambda name, answers: True,
+        announce_anchors=lambda versions: None,
     )
-    delivery = JobDelivery(exchange, shared=True)
+    delivery = JobDelivery(exchange, shared=False)
     delivery.never_defers = never
     delivery._pending["k"] = pending(listens_only=listens)
     state = SimpleNamespace(inner=SimpleNamespace(params={}))
-    assert delivery.arrives(state, ["k"]) is arrives and delivery.arrives(state, ["other"])
+    assert delivery.arrives(state, ["k"], None) is arrives
+    assert delivery.arrives(state, ["other"], None)
     assert delivery.reachable() is (reachable or never)
+
+
+def test_a_wait_goes_on_once_who_asked_is_answered_also_where_it_has_died_meanwhile():
+    """Else what is due would be put off, as if the store were away."""
+    outcomes, owes, given = [None, None, True], [True, False], []
+    exchange = Exchange(
+        reachable=lambda: True,
+        ready=lambda name: False,
+        arrives=lambda names, answers: outcomes.pop(0),
+        announce_anchors=lambda versions: None,
+        owes_state=lambda: owes.pop(0),
+        give_state=lambda *state: given.append(state),
+    )
+    delivery = JobDelivery(exchange, shared=False)
+    delivery.gives, delivery._pending["k"] = (lambda state: ("a state",)), pending()
+    state = SimpleNamespace(inner=SimpleNamespace(params={}))
+    assert delivery.arrives(state, ["k"], None)
+    assert (outcomes, owes, given) == ([], [], [("a state",)])
 
 
 def test_the_furthest_of_those_who_train():

@@ -473,7 +473,8 @@ def test_anchors_are_told_while_somebody_asks_and_only_what_is_new(tmp_path):
     old, new = {(8, "8.2"): SAME}, {(8, "8.2"): SAME, (9, "9.2"): OTHER}
 
     def soon(versions):
-        check.tell_soon(versions)
+        check.versions = versions
+        check.tell_soon()
         check._context.background.join()
         return len(told)
 
@@ -486,9 +487,10 @@ def test_anchors_are_told_while_somebody_asks_and_only_what_is_new(tmp_path):
     beats.others[1] = Beat(5, wants=True)
     assert soon(new) == 3, "another one asks"
     check._thread = SimpleNamespace(is_alive=lambda: True)
-    check.tell_soon(old)
+    check.versions = old
+    check.tell_soon()
     beats.others[1] = TRAINS
-    check.tell_soon(old)
+    check.tell_soon()
     assert len(told) == 3 and check._since, "while it is being written"
 
     def away(versions):

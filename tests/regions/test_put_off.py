@@ -44,7 +44,7 @@ class Delivery:
     def reachable(self):
         return self._answer()
 
-    def arrives(self, state, keys):
+    def arrives(self, state, keys, fragments):
         return not keys or self._answer()
 
     def fetch_ahead(self, sends, steps, missed):

@@ -132,9 +132,9 @@ def test_the_exchanges_of_all_trainers_are_waited_for_together(between, monkeypa
     """They land one by one; waited for one by one, their deadlines would add up."""
     asked, arrives = [], exchange.RemoteExchange.arrives
 
-    def noted(self, names):
+    def noted(self, names, answers=False):
         asked.append(sorted(names))
-        return arrives(self, names)
+        return arrives(self, names, answers)
 
     monkeypatch.setattr(exchange.RemoteExchange, "arrives", noted)
     in_jobs(between, lambda: method(merge_every=9), 2, [{"steps": PERIOD}])

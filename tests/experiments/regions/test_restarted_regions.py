@@ -15,6 +15,7 @@ from launched import Jobs, landings
 from experiments.metrics import read_records
 from experiments.regions.main import RegionJob
 from experiments.workdir import CHECKPOINTS, METRICS
+from lowcomm_jax.checkpoint.store import UNFINISHED
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 
@@ -70,7 +71,7 @@ def checkpoints(job):
     """Steps of the whole ones, ascending, and whether one is being saved."""
     folder = job.workdir / CHECKPOINTS
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-    return sorted(int(x) for x in names if x.isdigit()), any("tmp" in name for name in names)
+    return sorted(int(x) for x in names if x.isdigit()), any(UNFINISHED in name for name in names)
 
 
 def test_killed_while_it_saves_and_the_newest_checkpoint_cut_off(tiny, root):
@@ -84,8 +85,8 @@ def test_killed_while_it_saves_and_the_newest_checkpoint_cut_off(tiny, root):
         run.until(saving)
         run.kill(1)
         before, newest = checkpoints(run.jobs[1])[0][-2:]
-        shared = run.jobs[1].workdir / CHECKPOINTS / str(newest) / "shared"
-        largest = max(shared.rglob("*"), key=lambda path: path.stat().st_size)
+        there = (run.jobs[1].workdir / CHECKPOINTS / str(newest)).rglob("*")
+        largest = max(there, key=lambda path: path.stat().st_size if path.is_file() else 0)
         os.truncate(largest, 100)
         run.start(1)
         at = run.entered(1)
