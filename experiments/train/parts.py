@@ -1,12 +1,10 @@
 """Parts of a method that a config names: those of the package by name, your own by module:function.
 
-`PARTS` has a row a part, and `METHOD` is the row of the method itself. A value is a name, or a
-mapping of `name` and settings: `codec={"name": "my_module:my_codec", "bits": 3}`. `build` makes the
-part or lists what is wrong with it: no such module or function, an unknown setting, or a result of
-the wrong type. `put` gives a part to a method whose factory does not take it.
-
-A part that another file has added to one of these tables is known in that process only. `portable`
-writes `module:function` in its place, so that other commands find it.
+The names of the package stand in `NAMES` of the room that has the part. `PARTS` has a row a part,
+and `METHOD` is the row of the method itself. A value is a name, or a mapping of `name` and
+settings: `codec={"name": "my_module:my_codec", "bits": 3}`. `build` makes the part or lists what is
+wrong with it: no such module or function, an unknown setting, or a result of the wrong type. `put`
+gives a part to a method whose factory does not take it.
 """
 
 from __future__ import annotations
@@ -24,24 +22,6 @@ from lowcomm_jax import batching, landing, merge, methods, outer, roles, schedul
 from lowcomm_jax.compression import Codec, LeafCodec, UnitCodec, registry
 from lowcomm_jax.optimizers import InnerConfig
 
-METHODS = {name: getattr(methods, name) for name in methods.__all__ if name.islower()}
-OUTER = {
-    name: getattr(outer, name)
-    for name in (
-        "nesterov",
-        "heavy_ball",
-        "sgd",
-        "average",
-        "delayed_nesterov",
-        "momentum_average",
-        "restarting",
-    )
-}
-LANDING = {
-    name: getattr(landing, name)
-    for name in ("blend", "replace", "replay", "taylor_delay_correction")
-}
-SCHEDULES = {"staggered": schedule.Staggered, "arrivals": schedule.Arrivals}
 _AROUND = ("rules", "error_feedback", "reduce")  # settings of every codec of one leaf
 
 
@@ -76,7 +56,7 @@ _TRANSFORM = {
 }
 METHOD = PartKind(
     "what regions exchange, and when",
-    METHODS,
+    methods.NAMES,
     (methods.Method,),
     "a lowcomm_jax.methods.Method",
     ("stacked",),
@@ -90,46 +70,49 @@ PARTS = {
         "a lowcomm_jax.compression.Codec, UnitCodec or LeafCodec",
         ("stacked", "seed"),
     ),
-    "outer": PartKind("how the anchor moves by the merged pseudo-gradient", OUTER, **_TRANSFORM),
+    "outer": PartKind(
+        "how the anchor moves by the merged pseudo-gradient", outer.NAMES, **_TRANSFORM
+    ),
     "merge": PartKind(
         "how the payloads of those who took part become one direction",
-        merge.RULES,
+        merge.NAMES,
         (merge.Merge,),
         "a lowcomm_jax.merge.Merge",
         gradient=False,
     ),
     "landing": PartKind(
-        "how a region adopts the moved anchor", LANDING, **_TRANSFORM, gradient=False
+        "how a region adopts the moved anchor", landing.NAMES, **_TRANSFORM, gradient=False
     ),
     "schedule": PartKind(
         "which fragment leaves and lands when",
-        SCHEDULES,
+        schedule.NAMES,
         (schedule.Schedule,),
         "a lowcomm_jax.schedule.Schedule",
         gradient=False,
     ),
     "topology": PartKind(
         "who averages with whom",
-        {"gossip": topology.Gossip},
+        topology.NAMES,
         (topology.Gossip,),
         "a lowcomm_jax.topology.Gossip",
         gradient=False,
     ),
     "roles": PartKind(
         "which rows of which leaves a region trains",
-        roles.KINDS,
+        roles.NAMES,
         (roles.RegionRoles,),
         "a lowcomm_jax.roles.RegionRoles",
         gradient=False,
     ),
     "inner_batching": PartKind(
         "how many samples a region trains on at each inner step",
-        batching.POLICIES,
+        batching.NAMES,
         (batching.BatchPolicy,),
         "a lowcomm_jax.batching policy (BatchPolicy)",
     ),
 }
-
+# Keywords of factories that take a mapping of settings without a name.
+SETTINGS = {"adaptive": methods.AdaGradCmp, "taylor": landing.taylor_delay_correction}
 
 INNER = PartKind(
     "the direction of an inner step",
@@ -164,6 +147,14 @@ def find(part: PartKind, name: str, label: str) -> Callable[..., Any] | None:
       ValueError: there is no such module, it cannot be imported, or has no such function.
     """
     return named_function(name, label) if OWN in str(name) else part.known.get(name)
+
+
+def takes_settings(key: str, section: Mapping[str, Any]) -> Callable[..., Any] | None:
+    """What takes the settings of a keyword that a config gives as a mapping; None = not known."""
+    part = PARTS.get("codec" if key == "global_codec" else key)
+    if part is None:
+        return SETTINGS.get(key)
+    return problems_of(lambda: find(part, section.get("name"), key))[0]
 
 
 def build(
@@ -309,37 +300,3 @@ def put(method: methods.Method, key: str, part: Any) -> tuple[methods.Method | N
         if unlike:
             return None, unlike
     return dataclasses.replace(method, **changes), []
-
-
-def portable(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """A method section in which every name means the same to another process, and what cannot be.
-
-    Args:
-      fields: a section that `make_method` takes.
-    """
-    written, problems = dict(fields), []
-    rows = [("name", METHOD, fields.get("name"))]
-    rows += [(key, PARTS[key], fields[key]) for key in PARTS if fields.get(key) is not None]
-    for key, part, value in rows:
-        section = isinstance(value, Mapping)
-        name = value.get("name") if section else value
-        maker = part.known.get(name) if isinstance(name, str) else None
-        if maker is None or isinstance(maker, registry.Named) or _packaged(maker):
-            continue
-        path = f"{getattr(maker, '__module__', '')}{OWN}{getattr(maker, '__qualname__', '')}"
-        there, found = problems_of(functools.partial(find, part, path, key))
-        if found or there is not maker or path.startswith("__main__"):
-            problems.append(
-                f"method.{key}={name!r} was registered by hand: sample, export and a restart do "
-                "not know it; put what makes it into a module, and name it module:function"
-            )
-        else:
-            written[key] = {**value, "name": path} if section else path
-    return written, problems
-
-
-def _packaged(maker: Any) -> bool:
-    """Whether something is of the package."""
-    while isinstance(maker, functools.partial):
-        maker = maker.func
-    return str(getattr(maker, "__module__", "")).partition(".")[0] == "lowcomm_jax"

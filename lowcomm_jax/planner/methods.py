@@ -146,11 +146,7 @@ class PlanMethod:
 # -- names under which figures were published ------------------------------------------------------
 
 # `allreduce` is another name for DDP, the method that all others are compared with.
-FACTORIES: dict[str, Callable[..., methods.Method]] = {"allreduce": methods.ddp} | {
-    name: factory
-    for name in methods.__all__
-    if inspect.isfunction(factory := getattr(methods, name))
-}
+FACTORIES: dict[str, Callable[..., methods.Method]] = {"allreduce": methods.ddp} | methods.NAMES
 # Settings of the papers where they differ from `asked_for` or the factories' defaults.
 PUBLISHED = {
     "streaming_diloco": {"fragments": 8, "overlap": 1, "codec": "e3m0"},
