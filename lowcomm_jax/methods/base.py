@@ -23,7 +23,7 @@ from lowcomm_jax.refused import collect, is_unknown
 from lowcomm_jax.rules import merge
 from lowcomm_jax.rules.topology import Gossip
 from lowcomm_jax.rules.trainers import Trainers
-from lowcomm_jax.schedule import Never, Schedule
+from lowcomm_jax.schedule import Schedule
 
 Rule = optax.GradientTransformationExtraArgs | None
 
@@ -163,7 +163,7 @@ class Method:
     @property
     def has_anchor(self) -> bool:
         """Whether pseudo-gradients are sent; else channels alone exchange, without an anchor."""
-        return not isinstance(self.schedule, Never)
+        return not self.schedule.never_sends
 
     @property
     def adapts(self) -> bool:

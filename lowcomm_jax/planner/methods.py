@@ -28,7 +28,6 @@ from lowcomm_jax.planner.expected_loss import (
     total,
 )
 from lowcomm_jax.refused import Refused, collect, is_unknown, refuse, whole
-from lowcomm_jax.schedule import Learners
 
 AUTO, STACKED = "auto", ("blocks",)
 DATA_PARALLEL, DILOCO = "data_parallel", "diloco"
@@ -83,11 +82,6 @@ class PlanMethod:
     def eager(self) -> bool:
         """Whether a region uses its own fresh part before the others' has arrived."""
         return self.method.takes_own_parts
-
-    @property
-    def learners(self) -> bool:
-        """Whether independent learners meet through a store."""
-        return isinstance(self.method.schedule, Learners)
 
     @property
     def codec(self) -> str:

@@ -39,6 +39,7 @@ class TwoLevels(Arrivals):
     groups: Groups = ()
     every: int = 32
     travel: int | tuple[int, ...] = 0
+    local_servers = True
 
     def local_steps(self) -> list[int]:
         if not self.dynamic:

@@ -32,7 +32,7 @@ from lowcomm_jax.params.layout import UNFIT, Layout
 from lowcomm_jax.params.roles import trained_rows
 from lowcomm_jax.params.sharding import SpecFn, fsdp_specs, leaf_shardings, optimizer_shardings
 from lowcomm_jax.refused import Refused, refuse
-from lowcomm_jax.schedule import Learners, Timing
+from lowcomm_jax.schedule import Timing
 from lowcomm_jax.setup import Setup
 from lowcomm_jax.state.train_state import Inner
 from lowcomm_jax.sync.channel_loop import ChannelPrograms, build_channels
@@ -320,7 +320,7 @@ def settled(setup: Setup, exchange: MeshExchange, cut: Fragments, traffic: Traff
       ValueError: the settled schedule cannot work.
     """
     method, network = setup.method, setup.links
-    apart = setup.separate and isinstance(method.schedule, Learners)
+    apart = setup.separate and method.schedule.by_rounds
     if network is None:
         return method
 
@@ -363,7 +363,7 @@ def slices(setup: Setup, likes: Sequence[PyTree]) -> int | None:
     `likes`: shapes of every fragment.
     """
     method = setup.method
-    whole = setup.separate and isinstance(method.schedule, Learners)  # they get payloads whole
+    whole = setup.separate and method.schedule.by_rounds  # they get payloads whole
     if method.codec is None or not method.reduces_all or whole or not method.codec.local:
         return None
     return setup.regions if route(method.codec, likes, setup.regions).name == "two_shot" else None
