@@ -215,6 +215,7 @@ class Schedule(abc.ABC):
       statistic: what `choose` goes by, reduced over the regions at every landing. `none`:
         nothing. `rate`: the change of the fragment that lands. `drift`: that of every fragment,
         which travels in the payloads' headers.
+      warm_up: periods that are measured before what `decide` has seen counts.
       needs_network: whether a setting is missing that only a network gives (`settle`).
       measured: whether the run measures the seconds of a step and of a synchronisation; they travel
         in the headers, too.
@@ -243,6 +244,7 @@ class Schedule(abc.ABC):
     delay: int | tuple[int, ...]
     land_after_send: bool = False
     statistic: Literal["none", "rate", "drift"] = "none"
+    warm_up: int = 0
     needs_network: bool = False
     measured: bool = False
     by_steps: bool = False
@@ -266,6 +268,11 @@ class Schedule(abc.ABC):
     def start(self) -> Decided:
         """What the schedule itself remembers, `SyncCounters.decided`, before the first step."""
         return {}
+
+    @property
+    def cycle(self) -> int:
+        """Inner steps after which its acts repeat, as far as the settings say."""
+        return self.period
 
     def header_floats(self) -> int:
         """How many fp32 numbers travel with every payload."""

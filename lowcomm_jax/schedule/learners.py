@@ -40,7 +40,7 @@ import bisect
 import dataclasses
 import functools
 import math
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -107,8 +107,8 @@ class Learners(Paced):
     speeds: tuple[float, ...] = ()
     outages: tuple[Outage, ...] = ()
     travel: int | None = None
-    simulated = ("speeds", "outages")
-    copies = True
+    simulated: ClassVar[tuple[str, ...]] = ("speeds", "outages")
+    copies: ClassVar[bool] = True
 
     def settle(self, timing: Timing) -> Learners:
         if self.travel is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -54,6 +54,7 @@ from lowcomm_jax.sync.round_functions import (
     rounded,
     token_rate,
 )
+from lowcomm_jax.sync.server_programs import ServerPrograms, build_servers
 from lowcomm_jax.train.inner_step import InnerStep, make_accumulating_program, make_inner_program
 
 PyTree = Any
@@ -80,6 +81,7 @@ class RoundPrograms:
       concurrent: inner steps and the exchange of payloads in flight as one program; None where a
         landing's own program exchanges them.
       channels: inner steps with their channels as one program; None for methods without channels.
+      servers: what is computed at local servers; None for methods without them.
       payload_program, outer_program, landing_program: `RoundFunctions.make_payload`, `outer_step`
         and `landing_step`, compiled.
       restart_program, received_program, average_program, drift_program, header_program:
@@ -99,6 +101,7 @@ class RoundPrograms:
     microbatch_program: Callable | None
     concurrent: ConcurrentExchange | None
     channels: ChannelPrograms | None
+    servers: ServerPrograms | None
     payload_program: Callable
     outer_program: Callable
     landing_program: Callable
@@ -115,6 +118,28 @@ class RoundPrograms:
     def regions(self) -> Regions:
         """The regions of this job on its mesh."""
         return self.setup.placed
+
+    def each(self, make: Callable[[Callable, str], Callable]) -> RoundPrograms:
+        """The same programs, with `make(program, name)` in the place of each.
+
+        A name is the field's, also of `channels` and `servers`; `concurrent` has one program for
+        each kind of payloads.
+        """
+
+        def replaced(part: Any, names: Iterable[str]) -> Any:
+            given = {k: getattr(part, k) for k in names}
+            made = {k: make(program, k) for k, program in given.items() if program is not None}
+            return dataclasses.replace(part, **made)
+
+        own = [f.name for f in dataclasses.fields(self) if f.name.endswith("_program")]
+        parts: dict[str, Any] = {}
+        if self.channels is not None:
+            parts["channels"] = replaced(self.channels, ("program",))
+        if self.servers is not None:
+            parts["servers"] = replaced(self.servers, vars(self.servers))
+        if self.concurrent is not None:
+            parts["concurrent"] = self.concurrent.each(make)
+        return dataclasses.replace(replaced(self, own), **parts)
 
     def averaged(self) -> dict[str, int]:
         """Name -> bytes of each leaf of role `average`, as it travels (fp32)."""
@@ -216,6 +241,7 @@ def build(setup: Setup, layout: Layout, traffic: TrafficFn = MeshExchange.traffi
         microbatch_program=accumulating,
         concurrent=concurrent,
         channels=build_channels(setup, step, functions, _inner_out(setup, step, specs)),
+        servers=build_servers(method, exchange.codec),
         payload_program=jax.jit(
             functions.make_payload,
             static_argnames=("with_snapshot", "level"),
