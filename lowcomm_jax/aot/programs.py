@@ -23,7 +23,7 @@ from lowcomm_jax.params.layout import make_layout
 from lowcomm_jax.state.train_state import TrainState
 from lowcomm_jax.sync.initial_state import abstract_state, region_batch
 from lowcomm_jax.sync.own_parts import own_parts
-from lowcomm_jax.sync.round_programs import RoundPrograms
+from lowcomm_jax.sync.round_programs import RoundPrograms, each
 from lowcomm_jax.sync.sync_loop import SyncLoop
 from lowcomm_jax.sync.two_level_loop import TwoLevelLoop
 
@@ -50,7 +50,7 @@ LABELS = {
     "reach": "anchor update",
     "merge": "mix of the anchor into a server",
 }
-"""What a period calls, by the names of `RoundPrograms.each`."""
+"""What a period calls, by the names of `round_programs.each`."""
 HOST_ARGUMENTS = {
     "payload_program": (1, 2),
     "outer_program": (0,),
@@ -284,7 +284,7 @@ def _recording(programs: RoundPrograms, record: Record, offload: bool) -> RoundP
         host = HOST_ARGUMENTS.get(field, ()) if offload else ()
         return record(program, labels[field], host) if field in labels else program
 
-    return programs.each(recorded)
+    return each(programs, recorded)
 
 
 def _placed(like: Any, sharding: Any) -> jax.ShapeDtypeStruct:

@@ -1,7 +1,7 @@
 """A dry run: the engine's own loop on shapes, which gives the events and bytes of a run to come.
 
 `play` builds the programs of an engine and lets its loop decide, send, move and adopt. Nothing is
-computed: in the place of every program (`RoundPrograms.each`) stands a function that hands its
+computed: in the place of every program (`round_programs.each`) stands a function that hands its
 arguments back. Bytes, routes and steps are therefore those of a run, for any method and codec. What
 the host reads of computed values is the scenario's.
 """
@@ -27,7 +27,7 @@ from lowcomm_jax.params.layout import make_layout
 from lowcomm_jax.state.train_state import TrainState
 from lowcomm_jax.sync.initial_state import abstract_state
 from lowcomm_jax.sync.round_functions import RegionState
-from lowcomm_jax.sync.round_programs import RoundPrograms
+from lowcomm_jax.sync.round_programs import RoundPrograms, each
 from lowcomm_jax.sync.sync_loop import EventLoop
 
 PyTree = Any
@@ -294,8 +294,8 @@ def _dry(programs: RoundPrograms, scenario: Scenario) -> RoundPrograms:
         "reach": lambda anchor, outer, servers, group: (anchor, outer, servers),
         "merge": lambda servers, group: servers,
     }
-    dry = dataclasses.replace(programs, concurrent=None)
-    return dry.each(lambda program, name: hands_back.get(name, program))
+    alone = dataclasses.replace(programs, concurrent=None)
+    return each(alone, lambda program, name: hands_back.get(name, program))
 
 
 # -- what left, and which layers wait for it ------------------------------------------------------

@@ -78,7 +78,7 @@ class ConcurrentExchange:
         )
 
     def each(self, make: Callable[[Callable, str], Callable]) -> ConcurrentExchange:
-        """`RoundPrograms.each` of these programs."""
+        """As `round_programs.each`."""
         other = copy.copy(self)
         other.program = lambda kinds: make(self.program(kinds), "concurrent")
         return other

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -119,28 +119,6 @@ class RoundPrograms:
         """The regions of this job on its mesh."""
         return self.setup.placed
 
-    def each(self, make: Callable[[Callable, str], Callable]) -> RoundPrograms:
-        """The same programs, with `make(program, name)` in the place of each.
-
-        A name is the field's, also of `channels` and `servers`; `concurrent` has one program for
-        each kind of payloads.
-        """
-
-        def replaced(part: Any, names: Iterable[str]) -> Any:
-            given = {k: getattr(part, k) for k in names}
-            made = {k: make(program, k) for k, program in given.items() if program is not None}
-            return dataclasses.replace(part, **made)
-
-        own = [f.name for f in dataclasses.fields(self) if f.name.endswith("_program")]
-        parts: dict[str, Any] = {}
-        if self.channels is not None:
-            parts["channels"] = replaced(self.channels, ("program",))
-        if self.servers is not None:
-            parts["servers"] = replaced(self.servers, vars(self.servers))
-        if self.concurrent is not None:
-            parts["concurrent"] = self.concurrent.each(make)
-        return dataclasses.replace(replaced(self, own), **parts)
-
     def averaged(self) -> dict[str, int]:
         """Name -> bytes of each leaf of role `average`, as it travels (fp32)."""
         layout = self.step.layout
@@ -154,6 +132,26 @@ class RoundPrograms:
         """Bytes of one gradient exchange among the regions of `mask`, bool `[R]`."""
         traffic = self.exchange.traffic(self.fragments.like(0), mask)
         return traffic.plus(two_shot(self.averaged_bytes(), mask))
+
+
+def each(
+    programs: RoundPrograms | ChannelPrograms | ServerPrograms,
+    make: Callable[[Callable, str], Callable],
+) -> Any:
+    """The same programs, with `make(program, name)` in the place of each compiled one.
+
+    A name is that of the field, also in `channels` and `servers`; `concurrent` has one program for
+    each kind of payloads.
+    """
+    changes: dict[str, Any] = {}
+    for name, value in vars(programs).items():
+        if hasattr(value, "lower"):  # jitted
+            changes[name] = make(value, name)
+        elif isinstance(value, ChannelPrograms | ServerPrograms):
+            changes[name] = each(value, make)
+        elif isinstance(value, ConcurrentExchange):
+            changes[name] = value.each(make)
+    return dataclasses.replace(programs, **changes)
 
 
 def build(setup: Setup, layout: Layout, traffic: TrafficFn = MeshExchange.traffic) -> RoundPrograms:
