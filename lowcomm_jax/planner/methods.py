@@ -15,7 +15,6 @@ import optax
 
 from lowcomm_jax import methods
 from lowcomm_jax.compression import Codec, LowRank
-from lowcomm_jax.compression.registry import names
 from lowcomm_jax.compression.two_shot import per_tensor
 from lowcomm_jax.network.routes import EXCHANGES
 from lowcomm_jax.planner.dry_run import period_of
@@ -31,7 +30,7 @@ from lowcomm_jax.refused import Refused, collect, is_unknown, refuse, whole
 
 AUTO, STACKED = "auto", ("blocks",)
 DATA_PARALLEL, DILOCO = "data_parallel", "diloco"
-SPARSE, COSINE, LOW_RANK = "topk_2bit", "dct_topk", "low_rank_int4"
+SPARSE, COSINE = "topk_2bit", "dct_topk"
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,12 +86,6 @@ class PlanMethod:
     def codec(self) -> str:
         """The codec, by the name that published figures have for it, else by its own."""
         return codec_name(self.method.codec)
-
-    @property
-    def rank(self) -> int | None:
-        """Of a low-rank codec in the first rounds."""
-        inner = _inner(self.method.codec)
-        return inner.rank if isinstance(inner, LowRank) else None
 
     def with_overlap(self, tau: int) -> "PlanMethod":
         """The row with another delay."""
@@ -228,7 +221,7 @@ def planned(
     codec = given.get("codec", takes["codec"].default if "codec" in takes else None)
     if codec == "fp32":
         given = {**given, "codec": None}
-    elif isinstance(codec, str) and codec in names():
+    elif isinstance(codec, str):
         given = {**given, "codec": {"name": codec, "stacked": STACKED}}
     if "stacked" in takes:
         given = {**given, "stacked": STACKED}
