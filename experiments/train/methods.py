@@ -145,12 +145,9 @@ def _argument(
     key: str, value: Any, default: Any, stacked: tuple[str, ...], seed: int
 ) -> tuple[Any, list[str]]:
     """A keyword of a method's factory: (value, []) or (None, problems)."""
-    if key == "global_codec" and value is not None:
-        made, problems = parts.build("codec", value, stacked, seed)
-        return made, [line.replace("method.codec", f"method.{key}", 1) for line in problems]
     if key == "landing" and isinstance(default, str):
         return value, []  # such a factory has names of its own, for the landing of its channel
-    if key in PARTS and value is not None:
+    if parts.part_of(key) is not None and value is not None:
         made, problems = parts.build(key, value, stacked, seed)
         name = value.get("name") if isinstance(value, Mapping) else value
         if key == "codec" and isinstance(default, str) and OWN not in str(name):

@@ -149,9 +149,14 @@ def find(part: PartKind, name: str, label: str) -> Callable[..., Any] | None:
     return named_function(name, label) if OWN in str(name) else part.known.get(name)
 
 
+def part_of(key: str) -> PartKind | None:
+    """The part that a keyword of a method's factory takes; None = none."""
+    return PARTS.get("codec" if key == "global_codec" else key)
+
+
 def takes_settings(key: str, section: Mapping[str, Any]) -> Callable[..., Any] | None:
     """What takes the settings of a keyword that a config gives as a mapping; None = not known."""
-    part = PARTS.get("codec" if key == "global_codec" else key)
+    part = part_of(key)
     if part is None:
         return SETTINGS.get(key)
     return problems_of(lambda: find(part, section.get("name"), key))[0]
@@ -163,18 +168,19 @@ def build(
     """Make a part as a config describes it; returns (part, []) or (None, problems).
 
     Args:
-      key: of `PARTS`.
+      key: for which there is a part (`part_of`).
       value: a name, or a mapping of `name` and settings.
       stacked: path prefixes of leaves with a leading layer axis.
       seed: of random choices.
     """
-    part, label = PARTS[key], f"method.{key}"
+    part, label = part_of(key), f"method.{key}"
+    codec = part is PARTS["codec"]
     if not isinstance(value, str | Mapping):
         fix = "name the function that makes it, as in 'my_module:my_function'"
         return None, [f"{label} is a {type(value).__name__}, which no config.json holds: {fix}"]
     settings = {"name": value} if isinstance(value, str) else dict(value)
     name = settings.pop("name", None)
-    if key == "codec" and OWN not in str(name):
+    if codec and OWN not in str(name):
         make = functools.partial(registry.make, value, stacked=tuple(stacked), seed=seed)
         return problems_of(make, f"{label}={value!r}: ")
     maker, problems = problems_of(lambda: find(part, name, f"{label}.name"))
@@ -184,12 +190,12 @@ def build(
         hint = closest(str(name), list(part.known))
         return None, [f"{label}.name={name!r} is unknown{hint}; your own: module:function"]
     around = {}
-    if key == "codec":
+    if codec:
         takes = _parameters(maker) or {}
         around = {k: settings.pop(k) for k in _AROUND if k in settings and k not in takes}
     given = derived(part, maker, stacked, seed) if OWN in str(name) else {}
     made, problems = call(part, maker, {**given, **settings}, label, str(name))
-    if problems or key != "codec":
+    if problems or not codec:
         return made, problems
     return _whole_codec(made, around, stacked, seed, f"{label}={name!r}: ")
 
