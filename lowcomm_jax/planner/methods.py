@@ -87,6 +87,12 @@ class PlanMethod:
         """The codec, by the name that published figures have for it, else by its own."""
         return codec_name(self.method.codec)
 
+    @property
+    def rank(self) -> int | None:
+        """Of a low-rank codec in the first rounds."""
+        inner = _inner(self.method.codec)
+        return inner.rank if isinstance(inner, LowRank) else None
+
     def with_overlap(self, tau: int) -> "PlanMethod":
         """The row with another delay."""
         return self._with_schedule(delay=tau, margin=None)
