@@ -209,7 +209,7 @@ def base(method: str, **knobs: Any) -> ConfigDict:
     """The default config around one method.
 
     Args:
-      method: a name of `experiments.train.methods.METHODS`, or `module:function` of your own.
+      method: a name of `lowcomm_jax.methods.NAMES`, or `module:function` of your own.
       knobs: keywords of the method's factory, and parts of a method (`experiments.train.parts`).
     """
     config = ConfigDict()

@@ -35,7 +35,6 @@ from lowcomm_jax.models import TransformerConfig
 from lowcomm_jax.models.pipeline.pipeline import pipeline_problems, schedule_problems
 from lowcomm_jax.refused import Row, found_by
 from lowcomm_jax.rounds.connect import address_problems
-from lowcomm_jax.schedule import Arrivals, Learners
 from lowcomm_jax.store.file_handles import file_handle_problems
 from lowcomm_jax.store.kv import url_problems
 from lowcomm_jax.store.terms import Heal
@@ -145,7 +144,7 @@ def _uneven_processes(r: Asked) -> int | None:
 def _first_round(r: Asked) -> int | None:
     """The step of the first round, where the run ends before."""
     schedule = r.method.schedule
-    if not (r.separate and isinstance(schedule, Arrivals | Learners) and r.steps > 0):
+    if not (r.separate and schedule.by_rounds and r.steps > 0):
         return None
     if schedule.violations(r.f["regions"]):
         return None  # which the engine's table lists

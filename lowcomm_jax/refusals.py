@@ -30,7 +30,6 @@ from lowcomm_jax.params.roles import RegionRoles
 from lowcomm_jax.refused import Problem, Row, collect, found_by, refuse
 from lowcomm_jax.rules.batching import BatchPolicy
 from lowcomm_jax.rules.merge import Merge, Reads
-from lowcomm_jax.schedule import Arrivals, Learners, TwoLevels
 from lowcomm_jax.setup import FROM_1, SETTINGS, Setup
 from lowcomm_jax.sync.part_checks import call_problems
 
@@ -205,7 +204,7 @@ def _unmet(needs: dict[str, bool]) -> list[str]:
 def _unmet_by_servers(s: Setup) -> list[str]:
     m = s.method
     needs = {
-        "schedule.TwoLevels": isinstance(m.schedule, TwoLevels),
+        "schedule.TwoLevels": m.schedule.local_servers,
         "base='received'": m.base == "received",
         "the mean (merge=None)": m.merge is None,
         "no landing rule": m.landing is None,
@@ -220,7 +219,7 @@ def _unmet_by_roles(s: Setup) -> list[str]:
         "a main exchange (not schedule.Never)": m.has_anchor,
         "anchors='shared', topology=None": m.anchors == "shared" and m.topology is None,
         "base='anchor'": m.base == "anchor",
-        "a schedule whose regions copy no peer": not isinstance(m.schedule, Learners),
+        "a schedule whose regions copy no peer": not m.schedule.copies,
         "a dense payload (codec=None)": m.codec is None,
         "the mean (merge=None)": m.merge is None,
         "no channels": not m.channels,
@@ -316,13 +315,12 @@ def _no_cpu(s: Setup) -> bool:
 def _own_order(s: Setup) -> bool:
     schedule = s.method.schedule
     one_by_one = s.method.base == "received"
-    return not isinstance(schedule, TwoLevels) and isinstance(schedule, Arrivals) != one_by_one
+    return not schedule.local_servers and (schedule.most == 1) != one_by_one
 
 
 def _simulated_pace(s: Setup) -> bool:
     schedule = s.method.schedule
-    known = isinstance(schedule, Learners | TwoLevels | Arrivals)
-    return schedule.uneven and not known and not _own_order(s)
+    return schedule.uneven and not schedule.by_rounds and not _own_order(s)
 
 
 def _parting_trainers(s: Setup) -> bool:
@@ -334,11 +332,9 @@ def _parting_trainers(s: Setup) -> bool:
     return m.adapts and (not plain or own or schedule.uneven)
 
 
-def _simulated_learners(s: Setup) -> list[str]:
+def _simulated_settings(s: Setup) -> list[str]:
     schedule = s.method.schedule
-    if not isinstance(schedule, Learners):
-        return []
-    given = {"speeds": schedule.speeds, "outages": schedule.outages}
+    given = {name: getattr(schedule, name) for name in schedule.simulated}
     return [f"{name}={value}" for name, value in given.items() if value]
 
 
@@ -709,7 +705,7 @@ BETWEEN_JOBS = tuple(
         ),
         Row(
             "exchange method",
-            lambda s: s.exchange.heal != "stop" and isinstance(s.method.schedule, Arrivals),
+            lambda s: s.exchange.heal != "stop" and s.method.schedule.most == 1,
             "heal={s.exchange.heal!r}: the record of an arrival has one region's anchor, and no "
             "majority; use heal='stop' with {m.name}",
         ),
@@ -745,14 +741,15 @@ BETWEEN_JOBS = tuple(
         ),
         Row(
             "method exchange",
-            _simulated_learners,
-            "{wrong}: between jobs learners are as fast, and as often away, as they are; leave it "
+            _simulated_settings,
+            "{wrong}: between jobs regions are as fast, and as often away, as they are; leave it "
             "out",
         ),
         Row(
             "method exchange",
             lambda s: (
-                isinstance(s.method.schedule, Learners)
+                s.method.schedule.by_rounds
+                and s.method.schedule.most != 1
                 and not np.ndim(s.method.schedule.delay)
                 and s.method.schedule.delay < 1
             ),
@@ -761,7 +758,7 @@ BETWEEN_JOBS = tuple(
         ),
         Row(
             "exchange method",
-            lambda s: isinstance(s.method.schedule, TwoLevels),
+            lambda s: s.method.schedule.local_servers,
             "exchange: local servers of {m.name} are simulated only; use exchange='mesh'",
         ),
         Row(

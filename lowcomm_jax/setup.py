@@ -60,7 +60,7 @@ def _optimizer(value: Any) -> str:
 
 def _factory(value: Any) -> str:
     name = value if isinstance(value, str) else getattr(value, "__name__", "")
-    near = difflib.get_close_matches(name, methods.__all__, n=1) or ["diloco"]
+    near = difflib.get_close_matches(name, methods.NAMES, n=1) or ["diloco"]
     return f"no Method; call its factory, as lc.methods.{near[0]}(...)"
 
 

@@ -8,8 +8,8 @@ import yaml
 from contract import TESTS, matches, patterns
 
 from experiments.cli import load_config
-from experiments.train.methods import METHODS, OUTER
 from experiments.workdir import of_regions
+from lowcomm_jax import methods, outer
 from lowcomm_jax.network import parse
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -18,9 +18,9 @@ PAGES = sorted(DOCS.glob("*.md"))
 
 def test_every_method_and_outer_rule_has_its_row():
     text = (DOCS / "methods.md").read_text()
-    for name in METHODS:
+    for name in methods.NAMES:
         assert f"| `{name}` |" in text, name
-    for name in OUTER:
+    for name in outer.NAMES:
         assert re.search(rf"\| `{name}[`(]", text), name
 
 

@@ -15,7 +15,7 @@ FOUND = {
     "clock report, floats": np.array([0.5, 4.0]),
     "compiled steady": np.array(0),
 }
-METHODS = [name for name in lc.methods.__all__ if name.islower()]
+METHODS = list(lc.methods.NAMES)
 OTHER = {"U": np.array('[{"kind": "land"}]'), "i": np.array(13), "f": np.array([1.0, 2.5])}
 
 

@@ -22,10 +22,8 @@ from experiments.config import ABOUT
 from experiments.train import methods, parts
 from experiments.train.job import Job
 from experiments.train.model import MODEL, is_own
-from lowcomm_jax import landing
 from lowcomm_jax.compression import registry
 from lowcomm_jax.data import DataConfig
-from lowcomm_jax.methods import AdaGradCmp
 from lowcomm_jax.models import TransformerConfig
 from lowcomm_jax.optimizers import InnerConfig
 from lowcomm_jax.setup import SETTINGS
@@ -75,7 +73,7 @@ def method_descriptions(method: Mapping[str, Any]) -> dict[str, str]:
     Args:
       method: a section that `make_method` takes.
     """
-    known = f"one of {', '.join(parts.METHODS)}; or module:function, a factory of your own."
+    known = f"one of {', '.join(parts.METHOD.known)}; or module:function, a factory of your own."
     found = {"name": f"The method: {known}"}
     factory, _ = problems_of(lambda: methods.find(method["name"]))  # `train` reports problems
     for key, text in _documented(_docstring(factory), set(method)).items():
@@ -95,13 +93,9 @@ def method_descriptions(method: Mapping[str, Any]) -> dict[str, str]:
 
 def _part_docstring(key: str, section: Mapping[str, Any]) -> str:
     """What describes the settings of a keyword that has a section of its own; "" = not known."""
-    known = {"adaptive": AdaGradCmp, "taylor": landing.taylor_delay_correction}
-    part = parts.PARTS.get("codec" if key == "global_codec" else key)
-    if part is None:
-        return _docstring(known.get(key))
-    found, _ = problems_of(lambda: parts.find(part, section.get("name"), key))
+    found = parts.takes_settings(key, section)
     makers = [type(found.codec) if isinstance(found, registry.Named) else found]
-    makers += [registry.make] if part is parts.PARTS["codec"] else []
+    makers += [registry.make] if parts.part_of(key) is parts.PARTS["codec"] else []
     return "\n\n".join(map(_docstring, makers))
 
 

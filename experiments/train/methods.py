@@ -18,14 +18,14 @@ from ml_collections import config_dict
 
 from experiments.cli import closest, has_config, problems_of
 from experiments.train import parts
-from experiments.train.parts import METHOD, METHODS, OUTER, OWN, PARTS
+from experiments.train.parts import METHOD, OWN, PARTS
 from lowcomm_jax import landing, methods
 
 DERIVED = "stacked"  # a factory's keyword that the model gives, not the config
 
 
 def find(name: str) -> Callable[..., methods.Method] | None:
-    """The factory of a method: a key of `METHODS`, or `module:factory` of your own; None = unknown.
+    """The factory of a method: a name of `methods.NAMES`, or `module:factory`; None = unknown.
 
     Raises:
       ValueError: there is no such module, or no such function in it.
@@ -69,15 +69,8 @@ def _with_defaults(key: str, value: Any) -> Any:
     """The value with all keywords of an outer rule, of `adaptive`, or of a part of your own."""
     if not isinstance(value, Mapping):
         return value
-    name = value.get("name")
-    if key == "adaptive":
-        makes = methods.AdaGradCmp
-    elif key == "outer" and name in OUTER:
-        makes = OUTER[name]
-    elif key in PARTS and OWN in str(name):
-        makes, _ = problems_of(lambda: parts.find(PARTS[key], name, key))
-    else:
-        return value
+    own = key in PARTS and OWN in str(value.get("name"))
+    makes = parts.takes_settings(key, value) if own or key in ("adaptive", "outer") else None
     if makes is None:
         return value  # reported by `make_method`
     types, filled = typing.get_type_hints(makes), dict(value)
@@ -116,14 +109,14 @@ def make_method(
     if problems:
         return None, problems
     if factory is None:
-        hint = closest(str(name), list(METHODS))
+        hint = closest(str(name), list(methods.NAMES))
         return None, [f"method.name={name!r} is unknown{hint}; your own: module:function"]
     takes = dict(inspect.signature(factory).parameters)
     others = {k: v for k, v in fields.items() if k in PARTS and k not in takes}
     known = {key: value for key, value in fields.items() if key not in others}
     problems = parts.setting_problems(factory, known, "method", str(name), (DERIVED,))
     if problems:
-        if "is missing" in problems[-1] and name in METHODS and has_config(name):
+        if "is missing" in problems[-1] and name in methods.NAMES and has_config(name):
             problems[-1] += f", or use --config=configs/{name}.py"
         return None, problems
     arguments = {DERIVED: tuple(stacked)} if DERIVED in takes else {}
@@ -152,12 +145,9 @@ def _argument(
     key: str, value: Any, default: Any, stacked: tuple[str, ...], seed: int
 ) -> tuple[Any, list[str]]:
     """A keyword of a method's factory: (value, []) or (None, problems)."""
-    if key == "global_codec" and value is not None:
-        made, problems = parts.build("codec", value, stacked, seed)
-        return made, [line.replace("method.codec", f"method.{key}", 1) for line in problems]
     if key == "landing" and isinstance(default, str):
         return value, []  # such a factory has names of its own, for the landing of its channel
-    if key in PARTS and value is not None:
+    if parts.part_of(key) is not None and value is not None:
         made, problems = parts.build(key, value, stacked, seed)
         name = value.get("name") if isinstance(value, Mapping) else value
         if key == "codec" and isinstance(default, str) and OWN not in str(name):

@@ -1,12 +1,10 @@
 """Parts of a method that a config names: those of the package by name, your own by module:function.
 
-`PARTS` has a row a part, and `METHOD` is the row of the method itself. A value is a name, or a
-mapping of `name` and settings: `codec={"name": "my_module:my_codec", "bits": 3}`. `build` makes the
-part or lists what is wrong with it: no such module or function, an unknown setting, or a result of
-the wrong type. `put` gives a part to a method whose factory does not take it.
-
-A part that another file has added to one of these tables is known in that process only. `portable`
-writes `module:function` in its place, so that other commands find it.
+The names of the package stand in `NAMES` of the room that has the part. `PARTS` has a row a part,
+and `METHOD` is the row of the method itself. A value is a name, or a mapping of `name` and
+settings: `codec={"name": "my_module:my_codec", "bits": 3}`. `build` makes the part or lists what is
+wrong with it: no such module or function, an unknown setting, or a result of the wrong type. `put`
+gives a part to a method whose factory does not take it.
 """
 
 from __future__ import annotations
@@ -24,24 +22,6 @@ from lowcomm_jax import batching, landing, merge, methods, outer, roles, schedul
 from lowcomm_jax.compression import Codec, LeafCodec, UnitCodec, registry
 from lowcomm_jax.optimizers import InnerConfig
 
-METHODS = {name: getattr(methods, name) for name in methods.__all__ if name.islower()}
-OUTER = {
-    name: getattr(outer, name)
-    for name in (
-        "nesterov",
-        "heavy_ball",
-        "sgd",
-        "average",
-        "delayed_nesterov",
-        "momentum_average",
-        "restarting",
-    )
-}
-LANDING = {
-    name: getattr(landing, name)
-    for name in ("blend", "replace", "replay", "taylor_delay_correction")
-}
-SCHEDULES = {"staggered": schedule.Staggered, "arrivals": schedule.Arrivals}
 _AROUND = ("rules", "error_feedback", "reduce")  # settings of every codec of one leaf
 
 
@@ -76,7 +56,7 @@ _TRANSFORM = {
 }
 METHOD = PartKind(
     "what regions exchange, and when",
-    METHODS,
+    methods.NAMES,
     (methods.Method,),
     "a lowcomm_jax.methods.Method",
     ("stacked",),
@@ -90,46 +70,49 @@ PARTS = {
         "a lowcomm_jax.compression.Codec, UnitCodec or LeafCodec",
         ("stacked", "seed"),
     ),
-    "outer": PartKind("how the anchor moves by the merged pseudo-gradient", OUTER, **_TRANSFORM),
+    "outer": PartKind(
+        "how the anchor moves by the merged pseudo-gradient", outer.NAMES, **_TRANSFORM
+    ),
     "merge": PartKind(
         "how the payloads of those who took part become one direction",
-        merge.RULES,
+        merge.NAMES,
         (merge.Merge,),
         "a lowcomm_jax.merge.Merge",
         gradient=False,
     ),
     "landing": PartKind(
-        "how a region adopts the moved anchor", LANDING, **_TRANSFORM, gradient=False
+        "how a region adopts the moved anchor", landing.NAMES, **_TRANSFORM, gradient=False
     ),
     "schedule": PartKind(
         "which fragment leaves and lands when",
-        SCHEDULES,
+        schedule.NAMES,
         (schedule.Schedule,),
         "a lowcomm_jax.schedule.Schedule",
         gradient=False,
     ),
     "topology": PartKind(
         "who averages with whom",
-        {"gossip": topology.Gossip},
+        topology.NAMES,
         (topology.Gossip,),
         "a lowcomm_jax.topology.Gossip",
         gradient=False,
     ),
     "roles": PartKind(
         "which rows of which leaves a region trains",
-        roles.KINDS,
+        roles.NAMES,
         (roles.RegionRoles,),
         "a lowcomm_jax.roles.RegionRoles",
         gradient=False,
     ),
     "inner_batching": PartKind(
         "how many samples a region trains on at each inner step",
-        batching.POLICIES,
+        batching.NAMES,
         (batching.BatchPolicy,),
         "a lowcomm_jax.batching policy (BatchPolicy)",
     ),
 }
-
+# Keywords of factories that take a mapping of settings without a name.
+SETTINGS = {"adaptive": methods.AdaGradCmp, "taylor": landing.taylor_delay_correction}
 
 INNER = PartKind(
     "the direction of an inner step",
@@ -166,24 +149,38 @@ def find(part: PartKind, name: str, label: str) -> Callable[..., Any] | None:
     return named_function(name, label) if OWN in str(name) else part.known.get(name)
 
 
+def part_of(key: str) -> PartKind | None:
+    """The part that a keyword of a method's factory takes; None = none."""
+    return PARTS.get("codec" if key == "global_codec" else key)
+
+
+def takes_settings(key: str, section: Mapping[str, Any]) -> Callable[..., Any] | None:
+    """What takes the settings of a keyword that a config gives as a mapping; None = not known."""
+    part = part_of(key)
+    if part is None:
+        return SETTINGS.get(key)
+    return problems_of(lambda: find(part, section.get("name"), key))[0]
+
+
 def build(
     key: str, value: Any, stacked: Sequence[str] = (), seed: int = 0
 ) -> tuple[Any, list[str]]:
     """Make a part as a config describes it; returns (part, []) or (None, problems).
 
     Args:
-      key: of `PARTS`.
+      key: for which there is a part (`part_of`).
       value: a name, or a mapping of `name` and settings.
       stacked: path prefixes of leaves with a leading layer axis.
       seed: of random choices.
     """
-    part, label = PARTS[key], f"method.{key}"
+    part, label = part_of(key), f"method.{key}"
+    codec = part is PARTS["codec"]
     if not isinstance(value, str | Mapping):
         fix = "name the function that makes it, as in 'my_module:my_function'"
         return None, [f"{label} is a {type(value).__name__}, which no config.json holds: {fix}"]
     settings = {"name": value} if isinstance(value, str) else dict(value)
     name = settings.pop("name", None)
-    if key == "codec" and OWN not in str(name):
+    if codec and OWN not in str(name):
         make = functools.partial(registry.make, value, stacked=tuple(stacked), seed=seed)
         return problems_of(make, f"{label}={value!r}: ")
     maker, problems = problems_of(lambda: find(part, name, f"{label}.name"))
@@ -193,12 +190,12 @@ def build(
         hint = closest(str(name), list(part.known))
         return None, [f"{label}.name={name!r} is unknown{hint}; your own: module:function"]
     around = {}
-    if key == "codec":
+    if codec:
         takes = _parameters(maker) or {}
         around = {k: settings.pop(k) for k in _AROUND if k in settings and k not in takes}
     given = derived(part, maker, stacked, seed) if OWN in str(name) else {}
     made, problems = call(part, maker, {**given, **settings}, label, str(name))
-    if problems or key != "codec":
+    if problems or not codec:
         return made, problems
     return _whole_codec(made, around, stacked, seed, f"{label}={name!r}: ")
 
@@ -309,37 +306,3 @@ def put(method: methods.Method, key: str, part: Any) -> tuple[methods.Method | N
         if unlike:
             return None, unlike
     return dataclasses.replace(method, **changes), []
-
-
-def portable(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """A method section in which every name means the same to another process, and what cannot be.
-
-    Args:
-      fields: a section that `make_method` takes.
-    """
-    written, problems = dict(fields), []
-    rows = [("name", METHOD, fields.get("name"))]
-    rows += [(key, PARTS[key], fields[key]) for key in PARTS if fields.get(key) is not None]
-    for key, part, value in rows:
-        section = isinstance(value, Mapping)
-        name = value.get("name") if section else value
-        maker = part.known.get(name) if isinstance(name, str) else None
-        if maker is None or isinstance(maker, registry.Named) or _packaged(maker):
-            continue
-        path = f"{getattr(maker, '__module__', '')}{OWN}{getattr(maker, '__qualname__', '')}"
-        there, found = problems_of(functools.partial(find, part, path, key))
-        if found or there is not maker or path.startswith("__main__"):
-            problems.append(
-                f"method.{key}={name!r} was registered by hand: sample, export and a restart do "
-                "not know it; put what makes it into a module, and name it module:function"
-            )
-        else:
-            written[key] = {**value, "name": path} if section else path
-    return written, problems
-
-
-def _packaged(maker: Any) -> bool:
-    """Whether something is of the package."""
-    while isinstance(maker, functools.partial):
-        maker = maker.func
-    return str(getattr(maker, "__module__", "")).partition(".")[0] == "lowcomm_jax"

@@ -23,7 +23,7 @@ from experiments.train import devices, sections
 from experiments.train.job import Job, make_model, policy_rows, settings
 from experiments.train.methods import make_method
 from experiments.train.model import build, described
-from experiments.train.parts import inner_config, portable
+from experiments.train.parts import inner_config
 from experiments.workdir import as_begun, workdir_problems
 from lowcomm_jax import refusals
 from lowcomm_jax.aot import Target
@@ -65,8 +65,6 @@ def resolve(config: Any, workdir: str | Path, target: Target | None = None) -> J
         fields["model"]["layer_loop"] = built.config.layer_loop  # it stays if the run moves on
         model = dataclasses.replace(model, layer_loop=built.config.layer_loop)
     method, found = make_method(fields["method"], stacked, fields["seed"])
-    problems += found
-    fields["method"], found = portable(fields["method"])
     problems += found
     weights, no_weights = sections.region_weights(fields)
     problems += no_weights

@@ -16,9 +16,8 @@ from experiments.cli import closest, problems_of
 from experiments.config import base, plain
 from experiments.regions.jobs import is_separate_job
 from experiments.train.devices import FLAG
-from experiments.train.methods import METHODS
 from experiments.train.model import is_own
-from lowcomm_jax import make_mesh
+from lowcomm_jax import make_mesh, methods
 from lowcomm_jax.aot import Target
 from lowcomm_jax.data import DataConfig, open_corpus
 from lowcomm_jax.mesh.regions import default_mesh
@@ -27,7 +26,7 @@ from lowcomm_jax.mesh.regions import default_mesh
 def shape_problems(fields: Mapping[str, Any]) -> list[str]:
     """Fields that are missing, unknown, or of another type than the defaults'."""
     name = fields.get("method", {}).get("name") if isinstance(fields.get("method"), dict) else None
-    reference = plain(base(name if name in METHODS else "ddp"))
+    reference = plain(base(name if name in methods.NAMES else "ddp"))
 
     def walk(given: Mapping, known: Mapping, prefix: str) -> list[str]:
         found = [

@@ -33,7 +33,7 @@ from lowcomm_jax.adloco.merge import merge, merge_all, merge_before_round
 from lowcomm_jax.adloco.probe import Probe
 from lowcomm_jax.adloco.refusals import rows
 from lowcomm_jax.adloco.state import AdaptiveState, Trainer
-from lowcomm_jax.adloco.step_plan import Plan, Switch
+from lowcomm_jax.adloco.step_plan import StepPlan, Switch
 from lowcomm_jax.engine import Engine, Participants
 from lowcomm_jax.jobs.job_delivery import JobDelivery
 from lowcomm_jax.mesh.regions import Regions
@@ -291,13 +291,13 @@ class AdaptiveEngine:
         work_SxR = work_SxR / self.reference_batch
         return state, Segment(start, total, *ran_with, work_SxR, merges, looks)
 
-    def _measured_size(self, plan: Plan) -> int:
+    def _measured_size(self, plan: StepPlan) -> int:
         """Samples of a measured microbatch: all of them together are about one step's."""
         sizes = self.switch.buckets()
         return max([m for m in sizes if m * self.probe.count <= plan.samples], default=sizes[0])
 
     def _decided(
-        self, trainer: Trainer, plan: Plan, values_N: dict[str, Any], counted_N: np.ndarray
+        self, trainer: Trainer, plan: StepPlan, values_N: dict[str, Any], counted_N: np.ndarray
     ) -> tuple[Trainer, dict[str, float]]:
         """Let the policy decide on a trainer's next request.
 

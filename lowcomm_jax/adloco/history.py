@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from lowcomm_jax.adloco.merge import Merge
-from lowcomm_jax.adloco.step_plan import Plan
+from lowcomm_jax.adloco.merge import TrainerMerge
+from lowcomm_jax.adloco.step_plan import StepPlan
 from lowcomm_jax.history import Event, History, NamedMetrics, common_names
 
 
@@ -45,11 +45,11 @@ class Segment:
     start: int
     regions: int
     histories: dict[int, History]
-    plans: dict[int, Plan]
+    plans: dict[int, StepPlan]
     rates: dict[int, jax.Array]
     events: list[TrainerEvent]
     work_SxR: np.ndarray
-    merges: list[Merge]
+    merges: list[TrainerMerge]
     looks: dict[int, dict[str, Any]]
 
     def events_of(self, step: int) -> list[TrainerEvent]:
@@ -91,7 +91,7 @@ class AdaptiveHistory(NamedMetrics):
         return [event for segment in self.segments for event in segment.events]
 
     @property
-    def merges(self) -> list[Merge]:
+    def merges(self) -> list[TrainerMerge]:
         return [merge for segment in self.segments for merge in segment.merges]
 
     def rows(self) -> Iterator[dict[str, Any]]:

@@ -24,7 +24,7 @@ PyTree = Any
 
 
 @dataclasses.dataclass(frozen=True)
-class Merge:
+class TrainerMerge:
     """A merge before a round.
 
     Attributes:
@@ -41,14 +41,14 @@ class Merge:
 
 def merge_before_round(
     rule: Trainers, programs: RoundPrograms, state: AdaptiveState, round_: int
-) -> tuple[AdaptiveState, list[Merge]]:
+) -> tuple[AdaptiveState, list[TrainerMerge]]:
     """Merge two trainers where it is time for it; returns (state, merges)."""
     if not rule.merges_at(round_, len(state.trainers)):
         return state, []
     survivor, retired = rule.pair(state.requests)
     batches = state.requests[survivor], state.requests[retired]
     state = merge(programs, state, survivor, retired)
-    return state, [Merge(round_, survivor, retired, batches)]
+    return state, [TrainerMerge(round_, survivor, retired, batches)]
 
 
 def merge_all(rule: Trainers, programs: RoundPrograms, state: AdaptiveState) -> AdaptiveState:

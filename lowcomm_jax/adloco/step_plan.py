@@ -1,7 +1,7 @@
 """Turns the batch a policy asks for into microbatches that fit into memory (AdLoCo's switch mode).
 
-In: a requested batch, samples a region and step. Out: a `Plan`, the microbatch and how many of them
-a step accumulates.
+In: a requested batch, samples a region and step. Out: a `StepPlan`, the microbatch and how many of
+them a step accumulates.
 
 Below the cap the microbatch grows in buckets, each of which compiles once. Requests between the cap
 and n caps are cut to the cap, since two or three accumulated microbatches would cost as much time
@@ -18,7 +18,7 @@ import math
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class StepPlan:
     """An inner step of a region.
 
     Attributes:
@@ -60,9 +60,9 @@ class Switch:
             size *= 2
         return (*sizes, self.cap)
 
-    def plan(self, requested: int) -> Plan:
+    def plan(self, requested: int) -> StepPlan:
         """Plan steps for a requested batch (samples a region and step)."""
         if requested > self.threshold * self.cap:
-            return Plan(requested, self.cap, math.ceil(requested / self.cap))
+            return StepPlan(requested, self.cap, math.ceil(requested / self.cap))
         bucket = min(b for b in self.buckets() if b >= min(requested, self.cap))
-        return Plan(requested, bucket, 1)
+        return StepPlan(requested, bucket, 1)

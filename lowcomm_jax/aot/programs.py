@@ -6,7 +6,6 @@ programs compiled here are those that a run calls.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 import time
@@ -24,7 +23,7 @@ from lowcomm_jax.params.layout import make_layout
 from lowcomm_jax.state.train_state import TrainState
 from lowcomm_jax.sync.initial_state import abstract_state, region_batch
 from lowcomm_jax.sync.own_parts import own_parts
-from lowcomm_jax.sync.round_programs import RoundPrograms
+from lowcomm_jax.sync.round_programs import RoundPrograms, each
 from lowcomm_jax.sync.sync_loop import SyncLoop
 from lowcomm_jax.sync.two_level_loop import TwoLevelLoop
 
@@ -32,13 +31,26 @@ PyTree = Any
 Progress = Callable[[str, int, int], None]
 Record = Callable[..., Callable]
 USUAL_PROGRAMS = 4  # of a method with an anchor: inner step, send, anchor update, landing
-SERVER_PROGRAMS = {
-    "_arrive": "arrival at a server",
-    "_leave": "update of a server",
-    "_reach": "anchor update",
-    "_merge": "mix of the anchor into a server",
+LABELS = {
+    "inner_program": "inner step",
+    "concurrent": "inner steps and exchange",
+    "program": "inner steps and channels",
+    "payload_program": "send",
+    "outer_program": "anchor update",
+    "landing_program": "landing",
+    "received_program": "received anchor",
+    "average_program": "average of buffers",
+    "drift_program": "drift of fragments",
+    "header_program": "mean of headers",
+    "token_rate_program": "rates of tokens",
+    "recount_program": "count of tokens",
+    "copy_program": "copy of a measurement",
+    "arrive": "arrival at a server",
+    "leave": "update of a server",
+    "reach": "anchor update",
+    "merge": "mix of the anchor into a server",
 }
-"""Programs of a `TwoLevelLoop`, in the order in which a period calls them."""
+"""What a period calls, by the names of `round_programs.each`."""
 HOST_ARGUMENTS = {
     "payload_program": (1, 2),
     "outer_program": (0,),
@@ -168,8 +180,8 @@ def call_programs(
     given = (state.inner, state.frozen, staged, keys, active, np.int32(1))
     if programs.channels is None:
         recording.inner_program(*given, single=False)
-    if not inner_alone and isinstance(loop, TwoLevelLoop):
-        state = _record_servers(loop, state, record)
+    if not inner_alone and programs.servers is not None:
+        state = _record_servers(loop, state)
     elif not inner_alone:
         state = _record_round(loop, state, _largest(loop), given)
     return state, int(state.counters.bytes_sent.max())
@@ -213,21 +225,19 @@ def _record_round(loop: SyncLoop, state: TrainState, p: int, given: tuple) -> Tr
     return sent
 
 
-def _record_servers(loop: TwoLevelLoop, state: TrainState, record: Record) -> TrainState:
+def _record_servers(loop: TwoLevelLoop, state: TrainState) -> TrainState:
     """Every worker's arrival, and its server's exchange with the global one; returns the state.
 
     The ledger books all workers' arrivals; the programs are the same for all.
     """
-    for field, name in SERVER_PROGRAMS.items():
-        setattr(loop, field, record(getattr(loop, field), name))
     state = loop._deliver(state, 0, 1, [])
     for region in range(1, loop.count):
         host = loop._host(loop.schedule.group_of(region))
         loop._moved(state, f"0@1/{region}", region, host, [], loop._delta, loop._dense)
-    group = np.int32(0)
-    servers = loop._leave(state.servers, group)
-    anchor, outer, servers = loop._reach(state.anchor, state.outer[0], servers, group)
-    return state.replace(anchor=anchor, outer=(outer,), servers=loop._merge(servers, group))
+    group, programs = np.int32(0), loop.servers
+    servers = programs.leave(state.servers, group)
+    anchor, outer, servers = programs.reach(state.anchor, state.outer[0], servers, group)
+    return state.replace(anchor=anchor, outer=(outer,), servers=programs.merge(servers, group))
 
 
 def _record_gradient_step(recording, state: TrainState, staged: PyTree, keys: Any) -> None:
@@ -264,39 +274,17 @@ def _recorder(engine: Engine, found: list, progress: Progress | None) -> Record:
     return recording
 
 
-def _recording(programs: RoundPrograms, recording: Record, offload: bool) -> RoundPrograms:
+def _recording(programs: RoundPrograms, record: Record, offload: bool) -> RoundPrograms:
     """The programs, each of which is recorded when it is called (`_recorder`)."""
-    names = {
-        "inner_program": "inner step",
-        "payload_program": "send",
-        "outer_program": "anchor update",
-        "landing_program": "landing",
-        "received_program": "received anchor",
-        "average_program": "average of buffers",
-        "drift_program": "drift of fragments",
-        "header_program": "mean of headers",
-        "token_rate_program": "rates of tokens",
-        "recount_program": "count of tokens",
-        "copy_program": "copy of a measurement",
-    }
+    labels = LABELS
     if programs.method.signal == "gradient":
-        names["inner_program"] = "inner step and exchange"
+        labels = {**labels, "inner_program": "inner step and exchange"}
 
-    def recorder(field: str, name: str) -> Callable:
+    def recorded(program: Any, field: str) -> Callable:
         host = HOST_ARGUMENTS.get(field, ()) if offload else ()
-        return recording(getattr(programs, field), name, host)
+        return record(program, labels[field], host) if field in labels else program
 
-    concurrent = copy.copy(programs.concurrent)
-    if concurrent is not None:
-        concurrent.program = lambda *kinds: recording(
-            programs.concurrent.program(*kinds), "inner steps and exchange"
-        )
-    channels = programs.channels
-    if channels is not None:
-        program = recording(channels.program, "inner steps and channels")
-        channels = dataclasses.replace(channels, program=program)
-    recorders = {f: recorder(f, name) for f, name in names.items()}
-    return dataclasses.replace(programs, concurrent=concurrent, channels=channels, **recorders)
+    return each(programs, recorded)
 
 
 def _placed(like: Any, sharding: Any) -> jax.ShapeDtypeStruct:

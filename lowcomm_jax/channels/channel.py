@@ -135,7 +135,7 @@ class Channel:
             )
         if self.delay == 0:
             found.append("landing: without a delay nothing is made in flight: leave it out")
-        if isinstance(self.selection, Everything) and self.delay > self.every:
+        if self.selection.whole and self.delay > self.every:
             found.append(
                 f"landing: every entry is still under way at the next send (every={self.every}): "
                 f"use delay={self.every} or less, or a selection of entries"

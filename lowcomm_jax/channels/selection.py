@@ -27,6 +27,7 @@ import abc
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +38,13 @@ LARGEST = 2**31 - 1  # indices are int32
 
 @dataclasses.dataclass(frozen=True)
 class Selection(abc.ABC):
-    """Base of the rules: one entry of every stratum of `stride` entries travels."""
+    """Base of the rules: one entry of every stratum of `stride` entries travels.
+
+    Attributes:
+      whole: whether all entries travel, so that leaves travel as they are.
+    """
+
+    whole: ClassVar[bool] = False
 
     @property
     def stride(self) -> int:
@@ -76,6 +83,8 @@ class Selection(abc.ABC):
 @dataclasses.dataclass(frozen=True)
 class Everything(Selection):
     """All entries, every time."""
+
+    whole: ClassVar[bool] = True
 
     def offsets(self, key: jax.Array, number: jax.Array, count: int) -> jax.Array:
         del key, number

@@ -39,6 +39,7 @@ from lowcomm_jax.methods.spes import spes
 from lowcomm_jax.methods.streaming_diloco import streaming_diloco
 
 __all__ = [
+    "NAMES",
     "AdaGradCmp",
     "Method",
     "a_edit",
@@ -71,3 +72,5 @@ __all__ = [
     "spes",
     "streaming_diloco",
 ]
+
+NAMES = {name: globals()[name] for name in __all__ if name.islower()}

@@ -11,17 +11,6 @@ with T_i the batch that the noise of its gradients asks for (`rules.batching`). 
 `merge_every` rounds the trainers of the smallest requests merge, weighted by their requests
 (`rules.trainers`). Batches beyond what fits into memory are accumulated (`adloco.step_plan`).
 
-====== ============================= ==================================
-symbol meaning                       argument
-====== ============================= ==================================
-H      inner optimizer steps a round `period`
-k      trainers at the start         `trainers`
-eta    outer learning rate           in `outer` (0.5)
-T      batch that the test asks for  `inner_batching`, with its bounds
-n      caps above which gradients    `threshold`
-       accumulate
-====== ============================= ==================================
-
 Differs from the paper's code:
 
 - Statistics are taken at one point, of microbatches inside a region, and with the right dimension

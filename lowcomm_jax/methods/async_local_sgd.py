@@ -6,17 +6,6 @@ Regions of different speed wait for nobody; every arrival moves the shared ancho
    \Delta_r = \Theta^{\text{received by } r} - \theta_r, \qquad
    \Theta \leftarrow \mathrm{DelayedNesterov}(\Theta, \Delta_r), \qquad \theta_r \leftarrow \Theta
 
-====== ============================================ =======================
-symbol meaning                                      argument
-====== ============================================ =======================
-H      inner steps of the fastest region            `period`
-v      speed of each region                         `speeds`
-N      arrivals per momentum step                   `buffer` (default R)
-eta    outer learning rate                          `learning_rate`
-beta   outer momentum                               `momentum`
-c      share of the momentum at other arrivals      `c`
-====== ============================================ =======================
-
 Differs from the paper: time is counted in ticks, inner steps of the fastest region. Arrivals of
 one tick are applied in region order, and then all of them get the newest anchor (a grace period of
 one tick). Data shards are not resampled by progress. Between jobs arrivals are those of real time

@@ -19,12 +19,12 @@ from lowcomm_jax.channels import Channel
 from lowcomm_jax.compression import Codec, LeafCodec, UnitCodec
 from lowcomm_jax.params import roles
 from lowcomm_jax.params.fragments import Pattern
-from lowcomm_jax.refused import collect
+from lowcomm_jax.refused import collect, is_unknown
 from lowcomm_jax.rules import merge
 from lowcomm_jax.rules.merge import Reads
 from lowcomm_jax.rules.topology import Gossip
 from lowcomm_jax.rules.trainers import Trainers
-from lowcomm_jax.schedule import Never, Schedule
+from lowcomm_jax.schedule import Schedule
 
 Rule = optax.GradientTransformationExtraArgs | None
 
@@ -88,14 +88,15 @@ class Method:
         at once.
       channels: exchanges beside the main one, or (`schedule.Never`) instead of it.
       merge: how the payloads of those who took part become one direction, a rule of
-        `lowcomm_jax.merge` or its name; None = their weighted mean. A rule that reads payloads one
-        by one costs bytes: every region then receives all of them.
+        `lowcomm_jax.merge`, its name in `merge.NAMES`, or a mapping of `name` and its settings;
+        None = their weighted mean. A rule that reads payloads one by one costs bytes: every region
+        then receives all of them.
       hands_out: what regions are given instead of the anchor: `(anchor, outer state) -> values`,
         trees of one anchor; None = the anchor.
-      roles: which rows of which leaves a region trains, of `lowcomm_jax.roles` or a mapping for
-        its `make`; None = all regions train all. Inner steps leave the rest of a region where it
-        is: no gradient, no weight decay. The mean of an entry is over the regions present that
-        train it; without one it stays.
+      roles: which rows of which leaves a region trains, of `lowcomm_jax.roles` or a mapping of
+        `name` (in `roles.NAMES`) and its settings; None = all regions train all. Inner steps leave
+        the rest of a region where it is: no gradient, no weight decay. The mean of an entry is over
+        the regions present that train it; without one it stays.
       servers: a level of local servers between regions and anchor; None = there is one level. With
         servers the schedule is `schedule.TwoLevels`, and `outer` the rule of the global server.
     """
@@ -122,8 +123,8 @@ class Method:
 
     def __post_init__(self) -> None:
         _make_named(self, "codec", compression.make, "codec: ")
-        _make_named(self, "merge", merge.make, "")
-        _make_named(self, "roles", roles.make, "")
+        _make_named(self, "merge", functools.partial(_by_name, "merge", merge.NAMES), "")
+        _make_named(self, "roles", functools.partial(_by_name, "roles", roles.NAMES), "")
         for name in ("outer", "landing"):
             object.__setattr__(self, name, _with_keywords(getattr(self, name)))
 
@@ -163,7 +164,7 @@ class Method:
     @property
     def has_anchor(self) -> bool:
         """Whether pseudo-gradients are sent; else channels alone exchange, without an anchor."""
-        return not isinstance(self.schedule, Never)
+        return not self.schedule.never_sends
 
     @property
     def adapts(self) -> bool:
@@ -182,6 +183,19 @@ def _make_named(owner: Any, field: str, make: Callable[[Any], Any], prefix: str)
     if isinstance(given, str | Mapping | UnitCodec | LeafCodec):
         object.__setattr__(owner, field, collect(found, prefix, lambda: make(given)))
         object.__setattr__(owner, "problems", tuple(found))
+
+
+def _by_name(what: str, names: Mapping[str, Callable[..., Any]], spec: str | Mapping) -> Any:
+    """A part from its name, or from a mapping of `name` and its settings."""
+    settings = {"name": spec} if isinstance(spec, str) else dict(spec)
+    name = settings.pop("name", None)
+    if name not in names:
+        raise ValueError(f"{what}={name!r} {is_unknown(name, names)}")
+    try:
+        return names[name](**settings)
+    except TypeError as error:
+        known = ", ".join(inspect.signature(names[name]).parameters) or "none"
+        raise ValueError(f"{what}: {name} has the settings {known} ({error}): give these") from None
 
 
 def per_fragment(rules: Any) -> bool:

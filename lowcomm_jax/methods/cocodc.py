@@ -3,19 +3,6 @@
 Every floor(H / N) steps one fragment may be sent, the one that changes most (`schedule.Adaptive`).
 It lands tau steps later, as in `streaming_diloco`, by `landing.taylor_delay_correction`.
 
-====== ============================================ =======================
-symbol meaning                                      argument
-====== ============================================ =======================
-H      inner steps of a period                      `period`
-K      fragments                                    `fragments`
-tau    inner steps between send and landing         `overlap`
-N      sends per period                             `syncs_per_period`
-gamma  share of the link that may be used           `gamma`
-T_c    seconds of an inner step                     `step_seconds`
-T_s    seconds to synchronise a fragment            `sync_seconds`
-lambda strength of the Taylor term                  `taylor`
-====== ============================================ =======================
-
 Differs from the paper: we had not its body; the rules follow the first author's code. How a
 fragment is chosen differs as `schedule.adaptive` says. Each landing uses its real staleness.
 """

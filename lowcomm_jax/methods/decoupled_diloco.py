@@ -9,18 +9,6 @@ every global step handles one. A round takes the values of the learners that it 
    \Theta_p \leftarrow \mathrm{Nesterov}(\Theta_p, \mathrm{RDA}(\Delta, w)), \qquad
    \theta_{m,p} \leftarrow \Theta_p
 
-====== =========================================================== ==================
-symbol meaning                                                     argument
-====== =========================================================== ==================
-H      inner steps of the fastest learner between rounds of p      `period`
-P      fragments                                                   `fragments`
-tau    ticks from a round's quorum to its landing                  `overlap`
-K      learners that a round needs                                 `quorum`
-gamma  share of the slack that a round waits for the others        `grace`
-c      tokens and steps since the learner received the fragment
-RDA    radial-directional averaging (`merge.RadialDirectional`)    `merge`
-====== =========================================================== ==================
-
 Every learner that is up receives the fragment and replaces its own, admitted or not, and its counts
 start again. What a learner that was not admitted made of the fragment is lost then. One that is
 down receives nothing; when it comes back it copies a peer. When rounds open, close and land:
@@ -80,10 +68,11 @@ def decoupled_diloco(
         closes at its quorum.
       speeds: inner steps per second of each learner, any unit; None = all equal. On one mesh.
       outages: (region, first tick, last tick) for each time that a learner is down. On one mesh.
-      merge: a rule of `lowcomm_jax.merge` or its name. This one reads payloads, so that everyone
-        receives all of them. None = the weighted mean, which is reduced on the way.
-      weights: of learners in a merge: `token_rate`, tokens times tokens per step since the learner
-        received the fragment; or `given`, those of the engine.
+      merge: a rule of `lowcomm_jax.merge` or its name. This one (RDA, `merge.RadialDirectional`)
+        reads payloads, so that everyone receives all of them. None = the weighted mean, which is
+        reduced on the way.
+      weights: of learners in a merge: `token_rate`, w of the module, with tokens and steps since
+        the learner received the fragment; or `given`, those of the engine.
       outer: Optax transform of the mean pseudo-gradient; default Nesterov 0.7 / 0.9.
       codec: wire codec; None = dense fp32.
       inner_batching: as in `diloco`.

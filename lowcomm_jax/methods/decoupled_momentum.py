@@ -1,23 +1,14 @@
 r"""Decoupled momentum (arXiv 2510.03371): DeMo's sparse momentum as DiLoCo's outer step.
 
-Every H steps a region sends the k largest coefficients of the cosine transform (DCT-II) of every
-64 x 64 chunk of its decayed residual. The mean of a coefficient is over the regions that sent it.
+Every H steps (128 in the paper) a region sends the k largest coefficients of the cosine transform
+(DCT-II) of every 64 x 64 chunk of its decayed residual. The mean of a coefficient is over the
+regions that sent it.
 
 - `variant="mean"`: the residual is that of `compression.error_feedback`. One anchor for all
   descends along the mean, by `outer.sgd`.
 - `variant="as_coded"`: the residual is a momentum into which the mean is put back
   (`compression.decoupled_momentum`). Every region keeps its own anchor, and steps along its own
   pseudo-gradient and momentum.
-
-====== ============================================ =======================
-symbol meaning                                      argument
-====== ============================================ =======================
-H      inner steps per round (128 in the paper)     `period`
-k      coefficients kept per chunk                  `k` (32)
-       largest side of a chunk                      `block` (64)
-beta   decay                                        `decay` (0.95)
-eta    outer learning rate                          in `outer` (0.7)
-====== ============================================ =======================
 
 Differs from the paper: we had not its body. `as_coded` follows the authors' code, and `mean` is the
 reading in which the regions stay identical. Coefficients travel in fp32, not in 8 bits.

@@ -9,14 +9,6 @@ At every step, with F the cosine transform (DCT-II) of 64 x 64 chunks and m the 
 where every coefficient of q-bar is the mean over the regions that sent it. The momentum is what
 `compression.error_feedback` encodes: its residual is the momentum less what was sent of it.
 
-====== ============================================ =======================
-symbol meaning                                      argument
-====== ============================================ =======================
-k      coefficients kept per chunk                  `k` (32)
-       largest side of a chunk                      `block` (64)
-beta   decay of the momentum                        `decay` (0.999)
-====== ============================================ =======================
-
 The inner optimizer steps along the sign: `optax.sgd(learning_rate)`, behind decoupled weight decay
 if any (`lowcomm_jax.optimizers`, `optimizer="sgd"`). The sign has length sqrt(parameters): do not
 clip it.

@@ -5,14 +5,6 @@ r"""DES-LOC (arXiv 2505.22549): parameters and both moments are averaged, each a
    m_r \leftarrow \tfrac1R \sum_q m_q \ \text{every } K_u, \qquad
    v_r \leftarrow \tfrac1R \sum_q v_q \ \text{every } K_v
 
-====== ======================================== =======================
-symbol meaning                                  argument
-====== ======================================== =======================
-K_x    steps between averages of parameters     `period`
-K_u    of the first moment                      `first` (3 K_x)
-K_v    of the second moment                     `second` (6 K_x)
-====== ======================================== =======================
-
 A moment with decay beta halves the weight of its past in ln 0.5 / ln beta steps, so that the second
 moment may be averaged less often. There is no anchor: the model is the mean of the regions.
 

@@ -4,14 +4,6 @@ r"""DiLoCo (arXiv 2311.08105, Alg. 1): H inner steps per region, then one outer 
    \bar\Delta = \tfrac1R \sum_r (\Theta - \theta_r), \qquad
    \Theta \leftarrow \mathrm{Nesterov}(\Theta, \bar\Delta), \qquad \theta_r \leftarrow \Theta
 
-====== ======================================= ===========================
-symbol meaning                                 argument
-====== ======================================= ===========================
-H      inner optimizer steps per round         `period`
-eta    outer learning rate                     in `outer` (0.7)
-mu     outer Nesterov momentum                 in `outer` (0.9)
-====== ======================================= ===========================
-
 Nesterov is `outer.nesterov`. The inner optimizer's state stays in its region and is kept across
 rounds.
 """
@@ -37,7 +29,8 @@ def diloco(
 
     Args:
       period: H, inner steps per round.
-      outer: Optax transform of the mean pseudo-gradient; default Nesterov 0.7 / 0.9.
+      outer: Optax transform of the mean pseudo-gradient; default Nesterov 0.7 / 0.9 (rate and
+        momentum).
       codec: wire codec of the pseudo-gradients; None = dense fp32.
       inner_batching: batch policy of the inner steps; None = a fixed batch.
     """

@@ -3,15 +3,6 @@
 At boundary t every region sends its compressed pseudo-gradient, with error feedback of decay 1
 (`compression.error_feedback`), and takes the reduced one of the round before (`delayed_diloco`).
 
-====== =========================================== ===============
-symbol meaning                                     argument
-====== =========================================== ===============
-H_1    inner steps of the first rounds             `period`
-r_1    rank of the first rounds                    `rank`
-       low-rank factors in int4 (`low_rank`)       `codec`
-c      rounds of the window that sets r and H      in `adaptive`
-====== =========================================== ===============
-
 All regions hold the same anchor. The work of round t is in the anchor that round t + 2 starts from.
 At the first boundary nothing has arrived, and every region restarts from the unmoved anchor.
 

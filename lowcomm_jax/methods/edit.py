@@ -18,17 +18,6 @@ Where all are outliers, the tensor's anchor and its outer momentum stay, and reg
 anchor. In A-EDiT a round is a time: workers make as many steps in it as they can, and one that has
 made none takes no part.
 
-====== ======================================================= ==================
-symbol meaning                                                 argument
-====== ======================================================= ==================
-H      inner steps per round                                   `period`
-c      longest merged pseudo-gradient of a tensor              `clip`
-T      temperature, in the unit of norms                       `temperature`
-k      standard deviations from which a norm is an outlier's   `outlier`
-alpha  weight of a new norm in mean m and variance v           `decay`
-\-     rounds of a worker before its outliers are looked for   `warm_up`
-====== ======================================================= ==================
-
 Known from notes of the published code; the paper was not read. Our readings: m and v start at 0.
 The threshold is one-sided, and the code's further factor max(1, deviation of recent scores) is left
 out. T = 1 on raw norms and a clip of 10 for each tensor are ours; outer rates are DiLoCo's. Weights
@@ -79,10 +68,10 @@ def edit(
 
     Args:
       period: H, inner steps per round.
-      clip: c, positive; inf = off.
-      temperature: T, positive; inf = equal weights.
-      outlier: k, positive; inf = off.
-      decay: alpha, in (0, 1).
+      clip: c, longest merged pseudo-gradient of a tensor, positive; inf = off.
+      temperature: T, in the unit of norms, positive; inf = equal weights.
+      outlier: k, standard deviations from which a norm is an outlier's, positive; inf = off.
+      decay: alpha, weight of a new norm in mean m and variance v, in (0, 1).
       warm_up: rounds of a worker before it can be an outlier, a whole number from 0.
       outer: Optax transform of the merged pseudo-gradient; default Nesterov 0.7 / 0.9.
       codec, inner_batching: as in `diloco`.

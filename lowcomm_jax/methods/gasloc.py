@@ -7,19 +7,9 @@ them into groups G of a region and its peers:
    u_i = \theta_i + \eta\,g_i, \qquad
    \theta_i \leftarrow u_i - \alpha\,(u_i - \bar u_G) + \gamma\,(u_i - u_i^{\text{before}})
 
-====== ============================================================= ===========
-symbol meaning                                                       argument
-====== ============================================================= ===========
-H_i    inner steps between exchanges                                 `period`
-g_i    progress of the H_i steps, end - start
-eta    rate of that progress                                         `rate`
-alpha  pull towards the group                                        `alpha`
-gamma  momentum: u_i before is that of the round before, or theta_0  `gamma`
-       - a round has a random matching of one or two peers           `peers`
-====== ============================================================= ===========
-
 The regions are never equal, only kept close; the model is any of them or, as `global_params` gives
-it, their mean. The anchor of region i is theta_i, and g_i its pseudo-gradient, negated.
+it, their mean. The anchor of region i is theta_i, and g_i its pseudo-gradient, negated; u_i before
+is that of the round before, at first theta_i.
 
 Known from notes, where the equations are from; the paper was not read. Our readings: the Laplacian
 of a matching with equal weights gives u_i less its group's mean. Groups are those of

@@ -15,19 +15,6 @@ global one, over the slow links:
 A server keeps serving while its update travels; what arrives meanwhile stays in its model, and
 enters no later update. A reply goes only to the worker, or the server, that it answers.
 
-====== ================================================= ===================================
-symbol meaning                                           argument
-====== ================================================= ===================================
-H      inner steps of the fastest worker                 `period`
-v      speed of each worker                              `speeds`
-g      workers of each local server                      `groups`
-K      arrivals at a server between its updates          `every`
-alpha  weight of the global model in a merge             `blend`
-eta    rate of the local / the global server             `learning_rate`, `global_learning_rate`
-beta   momentum of the local / the global server         `momentum`, `global_momentum`
-N      arrivals per momentum step                        `buffer`, `global_buffer`
-====== ================================================= ===================================
-
 Source: the published code. Its rates are 0.2 x 16 and 0.15 x 2, since it divides by N as
 `outer.delayed_nesterov` does.
 
@@ -77,10 +64,10 @@ def halos(
       blend: alpha, weight of the global model in a merge, in [0, 1].
       learning_rate: of a local server's `outer.delayed_nesterov`.
       momentum: of a local server, in [0, 1).
-      buffer: arrivals between two renewals of a local server's momentum.
+      buffer: N, arrivals between two renewals of a local server's momentum.
       global_learning_rate: of the global server's `outer.delayed_nesterov`.
       global_momentum: of the global server, in [0, 1).
-      global_buffer: arrivals between two renewals of the global server's momentum.
+      global_buffer: N, arrivals between two renewals of the global server's momentum.
       travel: ticks one way between a local and the global server; one number or one per group.
       dynamic: ceil(v / max v H) inner steps between arrivals instead of H.
       inner_batching: as in `diloco`.

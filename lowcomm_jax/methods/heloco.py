@@ -8,17 +8,6 @@ tensor (A, `merge.Align`), then moves the shared anchor and its momentum m at on
    \Theta \leftarrow \mathrm{MomentumAverage}(\Theta, \rho\, A(\Delta_r, m)), \qquad
    \theta_r \leftarrow \mathrm{LookAhead}(\Theta, m)
 
-====== ============================================ =======================
-symbol meaning                                      argument
-====== ============================================ =======================
-H      inner steps between two arrivals             `period`
-v      speed of each region                         `speeds`
-A      correction of an arrival                     those of `merge.Align`
-rho    weight of an arrival: 1 or 1/sqrt(R)         `weight`
-eta    outer learning rate                          `learning_rate` (0.7)
-mu     outer momentum                               `momentum` (0.9)
-====== ============================================ =======================
-
 The last two are `outer.momentum_average` and `outer.look_ahead`. A region's next pseudo-gradient is
 measured against the look-ahead that it receives. `global_params` gives the anchor itself.
 

@@ -1,18 +1,10 @@
 """IsoLoCo (arXiv 2607.03011): DiLoCo's round along a mean with equal singular values.
 
-====== ============================================ =======================
-symbol meaning                                      argument
-====== ============================================ =======================
-H      inner steps per round (30 in the code)       `period`
-eta    outer learning rate                          in `outer` (1.8)
-mu     outer Nesterov momentum                      in `outer` (0.8)
-====== ============================================ =======================
-
 The mean of every matrix goes through `merge.Isotropic`, each layer of a stack by itself; vectors
 keep their mean. The exchange reduces the mean as in DiLoCo, with the same bytes.
 
-Source: the published code; of the paper only the abstract was read. Differs from the code: which
-tensors are matrices (`merge.Isotropic`). Codecs are an addition of ours.
+Source: the published code, which has H = 30; of the paper only the abstract was read. Differs from
+the code: which tensors are matrices (`merge.Isotropic`). Codecs are an addition of ours.
 """
 
 from __future__ import annotations

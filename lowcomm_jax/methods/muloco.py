@@ -1,17 +1,7 @@
 """MuLoCo (arXiv 2505.23725): DiLoCo's round around Muon, quantised with error feedback.
 
-Every H steps each region sends its decayed residual (`compression.error_feedback`) in 4 or 2 bits
-with a codebook.
-
-====== ============================================ =======================
-symbol meaning                                      argument
-====== ============================================ =======================
-H      inner steps per round (30 in the paper)      `period`
-Q      codebook quantiser, +- 3 sigma               `bits` (4)
-beta   decay of the residual                        `decay` (0.95)
-eta    outer learning rate                          in `outer` (0.7)
-mu     outer Nesterov momentum                      in `outer` (0.6)
-====== ============================================ =======================
+Every H steps (30 in the paper) each region sends its decayed residual
+(`compression.error_feedback`) in 4 or 2 bits, with a codebook of +- 3 sigma.
 
 The inner optimizer is the engine's: Muon for matrices, AdamW for the rest
 (`lowcomm_jax.optimizers`, `optimizer="muon"`; `configs/muloco.py`).

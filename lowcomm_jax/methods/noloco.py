@@ -11,16 +11,6 @@ keeps an anchor and a momentum of its own:
 with the rule of `outer.gossip`. The regions are never equal, only kept close; the model is any of
 them or, as `global_params` gives it, their mean.
 
-====== ========================================== ===========
-symbol meaning                                    argument
-====== ========================================== ===========
-H      inner steps between exchanges              `period`
-n      regions in a group                         `group_size`
-alpha  outer momentum                             `alpha`
-beta   outer learning rate                        `beta`
-gamma  pull towards the group                     `gamma`
-====== ========================================== ===========
-
 Two things travel:
 
 - Delta, encoded, at the boundary; the partner waits for it.

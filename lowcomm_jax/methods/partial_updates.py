@@ -6,15 +6,6 @@ DiLoCo's round with other sums. With :math:`T_i` the regions present that train 
    \bar\Delta_i = \frac{1}{|T_i|} \sum_{r \in T_i} (\Theta_i - \theta_{r,i}), \qquad
    \Theta \leftarrow \mathrm{Nesterov}(\Theta, \bar\Delta), \qquad \theta_r \leftarrow \Theta
 
-====== ======================================= ===========================
-symbol meaning                                 argument
-====== ======================================= ===========================
-H      inner optimizer steps per round         `period`
-T_i    who trains entry i                      `roles`
-eta    outer learning rate                     in `outer` (0.7)
-mu     outer Nesterov momentum                 in `outer` (0.9)
-====== ======================================= ===========================
-
 Known from notes; the paper was not read. Our readings: parts are rows of leaves, and a leaf without
 a role is trained everywhere. What a region does not train has no gradient there, and no weight
 decay. Where the regions that train an entry are all absent, its mean is 0 and its momentum goes on;

@@ -4,17 +4,6 @@ Every H steps each region adds its residual to its pseudo-gradient, p = Delta + 
 only where bf16(Theta - p) differs from bf16(Theta): elsewhere the forward pass in bf16 would not
 see it. What does not travel is the new residual (`compression.error_feedback`).
 
-====== ============================================ =======================
-symbol meaning                                      argument
-====== ============================================ =======================
-H      inner steps per round                        `period`
-k      most entries that a chunk sends              `k` (256)
-       largest side of a chunk                      `block` (64)
-beta   decay of the residual                        `decay` (1.0)
-eta    outer learning rate                          in `outer` (0.7)
-mu     outer Nesterov momentum                      in `outer` (0.9)
-====== ============================================ =======================
-
 Payloads have a static size: k places for each chunk of 64 x 64 entries, fp32 values with indices of
 12 bits, 0.34 bytes a parameter by default, 11.6 times less than fp32. Where more entries of a chunk
 pass the gate, the k largest travel and the others wait. The metric `sent_share`

@@ -1,19 +1,10 @@
 """DiLoCo's round with an outer momentum that restarts every K rounds (arXiv 2605.28585).
 
-====== ============================================ =======================
-symbol meaning                                      argument
-====== ============================================ =======================
-H      inner steps per round (64 to 2048)           `period`
-K      rounds between two restarts                  `every` (3)
-nu     outer learning rate                          `learning_rate` (0.9)
-beta   outer momentum                               `momentum` (0.7)
-====== ============================================ =======================
-
 The rule is `outer.restarting`. Other methods take it, too (`outer={"name": "restarting"}` in a
 config): with fragments every fragment counts rounds of its own.
 
-Source: notes of a replication (Llama-150M, two workers), where K and the rates are from; of the
-paper only the abstract was read. Codecs are an addition of ours.
+Source: notes of a replication (Llama-150M, two workers, H from 64 to 2048), where K and the rates
+are from; of the paper only the abstract was read. Codecs are an addition of ours.
 """
 
 from __future__ import annotations

@@ -1,19 +1,11 @@
 """SNOO (arXiv 2510.15830): Nesterov on the progress of K steps of one worker.
 
-====== ============================================ =======================
-symbol meaning                                      argument
-====== ============================================ =======================
-K      inner steps per outer step                   `period` (100)
-eta    outer learning rate                          `learning_rate` (0.8)
-mu     outer Nesterov momentum                      `momentum` (0.75)
-====== ============================================ =======================
-
 This is DiLoCo's round (`diloco`) of one region: the slow weights are the anchor, the fast ones the
 region's. Nothing travels: `regions=1`. With more regions it is DiLoCo with SNOO's rates, which the
 paper does not propose.
 
-Source: notes on the paper, which give these values for a 125M model; of the paper only the abstract
-was read.
+Source: notes on the paper, where the defaults are those of a 125M model; of the paper only the
+abstract was read.
 """
 
 from __future__ import annotations

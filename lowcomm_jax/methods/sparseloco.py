@@ -4,18 +4,6 @@ Every H steps each region sends the k largest entries of every 64 x 64 chunk of 
 plus decayed residual. What it does not send becomes the residual (`compression.error_feedback`),
 which takes the place of outer momentum: DiLoCo's round with `outer.sgd`.
 
-====== ============================================ =======================
-symbol meaning                                      argument
-====== ============================================ =======================
-H      inner steps per round                        `period`
-k      entries kept per chunk                       `k` (64)
-       largest side of a chunk                      `block` (64)
-Q      codebook quantiser of the kept entries       `bits` (2)
-beta   decay of the residual                        `decay` (0.95)
-       who an entry is averaged over                `mean` (all R regions)
-eta    outer learning rate                          in `outer` (1.0)
-====== ============================================ =======================
-
 64 of 4096 entries are 1.56 %. With 12 bits of index and 2 of value each they take 0.027 bytes per
 parameter, 146 times less than fp32.
 

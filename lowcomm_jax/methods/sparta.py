@@ -12,15 +12,6 @@ has made meanwhile:
    \theta_r[S_t] \leftarrow \tfrac1R \sum_q \theta_q(t)[S_t]
      + \big(\theta_r(t + \tau) - \theta_r(t)\big)[S_t] \quad\text{at step } t + \tau
 
-====== ======================================================= ===========
-symbol meaning                                                 argument
-====== ======================================================= ===========
-p      share of the entries that travel at a step              `p`
-tau    steps from send to landing                              `delay`
--      which of the two equations                              `landing`
-H      steps between outer steps of SPARTA with DiLoCo          `period`
-====== ======================================================= ===========
-
 Parameters travel, not gradients; the inner optimizer's moments stay as they are. Without `period`
 there is no anchor: the model is the mean of the regions, and `Engine.finish` sets all regions to
 it.

@@ -8,15 +8,6 @@ inner steps later (`landing.blend`):
    \Theta_p \leftarrow \mathrm{Nesterov}(\Theta_p, \bar\Delta_p), \qquad
    \theta_{r,p} \leftarrow \mathrm{Blend}_\alpha(\theta_{r,p}, \Theta_p) \quad\text{at } t + \tau
 
-====== ======================================= =====================
-symbol meaning                                 argument
-====== ======================================= =====================
-H      inner steps between syncs of a fragment `period`
-K      fragments                               `fragments`
-tau    inner steps between send and landing    `overlap`
-alpha  weight of the local value               `alpha`
-====== ======================================= =====================
-
 Differs from the paper:
 
 - The base of a pseudo-gradient is the anchor shared by all regions, not a region's own last value.

@@ -19,7 +19,7 @@ import numpy as np
 
 from lowcomm_jax.refused import Refused, is_unknown, is_whole
 
-__all__ = ["RegionRoles", "Rows", "Shares", "make", "trained_rows"]
+__all__ = ["NAMES", "RegionRoles", "Rows", "Shares", "trained_rows"]
 
 
 class RegionRoles(abc.ABC):
@@ -153,29 +153,7 @@ class Rows(RegionRoles):
         return found
 
 
-KINDS: dict[str, type[RegionRoles]] = {"rows": Rows, "shares": Shares}
-
-
-def make(spec: str | Mapping[str, Any] | RegionRoles) -> RegionRoles:
-    """Roles from a mapping with `name` and their settings.
-
-    Args:
-      spec: `{"name": "shares", "leaves": "experts/"}`, or roles, which are returned.
-
-    Raises:
-      ValueError: an unknown name, or settings that do not fit it.
-    """
-    if isinstance(spec, RegionRoles):
-        return spec
-    settings = {"name": spec} if isinstance(spec, str) else dict(spec)
-    name = settings.pop("name", None)
-    if name not in KINDS:
-        raise ValueError(f"roles={name!r} {is_unknown(name, KINDS)}")
-    try:
-        return KINDS[name](**settings)
-    except TypeError as error:
-        known = ", ".join(field.name for field in dataclasses.fields(KINDS[name]))
-        raise ValueError(f"roles: {name} has the settings {known} ({error}): give these") from None
+NAMES: dict[str, type[RegionRoles]] = {"rows": Rows, "shares": Shares}
 
 
 def trained_rows(

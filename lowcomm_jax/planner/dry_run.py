@@ -1,9 +1,9 @@
 """A dry run: the engine's own loop on shapes, which gives the events and bytes of a run to come.
 
 `play` builds the programs of an engine and lets its loop decide, send, move and adopt. Nothing is
-computed: in the place of every program stands a function that hands its arguments back. Bytes,
-routes and steps are therefore those of a run, for any method and codec. What the host reads of
-computed values is the scenario's.
+computed: in the place of every program (`round_programs.each`) stands a function that hands its
+arguments back. Bytes, routes and steps are therefore those of a run, for any method and codec. What
+the host reads of computed values is the scenario's.
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ from lowcomm_jax.mesh.regions import make_mesh
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.network.links import Network
 from lowcomm_jax.params.layout import make_layout
-from lowcomm_jax.schedule import Ranked, TwoLevels
 from lowcomm_jax.state.train_state import TrainState
 from lowcomm_jax.sync.initial_state import abstract_state
 from lowcomm_jax.sync.round_functions import RegionState
+from lowcomm_jax.sync.round_programs import RoundPrograms, each
 from lowcomm_jax.sync.sync_loop import EventLoop
-from lowcomm_jax.sync.two_level_loop import TwoLevelLoop
 
 PyTree = Any
 _OF_VALUES = ("rounds", "boundary", "measured", "known")  # of `decided`
@@ -41,8 +40,8 @@ class Scenario:
     """What a run would measure, and a plan has to assume.
 
     Attributes:
-      rank: DiLoCoX: the measured rank of every mean; None = the rank that was sent, so that rounds
-        keep their length and payloads are largest.
+      rank: DiLoCoX: the measured rank of every mean; None = at least the rank that was sent, so
+        that rounds keep their length and payloads are largest.
       rates: CoCoDC: how fast each fragment changes; None = all alike, so that they take turns.
     """
 
@@ -169,16 +168,16 @@ def play(
     programs = engine.programs_for(make_layout(params, engine.setup.roles))
     state = abstract_state(programs, params)
     kept = {k: each * method.trainer_count for k, each in _kept(method, state, params).items()}
-    loop = _dry(engine.loop_of(programs), scenario)
+    loop = engine.loop_of(_dry(programs, scenario))
+    if loop.measurements is not None:
+        loop.measurements = scenario
     rates = (1.0,) * len(loop.fragments) if scenario.rates is None else scenario.rates
     state = state.replace(rate=np.asarray(rates, np.float32))
     schedule, period, trainers = loop.schedule, period_of(method), method.trainer_count
     tau = period if schedule.land_after_send else int(np.max(schedule.delay))
-    settled = schedule.window if isinstance(schedule, Ranked) and scenario.rank else 0
+    settled = schedule.warm_up if scenario.rank else 0
     warm = (1 + settled) * period + tau + 1
-    cycle = max(period, *(channel.every for channel in method.channels), 1)
-    if isinstance(schedule, TwoLevels):
-        cycle = period * schedule.every
+    cycle = max(period, schedule.cycle, *(channel.every for channel in method.channels))
     steps = warm + PERIODS * cycle
     if method.signal == "gradient":
         return _every_step(loop, trainers, warm, steps, stacked, kept)
@@ -267,51 +266,36 @@ def decides(state: TrainState) -> tuple:
 # -- programs that hand their arguments back ------------------------------------------------------
 
 
-def _dry(loop: EventLoop, scenario: Scenario) -> EventLoop:
-    """The loop, whose programs compute nothing."""
-    everyone, ranks = np.ones(loop.count, bool), getattr(loop.schedule, "ranks", ())
+def _dry(programs: RoundPrograms, scenario: Scenario) -> RoundPrograms:
+    """The programs, which compute nothing."""
+    everyone = np.ones(programs.regions.count, bool)
+    ones = np.ones(programs.regions.count, np.float32)
+    measures = programs.method.schedule.energy is not None
+    rank = {"rank": np.float32(scenario.rank or np.inf)} if measures else {}
 
     def payload(values, against, codec_state, rows, senders, with_snapshot=False, level=0):
         del values, against, rows, senders, level
         nothing = {"payload": None, "codec_state": codec_state}
         nothing["snapshot"] = () if with_snapshot else None
-        return nothing | {"accepted": everyone, "weight": np.ones(loop.count, np.float32)}
+        return nothing | {"accepted": everyone, "weight": ones}
 
-    def outer(held, *given, level=0, **static):
-        del given, static
-        return held, {"rank": np.float32(scenario.rank or ranks[level])} if ranks else {}
-
-    loop.programs = dataclasses.replace(
-        loop.programs,
-        concurrent=None,
-        payload_program=payload,
-        outer_program=outer,
-        landing_program=lambda own, *given, **static: RegionState(own.values, own.landing),
-        received_program=lambda received, *given: received,
-        average_program=lambda buffers, *given: buffers,
-        token_rate_program=lambda tokens, *given: np.ones(loop.count, np.float32),
-        recount_program=lambda tokens, *given: tokens,
-        copy_program=lambda x: x,
-    )
-    if loop.measurements is not None:
-        loop.measurements = scenario
-    if loop.channels is not None:
-        channels = loop.channels
-
-        def no_steps(carry, *given, **static):
-            return carry, {}
-
-        channels.programs = dataclasses.replace(channels.programs, program=no_steps)
-    if isinstance(loop, TwoLevelLoop):
-        loop._arrive = lambda params, received, servers, codec, *given: (
-            params,
-            received,
-            servers,
-            codec,
-        )
-        loop._reach = lambda anchor, outer, servers, group: (anchor, outer, servers)
-        loop._merge = loop._leave = lambda servers, group: servers
-    return loop
+    hands_back = {
+        "payload_program": payload,
+        "outer_program": lambda held, *given, **static: (held, rank),
+        "landing_program": lambda own, *given, **static: RegionState(own.values, own.landing),
+        "received_program": lambda received, *given: received,
+        "average_program": lambda buffers, *given: buffers,
+        "token_rate_program": lambda tokens, *given: ones,
+        "recount_program": lambda tokens, *given: tokens,
+        "copy_program": lambda x: x,
+        "program": lambda carry, *given, **static: (carry, {}),  # of channels
+        "arrive": lambda *state_and_numbers: state_and_numbers[:4],
+        "leave": lambda servers, group: servers,
+        "reach": lambda anchor, outer, servers, group: (anchor, outer, servers),
+        "merge": lambda servers, group: servers,
+    }
+    alone = dataclasses.replace(programs, concurrent=None)
+    return each(alone, lambda program, name: hands_back.get(name, program))
 
 
 # -- what left, and which layers wait for it ------------------------------------------------------

@@ -15,7 +15,6 @@ import optax
 
 from lowcomm_jax import methods
 from lowcomm_jax.compression import Codec, LowRank
-from lowcomm_jax.compression.registry import names
 from lowcomm_jax.compression.two_shot import per_tensor
 from lowcomm_jax.network.routes import EXCHANGES
 from lowcomm_jax.planner.dry_run import period_of
@@ -28,11 +27,10 @@ from lowcomm_jax.planner.expected_loss import (
     total,
 )
 from lowcomm_jax.refused import Refused, collect, is_unknown, refuse, whole
-from lowcomm_jax.schedule import Learners
 
 AUTO, STACKED = "auto", ("blocks",)
 DATA_PARALLEL, DILOCO = "data_parallel", "diloco"
-SPARSE, COSINE, LOW_RANK = "topk_2bit", "dct_topk", "low_rank_int4"
+SPARSE, COSINE = "topk_2bit", "dct_topk"
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,11 +81,6 @@ class PlanMethod:
     def eager(self) -> bool:
         """Whether a region uses its own fresh part before the others' has arrived."""
         return self.method.takes_own_parts
-
-    @property
-    def learners(self) -> bool:
-        """Whether independent learners meet through a store."""
-        return isinstance(self.method.schedule, Learners)
 
     @property
     def codec(self) -> str:
@@ -146,11 +139,7 @@ class PlanMethod:
 # -- names under which figures were published ------------------------------------------------------
 
 # `allreduce` is another name for DDP, the method that all others are compared with.
-FACTORIES: dict[str, Callable[..., methods.Method]] = {"allreduce": methods.ddp} | {
-    name: factory
-    for name in methods.__all__
-    if inspect.isfunction(factory := getattr(methods, name))
-}
+FACTORIES: dict[str, Callable[..., methods.Method]] = {"allreduce": methods.ddp} | methods.NAMES
 # Settings of the papers where they differ from `asked_for` or the factories' defaults.
 PUBLISHED = {
     "streaming_diloco": {"fragments": 8, "overlap": 1, "codec": "e3m0"},
@@ -238,7 +227,7 @@ def planned(
     codec = given.get("codec", takes["codec"].default if "codec" in takes else None)
     if codec == "fp32":
         given = {**given, "codec": None}
-    elif isinstance(codec, str) and codec in names():
+    elif isinstance(codec, str):
         given = {**given, "codec": {"name": codec, "stacked": STACKED}}
     if "stacked" in takes:
         given = {**given, "stacked": STACKED}

@@ -280,7 +280,8 @@ def _a_period(played: Played, period: int, of: Any) -> float:
 
 def store_requests(method: PlanMethod, played: Played, work: Workload) -> StoreRequests | None:
     """Give the requests of an independent learner to its store; None = no such method."""
-    if not method.learners:
+    schedule = method.method.schedule
+    if not schedule.by_rounds or schedule.most == 1:
         return None
     nbytes = _a_period(played, method.period, lambda sent: sent.nbytes) / method.fragments
     return learner_requests(work.network, nbytes, method.period, method.fragments, work.step_s)

@@ -46,6 +46,7 @@ import numpy as np
 from lowcomm_jax.refused import is_whole
 
 __all__ = [
+    "NAMES",
     "Adaptive",
     "AugmentedTest",
     "BatchPolicy",
@@ -268,9 +269,8 @@ class AugmentedTest(Adaptive):
         return max(along / self.theta**2, across / self.nu**2)
 
 
-POLICIES: dict[str, type[BatchPolicy]] = {
+NAMES: dict[str, type[BatchPolicy]] = {
     "fixed": Fixed,
     "norm": NormTest,
     "augmented": AugmentedTest,
 }
-"""Policies by the names that configs have for them."""

@@ -22,7 +22,7 @@ from lowcomm_jax.refused import in_range, refuse
 from lowcomm_jax.rules.precision import in_fp32, widen
 from lowcomm_jax.rules.taylor import TaylorState, taylor_delay_correction
 
-__all__ = ["TaylorState", "blend", "replace", "replay", "taylor_delay_correction"]
+__all__ = ["NAMES", "TaylorState", "blend", "replace", "replay", "taylor_delay_correction"]
 
 
 def replace() -> optax.GradientTransformationExtraArgs:
@@ -94,3 +94,11 @@ def blend(alpha: float) -> optax.GradientTransformationExtraArgs:
         return mixed, state
 
     return in_fp32(optax.GradientTransformationExtraArgs(init, update))
+
+
+NAMES = {
+    "blend": blend,
+    "replace": replace,
+    "replay": replay,
+    "taylor_delay_correction": taylor_delay_correction,
+}

@@ -25,17 +25,15 @@ import jax.numpy as jnp
 
 from lowcomm_jax.optimizers import Kind, kind_of
 from lowcomm_jax.params.fragments import is_stacked
-from lowcomm_jax.refused import is_unknown
 
 __all__ = [
-    "RULES",
+    "NAMES",
     "Align",
     "Isotropic",
     "Merge",
     "Merged",
     "RadialDirectional",
     "initial_states",
-    "make",
     "merge_leaves",
     "weigh_leaves",
 ]
@@ -293,34 +291,11 @@ class Align(Merge):
         return Merged(jnp.where(kept, delta, jnp.where(cosine < 0, against, aside)), state)
 
 
-RULES: dict[str, type[Merge]] = {
+NAMES: dict[str, type[Merge]] = {
     "align": Align,
     "isotropic": Isotropic,
     "radial_directional": RadialDirectional,
 }
-
-
-def make(spec: str | Mapping[str, Any] | Merge) -> Merge:
-    """A merge rule from its name, or from a mapping with `name` and its settings.
-
-    Args:
-      spec: `"isotropic"`, `{"name": "align", "turn": 0.5}`, or a rule, which is returned.
-
-    Raises:
-      ValueError: an unknown name, or unknown settings, which are all listed.
-    """
-    if isinstance(spec, Merge):
-        return spec
-    settings = {"name": spec} if isinstance(spec, str) else dict(spec)
-    name = settings.pop("name", None)
-    if name not in RULES:
-        raise ValueError(f"merge={name!r} {is_unknown(name, RULES)}")
-    known = RULES[name].__dataclass_fields__
-    unknown = [f"{k}={v!r}" for k, v in settings.items() if k not in known]
-    if unknown:
-        fix = f"use {', '.join(known)}" if known else "it has none"
-        raise ValueError(f"merge: {name} has no such setting as {', '.join(unknown)}: {fix}")
-    return RULES[name](**settings)
 
 
 def initial_states(

@@ -33,6 +33,7 @@ Variant = Literal["heavy_ball", "nesterov"]
 VARIANTS = ("heavy_ball", "nesterov")
 
 __all__ = [
+    "NAMES",
     "DelayedNesterovState",
     "GossipState",
     "Mixing",
@@ -502,3 +503,14 @@ def gossip(alpha: float, beta: float, gamma: float, variant: Variant = "heavy_ba
         return jax.tree.map(lambda v, f: alpha * v + f, moved, force), GossipState(moved)
 
     return in_fp32(Transform(init, update))
+
+
+NAMES = {
+    "nesterov": nesterov,
+    "heavy_ball": heavy_ball,
+    "sgd": sgd,
+    "average": average,
+    "delayed_nesterov": delayed_nesterov,
+    "momentum_average": momentum_average,
+    "restarting": restarting,
+}

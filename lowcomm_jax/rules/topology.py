@@ -30,7 +30,7 @@ import numpy as np
 
 from lowcomm_jax.refused import refuse
 
-__all__ = ["Gossip", "Groups", "groups", "member_table"]
+__all__ = ["NAMES", "Gossip", "Groups", "groups", "member_table"]
 
 Groups = list[tuple[int, ...]]
 RELABEL, DRAW, SEARCH = 1, 2, 3  # what a stream of random numbers is for
@@ -197,3 +197,6 @@ def _unevenness(points: np.ndarray, group_size: int, circle: int) -> float:
         pairs[-1] = circle / 2
     often = met * circle / pairs
     return float((pairs * (often - (often * pairs).sum() / pairs.sum()) ** 2).sum())
+
+
+NAMES = {"gossip": Gossip}

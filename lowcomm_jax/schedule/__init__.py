@@ -25,7 +25,10 @@ from lowcomm_jax.schedule.staggered import Staggered
 from lowcomm_jax.schedule.timed import Timed
 from lowcomm_jax.schedule.two_levels import TwoLevels
 
+NAMES = {"arrivals": Arrivals, "staggered": Staggered}
+
 __all__ = [
+    "NAMES",
     "Adaptive",
     "Admission",
     "Arrivals",

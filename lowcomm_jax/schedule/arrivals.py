@@ -47,7 +47,6 @@ class Arrivals(Paced):
     delay: ClassVar[int] = 0
     admission: ClassVar[Admission] = Admission(quorum=1, grace=0.0, weights="given")
     most: ClassVar[int | None] = 1
-    """Regions whose arrivals one round between jobs admits."""
 
     def local_steps(self) -> list[int]:
         """Inner steps of each region between two arrivals, at least 1."""
@@ -55,9 +54,9 @@ class Arrivals(Paced):
             return [self.period] * len(self.speeds)
         return [max(1, int(share * self.period)) for share in shares(self.speeds)]
 
-    def active(self, step: int, regions: int) -> np.ndarray:
+    def made(self, step: int, regions: int) -> np.ndarray:
         del regions
-        return np.array([int(step * s) > int((step - 1) * s) for s in shares(self.speeds)])
+        return np.array([int(step * share) for share in shares(self.speeds)])
 
     def senders(self, step: int, regions: int) -> np.ndarray:
         del regions

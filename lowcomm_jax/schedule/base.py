@@ -215,14 +215,24 @@ class Schedule(abc.ABC):
       statistic: what `choose` goes by, reduced over the regions at every landing. `none`:
         nothing. `rate`: the change of the fragment that lands. `drift`: that of every fragment,
         which travels in the payloads' headers.
+      warm_up: periods that are measured before what `decide` has seen counts.
       needs_network: whether a setting is missing that only a network gives (`settle`).
       measured: whether the run measures the seconds of a step and of a synchronisation; they travel
         in the headers, too.
       by_steps: whether the step alone decides what is sent, whatever has landed.
-      uneven: whether regions make different numbers of inner steps (`active`). Between jobs that
-        takes a `Paced` schedule: `Learners` and `Arrivals` are.
+      never_sends: whether there is no main exchange, for methods of channels alone.
+      uneven: whether regions make different numbers of inner steps (`made`). Between jobs that
+        takes a schedule that goes `by_rounds`.
+      by_rounds: whether regions that are jobs have rounds in common, and no steps (`Paced`).
+      most: regions that one landing, or one round between jobs, admits at most, those that came
+        first; None = all. With 1 each region arrives alone, and between jobs it stands still from
+        its send until that lands.
+      simulated: names of settings that say how regions fare in one program, and that jobs find out
+        by themselves.
+      copies: whether regions that come back copy a peer (`Copy`).
+      local_servers: whether regions arrive at local servers; their loop reads what `TwoLevels` has.
       by_token_rate: whether regions are weighted by tokens x tokens / steps since the fragment
-        landed there (`Learners`).
+        landed there (`made`).
       first_round: what the first boundary of a one-period method lands: an `empty` payload, or
         (`blocking`) the one just sent.
       energy: share of the squared norm by which the rank of every reduced payload is measured, for
@@ -234,10 +244,17 @@ class Schedule(abc.ABC):
     delay: int | tuple[int, ...]
     land_after_send: bool = False
     statistic: Literal["none", "rate", "drift"] = "none"
+    warm_up: int = 0
     needs_network: bool = False
     measured: bool = False
     by_steps: bool = False
+    never_sends: bool = False
     uneven: bool = False
+    by_rounds: bool = False
+    most: int | None = None
+    simulated: tuple[str, ...] = ()
+    copies: bool = False
+    local_servers: bool = False
     by_token_rate: bool = False
     first_round: FirstRound = "empty"
     energy: float | None = None
@@ -251,6 +268,11 @@ class Schedule(abc.ABC):
     def start(self) -> Decided:
         """What the schedule itself remembers, `SyncCounters.decided`, before the first step."""
         return {}
+
+    @property
+    def cycle(self) -> int:
+        """Inner steps after which its acts repeat, as far as the settings say."""
+        return self.period
 
     def header_floats(self) -> int:
         """How many fp32 numbers travel with every payload."""
@@ -354,10 +376,17 @@ class Schedule(abc.ABC):
     def violations(self, regions: int) -> list[str]:
         """What is wrong with the settings, one line with its fix each."""
 
+    def made(self, step: int, regions: int) -> np.ndarray:
+        """Inner steps that each region has made by the end of `step`, int64 `[R]`."""
+        return np.full(regions, step)
+
+    def made_at(self, step_R: np.ndarray) -> np.ndarray:
+        """`made` of each region by the end of a step of its own, int64 `[R]`."""
+        return np.array([self.made(int(t), len(step_R))[r] for r, t in enumerate(step_R)])
+
     def active(self, step: int, regions: int) -> np.ndarray:
         """Bool `[R]`: the regions that make an inner step at `step`."""
-        del step
-        return np.ones(regions, bool)
+        return self.made(step, regions) > self.made(step - 1, regions)
 
 
 class Paced(Schedule):
@@ -370,13 +399,11 @@ class Paced(Schedule):
 
     Attributes:
       admission: for whom a round waits. The first region that can writes its record.
-      most: regions that a round admits at most, those that reported first; None = all. With 1 a
-        round is an arrival, and a region stands still from its send until that lands.
     """
 
     uneven: bool = True
+    by_rounds: bool = True
     admission: Admission
-    most: int | None = None
 
     def acts(self, step: int, view: View) -> Stage:
         """As `Schedule.acts`; between jobs `acts_by_rounds`."""

@@ -40,7 +40,7 @@ import bisect
 import dataclasses
 import functools
 import math
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -107,6 +107,8 @@ class Learners(Paced):
     speeds: tuple[float, ...] = ()
     outages: tuple[Outage, ...] = ()
     travel: int | None = None
+    simulated: ClassVar[tuple[str, ...]] = ("speeds", "outages")
+    copies: ClassVar[bool] = True
 
     def settle(self, timing: Timing) -> Learners:
         if self.travel is not None:
@@ -128,16 +130,12 @@ class Learners(Paced):
         return ~self.up(step, regions) & self.up(step + 1, regions)
 
     def made(self, step: int, regions: int) -> np.ndarray:
-        """Inner steps that each learner has made by the end of this tick, int64 `[R]`."""
         down = np.zeros(regions, np.int64)
         for region, first, last in self.outages:
             down[region] += max(0, min(step, last) - first + 1)
         if not self.speeds:
             return step - down
         return np.array([int((step - d) * v) for d, v in zip(down, shares(self.speeds))], np.int64)
-
-    def active(self, step: int, regions: int) -> np.ndarray:
-        return self.made(step, regions) > self.made(step - 1, regions)
 
     # -- rounds -----------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ class Never(Schedule):
     period: int = 1
     fragments: int = 1
     delay: int = 0
-    by_steps = True
+    by_steps = never_sends = True
 
     def due(self, step: int, counters: SyncCounters) -> tuple[int, ...]:
         del step, counters

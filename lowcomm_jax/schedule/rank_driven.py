@@ -74,6 +74,10 @@ class Ranked(Schedule):
             self, travel=tuple(steps_to_travel(timing, 0, k) for k in levels)
         )
 
+    @property
+    def warm_up(self) -> int:
+        return self.window
+
     def start(self) -> Decided:
         return {
             "boundary": np.int64(self.period),

@@ -35,13 +35,9 @@ class Timed(Schedule):
     uneven: ClassVar[bool] = True
     by_steps: ClassVar[bool] = True
 
-    def made(self, step: int) -> np.ndarray:
-        """Inner steps that each region has made by a tick, int64 `[R]`."""
-        return np.array([int(step * share) for share in shares(self.speeds)])
-
-    def active(self, step: int, regions: int) -> np.ndarray:
+    def made(self, step: int, regions: int) -> np.ndarray:
         del regions
-        return self.made(step) > self.made(step - 1)
+        return np.array([int(step * share) for share in shares(self.speeds)])
 
     def due(self, step: int, counters: SyncCounters) -> tuple[int, ...]:
         del counters
@@ -56,8 +52,7 @@ class Timed(Schedule):
 
     def _with_a_step(self, step: int, counters: SyncCounters) -> np.ndarray:
         landed_R = np.maximum(counters.last_landed[0], 0)
-        before_R = [self.made(int(t))[r] for r, t in enumerate(landed_R)]
-        return self.made(step) > np.array(before_R)
+        return self.made(step, len(landed_R)) > self.made_at(landed_R)
 
     def violations(self, regions: int) -> list[str]:
         return pace_violations(self.period, self.speeds, regions)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import ClassVar
 
 import numpy as np
 
@@ -39,11 +40,16 @@ class TwoLevels(Arrivals):
     groups: Groups = ()
     every: int = 32
     travel: int | tuple[int, ...] = 0
+    local_servers: ClassVar[bool] = True
 
     def local_steps(self) -> list[int]:
         if not self.dynamic:
             return [self.period] * len(self.speeds)
         return [math.ceil(share * self.period) for share in shares(self.speeds)]
+
+    @property
+    def cycle(self) -> int:
+        return self.period * self.every
 
     def start(self) -> Decided:
         count = len(self.groups)

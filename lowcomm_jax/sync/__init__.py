@@ -4,7 +4,8 @@ In: a method, and a state after inner steps. Out: the state after its sends and 
 events. Which file holds what:
 
 - What is done after a step: `sync_loop`, on the host, as the schedule says. Between whom:
-  `carrier`. HALoS has a loop of its own, `two_level_loop`; the end of a run: `finish`.
+  `carrier`. HALoS has a loop of its own, `two_level_loop`, with `server_programs`; the end of a
+  run: `finish`.
 - What a send or landing computes, the pseudo-gradient included: `round_functions`.
 - How that is compiled, with which shardings and donated buffers: `round_programs`.
 - Payloads exchanged beside inner steps (GPUs, TPUs): `concurrent_exchange`.

@@ -27,7 +27,7 @@ import numpy as np
 import optax
 from jax.sharding import PartitionSpec as P
 
-from lowcomm_jax.channels import Channel, Everything
+from lowcomm_jax.channels import Channel
 from lowcomm_jax.channels.selection import LARGEST
 from lowcomm_jax.channels.source import Leaves, Source
 from lowcomm_jax.exchange import MeshExchange
@@ -71,7 +71,7 @@ class ChannelExchange:
     @property
     def whole(self) -> bool:
         """Whether leaves travel as they are, so that no entry is taken out of them."""
-        return isinstance(self.channel.selection, Everything)
+        return self.channel.selection.whole
 
     @property
     def like(self) -> dict[str, jax.ShapeDtypeStruct]:

@@ -12,6 +12,7 @@ stand between the same collectives.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -75,6 +76,12 @@ class ConcurrentExchange:
         return jax.jit(
             program, donate_argnums=0, out_shardings=(self._out, None), compiler_options=options
         )
+
+    def each(self, make: Callable[[Callable, str], Callable]) -> ConcurrentExchange:
+        """As `round_programs.each`."""
+        other = copy.copy(self)
+        other.program = lambda kinds: make(self.program(kinds), "concurrent")
+        return other
 
     def __call__(self, given: Sequence[Any], n, flights: Sequence[tuple[Kind, PyTree, jax.Array]]):
         """The first n steps of a block, and the collectives of the payloads in flight.

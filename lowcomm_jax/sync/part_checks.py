@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lowcomm_jax.channels import Channel, Everything
+from lowcomm_jax.channels import Channel
 from lowcomm_jax.channels.source import find_source
 from lowcomm_jax.compression import Codec, LeafCodec, PerTensor, UnitCodec
 from lowcomm_jax.compression.placement import Placement
@@ -147,9 +147,7 @@ def moment_problems(
     Returns:
       One line with its fix for each such channel.
     """
-    seconds = [
-        c for c in method.channels if c.source == "nu" and isinstance(c.selection, Everything)
-    ]
+    seconds = [c for c in method.channels if c.source == "nu" and c.selection.whole]
 
     def goes_along(first: Channel, second: Channel) -> bool:
         return first.every % second.every == 0 and first.delay == second.delay

@@ -33,7 +33,7 @@ from lowcomm_jax.params.roles import trained_rows
 from lowcomm_jax.params.sharding import SpecFn, fsdp_specs, leaf_shardings, optimizer_shardings
 from lowcomm_jax.refused import Refused, refuse
 from lowcomm_jax.rules.merge import tensors
-from lowcomm_jax.schedule import Learners, Timing
+from lowcomm_jax.schedule import Timing
 from lowcomm_jax.setup import Setup
 from lowcomm_jax.state.train_state import Inner
 from lowcomm_jax.sync.channel_loop import ChannelPrograms, build_channels
@@ -55,6 +55,7 @@ from lowcomm_jax.sync.round_functions import (
     rounded,
     token_rate,
 )
+from lowcomm_jax.sync.server_programs import ServerPrograms, build_servers
 from lowcomm_jax.train.inner_step import InnerStep, make_accumulating_program, make_inner_program
 
 PyTree = Any
@@ -81,6 +82,7 @@ class RoundPrograms:
       concurrent: inner steps and the exchange of payloads in flight as one program; None where a
         landing's own program exchanges them.
       channels: inner steps with their channels as one program; None for methods without channels.
+      servers: what is computed at local servers; None for methods without them.
       payload_program, outer_program, landing_program: `RoundFunctions.make_payload`, `outer_step`
         and `landing_step`, compiled.
       restart_program, received_program, average_program, drift_program, header_program:
@@ -100,6 +102,7 @@ class RoundPrograms:
     microbatch_program: Callable | None
     concurrent: ConcurrentExchange | None
     channels: ChannelPrograms | None
+    servers: ServerPrograms | None
     payload_program: Callable
     outer_program: Callable
     landing_program: Callable
@@ -136,6 +139,26 @@ class RoundPrograms:
         """Bytes of one gradient exchange among the regions of `mask`, bool `[R]`."""
         traffic = self.exchange.traffic(self.fragments.like(0), mask)
         return traffic.plus(two_shot(self.averaged_bytes(), mask))
+
+
+def each(
+    programs: RoundPrograms | ChannelPrograms | ServerPrograms,
+    make: Callable[[Callable, str], Callable],
+) -> Any:
+    """The same programs, with `make(program, name)` in the place of each compiled one.
+
+    A name is that of the field, also in `channels` and `servers`; `concurrent` has one program for
+    each kind of payloads.
+    """
+    changes: dict[str, Any] = {}
+    for name, value in vars(programs).items():
+        if hasattr(value, "lower"):  # jitted
+            changes[name] = make(value, name)
+        elif isinstance(value, ChannelPrograms | ServerPrograms):
+            changes[name] = each(value, make)
+        elif isinstance(value, ConcurrentExchange):
+            changes[name] = value.each(make)
+    return dataclasses.replace(programs, **changes)
 
 
 def build(setup: Setup, layout: Layout, traffic: TrafficFn = MeshExchange.traffic) -> RoundPrograms:
@@ -227,6 +250,7 @@ def build(setup: Setup, layout: Layout, traffic: TrafficFn = MeshExchange.traffi
         microbatch_program=accumulating,
         concurrent=concurrent,
         channels=build_channels(setup, step, functions, _inner_out(setup, step, specs)),
+        servers=build_servers(method, exchange.codec),
         payload_program=jax.jit(
             functions.make_payload,
             static_argnames=("with_snapshot", "level"),
@@ -331,7 +355,7 @@ def settled(setup: Setup, exchange: MeshExchange, cut: Fragments, traffic: Traff
       ValueError: the settled schedule cannot work.
     """
     method, network = setup.method, setup.links
-    apart = setup.separate and isinstance(method.schedule, Learners)
+    apart = setup.separate and method.schedule.by_rounds
     if network is None:
         return method
 
@@ -374,7 +398,7 @@ def slices(setup: Setup, likes: Sequence[PyTree]) -> int | None:
     `likes`: shapes of every fragment.
     """
     method = setup.method
-    whole = setup.separate and isinstance(method.schedule, Learners)  # they get payloads whole
+    whole = setup.separate and method.schedule.by_rounds  # they get payloads whole
     if method.codec is None or not method.reduces_all or whole or not method.codec.local:
         return None
     return setup.regions if route(method.codec, likes, setup.regions).name == "two_shot" else None

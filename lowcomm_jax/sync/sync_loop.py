@@ -490,8 +490,8 @@ class SyncLoop(EventLoop):
     def _token_rates(self, state: TrainState, p: int) -> jax.Array:
         """c_tokens (c_tokens / c_steps), counted since the fragment was received."""
         landed_R = np.maximum(state.counters.last_landed[p], 0)
-        before_R = [self.schedule.made(int(t), self.count)[r] for r, t in enumerate(landed_R)]
-        steps = self.schedule.made(int(state.counters.step), self.count) - np.array(before_R)
+        made_R = self.schedule.made(int(state.counters.step), self.count)
+        steps = made_R - self.schedule.made_at(landed_R)
         steps_R = np.float32(np.maximum(steps, 1))
         return self.programs.token_rate_program(state.inner.tokens, steps_R, np.int32(p))
 

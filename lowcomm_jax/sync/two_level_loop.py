@@ -8,26 +8,19 @@ servers, every leaf `[G, ...]`:
 - `codec`, the senders' states. A coded `update` is what the global server decodes.
 
 The loop asks `schedule.two_levels` when workers arrive and how long transfers take; every numeric
-part is a compiled program.
+part is a compiled program (`server_programs`).
 """
 
 from __future__ import annotations
 
-import functools
-from typing import Any
-
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from lowcomm_jax.exchange import Traffic
 from lowcomm_jax.history import Event
 from lowcomm_jax.state.train_state import TrainState, with_inner
-from lowcomm_jax.sync.round_functions import norm_per_row, pseudo_gradient
 from lowcomm_jax.sync.round_programs import RoundPrograms
 from lowcomm_jax.sync.sync_loop import EventLoop
 
-PyTree = Any
 NOTHING = -1
 
 
@@ -41,19 +34,11 @@ class TwoLevelLoop(EventLoop):
 
     def __init__(self, programs: RoundPrograms, weights: str | np.ndarray):
         super().__init__(programs, weights)
-        method, servers = self.method, self.method.servers
-        self.groups_of = self.schedule.groups
-        donate = {"donate_argnums": (0, 1, 2, 3)}
-        codec = programs.exchange.codec
-        self._arrive = jax.jit(functools.partial(_arrive, servers.outer, codec), **donate)
-        self._reach = jax.jit(functools.partial(_reach, method.outer), donate_argnums=(0, 1, 2))
-        self._merge = jax.jit(functools.partial(_merge, servers.blend), donate_argnums=0)
-        self._leave = jax.jit(functools.partial(_leave, servers.codec), donate_argnums=0)
-        self._start_anew = jax.jit(_start_anew, donate_argnums=(0, 1, 2))
-        like = self.fragments.like(0)
+        self.servers, self.groups_of = programs.servers, self.schedule.groups
+        like, codec, upper = self.fragments.like(0), self.method.codec, self.method.servers.codec
         self._dense = 4 * sum(int(np.prod(x.shape)) for x in like.values())
         self._delta = self._dense if codec is None else codec.nbytes(like)
-        self._update = self._dense if servers.codec is None else servers.codec.nbytes(like)
+        self._update = self._dense if upper is None else upper.nbytes(like)
 
     def is_due(self, state: TrainState, step: int) -> bool:
         decided = state.counters.decided
@@ -76,14 +61,14 @@ class TwoLevelLoop(EventLoop):
     def _travel(self, state: TrainState, step: float, events: list[Event]) -> TrainState:
         decided, now = state.counters.decided, int(state.counters.step)
         for g in np.flatnonzero((decided["up"] != NOTHING) & (decided["up"] <= step)):
-            anchor, outer, servers = self._reach(
+            anchor, outer, servers = self.servers.reach(
                 state.anchor, state.outer[0], state.servers, np.int32(g)
             )
             state = state.replace(anchor=anchor, outer=(outer,), servers=servers)
             decided["up"][g], decided["down"][g] = NOTHING, now + self.schedule.travels(g)
             self._moved(state, f"down@{now}/{g}", self._host(0), self._host(g), events, self._dense)
         for g in np.flatnonzero((decided["down"] != NOTHING) & (decided["down"] <= step)):
-            state = state.replace(servers=self._merge(state.servers, np.int32(g)))
+            state = state.replace(servers=self.servers.merge(state.servers, np.int32(g)))
             decided["down"][g], decided["merged"][g] = NOTHING, decided["arrivals"][g]
         return state
 
@@ -103,7 +88,7 @@ class TwoLevelLoop(EventLoop):
         decided["arrivals"][g] += 1
         waits = decided["up"][g] != NOTHING or decided["down"][g] != NOTHING
         if decided["arrivals"][g] >= decided["merged"][g] + self.schedule.every and not waits:
-            state = state.replace(servers=self._leave(state.servers, np.int32(g)))
+            state = state.replace(servers=self.servers.leave(state.servers, np.int32(g)))
             decided["up"][g] = step + self.schedule.travels(g)
             self._moved(state, f"up@{step}/{g}", self._host(g), self._host(0), events, self._update)
         return state
@@ -111,7 +96,7 @@ class TwoLevelLoop(EventLoop):
     def _deliver(self, state: TrainState, region: int, step: int, events) -> TrainState:
         """A worker hands its Delta to its server, which answers at once."""
         g = self.schedule.group_of(region)
-        params, received, servers, codec = self._arrive(
+        params, received, servers, codec = self.servers.arrive(
             state.inner.params,
             state.received,
             state.servers,
@@ -164,12 +149,14 @@ class TwoLevelLoop(EventLoop):
         for region in np.flatnonzero(mask):
             state = self._deliver(state, int(region), step, events)
         for g in range(len(self.groups_of)):
-            servers = self._leave(state.servers, np.int32(g))
-            anchor, outer, servers = self._reach(state.anchor, state.outer[0], servers, np.int32(g))
+            servers = self.servers.leave(state.servers, np.int32(g))
+            anchor, outer, servers = self.servers.reach(
+                state.anchor, state.outer[0], servers, np.int32(g)
+            )
             state = state.replace(anchor=anchor, outer=(outer,), servers=servers)
             key, hosts = f"up@{step}/{g}", (self._host(g), self._host(0))
             self._moved(state, key, *hosts, events, self._update, self._dense)
-        params, received, servers = self._start_anew(
+        params, received, servers = self.servers.start_anew(
             state.inner.params, state.received, state.servers, state.anchor
         )
         decided = self.schedule.start()
@@ -183,79 +170,3 @@ def _with_own_decisions(counters):
     counters = counters.copy()
     counters.decided = {name: x.copy() for name, x in counters.decided.items()}
     return counters
-
-
-def _arrive(rule, codec, params, received, servers, states, region, group):
-    """A worker's Delta moves its server's model, which the worker receives."""
-    own, had = jax.tree.map(lambda x: x[region], (params, received))
-    delta = pseudo_gradient(had, own, {})
-    delta, states = _decoded(codec, delta, states, region, had)
-    model, outer = _moved_by(rule, delta, servers["model"], servers["outer"], group)
-    params = {k: x.at[region].set(model[k][group].astype(x.dtype)) for k, x in params.items()}
-    received = {k: x.at[region].set(model[k][group]) for k, x in received.items()}
-    return params, received, {**servers, "model": model, "outer": outer}, states
-
-
-def _decoded(codec, delta, states, row, base):
-    """What receivers decode of Delta from sender `row`, and all senders' codec states.
-
-    `base` is what Delta is measured against, for codecs that read the weights.
-    Without news, or with what is not finite, nothing is sent: it decodes to 0, and the state stays.
-    """
-    if codec is None:
-        return delta, states
-    size = norm_per_row(jax.tree.map(lambda x: x[None], delta))[0]
-    news = jnp.isfinite(size) & (size > 0)
-    base = base if codec.reads_params else None
-    payload, new = codec.encode_if(news, delta, jax.tree.map(lambda x: x[row], states), base)
-    found = codec.decode(payload, delta)
-    found = jax.tree.map(lambda x: jnp.where(news, x, 0.0), found)
-    return found, jax.tree.map(lambda x, y: x.at[row].set(y), states, new)
-
-
-def _moved_by(rule, delta, model, outer, row):
-    """Row `row` of a model and its outer state, moved by Delta, unless that is 0 or not finite."""
-    one, state = jax.tree.map(lambda x: x[row], (model, outer))
-    updates, new = rule.update(delta, state, one)
-    size = norm_per_row(jax.tree.map(lambda x: x[None], delta))[0]
-    moves = jnp.isfinite(size) & (size > 0)
-    moved = jax.tree.map(lambda x, u: jnp.where(moves, x + u, x), one, updates)
-    new = jax.tree.map(lambda n, o: jnp.where(moves, n, o), new, state)
-    return jax.tree.map(lambda x, y: x.at[row].set(y), (model, outer), (moved, new))
-
-
-def _leave(codec, servers, group):
-    """The change of a server's model since the last merge leaves for the global server."""
-    merged = {k: x[group] for k, x in servers["merged"].items()}
-    news = {k: merged[k] - x[group] for k, x in servers["model"].items()}
-    news, states = _decoded(codec, news, servers.get("codec"), group, merged)
-    update = {k: x.at[group].set(news[k]) for k, x in servers["update"].items()}
-    return {**servers, "update": update} | ({} if codec is None else {"codec": states})
-
-
-def _reach(rule, anchor, outer, servers, group):
-    """A server's update moves the global model, which leaves for that server."""
-    delta = {k: x[group] for k, x in servers["update"].items()}
-    anchor, outer = _moved_by(rule, delta, anchor, outer, 0)
-    reply = {k: x.at[group].set(anchor[k][0]) for k, x in servers["reply"].items()}
-    return anchor, outer, {**servers, "reply": reply}
-
-
-def _merge(blend, servers, group):
-    """A server mixes the global model into its own."""
-    model = {
-        k: x.at[group].set((1 - blend) * x[group] + blend * servers["reply"][k][group])
-        for k, x in servers["model"].items()
-    }
-    merged = {k: x.at[group].set(model[k][group]) for k, x in servers["merged"].items()}
-    return {**servers, "model": model, "merged": merged}
-
-
-def _start_anew(params, received, servers, anchor):
-    """All servers and workers take the global model; momenta stay."""
-
-    def spread(tree):
-        return {k: jnp.broadcast_to(anchor[k], x.shape).astype(x.dtype) for k, x in tree.items()}
-
-    servers = {**servers, "model": spread(servers["model"]), "merged": spread(servers["merged"])}
-    return spread(params), spread(received), servers

@@ -14,7 +14,7 @@ from lowcomm_jax import exchange
 from lowcomm_jax.adloco.engine import AdaptiveEngine, Goal
 from lowcomm_jax.adloco.job_trainers import NOTHING, TrainerCarrier, given
 from lowcomm_jax.adloco.state import Trainer
-from lowcomm_jax.adloco.step_plan import Plan, Switch
+from lowcomm_jax.adloco.step_plan import StepPlan, Switch
 from lowcomm_jax.checkpoint import Checkpoints
 from lowcomm_jax.recovery import rejoin_trainers
 from lowcomm_jax.recovery.rejoin_trainers import install_trainers
@@ -23,7 +23,7 @@ from lowcomm_jax.store.errors import Rejected
 
 POLICY = NormTest(start=2, cap=64, microbatches=2, smoothing=0.0)
 MEASURED = {"gbar2": [1.0, 4.0, 9.0], "spread": [8.0, 2.0, 5.0], "along": [3.0, 1.0, 0.5]}
-PLAN = Plan(2, 1, 2)
+PLAN = StepPlan(2, 1, 2)
 
 
 def that_heard(looked, counted, measured=MEASURED):

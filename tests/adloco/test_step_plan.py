@@ -1,6 +1,6 @@
 """Requested batches become microbatches that fit."""
 
-from lowcomm_jax.adloco.step_plan import Plan, Switch
+from lowcomm_jax.adloco.step_plan import StepPlan, Switch
 
 
 def test_plans_below_at_and_above_the_cap():
@@ -9,9 +9,9 @@ def test_plans_below_at_and_above_the_cap():
     plans = {1: (2, 1), 2: (2, 1), 3: (4, 1), 16: (16, 1), 17: (24, 1), 24: (24, 1)}
     plans |= {25: (24, 1), 48: (24, 1), 49: (24, 3), 72: (24, 3), 73: (24, 4)}
     for b, (microbatch, count) in plans.items():
-        assert switch.plan(b) == Plan(b, microbatch, count)
+        assert switch.plan(b) == StepPlan(b, microbatch, count)
     eager = Switch(cap=24, start=2, threshold=1)
-    assert eager.plan(25) == Plan(25, 24, 2)
+    assert eager.plan(25) == StepPlan(25, 24, 2)
 
 
 def test_memory_is_bounded_and_samples_are_what_was_asked_for():

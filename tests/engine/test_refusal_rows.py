@@ -17,7 +17,8 @@ from lowcomm_jax.methods.base import LocalServers
 from lowcomm_jax.network import uniform
 from lowcomm_jax.rules.batching import Fixed
 from lowcomm_jax.rules.trainers import Trainers
-from lowcomm_jax.schedule import Never, Staggered
+from lowcomm_jax.schedule import Admission, Never, Staggered
+from lowcomm_jax.schedule.base import Paced
 from lowcomm_jax.setup import Setup
 
 m, R, EQUAL = lc.methods, 3, (1.0, 1.0, 1.0)
@@ -236,6 +237,54 @@ def setup_of(method, given):
 def test_a_setup(method, given, part):
     lines = [line.text for line in refusals.problems(setup_of(method, given))]
     assert sum(part in line for line in lines) == 1, lines
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnRounds(Paced):
+    """Rounds of a user's own, which derive from no schedule of ours."""
+
+    period: int = 4
+    fragments: int = 1
+    delay: int = 1
+    tired: tuple[int, ...] = ()
+    admission = Admission()
+    simulated = ("tired",)
+    copies = True
+
+    def due(self, step, counters):
+        return (0,) if step % self.period == 0 else ()
+
+    def acts_by_rounds(self, step, view):
+        return ()
+
+    def opens(self, number):
+        return number * self.period
+
+    def rounds_by(self, step):
+        return step // self.period
+
+    def violations(self, regions):
+        return []
+
+
+def rounds(**settings):
+    return plain(schedule=OwnRounds(**settings))
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "parts"),
+    [
+        (rounds(), JOBS, []),
+        (rounds(tired=(1,)), JOBS, ["tired=(1,): between jobs regions are as fast"]),
+        (rounds(delay=0), JOBS, ["overlap=0: between jobs a round is written"]),
+        (like(rounds(), roles=SHARES), {}, ["need a schedule whose regions copy no peer"]),
+        (rounds(), {"exchange": Others(R, "peers")}, ["must outlive who wrote them"]),
+    ],
+)
+def test_a_schedule_of_ones_own_answers_as_ours(method, given, parts):
+    lines = [line.text for line in refusals.problems(setup_of(method, given))]
+    assert len(lines) == len(parts), lines
+    assert all(part in line for part, line in zip(parts, lines)), lines
 
 
 def test_every_row_is_met(monkeypatch):

@@ -180,6 +180,11 @@ def test_a_row_is_read_off_the_method(name):
     assert row.eager == (name == "eager_diloco")
 
 
+@pytest.mark.parametrize("codec", ["int4", "own_parts:RowSign"])
+def test_a_codec_by_name_codes_layers_one_by_one(codec):
+    assert planned("diloco", codec=codec).method.codec.stacked == ("blocks",)
+
+
 STEP = {"parameters": 4.0, "inner optimizer": 8.0, "gradients": 4.0}
 OUTER = {"anchor": 4.0, "outer optimizer": 4.0}
 KEPT = {

@@ -112,16 +112,15 @@ def test_a_checkpoint_describes_a_rule():
 
 
 def test_rules_by_name():
-    assert merge.make("isotropic") == merge.Isotropic()
-    assert merge.make({"name": "align", "turn": 0.5}) == merge.Align(turn=0.5)
-    with pytest.raises(ValueError, match="'mode' is unknown: use align, isotropic"):
-        merge.make("mode")
-    with pytest.raises(ValueError, match="radial_directional has no such setting as flor=1"):
-        merge.make({"name": "radial_directional", "flor": 1})
-    method = lc.methods.Method(
-        "by name", lc.schedule.Staggered(3), lc.outer.sgd(1.0), merge="isotropic"
-    )
-    assert method.merge == merge.Isotropic()
+    def made(rule):
+        schedule, outer = lc.schedule.Staggered(3), lc.outer.sgd(1.0)
+        return lc.methods.Method("by name", schedule, outer, merge=rule)
+
+    assert made("isotropic").merge == merge.Isotropic()
+    assert made({"name": "align", "turn": 0.5}).merge == merge.Align(turn=0.5)
+    assert "'mode' is unknown: use align, isotropic" in made("mode").problems[0]
+    [problem] = made({"name": "radial_directional", "flor": 1}).problems
+    assert "radial_directional has the settings floor" in problem and "'flor'" in problem
 
 
 @dataclasses.dataclass(frozen=True)

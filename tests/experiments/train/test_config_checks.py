@@ -10,10 +10,11 @@ from experiments.__main__ import main
 from experiments.cli import RefusedError, load_config
 from experiments.config import base, plain
 from experiments.train import devices
-from experiments.train.methods import METHODS, make_method
+from experiments.train.methods import make_method
 from experiments.train.resolve import resolve
 from experiments.train.sections import fit_warm_up
 from experiments.workdir import write_config
+from lowcomm_jax import methods
 from lowcomm_jax.optimizers import InnerConfig
 
 ONE_DEVICE = [("mesh.region", "1"), ("mesh.fsdp", "1")]
@@ -109,14 +110,14 @@ def test_method_and_fragments_are_checked_on_the_parameters(tmp_path):
     assert "data.seq_len=512" in text
 
 
-@pytest.mark.parametrize("name", list(METHODS))
+@pytest.mark.parametrize("name", list(methods.NAMES))
 def test_every_keyword_of_a_factory_is_a_field(name):
     config = base(name, **KNOBS[name])
     method, problems = make_method(plain(config.method))
     assert not problems and method.name == name
 
 
-@pytest.mark.parametrize("name", list(METHODS))
+@pytest.mark.parametrize("name", list(methods.NAMES))
 def test_every_method_has_a_config_file(name, tmp_path):
     config, problems = load_config(f"configs/{name}.py", ONE_DEVICE)
     assert not problems

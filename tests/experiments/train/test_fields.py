@@ -11,7 +11,8 @@ from experiments.cli import fields, load_config
 from experiments.config import get_config, listing, plain
 from experiments.train.fields import descriptions, method_descriptions
 from experiments.train.methods import DERIVED
-from experiments.train.parts import METHODS, PARTS
+from experiments.train.parts import PARTS
+from lowcomm_jax import methods
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 FILES = [f.stem for f in CONFIGS.glob("*.py") if f.stem not in ("__init__", "network")]
@@ -45,9 +46,9 @@ def test_every_field_of_every_config_is_described(name):
     assert not [field for field in fields(config) if not found.get(field)]
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", methods.NAMES)
 def test_every_keyword_of_every_method_is_described(name):
-    keywords = [k for k in inspect.signature(METHODS[name]).parameters if k != DERIVED]
+    keywords = [k for k in inspect.signature(methods.NAMES[name]).parameters if k != DERIVED]
     found = method_descriptions({"name": name, **dict.fromkeys(keywords)})
     assert not [keyword for keyword in keywords if not found.get(keyword)]
 

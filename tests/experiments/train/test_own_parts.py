@@ -1,7 +1,6 @@
 """Parts of one's own, named in a config: built, refused, and found again by other commands."""
 
 import dataclasses
-import functools
 import json
 
 import jax
@@ -14,12 +13,11 @@ from refused_lines import lines_of
 import lowcomm_jax as lc
 from experiments import progress
 from experiments.__main__ import main
-from experiments.cli import RefusedError, load_config, override
+from experiments.cli import load_config, override
 from experiments.config import base, plain
 from experiments.train import parts
 from experiments.train.methods import make_method
 from experiments.train.parts import inner_config
-from experiments.train.resolve import resolve
 from lowcomm_jax.compression import PerTensor
 from lowcomm_jax.optimizers import InnerConfig, make_optimizer
 
@@ -107,7 +105,8 @@ def test_every_part_of_a_method_has_a_row():
     assert set(parts.PARTS) <= fields
     for key, row in parts.PARTS.items():
         for name, maker in row.known.items():
-            assert parts._packaged(maker[0] if key == "codec" else maker), name
+            kind = type(maker.codec) if key == "codec" else maker
+            assert kind.__module__.startswith("lowcomm_jax."), name
 
 
 # -- what is refused ---------------------------------------------------------------------------
@@ -207,34 +206,6 @@ def test_the_command_line_names_parts(name):
     assert make_method(plain(config)["method"])[1] == []
 
 
-# -- registered by hand ------------------------------------------------------------------------
-
-
-def test_names_registered_by_hand_are_written_as_module_and_function(monkeypatch, tmp_path):
-    monkeypatch.setitem(parts.METHODS, "by_hand", own_parts.plain)
-    monkeypatch.setitem(parts.OUTER, "mine", own_parts.drag)
-    config = base("by_hand", period=4, outer={"name": "mine", "rate": 0.3})
-    config.mesh.region = config.mesh.fsdp = 1
-    written = resolve(config, tmp_path).config["method"]
-    assert written["name"] == "own_parts:plain" and written["outer"]["name"] == "own_parts:drag"
-    assert parts.portable({**ONE, "codec": "int4"}) == ({**ONE, "codec": "int4"}, [])
-
-
-def test_what_no_other_process_could_find_is_refused(monkeypatch, tmp_path):
-    def inside(period: int):
-        return own_parts.plain(period)
-
-    monkeypatch.setitem(parts.METHODS, "by_hand", inside)
-    partial = functools.partial(own_parts.drag, rate=0.3)
-    monkeypatch.setitem(parts.OUTER, "mine", partial)
-    config = base("by_hand", period=4)
-    config.mesh.region = config.mesh.fsdp = 1
-    with pytest.raises(RefusedError, match="'by_hand' was registered by hand: sample, export"):
-        resolve(config, tmp_path)
-    _, [problem] = parts.portable({**ONE, "outer": "mine"})
-    assert "name it module:function" in problem
-
-
 # -- a run -------------------------------------------------------------------------------------
 
 
@@ -242,7 +213,6 @@ def test_what_no_other_process_could_find_is_refused(monkeypatch, tmp_path):
 def test_a_run_of_own_parts_is_resumed_sampled_exported_and_reported(
     tmp_path, tiny, monkeypatch, capsys
 ):
-    """The name that was registered by hand is gone when the other commands run."""
     tiny.corpus(tmp_path / "texts")
     folder = tmp_path / "run"
 
@@ -253,7 +223,7 @@ def test_a_run_of_own_parts_is_resumed_sampled_exported_and_reported(
             f"--config.steps={steps}",
             "--config.method.period=4",
             "--config.method.codec=own_parts:RowSign",
-            "--config.method.outer=mine",
+            "--config.method.outer=own_parts:steady",
             "--config.method.landing=own_parts:fading",
             "--config.eval.every=0",
             "--config.checkpoint.every=4",
@@ -263,9 +233,7 @@ def test_a_run_of_own_parts_is_resumed_sampled_exported_and_reported(
 
     with jax.numpy_dtype_promotion("standard"):
         for steps in (8, 8):  # trained, and found complete
-            monkeypatch.setitem(parts.OUTER, "mine", own_parts.steady)
             assert main(["train", *arguments(steps)]) == 0
-            monkeypatch.delitem(parts.OUTER, "mine")
         stored = json.loads((folder / "config.json").read_text())["method"]
         assert stored["outer"] == "own_parts:steady" and stored["codec"] == "own_parts:RowSign"
         assert main(["sample", f"--workdir={folder}", "--length=4"]) == 0
