@@ -2,9 +2,9 @@
 
 In: every region's pseudo-gradient of one fragment, the codec, and who takes part. Out: the mean
 over the regions that took part, and the bytes announced for it (`Traffic`). `MeshExchange` averages
-over all regions, `GroupExchange` over small groups; `rows` lays leaves out for their codec,
-`entries` takes selected entries (channels), `shares` moves buffers. Exchanges between separate jobs
-are in `rounds`; its public names (`store`, `peers`, `through`, errors) resolve here, too.
+over all regions, `GroupExchange` over small groups; `entries` takes selected entries (channels),
+`shares` moves buffers. Exchanges between separate jobs are in `rounds`; its public names (`store`,
+`peers`, `through`, errors) resolve here, too.
 """
 
 from __future__ import annotations

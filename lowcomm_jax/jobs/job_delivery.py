@@ -527,9 +527,8 @@ class JobDelivery:
 
     def _own(self, traffic: Traffic) -> Traffic:
         own = slice(self.region, self.region + 1)
-        sent = traffic.sent[own] * (
-            not self.listens_only
-        )  # who only listens reduces no slice either
+        # Who only listens reduces no slice either.
+        sent = traffic.sent[own] * (not self.listens_only)
         return traffic._replace(sent=sent, received=traffic.received[own])
 
 

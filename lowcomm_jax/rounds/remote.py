@@ -3,7 +3,7 @@
 The jobs share nothing but a key-value store. An exchange of a key has five steps (`WholeExchange`):
 publish our payload; announce it; fetch what others announce; agree on who took part by one
 create-only commit record; have all payloads that the record names. Payloads that are reduced in
-slices go through that twice (`TwoShotExchange`). All work is on threads.
+slices go through that twice, three times after a loss (`TwoShotExchange`). All work is on threads.
 """
 
 from __future__ import annotations
