@@ -105,7 +105,8 @@ def test_with_everyone_equal_it_is_streaming_with_replacement():
     )
     found = [train(m, SGD[1], 3, steps=STEPS)[0] for m in (decoupled, streaming)]
     for key in found[0].anchor:
-        np.testing.assert_array_equal(found[0].anchor[key], found[1].anchor[key], err_msg=key)
+        # Two programs: compilers may contract others of their products and sums.
+        close(found[0].anchor[key], np.array(found[1].anchor[key]), key)
 
 
 def test_rounds_of_unequal_learners():
