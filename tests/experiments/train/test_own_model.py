@@ -88,6 +88,7 @@ def test_the_mixture_trains(whole):
     assert config["top_k"] == 2  # the factory's default stands in the run's config
     assert header["flops_per_token"] > 0 and header["params"] == header["trained_params"]
     assert all(0 <= share < 0.5 for share in steps[-1]["dropped"])  # what its aux reports
+    assert all(0 < share <= 1 for share in steps[-1]["filled"])
 
 
 @pytest.mark.parametrize("config", ["streaming_diloco", "decoupled_diloco", "spes"])
