@@ -17,9 +17,9 @@ from experiments.cli import RefusedError, load_config, model_section
 from experiments.compare.config import comparison, variant
 from experiments.compare.main import main as compare
 from experiments.compare.plan import plan
-from experiments.config import base, plain
+from experiments.config import base, listing, plain
 from experiments.metrics import read_records
-from experiments.train.fields import listing
+from experiments.train.fields import descriptions
 from experiments.train.loop import Loop
 from experiments.train.resolve import resolve
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED
@@ -36,6 +36,12 @@ METHODS = {
     ),
     "spes": ("method.period=4", "method.merge_every=8", "method.until=24"),
 }
+
+
+def listed(config):
+    """The fields of a config as `train --help` lists them."""
+    config = plain(config)
+    return listing(config, descriptions(config["method"], config["model"]))
 
 
 def arguments(tiny, root, workdir, config="diloco", model=MIXTURE, sizes=SIZES, steps=24):
@@ -302,7 +308,7 @@ def test_settings_are_typed_and_described():
         "diloco", [("model.experts", "8"), ("model", MIXTURE), ("model.vocab_size", "300")]
     )
     assert not problems and (config.model.experts, config.model.vocab_size) == (8, 300)
-    shown = listing(config)
+    shown = listed(config)
     assert "experts of a block." in shown and "--config.model.preset" not in shown
     _, problems = load_config("diloco", [("model", MIXTURE), ("model.experts", "many")])
     assert problems == ["--config.model.experts=many: give a whole number, as 4"]
@@ -311,7 +317,7 @@ def test_settings_are_typed_and_described():
 def test_a_class_is_a_factory():
     config, problems = load_config("diloco", [("model", "own_models:Plain"), ("model.size", "9")])
     assert not problems and config.model.size == 9
-    assert "of its vocabulary." in listing(config)
+    assert "of its vocabulary." in listed(config)
 
 
 def test_all_runs_of_a_comparison_take_one_model():
