@@ -98,6 +98,7 @@ def test_nothing_compiles_while_the_batch_grows_64_fold(plain):
     before = jax.tree.map(np.array, state)
     state = plain.warm(state, stream([3])[0], [1, 2])
     jax.tree.map(np.testing.assert_array_equal, state, before)  # warming up trains nothing
+    plain.step(plain.init(oracle.make_params()), stream([1])[0], microbatch=1)
     plan = [(1, 1), (2, 2), (6, 2), (16, 2), (64, 2)]
 
     def grow():
