@@ -23,7 +23,6 @@ from lowcomm_jax.rounds.anchor_check import AnchorVersions
 from lowcomm_jax.rounds.early_payload import EarlyPayload
 from lowcomm_jax.rounds.membership import Membership
 from lowcomm_jax.rounds.paced_rounds import Like, RoundExchange
-from lowcomm_jax.rounds.payloads import Published
 from lowcomm_jax.rounds.request import (
     Arrived,
     Due,
@@ -552,21 +551,22 @@ class RemoteExchange(Membership):
         def run() -> None:
             try:
                 result = exchange.result()
+                # First: a region that closes after `finish` stays until all have its payload.
+                self._payload_gc.done(request.key, exchange.published)
             except BaseException as error:  # it is for `finish` to raise, on the caller's thread
                 outcome.set_exception(error)
             else:
                 outcome.set_result(result)
-                self._done(request, result.commit, exchange.published)
+                self._done(request, result.commit)
 
         self._context.background.begin(request.name, run, exchange.wake)
         return _Running(exchange, outcome)
 
-    def _done(self, request: ExchangeRequest, commit: Commit, published: Published) -> None:
-        """Called on the thread of an exchange when that is over."""
+    def _done(self, request: ExchangeRequest, commit: Commit) -> None:
+        """Called on the thread of an exchange when `finish` may have returned."""
         given = request.number, request.members, request.joins
         self._context.wait_list.note(*given, commit)
         self._tell_of_absent(request, commit)
-        self._payload_gc.done(request.key, published)
         self._payload_gc.sweep()
         self._state_transfer.sweep()
 
