@@ -65,6 +65,4 @@ def get_config() -> ConfigDict:
     # Largest published loss penalty (nats beside H = 30) the search for the best H, K, tau and
     # codec may use.
     config.loss_bound = 0.03
-    # Published figures to print beside ours: "", "dilocox", "streaming", "noloco" or "sync".
-    config.published = ""
     return config

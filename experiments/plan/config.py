@@ -11,21 +11,11 @@ from experiments.plan.model import PlanModel, read_model
 from lowcomm_jax.methods import Method
 from lowcomm_jax.network.links import Network
 from lowcomm_jax.network.parse import parse
-from lowcomm_jax.planner import reproduction
 from lowcomm_jax.planner.expected_loss import TOKENS_PER_PARAM
 from lowcomm_jax.planner.methods import PlanMethod, plan_method
 from lowcomm_jax.planner.plan import Workload, mesh_violations, network_violations
 from lowcomm_jax.refused import above_zero, collect, is_unknown, not_negative, refuse, whole
 
-COMPARISONS: dict[str, Callable[[], list[reproduction.PublishedFigure]]] = {
-    "": list,
-    "dilocox": reproduction.dilocox_table,
-    "streaming": lambda: (
-        [c for _, _, c in reproduction.bandwidth_table()] + reproduction.hours_table()
-    ),
-    "noloco": reproduction.noloco_table,
-    "sync": reproduction.sync_table,
-}
 NEEDED = ("model", "network", "methods", "tokens_per_step")
 DEFAULTS = {
     "name": "plan",
@@ -43,7 +33,6 @@ DEFAULTS = {
     "microbatch_tokens": 0,
     "remat": True,
     "loss_bound": 0.03,
-    "published": "",
 }
 SPEED = ("devices_per_region", "flops_per_device", "mfu")
 MANY_LAYERS = 10**6  # where the model is wrong, so that methods give no problems of its making
@@ -146,9 +135,6 @@ def _number_violations(fields: Mapping[str, Any]) -> list[str]:
         ]
     if not isinstance(fields["remat"], bool):
         found.append(f"remat is {fields['remat']!r}: use True or False")
-    if fields["published"] not in tuple(COMPARISONS):
-        known = ", ".join(map(repr, COMPARISONS))
-        found.append(f"published {fields['published']!r} is unknown: use one of {known}")
     return found
 
 

@@ -16,7 +16,6 @@ With `--target=h100:2x8` and a training config it compiles the run's programs fo
 (`plan --goodput --help`).
 """
 
-import dataclasses
 import json
 import time
 from collections.abc import Mapping
@@ -28,7 +27,7 @@ from rich.console import Console
 
 from experiments.plan.answer import answer
 from experiments.plan.answer import explain as explanation
-from experiments.plan.config import COMPARISONS, read
+from experiments.plan.config import read
 from experiments.plan.screen import command, show_answer, show_explanation
 from experiments.plan.show import picture, show
 from experiments.plan.start import write_start
@@ -72,7 +71,6 @@ def main(
     rows = plan(work, request.methods)
     with Work("plan: settings tried") as shown:
         best, tried, left_out = search(work, fields["loss_bound"], progress=shown.at)
-    comparisons = COMPARISONS[fields["published"]]()
     seconds = time.perf_counter() - started
     result = {
         **{name: fields[name] for name in ("name", "notes", "loss_bound")},
@@ -86,7 +84,6 @@ def main(
         "best": _choice_entry(best) if best else None,
         "settings_tried": len(tried),
         "settings_left_out": left_out,
-        "published": [{**dataclasses.asdict(c), "error": c.error} for c in comparisons],
         "planning_seconds": seconds,
         "answer": answer(request, rows),
     }

@@ -44,7 +44,6 @@ def show(result: dict, rows: Sequence[PlanRow], console: Console) -> None:
     for label in dict.fromkeys(row.loss.total_label for row in rows if row.loss.total is None):
         console.print(f"no expected loss: {label}")
     _show_best(result, console)
-    _show_published(result["published"], console)
 
 
 def _show_best(result: dict, console: Console) -> None:
@@ -108,25 +107,6 @@ def _show_bandwidth(rows: Sequence[PlanRow], console: Console) -> None:
     for row in rows:
         cells = ("-" if gbps is None else f"{gbps:.3g}" for gbps in row.needed_gbps.values())
         table.add_row(row.method.name, *cells)
-    console.print(table)
-
-
-def _show_published(entries: Sequence[dict], console: Console) -> None:
-    if not entries:
-        return
-    headings = ("what", "unit", "ours", "published", "error", "confidence")
-    table = Table(*headings, title="beside the published figures (errors stated, not tuned away)")
-    for entry in entries:
-        low, high = entry["published"]
-        shown = f"{low:.4g}" if low == high else f"{low:.4g} - {high:.4g}"
-        cells = (
-            entry["what"],
-            entry["unit"],
-            f"{entry['ours']:.4g}",
-            shown,
-            f"{entry['error']:+.1%}",
-        )
-        table.add_row(*cells, entry["confidence"])
     console.print(table)
 
 

@@ -4,7 +4,7 @@
 
 The model is that of Streaming DiLoCo (arXiv 2501.18512, section on compute utilisation): one serial
 compute stream and one serial link. The rules below are our reading, chosen because they reproduce
-its published table (see `reproduction`). A step is L forward, L backward-activation and L
+its published table (`evidence/published`). A step is L forward, L backward-activation and L
 backward-weight computations of equal length. The transfer of a layer's share of a payload may start
 when the layer's weight gradient is done, and takes its bytes over the bandwidth. The forward pass
 of that layer waits for it in the step after the landing. With one layer it is a clock of whole
@@ -23,7 +23,6 @@ import numpy as np
 
 from lowcomm_jax.planner.dry_run import Sent
 
-GRID_GBPS = np.logspace(-1, 3, 50)  # the published grid: 50 points, x1.207 apart
 TARGETS = (0.5, 0.8, 0.9, 0.95, 0.99)
 
 
@@ -80,8 +79,7 @@ def _forward(
 def smallest_bandwidth(
     utilisation_B: np.ndarray,
     targets: Sequence[float],
-    grid: np.ndarray = GRID_GBPS,
-    last_below: bool = False,
+    grid: np.ndarray,
 ) -> list[float | None]:
     """Give the smallest bandwidth of a grid that reaches each target.
 
@@ -89,17 +87,9 @@ def smallest_bandwidth(
         utilisation_B: utilisation at each grid point.
         targets: shares in (0, 1).
         grid: bandwidths, ascending.
-        last_below: report the last point still below the target instead (the published table's
-            convention).
 
     Returns:
         One bandwidth a target; None when no point reaches it.
     """
-    answers: list[float | None] = []
-    for target in targets:
-        reached = np.flatnonzero(utilisation_B >= target)
-        if not len(reached):
-            answers.append(None)
-        else:
-            answers.append(float(grid[max(int(reached[0]) - last_below, 0)]))
-    return answers
+    reached = (np.flatnonzero(utilisation_B >= target) for target in targets)
+    return [float(grid[points[0]]) if len(points) else None for points in reached]

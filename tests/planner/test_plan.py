@@ -1,4 +1,4 @@
-"""The planner: DiLoCoX figures, refusals, derived overlap, search."""
+"""The planner: refusals, derived overlap, search."""
 
 from dataclasses import replace
 
@@ -12,43 +12,10 @@ from lowcomm_jax.network import Jitter, parse, sync_seconds, uniform
 from lowcomm_jax.planner.memory import held_elements
 from lowcomm_jax.planner.methods import FACTORIES, PlanMethod, plan_method, planned
 from lowcomm_jax.planner.plan import Workload, plan
-from lowcomm_jax.planner.reproduction import dilocox_methods, dilocox_table, dilocox_workload
 from lowcomm_jax.planner.search import search
 from lowcomm_jax.planner.shapes import decoder_shapes
 
 M = lowcomm_jax.methods
-
-
-def test_dilocox_speedup_with_its_errors_stated():
-    """357x is matched within 11 %; the recalled ablation rows contradict the compression."""
-    entries = {entry.what: entry for entry in dilocox_table()}
-    stated = {
-        "DiLoCoX over AllReduce, 107B, 1 Gbit/s": 0.107,
-        "AllReduce": -0.093,
-        "DiLoCoX": 0.0,
-        "DiLoCoX without overlap": 0.465,
-        "DiLoCoX without compression": 0.010,
-    }
-    assert set(entries) == set(stated)
-    for what, error in stated.items():
-        assert entries[what].error == pytest.approx(error, abs=2e-3)
-    assert entries["DiLoCoX over AllReduce, 107B, 1 Gbit/s"].confidence == "found"
-    assert all(entries[what].confidence == "recalled" for what in list(stated)[1:])
-
-
-def test_dilocox_by_hand():
-    work = dilocox_workload()
-    rows = plan(work, dilocox_methods())
-    size = work.model.size
-    dense_s = size * 4 / (1e9 / 8)  # a ring of two sends each byte once
-    assert rows[0].transfer_s == pytest.approx(dense_s)
-    step = 32768 / 3728
-    # Half of the last layer's gradients cannot hide behind the backward pass; below 0.1 % here.
-    assert rows[0].tokens_per_s == pytest.approx(32768 / (dense_s + step), rel=2e-3)
-    assert rows[1].utilisation == pytest.approx(1.0)
-    assert rows[3].tokens_per_s == pytest.approx(125 * 32768 / dense_s, rel=2e-3)
-    assert rows[3].warnings and "period to 395" in rows[3].warnings[0]
-    assert rows[0].loss.total is None and "outside the law's domain" in rows[0].loss.total_label
 
 
 def test_more_bandwidth_never_hurts_and_shorter_periods_cost():

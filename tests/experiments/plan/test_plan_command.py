@@ -35,9 +35,8 @@ def test_shipped_configs_run(name, tmp_path):
         assert row["hours"] > 0 and row["memory"]["state_total"] > 0
 
 
-def test_dilocox_table_shows_errors_and_confidence(tmp_path):
+def test_dilocox_warns_of_what_never_catches_up(tmp_path):
     result, text = run("dilocox_107b", tmp_path)
-    assert "357" in text and "+46.5%" in text and "recalled" in text
     speedup = next(r for r in result["rows"] if r["method"]["name"] == "dilocox")["speedup"]
     assert speedup == pytest.approx(395.3, abs=0.1)
     assert "never catch up" in text and "outside the law's domain" in text

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from lowcomm_jax.planner.noloco_latency import latency_table
-from lowcomm_jax.planner.reproduction import noloco_table
+from evidence.published.figures import noloco_table
+from evidence.published.latency import latency_table
 
 
 def test_latency_table_of_the_reference():
