@@ -191,8 +191,6 @@ def _ready(network: Network, route: str, nbytes_M, members, listeners) -> np.nda
     """Give the seconds until each member, then each listener, has the result."""
     if len(members) + len(listeners) == 1:
         return np.zeros(1)
-    if route == "ring":
-        return _ring_seconds(network, nbytes_M[0], members)
     if len(members) == 2 and not listeners and route in ("all_gather", "pair"):
         # Two opposite messages share nothing (NoLoCo makes thousands of them).
         there, back = list(members), list(members[::-1])
@@ -208,21 +206,6 @@ def _dependence(route, pairs, members, listeners) -> tuple[np.ndarray, ...]:
         targets = np.array([p[1] for p in pairs])
         return tuple(np.flatnonzero(targets == m) for m in (*members, *listeners))
     return (np.arange(len(pairs)),) * (len(members) + len(listeners))
-
-
-def _ring_seconds(network: Network, nbytes: float, members: Sequence[int]) -> np.ndarray:
-    """Solve the ring's recurrence exactly: every member sends one hop after the other over one
-    link, and receives over one.
-    """
-    source = np.array(members)
-    target = np.roll(source, -1)
-    hop_M = nbytes / len(source) / _lone_rate(network, source, target)
-    delay_M = network.delay_RxR[source, target]
-    free_M, arrival_M = np.zeros(len(source)), np.zeros(len(source))
-    for _ in range(2 * (len(source) - 1)):
-        free_M = np.maximum(free_M, arrival_M) + hop_M
-        arrival_M = np.roll(free_M + delay_M, 1)
-    return arrival_M
 
 
 def _message_seconds(network: Network, nbytes, source, target):

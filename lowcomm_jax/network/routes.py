@@ -4,16 +4,13 @@ Routes (n members, b_i payload bytes of member i, b when all are equal):
 
 | route | bytes each member sends | a member has the result once |
 | --- | --- | --- |
-| ring | 2 (n - 1) / n b, in 2 (n - 1) hops to the next member | the last hop is in |
 | two_shot | (n - 1) / n b as slices to owners, as much of reduced slices back | all slices are in |
 | all_gather | (n - 1) b_i, its whole payload to each other member | all payloads are in |
-| tree | b up to its parent (binary heap), b down to each child | its parent's message is in |
-| star | b to the server (member 0), which sends b back to each | the server's message is in |
 | pair | as all_gather, inside small groups | its partners' payloads are in |
 | pass | b_i, to the next member, the last to the first | the payload of the member before is in |
 
-A ring, two_shot, tree and star carry values that can be added on the way, so all members' payloads
-have one size. The second leg of two_shot carries re-encoded slices of the same size.
+A two_shot carries values that can be added on the way, so all members' payloads have one size. Its
+second leg carries re-encoded slices of the same size.
 
 Listeners contribute nothing but receive the same as members: every payload of an all_gather, every
 reduced slice of a two_shot. One member with listeners is a one-to-all send: its whole payload to
@@ -26,10 +23,8 @@ from collections.abc import Sequence
 from lowcomm_jax.network.flows import Flow
 from lowcomm_jax.refused import refuse
 
-EXCHANGES = ("ring", "two_shot", "all_gather", "tree", "star", "pair")  # all have all
-ROUTES = (*EXCHANGES, "pass")
-EQUAL_SIZE = frozenset({"ring", "two_shot", "tree", "star"})
-HEARD = ("two_shot", "all_gather")  # of the exchange: routes that may have listeners
+HEARD = ("two_shot", "all_gather")  # routes that may have listeners
+ROUTES = (*HEARD, "pair", "pass")
 
 
 def check(
@@ -58,7 +53,7 @@ def check(
         found.append(f"members {outside} are no regions: use ids 0 to {size - 1}")
     if any(b < 0 for b in nbytes_M):
         found.append(f"payload sizes {list(nbytes_M)} must not be negative")
-    if route in EQUAL_SIZE and len(set(nbytes_M)) > 1:
+    if route == "two_shot" and len(set(nbytes_M)) > 1:
         sizes = sorted(set(nbytes_M))
         found.append(f"route {route!r} needs equal payload sizes, got {sizes}: use all_gather")
     if listeners and route not in HEARD:
@@ -73,7 +68,7 @@ def flows_of(
     members: Sequence[int],
     listeners: Sequence[int] = (),
 ) -> tuple[list[Flow], list[list[int]]]:
-    """Write a collective as flows; those of a ring are not simulated.
+    """Write a collective as flows.
 
     Returns:
         The flows, and per member, then per listener, the indices of the flows after whose arrival
@@ -81,11 +76,9 @@ def flows_of(
     """
     if route == "two_shot":
         return _two_shot(nbytes_M[0], members, listeners)
-    if route in ("all_gather", "pair"):
-        return _all_gather(nbytes_M, members, listeners)
     if route == "pass":
         return _pass(nbytes_M, members)
-    return (_tree if route == "tree" else _star)(nbytes_M[0], members)
+    return _all_gather(nbytes_M, members, listeners)
 
 
 def _all_gather(nbytes_M, members, listeners):
@@ -118,35 +111,6 @@ def _two_shot(nbytes, members, listeners):
     return flows, waits
 
 
-def _tree(nbytes, members):
-    count = len(members)
-    flows: list[Flow] = []
-    up: dict[int, int] = {}
-    for i in range(count - 1, 0, -1):  # children have larger heap positions than their parents
-        after = tuple(up[c] for c in (2 * i + 1, 2 * i + 2) if c < count)
-        up[i] = len(flows)
-        flows.append(Flow(members[i], members[(i - 1) // 2], nbytes, after))
-    root = [up[c] for c in (1, 2) if c < count]
-    waits = [root]
-    for i in range(1, count):
-        parent = (i - 1) // 2
-        after = tuple(waits[parent])
-        waits.append([len(flows)])
-        flows.append(Flow(members[parent], members[i], nbytes, after))
-    return flows, waits
-
-
-def _star(nbytes, members):
-    server = members[0]
-    flows = [Flow(member, server, nbytes) for member in members[1:]]
-    up = list(range(len(flows)))
-    waits = [up]
-    for member in members[1:]:
-        waits.append([len(flows)])
-        flows.append(Flow(server, member, nbytes, tuple(up)))
-    return flows, waits
-
-
 @functools.lru_cache(maxsize=4096)
 def link_bytes(
     route: str,
@@ -162,9 +126,6 @@ def link_bytes(
     check(route, nbytes_M, members, max((*members, *listeners), default=0) + 1, listeners)
     if len(members) + len(listeners) == 1:
         return {}
-    if route == "ring":
-        sent = nbytes_M[0] * 2 * (len(members) - 1) / len(members)
-        return {pair: sent for pair in zip(members, members[1:] + members[:1], strict=True)}
     links: dict[tuple[int, int], float] = {}
     for flow in flows_of(route, nbytes_M, members, listeners)[0]:
         links[flow.source, flow.target] = links.get((flow.source, flow.target), 0.0) + flow.nbytes

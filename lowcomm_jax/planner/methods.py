@@ -16,7 +16,6 @@ import optax
 from lowcomm_jax import methods
 from lowcomm_jax.compression import Codec, LowRank
 from lowcomm_jax.compression.two_shot import per_tensor
-from lowcomm_jax.network.routes import EXCHANGES
 from lowcomm_jax.planner.dry_run import period_of
 from lowcomm_jax.planner.expected_loss import (
     Penalty,
@@ -43,7 +42,6 @@ class PlanMethod:
         law: the scaling law its loss follows, "data_parallel" or "diloco"; None = none published.
         margin: inner steps added to the overlap that hides a fragment's transfer, which then takes
             the place of the method's own; None = as the method has it.
-        route: one of `routes.EXCHANGES` in the place of the run's own; None = the run's.
         stalls: whether to plan the method, with its waits, even if its fragments never catch up
             with the link.
         inner: the inner optimizer; None = one with the state of Adam.
@@ -54,7 +52,6 @@ class PlanMethod:
     method: methods.Method
     law: str | None = None
     margin: int | None = None
-    route: str | None = None
     stalls: bool = False
     inner: optax.GradientTransformation | None = None
     preset: str | None = None
@@ -131,8 +128,6 @@ class PlanMethod:
                 found.append(f"{AUTO!r} needs a method that lands some steps after its send")
         if not isinstance(self.stalls, bool):
             found.append(f"stalls is {self.stalls!r}: use True or False")
-        if self.route is not None and self.route not in EXCHANGES:
-            found.append(f"route {self.route!r}: use {', '.join(EXCHANGES)} or leave it out")
         return [f"{self.name}: {line}" for line in found]
 
 

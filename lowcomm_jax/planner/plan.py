@@ -10,7 +10,6 @@ are those of steady periods, without faults. `expected_loss` gives the loss that
 imply.
 """
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -209,7 +208,7 @@ def plan(work: Workload, methods: Sequence[PlanMethod] | Mapping[str, Method]) -
 
 def dry_run(method: PlanMethod, work: Workload) -> Played:
     """The method's steady periods on the workload's model and regions."""
-    played = play(
+    return play(
         method.method,
         work.model.tree,
         work.network.size,
@@ -218,10 +217,6 @@ def dry_run(method: PlanMethod, work: Workload) -> Played:
         network=work.network,
         inner=method.inner,
     )
-    if method.route is None:
-        return played
-    sends = tuple(dataclasses.replace(s, route=method.route) for s in played.sends)
-    return dataclasses.replace(played, sends=sends)
 
 
 def _derived(method: PlanMethod, work: Workload) -> tuple[PlanMethod, Played]:

@@ -29,7 +29,7 @@ def compute(clock, first, count):
         clock.inner_step(step)
 
 
-@pytest.mark.parametrize("route", ["ring", "two_shot", "all_gather", "tree", "star"])
+@pytest.mark.parametrize("route", ["two_shot", "all_gather"])
 @pytest.mark.parametrize("tau", [0, 1, 4, 7, 30])
 def test_stall_is_transfer_time_minus_hidden_compute(route, tau):
     network = equal_regions(sync_constant_s=0.11)
@@ -230,7 +230,7 @@ def test_a_report_after_a_resume_is_that_of_the_whole_run():
         for step in range(first, last + 1):
             clock.inner_step(step, away=[step % 4 == 1, False, step % 5 == 0])
             if step % 3 == 0:
-                clock.send(step, 0, 0.1 * GB, "ring")
+                clock.send(step, 0, 0.1 * GB, "two_shot")
                 clock.land(step, 0)
 
     network = equal_regions(control_rate=10.0)

@@ -31,32 +31,9 @@ def three_regions(**fields):
     )
 
 
-def ring_by_hand(nbytes, rates, delays):
-    """Walk through a ring hop by hop: a link sends one chunk at a time, a chunk leaves after it
-    came in.
-    """
-    n = len(rates)
-    free, have = [0.0] * n, [0.0] * n
-    for _ in range(2 * (n - 1)):
-        sent = [max(free[i], have[i]) + nbytes / n / rates[i] for i in range(n)]
-        free = sent
-        have = [sent[i - 1] + delays[i - 1] for i in range(n)]
-    return have
-
-
-def test_ring_of_unequal_links():
-    ready = co.profile(three_regions(), "ring", [3 * GB] * 3, (0, 1, 2)).ready_M
-    np.testing.assert_allclose(
-        ready, ring_by_hand(3 * GB, [GB, GB / 2, GB / 4], [0.01, 0.02, 0.04])
-    )
-    # The link 2 -> 0 needs 4 s a chunk and sends four of them; its first one can leave at once.
-    assert ready[0] == pytest.approx(16.04)
-
-
-def test_equal_ring_is_the_textbook_formula():
+def test_flows_of_a_ring_take_what_the_textbook_says():
     network = uniform(5, 2.0, delay_s=0.03)
     expected = 2 * 4 / 5 * 0.7 * GB / (2.0 * GB / 8) + 2 * 4 * 0.03
-    assert co.sync_seconds(network, 0.7 * GB, "ring") == pytest.approx(expected)
     # Hop k of member i begins when hop k - 1 of the member before it has arrived.
     hops = [
         Flow(i, (i + 1) % 5, 0.14 * GB, after=((k - 1) * 5 + (i - 1) % 5,) if k else ())
@@ -105,19 +82,6 @@ def test_two_shot_of_equal_links():
     assert co.sync_seconds(network, 2 * GB, "two_shot") == pytest.approx(2 * (0.5 + 0.02))
     shared = uniform(4, 8.0, delay_s=0.02, shared=True)
     assert co.sync_seconds(shared, 2 * GB, "two_shot") == pytest.approx(2 * (1.5 + 0.02))
-
-
-def test_star_sums_at_the_server():
-    shape = co.profile(three_regions(), "star", [1 * GB] * 3, (0, 1, 2))
-    up = max(1 / 2 + 0.03, 1 / 0.25 + 0.04)
-    np.testing.assert_allclose(shape.ready_M, [up, up + 1 / 1 + 0.01, up + 1 / 2 + 0.03])
-
-
-def test_tree_of_four_goes_up_and_down():
-    network = uniform(4, 8.0, delay_s=0.05)
-    shape = co.profile(network, "tree", [0.3 * GB] * 4, (2, 0, 1, 3))
-    hop = 0.3 + 0.05  # member 3 of the heap hangs below member 1: two hops up, two down
-    np.testing.assert_allclose(shape.ready_M, [2 * hop, 3 * hop, 3 * hop, 4 * hop])
 
 
 def test_pair_exchanges_both_ways_at_once():
@@ -178,13 +142,13 @@ def test_step_seconds_are_the_slowest_regions_mean():
 
 def test_one_member_and_constants():
     network = uniform(3, 1.0, sync_constant_s=0.7)
-    assert co.sync_seconds(uniform(1, 1.0, sync_constant_s=0.7), 1e6, "ring") == 0.0
+    assert co.sync_seconds(uniform(1, 1.0, sync_constant_s=0.7), 1e6, "two_shot") == 0.0
     assert co.sync_seconds(network, 0.0, "pair") == pytest.approx(0.7)
 
 
 def test_bad_collectives_are_refused_with_all_reasons():
     with pytest.raises(ValueError) as caught:
-        routes.check("ring", [1.0, 2.0, -1.0], (0, 0, 9), 3)
+        routes.check("two_shot", [1.0, 2.0, -1.0], (0, 0, 9), 3)
     for part in ("repeat", "are no regions", "must not be negative", "equal payload sizes"):
         assert part in str(caught.value)
     with pytest.raises(ValueError, match="route 'pigeon' is unknown"):

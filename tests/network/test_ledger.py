@@ -30,7 +30,7 @@ def test_gather_of_unequal_payloads_is_counted_per_region():
     assert ledger.received_R().tolist() == [60, 50, 30]
     assert ledger.links("other") == {}
     with pytest.raises(ValueError, match="equal payload sizes"):
-        ledger.book("f", "ring", [10, 20, 40], (0, 1, 2))
+        ledger.book("f", "two_shot", [10, 20, 40], (0, 1, 2))
 
 
 def test_who_only_listens_is_booked_as_receiving():

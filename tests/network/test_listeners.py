@@ -139,8 +139,8 @@ def test_state_with_listeners_survives_json():
 
 def test_what_cannot_have_listeners_says_so():
     clock = VirtualClock(three_regions())
-    with pytest.raises(ValueError, match="route 'ring' has no listeners"):
-        profile(three_regions(), "ring", [1.0, 1.0], [0, 1], [2])
+    with pytest.raises(ValueError, match="route 'pair' has no listeners"):
+        profile(three_regions(), "pair", [1.0, 1.0], [0, 1], [2])
     with pytest.raises(ValueError, match="groups have no listeners"):
         clock.send(1, 0, 1.0, "pair", groups=[(0, 1)], listeners_R=[False, False, True])
     with pytest.raises(ValueError, match="repeat a region"):
