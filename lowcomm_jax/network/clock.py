@@ -47,7 +47,7 @@ class ClockReport:
         compute_R, peers_R, exposed_R, absent_R: seconds computing, waiting for slower peers,
             waiting for bytes, and away; the rest of wall_s a region waits for the last one to end.
         utilisation_R, utilisation: compute / wall per region, and their mean.
-        sent_R, received_R, control_R: payload and control bytes.
+        sent_R, received_R: payload bytes.
         mean_gbps_R, peak_gbps_R: sending rate over the wall-clock, and the largest at any moment.
     """
 
@@ -60,7 +60,6 @@ class ClockReport:
     utilisation: float
     sent_R: np.ndarray
     received_R: np.ndarray
-    control_R: np.ndarray
     mean_gbps_R: np.ndarray
     peak_gbps_R: np.ndarray
 
@@ -218,8 +217,7 @@ class VirtualClock:
             sizes = tuple([sizes_R[m] for m in senders])
             start = float(self.now_R[list(senders)].max())
             self.transit.launch(key, route, sizes, senders, listeners, start, rng)
-            control = self.network.control_bytes
-            self.ledger.book(label, route, sizes, senders, control, listeners)
+            self.ledger.book(label, route, sizes, senders, listeners)
 
     # -- landing ------------------------------------------------------------------------------
 
@@ -325,7 +323,6 @@ class VirtualClock:
             utilisation=float(utilisation_R.mean()),
             sent_R=sent_R,
             received_R=self.ledger.received_R(),
-            control_R=self.ledger.control_R + wall * self.network.control_rate,
             mean_gbps_R=mean_gbps_R,
             peak_gbps_R=self.transit.peak_R / BYTES_PER_GBIT,
         )
@@ -370,7 +367,6 @@ def clock_state(clock: VirtualClock) -> dict[str, Any]:
         "owed": [_row(f) for f in transit.owed],
         "transfers": [_row(transit.fabric.resolve(t.number)) for t in transit.fabric.transfers()],
         "booked": [[repr(entry), times] for entry, times in clock.ledger.booked.items()],
-        "control": clock.ledger.control_R.tolist(),
     }
 
 
@@ -407,7 +403,6 @@ def restore_clock(clock: VirtualClock, state: dict[str, Any]) -> None:
         transit.payloads[ast.literal_eval(row["key"])] = payload
     transit.owed = [_record(Flight, row) for row in state["owed"]]
     clock.ledger.booked.update({ast.literal_eval(entry): times for entry, times in state["booked"]})
-    clock.ledger.control_R[:] = state["control"]
 
 
 def _row(record: Flight | Transfer) -> dict[str, Any]:

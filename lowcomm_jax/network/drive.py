@@ -280,5 +280,4 @@ def _together(clock, first: int, count: int, nbytes: float, route: str, fragment
     clock.now_R = start_S[-1] + wait_R
     clock.peers_R += (start_S[:, None] - arrive_SxR).sum(axis=0)
     clock.exposed_R += wait_R * count
-    control = clock.network.control_bytes
-    clock.ledger.book(fragment, route, sizes, everyone, control_bytes=control, times=count)
+    clock.ledger.book(fragment, route, sizes, everyone, times=count)

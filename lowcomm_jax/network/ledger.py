@@ -18,15 +18,10 @@ class Ledger:
     Attributes:
         regions: names of the regions.
         booked: {(fragment key, route, payload bytes of the members, members, listeners): times}.
-        control_R: control bytes sent by each region (headers, commit records).
     """
 
     regions: tuple[str, ...]
     booked: Counter[tuple[Any, ...]] = field(default_factory=Counter)
-    control_R: np.ndarray = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.control_R = np.zeros(len(self.regions))
 
     def book(
         self,
@@ -34,7 +29,6 @@ class Ledger:
         route: str,
         nbytes_M: Sequence[float],
         members: Sequence[int],
-        control_bytes: float = 0,
         listeners: Sequence[int] = (),
         times: int = 1,
     ) -> None:
@@ -45,8 +39,6 @@ class Ledger:
             route: one of `routes.ROUTES`.
             nbytes_M: bytes of each member's payload.
             members: ids of the regions that send.
-            control_bytes: bytes exchanged with each partner besides the payload: members with all
-                others, listeners with the members.
             listeners: ids of the regions that only receive, see `routes`.
             times: how many.
 
@@ -59,10 +51,6 @@ class Ledger:
         if entry not in self.booked:
             check(route, sizes, members, len(self.regions), listeners)
         self.booked[entry] += times
-        if control_bytes:
-            partners = len(members) + len(listeners) - 1
-            self.control_R[list(members)] += control_bytes * partners * times
-            self.control_R[list(listeners)] += control_bytes * len(members) * times
 
     def links(self, key: Hashable | None = None) -> dict[tuple[int, int], float]:
         """Give the bytes on each directed link, of one fragment or of all."""

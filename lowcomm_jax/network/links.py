@@ -62,9 +62,6 @@ class Network:
         sync_constant_s: seconds added to every transfer (host copies, quorum, per-tensor
             overheads).
         first_use_s: seconds added once to the first transfer over a link (connection set-up).
-        control_bytes: bytes each participant exchanges with each other member per transfer
-            (headers, commit records); booked apart from payload, cost no time.
-        control_rate: bytes per second and region of background control traffic (heartbeats).
         source: where the numbers come from.
         confidence: how far the source may be trusted: "measured", "published", "assumed".
     """
@@ -81,8 +78,6 @@ class Network:
     transfer_jitter: Jitter = field(default_factory=Jitter)
     sync_constant_s: Annotated[float, Entry("sync_constant_s", "network", *_NOT_NEGATIVE)] = 0.0
     first_use_s: Annotated[float, Entry("first_use_s", "network", *_NOT_NEGATIVE)] = 0.0
-    control_bytes: Annotated[int, Entry("control_bytes", "network", *_NOT_NEGATIVE)] = 0
-    control_rate: Annotated[float, Entry("control_rate", "network", *_NOT_NEGATIVE)] = 0.0
     source: str = "given by the user"
     confidence: str = "assumed"
     compute_given: bool = False

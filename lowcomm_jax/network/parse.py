@@ -80,7 +80,7 @@ def parse(spec: Any) -> Network:
               that override single pairs (up = a to b);
             - egress_gbps, ingress_gbps, compute_s: one number or one per region (null = no limit);
             - compute_jitter, transfer_jitter: {kind: none | lognormal | uniform, scale: x};
-            - sync_constant_s, first_use_s, control_bytes, control_rate, name, source, confidence.
+            - sync_constant_s, first_use_s, name, source, confidence.
 
     Raises:
         Refused: every violation with the smallest change that would work.

@@ -224,7 +224,7 @@ def test_runs_are_deterministic_and_resume_bit_for_bit():
 
 
 def test_a_report_after_a_resume_is_that_of_the_whole_run():
-    """Waits for peers and bytes and time away included, and what heartbeats cost."""
+    """Waits for peers and bytes and time away included."""
 
     def steps(clock, first, last):
         for step in range(first, last + 1):
@@ -233,7 +233,7 @@ def test_a_report_after_a_resume_is_that_of_the_whole_run():
                 clock.send(step, 0, 0.1 * GB, "two_shot")
                 clock.land(step, 0)
 
-    network = equal_regions(control_rate=10.0)
+    network = equal_regions()
     whole = VirtualClock(network)
     steps(whole, 1, 10)
     resumed = VirtualClock(network)
@@ -243,7 +243,6 @@ def test_a_report_after_a_resume_is_that_of_the_whole_run():
     found, expected = resumed.report(), whole.report()
     assert found.as_dict() == expected.as_dict()
     assert expected.absent_R.max() > 0 and expected.exposed_R.max() > 0
-    np.testing.assert_allclose(expected.control_R, 10.0 * expected.wall_s)
 
 
 def test_more_bandwidth_is_never_slower():

@@ -17,7 +17,6 @@ def uneven(**fields):
             "compute_s": [0.2, 0.35, 0.3],
             "sync_constant_s": 0.05,
             "first_use_s": 0.4,
-            "control_bytes": 30,
         }
     )
     return replace(network, **fields)
