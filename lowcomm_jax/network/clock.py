@@ -152,12 +152,6 @@ class VirtualClock:
         factors_BxR = step_factors(self.seed, "compute", step // BLOCK, self.network.size, jitter)
         return self.network.compute_R * factors_BxR[step % BLOCK]
 
-    def compute_seconds(self, first: int, count: int) -> np.ndarray:
-        """Give the compute seconds of steps first, ..., first + count - 1, float64 [count, R]."""
-        if self.network.compute_jitter.active:
-            return np.stack([self._compute(step) for step in range(first, first + count)])
-        return np.broadcast_to(self.network.compute_R, (count, self.network.size))
-
     def _carry(self, away_R: np.ndarray, until_s: float) -> None:
         carried_R = np.where(away_R, np.maximum(until_s - self.now_R, 0.0), 0.0)
         if self.recorder is not None:

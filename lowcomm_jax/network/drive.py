@@ -27,7 +27,6 @@ RECOVERY = "recovery"  # the ledger's label of what a learner copies that comes 
 ACTIVATIONS = "activations"  # the ledger's label of what is routed between stages
 # In records written before there was gossip, and those of a single trainer.
 LEFT_OUT = {"groups": None, "ahead": 0, "trainer": None, "channel": None}
-CHUNK = 4096  # steps worked out at once: memory stays bounded
 
 
 def drive(
@@ -105,55 +104,27 @@ def replay(
     if clock is None:
         clock = VirtualClock(network, seed=seed)
 
-    def kind(row):
-        recorded = record_from is not None and row["step"] >= record_from
-        return recorded, _plain_exchange(row)
-
-    for (recorded, exchange), group in itertools.groupby(rows, key=kind):
-        if recorded and clock.recorder is None:
+    for row in rows:
+        if record_from is not None and row["step"] >= record_from and clock.recorder is None:
             clock.start_recording()
-        if exchange is not None:
-            steps = [row["step"] for row in group]
-            every_step(clock, steps[0], len(steps), *exchange)
-            continue
-        for row in group:
-            events = [SimpleNamespace(**{**LEFT_OUT, **event}) for event in row["events"]]
-            pace = {name: row[name] for name in ("active", "away", "work") if name in row}
-            drive(clock, row["step"], events, **pace)
+        events = [SimpleNamespace(**{**LEFT_OUT, **event}) for event in row["events"]]
+        pace = {name: row[name] for name in ("active", "away", "work") if name in row}
+        drive(clock, row["step"], events, **pace)
     return clock
 
 
-def every_step(
-    clock: VirtualClock,
-    first: int,
-    count: int,
-    nbytes: float,
-    route: str = "two_shot",
-    fragment: Hashable = 0,
-) -> None:
-    """Advance by steps first, ..., first + count - 1, each with one exchange all regions wait for.
-
-    The times are (up to rounding) those of that many `inner_step`, `send` and `land`, with the
-    engine's keys. All but the first step are computed together, unless transfers are jittered, bars
-    are recorded or another transfer is under way.
+def every_step(clock: VirtualClock, first: int, count: int, nbytes: float) -> None:
+    """Advance by steps first, ..., first + count - 1 of the baseline (`BASELINE`).
 
     Args:
         clock: is updated in place.
         nbytes: payload bytes of each region.
-        route: one of `routes.ROUTES`.
-        fragment: under which the ledger books it.
     """
-    one_by_one = min(1, count)  # the first step may pay for links that are new
-    busy = clock.transit.payloads or clock.transit.owed
-    if clock.recorder is not None or clock.network.transfer_jitter.active or busy:
-        one_by_one = count
-    for step in range(first, first + one_by_one):
-        key = f"{fragment}@{step}"
+    for step in range(first, first + count):
+        key = f"0@{step}"  # the engine's: it draws the same jitter
         clock.inner_step(step)
-        clock.send(step, key, nbytes, route, label=fragment)
+        clock.send(step, key, nbytes, "two_shot", label=0)
         clock.land(step, key)
-    for start in range(first + one_by_one, first + count, CHUNK):
-        _together(clock, start, min(CHUNK, first + count - start), nbytes, route, fragment)
 
 
 # -- events ------------------------------------------------------------------------------------
@@ -249,35 +220,3 @@ def _label(event: Any) -> Hashable:
 def _ahead(event: Any) -> str:
     """Key of the anchors that gossiping regions send ahead of the next round."""
     return f"{_label(event)}:anchors"
-
-
-# -- steps that only exchange ------------------------------------------------------------------
-
-
-def _plain_exchange(row: Mapping[str, Any]) -> tuple[float, str, Hashable] | None:
-    """(bytes, route, label) of a step that does nothing but one blocking exchange among all."""
-    events = row["events"]
-    if len(events) != 2 or row.keys() & {"active", "away", "work"}:
-        return None
-    send, land = events
-    blocking = (send["kind"], land["kind"]) == ("send", "land") and send["key"] == land["key"]
-    among_all = all(send["participants"]) and all(land["participants"])
-    if blocking and among_all and send["route"] in HEARD:
-        return send["nbytes"], send["route"], send.get("channel") or send["fragment"]
-    return None
-
-
-def _together(clock, first: int, count: int, nbytes: float, route: str, fragment: Hashable) -> None:
-    """Nothing else is on the links, so every exchange lasts as long and all go on from its end."""
-    everyone = tuple(range(clock.network.size))
-    sizes = (float(nbytes),) * len(everyone)
-    wait_R = clock.transit.repeat(route, sizes, everyone, count)
-    compute_SxR = clock.compute_seconds(first, count)
-    begin_R = clock.now_R + compute_SxR[0]
-    between_S = (wait_R + compute_SxR[1:]).max(axis=1)  # from one exchange's start to the next's
-    start_S = begin_R.max() + np.concatenate([[0.0], np.cumsum(between_S)])
-    arrive_SxR = np.concatenate([begin_R[None], start_S[:-1, None] + wait_R + compute_SxR[1:]])
-    clock.now_R = start_S[-1] + wait_R
-    clock.peers_R += (start_S[:, None] - arrive_SxR).sum(axis=0)
-    clock.exposed_R += wait_R * count
-    clock.ledger.book(fragment, route, sizes, everyone, times=count)

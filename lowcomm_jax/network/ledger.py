@@ -30,9 +30,8 @@ class Ledger:
         nbytes_M: Sequence[float],
         members: Sequence[int],
         listeners: Sequence[int] = (),
-        times: int = 1,
     ) -> None:
-        """Count equal collectives.
+        """Count a collective.
 
         Args:
             key: the fragment (or any label) it carried.
@@ -40,7 +39,6 @@ class Ledger:
             nbytes_M: bytes of each member's payload.
             members: ids of the regions that send.
             listeners: ids of the regions that only receive, see `routes`.
-            times: how many.
 
         Raises:
             ValueError: see `routes.check`.
@@ -50,7 +48,7 @@ class Ledger:
         entry = (key, route, sizes, members, listeners)
         if entry not in self.booked:
             check(route, sizes, members, len(self.regions), listeners)
-        self.booked[entry] += times
+        self.booked[entry] += 1
 
     def links(self, key: Hashable | None = None) -> dict[tuple[int, int], float]:
         """Give the bytes on each directed link, of one fragment or of all."""

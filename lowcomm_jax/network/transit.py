@@ -139,17 +139,6 @@ class Transit:
                 flights.append(Flight(key, self.sends, members, *times))
         self.sends += 1
 
-    def repeat(
-        self, route: str, sizes: tuple[float, ...], senders: tuple[int, ...], times: int
-    ) -> np.ndarray:
-        """Note collectives that each run alone over links already used; give the seconds until
-        each member has the result.
-        """
-        shape, members = self.profile(route, sizes, senders), list(senders)
-        self.peak_R[members] = np.maximum(self.peak_R[members], shape.rate_M)
-        self.sends += times
-        return self._constants(shape) + shape.latency_M + shape.volume_M
-
     def _constants(self, shape: Profile) -> float:
         """Give the per-sync constant, plus the first-use constant when a link is new."""
         if len(shape.members) == 1:

@@ -37,6 +37,7 @@ def test_who_only_listens_is_booked_as_receiving():
     ledger.book("p", "all_gather", [100, 100], [0, 2], listeners=[1])
     assert ledger.sent_R().tolist() == [200, 0, 200]
     assert ledger.received_R().tolist() == [100, 200, 100]
-    ledger.book("q", "two_shot", [120, 120], [0, 2], listeners=[1], times=2)
+    for _ in range(2):
+        ledger.book("q", "two_shot", [120, 120], [0, 2], listeners=[1])
     assert ledger.received_R("q").tolist() == [240, 240, 240]
     assert ledger.sent_R("q").sum() == 720
