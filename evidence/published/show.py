@@ -13,6 +13,7 @@ from rich.table import Table
 
 from evidence.published import figures
 from evidence.published.figures import PublishedFigure
+from evidence.published.goodput import goodput_table
 from experiments.cli import Flags, closest, parse_flags, refuse_any
 
 TABLES: dict[str, Callable[[], list[PublishedFigure]]] = {
@@ -22,6 +23,7 @@ TABLES: dict[str, Callable[[], list[PublishedFigure]]] = {
     "dilocox": figures.dilocox_table,
     "noloco": figures.noloco_table,
     "sync": figures.sync_table,
+    "goodput": goodput_table,
 }
 
 

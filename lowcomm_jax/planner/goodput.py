@@ -8,23 +8,21 @@ An interrupt is a failed chip (its slice drops out until it is repaired), or a w
 away. The methods differ in how a stopped region affects the others (`Reaction`).
 
 Source: the goodput simulation of Decoupled DiLoCo (arXiv 2604.21428), read second-hand in two notes
-that agree; its table stands beside ours. `FITTED` has two values for its elastic and decoupled
-columns and two for data parallelism; both pairs are fitted to that table and appear in no source.
-Goodput there, as here, counts failures alone: the time of links is in the plan's utilisation.
+that agree; `evidence/published` has its table beside ours. `FITTED` has two values for its elastic
+and decoupled columns and two for data parallelism; both pairs are fitted to that table, and are in
+no source. Goodput there, as here, counts failures alone: the time of links is in the plan's
+utilisation.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from lowcomm_jax.refused import above_zero, not_negative, whole
 
 YEAR_S = 365 * 86400.0
-SOURCE = "arXiv 2604.21428, goodput simulation (second-hand: two notes that agree)"
-CONFIDENCE = "second-hand"
 DP, ELASTIC_DP, DECOUPLED = "dp", "elastic_dp", "decoupled"
 
 
@@ -77,23 +75,13 @@ class Fitted(NamedTuple):
     Attributes:
         overhead: c, the share that is lost whatever fails.
         stop_s: d, the seconds that an interrupt costs a job.
-        points: the largest error over the fitted cells, in percentage points.
     """
 
     overhead: float
     stop_s: float
-    points: float
 
 
-FITTED = {"elastic": Fitted(0.0305, 19.7, 2.65), "dp": Fitted(0.0935, 64.6, 2.68)}
-# Goodput in per cent by chips; a number is M of Decoupled DiLoCo.
-PUBLISHED: Mapping[int, Mapping[str | int, float]] = {
-    150_000: {DP: 72, ELASTIC_DP: 88, 2: 94, 4: 96, 8: 98, 16: 99},
-    300_000: {DP: 57, ELASTIC_DP: 80, 2: 88, 4: 93, 8: 96, 16: 98},
-    600_000: {DP: 38, ELASTIC_DP: 69, 2: 80, 4: 89, 8: 94, 16: 96},
-    1_200_000: {DP: 27, ELASTIC_DP: 58, 2: 70, 4: 82, 8: 88, 16: 93},
-    2_400_000: {DP: 18, ELASTIC_DP: 40, 2: 54, 4: 73, 8: 80, 16: 86},
-}
+FITTED = {"elastic": Fitted(0.0305, 19.7), "dp": Fitted(0.0935, 64.6)}
 
 
 @dataclass(frozen=True)
@@ -224,7 +212,6 @@ class Goodput:
         uptime: share of time at least one region advances.
         lost: {cause: share}; with `goodput` they sum to 1.
         error: standard error of `goodput`.
-        closed_form: `expected` of the same fleet; None where there is none.
     """
 
     method: str
@@ -232,7 +219,6 @@ class Goodput:
     uptime: float
     lost: Mapping[str, float] = field(default_factory=dict)
     error: float = 0.0
-    closed_form: float | None = None
 
 
 def closed_form(mtbf_s: float, stop_s: float, overhead: float) -> float:
@@ -242,46 +228,3 @@ def closed_form(mtbf_s: float, stop_s: float, overhead: float) -> float:
     change nothing.
     """
     return (1.0 - overhead) / (1.0 + stop_s / mtbf_s)
-
-
-def expected(fleet: Fleet, method: str) -> float | None:
-    """Give the closed form of a method, or None where none is exact.
-
-    There is one for jobs that do not wait for one another (DP, elastic DP, Decoupled), on three
-    conditions: failed chips are back before the job is, no region is away, and no work that was not
-    sent is lost.
-    """
-    how = METHODS[method]
-    if how.reaction in (Reaction.WAIT, Reaction.ABSENT) or fleet.outage_mtbf_s is not None:
-        return None
-    if fleet.repair_s > 0 or (how.reaction == Reaction.INDEPENDENT and fleet.decoupled_period_s):
-        return None
-    stop, overhead = fleet.stop_of(method), fleet.overhead_of(method)
-    used = fleet.chips / fleet.allocated
-    if how.reaction == Reaction.ONE_JOB:
-        return used * closed_form(1.0 / sum(fleet.rates), stop, overhead)
-    parts = zip(fleet.regions, fleet.rates, strict=True)
-    return used * sum(n * closed_form(1.0 / r, stop, overhead) for n, r in parts) / fleet.chips
-
-
-# -- the published simulation ------------------------------------------------------------------
-
-
-def even_regions(chips: int, regions: int) -> tuple[int, ...]:
-    """Cut a number of chips into regions that differ by one chip at most."""
-    return tuple(chips * (i + 1) // regions - chips * i // regions for i in range(regions))
-
-
-def largest_error(ours: Mapping[int, Mapping[str | int, float]], columns: Sequence) -> float:
-    """Give the largest distance to `PUBLISHED` in percentage points.
-
-    Args:
-        ours: goodput as a share in [0, 1], by chips and column.
-        columns: those to compare.
-    """
-    errors = [
-        abs(100 * row[column] - PUBLISHED[chips][column])
-        for chips, row in ours.items()
-        for column in columns
-    ]
-    return max(errors, default=math.nan)
