@@ -37,7 +37,7 @@ from lowcomm_jax.network.links import Network
 from lowcomm_jax.planner.plan import PlanRow, plan
 from lowcomm_jax.planner.search import Choice, search
 
-_OF_THE_MEMORY = ("state_total", "estimates", "estimate_total", "stage")
+_OF_THE_MEMORY = ("state_total", "estimates", "estimate_total")
 SWITCHES = {
     "explain": "say which number drives the hours, the memory and the price",
     "details": "print all tables",
@@ -163,7 +163,6 @@ def _row_entry(row: PlanRow) -> dict:
         "memory": {
             "state_bytes": row.memory.state,
             **{k: getattr(row.memory, k) for k in _OF_THE_MEMORY},
-            "stage_bytes": list(row.memory.stage_bytes),
         },
     }
 

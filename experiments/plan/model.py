@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from lowcomm_jax.planner.shapes import Shapes, decoder_shapes, from_tree
+from lowcomm_jax.planner.shapes import Shapes, decoder_shapes
 from lowcomm_jax.refused import Refused, is_unknown, refuse
 
 if TYPE_CHECKING:
@@ -96,6 +96,5 @@ def _own(spec: Mapping[str, Any], seq_len: int, mesh: Any) -> PlanModel:
     else:
         cut = fsdp_specs(axes.get("fsdp", 1))  # the engine's own layout
         specs = jax.tree.map_with_path(lambda path, leaf: cut(path_name(path), leaf), abstract)
-    params = from_tree(abstract, specs)
-    shapes = Shapes(tuple(params), len(params), width=0, vocab=0)
+    shapes = Shapes(abstract, specs, len(jax.tree.leaves(abstract)))
     return PlanModel(shapes, spec, flops_per_token(model, seq_len))

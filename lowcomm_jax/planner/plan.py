@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
 import numpy as np
 
 from lowcomm_jax.methods.base import Method
@@ -24,18 +25,14 @@ from lowcomm_jax.network.collectives import (
     sync_seconds,
 )
 from lowcomm_jax.network.links import Network
+from lowcomm_jax.params.fragments import path_name
 from lowcomm_jax.planner.dag import TARGETS, smallest_bandwidth, utilisation
 from lowcomm_jax.planner.dry_run import Played, Scenario, Sent, play
 from lowcomm_jax.planner.expected_loss import SOURCE, domain_reasons, law
-from lowcomm_jax.planner.memory import (
-    MemoryPlan,
-    activation_estimate,
-    held_elements,
-    plan_memory,
-)
+from lowcomm_jax.planner.memory import MemoryPlan, activation_estimate
 from lowcomm_jax.planner.methods import DATA_PARALLEL, PlanMethod, planned
 from lowcomm_jax.planner.requests import StoreRequests, learner_requests
-from lowcomm_jax.planner.shapes import Shapes, shapes_of
+from lowcomm_jax.planner.shapes import Shapes
 from lowcomm_jax.refused import above_zero, refuse, whole
 
 SCALES = np.logspace(-3, 4, 176)  # bandwidth factors of the utilisation curve
@@ -87,7 +84,9 @@ class Workload:
                 the model has one layer, so that nothing hides within a step.
             specs: pytree of PartitionSpec inside a region; None = whole on every device.
         """
-        model = shapes_of(params, specs, stacked)
+        leaves = jax.tree_util.tree_leaves_with_path(params)
+        rows = [x.shape[0] for path, x in leaves if path_name(path).partition("/")[0] in stacked]
+        model = Shapes(params, specs, max(rows, default=1), tuple(stacked))
         return cls(model, tokens, tokens_per_step, network, **others)
 
     @property
@@ -380,8 +379,9 @@ def _row(method: PlanMethod, played: Played, work: Workload, baseline: float) ->
 
 def _memory(method: PlanMethod, played: Played, work: Workload) -> MemoryPlan:
     """Bytes of one device. Of payloads in flight it has the share that it has of the state."""
-    held, model = held_elements(work.model.params, work.mesh), work.model
-    share = max(held) / model.size
+    model = work.model
+    held = model.held(work.mesh)
+    share = held / model.size
     largest = max(sent.nbytes for sent in played.sends)
     others = {"all_gather": work.network.size - 1, "pair": 1}.get(played.sends[0].route, 1)
     payloads = max(played.flying, largest) * (1 + others)
@@ -392,7 +392,7 @@ def _memory(method: PlanMethod, played: Played, work: Workload) -> MemoryPlan:
         estimates["activations"] = activation_estimate(
             model.layers, model.width, model.vocab, work.microbatch_tokens, work.mesh, work.remat
         )
-    return plan_memory(held, played.kept, estimates)
+    return MemoryPlan({what: round(held * each) for what, each in played.kept.items()}, estimates)
 
 
 # -- what cannot be planned --------------------------------------------------------------------

@@ -3,149 +3,93 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import jax
+
+from lowcomm_jax.mesh.regions import axis_names
+from lowcomm_jax.mesh.stages import STAGE
+from lowcomm_jax.params.fragments import path_name
 
 if TYPE_CHECKING:
     from lowcomm_jax.models import TransformerConfig
 
-Axis = str | tuple[str, ...] | None
 
-
-@dataclass(frozen=True)
-class Param:
-    """One abstract parameter.
-
-    Attributes:
-        path: name; of one in a layer it starts with "blocks" and ends with the layer.
-        shape: global shape.
-        spec: mesh axis (or axes, or None) of each dimension. One outside the layers that does not
-            name "stage" is on every pipeline stage whole.
-        layer: index of the layer it belongs to, which one stage holds; None = outside the layers.
-    """
-
-    path: str
-    shape: tuple[int, ...]
-    spec: tuple[Axis, ...]
-    layer: int | None = None
-
-    @property
-    def size(self) -> int:
-        """Count the elements."""
-        return math.prod(self.shape)
-
-    def shard_size(self, mesh: Mapping[str, int]) -> int:
-        """Count the elements one device holds.
-
-        Dimensions that do not divide are padded up, as XLA does. A vector that does not divide over
-        "stage" is not cut, as `models.pipeline.layout` has it.
-        """
-        size = 1
-        for dimension, axes in zip(self.shape, self.spec, strict=True):
-            names = () if axes is None else (axes,) if isinstance(axes, str) else axes
-            parts = math.prod(mesh.get(name, 1) for name in names)
-            if len(self.shape) == 1 and "stage" in names and dimension % parts:
-                parts = 1
-            size *= -(-dimension // parts)
-        return size
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Shapes:
     """A model as the planner needs it.
 
     Attributes:
-        params: abstract parameters.
+        tree: shapes of its parameters, such as `jax.eval_shape(model.init, rng)`.
+        specs: a `PartitionSpec` inside a region for each leaf; missing trailing dimensions are not
+            cut. None = every leaf is whole on every device.
         layers: steps the model is cut into for overlap.
+        stacked: names of top-level entries whose leaves have a leading layer axis.
         width, vocab: for the activation estimate; 0 = unknown.
+
+    Raises:
+        ValueError: the specs have another structure than the tree.
     """
 
-    params: tuple[Param, ...]
+    tree: Any
+    specs: Any
     layers: int
-    width: int
-    vocab: int
+    stacked: tuple[str, ...] = ()
+    width: int = 0
+    vocab: int = 0
+
+    def __post_init__(self) -> None:
+        if self.specs is not None and self._flat_specs[1] != jax.tree.structure(self.tree):
+            raise ValueError(
+                "specs have another structure than the abstract parameters: give one spec for each "
+                "leaf"
+            )
+
+    @property
+    def _flat_specs(self) -> tuple[list, Any]:
+        return jax.tree.flatten(
+            self.specs, is_leaf=lambda x: isinstance(x, jax.sharding.PartitionSpec)
+        )
 
     @functools.cached_property
     def size(self) -> int:
         """Count all elements."""
-        return sum(p.size for p in self.params)
+        return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(self.tree))
 
-    @functools.cached_property
-    def tree(self) -> dict[str, Any]:
-        """Shapes as a model has them: the layers' arrays are stacked under "blocks"."""
-        import jax
+    def held(self, mesh: Mapping[str, int]) -> int:
+        """Count the elements that one device holds.
 
-        def leaf(*shape: int) -> Any:
-            return jax.ShapeDtypeStruct(shape, "float32")
+        As `models.pipeline.layout` does it, every one of S stages holds ceil(L / S) rows of a
+        stacked leaf, those missing at the end filled up. It holds its part of what is outside the
+        layers, or the whole where the spec does not name "stage". This is assumed of every model.
+        Dimensions that do not divide are padded up, as XLA does.
 
-        found: dict[str, Any] = {p.path: leaf(*p.shape) for p in self.params if p.layer is None}
-        layers: dict[str, list[Param]] = {}
-        for param in self.params:
-            if param.layer is not None:
-                layers.setdefault(param.path.rpartition("/")[0], []).append(param)
-        for name, rows in layers.items():
-            if len({row.shape for row in rows}) == 1:
-                found[name] = leaf(len(rows), *rows[0].shape)
-            else:
-                found |= {row.path: leaf(*row.shape) for row in rows}
-        return found
-
-    @property
-    def stacked(self) -> tuple[str, ...]:
-        """Path prefixes of the leaves of `tree` with a leading layer axis."""
-        layered = (p.path.partition("/")[0] for p in self.params if p.layer is not None)
-        return tuple(dict.fromkeys(layered))
+        Args:
+            mesh: sizes of the axes inside a region: "stage" cuts the model by depth, others shard
+                dimensions.
+        """
+        leaves = jax.tree_util.tree_leaves_with_path(self.tree)
+        specs = [()] * len(leaves) if self.specs is None else self._flat_specs[0]
+        total = 0
+        for (path, leaf), spec in zip(leaves, specs, strict=True):
+            rows, shape, axes = 1, leaf.shape, tuple(spec)
+            if path_name(path).partition("/")[0] in self.stacked:
+                rows, shape, axes = -(-shape[0] // mesh.get(STAGE, 1)), shape[1:], axes[1:]
+            total += rows * _shard_size(shape, axes, mesh)
+        return total
 
 
-def from_tree(abstract: Any, specs: Any, stacked: Collection[str] = ()) -> list[Param]:
-    """List the abstract parameters of any JAX model.
-
-    Args:
-        abstract: pytree of ShapeDtypeStruct or arrays, for example `jax.eval_shape(model.init,
-            rng)`.
-        specs: pytree of PartitionSpec of the same structure (missing trailing dimensions are
-            unsharded). Leaves that do not name "stage" are on every pipeline stage whole.
-        stacked: names of top-level entries whose leaves have a leading layer axis; stages cut it.
-
-    Raises:
-        ValueError: the structures differ.
-    """
-    import jax  # the rest of the network room needs no JAX
-
-    is_spec = lambda x: isinstance(x, jax.sharding.PartitionSpec)  # noqa: E731
-    leaves = jax.tree_util.tree_flatten_with_path(abstract)[0]
-    spec_leaves = jax.tree_util.tree_flatten_with_path(specs, is_leaf=is_spec)[0]
-    if [path for path, _ in leaves] != [path for path, _ in spec_leaves]:
-        raise ValueError(
-            "specs have another structure than the abstract parameters: give one spec for each leaf"
-        )
-    out = []
-    for (path, leaf), (_, spec) in zip(leaves, spec_leaves, strict=True):
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        full = tuple(spec) + (None,) * (len(leaf.shape) - len(spec))
-        if name.partition("/")[0] in stacked:
-            out += [
-                Param(f"{name}/{i}", tuple(leaf.shape[1:]), full[1:], i)
-                for i in range(leaf.shape[0])
-            ]
-        else:
-            out.append(Param(name, tuple(leaf.shape), full))
-    return out
-
-
-def shapes_of(abstract: Any, specs: Any = None, stacked: Collection[str] = ()) -> Shapes:
-    """Any model as the planner needs it; its width is unknown.
-
-    Args: as for `from_tree`; `specs` None = every leaf is whole on every device.
-    """
-    import jax
-
-    if specs is None:
-        specs = jax.tree.map(lambda _: jax.sharding.PartitionSpec(), abstract)
-    params = tuple(from_tree(abstract, specs, stacked))
-    layers = 1 + max((p.layer for p in params if p.layer is not None), default=0)
-    return Shapes(params, layers, 0, 0)
+def _shard_size(shape: tuple[int, ...], axes: tuple, mesh: Mapping[str, int]) -> int:
+    """Elements of one device's part; vectors that do not divide over "stage" are not cut."""
+    size = math.prod(shape[len(axes) :])
+    for dimension, names in zip(shape, map(axis_names, axes)):
+        parts = math.prod(mesh.get(name, 1) for name in names)
+        if len(shape) == 1 and STAGE in names and dimension % parts:
+            parts = 1
+        size *= -(-dimension // parts)
+    return size
 
 
 def decoder_shapes(config: "TransformerConfig") -> Shapes:
@@ -157,5 +101,5 @@ def decoder_shapes(config: "TransformerConfig") -> Shapes:
     model = build(dataclasses.replace(config, layer_loop="scan"))
     abstract = abstract_params(model)
     specs = StageLayout(model, stages=1).specs(abstract, {})  # every axis that a leaf may have
-    params = from_tree(abstract, specs, model.stacked)
-    return Shapes(tuple(params), config.layers, config.width, config.vocab_size)
+    sizes = config.layers, tuple(model.stacked), config.width, config.vocab_size
+    return Shapes(abstract, specs, *sizes)

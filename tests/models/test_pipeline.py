@@ -14,7 +14,6 @@ import lowcomm_jax as lc
 from lowcomm_jax.mesh import stages
 from lowcomm_jax.mesh.regions import Regions
 from lowcomm_jax.models import Pipeline, TransformerConfig, build
-from lowcomm_jax.planner.memory import memory_of
 
 RNG = jax.random.key(0)
 pytestmark = pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices")
@@ -126,7 +125,7 @@ def temporaries(one, batch=16):
             lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), params, shardings
         )
     step = jax.jit(jax.grad(lambda p, b: one.loss_fn(p, b, RNG)[0]))
-    return memory_of(step.lower(params, shape).compile())["temporaries"]
+    return step.lower(params, shape).compile().memory_analysis().temp_size_in_bytes
 
 
 DEEP = {"layers": 8, "width": 32, "mlp_width": 128, "vocab_size": 64}

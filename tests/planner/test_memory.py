@@ -6,6 +6,7 @@ from dataclasses import replace
 import jax
 import optax
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from lowcomm_jax import Engine, make_mesh
 from lowcomm_jax import methods as M
@@ -15,31 +16,30 @@ from lowcomm_jax.models.pipeline.layout import StageLayout
 from lowcomm_jax.models.protocol import abstract_params
 from lowcomm_jax.network import uniform
 from lowcomm_jax.params.fragments import path_name
-from lowcomm_jax.planner.memory import (
-    activation_estimate,
-    held_elements,
-    memory_of,
-    plan_memory,
-)
+from lowcomm_jax.planner.memory import MemoryPlan, activation_estimate
 from lowcomm_jax.planner.methods import PlanMethod, planned
 from lowcomm_jax.planner.plan import Workload, plan
-from lowcomm_jax.planner.shapes import Param, Shapes, decoder_shapes, from_tree
+from lowcomm_jax.planner.shapes import Shapes, decoder_shapes
 
 
-def test_memory_of_shards_and_stages_is_exact():
-    params = [
-        Param("a", (10, 6), ("fsdp", "tensor"), 0),
-        Param("b", (7,), (None,), 0),
-        Param("c", (9, 4), (("fsdp", "tensor"), None), 1),
-    ]
-    mesh = {"fsdp": 4, "tensor": 2}
-    assert [p.shard_size(mesh) for p in params] == [3 * 3, 7, 2 * 4]
-    assert held_elements(params, mesh) == [24]
-    whole = plan_memory([24], {"master": 4.0, "momentum": 2.0}, {"payload": 100, "more": 50})
-    assert whole.state == {"master": 96, "momentum": 48}
+def leaf(*shape):
+    return jax.ShapeDtypeStruct(shape, "float32")
+
+
+def test_shards_and_stages_are_exact():
+    tree = {"a": leaf(10, 6), "b": leaf(7), "c": leaf(9, 4), "layers": {"w": leaf(3, 10, 6)}}
+    specs = {
+        "a": P("fsdp", "tensor"),
+        "b": P(),
+        "c": P(("fsdp", "tensor")),
+        "layers": {"w": P(None, "fsdp")},
+    }
+    model, mesh = Shapes(tree, specs, 3, ("layers",)), {"fsdp": 4, "tensor": 2}
+    assert model.held({}) == model.size == 60 + 7 + 36 + 180
+    assert model.held(mesh) == 3 * 3 + 7 + 2 * 4 + 3 * (3 * 6)
+    assert model.held({**mesh, "stage": 2}) == 3 * 3 + 7 + 2 * 4 + 2 * (3 * 6)
+    whole = MemoryPlan({"master": 96, "momentum": 48}, {"payload": 100, "more": 50})
     assert whole.state_total == 144 and whole.estimate_total == 150
-    staged = plan_memory(held_elements(params, {**mesh, "stage": 2}), {"master": 4.0})
-    assert staged.stage_bytes == (64, 32) and staged.stage == 0 and staged.state_total == 64
 
 
 def in_stages(config, mesh):
@@ -75,23 +75,20 @@ def test_stages_hold_what_the_pipeline_puts_there(layers, stages, inside, tied):
         tie_embeddings=tied,
         layer_loop="scan",
     )
-    expected = [in_stages(config, mesh)] * stages
-    assert held_elements(decoder_shapes(config).params, mesh) == expected
+    assert decoder_shapes(config).held(mesh) == in_stages(config, mesh)
 
 
 @pytest.mark.parametrize(("layers", "stages"), [(44, 22), (78, 13), (10, 4), (5, 4)])
 def test_layers_are_cut_as_whole_numbers(layers, stages):
     """Stage s holds layers [s C, (s + 1) C); those missing at the end are filled up."""
-    params = [Param(f"layer_{i}", (3,), (None,), i) for i in range(layers)]
-    params.append(Param("everywhere", (5,), (None,)))
-    each = -(-layers // stages)
-    assert held_elements(params, {"stage": stages}) == [3 * each + 5] * stages
+    model = Shapes({"all": leaf(5), "layers": leaf(layers, 3)}, None, layers, ("layers",))
+    assert model.held({"stage": stages}) == 3 * -(-layers // stages) + 5
 
 
 def four_layers():
     """Two stages hold 2 and 2 layers of 1000 elements; "fsdp" halves them."""
-    params = [Param(f"blocks/w/{i}", (2, 500), ("fsdp", None), i) for i in range(4)]
-    return Shapes(tuple(params), layers=4, width=10, vocab=100)
+    tree, specs = {"blocks": {"w": leaf(4, 2, 500)}}, {"blocks": {"w": P(None, "fsdp")}}
+    return Shapes(tree, specs, 4, ("blocks",), width=10, vocab=100)
 
 
 def streaming(tau, fragments=1, codec=None):
@@ -116,11 +113,10 @@ def streaming(tau, fragments=1, codec=None):
         (streaming(0, 4), {"payloads sent and received": 2 * 4 / 4}),
     ],
 )
-def test_memory_is_that_of_the_fullest_stage_and_keeps_estimates_apart(method, estimated):
+def test_memory_is_that_of_a_stage_and_keeps_estimates_apart(method, estimated):
     mesh = {"stage": 2, "fsdp": 2}
     work = Workload(four_layers(), 1e6, 1e3, uniform(3, 1.0, compute_s=9.0), mesh)
     memory = plan(work, [PlanMethod("mine", method, stalls=True)])[0].memory
-    assert memory.stage_bytes[0] == memory.stage_bytes[1] == memory.state_total
     assert memory.state_total == (16 + 8) * 1000
     assert {k: v for k, v in memory.estimates.items() if k != "activations"} == {
         k: v * 1000 for k, v in estimated.items()
@@ -128,22 +124,13 @@ def test_memory_is_that_of_the_fullest_stage_and_keeps_estimates_apart(method, e
 
 
 def test_abstract_memory_equals_what_the_compiler_says():
-    import jax.numpy as jnp
-
-    def init():
-        return {"w": jnp.zeros((12, 20), jnp.float32), "b": jnp.zeros((20,), jnp.float32)}
-
-    spec = {"w": jax.sharding.PartitionSpec("fsdp"), "b": jax.sharding.PartitionSpec()}
-    abstract = jax.eval_shape(init)
-    params = from_tree(abstract, spec)
-    assert {p.path: p.spec for p in params} == {"w": ("fsdp", None), "b": (None,)}
-    mine = plan_memory(held_elements(params, {}), {"params": 4.0}).state_total
-    sines = jax.jit(lambda t: jax.tree.map(jnp.sin, t))
-    compiled = memory_of(sines.lower(abstract).compile())
-    assert compiled["arguments"] == mine == (12 * 20 + 20) * 4
-    assert compiled["total"] >= compiled["arguments"]
+    abstract = {"w": leaf(12, 20), "b": leaf(20)}
+    sines = jax.jit(lambda t: jax.tree.map(jax.numpy.sin, t))
+    compiled = sines.lower(abstract).compile().memory_analysis()
+    held = Shapes(abstract, {"w": P("fsdp"), "b": P()}, 1).held({})
+    assert compiled.argument_size_in_bytes == 4 * held == (12 * 20 + 20) * 4
     with pytest.raises(ValueError, match="another structure"):
-        from_tree(abstract, {"w": jax.sharding.PartitionSpec()})
+        Shapes(abstract, {"w": P()}, 1)
 
 
 def test_activation_estimate_falls_with_remat_and_stages():
@@ -198,4 +185,4 @@ def test_the_state_of_a_plan_is_what_the_compiled_step_holds():
     with jax.numpy_dtype_promotion("standard"):  # what users run
         step = compile_engine(engine, params, batch).programs[0]
     # Also 2 sequences of 257 tokens, and some numbers, as steps so far.
-    assert 0 <= memory_of(step.compiled)["arguments"] - held - 2 * 257 * 4 < 64
+    assert 0 <= step.memory["arguments"] - held - 2 * 257 * 4 < 64

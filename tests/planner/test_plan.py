@@ -9,7 +9,7 @@ import pytest
 import lowcomm_jax
 from lowcomm_jax.models import PRESETS
 from lowcomm_jax.network import Jitter, parse, sync_seconds, uniform
-from lowcomm_jax.planner.memory import held_elements
+from lowcomm_jax.params.fragments import path_name
 from lowcomm_jax.planner.methods import FACTORIES, PlanMethod, plan_method, planned
 from lowcomm_jax.planner.plan import Workload, plan
 from lowcomm_jax.planner.search import search
@@ -172,7 +172,7 @@ KEPT = {
 def test_bytes_of_the_state_are_those_of_the_engine(name):
     work = replace(slow_link(), mesh={"fsdp": 2})
     (row,) = plan(work, [replace(planned(name), stalls=True)])
-    (held,) = held_elements(work.model.params, work.mesh)
+    held = work.model.held(work.mesh)
     assert row.memory.state == {k: pytest.approx(each * held) for k, each in KEPT[name].items()}
 
 
@@ -252,8 +252,8 @@ def test_cosine_coefficients_every_step_and_every_round():
     network = uniform(3, 1.0, compute_s=0.1)
     work = Workload(decoder_shapes(PRESETS["scaling_35m"]), 1e9, 1e5, network)
     demo, decoupled = plan(work, [planned("demo", 3), planned("decoupled_momentum", 3)])
-    like = {k: jax.ShapeDtypeStruct(x.shape, np.float32) for k, x in work.model.tree.items()}
-    nbytes = planned("demo").method.codec.nbytes(like)
+    leaves = jax.tree_util.tree_leaves_with_path(work.model.tree)
+    nbytes = planned("demo").method.codec.nbytes({path_name(path): x for path, x in leaves})
     assert demo.payload_bytes == pytest.approx(nbytes)
     assert decoupled.payload_bytes == pytest.approx(nbytes)
     np.testing.assert_allclose(demo.sent_bytes_per_period, 2 * demo.payload_bytes)

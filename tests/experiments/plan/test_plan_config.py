@@ -9,7 +9,6 @@ import pytest
 from experiments.plan.config import read
 from experiments.plan.model import read_model
 from lowcomm_jax.models import PRESETS, build
-from lowcomm_jax.planner.memory import held_elements
 
 SIZES = {"layers": 2, "width": 8, "mlp_width": 32, "heads": 2, "kv_heads": 2, "head_dim": 4}
 SIZES |= {"vocab_size": 50, "mlp": "gelu"}
@@ -49,12 +48,10 @@ def test_a_preset_is_planned_leaf_by_leaf(name):
     model = read_model(name)
     config = dataclasses.replace(PRESETS[name], layer_loop="unrolled")
     leaves = jax.tree.leaves(jax.eval_shape(build(config).init, jax.random.key(0)))
-    assert len(model.shapes.params) == len(leaves)
-    assert sorted(p.shape for p in model.shapes.params) == sorted(x.shape for x in leaves)
+    assert model.shapes.size == sum(x.size for x in leaves)
     assert model.shapes.layers == config.layers and model.shapes.vocab == config.vocab_size
-    assert held_elements(model.shapes.params, {}) == [model.shapes.size]
-    stages = held_elements(model.shapes.params, {"stage": config.layers})
-    assert len(set(stages)) == 1 and sum(stages) >= model.shapes.size
+    assert model.shapes.held({}) == model.shapes.size
+    assert config.layers * model.shapes.held({"stage": config.layers}) >= model.shapes.size
     assert model.decoder == PRESETS[name] and model.section == {"preset": name}
 
 
