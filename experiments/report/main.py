@@ -294,7 +294,6 @@ _VIRTUAL_ROWS = {
     "wall-clock": lambda v: brief(v.clock.wall_s),
     "utilisation": lambda v: f"{v.clock.utilisation:.1%}",
     "waiting for bytes": lambda v: brief(float(v.clock.exposed_R.mean())),
-    "peak rate, Gbit/s": lambda v: f"{v.clock.peak_gbps_R.max():.3g}",
     "AllReduce's wall-clock": lambda v: brief(v.allreduce_s),
     "faster than AllReduce": lambda v: f"{v.allreduce_s / v.clock.wall_s:.3g}x",
 }

@@ -48,7 +48,7 @@ class ClockReport:
             waiting for bytes, and away; the rest of wall_s a region waits for the last one to end.
         utilisation_R, utilisation: compute / wall per region, and their mean.
         sent_R, received_R: payload bytes.
-        mean_gbps_R, peak_gbps_R: sending rate over the wall-clock, and the largest at any moment.
+        mean_gbps_R: sending rate over the wall-clock.
     """
 
     wall_s: float
@@ -61,7 +61,6 @@ class ClockReport:
     sent_R: np.ndarray
     received_R: np.ndarray
     mean_gbps_R: np.ndarray
-    peak_gbps_R: np.ndarray
 
     def as_dict(self) -> dict[str, Any]:
         """Give plain numbers and lists for JSON."""
@@ -301,7 +300,6 @@ class VirtualClock:
 
     def report(self) -> ClockReport:
         """Sum up the run so far."""
-        self.transit.note_peaks()
         wall = float(self.now_R.max())
         compute_R = self.now_R - self.peers_R - self.exposed_R - self.absent_R
         utilisation_R = compute_R / wall if wall > 0 else np.ones(self.network.size)
@@ -318,7 +316,6 @@ class VirtualClock:
             sent_R=sent_R,
             received_R=self.ledger.received_R(),
             mean_gbps_R=mean_gbps_R,
-            peak_gbps_R=self.transit.peak_R / BYTES_PER_GBIT,
         )
 
     def timeline(self) -> Timeline:
@@ -346,7 +343,6 @@ def clock_state(clock: VirtualClock) -> dict[str, Any]:
         "seed": clock.seed,
         "sends": transit.sends,
         "arrays": {name: getattr(clock, name).tolist() for name in ARRAYS},
-        "peak": transit.peak_R.tolist(),
         "used_links": sorted(list(pair) for pair in transit.used_links),
         "payloads": [
             {
@@ -387,7 +383,6 @@ def restore_clock(clock: VirtualClock, state: dict[str, Any]) -> None:
     for name in ARRAYS:
         getattr(clock, name)[:] = state["arrays"][name]
     transit.sends = state["sends"]
-    transit.peak_R[:] = state["peak"]
     transit.used_links = {(a, b) for a, b in state["used_links"]}
     for row in state["transfers"]:
         transit.fabric.add(_record(Transfer, row))

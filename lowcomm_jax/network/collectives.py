@@ -51,11 +51,6 @@ class Profile:
         return float(self.volume_M.max())
 
     @functools.cached_property
-    def rate_M(self) -> np.ndarray:
-        """Give the mean bytes per second that each member sends while the volume moves."""
-        return self._rates(self.sources)[list(self.members)]
-
-    @functools.cached_property
     def usage(self) -> dict[Resource, float]:
         """Give the share of every link, and of every limited egress and ingress, that it uses."""
         if self.volume_s <= 0:

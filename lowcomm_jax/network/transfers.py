@@ -36,7 +36,6 @@ class Transfer:
         flow_s: when its volume starts to move (start + latency + constants).
         volume_s: seconds its volume takes alone.
         usage: share of each resource it uses while running alone, in (0, 1].
-        rate_M: bytes per second each member sends while it runs alone.
         begin_s, speed: piecewise-constant speed: from begin_s[k] on it moves at speed[k].
         end_s: when its volume is through; None until resolved.
     """
@@ -46,7 +45,6 @@ class Transfer:
     flow_s: float
     volume_s: float
     usage: dict[Resource, float]
-    rate_M: np.ndarray
     begin_s: list[float] = field(default_factory=list)
     speed: list[float] = field(default_factory=list)
     end_s: float | None = None
@@ -158,19 +156,6 @@ class Fabric:
         return set().union(*(self._by_region[region] for region in transfer.members))
 
 
-def note_peaks(peak_R: np.ndarray, transfers: list[Transfer]) -> None:
-    """Raise each region's largest sending rate (bytes per second) in place."""
-    cluster: list[Transfer] = []
-    until = -np.inf
-    for transfer in sorted((t for t in transfers if t.volume_s > 0), key=lambda t: t.flow_s):
-        if transfer.flow_s >= until:
-            _sweep(peak_R, cluster)
-            cluster = []
-        cluster.append(transfer)
-        until = max(until, transfer.end_s)
-    _sweep(peak_R, cluster)
-
-
 def run_together(transfers: list[Transfer]) -> None:
     """Write the course of transfers that share resources: new speeds at each start and end."""
     for transfer in transfers:
@@ -212,25 +197,3 @@ def _meet(one: Transfer, two: Transfer) -> bool:
         two.end_s is not None and two.end_s <= one.flow_s
     )
     return not apart and not one.usage.keys().isdisjoint(two.usage)
-
-
-def _sweep(peak_R: np.ndarray, cluster: list[Transfer]) -> None:
-    """Add up the rates of transfers that overlap in time."""
-    if len(cluster) == 1:
-        members = list(cluster[0].members)
-        peak_R[members] = np.maximum(peak_R[members], cluster[0].rate_M * max(cluster[0].speed))
-        return
-    changes: dict[int, list[tuple[float, float]]] = {}
-    for transfer in cluster:
-        edges = [*transfer.begin_s, transfer.end_s]
-        steps = np.diff([0.0, *transfer.speed, 0.0]).tolist()
-        for region, rate in zip(transfer.members, transfer.rate_M.tolist(), strict=True):
-            changes.setdefault(region, []).extend(
-                (t, rate * step) for t, step in zip(edges, steps, strict=True)
-            )
-    for region, moments in changes.items():
-        level = peak = 0.0
-        for _, change in sorted(moments):  # falls sort before rises at one moment
-            level += change
-            peak = max(peak, level)
-        peak_R[region] = max(peak_R[region], peak)

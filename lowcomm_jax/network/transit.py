@@ -17,7 +17,7 @@ import numpy as np
 
 from lowcomm_jax.network.collectives import Profile, profile
 from lowcomm_jax.network.links import Network
-from lowcomm_jax.network.transfers import Fabric, Transfer, note_peaks
+from lowcomm_jax.network.transfers import Fabric, Transfer
 
 CACHED_PROFILES = 4096  # random pairs and adapting sizes must not grow without bound
 KEPT_TRANSFERS = 16  # with fewer, `Transit` forgets none
@@ -71,7 +71,6 @@ class Transit:
         owed: flights that landed elsewhere and their members still have to wait for.
         used_links: links that have paid the first-use constant.
         sends: collectives started so far.
-        peak_R: largest sending rate of each region in bytes per second, as far as noted.
     """
 
     def __init__(self, network: Network) -> None:
@@ -85,7 +84,6 @@ class Transit:
         self.owed: list[Flight] = []
         self.used_links: set[tuple[int, int]] = set()
         self.sends: int = 0
-        self.peak_R: np.ndarray = np.zeros(network.size)
 
     def open(self, key: Hashable, label: Hashable) -> None:
         """Make room for a payload.
@@ -119,16 +117,14 @@ class Transit:
         """
         shape = self.profile(route, sizes, senders, listeners)
         latency_M, volume_M, volume = shape.latency_M, shape.volume_M, shape.volume_s
-        rate_M = shape.rate_M
         if rng is not None and len(shape.members) > 1:
             factor_L = self.network.transfer_jitter.draw(rng, (len(shape.sources),))
             factor_M = np.array([factor_L[links].max(initial=0.0) for links in shape.ready_links])
             latency_M, volume_M = latency_M * factor_M, volume_M * factor_M
-            alone, volume = volume, float(volume_M.max())
-            rate_M = rate_M * (alone / volume) if volume > 0 else rate_M
+            volume = float(volume_M.max())
         share_M = volume_M / volume if volume > 0 else np.zeros(len(shape.members))
         flow = float(start_s + self._constants(shape))
-        self.fabric.add(Transfer(self.sends, shape.members, flow, volume, shape.usage, rate_M))
+        self.fabric.add(Transfer(self.sends, shape.members, flow, volume, shape.usage))
         payload, cut = self.payloads[key], len(senders)
         for flights, members, part in (
             (payload.sent, senders, slice(cut)),
@@ -180,7 +176,7 @@ class Transit:
         self._tidy(now_s)
 
     def _tidy(self, now_s: float) -> None:
-        """Forget transfers that can no longer influence anything; note their peak rates first."""
+        """Forget transfers that can no longer influence anything."""
         if len(self.fabric) < KEPT_TRANSFERS:
             return
         under_way = (f for p in self.payloads.values() for f in (*p.sent, *p.heard))
@@ -188,12 +184,7 @@ class Transit:
         horizon = min(
             (t.flow_s for t in self.fabric.transfers() if t.number in numbers), default=np.inf
         )
-        self.note_peaks()
         self.fabric.forget_before(min(horizon, now_s), numbers)
-
-    def note_peaks(self) -> None:
-        """Bring `peak_R` up to date."""
-        note_peaks(self.peak_R, [self.fabric.resolve(t.number) for t in self.fabric.transfers()])
 
 
 def sender_groups(

@@ -80,7 +80,6 @@ def test_two_transfers_share_a_link_fairly():
     clock.send(1, "small", 0.4 * GB, "all_gather")
     assert clock.land(1, "small").max() == pytest.approx(0.85)
     assert clock.land(1, "big").max() == pytest.approx(0.6)
-    assert clock.report().peak_gbps_R == pytest.approx(16.0)  # two links of 8 Gbit/s, full
 
 
 def test_a_later_send_slows_what_is_still_in_flight():
@@ -107,7 +106,6 @@ def test_egress_limits_concurrent_pairs():
     clock.send(1, "b", 1 * GB, "pair", groups=[(0, 2)])  # both leave and enter region 0
     np.testing.assert_allclose(clock.land(1, "b")[[0, 2]], 2.0)
     np.testing.assert_allclose(clock.land(1, "a"), [0.0, 2.0, 0.0])
-    np.testing.assert_allclose(clock.report().peak_gbps_R, [8.0, 4.0, 4.0])
 
 
 def test_regions_may_land_at_different_steps():
@@ -268,8 +266,7 @@ def test_sent_equals_received_per_link_and_rates_respect_limits():
         assert report.sent_R[region] == pytest.approx(
             sum(b for (i, _), b in links.items() if i == region)
         )
-    assert (report.mean_gbps_R <= report.peak_gbps_R).all()
-    assert (report.peak_gbps_R <= 1.0 + 1e-9).all()
+    assert (report.mean_gbps_R <= 1.0 + 1e-9).all()
     json.dumps(report.as_dict())
 
 

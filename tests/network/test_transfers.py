@@ -13,7 +13,7 @@ X, Y = ("link", 0, 1), ("link", 1, 2)
 def transfer(number, flow_s, volume_s, *resources):
     members = tuple(sorted({region for _, *pair in resources for region in pair}))
     usage = dict.fromkeys(resources, 1.0)
-    return Transfer(number, members, flow_s, volume_s, usage, np.ones(len(members)))
+    return Transfer(number, members, flow_s, volume_s, usage)
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
