@@ -130,14 +130,7 @@ class Regions:
         """
         if self.mesh.size == 1:
             return fn
-        return jax.shard_map(
-            fn,
-            mesh=self.mesh,
-            in_specs=P(),
-            out_specs=P(),
-            axis_names={REGION},
-            check_vma=False,
-        )
+        return self.on_all_devices(fn, P(), P(), (REGION,))
 
     def on_devices(
         self,
@@ -171,41 +164,35 @@ class Regions:
             given = tuple(
                 in_specs[i] if in_axes[i] is None else with_region(in_specs[i]) for i in there
             )
-            run = jax.shard_map(
-                slot,
-                mesh=self.mesh,
-                in_specs=given,
-                out_specs=with_region(out_specs),
-                check_vma=False,
-            )
+            run = self.on_all_devices(slot, given, with_region(out_specs))
             return run(*(args[i] for i in there))
 
         return call
 
     def on_all_devices(
-        self, fn: Callable, in_specs: Sequence[PyTree], out_specs: PyTree
+        self, fn: Callable, in_specs: PyTree, out_specs: PyTree, axes: Sequence[str] = AXES
     ) -> Callable:
-        """`everywhere`, but `fn` gets every device's own parts; see `on_devices`."""
-        return jax.shard_map(
-            fn, mesh=self.mesh, in_specs=tuple(in_specs), out_specs=out_specs, check_vma=False
-        )
+        """`everywhere`, but `fn` gets every device's own parts (`shard_map`); see `on_devices`.
 
-    def _over(
-        self, slot: Callable, in_specs: Sequence[P], axes: Sequence[str] = (REGION,)
-    ) -> Callable:
-        """`shard_map` over these axes; the others stay Auto."""
-        # Every output keeps its region axis, so there is no replication to prove; checking it
-        # would only forbid users constants in the carries of their loops.
+        Args:
+          axes: that are manual; the others stay Auto.
+        """
+        # Nothing proves that results are equal along axes that their specs leave out. Checking it
+        # would forbid users constants in the carries of their loops.
         return jax.shard_map(
-            slot,
+            fn,
             mesh=self.mesh,
-            in_specs=tuple(in_specs),
-            out_specs=P(REGION),
+            in_specs=in_specs,
+            out_specs=out_specs,
             axis_names=set(axes),
             check_vma=False,
         )
 
-    def _manual(self, slot: Callable, in_specs: Sequence[P]) -> Callable:
+    def _over(self, slot: Callable, in_specs: tuple[P, ...], axes=(REGION,)) -> Callable:
+        """Of a slot's replicas: every output keeps its region axis."""
+        return self.on_all_devices(slot, in_specs, P(REGION), axes)
+
+    def _manual(self, slot: Callable, in_specs: tuple[P, ...]) -> Callable:
         """`shard_map` over the region axis alone, or, where `slot` calls the host, over all axes.
 
         JAX calls the host only from programs in which all axes are manual. Where a region is one
@@ -273,7 +260,7 @@ class Regions:
 
             return jax.lax.fori_loop(0, self.count // self.slots, one, carry)
 
-        return self._manual(slot, [P() if a is None else P(REGION) for a in in_axes])
+        return self._manual(slot, tuple(P() if a is None else P(REGION) for a in in_axes))
 
     def mean(self, tree_R: PyTree, weight_R: jax.Array, specs: PyTree) -> PyTree:
         """Weighted fp32 mean over regions, summed in region order.
