@@ -139,29 +139,23 @@ def _number_violations(fields: Mapping[str, Any]) -> list[str]:
 
 
 def _methods(spec: Any, layers: int, regions: int, found: list[str]) -> tuple[PlanMethod, ...]:
-    """Read the rows: a mapping of names to fields, or a list of presets' names and fields."""
-    if isinstance(spec, Mapping):
-        rows = {
-            f"methods.{name}": {"name": name, **row} if isinstance(row, Mapping) else row
-            for name, row in spec.items()
-        }
-        for where, row in rows.items():
-            if not isinstance(row, Mapping):
-                found.append(f"{where} is {row!r}: use {{preset: name, field: value}}")
-        rows = {where: row for where, row in rows.items() if isinstance(row, Mapping)}
-    elif isinstance(spec, list | tuple):
-        rows = {f"methods[{i}]": row for i, row in enumerate(spec)}
-    else:
+    """Read the rows, names -> fields."""
+    if not isinstance(spec, Mapping):
         found.append(f"methods is {spec!r}: use {{name: {{preset: name, field: value}}}}")
         return ()
     if not spec:
         found.append("methods is empty: name at least one")
-    methods = [
-        collect(found, f"{where}: ", lambda r=row: plan_method(r, regions, _own))
-        for where, row in rows.items()
-    ]
-    methods = [method for method in methods if method is not None]
-    found += [line for method in methods for line in method.violations(layers, regions)]
+    methods = []
+    for name, row in spec.items():
+        if not isinstance(row, Mapping):
+            found.append(f"methods.{name} is {row!r}: use {{preset: name, field: value}}")
+            continue
+        method = collect(
+            found, f"methods.{name}: ", lambda n=name, r=row: plan_method(n, r, regions, _own)
+        )
+        if method is not None:
+            methods.append(method)
+            found += method.violations(layers, regions)
     return tuple(methods)
 
 

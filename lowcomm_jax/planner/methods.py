@@ -230,31 +230,28 @@ def planned(
     return PlanMethod(name, made, LAWS.get(name), inner=inner, preset=name, settings=keywords)
 
 
-_OWN = ("preset", "name", "margin", "stalls")  # fields of a row that no factory takes
+_OWN = ("preset", "margin", "stalls")  # fields of a row that no factory takes
 
 
 def plan_method(
-    spec: str | Mapping,
+    name: str,
+    spec: Mapping[str, Any],
     regions: int = 2,
     own: Callable[[str], Callable[..., methods.Method]] | None = None,
 ) -> PlanMethod:
-    """Build a row from a method's name or a mapping {"preset": name, keyword: value, ...}.
+    """Build a row from its fields, {"preset": a method, keyword: value, ...}.
 
-    Keywords are those of the method's factory; `name`, `margin` and `stalls` are the plan's.
+    Keywords are those of the method's factory; `margin` and `stalls` are the plan's.
 
     Args:
+        name: of the row.
+        spec: its fields.
         own: finds the factory of a preset `module:function`; None = there are no such presets.
 
     Raises:
-        Refused: an unknown preset or keyword, a value that the factory refuses, or something that
-            is neither name nor mapping.
+        Refused: an unknown preset or keyword, or a value that the factory refuses.
     """
-    if isinstance(spec, str):
-        spec = {"preset": spec}
-    if not isinstance(spec, Mapping):
-        text = f"{spec!r} is no method: use a method's name or {{preset: name, keyword: value}}"
-        raise Refused("method", [text])
-    base, name = spec.get("preset"), spec.get("name", spec.get("preset"))
+    base = spec.get("preset")
     factory = FACTORIES.get(base) if isinstance(base, str) else None
     if own is not None and isinstance(base, str) and ":" in base:
         factory = own(base)

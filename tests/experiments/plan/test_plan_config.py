@@ -19,7 +19,7 @@ FINE = {
     "flops_per_device": 1e6,
     "mfu": 0.5,
     "tokens_per_step": 400,
-    "methods": ["diloco"],
+    "methods": {"diloco": {"preset": "diloco"}},
 }
 
 
@@ -78,7 +78,7 @@ def test_a_preset_is_planned_leaf_by_leaf(name):
         ({"network": {"regions": 2, "bandwidth_gbps": 0}}, ["bandwidth_gbps r0 -> r1 is 0"]),
         ({"methods": "diloco"}, ["methods is 'diloco': use {name:"]),
         ({"methods": {"mine": "diloco"}}, ["methods.mine is 'diloco': use {preset:"]),
-        ({"methods": [3]}, ["methods[0]: 3 is no method"]),
+        ({"methods": [3]}, ["methods is [3]: use {name:"]),
         ({"methods": {}}, ["methods is empty"]),
         ({"methods": {"a": {"preset": "nope"}}}, ["methods.a: preset 'nope' is unknown"]),
         (
