@@ -19,7 +19,7 @@ from lowcomm_jax.aot.programs import CompiledProgram, Progress, compile_engine
 from lowcomm_jax.aot.targets import Target
 from lowcomm_jax.aot.timeline import Work, play
 from lowcomm_jax.engine import Engine
-from lowcomm_jax.mesh.regions import AXES, REGION
+from lowcomm_jax.mesh.regions import AXES, REGION, axis_names
 
 PyTree = Any
 LARGE = 64 * 2**20
@@ -296,7 +296,7 @@ def _replicated(
     for (path, x), sharding in zip(given, lies):
         if sharding is None:  # the program does not read it
             continue
-        used = {a for entry in sharding.spec for a in _names(entry)}
+        used = {axis for entry in sharding.spec for axis in axis_names(entry)}
         idle = tuple(axis for axis in inside if axis not in used)
         nbytes = math.prod(sharding.shard_shape(x.shape)) * x.dtype.itemsize
         if idle and nbytes >= LARGE:
@@ -311,10 +311,6 @@ def _replicated(
                 what = f"{one.kind} of {array}"
                 large.append(Replicated(what, array.nbytes * times, one.axes, one.source))
     return sorted(large, key=lambda one: -one.nbytes)
-
-
-def _names(entry: Any) -> tuple[str, ...]:
-    return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
 
 
 def _program_json(program: ProgramReport) -> dict[str, Any]:

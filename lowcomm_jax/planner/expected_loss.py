@@ -7,7 +7,7 @@ ablations; their `nats` is None where nothing is published. `plan.expected_loss`
 The laws: arXiv 2503.09799 (C4, 20 tokens per parameter, sequence length 2048, H = 30, outer
 Nesterov 0.9, tuned learning rates). Data parallel: L = 18.129 N^-0.0953. DiLoCo with M replicas:
 L = 19.226 N^-0.0985 M^0.0116 (the joint fit, which the paper recommends over the separate ones).
-Fitted on 35M to 2.4B. These forms are within 0.03 nats of the paper's own table (`TABLE`) from 90M
+Fitted on 35M to 2.4B. These forms are within 0.03 nats of the paper's own table from 90M
 to 2.4B. They are 0.06 low at 35M with M = 8, 0.02 to 0.04 low at 4B and 0.07 to 0.10 low at 10B.
 (The paper's better form has an additive constant whose value we do not have.) The domain here
 therefore ends at the fitted range.
@@ -27,18 +27,6 @@ DOMAIN_REPLICAS = (1, 8)
 TOKENS_PER_PARAM = 20.0
 TOKEN_SLACK = 0.1  # 20 tokens per parameter within 10 %
 DOMAIN_PERIOD = 30
-# Published evaluation losses: {parameters: (data parallel, M = 1, 2, 4, 8)}; None = not run.
-TABLE = {
-    35e6: (3.485, 3.482, 3.508, 3.554, 3.621),
-    90e6: (3.167, 3.162, 3.182, 3.213, 3.265),
-    180e6: (2.950, 2.943, 2.957, 2.981, 3.019),
-    335e6: (2.784, 2.777, 2.788, 2.808, 2.841),
-    550e6: (2.653, 2.645, 2.657, 2.673, 2.698),
-    1.3e9: (2.460, 2.451, 2.464, 2.472, 2.493),
-    2.4e9: (2.326, 2.317, 2.323, 2.332, 2.351),
-    4e9: (2.224, 2.219, 2.220, 2.230, None),
-    10e9: (2.090, 2.086, 2.086, 2.096, None),
-}
 
 
 def law(params: float, replicas: int | None) -> float:
