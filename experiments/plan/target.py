@@ -48,7 +48,6 @@ def main(argv: Sequence[str]) -> int:
         "target", None, "accelerators, slices x devices of each: h100:2x8, v5e:4x4x2slices, ..."
     )
     options.text("json", None, "file to write the report to")
-    options.text("workdir", None, "has no effect: nothing but --json is written")
     values = options.values
     problems = flag_problems("plan", others, values, __doc__)
     if path is None:
