@@ -94,21 +94,17 @@ def _weighted(loss, aux: dict, samples: int):
     return scaled, weight[None], {k: x[None] for k, x in updates.items()}
 
 
-def by_sample(fn: Callable, shared: PyTree, batch: PyTree, lies: PyTree | None = None) -> PyTree:
-    """`fn(shared, batch)` on every `fsdp` device's own part of the batch.
+def by_sample(fn: Callable, shared: PyTree, batch: PyTree) -> PyTree:
+    """`fn(shared, batch)` on every one of several `fsdp` devices' own part of the batch.
 
-    Each device gathers all of `shared`; the gradients of the devices are summed and scattered.
+    Each device gathers all of `shared`, which lies as `params.sharding.fsdp_specs` cuts it; the
+    gradients of the devices are summed and scattered.
 
     Args:
       batch: leaves `[samples or tokens, ...]`, cut over `fsdp`; results of `fn` are cut alike.
-      lies: the dimension of each leaf of `shared` that is cut over `fsdp`, -1 = none; default: as
-        `params.sharding.fsdp_specs` cuts it.
     """
-    count = automatic_axes().get(FSDP, 1)
-    if count == 1:
-        return fn(shared, batch)
-    if lies is None:
-        lies = jax.tree.map(lambda x: longest_axis(x.shape, count), shared)
+    count = automatic_axes()[FSDP]
+    lies = jax.tree.map(lambda x: longest_axis(x.shape, count), shared)
 
     def part(shared, batch):
         return fn(jax.tree.map(_whole, shared, lies), batch)
