@@ -18,7 +18,6 @@ from etils import epath
 
 from lowcomm_jax.adloco.engine import AdaptiveEngine
 from lowcomm_jax.checkpoint import store
-from lowcomm_jax.checkpoint.child_process import outside_job
 from lowcomm_jax.checkpoint.load import State, all_leaves, describe, load
 from lowcomm_jax.checkpoint.store import DamagedError
 from lowcomm_jax.engine import Engine
@@ -217,7 +216,7 @@ class Checkpoints:
         shapes: dict[str, list],
         document: dict,
     ) -> None:
-        outside_job(store.write_part, path, leader().index, boxes)
+        store.write_part(path, leader().index, boxes)
         if not leader().leads:
             return
         for process in range(1, processes):
