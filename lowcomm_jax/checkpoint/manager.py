@@ -57,9 +57,8 @@ class Checkpoints:
     A checkpoint `<directory>/<step>/` holds
 
     - `part_<i>/`: the arrays of the whole state, as far as process i has written them;
-    - `document.json`: package versions, config, extra, metrics, method, the steps of every
-      fragment's last send and landing, payloads in flight, the implementation of typed PRNG keys,
-      the digest of every array;
+    - `document.json`: package versions, config, extra, metrics, method, payloads in flight, the
+      implementation of typed PRNG keys, the digest of every array;
     - `metrics.json`: metrics that were added later.
 
     It appears under its name when it is complete.
