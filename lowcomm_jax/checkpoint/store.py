@@ -351,10 +351,11 @@ class _HostArrays(type_handlers.NumpyHandler):
 
 async def _all(reads_or_writes: list[Awaitable[T]]) -> list[T]:
     """The results of all, once all have ended; raises the first error in their order."""
-    results = await asyncio.gather(*reads_or_writes, return_exceptions=True)
-    for result in results:
+    results: list[T] = []
+    for result in await asyncio.gather(*reads_or_writes, return_exceptions=True):
         if isinstance(result, BaseException):
             raise result
+        results.append(result)
     return results
 
 
