@@ -371,10 +371,9 @@ logging.getLogger("absl").addFilter(_unless_raised)
 
 
 def _handler() -> ocp.PyTreeCheckpointHandler:
-    """Orbax, as a part is written and read with it: it waits for no other process.
+    """What writes and reads a part; it waits for no other process.
 
-    A checkpointer of Orbax's meets all processes on their devices, whatever its options say, and so
-    a handler of its does the work.
+    Orbax's checkpointers (0.12.8) meet all processes on their devices, whatever the options say.
     """
     process = compat.process_index()
     return ocp.PyTreeCheckpointHandler(
