@@ -10,7 +10,7 @@ import jax
 from experiments.cli import RefusedError, made_or_refused
 from experiments.train.assemble import Run
 from experiments.trained.anchor import load_trained
-from lowcomm_jax.data.tokenizers import Tokenizer, to_hugging_face
+from lowcomm_jax.data import Tokenizer
 from lowcomm_jax.models import TransformerConfig
 from lowcomm_jax.models.protocol import abstract_params
 from lowcomm_jax.models.weights import load_llama, stack_layers, unstack_layers
@@ -72,5 +72,5 @@ def _same_tokens(a: Tokenizer, b: Tokenizer) -> bool:
     """Whether the same numbers mean the same texts."""
     if a.digest == b.digest:
         return True
-    vocabs = [to_hugging_face(one).get_vocab(with_added_tokens=True) for one in (a, b)]
+    vocabs = [one.backend.get_vocab(with_added_tokens=True) for one in (a, b)]
     return a.eos_id == b.eos_id and vocabs[0] == vocabs[1]

@@ -29,7 +29,6 @@ from safetensors import SafetensorError
 from experiments.cli import Flags, RefusedError, flag_problems, made_or_refused, refuse_any
 from experiments.progress import Work
 from experiments.trained.anchor import Trained, load_trained
-from lowcomm_jax.data.tokenizers import to_hugging_face
 from lowcomm_jax.models.weight_patch import apply_patch, write_patch
 from lowcomm_jax.models.weights import llama_tensors, read_tensors, save_llama, write_llama
 
@@ -145,7 +144,7 @@ def _exported(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 def _save_tokenizer(folder: Path, trained: Trained) -> None:
     """The tokenizer, and with which tokens a text ends."""
     tokenizer = trained.run.tokenizer
-    backend = to_hugging_face(tokenizer)
+    backend = tokenizer.backend
     backend.save(str(folder / "tokenizer.json"))
     ends = {"eos_token_id": tokenizer.eos_id, "pad_token_id": tokenizer.pad_id}
     described = {

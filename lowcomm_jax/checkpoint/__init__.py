@@ -6,8 +6,7 @@ any mesh.
 
 - `manager`: the directory of a run; `store`: one checkpoint on disk, verified when it is read;
 - `load`: refuses another run's checkpoint, resumes with another number of regions;
-- `target`: the state an engine expects;
-- `child_process`: Orbax outside a job of several processes.
+- `target`: the state an engine expects.
 """
 
 from lowcomm_jax.checkpoint.manager import Checkpoints, Restored

@@ -42,7 +42,7 @@ from lowcomm_jax.engine import Engine
 from lowcomm_jax.mesh.arrays import host_form, key_kinds
 from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.methods.base import Method
-from lowcomm_jax.refused import Refused
+from lowcomm_jax.refused import refuse
 from lowcomm_jax.state import leaves
 from lowcomm_jax.state.leaves import ANCHORED, field_of, region_axis
 from lowcomm_jax.state.train_state import TrainState
@@ -68,25 +68,20 @@ def describe(state: State, extra: dict, config: dict, metrics: dict, method: Met
       method: of the engine; None is described as null.
     """
     one = next(iter(state.parts.values()))
-    counters, more = one.counters, {}
+    more = {}
     if isinstance(state, AdaptiveState):
         more["trainers"] = state.as_document()
     if keys := key_kinds(all_leaves(state.parts)):
         more["keys"] = keys
     return {
         "packages": package_versions(),
-        "step": int(counters.step),
+        "step": int(one.counters.step),
         "regions": leaves.region_count(one),
         "method": describe_method(method),
         "config": config,
         "extra": extra,
         "metrics": metrics,
         "in_flight": leaves.flight_records(one),
-        "fragments": {
-            "last_sent": counters.last_sent.tolist(),
-            "last_landed": counters.last_landed.tolist(),
-            "staleness": counters.staleness.tolist(),
-        },
         **more,
     }
 
@@ -122,8 +117,7 @@ def load(
     on_host = {name: host_form(x) for name, x in expected.items()}
     problems += differing_leaves(saved, on_host, regions)
     problems += differing_fields(document.get("keys", {}), key_kinds(expected), (), "keys")
-    if problems:
-        raise _refusal(path, problems)
+    refuse(f"{path} is not of this run (saved -> now)", problems)
     # By the leader for all: the others need not reach the folder.
     arrays = leader().broadcast_from_leader("arrays", lambda: store.read_arrays(path, document))
     for line in differing_fields(document["packages"], package_versions()):
@@ -160,10 +154,6 @@ def engine_problems(document: dict, engine: Engine | AdaptiveEngine) -> list[str
         return []
     kinds = ("Engine", "AdaptiveEngine")
     return [f"engine: {kinds[saved]} -> {kinds[not saved]}"]
-
-
-def _refusal(path: epath.Path, problems: list[str]) -> Refused:
-    return Refused(f"{path} is not of this run (saved -> now)", problems)
 
 
 def _origin_problems(document: dict, engine, config, ignore) -> list[str]:

@@ -18,7 +18,6 @@ from etils import epath
 
 from lowcomm_jax.adloco.engine import AdaptiveEngine
 from lowcomm_jax.checkpoint import store
-from lowcomm_jax.checkpoint.child_process import outside_job
 from lowcomm_jax.checkpoint.load import State, all_leaves, describe, load
 from lowcomm_jax.checkpoint.store import DamagedError
 from lowcomm_jax.engine import Engine
@@ -58,9 +57,8 @@ class Checkpoints:
     A checkpoint `<directory>/<step>/` holds
 
     - `part_<i>/`: the arrays of the whole state, as far as process i has written them;
-    - `document.json`: package versions, config, extra, metrics, method, the steps of every
-      fragment's last send and landing, payloads in flight, the implementation of typed PRNG keys,
-      the digest of every array;
+    - `document.json`: package versions, config, extra, metrics, method, payloads in flight, the
+      implementation of typed PRNG keys, the digest of every array;
     - `metrics.json`: metrics that were added later.
 
     It appears under its name when it is complete.
@@ -217,7 +215,7 @@ class Checkpoints:
         shapes: dict[str, list],
         document: dict,
     ) -> None:
-        outside_job(store.write_part, path, leader().index, boxes)
+        store.write_part(path, leader().index, boxes)
         if not leader().leads:
             return
         for process in range(1, processes):

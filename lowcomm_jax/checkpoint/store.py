@@ -15,39 +15,34 @@ number of processes can read it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import functools
-import gc
 import hashlib
 import json
 import logging
 import math
 import re
-import sys
-import threading
-import traceback
-import warnings
-from collections.abc import Callable, Iterator
-from typing import Annotated, Any
+from collections.abc import Awaitable
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import msgspec
 import numpy as np
+import orbax.checkpoint as ocp
 from etils import epath
-from orbax.checkpoint import v1
+from orbax.checkpoint import type_handlers
+from orbax.checkpoint._src.serialization import tensorstore_utils
 
 from lowcomm_jax import compat
 from lowcomm_jax.mesh.arrays import Box
+from lowcomm_jax.store.records import Size
 
 Arrays = dict[str, np.ndarray]
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
-_QUIET = threading.Lock()
 
 DOCUMENT = "document.json"
 METRICS = "metrics.json"
-ARRAYS = "arrays"
 UNFINISHED = ".unfinished"
 REPLACED = ".replaced"
 DELETED = ".deleted"
@@ -255,9 +250,6 @@ def checked(document: Any, where: str) -> dict:
     return document
 
 
-_Size = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-
-
 class _Flight(msgspec.Struct):
     """What is read of a payload in flight; its record has more."""
 
@@ -272,14 +264,14 @@ class _Document(msgspec.Struct, kw_only=True):
       arrays: (dtype, shape, boxes) by name; a box has process, number, start, dtype, shape, digest.
     """
 
-    step: _Size
-    regions: _Size
+    step: Size
+    regions: Size
     in_flight: list[_Flight] = []
     metrics: dict[str, Any] = {}
     keys: dict[str, str] = {}
     arrays: dict[
         str,
-        tuple[str, list[_Size], list[tuple[_Size, _Size, list[_Size], str, list[_Size], str]]],
+        tuple[str, list[Size], list[tuple[Size, Size, list[Size], str, list[Size], str]]],
     ]
 
 
@@ -322,48 +314,86 @@ def read_arrays(path: epath.Path, document: dict) -> Arrays:
 # -- Orbax -------------------------------------------------------------------------------------
 
 
-def _save(part: epath.Path, arrays: Arrays) -> None:
-    before = sys.unraisablehook
-    sys.unraisablehook = functools.partial(_unless_loop_closed, before)
-    with _context():
-        v1.save_checkpointables(part, {ARRAYS: arrays})
-    sys.unraisablehook = before  # after a failure its threads may still come
+class _HostArrays(type_handlers.NumpyHandler):
+    """Arrays of the host: any process writes its own, and one that cannot be read is named.
 
-
-def _unless_loop_closed(hook: Callable[[Any], object], unraisable: Any) -> None:
-    """Log for debugging that a thread of TensorStore came back to an event loop that has failed."""
-    if str(unraisable.exc_value) == "Event loop is closed":
-        log.debug("%s", unraisable.exc_value)
-    else:
-        hook(unraisable)
-
-
-def _unless_of_orbax(record: logging.LogRecord) -> bool:
-    """Keep for debugging what is logged of errors in Orbax's threads and tasks: it raises them."""
-    text = record.getMessage()
-    kept = "_SignalingThread.run() raised" in text
-    kept |= text.startswith("Task exception was never retrieved") and "orbax" in text
-    if kept:
-        log.debug("%s", text, exc_info=record.exc_info)
-    return not kept
-
-
-for _name in ("absl", "asyncio"):
-    logging.getLogger(_name).addFilter(_unless_of_orbax)
-
-
-def _context() -> v1.Context:
-    """Settings of Orbax: it waits for no other process, and copies no array once more.
-
-    Directories are made first: else threads of Orbax wait 300 s for one that cannot be made.
+    Orbax's handler (0.12.8) writes them in process 0 alone. Of several that fail it leaves tasks
+    behind, which print when they are dropped.
     """
-    context = v1.Context()
-    context.multiprocessing.primary_host = compat.process_index()
-    context.multiprocessing.active_processes = {compat.process_index()}
-    context.asynchronous.create_directories_asynchronously = False
-    context.memory.deepcopy_host_arrays = False
-    context.pytree.loading.partial_load = True
-    return context
+
+    async def serialize(self, values, infos, args=None):
+        specs = [
+            tensorstore_utils.build_array_write_spec(
+                info,
+                global_shape=x.shape,
+                local_shape=x.shape,
+                dtype=x.dtype,
+                use_ocdbt=True,
+                process_index=0,  # one process writes a part
+            )
+            for x, info in zip(values, infos)
+        ]
+        writes = zip(values, specs, infos)
+        await _all([self._open_and_write(x, s.json, info.ts_context) for x, s, info in writes])
+        return []  # futures of what is still to be written
+
+    async def deserialize(self, infos, args=None):
+        return await _all([self._read(info) for info in infos])
+
+    async def _read(self, info) -> np.ndarray:
+        try:
+            (array,) = await super().deserialize([info])
+        except Exception as error:  # a damaged file can make the decoders below raise anything
+            name = info.name.rpartition("@")[0]
+            raise _unreadable(f"{info.parent_dir}: {name} cannot be read", error) from None
+        return array
+
+
+async def _all(reads_or_writes: list[Awaitable[T]]) -> list[T]:
+    """The results of all, once all have ended; raises the first error in their order."""
+    results: list[T] = []
+    for result in await asyncio.gather(*reads_or_writes, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result
+        results.append(result)
+    return results
+
+
+def _unless_raised(record: logging.LogRecord) -> bool:
+    """Keep for debugging what Orbax logs of errors in its threads: it raises them, too."""
+    raised = "_SignalingThread.run() raised" in record.getMessage()
+    if raised:
+        log.debug("%s", record.getMessage(), exc_info=record.exc_info)
+    return not raised
+
+
+logging.getLogger("absl").addFilter(_unless_raised)
+
+
+def _handler() -> ocp.PyTreeCheckpointHandler:
+    """What writes and reads a part; it waits for no other process.
+
+    Orbax's checkpointers (0.12.8) meet all processes on their devices, whatever the options say.
+    """
+    process = compat.process_index()
+    return ocp.PyTreeCheckpointHandler(
+        use_zarr3=True,
+        enable_pinned_host_transfer=False,  # arrays are on the host; else it asks for devices
+        multiprocessing_options=ocp.options.MultiprocessingOptions(
+            primary_host=process, active_processes={process}
+        ),
+        type_handler_registry=type_handlers.create_type_handler_registry(
+            (np.ndarray, _HostArrays(deepcopy_host_arrays=False)),
+            (jax.Array, type_handlers.ArrayHandler()),  # there are none; without it Orbax warns
+        ),
+    )
+
+
+def _save(part: epath.Path, arrays: Arrays) -> None:
+    part.mkdir()
+    handler = _handler()
+    handler.save(part, args=ocp.args.PyTreeSave(arrays))
+    handler.finalize(part)
 
 
 def _load(part: epath.Path, keys: list[str]) -> Arrays:
@@ -374,66 +404,24 @@ def _load(part: epath.Path, keys: list[str]) -> Arrays:
     """
     if not part.exists():
         raise DamagedError(f"{part} is missing")
-    with _quiet():
-        found = _arrays_or_reason(part, keys)
-        if isinstance(found, dict):
-            return found
-        what = f"{part}: its arrays cannot be read at once{found}"
-        for key in keys:
-            if isinstance(alone := _arrays_or_reason(part, [key]), str):
-                what = f"{part}: {key.rpartition('@')[0]} cannot be read{alone}"
-                break
-        _retrieve_failed_tasks()
-        gc.collect()
-    raise DamagedError(what)
-
-
-def _arrays_or_reason(part: epath.Path, keys: list[str]) -> Arrays | str:
-    """Some arrays; where Orbax cannot load them, what the machine said, or nothing."""
+    wanted = ocp.args.PyTreeRestore(
+        item=dict.fromkeys(keys, 0),
+        restore_args=dict.fromkeys(keys, ocp.RestoreArgs(restore_type=np.ndarray)),
+        partial_restore=True,
+    )
     try:
-        with _context():
-            wanted = {ARRAYS: dict.fromkeys(keys, np.ndarray)}
-            return v1.load_checkpointables(part, wanted)[ARRAYS]
-    except Exception as error:
-        # A damaged file can make the decoders below raise anything at all. Text only: the error
-        # keeps coroutines alive.
-        log.debug("%s: %s", part, "".join(traceback.format_exception(error)))
-        machine = isinstance(error, OSError | MemoryError)
-        return f" ({type(error).__name__})" if machine else ""
+        return _handler().restore(part, args=wanted)
+    except DamagedError:
+        raise
+    except Exception as error:  # as in `_HostArrays`
+        raise _unreadable(f"{part}: its arrays cannot be read", error) from None
 
 
-def _retrieve_failed_tasks() -> None:
-    """Look at the errors of the failed tasks that Orbax left behind, one for every array.
-
-    Asyncio prints an error that nobody looked at when its task is dropped, and Python warns of the
-    coroutines in the error's frames. A thread of TensorStore may hold a task until after `_quiet`.
-    """
-    for task in gc.get_objects():
-        if type(task) is asyncio.Task and task.get_loop().is_closed() and not task.cancelled():
-            error = task.exception() if task.done() else None
-            while error is not None:
-                error.__traceback__ = None
-                error = error.__context__
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence what the failed tasks of a damaged file print: by asyncio, warnings, unraisables.
-
-    These belong to the process: one thread at a time.
-    """
-    with _QUIET:
-        logger = logging.getLogger("asyncio")
-        level, hook = logger.level, sys.unraisablehook
-        logger.setLevel(logging.CRITICAL + 1)
-        sys.unraisablehook = lambda unraisable: log.debug("%s", unraisable.exc_value)
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", RuntimeWarning)
-                yield
-        finally:
-            logger.setLevel(level)
-            sys.unraisablehook = hook
+def _unreadable(what: str, error: Exception) -> DamagedError:
+    """With the kind of an error of the machine; else nobody should look for anything but damage."""
+    log.debug("%s", what, exc_info=error)
+    machine = isinstance(error, OSError | MemoryError)
+    return DamagedError(what + f" ({type(error).__name__})" * machine)
 
 
 # -- a directory of steps ---------------------------------------------------------------------

@@ -4,7 +4,7 @@ import dataclasses
 import os
 from pathlib import Path
 
-from lowcomm_jax.refused import is_unknown
+from lowcomm_jax.refused import at_least, is_unknown, one_of
 
 SHARDINGS = ("iid", "topic", "dirichlet")
 PACKINGS = ("stream", "document")
@@ -77,11 +77,8 @@ class DataConfig:
 
     def violations(self) -> list[str]:
         """Return every fault visible without reading the corpus, each with its fix."""
-        found = [
-            f"{name}={getattr(self, name)} must be at least 1"
-            for name in ("seq_len", "regions", "trainers")
-            if getattr(self, name) < 1
-        ]
+        sizes = ("seq_len", "regions", "trainers")
+        found = [at_least(name, getattr(self, name), 1) for name in sizes]
         found += [
             f"{name}={getattr(self, name)} must be a non-negative integer below 2**63"
             for name in ("seed", "split_seed")
@@ -92,18 +89,13 @@ class DataConfig:
                 f"limit={self.limit} must be at least 2 (one document to train on, one to validate)"
                 " or None for all"
             )
-        if self.sharding not in SHARDINGS:
-            found.append(
-                f"sharding={self.sharding!r} {is_unknown(self.sharding, SHARDINGS, 'use one of')}"
-            )
+        found.append(one_of("sharding", self.sharding, SHARDINGS))
         if not self.alpha > 0:
             found.append(f"alpha={self.alpha} must be positive")
         if not 0 < self.val_fraction < 1:
             found.append(f"val_fraction={self.val_fraction} must lie strictly between 0 and 1")
-        if self.packing not in PACKINGS:
-            near = is_unknown(self.packing, PACKINGS, "use one of")
-            found.append(f"packing={self.packing!r} {near}")
-        return found + _tokenizer_violations(self.tokenizer)
+        found.append(one_of("packing", self.packing, PACKINGS))
+        return [x for x in found if x is not None] + _tokenizer_violations(self.tokenizer)
 
 
 def _tokenizer_violations(name: str) -> list[str]:

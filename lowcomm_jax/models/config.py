@@ -3,31 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal, get_args
+import typing
+from typing import Literal
+
+from lowcomm_jax.refused import at_least, refuse
 
 LayerLoop = Literal["auto", "unrolled", "scan"]
 Remat = Literal["auto", "none", "light", "full"]
 ComputeDtype = Literal["float32", "bfloat16"]
 Attention = Literal["auto", "xla", "cudnn", "splash"]
 Mlp = Literal["swiglu", "gelu"]
-_CHOICES = {
-    "layer_loop": get_args(LayerLoop),
-    "remat": get_args(Remat),
-    "compute_dtype": get_args(ComputeDtype),
-    "attention": get_args(Attention),
-    "mlp": get_args(Mlp),
-}
-_SIZES = (
-    "vocab_size",
-    "layers",
-    "width",
-    "heads",
-    "kv_heads",
-    "head_dim",
-    "mlp_width",
-    "max_seq_len",
-    "loss_tiles",
-)
 _SMALL_TILES = 8  # an eighth of the logits: by then other arrays are the largest
 
 
@@ -97,9 +82,7 @@ class TransformerConfig:
     attention: Attention = "auto"
 
     def __post_init__(self) -> None:
-        problems = _violations(self)
-        if problems:
-            raise ValueError("TransformerConfig:\n" + "\n".join(f"  - {p}" for p in problems))
+        refuse("TransformerConfig", _violations(self))
 
 
 def ways(config: TransformerConfig) -> list[TransformerConfig]:
@@ -122,30 +105,22 @@ def ways(config: TransformerConfig) -> list[TransformerConfig]:
 
 def _violations(config: TransformerConfig) -> list[str]:
     """Lists every broken rule of `config`, each with its fix."""
-    problems = []
-    for name in _SIZES:
-        value = getattr(config, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            problems.append(f"{name}={value!r}: give a whole number of at least 1")
-    if problems:  # the rules below divide by the sizes
-        return problems + _choice_violations(config)
-    if config.heads % config.kv_heads:
-        problems.append(
-            f"heads={config.heads} is no multiple of kv_heads={config.kv_heads}: "
-            "choose kv_heads among the divisors of heads"
-        )
-    if config.head_dim % 2:
-        problems.append(
-            f"head_dim={config.head_dim} is odd: rotary embeddings need an even head_dim"
-        )
-    return problems + _choice_violations(config)
-
-
-def _choice_violations(config: TransformerConfig) -> list[str]:
-    problems = []
-    for name, choices in _CHOICES.items():
-        value = getattr(config, name)
-        if value not in choices:
+    types, given = typing.get_type_hints(TransformerConfig), vars(config)
+    sizes = [at_least(name, value, 1) for name, value in given.items() if types[name] is int]
+    problems = [line for line in sizes if line is not None]
+    if not problems:  # else these rules could not divide
+        if config.heads % config.kv_heads:
+            problems.append(
+                f"heads={config.heads} is no multiple of kv_heads={config.kv_heads}: "
+                "choose kv_heads among the divisors of heads"
+            )
+        if config.head_dim % 2:
+            problems.append(
+                f"head_dim={config.head_dim} is odd: rotary embeddings need an even head_dim"
+            )
+    for name, value in given.items():
+        choices = typing.get_args(types[name])
+        if typing.get_origin(types[name]) is Literal and value not in choices:
             problems.append(f"{name}={value!r}: choose one of {', '.join(choices)}")
     for name in ("rope_theta", "norm_eps", "init_std"):
         if not getattr(config, name) > 0:

@@ -26,6 +26,7 @@ from lowcomm_jax.models.attention import kernel_for
 from lowcomm_jax.models.config import TransformerConfig, ways
 from lowcomm_jax.models.loss import masked_cross_entropy, scores_in_tiles
 from lowcomm_jax.models.transformer import Transformer
+from lowcomm_jax.refused import refuse
 
 Params = dict[Any, Any]  # nested; leaves are float32 arrays
 
@@ -226,5 +227,4 @@ def _check(model, prompt_P, length, temperature, top_k) -> None:
         problems.append(f"temperature={temperature}: give 0 (greedy) or a positive number")
     if top_k is not None and top_k < 1:
         problems.append(f"top_k={top_k}: give None (all) or a whole number of at least 1")
-    if problems:
-        raise ValueError("generate:\n" + "\n".join(f"  - {p}" for p in problems))
+    refuse("generate", problems)

@@ -11,7 +11,6 @@ of a projection, E head width.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +22,7 @@ from lowcomm_jax.train.batch_sharding import (
     FSDP,
     TENSOR,
     automatic_axes,
+    over_fsdp,
     shard_batch,
     summed_over_batch,
 )
@@ -226,7 +226,7 @@ def look_up(table_VxD: Array, row_N: Array, mode: str, dtype: jnp.dtype) -> Arra
         rows = jnp.take(table_VxC, _all_rows(row_N), axis=0, mode=mode).astype(dtype)
         return jax.lax.all_to_all(rows, FSDP, split_axis=0, concat_axis=1, tiled=True)
 
-    return _over_fsdp(part, (P(None, FSDP), P(FSDP)), P(FSDP))(table_VxD, row_N)
+    return over_fsdp(part, (P(None, FSDP), P(FSDP)), P(FSDP))(table_VxD, row_N)
 
 
 def _look_up_forward(table_VxD, row_N, mode, dtype):
@@ -250,7 +250,7 @@ def _look_up_backward(mode, dtype, kept, gradient_NxD):
         columns = jax.lax.all_to_all(gradient_NxD, FSDP, split_axis=1, concat_axis=0, tiled=True)
         return sums(_all_rows(row_N), columns)
 
-    return _over_fsdp(part, (P(FSDP), P(FSDP)), P(None, FSDP))(row_N, gradient_NxD), None
+    return over_fsdp(part, (P(FSDP), P(FSDP)), P(None, FSDP))(row_N, gradient_NxD), None
 
 
 look_up.defvjp(_look_up_forward, _look_up_backward)
@@ -266,12 +266,6 @@ def _rows_move(table_VxD: Array, row_N: Array) -> bool:
 
 def _all_rows(row_N: Array) -> Array:
     return jax.lax.all_gather(row_N, FSDP, axis=0, tiled=True)
-
-
-def _over_fsdp(part: Callable, in_specs: tuple, out_specs: P) -> Callable:
-    return jax.shard_map(
-        part, in_specs=in_specs, out_specs=out_specs, axis_names={FSDP}, check_vma=False
-    )
 
 
 def _whole(x: Array) -> Array:

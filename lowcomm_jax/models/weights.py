@@ -25,6 +25,7 @@ from safetensors.numpy import save_file
 from lowcomm_jax.models.config import TransformerConfig
 from lowcomm_jax.models.model import Model, Params, build
 from lowcomm_jax.models.protocol import abstract_params
+from lowcomm_jax.refused import refuse
 
 _FILE = "model.safetensors"
 _NAMES = {  # of a module that holds a parameter, in the model or in a block
@@ -85,8 +86,7 @@ def load_llama(path: str | pathlib.Path, **changes: Any) -> tuple[Model, Params]
     path = pathlib.Path(path)
     described = json.loads((path / "config.json").read_text(encoding="utf-8"))
     model = build(config_from_llama(described, **changes))
-    if problems := _beyond(model.config):
-        raise ValueError("load_llama:\n" + "\n".join(f"  - {p}" for p in problems))
+    refuse("load_llama", _beyond(model.config))
     return model, _assemble(model, read_tensors(path))
 
 
@@ -118,8 +118,7 @@ def llama_tensors(model: Model, params: Params, dtype: str = "float32") -> dict[
     problems = [f"{problem}; save with Orbax instead" for problem in _beyond(config)]
     if dtype not in ("float32", "bfloat16"):
         problems.append(f"dtype={dtype!r}: choose float32 or bfloat16")
-    if problems:
-        raise ValueError("save_llama:\n" + "\n".join(f"  - {p}" for p in problems))
+    refuse("save_llama", problems)
     if config.layer_loop == "scan":
         params = unstack_layers(params)
     tensors = {}
@@ -183,8 +182,7 @@ def config_from_llama(described: dict[str, Any], **changes: Any) -> TransformerC
     problems = [f"{key}: only the plain LLaMA value is supported" for key in refused]
     needed = (_FIELDS[name][0] for name in ("width", "mlp_width", "heads", "layers"))
     problems += [f"{key}: missing" for key in needed if key not in described]
-    if problems:
-        raise ValueError("config.json:\n" + "\n".join(f"  - {p}" for p in problems))
+    refuse("config.json", problems)
     given = rope | described
     fields = {name: given.get(key, default) for name, (key, default) in _FIELDS.items()}
     fields["kv_heads"] = fields["kv_heads"] or fields["heads"]
@@ -267,7 +265,6 @@ def _assemble(model: Model, tensors: dict[str, np.ndarray]) -> Params:
         if array.shape != expected:
             problems.append(f"shape of {name}: {array.shape} as [in, out], expected {expected}")
         leaves[keys] = np.ascontiguousarray(array, dtype=np.float32)
-    if problems:
-        raise ValueError("weights do not fit config.json:\n" + "\n".join(problems))
+    refuse("weights do not fit config.json", problems)
     params = unflatten_dict(leaves)
     return stack_layers(params, np.stack) if scanned else params

@@ -7,17 +7,3 @@ In: any pytree of arrays. Out:
 - `fragments`: `Fragments` cuts the trained leaves into parts; one fragment travels at a time;
 - `sharding`: where parameters, optimizer state and states of rules lie inside a region.
 """
-
-from lowcomm_jax.params.fragments import Fragments, partition
-from lowcomm_jax.params.layout import Layout, make_layout
-from lowcomm_jax.params.sharding import fsdp_specs, leaf_shardings, optimizer_shardings
-
-__all__ = [
-    "Fragments",
-    "Layout",
-    "fsdp_specs",
-    "leaf_shardings",
-    "make_layout",
-    "optimizer_shardings",
-    "partition",
-]

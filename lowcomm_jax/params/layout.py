@@ -8,7 +8,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -135,18 +135,10 @@ def adapter_problems(params: PyTree) -> list[str]:
 
     An adapter is there to be trained alone; whoever trains all says so by roles.
     """
-    nnx = sys.modules.get("flax.nnx")
-    if nnx is None:
-        return []
     lora, others = [], []
-    variables, _ = jax.tree_util.tree_flatten_with_path(
-        params, is_leaf=lambda x: isinstance(x, nnx.Variable)
-    )
-    for path, variable in variables:
-        if isinstance(variable, nnx.Param):
-            for inside, _ in jax.tree_util.tree_flatten_with_path(variable)[0]:
-                of = lora if isinstance(variable, nnx.LoRAParam) else others
-                of.append(path_name((*path, *inside)))
+    for name, kinds in _nnx_variables(params):
+        if "Param" in kinds:
+            (lora if "LoRAParam" in kinds else others).append(name)
     if not lora or not others:
         return []
     ends = tuple(sorted({"/".join(name.split("/")[-2:]) for name in lora}))
@@ -170,26 +162,34 @@ _FLAX_ROLES: dict[str, Role] = {
 }
 
 
+def _nnx_variables(params: PyTree) -> Iterator[tuple[str, list[str]]]:
+    """Names of leaves in variables of NNX, with the names of the variable's type and its bases."""
+    nnx = sys.modules.get("flax.nnx")  # whoever has variables of NNX has imported it
+    if nnx is None:
+        return
+    variables, _ = jax.tree_util.tree_flatten_with_path(
+        params, is_leaf=lambda x: isinstance(x, nnx.Variable)
+    )
+    for path, variable in variables:
+        if isinstance(variable, nnx.Variable):
+            for inside, _ in jax.tree_util.tree_flatten_with_path(variable)[0]:
+                kinds = [t.__name__ for t in type(variable).__mro__]
+                yield path_name((*path, *inside)), kinds
+
+
 def _flax_kinds(params: PyTree) -> dict[str, str]:
     """Name -> Linen collection or NNX variable type, of leaves that are no parameters of Flax."""
     kinds = {}
-    nnx = sys.modules.get("flax.nnx")  # whoever has variables of NNX has imported it
+    nnx = sys.modules.get("flax.nnx")
     if isinstance(params, Mapping) and not (nnx and isinstance(params, nnx.State)):
         collections = params.keys() - {"params"} if "params" in params else ()
         for collection in collections:
             inside, _ = jax.tree_util.tree_flatten_with_path({collection: params[collection]})
             kinds |= {path_name(path): collection for path, _ in inside}
-    if nnx is None:
-        return kinds
-    variables, _ = jax.tree_util.tree_flatten_with_path(
-        params, is_leaf=lambda x: isinstance(x, nnx.Variable)
-    )
-    for path, variable in variables:
-        if isinstance(variable, nnx.Variable) and not isinstance(variable, nnx.Param):
-            types = [t.__name__ for t in type(variable).__mro__]
-            known = [name for name in types if name in _FLAX_ROLES or name == _RANDOM]
-            for inside, _ in jax.tree_util.tree_flatten_with_path(variable)[0]:
-                kinds[path_name((*path, *inside))] = (known or types)[0]
+    for name, types in _nnx_variables(params):
+        if "Param" not in types:
+            known = [kind for kind in types if kind in _FLAX_ROLES or kind == _RANDOM]
+            kinds[name] = (known or types)[0]
     return kinds
 
 

@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from lowcomm_jax.refused import Refused, is_unknown, is_whole
+from lowcomm_jax.refused import is_unknown, is_whole, refuse
 
 __all__ = ["NAMES", "RegionRoles", "Rows", "Shares", "trained_rows"]
+UNFIT = "roles do not fit the parameters"
 
 
 class RegionRoles(abc.ABC):
@@ -90,8 +91,7 @@ class Shares(RegionRoles):
                 owner = (np.arange(1, rows + 1) * regions - 1) // rows
                 of_region = owner == np.arange(regions)[:, None]
                 found[name] = _along(of_region, len(shapes[name].shape), self.axis)
-        if problems:
-            raise Refused("roles do not fit the parameters", problems)
+        refuse(UNFIT, problems)
         return found
 
 
@@ -148,8 +148,7 @@ class Rows(RegionRoles):
                     )
                 of_region[r] = (np.arange(rows) >= first) & (np.arange(rows) < end)
             found[name] = _along(of_region, len(shape), self.axis)
-        if problems:
-            raise Refused("roles do not fit the parameters", problems)
+        refuse(UNFIT, problems)
         return found
 
 
@@ -182,8 +181,7 @@ def trained_rows(
             )
             continue
         found[name] = np.broadcast_to(mask, (regions, *shape[:1], *mask.shape[2:]))
-    if problems:
-        raise Refused("roles do not fit the parameters", problems)
+    refuse(UNFIT, problems)
     return found
 
 

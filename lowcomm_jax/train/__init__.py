@@ -4,8 +4,3 @@ In: a loss function, an inner optimizer and batches. Out: one region's pure trai
 compiled program that runs it in all regions (`inner_step`), blocks of batches on the device
 (`batch_blocks`), and batches that stay cut over a region's devices (`batch_sharding`).
 """
-
-from lowcomm_jax.train.batch_blocks import BatchBlock, BlockStager
-from lowcomm_jax.train.inner_step import InnerStep
-
-__all__ = ["BatchBlock", "BlockStager", "InnerStep"]

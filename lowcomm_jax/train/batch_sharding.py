@@ -94,33 +94,30 @@ def _weighted(loss, aux: dict, samples: int):
     return scaled, weight[None], {k: x[None] for k, x in updates.items()}
 
 
-def by_sample(fn: Callable, shared: PyTree, batch: PyTree, lies: PyTree | None = None) -> PyTree:
-    """`fn(shared, batch)` on every `fsdp` device's own part of the batch.
+def by_sample(fn: Callable, shared: PyTree, batch: PyTree) -> PyTree:
+    """`fn(shared, batch)` on every one of several `fsdp` devices' own part of the batch.
 
-    Each device gathers all of `shared`; the gradients of the devices are summed and scattered.
+    Each device gathers all of `shared`, which lies as `params.sharding.fsdp_specs` cuts it; the
+    gradients of the devices are summed and scattered.
 
     Args:
       batch: leaves `[samples or tokens, ...]`, cut over `fsdp`; results of `fn` are cut alike.
-      lies: the dimension of each leaf of `shared` that is cut over `fsdp`, -1 = none; default: as
-        `params.sharding.fsdp_specs` cuts it.
     """
-    count = automatic_axes().get(FSDP, 1)
-    if count == 1:
-        return fn(shared, batch)
-    if lies is None:
-        lies = jax.tree.map(lambda x: longest_axis(x.shape, count), shared)
+    count = automatic_axes()[FSDP]
+    lies = jax.tree.map(lambda x: longest_axis(x.shape, count), shared)
 
     def part(shared, batch):
         return fn(jax.tree.map(_whole, shared, lies), batch)
 
     specs = jax.tree.map(lambda axis: P(*(None,) * axis, FSDP) if axis >= 0 else P(), lies)
+    return over_fsdp(part, (specs, P(FSDP)), P(FSDP))(shared, batch)
+
+
+def over_fsdp(part: Callable, in_specs: tuple, out_specs: P) -> Callable:
+    """`part` on every `fsdp` device of a region, as `jax.shard_map` has it."""
     return jax.shard_map(
-        part,
-        in_specs=(specs, P(FSDP)),
-        out_specs=P(FSDP),
-        axis_names={FSDP},
-        check_vma=False,
-    )(shared, batch)
+        part, in_specs=in_specs, out_specs=out_specs, axis_names={FSDP}, check_vma=False
+    )
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
@@ -159,13 +156,8 @@ def summed_over_batch(fn: Callable, axis: int, *batch: PyTree) -> PyTree:
             return jax.lax.psum(own, FSDP)
         return jax.lax.psum_scatter(own, FSDP, scatter_dimension=axis, tiled=True)
 
-    return jax.shard_map(
-        part,
-        in_specs=tuple(P(FSDP) for _ in batch),
-        out_specs=P(*(None,) * axis, FSDP) if axis >= 0 else P(),
-        axis_names={FSDP},
-        check_vma=False,
-    )(*batch)
+    cut = P(*(None,) * axis, FSDP) if axis >= 0 else P()
+    return over_fsdp(part, tuple(P(FSDP) for _ in batch), cut)(*batch)
 
 
 def automatic_axes() -> dict[str, int]:

@@ -330,8 +330,10 @@ class InnerBlock(NamedTuple):
     """The parts of the inner phase's program (`inner_block`).
 
     Attributes:
-      empty: `(inner, frozen, batches, region_keys, active) -> log`: metrics `[R, S]`, all 0.
-      steps: `((inner, log), frozen, batches, region_keys, active, first, end) -> (inner, log)`.
+      empty: `(inner, frozen, batches, region_keys, active, stride=None) -> log`: metrics `[R, S]`,
+        all 0.
+      steps: `((inner, log), frozen, batches, region_keys, active, first, end, stride=None) ->
+        (inner, log)`.
     """
 
     empty: Callable
@@ -339,35 +341,43 @@ class InnerBlock(NamedTuple):
 
 
 def inner_block(step: InnerStep, regions: Regions) -> InnerBlock:
-    """Inner steps of all regions, in parts that other work may run beside; see
-    `make_inner_program`."""
+    """Inner steps of all regions, in parts that other work may run beside.
 
-    def region_step(inner, frozen, batch, key, active, trained):
-        new, metrics = step(inner, frozen, batch, key, trained)
-        return where_active(active, new, inner, metrics)
+    Arguments as in `make_inner_program`; with `stride` as in `make_accumulating_program`.
+    """
 
-    def region_block(carry, frozen, batches, key, active, first, end, trained):
-        def body(i, carry):
+    def region_step(inner, frozen, batches, key, active, t, stride, trained):
+        def batch(i):
+            return jax.tree.map(lambda x: x[i], batches)
+
+        if stride is None:
+            new, metrics = step(inner, frozen, batch(t), key, trained)
+        else:
+            first = t * stride
+            part = (lambda i: batch(first + i)), stride
+            new, metrics = step.over_microbatches(inner, frozen, *part, key, trained)
+        return where_active(None if active is None else active[t], new, inner, metrics)
+
+    def region_block(carry, frozen, batches, key, active, stride, first, end, trained):
+        def body(t, carry):
             inner, log = carry
-            batch = jax.tree.map(lambda x: x[i], batches)
-            moving = None if active is None else active[i]
-            inner, new = region_step(inner, frozen, batch, key, moving, trained)
-            return inner, jax.tree.map(lambda buffer, v: buffer.at[i].set(v), log, new)
+            inner, new = region_step(inner, frozen, batches, key, active, t, stride, trained)
+            return inner, jax.tree.map(lambda buffer, v: buffer.at[t].set(v), log, new)
 
         return jax.lax.fori_loop(0 if first is None else first, end, body, carry)
 
-    lifted_step = regions.lift(region_step, (0, None, 0, 0, 0, 0), callbacks=False)
-    lifted_block = regions.lift_update(region_block, (0, None, 0, 0, 0, None, None, 0))
+    lifted_step = regions.lift(region_step, (0, None, 0, 0, 0, None, None, 0), callbacks=False)
+    lifted_block = regions.lift_update(region_block, (0, None, 0, 0, 0, None, None, None, 0))
     trained = dict(step.trained) or None
 
-    def empty(inner, frozen, batches, region_keys, active):
-        first = jax.tree.map(lambda x: x[:, 0], batches)
-        moving = None if active is None else active[:, 0]
-        shapes = jax.eval_shape(lifted_step, inner, frozen, first, region_keys, moving, trained)[1]
+    def empty(inner, frozen, batches, region_keys, active, stride=None):
+        given = (inner, frozen, batches, region_keys, active, jnp.int32(0), stride, trained)
+        shapes = jax.eval_shape(lifted_step, *given)[1]
         return empty_log(shapes, jax.tree.leaves(batches)[0].shape[1])
 
-    def steps(*given):
-        return lifted_block(*given, trained)
+    def steps(carry, frozen, batches, region_keys, active, first, end, stride=None):
+        given = (frozen, batches, region_keys, active, stride, first, end, trained)
+        return lifted_block(carry, *given)
 
     return InnerBlock(empty, steps)
 
@@ -424,34 +434,11 @@ def make_accumulating_program(step: InnerStep, regions: Regions):
       t stride to (t + 1) stride - 1; n and stride are traced. `active` is None or bool `[R, C]`
       (by step). Its result: (inner, metrics `[R, C]` by step).
     """
-
-    def region_step(inner, frozen, batches, key, moving, first, stride, trained):
-        def part(i):
-            return jax.tree.map(lambda x: x[first + i], batches)
-
-        new, metrics = step.over_microbatches(inner, frozen, part, stride, key, trained)
-        return where_active(moving, new, inner, metrics)
-
-    def region_block(carry, frozen, batches, key, active, stride, n, trained):
-        def body(t, carry):
-            inner, log = carry
-            moving = None if active is None else active[t]
-            inner, new = region_step(
-                inner, frozen, batches, key, moving, t * stride, stride, trained
-            )
-            return inner, jax.tree.map(lambda buffer, v: buffer.at[t].set(v), log, new)
-
-        return jax.lax.fori_loop(0, n, body, carry)
-
-    lifted_step = regions.lift(region_step, (0, None, 0, 0, 0, None, None, 0), callbacks=False)
-    lifted_block = regions.lift_update(region_block, (0, None, 0, 0, 0, None, None, 0))
-    trained = dict(step.trained) or None
+    parts = inner_block(step, regions)
 
     def block(inner, frozen, batches, region_keys, active, stride, n):
-        moving = None if active is None else active[:, 0]
-        args = (inner, frozen, batches, region_keys, moving, stride, stride, trained)
-        shapes = jax.eval_shape(lifted_step, *args)[1]
-        log = empty_log(shapes, jax.tree.leaves(batches)[0].shape[1])
-        return lifted_block((inner, log), frozen, batches, region_keys, active, stride, n, trained)
+        given = (frozen, batches, region_keys, active)
+        log = parts.empty(inner, *given, stride)
+        return parts.steps((inner, log), *given, None, n, stride)
 
     return block

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from lowcomm_jax.channels.source import find_source
-from lowcomm_jax.state import Inner
+from lowcomm_jax.state.train_state import Inner
 
 # A leaf of the name of a field, a scalar, and one name that ends like another.
 PARAMS = {"mu": jnp.ones((2, 3)), "x": {"mu": jnp.ones(4)}, "s": jnp.ones(())}

@@ -347,7 +347,7 @@ def test_other_packages_are_named(engine, start, tmp_path, monkeypatch, caplog):
     assert 'optax: "' in caplog.text and '-> "9.9"' in caplog.text
 
 
-@pytest.mark.parametrize("which", [1, 2, 3])
+@pytest.mark.parametrize("which", [1, 2])
 def test_a_folder_that_cannot_be_made_is_told_at_once(which, start, tmp_path, monkeypatch):
     """As on a read-only disk, or one without inodes: no thread waits for it, and none prints."""
     makes, made = os.mkdir, itertools.count(1)

@@ -9,7 +9,7 @@ import pytest
 
 from lowcomm_jax.data import DataConfig, documents, load
 from lowcomm_jax.data.cache import cache_folder
-from lowcomm_jax.data.corpora.files import TextCorpus
+from lowcomm_jax.data.corpora.files import FileCorpus
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_a_warm_start_reads_no_corpus_and_gives_the_same(config, tokenizer, monk
     def refuse(self):
         raise AssertionError("read again")
 
-    monkeypatch.setattr(TextCorpus, "documents", refuse)
+    monkeypatch.setattr(FileCorpus, "documents", refuse)
     warm = load(config)
     assert warm[0].identity == cold[0].identity and warm[0].summary == cold[0].summary
     first, again = cold[0].samples(0, 50), warm[0].samples(0, 50)

@@ -13,7 +13,7 @@ import lowcomm_jax as lc
 from lowcomm_jax.channels import Channel, Everything, Partitioned, Sampled, Shuffled
 from lowcomm_jax.methods import Method
 from lowcomm_jax.schedule import Never
-from lowcomm_jax.state import with_inner
+from lowcomm_jax.state.train_state import with_inner
 
 STEPS, R = 13, 3
 SGD = (oracle.Momentum(0.05, 0.8), optax.sgd(0.05, momentum=0.8))

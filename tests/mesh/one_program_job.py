@@ -7,11 +7,8 @@ several can then be compared, field by field.
 import dataclasses
 import functools
 import json
-import os
 import pathlib
-import subprocess
 import sys
-import threading
 import traceback
 
 import jax
@@ -41,49 +38,6 @@ class Settings:
 
 def result_of(folder: pathlib.Path, process: int) -> pathlib.Path:
     return folder / f"results.{process}.json"
-
-
-MODULE = "mesh.one_program_job"  # not `__main__`, as this process knows it
-
-
-class OneChild:
-    """In place of `in_child_process`, which starts an interpreter that imports JAX for each call:
-    one for all calls. Where checkpoints are many, they take most of the time otherwise.
-    """
-
-    def __init__(self):
-        self._lock = threading.Lock()
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        command = [sys.executable, "-c", f"from {MODULE} import serve; serve()"]
-        self._child = subprocess.Popen(command, **pipes)
-
-    def __call__(self, act, *args):
-        from lowcomm_jax.checkpoint import child_process
-
-        with self._lock:
-            child_process._write(self._child.stdin, (act, args))
-            result, error = child_process._read(self._child.stdout)
-        if error is not None:
-            raise error
-        return result
-
-
-def serve():
-    """Answer as `child_process.main` does, call after call, until the parent has ended."""
-    from lowcomm_jax.checkpoint import child_process
-
-    answer = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    while True:
-        try:
-            act, args = child_process._read(sys.stdin.buffer)
-        except EOFError:
-            return
-        try:
-            outcome = act(*args), None
-        except Exception as error:
-            outcome = None, error
-        child_process._write(answer, outcome)
 
 
 def compile_once():
@@ -116,7 +70,7 @@ def main(settings: Settings) -> None:
     from mesh.one_program_cases import cases
     from same_as_probe import in_one_process
 
-    from lowcomm_jax.checkpoint import Checkpoints, child_process, store
+    from lowcomm_jax.checkpoint import Checkpoints, store
     from lowcomm_jax.mesh.leader import leader
 
     def saved_digests(own):
@@ -128,7 +82,6 @@ def main(settings: Settings) -> None:
 
     if settings.quick and settings.processes > 1:
         compile_once()
-        child_process.in_child_process = OneChild()
     folder, found = pathlib.Path(settings.folder), {}
     known = cases()
     for name in settings.cases:

@@ -22,8 +22,8 @@ from lowcomm_jax.network import replay, uniform
 from lowcomm_jax.optimizers import InnerConfig, make_optimizer
 from lowcomm_jax.recovery.rejoin import rejoin_regions
 from lowcomm_jax.schedule import Never, Staggered
-from lowcomm_jax.state import with_inner
 from lowcomm_jax.state.leaves import state_leaves
+from lowcomm_jax.state.train_state import with_inner
 from lowcomm_jax.sync.channel_exchange import VALUES, ChannelExchange
 
 STEPS, R = 11, 3

@@ -63,10 +63,11 @@ def fingerprint_of(*parts: object) -> str:
     return digest.hexdigest()
 
 
-def fingerprint_files(head: str, root: Path, files: Iterable[Path]) -> str:
-    """Return a fingerprint of files by path, size and time of last change, not content."""
-    parts: list[object] = [head, root.resolve()]
+def identities(files: Iterable[Path]) -> Iterator[object]:
+    """What a cache knows files by: path, size and time of last change, not content.
+
+    A link has its own path, which may give a topic, beside the file that it leads to.
+    """
     for file in files:
         stat = file.stat()
-        parts += [file.relative_to(root).as_posix(), stat.st_size, stat.st_mtime_ns]
-    return fingerprint_of(*parts)
+        yield from (file.absolute(), file.resolve(), stat.st_size, stat.st_mtime_ns)

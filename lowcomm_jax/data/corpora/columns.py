@@ -12,7 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lowcomm_jax.data.config import DataConfig
-from lowcomm_jax.data.corpora.base import Document, Unreadable, fingerprint_of, read_text
+from lowcomm_jax.data.corpora.base import (
+    Document,
+    Unreadable,
+    fingerprint_of,
+    identities,
+    read_text,
+)
 
 _ROWS = 1024
 
@@ -31,7 +37,7 @@ class ParquetCorpus:
 
     def fingerprint(self) -> str:
         head = ("parquet", self.text_column, self.topic_column)
-        return fingerprint_of(*head, *_identities(self.files))
+        return fingerprint_of(*head, *identities(self.files))
 
     def documents(self) -> Iterator[Document]:
         """Yield the rows.
@@ -44,17 +50,10 @@ class ParquetCorpus:
         columns = [name for name in (self.text_column, self.topic_column) if name is not None]
         for path in self.files:
             with _naming(path), parquet.ParquetFile(path) as file:
-                missing = sorted(set(columns) - set(file.schema_arrow.names))
-                if missing:
-                    raise ValueError(
-                        f"{path} has no column {', '.join(missing)}; set text_column and "
-                        f"topic_column to some of {', '.join(file.schema_arrow.names)}"
-                    )
+                _check_columns(path, columns, file.schema_arrow.names)
                 for rows in file.iter_batches(batch_size=_ROWS, columns=columns):
                     for row in rows.to_pylist():
-                        topic = path.stem if self.topic_column is None else row[self.topic_column]
-                        text = _text(row[self.text_column], path, self.text_column)
-                        yield Document(text, str(topic))
+                        yield _document(row, path, path.stem, *columns)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +67,7 @@ class ArrayRecordCorpus:
     files: tuple[Path, ...]
 
     def fingerprint(self) -> str:
-        return fingerprint_of("arrayrecord", *_identities(self.files))
+        return fingerprint_of("arrayrecord", *identities(self.files))
 
     def documents(self) -> Iterator[Document | Unreadable]:
         """Yield the records; those that are not UTF-8 text are left out, and named.
@@ -113,17 +112,11 @@ class HubCorpus:
         """
         from datasets import load_dataset
 
+        columns = [name for name in (self.text_column, self.topic_column) if name is not None]
         rows = load_dataset(self.dataset, self.config, split=self.split, streaming=True)
         for row in rows:
-            wanted = {self.text_column, self.topic_column} - {None}
-            if not wanted <= row.keys():
-                raise ValueError(
-                    f"{self.name} has no column {', '.join(sorted(wanted - row.keys()))}; set "
-                    f"text_column and topic_column to some of {', '.join(sorted(row))}"
-                )
-            topic = self.dataset if self.topic_column is None else row[self.topic_column]
-            text = _text(row[self.text_column], self.name, self.text_column)
-            yield Document(text, str(topic))
+            _check_columns(self.name, columns, sorted(row))
+            yield _document(row, self.name, self.dataset, *columns)
 
 
 def open_parquet(spec: DataConfig, rest: str) -> tuple[ParquetCorpus | None, list[str]]:
@@ -153,17 +146,28 @@ def open_hub(spec: DataConfig, rest: str) -> tuple[HubCorpus | None, list[str]]:
     return HubCorpus(spec.corpus, dataset, config or None, spec.split, *columns), []
 
 
-def _text(value: object, where: object, column: str) -> str:
-    """The text of one row; an empty one for a row without a value."""
-    if value is None or isinstance(value, str):
-        return value or ""
-    held = type(value).__name__
-    if isinstance(value, list) and value:
-        held = f"list of {type(value[0]).__name__}"
-    raise ValueError(
-        f"{where}: column {column} holds {held}, not text; set text_column to a column of strings, "
-        "or cut token numbers into batches yourself (docs/data.md)"
-    )
+def _check_columns(where: object, wanted: list[str], names: list[str]) -> None:
+    if missing := sorted(set(wanted) - set(names)):
+        raise ValueError(
+            f"{where} has no column {', '.join(missing)}; set text_column and "
+            f"topic_column to some of {', '.join(names)}"
+        )
+
+
+def _document(
+    row: dict, where: object, usual: str, text_column: str, topic_column: str | None = None
+) -> Document:
+    """One row's; its text is empty where there is no value, its topic `usual` without a column."""
+    value = row[text_column]
+    if value is not None and not isinstance(value, str):
+        held = type(value).__name__
+        if isinstance(value, list) and value:
+            held = f"list of {type(value[0]).__name__}"
+        raise ValueError(
+            f"{where}: column {text_column} holds {held}, not text; set text_column to a column of "
+            "strings, or cut token numbers into batches yourself (docs/data.md)"
+        )
+    return Document(value or "", usual if topic_column is None else str(row[topic_column]))
 
 
 def _files(spec: DataConfig, rest: str) -> tuple[tuple[Path, ...], list[str]]:
@@ -190,13 +194,3 @@ def _naming(path: Path) -> Iterator[None]:
         if str(path) in str(error):
             raise
         raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
-
-
-def _identities(files: tuple[Path, ...]) -> Iterator[object]:
-    """What a cache knows files by: without the path, other folders' files could look the same.
-
-    A link has its own name, which may be a topic, beside the file that it leads to.
-    """
-    for file in files:
-        stat = file.stat()
-        yield from (file.name, file.resolve(), stat.st_size, stat.st_mtime_ns)

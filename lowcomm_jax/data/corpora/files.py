@@ -9,7 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lowcomm_jax.data.config import DataConfig
-from lowcomm_jax.data.corpora.base import Document, Unreadable, fingerprint_files, read_text
+from lowcomm_jax.data.corpora.base import (
+    Document,
+    Unreadable,
+    fingerprint_of,
+    identities,
+    read_text,
+)
 
 SECTION = 2_000
 LONGEST_SECTION = 8_000
@@ -35,58 +41,36 @@ def cut_into_sections(text: str) -> list[str]:
 
 
 @dataclasses.dataclass(frozen=True)
-class PythonCorpus:
-    """The standard library's sources: a file is a document, its top folder the topic.
+class FileCorpus:
+    """A text file, or those below a folder in the order of their names, without hidden ones.
 
-    Single-file modules share the topic `modules`. Installed packages are never read; the library's
-    own tests (absent from some distributions) only with `python:tests`. A file that is not UTF-8
-    is left out, and named. The library differs between interpreter versions, so
-    stored results belong to `synthetic:` corpora instead.
+    A file is a document; a longer one than `longest` becomes the sections of `cut_into_sections`.
+    The topic is the first folder below `root`. A file that is not UTF-8 is left out, and named.
+
+    Attributes:
+        name: as written in the config.
+        root: a file or a folder.
+        longest: characters of a file that is one document; None = any number.
+        pattern: of the names of files.
+        left_out: names of files and folders that are not read.
+        loose: topic of files directly in `root`; None = the stem of each.
     """
 
     name: str
     root: Path
-    with_tests: bool
-
-    def files(self) -> list[Path]:
-        left_out = _NOT_THE_LIBRARY if self.with_tests else _NOT_THE_LIBRARY | _TEST_FOLDERS
-        return _walk(self.root, "*.py", left_out)
-
-    def fingerprint(self) -> str:
-        return fingerprint_files(f"python {self.with_tests}", self.root, self.files())
-
-    def documents(self) -> Iterator[Document | Unreadable]:
-        for file in self.files():
-            parts = file.relative_to(self.root).parts
-            text = read_text(file.read_bytes(), "/".join(parts))
-            if isinstance(text, Unreadable):
-                yield text
-            else:
-                yield Document(text, parts[0] if len(parts) > 1 else "modules")
-
-
-@dataclasses.dataclass(frozen=True)
-class TextCorpus:
-    """A text file cut into sections, or a folder of text files.
-
-    A single file becomes the sections of `cut_into_sections`, all of one topic. A folder is read
-    recursively in the order of the names, without hidden files. A file of up to
-    `LONGEST_WHOLE_FILE` characters is one document; a longer one is cut the same way. The topic is
-    the first folder below `root`, or the file's stem for files directly in it. A file that is not
-    UTF-8 is left out, and named.
-    """
-
-    name: str
-    root: Path
+    longest: int | None
+    pattern: str = "*"
+    left_out: frozenset[str] = frozenset()
+    loose: str | None = None
 
     def files(self) -> list[Path]:
         if self.root.is_file():
             return [self.root]
-        return _walk(self.root, "*", frozenset())
+        return _walk(self.root, self.pattern, self.left_out)
 
     def fingerprint(self) -> str:
-        base = self.root.parent if self.root.is_file() else self.root
-        return fingerprint_files(f"text {self.root.is_file()}", base, self.files())
+        settings = (self.longest, self.pattern, sorted(self.left_out), self.loose)
+        return fingerprint_of("files", self.root.resolve(), *settings, *identities(self.files()))
 
     def documents(self) -> Iterator[Document | Unreadable]:
         for file in self.files():
@@ -95,28 +79,35 @@ class TextCorpus:
             if isinstance(text, Unreadable):
                 yield text
                 continue
-            topic = parts[0] if len(parts) > 1 else file.stem
-            whole = file != self.root and len(text) <= LONGEST_WHOLE_FILE
+            topic = parts[0] if len(parts) > 1 else self.loose or file.stem
+            whole = self.longest is None or len(text) <= self.longest
             for section in [text] if whole else cut_into_sections(text):
                 yield Document(section, topic)
 
 
-def open_python(spec: DataConfig, rest: str) -> tuple[PythonCorpus | None, list[str]]:
-    """Return the corpus `python` or `python:tests`, or the spec's violations."""
+def open_python(spec: DataConfig, rest: str) -> tuple[FileCorpus | None, list[str]]:
+    """Return the corpus `python` or `python:tests`, or the spec's violations.
+
+    It is the standard library's sources: a file is a document, its top folder the topic.
+    Single-file modules share the topic `modules`. Installed packages are never read; the library's
+    own tests (absent from some distributions) only with `python:tests`. The library differs between
+    interpreter versions, so stored results belong to `synthetic:` corpora instead.
+    """
     if rest not in ("", "tests"):
         return None, [f"corpus={spec.corpus!r}: write python or python:tests"]
     root = Path(sysconfig.get_paths()["stdlib"])
     if not root.is_dir():
         return None, [f"corpus={spec.corpus!r}: this interpreter ships no sources; use text:PATH"]
-    return PythonCorpus(spec.corpus, root, rest == "tests"), []
+    left_out = _NOT_THE_LIBRARY if rest == "tests" else _NOT_THE_LIBRARY | _TEST_FOLDERS
+    return FileCorpus(spec.corpus, root, None, "*.py", left_out, "modules"), []
 
 
-def open_text(spec: DataConfig, rest: str) -> tuple[TextCorpus | None, list[str]]:
-    """Return the corpus `text:PATH`, or the spec's violations."""
+def open_text(spec: DataConfig, rest: str) -> tuple[FileCorpus | None, list[str]]:
+    """Return the corpus `text:PATH`, a file in sections or a folder, or the spec's violations."""
     root = Path(os.path.expanduser(rest))
     if not rest or not root.exists():
         return None, [f"corpus={spec.corpus!r}: there is no such path; give a file or a folder"]
-    return TextCorpus(spec.corpus, root), []
+    return FileCorpus(spec.corpus, root, 0 if root.is_file() else LONGEST_WHOLE_FILE), []
 
 
 def _walk(root: Path, pattern: str, left_out: frozenset[str]) -> list[Path]:

@@ -1,13 +1,12 @@
 """A transformer cut into pipeline stages, trained by one of two schedules.
 
-`Pipeline` offers a `Model` in stages as pure functions, like the model itself. `StagePart` holds
-the computation of one stage, with sums over all stages. `pipeline_problems` and `schedule_problems`
-list refusals before any work starts.
+`Pipeline` offers a `Model` in stages as pure functions, like the model itself. `pipeline_problems`
+and `schedule_problems` list refusals before any work starts.
 
 GPipe's schedule (`stages.gpipe`, arXiv 1811.06965, section 2) keeps the activations of all M
 microbatches for the backward pass. 1F1B (`one_f_one_b`) keeps the stage's inputs of 2 S - 1 of
-them, with the same bubble, and computes each stage's forward pass twice. `experiments bench
-pipeline` compares them. Stages as in DiLoCoX, arXiv 2506.21263.
+them, with the same bubble, and computes each stage's forward pass twice. docs/pipelines.md has
+figures of both. Stages as in DiLoCoX, arXiv 2506.21263.
 
 Differs from the papers: embedding and output layer are not part of the first and last stage, which
 would then be the slowest. Each stage holds a slice of the vocabulary and works on all microbatches
@@ -196,13 +195,51 @@ class Pipeline:
 
     # -- one stage ----------------------------------------------------------------------------
 
-    @property
-    def _part(self) -> StagePart:
-        return StagePart(self.layout)
+    def _bind(self, params: Params) -> Transformer:
+        """The NNX module of this stage's part."""
+        scale = params["final_norm"]["scale"]
+        if scale.shape[0] < self.config.width:
+            scale = stages.whole(scale)
+        return self.model.bind({**params, "final_norm": {"scale": scale}})
+
+    def _enter(self, module: Transformer, token_N: Array) -> Array:
+        """Embeddings [N, D], the same in all stages."""
+        rows = stages.total(module.embedding.part(token_N, stages.index() * self.layout.rows))
+        # A token outside the vocabulary gives NaN: a wrong tokenizer shows in the first loss.
+        known = (token_N >= 0) & (token_N < self.config.vocab_size)
+        return jnp.where(known[:, None], rows, jnp.nan).astype(self.config.compute_dtype)
+
+    def _through(self, module: Transformer, x_NxD: Array, batch: int, length: int) -> Array:
+        """Sends `batch` sequences of this length through the stage's blocks."""
+        layout, real_L = self.layout, None
+        if layout.blocks * layout.stages > self.config.layers:
+            block_L = stages.index() * layout.blocks + jnp.arange(layout.blocks)
+            real_L = block_L < self.config.layers
+        return module.through(x_NxD, module.context(batch, jnp.arange(length)), real_L)
+
+    def _part_logits(self, module: Transformer, hidden_NxD: Array) -> Array:
+        """Logits [N, C] of this stage's tokens, compute dtype, of the last stage's activations."""
+        last = stages.index() == self.layout.stages - 1
+        hidden = jnp.where(last, hidden_NxD, jnp.zeros_like(hidden_NxD))
+        shared = stages.total(hidden).astype(hidden_NxD.dtype)
+        logits_NxC = module.leave(shared)
+        rows = self.layout.rows
+        if rows * self.layout.stages == self.config.vocab_size:
+            return logits_NxC
+        token_C = stages.index() * rows + jnp.arange(rows)
+        return jnp.where((token_C < self.config.vocab_size)[None], logits_NxC, _HIDDEN)
+
+    def _part_loss(self, module: Transformer, hidden_NxD: Array, target_N: Array, weight_N: Array):
+        """(loss, aux) of `loss.weighted_loss`, the same in all stages."""
+        logits_NxC = self._part_logits(module, hidden_NxD)
+        first = stages.index() * self.layout.rows
+        reductions = {"total": stages.total, "largest": stages.largest}
+        found = scores(logits_NxC, target_N, first, **reductions)
+        return weighted_loss(found, weight_N, self.config.z_loss)
 
     def _stage_loss(self, params, tokens_MxBxT, weight_MxBxT, key_data):
         """GPipe, forward; the backward pass is left to differentiation."""
-        part, module = self._part, self._part.bind(params)
+        module = self._bind(params)
         target_MxN = tokens_MxBxT[:, :, 1:].reshape(self.microbatches, -1)
         weight_MxN = weight_MxBxT.reshape(self.microbatches, -1)
         if self.routed:
@@ -212,7 +249,7 @@ class Pipeline:
             target_MxN, weight_MxN = pipeline_paths.read_labels(came, self.layout.stages)
         else:
             hidden_MxNxD, _ = self._hidden(module, tokens_MxBxT[:, :, :-1])
-        one = functools.partial(part.loss, module)
+        one = functools.partial(self._part_loss, module)
         if self.config.remat == "full":
             one = jax.checkpoint(one)
 
@@ -225,13 +262,13 @@ class Pipeline:
 
     def _stage_gradients(self, specs, params, tokens_MxBxT, weight_MxBxT):
         """1F1B: ((loss, aux), gradients of this stage's part); `specs` of the whole leaves."""
-        part, (_, batch, length) = self._part, tokens_MxBxT.shape
+        _, batch, length = tokens_MxBxT.shape
         target_MxN = tokens_MxBxT[:, :, 1:].reshape(self.microbatches, -1)
         weight_MxN = weight_MxBxT.reshape(self.microbatches, -1)
         run = OneFOneB(
-            enter=lambda p, m: part.enter(part.bind(p), tokens_MxBxT[m, :, :-1].reshape(-1)),
-            apply=lambda p, x: part.through(part.bind(p), x, batch, length - 1),
-            leave=lambda p, y, m: part.loss(part.bind(p), y, target_MxN[m], weight_MxN[m]),
+            enter=lambda p, m: self._enter(self._bind(p), tokens_MxBxT[m, :, :-1].reshape(-1)),
+            apply=lambda p, x: self._through(self._bind(p), x, batch, length - 1),
+            leave=lambda p, y, m: self._part_loss(self._bind(p), y, target_MxN[m], weight_MxN[m]),
             stages=self.layout.stages,
             microbatches=self.microbatches,
         )
@@ -244,73 +281,20 @@ class Pipeline:
         return sums, jax.tree.map(shared, grads, specs)
 
     def _stage_logits(self, params, tokens_MxBxT):
-        part, module = self._part, self._part.bind(params)
+        module = self._bind(params)
         hidden_MxNxD, _ = self._hidden(module, tokens_MxBxT)
-        return jax.lax.map(lambda hidden: part.logits(module, hidden), hidden_MxNxD)
+        return jax.lax.map(lambda hidden: self._part_logits(module, hidden), hidden_MxNxD)
 
     def _hidden(self, module, tokens_MxBxT, labels_M=None, hand_on=None):
         """Activations after the last block, [M, N, D], and labels; of use in the last stage."""
-        part, (count, batch, length) = self._part, tokens_MxBxT.shape
-        x_MxNxD = part.enter(module, tokens_MxBxT.reshape(-1)).reshape(count, batch * length, -1)
+        count, batch, length = tokens_MxBxT.shape
+        x_MxNxD = self._enter(module, tokens_MxBxT.reshape(-1)).reshape(count, batch * length, -1)
 
         def apply(held):
             x, labels = held
-            return part.through(module, x, batch, length), labels
+            return self._through(module, x, batch, length), labels
 
         return stages.gpipe(apply, (x_MxNxD, labels_M), self.layout.stages, hand_on)
-
-
-@dataclasses.dataclass(frozen=True)
-class StagePart:
-    """One stage of a model."""
-
-    layout: StageLayout
-
-    @property
-    def config(self) -> TransformerConfig:
-        return self.layout.model.config
-
-    def bind(self, params: Params) -> Transformer:
-        """The NNX module of this stage's part."""
-        scale = params["final_norm"]["scale"]
-        if scale.shape[0] < self.config.width:
-            scale = stages.whole(scale)
-        return self.layout.model.bind({**params, "final_norm": {"scale": scale}})
-
-    def enter(self, module: Transformer, token_N: Array) -> Array:
-        """Embeddings [N, D], the same in all stages."""
-        rows = stages.total(module.embedding.part(token_N, stages.index() * self.layout.rows))
-        # A token outside the vocabulary gives NaN: a wrong tokenizer shows in the first loss.
-        known = (token_N >= 0) & (token_N < self.config.vocab_size)
-        return jnp.where(known[:, None], rows, jnp.nan).astype(self.config.compute_dtype)
-
-    def through(self, module: Transformer, x_NxD: Array, batch: int, length: int) -> Array:
-        """Sends `batch` sequences of this length through the stage's blocks."""
-        layout, real_L = self.layout, None
-        if layout.blocks * layout.stages > self.config.layers:
-            block_L = stages.index() * layout.blocks + jnp.arange(layout.blocks)
-            real_L = block_L < self.config.layers
-        return module.through(x_NxD, module.context(batch, jnp.arange(length)), real_L)
-
-    def logits(self, module: Transformer, hidden_NxD: Array) -> Array:
-        """Logits [N, C] of this stage's tokens, compute dtype, of the last stage's activations."""
-        last = stages.index() == self.layout.stages - 1
-        hidden = jnp.where(last, hidden_NxD, jnp.zeros_like(hidden_NxD))
-        shared = stages.total(hidden).astype(hidden_NxD.dtype)
-        logits_NxC = module.leave(shared)
-        rows = self.layout.rows
-        if rows * self.layout.stages == self.config.vocab_size:
-            return logits_NxC
-        token_C = stages.index() * rows + jnp.arange(rows)
-        return jnp.where((token_C < self.config.vocab_size)[None], logits_NxC, _HIDDEN)
-
-    def loss(self, module: Transformer, hidden_NxD: Array, target_N: Array, weight_N: Array):
-        """(loss, aux) of `loss.weighted_loss`, the same in all stages."""
-        logits_NxC = self.logits(module, hidden_NxD)
-        first = stages.index() * self.layout.rows
-        reductions = {"total": stages.total, "largest": stages.largest}
-        found = scores(logits_NxC, target_N, first, **reductions)
-        return weighted_loss(found, weight_N, self.config.z_loss)
 
 
 # -- what is refused ---------------------------------------------------------------------------
