@@ -33,7 +33,6 @@ COMMANDS = {  # the module of each, in the order in which they are shown
     "quick": "compare.quick",
     "train": "train.main",
     "launch": "regions.main",
-    "faults": "faults.main",
     "watch": "watch.main",
     "report": "report.main",
     "sample": "trained.sample",
