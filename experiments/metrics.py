@@ -9,36 +9,38 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.shape import count, fields, items, list_of, number, or_none, section, text, whole
+from msgspec import defstruct
 
+from experiments.shape import Count, Number, misfit
+
+_BYTES = {"bytes_sent": list[Number], "bytes_received": list[Number]}
+_EVENT = defstruct("event", [("kind", str), ("fragment", int), ("participants", list)])
 # What every reader of a run needs of its records, by their kind.
 _RUN = {
-    "header": fields(
-        {
-            "method": text,
-            "config": section,
-            "data": section,
-            "steps": count,
-            "regions": count,
-            "here": list_of(whole),
-        }
-    ),
-    "step": fields(
-        {
-            "step": whole,
-            "tokens": number,
-            "seconds": number,
-            "tokens_per_second": or_none(number),
-            "loss": list_of(or_none(number)),
-            "bytes_sent": list_of(number),
-            "bytes_received": list_of(number),
-            "events": list_of(fields({"kind": text, "fragment": whole, "participants": items})),
-        }
-    ),
-    "eval": fields({"step": whole, "tokens": number, "anchor": or_none(number)}),
-    "interval": fields({"step": whole, "steps": whole, "seconds": number}),
-    "eval_set": fields({"count": list_of(number)}),
-    "end": fields({"step": whole, "tokens": number, "bytes_sent": items, "bytes_received": items}),
+    kind: defstruct(kind, fields.items())
+    for kind, fields in {
+        "header": {
+            "method": str,
+            "config": dict,
+            "data": dict,
+            "steps": Count,
+            "regions": Count,
+            "here": list[int],
+        },
+        "step": {
+            "step": int,
+            "tokens": Number,
+            "seconds": Number,
+            "tokens_per_second": Number | None,
+            "loss": list[Number | None],
+            **_BYTES,
+            "events": list[_EVENT],
+        },
+        "eval": {"step": int, "tokens": Number, "anchor": Number | None},
+        "interval": {"step": int, "steps": int, "seconds": Number},
+        "eval_set": {"count": list[Number]},
+        "end": {"step": int, "tokens": Number, **_BYTES},
+    }.items()
 }
 _OF_REGIONS = ("loss", "bytes_sent", "bytes_received")
 
@@ -165,14 +167,14 @@ def checked(records: Iterable[dict[str, Any]], path: Path) -> list[dict[str, Any
     """
     records, regions = list(records), None
     for place, record in enumerate(records, 1):
-        wrong = _RUN.get(record["kind"], lambda _: None)(record)
+        wrong = misfit(record, _RUN.get(record["kind"], dict))
         if wrong is None and record["kind"] == "header":
             regions = len(record["here"])
         elif wrong is None and record["kind"] == "step" and regions is not None:
             short = [name for name in _OF_REGIONS if len(record[name]) != regions]
-            wrong = f"has no {short[0]} of {regions} regions" if short else None
+            wrong = f"no {short[0]} of {regions} regions" if short else None
         if wrong is not None:
-            raise ValueError(f"{path}, record {place}: {record['kind']} {wrong}")
+            raise ValueError(f"{path}, record {place}: {record['kind']}: {wrong}")
     return records
 
 

@@ -31,7 +31,6 @@ import secrets
 import shutil
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -51,9 +50,8 @@ from experiments.faults.scripts import write  # noqa: E402
 from experiments.processes import same_rounding  # noqa: E402
 from experiments.trained.anchor import load_trained  # noqa: E402
 
-SCRIPT, ALONE = "script.yaml", "alone"
+SCRIPT, JOBS, ALONE = "script.yaml", "jobs", "alone"
 STEPS_A_FAULT = 40
-COMPARING = threading.Lock()  # one at a time shows its progress
 LATE_S = 0.15
 ALIKE = (
     "--xla_backend_optimization_level=1 --xla_llvm_disable_expensive_passes=true " + same_rounding()
@@ -185,40 +183,35 @@ def anchor(workdir: Path) -> dict[str, np.ndarray]:
 
 
 def run(one: Campaign, folder: Path) -> list[str]:
-    """Run a campaign; a line for each difference, none where all anchors are equal."""
-    workdir, began = folder / str(one.seed), time.monotonic()
-    log, jobs, alone = folder / f"{one.seed}.log", workdir / "jobs", workdir / ALONE
+    """Run jobs under the script, and one process; a line for what failed."""
+    workdir, log = folder / str(one.seed), folder / f"{one.seed}.log"
     shutil.rmtree(workdir, ignore_errors=True)
     workdir.mkdir(parents=True)
     log.unlink(missing_ok=True)
     drawn, steps, _ = one.script()
-    until = began + LIMIT_S + 2 * steps * one.pace
+    until = time.monotonic() + LIMIT_S + 2 * steps * one.pace
     write(workdir / SCRIPT, [*far_apart(one.regions, steps, one.pace), *drawn])
     fields = (*one.fields, ("steps", steps), ("checkpoint.every", 0))
     given = [f"--config={one.config}", *(f"--config.{name}={value}" for name, value in fields)]
     how = [f"--regions={one.regions}", f"--exchange={one.exchange}"]
-    how += [f"--faults={workdir / SCRIPT}", f"--workdir={jobs}"]
-    told = [f"--config.faults={jobs / happened.FILE}", f"--config.regions={one.regions}"]
-    told += ["--quiet", f"--workdir={alone}"]
-    wrong = []
+    how += [f"--faults={workdir / SCRIPT}", f"--workdir={workdir / JOBS}"]
+    told = [f"--config.faults={workdir / JOBS / happened.FILE}", "--quiet"]
+    told += [f"--config.regions={one.regions}", f"--workdir={workdir / ALONE}"]
     for name, more in (("launch", how), ("train", told)):
-        if not wrong and (code := command([name, *given, *more], log, until)) != 0:
-            wrong = [f"{name} ended with code {code}"]
-    if not wrong:
-        with COMPARING:
-            wanted = anchor(alone)
-            anchors = {f"region {r}": anchor(jobs / f"region{r}") for r in range(one.regions)}
-        wrong = [
-            f"{name} has another anchor than one process ({leaf})"
-            for name, found in anchors.items()
-            for leaf in [n for n in wanted if found[n].tobytes() != wanted[n].tobytes()][:1]
-        ]
-    took = time.monotonic() - began
-    said = "; ".join(wrong) or "equal"
-    print(one.regions, one.config, one.exchange, one.seed, said, f"{took:.0f} s", flush=True)
-    if not wrong:
-        shutil.rmtree(workdir)
-    return wrong
+        if (code := command([name, *given, *more], log, until)) != 0:
+            return [f"{name} ended with code {code}"]
+    return []
+
+
+def differences(one: Campaign, workdir: Path) -> list[str]:
+    """A line for every region whose anchor is not that of one process, bit for bit."""
+    wanted = anchor(workdir / ALONE)
+    anchors = {f"region {r}": anchor(workdir / JOBS / f"region{r}") for r in range(one.regions)}
+    return [
+        f"{name} has another anchor than one process ({leaf})"
+        for name, found in anchors.items()
+        for leaf in [n for n in wanted if found[n].tobytes() != wanted[n].tobytes()][:1]
+    ]
 
 
 def listed(folder: Path, chosen: Sequence[str]) -> list[Campaign]:
@@ -271,9 +264,19 @@ def main(argv: Sequence[str]) -> int:
         campaigns = [one]
         given.folder.mkdir(parents=True, exist_ok=True)
         print(f"seed {seed}: {given.count} faults, {given.regions} regions", flush=True)
+    code = 0
     with ThreadPoolExecutor(2) as pool:
-        wrong = list(pool.map(lambda one: run(one, given.folder), campaigns))
-    return 1 if any(wrong) else 0
+        ran = pool.map(lambda one: run(one, given.folder), campaigns)
+        for one, failed in zip(campaigns, ran, strict=True):
+            workdir = given.folder / str(one.seed)
+            wrong = failed or differences(one, workdir)
+            said = "; ".join(wrong) or "equal"
+            print(one.regions, one.config, one.exchange, one.seed, said, flush=True)
+            if wrong:
+                code = 1
+            else:
+                shutil.rmtree(workdir)
+    return code
 
 
 if __name__ == "__main__":

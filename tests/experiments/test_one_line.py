@@ -180,12 +180,24 @@ STEP = {
     "events": [],
 }
 DAMAGED = {  # what is left out of a record, or put into it
-    "no loss": (lambda run, step: step.pop("loss"), "record 2: step lacks loss"),
-    "of text": (lambda run, step: step.update(tokens="x"), "step tokens is no finite number"),
-    "one region": (lambda run, step: step.update(loss=[1.0]), "step has no loss of 2 regions"),
-    "an event": (lambda run, step: step["events"].append({}), "step events entry 0 lacks kind"),
-    "no data": (lambda run, step: run.pop("data"), "record 1: header lacks data"),
-    "no tokens": (lambda run, step: run.pop("tokens_per_step"), "header lacks tokens_per_step"),
+    "no loss": (
+        lambda run, step: step.pop("loss"),
+        "2: step: Object missing required field `loss`",
+    ),
+    "of text": (
+        lambda run, step: step.update(tokens="x"),
+        "step: Expected `float`, got `str` - at",
+    ),
+    "one region": (lambda run, step: step.update(loss=[1.0]), "step: no loss of 2 regions"),
+    "an event": (lambda run, step: step["events"].append({}), "field `kind` - at `$.events[0]`"),
+    "no data": (
+        lambda run, step: run.pop("data"),
+        "1: header: Object missing required field `data`",
+    ),
+    "no tokens": (
+        lambda run, step: run.pop("tokens_per_step"),
+        "header: Object missing required field `tokens_",
+    ),
 }
 
 
@@ -225,10 +237,13 @@ PLANS = {
     "cut": (b'{"answer": {"rows": {"dil', "no JSON"),
     "binary": (b"\xff\xfe\x00", "no text in UTF-8"),
     "nested": (b"[" * 100_000, "nested too deeply"),
-    "no plan": (b"[]", "no plan (is no section)"),
-    "no rows": (b'{"answer": {"rows": {}}}', "no plan (lacks rows)"),
-    "odd rows": (b'{"rows": [1]}', "no plan (rows entry 0 is no section)"),
-    "no method": (b'{"rows": [{}]}', "no plan (rows entry 0 lacks method)"),
+    "no plan": (b"[]", "no plan (Expected `object`, got `array`)"),
+    "no rows": (b'{"answer": {"rows": {}}}', "no plan (Object missing required field `rows`)"),
+    "odd rows": (b'{"rows": [1]}', "no plan (Expected `object`, got `int` - at `$.rows[0]`)"),
+    "no method": (
+        b'{"rows": [{}]}',
+        "no plan (Object missing required field `method` - at `$.rows[0]`)",
+    ),
 }
 
 
