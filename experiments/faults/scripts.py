@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from experiments.faults.fault import ABSENT, FIELDS, INSIDE, KINDS, Fault
+from experiments.faults.happened import Happened, Settings, parsed
 from experiments.faults.random_scripts import RANDOM, read_random
 
 # What is said of a kind beside when, which and for how long.
@@ -18,25 +19,34 @@ _MORE = {"late": ("delay",), "slow": ("mbit",), "straggle": ("delay",)}
 _WHOLE = ("step", "region", "steps")
 
 
-def read(script: str, regions: int, steps: int) -> tuple[list[Fault], list[str]]:
-    """(the faults in order, problems).
+Faults = Sequence[Fault] | Happened
+"""The faults of a script, or what happened in a run of jobs."""
+
+
+def read(
+    script: str | None, regions: int, steps: int, run: Settings | None = None
+) -> tuple[Faults, list[str]]:
+    """(the faults of a config, those of a script in order; problems).
+
+    Whether a config's other settings allow them says `experiments.refusals`.
 
     Args:
-      script: a file, or "random:SEED:COUNT".
+      script: a file, or "random:SEED:COUNT"; None = no faults.
       regions, steps: of the run.
+      run: that is to repeat what happened in another; None = a script alone will do.
     """
+    if script is None:
+        return [], []
     if script.startswith(RANDOM):
         return read_random(script, regions, steps)
-    entries, problems = load(script)
-    return ([], problems) if problems else checked(entries, script, regions, steps)
-
-
-def load(script: str) -> tuple[Any, list[str]]:
-    """(content of a file, why it cannot be read)."""
     try:
-        return yaml.safe_load(Path(script).read_text(encoding="utf-8")), []
+        body = yaml.safe_load(Path(script).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        return None, [f"faults={script!r} cannot be read: {error}"]
+        return [], [f"faults={script!r} cannot be read: {error}"]
+    if isinstance(body, dict) and run is not None:
+        found, problems = parsed(body, script, run)
+        return found or [], problems
+    return checked(body, script, regions, steps)
 
 
 def checked(entries: Any, script: str, regions: int, steps: int) -> tuple[list[Fault], list[str]]:

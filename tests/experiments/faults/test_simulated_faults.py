@@ -116,10 +116,11 @@ def test_what_cannot_be_replayed_is_refused(tiny, root, capsys):
     shown = refused(tiny, root, capsys, other)
     for differs in ("regions=4", "steps=9", "method=noloco", "period=12", "seed=1"):
         assert f"is of a run with {differs}: this one has" in shown
-    assert "all of ['regions'" in refused(tiny, root, capsys, "regions: 3")
-    broken = head.replace("left_out: {}", "left_out: {6: [0, 3]}") + "[{step: 1}]"
-    shown = refused(tiny, root, capsys, broken)
-    assert "left_out must be a table" in shown and "rejoined must be a list" in shown
+    assert "missing required field `steps`" in refused(tiny, root, capsys, "regions: 3")
+    strange = head.replace("left_out: {}", "left_out: {6: [0, 3]}") + "[]"
+    assert "names regions [3] of 3" in refused(tiny, root, capsys, strange)
+    shown = refused(tiny, root, capsys, head + "[{step: 1}]")
+    assert "missing required field `region` - at `$.rejoined[0]`" in shown
     noloco = ["--config=noloco", "--config.method.period=6"]
     gossip = head.replace("diloco", "noloco")
     assert "anchor of another" in refused(tiny, root, capsys, gossip + came, *noloco)
