@@ -4,9 +4,9 @@ import numpy as np
 import yaml
 
 from experiments.__main__ import main
-from experiments.faults.fault import Fault
+from experiments.faults.fault import Fault, Moment
 from experiments.faults.happened import Happened, Rejoin, Settings, parsed
-from experiments.faults.simulated import Moment, ScriptedAbsences
+from experiments.faults.simulated import Absences
 from experiments.runlog import read_run
 
 STEPS = 24
@@ -135,7 +135,7 @@ def test_what_cannot_be_replayed_is_refused(tiny, root, capsys):
 def test_a_full_disk_ends_a_job_as_a_kill_does():
     """The region comes back from the anchor; where it was stopped it comes back as it was."""
     faults = [Fault(4, "full_disk", 1, steps=5), Fault(6, "stop", 2, steps=2)]
-    absent = ScriptedAbsences(faults, 3)
+    absent = Absences(faults, 3)
     assert absent.next_return(0) == 9 and absent.next_return(9) == np.inf
     comes = [absent.returning(Moment(t - 1, None), Moment(t, None)) for t in (8, 9)]
     assert [one.tolist() for one in comes] == [[False] * 3, [False, True, False]]
