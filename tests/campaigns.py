@@ -39,6 +39,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from rounding import same_rounding
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # a script has its own folder there
@@ -47,15 +48,12 @@ from experiments.faults import happened  # noqa: E402
 from experiments.faults.fault import Fault  # noqa: E402
 from experiments.faults.random_scripts import RANDOM, read_random  # noqa: E402
 from experiments.faults.scripts import write  # noqa: E402
-from experiments.processes import same_rounding  # noqa: E402
 from experiments.trained.anchor import load_trained  # noqa: E402
 
 SCRIPT, JOBS, ALONE = "script.yaml", "jobs", "alone"
 STEPS_A_FAULT = 40
 LATE_S = 0.15
-ALIKE = (
-    "--xla_backend_optimization_level=1 --xla_llvm_disable_expensive_passes=true " + same_rounding()
-)
+ALIKE = f"--xla_backend_optimization_level=1 {same_rounding()}"
 LIMIT_S = 1500.0  # of a campaign, beside the seconds of paced steps
 DRAWN = {2: 60, 3: 60, 4: 60, 5: 50, 6: 50, 7: 40, 8: 40}  # faults, by number of regions
 SETTINGS = {
