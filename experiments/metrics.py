@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec import defstruct
 
 from experiments.shape import Count, Number, misfit
+from experiments.workdir import write_whole
 
 _BYTES = {"bytes_sent": list[Number], "bytes_received": list[Number]}
 _EVENT = defstruct("event", [("kind", str), ("fragment", int), ("participants", list)])
@@ -77,9 +78,7 @@ class MetricsLog:
             kept = [r for r in read_records(path) if r.get("step", 0) <= step]
             # The end belongs to the last step: a run that goes on has not ended.
             kept = [r for r in kept if r["kind"] != "end"]
-            whole = path.with_suffix(".tmp")
-            whole.write_text("".join(_line(r) for r in kept), encoding="utf-8")
-            whole.replace(path)
+            write_whole(path, "".join(encoded(r) + "\n" for r in kept))
             last = {r["kind"]: r for r in kept}
             self.begun = bool(kept)
             self.newest, self.eval_set = last.get("step"), last.get("eval_set")
@@ -88,7 +87,7 @@ class MetricsLog:
     def write(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Append records, each with its `kind`."""
         try:
-            self._file.writelines(_line(record) for record in records)
+            self._file.writelines(encoded(record) + "\n" for record in records)
             self._file.flush()
         except OSError as error:  # which does not say where
             raise OSError(error.errno, error.strerror, self._file.name) from error
@@ -102,19 +101,9 @@ class MetricsLog:
         self._file.close()
 
 
-def _line(record: Mapping[str, Any]) -> str:
-    return json.dumps(strict(record), allow_nan=False, separators=(",", ":")) + "\n"
-
-
-def strict(value: Any) -> Any:
-    """Plain JSON of nested data: it has no NaN and no infinity, they become null."""
-    if isinstance(value, Mapping):
-        return {str(k): strict(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [strict(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+def encoded(value: Any) -> str:
+    """JSON of nested data in one line; it has no NaN and no infinity, they become null."""
+    return msgspec.json.encode(value, enc_hook=lambda scalar: scalar.item()).decode()
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:

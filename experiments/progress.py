@@ -276,11 +276,10 @@ def tracked(
     items: Iterable[T],
     what: str,
     name: Callable[[T], str] = lambda item: "",
-    quiet: bool = False,
 ) -> Iterator[T]:
     """Yield the items, each a part of the work `what`; `name` names the one that comes next."""
     items = list(items)
-    with Work(what, len(items), quiet=quiet) as work:
+    with Work(what, len(items)) as work:
         for number, item in enumerate(items):
             work.at(name(item), number)
             yield item
@@ -354,6 +353,11 @@ def _widest(*texts: str) -> int:
 def validation_documents(count: int) -> str:
     """1 validation document, 2 validation documents."""
     return f"{count:,} validation document" + ("" if count == 1 else "s")
+
+
+def known(value: Any, form: Callable[[Any], str]) -> str:
+    """`form(value)`; `-` for None and NaN, which stand for what is not known."""
+    return "-" if value is None or value != value else form(value)
 
 
 def size(count: float) -> str:

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from experiments.progress import duration, rounded, size
+from experiments.progress import duration, known, rounded, size
 from experiments.watch.view import BOTH, LANDED, SENT, STEP, UNCOUNTED, UNDER_WAY, nothing_sent
 
 _LETTERS = {
@@ -76,22 +76,18 @@ def regions(view: Mapping[str, Any]) -> Table:
     return out
 
 
-def _known(value: Any, form) -> str:
-    return "-" if value is None else form(value)
-
-
 COLUMNS = {
     "step": lambda r: f"{r.step:,}",
-    "loss": lambda r: _known(r.loss, "{:.4f}".format) if r.finite else "not finite",
-    "took part": lambda r: _known(r.participation, "{:.0%}".format),
-    "stale- ness": lambda r: "-" if r.staleness is None else f"{r.staleness} (<= {r.stalest})",
+    "loss": lambda r: known(r.loss, "{:.4f}".format) if r.finite else "not finite",
+    "took part": lambda r: known(r.participation, "{:.0%}".format),
+    "stale- ness": lambda r: known(r.staleness, lambda late: f"{late} (<= {r.stalest})"),
     "sent": lambda r: size(r.sent),
     "received": lambda r: size(r.received),
-    "sends now": lambda r: _known(r.rate, lambda rate: f"{size(rate)}/s"),
-    "of its way out": lambda r: _known(r.link, lambda share: f"{100 * share:.2g}%"),
-    "waits": lambda r: _known(r.waiting, "{:.0%}".format),
-    "waited": lambda r: _known(r.waited, "{:.1f} s".format),
-    "an exchange": lambda r: _known(r.travel, lambda s: f"{1e3 * s:.0f} ms"),
+    "sends now": lambda r: known(r.rate, lambda rate: f"{size(rate)}/s"),
+    "of its way out": lambda r: known(r.link, lambda share: f"{100 * share:.2g}%"),
+    "waits": lambda r: known(r.waiting, "{:.0%}".format),
+    "waited": lambda r: known(r.waited, "{:.1f} s".format),
+    "an exchange": lambda r: known(r.travel, lambda s: f"{1e3 * s:.0f} ms"),
     "skipped": lambda r: f"{r.skipped:,}" if r.skipped else "-",
 }
 

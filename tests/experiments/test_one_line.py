@@ -16,7 +16,7 @@ from experiments.__main__ import main
 from experiments.cli import load_config
 from experiments.metrics import MetricsLog
 from experiments.train import disk
-from experiments.train.disk import EXIT_NOT_SAVED, NotSavedError, is_full
+from experiments.train.disk import NotSavedError, is_full
 from experiments.train.main import missing
 
 CONFIGS = {
@@ -318,7 +318,7 @@ def test_a_checkpoint_for_which_there_is_no_room(tiny, tmp_path, monkeypatch, ca
     command = ["train", "--config=diloco", *given, "--quiet"]
     usage = disk.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(disk.shutil, "disk_usage", lambda _: usage._replace(free=1000))
-    assert main(command) == EXIT_NOT_SAVED
+    assert main(command) == NotSavedError.code
     said = capfd.readouterr().err
     assert said.startswith(f"train: {tmp_path}/run[/x]: a checkpoint needs ")
     assert "1 kB are free; none is there yet. Make room" in said and said.count("\n") == 1
@@ -381,7 +381,7 @@ def test_a_folder_that_takes_no_files_any_more(tiny, root, monkeypatch, capfd):
 
     jax.devices()  # whose plug-ins may print when they are looked for
     monkeypatch.setattr(os, "mkdir", refuses)
-    assert main(command) == EXIT_NOT_SAVED
+    assert main(command) == NotSavedError.code
     assert time.monotonic() - begins[0] < 5
     said = capfd.readouterr().err
     assert said == (
