@@ -83,7 +83,7 @@ class Display(Protocol):
 def open_display(console: Console, steps: int, quiet: bool) -> Display:
     """A live line in a terminal, one line per log interval otherwise; `quiet` shows neither."""
     if quiet:
-        return _Silent()
+        return _Plain(Console(quiet=True))
     return _Live(console, steps) if console.is_terminal else _Plain(console)
 
 
@@ -283,14 +283,6 @@ def tracked(
         for number, item in enumerate(items):
             work.at(name(item), number)
             yield item
-
-
-class _Silent:
-    def update(self, now: Now) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 def say(console: Console, *lines: str) -> None:

@@ -17,7 +17,12 @@ from lowcomm_jax.network import Network, VirtualClock, replay
 SHOWN_STEPS = 60  # of the timeline
 # What a region did at a step, the weaker first: of two marks the stronger one is shown.
 MARKS = STEP, SENT, UNDER_WAY, LANDED, BOTH, UNCOUNTED = (
-    *("step", "sent", "under way", "landed", "both", "uncounted"),
+    "step",
+    "sent",
+    "under way",
+    "landed",
+    "both",
+    "uncounted",
 )
 
 View = dict[str, Any]
@@ -209,21 +214,22 @@ def _lane(log: Log, i: int, first: int) -> list[str]:
             mark = BOTH if {mark, there} == {SENT, LANDED} else mark
             marks[step - first] = max(mark, there, key=MARKS.index)
 
-    number, flights = list(log.regions)[i], {}  # key -> (step of the send, counted so far)
+    number, flights = list(log.regions)[i], {}  # key -> (step of the send, not left out)
 
     def show(key: str, landed: int | None, counted: bool = True) -> None:
-        sent, named = flights.pop(key)
+        sent, kept = flights.pop(key)
         for step in range(max(first, sent + 1), log.step + 1 if landed is None else landed):
             put(step, UNDER_WAY)
-        put(sent, SENT if named and counted else UNCOUNTED)
+        put(sent, SENT if kept and counted else UNCOUNTED)
         if landed is not None:
             put(landed, LANDED)
 
     for row in log.recent:
         for event in row["events"]:
-            key = event["key"]
-            if event["kind"] not in ("send", "land") or event["fragment"] < 0 or not key:
+            if event["kind"] not in ("send", "land") or event["fragment"] < 0:
                 continue
+            if (key := event["key"]) is None:
+                continue  # of a landing of which nothing was due
             if event["kind"] == "send" and event["participants"][i]:
                 flights[key] = row["step"], not (event.get("left_out") or {i: False})[i]
             elif event["kind"] == "land" and key in flights and event["staleness"][i] >= 0:
