@@ -16,6 +16,7 @@ from typing import Any, TextIO
 
 from experiments.cli import (
     EXIT_REFUSED,
+    EndedError,
     Flags,
     HelpShown,
     RefusedError,
@@ -33,7 +34,6 @@ COMMANDS = {  # the module of each, in the order in which they are shown
     "quick": "compare.quick",
     "train": "train.main",
     "launch": "regions.main",
-    "faults": "faults.main",
     "watch": "watch.main",
     "report": "report.main",
     "sample": "trained.sample",
@@ -86,6 +86,9 @@ def answered(command: str, run: Callable[[], int | None]) -> int:
     except RefusedError as error:
         print(error, file=sys.stderr)
         return EXIT_REFUSED
+    except EndedError as error:
+        print(f"{command}: {error}", file=sys.stderr)
+        return error.code
     except OSError as error:
         if error.filename is None or not (
             isinstance(error, _ABOUT_A_PATH) or error.errno == errno.EROFS

@@ -54,6 +54,12 @@ class RefusedError(Exception):
         )
 
 
+class EndedError(Exception):
+    """Why a command ended that was not refused, in a line; `code` is its exit code."""
+
+    code = 1
+
+
 class HelpShown(Exception):
     """Help was asked for and printed: the command has nothing else to do."""
 
@@ -412,7 +418,7 @@ def has_config(name: str) -> bool:
 
 _OF_FACTORIES = ("channels", "hands_out", "servers")  # fields of a `Method` that no text can name
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false"}
-_KINDS_OF_FLAGS = {"int": "a whole number", "float": "a number", "bool": "true or false"}
+_KINDS_OF_FLAGS = {kind.__name__: words for kind, words in _KINDS.items()}
 
 
 def _override_any(config: ml_collections.ConfigDict, field: str, text: str) -> str | None:

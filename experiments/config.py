@@ -18,13 +18,14 @@ from ml_collections import ConfigDict, config_dict
 
 from experiments.train.methods import section
 from lowcomm_jax.checkpoint.load import dotted
+from lowcomm_jax.data import DataConfig
 from lowcomm_jax.models import TransformerConfig
 from lowcomm_jax.optimizers import InnerConfig
 from lowcomm_jax.setup import SETTINGS
 
 # Dotted name -> (default, what the field is). A type as default: unset, and text is read as it.
 # Fields of `method` are the keywords of its factory, those of `inner` and most of `model` and
-# `data` are described by their dataclasses, and settings of an engine by `lowcomm_jax.setup`.
+# `data` stand in their dataclasses, and settings of an engine in `lowcomm_jax.setup`.
 _RUN = {
     "seed": (0, "seeds the initial weights, the regions' shards and the order of samples"),
     "steps": (600, "inner steps of the run; 0 = as many as `tokens` asks for"),
@@ -136,20 +137,8 @@ _DATA = {
         "python (the interpreter's standard library), text:PATH, hf:NAME, parquet:GLOB or "
         "arrayrecord:GLOB.",
     ),
-    "data.tokenizer": ("bytes", ""),
-    "data.seq_len": (128, ""),
-    "data.sharding": ("iid", ""),
-    "data.alpha": (0.5, ""),
-    "data.packing": ("stream", ""),
-    "data.val_fraction": (0.05, ""),
-    "data.split_seed": (0, ""),
-    "data.limit": (int, ""),
-    "data.cache_dir": (str, ""),
-    "data.text_column": ("text", ""),
-    "data.topic_column": (str, ""),
-    "data.split": ("train", ""),
-    "data.eos_token": (str, ""),
 }
+_OF_THE_RUN = ("seed", "regions", "trainers")  # fields of the data that the run gives
 _UPKEEP = {
     # For methods whose batches grow; `batch` is then the nominal one.
     "adaptive.scaling": (
@@ -228,14 +217,26 @@ def base(method: str, **knobs: Any) -> ConfigDict:
     inner = InnerConfig(learning_rate=2e-3, warmup_steps=50)
     config.inner = ConfigDict(dataclasses.asdict(inner))
     _add(config, _MODEL)
-    types = typing.get_type_hints(TransformerConfig)
-    for field in dataclasses.fields(TransformerConfig):
-        kind = types[field.name]
-        kind = kind if kind in (int, float, bool) else str
-        config.model[field.name] = config_dict.placeholder(kind)
+    _add(config, {f"model.{k}": (kind, "") for k, (_, kind) in _of(TransformerConfig).items()})
+    given = {
+        f"data.{name}": (kind if default is None else default, "")
+        for name, (default, kind) in _of(DataConfig).items()
+        if name not in _OF_THE_RUN
+    }
+    _add(config, given)
     _add(config, _DATA)
     _add(config, _UPKEEP)
     return config.lock()
+
+
+def _of(kind: type) -> dict[str, tuple[Any, type]]:
+    """Name -> (default, plain type) of a dataclass's fields."""
+    types, found = typing.get_type_hints(kind), {}
+    for field in dataclasses.fields(kind):
+        hints = typing.get_args(types[field.name]) or (types[field.name],)
+        plain = next((hint for hint in hints if hint in (int, float, bool)), str)
+        found[field.name] = field.default, plain
+    return found
 
 
 def _add(config: ConfigDict, table: dict[str, tuple[Any, str]]) -> None:

@@ -3,42 +3,45 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.shape import count, fields, items, list_of, number, or_none, section, text, whole
+import msgspec
+from msgspec import defstruct
 
+from experiments.shape import Count, Number, misfit
+from experiments.workdir import write_whole
+
+_BYTES = {"bytes_sent": list[Number], "bytes_received": list[Number]}
+_EVENT = defstruct("event", [("kind", str), ("fragment", int), ("participants", list)])
 # What every reader of a run needs of its records, by their kind.
 _RUN = {
-    "header": fields(
-        {
-            "method": text,
-            "config": section,
-            "data": section,
-            "steps": count,
-            "regions": count,
-            "here": list_of(whole),
-        }
-    ),
-    "step": fields(
-        {
-            "step": whole,
-            "tokens": number,
-            "seconds": number,
-            "tokens_per_second": or_none(number),
-            "loss": list_of(or_none(number)),
-            "bytes_sent": list_of(number),
-            "bytes_received": list_of(number),
-            "events": list_of(fields({"kind": text, "fragment": whole, "participants": items})),
-        }
-    ),
-    "eval": fields({"step": whole, "tokens": number, "anchor": or_none(number)}),
-    "interval": fields({"step": whole, "steps": whole, "seconds": number}),
-    "eval_set": fields({"count": list_of(number)}),
-    "end": fields({"step": whole, "tokens": number, "bytes_sent": items, "bytes_received": items}),
+    kind: defstruct(kind, fields.items())
+    for kind, fields in {
+        "header": {
+            "method": str,
+            "config": dict,
+            "data": dict,
+            "steps": Count,
+            "regions": Count,
+            "here": list[int],
+        },
+        "step": {
+            "step": int,
+            "tokens": Number,
+            "seconds": Number,
+            "tokens_per_second": Number | None,
+            "loss": list[Number | None],
+            **_BYTES,
+            "events": list[_EVENT],
+        },
+        "eval": {"step": int, "tokens": Number, "anchor": Number | None},
+        "interval": {"step": int, "steps": int, "seconds": Number},
+        "eval_set": {"count": list[Number]},
+        "end": {"step": int, "tokens": Number, **_BYTES},
+    }.items()
 }
 _OF_REGIONS = ("loss", "bytes_sent", "bytes_received")
 
@@ -75,9 +78,7 @@ class MetricsLog:
             kept = [r for r in read_records(path) if r.get("step", 0) <= step]
             # The end belongs to the last step: a run that goes on has not ended.
             kept = [r for r in kept if r["kind"] != "end"]
-            whole = path.with_suffix(".tmp")
-            whole.write_text("".join(_line(r) for r in kept), encoding="utf-8")
-            whole.replace(path)
+            write_whole(path, "".join(encoded(r) + "\n" for r in kept))
             last = {r["kind"]: r for r in kept}
             self.begun = bool(kept)
             self.newest, self.eval_set = last.get("step"), last.get("eval_set")
@@ -86,7 +87,7 @@ class MetricsLog:
     def write(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Append records, each with its `kind`."""
         try:
-            self._file.writelines(_line(record) for record in records)
+            self._file.writelines(encoded(record) + "\n" for record in records)
             self._file.flush()
         except OSError as error:  # which does not say where
             raise OSError(error.errno, error.strerror, self._file.name) from error
@@ -100,19 +101,9 @@ class MetricsLog:
         self._file.close()
 
 
-def _line(record: Mapping[str, Any]) -> str:
-    return json.dumps(strict(record), allow_nan=False, separators=(",", ":")) + "\n"
-
-
-def strict(value: Any) -> Any:
-    """Plain JSON of nested data: it has no NaN and no infinity, they become null."""
-    if isinstance(value, Mapping):
-        return {str(k): strict(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [strict(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+def encoded(value: Any) -> str:
+    """JSON of nested data in one line; it has no NaN and no infinity, they become null."""
+    return msgspec.json.encode(value, enc_hook=lambda scalar: scalar.item()).decode()
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
@@ -165,14 +156,14 @@ def checked(records: Iterable[dict[str, Any]], path: Path) -> list[dict[str, Any
     """
     records, regions = list(records), None
     for place, record in enumerate(records, 1):
-        wrong = _RUN.get(record["kind"], lambda _: None)(record)
+        wrong = misfit(record, _RUN.get(record["kind"], dict))
         if wrong is None and record["kind"] == "header":
             regions = len(record["here"])
         elif wrong is None and record["kind"] == "step" and regions is not None:
             short = [name for name in _OF_REGIONS if len(record[name]) != regions]
-            wrong = f"has no {short[0]} of {regions} regions" if short else None
+            wrong = f"no {short[0]} of {regions} regions" if short else None
         if wrong is not None:
-            raise ValueError(f"{path}, record {place}: {record['kind']} {wrong}")
+            raise ValueError(f"{path}, record {place}: {record['kind']}: {wrong}")
     return records
 
 

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.metadata
 import os
-import platform
-import re
 import signal
 import socket
 import subprocess
@@ -45,19 +42,6 @@ SETTINGS = {
     # Else the first process on a GPU takes three quarters of its memory, whatever it needs.
     "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
 }
-
-
-def same_rounding() -> str:
-    """The flag of XLA by which the programs of one region and of several round alike on a CPU.
-
-    Else products and sums are contracted inside a fusion, and what is fused differs. jaxlib dies of
-    a flag that it does not know: until 0.11.0 its older fusions contract nothing, and compile in
-    half the time; later ones contract where the processor is taken to have the instruction.
-    """
-    release = re.findall(r"\d+", importlib.metadata.version("jaxlib"))[:3]
-    if [*map(int, release)] < [0, 11, 1]:
-        return "--xla_cpu_use_fusion_emitters=false"
-    return "--xla_cpu_max_isa=AVX" if platform.machine() in ("x86_64", "AMD64") else ""
 
 
 def start(module: str, arguments: Sequence[str], output: Path) -> subprocess.Popen:

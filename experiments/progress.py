@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 from rich.cells import cell_len
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group
 from rich.live import Live
 from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -83,7 +83,7 @@ class Display(Protocol):
 def open_display(console: Console, steps: int, quiet: bool) -> Display:
     """A live line in a terminal, one line per log interval otherwise; `quiet` shows neither."""
     if quiet:
-        return _Silent()
+        return _Plain(Console(quiet=True))
     return _Live(console, steps) if console.is_terminal else _Plain(console)
 
 
@@ -124,18 +124,22 @@ class _Plain:
         pass
 
 
-class LiveView:
-    """What `shown` returns, four times a second, where `console` is a terminal; a context.
+class LiveLines:
+    """The newest line of each of several runs, by name, in a terminal; it goes when it is closed.
 
-    Elsewhere, or where it is not `wanted`, nothing. It goes when it is closed.
+    Elsewhere every new line is printed. A context.
+
+    Attributes:
+      live: whether `console` is a terminal.
+      heading: called for the line above them.
     """
 
-    def __init__(self, console: Console, shown: Callable[[], RenderableType], wanted: bool = True):
-        self.console = console
+    def __init__(self, console: Console, heading: Callable[[], str] | None = None):
+        self.console, self.heading, self.live = console, heading, console.is_terminal
+        self._lines: dict[str, str] = {}
         self._live = Live(
-            console=console, refresh_per_second=4, transient=True, get_renderable=shown
+            console=console, refresh_per_second=4, transient=True, get_renderable=self._shown
         )
-        self.live = console.is_terminal and wanted
         if self.live:
             self._live.start()
 
@@ -147,6 +151,27 @@ class LiveView:
 
     def close(self) -> None:
         self._live.stop()
+
+    def _shown(self) -> Text:
+        lines = [] if self.heading is None else [self.heading()]
+        lines += [f"{name:14} {line}" for name, line in self._lines.copy().items()]
+        return Text("\n".join(lines), no_wrap=True, overflow="ellipsis")
+
+    def say(self, name: str, line: str) -> None:
+        """Replace the line of `name`."""
+        if self._lines.get(name) == line:
+            return
+        self._lines[name] = line
+        if not self.live:
+            self.print(f"{name:14} {line}")
+
+    def end(self, name: str) -> None:
+        """Take the line of `name` away."""
+        self._lines.pop(name, None)
+
+    def print(self, text: str) -> None:
+        """A line that stays."""
+        say(self.console, text)
 
 
 class Work:
@@ -251,22 +276,13 @@ def tracked(
     items: Iterable[T],
     what: str,
     name: Callable[[T], str] = lambda item: "",
-    quiet: bool = False,
 ) -> Iterator[T]:
     """Yield the items, each a part of the work `what`; `name` names the one that comes next."""
     items = list(items)
-    with Work(what, len(items), quiet=quiet) as work:
+    with Work(what, len(items)) as work:
         for number, item in enumerate(items):
             work.at(name(item), number)
             yield item
-
-
-class _Silent:
-    def update(self, now: Now) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 def say(console: Console, *lines: str) -> None:
@@ -329,6 +345,11 @@ def _widest(*texts: str) -> int:
 def validation_documents(count: int) -> str:
     """1 validation document, 2 validation documents."""
     return f"{count:,} validation document" + ("" if count == 1 else "s")
+
+
+def known(value: Any, form: Callable[[Any], str]) -> str:
+    """`form(value)`; `-` for None and NaN, which stand for what is not known."""
+    return "-" if value is None or value != value else form(value)
 
 
 def size(count: float) -> str:

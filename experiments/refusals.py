@@ -24,7 +24,7 @@ from experiments.compare.config import BUDGETED, EQUAL
 from experiments.config import base, plain
 from experiments.faults.fault import ENDS, Fault
 from experiments.faults.happened import Happened
-from experiments.faults.reading import Faults
+from experiments.faults.scripts import Faults
 from experiments.regions.jobs import EXCHANGES, PEERS, is_separate_job
 from experiments.train import devices
 from experiments.train.sections import microbatch_count

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from msgspec import Struct
 
 from experiments.cli import RefusedError
 from experiments.metrics import checked, judged_on, read_records
 from experiments.regions.merged import measure, merged, region_logs
-from experiments.shape import fields, number
+from experiments.shape import Number, misfit
 from experiments.workdir import METRICS
 from lowcomm_jax.rules.consensus import Consensus, contraction
 
@@ -93,10 +94,12 @@ class Summary:
     merges: int | None
 
 
-# Of a header, what tables need beside what every reader does.
-_OF_REPORTS = fields(
-    {"params": number, "tokens_per_step": number, "allreduce_bytes_per_step": number}
-)
+class _OfReports(Struct):
+    """What tables need of a header, beside what every reader does."""
+
+    params: Number
+    tokens_per_step: Number
+    allreduce_bytes_per_step: Number
 
 
 def read_run(workdir: Path) -> RunLog:
@@ -115,9 +118,9 @@ def read_run(workdir: Path) -> RunLog:
         raise RefusedError([str(error)], "report") from error
     if not records or records[0]["kind"] != "header":
         raise RefusedError([f"{path} does not start with a header"], "report")
-    wrong = _OF_REPORTS(records[0])
+    wrong = misfit(records[0], _OfReports)
     if wrong is not None:
-        raise RefusedError([f"{path}, record 1: header {wrong}"], "report")
+        raise RefusedError([f"{path}, record 1: header: {wrong}"], "report")
     judged, newest = judged_on(records), None
     by_kind: dict[str, list] = {}
     for record in records:

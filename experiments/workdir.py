@@ -192,9 +192,14 @@ def write_config(workdir: Path, fields: Mapping[str, Any]) -> None:
     """Store the config of a run."""
     workdir.mkdir(parents=True, exist_ok=True)
     text = json.dumps(fields, indent=1, sort_keys=True)
-    beside = workdir / f"{CONFIG}.new"  # a full disk, or a kill, leaves the old one whole
-    beside.write_text(text + "\n", encoding="utf-8")
-    beside.replace(workdir / CONFIG)
+    write_whole(workdir / CONFIG, text + "\n")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that appears whole: a full disk, or a kill, leaves the old one."""
+    beside = path.with_name(f"{path.name}.new")
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(path)
 
 
 class OccupiedError(RefusedError):

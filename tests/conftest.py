@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 
-from experiments.processes import same_rounding
+from rounding import same_rounding
 
 # Plug-ins for absent accelerators may be installed (extra `aot`): they are not to be started here.
 os.environ["JAX_PLATFORMS"] = os.environ.get("JAX_PLATFORMS") or "cpu"
@@ -16,7 +16,7 @@ if ON_CPU:
     os.environ["XLA_FLAGS"] += (
         " --xla_force_host_platform_device_count=8"
         # Tests compile many small programs once each: compile time is what matters.
-        f" --xla_llvm_disable_expensive_passes=true {same_rounding()}"
+        f" {same_rounding()}"
         " --xla_cpu_parallel_codegen_split_count=1"
     )
 else:  # JAX_PLATFORMS=cuda: all processes of a run share the card, and products are float32's

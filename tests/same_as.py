@@ -33,16 +33,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
+from rounding import same_rounding
 
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
-sys.path.insert(0, str(ROOT))
-from experiments.processes import same_rounding  # noqa: E402  (found from here)
 
 FOLDERS = ("lowcomm_jax", "experiments", "tests")
 FLAGS = (
-    "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
-    f" --xla_llvm_disable_expensive_passes=true {same_rounding()}"
+    f"--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0 {same_rounding()}"
 )
 SIDES = {"base": "BASE", "head": "the working tree"}
 # "PART NAME" -> numbers, or text as an array of one string; a case that failed has `error` alone.

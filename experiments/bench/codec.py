@@ -7,20 +7,19 @@ machine loads them alike; medians are reported.
 
 from __future__ import annotations
 
-import time
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
-from experiments.bench.work import write_rows
+from experiments.bench.work import interleave, median, write_rows
 from experiments.cli import Flags, flag_problems, refuse_any
-from experiments.progress import right, tracked
+from experiments.progress import right
 from lowcomm_jax import compression
 from lowcomm_jax.compression import Codec
 
@@ -59,14 +58,21 @@ def measure(
     noise = {"gaussian": _gaussian(size), "heavy": _heavy_tailed(size)}
     codecs = {name: _build(name, rank or max(size // 64, 1)) for name in names}
     programs = {name: _programs(codec, size) for name, codec in codecs.items()}
-    seconds = _interleaved(programs, noise["gaussian"], repeats)
+    x, variants = noise["gaussian"], {}
+    for name, (encode, decode) in programs.items():
+        # A copy beside each: whatever loads the machine meanwhile loads it alike.
+        variants[name, "copy"] = functools.partial(jax.jit(jnp.copy), x)
+        variants[name, "encode"] = functools.partial(encode, x)
+        variants[name, "decode"] = functools.partial(decode, encode(x))
+    seconds = interleave(variants, repeats)
+    copy = median([s for name in names for s in seconds[name, "copy"]])
     rows = []
     for name, codec in codecs.items():
-        copy, (encode, decode) = seconds["copy"][0], seconds[name]
+        encode, decode = (median(seconds[name, what]) for what in ("encode", "decode"))
         rows.append(
             {
                 "codec": name,
-                **_size(codec, noise["gaussian"]),
+                **_size(codec, x),
                 **{f"error_{kind}": _error(programs[name], x) for kind, x in noise.items()},
                 "encode_s": encode,
                 "decode_s": decode,
@@ -98,33 +104,6 @@ def _programs(codec: Codec, size: int) -> tuple[Callable, Callable]:
     decode = jax.jit(lambda payload: codec.decode(payload, like))
     state = codec.init(like)
     return (lambda x: encode(x, state)), (lambda coded: decode(coded[0]))
-
-
-def _interleaved(programs, x: jax.Array, repeats: int) -> dict[str, list[float]]:
-    """Median seconds of every program; each round runs all of them once, after a copy each.
-
-    The first round, which compiles, does not count.
-    """
-    copy = jax.jit(jnp.copy)
-    taken = {name: [[] for _ in pair] for name, pair in programs.items()}
-    copies = []
-    parts = [name for _ in range(1 + repeats) for name in programs]
-    for name in tracked(parts, "bench codec", str):
-        encode, decode = programs[name]
-        copies.append(_timed(copy, x)[0])
-        of_encode, coded = _timed(encode, x)
-        of_decode, _ = _timed(decode, coded)
-        for times, seconds in zip(taken[name], (of_encode, of_decode)):
-            times.append(seconds)
-    medians = {name: [float(np.median(t[1:])) for t in pair] for name, pair in taken.items()}
-    return {"copy": [float(np.median(copies[len(programs) :]))], **medians}
-
-
-def _timed(program: Callable, argument: Any) -> tuple[float, Any]:
-    """(seconds of a call, its result)."""
-    start = time.perf_counter()
-    result = jax.block_until_ready(program(argument))
-    return time.perf_counter() - start, result
 
 
 def _size(codec: Codec, x: jax.Array) -> dict[str, float]:

@@ -44,7 +44,7 @@ from experiments.bench.gpu_stages import (
 )
 from experiments.bench.work import write_rows
 from experiments.cli import Flags, closest, flag_problems, refuse_any
-from experiments.progress import duration, print_table, right, say
+from experiments.progress import duration, known, print_table, right, say
 from experiments.train.devices import MEMORY, take_memory
 from lowcomm_jax.aot.kernels import OTHER
 from lowcomm_jax.compat import is_gpu
@@ -123,28 +123,21 @@ def _cudnn() -> str | None:
     return None
 
 
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"
+def _ms(seconds: float | None) -> str:
+    return known(seconds, lambda s: f"{s * 1e3:.4g} ms")
 
 
-def _ratio(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
-
-
-def _ms(value: float | None) -> str:
-    return "-" if value is None else f"{value * 1e3:.4g} ms"
-
-
-def _gb(value: float | None) -> str:
-    return "-" if value is None else f"{value / 1e9:.2f} GB"
+def _gb(count: float | None) -> str:
+    return known(count, lambda count: f"{count / 1e9:.2f} GB")
 
 
 def _work(row: Row) -> str:
     if row["kind"] == OTHER:
         return _gb(row["bytes"])
-    return "-" if row["flops"] is None else f"{row['flops'] / 1e12:.4g} TFLOP"
+    return known(row["flops"], lambda flops: f"{flops / 1e12:.4g} TFLOP")
 
 
+_SHARE, _RATIO = "{:.1%}".format, "{:.3f}".format
 _BATCH = ("sequences", lambda row: f"{row['batch']} x {row['length']:,}")
 _MODEL = ("model", lambda row: row["model"])
 _SPEED = (
@@ -153,7 +146,7 @@ _SPEED = (
     ("regions", lambda row: str(row["regions"])),
     ("tokens/s", lambda row: f"{row['tokens_per_second']:,.0f}"),
     ("step", lambda row: _ms(row["step_seconds"])),
-    ("MFU", lambda row: _share(row["mfu"])),
+    ("MFU", lambda row: known(row["mfu"], _SHARE)),
 )
 # Headings and cells of each stage's table.
 STAGES: Mapping[str, tuple[tuple[str, Callable[[Row], str]], ...]] = {
@@ -164,21 +157,21 @@ STAGES: Mapping[str, tuple[tuple[str, Callable[[Row], str]], ...]] = {
         ("used", lambda row: _gb(row["memory_used"])),
         ("clock", lambda row: row["card"].get("clocks.sm", "-")),
     ),
-    "regions": (*_SPEED, ("of one region", lambda row: _ratio(row["of_one_region"]))),
+    "regions": (*_SPEED, ("of one region", lambda row: known(row["of_one_region"], _RATIO))),
     "profile": (
         _MODEL,
         ("kind", lambda row: row["kind"]),
         ("time", lambda row: _ms(row["seconds"])),
         ("foretold", lambda row: _ms(row["foretold_seconds"])),
-        ("of step", lambda row: _share(row["seconds"] / row["step_seconds"])),
-        ("of peak", lambda row: _share(row["of_peak"])),
+        ("of step", lambda row: known(row["seconds"] / row["step_seconds"], _SHARE)),
+        ("of peak", lambda row: known(row["of_peak"], _SHARE)),
         ("work", _work),
         ("launches", lambda row: f"{row['launches']:,.0f}"),
     ),
     "levers": (
         ("lever", lambda row: row["lever"]),
         ("tokens/s", lambda row: f"{row['tokens_per_second']:,.0f}"),
-        ("of as it is", lambda row: _ratio(row["of_as_it_is"])),
+        ("of as it is", lambda row: known(row["of_as_it_is"], _RATIO)),
         ("TFLOP", lambda row: f"{row['flops'] / 1e12:.4g}"),
         ("others move", lambda row: _gb(row["other_bytes"])),
         ("in launches", lambda row: f"{row['other_launches']:,.0f}"),
@@ -191,7 +184,7 @@ STAGES: Mapping[str, tuple[tuple[str, Callable[[Row], str]], ...]] = {
     ),
     "attention": (
         ("kernel", lambda row: row["kernel"]),
-        ("gradients off by", lambda row: _share(row["gradient_error"])),
+        ("gradients off by", lambda row: known(row["gradient_error"], _SHARE)),
     ),
     "exchange": (
         _MODEL,

@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import json
+import operator
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -25,15 +26,21 @@ from lowcomm_jax.models.config import TransformerConfig
 from lowcomm_jax.models.model import Model
 from lowcomm_jax.schedule.base import Send
 
+_COMPARED = {">=": operator.ge, "<=": operator.le, "<": operator.lt}
+
 
 class EngineRow(NamedTuple):
-    """One measured figure; `target` is a text like '>= 0.97', `met` None when there is none."""
+    """One measured figure; `target`: ("<=", 1.0), None when there is none."""
 
     name: str
     value: float
     unit: str
-    target: str = ""
-    met: bool | None = None
+    target: tuple[str, float] | None = None
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the target was met."""
+        return self.target and _COMPARED[self.target[0]](self.value, self.target[1])
 
 
 def write_rows(path: str | None, rows: Sequence[Any], **more: Any) -> None:
@@ -41,6 +48,9 @@ def write_rows(path: str | None, rows: Sequence[Any], **more: Any) -> None:
     if path is not None:
         record = {"machine": machine(), "versions": versions(), **more, "rows": rows}
         Path(path).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+T = TypeVar("T")
 
 
 class BenchWork(NamedTuple):
@@ -114,9 +124,9 @@ def plain_loop(work: BenchWork):
     return run
 
 
-def one_device_engine(model: Model, method, regions: int, replicas: str = "map", mesh=None):
-    """An engine of AdamW on one device; `mesh`: on that one instead."""
-    mesh = mesh or lc.make_mesh(devices=jax.devices()[:1])
+def one_device_engine(model: Model, method, regions: int, replicas: str = "map"):
+    """An engine of AdamW on one device."""
+    mesh = lc.make_mesh(devices=jax.devices()[:1])
     return lc.Engine(
         model.loss_fn, optax.adamw(3e-4), method, regions, mesh=mesh, replicas=replicas
     )
@@ -127,9 +137,9 @@ def held_bytes(tree: Any) -> int:
     return sum(x.nbytes for x in jax.tree.leaves(tree) if isinstance(x, jax.Array))
 
 
-def engine_loop(work: BenchWork, method, regions: int, replicas: str = "map", mesh=None):
+def engine_loop(work: BenchWork, method, regions: int, replicas: str = "map"):
     """The same steps through `Engine.run`; returns a function that runs them once."""
-    engine = one_device_engine(work.model, method, regions, replicas, mesh)
+    engine = one_device_engine(work.model, method, regions, replicas)
     state = [engine.init(work.params)]
     batches = work.batches(regions)
 
@@ -152,25 +162,22 @@ def exchange_loop(engine: lc.Engine, holder: list):
     return run
 
 
-def interleave(
-    variants: Mapping[str, Callable[[], Any]], repeats: int, warm_up: int = 1
-) -> dict[str, list[float]]:
+def interleave(variants: Mapping[T, Callable[[], Any]], repeats: int) -> dict[T, list[float]]:
     """Seconds of each variant over `repeats` rounds, one after the other within a round.
 
     Load on the machine then affects all variants alike, and ratios within a round can be compared.
 
     Args:
       variants: name -> function; its clock stops when the arrays that it returns are ready.
-      warm_up: rounds before, which are not counted.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in variants}
-    parts = [(round_, name) for round_ in range(warm_up + repeats) for name in variants]
+    seconds: dict[T, list[float]] = {name: [] for name in variants}
+    parts = [(round_, name) for round_ in range(1 + repeats) for name in variants]
     with Work("timed", len(parts)) as work:
         for done, (round_, name) in enumerate(parts):
-            work.at(name, done)
+            work.at(str(name), done)
             start = time.perf_counter()
             jax.block_until_ready(variants[name]())
-            if round_ >= warm_up:
+            if round_:  # the first compiles
                 seconds[name].append(time.perf_counter() - start)
     return seconds
 

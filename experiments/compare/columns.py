@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from experiments.progress import duration, rounded, size
+from experiments.progress import duration, known, rounded, size
 from experiments.report.virtual import Pace
 
 ALLREDUCE = "AllReduce: fp32 gradients exchanged at every step"
@@ -97,11 +97,11 @@ def _loss(row: Row) -> str:
 
 
 def _known(key: str, form: Callable[[Any], str]) -> Column:
-    return Column(lambda row: row[key], lambda row: "-" if row[key] is None else form(row[key]))
+    return Column(lambda row: row[key], lambda row: known(row[key], form))
 
 
 def _there(network: str, key: str, form: Callable[[Any], str]) -> Column:
     def value(row: Row) -> float | None:
         return row["networks"].get(network, {}).get(key)  # empty if no run is complete
 
-    return Column(value, lambda row: "-" if value(row) is None else form(value(row)))
+    return Column(value, lambda row: known(value(row), form))

@@ -1,19 +1,21 @@
-"""Costs of the runs of a comparison: bytes, staleness, and virtual time on each network."""
+"""The last loss of the runs of a comparison, and its costs: bytes, staleness, virtual time."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from experiments.compare.stats import estimate
 from experiments.report.virtual import Pace, on_network
 from experiments.runlog import RunLog, document_interval, summarise
 from lowcomm_jax.network import Network
 
 
 def costs(run: RunLog, networks: Mapping[str, Network], step_seconds: Pace) -> dict[str, Any]:
-    """Costs of one run.
+    """The last loss of one run, and its costs.
 
     Args:
       networks: name -> network; the run's events are replayed on each.
@@ -21,6 +23,7 @@ def costs(run: RunLog, networks: Mapping[str, Network], step_seconds: Pace) -> d
 
     Returns:
       A dict of
+      - `loss`, `tokens`, `bytes_sent`, `seconds`: see `Summary`;
       - `compression`: bytes of AllReduce over those sent;
       - `staleness`: the largest, in inner steps;
       - `document_interval`: half of the last loss's 95 % interval over documents;
@@ -30,12 +33,11 @@ def costs(run: RunLog, networks: Mapping[str, Network], step_seconds: Pace) -> d
         (their ratio) and `utilisation`.
     """
     summary = summarise(run)
+    same = ("loss", "tokens", "bytes_sent", "seconds")
+    same += ("compression", "staleness", "exchanges", "skipped")
     return {
-        "compression": summary.compression,
-        "staleness": summary.staleness,
+        **{name: getattr(summary, name) for name in same},
         "document_interval": summary.interval,
-        "exchanges": summary.exchanges,
-        "skipped": summary.skipped,
         "networks": {name: _virtual(run, net, step_seconds) for name, net in networks.items()},
     }
 
@@ -53,7 +55,8 @@ def _virtual(run: RunLog, network: Network, step_seconds: Pace) -> dict[str, flo
 def mean_costs(rows: Sequence[Mapping[str, Any]], seeds: int) -> dict[str, Any]:
     """The means over seeds; with one seed its document interval.
 
-    Of the staleness it is the largest, of skipped steps the sum.
+    The loss has its interval over seeds (`stats.Estimate`). Of the staleness it is the largest, of
+    skipped steps the sum.
 
     Args:
       rows: `costs` of every seed that is complete.
@@ -61,11 +64,12 @@ def mean_costs(rows: Sequence[Mapping[str, Any]], seeds: int) -> dict[str, Any]:
     """
     stale = [row["staleness"] for row in rows if row["staleness"] is not None]
     names = rows[0]["networks"] if rows else ()
+    means = ("tokens", "bytes_sent", "compression", "exchanges")
     return {
-        "compression": _mean([row["compression"] for row in rows]),
+        "loss": dataclasses.asdict(estimate([row["loss"] for row in rows])),
+        **{name: _mean([row[name] for row in rows]) for name in means},
         "staleness": max(stale, default=None),
         "document_interval": rows[0]["document_interval"] if rows and seeds == 1 else None,
-        "exchanges": _mean([row["exchanges"] for row in rows]),
         "skipped": sum(row["skipped"] for row in rows),
         "networks": {
             name: {

@@ -16,12 +16,12 @@ lower loss and less virtual time. Writes points.csv and frontier.png, too.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from rich.console import Console
 
 from experiments.cli import refuse_incomplete
@@ -35,7 +35,7 @@ from experiments.compare.plan import Comparison, plan
 from experiments.compare.result import Logs, collect, read_logs
 from experiments.compare.runs import run_all, terminations_interrupt
 from experiments.compare.show import in_order, interval_of, show
-from experiments.metrics import strict
+from experiments.metrics import encoded
 from experiments.progress import say
 from experiments.report import html_report
 from experiments.report.html_data import Entry
@@ -88,8 +88,8 @@ def main(
         return EXIT_INTERRUPTED
     logs, failures = read_logs(comparison)
     result = collect(comparison, logs, failures)
-    text = json.dumps(strict(result), indent=1, allow_nan=False) + "\n"
-    (comparison.workdir / RESULT).write_text(text, encoding="utf-8")
+    text = msgspec.json.format(encoded(result), indent=1)
+    (comparison.workdir / RESULT).write_text(text + "\n", encoding="utf-8")
     page = report(comparison, logs, result)
     show(result, console)
     files = [comparison.workdir / RESULT, *page, *_frontier(comparison, result, console)]

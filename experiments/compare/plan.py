@@ -17,7 +17,7 @@ from experiments.cli import (
     problems_of,
     refuse_any,
 )
-from experiments.compare.config import BUDGETED
+from experiments.compare.config import BUDGETED, panel
 from experiments.compare.vary import points
 from experiments.config import plain
 from experiments.refusals import comparison_problems
@@ -49,20 +49,11 @@ class RunSpec:
 
 
 @dataclasses.dataclass(frozen=True)
-class Panel:
-    """One table and one plot; see `config.panel`."""
-
-    title: str
-    variants: tuple[str, ...]
-    baseline: str
-    equal_bytes: bool
-
-
-@dataclasses.dataclass(frozen=True)
 class Comparison:
     """A checked comparison; `runs` are ordered by seed, then by variant.
 
     Attributes:
+      panels: of `config.panel`, each with its baseline.
       growing: variants whose batches grow or whose trainers merge.
       points: of a comparison that varies fields: variant -> their values, by dotted names.
     """
@@ -79,7 +70,7 @@ class Comparison:
     variants: tuple[str, ...]
     growing: frozenset[str]
     runs: tuple[RunSpec, ...]
-    panels: tuple[Panel, ...]
+    panels: tuple[dict[str, Any], ...]
     networks: dict[str, Network]
     step_seconds: Pace
     points: dict[str, dict[str, Any]]
@@ -167,12 +158,12 @@ def _varied(fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str,
             of.setdefault(name, []).append(label)
     refuse_any(problems, TITLE)
     panels = {
-        key: panel
+        key: one
         | {
-            "variants": [label for name in panel["variants"] for label in of[name]],
-            "baseline": panel["baseline"] and of[panel["baseline"]][0],
+            "variants": [label for name in one["variants"] for label in of[name]],
+            "baseline": one["baseline"] and of[one["baseline"]][0],
         }
-        for key, panel in fields["panels"].items()
+        for key, one in fields["panels"].items()
     }
     baseline = of[fields["baseline"]][0]
     return {**fields, "variants": variants, "baseline": baseline, "panels": panels}, values
@@ -271,16 +262,6 @@ def _networks(
     return networks, problems
 
 
-def _panels(fields: Mapping[str, Any]) -> tuple[Panel, ...]:
-    given = fields["panels"] or {
-        "all": {"title": "", "variants": fields["variants"], "baseline": None, "equal_bytes": False}
-    }
-    return tuple(
-        Panel(
-            entry["title"],
-            tuple(entry["variants"]),
-            entry["baseline"] or fields["baseline"],
-            entry["equal_bytes"],
-        )
-        for entry in given.values()
-    )
+def _panels(fields: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+    given = fields["panels"].values() or [panel("", tuple(fields["variants"]))]
+    return tuple({**one, "baseline": one["baseline"] or fields["baseline"]} for one in given)

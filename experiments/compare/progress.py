@@ -1,28 +1,21 @@
-"""The screen while the runs of a comparison train: a live table, and the time left."""
+"""What is shown while the runs of a comparison train: how far each is, and the time left."""
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
-from rich.table import Column, Table
 
-from experiments.compare.columns import columns
 from experiments.compare.plan import Comparison, RunSpec
 from experiments.processes import last_line
-from experiments.progress import Display, LiveView, Now, duration, right, steps_of
-from experiments.report.html_report import row_of
+from experiments.progress import Display, LiveLines, Now, duration, steps_of
 from experiments.runlog import RunLog, read_run, summarise
 from experiments.workdir import CHECKPOINTS
 
 _EVERY_SECONDS = 0.5
-_ROWS_KEPT_FREE = 8  # of a terminal: heading, lines above and below the table
-_COLUMNS = ("eval loss", "sent per region", "virtual time", "faster")
 _TELL_AGAIN = 0.25  # without a terminal: an estimate that changed by this share is printed again
 
 
@@ -101,20 +94,8 @@ class TimeLeft:
         return max(sum(each) / self._parallel, max(each, default=0.0))
 
 
-@dataclasses.dataclass
-class _Row:
-    """One run in the table. `state`: waits, starts, trains, done or failed."""
-
-    state: str
-    line: str = ""
-    cells: Sequence[str] = ()
-
-
-class Progress(LiveView):
-    """Shows the step of every run that trains, how runs ended, and the time left.
-
-    In a terminal: a table in which methods appear as they finish. Elsewhere: printed lines. Leave
-    it through `close`, or use it as a context.
+class Progress(LiveLines):
+    """Shows the step of every run that trains, how runs ended, and the time left; a context.
 
     Args:
       left: the runs that are not complete.
@@ -136,26 +117,20 @@ class Progress(LiveView):
         # A run of so many tokens has no number of steps before it tells.
         waiting = {self._name(run): run.fields.get("steps") or None for run in left}
         self._time = TimeLeft(waiting, comparison.parallel)
-        self._rows = {name: _Row("waits") for name in waiting}
-        # Those that fit a terminal; of several networks the first.
-        shown = columns(list(comparison.networks)[:1])
-        self._columns = {h: c for h, c in shown.items() if h in _COLUMNS}
         if self._left < self._total:
             text = f"{self._total - self._left} of {self._total} runs are complete already"
             console.print(text, highlight=False)
-        super().__init__(console, self._table, wanted=bool(left))
+        super().__init__(console, self._heading)
 
     def close(self) -> None:
         super().close()
-        if self.live and self._left == 0:
-            self.console.print(self._table())
         if self._left == 0 and self._trained:
-            self._print(_shares(self._trained, time.monotonic() - self._started))
+            self.print(_shares(self._trained, time.monotonic() - self._started))
 
     def display(self, run: RunSpec) -> Display:
         """Shows a run that trains in this process."""
-        self._say(run, "starts")
-        return _Line(lambda text: self._say(run, text))
+        self._note(run, "starts")
+        return _Line(lambda text: self._note(run, text))
 
     def look(self, outputs: dict[Path, RunSpec]) -> None:
         """Show the last line of each process's output file; at most twice a second."""
@@ -164,52 +139,36 @@ class Progress(LiveView):
             return
         self._looked = now
         for output, run in outputs.items():
-            self._say(run, last_line(output) or "starts")
+            self._note(run, last_line(output) or "starts")
 
     def ended(self, run: RunSpec, seconds: float) -> None:
         """Print how a run ended."""
-        name = self._name(run)
         self._left -= 1
-        self._time.ends(name)
-        row = self._rows.setdefault(name, _Row("waits"))
+        self._time.ends(self._name(run))
+        self.end(self._name(run))
         error = self._error_of(run.workdir)
+        text = f"failed: {error}"
         if error is None:
             log = read_run(run.workdir)
             self._trained.append((log, seconds))
             text = f"eval loss {log.evals[-1]['anchor'] or float('nan'):.4f}"
-            row.state = "done"
-            if self.live:
-                found = row_of(log, self._comparison.networks, self._comparison.step_seconds)
-                row.cells = [column.text(found) for column in self._columns.values()]
             if not self._comparison.keep_checkpoints:
                 shutil.rmtree(run.workdir / CHECKPOINTS, ignore_errors=True)
-        else:
-            text, row.state, row.line = f"failed: {error}", "failed", error
-        if self.live and error is None:
-            row.line = duration(seconds)
-            return
         guess = self._time.left(time.monotonic())
         soon = f", about {duration(guess)} left" if self._left and guess is not None else ""
         number = f"[{self._total - self._left}/{self._total}]"
-        self._print(
-            f"{number} {run.variant} seed {run.seed}: {text} ({duration(seconds)}{soon})",
-        )
+        self.print(f"{number} {run.variant} seed {run.seed}: {text} ({duration(seconds)}{soon})")
 
     def _name(self, run: RunSpec) -> str:
         return f"{run.variant} seed {run.seed}" if self._several else run.variant
 
-    def _say(self, run: RunSpec, line: str) -> None:
-        name, now = self._name(run), time.monotonic()
-        row = self._rows.setdefault(name, _Row("waits"))
-        told = steps_of(line)
+    def _note(self, run: RunSpec, line: str) -> None:
+        name, now, told = self._name(run), time.monotonic(), steps_of(line)
         self._time.starts(name, now)
         if told is not None:
             self._time.at(name, told[0], now, told[1])
-        if row.line == line:
-            return
-        row.state, row.line = "starts" if told is None else "trains", line
+        self.say(name, _short(line) if self.live and told else line)
         if not self.live:
-            self._print(f"{name:14} {line}")
             self._tell(now)
 
     def _tell(self, now: float) -> None:
@@ -221,7 +180,7 @@ class Progress(LiveView):
         if self._told is None or abs(whole / self._told - 1) > _TELL_AGAIN:
             corrected = "" if self._told is None else ", corrected"
             self._told = whole
-            self._print(f"measured by the first steps{corrected}: {self._guess(left, whole)}")
+            self.print(f"measured by the first steps{corrected}: {self._guess(left, whole)}")
 
     def _guess(self, left: float, whole: float) -> str:
         at_once = self._comparison.parallel
@@ -230,45 +189,13 @@ class Progress(LiveView):
             f"about {duration(whole)} in all on this machine{together}; about {duration(left)} left"
         )
 
-    def _print(self, text: str) -> None:
-        # A terminal breaks between words, a file keeps lines whole.
-        whole = not self.console.is_terminal
-        self.console.print(text, highlight=False, markup=False, soft_wrap=whole)
-
-    def _table(self) -> Table:
+    def _heading(self) -> str:
         now = time.monotonic()
-        left, done = self._time.left(now), self._total - self._left
-        spent = now - self._started
-        title = f"{done} of {self._total} done, {duration(spent)}{' so far' if self._left else ''}"
-        if not self._left:
-            pass
-        elif left is None:
-            title += "; how long it takes is known after the first steps"
-        else:
-            title += f"; {self._guess(left, spent + left)}"
-        headings = right((h.replace(" ", "\n") for h in self._columns), no_wrap=True)
-        columns = Column("", no_wrap=True), *headings, ""  # only the last one may be folded
-        out = Table(*columns, box=box.SIMPLE_HEAD, title=title, title_justify="left")
-        blank = [""] * len(self._columns)
-        for name, row in self._shown():
-            words = row.line if row.state == "failed" else row.state
-            if row.state == "trains":
-                words = _short(row.line)
-            if row.state == "done":
-                words = f"took {row.line}"
-            style = {"waits": "dim", "failed": "red"}.get(row.state)
-            out.add_row(name, *(row.cells or blank), words, style=style)
-        return out
-
-    def _shown(self) -> list[tuple[str, _Row]]:
-        """All rows; where they do not fit, those that train and the newest others."""
-        room = max(3, self.console.height - _ROWS_KEPT_FREE)
-        rows = list(self._rows.items())
-        if len(rows) <= room:
-            return rows
-        first = {"trains": 0, "starts": 0, "failed": 1, "done": 2, "waits": 3}
-        kept = sorted(range(len(rows)), key=lambda i: (first[rows[i][1].state], -i))[:room]
-        return [rows[i] for i in sorted(kept)]
+        left, spent = self._time.left(now), now - self._started
+        text = f"{self._total - self._left} of {self._total} done, {duration(spent)} so far; "
+        if left is None:
+            return text + "how long it takes is known after the first steps"
+        return text + self._guess(left, spent + left)
 
 
 def _shares(trained: Sequence[tuple[RunLog, float]], wall: float) -> str:
@@ -293,7 +220,7 @@ def _shares(trained: Sequence[tuple[RunLog, float]], wall: float) -> str:
 
 
 def _short(line: str) -> str:
-    """The step and the time left from a run's line: the table has room for no more."""
+    """The step and the time left from a run's line: a narrow terminal has room for no more."""
     first, *others = line.split("  ")
     return ", ".join([first, *(part for part in others if part.endswith(" left"))])
 

@@ -17,12 +17,13 @@ from typing import Any
 from rich.console import Console
 
 from experiments.compare.config import REPORT, RESULT
+from experiments.progress import say
 
 
 def main(config: Any, workdir: str | Path) -> int:
     """Print what will be compared, compare, print the result; returns the exit code."""
     console = Console()
-    _print(console, announcement(config, Path(workdir)))
+    say(console, announcement(config, Path(workdir)))
     # What trains is slow to import: the lines above come first.
     from experiments.compare import main as compare
     from experiments.compare.at_equal import sentence
@@ -31,7 +32,7 @@ def main(config: Any, workdir: str | Path) -> int:
     if code == 0:
         result = json.loads((Path(workdir) / RESULT).read_text(encoding="utf-8"))
         found = sentence(result["at_equal"], result["baseline"], len(result["seeds"]))
-        _print(
+        say(
             console,
             "\na run of your own:  python -m experiments train --config=configs/diloco.py "
             "--workdir=runs/a\n"
@@ -40,7 +41,7 @@ def main(config: Any, workdir: str | Path) -> int:
             "all commands:  python -m experiments --help\n",
         )
         console.print(found, highlight=False, markup=False, soft_wrap=not console.is_terminal)
-        _print(console, f"page: {(Path(workdir) / REPORT).absolute()}")
+        say(console, f"page: {(Path(workdir) / REPORT).absolute()}")
     return code
 
 
@@ -61,7 +62,3 @@ def announcement(config: Any, workdir: Path) -> str:
         f"the time left is printed after the first steps (minutes in all on two cores)\n"
         f"the page will be {(workdir / REPORT).absolute()}"
     )
-
-
-def _print(console: Console, text: str) -> None:
-    console.print(text, highlight=False, soft_wrap=True, markup=False)

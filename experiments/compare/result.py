@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,9 +11,9 @@ from experiments.cli import RefusedError
 from experiments.compare.at_equal import at_equal
 from experiments.compare.costs import costs, document_difference, mean_costs
 from experiments.compare.equal import budget_deviation
-from experiments.compare.plan import Comparison, Panel
+from experiments.compare.plan import Comparison
 from experiments.compare.runs import error_of, finished
-from experiments.compare.stats import Estimate, estimate, paired, paired_share
+from experiments.compare.stats import estimate, paired, paired_share
 from experiments.compare.target import STEPS, keys, to_target
 from experiments.runlog import RunLog, from_the_end, nominal_steps, read_run
 
@@ -94,9 +93,7 @@ def _variant(comparison: Comparison, runs: Mapping[int, RunLog], target: float |
     """One variant: every seed, then the means over those that are complete."""
     on = comparison.networks, comparison.step_seconds
     rows = {
-        str(seed): _run(runs[seed])
-        | {"to_target": to_target(runs[seed], target, *on)}
-        | costs(runs[seed], *on)
+        str(seed): {"to_target": to_target(runs[seed], target, *on)} | costs(runs[seed], *on)
         for seed in comparison.seeds
         if seed in runs
     }
@@ -106,10 +103,11 @@ def _variant(comparison: Comparison, runs: Mapping[int, RunLog], target: float |
     return {
         **{name: first and first.header[name] for name in ("method", "regions", "steps")},
         "runs": rows,
-        "loss": _plain(estimate([row["loss"] for row in rows.values()])),
-        **{k: _mean([row[k] for row in rows.values()]) for k in ("tokens", "bytes_sent")},
         "to_target": {
-            key: {**_plain(estimate([cost[key] for cost in reached])), "not_reached": missed}
+            key: {
+                **vars(estimate([cost[key] for cost in reached])),
+                "not_reached": missed,
+            }
             for key in keys(comparison.networks)
         },
         **mean_costs(list(rows.values()), len(comparison.seeds)),
@@ -117,30 +115,23 @@ def _variant(comparison: Comparison, runs: Mapping[int, RunLog], target: float |
     }
 
 
-def _run(run: RunLog) -> dict[str, Any]:
-    return {
-        "loss": run.evals[-1]["anchor"],
-        "tokens": run.end["tokens"],
-        "bytes_sent": float(np.mean(run.end["bytes_sent"])),
-        "seconds": run.end["seconds"],
-    }
-
-
 def _curve(runs: Sequence[RunLog]) -> list[dict[str, Any]]:
     """The anchor's evaluation loss over the run: all seeds are evaluated at the same steps."""
     points = []
     for records in from_the_end(run.evals for run in runs):
-        losses = _plain(estimate([record["anchor"] for record in records]))
+        losses = vars(estimate([record["anchor"] for record in records]))
         tokens = _mean([record["tokens"] for record in records])
         step = nominal_steps(runs[0], records[0])
         points.append({"step": step, "tokens": tokens, **losses})
     return points
 
 
-def _panel(panel: Panel, variants: Mapping[str, dict], singles: Mapping[str, RunLog]) -> dict:
-    base = variants[panel.baseline]
+def _panel(
+    panel: Mapping[str, Any], variants: Mapping[str, dict], singles: Mapping[str, RunLog]
+) -> dict:
+    base = variants[panel["baseline"]]
     rows = {}
-    for name in panel.variants:
+    for name in panel["variants"]:
         here = variants[name]
         loss = paired(_column(here, "loss"), _column(base, "loss"))
         steps = paired_share(_steps(here), _steps(base))
@@ -149,16 +140,18 @@ def _panel(panel: Panel, variants: Mapping[str, dict], singles: Mapping[str, Run
             "steps_to_target": _difference(steps),
         }
     return {
-        "title": panel.title,
-        "baseline": panel.baseline,
+        "title": panel["title"],
+        "baseline": panel["baseline"],
         "differences": rows,
-        "equal_bytes": panel.equal_bytes,
-        "other_bytes": _other_bytes(panel, variants) if panel.equal_bytes else {},
+        "equal_bytes": panel["equal_bytes"],
+        "other_bytes": _other_bytes(panel, variants) if panel["equal_bytes"] else {},
     }
 
 
-def _over_documents(name: str, panel: Panel, singles: Mapping[str, RunLog]) -> float | None:
-    here, there = singles.get(name), singles.get(panel.baseline)
+def _over_documents(
+    name: str, panel: Mapping[str, Any], singles: Mapping[str, RunLog]
+) -> float | None:
+    here, there = singles.get(name), singles.get(panel["baseline"])
     if here is None or there is None or here is there:
         return None
     return document_difference(here, there)
@@ -174,17 +167,17 @@ def _steps(variant: Mapping[str, Any]) -> dict[str, float | None]:
 
 def _difference(by_seed: Mapping[str, float | None]) -> dict[str, Any]:
     found = estimate(list(by_seed.values()))
-    return {**_plain(found), "verdict": found.verdict, "by_seed": dict(by_seed)}
+    return {**vars(found), "verdict": found.verdict, "by_seed": dict(by_seed)}
 
 
-def _other_bytes(panel: Panel, variants: Mapping[str, dict]) -> dict[str, float]:
+def _other_bytes(panel: Mapping, variants: Mapping[str, dict]) -> dict[str, float]:
     """Variants that send more or less than the baseline, as a share of it."""
-    sent = variants[panel.baseline]["bytes_sent"]
+    sent = variants[panel["baseline"]]["bytes_sent"]
     if not sent:
         return {}
     shares = {
         name: variants[name]["bytes_sent"] / sent - 1
-        for name in panel.variants
+        for name in panel["variants"]
         if variants[name]["bytes_sent"]  # a single region sends nothing
     }
     return {name: share for name, share in shares.items() if abs(share) > BYTES_TOLERANCE}
@@ -192,7 +185,3 @@ def _other_bytes(panel: Panel, variants: Mapping[str, dict]) -> dict[str, float]
 
 def _mean(values: Sequence[float]) -> float | None:
     return float(np.mean(values)) if values else None
-
-
-def _plain(found: Estimate) -> dict[str, Any]:
-    return dataclasses.asdict(found)

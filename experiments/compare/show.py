@@ -11,7 +11,7 @@ from rich.table import Column, Table
 
 from experiments.compare.columns import brief, columns, note, plus_minus, with_interval
 from experiments.compare.target import BYTES, STEPS, TOKENS, seconds_on
-from experiments.progress import print_table, right, rounded, size
+from experiments.progress import known, print_table, right, rounded, size
 
 
 def show(result: Mapping[str, Any], console: Console) -> None:
@@ -28,7 +28,7 @@ def show(result: Mapping[str, Any], console: Console) -> None:
     source = f"the highest final loss of {result['baseline']}"
     if result["target_from"] == "config":
         source = "given"
-    target = "-" if result["target"] is None else f"{result['target']:.4f}"
+    target = known(result["target"], "{:.4f}".format)
     console.print(
         f"loss in nats per token on the same validation documents{interval_of(result)}; MB are "
         "per region. Differences are paired by seed, so they share initial weights and data. "
@@ -66,7 +66,7 @@ def table(result: Mapping[str, Any], panel: Mapping[str, Any]) -> Table:
             _loss(row, len(result["seeds"])),
             "baseline" if name == base else _difference(difference["loss"]),
             steps,
-            "-" if row["bytes_sent"] is None else f"{row['bytes_sent'] / 1e6:.3g}",
+            known(row["bytes_sent"], lambda sent: f"{sent / 1e6:.3g}"),
             columns([])["tokens"].text(row),
         )
     return out

@@ -3,8 +3,7 @@
 A script is a YAML list, or `random:SEED:COUNT` (`random_scripts`):
 
     - {step: 40, kind: kill, region: 1, steps: 30}       # dies; is started again 30 steps later
-    - {step: 80, kind: kill, region: 2}                  # dies, for good or until it is to
-    - {step: 99, kind: rejoin, region: 2}                # come back
+    - {step: 80, kind: kill, region: 2}                  # dies for good
     - {step: 90, kind: stop, region: 0, steps: 10}       # stands still (SIGSTOP)
     - {step: 110, kind: partition, region: 0, steps: 9}  # does not reach the rendezvous
     - {step: 120, kind: outage, seconds: 5}              # nobody does
@@ -43,7 +42,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -55,8 +54,15 @@ INSIDE = ("corrupt", "replay", "late", "slow", "straggle", "nan")
 """Kinds that a region's job injects into itself (`fault_hooks`, `not_finite`)."""
 BESIDE = ("stranger", "version", "seed")
 """Kinds that are done beside a region, which must not notice (`strangers`)."""
-KINDS = (*ABSENT, "late", "slow", "straggle", "nan", *BESIDE, "outage", "rejoin")
+KINDS = (*ABSENT, "late", "slow", "straggle", "nan", *BESIDE, "outage")
 FIELDS = ("step", "time", "kind", "region", "steps", "seconds", "delay", "mbit")
+
+
+class Moment(NamedTuple):
+    """Inner steps done, and seconds since the run began; None = it has not yet, or has no clock."""
+
+    step: int
+    seconds: float | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,11 +113,15 @@ class Fault:
         """Step or time; infinity where a region does not come back."""
         return self.begin + self.length
 
+    def at(self, moment: Moment) -> float:
+        """Step or seconds of a moment, whichever this goes by; minus infinity before the run."""
+        if not self.timed:
+            return moment.step
+        return -math.inf if moment.seconds is None else moment.seconds
+
     def on(self, step: int, seconds: float | None) -> bool:
         """Whether the fault is active at a step, or `seconds` after the run began."""
-        if self.timed:
-            return seconds is not None and self.begin <= seconds < self.end
-        return self.begin <= step < self.end
+        return self.begin <= self.at(Moment(step, seconds)) < self.end
 
     def entry(self) -> dict[str, Any]:
         """As in a script."""

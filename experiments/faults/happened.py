@@ -26,24 +26,19 @@ The commit record of an exchange says who took part (`landings`).
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any
 
+import msgspec
 import yaml
 
 FILE = "happened.yaml"
-# Tables of the file, and the fields of `Happened` that hold them.
-_TABLES = {
-    "left_out": "left_out",
-    "kept_own": "kept_own",
-    "left_out_at_the_end": "at_the_end",
-    "not_finite": "not_finite",
-}
+Whole = Annotated[int, msgspec.Meta(ge=0)]
+Regions = tuple[Whole, ...]
 
 
-class Settings(NamedTuple):
+class Settings(msgspec.Struct, frozen=True):
     """The settings that identify a run; others differ between jobs and one process.
 
     Attributes:
@@ -66,8 +61,7 @@ def settings(fields: Mapping[str, Any], steps: int) -> Settings:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class Rejoin:
+class Rejoin(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A region started from the anchor.
 
     Attributes:
@@ -76,17 +70,16 @@ class Rejoin:
         one.
     """
 
-    step: int
-    region: int
-    moments_of: int | None = None
+    step: Whole
+    region: Whole
+    moments_of: Whole | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class Happened:
+class Happened(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The content of happened.yaml, see the module docstring.
 
     Attributes:
-      run: the run it was recorded from.
+      run: the run it was recorded from; its fields stand beside the tables in the file.
       left_out, kept_own: step of the send -> regions.
       at_the_end: fragment -> regions.
       rejoined: regions that started from the anchor.
@@ -94,18 +87,16 @@ class Happened:
     """
 
     run: Settings
-    left_out: Mapping[int, tuple[int, ...]]
-    kept_own: Mapping[int, tuple[int, ...]]
-    at_the_end: Mapping[int, tuple[int, ...]]
+    left_out: dict[Whole, Regions]
+    kept_own: dict[Whole, Regions]
+    at_the_end: dict[Whole, Regions] = msgspec.field(name="left_out_at_the_end")
     rejoined: tuple[Rejoin, ...]
-    not_finite: Mapping[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    not_finite: dict[Whole, Regions] = msgspec.field(default_factory=dict)
 
     def write(self, path: Path) -> None:
         """Write the file that `parsed` takes."""
-        body = {name: dict(getattr(self, field)) for name, field in _TABLES.items()}
-        came = [dataclasses.asdict(one) for one in self.rejoined]
-        body["rejoined"] = [{k: v for k, v in one.items() if v is not None} for one in came]
-        text = yaml.dump(self.run._asdict() | body, Dumper=_Lists, sort_keys=False)
+        body = msgspec.to_builtins(self)
+        text = yaml.dump(body.pop("run") | body, Dumper=_Lists, sort_keys=False)
         path.write_text(text, encoding="utf-8")
 
 
@@ -129,44 +120,21 @@ def parsed(body: Mapping, name: str, run: Settings) -> tuple[Happened | None, li
       name: of the file, for messages.
       run: the run that is to repeat it.
     """
-    fields, body = (*Settings._fields, *_TABLES, "rejoined"), dict(body)
-    if set(body) != set(fields):
-        return None, [f"faults={name!r}: give a list of faults, or all of {list(fields)}"]
+    own = {key: body[key] for key in Settings.__struct_fields__ if key in body}
+    tables = {key: table for key, table in body.items() if key not in own}
+    try:
+        found = msgspec.convert({"run": own, **tables}, Happened)
+    except msgspec.ValidationError as error:
+        fix = "give a list of faults, or what launch has written"
+        return None, [f"faults={name!r} is no record of a run ({error}): {fix}"]
     problems = [
-        f"faults={name!r} is of a run with {key}={body[key]}: this one has {key}={value}"
-        for key, value in run._asdict().items()
-        if body[key] != value
+        f"faults={name!r} is of a run with {key}={there}: this one has {key}={here}"
+        for key in Settings.__struct_fields__
+        if (there := getattr(found.run, key)) != (here := getattr(run, key))
     ]
-    for key in _TABLES:
-        table = body[key]
-        if not isinstance(table, dict) or not all(
-            _whole(k) and _are_some(v, run.regions) for k, v in table.items()
-        ):
-            fix = f"number -> some of the regions 0 to {run.regions - 1}"
-            problems.append(f"faults={name!r}: {key} must be a table, {fix}")
-    came = body["rejoined"]
-    if not isinstance(came, list) or not all(_is_rejoin(one, run.regions) for one in came):
-        fix = "{step, region} or {step, region, moments_of}, whole numbers"
-        problems.append(f"faults={name!r}: rejoined must be a list of {fix}")
-    if problems:
-        return None, problems
-    tables = {
-        field: {step: tuple(regions) for step, regions in body[name].items()}
-        for name, field in _TABLES.items()
-    }
-    return Happened(run, **tables, rejoined=tuple(Rejoin(**one) for one in came)), []
-
-
-def _is_rejoin(one: Any, regions: int) -> bool:
-    known = isinstance(one, dict) and {"step", "region"} <= set(one)
-    known = known and set(one) <= {"step", "region", "moments_of"}
-    return known and all(map(_whole, one.values())) and one["region"] < regions
-
-
-def _are_some(given: Any, regions: int) -> bool:
-    listed = isinstance(given, list) and all(map(_whole, given))
-    return listed and set(given) <= set(range(regions))
-
-
-def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    of_steps = (found.left_out, found.kept_own, found.at_the_end, found.not_finite)
+    named = {region for table in of_steps for regions in table.values() for region in regions}
+    named |= {one.region for one in found.rejoined}
+    if strange := sorted(named - set(range(found.run.regions))):
+        problems.append(f"faults={name!r} names regions {strange} of {found.run.regions}")
+    return (None if problems else found), problems

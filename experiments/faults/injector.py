@@ -14,9 +14,9 @@ import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-from experiments.faults.fault import BESIDE, ENDS, INSIDE, Fault
+from experiments.faults.fault import BESIDE, ENDS, INSIDE, Fault, Moment
 from experiments.faults.landings import FILE
 from experiments.faults.origin import noted
 from experiments.faults.rendezvous_cut import cut_all, cut_region, reconnect_all, reconnect_region
@@ -49,19 +49,6 @@ class RegionTarget(Protocol):
         ...
 
 
-class RunMoment(NamedTuple):
-    """Steps of the furthest region, and seconds since the run began; None = it has not yet."""
-
-    step: int
-    seconds: float | None
-
-    def of(self, fault: Fault) -> float:
-        """Step or seconds, whichever a fault goes by."""
-        if not fault.timed:
-            return self.step
-        return -math.inf if self.seconds is None else self.seconds
-
-
 class Injector:
     """Begins and ends faults as the run goes on.
 
@@ -84,7 +71,7 @@ class Injector:
         self._began: float | None = None
         now = self._now()
         outside = [fault for fault in faults if fault.kind not in INSIDE]
-        self._waiting = [f for f in outside if now.step == 0 or f.end > now.of(f)]
+        self._waiting = [f for f in outside if now.step == 0 or f.end > f.at(now)]
         self._total = len(self._waiting)
         self._running: dict[Fault, tuple[float, float]] = {}  # since when: what it goes by, clock
         # A region is in the run from this step on: that of the others when its last fault was over.
@@ -121,12 +108,12 @@ class Injector:
             said += [f"{_named(fault)} never came: the run is over" for fault in self._waiting]
             self._total -= len(self._waiting)
             self._waiting = []
-        for fault in [f for f in self._waiting if f.begin <= now.of(f)]:
+        for fault in [f for f in self._waiting if f.begin <= f.at(now)]:
             if not self._may_begin(fault):
                 continue
             self._waiting.remove(fault)
             self._begin(fault)
-            self._running[fault] = now.of(fault), time.monotonic()
+            self._running[fault] = fault.at(now), time.monotonic()
             said.append(f"step {now.step}: {_named(fault)} begins")
         return said
 
@@ -145,14 +132,15 @@ class Injector:
                 self._end(fault, self._now())
         self._running = {}
 
-    def _now(self) -> RunMoment:
+    def _now(self) -> Moment:
+        """Steps of the furthest region, and seconds."""
         if self._began is None:
             found = (noted(target.workdir) for target in self._targets)
             self._began = next(filter(None, found), None)
         seconds = None if self._began is None else time.time() - self._began
-        return RunMoment(max(map(_step, self._targets)), seconds)
+        return Moment(max(map(_step, self._targets)), seconds)
 
-    def _is_over(self, fault: Fault, now: RunMoment, stuck: bool) -> bool:
+    def _is_over(self, fault: Fault, now: Moment, stuck: bool) -> bool:
         since, clock = self._running[fault]
         if fault.kind == "outage":
             return time.monotonic() - clock >= fault.seconds
@@ -160,7 +148,7 @@ class Injector:
             return False
         if stuck and not fault.timed and fault.end < math.inf:
             return True
-        return now.of(fault) >= max(fault.end, since + fault.length if since > fault.end else 0)
+        return fault.at(now) >= max(fault.end, since + fault.length if since > fault.end else 0)
 
     def _may_begin(self, fault: Fault) -> bool:
         if fault.kind == "outage":
@@ -188,7 +176,7 @@ class Injector:
         else:
             target.signal(signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP)
 
-    def _end(self, fault: Fault, now: RunMoment) -> None:
+    def _end(self, fault: Fault, now: Moment) -> None:
         if fault.kind == "outage":
             reconnect_all(self._rendezvous)
             return

@@ -18,7 +18,7 @@ from typing import Any
 
 from experiments.faults.happened import Happened, Rejoin, Settings
 from experiments.metrics import read_records, truncated
-from experiments.workdir import METRICS
+from experiments.workdir import METRICS, write_whole
 from lowcomm_jax.jobs.job_carrier import Counted
 from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.sync.sync_loop import SyncLoop
@@ -40,9 +40,7 @@ class Landings:
         self._path, self._region, self._loop = workdir / FILE, region, loop
         self._epoch = epoch
         if leader().leads and truncated(self._path):
-            whole = self._path.with_suffix(".tmp")
-            whole.write_text("".join(map(_line, read_records(self._path))), encoding="utf-8")
-            whole.replace(self._path)
+            write_whole(self._path, "".join(map(_line, read_records(self._path))))
         loop.carrier.witness = self._saw
 
     def begin(self, step: int) -> None:

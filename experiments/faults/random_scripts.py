@@ -65,4 +65,4 @@ def at_random(seed: int, count: int, regions: int, steps: int) -> list[Fault]:
 def _possible(on: Sequence[Fault], regions: int) -> list[str]:
     """Kinds that leave one region up beside the active faults; every kill has an end."""
     left = regions - sum(f.kind in ABSENT for f in on)
-    return [k for k in KINDS if k != "rejoin" and (left > 1 or k not in ABSENT)]
+    return [k for k in KINDS if left > 1 or k not in ABSENT]

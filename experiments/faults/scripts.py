@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import yaml
 
 from experiments.faults.fault import ABSENT, FIELDS, INSIDE, KINDS, Fault
+from experiments.faults.happened import Happened, Settings, parsed
 from experiments.faults.random_scripts import RANDOM, read_random
 
 # What is said of a kind beside when, which and for how long.
@@ -18,25 +18,34 @@ _MORE = {"late": ("delay",), "slow": ("mbit",), "straggle": ("delay",)}
 _WHOLE = ("step", "region", "steps")
 
 
-def read(script: str, regions: int, steps: int) -> tuple[list[Fault], list[str]]:
-    """(the faults in order, problems).
+Faults = Sequence[Fault] | Happened
+"""The faults of a script, or what happened in a run of jobs."""
+
+
+def read(
+    script: str | None, regions: int, steps: int, run: Settings | None = None
+) -> tuple[Faults, list[str]]:
+    """(the faults of a config, those of a script in order; problems).
+
+    Whether a config's other settings allow them says `experiments.refusals`.
 
     Args:
-      script: a file, or "random:SEED:COUNT".
+      script: a file, or "random:SEED:COUNT"; None = no faults.
       regions, steps: of the run.
+      run: that is to repeat what happened in another; None = a script alone will do.
     """
+    if script is None:
+        return [], []
     if script.startswith(RANDOM):
         return read_random(script, regions, steps)
-    entries, problems = load(script)
-    return ([], problems) if problems else checked(entries, script, regions, steps)
-
-
-def load(script: str) -> tuple[Any, list[str]]:
-    """(content of a file, why it cannot be read)."""
     try:
-        return yaml.safe_load(Path(script).read_text(encoding="utf-8")), []
+        body = yaml.safe_load(Path(script).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        return None, [f"faults={script!r} cannot be read: {error}"]
+        return [], [f"faults={script!r} cannot be read: {error}"]
+    if isinstance(body, dict) and run is not None:
+        found, problems = parsed(body, script, run)
+        return found or [], problems
+    return checked(body, script, regions, steps)
 
 
 def checked(entries: Any, script: str, regions: int, steps: int) -> tuple[list[Fault], list[str]]:
@@ -52,35 +61,25 @@ def checked(entries: Any, script: str, regions: int, steps: int) -> tuple[list[F
 
 
 def in_turn(faults: Sequence[Fault], regions: int) -> tuple[list[Fault], list[str]]:
-    """Order faults by their begin, with a kill and its rejoin as one.
+    """Order faults by their begin.
 
     Faults on what a region sends (`INSIDE`) may overlap with one another and with all others.
 
     Returns:
       (faults, problems). It is a problem if a fault meets a region that is still down from another
-      one. It is one, too, if a region rejoins that is not down, or if no region is left.
+      one, or if no region is left.
     """
-    ordered: list[Fault] = []
+    ordered = sorted(faults, key=lambda f: f.begin)
     problems: list[str] = []
     last: dict[int | None, Fault] = {}  # the one that ends last, by region
-    inside, outside = ([f for f in faults if (f.kind in INSIDE) == of] for of in (True, False))
-    for fault in sorted(outside, key=lambda f: f.begin):
-        before, when = last.get(fault.region), _when(fault, fault.begin)
-        if fault.kind == "rejoin":
-            down = before is not None and before.kind == "kill" and before.end == math.inf
-            if not down or before.begin == fault.begin:
-                problems.append(f"faults: region {fault.region} is not down {when}: kill it before")
-                continue
-            ordered.remove(before)
-            unit = "seconds" if before.timed else "steps"
-            fault = dataclasses.replace(before, **{unit: fault.begin - before.begin})
-        elif before is not None and fault.begin < before.end:
+    for fault in (f for f in ordered if f.kind not in INSIDE):
+        before = last.get(fault.region)
+        if before is not None and fault.begin < before.end:
             who = "the rendezvous" if fault.region is None else f"region {fault.region}"
+            when = _when(fault, fault.begin)
             problems.append(f"faults: {who} is still down {when}: begin later")
-        ordered.append(fault)
-        if before is None or before not in ordered or fault.end >= before.end:
+        if before is None or fault.end >= before.end:
             last[fault.region] = fault
-    ordered = sorted([*ordered, *inside], key=lambda f: f.begin)
     for fault in ordered:
         at = fault.begin
         gone = {f.region for f in ordered if f.kind in ABSENT and f.begin <= at < f.end}
@@ -105,7 +104,7 @@ def _problems(number: int, entry: Any, regions: int, steps: int) -> list[str]:
     begin, length = ("time", "seconds") if "time" in entry else ("step", "steps")
     if kind == "outage":
         length = "seconds"
-    allowed = {begin, *_MORE.get(kind, ())} | (set() if kind in ("rejoin", "nan") else {length})
+    allowed = {begin, *_MORE.get(kind, ())} | (set() if kind == "nan" else {length})
     needed = allowed - ({length} if kind == "kill" else set())
     given = {name: x for name, x in entry.items() if name not in ("kind", "region")}
     found = []

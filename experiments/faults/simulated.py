@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.faults.fault import ENDS, Fault, participants
+from experiments.faults.fault import ENDS, Moment, participants
 from experiments.faults.happened import Happened
+from experiments.faults.scripts import Faults
 from experiments.train.assemble import Run
 from experiments.train.starting import starting_params
 from lowcomm_jax.recovery.rejoin import rejoin_regions
 from lowcomm_jax.state.train_state import TrainState, with_inner
-from lowcomm_jax.sync.sync_loop import SyncLoop
 
 
 class SimulatedFaults:
@@ -34,12 +34,15 @@ class SimulatedFaults:
         self._began = Moment(0, None)  # the chunk of steps that is being trained
         job, here = run.job, run.exchange is None
         self._chance = job.config["participation"] if here else 1.0
-        self._absences = _absences(job.faults, job.regions) if here else None
+        self._absences = Absences(job.faults, job.regions) if here and job.faults else None
         self._not_finite = NotFinite.of(job.faults, job.here)
         if run.fault_hooks is not None:
             self._not_finite.witness = run.fault_hooks.not_finite
-        if self._absences is not None and not job.method.adapts:
-            self._absences.prepare_loop(run.engine.sync_loop(state))
+        if here and isinstance(job.faults, Happened) and not job.method.adapts:
+            # Send also what nobody took part in, as jobs do, and let some keep their own values.
+            kept, everyone = job.faults.kept_own, np.arange(job.regions)
+            loop = run.engine.sync_loop(state)
+            loop.replay(lambda sent: ~np.isin(everyone, kept.get(sent, ())))
 
     @property
     def participants(self):
@@ -90,113 +93,50 @@ class SimulatedFaults:
         return Moment(step, None if clock is None else float(clock.now_R.max()))
 
 
-def _absences(faults, regions: int) -> Absences | None:
-    if isinstance(faults, Happened):
-        return ReplayedAbsences(faults)
-    return ScriptedAbsences(faults, regions) if faults else None
-
-
-class Moment(NamedTuple):
-    """Inner steps done, and seconds of the virtual clock; None = there is no clock."""
-
-    step: int
-    seconds: float | None
-
-
-class Absences(Protocol):
+class Absences:
     """Which regions are absent when, and when they return.
+
+    Args:
+      faults: of a script, or what happened in a run of jobs.
 
     Attributes:
       timed: whether absences go by time; the step at which one begins is then not known before.
     """
 
-    timed: bool
+    def __init__(self, faults: Faults, regions: int):
+        self._regions, self.timed = regions, False
+        if isinstance(faults, Happened):
+            self._up = lambda step, _: self._without(faults.left_out.get(step, ()))
+            self._at_the_end = lambda fragment: faults.at_the_end.get(fragment, ())
+            self._returns = [(float(one.step), one.region) for one in faults.rejoined]
+            return
+        kills = [fault for fault in faults if fault.kind in ENDS]
+        dead = [fault.region for fault in kills if fault.end == math.inf]
+        self.timed = any(fault.timed for fault in faults)
+        self._up = participants(faults, regions)
+        self._at_the_end = lambda fragment: dead  # every other fault is over then
+        self._returns = [(fault.end, fault.region) for fault in kills]
 
     def takes_part(self, step: int, before: Moment) -> np.ndarray:
         """Bool `[R]`: who takes part in what is sent after `step`; `before`: when it began."""
-
-    def prepare_loop(self, loop: SyncLoop) -> None:
-        """Prepare a simulation's loop, once, before it runs."""
+        return self._up(step, before.seconds)
 
     def takes_part_at_the_end(self, fragment: int) -> np.ndarray:
         """Bool `[R]`: who takes part in the last synchronisation of a fragment."""
+        return self._without(self._at_the_end(fragment))
 
     def next_return(self, step: int) -> float:
         """The first step after this one at which a region starts from the anchor; or infinity."""
+        steps = [] if self.timed else [at for at, _ in self._returns if at > step]
+        return min(steps, default=math.inf)
 
     def returning(self, before: Moment, now: Moment) -> np.ndarray:
         """Bool `[R]`: the regions that start from the anchor after one moment, up to another."""
+        first, last = (m.seconds if self.timed else m.step for m in (before, now))
+        return ~self._without([region for at, region in self._returns if first < at <= last])
 
-
-class ScriptedAbsences:
-    """A script's faults."""
-
-    def __init__(self, faults: Sequence[Fault], regions: int):
-        self._up = participants(faults, regions)
-        self._kills = [fault for fault in faults if fault.kind in ENDS]
-        self._regions = regions
-        self.timed = any(fault.timed for fault in faults)
-
-    def takes_part(self, step: int, before: Moment) -> np.ndarray:
-        return self._up(step, before.seconds)
-
-    def prepare_loop(self, loop: SyncLoop) -> None:
-        """Nothing to prepare: only who takes part differs."""
-
-    def takes_part_at_the_end(self, fragment: int) -> np.ndarray:
-        """All but those that are dead for good: every other fault is over at the end."""
-        del fragment
-        dead = [fault.region for fault in self._kills if fault.end == math.inf]
-        return _without(dead, self._regions)
-
-    def next_return(self, step: int) -> float:
-        if self.timed:
-            return math.inf
-        return min((f.end for f in self._kills if f.end > step), default=math.inf)
-
-    def returning(self, before: Moment, now: Moment) -> np.ndarray:
-        def comes(fault: Fault) -> bool:
-            if fault.timed:
-                return before.seconds < fault.end <= now.seconds
-            return before.step < fault.end <= now.step
-
-        return ~_without([f.region for f in self._kills if comes(f)], self._regions)
-
-
-class ReplayedAbsences:
-    """What happened in a run of jobs."""
-
-    timed = False
-
-    def __init__(self, happened: Happened):
-        self._happened = happened
-
-    def takes_part(self, step: int, before: Moment) -> np.ndarray:
-        del before
-        return _without(self._happened.left_out.get(step, ()), self._happened.run.regions)
-
-    def prepare_loop(self, loop: SyncLoop) -> None:
-        """Send also what nobody took part in, as jobs do, and let some keep their own values."""
-        it = self._happened
-        loop.replay(lambda sent: _without(it.kept_own.get(sent, ()), it.run.regions))
-
-    def takes_part_at_the_end(self, fragment: int) -> np.ndarray:
-        return _without(self._happened.at_the_end.get(fragment, ()), self._happened.run.regions)
-
-    def next_return(self, step: int) -> float:
-        steps = [one.step for one in self._happened.rejoined]
-        return min((at for at in steps if at > step), default=math.inf)
-
-    def returning(self, before: Moment, now: Moment) -> np.ndarray:
-        came = self._happened.rejoined
-        regions = [one.region for one in came if before.step < one.step <= now.step]
-        return ~_without(regions, self._happened.run.regions)
-
-
-def _without(regions: Sequence[int], count: int) -> np.ndarray:
-    mask = np.ones(count, bool)
-    mask[list(regions)] = False
-    return mask
+    def _without(self, regions: Sequence[int]) -> np.ndarray:
+        return ~np.isin(np.arange(self._regions), regions)
 
 
 class NotFinite:
@@ -220,7 +160,7 @@ class NotFinite:
         self.witness: Callable[[int], None] | None = None
 
     @classmethod
-    def of(cls, faults: Sequence[Fault] | Happened, here: Sequence[int]) -> NotFinite:
+    def of(cls, faults: Faults, here: Sequence[int]) -> NotFinite:
         """Those of a script, or of what happened."""
         if isinstance(faults, Happened):
             return cls(faults.not_finite, here)

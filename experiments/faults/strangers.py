@@ -57,11 +57,10 @@ class Strangers:
 
     Args:
       rendezvous: folder in which the jobs meet.
-      seed: of what is written.
     """
 
-    def __init__(self, rendezvous: Path, seed: int = 0):
-        self._rendezvous, self._rng = rendezvous, np.random.default_rng(seed)
+    def __init__(self, rendezvous: Path):
+        self._rendezvous, self._rng = rendezvous, np.random.default_rng(0)
         self._acts_at = 0.0
         self._impostors: dict[Fault, tuple[Impostor, float]] = {}
 

@@ -33,7 +33,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.text import Text
 
 from experiments.cli import (
     Flags,
@@ -52,7 +51,7 @@ from experiments.faults.landings import gathered
 from experiments.faults.rendezvous_cut import folder_problems, make_ready, region_link
 from experiments.faults.scripts import write
 from experiments.processes import POLL_SECONDS, ended_at_last, free_port, last_line, start
-from experiments.progress import LiveView, say
+from experiments.progress import LiveLines
 from experiments.refusals import PROCESSES, Asked, run_problems
 from experiments.regions.jobs import EXCHANGES
 from experiments.report import main as report
@@ -171,7 +170,7 @@ def _port_problems(config) -> list[str]:
 def run(jobs: list[RegionJob], console: Console, injector: Injector) -> int:
     """Watch the jobs until all have ended; returns the launcher's exit code."""
     processes: list[subprocess.Popen] = []
-    with Interrupt() as interrupt, ended_at_last(processes), LiveTable(console) as table:
+    with Interrupt() as interrupt, ended_at_last(processes), LiveLines(console) as table:
         for job in jobs:
             job.start()
             processes += job.processes
@@ -196,7 +195,7 @@ def run(jobs: list[RegionJob], console: Console, injector: Injector) -> int:
     return EXIT_LOST if any(job.code for job in jobs) else 0
 
 
-def _ended(job: RegionJob, code: int, table: LiveTable) -> None:
+def _ended(job: RegionJob, code: int, table: LiveLines) -> None:
     """Start a job that died again, if restarts are left; else note how it ended.
 
     One that is complete, and was not counted, ends with 1, too: it would only say so again.
@@ -212,30 +211,6 @@ def _ended(job: RegionJob, code: int, table: LiveTable) -> None:
     job.restarts -= 1
     table.print(f"{reason}; it is started again, {job.restarts} restarts are left")
     job.start()
-
-
-class LiveTable(LiveView):
-    """The newest line of each run, by name."""
-
-    def __init__(self, console: Console):
-        self._lines: dict[str, str] = {}
-        super().__init__(console, self._shown)
-
-    def _shown(self) -> Text:
-        lines = "\n".join(f"{name:14} {line}" for name, line in self._lines.copy().items())
-        return Text(lines, no_wrap=True, overflow="ellipsis")
-
-    def say(self, name: str, line: str) -> None:
-        """Replace the line of `name`."""
-        if self._lines.get(name) == line:
-            return
-        self._lines[name] = line
-        if not self.live:
-            self.print(f"{name:14} {line}")
-
-    def print(self, text: str) -> None:
-        """A line that stays."""
-        say(self.console, text)
 
 
 @dataclasses.dataclass

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from msgspec import Struct
 from rich import box
 from rich.table import Table
 
@@ -14,17 +15,7 @@ from experiments.cli import RefusedError, problems_of
 from experiments.progress import right, size
 from experiments.report.virtual import on_network
 from experiments.runlog import RunLog, mean_sent, summarise
-from experiments.shape import (
-    count,
-    fields,
-    list_of,
-    number,
-    or_none,
-    positive,
-    read_json,
-    text,
-    values_of,
-)
+from experiments.shape import Count, Number, Positive, misfit, read_json
 from lowcomm_jax.network import parse
 
 APART = 0.1  # a share of the plan's figure: beyond it a line is marked
@@ -32,31 +23,42 @@ APART = 0.1  # a share of the plan's figure: beyond it a line is marked
 _FREE = ("config", "steps", "tokens", "network", "accumulate", "model.compute_dtype", "model.remat")
 
 
-def _delay(value: Any) -> str | None:
-    return None if isinstance(value, int | float) or value == "period" else "is no delay"
+class _Method(Struct):
+    name: str
+    period: Count
+    tau: Number | Literal["period"]
 
 
-_METHOD = fields({"name": text, "period": count, "tau": _delay})
-_ROW = {
-    "method": _METHOD,
-    "utilisation": positive,
-    "loss_with_penalty": or_none(number),
-    "payload_bytes": number,
-    "sent_bytes_per_period": number,
-    "speedup": number,
-}
-_TRAIN = fields({"config": text})
-_ANSWERS = fields({"rows": values_of(fields({"train": or_none(_TRAIN)}))})
-_PLAN = fields(
-    {
-        "rows": list_of(fields(_ROW)),
-        "answer": _ANSWERS,
-        "step_s": positive,
-        "params": number,
-        "tokens_per_step": number,
-        "network_spec": lambda x: None if isinstance(x, str | dict) else "is no network",
-    }
-)
+class _Row(Struct):
+    method: _Method
+    utilisation: Positive
+    loss_with_penalty: Number | None
+    payload_bytes: Number
+    sent_bytes_per_period: Number
+    speedup: Number
+
+
+class _Train(Struct):
+    config: str
+
+
+class _Answer(Struct):
+    train: _Train | None
+
+
+class _Answers(Struct):
+    rows: dict[str, _Answer]
+
+
+class _Plan(Struct):
+    """What is read of a plan.json."""
+
+    rows: list[_Row]
+    answer: _Answers
+    step_s: Positive
+    params: Number
+    tokens_per_step: Number
+    network_spec: str | dict
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +101,7 @@ def read_plan(path: Path) -> dict[str, Any]:
     file = path / "plan.json" if path.is_dir() else path
     fix = "give the plan.json that `plan` writes"
     found = read_json(file, "report: --against", fix)
-    wrong = _PLAN(found)
+    wrong = misfit(found, _Plan)
     if wrong is None:
         answers = found["answer"]["rows"]
         lacking = [name for row in found["rows"] if (name := row["method"]["name"]) not in answers]

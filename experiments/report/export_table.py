@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.metrics import strict
+from experiments.metrics import encoded
 from experiments.runlog import RunLog, summarise
 
 COLUMNS = ("run", "kind", "step", "tokens", "region", "metric", "value")
@@ -43,8 +42,7 @@ def write_json(runs: Mapping[str, RunLog], path: Path) -> None:
         }
         for name, run in runs.items()
     }
-    text = json.dumps(strict({"runs": found}), allow_nan=False)
-    path.write_text(text + "\n", encoding="utf-8")
+    path.write_text(encoded({"runs": found}) + "\n", encoding="utf-8")
 
 
 def numbers(

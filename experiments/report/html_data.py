@@ -11,7 +11,7 @@ import numpy as np
 
 from experiments.compare.stats import estimate
 from experiments.report.virtual import Pace, on_network, seconds_at
-from experiments.runlog import RunLog, adapts, exchanges, from_the_end, mean_batch, mean_sent
+from experiments.runlog import RunLog, adapts, exchanges, from_the_end, mean_sent
 from lowcomm_jax.network import Network
 
 # Of the preset's bandwidth: a hundredth to ten times.
@@ -128,16 +128,6 @@ def step_curves(
     return curves
 
 
-def batch_of(row: Mapping[str, Any]) -> float | None:
-    """Requested batch, the mean over trainers; None where batches do not grow."""
-    return mean_batch(row) if "trainers" in row else None
-
-
-def trainers_of(row: Mapping[str, Any]) -> float | None:
-    """Number of trainers; None where they do not merge."""
-    return float(len(row["trainers"])) if "trainers" in row else None
-
-
 def exchange_curves(entries: Sequence[Entry]) -> list[Curve]:
     """Exchanges so far against tokens, of each entry's first run; none unless some batches grow."""
     if not any(adapts(entry.runs[0]) for entry in entries):
@@ -152,11 +142,6 @@ def exchange_curves(entries: Sequence[Entry]) -> list[Curve]:
         shown = np.unique(np.linspace(0, len(made) - 1, _WINDOWS).astype(int))
         curves.append(Curve(entry.name, tokens[shown].tolist(), made[shown].tolist()))
     return curves
-
-
-def rank_of(row: Mapping[str, Any]) -> float | None:
-    """The measured rank of a landing (methods that adapt to it)."""
-    return next((e["rank"] for e in row["events"] if e.get("rank") is not None), None)
 
 
 def staleness(entries: Sequence[Entry]) -> list[Stale]:

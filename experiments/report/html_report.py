@@ -14,22 +14,18 @@ import numpy as np
 
 from experiments.compare.columns import brief, columns
 from experiments.compare.costs import costs, mean_costs
-from experiments.compare.stats import estimate
 from experiments.progress import size, thousands
 from experiments.report import against
 from experiments.report.against import Deviation
 from experiments.report.html_data import (
     Entry,
-    batch_of,
     bytes_at,
     exchange_curves,
     exchanges_at,
     loss_curves,
-    rank_of,
     staleness,
     step_curves,
     tokens_at,
-    trainers_of,
     utilisation_curves,
     virtual_at,
 )
@@ -37,7 +33,7 @@ from experiments.report.html_page import page, section, table
 from experiments.report.html_plots import Axis, line_chart, timeline
 from experiments.report.html_plots import staleness as staleness_chart
 from experiments.report.virtual import PICTURE_STEPS, Pace, last_steps
-from experiments.runlog import RunLog, adapts, summarise
+from experiments.runlog import RunLog, adaptive, adapts, mean_batch
 from lowcomm_jax.network import Network
 
 _TOKENS = Axis("tokens, all regions", thousands)
@@ -91,13 +87,7 @@ def document(
 
 def row_of(run: RunLog, networks: Mapping[str, Network], step_seconds: Pace) -> dict[str, Any]:
     """The row of a single run, complete or not."""
-    found = summarise(run)
-    return {
-        "loss": vars(estimate([found.loss])),
-        "tokens": found.tokens,
-        "bytes_sent": found.bytes_sent,
-        **mean_costs([costs(run, networks, step_seconds)], 1),
-    }
+    return mean_costs([costs(run, networks, step_seconds)], 1)
 
 
 def _intro(entries: Sequence[Entry]) -> str:
@@ -187,9 +177,17 @@ def _inside(entries: Sequence[Entry], colour: Mapping[str, int]) -> str:
             lambda row: row["disagreement"],
         ),
         ("codec error", "share of the change not read", _codec_error),
-        ("measured rank", "rank of the mean change", rank_of),
-        ("batch of a trainer", "sequences asked for", batch_of),
-        ("trainers", "trainers of a region", trainers_of),
+        (
+            "measured rank",
+            "rank of the mean change",
+            lambda row: next((e["rank"] for e in row["events"] if e.get("rank") is not None), None),
+        ),
+        (
+            "batch of a trainer",
+            "sequences asked for",
+            lambda row: mean_batch(row) if adaptive(row) else None,
+        ),
+        ("trainers", "trainers of a region", lambda row: len(row.get("trainers", ())) or None),
     ):
         curves = step_curves(entries, value)
         if curves:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from experiments.cli import Flags, RefusedError, parse_flags, refuse_any
 from experiments.compare.columns import brief, note, pace_in_words
 from experiments.progress import (
     duration,
+    known,
     print_table,
     right,
     say,
@@ -74,20 +75,12 @@ def main(argv: Sequence[str]) -> int:
     workdirs = [Path(folder) for folder in folders]
     plan = None if values.against is None else read_plan(Path(values.against))
     console = Console(markup=False)  # a run's name may have brackets
-    # Before anything is printed: a run that the plan does not know is refused.
-    held = [] if plan is None else [(run.name, against(run, plan)) for run in read_all(workdirs)]
     chosen = values.png, values.network, values.step_seconds, values.html
-    show(workdirs, console, *chosen, [lines for _, lines in held])
-    for name, lines in held:
-        show_against(name, lines, console)
-    export(workdirs, {write_csv: values.csv, write_json: values.json})
+    runs = show(workdirs, console, *chosen, plan)
+    for write, path in ((write_csv, values.csv), (write_json, values.json)):
+        if path is not None:
+            write(dict(zip(unlike_names(workdirs), runs)), Path(path))
     return 0
-
-
-def show_against(name: str, lines: Sequence[Deviation], console: Console) -> None:
-    """Print how a run compares with the plan of its config."""
-    print_table(console, table_against(name, lines))
-    console.print(f"{name}: {verdict(lines)}", highlight=False)
 
 
 def read_all(workdirs: Sequence[Path]) -> list[RunLog]:
@@ -106,19 +99,6 @@ def read_all(workdirs: Sequence[Path]) -> list[RunLog]:
     return runs
 
 
-def export(workdirs: Sequence[Path], wanted: Mapping[Callable, str | None]) -> None:
-    """Write the runs with every writer that is given a path.
-
-    Raises:
-      RefusedError: a folder is named twice.
-    """
-    wanted = {write: Path(path) for write, path in wanted.items() if path is not None}
-    if wanted:
-        runs = dict(zip(unlike_names(workdirs), map(read_run, workdirs)))
-        for write, path in wanted.items():
-            write(runs, path)
-
-
 def show(
     workdirs: Sequence[Path],
     console: Console,
@@ -126,19 +106,20 @@ def show(
     network: str | None = None,
     step_seconds: float | None = None,
     page: str | None = None,
-    held: Sequence[Sequence[Deviation]] = (),
-) -> None:
-    """Print the table of the runs and draw their loss curves.
+    plan: Mapping[str, Any] | None = None,
+) -> list[RunLog]:
+    """Print the table of the runs and draw their loss curves; returns them.
 
     Args:
       page: file of the HTML page; None = none.
-      held: for the page, how each run compares with its plan; empty = with none.
+      plan: that the runs are compared with, by `against.read_plan`; None = with none.
 
     Raises:
-      RefusedError: lists every folder that holds no run.
+      RefusedError: lists every folder that holds no run; or the plan does not know a run.
     """
-
     runs = read_all(workdirs)
+    # Before anything is printed: a run that the plan does not know is refused.
+    held = [] if plan is None else [(run.name, against(run, plan)) for run in runs]
     if len({run.name for run in runs}) < len(runs) == len({w.resolve() for w in workdirs}):
         names = unlike_names(workdirs)  # seed0 and seed0 tell nobody anything
         runs = [dataclasses.replace(run, name=name) for run, name in zip(runs, names)]
@@ -190,8 +171,13 @@ def show(
         networks = {} if network is None or links is None else {network: links}
         path = Path(page)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page_of(runs, workdirs, networks, pace, held=held), encoding="utf-8")
+        lines = [lines for _, lines in held]
+        path.write_text(page_of(runs, workdirs, networks, pace, held=lines), encoding="utf-8")
         say(console, f"report: {page}")
+    for name, lines in held:
+        print_table(console, table_against(name, lines))
+        console.print(f"{name}: {verdict(lines)}", highlight=False)
+    return runs
 
 
 def left_out(corpus: Mapping[str, Any]) -> str | None:
@@ -219,7 +205,7 @@ def page_of(
 
     Args:
       about: sentences below the table, before the report's own.
-      held: as in `show`.
+      held: how each run compares with its plan; empty = with none.
     """
     from experiments.report import html_report  # draws with matplotlib, slow to import
 
@@ -306,32 +292,24 @@ _OWN_NETWORK_ROWS = {
 _ROWS = {
     "method": lambda s: s.method,
     "eval loss, anchor": lambda s: _loss(s.loss, s.interval),
-    "best, at step": lambda s: "-" if s.best is None else f"{s.best:.4f}, {s.best_step}",
+    "best, at step": lambda s: known(s.best, lambda best: f"{best:.4f}, {s.best_step}"),
     "eval loss, mean of regions": lambda s: _loss(s.mean_loss),
-    "single regions": lambda s: (
-        "-" if s.region_losses is None else "{:.4f} to {:.4f}".format(*s.region_losses)
-    ),
-    "variance of the anchors": lambda s: (
-        "-" if s.anchor_variance is None else f"{s.anchor_variance:.3g}"
-    ),
-    "its factor per round": lambda s: "-" if s.contraction is None else f"{s.contraction:.3f}",
-    "in theory, without gradients": lambda s: (
-        "-" if s.expected_contraction is None else f"{s.expected_contraction:.3f}"
-    ),
+    "single regions": lambda s: known(s.region_losses, "{0[0]:.4f} to {0[1]:.4f}".format),
+    "variance of the anchors": lambda s: known(s.anchor_variance, "{:.3g}".format),
+    "its factor per round": lambda s: known(s.contraction, "{:.3f}".format),
+    "in theory, without gradients": lambda s: known(s.expected_contraction, "{:.3f}".format),
     "tokens": lambda s: f"{s.tokens:,}",
-    "batch of a trainer": lambda s: "-" if s.batch is None else "{:.3g} to {:.3g}".format(*s.batch),
-    "trainers": lambda s: "-" if s.trainers is None else "{} to {}".format(*s.trainers),
-    "merges": lambda s: "-" if s.merges is None else f"{s.merges}",
+    "batch of a trainer": lambda s: known(s.batch, "{0[0]:.3g} to {0[1]:.3g}".format),
+    "trainers": lambda s: known(s.trainers, "{0[0]} to {0[1]}".format),
+    "merges": lambda s: known(s.merges, str),
     "steps skipped, not finite": lambda s: f"{s.skipped:,}" if s.skipped else "-",
     "exchanges": lambda s: "-" if s.batch is None else f"{s.exchanges} in {s.step} steps",
     "time": lambda s: duration(s.seconds),
-    "tokens/s": lambda s: "-" if s.tokens_per_second is None else f"{s.tokens_per_second:,.0f}",
+    "tokens/s": lambda s: known(s.tokens_per_second, "{:,.0f}".format),
     "sent per region": lambda s: size(s.bytes_sent),
-    "less than AllReduce": lambda s: "-" if s.compression is None else f"{s.compression:.3g}x",
-    "largest staleness": lambda s: "-" if s.staleness is None else f"{s.staleness} steps",
-    "regions that took part": lambda s: (
-        "-" if s.participation is None else f"{s.participation:.0%}"
-    ),
+    "less than AllReduce": lambda s: known(s.compression, "{:.3g}x".format),
+    "largest staleness": lambda s: known(s.staleness, "{} steps".format),
+    "regions that took part": lambda s: known(s.participation, "{:.0%}".format),
 }
 
 
@@ -403,15 +381,11 @@ def region_table(run: RunLog, regions: list[RegionRun]) -> Table:
     out = Table(*right(headings), box=box.SIMPLE_HEAD, title=f"regions of {run.name}")
     for number, region in enumerate(regions):
         shares = [region.participation, region.liveness, region.progress]
-        cells = [_known(share, f"{share:.0%}") for share in shares]
-        cells.append(_known(region.waited_s, f"{region.waited_s:.1f} s"))
-        cells.append(_known(region.travel_s, f"{1e3 * region.travel_s:.0f} ms"))
+        cells = [known(share, "{:.0%}".format) for share in shares]
+        cells.append(known(region.waited_s, "{:.1f} s".format))
+        cells.append(known(region.travel_s, lambda s: f"{1e3 * s:.0f} ms"))
         out.add_row(str(number), *cells)
     return out
-
-
-def _known(value: float, text: str) -> str:
-    return "-" if math.isnan(value) else text
 
 
 def loss_curves(runs: Sequence[RunLog], path: Path) -> None:

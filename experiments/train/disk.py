@@ -13,16 +13,15 @@ from typing import Any
 import jax
 import numpy as np
 
+from experiments.cli import EndedError
 from experiments.progress import size
 from lowcomm_jax.mesh.leader import leader
 
-EXIT_NOT_SAVED = 74
-"""Of a command that ended because something could not be written; `EX_IOERR` of sysexits.h."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ESTALE, errno.EFBIG)
 
 
-class NotSavedError(Exception):
+class NotSavedError(EndedError):
     """Something could not be written, since a disk is full or a folder takes no files.
 
     Args:
@@ -30,6 +29,8 @@ class NotSavedError(Exception):
       fix: what the user does about it.
       steps: steps of the complete checkpoints; None = not known.
     """
+
+    code = os.EX_IOERR
 
     def __init__(self, what: str, fix: str = "Make room", steps: Sequence[int] | None = None):
         if steps is None:

@@ -77,14 +77,6 @@ class Evaluator:
             lambda weights, batches, i: _losses(model, places, weights, batches, i),
             out_shardings=everywhere,
         )
-        self._loss = jax.jit(
-            lambda params, batches: _loss(model, places, params, batches), out_shardings=everywhere
-        )
-
-    @property
-    def targets(self) -> int:
-        """Tokens predicted per set of weights."""
-        return int(self.count.sum())
 
     def __call__(
         self, state: TrainState, leave: Callable[[], bool] = lambda: False
@@ -103,16 +95,10 @@ class Evaluator:
             jax.block_until_ready(found[-2:][0])  # one waits behind the one that is under way
         losses_MxNxBxT = np.stack([np.asarray(x) for x in found], axis=1)
         kept = self._document >= 0
-        total = losses_MxNxBxT[:, kept].astype(np.float64).sum(axis=1) / self.targets
+        total = losses_MxNxBxT[:, kept].astype(np.float64).sum(axis=1) / int(self.count.sum())
         sums = per_document(losses_MxNxBxT[0], self._document)["sum"]
         anchor, mean, *regions = total.tolist()
         return Evaluation(anchor, mean, tuple(regions), float(variance), sums)
-
-    def loss(self, params: Any) -> float:
-        """Loss of any parameters on the same sequences; waits for the device."""
-        losses_NxBxT = np.asarray(self._loss(params, self._batches))
-        kept = self._document >= 0
-        return float(losses_NxBxT[kept].astype(np.float64).sum() / self.targets)
 
 
 def spread_sequences(data: EvalData, sequences: int, batch: int) -> dict[str, np.ndarray]:
@@ -171,11 +157,6 @@ def _losses(model: Trainable, places: int, weights: Any, batches: Any, i: jax.Ar
     """Loss of every target of batch i, float32 `[M, B, T]`, one set of weights after the other."""
     batch = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), batches)
     return jax.lax.map(lambda params: _of_batch(model, places, params, batch), weights)
-
-
-def _loss(model: Trainable, places: int, params: Any, batches: Any) -> jax.Array:
-    """Loss of every target, float32 `[n, B, T]`, one batch after the other."""
-    return jax.lax.map(lambda batch: _of_batch(model, places, params, batch), batches)
 
 
 def _of_batch(model: Trainable, places: int, params: Any, batch: Any) -> jax.Array:

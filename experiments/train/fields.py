@@ -15,6 +15,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import yaml
 
 from experiments.cli import problems_of
@@ -148,12 +149,5 @@ def resolved(job: Job) -> str:
         "inner": dataclasses.asdict(job.inner),
     }
     text = {"config": job.config, "derived": derived}
-    return yaml.safe_dump(_plain(text), sort_keys=False, default_flow_style=None, width=100)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, tuple | list):
-        return [_plain(v) for v in value]
-    return value if isinstance(value, bool | int | float | str) or value is None else str(value)
+    plain = msgspec.to_builtins(text, enc_hook=str)
+    return yaml.safe_dump(plain, sort_keys=False, default_flow_style=None, width=100)

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from experiments.faults.reading import Faults
+from experiments.faults.scripts import Faults
 from experiments.regions.jobs import ends_by_rounds, is_separate_job
 from experiments.train.model import Described, build
 from experiments.train.sections import microbatch_count

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments.cli import EndedError
 from experiments.faults.simulated import SimulatedFaults
 from experiments.metrics import MetricsLog
 from experiments.progress import Display, Now
@@ -59,8 +60,10 @@ def best_by(config: Mapping[str, Any]) -> str:
     return f"anchor on {config['eval']['sequences']} sequences"
 
 
-class StuckError(Exception):
+class StuckError(EndedError):
     """No region has learnt anything for `STUCK` steps: gradients or values were not finite."""
+
+    code = 3
 
     def __init__(self, steps: int, last: int):
         super().__init__(
@@ -70,7 +73,7 @@ class StuckError(Exception):
         )
 
 
-class NotCountedError(Exception):
+class NotCountedError(EndedError):
     """A region of several jobs has come to the end, and the others did not count it."""
 
     def __init__(self, step: int):

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,12 +48,12 @@ from experiments.regions.rejoin_counts import continue_counts
 from experiments.report import main as report
 from experiments.train import compile_cache, devices, fields, processes
 from experiments.train.assemble import Run, assemble
-from experiments.train.disk import EXIT_NOT_SAVED, NotSavedError, is_full
+from experiments.train.disk import NotSavedError, is_full
 from experiments.train.drivers import draw
 from experiments.train.evaluation import Evaluator
 from experiments.train.header import changes, header, text, trained_and_sent
 from experiments.train.job import Job
-from experiments.train.loop import Loop, NotCountedError, StuckError, best_by
+from experiments.train.loop import Loop, NotCountedError, best_by
 from experiments.train.resolve import resolve
 from experiments.train.sections import fit_warm_up
 from experiments.train.starting import starting_params
@@ -80,10 +79,6 @@ from lowcomm_jax.rounds.remote import RemoteExchange
 from lowcomm_jax.state.train_state import rounds_landed
 from lowcomm_jax.store.errors import Lost, Parted, StoreUnavailable
 
-EXIT_STUCK = 3
-"""Exit code of a run that ended because no region learnt anything any more."""
-EXIT_NOT_COUNTED = 1
-"""Exit code of a region's job that is complete, and was not counted in the last exchanges."""
 FEW_DOCUMENTS = 5
 """With fewer validation documents than these a run warns at its start."""
 
@@ -144,18 +139,10 @@ def main(argv: Sequence[str]) -> int:
         complete = train_and_heal(job, console, values.quiet or not leader().leads)
     except ProcessLostError as error:
         processes.end(error)
-    except StuckError as error:
-        print(f"train: {error}", file=sys.stderr)
-        return EXIT_STUCK
-    except NotCountedError as error:
-        print(f"train: {error}", file=sys.stderr)
-        return EXIT_NOT_COUNTED
     except Exception as error:
-        if not (isinstance(error, NotSavedError) or is_full(error)):
-            raise
-        said = error if isinstance(error, NotSavedError) else NotSavedError(str(error))
-        print(f"train: {said}", file=sys.stderr)
-        return EXIT_NOT_SAVED
+        if is_full(error) and not isinstance(error, NotSavedError):
+            raise NotSavedError(str(error)) from error
+        raise
     if not complete:
         console.print(f"interrupted and saved; run the same command to continue ({job.workdir})")
         return EXIT_INTERRUPTED

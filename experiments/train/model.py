@@ -60,10 +60,6 @@ class OwnModel:
         """Entries of the vocabulary that the factory is given; None = it takes none."""
         return self.settings.get("vocab_size")
 
-    def with_vocabulary(self, size: int) -> OwnModel:
-        """The same model for a tokenizer of this size."""
-        return dataclasses.replace(self, settings={**self.settings, "vocab_size": size})
-
 
 Described = TransformerConfig | OwnModel
 """A model that is described, and not built yet."""
@@ -217,7 +213,7 @@ def _decoder(
 def with_vocabulary(model: Described, size: int) -> Described:
     """The same model for a vocabulary of this size."""
     if isinstance(model, OwnModel):
-        return model.with_vocabulary(size)
+        return OwnModel(model.name, {**model.settings, "vocab_size": size})
     return dataclasses.replace(model, vocab_size=size)
 
 

@@ -19,7 +19,7 @@ import jax
 from rich.console import Console
 
 import lowcomm_jax
-from experiments.cli import RefusedError, refuse_any
+from experiments.cli import EXIT_REFUSED, RefusedError, refuse_any
 from experiments.refusals import PROCESSES, Asked, run_problems
 from experiments.train import devices
 from experiments.workdir import differences, of_program
@@ -30,7 +30,6 @@ from lowcomm_jax.mesh.leader import ProcessLostError, leader
 EXIT_LOST = 1
 """Exit code of a process whose job has lost another process."""
 CANNOT_MEET = "cannot meet this job's processes"
-EXIT_REFUSED = 2
 MEET_S = 60.0
 """Seconds that the processes of one program wait for one another; launchers start them together."""
 GRACE_S = 8.0

@@ -16,7 +16,7 @@ import jax
 
 from experiments.cli import problems_of, refuse_any
 from experiments.config import plain
-from experiments.faults.reading import read_faults
+from experiments.faults import happened, scripts
 from experiments.refusals import STAGES, Asked, run_problems
 from experiments.regions import jobs
 from experiments.train import devices, sections
@@ -73,7 +73,9 @@ def resolve(config: Any, workdir: str | Path, target: Target | None = None) -> J
     if inner is not None:
         problems += [f"inner.{line}" for line in inner.violations(steps if steps > 0 else 1 << 62)]
     problems += misplaced
-    job_faults, found = read_faults(fields, steps)
+    lasts = max(fields["regions"], 1), max(steps, 1)
+    script, same = fields["faults"], happened.settings(fields, lasts[1])
+    job_faults, found = scripts.read(script, *lasts, same)
     problems += found
     job = Job(
         fields, Path(workdir), steps, model, settled, data, method, inner, mesh, weights, job_faults

@@ -18,6 +18,7 @@ import numpy as np
 from experiments.shape import read_json
 from experiments.train.job import Job, make_engine, make_model
 from experiments.train.model import Described, build, ways
+from experiments.workdir import write_whole
 from lowcomm_jax.aot.programs import TooLargeError, compile_engine
 from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.models.protocol import abstract_params
@@ -53,9 +54,7 @@ class Way:
     def store(self, workdir: Path) -> None:
         """Keep the choice in the run's folder."""
         if self.chosen is not None:
-            beside = workdir / f"{STORED}.new"
-            beside.write_text(json.dumps(self.chosen, indent=1) + "\n", encoding="utf-8")
-            beside.replace(workdir / STORED)
+            write_whole(workdir / STORED, json.dumps(self.chosen, indent=1) + "\n")
 
 
 def fastest_way(job: Job, model: Described, exchange: RemoteExchange | None) -> Way:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from experiments.cli import RefusedError
 from experiments.metrics import MetricsLog, read_records
 from experiments.report.export_table import numbers
-from experiments.workdir import METRICS
+from experiments.workdir import METRICS, write_whole
 from lowcomm_jax.mesh.leader import leader
 
 if TYPE_CHECKING:
@@ -40,27 +40,29 @@ class Writer(Protocol):
         """Return once everything is written."""
 
 
-class AllLogs:
-    """The metrics file and all other writers; see `MetricsLog`."""
+class AllLogs(MetricsLog):
+    """The metrics file and all other writers."""
 
-    def __init__(self, file: MetricsLog, writers: Sequence[Writer]):
-        self._file, self._writers = file, writers
-        self.begun, self.newest, self.eval_set = file.begun, file.newest, file.eval_set
+    def __init__(self, path: Path, step: int):
+        super().__init__(path, step)
+        self.writers: list[Writer] = []
 
     def write(self, records: Iterable[Mapping[str, Any]]) -> None:
         records = list(records)
-        self._file.write(records)
+        super().write(records)
         for record in (r for r in records if r["kind"] in _SHOWN):
-            for writer in self._writers:
+            for writer in self.writers:
                 writer.write(record)
 
     def sync(self) -> None:
-        for syncs in (self._file, *self._writers):
-            syncs.sync()
+        super().sync()
+        for writer in self.writers:
+            writer.sync()
 
     def close(self) -> None:
-        for closes in (self._file, *self._writers):
-            closes.close()
+        super().close()
+        for writer in self.writers:
+            writer.close()
 
 
 class NoLog:
@@ -68,14 +70,10 @@ class NoLog:
 
     begun, newest, eval_set = True, None, None
 
-    def write(self, records: Iterable[Mapping[str, Any]]) -> None:
+    def write(self, records: Iterable[Mapping[str, Any]] = ()) -> None:
         """Do nothing."""
 
-    def sync(self) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
+    sync = close = write
 
 
 def open_log(job: Job, step: int) -> AllLogs | NoLog:
@@ -87,16 +85,16 @@ def open_log(job: Job, step: int) -> AllLogs | NoLog:
     """
     if not leader().leads:
         return NoLog()
-    file, settings, writers = MetricsLog(job.workdir / METRICS, step), job.config["log"], []
+    log, settings = AllLogs(job.workdir / METRICS, step), job.config["log"]
     if settings["tensorboard"]:
-        writers.append(_TensorBoard(job.workdir / TENSORBOARD, step, job.here))
+        log.writers.append(_TensorBoard(job.workdir / TENSORBOARD, step, job.here))
     if settings["wandb"]:
         kept = read_records(job.workdir / METRICS)
-        writers.append(_WeightsAndBiases(settings["wandb"], job, kept))
+        log.writers.append(_WeightsAndBiases(settings["wandb"], job, kept))
     if settings["prometheus"]:
         # Jobs of several regions may share a machine.
-        writers.append(_Prometheus(settings["prometheus"] + job.here[0], job.here))
-    return AllLogs(file, writers)
+        log.writers.append(_Prometheus(settings["prometheus"] + job.here[0], job.here))
+    return log
 
 
 def _scalars(record: Mapping[str, Any], here: Sequence[int]) -> dict[str, float]:
@@ -176,11 +174,9 @@ class _WeightsAndBiases:
 
 
 def _kept_id(file: Path) -> str:
-    """The id in a file, which is made where there is none; the file appears whole."""
+    """The id in a file, which is made where there is none."""
     if not file.is_file():
-        beside = file.with_suffix(".new")
-        beside.write_text(secrets.token_hex(8) + "\n", encoding="utf-8")
-        beside.replace(file)
+        write_whole(file, secrets.token_hex(8) + "\n")
     return file.read_text(encoding="utf-8").strip()
 
 

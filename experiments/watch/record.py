@@ -35,7 +35,8 @@ class RegionLog:
       travel: seconds of the newest exchange, from its payload being ready to the arrival of the
         last one; None where regions share a process.
       skipped: steps whose gradients were not finite.
-      left_out: payloads that were not counted.
+      link: share of what its way out carries; None without a virtual clock, or other regions.
+      waiting: share of the virtual time; None without a clock.
     """
 
     def __init__(self, number: int):
@@ -49,9 +50,15 @@ class RegionLog:
         self.stalest: int | None = None
         self.waited: float | None = None
         self.travel: float | None = None
-        self.skipped = self.left_out = 0
-        self.last_skipped = -1
+        self.skipped, self.last_skipped = 0, -1
+        self.link: float | None = None
+        self.waiting: float | None = None
         self._mark: tuple[float, int] | None = None  # seconds, bytes at the end of an interval
+
+    @property
+    def participation(self) -> float | None:
+        """Share of the exchanges that counted it; None before the first."""
+        return self.counted / self.exchanges if self.exchanges else None
 
     def interval(self, seconds: float) -> None:
         """A log interval has ended, so many seconds after the start of the run."""
@@ -193,7 +200,6 @@ class Log:
                 named = event["admitted"][region.number]
             took_part = bool(named) and not left_out[i]
             region.counted += took_part
-            region.left_out += bool(left_out[i])
             # At a pace of one's own, rounds without one are none that one has missed.
             region.missed = 0 if took_part or self.by_rounds else region.missed + 1
 

@@ -10,16 +10,16 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from experiments.progress import duration, rounded, size
-from experiments.watch.view import nothing_sent
+from experiments.progress import duration, known, rounded, size
+from experiments.watch.view import BOTH, LANDED, SENT, STEP, UNCOUNTED, UNDER_WAY, nothing_sent
 
-_MARKS = {
-    "step": ("·", "dim"),
-    "sent": (">", "green"),
-    "under way": ("=", "green"),
-    "landed": ("|", "bold"),
-    "both": ("#", "bold green"),
-    "uncounted": ("x", "red"),
+_LETTERS = {
+    STEP: ("·", "dim"),
+    SENT: (">", "green"),
+    UNDER_WAY: ("=", "green"),
+    LANDED: ("|", "bold"),
+    BOTH: ("#", "bold green"),
+    UNCOUNTED: ("x", "red"),
 }
 LEGEND = "> sent  = under way  | landed  # both  x not counted"
 
@@ -71,30 +71,24 @@ def regions(view: Mapping[str, Any]) -> Table:
     others = (Column(name.replace(" ", "\n"), justify="right", overflow="fold") for name in shown)
     out = Table(first, *others, box=box.SIMPLE_HEAD, padding=0)
     for i, row in enumerate(view["regions"]):
-        style = None if row["finite"] else "red"
-        out.add_row(str(row["region"]), *(cells[i] for cells in shown.values()), style=style)
+        style = None if row.finite else "red"
+        out.add_row(str(row.number), *(cells[i] for cells in shown.values()), style=style)
     return out
 
 
-def _known(value: Any, form) -> str:
-    return "-" if value is None else form(value)
-
-
 COLUMNS = {
-    "step": lambda r: f"{r['step']:,}",
-    "loss": lambda r: _known(r["loss"], "{:.4f}".format) if r["finite"] else "not finite",
-    "took part": lambda r: _known(r["participation"], "{:.0%}".format),
-    "stale- ness": lambda r: (
-        "-" if r["staleness"] is None else f"{r['staleness']} (<= {r['stalest']})"
-    ),
-    "sent": lambda r: size(r["sent"]),
-    "received": lambda r: size(r["received"]),
-    "sends now": lambda r: _known(r["rate"], lambda rate: f"{size(rate)}/s"),
-    "of its way out": lambda r: _known(r["link"], lambda share: f"{100 * share:.2g}%"),
-    "waits": lambda r: _known(r["waiting"], "{:.0%}".format),
-    "waited": lambda r: _known(r["waited"], "{:.1f} s".format),
-    "an exchange": lambda r: _known(r["travel"], lambda s: f"{1e3 * s:.0f} ms"),
-    "skipped": lambda r: f"{r['skipped']:,}" if r["skipped"] else "-",
+    "step": lambda r: f"{r.step:,}",
+    "loss": lambda r: known(r.loss, "{:.4f}".format) if r.finite else "not finite",
+    "took part": lambda r: known(r.participation, "{:.0%}".format),
+    "stale- ness": lambda r: known(r.staleness, lambda late: f"{late} (<= {r.stalest})"),
+    "sent": lambda r: size(r.sent),
+    "received": lambda r: size(r.received),
+    "sends now": lambda r: known(r.rate, lambda rate: f"{size(rate)}/s"),
+    "of its way out": lambda r: known(r.link, lambda share: f"{100 * share:.2g}%"),
+    "waits": lambda r: known(r.waiting, "{:.0%}".format),
+    "waited": lambda r: known(r.waited, "{:.1f} s".format),
+    "an exchange": lambda r: known(r.travel, lambda s: f"{1e3 * s:.0f} ms"),
+    "skipped": lambda r: f"{r.skipped:,}" if r.skipped else "-",
 }
 
 
@@ -104,37 +98,10 @@ def timeline(view: Mapping[str, Any]) -> list[Text]:
     if (nothing := nothing_sent(view)) is not None:
         return [Text(nothing, style="dim")]
     lines = [Text(f"steps {first:,} to {last:,}   {LEGEND}", style="dim")]
-    for row in view["regions"]:
-        line = Text(f"{row['region']:>4} ")
-        for mark in lane(view["timeline"], row["region"], row["step"]):
-            letter, style = _MARKS[mark]
+    for number, marks in sorted(view["timeline"]["lanes"].items()):
+        line = Text(f"{number:>4} ")
+        for mark in marks:
+            letter, style = _LETTERS[mark]
             line.append(letter, style=style)
         lines.append(line)
     return lines
-
-
-def lane(timeline: Mapping[str, Any], region: int, done: int) -> list[str]:
-    """What a region did in each of the steps shown, up to its newest."""
-    first = timeline["first"]
-    marks = ["step"] * max(0, min(done, timeline["last"]) - first + 1)
-
-    def put(step: int, mark: str) -> None:
-        place = step - first
-        if not 0 <= place < len(marks):
-            return
-        if {mark, marks[place]} == {"sent", "landed"}:
-            mark = "both"
-        order = list(_MARKS)
-        if order.index(mark) > order.index(marks[place]):
-            marks[place] = mark
-
-    for flight in timeline["flights"]:
-        if flight["region"] != region:
-            continue
-        end = flight["landed"] if flight["landed"] is not None else done + 1
-        for step in range(max(first, flight["sent"] + 1), end):
-            put(step, "under way")
-        put(flight["sent"], "sent" if flight["counted"] else "uncounted")
-        if flight["landed"] is not None:
-            put(flight["landed"], "landed")
-    return marks

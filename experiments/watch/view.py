@@ -10,13 +10,20 @@ from typing import Any
 from experiments.cli import RefusedError
 from experiments.metrics import checked
 from experiments.watch.alarms import alarms
-from experiments.watch.record import Follower, Log
+from experiments.watch.record import Follower, Log, RegionLog
 from experiments.workdir import METRICS
 from lowcomm_jax.network import Network, VirtualClock, replay
 
 SHOWN_STEPS = 60  # of the timeline
-_AS_RECORDED = ("step", "loss", "finite", "exchanges", "staleness", "stalest", "sent", "received")
-_AS_RECORDED += ("rate", "waited", "travel", "skipped")  # of a region
+# What a region did at a step, the weaker first: of two marks the stronger one is shown.
+MARKS = STEP, SENT, UNDER_WAY, LANDED, BOTH, UNCOUNTED = (
+    "step",
+    "sent",
+    "under way",
+    "landed",
+    "both",
+    "uncounted",
+)
 
 View = dict[str, Any]
 """Fields (losses in nats per token, bytes, seconds; None = not known):
@@ -27,12 +34,8 @@ View = dict[str, Any]
   `complete`, `age_s` (since the newest record), `jobs` (one job per region),
   `network` (its name; link use is then that of its clock).
 - `eval`: `step`, `done`, `loss` of the newest evaluation of the anchor.
-- `regions`: a dictionary each: `region`, `step`, `loss`, `finite`, `participation` (share),
-  `exchanges`, `staleness`, `stalest`, `sent`, `received`, `rate` (bytes a second of real time),
-  `link` (share of what its way out carries; None for a single region), `waiting` (share of the
-  virtual time), `waited`, `travel`, `skipped`.
-- `timeline`: `first`, `last` step, and `flights`: `region`, `fragment`, `sent`, `landed` (step;
-  None: under way), `counted`.
+- `regions`: a `RegionLog` each, by their numbers.
+- `timeline`: `first`, `last` step, and `lanes`: region -> one of `MARKS` for each of its steps.
 - `alarms`: sentences, the worst first.
 """
 
@@ -175,25 +178,17 @@ def _left(logs: Sequence[Log], steps: int) -> float | None:
     return max(left, default=0.0)
 
 
-def _regions(logs: Sequence[Log], clock: VirtualClock | None) -> list[dict[str, Any]]:
-    """One row for each region; `link` and `waiting` only where a virtual clock follows the run."""
-    report = None if clock is None or clock.now_R.max() <= 0 else clock.report()
-    rows = []
-    for region in sorted((r for log in logs for r in log.regions.values()), key=lambda r: r.number):
-        r = region.number
-        row = {
-            "region": r,
-            **{name: getattr(region, name) for name in _AS_RECORDED},
-            "participation": region.counted / region.exchanges if region.exchanges else None,
-            "link": None,
-            "waiting": None,
-        }
-        if report is not None:
+def _regions(logs: Sequence[Log], clock: VirtualClock | None) -> list[RegionLog]:
+    """All regions; `link` and `waiting` follow the virtual clock, where there is one."""
+    found = sorted((r for log in logs for r in log.regions.values()), key=lambda r: r.number)
+    if clock is not None and clock.now_R.max() > 0:
+        report = clock.report()
+        for region in found:
+            r = region.number
             if way_out := _way_out(clock.network, r):
-                row["link"] = float(report.mean_gbps_R[r]) / way_out
-            row["waiting"] = float(report.exposed_R[r]) / report.wall_s
-        rows.append(row)
-    return rows
+                region.link = float(report.mean_gbps_R[r]) / way_out
+            region.waiting = float(report.exposed_R[r]) / report.wall_s
+    return found
 
 
 def _way_out(network: Network, region: int) -> float:
@@ -203,54 +198,57 @@ def _way_out(network: Network, region: int) -> float:
 
 
 def _timeline(logs: Sequence[Log], step: int) -> dict[str, Any]:
-    """Every payload of the last steps: sent, and landed or still under way."""
+    """What every region did in the last steps."""
     first = max(1, step - SHOWN_STEPS + 1)
-    flights: dict[tuple[int, str], dict[str, Any]] = {}
-    for log in logs:
-        numbers = list(log.regions)
-        open_ended = log.step if log.complete else None  # the end lands what is under way
-        for row in log.recent:
-            for event in row["events"]:
-                if event["kind"] in ("send", "land") and event["fragment"] >= 0 and event["key"]:
-                    _note(flights, event, numbers, row["step"], open_ended)
-    shown = [f for f in flights.values() if f["landed"] is None or f["landed"] >= first]
-    return {"first": first, "last": step, "flights": shown}
+    lanes = {number: _lane(log, i, first) for log in logs for i, number in enumerate(log.regions)}
+    return {"first": first, "last": step, "lanes": lanes}
+
+
+def _lane(log: Log, i: int, first: int) -> list[str]:
+    """Marks of the i-th region of a log in each of its steps from `first` on."""
+    marks = [STEP] * max(0, log.step - first + 1)
+
+    def put(step: int, mark: str) -> None:
+        if first <= step <= log.step:
+            there = marks[step - first]
+            mark = BOTH if {mark, there} == {SENT, LANDED} else mark
+            marks[step - first] = max(mark, there, key=MARKS.index)
+
+    number, flights = list(log.regions)[i], {}  # key -> (step of the send, not left out)
+
+    def show(key: str, landed: int | None, counted: bool = True) -> None:
+        sent, kept = flights.pop(key)
+        for step in range(max(first, sent + 1), log.step + 1 if landed is None else landed):
+            put(step, UNDER_WAY)
+        put(sent, SENT if kept and counted else UNCOUNTED)
+        if landed is not None:
+            put(landed, LANDED)
+
+    for row in log.recent:
+        for event in row["events"]:
+            if event["kind"] not in ("send", "land") or event["fragment"] < 0:
+                continue
+            if (key := event["key"]) is None:
+                continue  # of a landing of which nothing was due
+            if event["kind"] == "send" and event["participants"][i]:
+                flights[key] = row["step"], not (event.get("left_out") or {i: False})[i]
+            elif event["kind"] == "land" and key in flights and event["staleness"][i] >= 0:
+                # At a pace of one's own a round lands everywhere, and counts who was admitted.
+                admitted = event.get("admitted")
+                counted = event["participants"][i] if admitted is None else admitted[number]
+                show(key, row["step"], bool(counted))
+    for key in list(flights):
+        show(key, log.step if log.complete else None)  # the end lands what is under way
+    return marks
 
 
 def nothing_sent(view: View) -> str | None:
     """Why the timeline of a view is empty, in words; None where it is not."""
     shown = view["timeline"]
-    if shown["flights"]:
+    if any({*marks} - {STEP} for marks in shown["lanes"].values()):
         return None
-    if not any(row["sent"] for row in view["regions"]):
+    if not any(region.sent for region in view["regions"]):
         return "nothing has been sent yet"
-    if view["complete"] and not any(row["exchanges"] for row in view["regions"]):
+    if view["complete"] and not any(region.exchanges for region in view["regions"]):
         return "nothing was sent but the last synchronisation, which belongs to no step"
     return f"no payload was sent in steps {shown['first']:,} to {shown['last']:,}"
-
-
-def _note(
-    flights: dict,
-    event: Mapping[str, Any],
-    numbers: Sequence[int],
-    step: int,
-    open_ended: int | None,
-) -> None:
-    for i, number in enumerate(numbers):
-        name = number, event["key"]
-        if event["kind"] == "send":
-            if not event["participants"][i]:
-                continue  # it sends nothing, and nothing of its own will land
-            flights[name] = {
-                "region": number,
-                "fragment": event["fragment"],
-                "sent": step,
-                "landed": open_ended,
-                "counted": not (event.get("left_out") or [0] * len(numbers))[i],
-            }
-        elif name in flights and event["staleness"][i] >= 0:
-            flights[name]["landed"] = step
-            # At a pace of one's own a round lands everywhere, and counts who was admitted to it.
-            admitted = event.get("admitted")
-            counted = event["participants"][i] if admitted is None else admitted[number]
-            flights[name]["counted"] &= bool(counted)

@@ -16,7 +16,7 @@ from experiments.__main__ import main
 from experiments.cli import load_config
 from experiments.metrics import MetricsLog
 from experiments.train import disk
-from experiments.train.disk import EXIT_NOT_SAVED, NotSavedError, is_full
+from experiments.train.disk import NotSavedError, is_full
 from experiments.train.main import missing
 
 CONFIGS = {
@@ -180,12 +180,24 @@ STEP = {
     "events": [],
 }
 DAMAGED = {  # what is left out of a record, or put into it
-    "no loss": (lambda run, step: step.pop("loss"), "record 2: step lacks loss"),
-    "of text": (lambda run, step: step.update(tokens="x"), "step tokens is no finite number"),
-    "one region": (lambda run, step: step.update(loss=[1.0]), "step has no loss of 2 regions"),
-    "an event": (lambda run, step: step["events"].append({}), "step events entry 0 lacks kind"),
-    "no data": (lambda run, step: run.pop("data"), "record 1: header lacks data"),
-    "no tokens": (lambda run, step: run.pop("tokens_per_step"), "header lacks tokens_per_step"),
+    "no loss": (
+        lambda run, step: step.pop("loss"),
+        "2: step: Object missing required field `loss`",
+    ),
+    "of text": (
+        lambda run, step: step.update(tokens="x"),
+        "step: Expected `float`, got `str` - at",
+    ),
+    "one region": (lambda run, step: step.update(loss=[1.0]), "step: no loss of 2 regions"),
+    "an event": (lambda run, step: step["events"].append({}), "field `kind` - at `$.events[0]`"),
+    "no data": (
+        lambda run, step: run.pop("data"),
+        "1: header: Object missing required field `data`",
+    ),
+    "no tokens": (
+        lambda run, step: run.pop("tokens_per_step"),
+        "header: Object missing required field `tokens_",
+    ),
 }
 
 
@@ -225,10 +237,13 @@ PLANS = {
     "cut": (b'{"answer": {"rows": {"dil', "no JSON"),
     "binary": (b"\xff\xfe\x00", "no text in UTF-8"),
     "nested": (b"[" * 100_000, "nested too deeply"),
-    "no plan": (b"[]", "no plan (is no section)"),
-    "no rows": (b'{"answer": {"rows": {}}}', "no plan (lacks rows)"),
-    "odd rows": (b'{"rows": [1]}', "no plan (rows entry 0 is no section)"),
-    "no method": (b'{"rows": [{}]}', "no plan (rows entry 0 lacks method)"),
+    "no plan": (b"[]", "no plan (Expected `object`, got `array`)"),
+    "no rows": (b'{"answer": {"rows": {}}}', "no plan (Object missing required field `rows`)"),
+    "odd rows": (b'{"rows": [1]}', "no plan (Expected `object`, got `int` - at `$.rows[0]`)"),
+    "no method": (
+        b'{"rows": [{}]}',
+        "no plan (Object missing required field `method` - at `$.rows[0]`)",
+    ),
 }
 
 
@@ -303,7 +318,7 @@ def test_a_checkpoint_for_which_there_is_no_room(tiny, tmp_path, monkeypatch, ca
     command = ["train", "--config=diloco", *given, "--quiet"]
     usage = disk.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(disk.shutil, "disk_usage", lambda _: usage._replace(free=1000))
-    assert main(command) == EXIT_NOT_SAVED
+    assert main(command) == NotSavedError.code
     said = capfd.readouterr().err
     assert said.startswith(f"train: {tmp_path}/run[/x]: a checkpoint needs ")
     assert "1 kB are free; none is there yet. Make room" in said and said.count("\n") == 1
@@ -366,7 +381,7 @@ def test_a_folder_that_takes_no_files_any_more(tiny, root, monkeypatch, capfd):
 
     jax.devices()  # whose plug-ins may print when they are looked for
     monkeypatch.setattr(os, "mkdir", refuses)
-    assert main(command) == EXIT_NOT_SAVED
+    assert main(command) == NotSavedError.code
     assert time.monotonic() - begins[0] < 5
     said = capfd.readouterr().err
     assert said == (

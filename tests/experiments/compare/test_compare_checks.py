@@ -106,7 +106,7 @@ def test_runs_are_whole_configs_by_seed_then_variant(tmp_path):
     assert b["method"]["taylor"] == {"mode": "norm", "strength": 0.2}
     assert b["method"]["period"] == 30 and b["model"]["width"] == a["model"]["width"] == 16
     assert (a["inner"]["b2"], b["inner"]["b2"]) == (0.97, 0.95)
-    assert found.panels[0].variants == ("a", "b") and found.panels[0].baseline == "b"
+    assert found.panels[0]["variants"] == ("a", "b") and found.panels[0]["baseline"] == "b"
 
 
 def test_sections_merge_unless_they_name_another_rule():
@@ -145,7 +145,7 @@ def test_the_studies_pass_their_checks(name, size, tmp_path):
         config.sizes[size].common.data = {"corpus": "python"}
         config.sizes[size].common.mesh = {"region": 1, "fsdp": 1}
     found = plan(config, tmp_path)
-    used = {v for p in found.panels for v in p.variants}
+    used = {v for p in found.panels for v in p["variants"]}
     assert used == set(found.variants)
     # All of one comparison in one piece, whatever stages a method's own config has.
     assert {run.fields["mesh"]["stage"] for run in found.runs} == {1}

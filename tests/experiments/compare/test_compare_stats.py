@@ -63,11 +63,11 @@ def test_pairs_need_both_seeds():
 def test_one_seed_has_its_interval_over_documents(seeds, expected):
     """With several seeds the interval is over seeds, and that of one run says nothing of it."""
     row = {"compression": 4.0, "staleness": 2, "document_interval": 0.3, "exchanges": 5}
-    row |= {"skipped": 3, "networks": {}}
+    row |= {"skipped": 3, "networks": {}, "loss": 2.0, "tokens": 9, "bytes_sent": 1.0}
     rows = [row, {**row, "staleness": 7, "compression": 6.0}]
     found = mean_costs(rows[:seeds], seeds)
     assert found["document_interval"] == expected
     assert found["staleness"] == (2 if seeds == 1 else 7)
     assert found["compression"] == (4.0 if seeds == 1 else 5.0)
-    assert found["skipped"] == 3 * seeds
+    assert found["skipped"] == 3 * seeds and found["loss"]["mean"] == 2.0
     assert mean_costs(rows[:1], 2)["document_interval"] is None  # the other seed is still to come

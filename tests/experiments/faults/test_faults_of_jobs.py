@@ -215,7 +215,7 @@ FAULTS, STEPS, R = 40, 1600, 4
 def test_forty_faults_over_four_regions(config, tiny, root):
     """Their anchors are those of one process, and as good as without faults.
 
-    More faults at once: `python -m experiments faults --count=200`.
+    More faults at once: `python tests/campaigns.py`.
     """
     name, how = f"many-{config}", {"config": config}
     script = at_random(1, FAULTS, R, STEPS)

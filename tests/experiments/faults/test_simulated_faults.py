@@ -4,9 +4,9 @@ import numpy as np
 import yaml
 
 from experiments.__main__ import main
-from experiments.faults.fault import Fault
+from experiments.faults.fault import Fault, Moment
 from experiments.faults.happened import Happened, Rejoin, Settings, parsed
-from experiments.faults.simulated import Moment, ScriptedAbsences
+from experiments.faults.simulated import Absences
 from experiments.runlog import read_run
 
 STEPS = 24
@@ -116,10 +116,11 @@ def test_what_cannot_be_replayed_is_refused(tiny, root, capsys):
     shown = refused(tiny, root, capsys, other)
     for differs in ("regions=4", "steps=9", "method=noloco", "period=12", "seed=1"):
         assert f"is of a run with {differs}: this one has" in shown
-    assert "all of ['regions'" in refused(tiny, root, capsys, "regions: 3")
-    broken = head.replace("left_out: {}", "left_out: {6: [0, 3]}") + "[{step: 1}]"
-    shown = refused(tiny, root, capsys, broken)
-    assert "left_out must be a table" in shown and "rejoined must be a list" in shown
+    assert "missing required field `steps`" in refused(tiny, root, capsys, "regions: 3")
+    strange = head.replace("left_out: {}", "left_out: {6: [0, 3]}") + "[]"
+    assert "names regions [3] of 3" in refused(tiny, root, capsys, strange)
+    shown = refused(tiny, root, capsys, head + "[{step: 1}]")
+    assert "missing required field `region` - at `$.rejoined[0]`" in shown
     noloco = ["--config=noloco", "--config.method.period=6"]
     gossip = head.replace("diloco", "noloco")
     assert "anchor of another" in refused(tiny, root, capsys, gossip + came, *noloco)
@@ -134,7 +135,7 @@ def test_what_cannot_be_replayed_is_refused(tiny, root, capsys):
 def test_a_full_disk_ends_a_job_as_a_kill_does():
     """The region comes back from the anchor; where it was stopped it comes back as it was."""
     faults = [Fault(4, "full_disk", 1, steps=5), Fault(6, "stop", 2, steps=2)]
-    absent = ScriptedAbsences(faults, 3)
+    absent = Absences(faults, 3)
     assert absent.next_return(0) == 9 and absent.next_return(9) == np.inf
     comes = [absent.returning(Moment(t - 1, None), Moment(t, None)) for t in (8, 9)]
     assert [one.tolist() for one in comes] == [[False] * 3, [False, True, False]]

@@ -343,7 +343,7 @@ def test_a_run_of_another_config_is_refused(planned, capsys):
         against(dataclasses.replace(short, steps=short.steps[:3]), result)
     assert "a period is 4" in str(error.value)
     (folder / "other.json").write_text(json.dumps({"rows": []}))
-    for name, words in (("none.json", "No such file"), ("other.json", "no plan (lacks answer)")):
+    for name, words in (("none.json", "No such file"), ("other.json", "required field `answer`")):
         assert command(["report", str(folder), f"--against={folder / name}"]) == 2
         assert words in capsys.readouterr().err
 

@@ -218,6 +218,13 @@ def test_optional_fields_are_switched_off_with_none():
     assert not problems and config.inner.clip_norm is None and config.model.width is None
 
 
+def test_text_is_read_as_the_type_that_the_field_has_in_its_dataclass():
+    given = [("model.unroll", "False"), ("data.limit", "7"), ("data.cache_dir", "here")]
+    config, problems = load_config("diloco", given)
+    assert not problems and config.model.unroll is False
+    assert (config.data.limit, config.data.cache_dir) == (7, "here")
+
+
 def test_the_inner_section_is_the_optimizers_config():
     assert InnerConfig(**plain(base("ddp"))["inner"]).learning_rate == 2e-3
 

@@ -5,7 +5,7 @@ import pytest
 
 from experiments.__main__ import main
 from experiments.metrics import read_records
-from experiments.train.main import EXIT_STUCK
+from experiments.train.loop import StuckError
 from experiments.train.records import StepRecords
 from lowcomm_jax.optimizers import InnerConfig
 
@@ -20,7 +20,7 @@ def start(tiny, root, *more):
 def test_a_rate_that_breaks_everything(tiny, tmp_path, capsys):
     """A round's first step is finite, leads nowhere, and all go back to the anchor."""
     broken = ["--config.inner.learning_rate=1e30", "--config.steps=400"]
-    assert start(tiny, tmp_path, *broken, "--config.inner.warmup_steps=0") == EXIT_STUCK == 3
+    assert start(tiny, tmp_path, *broken, "--config.inner.warmup_steps=0") == StuckError.code == 3
     shown = capsys.readouterr()
     assert "no region has learnt anything since step" in shown.err
     assert "Lower inner.learning_rate" in shown.err

@@ -16,7 +16,7 @@ from experiments.__main__ import main as command
 from experiments.cli import RefusedError
 from experiments.metrics import MetricsLog
 from experiments.watch.page import Server
-from experiments.watch.terminal import lane, screen
+from experiments.watch.terminal import screen
 from experiments.watch.view import Watch
 
 PERIOD, LATE = 5, 2
@@ -123,15 +123,13 @@ def test_the_numbers_of_one_process(run):
     assert view["eval"] == {"step": 20, "done": 20, "loss": 3.25}
     assert view["left_s"] == pytest.approx(20 / 2)  # two steps a second
     for r, row in enumerate(view["regions"]):
-        assert row["loss"] == pytest.approx(3.5 + r / 10)
-        assert (row["participation"], row["exchanges"]) == (1.0, 4)
-        assert (row["staleness"], row["stalest"]) == (LATE, LATE)
-        assert row["sent"] == row["received"] == 4000
-        assert row["rate"] == pytest.approx(2000 / 5)  # two sends in the five seconds of ten steps
-    flights = [(f["sent"], f["landed"]) for f in view["timeline"]["flights"] if f["region"] == 1]
-    assert flights == [(5, 7), (10, 12), (15, 17), (20, None)]
-    marks = lane(view["timeline"], 1, 20)
-    assert marks[4:7] == ["sent", "under way", "landed"] and marks[-1] == "sent"
+        assert row.loss == pytest.approx(3.5 + r / 10)
+        assert (row.participation, row.exchanges) == (1.0, 4)
+        assert (row.staleness, row.stalest) == (LATE, LATE)
+        assert row.sent == row.received == 4000
+        assert row.rate == pytest.approx(2000 / 5)  # two sends in the five seconds of ten steps
+    marks = view["timeline"]["lanes"][1]
+    assert marks == [*["step"] * 4, *["sent", "under way", "landed", "step", "step"] * 3, "sent"]
     assert view["alarms"] == []
     text = shown(view)
     for part in ("step 20 of 40, about 10 s left", "no alarms", "2 (<= 2)", "400 B/s", ">=|"):
@@ -162,7 +160,7 @@ def test_a_region_that_takes_no_part_has_nothing_under_way(tmp_path):
     text = shown(view)
     lanes = [line[5:] for line in text.splitlines() if line.startswith(("   0 ", "   1 "))]
     assert lanes == ["···········#··", "···#···#···#··"], text
-    assert view["regions"][0]["participation"] == pytest.approx(1 / 3)
+    assert view["regions"][0].participation == pytest.approx(1 / 3)
 
 
 def test_an_empty_timeline_says_why(tmp_path):
@@ -175,7 +173,7 @@ def test_an_empty_timeline_says_why(tmp_path):
     log(tmp_path / "end", [*records, end | {"bytes_sent": [17] * 3, "bytes_received": [17] * 3}])
     view = Watch(tmp_path / "end").look()
     text = shown(view)
-    assert "nothing has been sent" not in text and view["regions"][0]["sent"] == 17
+    assert "nothing has been sent" not in text and view["regions"][0].sent == 17
     assert "nothing was sent but the last synchronisation" in text
     log(tmp_path / "long", [header(range(3), 3), *steps(range(3), 1, 12)])
     late = steps(range(3), 13, 90)
@@ -195,15 +193,15 @@ def test_only_what_is_new_is_read(run, monkeypatch):
         assert watch.look()["step"] == 21  # half a line waits
         file.write(text[-9:])
     view = watch.look()
-    assert view["step"] == 22 and view["regions"][0]["exchanges"] == 4
-    assert view["timeline"]["flights"][-1]["landed"] == 22
+    assert view["step"] == 22 and view["regions"][0].exchanges == 4
+    assert view["timeline"]["lanes"][2][-3:] == ["sent", "under way", "landed"]
     log(run, [{"kind": "resume", "step": 10}, *steps(range(3), 11, 12)], step=10)
     view = watch.look()  # the file was replaced: everything is read again
-    assert view["step"] == 12 and view["regions"][0]["exchanges"] == 2
+    assert view["step"] == 12 and view["regions"][0].exchanges == 2
     end = {"kind": "end", "step": 12, "tokens": 9, "bytes_sent": [7] * 3, "bytes_received": [8] * 3}
     log(run, [end], step=12)
     view = watch.look()
-    assert view["complete"] and view["regions"][2]["sent"] == 7 and view["alarms"] == []
+    assert view["complete"] and view["regions"][2].sent == 7 and view["alarms"] == []
 
 
 def test_the_loss_is_that_of_the_newest_set(run):
@@ -217,11 +215,11 @@ def test_the_loss_is_that_of_the_newest_set(run):
 def test_separate_jobs_are_one_run(tmp_path):
     watch = Watch(jobs(tmp_path))
     view = watch.look()
-    assert view["jobs"] and [row["region"] for row in view["regions"]] == [0, 1]
+    assert view["jobs"] and [row.number for row in view["regions"]] == [0, 1]
     assert view["tokens"] == 400 and view["alarms"] == []
     row = view["regions"][1]
-    assert row["travel"] == 0.25 and row["waited"] == pytest.approx(3 * 0.5)
-    assert (row["participation"], row["exchanges"]) == (1.0, 3)  # landings: the commit says who
+    assert row.travel == 0.25 and row.waited == pytest.approx(3 * 0.5)
+    assert (row.participation, row.exchanges) == (1.0, 3)  # landings: the commit says who
     log(
         tmp_path / "region1",
         [{"kind": "end", "step": 20, "tokens": 9, "bytes_sent": [1], "bytes_received": [1]}],
@@ -274,9 +272,10 @@ def test_a_payload_that_the_guard_left_out_does_not_count(tmp_path):
         return records
 
     view = Watch(jobs(tmp_path, changes=spoilt)).look()
-    assert [row["participation"] for row in view["regions"]] == [1.0, 0.0]
-    lost = [f["counted"] for f in view["timeline"]["flights"] if f["region"] == 1]
-    assert lost and not any(lost)
+    assert [row.participation for row in view["regions"]] == [1.0, 0.0]
+    lanes = view["timeline"]["lanes"]
+    assert (lanes[0].count("sent"), lanes[0].count("uncounted")) == (4, 0)
+    assert (lanes[1].count("sent"), lanes[1].count("uncounted")) == (0, 4)
 
 
 def without_loss(records):
@@ -346,11 +345,14 @@ def test_regions_at_a_pace_of_their_own_are_compared_round_by_round(tmp_path, pa
     view = Watch(tmp_path / "run").look()
     words = "anchors apart: regions 0 and 1 landed payload of round 1 with means of other length"
     assert [line.startswith(words) for line in view["alarms"]] == [True] * parted
-    shares = [row["participation"] for row in view["regions"]]
+    shares = [row.participation for row in view["regions"]]
     assert shares == [2 / 3, 2 / 3], "of two rounds and the last synchronisation"
-    flights = view["timeline"]["flights"]
-    counted = [[f["counted"] for f in flights if f["region"] == here] for here in (0, 1)]
-    assert counted == [[True, False, True, True]] * 2, "a round of its own, one of the other"
+    sent = [
+        [marks[step - 1] for step in (5, 10, 15, 20)]
+        for marks in view["timeline"]["lanes"].values()
+    ]
+    wanted = ["sent", "uncounted", "sent", "sent"]
+    assert sent == [wanted, wanted], "a round of its own, one of the other"
 
 
 def test_a_run_that_has_just_begun_is_no_alarm(tmp_path):
@@ -363,8 +365,8 @@ def test_no_number_is_cut_off_in_a_narrow_terminal(run):
 
     view = Watch(run, uniform(3, 1.0, delay_s=0.001, compute_s=0.1)).look()
     for row in view["regions"]:
-        row |= {"step": 123_456, "loss": 12.3456, "sent": 4.05e12, "received": 4.05e12}
-        row |= {"rate": 3.37e5, "link": 1.1e-5, "staleness": 5, "stalest": 5}
+        row.step, row.loss, row.sent, row.received = 123_456, 12.3456, 4.05e12, 4.05e12
+        row.rate, row.link, row.staleness, row.stalest = 3.37e5, 1.1e-5, 5, 5
     lines = shown(view, width=80)
     assert "\u2026" not in lines
     for cell in ("region", "123,456", "12.3456", "5 (<= 5)", "4.05 TB", "337 kB/s", "0.0011%"):
@@ -389,8 +391,8 @@ def test_the_virtual_clock_gives_link_use(run):
     view = Watch(run, network).look()
     for row in view["regions"]:
         sent = 4 * 1000 * 2 * 2 / 3
-        assert row["link"] == pytest.approx(sent * 8 / 1e9 / (20 * 0.1) / 2, rel=0.02)
-        assert row["waiting"] == pytest.approx(0.0, abs=0.01)
+        assert row.link == pytest.approx(sent * 8 / 1e9 / (20 * 0.1) / 2, rel=0.02)
+        assert row.waiting == pytest.approx(0.0, abs=0.01)
     with pytest.raises(RefusedError, match="watch"):
         Watch(run, uniform(2, 1.0)).look()
 
@@ -401,7 +403,7 @@ def test_a_single_region_has_no_way_out(tmp_path):
     log(tmp_path / "run", [header([0], 1), *steps([0], 1, 10)])
     network = parse({"regions": 1, "bandwidth_gbps": 1.0, "delay_ms": 1.0, "compute_s": 0.1})
     view = Watch(tmp_path / "run", network).look()
-    assert view["regions"][0]["link"] is None and view["regions"][0]["waiting"] == 0.0
+    assert view["regions"][0].link is None and view["regions"][0].waiting == 0.0
 
 
 def test_the_command(run, capsys, tmp_path):
