@@ -253,12 +253,21 @@ def test_absurd_values_are_one_line_at_once(overrides, line, tmp_path):
     assert time.monotonic() - began < 2 and not (tmp_path / "run").exists()
 
 
-def test_a_processor_is_not_cut_into_absurdly_many_devices(monkeypatch):
+@pytest.mark.parametrize(
+    ("mesh", "flags", "cut"),
+    [
+        ({"region": 2, "stage": 2, "fsdp": 0}, "", [4]),
+        ({"region": 2, "stage": 2, "fsdp": 0}, f"{devices.FLAG}=3", []),  # it is settled
+        ({"region": 0, "stage": 1, "fsdp": 0}, "", []),
+        ({"region": 2, "fsdp": 10**7}, "", []),  # absurdly many
+    ],
+)
+def test_into_how_many_devices_a_processor_is_cut(mesh, flags, cut, monkeypatch):
     asked = []
-    monkeypatch.delenv("XLA_FLAGS", raising=False)
-    monkeypatch.setattr(jax.config, "update", lambda *given: asked.append(given))
-    devices.provide({"region": 2, "fsdp": 10**7}, 1)
-    assert not asked
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    monkeypatch.setattr(jax.config, "update", lambda name, count: asked.append(count))
+    devices.provide(mesh, 1)
+    assert asked == cut
 
 
 def test_lines_have_the_names_and_values_of_the_config(tmp_path):
