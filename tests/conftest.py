@@ -1,6 +1,7 @@
 """Strict JAX settings for every test, eight virtual CPU devices, programs compiled once."""
 
 import atexit
+import contextlib
 import gc
 import os
 import shutil
@@ -58,6 +59,20 @@ def pytest_configure(config):
         # XLA's CPU backend has a thread a device, and needs more where a device waits in several
         # collectives: slow tests of 1F1B with shards inside a stage would wait for ever.
         os.environ.setdefault("NPROC", "16")
+
+
+# Rooms whose tests run what users run: losses and Optax optimizers, which promote dtypes.
+USERS = {"adloco", "channels", "checkpoint", "engine", "experiments", "learning", "mesh"}
+USERS |= {"optimizers", "params", "state", "sync", "train"}
+
+
+@pytest.fixture(autouse=True)
+def promotion(request):
+    """Of dtypes: users' in their rooms, but in plans, and strict in all others."""
+    room, *within = request.path.relative_to(os.path.dirname(__file__)).parts
+    promotes = room in USERS and within[0] != "plan"
+    with jax.numpy_dtype_promotion("standard") if promotes else contextlib.nullcontext():
+        yield
 
 
 def pytest_collection_finish(session):

@@ -104,16 +104,3 @@ def test_a_mean_over_senders_is_none_over_all_regions(codec):
         engine_of(lc.methods.diloco(PERIOD, optax.chain(integrate()), codec=ef21(codec)))
     over_all = ef21(make("dct_topk", mean="regions"))
     engine_of(lc.methods.diloco(PERIOD, optax.chain(integrate()), codec=over_all))
-
-
-@pytest.mark.parametrize("weights", ["tokens", [1.0, 2.0, 1.0]])
-def test_a_running_mean_of_unequal_regions_is_refused(weights):
-    method = lc.methods.diloco(PERIOD, optax.chain(integrate()), codec=ef21(make("topk")))
-    with pytest.raises(ValueError, match="use weights='equal'"):
-        engine_of(method, weights=weights)
-
-
-def test_gossip_has_no_mean_over_all_regions():
-    method = lc.methods.noloco(PERIOD, codec=ef21(make("topk")))
-    with pytest.raises(ValueError, match="sends changes of a mean over all regions"):
-        lc.Engine(loss_fn, optax.sgd(LR), method, 4, mesh=lc.make_mesh(devices=jax.devices()[:1]))

@@ -170,6 +170,11 @@ MET = [
     (like(m.sparta(), roles=SHARES), {}, "need a main exchange"),
     (like(m.adloco(4), roles=SHARES), {}, "need a fixed batch and one trainer"),
     (like(m.noloco(4), anchors="shared"), {}, "gossip needs anchors='per_region'"),
+    (
+        like(m.noloco(4), schedule=m.delayed_diloco(4).schedule),
+        {},
+        "gossip needs a schedule that lands first",
+    ),
     (m.noloco(4, group_size=9), {}, "group_size=9: groups of 2 to 3"),
     (m.noloco(4, 4), {"regions": 512, "mesh": 8}, "use a mesh of one region slot"),
     (plain(schedule=Never(), outer=None), {}, "nothing is exchanged; add one"),

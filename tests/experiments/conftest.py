@@ -4,7 +4,6 @@ import os
 import re
 import types
 
-import jax
 import numpy as np
 import pytest
 
@@ -75,10 +74,3 @@ def one_device(monkeypatch):
     """For processes that are started: the suite cuts the processor into eight devices."""
     flags = re.sub(r"--xla_force_host_platform_device_count=\d+", "", os.environ["XLA_FLAGS"])
     monkeypatch.setenv("XLA_FLAGS", flags)
-
-
-@pytest.fixture(autouse=True)
-def standard_promotion():
-    """Training runs what users run: Optax promotes dtypes."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield

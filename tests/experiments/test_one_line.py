@@ -9,6 +9,7 @@ import sys
 import time
 
 import jax
+import made_runs
 import numpy as np
 import pytest
 
@@ -153,32 +154,8 @@ def test_a_report_on_damaged_metrics(what, tmp_path, capfd):
     assert f"{tmp_path}/metrics.jsonl" in said and reason in said
 
 
-RUN = {
-    "kind": "header",
-    "method": "diloco",
-    "config": {"method": {"name": "diloco"}},
-    "data": {"corpus": "texts"},
-    "steps": 4,
-    "regions": 2,
-    "here": [0, 1],
-    "params": 100,
-    "tokens_per_step": 10,
-    "allreduce_bytes_per_step": 8,
-    "consensus": None,
-}
-STEP = {
-    "kind": "step",
-    "step": 1,
-    "tokens": 10,
-    "seconds": 1.0,
-    "tokens_per_second": 10.0,
-    "participation": None,
-    "loss": [1.0, 2.0],
-    "loss_mean": 1.5,
-    "bytes_sent": [0, 0],
-    "bytes_received": [0, 0],
-    "events": [],
-}
+RUN = made_runs.header(2, config={"method": {"name": "diloco"}})
+STEP = made_runs.step(1, 2, loss=[1.0, 2.0], loss_mean=1.5)
 DAMAGED = {  # what is left out of a record, or put into it
     "no loss": (
         lambda run, step: step.pop("loss"),

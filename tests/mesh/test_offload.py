@@ -72,16 +72,3 @@ def test_it_survives_a_checkpoint(tmp_path):
         np.testing.assert_array_equal(a, b)
         if isinstance(b, jax.Array):
             assert a.sharding.memory_kind == b.sharding.memory_kind
-
-
-@pytest.mark.parametrize(
-    "method,why",
-    [
-        (lc.methods.ddp(), "ddp needs its anchor at every step"),
-        (lc.methods.halos(4, (1.0,) * R, ((0, 1), (2, 3))), "the servers of halos stay on"),
-    ],
-    ids=["ddp", "halos"],
-)
-def test_what_cannot_be_offloaded_is_refused(method, why):
-    with pytest.raises(ValueError, match=f"offload: {why}"):
-        train(method, True)

@@ -1,7 +1,5 @@
 """Asynchronous methods between jobs: real arrivals, one record each; against NumPy and the mesh."""
 
-import dataclasses
-
 import jax
 import numpy as np
 import oracle
@@ -13,7 +11,6 @@ from regions.learners import TIMING, ByHand, Learner, finish, look, records, run
 from regions.together import engine
 
 import lowcomm_jax as lc
-from lowcomm_jax import exchange
 from lowcomm_jax.jobs.peer_copy import given_to_peers, start_from_peer
 
 ARRIVALS = 11
@@ -314,20 +311,6 @@ def test_who_sits_out_keeps_its_steps(learners):
         (10, "send"),
     ]
     assert len(jobs) == 1 and one.step_number == 10
-
-
-def test_settings_that_cannot_be_between_jobs_are_listed(store_party):
-    own = store_party.region(0, 2)
-    halos = lc.methods.halos(4, (1.0, 1.0), [[0], [1]])
-    with pytest.raises(ValueError, match="local servers of halos are simulated only"):
-        engine(halos, 2, own)
-    with pytest.raises(ValueError, match=r"use exchange\.store"):
-        engine(nesterov((1.0, 1.0)), 2, exchange.peers(store_party.url, 0, 2, "other"))
-    with pytest.raises(ValueError, match="no majority; use heal='stop'"):
-        engine(nesterov((1.0, 1.0)), 2, store_party.region(0, 2, heal="majority"))
-    received = dataclasses.replace(lc.methods.diloco(4), base="received")
-    with pytest.raises(ValueError, match="in the order of their arrival alone"):
-        engine(received, 2, own)
 
 
 def test_arrivals_are_counted_by_the_declared_speeds():

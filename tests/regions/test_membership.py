@@ -1,6 +1,5 @@
 """Regions that die, leave, come back or are replaced, and a store that goes away."""
 
-import dataclasses
 import shutil
 import threading
 import time
@@ -180,26 +179,6 @@ def test_equal_payloads_of_two_beginnings_are_not_one(party):
         names.append(x._context.commit_log.committed(f"{number + 1}/k").admitted[0].payload.digest)
         vanish(x)
     assert names[0] != names[1]
-
-
-def test_a_region_that_fell_behind_is_waited_for_again_though_it_is_no_faster(party):
-    timing = dataclasses.replace(TIMING, deadline_s=0.6)
-    regions, late = party.run(2, timing=timing, keep=16), 5
-
-    def train(x):
-        """Whether region 1 counted in each round, until it did ten times in a row afterwards."""
-        counted = []
-        while not all([len(counted) > late + 10, *counted[-10:]]) and len(counted) < 200:
-            number = len(counted)
-            time.sleep(1.2 if (x.region, number) == (1, late) else 0.1)
-            x.beat(number)
-            send([x], f"{number}", number)
-            counted.append(bool(x.finish(f"{number}", LIKE).participants[1]))
-        return counted
-
-    counted, seen = at_once(train, regions)
-    assert counted == seen and not counted[late]
-    assert all(counted[-10:])
 
 
 def test_a_region_that_slept_through_a_new_beginning_must_end(party):

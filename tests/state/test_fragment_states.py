@@ -13,12 +13,6 @@ from lowcomm_jax import landing
 STEPS, R = 19, 3
 
 
-@pytest.fixture(autouse=True)
-def standard_promotion():
-    with jax.numpy_dtype_promotion("standard"):
-        yield
-
-
 def train(method):
     """Returns (state, events)."""
     mesh = lc.make_mesh(devices=jax.devices()[:1])

@@ -247,49 +247,9 @@ def test_a_rule_that_reads_its_own_pseudo_gradient(slots):
 # -- refusals -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("method", "parts"),
-    [
-        (lambda: lc.methods.noloco(4, group_size=5), ["group_size=5", "groups of 2 to 4"]),
-        (lambda: lc.methods.noloco(4, group_size=1), ["group_size=1"]),
-        (lambda: lc.methods.noloco(4, seed=-1, group_size=9), ["seed=-1", "group_size=9"]),
-        (lambda: lc.methods.noloco(4, alpha=0.9), ["gamma=0.7", "0 < gamma < 0.543"]),
-        (lambda: lc.methods.noloco(4, gamma=0.0), ["gamma=0 ", "0 < gamma"]),
-        (lambda: lc.methods.noloco(4, gamma=1.7, variant="nesterov"), ["nesterov", "0 < gamma <"]),
-        (lambda: lc.methods.noloco(0, alpha=2, variant="x"), ["period=0", "alpha=2", "'x'"]),
-    ],
-)
-def test_a_method_that_cannot_work(method, parts):
-    with pytest.raises(ValueError) as error:
-        make(method(), 4)
-    for part in parts:
-        assert part in str(error.value)
-
-
 def test_the_range_of_four_regions_is_the_finite_one():
     """alpha = 0.9, R = 4: k' = 1 * 4 / (2 * 3) = 2/3, 2 (1 - 0.81) / (1.9 - 1.2) = 0.543."""
     engine, _ = make(lc.methods.noloco(4, alpha=0.9, gamma=0.54), 4)
     assert lines_of(engine.method, 4) == []
     with pytest.raises(ValueError, match=r"gamma=0\.55"):
         make(lc.methods.noloco(4, alpha=0.9, gamma=0.55), 4)
-
-
-def test_an_outlier_rule_and_averaged_leaves_need_all_regions():
-    with pytest.raises(ValueError, match=r"outlier_factor=3\.0.*leave it out"):
-        make(lc.methods.noloco(4), 4, outlier_factor=3.0)
-    roles = {"a": "average", "b": "train", "c": "train", "s": "train"}
-    with pytest.raises(ValueError, match=r"\['a'\] of role 'average'.*'local'"):
-        make(lc.methods.noloco(4), 4, roles=roles)
-
-
-def test_a_composition_that_gossip_cannot_serve_says_why():
-    method = lc.methods.Method(
-        name="mixed",
-        schedule=lc.methods.delayed_diloco(3).schedule,
-        outer=lc.outer.gossip(0.5, 0.7, 0.7),
-        topology=lc.topology.Gossip(2),
-    )
-    with pytest.raises(ValueError) as error:
-        make(method, 4)
-    assert "gossip needs anchors='per_region'" in str(error.value)
-    assert "gossip needs a schedule that lands first" in str(error.value)

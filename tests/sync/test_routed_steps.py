@@ -199,16 +199,3 @@ def test_every_part_of_a_step_has_its_own_paths(run):
         after.counters.bytes_sent - state.counters.bytes_sent, [total] * R
     )
     assert microbatch_problems(engine.setup, [2])[0].startswith("hops: regions that route")
-
-
-def test_what_paths_do_not_fit_is_refused():
-    for method, part in (
-        (lc.methods.ddp(), "hops: the regions of ddp are equal"),
-        (lc.methods.async_local_sgd(4, (1.0, 0.6, 0.8)), "stand still at times"),
-    ):
-        with pytest.raises(ValueError, match=part):
-            engine_of(method)
-    with pytest.raises(ValueError, match="hops is missing"):
-        engine_of(lc.methods.diloco(2), hops=None)
-    with pytest.raises(ValueError, match="3 regions on 1 slots of the mesh"):
-        engine_of(lc.methods.diloco(2), mesh=lc.make_mesh(1, 2))

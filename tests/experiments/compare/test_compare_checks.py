@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from experiments.cli import RefusedError, load_config
-from experiments.compare.config import comparison, panel, variant
+from experiments.compare.config import comparison, variant
 from experiments.compare.plan import merged, plan
 
 SMALL = {
@@ -20,28 +20,6 @@ def refused(config, workdir):
     with pytest.raises(RefusedError) as error:
         plan(config, workdir)
     return str(error.value)
-
-
-def test_own_fields_in_one_message(tmp_path):
-    config = comparison(
-        {"a": variant("diloco", seed=3), "b/c": variant("ddp")},
-        "aa",
-        seeds=(0, 0, -1),
-        parallel=0,
-        step_seconds=float("nan"),
-        panels={"p": panel("title", ("a", "nobody"))},
-    )
-    text = refused(config, tmp_path)
-    for part in (
-        "'b/c' is no folder name",
-        "a: sets seed",
-        "baseline='aa' is no variant",
-        "seeds=(0, 0, -1)",
-        "parallel=0",
-        "step_seconds=nan: give finite seconds above 0",
-        "panels.p: 'nobody' is no variant",
-    ):
-        assert part in text, part
 
 
 def test_an_unknown_field_is_refused_with_a_near_miss():
@@ -154,18 +132,3 @@ def test_the_studies_pass_their_checks(name, size, tmp_path):
 def test_an_unknown_size_names_the_known_ones(tmp_path):
     config, problems = load_config("configs/compare/cocodc_outer_lr.py", [("size", "smal")])
     assert not problems and "did you mean small" in refused(config, tmp_path)
-
-
-def test_budgets_leave_no_length_to_set(tmp_path):
-    config = comparison(
-        {"a": variant("diloco", steps=60), "b": variant("diloco", steps=60, tokens=5)},
-        "a",
-        common=SMALL,
-        equal="time",
-    )
-    text = refused(config, tmp_path)
-    for part in ("b: sets tokens", "b: sets steps", "on which network?"):
-        assert part in text, part
-    assert "a: sets" not in text
-    config.equal = "byte"
-    assert "equal='byte' is unknown; did you mean bytes?" in refused(config, tmp_path)

@@ -1,6 +1,8 @@
 """Faults of a run in one process: by step, by the virtual clock, and as they happened to jobs."""
 
+import jax
 import numpy as np
+import pytest
 import yaml
 
 from experiments.__main__ import main
@@ -49,16 +51,22 @@ def refused(tiny, root, capsys, faults, *more):
     return " ".join(capsys.readouterr().err.split())
 
 
-def test_who_is_down_takes_no_part_and_comes_back_with_the_anchor(tiny, root):
-    run = trained(tiny, root, "script", SCRIPT, "--config.eval.every=7", LOSSES)
-    assert sends(run) == {6: [1, 1, 0], 12: [0, 1, 0], 18: [1, 1, 1], 24: [1, 0, 1]}
-    at = {record["step"]: record for record in run.evals}
+@pytest.fixture(scope="module")
+def scripted(tiny, root):
+    """The run of `SCRIPT`."""
+    with jax.numpy_dtype_promotion("standard"):
+        return trained(tiny, root, "script", SCRIPT, "--config.eval.every=7", LOSSES)
+
+
+def test_who_is_down_takes_no_part_and_comes_back_with_the_anchor(scripted):
+    assert sends(scripted) == {6: [1, 1, 0], 12: [0, 1, 0], 18: [1, 1, 1], 24: [1, 0, 1]}
+    at = {record["step"]: record for record in scripted.evals}
     # Region 2 is back after step 14, where losses are looked at: they are the anchor's.
     assert at[14]["regions"][2] == at[14]["anchor"] != at[14]["regions"][1]
     assert at[7]["regions"][2] != at[7]["anchor"]
 
 
-def test_what_happened_is_done_again(tiny, root):
+def test_what_happened_is_done_again(scripted, tiny, root):
     """The same absences as the script has, written as those of jobs: the same bits."""
     out = {6: (2,), 12: (0, 2), 24: (1,)}
     done = Happened(RUN, out, {}, {0: (1,)}, (Rejoin(14, 2),))
@@ -66,13 +74,12 @@ def test_what_happened_is_done_again(tiny, root):
     assert parsed(yaml.safe_load((root / "written.yaml").read_text()), "", RUN) == (done, [])
     text = (root / "written.yaml").read_text()
     # Looked at elsewhere: what is done between changes nothing.
-    one = trained(tiny, root, "one", SCRIPT, "--config.eval.every=12")
     again = trained(tiny, root, "again", text, "--config.eval.every=5")
     other = trained(tiny, root, "other", text.replace("0: [1]", "0: [0]"), "--config.eval.every=5")
-    assert [s["loss"] for s in one.steps] == [s["loss"] for s in again.steps]
-    assert one.evals[-1]["anchor"] == again.evals[-1]["anchor"]
+    assert [s["loss"] for s in scripted.steps] == [s["loss"] for s in again.steps]
+    assert scripted.evals[-1]["anchor"] == again.evals[-1]["anchor"]
     assert [e["anchor"] for e in again.evals][:-1] == [e["anchor"] for e in other.evals][:-1]
-    assert one.evals[-1]["anchor"] != other.evals[-1]["anchor"]
+    assert scripted.evals[-1]["anchor"] != other.evals[-1]["anchor"]
 
 
 def test_who_was_counted_may_keep_its_own_values(tiny, root):

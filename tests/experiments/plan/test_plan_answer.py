@@ -7,6 +7,7 @@ import json
 import re
 
 import jax
+import made_runs
 import numpy as np
 import pytest
 from rich.console import Console
@@ -272,23 +273,19 @@ def ran(folder, result, **changes):
         if t % PERIOD == 0:
             sent += round(row["sent_bytes_per_period"])
             for kind in ("send", "land"):
-                event = {"kind": kind, "step": t, "fragment": 0, "key": f"0@{t}", "groups": None}
-                event |= {"participants": [True] * R, "staleness": [0] * R, "ahead": 0}
-                event |= {"nbytes": nbytes * (kind == "send"), "route": "two_shot"}
-                events.append(event)
-        step = {"step": t, "tokens": 256 * t, "bytes_sent": [sent] * R, "events": events}
-        rows.append(step | {"participation": None, "tokens_per_second": 512.0})
-    header = {
-        "method": "diloco",
-        "config": plain(started) | changes,
-        "steps": 10,
-        "regions": R,
-        "params": result["params"],
-        "trained_params": result["params"],
-        "tokens_per_step": 256,
-        "allreduce_bytes_per_step": 6 * result["params"],
-        "fragment_bytes": [nbytes],
-    }
+                events.append(made_runs.event(kind, t, R, nbytes=nbytes * (kind == "send")))
+        fields = {"tokens": 256 * t, "bytes_sent": [sent] * R, "tokens_per_second": 512.0}
+        rows.append(made_runs.step(t, R, events=events, **fields))
+    header = made_runs.header(
+        R,
+        config=plain(started) | changes,
+        steps=10,
+        params=result["params"],
+        trained_params=result["params"],
+        tokens_per_step=256,
+        allreduce_bytes_per_step=6 * result["params"],
+        fragment_bytes=[nbytes],
+    )
     return RunLog("mine", header, rows, [], [], np.array([]), None)
 
 

@@ -84,19 +84,6 @@ def test_three_processes_that_arrive_end_with_one_model(tiny, root, capfd):
     assert [one.participation for one in by_region(merged)] == approx(counted.tolist())
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_device")
-def test_regions_of_two_processes_end_with_one_model(tiny, root, capfd):
-    more = {"steps": 24, "mesh.fsdp": 2}
-    given = [f"--config.{k}={v}" for k, v in fields(tiny, root, **more).items()]
-    command = ["launch", "--regions=2", "--processes=2", "--exchange=store"]
-    command += ["--config=configs/decoupled_jobs.py"]
-    assert main([*command, *given, f"--workdir={root / 'two'}"]) == 0, capfd.readouterr().out
-    logs, last = ends([root / "two" / f"region{r}" for r in range(2)])
-    assert len({one["anchor"] for one in last}) == 1
-    assert [landed(log)[0] for log in logs] == [list(range(12))] * 2
-
-
 def kind(name, tiny, root, steps=4000):
     """(config file, fields) of a run of two; with so many steps it does not end by itself."""
     given = fields(tiny, root, regions=2, exchange="store", steps=steps, batch=4)

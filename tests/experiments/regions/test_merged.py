@@ -4,24 +4,25 @@ import io
 import math
 from types import SimpleNamespace
 
+import made_runs
 import numpy as np
 import pytest
+from made_runs import logged
 from rich.console import Console
 
 from experiments.__main__ import main as command
-from experiments.metrics import MetricsLog
 from experiments.regions.merged import measure, merged
 from experiments.report.html_data import bytes_at
 from experiments.report.main import by_region, region_table
 from experiments.runlog import mean_sent, read_run, summarise
+from experiments.workdir import METRICS
 
 REGIONS, STEPS = 3, 4
 
 
-def header(region):
+def header(region, **more):
     """Of one region's log."""
-    about = {"method": "diloco", "config": {}, "data": {}, "steps": STEPS, "regions": REGIONS}
-    return {"kind": "header", "here": [region], **about}
+    return made_runs.header(REGIONS, [region], **{"steps": STEPS, "params": 5, **more})
 
 
 def record(region, step, *, waited=0.5, late=()):
@@ -29,51 +30,35 @@ def record(region, step, *, waited=0.5, late=()):
     own = {"step": step, "fragment": 0, "key": f"0@{step}", "participants": [True]}
     land = {"kind": "land", **own, "travel_seconds": [2 * waited], "waited_seconds": [waited]}
     land["pull_norm"] = [float(region)]  # of gossip, whose regions differ
-    return {
-        "kind": "step",
-        "step": step,
-        "tokens": 10 * step,
-        "loss": [region + step / 10],
-        "bytes_sent": [100 * step],
-        "bytes_received": [200 * step],
-        "tokens_per_second": 5.0,
-        "seconds": float(step),
-        "participation": None,
-        "events": [*late, land] if step % 2 == 0 else [],
-    }
+    sent = {"bytes_sent": [100 * step], "bytes_received": [200 * step]}
+    events = [*late, land] if step % 2 == 0 else []
+    return made_runs.step(step, 1, loss=[region + step / 10], events=events, **sent)
+
+
+def evaluation(step, anchor, **more):
+    return {"kind": "eval", "step": step, "tokens": 10 * step, "anchor": anchor, **more}
 
 
 def test_evaluations_are_at_the_tokens_of_all_regions(tmp_path):
-    paths = []
-    for region in range(REGIONS):
-        paths.append(tmp_path / f"{region}.jsonl")
-        log = MetricsLog(paths[-1], -1)
-        log.write([header(region), {"kind": "eval", "step": 0, "tokens": 0, "anchor": None}])
-        log.write(
-            [
-                record(region, 1),
-                record(region, 2),
-                {"kind": "eval", "step": 2, "tokens": 20, "anchor": 1.0},
-            ]
+    paths = [
+        logged(
+            tmp_path / f"{r}.jsonl",
+            *(header(r), evaluation(0, None), record(r, 1), record(r, 2), evaluation(2, 1.0)),
         )
-        log.close()
-    records = merged(paths)
-    at = {r["step"]: r["tokens"] for r in records if r["kind"] == "eval"}
+        for r in range(REGIONS)
+    ]
+    at = {r["step"]: r["tokens"] for r in merged(paths) if r["kind"] == "eval"}
     assert at == {0: 0, 2: 60}
 
 
 def test_evaluations_are_those_of_one_set(tmp_path):
     """Losses of two sets do not compare: of the set that was the last one of the first region."""
-    sets = [{"kind": "eval_set", "document": [0], "count": [n]} for n in (5, 7)]
-    paths = []
-    for region in range(REGIONS):
-        paths.append(tmp_path / f"{region}.jsonl")
-        log = MetricsLog(paths[-1], -1)
-        log.write([header(region), sets[0]])
-        for step, anchor in (1, 3.0), (2, 2.0):
-            log.write([{"kind": "eval", "step": step, "tokens": 1, "anchor": anchor}])
-            log.write([sets[1]])
-        log.close()
+    one, other = ({"kind": "eval_set", "document": [0], "count": [n]} for n in (5, 7))
+    later = (other, evaluation(2, 2.0), other)
+    paths = [
+        logged(tmp_path / f"{r}.jsonl", header(r), one, evaluation(1, 3.0), *later)
+        for r in range(REGIONS)
+    ]
     records = merged(paths)
     assert [r["count"] for r in records if r["kind"] == "eval_set"] == [[7]]
     assert [r["step"] for r in records if r["kind"] == "eval"] == [2]
@@ -81,19 +66,16 @@ def test_evaluations_are_those_of_one_set(tmp_path):
 
 def losses(folder, records):
     """The merged evaluations of regions, each with these fields."""
-    paths = []
-    for region, one in enumerate(records):
-        paths.append(folder / f"{region}.jsonl")
-        log = MetricsLog(paths[-1], -1)
-        log.write([header(region), {"kind": "eval", "step": 3, "tokens": 30, **one}])
-        log.close()
+    paths = [
+        logged(folder / f"{r}.jsonl", header(r), evaluation(3, **one))
+        for r, one in enumerate(records)
+    ]
     return [record["anchor"] for record in merged(paths) if record["kind"] == "eval"]
 
 
 def test_losses_are_those_of_a_region_that_was_not_behind(tmp_path):
     behind = {"anchor": 3.0, "behind": 7}
     assert losses(tmp_path, [behind, {"anchor": 2.0}, {"anchor": 1.0}]) == [2.0]
-    (tmp_path / "all").mkdir()
     assert losses(tmp_path / "all", [behind, {**behind, "anchor": 4.0, "behind": 6}]) == [4.0]
 
 
@@ -102,17 +84,12 @@ def run(folder, ends, late=None):
     and a landing of step 2 until step 4."""
     paths = []
     for region, last in enumerate(ends):
-        path = folder / f"{region}.jsonl"
-        log = MetricsLog(path, -1)
-        log.write([header(region)])
         records = [record(region, step) for step in range(1, last + 1)]
         if region == late:
             (land,), records[1]["events"] = records[1]["events"], []
             land = {**land, "participants": [False]}
             records[3] = record(region, 4, late=[{**land, "kind": "send"}, land])
-        log.write(records)
-        log.close()
-        paths.append(path)
+        paths.append(logged(folder / f"{region}.jsonl", header(region), *records))
     return merged(paths)
 
 
@@ -133,10 +110,6 @@ def test_a_lost_region_leaves_its_place_empty_and_keeps_what_it_had(tmp_path):
 def test_a_region_that_sent_and_was_not_counted_did_not_take_part(tmp_path, counted, share):
     """Region 1 sends at every step, thinks that it took part, and is counted in the first ones."""
     for region in range(REGIONS):
-        folder = tmp_path / f"region{region}"
-        folder.mkdir()
-        log = MetricsLog(folder / "metrics.jsonl", -1)
-        sizes = {"params": 5, "tokens_per_step": 30, "allreduce_bytes_per_step": 8}
         made = []
         for step in range(1, 15):
             own = {"step": step, "fragment": 0, "key": f"0@{step}", "staleness": [0]}
@@ -145,8 +118,7 @@ def test_a_region_that_sent_and_was_not_counted_did_not_take_part(tmp_path, coun
             landed = {"kind": "land", **own, "participants": [there], "travel_seconds": [0.1]}
             events = [sent, {**landed, "waited_seconds": [0.0]}]
             made.append(record(region, step) | {"participation": 1.0, "events": events})
-        log.write([header(region) | sizes | {"steps": 14}, *made])
-        log.close()
+        logged(tmp_path / f"region{region}" / METRICS, header(region, steps=14), *made)
     whole = read_run(tmp_path)
     assert [r.participation for r in by_region(whole)] == [1, pytest.approx(share, abs=0.01), 1]
     assert [r.liveness for r in by_region(whole)] == [r.progress for r in by_region(whole)]
@@ -159,10 +131,6 @@ def test_a_region_that_sent_and_was_not_counted_did_not_take_part(tmp_path, coun
 def test_a_payload_that_the_guard_left_out_does_not_count(tmp_path):
     """All commit records name region 1, whose payload was not finite at every second step."""
     for region in range(REGIONS):
-        folder = tmp_path / f"region{region}"
-        folder.mkdir()
-        log = MetricsLog(folder / "metrics.jsonl", -1)
-        sizes = {"params": 5, "tokens_per_step": 30, "allreduce_bytes_per_step": 8}
         made = []
         for step in range(1, STEPS + 1):
             own = {"step": step, "fragment": 0, "key": f"0@{step}", "participants": [True]}
@@ -171,9 +139,7 @@ def test_a_payload_that_the_guard_left_out_does_not_count(tmp_path):
             landed = {"kind": "land", **own, "staleness": [0], "travel_seconds": [0.1]}
             events = [sent, {**landed, "waited_seconds": [0.0]}]
             made.append(record(region, step) | {"participation": 1.0, "events": events})
-            made[-1] |= {"disagreement": None, "skipped": [0.0]}
-        log.write([header(region) | sizes, *made])
-        log.close()
+        logged(tmp_path / f"region{region}" / METRICS, header(region), *made)
     whole, console = read_run(tmp_path), Console(file=io.StringIO(), width=100)
     console.print(region_table(whole, by_region(whole)))
     rows = [line.split() for line in console.file.getvalue().splitlines()]
@@ -184,15 +150,9 @@ def test_a_payload_that_the_guard_left_out_does_not_count(tmp_path):
 
 def test_skipped_steps_of_a_region_that_was_away_are_those_it_made(tmp_path):
     for region, last in enumerate([4, 2, 4]):
-        folder = tmp_path / f"region{region}"
-        folder.mkdir()
-        log = MetricsLog(folder / "metrics.jsonl", -1)
-        sizes = {"params": 5, "tokens_per_step": 30, "allreduce_bytes_per_step": 8}
-        made = [record(region, step) | {"skipped": [1.0]} for step in range(1, last + 1)]
-        for one in made:
-            one["events"] = []
-        log.write([header(region) | sizes, *made])
-        log.close()
+        changes = {"skipped": [1.0], "events": []}
+        made = [record(region, step) | changes for step in range(1, last + 1)]
+        logged(tmp_path / f"region{region}" / METRICS, header(region), *made)
     assert summarise(read_run(tmp_path)).skipped == 4 + 2 + 4
 
 
@@ -224,11 +184,9 @@ def test_a_run_of_one_process_has_no_regions_of_its_own():
 def test_the_end_of_a_run_without_the_log_of_one_region(tmp_path):
     paths = []
     for region in (0, 2):
-        paths.append(tmp_path / f"{region}.jsonl")
-        log = MetricsLog(paths[-1], -1)
-        log.write([{**header(region), "steps": 2}, record(region, 1), record(region, 2)])
-        log.write([{**record(region, 2 + region), "kind": "end"}])
-        log.close()
+        last = {**record(region, 2 + region), "kind": "end"}
+        made = (header(region, steps=2), record(region, 1), record(region, 2), last)
+        paths.append(logged(tmp_path / f"{region}.jsonl", *made))
     end = merged(paths)[-1]
     assert end["kind"] == "end" and end["tokens"] == 20 + 40
     assert end["bytes_sent"][::2] == [200, 400] and math.isnan(end["bytes_sent"][1])
@@ -237,8 +195,6 @@ def test_the_end_of_a_run_without_the_log_of_one_region(tmp_path):
 
 def written(folder, regions, last=14, end=True):
     """Logs of a run of three regions that all take part in all, of `regions` alone."""
-    sizes = {"params": 5, "tokens_per_step": 30, "allreduce_bytes_per_step": 300}
-    sizes["data"] = {"corpus": "made up"}
     for region in regions:
         made = []
         for step in range(1, last + 1):
@@ -247,12 +203,10 @@ def written(folder, regions, last=14, end=True):
             sent = {"kind": "send", **own, "left_out": [0.0]}
             landed = {"kind": "land", **own, "travel_seconds": [0.1], "waited_seconds": [0.0]}
             made.append(record(region, step) | {"participation": 1.0, "events": [sent, landed]})
-            made[-1] |= {"disagreement": None, "skipped": [0.0]}
-        (folder / f"region{region}").mkdir(parents=True)
-        log = MetricsLog(folder / f"region{region}" / "metrics.jsonl", -1)
-        ends = [{**record(region, last), "kind": "end", "bytes_sent": [100 * last + 7]}]
-        log.write([header(region) | sizes | {"steps": last}, *made, *(ends if end else [])])
-        log.close()
+        if end:
+            made.append({**record(region, last), "kind": "end", "bytes_sent": [100 * last + 7]})
+        about = header(region, steps=last, allreduce_bytes_per_step=300)
+        logged(folder / f"region{region}" / METRICS, about, *made)
     return folder
 
 
@@ -311,11 +265,8 @@ def test_participation_is_of_all_regions_also_of_those_that_were_away(tmp_path):
     """Region 0 makes four steps, region 1 two, region 2 none; all who are there take part."""
     paths = []
     for region, last in enumerate((4, 2, 0)):
-        paths.append(tmp_path / f"{region}.jsonl")
-        log = MetricsLog(paths[-1], -1)
         made = [record(region, t) | {"participation": 1.0} for t in range(1, last + 1)]
-        log.write([header(region), *made])
-        log.close()
+        paths.append(logged(tmp_path / f"{region}.jsonl", header(region), *made))
     steps = [r for r in merged(paths) if r["kind"] == "step"]
     expected = [2 / 3, 2 / 3, 1 / 3, 1 / 3]
     assert [r["participation"] for r in steps] == expected
@@ -325,12 +276,8 @@ def test_a_loss_that_is_not_finite_is_shown_and_is_not_in_the_mean(tmp_path):
     """A log has null in its place; region 1 had one at both steps, region 0 at the second."""
     paths, losses = [], [[2.0, None], [None, None]]
     for region, own in enumerate(losses):
-        paths.append(tmp_path / f"{region}.jsonl")
-        log = MetricsLog(paths[-1], -1)
-        log.write(
-            [header(region), *(record(region, t) | {"loss": [x]} for t, x in enumerate(own, 1))]
-        )
-        log.close()
+        made = (record(region, t) | {"loss": [x]} for t, x in enumerate(own, 1))
+        paths.append(logged(tmp_path / f"{region}.jsonl", header(region), *made))
     first, second = (r for r in merged(paths) if r["kind"] == "step")
     assert first["loss"][0] == first["loss_mean"] == 2.0 and np.isnan(first["loss"][1:]).all()
     assert np.isnan(second["loss"]).all() and np.isnan(second["loss_mean"])

@@ -1,7 +1,7 @@
 """AdLoCo with a process a region: as one process; killed and back; stopped and continued."""
 
 import pytest
-from launched import Configured, ends, fields_of
+from launched import Configured, fields_of
 from pytest import approx
 
 from experiments.__main__ import main
@@ -102,19 +102,3 @@ def stopped(run):
     logs = [read_records(job.workdir / METRICS) for job in run.jobs]
     assert len({log[-1]["step"] for log in logs}) == 1
     return logs
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_device")
-def test_who_comes_back_after_the_end_takes_the_result(tiny, root):
-    given = fields(tiny, root, exchange="store", steps=120)
-    with Configured(root, 2, CONFIG, given) as run:
-        run.reached(1, 6)
-        run.jobs[1].signal(9)
-        run.jobs[1].processes[0].wait()
-        run.until(lambda: run.jobs[0].poll() is not None)
-        run.start(1)
-        run.until(lambda: run.jobs[1].poll() is not None)
-        assert run.exits() == [0, 0], [run.shown(r) for r in (0, 1)]
-        _, last = ends([job.workdir for job in run.jobs])
-        assert last[0]["anchor"] == last[1]["anchor"]

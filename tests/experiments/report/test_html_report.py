@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 
+import made_runs
 import matplotlib.figure
 import numpy as np
 import pytest
@@ -26,16 +27,8 @@ BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "
 
 def event(kind, t, fragment, sent, late=0):
     nbytes, route = (sent, "two_shot") if kind == "send" else (0, "")
-    return {
-        "kind": kind,
-        "step": t,
-        "fragment": fragment,
-        "key": f"{fragment}@{t - late}",
-        "participants": [True] * R,
-        "staleness": [late] * R,
-        "nbytes": nbytes,
-        "route": route,
-    }
+    more = {"fragment": fragment, "key": f"{fragment}@{t - late}", "staleness": [late] * R}
+    return made_runs.event(kind, t, R, nbytes=nbytes, route=route, **more)
 
 
 def run(period, late, steps=24, seed=0):
@@ -49,39 +42,22 @@ def run(period, late, steps=24, seed=0):
             sent += 2 * PARAMS
         if t > late and (t - late) % period == 0:
             events.append(event("land", t, (t - late) // period % 2, 0, late))
-        rows.append(
-            {
-                "step": t,
-                "tokens": TOKENS * t,
-                "bytes_sent": [sent] * R,
-                "participation": None,
-                "disagreement": 1 / t if events else None,
-                "tokens_per_second": 1e3,
-                "events": events[::-1] if late else events,  # what came first lands first
-            }
-        )
+        fields = {"bytes_sent": [sent] * R, "disagreement": 1 / t if events else None}
+        fields["events"] = events[::-1] if late else events  # what came first lands first
+        rows.append(made_runs.step(t, R, tokens=TOKENS * t, tokens_per_second=1e3, **fields))
     for t in (0, 8, 16, steps):
         loss = 5 / (1 + t / 4) + 0.1 * period + seed
-        evals.append(
-            {
-                "step": t,
-                "tokens": TOKENS * t,
-                "anchor": loss,
-                "mean_of_regions": loss,
-                "final": t == steps,
-                "document_sum": [loss * 3 + 0.1, loss * 5 - 0.1],
-            }
-        )
-    header = {
-        "method": "made up <&>",
-        "regions": R,
-        "steps": steps,
-        "params": PARAMS,
-        "trained_params": PARAMS,
-        "tokens_per_step": TOKENS,
-        "allreduce_bytes_per_step": 16 * PARAMS // 3,
-        "data": {"corpus": "python"},
-    }
+        found = {"step": t, "tokens": TOKENS * t, "final": t == steps}
+        found |= dict.fromkeys(("anchor", "mean_of_regions"), loss)
+        evals.append(found | {"document_sum": [loss * 3 + 0.1, loss * 5 - 0.1]})
+    header = made_runs.header(
+        R,
+        method="made up <&>",
+        steps=steps,
+        tokens_per_step=TOKENS,
+        allreduce_bytes_per_step=16 * PARAMS // 3,
+        data={"corpus": "python"},
+    )
     end = {"step": steps, "tokens": TOKENS * steps, "bytes_sent": [sent + 7] * R, "seconds": 1.0}
     return RunLog("seed0", header, rows, evals, [], np.array([3, 5]), end)
 

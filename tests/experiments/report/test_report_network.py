@@ -4,6 +4,7 @@ import io
 from dataclasses import replace
 from unittest.mock import MagicMock
 
+import made_runs
 import numpy as np
 import pytest
 from rich.console import Console
@@ -25,13 +26,10 @@ def run(period=4, steps=12):
     for t in range(1, steps + 1):
         events = []
         if t % period == 0:
-            common = {"step": t, "fragment": 0, "key": f"0@{t}", "participants": [True] * R}
-            events = [
-                {"kind": "send", "nbytes": 4 * PARAMS, "route": "two_shot", **common},
-                {"kind": "land", "nbytes": 0, "route": "", **common},
-            ]
+            send = made_runs.event("send", t, R, nbytes=4 * PARAMS)
+            events = [send, made_runs.event("land", t, R, nbytes=0, route="")]
         rows.append({"step": t, "events": events})
-    header = {"regions": R, "trained_params": PARAMS, "tokens_per_step": 96}
+    header = made_runs.header(R, tokens_per_step=96)
     return RunLog("run", header, rows, [], [], np.zeros(1), None)
 
 
@@ -100,9 +98,6 @@ def test_runs_whose_paces_differ_much_are_named():
         for row in one.steps:
             row |= {"tokens_per_second": speed, "tokens": 96 * row["step"], "bytes_sent": [0]}
             row |= {"participation": None}
-            for event in row["events"]:
-                event["staleness"] = [0] * R
-        one.header.update(method="made up", allreduce_bytes_per_step=1)
     said = paces_apart([fast, slow], None)
     assert said.startswith("steps took 1 s in short and 0.1 s in long")
     assert "give --step_seconds" in said

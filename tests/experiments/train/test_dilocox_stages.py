@@ -88,26 +88,19 @@ def test_the_config_trains_and_continues(tiny, tmp_path, monkeypatch):
     assert losses.shape == (7, R) and losses[-1].mean() < losses[0].mean()
 
 
-def devices(sizes, flags=""):
-    """Devices of a process that asks for a mesh."""
+def test_a_processor_is_cut_into_the_devices_that_a_mesh_names():
+    """In a process of its own, since JAX has its devices here."""
+    sizes = {"region": 0, "stage": 2, "fsdp": 0, "tensor": 3}
     script = f"from experiments.train.devices import provide; provide({sizes}); import jax; "
-    env = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
         [sys.executable, "-c", script + "print(jax.device_count())"],
         cwd=ROOT,
-        env=env,
+        env={**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"},
         check=True,
         capture_output=True,
         text=True,
     )
-    return int(done.stdout)
-
-
-def test_a_processor_is_cut_into_the_devices_that_a_mesh_names():
-    assert devices({"region": 0, "stage": 2, "fsdp": 0, "tensor": 3}) == 6
-    assert devices({"region": 0, "stage": 1, "fsdp": 0, "tensor": 1}) == 1
-    flags = "--xla_force_host_platform_device_count=3"
-    assert devices({"region": 2, "stage": 2, "fsdp": 0, "tensor": 1}, flags) == 3
+    assert int(done.stdout) == 6
 
 
 def test_devices_that_are_missing_are_named_with_the_fix(tmp_path):

@@ -22,32 +22,6 @@ def problems(**changes):
 
 
 @pytest.mark.parametrize(
-    "changes, expected",
-    [
-        ({"processes": -1}, ["processes=-1"]),
-        ({"process": 0, "coordinator": "a:1"}, ["process=0 has no effect", "coordinator='a:1'"]),
-        ({"process": 0, "processes": 1, "exchange": "mesh"}, ["process=0 has no effect"]),
-        ({"processes": 2, "exchange": "mesh", "mesh": {"region": 3, "fsdp": 1}}, ["mesh of 3"]),
-        ({"processes": 2, "process": 2}, ["process=2: say which of the 2"]),
-        ({"processes": 0, "process": -1}, ["process=-1"]),
-        ({"processes": 2, "coordinator": "host"}, ["give HOST:PORT"]),
-        ({"processes": 2, "coordinator": "::1:8476"}, ["IPv6 as [::1]:PORT"]),
-        ({"processes": 2, "mesh": {"fsdp": 3}}, ["mesh of 3 devices"]),
-        ({"processes": 2, "offload": True}, ["offload"]),
-        (
-            {"processes": 2, "process": 3, "coordinator": "x", "offload": True, "exchange": "mesh"},
-            ["process=3", "coordinator='x'", "offload"],
-        ),
-    ],
-)
-def test_refused(changes, expected):
-    found = problems(**changes)
-    assert len(found) == len(expected), found
-    for line, part in zip(found, expected):
-        assert part in line
-
-
-@pytest.mark.parametrize(
     "changes",
     [
         {},

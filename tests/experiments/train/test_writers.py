@@ -6,13 +6,15 @@ import sys
 import urllib.request
 from types import SimpleNamespace
 
+import made_runs
 import pytest
+from made_runs import logged
 
 from experiments.cli import RefusedError
-from experiments.metrics import MetricsLog
 from experiments.report.export_table import write_csv
 from experiments.runlog import read_run
 from experiments.train.writers import _scalars, open_log
+from experiments.workdir import METRICS
 
 
 @pytest.fixture
@@ -49,30 +51,10 @@ def test_a_port_that_is_taken_ends_the_run_before_it_begins(job):
         open_log(job, -1)
 
 
-def own_log(folder, region, steps=(1, 2)):
+def own_log(folder, region):
     """The log of one job of four; returns its records."""
-    header = {"kind": "header", "method": "diloco", "here": [region]}
-    header |= {"config": {}, "data": {}, "steps": 2, "regions": 4}
-    header |= {"params": 8, "tokens_per_step": 40, "allreduce_bytes_per_step": 48}
-    records = [
-        {
-            "kind": "step",
-            "step": step,
-            "tokens": 10 * step,
-            "loss": [region + step / 10],
-            "bytes_sent": [100],
-            "bytes_received": [100],
-            "seconds": 1.0,
-            "tokens_per_second": 10.0,
-            "participation": None,
-            "events": [],
-        }
-        for step in steps
-    ]
-    folder.mkdir()
-    log = MetricsLog(folder / "metrics.jsonl", -1)
-    log.write([header, *records])
-    log.close()
+    records = [made_runs.step(step, 1, loss=[region + step / 10]) for step in (1, 2)]
+    logged(folder / METRICS, made_runs.header(4, [region], steps=2), *records)
     return records
 
 

@@ -9,41 +9,30 @@ import time
 import urllib.error
 import urllib.request
 
+import made_runs
 import pytest
+from made_runs import logged
 from rich.console import Console
 
 from experiments.__main__ import main as command
 from experiments.cli import RefusedError
-from experiments.metrics import MetricsLog
 from experiments.watch.page import Server
 from experiments.watch.terminal import screen
 from experiments.watch.view import Watch
+from experiments.workdir import METRICS
 
 PERIOD, LATE = 5, 2
 
 
 def header(here, regions, network=None):
-    return {
-        "kind": "header",
-        "here": list(here),
-        "regions": regions,
-        "steps": 40,
-        "params": 1000,
-        "trained_params": 1000,
-        "tokens_per_step": 10 * regions,
-        "allreduce_bytes_per_step": 4000,
-        "method": "made up",
-        "consensus": None,
-        "data": {"corpus": "<text>"},
-        "config": {"network": network},
-    }
+    about = {"steps": 40, "method": "made up", "data": {"corpus": "<text>"}}
+    return made_runs.header(regions, here, config={"network": network}, **about)
 
 
 def event(kind, step, here, key, **more):
-    fields = {"kind": kind, "step": step, "fragment": 0, "key": key, "route": "two_shot"}
-    fields |= {"participants": [True] * len(here), "staleness": [-1] * len(here), "nbytes": 1000}
-    fields |= {"bytes_sent": [1000 * (kind == "send")] * len(here), "groups": None, "ahead": 0}
-    return fields | {"bytes_received": fields["bytes_sent"]} | more
+    crossed = [1000 * (kind == "send")] * len(here)
+    more = {"staleness": [-1] * len(here), "key": key, "bytes_sent": crossed, **more}
+    return made_runs.event(kind, step, len(here), bytes_received=crossed, **more)
 
 
 def steps(here, first, last, job=False, **more):
@@ -58,23 +47,10 @@ def steps(here, first, last, job=False, **more):
             events.append(event("land", t, here, f"0@{t - LATE}", **land))
         if t % PERIOD == 0:
             events.append(event("send", t, here, f"0@{t}"))
-        found.append(
-            {
-                "kind": "step",
-                "step": t,
-                "tokens": 10 * n * t,
-                "loss": [4.0 - t / 40 + r / 10 for r in here],
-                "skipped": [0.0] * n,
-                "bytes_sent": [1000 * (t // PERIOD)] * n,
-                "bytes_received": [1000 * (t // PERIOD)] * n,
-                "seconds": t / 2,
-                "tokens_per_second": 20.0 * n,
-                "participation": 1.0,
-                "disagreement": None,
-                "events": events,
-                **more,
-            }
-        )
+        fields = {"loss": [4.0 - t / 40 + r / 10 for r in here], "participation": 1.0}
+        fields |= dict.fromkeys(("bytes_sent", "bytes_received"), [1000 * (t // PERIOD)] * n)
+        fields |= {"seconds": t / 2, "tokens_per_second": 20.0 * n, "events": events, **more}
+        found.append(made_runs.step(t, n, **fields))
         if t % 10 == 0:
             found.append({"kind": "interval", "step": t, "steps": 10, "seconds": t / 2})
     return found
@@ -86,10 +62,7 @@ def evaluation(step, value, **more):
 
 
 def log(folder, records, step=-1):
-    folder.mkdir(parents=True, exist_ok=True)
-    opened = MetricsLog(folder / "metrics.jsonl", step)
-    opened.write(records)
-    opened.close()
+    logged(folder / METRICS, *records, step=step)
 
 
 @pytest.fixture
