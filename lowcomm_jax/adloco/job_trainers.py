@@ -132,8 +132,8 @@ class JobTrainers:
         key = state.layout, number
         if key not in self._loops:
             own = JobDelivery(self.delivery.exchange, shared=True, prefix=f"{number}.")
-            own.slicings, own.never_defers = self.delivery.slicings, True
-            own.answers = False
+            own.slicings = self.delivery.slicings
+            own.never_defers, own.tells = True, False
             own.participation = self.delivery.participation
             programs = self.engine.sync_loop(state).programs
             self._loops[key] = SyncLoop(programs, self.engine.weights, TrainerCarrier(own))

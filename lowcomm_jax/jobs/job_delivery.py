@@ -93,7 +93,8 @@ class JobDelivery:
         fragments may share them, so that each is compiled once.
       whole: every region needs the payloads of all, and not only their mean.
       gives: what a region that asks is given of a state.
-      answers: whether states that land here are given; not where one is a part of a region's.
+      tells: whether the others are told how far this region is, and newcomers given states that
+        land here. Not where a state is one trainer's, nor without the others.
       participation: whether the others counted what this region sent.
     """
 
@@ -109,7 +110,7 @@ class JobDelivery:
         self.exchange, self.anchor_history = exchange, AnchorHistory(shared)
         self.total, self.region = exchange.count, exchange.region
         self.listens_only = self.never_defers = self.by_rounds = self.whole = False
-        self.sends_ahead = self.answers = True
+        self.sends_ahead = self.tells = True
         self.gives: Callable[[TrainState], State] = shared_state
         self.participation = Participation()
         self.trained, self.prefix = 0, prefix
@@ -122,6 +123,7 @@ class JobDelivery:
         there = LoopbackExchange(self.region, self.total)
         alone = JobDelivery(there, self.anchor_history.shared, self.group_size)
         alone.slicings, alone.whole = self.slicings, self.whole
+        alone.never_defers, alone.tells = True, False
         return alone
 
     def start(
@@ -293,18 +295,19 @@ class JobDelivery:
         """
         flying = [self._pending[key] for key in keys if key in self._pending]
         names = [pending.name for pending in flying if not pending.listens_only]
-        gives = self.answers and self.group_size is None and not self.never_defers
+        gives = self.tells and self.group_size is None and not self.never_defers
         if gives:
             self.anchor_history.note(state, fragments)
             self.exchange.announce_anchors(self.anchor_history.past)
         return not names or self._arrive(state, names, gives) or self.never_defers
 
     def _arrive(self, state: TrainState, names: Sequence[str], gives: bool = False) -> bool:
-        if not all(map(self.exchange.ready, names)):
-            if not self.reachable():
-                return False
-            # What the device has still to compute is no waiting for bytes.
-            jax.block_until_ready(state.inner.params)
+        if all(map(self.exchange.ready, names)):
+            return True
+        if not self.reachable():
+            return False
+        # What the device has still to compute is no waiting for bytes.
+        jax.block_until_ready(state.inner.params)
         while (here := self.exchange.arrives(names, answers=gives)) is None:
             self.answer(state)
         return here
@@ -413,7 +416,7 @@ class JobDelivery:
 
     def pass_steps(self, state: TrainState, fragments: Fragments) -> None:
         """Tell the others of steps after which nothing is due."""
-        if self.answers:
+        if self.tells:
             self.anchor_history.note(state, fragments, anew=False)
             self.exchange.trains(self.trained)
             self.answer(state)
@@ -421,8 +424,9 @@ class JobDelivery:
     def publish_progress(self, state: TrainState, fragments: Fragments) -> None:
         """Tell the others that all events up to the counters' step are done."""
         self.anchor_history.note(state, fragments)
-        self.exchange.beat(int(state.counters.step), self.trained)
-        self.answer(state)
+        if self.tells:
+            self.exchange.beat(int(state.counters.step), self.trained)
+            self.answer(state)
 
     def answer(self, state: TrainState) -> None:
         """Give a newcomer what it asks for: digests of anchors, and the state if we owe it."""

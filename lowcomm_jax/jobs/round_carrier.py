@@ -184,8 +184,9 @@ class RoundCarrier:
 
     def _tell(self, state: TrainState) -> None:
         """Tell the others of this region's progress, and give a newcomer what it asks for."""
-        self.delivery.exchange.beat(self.landed)
-        self.delivery.answer(state)
+        if self.delivery.tells:
+            self.delivery.exchange.beat(self.landed)
+            self.delivery.answer(state)
 
     # -- payloads -------------------------------------------------------------------------------
 
