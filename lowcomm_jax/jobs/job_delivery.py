@@ -84,8 +84,8 @@ class JobDelivery:
       group_size: a fragment is exchanged in groups of at most so many regions, with the anchors of
         their members; None = among all.
       listens_only: take what the others exchange, and send nothing (`rejoin.catch_up`).
-      sends_ahead: send moved anchors before the payload; not while rounds are only caught up with.
-      never_defers: wait for the others also while the store is away.
+      never_defers: this region catches up with the others, or the run ends: it waits for them also
+        while the store is away, and sends no anchors ahead.
       trained: inner steps this region has made.
       by_rounds: regions have rounds in common, but no steps (`round_carrier`).
       prefix: what the names of all its exchanges begin with.
@@ -110,7 +110,7 @@ class JobDelivery:
         self.exchange, self.anchor_history = exchange, AnchorHistory(shared)
         self.total, self.region = exchange.count, exchange.region
         self.listens_only = self.never_defers = self.by_rounds = self.whole = False
-        self.sends_ahead = self.tells = True
+        self.tells = True
         self.gives: Callable[[TrainState], State] = shared_state
         self.participation = Participation()
         self.trained, self.prefix = 0, prefix
@@ -197,10 +197,6 @@ class JobDelivery:
         self._send_anchor(p, round, anchor, self.own_group(groups), fragments, self.trained, True)
         return self.anchor_traffic(fragments.like(p), np.ones(1, bool), groups)
 
-    def nothing_ahead(self, groups: Groups) -> Traffic:
-        """What `send_ahead` returns of an anchor that is not sent."""
-        return self._own(pair(0, np.ones(self.total, bool), groups))
-
     def has_sent_ahead(self, p: int) -> bool:
         """Whether fragment p's anchor is already on its way to the next round's group."""
         return p in self._ahead
@@ -270,10 +266,6 @@ class JobDelivery:
     def stopped(self) -> bool:
         """Whether waits are to stop for now (`stop_when`); not at the end of a run."""
         return not self.never_defers and self.exchange.stopped()
-
-    def be_patient(self, seconds: float) -> None:
-        """Wait so much longer than usual for the others, in exchanges started from now on."""
-        self.exchange.be_patient(seconds)
 
     @property
     def flying(self) -> list[str]:
@@ -405,14 +397,6 @@ class JobDelivery:
         if self.group_size is not None:  # there are other names
             return sends
         return sends + self.exchange.fetch_ahead(sends + 1, steps, missed)
-
-    def forget_ahead(self) -> None:
-        """Let go of what was read so and is not needed any more."""
-        self.exchange.forget_ahead()
-
-    def still_behind(self) -> None:
-        """Tell the others how far this region has trained while it defers its events."""
-        self.exchange.trains(self.trained)
 
     def pass_steps(self, state: TrainState, fragments: Fragments) -> None:
         """Tell the others of steps after which nothing is due."""

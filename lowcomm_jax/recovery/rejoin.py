@@ -223,7 +223,7 @@ def catch_up(engine: Engine, state: TrainState, least: int = 0) -> TrainState:
     delivery.exchange.beat(int(state.counters.step))
     # Among all regions the records are enough; in groups a partner waits for our announcement.
     delivery.listens_only = engine.method.topology is None
-    delivery.never_defers, delivery.sends_ahead = True, False
+    delivery.never_defers = True
 
     def forward(state: TrainState, done: bool = False) -> TrainState:
         while (left := max(delivery.frontier(done), least) - int(state.counters.step)) > 0:
@@ -245,7 +245,6 @@ def catch_up(engine: Engine, state: TrainState, least: int = 0) -> TrainState:
             state, _ = loop.after(state, near, np.zeros(1, bool))
     finally:
         delivery.listens_only = delivery.never_defers = False
-        delivery.sends_ahead = True
     # The others wait for our announcement in what is under way, too.
     loop.carrier.reconnect(loop, state)
     return start_from_anchor(loop, state)

@@ -179,7 +179,6 @@ class EventLoop(abc.ABC):
         now, nobody = int(state.counters.step), np.zeros_like(mask)
         with self.carrier.running(self, state):
             while (at := self.upcoming(state, now)) <= now:
-                self.carrier.comes_to(self, state, at)
                 who = mask if at == now else nobody
                 past = as_of(state, at, behind=1)
                 state, done = self.events_at(past, who, at == now, events)
@@ -257,11 +256,6 @@ class EventLoop(abc.ABC):
     @abc.abstractmethod
     def land_now(self, state: TrainState, events: list[Event]) -> TrainState:
         """Land all payloads in flight in all regions that wait for them, due or not."""
-
-    def run_all(self, state: TrainState, events: list[Event]) -> TrainState:
-        """Run events due up to the counters' step, before the last synchronisation."""
-        with self.carrier.ending(self, state):
-            return self.run_due(state, np.ones(self.count, bool), events)
 
     @abc.abstractmethod
     def send_last(
@@ -458,19 +452,18 @@ class SyncLoop(EventLoop):
 
     def _header(self, state: TrainState, step: int) -> dict[str, Any]:
         """Numbers that travel with a payload, `[R]` or `[R, ...]` by name."""
-        header = self.carrier.header()
-        return header if self.measurements is None else self.measurements.header(state, step)
+        if self.measurements is None:
+            return dict(self.carrier.header)
+        return self.measurements.header(state, step)
 
     def _traffic(self, p: int, level: int, mask: np.ndarray, groups: Groups | None) -> Traffic:
         """Bytes of one exchange, `[R]`, as announced at its send."""
-        exchange, header = self.programs.exchange.at(level), 4 * self.schedule.header_floats()
-        norms = self._norms[p]
+        header = 4 * (self.schedule.header_floats() + len(self.carrier.header))
+        exchange, norms = self.programs.exchange.at(level), self._norms[p]
         together = header + (norms if self.carrier.separate else 0)
-        traffic = self.carrier.traffic(exchange, self._like[p], mask, groups, together)
+        traffic = self.carrier.traffic(exchange, p, self._like[p], mask, groups, together)
         if norms and not self.carrier.separate:
             traffic = traffic.plus(all_gather(norms, mask))
-        if groups is not None:
-            traffic = self.carrier.with_anchors(traffic, p, self._like[p], mask, groups)
         if p == 0 and self._averaged:
             return traffic.plus(two_shot(self.programs.averaged_bytes(), mask))
         return traffic
@@ -589,8 +582,9 @@ class SyncLoop(EventLoop):
         if self.method.base == "received" and not ends:
             since = np.maximum(state.counters.last_landed[p], 0)
         self.log_landing(state, p, act.key, lands, step - since, step, values, events)
-        if self.method.topology is not None:
-            self.send_ahead(state, p, in_time and not ends, events)
+        follows = in_time and not ends  # else jobs have no part in the next round
+        if self.method.topology is not None and (follows or not self.carrier.separate):
+            self.send_ahead(state, p, events)
         later = None if act.later is None else act.later & flight.takes_part
         if later is None or not later.any():
             return state.replace(in_flight=without(state.in_flight, act.key))
@@ -622,7 +616,9 @@ class SyncLoop(EventLoop):
         p = int(flight.fragment)
         personal = self.method.codec is not None and self.method.codec.personal
         codec = state.codec[p] if personal else None
-        counted = self.carrier.counted(flight) if personal else None
+        counted = None  # as weights say
+        if personal and self.carrier.separate:
+            counted = np.asarray(flight.weight)[list(self.programs.setup.here)] > 0
         merge = None if self.method.merge is None else state.merge[p]
         held, values = self.programs.outer_program(
             AnchorState(self.fragments.leaves(state.anchor, p), state.outer[p], codec, merge),
@@ -655,11 +651,10 @@ class SyncLoop(EventLoop):
           flight: as it stands in the state.
         """
         p, number = int(flight.fragment), round_of(state, flight)
-        told = {
-            "fragment": p,
-            "round": number,
-            "step": self.carrier.told_step(self, state, p, number),
-        }
+        step = int(state.counters.step)
+        if self.carrier.by_rounds:  # steps of regions differ; the tick at which the round opens
+            step = self.schedule.opens(number * len(self.fragments) + p)
+        told = {"fragment": p, "round": number, "step": step}
         return {name: np.int32(value) for name, value in told.items()}
 
     def adopt(self, state, p: int, flight: InFlight, lands: np.ndarray, step: int) -> TrainState:
@@ -696,18 +691,13 @@ class SyncLoop(EventLoop):
         ratio = state_field(landing_state, "correction_ratio") if landing_state else None
         return {} if ratio is None else {"correction_ratio": self.programs.copy_program(ratio)}
 
-    def send_ahead(self, state: TrainState, p: int, follows: bool, events: list[Event]) -> None:
-        """Send the moved anchors to the groups of the next round, and book them with the landing.
-
-        Args:
-          follows: as in `Carrier.ahead`.
-        """
+    def send_ahead(self, state: TrainState, p: int, events: list[Event]) -> None:
+        """Send the moved anchors to the groups of the next round; booked with the landing."""
         counters = state.counters
         groups = self.groups(int(counters.sends[p]))
-        traffic = self.carrier.ahead(self, state, p, groups, follows)
-        counters.bytes_sent += traffic.sent
-        counters.bytes_received += traffic.received
-        if traffic.nbytes:
+        if (traffic := self.carrier.ahead(self, state, p, groups)) is not None:
+            counters.bytes_sent += traffic.sent
+            counters.bytes_received += traffic.received
             events[-1] = events[-1].sending_ahead(traffic, groups)
 
 

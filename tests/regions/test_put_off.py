@@ -36,6 +36,7 @@ class Delivery:
 
     def __init__(self, since, no):
         self.trained, self.since, self.no, self.asked = 0, since, no, 0
+        self.exchange = self
 
     def _answer(self):
         self.asked += self.trained >= self.since
