@@ -178,7 +178,7 @@ class ReplayedAbsences:
     def prepare_loop(self, loop: SyncLoop) -> None:
         """Send also what nobody took part in, as jobs do, and let some keep their own values."""
         it = self._happened
-        loop.replay(lambda sent: _without(it.kept_own.get(sent, ()), it.run.regions))
+        loop.adopting = lambda sent: _without(it.kept_own.get(sent, ()), it.run.regions)
 
     def takes_part_at_the_end(self, fragment: int) -> np.ndarray:
         return _without(self._happened.at_the_end.get(fragment, ()), self._happened.run.regions)

@@ -185,14 +185,9 @@ class JobCarrier:
         flight: InFlight,
         again: bool = False,
     ) -> dict[str, np.ndarray]:
-        number = int(state.counters.sends.sum())
-        if again:
-            number = state.counters.sends_until(int(flight.sent))
-        round_ = round_of(state, flight)
+        groups = loop.groups(round_of(state, flight))
         exchange = loop.programs.exchange.at(int(flight.level))
-        how = (loop.groups(round_), exchange, loop.fragments)
-        given = (key, number, flight, state.anchor, *how)
-        self.delivery.start(*given, again=again, round=round_)
+        self.delivery.start(state, key, groups, exchange, loop.fragments, again)
         return {}
 
     def collect(

@@ -32,7 +32,7 @@ from lowcomm_jax.rounds.request import Arrived, nothing
 from lowcomm_jax.rounds.slicing import Slicing, goes_in_slices, named, padded_nbytes
 from lowcomm_jax.rounds.state_transfer import State, shared_state
 from lowcomm_jax.rules.topology import Groups, member_table
-from lowcomm_jax.state.train_state import InFlight, TrainState, rounds_landed
+from lowcomm_jax.state.train_state import InFlight, TrainState, round_of, rounds_landed
 from lowcomm_jax.store.errors import Lost, Parted, StoreUnavailable
 from lowcomm_jax.store.wire import without_region
 from lowcomm_jax.sync.carrier import Collected
@@ -128,36 +128,34 @@ class JobDelivery:
 
     def start(
         self,
+        state: TrainState,
         key: str,
-        number: int,
-        flight: InFlight,
-        anchor: dict[str, Any],
         groups: Groups | None,
         exchange: MeshExchange,
         fragments: Fragments,
         again: bool = False,
-        round: int = 0,
     ) -> None:
-        """Begin the exchange of a flight's payload.
+        """Begin the exchange of a payload in flight.
 
         With gossip it comes with this region's anchor: the one that was sent ahead, or else the
         anchor is sent now. That is so in a first round, and after a restart or an outage.
 
         Args:
           key: of the flight.
-          number: of the send, the same in all regions.
           groups: who exchanges; None = all regions.
           again: the payload was sent before, by a job that has ended.
-          round: number of the fragment's round, from 0; of use in groups.
         """
+        flight, anchor = state.in_flight[key], state.anchor
         p = int(flight.fragment)
         members, like = self.own_group(groups), fragments.like(p)
-        # Named by its number: a region that decided on another fragment or step must find out.
-        name, arrays = f"{self.prefix}{number}", _that_travel(flight)
-        # Sent again: the anchor may have moved since, and does not tell which one it was.
-        terms = decided(flight) | ({} if again else self.anchor_history.sent(anchor, fragments, p))
-        if self.by_rounds:
-            del terms["step"]
+        # Named by the send's number, the same in all regions: one that decided on another fragment
+        # or step must find out.
+        name = f"{self.prefix}{state.counters.sends_until(int(flight.sent))}"
+        arrays = _that_travel(flight)
+        terms: dict[str, Any] = {} if self.by_rounds else {"step": int(flight.sent)}
+        terms |= {"fragment": p, "level": int(flight.level)}
+        if not again:  # else the anchor may have moved since, and does not tell which one it was
+            terms |= self.anchor_history.sent(anchor, fragments, p)
         shapes = {k: jax.ShapeDtypeStruct(x.shape, x.dtype) for k, x in arrays.items()}
         slicing = None
         if groups is None and self._reduces(exchange):
@@ -172,7 +170,8 @@ class JobDelivery:
         if not self.listens_only:
             how = {"members": members, "terms": terms, "reduction": slicing}
             if self.group_size is not None:
-                how["early"] = self._taken_along(flight, round, anchor, members, fragments)
+                round_ = round_of(state, flight)
+                how["early"] = self._taken_along(flight, round_, anchor, members, fragments)
             arrays = self.arrays_to_send(flight)
             self.exchange.start(name, arrays, takes_part=bool(flight.takes_part.any()), **how)
 
@@ -359,13 +358,12 @@ class JobDelivery:
         Raises:
           Lost: nobody is left to exchange it.
         """
-        donors = DonorWait(self.exchange)
         how = {"members": pending.members, "terms": pending.terms, "reduction": pending.slicing}
 
         def look() -> Arrived | None:
             return self.exchange.skip(pending.name, pending.like, **how)
 
-        return leader().broadcast_from_leader("listen", lambda: donors.wait(pending.name, look))
+        return wait_for_donors(self.exchange, pending.name, look)
 
     def frontier(self, done: bool = False) -> int:
         """Inner steps of the furthest other region; 0 if nobody is there; `done`: see `steps`."""
@@ -537,12 +535,6 @@ def _copied(leaves: dict[str, jax.Array], rows: dict[str, jax.Array]) -> dict[st
     return jax.tree.map(jnp.copy, take(unstow(leaves), rows))
 
 
-def decided(flight: InFlight) -> dict[str, int]:
-    """What the schedule has decided on a payload: step, fragment, level."""
-    what = {"step": flight.sent, "fragment": flight.fragment, "level": flight.level}
-    return {name: int(x) for name, x in what.items()}
-
-
 def everyones(payload: PyTree, rows: dict[str, np.ndarray]) -> PyTree:
     """A payload with a row for every member, `[N, ...]`."""
     return jax.tree.structure(payload).unflatten(rows[name] for name in named(payload))
@@ -578,38 +570,27 @@ def with_everyones_rows(
     )
 
 
-class DonorWait:
-    """Waits for donors, and gives up when none was seen for a while.
+def wait_for_donors(exchange: RemoteExchange, awaited: str, look: Callable[[], T | None]) -> T:
+    """Call `look`, in the job's first process, until it returns something other than None.
 
-    The while covers short outages. Regions that ask for a state themselves are no donors, since
-    they would wait for one another for ever.
+    Regions that ask for a state themselves are no donors, since they would wait for one another
+    for ever.
+
+    Args:
+      awaited: what this region waits for.
+
+    Raises:
+      Lost: no donor was seen for 10 s, which covers short outages.
     """
 
-    def __init__(self, exchange: RemoteExchange):
-        self._exchange = exchange
-        self._seen = time.monotonic()
-
-    def check(self, awaited: str) -> None:
-        """Look for donors once.
-
-        Raises:
-          Lost: no donor was seen for 10 s; the message names what this region waits for
-            (`awaited`).
-        """
-        now = time.monotonic()
-        if self._exchange.donors():
-            self._seen = now
-        elif now > self._seen + _GIVE_UP_SECONDS:
-            raise Lost(f"all other regions are gone before {awaited}: join again")
-
-    def wait(self, awaited: str, look: Callable[[], T | None]) -> T:
-        """Calls `look` until it returns something other than None, and returns that.
-
-        Raises:
-          Lost: see `check`.
-        """
+    def wait() -> T:
+        seen_s = time.monotonic()
         while True:
-            self.check(awaited)
+            now = time.monotonic()
+            if exchange.donors():
+                seen_s = now
+            elif now > seen_s + _GIVE_UP_SECONDS:
+                raise Lost(f"all other regions are gone before {awaited}: join again")
             try:
                 found = look()
             except StoreUnavailable:
@@ -617,6 +598,8 @@ class DonorWait:
             if found is not None:
                 return found
             time.sleep(_POLL_SECONDS)
+
+    return leader().broadcast_from_leader(awaited, wait)
 
 
 class Participation:

@@ -29,7 +29,7 @@ from lowcomm_jax.checkpoint.target import abstract_flight
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.jobs.anchor_history import anchor_version
 from lowcomm_jax.jobs.job_carrier import expect, start_from_anchor
-from lowcomm_jax.jobs.job_delivery import DonorWait, JobDelivery
+from lowcomm_jax.jobs.job_delivery import JobDelivery, wait_for_donors
 from lowcomm_jax.jobs.peer_copy import start_from_peer
 from lowcomm_jax.mesh.arrays import host_form, place_like
 from lowcomm_jax.mesh.leader import leader
@@ -121,11 +121,7 @@ def newest(exchange: RemoteExchange) -> State:
       Lost: no region gave a state.
     """
     exchange.want_state()
-    donors = DonorWait(exchange)
-    given = "one gave its state"
-    return leader().broadcast_from_leader(
-        "state", lambda: donors.wait(given, exchange.newest_state)
-    )
+    return wait_for_donors(exchange, "one gave its state", exchange.newest_state)
 
 
 def _compare(loop: SyncLoop, state: TrainState) -> None:
@@ -139,14 +135,11 @@ def _compare(loop: SyncLoop, state: TrainState) -> None:
     step, version = anchor_version(state)
     if not own:
         return  # regions have anchors of their own
-    donors = DonorWait(exchange)
 
     def look() -> bool | None:
         return exchange.anchors_agree(step, version, own, at_last=time.monotonic() > until) or None
 
-    leader().broadcast_from_leader(
-        "anchors_agree", lambda: donors.wait("they told of their anchors", look)
-    )
+    wait_for_donors(exchange, "they told of their anchors", look)
 
 
 def serve(engine: Engine, state: TrainState, linger_s: float = 30.0) -> None:

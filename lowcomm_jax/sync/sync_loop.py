@@ -269,27 +269,24 @@ class EventLoop(abc.ABC):
 
 
 class SyncLoop(EventLoop):
-    """The loop of a schedule's acts."""
+    """The loop of a schedule's acts.
+
+    Attributes:
+      adopting: where it repeats a run of separate jobs, in which not all who took part adopt: step
+        of a send -> bool `[R]`, who adopted the resulting anchor. None = all.
+    """
 
     def __init__(
         self, programs: RoundPrograms, weights: str | np.ndarray, carrier: Carrier | None = None
     ):
         super().__init__(programs, weights, carrier)
-        self._adopting: Callable[[int], np.ndarray] | None = None
+        self.adopting: Callable[[int], np.ndarray] | None = None
         self._delay = delay_per_region(self.schedule.delay, self.count)
         self._averaged = list(programs.averaged())
         self._takes_own_parts = self.method.takes_own_parts
         count, apart = len(self.fragments), self.method.rules_differ
         self._lands_by_rule = [self.method.landing_of(p) is not None for p in range(count)]
         self._rules = [p if apart else 0 for p in range(count)]  # of `RoundFunctions.rules_K`
-
-    def replay(self, adopting: Callable[[int], np.ndarray]) -> None:
-        """Repeat a run of separate jobs, in which not all who took part adopt.
-
-        Args:
-          adopting: step of a send -> bool `[R]`, who adopted the resulting anchor.
-        """
-        self._adopting = adopting
 
     # -- acts -----------------------------------------------------------------------------------
 
@@ -573,8 +570,8 @@ class SyncLoop(EventLoop):
         lands = act.regions if in_time else np.zeros_like(act.regions)
         if act.fresh is None:
             lands = lands & flight.takes_part
-            if self._adopting is not None and not ends:
-                lands = lands & self._adopting(int(flight.sent))
+            if self.adopting is not None and not ends:
+                lands = lands & self.adopting(int(flight.sent))
         if lands.any() or not self.carrier.by_rounds:  # most arrivals are of others
             state = self.adopt(state, p, flight, lands, step)
         values = values if ends else {**values, **self._measured_by(state.landing[p])}

@@ -508,7 +508,9 @@ def test_what_is_announced_with_a_payload(mask, how, terms):
     decided = {"fragment": 1, "sent": 3, "level": 2, "takes_part": mask}
     flight = SimpleNamespace(payload={"w": w}, weight=weight, header={"drift": drift}, **decided)
     whole, cut = SimpleNamespace(one_by_one=True), SimpleNamespace(like=lambda p: {})
-    delivery.start("k", 7, flight, {}, [(0,), (1, 2)], whole, cut, again=again)
+    counters = SimpleNamespace(sends_until=lambda step: 4 + step)
+    state = SimpleNamespace(in_flight={"k": flight}, anchor={}, counters=counters)
+    delivery.start(state, "k", [(0,), (1, 2)], whole, cut, again=again)
     kept = delivery._pending["k"]
     assert (kept.name, kept.members, kept.listens_only) == ("7", (1, 2), terms is None)
     assert {k: x.shape for k, x in kept.like.items()} == {
