@@ -206,15 +206,17 @@ class JobCarrier:
 
     def traffic(self, exchange, p: int, like, mask: np.ndarray, groups, header: int) -> Traffic:
         traffic = self.delivery.traffic(exchange, like, mask, groups, header)
-        if groups is None or self.delivery.has_sent_ahead(p):
+        if groups is None or p in self.delivery.ahead.keys:
             return traffic
         return traffic.plus(self.delivery.anchor_traffic(like, mask, groups))
 
     def ahead(self, loop: SyncLoop, state: TrainState, p: int, groups: Groups) -> Traffic | None:
-        if self.delivery.never_defers:
+        delivery, fragments = self.delivery, loop.fragments
+        if delivery.never_defers:
             return None
-        round_ = int(state.counters.sends[p])
-        return self.delivery.send_ahead(p, round_, state.anchor, groups, loop.fragments)
+        given = state.anchor, fragments, delivery.own_group(groups), delivery.trained
+        delivery.ahead.send(p, int(state.counters.sends[p]), *given)
+        return delivery.anchor_traffic(fragments.like(p), np.ones(1, bool), groups)
 
     # -- the end --------------------------------------------------------------------------------
 
@@ -243,7 +245,8 @@ class JobCarrier:
           Parted: another region's anchor is another.
         """
         self.delivery.compare_final_anchors(state, loop.fragments)
-        self.delivery.drop_ahead()
+        if self.delivery.ahead is not None:
+            self.delivery.ahead.drop()
 
     def reconnect(self, loop: SyncLoop, state: TrainState) -> None:
         """Start the exchanges of what is in flight again: they ended with the job that sent it.
@@ -255,7 +258,8 @@ class JobCarrier:
             which this region needs if it is not counted.
         """
         self.paused = int(state.counters.behind) == 1
-        self.delivery.drop_ahead()
+        if self.delivery.ahead is not None:
+            self.delivery.ahead.drop()
         for key, flight in in_send_order(state.in_flight):
             if flight.anchor_updated:
                 continue

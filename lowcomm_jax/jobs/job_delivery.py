@@ -1,9 +1,8 @@
 """`JobDelivery`: a region's payloads on their way to the other jobs, and theirs to this one.
 
 `JobCarrier` calls it: `start` begins an exchange at a send, `arrives` waits, `finish` returns
-everyone's payload at the landing. With gossip `send_ahead` sends a moved anchor after a landing,
-and the next `start` of that fragment takes the anchor along. `answer` gives the state to a region
-that asks for one. `finish` raises `Parted` where the regions have different anchors.
+everyone's payload at the landing. `answer` gives the state to a region that asks for one. `finish`
+raises `Parted` where the regions have different anchors.
 """
 
 from __future__ import annotations
@@ -16,23 +15,22 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from lowcomm_jax.exchange import MeshExchange, Traffic, all_gather, in_halves, pair
 from lowcomm_jax.exchange.pairs import Draw
 from lowcomm_jax.jobs.anchor_history import AnchorHistory
+from lowcomm_jax.jobs.anchors_ahead import ANCHOR, AnchorsAhead
 from lowcomm_jax.mesh.arrays import whole
 from lowcomm_jax.mesh.leader import leader
-from lowcomm_jax.mesh.offload import unstow
-from lowcomm_jax.params.fragments import Fragments, take
+from lowcomm_jax.params.fragments import Fragments
 from lowcomm_jax.rounds.loopback_exchange import LoopbackExchange
 from lowcomm_jax.rounds.remote import RemoteExchange
 from lowcomm_jax.rounds.request import Arrived, nothing
 from lowcomm_jax.rounds.slicing import Slicing, goes_in_slices, named, padded_nbytes
 from lowcomm_jax.rounds.state_transfer import State, shared_state
 from lowcomm_jax.rules.topology import Groups, member_table
-from lowcomm_jax.state.train_state import InFlight, TrainState, round_of, rounds_landed
+from lowcomm_jax.state.train_state import InFlight, TrainState, rounds_landed
 from lowcomm_jax.store.errors import Lost, Parted, StoreUnavailable
 from lowcomm_jax.store.wire import without_region
 from lowcomm_jax.sync.carrier import Collected
@@ -41,7 +39,7 @@ from lowcomm_jax.sync.sync_loop import not_counted
 PyTree = Any
 log = logging.getLogger(__name__)
 
-HEADER, ANCHOR = "header", "anchor"
+HEADER = "header"
 RUNNING = 3
 """So many exchanges in a row without this region are no accident."""
 _GIVE_UP_SECONDS, _POLL_SECONDS = 10.0, 0.02
@@ -81,6 +79,7 @@ class JobDelivery:
       anchor_history: digests of the anchors this region has had.
       total: number of regions.
       region: number of this one, from 0.
+      ahead: anchors that are sent before their payloads; None without gossip.
       group_size: a fragment is exchanged in groups of at most so many regions, with the anchors of
         their members; None = among all.
       listens_only: take what the others exchange, and send nothing (`rejoin.catch_up`).
@@ -115,7 +114,7 @@ class JobDelivery:
         self.participation = Participation()
         self.trained, self.prefix = 0, prefix
         self._pending: dict[str, PendingExchange] = {}
-        self._ahead: dict[int, str] = {}  # by fragment: key of the anchor that was sent ahead
+        self.ahead = None if group_size is None else AnchorsAhead(exchange)
         self.slicings: dict[tuple[int, int], Slicing] = {}
 
     def loopback(self) -> JobDelivery:
@@ -137,17 +136,16 @@ class JobDelivery:
     ) -> None:
         """Begin the exchange of a payload in flight.
 
-        With gossip it comes with this region's anchor: the one that was sent ahead, or else the
-        anchor is sent now. That is so in a first round, and after a restart or an outage.
+        With gossip it comes with this region's anchor (`AnchorsAhead.take`).
 
         Args:
           key: of the flight.
           groups: who exchanges; None = all regions.
           again: the payload was sent before, by a job that has ended.
         """
-        flight, anchor = state.in_flight[key], state.anchor
+        flight, members = state.in_flight[key], self.own_group(groups)
         p = int(flight.fragment)
-        members, like = self.own_group(groups), fragments.like(p)
+        like = fragments.like(p)
         # Named by the send's number, the same in all regions: one that decided on another fragment
         # or step must find out.
         name = f"{self.prefix}{state.counters.sends_until(int(flight.sent))}"
@@ -155,13 +153,13 @@ class JobDelivery:
         terms: dict[str, Any] = {} if self.by_rounds else {"step": int(flight.sent)}
         terms |= {"fragment": p, "level": int(flight.level)}
         if not again:  # else the anchor may have moved since, and does not tell which one it was
-            terms |= self.anchor_history.sent(anchor, fragments, p)
+            terms |= self.anchor_history.sent(state.anchor, fragments, p)
         shapes = {k: jax.ShapeDtypeStruct(x.shape, x.dtype) for k, x in arrays.items()}
         slicing = None
         if groups is None and self._reduces(exchange):
             slicing = self._slicing(flight, shapes, exchange, like)
             shapes = {k: x for k, x in shapes.items() if k in slicing.rest}
-        if self.group_size is not None:
+        if self.ahead is not None:
             of_anchor = {f"{ANCHOR}/{k}": x.shape for k, x in like.items()}
             shapes |= {k: jax.ShapeDtypeStruct((1, *x), "float32") for k, x in of_anchor.items()}
         self._pending[key] = PendingExchange(
@@ -169,9 +167,8 @@ class JobDelivery:
         )
         if not self.listens_only:
             how = {"members": members, "terms": terms, "reduction": slicing}
-            if self.group_size is not None:
-                round_ = round_of(state, flight)
-                how["early"] = self._taken_along(flight, round_, anchor, members, fragments)
+            if self.ahead is not None:
+                how["early"] = self.ahead.take(state, flight, fragments, members)
             arrays = self.arrays_to_send(flight)
             self.exchange.start(name, arrays, takes_part=bool(flight.takes_part.any()), **how)
 
@@ -179,65 +176,10 @@ class JobDelivery:
         """The arrays of a payload that travel, `[1, ...]` by name, whole in this process."""
         return {name: whole(x) for name, x in _that_travel(flight).items()}
 
-    # -- anchors, with gossip -------------------------------------------------------------------
-
-    def send_ahead(
-        self, p: int, round: int, anchor: dict[str, Any], groups: Groups, fragments: Fragments
-    ) -> Traffic:
-        """Send fragment p's anchor to the group of its next round, beside the inner steps.
-
-        Args:
-          round: number of that round.
-          groups: of that round.
-
-        Returns:
-          the bytes.
-        """
-        self._send_anchor(p, round, anchor, self.own_group(groups), fragments, self.trained, True)
-        return self.anchor_traffic(fragments.like(p), np.ones(1, bool), groups)
-
-    def has_sent_ahead(self, p: int) -> bool:
-        """Whether fragment p's anchor is already on its way to the next round's group."""
-        return p in self._ahead
-
-    def drop_ahead(self) -> None:
-        """Forget what was sent ahead: no round follows, or this state is another."""
-        if self._ahead:
-            self.exchange.drop_early()
-        self._ahead = {}
-
     def anchor_traffic(self, like: PyTree, mask: np.ndarray, groups: Groups) -> Traffic:
         """Bytes of the anchors of one round; takes all other regions to send theirs."""
         nbytes = 4 * sum(x.size for x in jax.tree.leaves(like))
         return self._own(pair(nbytes, self._with_others(mask), groups))
-
-    def _taken_along(
-        self, flight: InFlight, round: int, anchor, members, fragments: Fragments
-    ) -> str:
-        """Key of the anchor that goes with a payload; sends it now if it was not sent ahead."""
-        p, key = int(flight.fragment), _anchor_key(int(flight.fragment), round)
-        if self._ahead.get(p, key) != key:
-            self.drop_ahead()  # of another state
-        if p not in self._ahead:
-            takes_part = bool(flight.takes_part.any())
-            self._send_anchor(p, round, anchor, members, fragments, int(flight.sent), takes_part)
-        return self._ahead.pop(p)
-
-    def _send_anchor(
-        self,
-        p: int,
-        round: int,
-        anchor,
-        members,
-        fragments: Fragments,
-        step: int,
-        takes_part: bool,
-    ) -> None:
-        cut = _copied(fragments.leaves(anchor, p), fragments.rows(p))
-        arrays = {f"{ANCHOR}/{k}": whole(x) for k, x in cut.items()}
-        self._ahead[p] = key = _anchor_key(p, round)
-        how = {"members": members, "step": step, "takes_part": takes_part}
-        self.exchange.send_early(key, arrays, **how)
 
     def _reduces(self, exchange: MeshExchange) -> bool:
         return not self.whole and goes_in_slices(exchange, self.total)
@@ -522,17 +464,6 @@ def _that_travel(flight: InFlight) -> dict[str, Any]:
     """The arrays of a payload that travel, `[1, ...]` by name."""
     headers = {f"{HEADER}/{name}": x for name, x in flight.header.items()}
     return named(flight.payload) | headers | {"weight": flight.weight}
-
-
-def _anchor_key(p: int, round: int) -> str:
-    """Key of an anchor: no number, as those of exchanges are."""
-    return f"{p}.{round}.anchor"
-
-
-@jax.jit
-def _copied(leaves: dict[str, jax.Array], rows: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """A fragment of an anchor, copied: the landing may donate the anchor before it is read."""
-    return jax.tree.map(jnp.copy, take(unstow(leaves), rows))
 
 
 def everyones(payload: PyTree, rows: dict[str, np.ndarray]) -> PyTree:

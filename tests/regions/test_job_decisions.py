@@ -255,7 +255,7 @@ class Carries(JobCarrier):
     """Notes what is posted."""
 
     def __init__(self):
-        super().__init__(SimpleNamespace(listens_only=False, drop_ahead=lambda: None))
+        super().__init__(SimpleNamespace(listens_only=False, ahead=None))
         self.delivery.learns_outcome = lambda key: True
         self.started = []
 
