@@ -273,7 +273,7 @@ class Engine:
         """
         loop = self._begin(state)
         if rounds is not None:
-            if not loop.carrier.by_rounds:
+            if not loop.by_rounds:
                 raise ValueError(f"rounds={rounds}: regions count steps here; give so many batches")
             batches = loop.carrier.until_rounds(state, rounds, batches)
         if microbatch is not None:

@@ -95,8 +95,6 @@ class JobCarrier:
         (`JobDelivery.learns_outcome`); None = nobody is called.
     """
 
-    separate, by_rounds = True, False
-
     def __init__(self, delivery: JobDelivery):
         self.delivery, self.pacing = delivery, OutagePacing()
         self.witness: Callable[[Counted], None] | None = None
@@ -198,7 +196,7 @@ class JobCarrier:
         state, collected = self.delivery.finish(state, key)
         flight = collected.flight
         p, step = int(flight.fragment), int(flight.sent)
-        number = state.counters.number(p, step)
+        number = round_of(state, state.in_flight[key])
         state.counters.counted[p] = flight.takes_part.all()
         if self.witness is not None and learns:
             self.witness(Counted(p, step, number, last, flight.takes_part.copy(), adopts))

@@ -59,8 +59,6 @@ class RoundCarrier:
       newest: the newest round that was seen open.
     """
 
-    separate = by_rounds = True
-
     def __init__(self, programs: RoundPrograms, delivery: JobDelivery):
         method = programs.method
         self.paused, self.header = False, {}

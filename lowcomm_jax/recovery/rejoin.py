@@ -76,7 +76,7 @@ def enter(engine: Engine, state: TrainState, batch: PyTree) -> TrainState:
     own = int(state.counters.step)
     state = engine.warm(precompile(engine, state), batch)
     result = exchange.result()
-    if loop.carrier.by_rounds:
+    if loop.by_rounds:
         return _copy_peer(loop, state, result)
     if result is not None:
         _, arrays, document = result

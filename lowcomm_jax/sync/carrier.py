@@ -39,15 +39,11 @@ class Carrier(Protocol):
     """What a loop asks for.
 
     Attributes:
-      separate: whether this job is one region of several.
-      by_rounds: whether records of rounds say what lands; then every step is looked at.
       paused: whether the newest step stands before a stage whose payloads are still waited for, so
         that its state can be saved. The step is done before the next one begins (`Engine.run`).
       header: numbers that travel with every payload, float32 `[R]` by name.
     """
 
-    separate: bool
-    by_rounds: bool
     paused: bool
     header: Mapping[str, Any]
 
@@ -56,7 +52,7 @@ class Carrier(Protocol):
         ...
 
     def agreed(self, loop: Any, state: TrainState) -> RoundsAgreed | None:
-        """What the records of rounds say by now; None = steps say what is due."""
+        """What the records of rounds say by now, where they say what lands; None = steps do."""
 
     def reach(self, loop: Any, state: TrainState, stage: Stage, begun: bool) -> bool:
         """Block until a stage's payloads can be collected; False = the others are not reached, or
@@ -141,7 +137,7 @@ class Carrier(Protocol):
 class MeshCarrier:
     """All regions are in one program, and the payloads in its state."""
 
-    separate = by_rounds = paused = False
+    paused = False
     header: ClassVar[dict[str, Any]] = {}
 
     def running(self, loop, state):

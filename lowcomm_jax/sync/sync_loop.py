@@ -77,6 +77,8 @@ class EventLoop(abc.ABC):
       weights: float32 `[R]`, weights of the regions unless tokens decide (`by_tokens`).
       total: number of regions of the run.
       count: number of regions in this job.
+      separate: whether this job is one region of several.
+      by_rounds: whether records of rounds say what lands; then every step is looked at.
       owed: events of a step that was paused, which are told with the next one's.
     """
 
@@ -87,6 +89,8 @@ class EventLoop(abc.ABC):
         self.carrier: Carrier = MeshCarrier() if carrier is None else carrier
         self.schedule = self.method.schedule
         self.count, self.total = programs.regions.count, programs.setup.regions
+        self.separate = programs.setup.separate
+        self.by_rounds = self.separate and self.schedule.by_rounds
         self.fragments = programs.fragments
         self.by_tokens = isinstance(weights, str) and weights == "tokens"
         equal = np.ones(self.count, np.float32)
@@ -299,7 +303,7 @@ class SyncLoop(EventLoop):
         return self.schedule.acts(step, view)
 
     def is_due(self, state: TrainState, step: int) -> bool:
-        return self.carrier.by_rounds or bool(self.acts(state, step))
+        return self.by_rounds or bool(self.acts(state, step))
 
     def events_at(
         self, state: TrainState, mask: np.ndarray, in_time: bool, events: list[Event]
@@ -375,7 +379,7 @@ class SyncLoop(EventLoop):
             rates = lambda: np.asarray(state.rate)  # noqa: E731
             p = self.schedule.choose(step, state.counters, act.fragments, rates)
         mask = mask if act.admitted is None else mask & act.admitted
-        if self.method.base != "received" or self.carrier.separate:
+        if self.method.base != "received" or self.separate:
             return self.put_in_flight(state, p, step, mask, act.lands, events, flight_key(p, step))
         for region in np.flatnonzero(mask):
             only = np.arange(self.count) == region
@@ -387,7 +391,7 @@ class SyncLoop(EventLoop):
         self, state: TrainState, p: int, step: int, mask: np.ndarray, events: list[Event]
     ) -> TrainState:
         act = Send((p,))
-        if not self.carrier.separate:
+        if not self.separate:
             act = self.schedule.at_the_end(step, p, state.counters)
         return self.send(state, act, step, mask, events)
 
@@ -402,7 +406,7 @@ class SyncLoop(EventLoop):
         with_snapshot = self._lands_by_rule[p] and bool((self._delay > 0).any())
         level = self.schedule.level(state.counters)
         # A copy before the send, which donates it: other jobs may leave the payload out.
-        kept = jax.tree.map(jnp.copy, state.codec[p]) if self.carrier.separate else None
+        kept = jax.tree.map(jnp.copy, state.codec[p]) if self.separate else None
         out = self.programs.payload_program(
             self._values(state, p),
             self.fragments.leaves(state.received or state.anchor, p),
@@ -457,9 +461,9 @@ class SyncLoop(EventLoop):
         """Bytes of one exchange, `[R]`, as announced at its send."""
         header = 4 * (self.schedule.header_floats() + len(self.carrier.header))
         exchange, norms = self.programs.exchange.at(level), self._norms[p]
-        together = header + (norms if self.carrier.separate else 0)
+        together = header + (norms if self.separate else 0)
         traffic = self.carrier.traffic(exchange, p, self._like[p], mask, groups, together)
-        if norms and not self.carrier.separate:
+        if norms and not self.separate:
             traffic = traffic.plus(all_gather(norms, mask))
         if p == 0 and self._averaged:
             return traffic.plus(two_shot(self.programs.averaged_bytes(), mask))
@@ -539,7 +543,7 @@ class SyncLoop(EventLoop):
         With `base="received"` a region's payload stands apart on one mesh; what arrives from other
         jobs holds those of all, and counts in the order of the regions.
         """
-        if self.method.base != "received" or not self.carrier.separate:
+        if self.method.base != "received" or not self.separate:
             return [arrived]
         alone = [np.arange(self.total) == r for r in np.flatnonzero(arrived.takes_part)]
         return [
@@ -572,7 +576,7 @@ class SyncLoop(EventLoop):
             lands = lands & flight.takes_part
             if self.adopting is not None and not ends:
                 lands = lands & self.adopting(int(flight.sent))
-        if lands.any() or not self.carrier.by_rounds:  # most arrivals are of others
+        if lands.any() or not self.by_rounds:  # most arrivals are of others
             state = self.adopt(state, p, flight, lands, step)
         values = values if ends else {**values, **self._measured_by(state.landing[p])}
         since = step if ends or act.key is None else flight.sent
@@ -580,7 +584,7 @@ class SyncLoop(EventLoop):
             since = np.maximum(state.counters.last_landed[p], 0)
         self.log_landing(state, p, act.key, lands, step - since, step, values, events)
         follows = in_time and not ends  # else jobs have no part in the next round
-        if self.method.topology is not None and (follows or not self.carrier.separate):
+        if self.method.topology is not None and (follows or not self.separate):
             self.send_ahead(state, p, events)
         later = None if act.later is None else act.later & flight.takes_part
         if later is None or not later.any():
@@ -614,7 +618,7 @@ class SyncLoop(EventLoop):
         personal = self.method.codec is not None and self.method.codec.personal
         codec = state.codec[p] if personal else None
         counted = None  # as weights say
-        if personal and self.carrier.separate:
+        if personal and self.separate:
             counted = np.asarray(flight.weight)[list(self.programs.setup.here)] > 0
         merge = None if self.method.merge is None else state.merge[p]
         held, values = self.programs.outer_program(
@@ -649,7 +653,7 @@ class SyncLoop(EventLoop):
         """
         p, number = int(flight.fragment), round_of(state, flight)
         step = int(state.counters.step)
-        if self.carrier.by_rounds:  # steps of regions differ; the tick at which the round opens
+        if self.by_rounds:  # steps of regions differ; the tick at which the round opens
             step = self.schedule.opens(number * len(self.fragments) + p)
         told = {"fragment": p, "round": number, "step": step}
         return {name: np.int32(value) for name, value in told.items()}

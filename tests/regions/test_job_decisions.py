@@ -300,7 +300,7 @@ def test_it_is_noted_who_was_counted_and_whether_it_is_adopted(counted, all_were
     loop, state, seen = Sends(), State(), []
     arrived = sent(5, fragment=1, takes_part=np.array(counted, bool))
     state.counters.counted = np.array([False, not all_were])
-    state.counters.number = lambda p, step: 10 * p + step
+    state.counters.sends, state.in_flight = np.array([0, 16]), {"k": sent(5, fragment=1)}
     came = Collected(arrived, None, {})
     loop.delivery.finish = lambda state, key: (state, came)
     carrier = loop.carrier
@@ -556,7 +556,8 @@ class Moves(SyncLoop):
     """Notes what rules are told."""
 
     def __init__(self, arrived):
-        self._takes_own_parts, self.measurements = False, None
+        self._takes_own_parts = self.by_rounds = False
+        self.measurements = None
         self.method, self.seen = SimpleNamespace(base="anchor"), []
         self.carrier = JobCarrier(SimpleNamespace())
         self.carrier.collect = lambda loop, state, *_: (state, Collected(arrived, None, {}))
