@@ -273,7 +273,7 @@ class Engine:
         """
         loop = self._begin(state)
         if rounds is not None:
-            if not loop.carrier.by_rounds:
+            if not loop.by_rounds:
                 raise ValueError(f"rounds={rounds}: regions count steps here; give so many batches")
             batches = loop.carrier.until_rounds(state, rounds, batches)
         if microbatch is not None:
@@ -632,7 +632,7 @@ def make_sync_loop(
       delivery: of a job that is one region of several; None = all regions on one mesh.
     """
     if delivery is not None:
-        paced = programs.method.schedule.uneven
+        paced = programs.method.schedule.by_rounds
         carrier = RoundCarrier(programs, delivery) if paced else JobCarrier(delivery)
         return SyncLoop(programs, weights, carrier)
     if programs.method.servers is not None:

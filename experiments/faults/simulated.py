@@ -42,7 +42,7 @@ class SimulatedFaults:
             # Send also what nobody took part in, as jobs do, and let some keep their own values.
             kept, everyone = job.faults.kept_own, np.arange(job.regions)
             loop = run.engine.sync_loop(state)
-            loop.replay(lambda sent: ~np.isin(everyone, kept.get(sent, ())))
+            loop.adopting = lambda sent: ~np.isin(everyone, kept.get(sent, ()))
 
     @property
     def participants(self):

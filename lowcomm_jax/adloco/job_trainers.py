@@ -22,7 +22,6 @@ import numpy as np
 from lowcomm_jax.adloco.probe import SCALARS
 from lowcomm_jax.adloco.state import AdaptiveState, Trainer
 from lowcomm_jax.engine import Engine
-from lowcomm_jax.exchange import Traffic
 from lowcomm_jax.history import History
 from lowcomm_jax.jobs.job_carrier import JobCarrier, start_from_anchor
 from lowcomm_jax.jobs.job_delivery import JobDelivery
@@ -47,15 +46,14 @@ class TrainerCarrier(JobCarrier):
     anchors are compared when all trainers are one.
 
     Attributes:
-      measured: this region's statistics of the round, float32 `[1]` by name; they travel with its
-        next payload.
+      header: this region's statistics of the round, float32 `[1]` by name.
       heard: of the last exchange, (statistics `[N]` by name, bool `[N]` who was counted).
       holds: whether what was sent waits: nothing lands.
     """
 
     def __init__(self, delivery: JobDelivery, holds: bool = True):
         super().__init__(delivery)
-        self.measured: dict[str, Any] = NOTHING
+        self.header = NOTHING
         self.heard: tuple[dict[str, np.ndarray], np.ndarray] | None = None
         self.holds = holds
 
@@ -74,12 +72,6 @@ class TrainerCarrier(JobCarrier):
         finally:
             self.holds = held
 
-    def header(self) -> dict[str, Any]:
-        return dict(self.measured)
-
-    def traffic(self, exchange, like, mask: np.ndarray, groups, header: int) -> Traffic:
-        return super().traffic(exchange, like, mask, groups, header + 4 * len(self.measured))
-
     def collect(
         self, loop: EventLoop, state: TrainState, key: str, last: bool, adopts: bool
     ) -> tuple[TrainState, Collected]:
@@ -90,15 +82,15 @@ class TrainerCarrier(JobCarrier):
 
     def sends(self, seen: dict[str, jax.Array] | None, kept: dict[str, float] | None) -> None:
         """Let the next payload carry what was just `seen`, or `kept` from earlier in the round."""
-        self.measured, self.heard = NOTHING, None
+        self.header, self.heard = NOTHING, None
         if seen is not None:
-            self.measured = {**seen, HAS_LOOKED: np.ones(1, np.float32)}
+            self.header = {**seen, HAS_LOOKED: np.ones(1, np.float32)}
         elif kept is not None:
-            self.measured = {name: np.array([x], np.float32) for name, x in kept.items()}
+            self.header = {name: np.array([x], np.float32) for name, x in kept.items()}
 
     def to_keep(self) -> dict[str, float]:
         """This region's statistics of a round that goes on, for `sends`."""
-        return {name: float(np.asarray(x)[0]) for name, x in self.measured.items()}
+        return {name: float(np.asarray(x)[0]) for name, x in self.header.items()}
 
     def votes(self) -> tuple[dict[str, np.ndarray], np.ndarray] | None:
         """Statistics `[N]` by name that the last exchange brought, and bool `[N]`, who was counted
@@ -132,8 +124,8 @@ class JobTrainers:
         key = state.layout, number
         if key not in self._loops:
             own = JobDelivery(self.delivery.exchange, shared=True, prefix=f"{number}.")
-            own.slicings, own.never_defers = self.delivery.slicings, True
-            own.answers = False
+            own.slicings = self.delivery.slicings
+            own.never_defers, own.tells = True, False
             own.participation = self.delivery.participation
             programs = self.engine.sync_loop(state).programs
             self._loops[key] = SyncLoop(programs, self.engine.weights, TrainerCarrier(own))

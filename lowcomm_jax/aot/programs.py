@@ -221,7 +221,7 @@ def _record_round(loop: SyncLoop, state: TrainState, p: int, given: tuple) -> Tr
         loop.measurements.landed(moved, flight, values)
     loop.adopt(moved, p, flight, everyone, step)
     if loop.method.topology is not None:
-        loop.send_ahead(sent, p, True, [Event.of_landing(step, p, "payload", everyone, 0, {})])
+        loop.send_ahead(sent, p, [Event.of_landing(step, p, "payload", everyone, 0, {})])
     return sent
 
 

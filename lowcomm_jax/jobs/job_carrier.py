@@ -26,7 +26,7 @@ from lowcomm_jax.jobs.job_delivery import JobDelivery
 from lowcomm_jax.mesh.arrays import place
 from lowcomm_jax.optimizers import at_step
 from lowcomm_jax.rules.topology import Groups
-from lowcomm_jax.schedule.base import Stage
+from lowcomm_jax.schedule.base import Move, Send, Stage, View
 from lowcomm_jax.state.train_state import (
     InFlight,
     TrainState,
@@ -34,7 +34,7 @@ from lowcomm_jax.state.train_state import (
     round_of,
     with_inner,
 )
-from lowcomm_jax.sync.carrier import Collected, keys_to_collect
+from lowcomm_jax.sync.carrier import Collected
 from lowcomm_jax.sync.sync_loop import EventLoop, SyncLoop, with_step
 
 PyTree = Any
@@ -95,13 +95,12 @@ class JobCarrier:
         (`JobDelivery.learns_outcome`); None = nobody is called.
     """
 
-    separate, by_rounds = True, False
-
     def __init__(self, delivery: JobDelivery):
         self.delivery, self.pacing = delivery, OutagePacing()
         self.witness: Callable[[Counted], None] | None = None
-        self.paused = False
+        self.paused, self.header = False, {}
         self._known: int | None = None  # of how many sends the outcome was read ahead
+        self._done_until = 0  # all that is due up to this step is done
 
     def alone(self) -> JobCarrier:
         """A carrier that gets its own payloads back, in place of those of the others."""
@@ -117,6 +116,7 @@ class JobCarrier:
         """
         now = int(state.counters.step)
         self.delivery.trained, due = now, loop.upcoming(state, now)
+        self._done_until = state.counters.done_until
         if due > now:
             self.delivery.pass_steps(with_step(state, now, behind=0), loop.fragments)
         late = self.pacing.first is not None and due < now
@@ -127,55 +127,51 @@ class JobCarrier:
             yield
         finally:
             if self._known is not None:
-                self.delivery.forget_ahead()
+                self.delivery.exchange.forget_ahead()
                 self._known = None
 
     def agreed(self, loop: EventLoop, state: TrainState) -> None:
         """None."""
 
-    def comes_to(self, loop: EventLoop, state: TrainState, step: int) -> None:
-        now, sends = int(state.counters.step), int(state.counters.sends.sum())
+    def _comes_to(self, loop: EventLoop, state: TrainState) -> None:
+        """Before the first stage of a step: read ahead what the others have landed by now, and wait
+        the longer for them the more steps they have to make to come here."""
+        step, now = int(state.counters.step), self.delivery.trained
+        sends = int(state.counters.sends.sum())
         if self._known is not None and step < now and sends >= self._known:
             missed = _missed(loop, state, now)
             self._known = self.delivery.fetch_ahead(sends, now - step + 1, missed)
         if self.pacing.first is not None:
-            patience_s = self.pacing.patience_s(step - state.counters.done_until)
-            self.delivery.be_patient(patience_s)
+            self.delivery.exchange.be_patient(self.pacing.patience_s(step - self._done_until))
 
     def reach(self, loop: EventLoop, state: TrainState, stage: Stage, begun: bool) -> bool:
         # One answer for a step with a send, so that it is put off as a whole: what lands and what
         # leaves is decided together. A one-period step lands behind its send, and a send cannot be
         # taken back; so it begins only where its payloads arrive. A blocking first round waits.
-        schedule, step = loop.schedule, int(state.counters.step)
-        if begun and schedule.land_after_send:
+        if not begun:
+            self._comes_to(loop, state)
+        elif loop.schedule.land_after_send:
             return True
-        lands = keys_to_collect(stage)
-        due, sends = schedule.due(step, state.counters), not begun
-        if sends and schedule.land_after_send:
-            flights = in_send_order(state.in_flight)
-            lands = [k for k, f in flights if f.sent < step and f.fragment in due]
-        sends = sends and bool(due) and not (state.counters.last_sent == step).any()
+        sends = not begun and bool(_due_sends(loop, state, int(state.counters.step)))
         reached = not sends or self.delivery.reachable()
-        if reached and self.delivery.arrives(state, lands, loop.fragments):
+        if reached and self.delivery.arrives(state, _lands(stage, state), loop.fragments):
             return True
         if self.delivery.stopped():
             self.paused = True
         else:
             self.pacing.deferred(self.delivery.trained)
-            self.delivery.still_behind()
+            self.delivery.exchange.trains(self.delivery.trained)
         return False
 
-    def told_step(self, loop: EventLoop, state: TrainState, p: int, number: int) -> int:
-        return int(state.counters.step)
-
     def done(self, loop: EventLoop, state: TrainState, in_time: bool) -> None:
-        over = with_step(state, int(state.counters.step), behind=0)
+        self._done_until = int(state.counters.step)
+        over = with_step(state, self._done_until, behind=0)
         self.delivery.publish_progress(over, loop.fragments)
         sent = (state.counters.last_sent == state.counters.step).any()
         if self.pacing.first is not None and in_time and sent:
             # Sent in time: this region has caught up with the others.
             self.pacing = OutagePacing()
-            self.delivery.be_patient(0.0)
+            self.delivery.exchange.be_patient(0.0)
 
     # -- payloads to and from the other jobs ----------------------------------------------------
 
@@ -187,14 +183,9 @@ class JobCarrier:
         flight: InFlight,
         again: bool = False,
     ) -> dict[str, np.ndarray]:
-        number = int(state.counters.sends.sum())
-        if again:
-            number = state.counters.sends_until(int(flight.sent))
-        round_ = round_of(state, flight)
+        groups = loop.groups(round_of(state, flight))
         exchange = loop.programs.exchange.at(int(flight.level))
-        how = (loop.groups(round_), exchange, loop.fragments)
-        given = (key, number, flight, state.anchor, *how)
-        self.delivery.start(*given, again=again, round=round_)
+        self.delivery.start(state, key, groups, exchange, loop.fragments, again)
         return {}
 
     def collect(
@@ -205,39 +196,25 @@ class JobCarrier:
         state, collected = self.delivery.finish(state, key)
         flight = collected.flight
         p, step = int(flight.fragment), int(flight.sent)
-        number = state.counters.number(p, step)
+        number = round_of(state, state.in_flight[key])
         state.counters.counted[p] = flight.takes_part.all()
         if self.witness is not None and learns:
             self.witness(Counted(p, step, number, last, flight.takes_part.copy(), adopts))
         return state, collected
 
-    def counted(self, flight: InFlight) -> np.ndarray:
-        own = self.delivery.region  # all regions are members, but in groups
-        return np.asarray(flight.weight[own : own + 1]) > 0
-
-    def header(self) -> dict[str, Any]:
-        return {}
-
-    def traffic(self, exchange, like, mask: np.ndarray, groups, header: int) -> Traffic:
-        return self.delivery.traffic(exchange, like, mask, groups, header)
-
-    # -- anchors, with gossip -------------------------------------------------------------------
-
-    def with_anchors(
-        self, traffic: Traffic, p: int, like: PyTree, mask: np.ndarray, groups: Groups
-    ) -> Traffic:
-        """With the anchor's bytes where that was not sent ahead."""
-        if self.delivery.has_sent_ahead(p):
+    def traffic(self, exchange, p: int, like, mask: np.ndarray, groups, header: int) -> Traffic:
+        traffic = self.delivery.traffic(exchange, like, mask, groups, header)
+        if groups is None or p in self.delivery.ahead.keys:
             return traffic
         return traffic.plus(self.delivery.anchor_traffic(like, mask, groups))
 
-    def ahead(
-        self, loop: SyncLoop, state: TrainState, p: int, groups: Groups, follows: bool
-    ) -> Traffic:
-        if not follows or not self.delivery.sends_ahead:
-            return self.delivery.nothing_ahead(groups)
-        round_ = int(state.counters.sends[p])
-        return self.delivery.send_ahead(p, round_, state.anchor, groups, loop.fragments)
+    def ahead(self, loop: SyncLoop, state: TrainState, p: int, groups: Groups) -> Traffic | None:
+        delivery, fragments = self.delivery, loop.fragments
+        if delivery.never_defers:
+            return None
+        given = state.anchor, fragments, delivery.own_group(groups), delivery.trained
+        delivery.ahead.send(p, int(state.counters.sends[p]), *given)
+        return delivery.anchor_traffic(fragments.like(p), np.ones(1, bool), groups)
 
     # -- the end --------------------------------------------------------------------------------
 
@@ -266,7 +243,8 @@ class JobCarrier:
           Parted: another region's anchor is another.
         """
         self.delivery.compare_final_anchors(state, loop.fragments)
-        self.delivery.drop_ahead()
+        if self.delivery.ahead is not None:
+            self.delivery.ahead.drop()
 
     def reconnect(self, loop: SyncLoop, state: TrainState) -> None:
         """Start the exchanges of what is in flight again: they ended with the job that sent it.
@@ -278,7 +256,8 @@ class JobCarrier:
             which this region needs if it is not counted.
         """
         self.paused = int(state.counters.behind) == 1
-        self.delivery.drop_ahead()
+        if self.delivery.ahead is not None:
+            self.delivery.ahead.drop()
         for key, flight in in_send_order(state.in_flight):
             if flight.anchor_updated:
                 continue
@@ -290,13 +269,24 @@ class JobCarrier:
             self.post(loop, state, key, flight, again=True)
 
 
+def _lands(stage: Stage, state: TrainState) -> list[str]:
+    """Keys of the payloads that move an anchor in a stage, or behind its sends."""
+    leaving = {p for act in stage if isinstance(act, Send) for p in act.fragments}
+    moved = [act.key for act in stage if isinstance(act, Move) and act.key is not None]
+    return moved + [k for k, f in in_send_order(state.in_flight) if f.fragment in leaving]
+
+
+def _due_sends(loop: EventLoop, state: TrainState, step: int) -> Stage:
+    """The sends of a step as if nothing were in flight: what lands first frees its fragment."""
+    return loop.schedule.sends(step, View(state.counters, [], loop.count))
+
+
 def _missed(loop: EventLoop, state: TrainState, now: int) -> int:
-    """How many sends were due before `now`; 0 where what lands decides what is sent."""
-    schedule, counters = loop.schedule, state.counters
-    if not schedule.by_steps or loop.method.base == "received":  # there, absence is no send
+    """How many sends are due from the state's step to before `now`; 0 where what lands decides what
+    is sent."""
+    if not loop.schedule.by_steps:
         return 0
-    steps = (t for t in range(counters.done_until + 1, now) if not (counters.last_sent == t).any())
-    return sum(len(schedule.due(t, counters)) for t in steps)
+    return sum(len(_due_sends(loop, state, t)) for t in range(int(state.counters.step), now))
 
 
 # -- after a restart ------------------------------------------------------------------------------

@@ -1,9 +1,8 @@
 """`JobDelivery`: a region's payloads on their way to the other jobs, and theirs to this one.
 
 `JobCarrier` calls it: `start` begins an exchange at a send, `arrives` waits, `finish` returns
-everyone's payload at the landing. With gossip `send_ahead` sends a moved anchor after a landing,
-and the next `start` of that fragment takes the anchor along. `answer` gives the state to a region
-that asks for one. `finish` raises `Parted` where the regions have different anchors.
+everyone's payload at the landing. `answer` gives the state to a region that asks for one. `finish`
+raises `Parted` where the regions have different anchors.
 """
 
 from __future__ import annotations
@@ -16,16 +15,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from lowcomm_jax.exchange import MeshExchange, Traffic, all_gather, in_halves, pair
 from lowcomm_jax.exchange.pairs import Draw
 from lowcomm_jax.jobs.anchor_history import AnchorHistory
+from lowcomm_jax.jobs.anchors_ahead import ANCHOR, AnchorsAhead
 from lowcomm_jax.mesh.arrays import whole
 from lowcomm_jax.mesh.leader import leader
-from lowcomm_jax.mesh.offload import unstow
-from lowcomm_jax.params.fragments import Fragments, take
+from lowcomm_jax.params.fragments import Fragments
 from lowcomm_jax.rounds.loopback_exchange import LoopbackExchange
 from lowcomm_jax.rounds.remote import RemoteExchange
 from lowcomm_jax.rounds.request import Arrived, nothing
@@ -41,7 +39,7 @@ from lowcomm_jax.sync.sync_loop import not_counted
 PyTree = Any
 log = logging.getLogger(__name__)
 
-HEADER, ANCHOR = "header", "anchor"
+HEADER = "header"
 RUNNING = 3
 """So many exchanges in a row without this region are no accident."""
 _GIVE_UP_SECONDS, _POLL_SECONDS = 10.0, 0.02
@@ -81,11 +79,12 @@ class JobDelivery:
       anchor_history: digests of the anchors this region has had.
       total: number of regions.
       region: number of this one, from 0.
+      ahead: anchors that are sent before their payloads; None without gossip.
       group_size: a fragment is exchanged in groups of at most so many regions, with the anchors of
         their members; None = among all.
       listens_only: take what the others exchange, and send nothing (`rejoin.catch_up`).
-      sends_ahead: send moved anchors before the payload; not while rounds are only caught up with.
-      never_defers: wait for the others also while the store is away.
+      never_defers: this region catches up with the others, or the run ends: it waits for them also
+        while the store is away, and sends no anchors ahead.
       trained: inner steps this region has made.
       by_rounds: regions have rounds in common, but no steps (`round_carrier`).
       prefix: what the names of all its exchanges begin with.
@@ -93,7 +92,8 @@ class JobDelivery:
         fragments may share them, so that each is compiled once.
       whole: every region needs the payloads of all, and not only their mean.
       gives: what a region that asks is given of a state.
-      answers: whether states that land here are given; not where one is a part of a region's.
+      tells: whether the others are told how far this region is, and newcomers given states that
+        land here. Not where a state is one trainer's, nor without the others.
       participation: whether the others counted what this region sent.
     """
 
@@ -109,12 +109,12 @@ class JobDelivery:
         self.exchange, self.anchor_history = exchange, AnchorHistory(shared)
         self.total, self.region = exchange.count, exchange.region
         self.listens_only = self.never_defers = self.by_rounds = self.whole = False
-        self.sends_ahead = self.answers = True
+        self.tells = True
         self.gives: Callable[[TrainState], State] = shared_state
         self.participation = Participation()
         self.trained, self.prefix = 0, prefix
         self._pending: dict[str, PendingExchange] = {}
-        self._ahead: dict[int, str] = {}  # by fragment: key of the anchor that was sent ahead
+        self.ahead = None if group_size is None else AnchorsAhead(exchange)
         self.slicings: dict[tuple[int, int], Slicing] = {}
 
     def loopback(self) -> JobDelivery:
@@ -122,46 +122,44 @@ class JobDelivery:
         there = LoopbackExchange(self.region, self.total)
         alone = JobDelivery(there, self.anchor_history.shared, self.group_size)
         alone.slicings, alone.whole = self.slicings, self.whole
+        alone.never_defers, alone.tells = True, False
         return alone
 
     def start(
         self,
+        state: TrainState,
         key: str,
-        number: int,
-        flight: InFlight,
-        anchor: dict[str, Any],
         groups: Groups | None,
         exchange: MeshExchange,
         fragments: Fragments,
         again: bool = False,
-        round: int = 0,
     ) -> None:
-        """Begin the exchange of a flight's payload.
+        """Begin the exchange of a payload in flight.
 
-        With gossip it comes with this region's anchor: the one that was sent ahead, or else the
-        anchor is sent now. That is so in a first round, and after a restart or an outage.
+        With gossip it comes with this region's anchor (`AnchorsAhead.take`).
 
         Args:
           key: of the flight.
-          number: of the send, the same in all regions.
           groups: who exchanges; None = all regions.
           again: the payload was sent before, by a job that has ended.
-          round: number of the fragment's round, from 0; of use in groups.
         """
+        flight, members = state.in_flight[key], self.own_group(groups)
         p = int(flight.fragment)
-        members, like = self.own_group(groups), fragments.like(p)
-        # Named by its number: a region that decided on another fragment or step must find out.
-        name, arrays = f"{self.prefix}{number}", _that_travel(flight)
-        # Sent again: the anchor may have moved since, and does not tell which one it was.
-        terms = decided(flight) | ({} if again else self.anchor_history.sent(anchor, fragments, p))
-        if self.by_rounds:
-            del terms["step"]
+        like = fragments.like(p)
+        # Named by the send's number, the same in all regions: one that decided on another fragment
+        # or step must find out.
+        name = f"{self.prefix}{state.counters.sends_until(int(flight.sent))}"
+        arrays = _that_travel(flight)
+        terms: dict[str, Any] = {} if self.by_rounds else {"step": int(flight.sent)}
+        terms |= {"fragment": p, "level": int(flight.level)}
+        if not again:  # else the anchor may have moved since, and does not tell which one it was
+            terms |= self.anchor_history.sent(state.anchor, fragments, p)
         shapes = {k: jax.ShapeDtypeStruct(x.shape, x.dtype) for k, x in arrays.items()}
         slicing = None
         if groups is None and self._reduces(exchange):
             slicing = self._slicing(flight, shapes, exchange, like)
             shapes = {k: x for k, x in shapes.items() if k in slicing.rest}
-        if self.group_size is not None:
+        if self.ahead is not None:
             of_anchor = {f"{ANCHOR}/{k}": x.shape for k, x in like.items()}
             shapes |= {k: jax.ShapeDtypeStruct((1, *x), "float32") for k, x in of_anchor.items()}
         self._pending[key] = PendingExchange(
@@ -169,8 +167,8 @@ class JobDelivery:
         )
         if not self.listens_only:
             how = {"members": members, "terms": terms, "reduction": slicing}
-            if self.group_size is not None:
-                how["early"] = self._taken_along(flight, round, anchor, members, fragments)
+            if self.ahead is not None:
+                how["early"] = self.ahead.take(state, flight, fragments, members)
             arrays = self.arrays_to_send(flight)
             self.exchange.start(name, arrays, takes_part=bool(flight.takes_part.any()), **how)
 
@@ -178,69 +176,10 @@ class JobDelivery:
         """The arrays of a payload that travel, `[1, ...]` by name, whole in this process."""
         return {name: whole(x) for name, x in _that_travel(flight).items()}
 
-    # -- anchors, with gossip -------------------------------------------------------------------
-
-    def send_ahead(
-        self, p: int, round: int, anchor: dict[str, Any], groups: Groups, fragments: Fragments
-    ) -> Traffic:
-        """Send fragment p's anchor to the group of its next round, beside the inner steps.
-
-        Args:
-          round: number of that round.
-          groups: of that round.
-
-        Returns:
-          the bytes.
-        """
-        self._send_anchor(p, round, anchor, self.own_group(groups), fragments, self.trained, True)
-        return self.anchor_traffic(fragments.like(p), np.ones(1, bool), groups)
-
-    def nothing_ahead(self, groups: Groups) -> Traffic:
-        """What `send_ahead` returns of an anchor that is not sent."""
-        return self._own(pair(0, np.ones(self.total, bool), groups))
-
-    def has_sent_ahead(self, p: int) -> bool:
-        """Whether fragment p's anchor is already on its way to the next round's group."""
-        return p in self._ahead
-
-    def drop_ahead(self) -> None:
-        """Forget what was sent ahead: no round follows, or this state is another."""
-        if self._ahead:
-            self.exchange.drop_early()
-        self._ahead = {}
-
     def anchor_traffic(self, like: PyTree, mask: np.ndarray, groups: Groups) -> Traffic:
         """Bytes of the anchors of one round; takes all other regions to send theirs."""
         nbytes = 4 * sum(x.size for x in jax.tree.leaves(like))
         return self._own(pair(nbytes, self._with_others(mask), groups))
-
-    def _taken_along(
-        self, flight: InFlight, round: int, anchor, members, fragments: Fragments
-    ) -> str:
-        """Key of the anchor that goes with a payload; sends it now if it was not sent ahead."""
-        p, key = int(flight.fragment), _anchor_key(int(flight.fragment), round)
-        if self._ahead.get(p, key) != key:
-            self.drop_ahead()  # of another state
-        if p not in self._ahead:
-            takes_part = bool(flight.takes_part.any())
-            self._send_anchor(p, round, anchor, members, fragments, int(flight.sent), takes_part)
-        return self._ahead.pop(p)
-
-    def _send_anchor(
-        self,
-        p: int,
-        round: int,
-        anchor,
-        members,
-        fragments: Fragments,
-        step: int,
-        takes_part: bool,
-    ) -> None:
-        cut = _copied(fragments.leaves(anchor, p), fragments.rows(p))
-        arrays = {f"{ANCHOR}/{k}": whole(x) for k, x in cut.items()}
-        self._ahead[p] = key = _anchor_key(p, round)
-        how = {"members": members, "step": step, "takes_part": takes_part}
-        self.exchange.send_early(key, arrays, **how)
 
     def _reduces(self, exchange: MeshExchange) -> bool:
         return not self.whole and goes_in_slices(exchange, self.total)
@@ -269,10 +208,6 @@ class JobDelivery:
         """Whether waits are to stop for now (`stop_when`); not at the end of a run."""
         return not self.never_defers and self.exchange.stopped()
 
-    def be_patient(self, seconds: float) -> None:
-        """Wait so much longer than usual for the others, in exchanges started from now on."""
-        self.exchange.be_patient(seconds)
-
     @property
     def flying(self) -> list[str]:
         """Names of the exchanges under way that this region has sent to."""
@@ -293,18 +228,19 @@ class JobDelivery:
         """
         flying = [self._pending[key] for key in keys if key in self._pending]
         names = [pending.name for pending in flying if not pending.listens_only]
-        gives = self.answers and self.group_size is None and not self.never_defers
+        gives = self.tells and self.group_size is None and not self.never_defers
         if gives:
             self.anchor_history.note(state, fragments)
             self.exchange.announce_anchors(self.anchor_history.past)
         return not names or self._arrive(state, names, gives) or self.never_defers
 
     def _arrive(self, state: TrainState, names: Sequence[str], gives: bool = False) -> bool:
-        if not all(map(self.exchange.ready, names)):
-            if not self.reachable():
-                return False
-            # What the device has still to compute is no waiting for bytes.
-            jax.block_until_ready(state.inner.params)
+        if all(map(self.exchange.ready, names)):
+            return True
+        if not self.reachable():
+            return False
+        # What the device has still to compute is no waiting for bytes.
+        jax.block_until_ready(state.inner.params)
         while (here := self.exchange.arrives(names, answers=gives)) is None:
             self.answer(state)
         return here
@@ -364,13 +300,12 @@ class JobDelivery:
         Raises:
           Lost: nobody is left to exchange it.
         """
-        donors = DonorWait(self.exchange)
         how = {"members": pending.members, "terms": pending.terms, "reduction": pending.slicing}
 
         def look() -> Arrived | None:
             return self.exchange.skip(pending.name, pending.like, **how)
 
-        return leader().broadcast_from_leader("listen", lambda: donors.wait(pending.name, look))
+        return wait_for_donors(self.exchange, pending.name, look)
 
     def frontier(self, done: bool = False) -> int:
         """Inner steps of the furthest other region; 0 if nobody is there; `done`: see `steps`."""
@@ -403,17 +338,9 @@ class JobDelivery:
             return sends
         return sends + self.exchange.fetch_ahead(sends + 1, steps, missed)
 
-    def forget_ahead(self) -> None:
-        """Let go of what was read so and is not needed any more."""
-        self.exchange.forget_ahead()
-
-    def still_behind(self) -> None:
-        """Tell the others how far this region has trained while it defers its events."""
-        self.exchange.trains(self.trained)
-
     def pass_steps(self, state: TrainState, fragments: Fragments) -> None:
         """Tell the others of steps after which nothing is due."""
-        if self.answers:
+        if self.tells:
             self.anchor_history.note(state, fragments, anew=False)
             self.exchange.trains(self.trained)
             self.answer(state)
@@ -421,8 +348,9 @@ class JobDelivery:
     def publish_progress(self, state: TrainState, fragments: Fragments) -> None:
         """Tell the others that all events up to the counters' step are done."""
         self.anchor_history.note(state, fragments)
-        self.exchange.beat(int(state.counters.step), self.trained)
-        self.answer(state)
+        if self.tells:
+            self.exchange.beat(int(state.counters.step), self.trained)
+            self.answer(state)
 
     def answer(self, state: TrainState) -> None:
         """Give a newcomer what it asks for: digests of anchors, and the state if we owe it."""
@@ -538,23 +466,6 @@ def _that_travel(flight: InFlight) -> dict[str, Any]:
     return named(flight.payload) | headers | {"weight": flight.weight}
 
 
-def _anchor_key(p: int, round: int) -> str:
-    """Key of an anchor: no number, as those of exchanges are."""
-    return f"{p}.{round}.anchor"
-
-
-@jax.jit
-def _copied(leaves: dict[str, jax.Array], rows: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """A fragment of an anchor, copied: the landing may donate the anchor before it is read."""
-    return jax.tree.map(jnp.copy, take(unstow(leaves), rows))
-
-
-def decided(flight: InFlight) -> dict[str, int]:
-    """What the schedule has decided on a payload: step, fragment, level."""
-    what = {"step": flight.sent, "fragment": flight.fragment, "level": flight.level}
-    return {name: int(x) for name, x in what.items()}
-
-
 def everyones(payload: PyTree, rows: dict[str, np.ndarray]) -> PyTree:
     """A payload with a row for every member, `[N, ...]`."""
     return jax.tree.structure(payload).unflatten(rows[name] for name in named(payload))
@@ -590,38 +501,27 @@ def with_everyones_rows(
     )
 
 
-class DonorWait:
-    """Waits for donors, and gives up when none was seen for a while.
+def wait_for_donors(exchange: RemoteExchange, awaited: str, look: Callable[[], T | None]) -> T:
+    """Call `look`, in the job's first process, until it returns something other than None.
 
-    The while covers short outages. Regions that ask for a state themselves are no donors, since
-    they would wait for one another for ever.
+    Regions that ask for a state themselves are no donors, since they would wait for one another
+    for ever.
+
+    Args:
+      awaited: what this region waits for.
+
+    Raises:
+      Lost: no donor was seen for 10 s, which covers short outages.
     """
 
-    def __init__(self, exchange: RemoteExchange):
-        self._exchange = exchange
-        self._seen = time.monotonic()
-
-    def check(self, awaited: str) -> None:
-        """Look for donors once.
-
-        Raises:
-          Lost: no donor was seen for 10 s; the message names what this region waits for
-            (`awaited`).
-        """
-        now = time.monotonic()
-        if self._exchange.donors():
-            self._seen = now
-        elif now > self._seen + _GIVE_UP_SECONDS:
-            raise Lost(f"all other regions are gone before {awaited}: join again")
-
-    def wait(self, awaited: str, look: Callable[[], T | None]) -> T:
-        """Calls `look` until it returns something other than None, and returns that.
-
-        Raises:
-          Lost: see `check`.
-        """
+    def wait() -> T:
+        seen_s = time.monotonic()
         while True:
-            self.check(awaited)
+            now = time.monotonic()
+            if exchange.donors():
+                seen_s = now
+            elif now > seen_s + _GIVE_UP_SECONDS:
+                raise Lost(f"all other regions are gone before {awaited}: join again")
             try:
                 found = look()
             except StoreUnavailable:
@@ -629,6 +529,8 @@ class DonorWait:
             if found is not None:
                 return found
             time.sleep(_POLL_SECONDS)
+
+    return leader().broadcast_from_leader(awaited, wait)
 
 
 class Participation:

@@ -59,11 +59,9 @@ class RoundCarrier:
       newest: the newest round that was seen open.
     """
 
-    separate = by_rounds = True
-
     def __init__(self, programs: RoundPrograms, delivery: JobDelivery):
         method = programs.method
-        self.paused = False
+        self.paused, self.header = False, {}
         self.delivery = delivery
         delivery.by_rounds = True
         delivery.gives = lambda state: given_to_peers(method, state)
@@ -156,9 +154,6 @@ class RoundCarrier:
     def _arrived(self) -> bool:
         return not self._over and self.rounds.arrived(self.landed)
 
-    def comes_to(self, loop: SyncLoop, state: TrainState, step: int) -> None:
-        """Nothing."""
-
     def reach(self, loop: SyncLoop, state: TrainState, stage: Stage, begun: bool) -> bool:
         """Where the region stands still, wait for the next round.
 
@@ -175,17 +170,14 @@ class RoundCarrier:
             self._tell(state)
         return True
 
-    def told_step(self, loop: SyncLoop, state: TrainState, p: int, number: int) -> int:
-        """The tick at which the round opens: steps of regions differ."""
-        return self._schedule.opens(number * self._count + p)
-
     def done(self, loop: SyncLoop, state: TrainState, in_time: bool) -> None:
         self._tell(state)
 
     def _tell(self, state: TrainState) -> None:
         """Tell the others of this region's progress, and give a newcomer what it asks for."""
-        self.delivery.exchange.beat(self.landed)
-        self.delivery.answer(state)
+        if self.delivery.tells:
+            self.delivery.exchange.beat(self.landed)
+            self.delivery.answer(state)
 
     # -- payloads -------------------------------------------------------------------------------
 
@@ -251,31 +243,18 @@ class RoundCarrier:
         everyone = with_everyones_rows(flight, payload, arrived.arrays, arrived.participants)
         return state, Collected(everyone, None, values)
 
-    def counted(self, flight: InFlight) -> np.ndarray:
-        return self._exchanges.counted(flight)
-
-    def header(self) -> dict[str, Any]:
-        return {}
-
-    def traffic(self, exchange, like, mask: np.ndarray, groups, header: int) -> Traffic:
+    def traffic(self, exchange, p: int, like, mask: np.ndarray, groups, header: int) -> Traffic:
         """Every region gets all payloads whole, as if all others were admitted.
 
         Of arrivals the others' are received as they land, not at an own send.
         """
         if self._ends:
-            return self._exchanges.traffic(exchange, like, mask, groups, header)
+            return self._exchanges.traffic(exchange, p, like, mask, groups, header)
         found = self.delivery.traffic_in_whole(exchange.nbytes(like) + header, mask)
         return found._replace(received=0 * found.received) if self._stands_still else found
 
-    def with_anchors(
-        self, traffic: Traffic, p: int, like: PyTree, mask: np.ndarray, groups: Groups
-    ) -> Traffic:
-        return self._exchanges.with_anchors(traffic, p, like, mask, groups)
-
-    def ahead(
-        self, loop: SyncLoop, state: TrainState, p: int, groups: Groups, follows: bool
-    ) -> Traffic:
-        return self._exchanges.ahead(loop, state, p, groups, follows)
+    def ahead(self, loop: SyncLoop, state: TrainState, p: int, groups: Groups) -> Traffic | None:
+        return self._exchanges.ahead(loop, state, p, groups)
 
     def _like(self, p: int) -> Like:
         """Shapes of what a region sends of a fragment."""

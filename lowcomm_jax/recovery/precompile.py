@@ -35,12 +35,12 @@ def precompile(engine: Engine, state: TrainState, loop: SyncLoop | None = None) 
       codecs are as at step 0; the rest is unchanged.
     """
     called = engine.sync_loop(state) if loop is None else loop
-    assert called.carrier.separate  # others have nothing to send to
+    assert called.separate  # others have nothing to send to
     programs = called.programs
     loopback = type(called)(programs, engine.weights, called.carrier.alone())
     landing = jax.tree.map(jnp.copy, state.landing)
     played = state.replace(in_flight={}, counters=state.counters.copy())
-    if called.carrier.by_rounds:  # reports that have not landed are of no round here
+    if called.by_rounds:  # reports that have not landed are of no round here
         for flight in state.in_flight.values():
             played.counters.sends[flight.fragment] -= 1
     until = played.counters.sends + _rounds(loopback, int(played.counters.sends.min()))

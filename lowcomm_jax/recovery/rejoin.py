@@ -29,7 +29,7 @@ from lowcomm_jax.checkpoint.target import abstract_flight
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.jobs.anchor_history import anchor_version
 from lowcomm_jax.jobs.job_carrier import expect, start_from_anchor
-from lowcomm_jax.jobs.job_delivery import DonorWait, JobDelivery
+from lowcomm_jax.jobs.job_delivery import JobDelivery, wait_for_donors
 from lowcomm_jax.jobs.peer_copy import start_from_peer
 from lowcomm_jax.mesh.arrays import host_form, place_like
 from lowcomm_jax.mesh.leader import leader
@@ -76,7 +76,7 @@ def enter(engine: Engine, state: TrainState, batch: PyTree) -> TrainState:
     own = int(state.counters.step)
     state = engine.warm(precompile(engine, state), batch)
     result = exchange.result()
-    if loop.carrier.by_rounds:
+    if loop.by_rounds:
         return _copy_peer(loop, state, result)
     if result is not None:
         _, arrays, document = result
@@ -121,11 +121,7 @@ def newest(exchange: RemoteExchange) -> State:
       Lost: no region gave a state.
     """
     exchange.want_state()
-    donors = DonorWait(exchange)
-    given = "one gave its state"
-    return leader().broadcast_from_leader(
-        "state", lambda: donors.wait(given, exchange.newest_state)
-    )
+    return wait_for_donors(exchange, "one gave its state", exchange.newest_state)
 
 
 def _compare(loop: SyncLoop, state: TrainState) -> None:
@@ -139,14 +135,11 @@ def _compare(loop: SyncLoop, state: TrainState) -> None:
     step, version = anchor_version(state)
     if not own:
         return  # regions have anchors of their own
-    donors = DonorWait(exchange)
 
     def look() -> bool | None:
         return exchange.anchors_agree(step, version, own, at_last=time.monotonic() > until) or None
 
-    leader().broadcast_from_leader(
-        "anchors_agree", lambda: donors.wait("they told of their anchors", look)
-    )
+    wait_for_donors(exchange, "they told of their anchors", look)
 
 
 def serve(engine: Engine, state: TrainState, linger_s: float = 30.0) -> None:
@@ -223,7 +216,7 @@ def catch_up(engine: Engine, state: TrainState, least: int = 0) -> TrainState:
     delivery.exchange.beat(int(state.counters.step))
     # Among all regions the records are enough; in groups a partner waits for our announcement.
     delivery.listens_only = engine.method.topology is None
-    delivery.never_defers, delivery.sends_ahead = True, False
+    delivery.never_defers = True
 
     def forward(state: TrainState, done: bool = False) -> TrainState:
         while (left := max(delivery.frontier(done), least) - int(state.counters.step)) > 0:
@@ -245,7 +238,6 @@ def catch_up(engine: Engine, state: TrainState, least: int = 0) -> TrainState:
             state, _ = loop.after(state, near, np.zeros(1, bool))
     finally:
         delivery.listens_only = delivery.never_defers = False
-        delivery.sends_ahead = True
     # The others wait for our announcement in what is under way, too.
     loop.carrier.reconnect(loop, state)
     return start_from_anchor(loop, state)

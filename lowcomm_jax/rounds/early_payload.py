@@ -1,6 +1,6 @@
 """`EarlyPayload`: arrays that travel to a group before the exchange that they belong to begins.
 
-NoLoCo's regions send their moved anchors so (`JobDelivery.send_ahead`), beside the inner steps.
+NoLoCo's regions send their moved anchors so (`jobs.anchors_ahead`), beside the inner steps.
 Nothing is agreed on here. The exchange announces this region's early bytes by their digest
 (`Payload.early`), with its payload. A region that has one of the two and not the other holds
 nothing. So the one commit record of the exchange names both, and who has sent nothing early, or

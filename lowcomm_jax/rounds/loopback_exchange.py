@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,8 +17,9 @@ from lowcomm_jax.store.wire import Arrays, Reduction, one_slice, side_by_side
 class LoopbackExchange:
     """What `JobDelivery` needs of a `RemoteExchange`: every other region sends what this one does.
 
-    An exchange is over when it begins. `RemoteExchange` documents the methods. In a job of several
-    processes each process has its own.
+    An exchange is over when it begins, so that nothing is waited for, and nobody is told of it
+    (`JobDelivery.loopback`). `RemoteExchange` documents the methods. In a job of several processes
+    each process has its own.
     """
 
     def __init__(self, region: int, count: int):
@@ -42,30 +42,8 @@ class LoopbackExchange:
     def send_early(self, key: str, arrays: dict[str, Any], **_: Any) -> None:
         self._early[key] = {name: np.asarray(x) for name, x in arrays.items()}
 
-    def drop_early(self) -> None:
-        self._early = {}
-
     def ready(self, key: str) -> bool:
         return key in self._open
-
-    def reachable(self) -> bool:
-        return True
-
-    def stopped(self) -> bool:
-        return False
-
-    def be_patient(self, seconds: float) -> None:
-        """Does nothing: nobody is waited for."""
-
-    def fetch_ahead(self, first: int, count: int, missed: int = 0) -> int:
-        """0: nobody has gone on."""
-        return 0
-
-    def forget_ahead(self) -> None:
-        """Does nothing: see `fetch_ahead`."""
-
-    def arrives(self, keys: Sequence[str], answers: bool = False) -> bool:
-        return all(map(self.ready, keys))
 
     def finish(self, key: str, like: dict[str, jax.ShapeDtypeStruct]) -> Arrived:
         host_payload, reduction = self._open.pop(key)
@@ -88,21 +66,6 @@ class LoopbackExchange:
 
     def _everyones(self, own: Arrays, like: wire.Shapes) -> Arrays:
         return side_by_side(dict.fromkeys(range(self.count), own), self.count, like)
-
-    def beat(self, step: int, trained: int = 0) -> None:
-        """Does nothing: nobody listens."""
-
-    def trains(self, step: int) -> None:
-        """Does nothing: nobody listens."""
-
-    def agreed_terms(self, key: str) -> None:
-        """None: nobody has ended."""
-
-    def owes_state(self) -> bool:
-        return False
-
-    def announce_anchors(self, versions: Any) -> None:
-        """Does nothing: nobody asks."""
 
     def rounds(
         self, admission: Any, most: int, overlap: int, like_K: Any, first: int
@@ -143,6 +106,3 @@ class LoopbackRounds:
         return self.committed, self.newest
 
     stepped = seen
-
-    def wait(self) -> None:
-        """Does nothing: nothing is to come."""

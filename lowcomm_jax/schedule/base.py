@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -347,8 +346,12 @@ class Schedule(abc.ABC):
         return Move(late, key), adopts
 
     def next_send(self, step: int, counters: SyncCounters) -> int:
-        """The first step after `step` at which a fragment is due, at the latest."""
-        return next(t for t in itertools.count(step + 1) if self.due(t, counters))
+        """The first step after `step` at which a fragment is due.
+
+        A period later where none is due by then: what lands before will decide.
+        """
+        steps = range(step + 1, step + 2 * self.period)
+        return next((t for t in steps if self.due(t, counters)), step + self.period)
 
     def at_the_end(self, step: int, fragment: int, counters: SyncCounters) -> Send:
         """The send of the last synchronisation, at the step where a run ends."""

@@ -7,8 +7,6 @@ import dataclasses
 from lowcomm_jax.schedule.base import Schedule
 from lowcomm_jax.state.train_state import SyncCounters
 
-FAR = 2**62
-
 
 @dataclasses.dataclass(frozen=True)
 class Never(Schedule):
@@ -26,10 +24,6 @@ class Never(Schedule):
     def due(self, step: int, counters: SyncCounters) -> tuple[int, ...]:
         del step, counters
         return ()
-
-    def next_send(self, step: int, counters: SyncCounters) -> int:
-        del step, counters
-        return FAR
 
     def violations(self, regions: int) -> list[str]:
         del regions

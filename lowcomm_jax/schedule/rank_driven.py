@@ -91,11 +91,6 @@ class Ranked(Schedule):
     def due(self, step: int, counters: SyncCounters) -> tuple[int, ...]:
         return (0,) if step == counters.decided["boundary"] else ()
 
-    def next_send(self, step: int, counters: SyncCounters) -> int:
-        boundary = int(counters.decided["boundary"])
-        # Behind a boundary that an outage has put off comes one that is not yet decided.
-        return boundary if boundary > step else step + self.period
-
     def level(self, counters: SyncCounters) -> int:
         return int(counters.decided["level"])
 

@@ -153,11 +153,6 @@ class SyncCounters:
         """The step up to which all due sends and landings are done."""
         return int(self.step - self.behind)
 
-    def number(self, fragment: int, sent: int) -> int:
-        """Number, from 0, of the fragment's send at this step: its last, or the one before."""
-        later = 1 if sent == self.last_sent[fragment] else 2
-        return int(self.sends[fragment]) - later
-
     def sends_until(self, step: int) -> int:
         """Number of all sends up to a step, after which no fragment was sent more than twice."""
         later = (self.last_sent > step).sum() + (self.previous_sent > step).sum()

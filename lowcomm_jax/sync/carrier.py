@@ -7,15 +7,15 @@ one region of several. A carrier decides nothing about the method; what it canno
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
 from lowcomm_jax.exchange import MeshExchange, Traffic, pair
 from lowcomm_jax.exchange.pairs import Draw
 from lowcomm_jax.rules.topology import Groups
-from lowcomm_jax.schedule.base import Move, RoundsAgreed, Stage
+from lowcomm_jax.schedule.base import RoundsAgreed, Stage
 from lowcomm_jax.state.train_state import InFlight, TrainState, round_of
 
 PyTree = Any
@@ -39,25 +39,20 @@ class Carrier(Protocol):
     """What a loop asks for.
 
     Attributes:
-      separate: whether this job is one region of several.
-      by_rounds: whether records of rounds say what lands; then every step is looked at.
       paused: whether the newest step stands before a stage whose payloads are still waited for, so
         that its state can be saved. The step is done before the next one begins (`Engine.run`).
+      header: numbers that travel with every payload, float32 `[R]` by name.
     """
 
-    separate: bool
-    by_rounds: bool
     paused: bool
+    header: Mapping[str, Any]
 
     def running(self, loop: Any, state: TrainState) -> contextlib.AbstractContextManager:
         """Entered while a loop does what is due up to the counters' step."""
         ...
 
     def agreed(self, loop: Any, state: TrainState) -> RoundsAgreed | None:
-        """What the records of rounds say by now; None = steps say what is due."""
-
-    def comes_to(self, loop: Any, state: TrainState, step: int) -> None:
-        """Called before the acts of a step, with the state of the newest step."""
+        """What the records of rounds say by now, where they say what lands; None = steps do."""
 
     def reach(self, loop: Any, state: TrainState, stage: Stage, begun: bool) -> bool:
         """Block until a stage's payloads can be collected; False = the others are not reached, or
@@ -92,39 +87,23 @@ class Carrier(Protocol):
         """
         ...
 
-    def counted(self, flight: InFlight) -> np.ndarray | None:
-        """Bool `[R]`: whose payloads count, of the regions here; None = as weights say."""
-        ...
-
-    def told_step(self, loop: Any, state: TrainState, p: int, number: int) -> int:
-        """The step that rules are told of the landing of fragment p's round `number`."""
-        ...
-
     def done(self, loop: Any, state: TrainState, in_time: bool) -> None:
         """Called when the acts of a step are done."""
 
-    def header(self) -> dict[str, Any]:
-        """Numbers that travel with every payload, float32 `[R, ...]` by name."""
-        ...
-
     def traffic(
-        self, exchange: MeshExchange, like: PyTree, mask: np.ndarray, groups, header: int
+        self, exchange: MeshExchange, p: int, like: PyTree, mask: np.ndarray, groups, header: int
     ) -> Traffic:
-        """Bytes of one exchange without anchors, as announced at its send."""
+        """Bytes of one exchange of fragment p, as announced at its send.
+
+        With gossip those of anchors are among them that go with the payload.
+        """
         ...
 
-    def with_anchors(
-        self, traffic: Traffic, p: int, like: PyTree, mask: np.ndarray, groups: Groups
-    ) -> Traffic:
-        """The bytes with those of anchors that go with a payload (gossip)."""
-        ...
+    def ahead(self, loop: Any, state: TrainState, p: int, groups: Groups) -> Traffic | None:
+        """Send fragment p's moved anchors to the groups of its next round.
 
-    def ahead(self, loop: Any, state: TrainState, p: int, groups: Groups, follows: bool) -> Traffic:
-        """Send fragment p's moved anchors to the groups of its next round; returns the bytes.
-
-        Args:
-          follows: whether these regions have a part in that round. Not after the last
-            synchronisation, nor while they are behind the others.
+        Returns:
+          The bytes; None = anchors go with the payloads of that round.
         """
         ...
 
@@ -158,7 +137,8 @@ class Carrier(Protocol):
 class MeshCarrier:
     """All regions are in one program, and the payloads in its state."""
 
-    separate = by_rounds = paused = False
+    paused = False
+    header: ClassVar[dict[str, Any]] = {}
 
     def running(self, loop, state):
         return contextlib.nullcontext()
@@ -167,9 +147,6 @@ class MeshCarrier:
 
     def agreed(self, loop, state):
         """None."""
-
-    def comes_to(self, loop, state, step):
-        """Nothing."""
 
     def reach(self, loop, state, stage, begun):
         return True
@@ -182,25 +159,13 @@ class MeshCarrier:
         draw = None if groups is None else Draw(groups.draw(round_of(state, flight)))
         return state, Collected(flight, draw, {})
 
-    def counted(self, flight):
-        """None."""
-
-    def told_step(self, loop, state, p, number):
-        return int(state.counters.step)
-
     def done(self, loop, state, in_time):
         """Nothing."""
 
-    def header(self):
-        return {}
-
-    def traffic(self, exchange, like, mask, groups, header):
+    def traffic(self, exchange, p, like, mask, groups, header):
         return exchange.traffic(like, mask, groups, header)
 
-    def with_anchors(self, traffic, p, like, mask, groups):
-        return traffic
-
-    def ahead(self, loop, state, p, groups, follows):
+    def ahead(self, loop, state, p, groups):
         return pair(4 * loop.fragments.numel(p), np.ones(loop.total, bool), groups)
 
     def everyone_landed(self, state, p, step, here):
@@ -214,8 +179,3 @@ class MeshCarrier:
 
     def close(self, loop, state):
         """Nothing."""
-
-
-def keys_to_collect(stage: Stage) -> Sequence[str]:
-    """Keys of the payloads that move an anchor in a stage."""
-    return [act.key for act in stage if isinstance(act, Move) and act.key is not None]

@@ -46,7 +46,9 @@ def finish(
     events: list[Event] = []
     if loop.method.signal == "gradient":
         return state, events
-    everyone, state = np.ones(loop.count, bool), loop.run_all(state, events)
+    everyone = np.ones(loop.count, bool)
+    with loop.carrier.ending(loop, state):
+        state = loop.run_due(state, everyone, events)
     state, step = state.replace(counters=state.counters.copy()), int(state.counters.step)
     if not loop.schedule.land_after_send:
         state = loop.land_now(state, events)

@@ -77,6 +77,8 @@ class EventLoop(abc.ABC):
       weights: float32 `[R]`, weights of the regions unless tokens decide (`by_tokens`).
       total: number of regions of the run.
       count: number of regions in this job.
+      separate: whether this job is one region of several.
+      by_rounds: whether records of rounds say what lands; then every step is looked at.
       owed: events of a step that was paused, which are told with the next one's.
     """
 
@@ -87,6 +89,8 @@ class EventLoop(abc.ABC):
         self.carrier: Carrier = MeshCarrier() if carrier is None else carrier
         self.schedule = self.method.schedule
         self.count, self.total = programs.regions.count, programs.setup.regions
+        self.separate = programs.setup.separate
+        self.by_rounds = self.separate and self.schedule.by_rounds
         self.fragments = programs.fragments
         self.by_tokens = isinstance(weights, str) and weights == "tokens"
         equal = np.ones(self.count, np.float32)
@@ -179,7 +183,6 @@ class EventLoop(abc.ABC):
         now, nobody = int(state.counters.step), np.zeros_like(mask)
         with self.carrier.running(self, state):
             while (at := self.upcoming(state, now)) <= now:
-                self.carrier.comes_to(self, state, at)
                 who = mask if at == now else nobody
                 past = as_of(state, at, behind=1)
                 state, done = self.events_at(past, who, at == now, events)
@@ -258,11 +261,6 @@ class EventLoop(abc.ABC):
     def land_now(self, state: TrainState, events: list[Event]) -> TrainState:
         """Land all payloads in flight in all regions that wait for them, due or not."""
 
-    def run_all(self, state: TrainState, events: list[Event]) -> TrainState:
-        """Run events due up to the counters' step, before the last synchronisation."""
-        with self.carrier.ending(self, state):
-            return self.run_due(state, np.ones(self.count, bool), events)
-
     @abc.abstractmethod
     def send_last(
         self, state: TrainState, p: int, step: int, mask: np.ndarray, events: list[Event]
@@ -275,27 +273,24 @@ class EventLoop(abc.ABC):
 
 
 class SyncLoop(EventLoop):
-    """The loop of a schedule's acts."""
+    """The loop of a schedule's acts.
+
+    Attributes:
+      adopting: where it repeats a run of separate jobs, in which not all who took part adopt: step
+        of a send -> bool `[R]`, who adopted the resulting anchor. None = all.
+    """
 
     def __init__(
         self, programs: RoundPrograms, weights: str | np.ndarray, carrier: Carrier | None = None
     ):
         super().__init__(programs, weights, carrier)
-        self._adopting: Callable[[int], np.ndarray] | None = None
+        self.adopting: Callable[[int], np.ndarray] | None = None
         self._delay = delay_per_region(self.schedule.delay, self.count)
         self._averaged = list(programs.averaged())
         self._takes_own_parts = self.method.takes_own_parts
         count, apart = len(self.fragments), self.method.rules_differ
         self._lands_by_rule = [self.method.landing_of(p) is not None for p in range(count)]
         self._rules = [p if apart else 0 for p in range(count)]  # of `RoundFunctions.rules_K`
-
-    def replay(self, adopting: Callable[[int], np.ndarray]) -> None:
-        """Repeat a run of separate jobs, in which not all who took part adopt.
-
-        Args:
-          adopting: step of a send -> bool `[R]`, who adopted the resulting anchor.
-        """
-        self._adopting = adopting
 
     # -- acts -----------------------------------------------------------------------------------
 
@@ -308,7 +303,7 @@ class SyncLoop(EventLoop):
         return self.schedule.acts(step, view)
 
     def is_due(self, state: TrainState, step: int) -> bool:
-        return self.carrier.by_rounds or bool(self.acts(state, step))
+        return self.by_rounds or bool(self.acts(state, step))
 
     def events_at(
         self, state: TrainState, mask: np.ndarray, in_time: bool, events: list[Event]
@@ -384,7 +379,7 @@ class SyncLoop(EventLoop):
             rates = lambda: np.asarray(state.rate)  # noqa: E731
             p = self.schedule.choose(step, state.counters, act.fragments, rates)
         mask = mask if act.admitted is None else mask & act.admitted
-        if self.method.base != "received" or self.carrier.separate:
+        if self.method.base != "received" or self.separate:
             return self.put_in_flight(state, p, step, mask, act.lands, events, flight_key(p, step))
         for region in np.flatnonzero(mask):
             only = np.arange(self.count) == region
@@ -396,7 +391,7 @@ class SyncLoop(EventLoop):
         self, state: TrainState, p: int, step: int, mask: np.ndarray, events: list[Event]
     ) -> TrainState:
         act = Send((p,))
-        if not self.carrier.separate:
+        if not self.separate:
             act = self.schedule.at_the_end(step, p, state.counters)
         return self.send(state, act, step, mask, events)
 
@@ -411,7 +406,7 @@ class SyncLoop(EventLoop):
         with_snapshot = self._lands_by_rule[p] and bool((self._delay > 0).any())
         level = self.schedule.level(state.counters)
         # A copy before the send, which donates it: other jobs may leave the payload out.
-        kept = jax.tree.map(jnp.copy, state.codec[p]) if self.carrier.separate else None
+        kept = jax.tree.map(jnp.copy, state.codec[p]) if self.separate else None
         out = self.programs.payload_program(
             self._values(state, p),
             self.fragments.leaves(state.received or state.anchor, p),
@@ -458,19 +453,18 @@ class SyncLoop(EventLoop):
 
     def _header(self, state: TrainState, step: int) -> dict[str, Any]:
         """Numbers that travel with a payload, `[R]` or `[R, ...]` by name."""
-        header = self.carrier.header()
-        return header if self.measurements is None else self.measurements.header(state, step)
+        if self.measurements is None:
+            return dict(self.carrier.header)
+        return self.measurements.header(state, step)
 
     def _traffic(self, p: int, level: int, mask: np.ndarray, groups: Groups | None) -> Traffic:
         """Bytes of one exchange, `[R]`, as announced at its send."""
-        exchange, header = self.programs.exchange.at(level), 4 * self.schedule.header_floats()
-        norms = self._norms[p]
-        together = header + (norms if self.carrier.separate else 0)
-        traffic = self.carrier.traffic(exchange, self._like[p], mask, groups, together)
-        if norms and not self.carrier.separate:
+        header = 4 * (self.schedule.header_floats() + len(self.carrier.header))
+        exchange, norms = self.programs.exchange.at(level), self._norms[p]
+        together = header + (norms if self.separate else 0)
+        traffic = self.carrier.traffic(exchange, p, self._like[p], mask, groups, together)
+        if norms and not self.separate:
             traffic = traffic.plus(all_gather(norms, mask))
-        if groups is not None:
-            traffic = self.carrier.with_anchors(traffic, p, self._like[p], mask, groups)
         if p == 0 and self._averaged:
             return traffic.plus(two_shot(self.programs.averaged_bytes(), mask))
         return traffic
@@ -549,7 +543,7 @@ class SyncLoop(EventLoop):
         With `base="received"` a region's payload stands apart on one mesh; what arrives from other
         jobs holds those of all, and counts in the order of the regions.
         """
-        if self.method.base != "received" or not self.carrier.separate:
+        if self.method.base != "received" or not self.separate:
             return [arrived]
         alone = [np.arange(self.total) == r for r in np.flatnonzero(arrived.takes_part)]
         return [
@@ -580,17 +574,18 @@ class SyncLoop(EventLoop):
         lands = act.regions if in_time else np.zeros_like(act.regions)
         if act.fresh is None:
             lands = lands & flight.takes_part
-            if self._adopting is not None and not ends:
-                lands = lands & self._adopting(int(flight.sent))
-        if lands.any() or not self.carrier.by_rounds:  # most arrivals are of others
+            if self.adopting is not None and not ends:
+                lands = lands & self.adopting(int(flight.sent))
+        if lands.any() or not self.by_rounds:  # most arrivals are of others
             state = self.adopt(state, p, flight, lands, step)
         values = values if ends else {**values, **self._measured_by(state.landing[p])}
         since = step if ends or act.key is None else flight.sent
         if self.method.base == "received" and not ends:
             since = np.maximum(state.counters.last_landed[p], 0)
         self.log_landing(state, p, act.key, lands, step - since, step, values, events)
-        if self.method.topology is not None:
-            self.send_ahead(state, p, in_time and not ends, events)
+        follows = in_time and not ends  # else jobs have no part in the next round
+        if self.method.topology is not None and (follows or not self.separate):
+            self.send_ahead(state, p, events)
         later = None if act.later is None else act.later & flight.takes_part
         if later is None or not later.any():
             return state.replace(in_flight=without(state.in_flight, act.key))
@@ -622,7 +617,9 @@ class SyncLoop(EventLoop):
         p = int(flight.fragment)
         personal = self.method.codec is not None and self.method.codec.personal
         codec = state.codec[p] if personal else None
-        counted = self.carrier.counted(flight) if personal else None
+        counted = None  # as weights say
+        if personal and self.separate:
+            counted = np.asarray(flight.weight)[list(self.programs.setup.here)] > 0
         merge = None if self.method.merge is None else state.merge[p]
         held, values = self.programs.outer_program(
             AnchorState(self.fragments.leaves(state.anchor, p), state.outer[p], codec, merge),
@@ -655,11 +652,10 @@ class SyncLoop(EventLoop):
           flight: as it stands in the state.
         """
         p, number = int(flight.fragment), round_of(state, flight)
-        told = {
-            "fragment": p,
-            "round": number,
-            "step": self.carrier.told_step(self, state, p, number),
-        }
+        step = int(state.counters.step)
+        if self.by_rounds:  # steps of regions differ; the tick at which the round opens
+            step = self.schedule.opens(number * len(self.fragments) + p)
+        told = {"fragment": p, "round": number, "step": step}
         return {name: np.int32(value) for name, value in told.items()}
 
     def adopt(self, state, p: int, flight: InFlight, lands: np.ndarray, step: int) -> TrainState:
@@ -696,18 +692,13 @@ class SyncLoop(EventLoop):
         ratio = state_field(landing_state, "correction_ratio") if landing_state else None
         return {} if ratio is None else {"correction_ratio": self.programs.copy_program(ratio)}
 
-    def send_ahead(self, state: TrainState, p: int, follows: bool, events: list[Event]) -> None:
-        """Send the moved anchors to the groups of the next round, and book them with the landing.
-
-        Args:
-          follows: as in `Carrier.ahead`.
-        """
+    def send_ahead(self, state: TrainState, p: int, events: list[Event]) -> None:
+        """Send the moved anchors to the groups of the next round; booked with the landing."""
         counters = state.counters
         groups = self.groups(int(counters.sends[p]))
-        traffic = self.carrier.ahead(self, state, p, groups, follows)
-        counters.bytes_sent += traffic.sent
-        counters.bytes_received += traffic.received
-        if traffic.nbytes:
+        if (traffic := self.carrier.ahead(self, state, p, groups)) is not None:
+            counters.bytes_sent += traffic.sent
+            counters.bytes_received += traffic.received
             events[-1] = events[-1].sending_ahead(traffic, groups)
 
 

@@ -32,7 +32,7 @@ def that_heard(looked, counted, measured=MEASURED):
     heard["looked"] = np.array(looked, np.float32)
     carrier = TrainerCarrier.__new__(TrainerCarrier)
     carrier.heard = heard, np.array(counted, bool)
-    carrier.measured = {name: x[:1] for name, x in heard.items()}
+    carrier.header = {name: x[:1] for name, x in heard.items()}
     return carrier
 
 
@@ -72,7 +72,7 @@ def test_in_the_middle_of_a_round_this_regions_numbers_are_kept():
     kept = {"gbar2": 1.0, "spread": 8.0, "along": 3.0, "looked": 1.0}
     assert carrier.to_keep() == kept
     carrier.sends(None, kept)
-    assert carrier.header() == kept and carrier.votes() is None
+    assert carrier.header == kept and carrier.votes() is None
 
 
 # -- a state of another region -----------------------------------------------------------------

@@ -187,7 +187,7 @@ def test_a_region_that_comes_back_takes_the_keys_of_the_outer_state():
     _, arrays, document = shared_state(donor)
     fresh = one.init(params())
 
-    delivery = SimpleNamespace(drop_ahead=lambda: None, listens_only=False)
+    delivery = SimpleNamespace(listens_only=False)
     carrier = SimpleNamespace(delivery=delivery, reconnect=lambda loop, state: None)
     loop = SimpleNamespace(carrier=carrier)
     got = install(loop, fresh, arrays, document)

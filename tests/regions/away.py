@@ -80,6 +80,6 @@ def one_process(name, jobs):
     with jax.numpy_dtype_promotion("standard"):
         one = engine(METHODS[name](), len(jobs))
         state = one.init(oracle.make_params())
-        one.sync_loop(state).replay(adopted.__getitem__)
+        one.sync_loop(state).adopting = adopted.__getitem__
         state, _ = one.run(state, batches(STEPS, len(jobs)), counted.get)
         return (values(state), values(one.finish(state))), counted

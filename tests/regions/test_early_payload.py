@@ -268,7 +268,7 @@ def test_started_again_between_two_boundaries_the_numbers_stay(between):
         with jax.numpy_dtype_promotion("standard"):
             state = one.init(oracle.make_params())
             state, _ = one.run(state, [rows(batch, region) for batch in data[:stop]])
-        assert one.delivery.has_sent_ahead(0) and list(made._early) == ["0.1.anchor"]
+        assert one.delivery.ahead.keys == {0: "0.1.anchor"} and list(made._early) == ["0.1.anchor"]
         states[region] = state
         made.pause()
         assert idle(made)
@@ -316,17 +316,23 @@ def test_an_anchor_of_another_round_is_sent_anew():
         weight=np.ones(1),
         takes_part=np.ones(1, bool),
     )
-    delivery.trained = 4
-    traffic = delivery.send_ahead(0, 1, anchor, groups, fragments)
-    assert traffic.sent.tolist() == traffic.received.tolist() == [8] and delivery.has_sent_ahead(0)
-    delivery.start("0@8", 2, flight, anchor, groups, None, fragments, round=1)
+
+    def begin(number, sends):
+        counters = SimpleNamespace(sends=np.array([sends]), sends_until=lambda step: number)
+        state = SimpleNamespace(in_flight={"0@8": flight}, anchor=anchor, counters=counters)
+        delivery.start(state, "0@8", groups, None, fragments)
+
+    delivery.ahead.send(0, 1, anchor, fragments, (0, 1), 4)
+    traffic = delivery.anchor_traffic(fragments.like(0), np.ones(1, bool), groups)
+    assert traffic.sent.tolist() == traffic.received.tolist() == [8]
+    begin(2, sends=2)
     payload_names = ["payload/w", "weight"]
     started = ("2", payload_names, "0.1.anchor")
     assert calls == [("0.1.anchor", ["anchor/w"], 4), started]
     assert delivery._pending["0@8"].like.keys() == {"payload/w", "weight", "anchor/w"}
     calls.clear()
-    delivery.send_ahead(0, 2, anchor, groups, fragments)
-    delivery.start("0@8", 3, flight, anchor, groups, None, fragments, round=5)
+    delivery.ahead.send(0, 2, anchor, fragments, (0, 1), 4)
+    begin(3, sends=6)
     late = ("0.5.anchor", ["anchor/w"], 8)
     assert calls[1:] == ["drop", late, ("3", payload_names, "0.5.anchor")]
-    assert not delivery.has_sent_ahead(0)
+    assert not delivery.ahead.keys

@@ -56,10 +56,11 @@ class State:
 
 
 class Notes:
-    """A delivery that notes its calls."""
+    """A delivery, and its exchange, that notes its calls."""
 
     def __init__(self, reachable=True):
         self.calls, self.is_reachable, self.trained, self.known = [], reachable, None, 9
+        self.exchange = self
 
     def reachable(self):
         return self.is_reachable
@@ -81,8 +82,7 @@ class Loop(SyncLoop):
     def __init__(self, reachable=True):
         self.carrier = JobCarrier(Notes(reachable))
         self.done, self.sends, self._quiet = [], lambda step: True, (None, None, None, 0)
-        self.schedule, self.method = Staggered(6, 2), SimpleNamespace(base="anchor")
-        self.fragments = None
+        self.schedule, self.fragments, self.count = Staggered(6, 2), None, 1
 
     @property
     def delivery(self):
@@ -127,7 +127,7 @@ def test_what_is_due_while_nobody_can_be_reached_is_made_up_for_as_if_absent():
     loop = Loop(reachable=False)
     state = loop.run_due(State().at(3), ME, [])
     assert state.counters.behind == 1 and loop.pacing.first[0] == 3
-    assert loop.delivery.calls == [("stopped",), ("still_behind",)]
+    assert loop.delivery.calls == [("stopped",), ("trains", 3)]
     for step in (4, 8):
         state = loop.run_due(state.at(step), ME, [])
         assert (state.counters.step, state.counters.behind) == (step, step - 3 + 1)
@@ -193,22 +193,20 @@ def test_more_is_read_ahead_once_what_was_read_is_done(known, asked):
 
 
 @pytest.mark.parametrize(
-    ("done", "sent", "now", "missed"),
+    ("step", "sent", "now", "missed"),
     [
-        (0, -1, 3, 0),  # fragments leave after 3, 9, ... and 6, 12, ...
-        (0, -1, 4, 1),
-        (0, -1, 13, 4),
-        (3, 3, 13, 3),
-        (8, -1, 13, 2),
-        (2, 3, 13, 3),  # it has left, and the step is not done
+        (3, -1, 3, 0),  # fragments leave after 3, 9, ... and 6, 12, ...
+        (3, -1, 4, 1),
+        (3, -1, 13, 4),
+        (6, 3, 13, 3),
+        (9, -1, 13, 2),
+        (3, 3, 13, 3),  # it has left, and the step is not done
     ],
 )
-def test_sends_that_were_missed(done, sent, now, missed):
-    loop, state = Loop(), State(Counters(step=done, last_sent=np.array([sent, -1]))).at(now)
+def test_sends_that_were_missed(step, sent, now, missed):
+    loop, state = Loop(), State(Counters(step=step, last_sent=np.array([sent, -1])))
     assert _missed(loop, state, now) == missed
-    loop.method.base = "received"
-    assert _missed(loop, state, now) == 0
-    loop.method.base, loop.schedule = "anchor", Adaptive(6, 2, 1, 1)
+    loop.schedule = Adaptive(6, 2, 1, 1)
     assert _missed(loop, state, now) == 0
 
 
@@ -225,18 +223,21 @@ def test_what_was_read_ahead_is_let_go_of_whatever_happens():
 def test_a_send_needs_the_others_and_a_landing_its_payloads(lands):
     """What cannot be done is put off, and the others are told how far this region is."""
     asked = []
+    exchange = SimpleNamespace(
+        trains=lambda step: asked.append(("trains", step)), be_patient=lambda seconds: None
+    )
     delivery = SimpleNamespace(
+        exchange=exchange,
         reachable=lambda: asked.append("reach"),
         arrives=lambda state, keys, fragments: asked.append(keys),
-        still_behind=lambda: asked.append("behind"),
         stopped=lambda: False,
         trained=5,
     )
     carrier = JobCarrier(delivery)
     stage = (Move("a"), Move(None, "b")) if lands else (Send((0,)),)
-    loop = SimpleNamespace(schedule=Staggered(5 if lands else 4), fragments=None)
+    loop = SimpleNamespace(schedule=Staggered(5 if lands else 4), fragments=None, count=1)
     assert not carrier.reach(loop, State().at(4), stage, False)
-    assert asked == [["a"] if lands else "reach", "behind"] and carrier.pacing.first[0] == 5
+    assert asked == [["a"] if lands else "reach", ("trains", 5)] and carrier.pacing.first[0] == 5
     delivery.reachable, delivery.arrives = (lambda: True), (lambda *_: True)
     assert carrier.reach(loop, State().at(4), stage, False) and asked[2:] == []
 
@@ -245,7 +246,7 @@ def test_a_wait_that_was_stopped_puts_nothing_off():
     """The step is done later, and in time."""
     delivery = SimpleNamespace(arrives=lambda *_: False, stopped=lambda: True, trained=5)
     carrier = JobCarrier(delivery)
-    loop = SimpleNamespace(schedule=Staggered(5), fragments=None)
+    loop = SimpleNamespace(schedule=Staggered(5), fragments=None, count=1)
     assert not carrier.reach(loop, State().at(4), (Move("a"),), False)
     assert carrier.paused and carrier.pacing.first is None
 
@@ -254,7 +255,7 @@ class Carries(JobCarrier):
     """Notes what is posted."""
 
     def __init__(self):
-        super().__init__(SimpleNamespace(listens_only=False, drop_ahead=lambda: None))
+        super().__init__(SimpleNamespace(listens_only=False, ahead=None))
         self.delivery.learns_outcome = lambda key: True
         self.started = []
 
@@ -299,7 +300,7 @@ def test_it_is_noted_who_was_counted_and_whether_it_is_adopted(counted, all_were
     loop, state, seen = Sends(), State(), []
     arrived = sent(5, fragment=1, takes_part=np.array(counted, bool))
     state.counters.counted = np.array([False, not all_were])
-    state.counters.number = lambda p, step: 10 * p + step
+    state.counters.sends, state.in_flight = np.array([0, 16]), {"k": sent(5, fragment=1)}
     came = Collected(arrived, None, {})
     loop.delivery.finish = lambda state, key: (state, came)
     carrier = loop.carrier
@@ -507,7 +508,9 @@ def test_what_is_announced_with_a_payload(mask, how, terms):
     decided = {"fragment": 1, "sent": 3, "level": 2, "takes_part": mask}
     flight = SimpleNamespace(payload={"w": w}, weight=weight, header={"drift": drift}, **decided)
     whole, cut = SimpleNamespace(one_by_one=True), SimpleNamespace(like=lambda p: {})
-    delivery.start("k", 7, flight, {}, [(0,), (1, 2)], whole, cut, again=again)
+    counters = SimpleNamespace(sends_until=lambda step: 4 + step)
+    state = SimpleNamespace(in_flight={"k": flight}, anchor={}, counters=counters)
+    delivery.start(state, "k", [(0,), (1, 2)], whole, cut, again=again)
     kept = delivery._pending["k"]
     assert (kept.name, kept.members, kept.listens_only) == ("7", (1, 2), terms is None)
     assert {k: x.shape for k, x in kept.like.items()} == {
@@ -553,7 +556,8 @@ class Moves(SyncLoop):
     """Notes what rules are told."""
 
     def __init__(self, arrived):
-        self._takes_own_parts, self.measurements = False, None
+        self._takes_own_parts = self.by_rounds = False
+        self.measurements = None
         self.method, self.seen = SimpleNamespace(base="anchor"), []
         self.carrier = JobCarrier(SimpleNamespace())
         self.carrier.collect = lambda loop, state, *_: (state, Collected(arrived, None, {}))

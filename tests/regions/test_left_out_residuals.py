@@ -50,12 +50,13 @@ class Region:
         one = engine(method(), R, self.exchange)
         start = one.delivery.start
 
-        def spied(key, number, flight, anchor, *rest, **how):
+        def spied(state, key, *rest):
+            flight, anchor = state.in_flight[key], state.anchor
             theta = {k: x[0] for k, x in flight.snapshot.items()}
             payload = jax.tree.map(lambda x: x[0], flight.payload)
             delta = {k: np.asarray(anchor[k][0] - theta[k]) for k in theta}
             self.sent[int(flight.sent)] = delta, CODEC.decode(payload, theta)
-            start(key, number, flight, anchor, *rest, **how)
+            start(state, key, *rest)
 
         one.delivery.start = spied
         return one

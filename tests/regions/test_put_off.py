@@ -36,6 +36,7 @@ class Delivery:
 
     def __init__(self, since, no):
         self.trained, self.since, self.no, self.asked = 0, since, no, 0
+        self.exchange = self
 
     def _answer(self):
         self.asked += self.trained >= self.since
@@ -61,7 +62,7 @@ class Loop(SyncLoop):
         self.schedule, self.carrier, self.count = schedule, JobCarrier(delivery), 1
         self.method = SimpleNamespace(base="anchor", signal="pseudo_gradient")
         self.fragments, self.measurements, self._quiet = None, None, (None, None, None, 0)
-        self.noted, self.decided = [], collections.defaultdict(list)
+        self.by_rounds, self.noted, self.decided = False, [], collections.defaultdict(list)
 
     def do(self, state, stage, mask, in_time, events):
         step, flights, counters = int(state.counters.step), dict(state.in_flight), state.counters
