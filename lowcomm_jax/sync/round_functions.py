@@ -149,7 +149,7 @@ class RoundFunctions:
     """The functions of one method on one mesh.
 
     Leaves come uncut, `[R, ...]` for regions and `[A, ...]` for anchors; `rows` are the row
-    numbers of sliced leaves (`params.Fragments.rows`).
+    numbers of sliced leaves (`params.fragments.Fragments.rows`).
 
     Attributes:
       stacked: path prefixes of leaves with a leading layer axis.

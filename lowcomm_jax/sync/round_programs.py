@@ -169,10 +169,10 @@ def build(setup: Setup, layout: Layout, traffic: TrafficFn = MeshExchange.traffi
 
     Raises:
       ValueError: one of these. The parameters cannot be cut as the method asks
-        (`params.partition`), or do not fit its roles (`params.roles`). Parts of the method break
-        their contract (`part_problems`). The network's timing does not fit the schedule. The mesh
-        has stages, and no leaf is cut over them. The codec cannot work in stages. The codec sends
-        increments, and the outer rule does not sum them up.
+        (`params.fragments.partition`), or do not fit its roles (`params.roles`). Parts of the
+        method break their contract (`part_problems`). The network's timing does not fit the
+        schedule. The mesh has stages, and no leaf is cut over them. The codec cannot work in
+        stages. The codec sends increments, and the outer rule does not sum them up.
     """
     regions, method, shapes = setup.placed, setup.method, layout.train_shapes()
     schedule = method.schedule
