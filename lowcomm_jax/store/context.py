@@ -5,15 +5,16 @@
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from lowcomm_jax.store.background import Background
 from lowcomm_jax.store.commits import CommitLog
 from lowcomm_jax.store.heartbeat import Heartbeat
 from lowcomm_jax.store.kv import MetricsCounter, Store
+from lowcomm_jax.store.secret import Seal
 from lowcomm_jax.store.slots import Slots
 from lowcomm_jax.store.terms import Heal
 from lowcomm_jax.store.timing import Pace, Timing
@@ -21,18 +22,17 @@ from lowcomm_jax.store.transport import Transport
 from lowcomm_jax.store.wait_list import WaitList
 
 
-@dataclasses.dataclass(frozen=True)
-class ContextParts:
-    """What the exchanges of one region share, and their transport may use, too.
+class ExchangeContext:
+    """What the exchanges of one region share.
 
     Attributes:
       run_id: names the run.
       region: number of this one, from 0.
       count: number of regions.
       timing: how long regions wait for one another.
-      pace: deadlines, from observed delays.
       heal: which anchor is kept where anchors differ.
       identity: what else all jobs of the run have in common, for people to read.
+      fault_hooks: called where a test or an experiment may inject faults.
       serials: numbers of the files that this job makes.
       counter: counts bytes, rejected records and outages.
       store: the shared keys.
@@ -40,37 +40,47 @@ class ContextParts:
       commit_log: announcements and commit records.
       heartbeat: which regions are alive.
       wait_list: which of them an exchange waits for.
+      pace: deadlines, from observed delays.
       background: owns the threads of exchanges.
-      fault_hooks: called where a test or an experiment may inject faults.
       closing: set when this region leaves.
       halted: set when its exchanges end without an outcome.
+      transport: moves payloads; made last, from all the others.
     """
 
-    run_id: str
-    region: int
-    count: int
-    timing: Timing
-    heal: Heal
-    identity: dict[str, str]
-    serials: Iterator[int]
-    counter: MetricsCounter
-    store: Store
-    slots: Slots
-    commit_log: CommitLog
-    heartbeat: Heartbeat
-    wait_list: WaitList
-    pace: Pace
-    background: Background
-    fault_hooks: FaultHooks
-    closing: threading.Event
-    halted: threading.Event
+    def __init__(
+        self,
+        url: str,
+        run_id: str,
+        secret: bytes,
+        region: int,
+        count: int,
+        *,
+        timing: Timing,
+        heal: Heal,
+        identity: Mapping[str, str],
+        fault_hooks: FaultHooks,
+        transport: Callable[[ExchangeContext], Transport],
+    ):
+        """
+        Args:
+          url: of the store.
+          transport: makes it.
 
-
-@dataclasses.dataclass(frozen=True)
-class ExchangeContext(ContextParts):
-    """The parts of one region's exchanges, with the `transport` that moves their payloads."""
-
-    transport: Transport
+        Raises:
+          StoreUnavailable: the store cannot be opened; and what `transport` raises.
+        """
+        self.run_id, self.region, self.count = run_id, region, count
+        self.timing, self.heal, self.identity = timing, heal, dict(identity)
+        self.fault_hooks, self.serials = fault_hooks, itertools.count(1)
+        self.counter = MetricsCounter()
+        self.store = Store(url, run_id, self.counter)
+        self.slots = Slots(self.store, Seal(run_id, secret))
+        self.commit_log = CommitLog(self.store, self.slots)
+        self.heartbeat = Heartbeat(self.store, self.slots, region, count, timing)
+        self.wait_list, self.pace = WaitList(self.heartbeat), Pace(timing)
+        self.background = Background(self.heartbeat.fail)
+        self.closing, self.halted = threading.Event(), threading.Event()
+        self.transport = transport(self)
 
 
 class FaultHooks(Protocol):
