@@ -7,6 +7,7 @@ beginning, or alone into a run that goes on. It raises `TimeoutError` when too f
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import math
 import time
@@ -19,7 +20,7 @@ from lowcomm_jax.rounds.anchor_check import AnchorCheck
 from lowcomm_jax.rounds.other_runs import differing
 from lowcomm_jax.rounds.payloads import PayloadGC
 from lowcomm_jax.rounds.state_transfer import State, StateTransfer
-from lowcomm_jax.store.context import ExchangeContext
+from lowcomm_jax.store.context import ExchangeContext, check_open, until_answered
 from lowcomm_jax.store.errors import StoreUnavailable
 from lowcomm_jax.store.records import (
     ANY_FORMAT,
@@ -32,6 +33,7 @@ from lowcomm_jax.store.records import (
 )
 from lowcomm_jax.store.terms import Heal
 
+_JOINING = "joining the run"
 _RESULT_WITHIN_S = 60.0
 
 _LOOKS_AROUND_S = 5.0
@@ -111,9 +113,12 @@ class Membership:
         """
         atexit.register(self._end)
         context, until = self._context, time.monotonic() + wait_s
-        retry(context, until, context.store.require_create_only)
-        retry(context, until, lambda: register(context))
-        retry(context, until, self._payload_gc.adopt)
+        for act in (
+            context.store.require_create_only,
+            functools.partial(register, context),
+            self._payload_gc.adopt,
+        ):
+            until_answered(context, _JOINING, act, until)
         context.wait_list.roster = rendezvous(context, until, step)
 
     @property
@@ -176,7 +181,8 @@ class Membership:
         """
         context, until = self._context, time.monotonic() + wait_s
         key = f"{context.heartbeat.own.epoch}/{name}"
-        return retry(context, until, lambda: context.commit_log.agree(key, proposal))
+        act = functools.partial(context.commit_log.agree, key, proposal)
+        return until_answered(context, f"agreement {name!r}", act, until)
 
     @led
     def result(self) -> State | None:
@@ -188,7 +194,8 @@ class Membership:
         if self.awaited:
             return None
         until = time.monotonic() + _RESULT_WITHIN_S
-        return retry(self._context, until, lambda: final_state.take(self._context))
+        act = functools.partial(final_state.take, self._context)
+        return until_answered(self._context, "taking the result", act, until)
 
     @led
     def misses(self, step: int) -> bool:
@@ -213,7 +220,8 @@ class Membership:
           StoreUnavailable: the store does not answer for a while.
         """
         until = time.monotonic() + _RESULT_WITHIN_S
-        retry(self._context, until, lambda: final_state.leave(self._context, state))
+        act = functools.partial(final_state.leave, self._context, state)
+        until_answered(self._context, "leaving the result", act, until)
 
     @led
     def asking(self) -> set[int]:
@@ -342,22 +350,26 @@ def rendezvous(context: ExchangeContext, until: float, step: int) -> dict[int, i
       StoreUnavailable: the store did not answer.
       RuntimeError: the exchange was closed meanwhile.
     """
+
+    def ask(act: Callable[[], T]) -> T:
+        return until_answered(context, _JOINING, act, until)
+
     heartbeat, looks_around_s = context.heartbeat, time.monotonic() + _LOOKS_AROUND_S
     context.transport.start()
     heartbeat.update(step=step)
-    _, roster = retry(context, until, lambda: _newest_epoch(context))
-    retry(context, until, lambda: heartbeat.start(above=roster.get(context.region, 0)))
+    _, roster = ask(lambda: _newest_epoch(context))
+    ask(lambda: heartbeat.start(above=roster.get(context.region, 0)))
     while True:
-        heartbeat.check()
+        check_open(context, _JOINING)
         living, latest = heartbeat.living(), heartbeat.latest()
-        epoch, roster = retry(context, until, lambda: _newest_epoch(context))
+        epoch, roster = ask(lambda: _newest_epoch(context))
         began_it = roster.get(context.region) == heartbeat.own.incarnation
         others = [latest[region] for region in living - {context.region}]
         if began_it or _run_goes_on(others, epoch):
             heartbeat.update(epoch=epoch, awaited=began_it)
             heartbeat.refresh()
             return roster
-        if epoch and retry(context, until, lambda n=epoch: final_state.stands(context, n)):
+        if epoch and ask(lambda n=epoch: final_state.stands(context, n)):
             heartbeat.update(epoch=epoch, awaited=False)
             heartbeat.refresh()
             return roster
@@ -369,36 +381,15 @@ def rendezvous(context: ExchangeContext, until: float, step: int) -> dict[int, i
         if (len(coming) == context.count and not begun) or (late and epoch):
             _check_not_fresh(context, coming)
             began = Epoch(_furthest(latest, coming))
-            retry(context, until, lambda n=epoch, e=began: context.slots.create(_epoch(n + 1), e))
+            ask(lambda n=epoch, e=began: context.slots.create(_epoch(n + 1), e))
             continue
         if late:
             raise TimeoutError(_why_not_in(context, living, epoch))
         if time.monotonic() >= looks_around_s:
             looks_around_s = math.inf
-            if others := retry(context, until, lambda: differing(context)):
+            if others := ask(lambda: differing(context)):
                 log.warning("region %d still waits for the others; %s", context.region, others)
-        _pause(context, context.timing.beat_s / 4)
-
-
-def retry(context: ExchangeContext, until: float, act: Callable[[], T]) -> T:
-    """Call `act` until the store answers, and return its result.
-
-    Raises:
-      StoreUnavailable: the store did not answer until then, by `time.monotonic`.
-      RuntimeError: the exchange was closed meanwhile.
-    """
-    told = False
-    while True:
-        try:
-            return act()
-        except StoreUnavailable as error:
-            left = until - time.monotonic()
-            if left <= 0:
-                raise
-            if not told:
-                log.warning("%s; it is tried for another %.0f s", error, left)
-            told = True
-            _pause(context, min(left, context.timing.beat_s / 2))
+        context.closing.wait(context.timing.beat_s / 4)
 
 
 def _run_goes_on(others: Iterable[Beat], epoch: int) -> bool:
@@ -458,9 +449,3 @@ def _newest_epoch(context: ExchangeContext) -> tuple[int, dict[int, int]]:
 
 def _epoch(number: int) -> str:
     return f"epoch/{number}"
-
-
-def _pause(context: ExchangeContext, seconds: float) -> None:
-    """Wait; raises `RuntimeError` if the exchange is closed meanwhile."""
-    if context.closing.wait(seconds):
-        raise RuntimeError("the exchange was closed while this region was joining")

@@ -9,11 +9,12 @@ slices go through that twice, three times after a loss (`TwoShotExchange`). All 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -37,14 +38,13 @@ from lowcomm_jax.rounds.whole_exchange import WholeExchange
 from lowcomm_jax.schedule import Admission
 from lowcomm_jax.store import terms
 from lowcomm_jax.store.commits import Job, name_of
-from lowcomm_jax.store.context import ExchangeContext
+from lowcomm_jax.store.context import ExchangeContext, until_answered
 from lowcomm_jax.store.errors import StoreUnavailable
 from lowcomm_jax.store.kv import AT_ONCE
 from lowcomm_jax.store.records import Commit
 from lowcomm_jax.store.terms import Heal, Terms
 from lowcomm_jax.store.wire import Reduction
 
-T = TypeVar("T")
 _MOST_AHEAD = 1 << 30
 log = logging.getLogger(__name__)
 
@@ -136,7 +136,7 @@ class RemoteExchange(Membership):
         sent = None
         if early is not None:
             sent = self._early.get(early)
-            if sent is None or reduction is not None or takes_part > sent.takes_part:
+            if sent is None or reduction is not None or takes_part > sent.request.takes_part:
                 raise ValueError(
                     f"early={early!r} of exchange {key!r}: give a key that send_early was given, "
                     "for a region that takes part here, and no reduction"
@@ -173,11 +173,11 @@ class RemoteExchange(Membership):
           ValueError: lists what is wrong with the arguments.
         """
         self._context.heartbeat.check()
-        request = self._make_request(key, members)
+        given = {"arrays": dict(arrays), "takes_part": takes_part, "terms": {"step": step}}
+        request = self._make_request(key, members, **given)
         if takes_part:
             _begin_copies(arrays)
-        given = key, request.name, request.members, arrays, step, takes_part
-        self._early[key] = made = EarlyPayload(self._context, *given)
+        self._early[key] = made = EarlyPayload(self._context, request)
         made.begin()
 
     @led
@@ -304,7 +304,8 @@ class RemoteExchange(Membership):
         """
         context = self._context
         name = name_of(context.heartbeat.own.epoch, key, tuple(range(self.count)), self.count)
-        commit = self._read(f"{key!r}", lambda: context.commit_log.committed(name))
+        read = functools.partial(context.commit_log.committed, name)
+        commit = until_answered(context, f"exchange {key!r}", read)
         return None if commit is None else dict(commit.terms)
 
     @led
@@ -332,18 +333,8 @@ class RemoteExchange(Membership):
                 said += [one.terms for by_region in found.values() for one in by_region.values()]
             return said
 
-        sent = self._read("what was sent before", look)
+        sent = until_answered(self._context, "reading what was sent before", look)
         return max((int(terms.get("step", 0)) for terms in sent), default=0)
-
-    def _read(self, what: str, look: Callable[[], T]) -> T:
-        """Call `look` until the store answers."""
-        context = self._context
-
-        def wait(pause: float) -> None:
-            if context.closing.wait(pause):
-                raise RuntimeError(f"closed before {what} could be read")
-
-        return context.store.until_answered(what, look, context.heartbeat.check, wait)
 
     @led
     def fetch_ahead(self, first: int, count: int, missed: int = 0) -> int:

@@ -11,12 +11,12 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 import msgspec
 
 from lowcomm_jax.rounds import payloads
-from lowcomm_jax.rounds.early_payload import EarlyPayload
 from lowcomm_jax.rounds.fetch import Fetch
 from lowcomm_jax.rounds.payloads import Published
 from lowcomm_jax.rounds.request import ExchangeRequest
@@ -41,18 +41,20 @@ class Round:
       host_payload: this region's arrays, once they are on the host.
       shapes: of these arrays; None = there are none yet.
       news: set when a payload has arrived.
+      sent: what this job has published, once it is announced.
     """
 
     def __init__(
         self,
         context: ExchangeContext,
         request: ExchangeRequest,
-        early: EarlyPayload | None = None,
+        early: Round | None = None,
         news: threading.Event | None = None,
     ):
         """
         Args:
-          early: what belongs to the payloads, and is sent before them; None = nothing.
+          early: what belongs to the payloads, and is sent before them (`EarlyPayload`); None =
+            nothing.
           news: to set; None = an event of its own.
         """
         self.announcements: dict[int, Announced] = {}
@@ -60,12 +62,14 @@ class Round:
         self.host_payload = payloads.HostPayload({}, {}, {})
         self.shapes: wire.Shapes | None = None
         self.news = news or (threading.Event() if early is None else early.news)
+        self.sent: Future[Payload] = Future()
         # Without the device's copies, which are not needed for long.
         self.request = dataclasses.replace(request, arrays={})
         self._context, self._early = context, early
         self._begun: list[Fetch] = []  # with those that were replaced
         self._own: Payload | None = None  # what this job has published
         self._packed: payloads.PackedPayload | None = None  # until it is announced
+        self._lock = threading.Lock()  # with which fetch is that of a region
 
     # -- this region's payload ------------------------------------------------------------------
 
@@ -86,14 +90,19 @@ class Round:
         if request.takes_part:
             if self._packed is None:
                 self._packed = payloads.pack(context, self.host_payload)
+            self._own = payload = self._packed.payload  # first: it may be dropped meanwhile
             payloads.publish(context, request.key, self._packed, retry)
-            payload = self._packed.payload
             if self._early is not None:
-                payload = msgspec.structs.replace(payload, early=self._early.own(check))
-            self._own = payload
+                early = self._early.sent
+                while not early.done():
+                    check()
+                    wait([early], timeout=context.store.poll_s[1])
+                self._own = payload = msgspec.structs.replace(payload, early=early.result())
         made, job = Announcement(payload, terms), context.heartbeat.job
         stands = retry(lambda: context.commit_log.announce(request.name, job, made))
         self.announcements[context.region], self._packed = stands, None
+        if payload is not None:
+            self.sent.set_result(payload)
 
     @property
     def own(self) -> Payload | None:
@@ -108,12 +117,15 @@ class Round:
     @property
     def published(self) -> Published:
         """Digests of all that was published, by name and job, as far as known; [] = an absence."""
-        fetched = {fetch.job: fetch.payload.digests for fetch in self._begun}
-        announced = {Job(r, one.incarnation): one for r, one in self.announcements.items()}
-        sent = {job: one.payload.digests if one.payload else [] for job, one in announced.items()}
-        own = {} if self._own is None else {self._context.heartbeat.job: self._own.digests}
+        known: list[tuple[Job, Payload | None]] = [(x.job, x.payload) for x in list(self._begun)]
+        said = list(self.announcements.items())
+        known += [(Job(region, one.incarnation), one.payload) for region, one in said]
+        known += [(self._context.heartbeat.job, self._own)] if self._own else []
+        digests: dict[Job, dict[str, None]] = {}
+        for job, payload in known:
+            digests.setdefault(job, {}).update(dict.fromkeys(payload.digests if payload else ()))
         early = {} if self._early is None else self._early.published
-        return {self.request.name: fetched | sent | own} | early
+        return {self.request.name: {job: list(one) for job, one in digests.items()}} | early
 
     # -- those of the others --------------------------------------------------------------------
 
@@ -132,7 +144,7 @@ class Round:
                 one = self._whole(one)
                 self.announcements[region], found = one, True
                 if one.payload is not None:
-                    self._fetch(Job(region, one.incarnation), one.payload, ours)
+                    self.fetch_of(Job(region, one.incarnation), one.payload, ours)
         return found
 
     def _whole(self, announced: Announced) -> Announced:
@@ -211,11 +223,9 @@ class Round:
     def fetch_named(self, commit: Commit, ours: bool = True) -> None:
         """Fetch every payload that the record names, and that is not here; `ours`: see `look`."""
         for region, admitted in commit.admitted.items():
-            job, fetch = Job(region, admitted.incarnation), self.fetches.get(region)
-            if job == self._context.heartbeat.job and self.own is not None:
-                continue
-            if fetch is None or (fetch.job, fetch.payload) != (job, admitted.payload):
-                self._fetch(job, admitted.payload, ours)
+            job = Job(region, admitted.incarnation)
+            if job != self._context.heartbeat.job or self.own is None:
+                self.fetch_of(job, admitted.payload, ours)
 
     def arrays_of(self, commit: Commit) -> dict[int, wire.Arrays] | None:
         """The arrays of all payloads that the record names, by region; None = not yet all.
@@ -228,7 +238,7 @@ class Round:
         for region, admitted in commit.admitted.items():
             job, fetch = Job(region, admitted.incarnation), self.fetches.get(region)
             if job == self._context.heartbeat.job and self.own is not None:
-                early = {} if self._early is None else self._early.arrays
+                early = {} if self._early is None else self._early.host_payload.rest
                 found[region] = self.host_payload.rest | early
             elif fetch is not None and (fetch.job, fetch.payload) == (job, admitted.payload):
                 parts = self._parts(region)
@@ -259,7 +269,15 @@ class Round:
         fetch = self.fetches[region]
         if self._early is None or fetch.payload.early is None:
             return [fetch]
-        return [fetch, self._early.fetch(fetch.job, fetch.payload.early)]
+        return [fetch, self._early.fetch_of(fetch.job, fetch.payload.early)]
+
+    def fetch_of(self, job: Job, payload: Payload, ours: bool = True) -> Fetch:
+        """The fetch of exactly this payload, begun if need be; `ours`: see `look`."""
+        with self._lock:
+            fetch = self.fetches.get(job.region)
+            if fetch is None or (fetch.job, fetch.payload) != (job, payload):
+                self._fetch(job, payload, ours)
+            return self.fetches[job.region]
 
     def _fetch(self, job: Job, payload: Payload, ours: bool) -> None:
         """Begin to fetch a payload, from its region or from another one that has it."""

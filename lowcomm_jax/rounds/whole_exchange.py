@@ -51,7 +51,7 @@ from lowcomm_jax.rounds.request import Due, ExchangeRequest, ExchangeResult
 from lowcomm_jax.rounds.round import Round
 from lowcomm_jax.store import terms, wire
 from lowcomm_jax.store.commits import Job
-from lowcomm_jax.store.context import ExchangeContext
+from lowcomm_jax.store.context import ExchangeContext, check_open, until_answered
 from lowcomm_jax.store.errors import StoreUnavailable
 from lowcomm_jax.store.records import Commit
 
@@ -85,6 +85,7 @@ class WholeExchange:
           due: of the exchange that this one is a part of; None = it is one by itself.
         """
         self.request, self.due = request, due or Due()
+        self._label = f"exchange {request.key}"
         self.round = Round(context, request, early)
         self._early = early
         self._context, self._awaited = context, awaited
@@ -120,8 +121,8 @@ class WholeExchange:
             if self.request.joins:
                 self._publish()
             commit = self._agree()
-            label, context = f"exchange {self.request.key}", self._context
-            terms.check(label, commit.terms, context.region, self._terms, context.heal)
+            context = self._context
+            terms.check(self._label, commit.terms, context.region, self._terms, context.heal)
             return ExchangeResult(commit, self._complete(commit), time.monotonic() - self.began)
         finally:
             self.round.cancel()
@@ -141,14 +142,11 @@ class WholeExchange:
             self._announced_s = self._since_s = context.heartbeat.clock_s
 
     def _retry(self, act: Callable[[], T]) -> T:
-        """Call `act` until the store answers."""
-        store, closing = self._context.store, self._context.closing
-        return store.until_answered(self.request.key, act, self.check, closing.wait)
+        return until_answered(self._context, self._label, act)
 
     def check(self) -> None:
-        self._context.heartbeat.check()
-        if self._context.closing.is_set() or self._context.halted.is_set():
-            raise RuntimeError(f"exchange {self.request.key!r} was not finished when it was closed")
+        """See `check_open`."""
+        check_open(self._context, self._label)
 
     # -- 2: agree on who took part ------------------------------------------------------------
 

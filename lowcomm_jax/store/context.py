@@ -6,12 +6,16 @@
 from __future__ import annotations
 
 import itertools
+import logging
+import math
 import threading
+import time
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from lowcomm_jax.store.background import Background
 from lowcomm_jax.store.commits import CommitLog
+from lowcomm_jax.store.errors import StoreUnavailable
 from lowcomm_jax.store.heartbeat import Heartbeat
 from lowcomm_jax.store.kv import MetricsCounter, Store
 from lowcomm_jax.store.secret import Seal
@@ -20,6 +24,9 @@ from lowcomm_jax.store.terms import Heal
 from lowcomm_jax.store.timing import Pace, Timing
 from lowcomm_jax.store.transport import Transport
 from lowcomm_jax.store.wait_list import WaitList
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 
 class ExchangeContext:
@@ -81,6 +88,46 @@ class ExchangeContext:
         self.background = Background(self.heartbeat.fail)
         self.closing, self.halted = threading.Event(), threading.Event()
         self.transport = transport(self)
+
+
+def check_open(context: ExchangeContext, what: str) -> None:
+    """Return if exchanges go on.
+
+    Args:
+      what: is not done yet, for the message.
+
+    Raises:
+      RuntimeError: they close, or halt; and what `Heartbeat.check` raises.
+    """
+    context.heartbeat.check()
+    if context.closing.is_set() or context.halted.is_set():
+        raise RuntimeError(f"{what} was not finished when the exchange was closed")
+
+
+def until_answered(
+    context: ExchangeContext, what: str, act: Callable[[], T], until: float = math.inf
+) -> T:
+    """Call `act` until the store answers, and return its result.
+
+    Raises:
+      StoreUnavailable: the store did not answer until then, by `time.monotonic`.
+      RuntimeError: see `check_open`.
+    """
+    told = False
+    for pause in context.store.pauses():
+        check_open(context, what)
+        try:
+            return act()
+        except StoreUnavailable as error:
+            left = until - time.monotonic()
+            if left <= 0:
+                raise
+            if not told:  # where nothing limits the wait, the heartbeat reports the outage
+                level = logging.INFO if left == math.inf else logging.WARNING
+                log.log(level, "%s: %s; it is tried for another %.0f s", what, error, left)
+            told = True
+            context.closing.wait(min(left, pause))
+    raise AssertionError("pauses never end")
 
 
 class FaultHooks(Protocol):

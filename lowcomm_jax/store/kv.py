@@ -23,9 +23,8 @@ import secrets
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import tensorstore as ts
 
@@ -258,21 +257,6 @@ class Store:
     def pauses(self) -> Iterator[float]:
         """Seconds to wait between one look and the next: short at first, then longer."""
         return pauses(*self.poll_s)
-
-    def until_answered(self, what: str, act: Callable, check: Callable, wait: Callable) -> Any:
-        """Call `act` until it raises no `StoreUnavailable`, and return its result.
-
-        The log names `what`. `check()` is called before every try, `wait(seconds)` between two
-        tries; what they raise ends the tries.
-        """
-        for pause in self.pauses():
-            check()
-            try:
-                return act()
-            except StoreUnavailable as error:
-                log.info("%s: %s", what, error)
-            wait(pause)
-        raise AssertionError("pauses never end")
 
     def _get(self, key: str, nbytes: int = 0):
         found = self._answer(self._kv.read(key), nbytes)

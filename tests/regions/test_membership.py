@@ -1,6 +1,8 @@
 """Regions that die, leave, come back or are replaced, and a store that goes away."""
 
 import dataclasses
+import functools
+import itertools
 import shutil
 import threading
 import time
@@ -14,6 +16,7 @@ from regions.party import LIKE, TIMING, at_once, check, land, send, until
 from lowcomm_jax import exchange
 from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.rounds import membership
+from lowcomm_jax.store.context import until_answered
 from lowcomm_jax.store.kv import MetricsCounter, Store
 from lowcomm_jax.store.records import Beat, Epoch
 from lowcomm_jax.store.secret import Seal
@@ -284,8 +287,8 @@ def among(region=0, count=3, epoch=2, dead=(), **beats):
     heartbeat = SimpleNamespace(
         own=own, latest=lambda: latest, living=lambda certain=True: set(latest) - set(dead)
     )
-    heartbeat.update = lambda **changes: None
-    closing = SimpleNamespace(waits=[], closes=False)
+    heartbeat.update, heartbeat.check = (lambda **changes: None), (lambda: None)
+    closing = SimpleNamespace(waits=[], closes=False, is_set=lambda: closing.closes)
     closing.wait = lambda seconds: closing.waits.append(seconds) or closing.closes
     return SimpleNamespace(
         region=region,
@@ -295,6 +298,7 @@ def among(region=0, count=3, epoch=2, dead=(), **beats):
         heartbeat=heartbeat,
         timing=exchange.Timing(beat_s=1.0),
         closing=closing,
+        halted=threading.Event(),
         counter=MetricsCounter(),
         transport=SimpleNamespace(name="store"),
     )
@@ -401,10 +405,11 @@ def test_one_beat_is_waited_for_unless_more_are_asked_for():
     assert told == [(2, {"awaited": True, "wants": False})]
 
 
-def test_a_store_that_does_not_answer_is_asked_every_half_beat(monkeypatch, caplog):
-    context, now, answers = among(), [100.0], []
+def test_a_store_that_does_not_answer_is_asked_until_the_time_is_up(monkeypatch, caplog):
+    context, now, answers, waits = among(), [100.0], [], []
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    waits = context.closing.waits
+    context.store = SimpleNamespace(pauses=lambda: itertools.repeat(0.5))
+    ask = functools.partial(until_answered, context, "joining")
 
     def wait(seconds):
         waits.append(seconds)
@@ -417,14 +422,14 @@ def test_a_store_that_does_not_answer_is_asked_every_half_beat(monkeypatch, capl
 
     context.closing.wait = wait
     with pytest.raises(exchange.StoreUnavailable):
-        membership.retry(context, 101.25, act)
+        ask(act, 101.25)
     assert waits == [0.5, 0.5, 0.25] and len(caplog.records) == 1
     waits.clear()
     answers.append("found")
-    assert membership.retry(context, 0.0, act) == "found" and not waits
-    context.closing.wait = lambda seconds: True
-    with pytest.raises(RuntimeError, match="closed while this region was joining"):
-        membership.retry(context, now[0] + 9.0, act)
+    assert ask(act, 0.0) == "found" and not waits
+    context.halted.set()
+    with pytest.raises(RuntimeError, match="joining was not finished when the exchange was closed"):
+        ask(act, now[0] + 9.0)
 
 
 def test_the_newest_record_of_an_epoch_that_is_signed_counts(tmp_path):

@@ -175,7 +175,7 @@ def waiting(awaited=(0, 1, 2), due_s=0.0, **changes):
 def arrive(one, around, region, here=True):
     """A region has announced, and its payload is here."""
     one.round.fetches[region] = SimpleNamespace(
-        complete=here, hopeless=False, missing_s=None, payload=payload(region)
+        job=Job(region, 1), complete=here, hopeless=False, missing_s=None, payload=payload(region)
     )
     said = Announced(1, payload(region), {})
     around.commit_log.announced = lambda name, jobs: {region: said} if region in jobs else {}
