@@ -296,7 +296,6 @@ class JobDelivery:
         gives = self.answers and self.group_size is None and not self.never_defers
         if gives:
             self.anchor_history.note(state, fragments)
-            self.exchange.announce_anchors(self.anchor_history.past)
         return not names or self._arrive(state, names, gives) or self.never_defers
 
     def _arrive(self, state: TrainState, names: Sequence[str], gives: bool = False) -> bool:
@@ -305,7 +304,8 @@ class JobDelivery:
                 return False
             # What the device has still to compute is no waiting for bytes.
             jax.block_until_ready(state.inner.params)
-        while (here := self.exchange.arrives(names, answers=gives)) is None:
+        answers = self.anchor_history.past if gives else None
+        while (here := self.exchange.arrives(names, answers=answers)) is None:
             self.answer(state)
         return here
 
@@ -373,9 +373,8 @@ class JobDelivery:
         return leader().broadcast_from_leader("listen", lambda: donors.wait(pending.name, look))
 
     def frontier(self, done: bool = False) -> int:
-        """Inner steps of the furthest other region; 0 if nobody is there; `done`: see `steps`."""
-        steps = self.exchange.steps(done)
-        return max((steps.get(region, 0) for region in self.exchange.donors()), default=0)
+        """Inner steps of the furthest other region; 0 if nobody is there; `done`: see there."""
+        return self.exchange.frontier(done)
 
     def passed_over(self, sends: int) -> bool:
         """Whether the others went on without this region in the exchange after so many sends.
@@ -409,13 +408,13 @@ class JobDelivery:
 
     def still_behind(self) -> None:
         """Tell the others how far this region has trained while it defers its events."""
-        self.exchange.trains(self.trained)
+        self.exchange.beat(trained=self.trained)
 
     def pass_steps(self, state: TrainState, fragments: Fragments) -> None:
         """Tell the others of steps after which nothing is due."""
         if self.answers:
             self.anchor_history.note(state, fragments, anew=False)
-            self.exchange.trains(self.trained)
+            self.exchange.beat(trained=self.trained)
             self.answer(state)
 
     def publish_progress(self, state: TrainState, fragments: Fragments) -> None:
@@ -426,8 +425,7 @@ class JobDelivery:
 
     def answer(self, state: TrainState) -> None:
         """Give a newcomer what it asks for: digests of anchors, and the state if we owe it."""
-        self.exchange.announce_anchors(self.anchor_history.past)
-        if self.exchange.owes_state():
+        if self.exchange.answer(self.anchor_history.past):
             self.exchange.give_state(*self.gives(state))
 
     def ended_before(self, state: TrainState) -> bool:
@@ -609,7 +607,7 @@ class DonorWait:
             (`awaited`).
         """
         now = time.monotonic()
-        if self._exchange.donors():
+        if self._exchange.state_transfer.donors():
             self._seen = now
         elif now > self._seen + _GIVE_UP_SECONDS:
             raise Lost(f"all other regions are gone before {awaited}: join again")

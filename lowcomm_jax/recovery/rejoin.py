@@ -122,10 +122,11 @@ def newest(exchange: RemoteExchange) -> State:
     """
     exchange.want_state()
     donors = DonorWait(exchange)
-    given = "one gave its state"
-    return leader().broadcast_from_leader(
-        "state", lambda: donors.wait(given, exchange.newest_state)
-    )
+
+    def take() -> State:
+        return donors.wait("one gave its state", exchange.state_transfer.newest)
+
+    return leader().broadcast_from_leader("state", take)
 
 
 def _compare(loop: SyncLoop, state: TrainState) -> None:
@@ -142,7 +143,8 @@ def _compare(loop: SyncLoop, state: TrainState) -> None:
     donors = DonorWait(exchange)
 
     def look() -> bool | None:
-        return exchange.anchors_agree(step, version, own, at_last=time.monotonic() > until) or None
+        at_last = time.monotonic() > until
+        return exchange.anchor_check.anchors_agree(step, version, own, at_last) or None
 
     leader().broadcast_from_leader(
         "anchors_agree", lambda: donors.wait("they told of their anchors", look)
@@ -156,7 +158,8 @@ def serve(engine: Engine, state: TrainState, linger_s: float = 30.0) -> None:
     """
     delivery, until = engine.delivery, time.monotonic() + linger_s
     while leader().broadcast_from_leader(
-        "serve", lambda: bool(delivery.exchange.asking()) and time.monotonic() < until
+        "serve",
+        lambda: bool(delivery.exchange.state_transfer.asking()) and time.monotonic() < until,
     ):
         delivery.answer(state)
         time.sleep(_POLL_SECONDS)

@@ -9,7 +9,7 @@ return, or lose the store. What to open for what:
   `paced_rounds` for learners and arrivals. `two_shot_exchange`: in slices, then averages.
 - A part of a payload travels before its round: `early_payload` (NoLoCo's anchors).
 - A region does not answer: below, and the docstring of `whole_exchange`.
-- A region takes another one's state: `state_transfer`, `anchor_check`, `final_state`.
+- A region takes another one's state: `state_transfer`, `anchor_check`.
 
 Who goes on without a region. Each of these writes the record of a round, where no other region has:
 

@@ -104,11 +104,6 @@ class Fetch:
         """Stop trying."""
         self._cancelled.set()
 
-    @property
-    def running(self) -> bool:
-        """Whether the thread runs."""
-        return self._thread.is_alive()
-
     def first(self, check: Callable[[], None]) -> dict[str, np.ndarray]:
         """Wait for the first piece.
 

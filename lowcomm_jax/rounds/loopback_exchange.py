@@ -11,8 +11,9 @@ import numpy as np
 
 from lowcomm_jax.rounds import payloads
 from lowcomm_jax.rounds.request import Arrived
+from lowcomm_jax.rounds.slicing import Slicing
 from lowcomm_jax.store import wire
-from lowcomm_jax.store.wire import Arrays, Reduction, one_slice, side_by_side
+from lowcomm_jax.store.wire import Arrays, one_slice, side_by_side
 
 
 class LoopbackExchange:
@@ -24,7 +25,7 @@ class LoopbackExchange:
 
     def __init__(self, region: int, count: int):
         self.region, self.count = region, count
-        self._open: dict[str, tuple[payloads.HostPayload, Reduction | None]] = {}
+        self._open: dict[str, tuple[payloads.HostPayload, Slicing | None]] = {}
         self._early: dict[str, dict[str, Any]] = {}
 
     def start(
@@ -32,7 +33,7 @@ class LoopbackExchange:
         key: str,
         arrays: dict[str, Any],
         *,
-        reduction: Reduction | None = None,
+        reduction: Slicing | None = None,
         early: str | None = None,
         **_: Any,
     ) -> None:
@@ -64,7 +65,7 @@ class LoopbackExchange:
     def forget_ahead(self) -> None:
         """Does nothing: see `fetch_ahead`."""
 
-    def arrives(self, keys: Sequence[str], answers: bool = False) -> bool:
+    def arrives(self, keys: Sequence[str], answers: Any = None) -> bool:
         return all(map(self.ready, keys))
 
     def finish(self, key: str, like: dict[str, jax.ShapeDtypeStruct]) -> Arrived:
@@ -72,9 +73,9 @@ class LoopbackExchange:
         rest = self._everyones(host_payload.rest, wire.without_region(like))
         reduced = None if reduction is None else self._reduced(host_payload, rest, reduction)
         everyone = np.ones(self.count, bool)
-        return Arrived(everyone, rest, reduced, 0, 0, seconds=0.0, waited=0.0)
+        return Arrived(everyone, rest, reduced, seconds=0.0, waited=0.0)
 
-    def _reduced(self, host_payload: payloads.HostPayload, rest: Arrays, how: Reduction) -> Arrays:
+    def _reduced(self, host_payload: payloads.HostPayload, rest: Arrays, how: Slicing) -> Arrays:
         everyone = np.ones(self.count, bool)
 
         def average(s: int) -> Arrays:
@@ -89,20 +90,15 @@ class LoopbackExchange:
     def _everyones(self, own: Arrays, like: wire.Shapes) -> Arrays:
         return side_by_side(dict.fromkeys(range(self.count), own), self.count, like)
 
-    def beat(self, step: int, trained: int = 0) -> None:
-        """Does nothing: nobody listens."""
-
-    def trains(self, step: int) -> None:
+    def beat(self, step: int | None = None, trained: int | None = None) -> None:
         """Does nothing: nobody listens."""
 
     def agreed_terms(self, key: str) -> None:
         """None: nobody has ended."""
 
-    def owes_state(self) -> bool:
+    def answer(self, versions: Any) -> bool:
+        """False: nobody asks."""
         return False
-
-    def announce_anchors(self, versions: Any) -> None:
-        """Does nothing: nobody asks."""
 
     def rounds(
         self, admission: Any, most: int, overlap: int, like_K: Any, first: int
@@ -127,17 +123,12 @@ class LoopbackRounds:
     def arrived(self, number: int) -> bool:
         return number < self.committed
 
-    def take(self, number: int) -> Arrived:
+    def take(self, number: int, ours: Any) -> Arrived:
+        del ours  # there is nobody else
         return self._exchange.finish(str(number), self._like_K[number % len(self._like_K)])
-
-    def compare(self, number: int, ours: Any) -> None:
-        """Does nothing: there is nobody else."""
 
     def names_ours(self, number: int) -> bool:
         return True
-
-    def landed(self, number: int) -> None:
-        """Does nothing: nothing is kept."""
 
     def seen(self) -> tuple[int, int]:
         return self.committed, self.newest

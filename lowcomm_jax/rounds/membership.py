@@ -15,11 +15,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from lowcomm_jax.mesh.leader import Leader, led
-from lowcomm_jax.rounds import final_state
 from lowcomm_jax.rounds.anchor_check import AnchorCheck
 from lowcomm_jax.rounds.other_runs import differing
 from lowcomm_jax.rounds.payloads import PayloadGC
-from lowcomm_jax.rounds.state_transfer import State, StateTransfer
+from lowcomm_jax.rounds.state_transfer import (
+    State,
+    StateTransfer,
+    leave_result,
+    result_stands,
+    take_result,
+)
 from lowcomm_jax.store.context import ExchangeContext, check_open, until_answered
 from lowcomm_jax.store.errors import StoreUnavailable
 from lowcomm_jax.store.records import (
@@ -53,6 +58,8 @@ class Membership:
       heal: which anchor is kept where anchors differ.
       kind: name of the transport, how payloads travel.
       processes: those of this job.
+      state_transfer, anchor_check: give and take states; in the first process alone, so callers ask
+        them within a decision of the leader.
     """
 
     def __init__(
@@ -87,8 +94,8 @@ class Membership:
         """Make what the first process alone has; returns the kind of transport."""
         self._context = context = make()
         self._payload_gc = PayloadGC(context, keep)
-        self._state_transfer = StateTransfer(context)
-        self._anchor_check = AnchorCheck(context, self._state_transfer)
+        self.state_transfer = StateTransfer(context)
+        self.anchor_check = AnchorCheck(context, self.state_transfer)
         if self.processes.count > 1:
             self.processes.on_failure(self.fail)
         return context.transport.name
@@ -128,6 +135,11 @@ class Membership:
         return self._context.heartbeat.own.awaited
 
     @led
+    def want_state(self) -> None:
+        """Ask the others for a state; they do not wait for our payloads until we `come_in`."""
+        self._context.heartbeat.update(wants=True, awaited=False)
+
+    @led
     def come_in(self) -> None:
         """Let the others wait for our payloads from now on; returns when they know."""
         self._context.heartbeat.update(awaited=True, wants=False)
@@ -139,35 +151,38 @@ class Membership:
         self._context.heartbeat.wait_for_beats(times)
 
     @led
-    def living(self) -> set[int]:
-        """Regions whose heartbeat was seen lately, this one included."""
-        return self._context.heartbeat.living()
+    def steps(self) -> dict[int, int]:
+        """Inner steps that the living regions have made, as they told."""
+        return {r: max(beat.step, beat.trained) for r, beat in self._beats().items()}
 
     @led
-    def steps(self, done: bool = False) -> dict[int, int]:
-        """Inner steps that the living regions have made, as they told.
+    def frontier(self, done: bool = False) -> int:
+        """Inner steps of the furthest other region that trains with the others; 0 if none does.
 
         Args:
           done: only those up to which all that was due is done; a region that was cut off has made
             more.
         """
-        latest = self._context.heartbeat.latest()
-        beats = {r: latest[r] for r in sorted(self.living())}
-        return {r: b.step if done else max(b.step, b.trained) for r, b in beats.items()}
+        donors, beats = self.state_transfer.donors(), self._beats()
+        there = [beats[r] for r in donors & beats.keys()]
+        return max((b.step if done else max(b.step, b.trained) for b in there), default=0)
+
+    def _beats(self) -> dict[int, Beat]:
+        heartbeat = self._context.heartbeat
+        latest = heartbeat.latest()
+        return {r: latest[r] for r in sorted(heartbeat.living())}
 
     @led
-    def beat(self, step: int, trained: int = 0) -> None:
-        """Tell the others, with the next heartbeat, the step of our last send or landing.
+    def beat(self, step: int | None = None, trained: int | None = None) -> None:
+        """Tell the others how far we are, with the next heartbeat; None = no further than before.
 
         Args:
-          trained: inner steps this region has made, if more.
+          step: of our last send or landing.
+          trained: inner steps that we have made.
         """
-        self._context.heartbeat.update(step=step, trained=trained, at_once=False)
-
-    @led
-    def trains(self, step: int) -> None:
-        """Tell the others how many inner steps we have made, with the next heartbeat."""
-        self._context.heartbeat.update(trained=step, at_once=False)
+        told = {"step": step, "trained": trained}
+        known = {name: value for name, value in told.items() if value is not None}
+        self._context.heartbeat.update(at_once=False, **known)
 
     @led
     def agree(self, name: str, proposal: dict[str, Any], wait_s: float = 0.0) -> dict[str, Any]:
@@ -194,7 +209,7 @@ class Membership:
         if self.awaited:
             return None
         until = time.monotonic() + _RESULT_WITHIN_S
-        act = functools.partial(final_state.take, self._context)
+        act = functools.partial(take_result, self._context)
         return until_answered(self._context, "taking the result", act, until)
 
     @led
@@ -205,8 +220,8 @@ class Membership:
         does. One that lives and is only coming in (it meets the others, or compiles) misses it.
         """
         own, latest = self._context.heartbeat.own, self._context.heartbeat.latest()
-        asking = self.asking()
-        there = {r for r in self.living() - asking if latest[r].epoch == own.epoch}
+        asking = self.state_transfer.asking().keys()
+        there = {r for r in self._beats().keys() - asking if latest[r].epoch == own.epoch}
         there = {r for r in there if latest[r].awaited} | {self.region}
         ended = {r for r, b in latest.items() if b.leaving and max(b.step, b.trained) >= step}
         missing = set(range(self.count)) - there - ended
@@ -220,13 +235,8 @@ class Membership:
           StoreUnavailable: the store does not answer for a while.
         """
         until = time.monotonic() + _RESULT_WITHIN_S
-        act = functools.partial(final_state.leave, self._context, state)
+        act = functools.partial(leave_result, self._context, state)
         until_answered(self._context, "leaving the result", act, until)
-
-    @led
-    def asking(self) -> set[int]:
-        """Other living regions that ask for a state; until they send something."""
-        return set(self._state_transfer.asking())
 
     @led
     def counts(self) -> dict[str, int]:
@@ -247,7 +257,7 @@ class Membership:
         self._context.halted.set()
         self._context.background.join(leaves=False)
         heartbeat.update(paused=True)
-        self._linger(linger_s, lambda: all(heartbeat.latest()[r].paused for r in self.living()))
+        self._linger(linger_s, lambda: all(beat.paused for beat in self._beats().values()))
 
     def fail(self, error: Exception) -> None:
         """Let everything that waits here, and every later call, raise this error."""
@@ -339,7 +349,7 @@ def rendezvous(context: ExchangeContext, until: float, step: int) -> dict[int, i
     When no region is left, those that come back begin a new epoch. They may have gone back to a
     checkpoint, and must not land what was agreed on since. The roster of that epoch are the
     furthest of them: payloads that are gone could not bring the others up to their step. Where the
-    epoch's result was left (`final_state`), nothing is begun: they come in late, and take it.
+    epoch's result was left (`leave_result`), nothing is begun: they come in late, and take it.
 
     Returns:
       the roster: incarnation of the regions that began the epoch.
@@ -369,7 +379,7 @@ def rendezvous(context: ExchangeContext, until: float, step: int) -> dict[int, i
             heartbeat.update(epoch=epoch, awaited=began_it)
             heartbeat.refresh()
             return roster
-        if epoch and ask(lambda n=epoch: final_state.stands(context, n)):
+        if epoch and ask(lambda n=epoch: result_stands(context, n)):
             heartbeat.update(epoch=epoch, awaited=False)
             heartbeat.refresh()
             return roster

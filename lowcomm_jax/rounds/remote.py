@@ -8,7 +8,6 @@ slices go through that twice, three times after a loss (`TwoShotExchange`). All 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
 import time
@@ -26,13 +25,12 @@ from lowcomm_jax.rounds.membership import Membership
 from lowcomm_jax.rounds.paced_rounds import Like, RoundExchange
 from lowcomm_jax.rounds.request import (
     Arrived,
-    Due,
     ExchangeRequest,
     ExchangeResult,
     arrange,
     problems,
 )
-from lowcomm_jax.rounds.state_transfer import State
+from lowcomm_jax.rounds.slicing import Slicing
 from lowcomm_jax.rounds.two_shot_exchange import TwoShotExchange, averages_of, is_committed
 from lowcomm_jax.rounds.whole_exchange import WholeExchange
 from lowcomm_jax.schedule import Admission
@@ -43,7 +41,6 @@ from lowcomm_jax.store.errors import StoreUnavailable
 from lowcomm_jax.store.kv import AT_ONCE
 from lowcomm_jax.store.records import Commit
 from lowcomm_jax.store.terms import Heal, Terms
-from lowcomm_jax.store.wire import Reduction
 
 _MOST_AHEAD = 1 << 30
 log = logging.getLogger(__name__)
@@ -54,11 +51,6 @@ class _Running(NamedTuple):
 
     exchange: WholeExchange | TwoShotExchange
     outcome: Future[ExchangeResult]
-
-    @property
-    def due(self) -> Due:
-        """Whether the loop waits for the outcome."""
-        return self.exchange.due
 
 
 class RemoteExchange(Membership):
@@ -107,7 +99,7 @@ class RemoteExchange(Membership):
         takes_part: bool = True,
         members: tuple[int, ...] | None = None,
         terms: Mapping[str, Any] | None = None,
-        reduction: Reduction | None = None,
+        reduction: Slicing | None = None,
         early: str | None = None,
     ) -> None:
         """Begin an exchange; returns at once.
@@ -223,12 +215,12 @@ class RemoteExchange(Membership):
         return self._stops()
 
     @led
-    def arrives(self, keys: Sequence[str], answers: bool = False) -> bool | None:
+    def arrives(self, keys: Sequence[str], answers: AnchorVersions | None = None) -> bool | None:
         """Wait until `finish` of all these would not wait.
 
         Args:
-          answers: meanwhile tell newcomers of the anchors last announced; and wait no longer once
-            this region owes one a state (`owes_state`).
+          answers: meanwhile `answer` newcomers with these, and wait no longer once this region owes
+            one a state. None = do not.
 
         Returns:
           False: the store is away, or the wait was `stopped`. None: a state is owed; call it again.
@@ -238,16 +230,14 @@ class RemoteExchange(Membership):
             began = time.monotonic()
             while not (exchange.outcome.done() or owed or self._stops()) and self.reachable():
                 wait([exchange.outcome], timeout=self._context.timing.beat_s / 4)
-                if answers:
-                    self._anchor_check.tell_soon()
-                    owed = self._state_transfer.owed()
+                owed = answers is not None and self.answer(answers)
             self._waited[key] = self._waited.get(key, 0.0) + time.monotonic() - began
         here = all(exchange.outcome.done() for exchange in exchanges)
         if owed and not here:
             return None
         if not here:
-            for exchange in exchanges:
-                exchange.due.end()
+            for one in exchanges:
+                one.exchange.due.end()
         return here
 
     @led
@@ -267,7 +257,7 @@ class RemoteExchange(Membership):
         result = self._wait_for(key).outcome.result()
         del self._open[key]
         waited = self._waited.pop(key, 0.0) + time.monotonic() - began
-        return arrange(result, like, self.count, waited, self._context.counter)
+        return arrange(result, like, self.count, waited)
 
     @led
     def skip(
@@ -277,7 +267,7 @@ class RemoteExchange(Membership):
         *,
         members: tuple[int, ...] | None = None,
         terms: Mapping[str, Any] | None = None,
-        reduction: Reduction | None = None,
+        reduction: Slicing | None = None,
     ) -> Arrived | None:
         """Read an exchange that we did not start; None = there is no commit record yet.
 
@@ -460,57 +450,28 @@ class RemoteExchange(Membership):
     # -- states -------------------------------------------------------------------------------
 
     @led
-    def want_state(self) -> None:
-        """Ask the others for a state; they do not wait for our payloads until we `come_in`."""
-        self._context.heartbeat.update(wants=True, awaited=False)
+    def answer(self, versions: AnchorVersions) -> bool:
+        """Tell regions that ask for a state which anchors we have had (`AnchorCheck.tell_soon`).
 
-    @led
-    def donors(self) -> set[int]:
-        """Other living regions that train, or have trained, with the others."""
-        return self._state_transfer.donors()
-
-    @led
-    def owes_state(self) -> bool:
-        """Whether this region is to give a state.
-
-        True if others ask, and this is the lowest of the regions that do not ask and are not left
-        behind. False while those that ask may still be fetching the state this region gave them.
+        Returns:
+          whether this region is to give a state (`StateTransfer.owed`).
         """
-        return self._state_transfer.owed()
+        self.anchor_check.tell_soon(versions)
+        return self.state_transfer.owed()
 
     @led
     def give_state(
         self, step: int, arrays: dict[str, np.ndarray], document: dict[str, Any]
     ) -> None:
         """Publish a state, on a thread of its own; nothing if all who ask have this step's."""
-        self._state_transfer.give_soon(step, arrays, document)
-
-    @led
-    def announce_anchors(self, versions: AnchorVersions) -> None:
-        """Tell regions that ask for a state which anchors we have had (`AnchorCheck.tell_soon`)."""
-        self._anchor_check.versions = versions
-        self._anchor_check.tell_soon()
-
-    @led
-    def anchors_agree(self, step: int, version: str, own: Mapping[str, Any], at_last: bool) -> bool:
-        """Compare a state's anchor with those of the others (`AnchorCheck.anchors_agree`)."""
-        self._context.heartbeat.check()
-        return self._anchor_check.anchors_agree(step, version, own, at_last)
-
-    @led
-    def newest_state(self) -> State | None:
-        """(step, arrays, document) of the highest step that verifies (`StateTransfer.newest`)."""
-        self._context.heartbeat.check()
-        if self._context.closing.is_set():
-            raise RuntimeError("this region has left the run")
-        return self._state_transfer.newest()
+        self.state_transfer.give_soon(step, arrays, document)
 
     # -- helpers ---------------------------------------------------------------------------------
 
     def _wait_for(self, key: str) -> _Running:
         """The exchange of this key, which is told that the loop waits for it."""
         found = self._open[key]
-        found.due.begin(self._context.heartbeat.clock_s)
+        found.exchange.due.begin(self._context.heartbeat.clock_s)
         return found
 
     def _make_request(
@@ -536,8 +497,7 @@ class RemoteExchange(Membership):
         else:
             exchange = TwoShotExchange(*given)
         outcome: Future[ExchangeResult] = Future()
-        # Without the device's copies, which are not needed for long.
-        request = dataclasses.replace(request, arrays={})
+        request = exchange.request  # without the device's copies, which are not needed for long
 
         def run() -> None:
             try:
@@ -559,7 +519,7 @@ class RemoteExchange(Membership):
         self._context.wait_list.note(*given, commit)
         self._tell_of_absent(request, commit)
         self._payload_gc.sweep()
-        self._state_transfer.sweep()
+        self.state_transfer.sweep()
 
     def _tell_of_absent(self, request: ExchangeRequest, commit: Commit) -> None:
         """Warn of regions that ended early, died, or are too late, at the first exchange without.

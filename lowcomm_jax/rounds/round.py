@@ -68,7 +68,7 @@ class Round:
         self._context, self._early = context, early
         self._begun: list[Fetch] = []  # with those that were replaced
         self._own: Payload | None = None  # what this job has published
-        self._packed: payloads.PackedPayload | None = None  # until it is announced
+        self._packed: tuple[Payload, dict[str, bytes]] | None = None  # until it is announced
         self._lock = threading.Lock()  # with which fetch is that of a region
 
     # -- this region's payload ------------------------------------------------------------------
@@ -90,8 +90,9 @@ class Round:
         if request.takes_part:
             if self._packed is None:
                 self._packed = payloads.pack(context, self.host_payload)
-            self._own = payload = self._packed.payload  # first: it may be dropped meanwhile
-            payloads.publish(context, request.key, self._packed, retry)
+            self._own, files = self._packed  # first: it may be dropped meanwhile
+            payloads.publish(context, request.key, files, retry)
+            payload = self._own
             if self._early is not None:
                 early = self._early.sent
                 while not early.done():
@@ -297,11 +298,6 @@ class Round:
         if self.request.reduction is not None:
             return self.request.reduction.rest
         return self.shapes
-
-    @property
-    def fetching(self) -> bool:
-        """Whether payloads are on their way here."""
-        return any(fetch.running for fetch in list(self._begun))
 
     def cancel(self) -> None:
         """Stop fetching, and what was sent early."""

@@ -46,12 +46,11 @@ class TwoShotExchange:
         awaited: Callable[[int], bool],
     ):
         """See `WholeExchange`."""
-        # The device's copies are for the first exchange alone, and not needed for long.
-        self.request = dataclasses.replace(request, arrays={})
         self.due = Due()
         self._context, self._awaited = context, awaited
         self._parts, self._like = request.reduction.parts, request.reduction.like
-        self._first = self._whole_exchange(request, awaited)
+        self._first = WholeExchange(context, request, awaited, due=self.due)
+        self.request = self._first.request
         self._exchanges = [self._first]
         self._fetches: list[Fetch] = []
 
@@ -83,11 +82,6 @@ class TwoShotExchange:
             return dataclasses.replace(found, reduced=averages)
         return self._fall_back_to_whole(found.commit)
 
-    def _whole_exchange(
-        self, request: ExchangeRequest, awaited: Callable[[int], bool]
-    ) -> WholeExchange:
-        return WholeExchange(self._context, request, awaited, due=self.due)
-
     def _follow_up(
         self, suffix: str, awaited: Callable[[int], bool], arrays: Arrays, **more
     ) -> ExchangeResult:
@@ -97,7 +91,7 @@ class TwoShotExchange:
         changes |= {"follows": True, "patience_s": 0.0, **more}
         changes["arrays"] = {name: x[None] for name, x in arrays.items()}
         request = dataclasses.replace(self.request, **changes)
-        self._exchanges.append(self._whole_exchange(request, awaited))
+        self._exchanges.append(WholeExchange(self._context, request, awaited, due=self.due))
         return self._exchanges[-1].result()
 
     # -- the second exchange: averages -----------------------------------------------------------
@@ -149,10 +143,10 @@ class TwoShotExchange:
         """Every region's slice of this number, by region."""
         found, waiting = {}, {}
         for region, admitted in commit.admitted.items():
-            fetch, payload = self._first.round.fetches.get(region), admitted.payload
+            fetch, payload = self._first.fetches.get(region), admitted.payload
             job = Job(region, admitted.incarnation)
             if job == self._context.heartbeat.job:
-                found[region] = one_slice(self._first.round.host_payload.slices, number)
+                found[region] = one_slice(self._first.host_payload.slices, number)
             elif number == self._context.region and fetch is not None and fetch.complete:
                 found[region] = fetch.got[1]
             else:
@@ -170,7 +164,7 @@ class TwoShotExchange:
         def awaited(region: int) -> bool:
             return region in commit.present and self._awaited(region)
 
-        found = self._follow_up(_WHOLE, awaited, arrays=self._first.round.host_payload.whole)
+        found = self._follow_up(_WHOLE, awaited, arrays=self._first.host_payload.whole)
         agreed = msgspec.structs.replace(found.commit, late=commit.late)
         split = {r: self.request.reduction.split(x) for r, x in found.arrays.items()}
         rest = {r: rest for r, (rest, _) in split.items()}

@@ -10,7 +10,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol, TypeVar
 
 from lowcomm_jax.store.background import Background
@@ -76,18 +76,25 @@ class ExchangeContext:
         Raises:
           StoreUnavailable: the store cannot be opened; and what `transport` raises.
         """
-        self.run_id, self.region, self.count = run_id, region, count
-        self.timing, self.heal, self.identity = timing, heal, dict(identity)
-        self.fault_hooks, self.serials = fault_hooks, itertools.count(1)
-        self.counter = MetricsCounter()
-        self.store = Store(url, run_id, self.counter)
-        self.slots = Slots(self.store, Seal(run_id, secret))
-        self.commit_log = CommitLog(self.store, self.slots)
-        self.heartbeat = Heartbeat(self.store, self.slots, region, count, timing)
-        self.wait_list, self.pace = WaitList(self.heartbeat), Pace(timing)
-        self.background = Background(self.heartbeat.fail)
-        self.closing, self.halted = threading.Event(), threading.Event()
-        self.transport = transport(self)
+        self.run_id: str = run_id
+        self.region: int = region
+        self.count: int = count
+        self.timing: Timing = timing
+        self.heal: Heal = heal
+        self.identity: dict[str, str] = dict(identity)
+        self.fault_hooks: FaultHooks = fault_hooks
+        self.serials: Iterator[int] = itertools.count(1)
+        self.counter: MetricsCounter = MetricsCounter()
+        self.store: Store = Store(url, run_id, self.counter)
+        self.slots: Slots = Slots(self.store, Seal(run_id, secret))
+        self.commit_log: CommitLog = CommitLog(self.store, self.slots)
+        self.heartbeat: Heartbeat = Heartbeat(self.store, self.slots, region, count, timing)
+        self.wait_list: WaitList = WaitList(self.heartbeat)
+        self.pace: Pace = Pace(timing)
+        self.background: Background = Background(self.heartbeat.fail)
+        self.closing: threading.Event = threading.Event()
+        self.halted: threading.Event = threading.Event()
+        self.transport: Transport = transport(self)
 
 
 def check_open(context: ExchangeContext, what: str) -> None:
@@ -135,27 +142,15 @@ class FaultHooks(Protocol):
 
     def begins(self, key: str, terms: Mapping[str, int | str]) -> None:
         """An exchange begins; one that follows from it has a key "KEY/...", and no terms."""
-        ...
 
     def sent(self, key: str, data: bytes) -> bytes:
         """Returns the bytes to publish in place of this region's payload."""
-        ...
-
-    def received(self, key: str, nbytes: int) -> None:
-        """A payload of another region has arrived."""
-        ...
-
-
-class NoFaults:
-    """`FaultHooks` that change nothing."""
-
-    def begins(self, key: str, terms: Mapping[str, int | str]) -> None:
-        """Does nothing."""
-
-    def sent(self, key: str, data: bytes) -> bytes:
-        """Returns `data`."""
         del key
         return data
 
     def received(self, key: str, nbytes: int) -> None:
-        """Does nothing."""
+        """A payload of another region has arrived."""
+
+
+class NoFaults(FaultHooks):
+    """Hooks that change nothing."""

@@ -313,18 +313,10 @@ class MetricsCounter:
         with self._lock:
             self._counts[name] += amount
 
-    def take(self, name: str) -> int:
-        """The counts since the last call."""
-        with self._lock:
-            taken = f"{name} taken"
-            new = self._counts[name] - self._counts[taken]
-            self._counts[taken] += new
-            return new
-
     def read(self) -> dict[str, int]:
         """All numbers."""
         with self._lock:
-            return {k: v for k, v in self._counts.items() if not k.endswith(" taken")}
+            return dict(self._counts)
 
 
 def url_problems(url: str) -> list[str]:
@@ -339,11 +331,6 @@ def url_problems(url: str) -> list[str]:
     if "\\" in urllib.parse.unquote(rest):
         return [f"url {url!r}: TensorStore reads a backslash as a slash; choose another folder"]
     return []
-
-
-def segment(text: str) -> str:
-    """Any text as one part of a key, reversible with `urllib.parse.unquote`."""
-    return urllib.parse.quote(text, safe="")
 
 
 def _spec(root: str) -> str | dict[str, str]:

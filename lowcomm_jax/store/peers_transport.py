@@ -16,7 +16,7 @@ import logging
 import ssl
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from lowcomm_jax.store.certificates import make_credentials, read_credentials
 from lowcomm_jax.store.context import ExchangeContext
@@ -25,6 +25,7 @@ from lowcomm_jax.store.file_handles import PAYLOADS_KEPT
 from lowcomm_jax.store.pulling import DeniedError, Partial, Port
 from lowcomm_jax.store.records import Beat
 from lowcomm_jax.store.serving import Credentials, PayloadServer, tls_context
+from lowcomm_jax.store.transport import Transport
 
 SCHEME = "https://"
 _MOST_PATIENCE = 16
@@ -36,7 +37,7 @@ _FORGOTTEN_S = 120.0
 log = logging.getLogger(__name__)
 
 
-class PeersTransport:
+class PeersTransport(Transport):
     """Serves the payloads that this region holds, and pulls those of others.
 
     Bytes are counted as sent soon after they have left.
@@ -110,9 +111,6 @@ class PeersTransport:
             self._server.hold(name, data)
 
     put = keep
-
-    def get_ahead(self, sizes: Mapping[str, int]) -> None:
-        """Nothing: a region fetches from another one without a look at the store."""
 
     def drop(self, name: str, shared: bool) -> None:
         """Drop the bytes, and parts of them that have arrived."""

@@ -1,4 +1,4 @@
-"""Arrays to bytes and back, and the contract of payloads that are reduced in slices.
+"""Arrays to bytes and back, and slices of payloads.
 
 A payload is a file of the safetensors format with the format's own dtypes, and says in its metadata
 which job has made it. Nothing is unpickled. `unpack` raises `Rejected`.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import msgspec
@@ -126,11 +126,6 @@ def without_region(like: Mapping[str, Any]) -> Shapes:
     return {name: (dtype, shape[1:]) for name, (dtype, shape) in shapes_of(like).items()}
 
 
-def raw(array: np.ndarray) -> np.ndarray:
-    """The bytes of an array in C order, uint8 `[nbytes]`."""
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-
-
 def dtype_name(array: np.ndarray) -> str:
     """The dtype of an array as safetensors calls it.
 
@@ -151,36 +146,6 @@ def restore(data: bytes, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
         raise ValueError(f"no dtype {dtype!r}")
     # Through jnp, which knows the narrow types that NumPy has no names for.
     return np.frombuffer(bytearray(data), jnp.dtype(DTYPES[dtype])).reshape(shape)
-
-
-class Reduction(Protocol):
-    """How payloads are cut into slices and averaged; called on the threads of an exchange.
-
-    Attributes:
-      parts: how many slices, one for each region of the run.
-      like: dtypes and shapes of one slice, cut or reduced.
-      rest: dtypes and shapes of the arrays that every region needs beside the slices.
-    """
-
-    parts: int
-    like: Shapes
-    rest: Shapes
-
-    def split(self, arrays: Arrays) -> tuple[Arrays, Arrays]:
-        """One region's arrays as (arrays for every region, slices `[parts, ...]`)."""
-        ...
-
-    def reduce(
-        self, slice_R: Arrays, rest_R: Arrays, takes_part_R: np.ndarray, number: int
-    ) -> Arrays:
-        """Average or sum, `like`, of every region's slice of one number.
-
-        Args:
-          slice_R: `[R, ...]`; rest_R: the first result of `split`, `[R, ...]`; zeros for regions
-            that take no part.
-          takes_part_R: bool `[R]`.
-        """
-        ...
 
 
 def owners(present: Sequence[int], parts: int) -> list[int]:

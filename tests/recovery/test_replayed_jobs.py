@@ -69,7 +69,7 @@ class Job:
 
         def give_then(step, trained):
             if step == AHEAD - EVERY:
-                until(exchange.asking)
+                until(exchange.state_transfer.asking)
             beat(step, trained)
 
         def start_late(key, *args, **how):

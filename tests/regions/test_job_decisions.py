@@ -386,7 +386,6 @@ def test_what_can_be_landed_now(reachable, ready, never, listens, arrives):
         reachable=lambda: reachable,
         ready=lambda name: ready,
         arrives=lambda name, answers: True,
-        announce_anchors=lambda versions: None,
     )
     delivery = JobDelivery(exchange, shared=False)
     delivery.never_defers = never
@@ -404,8 +403,7 @@ def test_a_wait_goes_on_once_who_asked_is_answered_also_where_it_has_died_meanwh
         reachable=lambda: True,
         ready=lambda name: False,
         arrives=lambda names, answers: outcomes.pop(0),
-        announce_anchors=lambda versions: None,
-        owes_state=lambda: owes.pop(0),
+        answer=lambda versions: owes.pop(0),
         give_state=lambda *state: given.append(state),
     )
     delivery = JobDelivery(exchange, shared=False)
@@ -413,17 +411,6 @@ def test_a_wait_goes_on_once_who_asked_is_answered_also_where_it_has_died_meanwh
     state = SimpleNamespace(inner=SimpleNamespace(params={}))
     assert delivery.arrives(state, ["k"], None)
     assert (outcomes, owes, given) == ([], [], [("a state",)])
-
-
-def test_the_furthest_of_those_who_train():
-    steps = {0: 9, 1: 50, 2: 30}
-    exchange = Exchange(steps=lambda done=False: steps, donors=lambda: {0})
-    delivery = JobDelivery(exchange, shared=True)
-    assert delivery.frontier() == 9
-    exchange.donors = lambda: {0, 2}
-    assert delivery.frontier() == 30
-    exchange.donors = set
-    assert delivery.frontier() == 0
 
 
 def test_whether_others_went_on_is_asked_of_the_next_exchange():

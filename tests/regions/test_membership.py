@@ -52,7 +52,7 @@ def test_a_dead_region_is_left_out_within_its_time(party):
     for arrived in land(alive, "k"):
         check(arrived, 3, [0, 2])
     assert time.monotonic() - began < TIMING.dead_after_s + 1
-    assert regions[0].living() == {0, 2}
+    assert regions[0].steps().keys() == {0, 2}
     vanish(regions[0])
     send(alive[1:], "alone", 1)
     check(land(alive[1:], "alone")[0], 3, [2], 1)
@@ -95,12 +95,12 @@ def test_a_run_with_nobody_left_begins_anew_with_those_who_come(party):
     regions = party.run(3)
     send(regions, "k")
     land(regions, "k")
-    assert regions[0]._state_transfer.give(9, {}, {})
+    assert regions[0].state_transfer.give(9, {}, {})
     for x in regions:
         vanish(x)
     again = [party.region(r, 3) for r in range(2)]
     at_once(lambda x: x.join(1.0), again)
-    assert again[0].newest_state() is None
+    assert again[0].state_transfer.newest() is None
     send(again, "k", 1)
     for arrived in land(again, "k"):
         check(arrived, 3, [0, 1], 1)
@@ -116,8 +116,8 @@ def test_who_comes_back_with_less_comes_into_the_run_of_the_furthest(party):
     for arrived in land(again[1:], "k"):
         check(arrived, 3, [1, 2])
     again[0].want_state()
-    until(again[1].owes_state)
-    assert again[1]._state_transfer.give(9, {}, {}) and again[0].newest_state()[0] == 9
+    until(again[1].state_transfer.owed)
+    assert again[1].state_transfer.give(9, {}, {}) and again[0].state_transfer.newest()[0] == 9
     again[0].come_in()
     send(again, "l", 1)
     for arrived in land(again, "l"):
@@ -144,15 +144,15 @@ def test_who_waits_in_a_run_that_has_ended_is_no_part_of_the_next_one(party):
     """Neither of its roster, where it would be waited for, nor kept waiting for a state."""
     regions = party.run(3)
     regions[2].want_state()
-    until(lambda: regions[0].asking() == {2})
+    until(lambda: regions[0].state_transfer.asking().keys() == {2})
     for x in regions[:2]:
         vanish(x)
     again = [party.region(r, 3) for r in range(2)]
-    until(lambda: regions[2].living() == {2})
+    until(lambda: regions[2].steps().keys() == {2})
     waiting = threading.Thread(target=at_once, args=(lambda x: x.join(3.0), again))
     waiting.start()
-    until(lambda: regions[2].living() == {0, 1, 2})
-    assert not regions[2].donors()
+    until(lambda: regions[2].steps().keys() == {0, 1, 2})
+    assert not regions[2].state_transfer.donors()
     vanish(regions[2])
     waiting.join(20.0)
     send(again, "k")
@@ -169,7 +169,7 @@ def test_a_job_may_come_back_while_the_store_is_away(party):
         joining.start()
         time.sleep(0.5)
     joining.join(20.0)
-    assert again.living() == {0, 1} and not again.awaited
+    assert again.steps().keys() == {0, 1} and not again.awaited
 
 
 def test_equal_payloads_of_two_beginnings_are_not_one(party):
@@ -393,6 +393,23 @@ def test_steps_are_those_made_and_those_exchanged():
     assert one.steps() == {0: 0, 1: 8}
     context.heartbeat.living = lambda certain=True: {0, 1, 2}
     assert one.steps() == {0: 0, 1: 8, 2: 9}
+
+
+def test_the_furthest_of_those_who_train():
+    trains = {"awaited": True, "epoch": 2}
+    context = among(
+        r1=Beat(1, step=8, trained=12, **trains),
+        r2=Beat(1, step=9, **trains),
+        r3=Beat(1, step=50, wants=True, **trains),
+        r4=Beat(1, step=60, **trains),
+        count=5,
+        dead=(4,),
+    )
+    context.heartbeat.own = msgspec.structs.replace(context.heartbeat.own, step=70)
+    one = member(context)
+    assert one.frontier() == 12 and one.frontier(done=True) == 9
+    context.heartbeat.living = lambda certain=True: {0, 3}
+    assert one.frontier() == 0
 
 
 def test_one_beat_is_waited_for_unless_more_are_asked_for():
