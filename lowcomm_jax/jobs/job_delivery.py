@@ -112,7 +112,7 @@ class JobDelivery:
         self.sends_ahead = self.answers = True
         self.gives: Callable[[TrainState], State] = shared_state
         self.participation = Participation()
-        self.trained, self.prefix = 0, prefix
+        self.trained, self.prefix, self._patience_s = 0, prefix, 0.0
         self._pending: dict[str, PendingExchange] = {}
         self._ahead: dict[int, str] = {}  # by fragment: key of the anchor that was sent ahead
         self.slicings: dict[tuple[int, int], Slicing] = {}
@@ -169,6 +169,7 @@ class JobDelivery:
         )
         if not self.listens_only:
             how = {"members": members, "terms": terms, "reduction": slicing}
+            how["patience_s"] = self._patience_s
             if self.group_size is not None:
                 how["early"] = self._taken_along(flight, round, anchor, members, fragments)
             arrays = self.arrays_to_send(flight)
@@ -271,7 +272,7 @@ class JobDelivery:
 
     def be_patient(self, seconds: float) -> None:
         """Wait so much longer than usual for the others, in exchanges started from now on."""
-        self.exchange.be_patient(seconds)
+        self._patience_s = seconds
 
     @property
     def flying(self) -> list[str]:
@@ -454,7 +455,8 @@ class JobDelivery:
         name = self._final(state)
         terms = self.anchor_history.terms(state.anchor, fragments)
         terms["sends"] = int(state.counters.sends.sum())
-        self.exchange.start(name, {}, takes_part=False, terms=terms)
+        how = {"takes_part": False, "terms": terms, "patience_s": self._patience_s}
+        self.exchange.start(name, {}, **how)
         try:
             self.exchange.finish(name, {})
         except Parted as error:

@@ -55,9 +55,6 @@ class LoopbackExchange:
     def stopped(self) -> bool:
         return False
 
-    def be_patient(self, seconds: float) -> None:
-        """Does nothing: nobody is waited for."""
-
     def fetch_ahead(self, first: int, count: int, missed: int = 0) -> int:
         """0: nobody has gone on."""
         return 0

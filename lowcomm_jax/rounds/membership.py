@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 from lowcomm_jax.mesh.leader import Leader, led
 from lowcomm_jax.rounds.anchor_check import AnchorCheck
-from lowcomm_jax.rounds.other_runs import differing
 from lowcomm_jax.rounds.payloads import PayloadGC
 from lowcomm_jax.rounds.state_transfer import (
     State,
@@ -26,7 +25,7 @@ from lowcomm_jax.rounds.state_transfer import (
     take_result,
 )
 from lowcomm_jax.store.context import ExchangeContext, check_open, until_answered
-from lowcomm_jax.store.errors import StoreUnavailable
+from lowcomm_jax.store.errors import Rejected, StoreUnavailable, Unreadable
 from lowcomm_jax.store.records import (
     ANY_FORMAT,
     FORMAT,
@@ -43,6 +42,9 @@ _RESULT_WITHIN_S = 60.0
 
 _LOOKS_AROUND_S = 5.0
 """Seconds of waiting after which a region looks whether the others wait in another run."""
+
+_NAMED = 3
+"""Most other runs, and most settings of one, that are told."""
 
 T = TypeVar("T")
 
@@ -397,7 +399,7 @@ def rendezvous(context: ExchangeContext, until: float, step: int) -> dict[int, i
             raise TimeoutError(_why_not_in(context, living, epoch))
         if time.monotonic() >= looks_around_s:
             looks_around_s = math.inf
-            if others := ask(lambda: differing(context)):
+            if others := ask(lambda: _differing(context)):
                 log.warning("region %d still waits for the others; %s", context.region, others)
         context.closing.wait(context.timing.beat_s / 4)
 
@@ -425,7 +427,7 @@ def _why_not_in(context: ExchangeContext, living: set[int], epoch: int) -> str:
         )
     missing = sorted(set(range(context.count)) - living)
     try:
-        others = differing(context)
+        others = _differing(context)
     except StoreUnavailable:
         others = ""  # the heartbeat reports it
     also = f"; {others}" if others else ""
@@ -459,3 +461,43 @@ def _newest_epoch(context: ExchangeContext) -> tuple[int, dict[int, int]]:
 
 def _epoch(number: int) -> str:
     return f"epoch/{number}"
+
+
+def _differing(context: ExchangeContext) -> str:
+    """What the other runs in the folder differ in, the most alike first; "" = none can be read.
+
+    A run's id follows from its settings. So a job with another seed is not refused: it waits, too,
+    in another run. The runs' records say by name what they stand for.
+
+    Raises:
+      StoreUnavailable: the store does not answer.
+    """
+    found = []
+    for run_id, data in context.store.beside(RUN).items():
+        try:
+            record = context.slots.seal.of(run_id).open(RUN, data, Run, ANY_FORMAT)
+        except (Rejected, Unreadable):
+            continue  # of another secret, or of another format
+        if differences := _between(record.identity, context.identity):
+            found.append(differences)
+    told = [_shortened(one, "; ") for one in sorted(found, key=len)]
+    if not told:
+        return ""
+    runs = _shortened([f"a run whose config differs in {one}" for one in told], ", and ")
+    return f"the folder also holds {runs}"
+
+
+def _between(there: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
+    """Each setting in which two runs differ; none where one of them has no identity."""
+    if not (there and here):
+        return []
+    return [
+        f"{name}: {there.get(name, 'nothing')} instead of {here.get(name, 'nothing')}"
+        for name in sorted(there.keys() | here.keys())
+        if there.get(name) != here.get(name)
+    ]
+
+
+def _shortened(parts: list[str], between: str) -> str:
+    more = len(parts) - _NAMED
+    return between.join(parts[:_NAMED]) + (f"{between}{more} more" if more > 0 else "")

@@ -258,8 +258,9 @@ class RoundExchange:
     @led
     def names_ours(self, number: int) -> bool:
         """Whether a round's record names what this job, and none before it, has published."""
-        found = self._rounds[number]
-        return found.round.names_ours(found.commit)
+        region, incarnation = self._context.heartbeat.job
+        admitted = self._rounds[number].commit.admitted.get(region)
+        return admitted is not None and admitted.incarnation == incarnation
 
     @led
     def go_on(self, first: int) -> None:

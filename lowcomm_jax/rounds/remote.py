@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 class _Running(NamedTuple):
     """An exchange in the background."""
 
-    exchange: WholeExchange | TwoShotExchange
+    exchange: WholeExchange
     outcome: Future[ExchangeResult]
 
 
@@ -76,7 +76,6 @@ class RemoteExchange(Membership):
         self._open: dict[str, _Running] = {}
         self._early: dict[str, EarlyPayload] = {}  # those that no exchange has taken yet
         self._waited: dict[str, float] = {}
-        self._patience_s = 0.0
         self._stops: Callable[[], bool] = lambda: False
         self._numbered = 0
         self._missed: set[int] = set()  # by the exchanges that ended last
@@ -101,6 +100,7 @@ class RemoteExchange(Membership):
         terms: Mapping[str, Any] | None = None,
         reduction: Slicing | None = None,
         early: str | None = None,
+        patience_s: float = 0.0,
     ) -> None:
         """Begin an exchange; returns at once.
 
@@ -115,15 +115,15 @@ class RemoteExchange(Membership):
           reduction: how the arrays are reduced in slices; None = everyone gets those of all.
           early: key that `send_early` was given: its arrays belong to this payload, and whoever is
             counted is counted with both. Not with `reduction`.
+          patience_s: wait so many seconds longer than usual for the others.
 
         Raises:
           ValueError: lists what is wrong with the arguments.
         """
         self._context.heartbeat.check()
-        given = {"arrays": dict(arrays), "takes_part": takes_part, "terms": terms or {}}
         self._numbered += 1
-        given |= {"reduction": reduction, "patience_s": self._patience_s}
-        given["number"] = self._numbered
+        given = {"arrays": dict(arrays), "takes_part": takes_part, "terms": terms or {}}
+        given |= {"reduction": reduction, "patience_s": patience_s, "number": self._numbered}
         request = self._make_request(key, members, **given)
         sent = None
         if early is not None:
@@ -189,11 +189,6 @@ class RemoteExchange(Membership):
     def keep_more(self, times: int) -> None:
         """Keep the payloads of so many times as many exchanges: a round has as many."""
         self._payload_gc.keep *= times
-
-    @led
-    def be_patient(self, seconds: float) -> None:
-        """Wait so much longer than usual for the others, in exchanges started from now on."""
-        self._patience_s = seconds
 
     @led
     def reachable(self) -> bool:
@@ -293,8 +288,7 @@ class RemoteExchange(Membership):
           RuntimeError: the exchange was closed meanwhile.
         """
         context = self._context
-        name = name_of(context.heartbeat.own.epoch, key, tuple(range(self.count)), self.count)
-        read = functools.partial(context.commit_log.committed, name)
+        read = functools.partial(context.commit_log.committed, self._of_all(key))
         commit = until_answered(context, f"exchange {key!r}", read)
         return None if commit is None else dict(commit.terms)
 
@@ -345,19 +339,18 @@ class RemoteExchange(Membership):
         Returns:
           How many, from the first on, have been read.
         """
-        context, everyone = self._context, tuple(range(self.count))
-        epoch, until = context.heartbeat.own.epoch, first + missed
-        jobs = context.heartbeat.jobs(everyone)
+        context, until = self._context, first + missed
+        jobs = context.heartbeat.jobs(range(self.count))
         sizes: dict[str, int] = {}
         known, closed = first, -1
         try:
             while known < first + count:
                 numbers = range(known, min(known + AT_ONCE, first + count))
-                names = [name_of(epoch, str(n), everyone, self.count) for n in numbers]
+                names = [self._of_all(str(n)) for n in numbers]
                 landed = context.commit_log.read_ahead(names, jobs)
                 known += len(landed)
                 if not landed and known < until:
-                    self._sit_out(epoch, range(known, until))
+                    self._sit_out(range(known, until))
                     if closed != known and self._close_missed(names[: until - known]):
                         closed = known
                         continue  # their records can be read now
@@ -374,11 +367,12 @@ class RemoteExchange(Membership):
             log.info("what the others have landed is read one by one: %s", error)
         return known - first
 
-    def _sit_out(self, epoch: int, numbers: range) -> None:
+    def _sit_out(self, numbers: range) -> None:
         """Announce that this region has no part in these exchanges of all regions, once in each."""
+        epoch = self._context.heartbeat.own.epoch
         new = [n for n in numbers if (epoch, n) > self._absent]
         if new:
-            names = [name_of(epoch, str(n), tuple(range(self.count)), self.count) for n in new]
+            names = [self._of_all(str(n)) for n in new]
             self._context.commit_log.sit_out(names, self._context.heartbeat.job)
             self._absent = epoch, new[-1]
 
@@ -418,8 +412,7 @@ class RemoteExchange(Membership):
         Raises:
           StoreUnavailable: try again later.
         """
-        everyone, context = tuple(range(self.count)), self._context
-        name = name_of(context.heartbeat.own.epoch, key, everyone, self.count)
+        context, name = self._context, self._of_all(key)
         others = context.heartbeat.jobs(context.heartbeat.living() - {self.region})
         held = context.commit_log.confirmed(name, [Job(r, i) for r, (i, *_) in others.items()])
         passed = any(self.region not in one for one in held.values())
@@ -473,6 +466,11 @@ class RemoteExchange(Membership):
         found = self._open[key]
         found.exchange.due.begin(self._context.heartbeat.clock_s)
         return found
+
+    def _of_all(self, key: str) -> str:
+        """The name of an exchange of all regions in the store."""
+        everyone = tuple(range(self.count))
+        return name_of(self._context.heartbeat.own.epoch, key, everyone, self.count)
 
     def _make_request(
         self, key: str, members: tuple[int, ...] | None, **rest: Any

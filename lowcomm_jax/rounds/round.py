@@ -142,18 +142,14 @@ class Round:
         for region, one in self._context.commit_log.announced(self.request.name, jobs).items():
             known = self.announcements.get(region)
             if known is None or known.incarnation != one.incarnation:
-                one = self._whole(one)
+                payload = one.payload
+                if self._early is not None and payload is not None and payload.early is None:
+                    # A payload without what it should have sent early is an absence.
+                    one = one._replace(payload=None)
                 self.announcements[region], found = one, True
                 if one.payload is not None:
                     self.fetch_of(Job(region, one.incarnation), one.payload, ours)
         return found
-
-    def _whole(self, announced: Announced) -> Announced:
-        """What was announced; a payload without what it should have sent early is an absence."""
-        payload = announced.payload
-        if self._early is None or payload is None or payload.early is not None:
-            return announced
-        return announced._replace(payload=None)
 
     def _outdated(self, region: int) -> bool:
         """Whether a region's announcement is of a job that another job has replaced."""
@@ -191,11 +187,6 @@ class Round:
             return True
         return region in self.fetches and all(fetch.complete for fetch in self._parts(region))
 
-    @property
-    def known(self) -> tuple[int, int]:
-        """Grows with every announcement and payload."""
-        return len(self.announcements), sum(self.has(region) for region in self.fetches)
-
     # -- the record -----------------------------------------------------------------------------
 
     def record(
@@ -214,12 +205,6 @@ class Round:
             present={r: said[r].incarnation for r in sorted(present)},
             late=dict(late or {}),
         )
-
-    def names_ours(self, commit: Commit) -> bool:
-        """Whether a record admits what this job, and none before it, has announced."""
-        region, incarnation = self._context.heartbeat.job
-        admitted = commit.admitted.get(region)
-        return admitted is not None and admitted.incarnation == incarnation
 
     def fetch_named(self, commit: Commit, ours: bool = True) -> None:
         """Fetch every payload that the record names, and that is not here; `ours`: see `look`."""
@@ -250,15 +235,14 @@ class Round:
 
     def _check_lost(self, parts: Iterable[Fetch]) -> None:
         patience_s = 2 * self._context.timing.answer_s
-        for part in parts:
-            if part.got:
-                continue
+        for part in (part for part in parts if not part.got):
             if part.refused is not None:
                 raise part.refused
             if part.missing_s is not None and part.missing_s > patience_s:
+                whose = f"the payload of region {part.job.region} for {self.request.key!r}"
                 raise Lost(
-                    f"the payload of region {part.region} for {self.request.key!r} is agreed on, "
-                    "but gone with all who had it: continue from a state (`newest_state`)"
+                    f"{whose} is agreed on, but gone with all who had it: join again, and continue "
+                    "from the state of another region"
                 )
 
     # -- fetches --------------------------------------------------------------------------------

@@ -122,7 +122,8 @@ def in_pieces(array: Any, put: Callable[[str, bytes], None]) -> Array:
         piece = data[start : start + CHUNK_BYTES]
         put(digest := wire.digest(piece), piece)
         pieces.append((digest, len(piece)))
-    return Array(wire.dtype_name(host), host.shape, tuple(pieces))
+    [(dtype, shape)] = wire.shapes_of({"an array of a state": host}).values()
+    return Array(wire.NAMES[dtype], shape, tuple(pieces))
 
 
 def write_state(
@@ -294,10 +295,12 @@ class StateTransfer:
           RuntimeError: this region has left the run (`check_open`).
         """
         check_open(self._context, "taking a state")
+        own = self._context.heartbeat.own
         for key, record in self._records():
+            if own.wants and record.asked.get(self._context.region) != own.incarnation:
+                continue
             try:
-                if self._is_for_us(record):
-                    return self._take(key, record)
+                return self._take(key, record)
             except (Rejected, Missing) as error:
                 log.info("%s: %s", key, error)
                 self._context.counter.add("rejected_state")
@@ -348,19 +351,13 @@ class StateTransfer:
         allowed_s = _FETCHED_AFTER_S + 4 * self._context.pace.transfer_s(nbytes)
         return self._context.heartbeat.clock_s - given_s < allowed_s
 
-    def _is_for_us(self, record: StateRecord) -> bool:
-        own = self._context.heartbeat.own
-        return not own.wants or record.asked.get(self._context.region) == own.incarnation
-
     def _drop(self, names: list[str]) -> None:
         for name in names:
             self._context.transport.drop(name, shared=True)
 
     def _take(self, key: str, record: StateRecord) -> State:
-        def get(digest: str, nbytes: int) -> bytes:
-            return self._context.transport.get(_piece(key, digest), nbytes, [record.donor])
-
-        return from_record(record, get)
+        donor, get = [record.donor], self._context.transport.get
+        return from_record(record, lambda digest, n: get(_piece(key, digest), n, donor))
 
 
 def _piece(key: str, digest: str) -> str:

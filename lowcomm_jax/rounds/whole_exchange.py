@@ -41,6 +41,7 @@ all of this, once both are here.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
@@ -84,7 +85,8 @@ class WholeExchange(Round):
         """
         super().__init__(context, request, early)
         self.due = due or Due()
-        self._label = f"exchange {request.key!r}"
+        self._check = functools.partial(check_open, context, f"exchange {request.key!r}")
+        self._retry = functools.partial(until_answered, context, f"exchange {request.key!r}")
         self._arrays, self._awaited = request.arrays, awaited
         self._held: dict[int, Holdings] | None = None
         self._silent: list[int] = []
@@ -129,15 +131,8 @@ class WholeExchange(Round):
         self._arrays = {}  # this exchange needs the device's copies no longer
         self.began = time.monotonic()  # until now the device was computing
         if self._retry(lambda: context.commit_log.committed(request.name)) is None:
-            self.publish(self._retry, self._terms, self.check)
+            self.publish(self._retry, self._terms, self._check)
             self._announced_s = self._since_s = context.heartbeat.clock_s
-
-    def _retry(self, act: Callable[[], T]) -> T:
-        return until_answered(self._context, self._label, act)
-
-    def check(self) -> None:
-        """See `check_open`."""
-        check_open(self._context, self._label)
 
     # -- 2: agree on who took part ------------------------------------------------------------
 
@@ -145,7 +140,7 @@ class WholeExchange(Round):
         """Wait for a commit record; write it as soon as there is no region to wait for."""
         context, pauses, known = self._context, self._context.store.pauses(), None
         while True:
-            self.check()
+            self._check()
             try:
                 commit = context.commit_log.committed(self.request.name)
                 if commit is None and self.request.joins:
@@ -163,7 +158,8 @@ class WholeExchange(Round):
     @property
     def _known(self) -> tuple[int, int, int]:
         """Numbers of announcements, payloads and confirmations so far."""
-        return *self.known, len(self._held or ())
+        here = sum(self.has(region) for region in self.fetches)
+        return len(self.announcements), here, len(self._held or ())
 
     def _propose(self) -> Commit | None:
         """One look: writes the commit record, unless a region has still to be waited for."""
@@ -276,7 +272,7 @@ class WholeExchange(Round):
             self._retry(lambda: self.look(ours))
         self.fetch_named(commit, ours)
         while (arrays := self.arrays_of(commit)) is None:
-            self.check()
+            self._check()
             self.news.wait(self._context.store.poll_s[1])
             self.news.clear()
         return arrays

@@ -39,7 +39,8 @@ DTYPES = {
 }
 """NumPy's names of the dtypes that travel, by those of safetensors."""
 
-_NAMES = {name: known for known, name in DTYPES.items()}
+NAMES = {name: known for known, name in DTYPES.items()}
+"""The other way round."""
 
 Arrays = dict[str, np.ndarray]
 
@@ -113,9 +114,9 @@ def shapes_of(arrays: Mapping[str, Any]) -> Shapes:
     """
     shapes = {name: (np.dtype(x.dtype).name, tuple(x.shape)) for name, x in arrays.items()}
     for name, (dtype, _) in shapes.items():
-        if dtype not in _NAMES:
+        if dtype not in NAMES:
             raise ValueError(
-                f"{name} is {dtype}, which no payload can hold: use one of {sorted(_NAMES)}; codes "
+                f"{name} is {dtype}, which no payload can hold: use one of {sorted(NAMES)}; codes "
                 "of less than a byte are packed into uint8"
             )
     return shapes
@@ -124,16 +125,6 @@ def shapes_of(arrays: Mapping[str, Any]) -> Shapes:
 def without_region(like: Mapping[str, Any]) -> Shapes:
     """Shapes as they travel, of arrays `[1, ...]` with an axis of this region."""
     return {name: (dtype, shape[1:]) for name, (dtype, shape) in shapes_of(like).items()}
-
-
-def dtype_name(array: np.ndarray) -> str:
-    """The dtype of an array as safetensors calls it.
-
-    Raises:
-      ValueError: it has none.
-    """
-    [(dtype, _)] = shapes_of({"an array of a state": array}).values()
-    return _NAMES[dtype]
 
 
 def restore(data: bytes, dtype: str, shape: tuple[int, ...]) -> np.ndarray:

@@ -79,7 +79,7 @@ def test_payloads_are_plain_safetensors():
 def test_every_dtype_travels_under_its_own_name(dtype):
     x = np.arange(4).astype(jnp.dtype(wire.DTYPES[dtype]))
     data = packed({"x": x})
-    assert safetensors.deserialize(data)[0][1]["dtype"] == dtype == wire.dtype_name(x)
+    assert safetensors.deserialize(data)[0][1]["dtype"] == dtype == wire.NAMES[x.dtype.name]
     np.testing.assert_array_equal(wire.unpack(data, **ABOUT, like=None)["x"], x)
 
 

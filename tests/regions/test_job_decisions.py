@@ -465,11 +465,12 @@ def test_final_anchors_that_differ_heal_nobody():
     )
     state = State().at(12)
     state.anchor = {}
+    delivery.be_patient(7.0)
     with pytest.raises(Parted, match="they differ") as error:
         delivery.compare_final_anchors(state, None)
     assert error.value.heals is False
-    terms = {"anchor": "5", "sends": 3}
-    assert started == [(("12.end", {}), {"takes_part": False, "terms": terms})]
+    how = {"terms": {"anchor": "5", "sends": 3}, "patience_s": 7.0}
+    assert started == [(("12.end", {}), {"takes_part": False, **how})]
 
 
 @pytest.mark.parametrize(
@@ -512,6 +513,7 @@ def test_what_is_announced_with_a_payload(mask, how, terms):
         "members": (1, 2),
         "terms": terms,
         "reduction": None,
+        "patience_s": 0.0,
     }
 
 

@@ -546,7 +546,7 @@ def two_shot(joins=True, living=(0, 1, 2)):
     around.count = R
     request = dataclasses.replace(REQUEST, reduction=Reduction(), joins=joins)
     one = TwoShotExchange(around, request, lambda region: True)
-    one._first.announcements[0] = Announced(1, payload(0), {})
+    one.announcements[0] = Announced(1, payload(0), {})
     return one, around
 
 
@@ -610,14 +610,14 @@ def test_a_contribution_comes_from_whom_it_is_due(monkeypatch):
         return SimpleNamespace(first=lambda check: {"x": np.float32(100 + job.region)})
 
     monkeypatch.setattr(two_shot_exchange, "Fetch", fetch)
-    one._first.host_payload = SimpleNamespace(slices={"x": np.float32([5, 6, 7])})
+    one.host_payload = SimpleNamespace(slices={"x": np.float32([5, 6, 7])})
     slices = {
         r: tuple(None if s == r else Payload(f"{r}{s}", 4) for s in range(R)) for r in range(R)
     }
     named = {r: Payload(f"digest {r}", 100, slices[r]) for r in range(R)}
-    one._first.announcements[0] = Announced(1, named[0], {})
+    one.announcements[0] = Announced(1, named[0], {})
     here = [{}, {"x": np.float32(50)}]
-    one._first.fetches = {
+    one.fetches = {
         1: SimpleNamespace(complete=True, got=here),
         2: SimpleNamespace(complete=False, got=here[:1]),
     }
@@ -647,7 +647,7 @@ def test_an_average_is_of_those_whose_slices_are_given():
 
 def test_who_was_late_in_the_first_exchange_is_late_when_whole_payloads_follow(monkeypatch):
     one, _ = two_shot()
-    one._first.host_payload = SimpleNamespace(whole={})
+    one.host_payload = SimpleNamespace(whole={})
     third = ExchangeResult(commit_of({}, {}, 1, (0, 1)), {}, 0.1)
     monkeypatch.setattr(one, "_follow_up", lambda *_, **__: third)
     found = one._fall_back_to_whole(commit_of({}, {}, 0, (0, 1), {2: Late(4, 1)}))
