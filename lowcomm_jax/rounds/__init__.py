@@ -3,7 +3,7 @@
 In: the arrays of one region. Out: those of all regions that the record names, although regions die,
 return, or lose the store. What to open for what:
 
-- `connect` makes an exchange (`store`, `peers`, `through`); `remote` has its methods.
+- `connect` makes an exchange (`store`, `peers`); `remote` has its methods.
 - A region joins or leaves: `membership`.
 - `round`: publish, announce, fetch. When the record is written: `whole_exchange` for exchanges,
   `paced_rounds` for learners and arrivals. `two_shot_exchange`: in slices, then averages.

@@ -86,9 +86,10 @@ class EarlyPayload(Round):
 
         With longer and longer pauses: there is a period of inner steps to do it in.
         """
-        first_s = self._context.store.poll_s[1]
-        waits = pauses(first_s, max(first_s, self._context.timing.beat_s))
-        while not self._taken.is_set():
+        context, first_s = self._context, self._context.store.poll_s[1]
+        waits = pauses(first_s, max(first_s, context.timing.beat_s))
+        ends = self._taken, context.closing, context.halted
+        while not any(one.is_set() for one in ends):
             try:
                 self.look()
                 if self.announcements.keys() >= set(self.request.members):

@@ -170,9 +170,9 @@ class Membership:
         return max((b.step if done else max(b.step, b.trained) for b in there), default=0)
 
     def _beats(self) -> dict[int, Beat]:
-        heartbeat = self._context.heartbeat
-        latest = heartbeat.latest()
-        return {r: latest[r] for r in sorted(heartbeat.living())}
+        living = sorted(self._context.heartbeat.living())  # first: others may come meanwhile
+        latest = self._context.heartbeat.latest()
+        return {region: latest[region] for region in living}
 
     @led
     def beat(self, step: int | None = None, trained: int | None = None) -> None:
