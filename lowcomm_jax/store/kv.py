@@ -90,7 +90,13 @@ class Store:
 
     def read(self, key: str, nbytes: int = 0) -> bytes | None:
         """The value of a key; None = there is none. `nbytes`: its size, for the time allowed."""
-        return self.read_all([key], nbytes)[key]
+        if key in (ahead := self._ahead):
+            return ahead.get(key)
+        found = self._get(key, nbytes)
+        if found.state != "value":
+            self._check_anchor()
+            return None
+        return found.value
 
     def read_ahead(self, keys: Sequence[str], nbytes: int = 0, absent: bool = False) -> set[str]:
         """Read keys all at once, for `read`, which then asks for them no more; gives those found.
@@ -252,6 +258,11 @@ class Store:
         """Seconds to wait between one look and the next: short at first, then longer."""
         return pauses(*self.poll_s)
 
+    def _get(self, key: str, nbytes: int = 0):
+        found = self._answer(self._kv.read(key), nbytes)
+        self.counter.add("store_read", len(found.value))
+        return found
+
     def close(self) -> None:
         """Wait for no operation any longer: `StoreUnavailable` is raised where one is not done."""
         self._closed.set()
@@ -259,9 +270,7 @@ class Store:
     def _check_anchor(self) -> None:
         if self._folder is None or self._anchor is None:
             return
-        found = self._answer(self._kv.read(self._anchor))
-        self.counter.add("store_read", len(found.value))
-        if found.state != "value":
+        if self._get(self._anchor).state != "value":
             raise StoreUnavailable(f"{self.root}: the run's record {self._anchor!r} is not there")
 
     def _answer(self, future: ts.Future, nbytes: int = 0):

@@ -132,7 +132,7 @@ def test_the_exchanges_of_all_trainers_are_waited_for_together(between, monkeypa
     """They land one by one; waited for one by one, their deadlines would add up."""
     asked, arrives = [], exchange.RemoteExchange.arrives
 
-    def noted(self, names, answers=False):
+    def noted(self, names, answers=None):
         asked.append(sorted(names))
         return arrives(self, names, answers)
 
