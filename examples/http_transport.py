@@ -1,7 +1,8 @@
 """A transport of one's own: payloads travel between regions by plain HTTP.
 
-`lc.exchange.through(HttpTransport, ...)` takes it in place of `store` and `peers`. Every region
-serves the payloads that it holds, and pulls those of others by the address in their heartbeats.
+`lc.exchange.store(..., transport=HttpTransport)` takes it. Records go through the store. Every
+region serves the payloads that it holds, and pulls those of others by the address in their
+heartbeats.
 Bytes are named by their SHA-256 and verified by who asks: a transport only moves them. This one
 encrypts nothing, and whoever reaches the port can read: it is for a private network.
 """
@@ -23,14 +24,15 @@ class HttpTransport:
     """A `lowcomm_jax.exchange.Transport`, which says what each method is for.
 
     Args:
-      parts: what the exchanges of a region share: heartbeat, counter of bytes, times.
+      context: what the exchanges of a region share: heartbeat, counter of bytes, times.
       host: by which the other regions reach this one.
     """
 
     name, lingers = "http", True  # others can get payloads only while this region runs
 
-    def __init__(self, parts: exchange.ContextParts, host: str = "127.0.0.1"):
-        self._heartbeat, self._counter, self._timing = parts.heartbeat, parts.counter, parts.timing
+    def __init__(self, context: exchange.ExchangeContext, host: str = "127.0.0.1"):
+        self._heartbeat, self._counter = context.heartbeat, context.counter
+        self._timing = context.timing
         self._held: dict[str, bytes] = {}
         self._server = http.server.ThreadingHTTPServer((host, 0), self._handler())
         self._address = f"{SCHEME}{host}:{self._server.server_address[1]}"

@@ -4,7 +4,7 @@ In: every region's pseudo-gradient of one fragment, the codec, and who takes par
 over the regions that took part, and the bytes announced for it (`Traffic`). `MeshExchange` averages
 over all regions, `GroupExchange` over small groups; `entries` takes selected entries (channels),
 `shares` moves buffers. Exchanges between separate jobs are in `rounds`; its public names (`store`,
-`peers`, `through`, errors) resolve here, too.
+`peers`, errors) resolve here, too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lowcomm_jax.exchange.traffic import Traffic, all_gather, in_halves, pair, t
 # Of rooms above this one: resolved when asked for, so that no import points up.
 _BETWEEN_JOBS = {
     "Arrived": "rounds.request",
-    "ContextParts": "store.context",
+    "ExchangeContext": "store.context",
     "Lost": "store.errors",
     "Missing": "store.errors",
     "Parted": "store.errors",
@@ -31,7 +31,6 @@ _BETWEEN_JOBS = {
     "Transport": "store.transport",
     "peers": "rounds.connect",
     "store": "rounds.connect",
-    "through": "rounds.connect",
 }
 
 __all__ = [

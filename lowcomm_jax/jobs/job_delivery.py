@@ -112,7 +112,7 @@ class JobDelivery:
         self.tells = True
         self.gives: Callable[[TrainState], State] = shared_state
         self.participation = Participation()
-        self.trained, self.prefix = 0, prefix
+        self.trained, self.prefix, self._patience_s = 0, prefix, 0.0
         self._pending: dict[str, PendingExchange] = {}
         self.ahead = None if group_size is None else AnchorsAhead(exchange)
         self.slicings: dict[tuple[int, int], Slicing] = {}
@@ -167,6 +167,7 @@ class JobDelivery:
         )
         if not self.listens_only:
             how = {"members": members, "terms": terms, "reduction": slicing}
+            how["patience_s"] = self.patience_s
             if self.ahead is not None:
                 how["early"] = self.ahead.take(state, flight, fragments, members)
             arrays = self.arrays_to_send(flight)
@@ -231,7 +232,6 @@ class JobDelivery:
         gives = self.tells and self.group_size is None and not self.never_defers
         if gives:
             self.anchor_history.note(state, fragments)
-            self.exchange.announce_anchors(self.anchor_history.past)
         return not names or self._arrive(state, names, gives) or self.never_defers
 
     def _arrive(self, state: TrainState, names: Sequence[str], gives: bool = False) -> bool:
@@ -241,7 +241,8 @@ class JobDelivery:
             return False
         # What the device has still to compute is no waiting for bytes.
         jax.block_until_ready(state.inner.params)
-        while (here := self.exchange.arrives(names, answers=gives)) is None:
+        answers = self.anchor_history.past if gives else None
+        while (here := self.exchange.arrives(names, answers=answers)) is None:
             self.answer(state)
         return here
 
@@ -308,9 +309,8 @@ class JobDelivery:
         return wait_for_donors(self.exchange, pending.name, look)
 
     def frontier(self, done: bool = False) -> int:
-        """Inner steps of the furthest other region; 0 if nobody is there; `done`: see `steps`."""
-        steps = self.exchange.steps(done)
-        return max((steps.get(region, 0) for region in self.exchange.donors()), default=0)
+        """Inner steps of the furthest other region; 0 if nobody is there; `done`: see there."""
+        return self.exchange.frontier(done)
 
     def passed_over(self, sends: int) -> bool:
         """Whether the others went on without this region in the exchange after so many sends.
@@ -342,7 +342,7 @@ class JobDelivery:
         """Tell the others of steps after which nothing is due."""
         if self.tells:
             self.anchor_history.note(state, fragments, anew=False)
-            self.exchange.trains(self.trained)
+            self.exchange.beat(trained=self.trained)
             self.answer(state)
 
     def publish_progress(self, state: TrainState, fragments: Fragments) -> None:
@@ -354,8 +354,7 @@ class JobDelivery:
 
     def answer(self, state: TrainState) -> None:
         """Give a newcomer what it asks for: digests of anchors, and the state if we owe it."""
-        self.exchange.announce_anchors(self.anchor_history.past)
-        if self.exchange.owes_state():
+        if self.exchange.answer(self.anchor_history.past):
             self.exchange.give_state(*self.gives(state))
 
     def ended_before(self, state: TrainState) -> bool:
@@ -384,7 +383,8 @@ class JobDelivery:
         name = self._final(state)
         terms = self.anchor_history.terms(state.anchor, fragments)
         terms["sends"] = int(state.counters.sends.sum())
-        self.exchange.start(name, {}, takes_part=False, terms=terms)
+        how = {"takes_part": False, "terms": terms, "patience_s": self._patience_s}
+        self.exchange.start(name, {}, **how)
         try:
             self.exchange.finish(name, {})
         except Parted as error:

@@ -218,8 +218,8 @@ class RoundCarrier:
             return self._exchanges.collect(loop, state, key, last, adopts)
         number, counters = self.landed, state.counters
         p = number % self._count
-        self.rounds.compare(number, self._terms(loop, state, number))
-        arrived, ours = self.rounds.take(number), self.rounds.names_ours(number)
+        ours = self.rounds.names_ours(number)
+        arrived = self.rounds.take(number, self._terms(loop, state, number))
         flight, waited_s = state.in_flight.get(key), 0.0
         if flight is None:
             flight = nobodys_flight(p, int(counters.step))
@@ -231,7 +231,6 @@ class RoundCarrier:
             state = not_counted(state, flight)
         flight = dataclasses.replace(flight, takes_part=np.ones(1, bool))  # it may adopt
         state = state.replace(in_flight={**state.in_flight, key: flight})
-        self.rounds.landed(number)
         self.landed += 1
         payload = everyones(self._payload_K[p], arrived.arrays)
         values = {

@@ -121,7 +121,8 @@ def newest(exchange: RemoteExchange) -> State:
       Lost: no region gave a state.
     """
     exchange.want_state()
-    return wait_for_donors(exchange, "one gave its state", exchange.newest_state)
+    newest = exchange.state_transfer.newest
+    return wait_for_donors(exchange, "one gave its state", newest)
 
 
 def _compare(loop: SyncLoop, state: TrainState) -> None:
@@ -137,7 +138,8 @@ def _compare(loop: SyncLoop, state: TrainState) -> None:
         return  # regions have anchors of their own
 
     def look() -> bool | None:
-        return exchange.anchors_agree(step, version, own, at_last=time.monotonic() > until) or None
+        at_last = time.monotonic() > until
+        return exchange.anchor_check.anchors_agree(step, version, own, at_last) or None
 
     wait_for_donors(exchange, "they told of their anchors", look)
 
@@ -149,7 +151,8 @@ def serve(engine: Engine, state: TrainState, linger_s: float = 30.0) -> None:
     """
     delivery, until = engine.delivery, time.monotonic() + linger_s
     while leader().broadcast_from_leader(
-        "serve", lambda: bool(delivery.exchange.asking()) and time.monotonic() < until
+        "serve",
+        lambda: bool(delivery.exchange.state_transfer.asking()) and time.monotonic() < until,
     ):
         delivery.answer(state)
         time.sleep(_POLL_SECONDS)

@@ -27,23 +27,18 @@ log = logging.getLogger(__name__)
 
 
 class AnchorCheck:
-    """Writes this region's record of anchors, and reads those of others.
-
-    Attributes:
-      versions: of the anchors that this region has had.
-    """
+    """Writes this region's record of anchors, and reads those of others."""
 
     def __init__(self, context: ExchangeContext, state_transfer: StateTransfer):
         self._context, self._state_transfer = context, state_transfer
-        self.versions: AnchorVersions = {}
         self._thread: threading.Thread | None = None
         self._told: tuple | None = None
         self._since: dict[str, Terms] = {}  # since somebody asks: a state may travel for long
         self._records = 0  # that this job has written
 
-    def tell_soon(self) -> None:
+    def tell_soon(self, versions: AnchorVersions) -> None:
         """Call `tell` in the background, if a region asks and there is a new version."""
-        asking, versions = self._state_transfer.asking(), self.versions
+        asking = self._state_transfer.asking()
         told = tuple(versions), tuple(asking.items())
         busy = self._thread is not None and self._thread.is_alive()
         if not asking and not busy:
@@ -91,6 +86,7 @@ class AnchorCheck:
           Parted: anchors differ, and this region's is not the one that is kept (`heal`).
           StoreUnavailable: try again later.
         """
+        self._context.heartbeat.check()
         known, missing = {}, False
         told = self._read_all()
         for region in sorted(self._state_transfer.donors()):

@@ -1,31 +1,26 @@
-"""Makes one region's exchange: `store`, `peers` and `through` return a `RemoteExchange`.
+"""Makes one region's exchange: `store` and `peers` return a `RemoteExchange`.
 
 They raise `ValueError` with everything that is wrong with the arguments.
 """
 
 from __future__ import annotations
 
-import itertools
 import re
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, get_args
+from collections.abc import Callable, Mapping
+from typing import Any, get_args
 
 from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.refused import refuse
 from lowcomm_jax.rounds.remote import RemoteExchange
-from lowcomm_jax.store.background import Background
-from lowcomm_jax.store.commits import CommitLog
-from lowcomm_jax.store.context import ContextParts, ExchangeContext, FaultHooks, NoFaults
+from lowcomm_jax.store.context import ExchangeContext, FaultHooks, NoFaults
 from lowcomm_jax.store.file_handles import file_handle_problems
-from lowcomm_jax.store.heartbeat import Heartbeat
-from lowcomm_jax.store.kv import MetricsCounter, Store, url_problems
-from lowcomm_jax.store.secret import Seal, read_secret
-from lowcomm_jax.store.slots import Slots
+from lowcomm_jax.store.kv import url_problems
+from lowcomm_jax.store.secret import read_secret
 from lowcomm_jax.store.terms import Heal
-from lowcomm_jax.store.timing import Pace, Timing
+from lowcomm_jax.store.timing import Timing
 from lowcomm_jax.store.transport import StoreTransport, Transport
-from lowcomm_jax.store.wait_list import WaitList
+
+_TITLE = "exchange between jobs"
 
 ANY_HOST = ("0.0.0.0", "[::]", "*")
 """Hosts to listen on that mean all addresses of a machine."""
@@ -41,13 +36,14 @@ def store(
     run_id: str,
     secret: bytes | str | None = None,
     *,
+    transport: Callable[[ExchangeContext], Transport] | None = None,
     timing: Timing | None = None,
-    keep: int = ROUNDS_KEPT["store"],
+    keep: int | None = None,
     heal: Heal = "stop",
     identity: Mapping[str, str] | None = None,
     fault_hooks: FaultHooks | None = None,
 ) -> RemoteExchange:
-    """Exchange whose payloads go through the key-value store; jobs need no route to one another.
+    """Exchange through a key-value store: jobs need no route to one another.
 
     Where this job is several `jax.distributed` processes, all of them call this function with the
     same arguments; only the first one takes part in the exchange (`RemoteExchange`).
@@ -60,9 +56,13 @@ def store(
       run_id: names the run; a run keeps its id when it is continued.
       secret: shared by the regions: bytes, "env:NAME" or "file:PATH"; None = records are checked
         for damage only, and any program that can write to the store can join.
+      transport: makes a transport of one's own from what the exchanges of this region share; the
+        same one in every region. Records and heartbeats go through the store all the same. Payloads
+        are named by their SHA-256, and verified by who gets them. None = they go through the store.
       timing: how long regions wait for one another.
       keep: exchanges whose payloads stay for regions that are late; more than may be in flight at
-        once. With several fragments a round has an exchange for each.
+        once. With several fragments a round has an exchange for each. None = 16, with a transport
+        of one's own 4.
       heal: what to do where anchors differ that must be equal. "stop": all regions stop.
         "majority", "lowest": the anchor of most regions, or of the lowest one, is kept; the others
         stop, and take that anchor when they come back.
@@ -74,9 +74,36 @@ def store(
       ValueError: lists everything that is wrong with the arguments.
       StoreUnavailable: the store cannot be opened.
     """
-    shared = Shared(url, region, count, run_id, secret, timing, keep, heal, identity, fault_hooks)
-    wrong = file_handle_problems(count, peers=False)
-    return _open(lambda parts: StoreTransport(parts.store, parts.counter), shared, wrong)
+    timing = timing or Timing()
+    if keep is None:
+        keep = ROUNDS_KEPT["store" if transport is None else "peers"]
+
+    def make() -> ExchangeContext:
+        wrong = file_handle_problems(count, peers=transport is not None)
+        wrong += [*timing.violations(), *url_problems(url)]
+        if count < 1 or not 0 <= region < count:
+            wrong.append(f"region {region} of {count} must be one of 0..count-1")
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", run_id):
+            wrong.append(f"run_id {run_id!r} must be made of letters, digits, '.', '_' and '-'")
+        if heal not in get_args(Heal):
+            wrong.append(f"heal={heal!r}: use {', '.join(get_args(Heal))}")
+        if keep < 1:
+            wrong.append(f"keep={keep} must be at least 1")
+        try:
+            found = read_secret(secret)
+        except ValueError as error:
+            wrong.append(str(error))
+        refuse(_TITLE, wrong)
+        return ExchangeContext(
+            *(url, run_id, found, region, count),
+            timing=timing,
+            heal=heal,
+            identity=identity or {},
+            fault_hooks=fault_hooks or NoFaults(),
+            transport=transport or (lambda made: StoreTransport(made.store, made.counter)),
+        )
+
+    return RemoteExchange(region, count, heal, make, keep, leader())
 
 
 def peers(
@@ -89,103 +116,35 @@ def peers(
     address: str = "127.0.0.1:0",
     listen: str | None = None,
     certificates: str | None = None,
-    timing: Timing | None = None,
-    keep: int = ROUNDS_KEPT["peers"],
-    heal: Heal = "stop",
-    identity: Mapping[str, str] | None = None,
-    fault_hooks: FaultHooks | None = None,
+    **options: Any,
 ) -> RemoteExchange:
     """Exchange whose payloads go straight from region to region; see `store`.
 
     They travel by HTTPS with certificates on both sides: a region lets in only regions of the run.
 
     Args:
-      url, region, count, run_id, secret, timing, heal, identity, fault_hooks: see `store`.
+      url, region, count, run_id, secret: see `store`.
       address: "host:port" under which the other regions reach this one; port 0 = the one that is
         listened on.
       listen: "host:port" of this machine to listen on, where that is another one, behind NAT or a
         map of ports; port 0 takes any. None = `address`.
       certificates: folder with `tls.crt`, `tls.key` and the authority's `ca.crt`; None = every
         region makes its own when it starts. The same choice in all regions.
-      keep: keys whose payloads of all regions stay in this host's memory for regions that are
-        late; more than may be in flight at once.
+      options: `timing`, `keep`, `heal`, `identity`, `fault_hooks` of `store`. What is kept of all
+        regions lies in this host's memory.
 
     Raises:
       ValueError: lists everything that is wrong with the arguments, or the address cannot be used.
     """
+    refuse(_TITLE, address_problems(address, listen))
 
-    def make(parts: ContextParts) -> Transport:
+    def make(context: ExchangeContext) -> Transport:
         # Its libraries, of HTTP and certificates, would make every import of the package slower.
         from lowcomm_jax.store.peers_transport import PeersTransport
 
-        return PeersTransport(parts, address, certificates, listen)
+        return PeersTransport(context, address, certificates, listen)
 
-    shared = Shared(url, region, count, run_id, secret, timing, keep, heal, identity, fault_hooks)
-    wrong = [*address_problems(address, listen), *file_handle_problems(count, peers=True)]
-    return _open(make, shared, wrong)
-
-
-def through(
-    transport: Callable[[ContextParts], Transport],
-    url: str,
-    region: int,
-    count: int,
-    run_id: str,
-    secret: bytes | str | None = None,
-    *,
-    timing: Timing | None = None,
-    keep: int = ROUNDS_KEPT["peers"],
-    heal: Heal = "stop",
-    identity: Mapping[str, str] | None = None,
-    fault_hooks: FaultHooks | None = None,
-) -> RemoteExchange:
-    """Exchange whose payloads a transport of one's own moves; see `store`.
-
-    Records and heartbeats go through the store at `url` all the same. Payloads are named by their
-    SHA-256, and verified by who gets them.
-
-    Args:
-      transport: makes it from what the exchanges of a region share; every region uses the same one.
-      url, region, count, run_id, secret, timing, keep, heal, identity, fault_hooks: see `store`.
-
-    Raises:
-      ValueError: lists everything that is wrong with the arguments.
-      StoreUnavailable: the store cannot be opened.
-    """
-    shared = Shared(url, region, count, run_id, secret, timing, keep, heal, identity, fault_hooks)
-    return _open(transport, shared, file_handle_problems(count, peers=True))
-
-
-class Shared(NamedTuple):
-    """Arguments of all exchanges; see `store`."""
-
-    url: str
-    region: int
-    count: int
-    run_id: str
-    secret: bytes | str | None
-    timing: Timing | None
-    keep: int
-    heal: Heal
-    identity: Mapping[str, str] | None
-    fault_hooks: FaultHooks | None
-
-
-def _open(
-    transport: Callable[[ContextParts], Transport], shared: Shared, wrong: Sequence[str]
-) -> RemoteExchange:
-    """The exchange.
-
-    Args:
-      wrong: problems found so far.
-    """
-
-    def make() -> ExchangeContext:
-        parts = _context_parts(shared, wrong)
-        return ExchangeContext(**vars(parts), transport=transport(parts))
-
-    given = shared.region, shared.count, shared.heal
-    return RemoteExchange(*given, make, shared.keep, leader())
+    return store(url, region, count, run_id, secret, transport=make, **options)
 
 
 def address_problems(address: str, listen: str | None) -> list[str]:
@@ -205,48 +164,3 @@ def address_problems(address: str, listen: str | None) -> list[str]:
                 f"regions reach this one, and listen=0.0.0.0:{port} to listen on all addresses"
             )
     return found
-
-
-def _context_parts(shared: Shared, wrong: Sequence[str]) -> ContextParts:
-    """`ExchangeContext` without its transport; checks all arguments first."""
-    url, region, count, run_id, secret, timing, keep, heal, identity, fault_hooks = shared
-    timing = timing or Timing()
-    wrong = [*wrong, *timing.violations()]
-    wrong += url_problems(url)
-    if count < 1 or not 0 <= region < count:
-        wrong.append(f"region {region} of {count} must be one of 0..count-1")
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", run_id):
-        wrong.append(f"run_id {run_id!r} must be made of letters, digits, '.', '_' and '-'")
-    if heal not in get_args(Heal):
-        wrong.append(f"heal={heal!r}: use {', '.join(get_args(Heal))}")
-    if keep < 1:
-        wrong.append(f"keep={keep} must be at least 1")
-    try:
-        found = read_secret(secret)
-    except ValueError as error:
-        wrong.append(str(error))
-    refuse("exchange between jobs", wrong)
-    counter = MetricsCounter()
-    opened = Store(url, run_id, counter)
-    slots = Slots(opened, Seal(run_id, found))
-    heartbeat = Heartbeat(opened, slots, region, count, timing)
-    return ContextParts(
-        run_id=run_id,
-        region=region,
-        count=count,
-        timing=timing,
-        heal=heal,
-        identity=dict(identity or {}),
-        serials=itertools.count(1),
-        counter=counter,
-        store=opened,
-        slots=slots,
-        commit_log=CommitLog(opened, slots),
-        heartbeat=heartbeat,
-        wait_list=WaitList(heartbeat),
-        pace=Pace(timing),
-        background=Background(heartbeat.fail),
-        fault_hooks=fault_hooks or NoFaults(),
-        closing=threading.Event(),
-        halted=threading.Event(),
-    )

@@ -68,16 +68,10 @@ class Fetch:
         self._damaged = 0
         self._moved = (0, 0.0)
         self._missing_since_s: float | None = None
-        self._arrived = threading.Event()
         self._news = news or threading.Event()
         self._cancelled = threading.Event()
         begin = context.background.begin
         self._thread = begin(f"fetch-{job.region}", self._retry, self._cancelled.set)
-
-    @property
-    def region(self) -> int:
-        """The region whose payload it is."""
-        return self.job.region
 
     @property
     def payload(self) -> Payload:
@@ -104,11 +98,6 @@ class Fetch:
         """Stop trying."""
         self._cancelled.set()
 
-    @property
-    def running(self) -> bool:
-        """Whether the thread runs."""
-        return self._thread.is_alive()
-
     def first(self, check: Callable[[], None]) -> dict[str, np.ndarray]:
         """Wait for the first piece.
 
@@ -126,9 +115,9 @@ class Fetch:
                 raise self.refused
             if self.missing_s is not None and self.missing_s > patience_s:
                 raise Missing(
-                    f"the payload of region {self.region} is gone: no living region has it"
+                    f"the payload of region {self.job.region} is gone: no living region has it"
                 )
-            self._arrived.wait(self._context.store.poll_s[1])
+            self._thread.join(self._context.store.poll_s[1])
         return self.got[0]
 
     def _retry(self) -> None:
@@ -139,7 +128,9 @@ class Fetch:
                 self._try()
             except StoreUnavailable as error:
                 # The heartbeat reports an outage, but knows nothing of what is too large or slow.
-                log.info("payload of region %d for %s: %s", self.region, self._pieces[0].key, error)
+                log.info(
+                    "payload of region %d for %s: %s", self.job.region, self._pieces[0].key, error
+                )
             except (Missing, Rejected) as error:
                 if isinstance(error, Rejected):
                     self._context.counter.add("rejected_damaged")
@@ -149,7 +140,6 @@ class Fetch:
             if self.complete or self.refused is not None:
                 self.took_s = time.monotonic() - self._began if self.complete else None
                 self._context.pace.transferred(*self._moved)
-                self._arrived.set()
                 self._news.set()
                 return
             self._cancelled.wait(pause)
@@ -166,7 +156,6 @@ class Fetch:
                 return
             self._context.transport.keep(piece.payload.digest, data)
             self.got.append(arrays)
-            self._arrived.set()
 
     def _bytes(self, piece: PayloadPiece) -> bytes:
         context, payload = self._context, piece.payload

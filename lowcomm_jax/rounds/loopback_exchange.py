@@ -10,8 +10,9 @@ import numpy as np
 
 from lowcomm_jax.rounds import payloads
 from lowcomm_jax.rounds.request import Arrived
+from lowcomm_jax.rounds.slicing import Slicing
 from lowcomm_jax.store import wire
-from lowcomm_jax.store.wire import Arrays, Reduction, one_slice, side_by_side
+from lowcomm_jax.store.wire import Arrays, one_slice, side_by_side
 
 
 class LoopbackExchange:
@@ -24,7 +25,7 @@ class LoopbackExchange:
 
     def __init__(self, region: int, count: int):
         self.region, self.count = region, count
-        self._open: dict[str, tuple[payloads.HostPayload, Reduction | None]] = {}
+        self._open: dict[str, tuple[payloads.HostPayload, Slicing | None]] = {}
         self._early: dict[str, dict[str, Any]] = {}
 
     def start(
@@ -32,7 +33,7 @@ class LoopbackExchange:
         key: str,
         arrays: dict[str, Any],
         *,
-        reduction: Reduction | None = None,
+        reduction: Slicing | None = None,
         early: str | None = None,
         **_: Any,
     ) -> None:
@@ -50,9 +51,9 @@ class LoopbackExchange:
         rest = self._everyones(host_payload.rest, wire.without_region(like))
         reduced = None if reduction is None else self._reduced(host_payload, rest, reduction)
         everyone = np.ones(self.count, bool)
-        return Arrived(everyone, rest, reduced, 0, 0, seconds=0.0, waited=0.0)
+        return Arrived(everyone, rest, reduced, seconds=0.0, waited=0.0)
 
-    def _reduced(self, host_payload: payloads.HostPayload, rest: Arrays, how: Reduction) -> Arrays:
+    def _reduced(self, host_payload: payloads.HostPayload, rest: Arrays, how: Slicing) -> Arrays:
         everyone = np.ones(self.count, bool)
 
         def average(s: int) -> Arrays:
@@ -90,17 +91,12 @@ class LoopbackRounds:
     def arrived(self, number: int) -> bool:
         return number < self.committed
 
-    def take(self, number: int) -> Arrived:
+    def take(self, number: int, ours: Any) -> Arrived:
+        del ours  # there is nobody else
         return self._exchange.finish(str(number), self._like_K[number % len(self._like_K)])
-
-    def compare(self, number: int, ours: Any) -> None:
-        """Does nothing: there is nobody else."""
 
     def names_ours(self, number: int) -> bool:
         return True
-
-    def landed(self, number: int) -> None:
-        """Does nothing: nothing is kept."""
 
     def seen(self) -> tuple[int, int]:
         return self.committed, self.newest

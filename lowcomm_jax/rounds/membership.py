@@ -7,6 +7,7 @@ beginning, or alone into a run that goes on. It raises `TimeoutError` when too f
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import math
 import time
@@ -14,13 +15,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from lowcomm_jax.mesh.leader import Leader, led
-from lowcomm_jax.rounds import final_state
 from lowcomm_jax.rounds.anchor_check import AnchorCheck
-from lowcomm_jax.rounds.other_runs import differing
 from lowcomm_jax.rounds.payloads import PayloadGC
-from lowcomm_jax.rounds.state_transfer import State, StateTransfer
-from lowcomm_jax.store.context import ExchangeContext
-from lowcomm_jax.store.errors import StoreUnavailable
+from lowcomm_jax.rounds.state_transfer import (
+    State,
+    StateTransfer,
+    leave_result,
+    result_stands,
+    take_result,
+)
+from lowcomm_jax.store.context import ExchangeContext, check_open, until_answered
+from lowcomm_jax.store.errors import Rejected, StoreUnavailable, Unreadable
 from lowcomm_jax.store.records import (
     ANY_FORMAT,
     FORMAT,
@@ -32,10 +37,14 @@ from lowcomm_jax.store.records import (
 )
 from lowcomm_jax.store.terms import Heal
 
+_JOINING = "joining the run"
 _RESULT_WITHIN_S = 60.0
 
 _LOOKS_AROUND_S = 5.0
 """Seconds of waiting after which a region looks whether the others wait in another run."""
+
+_NAMED = 3
+"""Most other runs, and most settings of one, that are told."""
 
 T = TypeVar("T")
 
@@ -51,6 +60,8 @@ class Membership:
       heal: which anchor is kept where anchors differ.
       kind: name of the transport, how payloads travel.
       processes: those of this job.
+      state_transfer, anchor_check: give and take states; in the first process alone, so callers ask
+        them within a decision of the leader.
     """
 
     def __init__(
@@ -85,8 +96,8 @@ class Membership:
         """Make what the first process alone has; returns the kind of transport."""
         self._context = context = make()
         self._payload_gc = PayloadGC(context, keep)
-        self._state_transfer = StateTransfer(context)
-        self._anchor_check = AnchorCheck(context, self._state_transfer)
+        self.state_transfer = StateTransfer(context)
+        self.anchor_check = AnchorCheck(context, self.state_transfer)
         if self.processes.count > 1:
             self.processes.on_failure(self.fail)
         return context.transport.name
@@ -111,9 +122,12 @@ class Membership:
         """
         atexit.register(self._end)
         context, until = self._context, time.monotonic() + wait_s
-        retry(context, until, context.store.require_create_only)
-        retry(context, until, lambda: register(context))
-        retry(context, until, self._payload_gc.adopt)
+        for act in (
+            context.store.require_create_only,
+            functools.partial(register, context),
+            self._payload_gc.adopt,
+        ):
+            until_answered(context, _JOINING, act, until)
         context.wait_list.roster = rendezvous(context, until, step)
 
     @property
@@ -121,6 +135,11 @@ class Membership:
     def awaited(self) -> bool:
         """Whether the others wait for this region's payloads; not while it joins late."""
         return self._context.heartbeat.own.awaited
+
+    @led
+    def want_state(self) -> None:
+        """Ask the others for a state; they do not wait for our payloads until we `come_in`."""
+        self._context.heartbeat.update(wants=True, awaited=False)
 
     @led
     def come_in(self) -> None:
@@ -134,35 +153,38 @@ class Membership:
         self._context.heartbeat.wait_for_beats(times)
 
     @led
-    def living(self) -> set[int]:
-        """Regions whose heartbeat was seen lately, this one included."""
-        return self._context.heartbeat.living()
+    def steps(self) -> dict[int, int]:
+        """Inner steps that the living regions have made, as they told."""
+        return {r: max(beat.step, beat.trained) for r, beat in self._beats().items()}
 
     @led
-    def steps(self, done: bool = False) -> dict[int, int]:
-        """Inner steps that the living regions have made, as they told.
+    def frontier(self, done: bool = False) -> int:
+        """Inner steps of the furthest other region that trains with the others; 0 if none does.
 
         Args:
           done: only those up to which all that was due is done; a region that was cut off has made
             more.
         """
+        donors, beats = self.state_transfer.donors(), self._beats()
+        there = [beats[r] for r in donors & beats.keys()]
+        return max((b.step if done else max(b.step, b.trained) for b in there), default=0)
+
+    def _beats(self) -> dict[int, Beat]:
+        living = sorted(self._context.heartbeat.living())  # first: others may come meanwhile
         latest = self._context.heartbeat.latest()
-        beats = {r: latest[r] for r in sorted(self.living())}
-        return {r: b.step if done else max(b.step, b.trained) for r, b in beats.items()}
+        return {region: latest[region] for region in living}
 
     @led
-    def beat(self, step: int, trained: int = 0) -> None:
-        """Tell the others, with the next heartbeat, the step of our last send or landing.
+    def beat(self, step: int | None = None, trained: int | None = None) -> None:
+        """Tell the others how far we are, with the next heartbeat; None = no further than before.
 
         Args:
-          trained: inner steps this region has made, if more.
+          step: of our last send or landing.
+          trained: inner steps that we have made.
         """
-        self._context.heartbeat.update(step=step, trained=trained, at_once=False)
-
-    @led
-    def trains(self, step: int) -> None:
-        """Tell the others how many inner steps we have made, with the next heartbeat."""
-        self._context.heartbeat.update(trained=step, at_once=False)
+        told = {"step": step, "trained": trained}
+        known = {name: value for name, value in told.items() if value is not None}
+        self._context.heartbeat.update(at_once=False, **known)
 
     @led
     def agree(self, name: str, proposal: dict[str, Any], wait_s: float = 0.0) -> dict[str, Any]:
@@ -176,7 +198,8 @@ class Membership:
         """
         context, until = self._context, time.monotonic() + wait_s
         key = f"{context.heartbeat.own.epoch}/{name}"
-        return retry(context, until, lambda: context.commit_log.agree(key, proposal))
+        act = functools.partial(context.commit_log.agree, key, proposal)
+        return until_answered(context, f"agreement {name!r}", act, until)
 
     @led
     def result(self) -> State | None:
@@ -188,7 +211,8 @@ class Membership:
         if self.awaited:
             return None
         until = time.monotonic() + _RESULT_WITHIN_S
-        return retry(self._context, until, lambda: final_state.take(self._context))
+        act = functools.partial(take_result, self._context)
+        return until_answered(self._context, "taking the result", act, until)
 
     @led
     def misses(self, step: int) -> bool:
@@ -198,8 +222,8 @@ class Membership:
         does. One that lives and is only coming in (it meets the others, or compiles) misses it.
         """
         own, latest = self._context.heartbeat.own, self._context.heartbeat.latest()
-        asking = self.asking()
-        there = {r for r in self.living() - asking if latest[r].epoch == own.epoch}
+        asking = self.state_transfer.asking().keys()
+        there = {r for r in self._beats().keys() - asking if latest[r].epoch == own.epoch}
         there = {r for r in there if latest[r].awaited} | {self.region}
         ended = {r for r, b in latest.items() if b.leaving and max(b.step, b.trained) >= step}
         missing = set(range(self.count)) - there - ended
@@ -213,12 +237,8 @@ class Membership:
           StoreUnavailable: the store does not answer for a while.
         """
         until = time.monotonic() + _RESULT_WITHIN_S
-        retry(self._context, until, lambda: final_state.leave(self._context, state))
-
-    @led
-    def asking(self) -> set[int]:
-        """Other living regions that ask for a state; until they send something."""
-        return set(self._state_transfer.asking())
+        act = functools.partial(leave_result, self._context, state)
+        until_answered(self._context, "leaving the result", act, until)
 
     @led
     def counts(self) -> dict[str, int]:
@@ -239,7 +259,7 @@ class Membership:
         self._context.halted.set()
         self._context.background.join(leaves=False)
         heartbeat.update(paused=True)
-        self._linger(linger_s, lambda: all(heartbeat.latest()[r].paused for r in self.living()))
+        self._linger(linger_s, lambda: all(beat.paused for beat in self._beats().values()))
 
     def fail(self, error: Exception) -> None:
         """Let everything that waits here, and every later call, raise this error."""
@@ -331,7 +351,7 @@ def rendezvous(context: ExchangeContext, until: float, step: int) -> dict[int, i
     When no region is left, those that come back begin a new epoch. They may have gone back to a
     checkpoint, and must not land what was agreed on since. The roster of that epoch are the
     furthest of them: payloads that are gone could not bring the others up to their step. Where the
-    epoch's result was left (`final_state`), nothing is begun: they come in late, and take it.
+    epoch's result was left (`leave_result`), nothing is begun: they come in late, and take it.
 
     Returns:
       the roster: incarnation of the regions that began the epoch.
@@ -342,22 +362,26 @@ def rendezvous(context: ExchangeContext, until: float, step: int) -> dict[int, i
       StoreUnavailable: the store did not answer.
       RuntimeError: the exchange was closed meanwhile.
     """
+
+    def ask(act: Callable[[], T]) -> T:
+        return until_answered(context, _JOINING, act, until)
+
     heartbeat, looks_around_s = context.heartbeat, time.monotonic() + _LOOKS_AROUND_S
     context.transport.start()
     heartbeat.update(step=step)
-    _, roster = retry(context, until, lambda: _newest_epoch(context))
-    retry(context, until, lambda: heartbeat.start(above=roster.get(context.region, 0)))
+    _, roster = ask(lambda: _newest_epoch(context))
+    ask(lambda: heartbeat.start(above=roster.get(context.region, 0)))
     while True:
-        heartbeat.check()
+        check_open(context, _JOINING)
         living, latest = heartbeat.living(), heartbeat.latest()
-        epoch, roster = retry(context, until, lambda: _newest_epoch(context))
+        epoch, roster = ask(lambda: _newest_epoch(context))
         began_it = roster.get(context.region) == heartbeat.own.incarnation
         others = [latest[region] for region in living - {context.region}]
         if began_it or _run_goes_on(others, epoch):
             heartbeat.update(epoch=epoch, awaited=began_it)
             heartbeat.refresh()
             return roster
-        if epoch and retry(context, until, lambda n=epoch: final_state.stands(context, n)):
+        if epoch and ask(lambda n=epoch: result_stands(context, n)):
             heartbeat.update(epoch=epoch, awaited=False)
             heartbeat.refresh()
             return roster
@@ -369,36 +393,15 @@ def rendezvous(context: ExchangeContext, until: float, step: int) -> dict[int, i
         if (len(coming) == context.count and not begun) or (late and epoch):
             _check_not_fresh(context, coming)
             began = Epoch(_furthest(latest, coming))
-            retry(context, until, lambda n=epoch, e=began: context.slots.create(_epoch(n + 1), e))
+            ask(lambda n=epoch, e=began: context.slots.create(_epoch(n + 1), e))
             continue
         if late:
             raise TimeoutError(_why_not_in(context, living, epoch))
         if time.monotonic() >= looks_around_s:
             looks_around_s = math.inf
-            if others := retry(context, until, lambda: differing(context)):
+            if others := ask(lambda: _differing(context)):
                 log.warning("region %d still waits for the others; %s", context.region, others)
-        _pause(context, context.timing.beat_s / 4)
-
-
-def retry(context: ExchangeContext, until: float, act: Callable[[], T]) -> T:
-    """Call `act` until the store answers, and return its result.
-
-    Raises:
-      StoreUnavailable: the store did not answer until then, by `time.monotonic`.
-      RuntimeError: the exchange was closed meanwhile.
-    """
-    told = False
-    while True:
-        try:
-            return act()
-        except StoreUnavailable as error:
-            left = until - time.monotonic()
-            if left <= 0:
-                raise
-            if not told:
-                log.warning("%s; it is tried for another %.0f s", error, left)
-            told = True
-            _pause(context, min(left, context.timing.beat_s / 2))
+        context.closing.wait(context.timing.beat_s / 4)
 
 
 def _run_goes_on(others: Iterable[Beat], epoch: int) -> bool:
@@ -424,7 +427,7 @@ def _why_not_in(context: ExchangeContext, living: set[int], epoch: int) -> str:
         )
     missing = sorted(set(range(context.count)) - living)
     try:
-        others = differing(context)
+        others = _differing(context)
     except StoreUnavailable:
         others = ""  # the heartbeat reports it
     also = f"; {others}" if others else ""
@@ -460,7 +463,41 @@ def _epoch(number: int) -> str:
     return f"epoch/{number}"
 
 
-def _pause(context: ExchangeContext, seconds: float) -> None:
-    """Wait; raises `RuntimeError` if the exchange is closed meanwhile."""
-    if context.closing.wait(seconds):
-        raise RuntimeError("the exchange was closed while this region was joining")
+def _differing(context: ExchangeContext) -> str:
+    """What the other runs in the folder differ in, the most alike first; "" = none can be read.
+
+    A run's id follows from its settings. So a job with another seed is not refused: it waits, too,
+    in another run. The runs' records say by name what they stand for.
+
+    Raises:
+      StoreUnavailable: the store does not answer.
+    """
+    found = []
+    for run_id, data in context.store.beside(RUN).items():
+        try:
+            record = context.slots.seal.of(run_id).open(RUN, data, Run, ANY_FORMAT)
+        except (Rejected, Unreadable):
+            continue  # of another secret, or of another format
+        if differences := _between(record.identity, context.identity):
+            found.append(differences)
+    told = [_shortened(one, "; ") for one in sorted(found, key=len)]
+    if not told:
+        return ""
+    runs = _shortened([f"a run whose config differs in {one}" for one in told], ", and ")
+    return f"the folder also holds {runs}"
+
+
+def _between(there: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
+    """Each setting in which two runs differ; none where one of them has no identity."""
+    if not (there and here):
+        return []
+    return [
+        f"{name}: {there.get(name, 'nothing')} instead of {here.get(name, 'nothing')}"
+        for name in sorted(there.keys() | here.keys())
+        if there.get(name) != here.get(name)
+    ]
+
+
+def _shortened(parts: list[str], between: str) -> str:
+    more = len(parts) - _NAMED
+    return between.join(parts[:_NAMED]) + (f"{between}{more} more" if more > 0 else "")

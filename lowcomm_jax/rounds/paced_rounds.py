@@ -12,7 +12,7 @@ is `<epoch>/round<k>`:
    learner is missing. Then it writes the commit record, which can be created once. The learners
    named there are *admitted*. Rounds are committed in their order, each by the first learner that
    can.
-4. Every learner reads the record, has its payloads, and lands the round (`take`, `landed`), even if
+4. Every learner reads the record, has its payloads, and lands the round (`take`), even if
    it reported too late or not at all. Payloads stay until all living learners have landed them.
 
 A report stays when its learner dies, and counts. Any learner may write the record, so the death of
@@ -225,41 +225,42 @@ class RoundExchange:
         return closed and found.round.arrays_of(found.commit) is not None
 
     @led
-    def take(self, number: int) -> Arrived:
-        """What came of a round that has `arrived`."""
-        found = self._rounds[number]
+    def take(self, number: int, ours: Mapping[str, Any]) -> Arrived:
+        """What came of a round that has `arrived`; from now on it has landed here.
+
+        Its payloads may go once it has landed everywhere.
+
+        Args:
+          ours: our terms of this round.
+
+        Raises:
+          Parted: ours do not hold, or none do; the round has not landed.
+        """
+        found, context = self._rounds[number], self._context
+        known, record = found.commit.terms, terms.as_record(ours)
+        terms.check(f"round {number}", known, context.region, record, context.heal)
         arrays = found.round.arrays_of(found.commit)
         seconds = self._clock() - (found.seen_s or self._clock())
         result = ExchangeResult(found.commit, arrays, seconds)
-        like, count = self._like_K[number % len(self._like_K)], self._context.count
-        return arrange(result, like, count, 0.0, self._context.counter)
+        like = self._like_K[number % len(self._like_K)]
+        arrived = arrange(result, like, context.count, 0.0)
+        self._landed(number)
+        return arrived
 
-    @led
-    def compare(self, number: int, ours: Mapping[str, Any]) -> None:
-        """Compare our terms of a round that has closed with those of its record.
-
-        Raises:
-          Parted: ours do not hold, or none do.
-        """
-        context, commit = self._context, self._rounds[number].commit
-        record = terms.as_record(ours)
-        terms.check(f"round {number}", commit.terms, context.region, record, context.heal)
-
-    @led
-    def names_ours(self, number: int) -> bool:
-        """Whether a round's record names what this job, and none before it, has published."""
-        found = self._rounds[number]
-        return found.round.names_ours(found.commit)
-
-    @led
-    def landed(self, number: int) -> None:
-        """Note that a round has landed here; its payloads may go once it has landed everywhere."""
+    def _landed(self, number: int) -> None:
         with self._lock:
             found = self._rounds.pop(number)
             self.first = number + 1
         found.round.cancel()
         self._gc.done(_key(number), found.round.published, at_once=False)
         self._wake.set()
+
+    @led
+    def names_ours(self, number: int) -> bool:
+        """Whether a round's record names what this job, and none before it, has published."""
+        region, incarnation = self._context.heartbeat.job
+        admitted = self._rounds[number].commit.admitted.get(region)
+        return admitted is not None and admitted.incarnation == incarnation
 
     @led
     def go_on(self, first: int) -> None:
@@ -303,11 +304,6 @@ class RoundExchange:
                 self._swept = self.first
                 self._gc.sweep()
             return news
-
-    @property
-    def fetching(self) -> bool:
-        """Whether payloads are on their way here."""
-        return any(found.round.fetching for found in list(self._rounds.values()))
 
     def _publish(self) -> bool:
         """Write the reports that wait, except those of rounds that have a record; whether any."""

@@ -7,21 +7,24 @@ other regions.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
+import msgspec
 import numpy as np
 
 from lowcomm_jax.rounds.fetch import PayloadPiece
 from lowcomm_jax.rounds.request import ExchangeRequest
+from lowcomm_jax.rounds.slicing import Slicing
 from lowcomm_jax.store import wire
 from lowcomm_jax.store.commits import Job
 from lowcomm_jax.store.context import ExchangeContext
 from lowcomm_jax.store.errors import StoreUnavailable
 from lowcomm_jax.store.records import Beat, Payload
-from lowcomm_jax.store.wire import Arrays, Reduction, one_slice
+from lowcomm_jax.store.wire import Arrays, one_slice
 
 Published = dict[str, dict[Job, list[str]]]
 """Digests of what was published, by the name of the exchange and by job; [] = nothing."""
@@ -42,59 +45,35 @@ class HostPayload:
     slices: Arrays
 
 
-class PackedPayload(NamedTuple):
-    """A `HostPayload` as bytes.
-
-    Attributes:
-      payload: names the bytes by their content.
-      data: for everyone.
-      slices: by the region that reduces them.
-    """
-
-    payload: Payload
-    data: bytes
-    slices: dict[int, bytes]
-
-
-def on_host(arrays: dict[str, Any], reduction: Reduction | None) -> HostPayload:
+def on_host(arrays: dict[str, Any], reduction: Slicing | None) -> HostPayload:
     """Arrays `[1, ...]` once they are computed, without that axis; in slices if reduced so."""
     host = {name: np.asarray(x)[0, ...] for name, x in arrays.items()}
     return HostPayload(host, *((host, {}) if reduction is None else reduction.split(host)))
 
 
-def pack(context: ExchangeContext, host_payload: HostPayload) -> PackedPayload:
-    """The payload as bytes, a file for everyone and one for each slice of another region."""
+def pack(context: ExchangeContext, host_payload: HostPayload) -> tuple[Payload, dict[str, bytes]]:
+    """The payload's record, and its files by digest: the slices of other regions, then the rest."""
 
-    def packed(arrays: Arrays) -> bytes:
-        return wire.pack(context.run_id, context.heartbeat.job, next(context.serials), arrays)
+    def packed(arrays: Arrays) -> tuple[Payload, bytes]:
+        data = wire.pack(context.run_id, context.heartbeat.job, next(context.serials), arrays)
+        return Payload(wire.digest(data), len(data)), data
 
-    data = packed(host_payload.rest)
+    rest, data = packed(host_payload.rest)
     parts = len(next(iter(host_payload.slices.values()), ()))
     others = [s for s in range(parts) if s != context.region]
     slices = {s: packed(one_slice(host_payload.slices, s)) for s in others}
-    named = [_named(slices[s]) if s in slices else None for s in range(parts)]
-    return PackedPayload(Payload(wire.digest(data), len(data), tuple(named)), data, slices)
+    named = tuple(slices[s][0] if s in slices else None for s in range(parts))
+    files = {payload.digest: piece for payload, piece in [*slices.values(), (rest, data)]}
+    return msgspec.structs.replace(rest, slices=named), files
 
 
-def publish(
-    context: ExchangeContext,
-    key: str,
-    packed: PackedPayload,
-    retry: Callable,
-) -> None:
-    """Hand all bytes to the transport, through `retry`."""
-    pieces = [*packed.slices.values(), packed.data]
-    sent = context.fault_hooks.sent(key, b"".join(pieces))
-    ends = itertools.accumulate(map(len, pieces))
-    *slices, data = [sent[end - len(x) : end] for end, x in zip(ends, pieces)]
-
-    def put(payload: Payload, data: bytes) -> None:
-        retry(lambda: context.transport.put(payload.digest, data))
-
-    payload = packed.payload
-    for number, piece in zip(packed.slices, slices):
-        put(payload.slices[number], piece)
-    put(payload, data)
+def publish(context: ExchangeContext, key: str, files: dict[str, bytes], retry: Callable) -> None:
+    """Hand all files, by digest, to the transport, through `retry`."""
+    sent = context.fault_hooks.sent(key, b"".join(files.values()))
+    ends = itertools.accumulate(map(len, files.values()))
+    for (digest, data), end in zip(files.items(), ends):
+        put = functools.partial(context.transport.put, digest, sent[end - len(data) : end])
+        retry(put)
 
 
 def pieces(
@@ -112,7 +91,7 @@ def pieces(
     return [whole, slice_piece(whole, request.reduction, slice_of)]
 
 
-def slice_piece(whole: PayloadPiece, reduction: Reduction, number: int) -> PayloadPiece:
+def slice_piece(whole: PayloadPiece, reduction: Slicing, number: int) -> PayloadPiece:
     """What to fetch of a region for its slice of this number; `whole`: its piece for everyone."""
     return PayloadPiece(
         whole.key,
@@ -243,7 +222,3 @@ class _Done:
 
     position: int
     digests: dict[Job, list[str]]
-
-
-def _named(data: bytes) -> Payload:
-    return Payload(wire.digest(data), len(data))

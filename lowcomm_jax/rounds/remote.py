@@ -8,12 +8,12 @@ slices go through that twice, three times after a loss (`TwoShotExchange`). All 
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -25,26 +25,23 @@ from lowcomm_jax.rounds.membership import Membership
 from lowcomm_jax.rounds.paced_rounds import Like, RoundExchange
 from lowcomm_jax.rounds.request import (
     Arrived,
-    Due,
     ExchangeRequest,
     ExchangeResult,
     arrange,
     problems,
 )
-from lowcomm_jax.rounds.state_transfer import State
+from lowcomm_jax.rounds.slicing import Slicing
 from lowcomm_jax.rounds.two_shot_exchange import TwoShotExchange, averages_of, is_committed
 from lowcomm_jax.rounds.whole_exchange import WholeExchange
 from lowcomm_jax.schedule import Admission
 from lowcomm_jax.store import terms
 from lowcomm_jax.store.commits import Job, name_of
-from lowcomm_jax.store.context import ExchangeContext
+from lowcomm_jax.store.context import ExchangeContext, until_answered
 from lowcomm_jax.store.errors import StoreUnavailable
 from lowcomm_jax.store.kv import AT_ONCE
 from lowcomm_jax.store.records import Commit
 from lowcomm_jax.store.terms import Heal, Terms
-from lowcomm_jax.store.wire import Reduction
 
-T = TypeVar("T")
 _MOST_AHEAD = 1 << 30
 log = logging.getLogger(__name__)
 
@@ -52,13 +49,8 @@ log = logging.getLogger(__name__)
 class _Running(NamedTuple):
     """An exchange in the background."""
 
-    exchange: WholeExchange | TwoShotExchange
+    exchange: WholeExchange
     outcome: Future[ExchangeResult]
-
-    @property
-    def due(self) -> Due:
-        """Whether the loop waits for the outcome."""
-        return self.exchange.due
 
 
 class RemoteExchange(Membership):
@@ -84,7 +76,6 @@ class RemoteExchange(Membership):
         self._open: dict[str, _Running] = {}
         self._early: dict[str, EarlyPayload] = {}  # those that no exchange has taken yet
         self._waited: dict[str, float] = {}
-        self._patience_s = 0.0
         self._stops: Callable[[], bool] = lambda: False
         self._numbered = 0
         self._missed: set[int] = set()  # by the exchanges that ended last
@@ -107,8 +98,9 @@ class RemoteExchange(Membership):
         takes_part: bool = True,
         members: tuple[int, ...] | None = None,
         terms: Mapping[str, Any] | None = None,
-        reduction: Reduction | None = None,
+        reduction: Slicing | None = None,
         early: str | None = None,
+        patience_s: float = 0.0,
     ) -> None:
         """Begin an exchange; returns at once.
 
@@ -123,20 +115,20 @@ class RemoteExchange(Membership):
           reduction: how the arrays are reduced in slices; None = everyone gets those of all.
           early: key that `send_early` was given: its arrays belong to this payload, and whoever is
             counted is counted with both. Not with `reduction`.
+          patience_s: wait so many seconds longer than usual for the others.
 
         Raises:
           ValueError: lists what is wrong with the arguments.
         """
         self._context.heartbeat.check()
-        given = {"arrays": dict(arrays), "takes_part": takes_part, "terms": terms or {}}
         self._numbered += 1
-        given |= {"reduction": reduction, "patience_s": self._patience_s}
-        given["number"] = self._numbered
+        given = {"arrays": dict(arrays), "takes_part": takes_part, "terms": terms or {}}
+        given |= {"reduction": reduction, "patience_s": patience_s, "number": self._numbered}
         request = self._make_request(key, members, **given)
         sent = None
         if early is not None:
             sent = self._early.get(early)
-            if sent is None or reduction is not None or takes_part > sent.takes_part:
+            if sent is None or reduction is not None or takes_part > sent.request.takes_part:
                 raise ValueError(
                     f"early={early!r} of exchange {key!r}: give a key that send_early was given, "
                     "for a region that takes part here, and no reduction"
@@ -173,11 +165,11 @@ class RemoteExchange(Membership):
           ValueError: lists what is wrong with the arguments.
         """
         self._context.heartbeat.check()
-        request = self._make_request(key, members)
+        given = {"arrays": dict(arrays), "takes_part": takes_part, "terms": {"step": step}}
+        request = self._make_request(key, members, **given)
         if takes_part:
             _begin_copies(arrays)
-        given = key, request.name, request.members, arrays, step, takes_part
-        self._early[key] = made = EarlyPayload(self._context, *given)
+        self._early[key] = made = EarlyPayload(self._context, request)
         made.begin()
 
     @led
@@ -199,11 +191,6 @@ class RemoteExchange(Membership):
         self._payload_gc.keep *= times
 
     @led
-    def be_patient(self, seconds: float) -> None:
-        """Wait so much longer than usual for the others, in exchanges started from now on."""
-        self._patience_s = seconds
-
-    @led
     def reachable(self) -> bool:
         """Whether the store can be used; waits `dead_after_s` for one that has just gone away."""
         return self._context.heartbeat.store_answers(self._stops)
@@ -223,12 +210,12 @@ class RemoteExchange(Membership):
         return self._stops()
 
     @led
-    def arrives(self, keys: Sequence[str], answers: bool = False) -> bool | None:
+    def arrives(self, keys: Sequence[str], answers: AnchorVersions | None = None) -> bool | None:
         """Wait until `finish` of all these would not wait.
 
         Args:
-          answers: meanwhile tell newcomers of the anchors last announced; and wait no longer once
-            this region owes one a state (`owes_state`).
+          answers: meanwhile `answer` newcomers with these, and wait no longer once this region owes
+            one a state. None = do not.
 
         Returns:
           False: the store is away, or the wait was `stopped`. None: a state is owed; call it again.
@@ -238,16 +225,14 @@ class RemoteExchange(Membership):
             began = time.monotonic()
             while not (exchange.outcome.done() or owed or self._stops()) and self.reachable():
                 wait([exchange.outcome], timeout=self._context.timing.beat_s / 4)
-                if answers:
-                    self._anchor_check.tell_soon()
-                    owed = self._state_transfer.owed()
+                owed = answers is not None and self.answer(answers)
             self._waited[key] = self._waited.get(key, 0.0) + time.monotonic() - began
         here = all(exchange.outcome.done() for exchange in exchanges)
         if owed and not here:
             return None
         if not here:
-            for exchange in exchanges:
-                exchange.due.end()
+            for one in exchanges:
+                one.exchange.due.end()
         return here
 
     @led
@@ -267,7 +252,7 @@ class RemoteExchange(Membership):
         result = self._wait_for(key).outcome.result()
         del self._open[key]
         waited = self._waited.pop(key, 0.0) + time.monotonic() - began
-        return arrange(result, like, self.count, waited, self._context.counter)
+        return arrange(result, like, self.count, waited)
 
     @led
     def skip(
@@ -277,7 +262,7 @@ class RemoteExchange(Membership):
         *,
         members: tuple[int, ...] | None = None,
         terms: Mapping[str, Any] | None = None,
-        reduction: Reduction | None = None,
+        reduction: Slicing | None = None,
     ) -> Arrived | None:
         """Read an exchange that we did not start; None = there is no commit record yet.
 
@@ -303,8 +288,8 @@ class RemoteExchange(Membership):
           RuntimeError: the exchange was closed meanwhile.
         """
         context = self._context
-        name = name_of(context.heartbeat.own.epoch, key, tuple(range(self.count)), self.count)
-        commit = self._read(f"{key!r}", lambda: context.commit_log.committed(name))
+        read = functools.partial(context.commit_log.committed, self._of_all(key))
+        commit = until_answered(context, f"exchange {key!r}", read)
         return None if commit is None else dict(commit.terms)
 
     @led
@@ -332,18 +317,8 @@ class RemoteExchange(Membership):
                 said += [one.terms for by_region in found.values() for one in by_region.values()]
             return said
 
-        sent = self._read("what was sent before", look)
+        sent = until_answered(self._context, "reading what was sent before", look)
         return max((int(terms.get("step", 0)) for terms in sent), default=0)
-
-    def _read(self, what: str, look: Callable[[], T]) -> T:
-        """Call `look` until the store answers."""
-        context = self._context
-
-        def wait(pause: float) -> None:
-            if context.closing.wait(pause):
-                raise RuntimeError(f"closed before {what} could be read")
-
-        return context.store.until_answered(what, look, context.heartbeat.check, wait)
 
     @led
     def fetch_ahead(self, first: int, count: int, missed: int = 0) -> int:
@@ -364,19 +339,18 @@ class RemoteExchange(Membership):
         Returns:
           How many, from the first on, have been read.
         """
-        context, everyone = self._context, tuple(range(self.count))
-        epoch, until = context.heartbeat.own.epoch, first + missed
-        jobs = context.heartbeat.jobs(everyone)
+        context, until = self._context, first + missed
+        jobs = context.heartbeat.jobs(range(self.count))
         sizes: dict[str, int] = {}
         known, closed = first, -1
         try:
             while known < first + count:
                 numbers = range(known, min(known + AT_ONCE, first + count))
-                names = [name_of(epoch, str(n), everyone, self.count) for n in numbers]
+                names = [self._of_all(str(n)) for n in numbers]
                 landed = context.commit_log.read_ahead(names, jobs)
                 known += len(landed)
                 if not landed and known < until:
-                    self._sit_out(epoch, range(known, until))
+                    self._sit_out(range(known, until))
                     if closed != known and self._close_missed(names[: until - known]):
                         closed = known
                         continue  # their records can be read now
@@ -393,11 +367,12 @@ class RemoteExchange(Membership):
             log.info("what the others have landed is read one by one: %s", error)
         return known - first
 
-    def _sit_out(self, epoch: int, numbers: range) -> None:
+    def _sit_out(self, numbers: range) -> None:
         """Announce that this region has no part in these exchanges of all regions, once in each."""
+        epoch = self._context.heartbeat.own.epoch
         new = [n for n in numbers if (epoch, n) > self._absent]
         if new:
-            names = [name_of(epoch, str(n), tuple(range(self.count)), self.count) for n in new]
+            names = [self._of_all(str(n)) for n in new]
             self._context.commit_log.sit_out(names, self._context.heartbeat.job)
             self._absent = epoch, new[-1]
 
@@ -437,8 +412,7 @@ class RemoteExchange(Membership):
         Raises:
           StoreUnavailable: try again later.
         """
-        everyone, context = tuple(range(self.count)), self._context
-        name = name_of(context.heartbeat.own.epoch, key, everyone, self.count)
+        context, name = self._context, self._of_all(key)
         others = context.heartbeat.jobs(context.heartbeat.living() - {self.region})
         held = context.commit_log.confirmed(name, [Job(r, i) for r, (i, *_) in others.items()])
         passed = any(self.region not in one for one in held.values())
@@ -469,58 +443,34 @@ class RemoteExchange(Membership):
     # -- states -------------------------------------------------------------------------------
 
     @led
-    def want_state(self) -> None:
-        """Ask the others for a state; they do not wait for our payloads until we `come_in`."""
-        self._context.heartbeat.update(wants=True, awaited=False)
+    def answer(self, versions: AnchorVersions) -> bool:
+        """Tell regions that ask for a state which anchors we have had (`AnchorCheck.tell_soon`).
 
-    @led
-    def donors(self) -> set[int]:
-        """Other living regions that train, or have trained, with the others."""
-        return self._state_transfer.donors()
-
-    @led
-    def owes_state(self) -> bool:
-        """Whether this region is to give a state.
-
-        True if others ask, and this is the lowest of the regions that do not ask and are not left
-        behind. False while those that ask may still be fetching the state this region gave them.
+        Returns:
+          whether this region is to give a state (`StateTransfer.owed`).
         """
-        return self._state_transfer.owed()
+        self.anchor_check.tell_soon(versions)
+        return self.state_transfer.owed()
 
     @led
     def give_state(
         self, step: int, arrays: dict[str, np.ndarray], document: dict[str, Any]
     ) -> None:
         """Publish a state, on a thread of its own; nothing if all who ask have this step's."""
-        self._state_transfer.give_soon(step, arrays, document)
-
-    @led
-    def announce_anchors(self, versions: AnchorVersions) -> None:
-        """Tell regions that ask for a state which anchors we have had (`AnchorCheck.tell_soon`)."""
-        self._anchor_check.versions = versions
-        self._anchor_check.tell_soon()
-
-    @led
-    def anchors_agree(self, step: int, version: str, own: Mapping[str, Any], at_last: bool) -> bool:
-        """Compare a state's anchor with those of the others (`AnchorCheck.anchors_agree`)."""
-        self._context.heartbeat.check()
-        return self._anchor_check.anchors_agree(step, version, own, at_last)
-
-    @led
-    def newest_state(self) -> State | None:
-        """(step, arrays, document) of the highest step that verifies (`StateTransfer.newest`)."""
-        self._context.heartbeat.check()
-        if self._context.closing.is_set():
-            raise RuntimeError("this region has left the run")
-        return self._state_transfer.newest()
+        self.state_transfer.give_soon(step, arrays, document)
 
     # -- helpers ---------------------------------------------------------------------------------
 
     def _wait_for(self, key: str) -> _Running:
         """The exchange of this key, which is told that the loop waits for it."""
         found = self._open[key]
-        found.due.begin(self._context.heartbeat.clock_s)
+        found.exchange.due.begin(self._context.heartbeat.clock_s)
         return found
+
+    def _of_all(self, key: str) -> str:
+        """The name of an exchange of all regions in the store."""
+        everyone = tuple(range(self.count))
+        return name_of(self._context.heartbeat.own.epoch, key, everyone, self.count)
 
     def _make_request(
         self, key: str, members: tuple[int, ...] | None, **rest: Any
@@ -545,8 +495,7 @@ class RemoteExchange(Membership):
         else:
             exchange = TwoShotExchange(*given)
         outcome: Future[ExchangeResult] = Future()
-        # Without the device's copies, which are not needed for long.
-        request = dataclasses.replace(request, arrays={})
+        request = exchange.request  # without the device's copies, which are not needed for long
 
         def run() -> None:
             try:
@@ -568,7 +517,7 @@ class RemoteExchange(Membership):
         self._context.wait_list.note(*given, commit)
         self._tell_of_absent(request, commit)
         self._payload_gc.sweep()
-        self._state_transfer.sweep()
+        self.state_transfer.sweep()
 
     def _tell_of_absent(self, request: ExchangeRequest, commit: Commit) -> None:
         """Warn of regions that ended early, died, or are too late, at the first exchange without.

@@ -13,11 +13,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from lowcomm_jax.rounds.slicing import Slicing
 from lowcomm_jax.store import wire
 from lowcomm_jax.store.errors import Rejected
-from lowcomm_jax.store.kv import MetricsCounter
 from lowcomm_jax.store.records import Commit
-from lowcomm_jax.store.wire import Reduction, side_by_side
+from lowcomm_jax.store.wire import side_by_side
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +46,7 @@ class ExchangeRequest:
     takes_part: bool = False
     terms: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     joins: bool = True
-    reduction: Reduction | None = None
+    reduction: Slicing | None = None
     like: dict[int, wire.Shapes] | None = None
     follows: bool = False
     patience_s: float = 0.0
@@ -93,14 +93,13 @@ class ExchangeResult:
 
 @dataclasses.dataclass(frozen=True)
 class Arrived:
-    """The end of an exchange, in rows; the same in every region, apart from bytes and seconds.
+    """The end of an exchange, in rows; the same in every region, apart from seconds.
 
     Attributes:
       participants: bool `[R]`, as the commit record says; False outside the group.
       arrays: `[R, ...]` each; zeros for regions that did not take part.
       reduced: `[parts, ...]`, of payloads that were reduced in slices; `arrays` are then the arrays
         beside the slices.
-      bytes_sent, bytes_received: payload bytes this region has moved since the last `Arrived`.
       seconds: from this region's payload being computed to the arrival of the last payload.
       waited: seconds for which the loop was blocked, in `finish` and in looking for arrivals.
     """
@@ -108,8 +107,6 @@ class Arrived:
     participants: np.ndarray
     arrays: dict[str, np.ndarray]
     reduced: dict[str, np.ndarray] | None
-    bytes_sent: int
-    bytes_received: int
     seconds: float
     waited: float
 
@@ -129,7 +126,6 @@ def arrange(
     like: dict[str, jax.ShapeDtypeStruct],
     count: int,
     waited: float,
-    counter: MetricsCounter,
 ) -> Arrived:
     """Put the regions' arrays into rows.
 
@@ -147,8 +143,6 @@ def arrange(
         participants=participants,
         arrays=side_by_side(result.arrays, count, expected),
         reduced=result.reduced,
-        bytes_sent=counter.take("sent"),
-        bytes_received=counter.take("received"),
         seconds=result.seconds,
         waited=waited,
     )
@@ -157,4 +151,4 @@ def arrange(
 def nothing(like: dict[str, jax.ShapeDtypeStruct], count: int) -> Arrived:
     """An exchange in which no region took part."""
     arrays = side_by_side({}, count, wire.without_region(like))
-    return Arrived(np.zeros(count, bool), arrays, None, 0, 0, 0.0, 0.0)
+    return Arrived(np.zeros(count, bool), arrays, None, 0.0, 0.0)

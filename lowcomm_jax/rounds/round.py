@@ -11,12 +11,12 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 import msgspec
 
 from lowcomm_jax.rounds import payloads
-from lowcomm_jax.rounds.early_payload import EarlyPayload
 from lowcomm_jax.rounds.fetch import Fetch
 from lowcomm_jax.rounds.payloads import Published
 from lowcomm_jax.rounds.request import ExchangeRequest
@@ -41,18 +41,20 @@ class Round:
       host_payload: this region's arrays, once they are on the host.
       shapes: of these arrays; None = there are none yet.
       news: set when a payload has arrived.
+      sent: what this job has published, once it is announced.
     """
 
     def __init__(
         self,
         context: ExchangeContext,
         request: ExchangeRequest,
-        early: EarlyPayload | None = None,
+        early: Round | None = None,
         news: threading.Event | None = None,
     ):
         """
         Args:
-          early: what belongs to the payloads, and is sent before them; None = nothing.
+          early: what belongs to the payloads, and is sent before them (`EarlyPayload`); None =
+            nothing.
           news: to set; None = an event of its own.
         """
         self.announcements: dict[int, Announced] = {}
@@ -60,12 +62,14 @@ class Round:
         self.host_payload = payloads.HostPayload({}, {}, {})
         self.shapes: wire.Shapes | None = None
         self.news = news or (threading.Event() if early is None else early.news)
+        self.sent: Future[Payload] = Future()
         # Without the device's copies, which are not needed for long.
         self.request = dataclasses.replace(request, arrays={})
         self._context, self._early = context, early
         self._begun: list[Fetch] = []  # with those that were replaced
         self._own: Payload | None = None  # what this job has published
-        self._packed: payloads.PackedPayload | None = None  # until it is announced
+        self._packed: tuple[Payload, dict[str, bytes]] | None = None  # until it is announced
+        self._lock = threading.Lock()  # with which fetch is that of a region
 
     # -- this region's payload ------------------------------------------------------------------
 
@@ -86,14 +90,20 @@ class Round:
         if request.takes_part:
             if self._packed is None:
                 self._packed = payloads.pack(context, self.host_payload)
-            payloads.publish(context, request.key, self._packed, retry)
-            payload = self._packed.payload
+            self._own, files = self._packed  # first: it may be dropped meanwhile
+            payloads.publish(context, request.key, files, retry)
+            payload = self._own
             if self._early is not None:
-                payload = msgspec.structs.replace(payload, early=self._early.own(check))
-            self._own = payload
+                early = self._early.sent
+                while not early.done():
+                    check()
+                    wait([early], timeout=context.store.poll_s[1])
+                self._own = payload = msgspec.structs.replace(payload, early=early.result())
         made, job = Announcement(payload, terms), context.heartbeat.job
         stands = retry(lambda: context.commit_log.announce(request.name, job, made))
         self.announcements[context.region], self._packed = stands, None
+        if payload is not None:
+            self.sent.set_result(payload)
 
     @property
     def own(self) -> Payload | None:
@@ -108,12 +118,15 @@ class Round:
     @property
     def published(self) -> Published:
         """Digests of all that was published, by name and job, as far as known; [] = an absence."""
-        fetched = {fetch.job: fetch.payload.digests for fetch in self._begun}
-        announced = {Job(r, one.incarnation): one for r, one in self.announcements.items()}
-        sent = {job: one.payload.digests if one.payload else [] for job, one in announced.items()}
-        own = {} if self._own is None else {self._context.heartbeat.job: self._own.digests}
+        known: list[tuple[Job, Payload | None]] = [(x.job, x.payload) for x in list(self._begun)]
+        said = list(self.announcements.items())
+        known += [(Job(region, one.incarnation), one.payload) for region, one in said]
+        known += [(self._context.heartbeat.job, self._own)] if self._own else []
+        digests: dict[Job, dict[str, None]] = {}
+        for job, payload in known:
+            digests.setdefault(job, {}).update(dict.fromkeys(payload.digests if payload else ()))
         early = {} if self._early is None else self._early.published
-        return {self.request.name: fetched | sent | own} | early
+        return {self.request.name: {job: list(one) for job, one in digests.items()}} | early
 
     # -- those of the others --------------------------------------------------------------------
 
@@ -129,18 +142,14 @@ class Round:
         for region, one in self._context.commit_log.announced(self.request.name, jobs).items():
             known = self.announcements.get(region)
             if known is None or known.incarnation != one.incarnation:
-                one = self._whole(one)
+                payload = one.payload
+                if self._early is not None and payload is not None and payload.early is None:
+                    # A payload without what it should have sent early is an absence.
+                    one = one._replace(payload=None)
                 self.announcements[region], found = one, True
                 if one.payload is not None:
-                    self._fetch(Job(region, one.incarnation), one.payload, ours)
+                    self.fetch_of(Job(region, one.incarnation), one.payload, ours)
         return found
-
-    def _whole(self, announced: Announced) -> Announced:
-        """What was announced; a payload without what it should have sent early is an absence."""
-        payload = announced.payload
-        if self._early is None or payload is None or payload.early is not None:
-            return announced
-        return announced._replace(payload=None)
 
     def _outdated(self, region: int) -> bool:
         """Whether a region's announcement is of a job that another job has replaced."""
@@ -178,11 +187,6 @@ class Round:
             return True
         return region in self.fetches and all(fetch.complete for fetch in self._parts(region))
 
-    @property
-    def known(self) -> tuple[int, int]:
-        """Grows with every announcement and payload."""
-        return len(self.announcements), sum(self.has(region) for region in self.fetches)
-
     # -- the record -----------------------------------------------------------------------------
 
     def record(
@@ -202,20 +206,12 @@ class Round:
             late=dict(late or {}),
         )
 
-    def names_ours(self, commit: Commit) -> bool:
-        """Whether a record admits what this job, and none before it, has announced."""
-        region, incarnation = self._context.heartbeat.job
-        admitted = commit.admitted.get(region)
-        return admitted is not None and admitted.incarnation == incarnation
-
     def fetch_named(self, commit: Commit, ours: bool = True) -> None:
         """Fetch every payload that the record names, and that is not here; `ours`: see `look`."""
         for region, admitted in commit.admitted.items():
-            job, fetch = Job(region, admitted.incarnation), self.fetches.get(region)
-            if job == self._context.heartbeat.job and self.own is not None:
-                continue
-            if fetch is None or (fetch.job, fetch.payload) != (job, admitted.payload):
-                self._fetch(job, admitted.payload, ours)
+            job = Job(region, admitted.incarnation)
+            if job != self._context.heartbeat.job or self.own is None:
+                self.fetch_of(job, admitted.payload, ours)
 
     def arrays_of(self, commit: Commit) -> dict[int, wire.Arrays] | None:
         """The arrays of all payloads that the record names, by region; None = not yet all.
@@ -228,7 +224,7 @@ class Round:
         for region, admitted in commit.admitted.items():
             job, fetch = Job(region, admitted.incarnation), self.fetches.get(region)
             if job == self._context.heartbeat.job and self.own is not None:
-                early = {} if self._early is None else self._early.arrays
+                early = {} if self._early is None else self._early.host_payload.rest
                 found[region] = self.host_payload.rest | early
             elif fetch is not None and (fetch.job, fetch.payload) == (job, admitted.payload):
                 parts = self._parts(region)
@@ -239,15 +235,14 @@ class Round:
 
     def _check_lost(self, parts: Iterable[Fetch]) -> None:
         patience_s = 2 * self._context.timing.answer_s
-        for part in parts:
-            if part.got:
-                continue
+        for part in (part for part in parts if not part.got):
             if part.refused is not None:
                 raise part.refused
             if part.missing_s is not None and part.missing_s > patience_s:
+                whose = f"the payload of region {part.job.region} for {self.request.key!r}"
                 raise Lost(
-                    f"the payload of region {part.region} for {self.request.key!r} is agreed on, "
-                    "but gone with all who had it: continue from a state (`newest_state`)"
+                    f"{whose} is agreed on, but gone with all who had it: join again, and continue "
+                    "from the state of another region"
                 )
 
     # -- fetches --------------------------------------------------------------------------------
@@ -259,7 +254,15 @@ class Round:
         fetch = self.fetches[region]
         if self._early is None or fetch.payload.early is None:
             return [fetch]
-        return [fetch, self._early.fetch(fetch.job, fetch.payload.early)]
+        return [fetch, self._early.fetch_of(fetch.job, fetch.payload.early)]
+
+    def fetch_of(self, job: Job, payload: Payload, ours: bool = True) -> Fetch:
+        """The fetch of exactly this payload, begun if need be; `ours`: see `look`."""
+        with self._lock:
+            fetch = self.fetches.get(job.region)
+            if fetch is None or (fetch.job, fetch.payload) != (job, payload):
+                self._fetch(job, payload, ours)
+            return self.fetches[job.region]
 
     def _fetch(self, job: Job, payload: Payload, ours: bool) -> None:
         """Begin to fetch a payload, from its region or from another one that has it."""
@@ -279,11 +282,6 @@ class Round:
         if self.request.reduction is not None:
             return self.request.reduction.rest
         return self.shapes
-
-    @property
-    def fetching(self) -> bool:
-        """Whether payloads are on their way here."""
-        return any(fetch.running for fetch in list(self._begun))
 
     def cancel(self) -> None:
         """Stop fetching, and what was sent early."""

@@ -1,4 +1,4 @@
-"""`Slicing`: the `Reduction` of one fragment's payloads between jobs: cut, averaged, joined.
+"""`Slicing`: one fragment's payloads between jobs, reduced in slices: cut, averaged, joined.
 
 The averages are computed on the host's processor, beside the training.
 """
@@ -45,7 +45,9 @@ def padded_nbytes(exchange: MeshExchange, like: PyTree, regions: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Slicing:
-    """The `wire.Reduction` of one fragment's payloads.
+    """How payloads of one fragment are cut into slices and averaged.
+
+    It is called on the threads of an exchange.
 
     Dense payloads are cut flat, padded with zeros, and summed by weight; the landing divides.
     Encoded ones are cut by their codec, averaged, and encoded again.
@@ -55,7 +57,7 @@ class Slicing:
       fragment: shapes of the fragment's leaves.
       payload: shapes and dtypes `[1, ...]` of its payload, a tree.
       rest: shapes and dtypes of the arrays beside it, by name, as they travel; with "weight" `[]`.
-      parts: number of slices.
+      parts: number of slices, one for each region of the run.
     """
 
     codec: Codec | None
@@ -66,7 +68,7 @@ class Slicing:
 
     @functools.cached_property
     def like(self) -> Shapes:
-        """See `Reduction`."""
+        """dtypes and shapes of one slice, cut or reduced."""
         if self.codec is None:
             return {_FLAT: ("float32", (self._each,))}
         shapes = shapes_of(named(jax.eval_shape(self._dealt, self._one)))
@@ -90,7 +92,7 @@ class Slicing:
         return [math.prod(x.shape) for x in jax.tree.leaves(self.payload)]
 
     def split(self, arrays: Arrays) -> tuple[Arrays, Arrays]:
-        """See `Reduction`."""
+        """One region's arrays as (arrays for every region, slices `[parts, ...]`)."""
         rest = {name: arrays[name] for name in self.rest}
         # In the order of the leaves: arrays that have travelled come in another one.
         mine = {name: arrays[name] for name in named(self.payload)}
@@ -104,7 +106,15 @@ class Slicing:
     def reduce(
         self, slice_R: Arrays, rest_R: Arrays, takes_part_R: np.ndarray, number: int
     ) -> Arrays:
-        """See `Reduction`; on the host's processor, where it need not wait for inner steps."""
+        """Average or sum, `like`, of every region's slice of one number.
+
+        On the host's processor, where it need not wait for inner steps.
+
+        Args:
+          slice_R: `[R, ...]`; rest_R: the first result of `split`, `[R, ...]`; zeros for regions
+            that take no part.
+          takes_part_R: bool `[R]`.
+        """
         weight_R = np.where(takes_part_R, rest_R["weight"], np.float32(0))
         return _on_host(self._program, slice_R, weight_R, np.int32(number))
 

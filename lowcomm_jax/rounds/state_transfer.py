@@ -1,5 +1,8 @@
 """`StateTransfer`: gives a region that comes back the state of one that trained on.
 
+With no region left, one that returns would begin the run anew, by itself. So regions that end while
+another one is absent leave their final state in the store (`leave_result`).
+
 A donor removes its older states. The states of a donor that died are removed by the job that takes
 its place, or while there is none, by the lowest living region. Nobody removes them while a region
 may fetch them.
@@ -24,7 +27,7 @@ from lowcomm_jax.refused import Refused
 from lowcomm_jax.state.leaves import flight_records, named_leaves
 from lowcomm_jax.state.train_state import TrainState
 from lowcomm_jax.store import wire
-from lowcomm_jax.store.context import ExchangeContext
+from lowcomm_jax.store.context import ExchangeContext, check_open
 from lowcomm_jax.store.errors import Missing, Rejected, StoreUnavailable, Unreadable
 from lowcomm_jax.store.records import Array
 from lowcomm_jax.store.records import State as StateRecord
@@ -111,15 +114,31 @@ class _Document(msgspec.Struct):
     in_flight: list[_Flight] = []
 
 
-def in_pieces(array: Any, put: Callable[[str, bytes], None], most: int = CHUNK_BYTES) -> Array:
+def in_pieces(array: Any, put: Callable[[str, bytes], None]) -> Array:
     """An array's record, once `put(digest, bytes)` was called with each of its pieces."""
     host, pieces = np.asarray(array), []
-    data = wire.raw(host).tobytes()
-    for start in range(0, len(data), most):
-        piece = data[start : start + most]
+    data = host.tobytes()  # in C order
+    for start in range(0, len(data), CHUNK_BYTES):
+        piece = data[start : start + CHUNK_BYTES]
         put(digest := wire.digest(piece), piece)
         pieces.append((digest, len(piece)))
-    return Array(wire.dtype_name(host), host.shape, tuple(pieces))
+    [(dtype, shape)] = wire.shapes_of({"an array of a state": host}).values()
+    return Array(wire.NAMES[dtype], shape, tuple(pieces))
+
+
+def write_state(
+    context: ExchangeContext,
+    slot: str,
+    state: State,
+    asked: dict[int, int],
+    put: Callable[[str, bytes], None],
+) -> int:
+    """Write a state, its pieces first (`put(digest, bytes)`); returns how many bytes they have."""
+    step, arrays, document = state
+    pieces = {name: in_pieces(x, put) for name, x in arrays.items()}
+    record = StateRecord(step, *context.heartbeat.job, asked, pieces, document)
+    context.slots.create(slot, record)
+    return sum(size for array in pieces.values() for _, size in array.pieces)
 
 
 def from_record(record: StateRecord, get: Callable[[str, int], bytes]) -> State:
@@ -153,7 +172,7 @@ class StateTransfer:
     """Gives and takes states: records that are created once, arrays in pieces named by content."""
 
     def __init__(self, context: ExchangeContext):
-        self._context, self._chunk_bytes = context, CHUNK_BYTES
+        self._context = context
         self._count = 0  # of the states that this job has begun to give
         # When each incarnation of a region was given so many bytes.
         self._served: dict[tuple[int, int], tuple[float, int]] = {}
@@ -203,10 +222,7 @@ class StateTransfer:
             names.append(name := _piece(key_of(slot), digest))
             context.transport.put(name, piece)
 
-        pieces = {name: in_pieces(x, put, self._chunk_bytes) for name, x in arrays.items()}
-        context.slots.create(slot, StateRecord(step, *job, asking, pieces, document))
-        nbytes = sum(size for array in pieces.values() for _, size in array.pieces)
-        self._note(asking, nbytes)
+        self._note(asking, write_state(context, slot, (step, arrays, document), asking, put))
         self._given.append((key_of(slot), names))
         while len(self._given) > _KEPT:
             older, names = self._given[0]
@@ -251,7 +267,11 @@ class StateTransfer:
                 self._drop([key.removeprefix("blob/")])
 
     def owed(self) -> bool:
-        """See `RemoteExchange.owes_state`."""
+        """Whether this region is to give a state.
+
+        True if others ask, and this is the lowest of the regions that do not ask and are not left
+        behind. False while those that ask may still be fetching the state this region gave them.
+        """
         asking, heartbeat = self.asking(), self._context.heartbeat
         if self._giving is not None and self._giving.is_alive():
             return False
@@ -272,11 +292,15 @@ class StateTransfer:
 
         Raises:
           StoreUnavailable: try again later.
+          RuntimeError: this region has left the run (`check_open`).
         """
+        check_open(self._context, "taking a state")
+        own = self._context.heartbeat.own
         for key, record in self._records():
+            if own.wants and record.asked.get(self._context.region) != own.incarnation:
+                continue
             try:
-                if self._is_for_us(record):
-                    return self._take(key, record)
+                return self._take(key, record)
             except (Rejected, Missing) as error:
                 log.info("%s: %s", key, error)
                 self._context.counter.add("rejected_state")
@@ -327,21 +351,65 @@ class StateTransfer:
         allowed_s = _FETCHED_AFTER_S + 4 * self._context.pace.transfer_s(nbytes)
         return self._context.heartbeat.clock_s - given_s < allowed_s
 
-    def _is_for_us(self, record: StateRecord) -> bool:
-        own = self._context.heartbeat.own
-        return not own.wants or record.asked.get(self._context.region) == own.incarnation
-
     def _drop(self, names: list[str]) -> None:
         for name in names:
             self._context.transport.drop(name, shared=True)
 
     def _take(self, key: str, record: StateRecord) -> State:
-        def get(digest: str, nbytes: int) -> bytes:
-            return self._context.transport.get(_piece(key, digest), nbytes, [record.donor])
-
-        return from_record(record, get)
+        donor, get = [record.donor], self._context.transport.get
+        return from_record(record, lambda digest, n: get(_piece(key, digest), n, donor))
 
 
 def _piece(key: str, digest: str) -> str:
     """Name of a piece of the state under this key: no state shares one with another."""
     return ".".join([*_SLOT.fullmatch(key).groups(), digest])
+
+
+# -- the state that a run has ended with ----------------------------------------------------------
+
+
+def leave_result(context: ExchangeContext, state: State) -> None:
+    """Leave the state that the run has ended with in the store, unless another region has.
+
+    Raises:
+      StoreUnavailable: try again later.
+    """
+    slot = _result(context.heartbeat.own.epoch)
+
+    def put(digest: str, piece: bytes) -> None:
+        context.store.write(f"{slot}/{digest}", piece)
+
+    if not result_stands(context, context.heartbeat.own.epoch):
+        write_state(context, slot, state, {}, put)
+
+
+def result_stands(context: ExchangeContext, epoch: int) -> bool:
+    """Whether an epoch's result was left.
+
+    Raises:
+      StoreUnavailable: try again later.
+    """
+    return context.slots.first(_result(epoch), StateRecord) is not None
+
+
+def take_result(context: ExchangeContext) -> State | None:
+    """The result of our epoch; None = none was left.
+
+    Raises:
+      Rejected: a piece of it is damaged or gone.
+      StoreUnavailable: try again later.
+    """
+    slot = _result(context.heartbeat.own.epoch)
+    record = context.slots.first(slot, StateRecord)
+
+    def get(digest: str, nbytes: int) -> bytes:
+        data = context.store.read(f"{slot}/{digest}", nbytes)
+        if data is None:
+            raise Rejected(f"the run has ended, and a piece of its result ({digest}) is gone")
+        return data
+
+    return None if record is None else from_record(record, get)
+
+
+def _result(epoch: int) -> str:
+    return f"result/{epoch}"

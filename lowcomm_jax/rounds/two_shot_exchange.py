@@ -15,7 +15,7 @@ import numpy as np
 from lowcomm_jax.rounds import payloads
 from lowcomm_jax.rounds.fetch import Fetch, PayloadPiece
 from lowcomm_jax.rounds.payloads import Published
-from lowcomm_jax.rounds.request import Due, ExchangeRequest, ExchangeResult
+from lowcomm_jax.rounds.request import ExchangeRequest, ExchangeResult
 from lowcomm_jax.rounds.whole_exchange import WholeExchange
 from lowcomm_jax.store.commits import CommitLog, Job
 from lowcomm_jax.store.context import ExchangeContext
@@ -26,12 +26,13 @@ from lowcomm_jax.store.wire import Arrays, one_slice, owners, side_by_side
 _AVERAGES, _WHOLE = "averages", "whole"
 
 
-class TwoShotExchange:
-    """One exchange whose payloads are reduced in slices; used like a `WholeExchange`.
+class TwoShotExchange(WholeExchange):
+    """One exchange whose payloads are reduced in slices.
 
-    In a first exchange slice s of every payload goes to region s, and the arrays beside the slices
-    go to every region. Its commit record says who takes part, and who is present to average;
-    another region averages the slice of one that is not. A second exchange carries the averages.
+    In a first exchange, this one, slice s of every payload goes to region s, and the arrays beside
+    the slices go to every region. Its commit record says who takes part, and who is present to
+    average; another region averages the slice of one that is not. A second exchange carries the
+    averages.
 
     Where a region is lost in between, the second record lacks its slices, in every region. Then the
     others exchange whole payloads in a third exchange, and average all slices themselves. The lost
@@ -45,48 +46,40 @@ class TwoShotExchange:
         request: ExchangeRequest,
         awaited: Callable[[int], bool],
     ):
-        """See `WholeExchange`."""
-        # The device's copies are for the first exchange alone, and not needed for long.
-        self.request = dataclasses.replace(request, arrays={})
-        self.due = Due()
-        self._context, self._awaited = context, awaited
-        self._parts, self._like = request.reduction.parts, request.reduction.like
-        self._first = self._whole_exchange(request, awaited)
-        self._exchanges = [self._first]
+        super().__init__(context, request, awaited)
+        self._slicing = request.reduction
+        self._followers: list[WholeExchange] = []
         self._fetches: list[Fetch] = []
 
     def wake(self) -> None:
         """See `WholeExchange`."""
-        for one in self._exchanges:
+        super().wake()
+        for one in self._followers:
             one.wake()
 
     @property
     def published(self) -> Published:
-        """See `WholeExchange.published`."""
-        return {name: x for one in self._exchanges for name, x in one.published.items()}
+        """See `Round.published`."""
+        others = [one.published for one in self._followers]
+        return super().published | {name: x for one in others for name, x in one.items()}
 
     def result(self) -> ExchangeResult:
         """See `WholeExchange`."""
         try:
             found = self._exchange()
-            return dataclasses.replace(found, seconds=time.monotonic() - self._first.began)
+            return dataclasses.replace(found, seconds=time.monotonic() - self.began)
         finally:
             for fetch in self._fetches:
                 fetch.cancel()
 
     def _exchange(self) -> ExchangeResult:
-        found = self._first.result()
+        found = super().result()
         if not found.commit.admitted:
             return dataclasses.replace(found, reduced=self._average_all({}, {}))
         averages = self._exchange_averages(found)
         if averages is not None:
             return dataclasses.replace(found, reduced=averages)
         return self._fall_back_to_whole(found.commit)
-
-    def _whole_exchange(
-        self, request: ExchangeRequest, awaited: Callable[[int], bool]
-    ) -> WholeExchange:
-        return WholeExchange(self._context, request, awaited, due=self.due)
 
     def _follow_up(
         self, suffix: str, awaited: Callable[[int], bool], arrays: Arrays, **more
@@ -97,20 +90,22 @@ class TwoShotExchange:
         changes |= {"follows": True, "patience_s": 0.0, **more}
         changes["arrays"] = {name: x[None] for name, x in arrays.items()}
         request = dataclasses.replace(self.request, **changes)
-        self._exchanges.append(self._whole_exchange(request, awaited))
-        return self._exchanges[-1].result()
+        self._followers.append(WholeExchange(self._context, request, awaited, due=self.due))
+        return self._followers[-1].result()
 
     # -- the second exchange: averages -----------------------------------------------------------
 
     def _exchange_averages(self, found: ExchangeResult) -> Arrays | None:
         """The averages of all slices, `[parts, ...]`; None = some region did not bring its own."""
         commit, (me, incarnation) = found.commit, self._context.heartbeat.job
-        owner = owners(sorted(commit.present), self._parts)
+        owner = owners(sorted(commit.present), self._slicing.parts)
         here = self.request.joins and commit.present.get(me) == incarnation
-        ours = self._averages(found, [s for s in range(self._parts) if here and owner[s] == me])
+        ours = self._averages(
+            found, [s for s in range(self._slicing.parts) if here and owner[s] == me]
+        )
         like = {region: {} for region in self.request.members}
         for s, region in enumerate(owner):
-            like[region] |= {_label(s, name): shape for name, shape in self._like.items()}
+            like[region] |= {_label(s, name): shape for name, shape in self._slicing.like.items()}
         second = self._follow_up(
             _AVERAGES, self._owes_averages(commit), arrays=ours, takes_part=bool(ours), like=like
         )
@@ -118,7 +113,7 @@ class TwoShotExchange:
             return None
         return {
             name: np.stack([second.arrays[r][_label(s, name)] for s, r in enumerate(owner)])
-            for name in self._like
+            for name in self._slicing.like
         }
 
     def _owes_averages(self, commit: Commit) -> Callable[[int], bool]:
@@ -149,18 +144,18 @@ class TwoShotExchange:
         """Every region's slice of this number, by region."""
         found, waiting = {}, {}
         for region, admitted in commit.admitted.items():
-            fetch, payload = self._first.round.fetches.get(region), admitted.payload
+            fetch, payload = self.fetches.get(region), admitted.payload
             job = Job(region, admitted.incarnation)
             if job == self._context.heartbeat.job:
-                found[region] = one_slice(self._first.round.host_payload.slices, number)
+                found[region] = one_slice(self.host_payload.slices, number)
             elif number == self._context.region and fetch is not None and fetch.complete:
                 found[region] = fetch.got[1]
             else:
                 whole = PayloadPiece(self.request.key, payload, None, [region])
-                piece = payloads.slice_piece(whole, self.request.reduction, number)
+                piece = payloads.slice_piece(whole, self._slicing, number)
                 waiting[region] = Fetch(self._context, job, [piece])
                 self._fetches.append(waiting[region])
-        return found | {r: fetch.first(self._first.check) for r, fetch in waiting.items()}
+        return found | {r: fetch.first(self._check) for r, fetch in waiting.items()}
 
     # -- the third exchange: without the lost region ---------------------------------------------
 
@@ -170,9 +165,9 @@ class TwoShotExchange:
         def awaited(region: int) -> bool:
             return region in commit.present and self._awaited(region)
 
-        found = self._follow_up(_WHOLE, awaited, arrays=self._first.round.host_payload.whole)
+        found = self._follow_up(_WHOLE, awaited, arrays=self.host_payload.whole)
         agreed = msgspec.structs.replace(found.commit, late=commit.late)
-        split = {r: self.request.reduction.split(x) for r, x in found.arrays.items()}
+        split = {r: self._slicing.split(x) for r, x in found.arrays.items()}
         rest = {r: rest for r, (rest, _) in split.items()}
         averages = self._average_all({r: slices for r, (_, slices) in split.items()}, rest)
         return dataclasses.replace(found, commit=agreed, arrays=rest, reduced=averages)
@@ -180,13 +175,13 @@ class TwoShotExchange:
     def _average_all(self, slices: dict[int, Arrays], rest: dict[int, Arrays]) -> Arrays:
         averages = [
             self._average({r: one_slice(x, s) for r, x in slices.items()}, rest, s)
-            for s in range(self._parts)
+            for s in range(self._slicing.parts)
         ]
-        return {name: np.stack([one[name] for one in averages]) for name in self._like}
+        return {name: np.stack([one[name] for one in averages]) for name in self._slicing.like}
 
     def _average(self, slices: dict[int, Arrays], rest: dict[int, Arrays], number: int) -> Arrays:
         """The average of slice `number`, given by region; `rest`: the arrays beside the slices."""
-        count, how = self._context.count, self.request.reduction
+        count, how = self._context.count, self._slicing
         rows = side_by_side(slices, count, how.like), side_by_side(rest, count, how.rest)
         return how.reduce(*rows, np.isin(np.arange(count), list(slices)), number)
 

@@ -41,17 +41,17 @@ all of this, once both are here.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 from lowcomm_jax.rounds.early_payload import EarlyPayload
-from lowcomm_jax.rounds.payloads import Published
 from lowcomm_jax.rounds.request import Due, ExchangeRequest, ExchangeResult
 from lowcomm_jax.rounds.round import Round
 from lowcomm_jax.store import terms, wire
 from lowcomm_jax.store.commits import Job
-from lowcomm_jax.store.context import ExchangeContext
+from lowcomm_jax.store.context import ExchangeContext, check_open, until_answered
 from lowcomm_jax.store.errors import StoreUnavailable
 from lowcomm_jax.store.records import Commit
 
@@ -61,11 +61,10 @@ Holdings = Mapping[int, str]
 """The payloads that one region holds and has verified: digests by region."""
 
 
-class WholeExchange:
-    """One exchange.
+class WholeExchange(Round):
+    """One exchange: a round of all its members, of which this region writes the record, or another.
 
     Attributes:
-      round: its announcements and payloads.
       began: the time at which this region's arrays were computed (`time.monotonic`).
       due: whether the loop waits for the outcome.
     """
@@ -84,10 +83,11 @@ class WholeExchange:
           early: arrays that belong to the payload, and were sent before; None = there are none.
           due: of the exchange that this one is a part of; None = it is one by itself.
         """
-        self.request, self.due = request, due or Due()
-        self.round = Round(context, request, early)
-        self._early = early
-        self._context, self._awaited = context, awaited
+        super().__init__(context, request, early)
+        self.due = due or Due()
+        self._check = functools.partial(check_open, context, f"exchange {request.key!r}")
+        self._retry = functools.partial(until_answered, context, f"exchange {request.key!r}")
+        self._arrays, self._awaited = request.arrays, awaited
         self._held: dict[int, Holdings] | None = None
         self._silent: list[int] = []
         self._asked_s = context.heartbeat.clock_s
@@ -95,15 +95,12 @@ class WholeExchange:
         self._late_s = 0.0
         self._announced_s = self._since_s = context.heartbeat.clock_s
         self.began = time.monotonic()
+        if early is not None:
+            early.take()
 
     def wake(self) -> None:
         """Let `result` see at once that exchanges end."""
-        self.round.news.set()
-
-    @property
-    def published(self) -> Published:
-        """See `Round.published`."""
-        return self.round.published
+        self.news.set()
 
     def result(self) -> ExchangeResult:
         """Run it, in the background.
@@ -114,41 +111,28 @@ class WholeExchange:
           RuntimeError: this region has left meanwhile.
         """
         try:
-            if self._early is not None:
-                self._early.take()
             self._terms = terms.as_record(self.request.terms)
             if self.request.joins:
-                self._publish()
+                self._send()
             commit = self._agree()
             label, context = f"exchange {self.request.key}", self._context
             terms.check(label, commit.terms, context.region, self._terms, context.heal)
             return ExchangeResult(commit, self._complete(commit), time.monotonic() - self.began)
         finally:
-            self.round.cancel()
+            self.cancel()
 
     # -- 1: publish ---------------------------------------------------------------------------
 
-    def _publish(self) -> None:
+    def _send(self) -> None:
         """Publish our payload, then announce it; neither if there is a commit record already."""
         request, context = self.request, self._context
         context.fault_hooks.begins(request.key, self._terms)
-        self.round.to_host(request.arrays)
+        self.to_host(self._arrays)
+        self._arrays = {}  # this exchange needs the device's copies no longer
         self.began = time.monotonic()  # until now the device was computing
-        # This exchange needs the device's copies no longer; the state holds them until it lands.
-        self.request = self.round.request
         if self._retry(lambda: context.commit_log.committed(request.name)) is None:
-            self.round.publish(self._retry, self._terms, self.check)
+            self.publish(self._retry, self._terms, self._check)
             self._announced_s = self._since_s = context.heartbeat.clock_s
-
-    def _retry(self, act: Callable[[], T]) -> T:
-        """Call `act` until the store answers."""
-        store, closing = self._context.store, self._context.closing
-        return store.until_answered(self.request.key, act, self.check, closing.wait)
-
-    def check(self) -> None:
-        self._context.heartbeat.check()
-        if self._context.closing.is_set() or self._context.halted.is_set():
-            raise RuntimeError(f"exchange {self.request.key!r} was not finished when it was closed")
 
     # -- 2: agree on who took part ------------------------------------------------------------
 
@@ -156,7 +140,7 @@ class WholeExchange:
         """Wait for a commit record; write it as soon as there is no region to wait for."""
         context, pauses, known = self._context, self._context.store.pauses(), None
         while True:
-            self.check()
+            self._check()
             try:
                 commit = context.commit_log.committed(self.request.name)
                 if commit is None and self.request.joins:
@@ -168,64 +152,65 @@ class WholeExchange:
             if self._known != known:
                 # The others are about as far as we are: what we wait for next is not far.
                 known, pauses = self._known, context.store.pauses()
-            self.round.news.wait(next(pauses))
-            self.round.news.clear()
+            self.news.wait(next(pauses))
+            self.news.clear()
 
     @property
     def _known(self) -> tuple[int, int, int]:
         """Numbers of announcements, payloads and confirmations so far."""
-        return *self.round.known, len(self._held or ())
+        here = sum(self.has(region) for region in self.fetches)
+        return len(self.announcements), here, len(self._held or ())
 
     def _propose(self) -> Commit | None:
         """One look: writes the commit record, unless a region has still to be waited for."""
         if self._held is None and not self._confirm():
             return None
-        context, round = self._context, self.round
-        announced = round.announcements
+        context = self._context
+        announced = self.announcements
         living = context.heartbeat.living(certain=False)
-        known = {r: one.terms for r, one in announced.items() if r in living or round.has(r)}
+        known = {r: one.terms for r, one in announced.items() if r in living or self.has(r)}
         counting = terms.counting(known, context.heal)
         published = {r: announced[r].payload for r in counting if announced[r].payload}
         missing = [Job(r, announced[r].incarnation) for r in published.keys() - self._held.keys()]
         self._held |= context.commit_log.confirmed(self.request.name, missing)
         # A region may wait as long for payloads before it confirms: later than we began to wait.
         unsure = published.keys() - self._held.keys()
-        unsure = [r for r in unsure if r in living and not round.replaced(r)]
+        unsure = [r for r in unsure if r in living and not self.replaced(r)]
         if not self._waited_enough(unsure, deadlines=2):
             return None
         digests = {r: p.content for r, p in published.items()}
         chosen = participants(digests, self._held)
-        if not all(round.has(r) for r in chosen):
+        if not all(self.has(r) for r in chosen):
             # Only we lack a payload: the others write the record, as long as they live.
             if not self._waited_enough([r for r in chosen if r in living], deadlines=2):
                 return None
-            chosen = participants({r: d for r, d in digests.items() if round.has(r)}, self._held)
+            chosen = participants({r: d for r, d in digests.items() if self.has(r)}, self._held)
         here = {*chosen, *(counting & living)}
         late = {}
         if not self.request.follows:
             silent = set(self.request.members) - announced.keys()
             late = context.wait_list.late_in(silent, self._silent)
-        commit = round.record(chosen, here, known, late)
+        commit = self.record(chosen, here, known, late)
         return context.commit_log.commit(self.request.name, commit)
 
     def _confirm(self) -> bool:
         """Look for payloads; True once this region waits for none, and has confirmed its own."""
-        context, request, round = self._context, self.request, self.round
-        if round.look():
+        context, request = self._context, self.request
+        if self.look():
             self._late_s = context.heartbeat.clock_s - self._announced_s
-            came = [region for region in self._silent if region in round.announcements]
+            came = [region for region in self._silent if region in self.announcements]
             if request.patience_s or self._missed(came):
                 # What was just announced has still to come: for that the usual time is enough.
                 self._since_s = context.heartbeat.clock_s
-        waiting = [r for r in request.members if not round.is_final(r, self._awaited)]
-        self._silent = [r for r in waiting if r not in round.announcements]
+        waiting = [r for r in request.members if not self.is_final(r, self._awaited)]
+        self._silent = [r for r in waiting if r not in self.announcements]
         missed, patience_s = self._missed(self._silent), request.patience_s if self._silent else 0.0
         enough = self._waited_enough(waiting, missed=missed, patience_s=patience_s)
         if not enough and not self._passed_over(waiting):
             return False
-        announced = sorted(round.announcements.items())
-        held = {r: one.payload.content for r, one in announced if round.has(r)}
-        if round.own is not None:
+        announced = sorted(self.announcements.items())
+        held = {r: one.payload.content for r, one in announced if self.has(r)}
+        if self.own is not None:
             # What a lost answer hides was said first, and stands.
             held = context.commit_log.confirm(request.name, context.heartbeat.job, held)
         longer_in_vain = waiting and missed  # which says nothing of how late the others are
@@ -246,11 +231,11 @@ class WholeExchange:
         The others may not have read yet that a region which joins is to be waited for.
         """
         context, now = self._context, self._context.heartbeat.clock_s
-        announced = self.round.announcements.keys()
+        announced = self.announcements.keys()
         if now < self._asked_s + context.timing.beat_s or announced & set(waiting):
             return False
         self._asked_s = now
-        others = self.round.announcements.items()
+        others = self.announcements.items()
         jobs = [Job(r, one.incarnation) for r, one in others if r != context.region]
         held = context.commit_log.confirmed(self.request.name, jobs).values()
         return all(any(r not in one for one in held) for r in waiting)
@@ -270,7 +255,7 @@ class WholeExchange:
         self, waiting: list[int], deadlines: int = 1, missed: int = 0, patience_s: float = 0.0
     ) -> bool:
         """Whether the wait is over: there is no region to wait for, or the deadline has passed."""
-        me, announced = self._context.region, self.round.announcements.values()
+        me, announced = self._context.region, self.announcements.values()
         nbytes = sum(one.payload.nbytes_for(me) for one in announced if one.payload)
         deadline_s = deadlines * self._context.pace.deadline_s(nbytes, missed) + patience_s
         return not waiting or self._waited_s >= deadline_s
@@ -281,15 +266,15 @@ class WholeExchange:
         """Fetch every payload that the commit record names; returns their arrays by region."""
         region, incarnation = self._context.heartbeat.job
         ours = commit.present.get(region) == incarnation
-        if self.request.joins and not self.round.announcements:
+        if self.request.joins and not self.announcements:
             # The record was there before we looked. Still fetch what was offered to us: bytes that
             # nobody pulls stay in the sender's memory.
-            self._retry(lambda: self.round.look(ours))
-        self.round.fetch_named(commit, ours)
-        while (arrays := self.round.arrays_of(commit)) is None:
-            self.check()
-            self.round.news.wait(self._context.store.poll_s[1])
-            self.round.news.clear()
+            self._retry(lambda: self.look(ours))
+        self.fetch_named(commit, ours)
+        while (arrays := self.arrays_of(commit)) is None:
+            self._check()
+            self.news.wait(self._context.store.poll_s[1])
+            self.news.clear()
         return arrays
 
 

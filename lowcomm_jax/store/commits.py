@@ -12,10 +12,11 @@ read the keys themselves, side by side: an object store charges a dozen times as
 from __future__ import annotations
 
 import re
+import urllib.parse
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from lowcomm_jax.store.kv import Store, segment
+from lowcomm_jax.store.kv import Store
 from lowcomm_jax.store.records import (
     Agreed,
     Announcement,
@@ -51,7 +52,7 @@ Jobs = Mapping[int, Sequence[int]]
 def name_of(epoch: int, key: str, members: tuple[int, ...], count: int) -> str:
     """An exchange's name in the store: epoch, key, and the group where that is not everyone."""
     group = "" if len(members) == count else "@" + "-".join(map(str, members))
-    return f"{epoch}/{segment(key)}{group}"
+    return f"{epoch}/{urllib.parse.quote(key, safe='')}{group}"
 
 
 class CommitLog:

@@ -5,34 +5,41 @@
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
+import logging
+import math
 import threading
-from collections.abc import Iterator, Mapping
-from typing import Protocol
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol, TypeVar
 
 from lowcomm_jax.store.background import Background
 from lowcomm_jax.store.commits import CommitLog
+from lowcomm_jax.store.errors import StoreUnavailable
 from lowcomm_jax.store.heartbeat import Heartbeat
 from lowcomm_jax.store.kv import MetricsCounter, Store
+from lowcomm_jax.store.secret import Seal
 from lowcomm_jax.store.slots import Slots
 from lowcomm_jax.store.terms import Heal
 from lowcomm_jax.store.timing import Pace, Timing
 from lowcomm_jax.store.transport import Transport
 from lowcomm_jax.store.wait_list import WaitList
 
+T = TypeVar("T")
+log = logging.getLogger(__name__)
 
-@dataclasses.dataclass(frozen=True)
-class ContextParts:
-    """What the exchanges of one region share, and their transport may use, too.
+
+class ExchangeContext:
+    """What the exchanges of one region share.
 
     Attributes:
       run_id: names the run.
       region: number of this one, from 0.
       count: number of regions.
       timing: how long regions wait for one another.
-      pace: deadlines, from observed delays.
       heal: which anchor is kept where anchors differ.
       identity: what else all jobs of the run have in common, for people to read.
+      fault_hooks: called where a test or an experiment may inject faults.
       serials: numbers of the files that this job makes.
       counter: counts bytes, rejected records and outages.
       store: the shared keys.
@@ -40,37 +47,94 @@ class ContextParts:
       commit_log: announcements and commit records.
       heartbeat: which regions are alive.
       wait_list: which of them an exchange waits for.
+      pace: deadlines, from observed delays.
       background: owns the threads of exchanges.
-      fault_hooks: called where a test or an experiment may inject faults.
       closing: set when this region leaves.
       halted: set when its exchanges end without an outcome.
+      transport: moves payloads; made last, from all the others.
     """
 
-    run_id: str
-    region: int
-    count: int
-    timing: Timing
-    heal: Heal
-    identity: dict[str, str]
-    serials: Iterator[int]
-    counter: MetricsCounter
-    store: Store
-    slots: Slots
-    commit_log: CommitLog
-    heartbeat: Heartbeat
-    wait_list: WaitList
-    pace: Pace
-    background: Background
-    fault_hooks: FaultHooks
-    closing: threading.Event
-    halted: threading.Event
+    def __init__(
+        self,
+        url: str,
+        run_id: str,
+        secret: bytes,
+        region: int,
+        count: int,
+        *,
+        timing: Timing,
+        heal: Heal,
+        identity: Mapping[str, str],
+        fault_hooks: FaultHooks,
+        transport: Callable[[ExchangeContext], Transport],
+    ):
+        """
+        Args:
+          url: of the store.
+          transport: makes it.
+
+        Raises:
+          StoreUnavailable: the store cannot be opened; and what `transport` raises.
+        """
+        self.run_id: str = run_id
+        self.region: int = region
+        self.count: int = count
+        self.timing: Timing = timing
+        self.heal: Heal = heal
+        self.identity: dict[str, str] = dict(identity)
+        self.fault_hooks: FaultHooks = fault_hooks
+        self.serials: Iterator[int] = itertools.count(1)
+        self.counter: MetricsCounter = MetricsCounter()
+        self.store: Store = Store(url, run_id, self.counter)
+        self.slots: Slots = Slots(self.store, Seal(run_id, secret))
+        self.commit_log: CommitLog = CommitLog(self.store, self.slots)
+        self.heartbeat: Heartbeat = Heartbeat(self.store, self.slots, region, count, timing)
+        self.wait_list: WaitList = WaitList(self.heartbeat)
+        self.pace: Pace = Pace(timing)
+        self.background: Background = Background(self.heartbeat.fail)
+        self.closing: threading.Event = threading.Event()
+        self.halted: threading.Event = threading.Event()
+        self.transport: Transport = transport(self)
 
 
-@dataclasses.dataclass(frozen=True)
-class ExchangeContext(ContextParts):
-    """The parts of one region's exchanges, with the `transport` that moves their payloads."""
+def check_open(context: ExchangeContext, what: str) -> None:
+    """Return if exchanges go on.
 
-    transport: Transport
+    Args:
+      what: is not done yet, for the message.
+
+    Raises:
+      RuntimeError: they close, or halt; and what `Heartbeat.check` raises.
+    """
+    context.heartbeat.check()
+    if context.closing.is_set() or context.halted.is_set():
+        raise RuntimeError(f"{what} was not finished when the exchange was closed")
+
+
+def until_answered(
+    context: ExchangeContext, what: str, act: Callable[[], T], until: float = math.inf
+) -> T:
+    """Call `act` until the store answers, and return its result.
+
+    Raises:
+      StoreUnavailable: the store did not answer until then, by `time.monotonic`.
+      RuntimeError: see `check_open`.
+    """
+    told = False
+    for pause in context.store.pauses():
+        check_open(context, what)
+        try:
+            return act()
+        except StoreUnavailable as error:
+            left = until - time.monotonic()
+            if left <= 0:
+                raise
+            if not told:  # where nothing limits the wait, the heartbeat reports the outage
+                level = logging.INFO if left == math.inf else logging.WARNING
+                log.log(level, "%s: %s; it is tried for another %.0f s", what, error, left)
+            told = True
+            context.closing.wait(min(left, pause))
+    raise AssertionError("pauses never end")
 
 
 class FaultHooks(Protocol):
@@ -78,27 +142,15 @@ class FaultHooks(Protocol):
 
     def begins(self, key: str, terms: Mapping[str, int | str]) -> None:
         """An exchange begins; one that follows from it has a key "KEY/...", and no terms."""
-        ...
 
     def sent(self, key: str, data: bytes) -> bytes:
         """Returns the bytes to publish in place of this region's payload."""
-        ...
-
-    def received(self, key: str, nbytes: int) -> None:
-        """A payload of another region has arrived."""
-        ...
-
-
-class NoFaults:
-    """`FaultHooks` that change nothing."""
-
-    def begins(self, key: str, terms: Mapping[str, int | str]) -> None:
-        """Does nothing."""
-
-    def sent(self, key: str, data: bytes) -> bytes:
-        """Returns `data`."""
         del key
         return data
 
     def received(self, key: str, nbytes: int) -> None:
-        """Does nothing."""
+        """A payload of another region has arrived."""
+
+
+class NoFaults(FaultHooks):
+    """Hooks that change nothing."""

@@ -23,9 +23,8 @@ import secrets
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import tensorstore as ts
 
@@ -259,21 +258,6 @@ class Store:
         """Seconds to wait between one look and the next: short at first, then longer."""
         return pauses(*self.poll_s)
 
-    def until_answered(self, what: str, act: Callable, check: Callable, wait: Callable) -> Any:
-        """Call `act` until it raises no `StoreUnavailable`, and return its result.
-
-        The log names `what`. `check()` is called before every try, `wait(seconds)` between two
-        tries; what they raise ends the tries.
-        """
-        for pause in self.pauses():
-            check()
-            try:
-                return act()
-            except StoreUnavailable as error:
-                log.info("%s: %s", what, error)
-            wait(pause)
-        raise AssertionError("pauses never end")
-
     def _get(self, key: str, nbytes: int = 0):
         found = self._answer(self._kv.read(key), nbytes)
         self.counter.add("store_read", len(found.value))
@@ -329,18 +313,10 @@ class MetricsCounter:
         with self._lock:
             self._counts[name] += amount
 
-    def take(self, name: str) -> int:
-        """The counts since the last call."""
-        with self._lock:
-            taken = f"{name} taken"
-            new = self._counts[name] - self._counts[taken]
-            self._counts[taken] += new
-            return new
-
     def read(self) -> dict[str, int]:
         """All numbers."""
         with self._lock:
-            return {k: v for k, v in self._counts.items() if not k.endswith(" taken")}
+            return dict(self._counts)
 
 
 def url_problems(url: str) -> list[str]:
@@ -355,11 +331,6 @@ def url_problems(url: str) -> list[str]:
     if "\\" in urllib.parse.unquote(rest):
         return [f"url {url!r}: TensorStore reads a backslash as a slash; choose another folder"]
     return []
-
-
-def segment(text: str) -> str:
-    """Any text as one part of a key, reversible with `urllib.parse.unquote`."""
-    return urllib.parse.quote(text, safe="")
 
 
 def _spec(root: str) -> str | dict[str, str]:

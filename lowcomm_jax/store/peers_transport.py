@@ -16,15 +16,16 @@ import logging
 import ssl
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from lowcomm_jax.store.certificates import make_credentials, read_credentials
-from lowcomm_jax.store.context import ContextParts
+from lowcomm_jax.store.context import ExchangeContext
 from lowcomm_jax.store.errors import Missing, Rejected, StoreUnavailable
 from lowcomm_jax.store.file_handles import PAYLOADS_KEPT
 from lowcomm_jax.store.pulling import DeniedError, Partial, Port
 from lowcomm_jax.store.records import Beat
 from lowcomm_jax.store.serving import Credentials, PayloadServer, tls_context
+from lowcomm_jax.store.transport import Transport
 
 SCHEME = "https://"
 _MOST_PATIENCE = 16
@@ -36,7 +37,7 @@ _FORGOTTEN_S = 120.0
 log = logging.getLogger(__name__)
 
 
-class PeersTransport:
+class PeersTransport(Transport):
     """Serves the payloads that this region holds, and pulls those of others.
 
     Bytes are counted as sent soon after they have left.
@@ -56,30 +57,31 @@ class PeersTransport:
 
     def __init__(
         self,
-        parts: ContextParts,
+        context: ExchangeContext,
         address: str,
         certificates: str | None = None,
         listen: str | None = None,
     ):
-        self._heartbeat, self._counter = parts.heartbeat, parts.counter
-        self._timing, self._closing = parts.timing, parts.closing
-        self._background = parts.background
+        self._heartbeat, self._counter = context.heartbeat, context.counter
+        self._timing, self._closing = context.timing, context.closing
+        self._background = context.background
         try:
-            own = read_credentials(certificates) if certificates else make_credentials(parts.region)
+            mine = context.region
+            own = read_credentials(certificates) if certificates else make_credentials(mine)
             self._certificate = "" if certificates else own.roots
-            self._context = functools.lru_cache(functools.partial(_context, own))
-            context = self._context(self._certificate)
+            self._tls = functools.lru_cache(functools.partial(_context, own))
+            tls = self._tls(self._certificate)
         except (OSError, ValueError, TypeError) as error:
             raise ValueError(
                 f"certificates={certificates!r} cannot be used ({error}): put the authority's "
                 "certificate into ca.crt, this region's into tls.crt, and its key, without a "
                 "passphrase, into tls.key"
             ) from None
-        sent = functools.partial(parts.counter.add, "sent")
+        sent = functools.partial(context.counter.add, "sent")
         self._server = PayloadServer(listen or address, own, sent, PAYLOADS_KEPT)
         host, _, number = address.rpartition(":")
         self._address = address if int(number) else f"{host}:{self._server.port}"
-        port = Port(self._address, context, at=self._server.address)
+        port = Port(self._address, tls, at=self._server.address)
         if certificates and (problem := self._problem(port)):
             self._server.close()
             raise ValueError(
@@ -109,9 +111,6 @@ class PeersTransport:
             self._server.hold(name, data)
 
     put = keep
-
-    def get_ahead(self, sizes: Mapping[str, int]) -> None:
-        """Nothing: a region fetches from another one without a look at the store."""
 
     def drop(self, name: str, shared: bool) -> None:
         """Drop the bytes, and parts of them that have arrived."""
@@ -252,7 +251,7 @@ class PeersTransport:
                 f"region {holder} has certificates of another kind than region "
                 f"{self._heartbeat.region}: give all regions a folder of certificates, or none"
             )
-        return Port(beat.address.removeprefix(SCHEME), self._context(beat.certificate))
+        return Port(beat.address.removeprefix(SCHEME), self._tls(beat.certificate))
 
 
 def _context(own: Credentials, certificate: str) -> ssl.SSLContext:

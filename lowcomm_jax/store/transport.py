@@ -13,6 +13,8 @@ class Transport(Protocol):
     """Moves bytes that are named by their content; it verifies nothing.
 
     Counts the bytes "sent" and "received". Methods raise `StoreUnavailable` when the store is away.
+    A class that inherits this one has those for which nothing is to be done: `start`, `get_ahead`,
+    `keep`, `close`.
 
     Attributes:
       name: of the kind of transport; jobs of a run that use different ones are refused.
@@ -27,7 +29,6 @@ class Transport(Protocol):
 
         It has no incarnation yet.
         """
-        ...
 
     def put(self, name: str, data: bytes) -> None:
         """Publish bytes of our own."""
@@ -51,7 +52,6 @@ class Transport(Protocol):
 
     def keep(self, name: str, data: bytes) -> None:
         """Bytes of another region that were verified: they may be served to others."""
-        ...
 
     def drop(self, name: str, shared: bool) -> None:
         """Drop bytes that no region needs any more; `shared`: also those stored for all."""
@@ -59,19 +59,15 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Stop serving."""
-        ...
 
 
-class StoreTransport:
+class StoreTransport(Transport):
     """Payloads are keys of the store, named by their content: written once, read by everyone."""
 
     name, lingers = "store", False
 
     def __init__(self, store: Store, counter: MetricsCounter):
         self._store, self._counter = store, counter
-
-    def start(self) -> None:
-        """Nothing to serve from."""
 
     def put(self, name: str, data: bytes) -> None:
         """Write the bytes; written anew where they are, in case those are damaged."""
@@ -93,13 +89,7 @@ class StoreTransport:
         """Read them beside one another."""
         self._store.read_ahead([f"blob/{name}" for name in sizes], sum(sizes.values()))
 
-    def keep(self, name: str, data: bytes) -> None:
-        """The store keeps them."""
-
     def drop(self, name: str, shared: bool) -> None:
         """Remove the key, where that is ours to do."""
         if shared:
             self._store.delete(f"blob/{name}")
-
-    def close(self) -> None:
-        """Nothing to stop."""

@@ -1,4 +1,4 @@
-"""Arrays to bytes and back, and the contract of payloads that are reduced in slices.
+"""Arrays to bytes and back, and slices of payloads.
 
 A payload is a file of the safetensors format with the format's own dtypes, and says in its metadata
 which job has made it. Nothing is unpickled. `unpack` raises `Rejected`.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import msgspec
@@ -39,7 +39,8 @@ DTYPES = {
 }
 """NumPy's names of the dtypes that travel, by those of safetensors."""
 
-_NAMES = {name: known for known, name in DTYPES.items()}
+NAMES = {name: known for known, name in DTYPES.items()}
+"""The other way round."""
 
 Arrays = dict[str, np.ndarray]
 
@@ -113,9 +114,9 @@ def shapes_of(arrays: Mapping[str, Any]) -> Shapes:
     """
     shapes = {name: (np.dtype(x.dtype).name, tuple(x.shape)) for name, x in arrays.items()}
     for name, (dtype, _) in shapes.items():
-        if dtype not in _NAMES:
+        if dtype not in NAMES:
             raise ValueError(
-                f"{name} is {dtype}, which no payload can hold: use one of {sorted(_NAMES)}; codes "
+                f"{name} is {dtype}, which no payload can hold: use one of {sorted(NAMES)}; codes "
                 "of less than a byte are packed into uint8"
             )
     return shapes
@@ -124,21 +125,6 @@ def shapes_of(arrays: Mapping[str, Any]) -> Shapes:
 def without_region(like: Mapping[str, Any]) -> Shapes:
     """Shapes as they travel, of arrays `[1, ...]` with an axis of this region."""
     return {name: (dtype, shape[1:]) for name, (dtype, shape) in shapes_of(like).items()}
-
-
-def raw(array: np.ndarray) -> np.ndarray:
-    """The bytes of an array in C order, uint8 `[nbytes]`."""
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-
-
-def dtype_name(array: np.ndarray) -> str:
-    """The dtype of an array as safetensors calls it.
-
-    Raises:
-      ValueError: it has none.
-    """
-    [(dtype, _)] = shapes_of({"an array of a state": array}).values()
-    return _NAMES[dtype]
 
 
 def restore(data: bytes, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -151,36 +137,6 @@ def restore(data: bytes, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
         raise ValueError(f"no dtype {dtype!r}")
     # Through jnp, which knows the narrow types that NumPy has no names for.
     return np.frombuffer(bytearray(data), jnp.dtype(DTYPES[dtype])).reshape(shape)
-
-
-class Reduction(Protocol):
-    """How payloads are cut into slices and averaged; called on the threads of an exchange.
-
-    Attributes:
-      parts: how many slices, one for each region of the run.
-      like: dtypes and shapes of one slice, cut or reduced.
-      rest: dtypes and shapes of the arrays that every region needs beside the slices.
-    """
-
-    parts: int
-    like: Shapes
-    rest: Shapes
-
-    def split(self, arrays: Arrays) -> tuple[Arrays, Arrays]:
-        """One region's arrays as (arrays for every region, slices `[parts, ...]`)."""
-        ...
-
-    def reduce(
-        self, slice_R: Arrays, rest_R: Arrays, takes_part_R: np.ndarray, number: int
-    ) -> Arrays:
-        """Average or sum, `like`, of every region's slice of one number.
-
-        Args:
-          slice_R: `[R, ...]`; rest_R: the first result of `split`, `[R, ...]`; zeros for regions
-            that take no part.
-          takes_part_R: bool `[R]`.
-        """
-        ...
 
 
 def owners(present: Sequence[int], parts: int) -> list[int]:

@@ -60,14 +60,14 @@ class Job:
         return one, state
 
     def spied(self, exchange):
-        newest = exchange.newest_state
+        newest = exchange.state_transfer.newest
 
         def noted():
             if (state := newest()) is not None:
                 self.given.set()
             return state
 
-        exchange.newest_state = noted
+        exchange.state_transfer.newest = noted
         return exchange
 
     def batches(self, done):

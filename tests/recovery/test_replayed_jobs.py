@@ -67,9 +67,9 @@ class Job:
         """Be at the send before when region 2 asks for a state; let it come in there if it does."""
         start, beat = exchange.start, exchange.beat
 
-        def give_then(step, trained):
+        def give_then(step=None, trained=None):
             if step == AHEAD - EVERY:
-                until(exchange.asking)
+                until(exchange.state_transfer.asking)
             beat(step, trained)
 
         def start_late(key, *args, **how):

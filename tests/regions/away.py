@@ -52,8 +52,7 @@ class Job:
     def announced(self):
         """Whether the others have been told of what it has under way, which is something."""
         under_way = [one.exchange for one in self.exchange._open.values()]
-        firsts = [getattr(one, "_first", one) for one in under_way]
-        return bool(firsts) and all(one.round.own for one in firsts)
+        return bool(under_way) and all(one.own for one in under_way)
 
     def waits_for_outage(self):
         """Whether it waits before the step of the outage, with nothing under way."""

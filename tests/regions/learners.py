@@ -44,7 +44,13 @@ class ByHand(RoundExchange):
     def wait(self):
         """Nobody else moves meanwhile."""
         self.look()
-        time.sleep(0.001 * self.fetching)
+        time.sleep(0.001 * fetching(self))
+
+
+def fetching(rounds):
+    """Whether payloads are on their way to a learner."""
+    begun = [fetch for one in list(rounds._rounds.values()) for fetch in list(one.round._begun)]
+    return any(fetch._thread.is_alive() for fetch in begun)
 
 
 def by_hand(monkeypatch):
@@ -93,7 +99,7 @@ def look(learners):
     quiet = 0
     while quiet < 2:
         news = [one.loop.carrier.rounds.look() for one in looking]
-        if any(one.loop.carrier.rounds.fetching for one in looking):
+        if any(fetching(one.loop.carrier.rounds) for one in looking):
             time.sleep(0.001)
             quiet = 0
             continue

@@ -16,7 +16,7 @@ def main(kind: str, url: str, region: int, count: int, last: int) -> None:
     one = make(url, region, count, "run", SECRET)
     one.join(60.0)
     number = max(0, *one.steps().values())
-    tell(event="joined", living=sorted(one.living()), number=number)
+    tell(event="joined", living=sorted(one.steps()), number=number)
     while number < last:
         one.beat(number)
         try:

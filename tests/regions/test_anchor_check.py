@@ -18,66 +18,66 @@ def asking(party, count, **options):
     """Regions of which the last one asks for a state, and the others know it."""
     regions = party.run(count, **options)
     regions[-1].want_state()
-    until(lambda: all(x.asking() == {count - 1} for x in regions[:-1]))
+    until(lambda: all(x.state_transfer.asking().keys() == {count - 1} for x in regions[:-1]))
     return regions
 
 
 def test_it_waits_until_all_have_told_of_that_moment(party):
     first, second, newcomer = asking(party, 3)
-    assert not newcomer.anchors_agree(*NOW, anchor(5), at_last=False)
-    first.announce_anchors({(7, "7.2.0"): anchor(4), NOW: anchor(5)})
-    second.announce_anchors({(7, "7.2.0"): anchor(4)})
-    until(lambda: newcomer._anchor_check._read_all().keys() == {0, 1})
-    assert not newcomer.anchors_agree(*NOW, anchor(5), at_last=False)
-    assert newcomer.anchors_agree(*NOW, anchor(5), at_last=True)
+    assert not newcomer.anchor_check.anchors_agree(*NOW, anchor(5), at_last=False)
+    first.answer({(7, "7.2.0"): anchor(4), NOW: anchor(5)})
+    second.answer({(7, "7.2.0"): anchor(4)})
+    until(lambda: newcomer.anchor_check._read_all().keys() == {0, 1})
+    assert not newcomer.anchor_check.anchors_agree(*NOW, anchor(5), at_last=False)
+    assert newcomer.anchor_check.anchors_agree(*NOW, anchor(5), at_last=True)
     # A call while it still writes does nothing: the loop calls again.
     second._context.background.join()
-    second.announce_anchors({NOW: anchor(5)})
-    until(lambda: newcomer.anchors_agree(*NOW, anchor(5), at_last=False))
+    second.answer({NOW: anchor(5)})
+    until(lambda: newcomer.anchor_check.anchors_agree(*NOW, anchor(5), at_last=False))
 
 
 def test_a_region_at_that_very_step_may_still_have_that_version(party):
     """Of the same step, but of one landing less: it has that one before its next step."""
     first, second, newcomer = asking(party, 3)
-    first.announce_anchors({NOW: anchor(5)})
-    second.announce_anchors({(8, "8.1.0"): anchor(4)})
-    until(lambda: newcomer._anchor_check._read_all().keys() == {0, 1})
-    assert not newcomer.anchors_agree(*NOW, anchor(5), at_last=False)
+    first.answer({NOW: anchor(5)})
+    second.answer({(8, "8.1.0"): anchor(4)})
+    until(lambda: newcomer.anchor_check._read_all().keys() == {0, 1})
+    assert not newcomer.anchor_check.anchors_agree(*NOW, anchor(5), at_last=False)
     second._context.background.join()
-    second.announce_anchors({(8, "8.1.0"): anchor(4), (9, "9.2.0"): anchor(6)})
-    until(lambda: newcomer.anchors_agree(*NOW, anchor(5), at_last=False))
+    second.answer({(8, "8.1.0"): anchor(4), (9, "9.2.0"): anchor(6)})
+    until(lambda: newcomer.anchor_check.anchors_agree(*NOW, anchor(5), at_last=False))
 
 
 def test_who_was_not_there_at_that_moment_has_no_vote(party):
     first, second, newcomer = asking(party, 3)
-    first.announce_anchors({NOW: anchor(5)})
-    second.announce_anchors({(9, "9.2.0"): anchor(6)})
-    until(lambda: newcomer.anchors_agree(*NOW, anchor(5), at_last=False))
+    first.answer({NOW: anchor(5)})
+    second.answer({(9, "9.2.0"): anchor(6)})
+    until(lambda: newcomer.anchor_check.anchors_agree(*NOW, anchor(5), at_last=False))
 
 
 @pytest.mark.parametrize("heal, heals", [("stop", False), ("majority", True)])
 def test_a_state_that_the_others_do_not_have_is_refused(party, heal, heals):
     first, second, newcomer = asking(party, 3, heal=heal)
-    first.announce_anchors({NOW: anchor(5)})
-    second.announce_anchors({NOW: anchor(5)})
-    until(lambda: newcomer.anchors_agree(*NOW, anchor(5), at_last=False))
+    first.answer({NOW: anchor(5)})
+    second.answer({NOW: anchor(5)})
+    until(lambda: newcomer.anchor_check.anchors_agree(*NOW, anchor(5), at_last=False))
     told = r"a state of step 8: region 0: anchor 0+5; region 1: anchor 0+5; region 2: anchor 0+6"
     with pytest.raises(Parted, match=told) as error:
-        newcomer.anchors_agree(*NOW, anchor(6), at_last=False)
+        newcomer.anchor_check.anchors_agree(*NOW, anchor(6), at_last=False)
     assert error.value.heals == heals
 
 
 def test_nothing_is_told_when_nobody_asks(party):
     regions = party.run(2)
-    regions[0].announce_anchors({NOW: anchor(5)})
-    assert regions[0]._anchor_check._thread is None
+    regions[0].answer({NOW: anchor(5)})
+    assert regions[0].anchor_check._thread is None
 
 
 def without_the_first(regions):
     """An exchange in which the others wait no longer for the first region, but for one another."""
     others = regions[1:]
     send(others, "0")
-    until(lambda: all(x._open["0"].exchange.round.has(y.region) for x in others for y in others))
+    until(lambda: all(x._open["0"].exchange.has(y.region) for x in others for y in others))
     for x in others:
         x._context.pace.deadline_s = lambda nbytes, missed: 0.0
     land(others, "0")
@@ -88,40 +88,45 @@ def test_who_was_left_behind_gives_no_state(party):
     regions = party.run(3, timing=None)
     without_the_first(regions)
     regions[2].want_state()
-    until(lambda: regions[1].asking() == {2} and regions[0].asking() == {2})
-    assert regions[1].owes_state()
+    until(
+        lambda: (
+            regions[1].state_transfer.asking().keys() == {2}
+            and regions[0].state_transfer.asking().keys() == {2}
+        )
+    )
+    assert regions[1].state_transfer.owed()
     send(regions[:1], "0")
     land(regions[:1], "0")
-    assert not regions[0].owes_state()
+    assert not regions[0].state_transfer.owed()
 
 
 def test_a_moment_is_told_of_as_long_as_somebody_asks(party):
     """A state may travel for long, while those who train go on."""
     first, second, newcomer = asking(party, 3)
     for x in (first, second):
-        x._anchor_check.tell({NOW: anchor(5)})
-        x._anchor_check.tell({(n, f"{n}.3.0"): anchor(6) for n in range(9, 50)})
+        x.anchor_check.tell({NOW: anchor(5)})
+        x.anchor_check.tell({(n, f"{n}.3.0"): anchor(6) for n in range(9, 50)})
     with pytest.raises(Parted):
-        newcomer.anchors_agree(*NOW, anchor(6), at_last=False)
-    assert newcomer.anchors_agree(*NOW, anchor(5), at_last=False)
+        newcomer.anchor_check.anchors_agree(*NOW, anchor(6), at_last=False)
+    assert newcomer.anchor_check.anchors_agree(*NOW, anchor(5), at_last=False)
 
 
 def test_it_does_not_agree_with_nobody(party, caplog):
     regions = party.run(2)
-    assert not regions[1].anchors_agree(*NOW, anchor(5), at_last=False)
-    assert regions[1].anchors_agree(*NOW, anchor(5), at_last=True)
+    assert not regions[1].anchor_check.anchors_agree(*NOW, anchor(5), at_last=False)
+    assert regions[1].anchor_check.anchors_agree(*NOW, anchor(5), at_last=True)
     assert "nobody has told of its anchor" in caplog.text
 
 
 def test_what_an_earlier_job_has_told_says_nothing(party):
     first, *_, newcomer = asking(party, 3)
-    first.announce_anchors({NOW: anchor(4)})
-    until(lambda: 0 in newcomer._anchor_check._read_all())
+    first.answer({NOW: anchor(4)})
+    until(lambda: 0 in newcomer.anchor_check._read_all())
     vanish(first)
     again = party.region(0, 3)
     again.join(20.0)
     until(lambda: newcomer._context.heartbeat.latest()[0].incarnation == 2)
-    assert 0 not in newcomer._anchor_check._read_all()
+    assert 0 not in newcomer.anchor_check._read_all()
 
 
 def test_the_last_one_gives_a_state_even_if_it_was_left_behind(party):
@@ -132,5 +137,10 @@ def test_the_last_one_gives_a_state_even_if_it_was_left_behind(party):
     land(regions[:1], "0")
     regions[1].close(linger_s=0.0)
     regions[2].want_state()
-    until(lambda: regions[0].asking() == {2} and not regions[0].donors())
-    assert regions[0].owes_state()
+    until(
+        lambda: (
+            regions[0].state_transfer.asking().keys() == {2}
+            and not regions[0].state_transfer.donors()
+        )
+    )
+    assert regions[0].state_transfer.owed()

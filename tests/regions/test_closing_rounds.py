@@ -111,7 +111,6 @@ def learner(monkeypatch):
             heartbeat=heartbeat,
             commit_log=log,
             timing=SimpleNamespace(answer_s=5.0),
-            counter=SimpleNamespace(take=lambda name: 0),
             wait_list=SimpleNamespace(awaited=lambda region: region in set(awaited)),
             background=SimpleNamespace(begin=lambda *given: None),
         )
@@ -139,7 +138,7 @@ class Fetched:
     def __init__(self, context, job, pieces, news):
         self.job, self.pieces, self.got = job, pieces, []
         self.region, self.took_s = job.region, None
-        self.complete = self.hopeless = self.running = self.cancelled = False
+        self.complete = self.hopeless = self.cancelled = False
         self.refused = self.missing_s = None
 
     @property
@@ -338,7 +337,7 @@ def test_a_round_is_taken_when_all_its_payloads_are_here(learner):
     fetch.got = here
     made.now.s += 3.0
     assert made.one.arrived(0)
-    arrived = made.one.take(0)
+    arrived = made.one.take(0, {})
     assert arrived.participants.tolist() == [True, True, True, False]
     np.testing.assert_array_equal(arrived.arrays["x"], [[0], [1], [2], [0]])
     assert arrived.seconds == 5.0 and not made.one.arrived(1)
@@ -370,9 +369,11 @@ def test_terms_are_compared_with_those_of_the_record(learner):
     made = learner(quorum=2)
     says(made, 0, 0, 1, terms={"fragment": 1})
     closed(made)
-    made.one.compare(0, {"fragment": 1})
     with pytest.raises(Parted, match="round 0"):
-        made.one.compare(0, {"fragment": 2})
+        made.one.take(0, {"fragment": 2})
+    assert made.one.first == 0, "it has not landed"
+    made.one.take(0, {"fragment": 1})
+    assert made.one.first == 1
 
 
 def test_what_has_landed_is_published_by_its_digests_and_its_fetches_end(learner):
@@ -380,7 +381,7 @@ def test_what_has_landed_is_published_by_its_digests_and_its_fetches_end(learner
     says(made, 5, 0, 1)
     fetches = made.one._round(5).round.fetches
     closed(made, 5)
-    made.one.landed(5)
+    made.one._landed(5)
     assert made.one.first == 6 and 5 not in made.one._rounds and fetches[1].cancelled
     digests = {"1/round5": {Job(0, 1): ["0.1"], Job(1, 1): ["1.1"]}}
     assert made.gc.calls[-1] == ("done", "round5", digests, False)
@@ -391,7 +392,7 @@ def test_an_own_report_that_was_not_announced_is_published_too(learner):
     made = learner(quorum=2)
     says(made, 0, 1)
     made.one._round(0).round._own = payload(0)
-    made.one.landed(0)
+    made.one._landed(0)
     assert made.gc.calls[-1][2] == {"1/round0": {Job(0, 1): ["0.1"], Job(1, 1): ["1.1"]}}
 
 
@@ -404,7 +405,7 @@ def test_payloads_are_swept_once_after_each_landing(learner):
     made.one.look(), made.one.look()
     assert made.gc.sweeps == 0
     made.one._round(0)
-    made.one.landed(0)
+    made.one._landed(0)
     made.one.look(), made.one.look()
     assert made.gc.sweeps == 1
 

@@ -83,7 +83,13 @@ def test_it_is_done_and_noted_once_the_others_are_back(alone):
 def test_the_others_learn_how_far_it_is_with_both(alone, monkeypatch):
     """A newcomer begins where they train, and waiting goes by what they have sent."""
     run, told = alone("diloco"), []
-    monkeypatch.setattr(run.exchange, "beat", lambda *what: told.append(what))
+    beat = run.exchange.beat
+
+    def noted(*what, **trained):
+        told.extend([what] if what else [])
+        beat(*what, **trained)
+
+    monkeypatch.setattr(run.exchange, "beat", noted)
     state = run.train(run.begin(), range(1, BACK))
     assert run.exchange.steps() == {0: 20}, "as soon as anybody can hear it"
     run.train(state, range(BACK, 25))

@@ -185,7 +185,7 @@ def test_a_job_that_starts_again_is_not_taken_for_the_one_before(store_party, go
     again.join(20.0)
     assert again._context.heartbeat.own.incarnation == 2 and not again.awaited
     again.want_state()
-    until(lambda: regions[0].asking() == {1})
+    until(lambda: regions[0].state_transfer.asking().keys() == {1})
 
 
 def test_without_the_records_of_the_epochs_nobody_can_come_in(store_party):

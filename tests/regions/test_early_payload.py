@@ -47,7 +47,7 @@ def land(regions, key="k"):
 
 def here(x, key="early"):
     """The regions whose early bytes are here."""
-    return {r for r, fetch in x._early[key]._fetches.items() if fetch.complete}
+    return {r for r, fetch in x._early[key].fetches.items() if fetch.complete}
 
 
 def spy(x):
@@ -198,9 +198,9 @@ def test_closing_waits_for_no_early_bytes(kind, between):
         made = list(pool.map(between(2, kind=KINDS[kind]), range(2)))
     send_early(made[:1])
     one = made[0]._early["early"]
-    until(lambda: one._own.done())
+    until(lambda: one.sent.done())
     made[0].close(linger_s=0.0)
-    assert idle(made[0]) and not one._fetches
+    assert idle(made[0]) and not one.fetches
     with pytest.raises(RuntimeError, match="early"):
         one._retry(lambda: None)
 

@@ -19,9 +19,9 @@ from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.rounds import request
 from lowcomm_jax.rounds.remote import RemoteExchange
 from lowcomm_jax.store import wire
-from lowcomm_jax.store.commits import CommitLog, Job
+from lowcomm_jax.store.commits import CommitLog, Job, name_of
 from lowcomm_jax.store.errors import Unreadable
-from lowcomm_jax.store.kv import POLL_FAR_S, MetricsCounter, Store, segment
+from lowcomm_jax.store.kv import POLL_FAR_S, MetricsCounter, Store
 from lowcomm_jax.store.records import FORMAT, Admitted, Agreed, Commit, Payload
 from lowcomm_jax.store.secret import Seal, read_secret
 from lowcomm_jax.store.slots import Slots
@@ -79,7 +79,7 @@ def test_payloads_are_plain_safetensors():
 def test_every_dtype_travels_under_its_own_name(dtype):
     x = np.arange(4).astype(jnp.dtype(wire.DTYPES[dtype]))
     data = packed({"x": x})
-    assert safetensors.deserialize(data)[0][1]["dtype"] == dtype == wire.dtype_name(x)
+    assert safetensors.deserialize(data)[0][1]["dtype"] == dtype == wire.NAMES[x.dtype.name]
     np.testing.assert_array_equal(wire.unpack(data, **ABOUT, like=None)["x"], x)
 
 
@@ -268,8 +268,9 @@ def test_a_store_without_its_anchor_is_unavailable(store):
             act()
 
 
-def test_segments_are_one_part_of_a_key():
-    assert segment("a/b@c%") == "a%2Fb%40c%25"
+def test_any_key_is_one_part_of_a_name():
+    assert name_of(1, "a/b@c%", (0, 1), 2) == "1/a%2Fb%40c%25"
+    assert name_of(1, "a", (0, 2), 3) == "1/a@0-2"
 
 
 def test_pauses_grow_to_a_limit(store):
@@ -431,20 +432,16 @@ def test_groups_that_a_region_cannot_exchange_in(key, group, wrong):
 
 
 def test_what_arrives_is_put_into_rows():
-    counter = MetricsCounter()
-    counter.add("sent", 5), counter.add("received", 7)
     arrays = {r: {"x": np.float32([r, 10 * r])} for r in (0, 2)}
     record = Commit({r: Payload(f"{r}", 8) for r in (0, 2)}, {}, 0)
     result = request.ExchangeResult(record, arrays, 1.5)
     like = {"x": np.zeros((1, 2), np.float32)}
-    found = request.arrange(result, like, 3, 0.5, counter)
+    found = request.arrange(result, like, 3, 0.5)
     assert found.participants.tolist() == [True, False, True]
     assert found.arrays["x"].tolist() == [[0, 0], [0, 0], [2, 20]]
-    assert (found.bytes_sent, found.bytes_received) == (5, 7)
     assert (found.seconds, found.waited, found.reduced) == (1.5, 0.5, None)
-    assert request.arrange(result, like, 3, 0.5, counter).bytes_sent == 0, "since the last one"
     with pytest.raises(exchange.Rejected, match="payload of region 0 is"):
-        request.arrange(result, {"x": np.zeros((1, 3), np.float32)}, 3, 0.5, counter)
+        request.arrange(result, {"x": np.zeros((1, 3), np.float32)}, 3, 0.5)
     none = request.nothing(like, 2)
     assert not none.participants.any() and none.arrays["x"].tolist() == [[0, 0]] * 2
 
@@ -455,11 +452,12 @@ def test_exchanges_that_land_together_are_waited_for_together():
     one.processes = leader()
     clock, timing = SimpleNamespace(clock_s=7.0), Timing(beat_s=0.01)
     one._context, one._waited = SimpleNamespace(heartbeat=clock, timing=timing), {}
-    one._open = {k: SimpleNamespace(outcome=Future(), due=request.Due()) for k in "abc"}
+    dues = {k: SimpleNamespace(due=request.Due()) for k in "abc"}
+    one._open = {k: SimpleNamespace(outcome=Future(), exchange=x) for k, x in dues.items()}
     one._stops, seen = lambda: False, []
 
     def reachable():
-        seen.append([x.due.since_s for x in one._open.values()])
+        seen.append([x.due.since_s for x in dues.values()])
         for key in "ab":
             if not one._open[key].outcome.done():
                 one._open[key].outcome.set_result(None)
@@ -467,10 +465,10 @@ def test_exchanges_that_land_together_are_waited_for_together():
 
     one.reachable = reachable
     assert one.arrives(["a", "b"]) and seen == [[7.0, 7.0, None]]
-    assert one._waited.keys() == {"a", "b"} and one._open["a"].due.since_s == 7.0
+    assert one._waited.keys() == {"a", "b"} and dues["a"].due.since_s == 7.0
     one.reachable = lambda: False
     assert not one.arrives(["a", "c"])
-    assert [one._open[k].due.since_s for k in "abc"] == [None, 7.0, None]
+    assert [x.due.since_s for x in dues.values()] == [None, 7.0, None]
 
 
 def test_the_wait_for_an_exchange_is_that_of_its_calls():
@@ -485,7 +483,8 @@ def test_the_wait_for_an_exchange_is_that_of_its_calls():
         outcome = Future()
         outcome.set_result(result)
         due = request.Due()
-        one._open, one._waited = {"k": SimpleNamespace(outcome=outcome, due=due)}, {}
+        running = SimpleNamespace(outcome=outcome, exchange=SimpleNamespace(due=due))
+        one._open, one._waited = {"k": running}, {}
         if waited:
             one._waited["k"] = waited
         assert one.ready("k") and due.since_s is None

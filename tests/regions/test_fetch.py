@@ -129,4 +129,4 @@ def test_the_speed_of_all_pieces_is_noted_once():
 def test_who_is_cancelled_asks_no_more():
     attempts = [(1.0, None)] * 4
     seen, fetch = fetched(attempts, cancel_at=2)
-    assert len(seen) == 2 and not fetch.running and not fetch.complete
+    assert len(seen) == 2 and not fetch._thread.is_alive() and not fetch.complete

@@ -170,7 +170,7 @@ def test_old_heartbeats_that_are_written_again_revive_nobody(party):
     def revive():
         old.reverse()
         place.write_bytes(old[0])
-        return regions[0].living() == {0}
+        return regions[0].steps().keys() == {0}
 
     until(revive)
     for _ in range(20):

@@ -67,12 +67,12 @@ def test_near_and_far():
 def test_a_death_in_a_shared_folder_is_seen_within_two_seconds(store_party):
     """Later where the machine is so busy that beats come late."""
     regions = store_party.run(2, timing=Timing.between("file:///x"))
-    until(lambda: all(x.living() == {0, 1} for x in regions))
+    until(lambda: all(x.steps().keys() == {0, 1} for x in regions))
     time.sleep(2.0)  # beats come quickly at first
     gaps = regions[0]._context.heartbeat._seen[1].gaps_s
     vanish(regions[1])
     began, late = time.monotonic(), 0.0
-    while regions[0].living() != {0}:
+    while regions[0].steps().keys() != {0}:
         asleep = time.monotonic()
         assert asleep - began < 30
         time.sleep(0.05)

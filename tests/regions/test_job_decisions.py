@@ -387,7 +387,6 @@ def test_what_can_be_landed_now(reachable, ready, never, listens, arrives):
         reachable=lambda: reachable,
         ready=lambda name: ready,
         arrives=lambda name, answers: True,
-        announce_anchors=lambda versions: None,
     )
     delivery = JobDelivery(exchange, shared=False)
     delivery.never_defers = never
@@ -405,8 +404,7 @@ def test_a_wait_goes_on_once_who_asked_is_answered_also_where_it_has_died_meanwh
         reachable=lambda: True,
         ready=lambda name: False,
         arrives=lambda names, answers: outcomes.pop(0),
-        announce_anchors=lambda versions: None,
-        owes_state=lambda: owes.pop(0),
+        answer=lambda versions: owes.pop(0),
         give_state=lambda *state: given.append(state),
     )
     delivery = JobDelivery(exchange, shared=False)
@@ -414,17 +412,6 @@ def test_a_wait_goes_on_once_who_asked_is_answered_also_where_it_has_died_meanwh
     state = SimpleNamespace(inner=SimpleNamespace(params={}))
     assert delivery.arrives(state, ["k"], None)
     assert (outcomes, owes, given) == ([], [], [("a state",)])
-
-
-def test_the_furthest_of_those_who_train():
-    steps = {0: 9, 1: 50, 2: 30}
-    exchange = Exchange(steps=lambda done=False: steps, donors=lambda: {0})
-    delivery = JobDelivery(exchange, shared=True)
-    assert delivery.frontier() == 9
-    exchange.donors = lambda: {0, 2}
-    assert delivery.frontier() == 30
-    exchange.donors = set
-    assert delivery.frontier() == 0
 
 
 def test_whether_others_went_on_is_asked_of_the_next_exchange():
@@ -479,11 +466,12 @@ def test_final_anchors_that_differ_heal_nobody():
     )
     state = State().at(12)
     state.anchor = {}
+    delivery.be_patient(7.0)
     with pytest.raises(Parted, match="they differ") as error:
         delivery.compare_final_anchors(state, None)
     assert error.value.heals is False
-    terms = {"anchor": "5", "sends": 3}
-    assert started == [(("12.end", {}), {"takes_part": False, "terms": terms})]
+    how = {"terms": {"anchor": "5", "sends": 3}, "patience_s": 7.0}
+    assert started == [(("12.end", {}), {"takes_part": False, **how})]
 
 
 @pytest.mark.parametrize(
@@ -528,6 +516,7 @@ def test_what_is_announced_with_a_payload(mask, how, terms):
         "members": (1, 2),
         "terms": terms,
         "reduction": None,
+        "patience_s": 0.0,
     }
 
 

@@ -1,6 +1,7 @@
 """Which payloads are kept, who gives a state and to whom: decided from beats, without threads."""
 
 import itertools
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,6 +12,7 @@ from lowcomm_jax.rounds.anchor_check import AnchorCheck
 from lowcomm_jax.rounds.payloads import PayloadGC
 from lowcomm_jax.rounds.request import ExchangeRequest
 from lowcomm_jax.rounds.state_transfer import StateTransfer
+from lowcomm_jax.store import wire
 from lowcomm_jax.store.background import Background
 from lowcomm_jax.store.commits import CommitLog, Job
 from lowcomm_jax.store.errors import Parted, StoreUnavailable
@@ -28,6 +30,9 @@ class Beats:
         self.region, self.own, self.clock_s = region, Beat(1, awaited=True, epoch=1), 100.0
         self.others = {int(name[1:]): beat for name, beat in beats.items()}
         self.dead, self.unsure, self.told = set(), set(), []
+
+    def check(self):
+        """Nothing has ended."""
 
     @property
     def job(self):
@@ -74,6 +79,8 @@ def context(beats, folder=None):
         counter=MetricsCounter(),
         commit_log=None if store is None else CommitLog(store, slots),
         transport=Transport(),
+        closing=threading.Event(),
+        halted=threading.Event(),
         pace=Pace(Timing()),
     )
 
@@ -245,20 +252,18 @@ def test_every_slice_is_published_and_damage_reaches_the_right_ones():
     """The fault hook gets all bytes one after the other, and what it returns is published."""
     around = context(Beats(region=1))
     host = payloads.HostPayload({}, {"w": np.float32([1])}, {"x": np.arange(3, dtype=np.int8)})
-    packed = payloads.pack(around, host)
-    assert packed.slices.keys() == {0, 2} and packed.payload.slices[1] is None
+    record, files = payloads.pack(around, host)
+    first, own, last = record.slices
+    assert own is None and list(files) == [first.digest, last.digest, record.digest]
     seen, offered = [], []
     around.fault_hooks = SimpleNamespace(sent=lambda key, data: seen.append((key, data)) or data)
 
     around.transport.put = lambda *named: offered.append(named)
-    payloads.publish(around, "k", packed, lambda act: act())
-    assert seen == [("k", packed.slices[0] + packed.slices[2] + packed.data)]
-    record = packed.payload
-    assert offered == [
-        (record.slices[0].digest, packed.slices[0]),
-        (record.slices[2].digest, packed.slices[2]),
-        (record.digest, packed.data),
-    ]
+    payloads.publish(around, "k", files, lambda act: act())
+    assert seen == [("k", b"".join(files.values()))]
+    assert offered == list(files.items())
+    whole = [wire.parse(data)[1] for data in files.values()]
+    assert [x.get("x", x.get("w")).tolist() for x in whole] == [0, 2, [1]]
 
 
 # -- states -----------------------------------------------------------------------------------
@@ -473,8 +478,7 @@ def test_anchors_are_told_while_somebody_asks_and_only_what_is_new(tmp_path):
     old, new = {(8, "8.2"): SAME}, {(8, "8.2"): SAME, (9, "9.2"): OTHER}
 
     def soon(versions):
-        check.versions = versions
-        check.tell_soon()
+        check.tell_soon(versions)
         check._context.background.join()
         return len(told)
 
@@ -487,10 +491,9 @@ def test_anchors_are_told_while_somebody_asks_and_only_what_is_new(tmp_path):
     beats.others[1] = Beat(5, wants=True)
     assert soon(new) == 3, "another one asks"
     check._thread = SimpleNamespace(is_alive=lambda: True)
-    check.versions = old
-    check.tell_soon()
+    check.tell_soon(old)
     beats.others[1] = TRAINS
-    check.tell_soon()
+    check.tell_soon(old)
     assert len(told) == 3 and check._since, "while it is being written"
 
     def away(versions):

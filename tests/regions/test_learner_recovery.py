@@ -86,7 +86,7 @@ def test_a_region_that_dies_copies_a_peer_and_nobody_stops(name, store_party):
             one.live()
         except Killed:
             one.exchange._context.heartbeat.stop(leaving=False)
-            until(lambda: 2 not in jobs[0].exchange.living(), 30.0)
+            until(lambda: 2 not in jobs[0].exchange.steps(), 30.0)
             steps_then.append(jobs[0].loop.carrier.landed)
             own = store_party.region(2, R)
             own.join(30.0)

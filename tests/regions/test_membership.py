@@ -1,5 +1,8 @@
 """Regions that die, leave, come back or are replaced, and a store that goes away."""
 
+import dataclasses
+import functools
+import itertools
 import shutil
 import threading
 import time
@@ -13,6 +16,7 @@ from regions.party import LIKE, TIMING, at_once, check, land, send, until
 from lowcomm_jax import exchange
 from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.rounds import membership
+from lowcomm_jax.store.context import until_answered
 from lowcomm_jax.store.kv import MetricsCounter, Store
 from lowcomm_jax.store.records import Beat, Epoch
 from lowcomm_jax.store.secret import Seal
@@ -48,7 +52,7 @@ def test_a_dead_region_is_left_out_within_its_time(party):
     for arrived in land(alive, "k"):
         check(arrived, 3, [0, 2])
     assert time.monotonic() - began < TIMING.dead_after_s + 1
-    assert regions[0].living() == {0, 2}
+    assert regions[0].steps().keys() == {0, 2}
     vanish(regions[0])
     send(alive[1:], "alone", 1)
     check(land(alive[1:], "alone")[0], 3, [2], 1)
@@ -91,12 +95,12 @@ def test_a_run_with_nobody_left_begins_anew_with_those_who_come(party):
     regions = party.run(3)
     send(regions, "k")
     land(regions, "k")
-    assert regions[0]._state_transfer.give(9, {}, {})
+    assert regions[0].state_transfer.give(9, {}, {})
     for x in regions:
         vanish(x)
     again = [party.region(r, 3) for r in range(2)]
     at_once(lambda x: x.join(1.0), again)
-    assert again[0].newest_state() is None
+    assert again[0].state_transfer.newest() is None
     send(again, "k", 1)
     for arrived in land(again, "k"):
         check(arrived, 3, [0, 1], 1)
@@ -112,8 +116,8 @@ def test_who_comes_back_with_less_comes_into_the_run_of_the_furthest(party):
     for arrived in land(again[1:], "k"):
         check(arrived, 3, [1, 2])
     again[0].want_state()
-    until(again[1].owes_state)
-    assert again[1]._state_transfer.give(9, {}, {}) and again[0].newest_state()[0] == 9
+    until(again[1].state_transfer.owed)
+    assert again[1].state_transfer.give(9, {}, {}) and again[0].state_transfer.newest()[0] == 9
     again[0].come_in()
     send(again, "l", 1)
     for arrived in land(again, "l"):
@@ -140,15 +144,15 @@ def test_who_waits_in_a_run_that_has_ended_is_no_part_of_the_next_one(party):
     """Neither of its roster, where it would be waited for, nor kept waiting for a state."""
     regions = party.run(3)
     regions[2].want_state()
-    until(lambda: regions[0].asking() == {2})
+    until(lambda: regions[0].state_transfer.asking().keys() == {2})
     for x in regions[:2]:
         vanish(x)
     again = [party.region(r, 3) for r in range(2)]
-    until(lambda: regions[2].living() == {2})
+    until(lambda: regions[2].steps().keys() == {2})
     waiting = threading.Thread(target=at_once, args=(lambda x: x.join(3.0), again))
     waiting.start()
-    until(lambda: regions[2].living() == {0, 1, 2})
-    assert not regions[2].donors()
+    until(lambda: regions[2].steps().keys() == {0, 1, 2})
+    assert not regions[2].state_transfer.donors()
     vanish(regions[2])
     waiting.join(20.0)
     send(again, "k")
@@ -165,7 +169,7 @@ def test_a_job_may_come_back_while_the_store_is_away(party):
         joining.start()
         time.sleep(0.5)
     joining.join(20.0)
-    assert again.living() == {0, 1} and not again.awaited
+    assert again.steps().keys() == {0, 1} and not again.awaited
 
 
 def test_equal_payloads_of_two_beginnings_are_not_one(party):
@@ -263,8 +267,8 @@ def among(region=0, count=3, epoch=2, dead=(), **beats):
     heartbeat = SimpleNamespace(
         own=own, latest=lambda: latest, living=lambda certain=True: set(latest) - set(dead)
     )
-    heartbeat.update = lambda **changes: None
-    closing = SimpleNamespace(waits=[], closes=False)
+    heartbeat.update, heartbeat.check = (lambda **changes: None), (lambda: None)
+    closing = SimpleNamespace(waits=[], closes=False, is_set=lambda: closing.closes)
     closing.wait = lambda seconds: closing.waits.append(seconds) or closing.closes
     return SimpleNamespace(
         region=region,
@@ -274,6 +278,7 @@ def among(region=0, count=3, epoch=2, dead=(), **beats):
         heartbeat=heartbeat,
         timing=exchange.Timing(beat_s=1.0),
         closing=closing,
+        halted=threading.Event(),
         counter=MetricsCounter(),
         transport=SimpleNamespace(name="store"),
     )
@@ -370,6 +375,23 @@ def test_steps_are_those_made_and_those_exchanged():
     assert one.steps() == {0: 0, 1: 8, 2: 9}
 
 
+def test_the_furthest_of_those_who_train():
+    trains = {"awaited": True, "epoch": 2}
+    context = among(
+        r1=Beat(1, step=8, trained=12, **trains),
+        r2=Beat(1, step=9, **trains),
+        r3=Beat(1, step=50, wants=True, **trains),
+        r4=Beat(1, step=60, **trains),
+        count=5,
+        dead=(4,),
+    )
+    context.heartbeat.own = msgspec.structs.replace(context.heartbeat.own, step=70)
+    one = member(context)
+    assert one.frontier() == 12 and one.frontier(done=True) == 9
+    context.heartbeat.living = lambda certain=True: {0, 3}
+    assert one.frontier() == 0
+
+
 def test_one_beat_is_waited_for_unless_more_are_asked_for():
     context, waited = among(), []
     context.heartbeat.wait_for_beats, told = waited.append, []
@@ -380,10 +402,11 @@ def test_one_beat_is_waited_for_unless_more_are_asked_for():
     assert told == [(2, {"awaited": True, "wants": False})]
 
 
-def test_a_store_that_does_not_answer_is_asked_every_half_beat(monkeypatch, caplog):
-    context, now, answers = among(), [100.0], []
+def test_a_store_that_does_not_answer_is_asked_until_the_time_is_up(monkeypatch, caplog):
+    context, now, answers, waits = among(), [100.0], [], []
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    waits = context.closing.waits
+    context.store = SimpleNamespace(pauses=lambda: itertools.repeat(0.5))
+    ask = functools.partial(until_answered, context, "joining")
 
     def wait(seconds):
         waits.append(seconds)
@@ -396,14 +419,14 @@ def test_a_store_that_does_not_answer_is_asked_every_half_beat(monkeypatch, capl
 
     context.closing.wait = wait
     with pytest.raises(exchange.StoreUnavailable):
-        membership.retry(context, 101.25, act)
+        ask(act, 101.25)
     assert waits == [0.5, 0.5, 0.25] and len(caplog.records) == 1
     waits.clear()
     answers.append("found")
-    assert membership.retry(context, 0.0, act) == "found" and not waits
-    context.closing.wait = lambda seconds: True
-    with pytest.raises(RuntimeError, match="closed while this region was joining"):
-        membership.retry(context, now[0] + 9.0, act)
+    assert ask(act, 0.0) == "found" and not waits
+    context.halted.set()
+    with pytest.raises(RuntimeError, match="joining was not finished when the exchange was closed"):
+        ask(act, now[0] + 9.0)
 
 
 def test_the_newest_record_of_an_epoch_that_is_signed_counts(tmp_path):

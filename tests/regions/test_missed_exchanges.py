@@ -48,6 +48,8 @@ def remote(store, awaited=(0, 1, 2), living=(0, 1, 2)):
         store=store,
         commit_log=CommitLog(store, Slots(store, Seal("run", b"x" * 16))),
         heartbeat=heartbeat,
+        closing=threading.Event(),
+        halted=threading.Event(),
         transport=SimpleNamespace(name="store", get_ahead=lambda sizes: None),
     )
     one = RemoteExchange(0, R, "stop", lambda: context, 4, leader())
@@ -109,7 +111,6 @@ def test_what_the_job_before_has_sent_is_found(store):
 
 def test_what_was_sent_is_read_again_while_the_store_is_away(store, monkeypatch):
     one, log = remote(store)
-    one._context.closing = threading.Event()
     log.announce(f"{EPOCH}/3", Job(0, 6), Announcement(PAYLOAD, {"step": 12}))
     read, tries = log.all_announcements, []
 
@@ -123,7 +124,7 @@ def test_what_was_sent_is_read_again_while_the_store_is_away(store, monkeypatch)
     assert one.sent_before() == 12 and len(tries) == 3
     one._context.closing.set()
     tries.clear()
-    with pytest.raises(RuntimeError, match="closed before what was sent before could be read"):
+    with pytest.raises(RuntimeError, match="reading what was sent before was not finished"):
         one.sent_before()
 
 

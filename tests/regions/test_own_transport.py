@@ -1,4 +1,4 @@
-"""A transport of one's own: one file that implements `Transport`, handed to `exchange.through`."""
+"""A transport of one's own: one file that implements `Transport`, handed to `exchange.store`."""
 
 import importlib.util
 from pathlib import Path
@@ -19,7 +19,9 @@ REGIONS = 3
 @pytest.fixture
 def regions(tmp_path):
     made = [
-        exchange.through(http_transport.HttpTransport, tmp_path.as_uri(), r, REGIONS, "run")
+        exchange.store(
+            *(tmp_path.as_uri(), r, REGIONS, "run"), transport=http_transport.HttpTransport
+        )
         for r in range(REGIONS)
     ]
     at_once(lambda x: x.join(20.0), made)

@@ -83,7 +83,11 @@ def test_payloads_are_kept_for_one_that_has_asked_for_a_state_not_before(party):
     rounds(regions[:2], 7, 8)
     until(lambda: stored(regions[0], "announce") in ([5, 6, 7], [6, 7]))
     again.want_state()
-    until(lambda: regions[0].asking() and regions[1].asking())
+    until(
+        lambda: (
+            regions[0].state_transfer.asking().keys() and regions[1].state_transfer.asking().keys()
+        )
+    )
     rounds(regions[:2], 8, 14)
     time.sleep(0.5)
     assert set(stored(regions[0], "announce")) >= set(range(8, 14))
@@ -94,7 +98,7 @@ def test_payloads_stay_for_one_that_has_just_come_in_and_not_for_ever(party):
     regions = party.run(2, keep=2)
     rounds(regions, 0, 1)
     regions[1].want_state()
-    until(regions[0].asking)
+    until(regions[0].state_transfer.asking)
     rounds(regions[:1], 1, 8)
     regions[1].come_in()
     for number in (8, 9):  # that were under way when the others heard of it

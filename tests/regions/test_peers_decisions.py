@@ -45,7 +45,7 @@ def apart(beats):
     made._heartbeat, made._counter = beats, MetricsCounter()
     made._timing, made._closing = Timing(beat_s=0.01, answer_s=1.0), threading.Event()
     made._partials, made._patience, made._lock = {}, {}, threading.Lock()
-    made._certificate, made._context = "ours", lambda certificate: f"context of {certificate}"
+    made._certificate, made._tls = "ours", lambda certificate: f"context of {certificate}"
     return made
 
 

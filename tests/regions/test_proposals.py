@@ -54,8 +54,8 @@ def at_proposal(living, held):
     around = context(living)
     one = exchange(around, REQUEST)
     for region in range(R):
-        one.round.announcements[region] = Announced(1, payload(region), {})
-        one.round.fetches[region] = SimpleNamespace(complete=True)
+        one.announcements[region] = Announced(1, payload(region), {})
+        one.fetches[region] = SimpleNamespace(complete=True)
     one._held = {by: {r: payload(r).content for r in regions} for by, regions in held.items()}
     return one, around
 
@@ -69,7 +69,7 @@ def test_the_dead_are_not_present():
 
 def test_who_announced_and_lives_is_present_without_a_payload():
     one, _ = at_proposal(living={0, 1, 2}, held={0: [0, 1, 2], 1: [0, 1, 2], 2: [0, 1, 2]})
-    one.round.announcements[2] = Announced(1, None, {})
+    one.announcements[2] = Announced(1, None, {})
     commit = one._propose()
     assert sorted(commit.admitted) == [0, 1] and tuple(commit.present) == (0, 1, 2)
 
@@ -106,7 +106,7 @@ def test_averages_are_owed_by_the_job_that_announced(beat, owes):
 def test_terms_of_the_dead_whose_payload_is_here_count():
     """Others may hold it. Terms of the dead whose payload is not here do not."""
     one, _ = at_proposal(living={0, 1}, held={0: [0, 1, 2], 1: [0, 1, 2]})
-    one.round.announcements[3] = Announced(1, payload(3), {})
+    one.announcements[3] = Announced(1, payload(3), {})
     commit = one._propose()
     assert set(commit.terms) == {0, 1, 2} and sorted(commit.admitted) == [0, 1, 2]
     assert tuple(commit.present) == (0, 1, 2) and commit.writer == 0
@@ -117,7 +117,7 @@ def test_who_has_other_terms_is_no_part_of_the_record_but_named_in_it():
     around.heal = "majority"
     for region in range(3):
         terms = {"step": 4 + (region == 2)}
-        one.round.announcements[region] = Announced(1, payload(region), terms)
+        one.announcements[region] = Announced(1, payload(region), terms)
     commit = one._propose()
     assert sorted(commit.admitted) == [0, 1] and tuple(commit.present) == (0, 1)
     assert commit.terms == {0: {"step": 4}, 1: {"step": 4}, 2: {"step": 5}}
@@ -140,7 +140,7 @@ def test_a_payload_that_only_we_lack_is_waited_for_while_the_others_live():
     # `held` of 0 is what it confirmed; as if it were not known to itself to lack anything.
     for living, at_once in (({0, 1, 2}, False), ({0}, True)):
         one, around = at_proposal(living, {**held, 0: [0, 1, 2]})
-        one.round.fetches[2].complete = False
+        one.fetches[2].complete = False
         around.heartbeat.clock_s = 1.9 * DEADLINE_S
         if at_once:
             assert sorted(one._propose().admitted) == [0, 1]
@@ -168,18 +168,18 @@ def waiting(awaited=(0, 1, 2), due_s=0.0, **changes):
     around.timing = SimpleNamespace(beat_s=1.0)
     request = dataclasses.replace(REQUEST, **changes)
     one = exchange(around, request, awaited, due_s)
-    one.round.announcements[0] = Announced(1, payload(0), {})
+    one.announcements[0] = Announced(1, payload(0), {})
     return one, around, notes
 
 
 def arrive(one, around, region, here=True):
     """A region has announced, and its payload is here."""
-    one.round.fetches[region] = SimpleNamespace(
-        complete=here, hopeless=False, missing_s=None, payload=payload(region)
+    one.fetches[region] = SimpleNamespace(
+        job=Job(region, 1), complete=here, hopeless=False, missing_s=None, payload=payload(region)
     )
     said = Announced(1, payload(region), {})
     around.commit_log.announced = lambda name, jobs: {region: said} if region in jobs else {}
-    one.round._fetch = lambda *_: None
+    one._fetch = lambda *_: None
 
 
 def assert_has_the_usual_time_once_it_announces(one, around):
@@ -200,7 +200,7 @@ def test_a_region_confirms_once_all_that_are_awaited_are_here():
     arrive(one, around, 1, here=False)
     assert not one._confirm() and one._held is None
     around.heartbeat.clock_s = 4.0
-    one.round.fetches[1].complete = True
+    one.fetches[1].complete = True
     assert one._confirm() and not one._silent
     held = {0: payload(0).content, 1: payload(1).content}
     assert notes.confirmed == [(0, held)] and one._held == {0: held}
@@ -220,9 +220,9 @@ def test_the_others_have_their_time_from_the_own_announcement_on():
     around.commit_log.committed = lambda name: takes(2.0)
     around.commit_log.announce = lambda *given: said.append(given) or Announced(1, None, {})
     one._retry = lambda act: act()
-    one._publish()
+    one._send()
     assert said == [("1/k", Job(0, 1), Announcement(None, {}))]
-    assert one.round.announcements == {0: Announced(1, None, {})}
+    assert one.announcements == {0: Announced(1, None, {})}
     assert around.heartbeat.clock_s == 9.0 and one._waited_s == 0.0
 
 
@@ -339,8 +339,8 @@ def test_waits_that_are_no_usual_ones_teach_nothing(changes):
 
 def test_an_earlier_jobs_payload_is_not_confirmed():
     one, _, notes = waiting(awaited=())
-    one.round.announcements[0] = Announced(7, payload(0), {})
-    one.round.fetches[0] = fetched(0, hopeless=True)
+    one.announcements[0] = Announced(7, payload(0), {})
+    one.fetches[0] = fetched(0, hopeless=True)
     assert one._confirm() and not notes.confirmed and one._held == {0: {}}
 
 
@@ -359,7 +359,7 @@ def test_the_deadline_is_for_the_bytes_that_this_region_gets():
     sizes = []
     around.pace.deadline_s = lambda nbytes, missed: sizes.append(nbytes) or 100.0
     slices = tuple(Payload(f"{s}", 10 + s) for s in range(R))
-    one.round.announcements = {
+    one.announcements = {
         0: Announced(1, Payload("a", 100, slices), {}),
         1: Announced(1, Payload("b", 200, (None, *slices[1:])), {}),
         2: Announced(1, None, {}),
@@ -381,7 +381,7 @@ def test_the_deadline_is_for_the_bytes_that_this_region_gets():
 def test_whom_another_region_left_out_cannot_count_any_more(held, passed):
     one, around, _ = waiting()
     around.commit_log.confirmed = lambda name, jobs: held
-    one.round.announcements[1] = Announced(1, payload(1), {})
+    one.announcements[1] = Announced(1, payload(1), {})
     around.heartbeat.clock_s = 0.75
     assert not one._passed_over([2]), "asked once a heartbeat"
     around.heartbeat.clock_s = 1.0
@@ -414,14 +414,12 @@ def fetched(region, **state):
 def test_when_waiting_for_a_payload_changes_nothing(state, living, final):
     one, around, _ = waiting()
     around.heartbeat.living = lambda certain: living
-    one.round.announcements[1] = Announced(1, payload(1), {})
-    one.round.fetches[1] = fetched(1, **state)
-    assert one.round.is_final(1, one._awaited) is final and one.round.has(1) is state.get(
-        "complete", False
-    )
-    one.round.announcements[1] = Announced(1, None, {})
-    assert one.round.is_final(1, one._awaited)
-    assert one.round.is_final(0, one._awaited) and one.round.has(0) and not one.round.has(2)
+    one.announcements[1] = Announced(1, payload(1), {})
+    one.fetches[1] = fetched(1, **state)
+    assert one.is_final(1, one._awaited) is final and one.has(1) is state.get("complete", False)
+    one.announcements[1] = Announced(1, None, {})
+    assert one.is_final(1, one._awaited)
+    assert one.is_final(0, one._awaited) and one.has(0) and not one.has(2)
 
 
 @pytest.mark.parametrize(
@@ -429,23 +427,23 @@ def test_when_waiting_for_a_payload_changes_nothing(state, living, final):
 )
 def test_a_job_in_the_place_of_one_whose_payload_is_gone_is_heard(missing_s, incarnation, asked):
     one, around, _ = waiting()
-    one.round.announcements |= {r: Announced(1, payload(r), {}) for r in (1, 2)}
-    one.round.fetches = {1: fetched(1, missing_s=missing_s), 2: fetched(2)}
+    one.announcements |= {r: Announced(1, payload(r), {}) for r in (1, 2)}
+    one.fetches = {1: fetched(1, missing_s=missing_s), 2: fetched(2)}
     around.heartbeat.latest = lambda: {1: Beat(incarnation)}
     asks, new = [], Announced(2, Payload("new", 9), {})
     around.commit_log.announced = lambda name, jobs: asks.extend(jobs) or dict.fromkeys(jobs, new)
     begun = []
-    one.round._fetch = lambda *given: begun.append(given)
-    assert one.round.replaced(1) is (incarnation == 2)
-    assert one.round.look() is asked and asks == [1] * asked
+    one._fetch = lambda *given: begun.append(given)
+    assert one.replaced(1) is (incarnation == 2)
+    assert one.look() is asked and asks == [1] * asked
     assert begun == [(Job(1, 2), new.payload, True)] * asked
-    assert not one.round.replaced(1) or not asked, "it is the job that announced now"
+    assert not one.replaced(1) or not asked, "it is the job that announced now"
 
 
 def test_what_was_published_is_known_by_its_digests():
     one, *_ = waiting()
-    one.round.announcements[2] = Announced(1, None, {})
-    one.round._begun.append(fetched(1))
+    one.announcements[2] = Announced(1, None, {})
+    one._begun.append(fetched(1))
     # The announcement of one that takes no part is removed with the others.
     digests = {Job(0, 1): ["digest 0"], Job(1, 1): ["digest 1"], Job(2, 1): []}
     assert one.published == {"1/k": digests}
@@ -463,11 +461,11 @@ def test_which_slice_is_fetched(monkeypatch, changes, ours, slice_of):
     monkeypatch.setattr(round.payloads, "pieces", lambda *x: given.append(x) or ["piece"])
     monkeypatch.setattr(round, "Fetch", lambda *x: SimpleNamespace(cancelled=[], given=x))
     before = SimpleNamespace(cancel=lambda: given.append("cancelled"))
-    one.round.fetches[1] = before
-    one.round._fetch(Job(1, 1), payload(1), ours)
-    request = one.round.request
+    one.fetches[1] = before
+    one._fetch(Job(1, 1), payload(1), ours)
+    request = one.request
     assert given == ["cancelled", (request, 1, payload(1), reduction.rest, slice_of)]
-    assert one.round.fetches[1].given[1:] == (Job(1, 1), ["piece"], one.round.news)
+    assert one.fetches[1].given[1:] == (Job(1, 1), ["piece"], one.news)
 
 
 def test_shapes_that_a_payload_must_have():
@@ -477,36 +475,36 @@ def test_shapes_that_a_payload_must_have():
     cases += [({"like": {1: {}}, "reduction": reduction}, {})]
     for changes, expected in cases:
         one, *_ = waiting(**changes)
-        one.round.shapes = own
-        assert one.round._like(1) == expected
+        one.shapes = own
+        assert one._like(1) == expected
 
 
 def test_a_record_that_we_find_is_completed_from_what_is_here():
     one, around, _ = waiting()
     around.timing = SimpleNamespace(answer_s=5.0)
-    one.round.host_payload = SimpleNamespace(rest={"x": 0})
+    one.host_payload = SimpleNamespace(rest={"x": 0})
     begun, looked = [], []
     arrays = {r: fetched(r, got=[{"x": r}], refused=None) for r in (1, 2)}
-    one.round.fetches = {1: arrays[1]}
-    one.round.look = lambda ours: looked.append(ours)
+    one.fetches = {1: arrays[1]}
+    one.look = lambda ours: looked.append(ours)
 
     def fetch(job, wanted, ours):
         begun.append((job, wanted, ours))
         arrays[job.region].job = job
-        one.round.fetches[job.region] = arrays[job.region]
+        one.fetches[job.region] = arrays[job.region]
 
-    one.round._fetch = fetch
+    one._fetch = fetch
     commit = commit_of({r: payload(r) for r in range(3)}, {}, 1, (1, 2))
     assert one._complete(commit) == {0: {"x": 0}, 1: {"x": 1}, 2: {"x": 2}}
     assert begun == [(Job(2, 1), payload(2), False)] and not looked, "it announced: it has looked"
-    one.round.announcements.clear()
+    one.announcements.clear()
     one._retry = lambda act: act()
     other = commit_of({1: payload(1)}, {}, 1, (0, 1), job=2)
     other.present[0] = 1
     one._complete(other)
     assert begun[1:] == [(Job(1, 2), payload(1), True)] and looked == [True], "another job's"
     arrays[1].got = []
-    assert one.round.arrays_of(other) is None
+    assert one.arrays_of(other) is None
     arrays[1].missing_s = 10.5
     with pytest.raises(Lost, match="payload of region 1 for 'k' is agreed on"):
         one._complete(other)
@@ -517,15 +515,15 @@ def test_equal_bytes_of_the_job_before_are_fetched_and_not_taken_for_ours(job, f
     """Its payload had the same digest; whose it is the record says."""
     one, around, _ = waiting()
     around.timing = SimpleNamespace(answer_s=5.0)
-    one.round.host_payload = SimpleNamespace(rest={"x": 0})
+    one.host_payload = SimpleNamespace(rest={"x": 0})
     begun = []
 
     def fetch(whose, wanted, ours):
         begun.append((whose, ours))
         there = SimpleNamespace(job=whose, payload=wanted, got=[{"x": 9}])
-        one.round.fetches[whose.region] = there
+        one.fetches[whose.region] = there
 
-    one.round._fetch = fetch
+    one._fetch = fetch
     found = one._complete(commit_of({0: payload(0)}, {}, 1, (0,), job=job))
     assert found == ({0: {"x": 9}} if fetched_anew else {0: {"x": 0}})
     assert begun == ([(Job(0, 9), False)] if fetched_anew else [])
@@ -548,7 +546,7 @@ def two_shot(joins=True, living=(0, 1, 2)):
     around.count = R
     request = dataclasses.replace(REQUEST, reduction=Reduction(), joins=joins)
     one = TwoShotExchange(around, request, lambda region: True)
-    one._first.round.announcements[0] = Announced(1, payload(0), {})
+    one.announcements[0] = Announced(1, payload(0), {})
     return one, around
 
 
@@ -612,14 +610,14 @@ def test_a_contribution_comes_from_whom_it_is_due(monkeypatch):
         return SimpleNamespace(first=lambda check: {"x": np.float32(100 + job.region)})
 
     monkeypatch.setattr(two_shot_exchange, "Fetch", fetch)
-    one._first.round.host_payload = SimpleNamespace(slices={"x": np.float32([5, 6, 7])})
+    one.host_payload = SimpleNamespace(slices={"x": np.float32([5, 6, 7])})
     slices = {
         r: tuple(None if s == r else Payload(f"{r}{s}", 4) for s in range(R)) for r in range(R)
     }
     named = {r: Payload(f"digest {r}", 100, slices[r]) for r in range(R)}
-    one._first.round.announcements[0] = Announced(1, named[0], {})
+    one.announcements[0] = Announced(1, named[0], {})
     here = [{}, {"x": np.float32(50)}]
-    one._first.round.fetches = {
+    one.fetches = {
         1: SimpleNamespace(complete=True, got=here),
         2: SimpleNamespace(complete=False, got=here[:1]),
     }
@@ -649,7 +647,7 @@ def test_an_average_is_of_those_whose_slices_are_given():
 
 def test_who_was_late_in_the_first_exchange_is_late_when_whole_payloads_follow(monkeypatch):
     one, _ = two_shot()
-    one._first.round.host_payload = SimpleNamespace(whole={})
+    one.host_payload = SimpleNamespace(whole={})
     third = ExchangeResult(commit_of({}, {}, 1, (0, 1)), {}, 0.1)
     monkeypatch.setattr(one, "_follow_up", lambda *_, **__: third)
     found = one._fall_back_to_whole(commit_of({}, {}, 0, (0, 1), {2: Late(4, 1)}))

@@ -39,7 +39,7 @@ class Copies:
 
     def __init__(self):
         self.calls = []
-        self.carrier = self.delivery = self.exchange = self
+        self.carrier = self.delivery = self.exchange = self.state_transfer = self
 
     def position(self, state):
         return state.landed
@@ -50,7 +50,7 @@ class Copies:
     def want_state(self):
         self.calls.append("asks")
 
-    def newest_state(self):
+    def newest(self):
         return 5, {"landed": 5}, {"of": "a peer"}
 
     def beat(self, position):

@@ -50,7 +50,7 @@ class Slow:
     def ready(self, key):
         return key in self._waiting
 
-    def arrives(self, keys, answers=False):
+    def arrives(self, keys, answers=None):
         return all(map(self.ready, keys))
 
     def finish(self, key, like):

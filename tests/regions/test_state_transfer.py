@@ -8,6 +8,7 @@ import numpy as np
 from regions.faults import vanish
 from regions.party import check, land, rounds, send, until
 
+from lowcomm_jax.rounds import state_transfer
 from lowcomm_jax.store.records import State
 from lowcomm_jax.store.secret import Seal
 
@@ -31,59 +32,66 @@ def same(state, step, arrays=ARRAYS, document=DOCUMENT):
 
 def pieces(donor) -> list[str]:
     """Names of the pieces of all states that a region offers."""
-    return [name for _, names in donor._state_transfer._given for name in names]
+    return [name for _, names in donor.state_transfer._given for name in names]
 
 
 def test_asking_giving_and_taking(party):
     first, second = party.run(2)
-    assert second.newest_state() is None and not first.owes_state()
+    assert second.state_transfer.newest() is None and not first.state_transfer.owed()
     second.want_state()
-    until(first.owes_state)
-    assert first._state_transfer.give(12, ARRAYS, DOCUMENT)
-    same(second.newest_state(), 12)
-    assert not second._state_transfer.give(12, {"other": np.zeros(3)}, {})
-    same(second.newest_state(), 12)
+    until(first.state_transfer.owed)
+    assert first.state_transfer.give(12, ARRAYS, DOCUMENT)
+    same(second.state_transfer.newest(), 12)
+    assert not second.state_transfer.give(12, {"other": np.zeros(3)}, {})
+    same(second.state_transfer.newest(), 12)
     send([second], "k", takes_part=False)
-    until(lambda: not first.asking())
+    until(lambda: not first.state_transfer.asking())
 
 
 def test_who_asks_gets_a_state_of_now_and_gets_it_once(party):
     """An old one leads nowhere, and a new one every step would never be fetched whole."""
     first, second = party.run(2)
-    assert first._state_transfer.give(3, ARRAYS, {})
-    same(second.newest_state(), 3, document={})
+    assert first.state_transfer.give(3, ARRAYS, {})
+    same(second.state_transfer.newest(), 3, document={})
     second.want_state()
-    until(first.owes_state)
-    assert second.newest_state() is None
-    assert first._state_transfer.give(4, ARRAYS, DOCUMENT) and not first.owes_state()
-    same(second.newest_state(), 4)
+    until(first.state_transfer.owed)
+    assert second.state_transfer.newest() is None
+    assert first.state_transfer.give(4, ARRAYS, DOCUMENT) and not first.state_transfer.owed()
+    same(second.state_transfer.newest(), 4)
     # The job that takes its place has not been given anything yet.
     again = party.region(1, 2)
     again.join(20.0)
     again.want_state()
-    until(first.owes_state)
-    assert first._state_transfer.give(10, ARRAYS, DOCUMENT)
-    same(again.newest_state(), 10)
+    until(first.state_transfer.owed)
+    assert first.state_transfer.give(10, ARRAYS, DOCUMENT)
+    same(again.state_transfer.newest(), 10)
 
 
 def test_the_lowest_that_does_not_ask_gives_and_the_next_one_when_it_is_gone(party):
     regions = party.run(4)
     for x in regions[::3]:
         x.want_state()
-    until(regions[1].owes_state)
-    until(lambda: regions[0].donors() == {1, 2} and regions[1].asking() == {0, 3})
-    assert not any(x.owes_state() for x in (regions[0], *regions[2:]))
+    until(regions[1].state_transfer.owed)
+    until(
+        lambda: (
+            regions[0].state_transfer.donors() == {1, 2}
+            and regions[1].state_transfer.asking().keys() == {0, 3}
+        )
+    )
+    assert not any(x.state_transfer.owed() for x in (regions[0], *regions[2:]))
     vanish(regions[1])
-    until(regions[2].owes_state)
-    assert regions[2]._state_transfer.give(5, ARRAYS, DOCUMENT) and not regions[2].owes_state()
+    until(regions[2].state_transfer.owed)
+    assert (
+        regions[2].state_transfer.give(5, ARRAYS, DOCUMENT) and not regions[2].state_transfer.owed()
+    )
     for x in regions[::3]:
-        same(x.newest_state(), 5)
+        same(x.state_transfer.newest(), 5)
 
 
 def test_nobody_waits_for_a_region_that_asks(party):
     regions = party.run(2)
     regions[1].want_state()
-    until(lambda: regions[0].asking() == {1})
+    until(lambda: regions[0].state_transfer.asking().keys() == {1})
     send(regions[:1], "k")
     check(land(regions[:1], "k")[0], 2, [0])
 
@@ -91,10 +99,10 @@ def test_nobody_waits_for_a_region_that_asks(party):
 def test_who_has_come_in_is_waited_for_before_its_first_payload(party):
     regions = party.run(2)
     regions[1].want_state()
-    until(lambda: regions[0].asking() == {1})
+    until(lambda: regions[0].state_transfer.asking().keys() == {1})
     regions[0].beat(9)
     regions[1].come_in()
-    assert regions[1].steps()[0] == 9 and not regions[0].asking()
+    assert regions[1].steps()[0] == 9 and not regions[0].state_transfer.asking()
     send(regions[:1], "k")
     time.sleep(0.3)
     assert not regions[0].ready("k")
@@ -107,7 +115,7 @@ def test_exchanges_made_without_a_region_that_asks_are_none_it_was_waited_for_in
     would run after them."""
     regions = party.run(2)
     regions[1].want_state()
-    until(lambda: regions[0].asking() == {1})
+    until(lambda: regions[0].state_transfer.asking().keys() == {1})
     regions[0].beat(9)
     regions[1].beat(5)  # what it has landed so far
     until(lambda: regions[0].steps()[1] == 5)
@@ -121,29 +129,29 @@ def test_exchanges_made_without_a_region_that_asks_are_none_it_was_waited_for_in
     check(land(regions[:1], "b")[0], 2, [0, 1])
 
 
-def test_a_damaged_or_forged_newest_state_is_passed_over(party):
+def test_a_damaged_or_forged_newest_state_is_passed_over(party, monkeypatch):
     first, second = party.run(2)
-    first._state_transfer._chunk_bytes = 8
+    monkeypatch.setattr(state_transfer, "CHUNK_BYTES", 8)
     put = first._context.transport.put
-    assert first._state_transfer.give(5, ARRAYS, DOCUMENT)
+    assert first.state_transfer.give(5, ARRAYS, DOCUMENT)
     first._context.transport.put = lambda name, data: put(name, data[:-1] + b"!")
-    assert first._state_transfer.give(9, ARRAYS, {})
+    assert first.state_transfer.give(9, ARRAYS, {})
     key, record = "state/1/20.0.1.9.0", State(20, 0, 1, {}, {}, {})
     first._context.store.write(key, Seal("run", b"a secret of a stranger").close(key, record))
-    same(second.newest_state(), 5)
+    same(second.state_transfer.newest(), 5)
     assert second.counts()["rejected_state"] == 2
 
 
 def test_a_region_keeps_its_two_newest_states(party):
     first, second = party.run(2)
     for step in (1, 2, 3):
-        assert first._state_transfer.give(step, ARRAYS, {"step": step})
+        assert first.state_transfer.give(step, ARRAYS, {"step": step})
     assert {name.split(".")[1] for name in pieces(first)} == {"2", "3"}
     assert second._context.store.list("state/1/") == [
         "state/1/2.0.1.1.0",
         "state/1/3.0.1.2.0",
     ]
-    same(second.newest_state(), 3, document={"step": 3})
+    same(second.state_transfer.newest(), 3, document={"step": 3})
 
 
 def test_steps_are_told_with_the_heartbeat(party):
@@ -166,17 +174,17 @@ def test_what_a_donor_leaves_that_dies_is_removed(party):
     """Whole states, and pieces of one that it was just giving."""
     regions = party.run(3)
     regions[2].want_state()
-    until(regions[0].owes_state)
-    assert regions[0]._state_transfer.give(3, ARRAYS, DOCUMENT)
+    until(regions[0].state_transfer.owed)
+    assert regions[0].state_transfer.give(3, ARRAYS, DOCUMENT)
     regions[0]._context.transport.put(f"1.5.0.1.1.{'a' * 64}", b"a piece")
     vanish(regions[0])
-    until(regions[1].owes_state)
-    assert regions[1]._state_transfer.give(6, ARRAYS, DOCUMENT)
+    until(regions[1].state_transfer.owed)
+    assert regions[1].state_transfer.give(6, ARRAYS, DOCUMENT)
     rounds(regions[1:2], 0, 1)
     # Somebody may still be fetching; what peers have not given died with them.
     stored = set() if regions[0]._context.transport.lingers else {(5, 0)}
     assert left(regions[1]) == {(3, 0), (6, 1)} | stored
-    same(regions[2].newest_state(), 6)
+    same(regions[2].state_transfer.newest(), 6)
     regions[2].come_in()
     regions[2].beat(1)  # past where it was waited for in vain
     until(lambda: regions[1]._context.wait_list.awaited(2))
@@ -186,8 +194,8 @@ def test_what_a_donor_leaves_that_dies_is_removed(party):
 
 def test_what_was_given_in_our_place_before_is_removed(party):
     regions = party.run(2)
-    assert regions[0]._state_transfer.give(3, ARRAYS, DOCUMENT)
-    assert regions[1]._state_transfer.give(4, ARRAYS, DOCUMENT)
+    assert regions[0].state_transfer.give(3, ARRAYS, DOCUMENT)
+    assert regions[1].state_transfer.give(4, ARRAYS, DOCUMENT)
     vanish(regions[0])
     again = party.region(0, 2)
     again.join(20.0)
@@ -201,28 +209,28 @@ def test_who_asks_after_a_state_of_this_step_was_given_gets_one_too(party):
     regions = party.run(3)
     for x in regions[1:]:
         x.want_state()
-        until(regions[0].owes_state)
-        assert regions[0]._state_transfer.give(7, ARRAYS, DOCUMENT)
-        same(x.newest_state(), 7)
-    assert not regions[0]._state_transfer.give(7, ARRAYS, DOCUMENT)
+        until(regions[0].state_transfer.owed)
+        assert regions[0].state_transfer.give(7, ARRAYS, DOCUMENT)
+        same(x.state_transfer.newest(), 7)
+    assert not regions[0].state_transfer.give(7, ARRAYS, DOCUMENT)
 
 
 def test_who_is_only_coming_in_is_no_donor(party):
     """It may compile for long before it asks for a state itself."""
     regions = party.run(3)
     vanish(regions[0])
-    until(lambda: regions[1].living() == {1, 2})
+    until(lambda: regions[1].steps().keys() == {1, 2})
     again = party.region(0, 3)
     again.join(20.0)
     regions[2].want_state()
-    until(regions[1].owes_state)
-    assert not again.owes_state()
+    until(regions[1].state_transfer.owed)
+    assert not again.state_transfer.owed()
 
 
 def test_a_state_is_given_while_the_donor_goes_on(party):
     first, second = party.run(2)
     second.want_state()
-    until(first.owes_state)
+    until(first.state_transfer.owed)
     put, going = first._context.transport.put, threading.Event()
 
     def slowly(*args):
@@ -231,7 +239,7 @@ def test_a_state_is_given_while_the_donor_goes_on(party):
 
     first._context.transport.put = slowly
     first.give_state(7, ARRAYS, DOCUMENT)
-    assert not first.owes_state() and second.newest_state() is None
+    assert not first.state_transfer.owed() and second.state_transfer.newest() is None
     going.set()
-    until(lambda: second.newest_state() is not None)
-    same(second.newest_state(), 7)
+    until(lambda: second.state_transfer.newest() is not None)
+    same(second.state_transfer.newest(), 7)

@@ -40,7 +40,7 @@ def test_who_comes_in_at_the_last_step_ends_with_the_others(sits, brief):
         one = engine(METHODS["diloco"](), R, made[region])
         with jax.numpy_dtype_promotion("standard"):
             state = one.init(oracle.make_params())
-            until(lambda: 2 in made[region].asking(), 60.0)
+            until(lambda: 2 in made[region].state_transfer.asking(), 60.0)
             who = (lambda step: [True, region == 0, True]) if sits else None
             state, _ = one.run(state, [rows(b, region) for b in data], who)
             state = one.finish(state)
@@ -78,7 +78,7 @@ def test_who_comes_after_the_end_takes_the_result(name, brief):
             state, _ = one.run(one.init(oracle.make_params()), [rows(b, 0) for b in data])
             state = one.finish(state)
             over.set()
-            until(lambda: 1 in made[0].asking(), 60.0)
+            until(lambda: 1 in made[0].state_transfer.asking(), 60.0)
             rejoin.serve(one, state)
             return values(state), state.counters.sends.tolist()
 
@@ -137,7 +137,7 @@ def test_who_has_not_come_in_yet_when_the_others_end_misses_the_end(brief):
         made = list(pool.map(brief(3), range(3)))
     assert not any(one.misses(STEPS) for one in made)
     vanish(made[2])
-    until(lambda: made[0].living() == made[1].living() == {0, 1}, 20.0)
+    until(lambda: made[0].steps().keys() == made[1].steps().keys() == {0, 1}, 20.0)
     back = made[2]._context
     again = Heartbeat(back.store, back.slots, 2, 3, back.timing)
     again.start(above=1)
@@ -145,7 +145,7 @@ def test_who_has_not_come_in_yet_when_the_others_end_misses_the_end(brief):
         for changes in ({"epoch": 0}, {"epoch": 1}, {"epoch": 1, "wants": True}):
             again.update(**changes)
             until(lambda e=changes["epoch"]: made[0]._context.heartbeat.latest()[2].epoch == e)
-            until(lambda: 2 in made[0].living() & made[1].living())
+            until(lambda: 2 in made[0].steps().keys() & made[1].steps().keys())
             assert made[0].misses(STEPS) and not made[1].misses(STEPS)
         again.update(wants=False, awaited=True)  # it has come in
         until(lambda: not made[0].misses(STEPS))
@@ -172,7 +172,7 @@ def test_groups_do_not_wait_for_one_another_at_the_end(between):
     with ThreadPoolExecutor(count) as pool:
         made = list(pool.map(between(count), range(count)))
     vanish(made[3])
-    until(lambda: all(x.living() == {0, 1, 2} for x in made[:3]), 20.0)
+    until(lambda: all(x.steps().keys() == {0, 1, 2} for x in made[:3]), 20.0)
 
     def job(region):
         one = engine(METHODS["noloco"](), count, made[region])

@@ -132,7 +132,7 @@ def test_the_exchanges_of_all_trainers_are_waited_for_together(between, monkeypa
     """They land one by one; waited for one by one, their deadlines would add up."""
     asked, arrives = [], exchange.RemoteExchange.arrives
 
-    def noted(self, names, answers=False):
+    def noted(self, names, answers=None):
         asked.append(sorted(names))
         return arrives(self, names, answers)
 
@@ -238,7 +238,7 @@ def test_a_region_that_is_late_ends_where_it_was_told_to(brief):
         made = list(pool.map(brief(2), range(2)))
         jobs = [Region(r, 2, x) for r, x in enumerate(made)]
         states = list(pool.map(lambda job: job.train(job.begin(), 1)[0], jobs))
-        jobs[1].one.delivery.exchange.steps = lambda done=False: {0: 9 * PERIOD}
+        jobs[1].one.delivery.exchange.frontier = lambda done=False: 9 * PERIOD
         jobs[1].one.pass_steps = lambda state, source, goal: passed(state, goal)
         jobs[1].one.jobs.start_from_anchors = lambda state: state
         gone = []

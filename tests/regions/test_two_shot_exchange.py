@@ -159,7 +159,6 @@ def test_a_slice_that_only_the_job_before_had_is_not_asked_of_anybody(party):
 
 def test_a_damaged_slice_leaves_its_sender_out(party):
     regions = party.run(R)
-    context = regions[1]._context
 
     class Damage(NoFaults):
         def sent(self, key, data):
@@ -167,7 +166,7 @@ def test_a_damaged_slice_leaves_its_sender_out(party):
             flipped = data[:first] + bytes([data[first] ^ 1]) + data[first + 1 :]
             return flipped if key == "k" else data
 
-    regions[1]._context = dataclasses.replace(context, fault_hooks=Damage())
+    regions[1]._context.fault_hooks = Damage()
     send(regions, "k")
     for arrived in land(regions, "k"):
         check(arrived, [0, 2])
