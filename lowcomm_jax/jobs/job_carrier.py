@@ -142,7 +142,7 @@ class JobCarrier:
             missed = _missed(loop, state, now)
             self._known = self.delivery.fetch_ahead(sends, now - step + 1, missed)
         if self.pacing.first is not None:
-            self.delivery.exchange.be_patient(self.pacing.patience_s(step - self._done_until))
+            self.delivery.patience_s = self.pacing.patience_s(step - self._done_until)
 
     def reach(self, loop: EventLoop, state: TrainState, stage: Stage, begun: bool) -> bool:
         # One answer for a step with a send, so that it is put off as a whole: what lands and what
@@ -160,7 +160,7 @@ class JobCarrier:
             self.paused = True
         else:
             self.pacing.deferred(self.delivery.trained)
-            self.delivery.exchange.trains(self.delivery.trained)
+            self.delivery.exchange.beat(trained=self.delivery.trained)
         return False
 
     def done(self, loop: EventLoop, state: TrainState, in_time: bool) -> None:
@@ -171,7 +171,7 @@ class JobCarrier:
         if self.pacing.first is not None and in_time and sent:
             # Sent in time: this region has caught up with the others.
             self.pacing = OutagePacing()
-            self.delivery.exchange.be_patient(0.0)
+            self.delivery.patience_s = 0.0
 
     # -- payloads to and from the other jobs ----------------------------------------------------
 

@@ -86,6 +86,8 @@ class JobDelivery:
       never_defers: this region catches up with the others, or the run ends: it waits for them also
         while the store is away, and sends no anchors ahead.
       trained: inner steps this region has made.
+      patience_s: how much longer than usual the others are waited for, in exchanges started from
+        now on.
       by_rounds: regions have rounds in common, but no steps (`round_carrier`).
       prefix: what the names of all its exchanges begin with.
       slicings: how payloads are reduced in slices, by fragment and level; deliveries of the same
@@ -112,7 +114,7 @@ class JobDelivery:
         self.tells = True
         self.gives: Callable[[TrainState], State] = shared_state
         self.participation = Participation()
-        self.trained, self.prefix, self._patience_s = 0, prefix, 0.0
+        self.trained, self.prefix, self.patience_s = 0, prefix, 0.0
         self._pending: dict[str, PendingExchange] = {}
         self.ahead = None if group_size is None else AnchorsAhead(exchange)
         self.slicings: dict[tuple[int, int], Slicing] = {}
@@ -383,7 +385,7 @@ class JobDelivery:
         name = self._final(state)
         terms = self.anchor_history.terms(state.anchor, fragments)
         terms["sends"] = int(state.counters.sends.sum())
-        how = {"takes_part": False, "terms": terms, "patience_s": self._patience_s}
+        how = {"takes_part": False, "terms": terms, "patience_s": self.patience_s}
         self.exchange.start(name, {}, **how)
         try:
             self.exchange.finish(name, {})
@@ -518,7 +520,7 @@ def wait_for_donors(exchange: RemoteExchange, awaited: str, look: Callable[[], T
         seen_s = time.monotonic()
         while True:
             now = time.monotonic()
-            if exchange.donors():
+            if exchange.state_transfer.donors():
                 seen_s = now
             elif now > seen_s + _GIVE_UP_SECONDS:
                 raise Lost(f"all other regions are gone before {awaited}: join again")

@@ -72,8 +72,13 @@ class Notes:
         self.calls.append(("fetch_ahead", sends, steps, missed))
         return sends + self.known
 
+    def __setattr__(self, name, value):
+        super().__setattr__(name, value)
+        if name == "patience_s":
+            self.calls.append((name, value))
+
     def __getattr__(self, name):
-        return lambda *given: self.calls.append((name, *given))
+        return lambda *given, **more: self.calls.append((name, *given, *more.values()))
 
 
 class Loop(SyncLoop):
@@ -127,7 +132,7 @@ def test_what_is_due_while_nobody_can_be_reached_is_made_up_for_as_if_absent():
     loop = Loop(reachable=False)
     state = loop.run_due(State().at(3), ME, [])
     assert state.counters.behind == 1 and loop.pacing.first[0] == 3
-    assert loop.delivery.calls == [("stopped",), ("trains", 3)]
+    assert loop.delivery.calls == [("stopped",), ("beat", 3)]
     for step in (4, 8):
         state = loop.run_due(state.at(step), ME, [])
         assert (state.counters.step, state.counters.behind) == (step, step - 3 + 1)
@@ -140,9 +145,9 @@ def test_what_is_due_while_nobody_can_be_reached_is_made_up_for_as_if_absent():
     assert loop.done == [*late, (9, True, True, 1)] and state.counters.behind == 0
     assert loop.calls() == [
         ("fetch_ahead", 3, 9 - 3 + 1, 2),
-        ("be_patient", 10.0),  # the steps since that of the first deferral
-        *[("be_patient", 30.0)] * 2,
-        ("be_patient", 0.0),
+        ("patience_s", 10.0),  # the steps since that of the first deferral
+        *[("patience_s", 30.0)] * 2,
+        ("patience_s", 0.0),
         ("forget_ahead",),
     ]
     assert loop.pacing == OutagePacing()
@@ -223,9 +228,7 @@ def test_what_was_read_ahead_is_let_go_of_whatever_happens():
 def test_a_send_needs_the_others_and_a_landing_its_payloads(lands):
     """What cannot be done is put off, and the others are told how far this region is."""
     asked = []
-    exchange = SimpleNamespace(
-        trains=lambda step: asked.append(("trains", step)), be_patient=lambda seconds: None
-    )
+    exchange = SimpleNamespace(beat=lambda trained: asked.append(("trained", trained)))
     delivery = SimpleNamespace(
         exchange=exchange,
         reachable=lambda: asked.append("reach"),
@@ -237,7 +240,7 @@ def test_a_send_needs_the_others_and_a_landing_its_payloads(lands):
     stage = (Move("a"), Move(None, "b")) if lands else (Send((0,)),)
     loop = SimpleNamespace(schedule=Staggered(5 if lands else 4), fragments=None, count=1)
     assert not carrier.reach(loop, State().at(4), stage, False)
-    assert asked == [["a"] if lands else "reach", ("trains", 5)] and carrier.pacing.first[0] == 5
+    assert asked == [["a"] if lands else "reach", ("trained", 5)] and carrier.pacing.first[0] == 5
     delivery.reachable, delivery.arrives = (lambda: True), (lambda *_: True)
     assert carrier.reach(loop, State().at(4), stage, False) and asked[2:] == []
 
@@ -466,7 +469,7 @@ def test_final_anchors_that_differ_heal_nobody():
     )
     state = State().at(12)
     state.anchor = {}
-    delivery.be_patient(7.0)
+    delivery.patience_s = 7.0
     with pytest.raises(Parted, match="they differ") as error:
         delivery.compare_final_anchors(state, None)
     assert error.value.heals is False

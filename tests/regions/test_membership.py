@@ -1,6 +1,5 @@
 """Regions that die, leave, come back or are replaced, and a store that goes away."""
 
-import dataclasses
 import functools
 import itertools
 import shutil
