@@ -267,8 +267,9 @@ class PerTensor(Codec):
             name, stack = path_name(path), self.is_stacked(path_name(path))
             spec = specs.get(name, P())
             shape = place(Unit(1, 1), leaf.shape, stack, spec, sizes, staged).shape
-            unit = self._codec(name, shape).unit_of(matrix_shape(shape, stack))
-            return name, place(unit, leaf.shape, stack, spec, sizes, staged)
+            codec, matrices = self._codec(name, shape), matrix_shape(shape, stack)
+            unit, in_shares = codec.unit_of(matrices), codec.in_shares(matrices)
+            return name, place(unit, leaf.shape, stack, spec, sizes, staged, in_shares)
 
         with_path = jax.tree_util.tree_flatten_with_path(like)[0]
         placed = copy.copy(self)
