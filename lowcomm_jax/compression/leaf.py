@@ -11,6 +11,7 @@ import abc
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
@@ -19,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 from lowcomm_jax.compression.grid import Shape, Unit
 from lowcomm_jax.compression.means import as_rounded, fold_regions, weighted_mean
-from lowcomm_jax.compression.placement import Placement
+from lowcomm_jax.compression.placement import Placement, Shares
 from lowcomm_jax.compression.units import Matrix, Payload, UnitCodec
 
 PyTree = Any
@@ -47,6 +48,14 @@ class LeafCodec(abc.ABC):
     @abc.abstractmethod
     def unit_of(self, matrices: Shape) -> Unit:
         """The unit that a device holds whole, for a stack of this shape (L, N, M)."""
+
+    def in_shares(self, matrices: Shape) -> bool:
+        """Whether a stack of this shape may be coded in shares (`Placement.shares`).
+
+        The codec then makes the payload whole on every device.
+        """
+        del matrices
+        return False
 
     def init(self, place: Placement, seed: int) -> PyTree:
         """State of the whole leaf at step 0; `seed` differs by leaf, and not by region."""
@@ -122,11 +131,15 @@ class InUnits(LeafCodec):
     def unit_of(self, matrices: Shape) -> Unit:
         return self.codec.unit
 
+    def in_shares(self, matrices: Shape) -> bool:
+        return True
+
     def encode(
         self, x: jax.Array, state: PyTree, place: Placement, params: jax.Array | None = None
     ) -> tuple[PyTree, PyTree]:
         params = None if params is None else place.to_units(params)
-        return self.code(place.to_units(x), place.matrix(), params), state
+        payload = self.code(place.to_units(x), place.matrix(), params)
+        return self._by_unit(payload, place, Shares.gather), state
 
     def code(self, units: jax.Array, matrix: Matrix, params: jax.Array | None = None) -> Payload:
         """The payload of units; one with a value that is not finite carries NaN in every float."""
@@ -143,10 +156,20 @@ class InUnits(LeafCodec):
         return {name: mark(x) for name, x in payload.items()}
 
     def decode(self, payload: PyTree, place: Placement) -> jax.Array:
-        return place.from_units(self.codec.decode(payload, place.sides))
+        own = self._by_unit(payload, place, Shares.take)
+        return place.from_units(self.codec.decode(own, place.sides))
+
+    def _by_unit(self, payload: Payload, place: Placement, fn: Callable) -> Payload:
+        """Of a leaf in shares: fn of (shares, array) for arrays with an entry for each unit."""
+        if place.shares is None:
+            return payload
+        side, like = place.shares.side, self.payload_like(place)
+        cut = {name for name, x in like.items() if x.shape[side] == place.shares.count}
+        return {name: fn(place.shares, x) if name in cut else x for name, x in payload.items()}
 
     def mean(self, payload_R: PyTree, weight_R: jax.Array, place: Placement) -> jax.Array:
-        return place.from_units(self.mean_units(payload_R, weight_R, place))
+        own_R = self._by_unit(payload_R, place, functools.partial(Shares.take, lead=1))
+        return place.from_units(self.mean_units(own_R, weight_R, place))
 
     def mean_units(self, payload_R: PyTree, weight_R: jax.Array, place: Placement) -> jax.Array:
         """Weighted mean of the decoded units, in region order."""

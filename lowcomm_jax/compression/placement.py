@@ -7,8 +7,12 @@ the first that fits:
 | --- | --- | --- |
 | as it lies | every device holds whole units | nothing |
 | by rows, columns or layers | moved so, each holds whole units | an all-to-all a moved dimension |
-| one matrix at a time | a matrix takes at most 128 MiB | a gather; every device codes all |
+| one matrix at a time | a matrix takes at most 128 MiB | the payload is gathered |
 | not at all | a matrix takes more | refused |
+
+One matrix at a time, devices that cut one side trade their parts for whole units along the other
+side (`Shares`), by an all-to-all. Where that side has one unit or a padded one, or where the codec
+cannot (`LeafCodec.in_shares`), the matrix is gathered, and every device codes all of it.
 
 Of a pipeline stage the leaf is the stage's part. Functions of arrays are called within a
 `shard_map` over all axes of the mesh (`Regions.on_devices`), with a device's part of a leaf.
@@ -49,6 +53,8 @@ class Placement:
       sizes: (axis, devices) of these axes.
       moves: (from dimension, mesh axes, to dimension), all-to-alls before coding.
       gathers: (dimension, mesh axes), gathered one matrix at a time while coding.
+      shares: of the units, which devices that cut the last of `gathers` code; that one is then not
+        gathered. None = every device codes all.
       axes: mesh axes that cut (layers, down, across) while units are coded.
       stages: pipeline stages that each code a part or a copy of the leaf.
       stage: dimension that is cut over the stages; None = each has the whole.
@@ -61,6 +67,7 @@ class Placement:
     sizes: tuple[tuple[str, int], ...] = ()
     moves: tuple[tuple[int, Axes, int], ...] = ()
     gathers: tuple[tuple[int, Axes], ...] = ()
+    shares: Shares | None = None
     axes: tuple[Axes, Axes, Axes] = ((), (), ())
     stages: int = 1
     stage: int | None = None
@@ -77,7 +84,7 @@ class Placement:
     @property
     def alone(self) -> Placement:
         """The placement where one device holds all of the leaf, or of a stage's part."""
-        return dataclasses.replace(self, cuts=(), sizes=(), moves=(), gathers=(), axes=((), (), ()))
+        return Placement(self.shape, self.stacked, self.unit, stages=self.stages, stage=self.stage)
 
     def devices(self, axes: Sequence[str]) -> int:
         return math.prod(dict(self.sizes)[axis] for axis in axes)
@@ -134,23 +141,65 @@ class Placement:
         """Inverse of `split`."""
         return x.reshape(self.part)
 
+    @property
+    def _held(self) -> tuple[int, int]:
+        """(n, m) of the matrices that a device codes."""
+        sides = [self.grid.rows, self.grid.columns]
+        sides = [n // self.devices(axes) for n, axes in zip(sides, self.axes[1:])]
+        if self.shares is not None:
+            at = self.shares.side - 1
+            sides[at] = self.shares.each * self.sides[at]
+        return sides[0], sides[1]
+
     def whole(self, x: jax.Array) -> jax.Array:
-        """What is coded of what a device has, `[l, n, m]`: the same, or the gathered matrices."""
-        for dim, axes in self.gathers:
-            x = jax.lax.all_gather(x, axes, axis=dim + 1 - int(self.stacked), tiled=True)
-        return self._matrices(x) if self.gathers else x
+        """What is coded of what a device has, `[l, n, m]`: the same, its share, or all."""
+        if not self.gathers:
+            return x
+        lead, shares = int(self.stacked), self.shares
+        for dim, axes in self.gathers[: None if shares is None else -1]:
+            x = jax.lax.all_gather(x, axes, axis=dim + 1 - lead, tiled=True)
+        if shares is not None:
+            side, cut = self._traded
+            x = x.reshape(self._with_one_axis(x.shape))
+            x = shares.deal(x, side, self.sides[shares.side - 1])
+            x = jax.lax.all_to_all(x, shares.axes, split_axis=side, concat_axis=cut, tiled=True)
+        return x.reshape(x.shape[0], *self._held)
 
     def own(self, x_lxnxm: jax.Array) -> jax.Array:
         """Inverse of `whole`."""
         if not self.gathers:
             return x_lxnxm
-        lead = int(self.stacked)
-        x = x_lxnxm.reshape(x_lxnxm.shape[0], *self.shape[lead:])
-        for dim, axes in self.gathers:
+        lead, shares, gathers = int(self.stacked), self.shares, self.gathers
+        x, shape = x_lxnxm, [len(x_lxnxm), *self.shape[lead:]]
+        if shares is not None:
+            *gathers, (dim, axes) = gathers
+            side, cut = self._traded
+            sides = list(self._with_one_axis(shape))
+            sides[side] = x.shape[shares.side]
+            x = x.reshape(sides)
+            x = jax.lax.all_to_all(x, axes, split_axis=cut, concat_axis=side, tiled=True)
+            x = shares.undeal(x, side, self.sides[shares.side - 1])
+            shape[dim + 1 - lead] //= shares.devices
+        x = x.reshape(shape)
+        for dim, axes in gathers:
             size = self.shape[dim] // self.devices(axes)
             start = jax.lax.axis_index(axes) * size
             x = jax.lax.dynamic_slice_in_dim(x, start, size, dim + 1 - lead)
         return x
+
+    def _with_one_axis(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Of `[l, ...]`: the shape with one axis in place of those of the side that is shared."""
+        first = first_column(self.shape, self.stacked) + 1 - int(self.stacked)
+        if self.shares.side == 1:
+            return (shape[0], math.prod(shape[1:first]), *shape[first:])
+        return (*shape[:first], math.prod(shape[first:]))
+
+    @property
+    def _traded(self) -> tuple[int, int]:
+        """Axes of such an array: the side that is shared, and the dimension that was cut."""
+        lead, at = int(self.stacked), first_column(self.shape, self.stacked)
+        cut = self.gathers[-1][0]
+        return (1, 2 + cut - at) if self.shares.side == 1 else (1 + at - lead, 1 + cut - lead)
 
     @property
     def one_by_one(self) -> bool:
@@ -181,11 +230,7 @@ class Placement:
 
     def from_units(self, x: jax.Array) -> jax.Array:
         """Inverse of `to_units`: `[l, n, m]` without padding."""
-        rows, columns = (
-            n // self.devices(axes)
-            for n, axes in zip((self.grid.rows, self.grid.columns), self.axes[1:])
-        )
-        return self.grid.from_units(x, rows, columns)
+        return self.grid.from_units(x, *self._held)
 
     def matrix(self) -> Matrix:
         """What a codec may ask about its matrices."""
@@ -199,6 +244,8 @@ class Placement:
                 if self.axes[axis]:
                     x = fold(x, axis) if in_parts else x
                     x = jax.lax.all_gather(x, self.axes[axis], axis=axis, tiled=True)
+                elif select is None and self.shares is not None and axis == self.shares.side:
+                    x = self.shares.gather(x)
                 x = fold(x if select is None else select(x, axis), axis)
             return x
 
@@ -217,9 +264,10 @@ class Placement:
         if real is None:
             return None
         # A side that is padded is not cut, so that of a side that is cut all values are real.
-        if self.axes[1]:
+        side = 0 if self.shares is None else self.shares.side
+        if self.axes[1] or side == 1:
             real = real[:, :1]
-        return jnp.asarray(real[:, :, :1] if self.axes[2] else real)
+        return jnp.asarray(real[:, :, :1] if self.axes[2] or side == 2 else real)
 
     def array_spec(self, shape: Sequence[int]) -> P:
         """Layout of a payload array `[L, down, across, ...]`, or with 1 in place of these.
@@ -314,6 +362,59 @@ class Placement:
         return self._matrix(select, real)
 
 
+class Shares(NamedTuple):
+    """Equal shares of the units along a side of the grid, one a device of some mesh axes.
+
+    Where the units do not divide, the last of them are in several shares.
+
+    Attributes:
+      axes, devices: mesh axes, and how many devices they have.
+      side: 1 = down, 2 = across.
+      count: units along it.
+    """
+
+    axes: Axes
+    devices: int
+    side: int
+    count: int
+
+    @property
+    def each(self) -> int:
+        """Units of a share."""
+        return -(-self.count // self.devices)
+
+    @property
+    def part(self) -> float:
+        """Of all units that a device codes."""
+        return self.each / self.count
+
+    def deal(self, x: jax.Array, axis: int, size: int) -> jax.Array:
+        """All shares along an axis, on which a unit takes `size` places."""
+        full, share = self.count // self.each, self.each * size
+        last = jax.lax.slice_in_dim(x, x.shape[axis] - share, None, axis=axis)
+        even = jax.lax.slice_in_dim(x, 0, full * share, axis=axis)
+        return jnp.concatenate([even] + [last] * (self.devices - full), axis)
+
+    def undeal(self, x: jax.Array, axis: int, size: int = 1) -> jax.Array:
+        """Inverse of `deal`."""
+        full, share = self.count // self.each, self.each * size
+        even = jax.lax.slice_in_dim(x, 0, full * share, axis=axis)
+        if full * self.each == self.count:
+            return even
+        end = (full + 1) * share
+        start = end - (self.count * size - full * share)
+        return jnp.concatenate([even, jax.lax.slice_in_dim(x, start, end, axis=axis)], axis)
+
+    def gather(self, x: jax.Array) -> jax.Array:
+        """`[l, down, across, ...]` of all units, from a device's share."""
+        return self.undeal(jax.lax.all_gather(x, self.axes, axis=self.side, tiled=True), self.side)
+
+    def take(self, x: jax.Array, lead: int = 0) -> jax.Array:
+        """A device's share of what has an entry for each unit, behind `lead` more axes."""
+        start = jnp.minimum(jax.lax.axis_index(self.axes) * self.each, self.count - self.each)
+        return jax.lax.dynamic_slice_in_dim(x, start, self.each, self.side + lead)
+
+
 class Dealt(NamedTuple):
     """The axis of a grid that is dealt out to slices.
 
@@ -349,6 +450,7 @@ def place(
     spec: P,
     sizes: Mapping[str, int],
     staged: bool = False,
+    in_shares: bool = False,
 ) -> Placement:
     """Choose how a leaf is coded (see the module).
 
@@ -359,11 +461,12 @@ def place(
       spec: how it lies inside a region.
       sizes: devices of each mesh axis.
       staged: whether pipeline stages code their own parts.
+      in_shares: of its codec (`LeafCodec.in_shares`).
 
     Raises:
       ValueError: a matrix that would have to be gathered is too large.
     """
-    return _place(unit, tuple(shape), is_stacked, spec, tuple(sizes.items()), staged)
+    return _place(unit, tuple(shape), is_stacked, spec, tuple(sizes.items()), staged, in_shares)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -374,6 +477,7 @@ def _place(
     spec: P,
     axes_sizes: tuple[tuple[str, int], ...],
     staged: bool,
+    in_shares: bool,
 ) -> Placement:
     sizes, names = dict(axes_sizes), [axis_names(entry) for entry in spec]
     names += [()] * (len(shape) - len(names))
@@ -408,9 +512,21 @@ def _place(
             f"units of {plain.sides[0]} x {plain.sides[1]} values, and a matrix of more than "
             f"{LARGEST >> 20} MiB is not gathered: choose specs that cut it into whole rows"
         )
-    gathers = tuple((d, a) for d, a in cuts.items() if not (is_stacked and d == 0))
-    layers = cuts.get(0, ()) if is_stacked else ()
-    return dataclasses.replace(plain, axes=(layers, (), ()), gathers=gathers)
+    gathers = [(d, a) for d, a in cuts.items() if not (is_stacked and d == 0)]
+    layers, shares = cuts.get(0, ()) if is_stacked else (), None
+    if in_shares and gathers:
+        gathers.sort(key=lambda cut: _shares(plain, *cut).part, reverse=True)
+        smallest = _shares(plain, *gathers[-1])
+        shares = smallest if smallest.part < 1 else None
+    return dataclasses.replace(plain, axes=(layers, (), ()), gathers=tuple(gathers), shares=shares)
+
+
+def _shares(plain: Placement, dim: int, axes: Axes) -> Shares:
+    """Of the side that this dimension is not of; a side that cannot be shared has one unit."""
+    side, grid = 1 if dim >= first_column(plain.shape, plain.stacked) else 2, plain.grid
+    count = (grid.down, grid.across)[side - 1]
+    whole = (grid.rows, grid.columns)[side - 1] == count * plain.sides[side - 1]
+    return Shares(axes, plain.devices(axes), side, count if whole and not grid.flat else 1)
 
 
 def _fitting(plain: Placement, cuts: dict[int, Axes]) -> tuple[Axes, Axes, Axes] | None:

@@ -98,17 +98,17 @@ class _Leaf:
             payload, state, residual = one(x, state, residual, weights)
         else:
 
-            def turn(residual, given):
-                # Read and written in place: the loop holds one residual, not an old and a new one.
-                layer, x, state, weights = given
-                old = jax.lax.dynamic_index_in_dim(residual, layer)
-                payload, state, new = one(*stacked((x, state)), old, stacked(weights))
-                update = jax.lax.dynamic_update_index_in_dim(residual, new, layer, 0)
-                return update, first((payload, state))
+            def turn(kept, given):
+                # Read and written in place: the loop holds one residual and state, not two.
+                layer, x, weights = given
+                at = functools.partial(jax.lax.dynamic_index_in_dim, index=layer)
+                old, own = jax.tree.map(at, kept)
+                payload, own, old = one(stacked(x), own, old, stacked(weights))
+                put = functools.partial(jax.lax.dynamic_update_index_in_dim, index=layer, axis=0)
+                return jax.tree.map(put, kept, (old, own)), first(payload)
 
-            layers = jnp.arange(x.shape[0])
-            residual, coded = jax.lax.scan(turn, residual, (layers, x, state, weights))
-            payload, state = coded
+            given = jnp.arange(x.shape[0]), x, weights
+            (residual, state), payload = jax.lax.scan(turn, (residual, state), given)
         return self._behind(payload), self._behind(state), self.place.join(residual)
 
     def decode(self, payload: PyTree) -> jax.Array:
@@ -267,8 +267,9 @@ class PerTensor(Codec):
             name, stack = path_name(path), self.is_stacked(path_name(path))
             spec = specs.get(name, P())
             shape = place(Unit(1, 1), leaf.shape, stack, spec, sizes, staged).shape
-            unit = self._codec(name, shape).unit_of(matrix_shape(shape, stack))
-            return name, place(unit, leaf.shape, stack, spec, sizes, staged)
+            codec, matrices = self._codec(name, shape), matrix_shape(shape, stack)
+            unit, in_shares = codec.unit_of(matrices), codec.in_shares(matrices)
+            return name, place(unit, leaf.shape, stack, spec, sizes, staged, in_shares)
 
         with_path = jax.tree_util.tree_flatten_with_path(like)[0]
         placed = copy.copy(self)
@@ -343,11 +344,15 @@ class PerTensor(Codec):
         accepted: jax.Array | None,
         params: PyTree = None,
     ) -> tuple[PyTree, PyTree, PyTree]:
-        treedef = jax.tree.structure(tree)
+        treedef, done = jax.tree.structure(tree), None
 
         def one(leaf, x, own, old, weights):
+            nonlocal done
+            # Leaf after leaf: else compilers hold what is between values and payload for all.
+            x, _ = jax.lax.optimization_barrier((x, done))
             weights = weights if leaf.codec.reads_params else None
-            return leaf.encode_with_residual(x, own, old, weights, decay, accepted)
+            payload, own, done = leaf.encode_with_residual(x, own, old, weights, decay, accepted)
+            return payload, own, done
 
         given = tree, self._states(tree, state), residual, self._weights(tree, params)
         payload, own, residual = zip(*self._map(one, tree, *given))

@@ -220,3 +220,47 @@ def test_sharded_rows_are_encoded_where_they_lie(name):
     program = jax.jit(lambda x: exchange.encode(x, ())[0]).lower(x).compile().as_text()
     assert "all-gather" not in program and "all-to-all" not in program
     assert exchange.placed(like).places["x"].moves == ()
+
+
+@pytest.mark.parametrize("name", ["topk_stat2", "dct_topk", "bf16_gate"])
+@pytest.mark.parametrize(
+    "shape, stacked, spec, mesh, part",
+    [
+        ((320, 192), False, P(None, "fsdp"), {"fsdp": 4}, 2 / 5),  # rows: 5 units by 4 devices
+        ((320, 192), False, P("fsdp"), {"fsdp": 8}, 1 / 3),  # columns: 3 units by 8 devices
+        ((3, 192, 134), True, P(None, None, "fsdp"), {"fsdp": 2}, 2 / 3),  # padded columns
+        ((192, 5, 60), False, P(None, None, "fsdp"), {"fsdp": 4}, 1 / 3),  # a dimension inside M
+        ((5, 60, 192), False, P(None, "fsdp"), {"fsdp": 4}, 1 / 3),  # inside N
+        ((320, 192), False, P("fsdp", "tensor"), {"fsdp": 2, "tensor": 4}, 2 / 5),  # two cuts
+        ((134, 134), False, P("fsdp", "tensor"), {"fsdp": 2, "tensor": 2}, 1),  # padded: gathered
+    ],
+)
+def test_units_in_shares_come_to_the_same_bits(name, shape, stacked, spec, mesh, part):
+    """Payload, residual and mean of a leaf that no device holds whole units of, on 1 and n."""
+    codec = error_feedback(make(name, stacked=("x",) if stacked else ()), 0.9)
+    like = {"x": jax.ShapeDtypeStruct(shape, jnp.float32)}
+    rng = np.random.default_rng(0)
+    x, w = ({"x": jnp.asarray(rng.standard_normal((1, *shape)), "f4")} for _ in range(2))
+    found = []
+    for sizes in ({}, mesh):
+        exchange = MeshExchange(Regions(1, make_mesh(**sizes)), codec, {"x": spec})
+
+        @jax.jit
+        def two_rounds(x, state, exchange=exchange):
+            weights = w if codec.reads_params else None
+            _, state = exchange.encode(x, state, params_A=weights)
+            payload, state = exchange.encode(x, state, params_A=weights)
+            return payload, state, exchange.reduce(payload, jnp.ones(1), like).mean
+
+        state = jax.tree.map(lambda s: s[None], codec.init(like))
+        found.append(two_rounds(x, state))
+    shares = exchange.placed(like).places["x"].shares
+    assert (1 if shares is None else shares.part) == part
+    jax.tree.map(np.testing.assert_array_equal, *found)
+
+
+def test_a_matrix_that_is_factored_is_gathered_and_not_shared():
+    like = {"x": jax.ShapeDtypeStruct((63, 5, 48), jnp.float32)}
+    codec, sizes = make("low_rank", rank=2), {"region": 1, "fsdp": 2}
+    place = codec.placed(like, {"x": P(None, None, "fsdp")}, sizes, False).places["x"]
+    assert place.gathers and place.shares is None

@@ -103,6 +103,9 @@ class LowRank(LeafCodec):
     def unit_of(self, matrices: Shape) -> Unit:
         return Unit(1, 1) if self.factored(matrices) else self.dense.unit
 
+    def in_shares(self, matrices: Shape) -> bool:
+        return not self.factored(matrices)
+
     @property
     def _dense(self) -> InUnits:
         return InUnits(self.dense)
@@ -152,7 +155,7 @@ class LowRank(LeafCodec):
         held, layers = parts.place, parts.place.axes[0]
         shape = (held.matrices[0], self.rank, held.matrices[side])
         cut = P(layers or None, None, parts.of(side) or None)
-        return place(self.factors.unit, shape, True, cut, dict(held.sizes))
+        return place(self.factors.unit, shape, True, cut, dict(held.sizes), in_shares=True)
 
     def decode(self, payload: PyTree, place: Placement) -> jax.Array:
         if not self.factored(place.matrices):

@@ -1,0 +1,50 @@
+"""What a compiled send holds beside its arguments and results."""
+
+import jax
+import jax.numpy as jnp
+import optax
+from aot.aot_cases import M, needs
+from jax.sharding import PartitionSpec as P
+
+import lowcomm_jax as lc
+from lowcomm_jax.aot import ahead_of_time
+from lowcomm_jax.compression import error_feedback, make
+
+
+def temporaries(target: str, fsdp: int, codec, shape: tuple[int, ...], spec: P) -> int:
+    """Bytes of one device in a send of a leaf of this shape, in layers where it has three axes."""
+
+    def loss_fn(params, batch, rng):
+        del rng
+        return jnp.mean(params["w"]) * jnp.mean(batch)
+
+    found = needs(target)
+    method = M.diloco(8, codec=error_feedback(codec, 0.95))
+    engine = lc.Engine(
+        loss_fn,
+        optax.sgd(1e-3),
+        method,
+        2,
+        mesh=found.mesh(region=2, fsdp=fsdp),
+        specs=lambda name, leaf: spec,
+        stacked=("w",) if len(shape) == 3 else (),
+    )
+    params = {"w": jax.ShapeDtypeStruct(shape, jnp.float32)}
+    report = ahead_of_time(engine, params, jax.ShapeDtypeStruct((8, 1), jnp.float32), found)
+    (send,) = (program for program in report.programs if program.name == "send")
+    return send.memory["temporaries"]
+
+
+def test_a_table_of_units_that_do_not_divide_is_coded_in_shares():
+    """125 x 7 units of 64 x 64 by 8 devices: each holds about 16 x 7 at a time."""
+    shape = 125 * 64, 7 * 64
+    held = temporaries("h100:2x8", 8, make("topk_stat2"), shape, P(None, "fsdp"))
+    assert held < 4 * shape[0] * shape[1]
+
+
+def test_layers_of_a_large_stack_change_one_state():
+    """Low rank of 9 matrices, one after the other: not an old and a new Q beside the state's."""
+    layers, n, rank = 9, 2048, 512
+    codec = make("low_rank_int4", rank=rank, stacked=("w",))
+    held = temporaries("h100:2x1", 1, codec, (layers, n, n), P())
+    assert held < 4 * layers * n * (n + 2 * rank)  # the values, and what one layer takes
