@@ -68,20 +68,25 @@ def describe(state: State, extra: dict, config: dict, metrics: dict, method: Met
       method: of the engine; None is described as null.
     """
     one = next(iter(state.parts.values()))
-    more = {}
+    counters, more = one.counters, {}
     if isinstance(state, AdaptiveState):
         more["trainers"] = state.as_document()
     if keys := key_kinds(all_leaves(state.parts)):
         more["keys"] = keys
     return {
         "packages": package_versions(),
-        "step": int(one.counters.step),
+        "step": int(counters.step),
         "regions": leaves.region_count(one),
         "method": describe_method(method),
         "config": config,
         "extra": extra,
         "metrics": metrics,
         "in_flight": leaves.flight_records(one),
+        "fragments": {
+            "last_sent": counters.last_sent.tolist(),
+            "last_landed": counters.last_landed.tolist(),
+            "staleness": counters.staleness.tolist(),
+        },
         **more,
     }
 

@@ -57,8 +57,9 @@ class Checkpoints:
     A checkpoint `<directory>/<step>/` holds
 
     - `part_<i>/`: the arrays of the whole state, as far as process i has written them;
-    - `document.json`: package versions, config, extra, metrics, method, payloads in flight, the
-      implementation of typed PRNG keys, the digest of every array;
+    - `document.json`: package versions, config, extra, metrics, method, the last send and landing
+      and the staleness of every fragment, payloads in flight, the implementation of typed PRNG
+      keys, the digest of every array;
     - `metrics.json`: metrics that were added later.
 
     It appears under its name when it is complete.
