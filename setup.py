@@ -28,7 +28,7 @@ setup(
         f"jax{JAX}",
         "flax>=0.12",
         "optax>=0.2.6",
-        "orbax-checkpoint>=0.12.8",
+        "orbax-checkpoint>=0.12.8,<0.13",
         "tensorstore>=0.1.60",
         "ml-collections>=1.0",
         "absl-py>=2.0",

@@ -2,9 +2,8 @@
 
 `lc.exchange.store(..., transport=HttpTransport)` takes it. Records go through the store. Every
 region serves the payloads that it holds, and pulls those of others by the address in their
-heartbeats.
-Bytes are named by their SHA-256 and verified by who asks: a transport only moves them. This one
-encrypts nothing, and whoever reaches the port can read: it is for a private network.
+heartbeats. Bytes are named by their SHA-256 and verified by who asks: a transport only moves them.
+This one encrypts nothing, and whoever reaches the port can read: it is for a private network.
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ import http.client
 import http.server
 import threading
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from lowcomm_jax import exchange
 
 SCHEME = "http://"
 
 
-class HttpTransport:
+class HttpTransport(exchange.Transport):
     """A `lowcomm_jax.exchange.Transport`, which says what each method is for.
 
     Args:
@@ -56,9 +55,6 @@ class HttpTransport:
 
     def drop(self, name: str, shared: bool) -> None:
         self._held.pop(name, None)
-
-    def get_ahead(self, sizes: Mapping[str, int]) -> None:
-        """Nothing: every payload is fetched from its region when it is asked for."""
 
     def get(self, name: str, nbytes: int, holders: Sequence[int]) -> bytes:
         for region in holders:

@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
     names = parse_flags("published", argv, Flags().values, __doc__)
     refuse_any(
         [
-            f"there is no table {name!r}{closest(name, TABLES)}; they are {', '.join(TABLES)}"
+            f"there is no table {name!r}{closest(name, TABLES)}"
             for name in names
             if name not in TABLES
         ],

@@ -125,7 +125,8 @@ def parsed(body: Mapping, name: str, run: Settings) -> tuple[Happened | None, li
     try:
         found = msgspec.convert({"run": own, **tables}, Happened)
     except msgspec.ValidationError as error:
-        fix = "give a list of faults, or what launch has written"
+        fields = ", ".join((*Settings.__struct_fields__, *Happened.__struct_fields__[1:]))
+        fix = f"give a list of faults, or what launch has written, with {fields}"
         return None, [f"faults={name!r} is no record of a run ({error}): {fix}"]
     problems = [
         f"faults={name!r} is of a run with {key}={there}: this one has {key}={here}"

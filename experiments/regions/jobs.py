@@ -40,4 +40,4 @@ def described(fields: Mapping[str, Any]) -> Described | None:
 
 def ends_by_rounds(fields: Mapping[str, Any], method: Method) -> bool:
     """Whether regions go at a pace of their own: jobs have rounds in common, but no steps."""
-    return is_separate_job(fields) and method.schedule.uneven
+    return is_separate_job(fields) and method.schedule.by_rounds

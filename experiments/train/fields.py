@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+import numpy as np
 import yaml
 
 from experiments.cli import problems_of
@@ -132,6 +133,10 @@ def _documented(text: str | None, names: set[str]) -> dict[str, str]:
     return found
 
 
+def _as_text_or_number(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else str(value)
+
+
 def resolved(job: Job) -> str:
     """The config of a checked run, and what follows from it, as YAML."""
     decoder = isinstance(job.model, TransformerConfig)
@@ -149,5 +154,5 @@ def resolved(job: Job) -> str:
         "inner": dataclasses.asdict(job.inner),
     }
     text = {"config": job.config, "derived": derived}
-    plain = msgspec.to_builtins(text, enc_hook=str)
+    plain = msgspec.to_builtins(text, enc_hook=_as_text_or_number)
     return yaml.safe_dump(plain, sort_keys=False, default_flow_style=None, width=100)

@@ -47,9 +47,20 @@ def shape_problems(fields: Mapping[str, Any]) -> list[str]:
             elif not _same_type(given[key], default, optional=label == "inner.clip_norm"):
                 kind = type(default).__name__
                 found.append(f"{label}={given[key]!r}: must be of type {kind}, like {default!r}")
+            elif isinstance(given[key], str) and not _is_utf8(given[key]):
+                found.append(f"{label}={given[key]!r} is no UTF-8 text, as records need: rename it")
         return found
 
     return walk(fields, reference, "")
+
+
+def _is_utf8(text: str) -> bool:
+    """False for names of files that are not, which Python reads with surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _same_type(value: Any, default: Any, optional: bool) -> bool:

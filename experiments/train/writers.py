@@ -70,10 +70,14 @@ class NoLog:
 
     begun, newest, eval_set = True, None, None
 
-    def write(self, records: Iterable[Mapping[str, Any]] = ()) -> None:
+    def write(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Do nothing."""
 
-    sync = close = write
+    def sync(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
 
 
 def open_log(job: Job, step: int) -> AllLogs | NoLog:

@@ -166,7 +166,7 @@ class JobTrainers:
         """Whole rounds that the other jobs have landed beyond this state, at the end of a round."""
         if state.step % period:
             return 0
-        return max(0, self.delivery.frontier() - state.step) // period
+        return max(0, self.delivery.exchange.frontier() - state.step) // period
 
     # -- the other jobs ---------------------------------------------------------------------------
 

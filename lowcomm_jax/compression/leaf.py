@@ -138,22 +138,33 @@ class InUnits(LeafCodec):
         self, x: jax.Array, state: PyTree, place: Placement, params: jax.Array | None = None
     ) -> tuple[PyTree, PyTree]:
         params = None if params is None else place.to_units(params)
-        payload = self.code(place.to_units(x), place.matrix(), params)
+        payload = self.code(place.to_units(x), place.matrix(), params, self._of_units(place))
         return self._by_unit(payload, place, Shares.gather), state
 
-    def code(self, units: jax.Array, matrix: Matrix, params: jax.Array | None = None) -> Payload:
-        """The payload of units; one with a value that is not finite carries NaN in every float."""
+    def code(
+        self,
+        units: jax.Array,
+        matrix: Matrix,
+        params: jax.Array | None = None,
+        of_units: set[str] | None = None,
+    ) -> Payload:
+        """The payload of units; one with a value that is not finite carries NaN in every float.
+
+        Args:
+          of_units: names of the arrays with an entry for each unit; None = their shape says so.
+        """
         bad = ~jnp.all(jnp.abs(units) < jnp.inf, axis=(3, 4))
         # The select also makes every use of a unit see the same bits (`as_rounded`).
         units = jnp.where(bad[..., None, None], jnp.nan, units)
         payload = self.codec.encode(units, matrix, params)
 
-        def mark(x):
-            if not (jnp.issubdtype(x.dtype, jnp.floating) and x.shape[1:3] == bad.shape[1:]):
+        def mark(name, x):
+            by_unit = x.shape[1:3] == bad.shape[1:] if of_units is None else name in of_units
+            if not (jnp.issubdtype(x.dtype, jnp.floating) and by_unit):
                 return x
             return jnp.where(bad.reshape(*bad.shape, *(1,) * (x.ndim - 3)), jnp.nan, x)
 
-        return {name: mark(x) for name, x in payload.items()}
+        return {name: mark(name, x) for name, x in payload.items()}
 
     def decode(self, payload: PyTree, place: Placement) -> jax.Array:
         own = self._by_unit(payload, place, Shares.take)
@@ -161,11 +172,16 @@ class InUnits(LeafCodec):
 
     def _by_unit(self, payload: Payload, place: Placement, fn: Callable) -> Payload:
         """Of a leaf in shares: fn of (shares, array) for arrays with an entry for each unit."""
-        if place.shares is None:
+        if (cut := self._of_units(place)) is None:
             return payload
-        side, like = place.shares.side, self.payload_like(place)
-        cut = {name for name, x in like.items() if x.shape[side] == place.shares.count}
         return {name: fn(place.shares, x) if name in cut else x for name, x in payload.items()}
+
+    def _of_units(self, place: Placement) -> set[str] | None:
+        """Of a leaf in shares: names of the arrays with an entry for each unit; None = not so."""
+        if place.shares is None:
+            return None
+        side, like = place.shares.side, self.payload_like(place)
+        return {name for name, x in like.items() if x.shape[side] == place.shares.count}
 
     def mean(self, payload_R: PyTree, weight_R: jax.Array, place: Placement) -> jax.Array:
         own_R = self._by_unit(payload_R, place, functools.partial(Shares.take, lead=1))

@@ -7,12 +7,14 @@ the first that fits:
 | --- | --- | --- |
 | as it lies | every device holds whole units | nothing |
 | by rows, columns or layers | moved so, each holds whole units | an all-to-all a moved dimension |
-| one matrix at a time | a matrix takes at most 128 MiB | the payload is gathered |
+| in shares, a matrix at a time | a side has whole units | an all-to-all; the payload is gathered |
+| gathered, a matrix at a time | it takes at most 128 MiB | a gather; every device codes all |
 | not at all | a matrix takes more | refused |
 
-One matrix at a time, devices that cut one side trade their parts for whole units along the other
-side (`Shares`), by an all-to-all. Where that side has one unit or a padded one, or where the codec
-cannot (`LeafCodec.in_shares`), the matrix is gathered, and every device codes all of it.
+In shares, devices that cut one side of a matrix give one another parts, so that each holds whole
+units along the other side (`Shares`). Where both sides are cut, the cut that leaves each device
+more is gathered before. A side of one unit, a padded one, and a codec that cannot
+(`LeafCodec.in_shares`) have no shares.
 
 Of a pipeline stage the leaf is the stage's part. Functions of arrays are called within a
 `shard_map` over all axes of the mesh (`Regions.on_devices`), with a device's part of a leaf.
@@ -53,8 +55,8 @@ class Placement:
       sizes: (axis, devices) of these axes.
       moves: (from dimension, mesh axes, to dimension), all-to-alls before coding.
       gathers: (dimension, mesh axes), gathered one matrix at a time while coding.
-      shares: of the units, which devices that cut the last of `gathers` code; that one is then not
-        gathered. None = every device codes all.
+      shares: how the units are divided among the devices of the last of `gathers`, which then give
+        one another parts and gather nothing. None = every device codes all units.
       axes: mesh axes that cut (layers, down, across) while units are coded.
       stages: pipeline stages that each code a part or a copy of the leaf.
       stage: dimension that is cut over the stages; None = each has the whole.
@@ -253,7 +255,7 @@ class Placement:
             return over(fold, x, rows)
 
         def largest(x, rows=False):
-            # In any order: of all units, one value a device is gathered.
+            # In any order: of all units, without shares, one value a device is gathered.
             found = functools.partial(jnp.max, keepdims=True)
             return over(found, x, rows, in_parts=select is None)
 
@@ -384,8 +386,8 @@ class Shares(NamedTuple):
         return -(-self.count // self.devices)
 
     @property
-    def part(self) -> float:
-        """Of all units that a device codes."""
+    def fraction(self) -> float:
+        """Fraction of all units that a device codes."""
         return self.each / self.count
 
     def deal(self, x: jax.Array, axis: int, size: int) -> jax.Array:
@@ -515,9 +517,9 @@ def _place(
     gathers = [(d, a) for d, a in cuts.items() if not (is_stacked and d == 0)]
     layers, shares = cuts.get(0, ()) if is_stacked else (), None
     if in_shares and gathers:
-        gathers.sort(key=lambda cut: _shares(plain, *cut).part, reverse=True)
+        gathers.sort(key=lambda cut: _shares(plain, *cut).fraction, reverse=True)
         smallest = _shares(plain, *gathers[-1])
-        shares = smallest if smallest.part < 1 else None
+        shares = smallest if smallest.fraction < 1 else None
     return dataclasses.replace(plain, axes=(layers, (), ()), gathers=tuple(gathers), shares=shares)
 
 
@@ -526,7 +528,7 @@ def _shares(plain: Placement, dim: int, axes: Axes) -> Shares:
     side, grid = 1 if dim >= first_column(plain.shape, plain.stacked) else 2, plain.grid
     count = (grid.down, grid.across)[side - 1]
     whole = (grid.rows, grid.columns)[side - 1] == count * plain.sides[side - 1]
-    return Shares(axes, plain.devices(axes), side, count if whole and not grid.flat else 1)
+    return Shares(axes, plain.devices(axes), side, max(count, 1) if whole and not grid.flat else 1)
 
 
 def _fitting(plain: Placement, cuts: dict[int, Axes]) -> tuple[Axes, Axes, Axes] | None:

@@ -10,10 +10,9 @@ from lowcomm_jax.exchange.traffic import pair as pair
 from lowcomm_jax.exchange.traffic import two_shot as two_shot
 from lowcomm_jax.rounds.connect import peers as peers
 from lowcomm_jax.rounds.connect import store as store
-from lowcomm_jax.rounds.connect import through as through
 from lowcomm_jax.rounds.remote import RemoteExchange as RemoteExchange
 from lowcomm_jax.rounds.request import Arrived as Arrived
-from lowcomm_jax.store.context import ContextParts as ContextParts
+from lowcomm_jax.store.context import ExchangeContext as ExchangeContext
 from lowcomm_jax.store.errors import Lost as Lost
 from lowcomm_jax.store.errors import Missing as Missing
 from lowcomm_jax.store.errors import Parted as Parted

@@ -310,10 +310,6 @@ class JobDelivery:
 
         return wait_for_donors(self.exchange, pending.name, look)
 
-    def frontier(self, done: bool = False) -> int:
-        """Inner steps of the furthest other region; 0 if nobody is there; `done`: see there."""
-        return self.exchange.frontier(done)
-
     def passed_over(self, sends: int) -> bool:
         """Whether the others went on without this region in the exchange after so many sends.
 

@@ -274,8 +274,8 @@ class RoundCarrier:
                 f"{landed} rounds have landed here, of {self.last}: a run ends with a round, the "
                 "same for all; train with engine.run(state, batches, rounds=...) first"
             )
+        yield  # what a paused step has still to do is of rounds
         self._ends = True
-        yield
 
     def everyone_landed(self, state: TrainState, p: int, step: int, here: bool) -> bool:
         """False: others' steps are unknown here, so the last synchronisation is always done."""

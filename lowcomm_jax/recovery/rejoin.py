@@ -121,8 +121,8 @@ def newest(exchange: RemoteExchange) -> State:
       Lost: no region gave a state.
     """
     exchange.want_state()
-    newest = exchange.state_transfer.newest
-    return wait_for_donors(exchange, "one gave its state", newest)
+    # Asked for within the decision: of a region's processes the first alone takes part.
+    return wait_for_donors(exchange, "one gave its state", lambda: exchange.state_transfer.newest())
 
 
 def _compare(loop: SyncLoop, state: TrainState) -> None:
@@ -222,7 +222,7 @@ def catch_up(engine: Engine, state: TrainState, least: int = 0) -> TrainState:
     delivery.never_defers = True
 
     def forward(state: TrainState, done: bool = False) -> TrainState:
-        while (left := max(delivery.frontier(done), least) - int(state.counters.step)) > 0:
+        while (left := max(delivery.exchange.frontier(done), least) - int(state.counters.step)) > 0:
             steps = min(left, loop.next_event(state))
             state, _ = loop.after(state, steps, np.zeros(1, bool))
         return state
@@ -236,7 +236,9 @@ def catch_up(engine: Engine, state: TrainState, least: int = 0) -> TrainState:
             state = forward(loop.run_due(state, np.zeros(1, bool), []))
         state = come_in(delivery, state, forward, passed_over)
         # The others have trained on meanwhile: beside them it makes the next send in time.
-        near = min(delivery.frontier() - int(state.counters.step), loop.next_event(state) - 1)
+        near = min(
+            delivery.exchange.frontier() - int(state.counters.step), loop.next_event(state) - 1
+        )
         if near > 0:
             state, _ = loop.after(state, near, np.zeros(1, bool))
     finally:
@@ -264,7 +266,7 @@ def come_in(
     """
     delivery.exchange.come_in()
     over = True  # once more: the others may have been in an exchange when they read that
-    while over or delivery.frontier(done=True) > int(state.counters.step):
+    while over or delivery.exchange.frontier(done=True) > int(state.counters.step):
         state = forward(state, True)
         # If so, the others are soon past that exchange, and tell so with their next beats.
         over = passed_over(state)

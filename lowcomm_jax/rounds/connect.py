@@ -6,8 +6,8 @@ They raise `ValueError` with everything that is wrong with the arguments.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, get_args
+from collections.abc import Callable, Mapping, Sequence
+from typing import get_args
 
 from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.refused import refuse
@@ -19,8 +19,6 @@ from lowcomm_jax.store.secret import read_secret
 from lowcomm_jax.store.terms import Heal
 from lowcomm_jax.store.timing import Timing
 from lowcomm_jax.store.transport import StoreTransport, Transport
-
-_TITLE = "exchange between jobs"
 
 ANY_HOST = ("0.0.0.0", "[::]", "*")
 """Hosts to listen on that mean all addresses of a machine."""
@@ -74,36 +72,8 @@ def store(
       ValueError: lists everything that is wrong with the arguments.
       StoreUnavailable: the store cannot be opened.
     """
-    timing = timing or Timing()
-    if keep is None:
-        keep = ROUNDS_KEPT["store" if transport is None else "peers"]
-
-    def make() -> ExchangeContext:
-        wrong = file_handle_problems(count, peers=transport is not None)
-        wrong += [*timing.violations(), *url_problems(url)]
-        if count < 1 or not 0 <= region < count:
-            wrong.append(f"region {region} of {count} must be one of 0..count-1")
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", run_id):
-            wrong.append(f"run_id {run_id!r} must be made of letters, digits, '.', '_' and '-'")
-        if heal not in get_args(Heal):
-            wrong.append(f"heal={heal!r}: use {', '.join(get_args(Heal))}")
-        if keep < 1:
-            wrong.append(f"keep={keep} must be at least 1")
-        try:
-            found = read_secret(secret)
-        except ValueError as error:
-            wrong.append(str(error))
-        refuse(_TITLE, wrong)
-        return ExchangeContext(
-            *(url, run_id, found, region, count),
-            timing=timing,
-            heal=heal,
-            identity=identity or {},
-            fault_hooks=fault_hooks or NoFaults(),
-            transport=transport or (lambda made: StoreTransport(made.store, made.counter)),
-        )
-
-    return RemoteExchange(region, count, heal, make, keep, leader())
+    options = {"timing": timing, "keep": keep, "heal": heal, "identity": identity}
+    return _connect(url, region, count, run_id, secret, transport, [], fault_hooks, **options)
 
 
 def peers(
@@ -116,35 +86,87 @@ def peers(
     address: str = "127.0.0.1:0",
     listen: str | None = None,
     certificates: str | None = None,
-    **options: Any,
+    timing: Timing | None = None,
+    keep: int | None = None,
+    heal: Heal = "stop",
+    identity: Mapping[str, str] | None = None,
+    fault_hooks: FaultHooks | None = None,
 ) -> RemoteExchange:
     """Exchange whose payloads go straight from region to region; see `store`.
 
     They travel by HTTPS with certificates on both sides: a region lets in only regions of the run.
 
     Args:
-      url, region, count, run_id, secret: see `store`.
+      url, region, count, run_id, secret, timing, heal, identity, fault_hooks: see `store`.
       address: "host:port" under which the other regions reach this one; port 0 = the one that is
         listened on.
       listen: "host:port" of this machine to listen on, where that is another one, behind NAT or a
         map of ports; port 0 takes any. None = `address`.
       certificates: folder with `tls.crt`, `tls.key` and the authority's `ca.crt`; None = every
         region makes its own when it starts. The same choice in all regions.
-      options: `timing`, `keep`, `heal`, `identity`, `fault_hooks` of `store`. What is kept of all
-        regions lies in this host's memory.
+      keep: as in `store`, None = 4; payloads of all regions are kept in this host's memory.
 
     Raises:
       ValueError: lists everything that is wrong with the arguments, or the address cannot be used.
     """
-    refuse(_TITLE, address_problems(address, listen))
 
-    def make(context: ExchangeContext) -> Transport:
+    def transport(context: ExchangeContext) -> Transport:
         # Its libraries, of HTTP and certificates, would make every import of the package slower.
         from lowcomm_jax.store.peers_transport import PeersTransport
 
         return PeersTransport(context, address, certificates, listen)
 
-    return store(url, region, count, run_id, secret, transport=make, **options)
+    wrong = address_problems(address, listen)
+    options = {"timing": timing, "keep": keep, "heal": heal, "identity": identity}
+    return _connect(url, region, count, run_id, secret, transport, wrong, fault_hooks, **options)
+
+
+def _connect(
+    url: str,
+    region: int,
+    count: int,
+    run_id: str,
+    secret: bytes | str | None,
+    transport: Callable[[ExchangeContext], Transport] | None,
+    wrong: Sequence[str],
+    fault_hooks: FaultHooks | None,
+    *,
+    timing: Timing | None,
+    keep: int | None,
+    heal: Heal,
+    identity: Mapping[str, str] | None,
+) -> RemoteExchange:
+    """The exchange; arguments as in `store`, and `wrong`, the problems found so far."""
+    timing = timing or Timing()
+    if keep is None:
+        keep = ROUNDS_KEPT["store" if transport is None else "peers"]
+
+    def make() -> ExchangeContext:
+        problems = [*wrong, *file_handle_problems(count, peers=transport is not None)]
+        problems += [*timing.violations(), *url_problems(url)]
+        if count < 1 or not 0 <= region < count:
+            problems.append(f"region {region} of {count} must be one of 0..count-1")
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", run_id):
+            problems.append(f"run_id {run_id!r} must be made of letters, digits, '.', '_' and '-'")
+        if heal not in get_args(Heal):
+            problems.append(f"heal={heal!r}: use {', '.join(get_args(Heal))}")
+        if keep < 1:
+            problems.append(f"keep={keep} must be at least 1")
+        try:
+            found = read_secret(secret)
+        except ValueError as error:
+            problems.append(str(error))
+        refuse("exchange between jobs", problems)
+        return ExchangeContext(
+            *(url, run_id, found, region, count),
+            timing=timing,
+            heal=heal,
+            identity=identity or {},
+            fault_hooks=fault_hooks or NoFaults(),
+            transport=transport or (lambda made: StoreTransport(made.store, made.counter)),
+        )
+
+    return RemoteExchange(region, count, heal, make, keep, leader())
 
 
 def address_problems(address: str, listen: str | None) -> list[str]:

@@ -14,6 +14,7 @@ import dataclasses
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 
 from lowcomm_jax.rounds.request import ExchangeRequest
 from lowcomm_jax.rounds.round import Round, T
@@ -21,6 +22,7 @@ from lowcomm_jax.store import wire
 from lowcomm_jax.store.context import ExchangeContext, until_answered
 from lowcomm_jax.store.errors import StoreUnavailable
 from lowcomm_jax.store.kv import pauses
+from lowcomm_jax.store.records import Payload
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +31,9 @@ class EarlyPayload(Round):
     """Publishes this region's early arrays, and fetches those of its group, in the background.
 
     It waits for no region, counts none as late, and teaches `Pace` no lateness.
+
+    Attributes:
+      sent: what this job has published, once it is announced; where it takes part.
     """
 
     def __init__(self, context: ExchangeContext, request: ExchangeRequest):
@@ -39,6 +44,7 @@ class EarlyPayload(Round):
         others = tuple(region for region in request.members if region != context.region)
         like = dict.fromkeys(request.members, wire.without_region(request.arrays))
         super().__init__(context, dataclasses.replace(request, members=others, like=like))
+        self.sent: Future[Payload] = Future()
         self._given = request.arrays if request.takes_part else {}
         self._taken, self._over = threading.Event(), threading.Event()
 
@@ -65,6 +71,7 @@ class EarlyPayload(Round):
                 self.to_host(self._given)
                 self._given = {}  # the device's copies
                 self.publish(self._retry, {}, self._context.heartbeat.check)
+                self.sent.set_result(self._own)
         except BaseException as error:  # for the exchange to raise
             self.sent.set_exception(error)
         else:

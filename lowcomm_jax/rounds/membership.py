@@ -221,11 +221,11 @@ class Membership:
         That is so where a region neither trains with us nor has left at the end, and no lower one
         does. One that lives and is only coming in (it meets the others, or compiles) misses it.
         """
-        own, latest = self._context.heartbeat.own, self._context.heartbeat.latest()
-        asking = self.state_transfer.asking().keys()
-        there = {r for r in self._beats().keys() - asking if latest[r].epoch == own.epoch}
-        there = {r for r in there if latest[r].awaited} | {self.region}
-        ended = {r for r, b in latest.items() if b.leaving and max(b.step, b.trained) >= step}
+        heartbeat, asking = self._context.heartbeat, self.state_transfer.asking().keys()
+        here = {r: b for r, b in self._beats().items() if r not in asking and b.awaited}
+        there = {r for r, b in here.items() if b.epoch == heartbeat.own.epoch} | {self.region}
+        left = {r: b for r, b in heartbeat.latest().items() if b.leaving}
+        ended = {r for r, b in left.items() if max(b.step, b.trained) >= step}
         missing = set(range(self.count)) - there - ended
         return bool(missing) and self.region == min(there)
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future, wait
-from typing import Any, TypeVar
+from concurrent.futures import wait
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -26,6 +26,9 @@ from lowcomm_jax.store.context import ExchangeContext
 from lowcomm_jax.store.errors import Lost
 from lowcomm_jax.store.records import Admitted, Announcement, Commit, Late, Payload
 from lowcomm_jax.store.terms import Terms
+
+if TYPE_CHECKING:
+    from lowcomm_jax.rounds.early_payload import EarlyPayload
 
 T = TypeVar("T")
 Retry = Callable[[Callable[[], T]], T]
@@ -41,20 +44,18 @@ class Round:
       host_payload: this region's arrays, once they are on the host.
       shapes: of these arrays; None = there are none yet.
       news: set when a payload has arrived.
-      sent: what this job has published, once it is announced.
     """
 
     def __init__(
         self,
         context: ExchangeContext,
         request: ExchangeRequest,
-        early: Round | None = None,
+        early: EarlyPayload | None = None,
         news: threading.Event | None = None,
     ):
         """
         Args:
-          early: what belongs to the payloads, and is sent before them (`EarlyPayload`); None =
-            nothing.
+          early: what belongs to the payloads, and is sent before them; None = nothing.
           news: to set; None = an event of its own.
         """
         self.announcements: dict[int, Announced] = {}
@@ -62,14 +63,14 @@ class Round:
         self.host_payload = payloads.HostPayload({}, {}, {})
         self.shapes: wire.Shapes | None = None
         self.news = news or (threading.Event() if early is None else early.news)
-        self.sent: Future[Payload] = Future()
         # Without the device's copies, which are not needed for long.
         self.request = dataclasses.replace(request, arrays={})
         self._context, self._early = context, early
         self._begun: list[Fetch] = []  # with those that were replaced
         self._own: Payload | None = None  # what this job has published
         self._packed: tuple[Payload, dict[str, bytes]] | None = None  # until it is announced
-        self._lock = threading.Lock()  # with which fetch is that of a region
+        self._ended = False
+        self._lock = threading.Lock()  # with which fetch is that of a region, and the end
 
     # -- this region's payload ------------------------------------------------------------------
 
@@ -102,8 +103,6 @@ class Round:
         made, job = Announcement(payload, terms), context.heartbeat.job
         stands = retry(lambda: context.commit_log.announce(request.name, job, made))
         self.announcements[context.region], self._packed = stands, None
-        if payload is not None:
-            self.sent.set_result(payload)
 
     @property
     def own(self) -> Payload | None:
@@ -274,6 +273,8 @@ class Round:
         pieces = payloads.pieces(self.request, region, payload, self._like(region), slice_of)
         self.fetches[region] = Fetch(self._context, job, pieces, self.news)
         self._begun.append(self.fetches[region])
+        if self._ended:  # a look that has begun before may find announcements after it
+            self.fetches[region].cancel()
         self._parts(region)  # begins what is early, too
 
     def _like(self, region: int) -> wire.Shapes | None:
@@ -285,7 +286,9 @@ class Round:
 
     def cancel(self) -> None:
         """Stop fetching, and what was sent early."""
-        for fetch in list(self._begun):
+        with self._lock:
+            self._ended, begun = True, list(self._begun)
+        for fetch in begun:
             fetch.cancel()
         if self._early is not None:
             self._early.cancel()

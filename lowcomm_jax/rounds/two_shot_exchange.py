@@ -109,7 +109,7 @@ class TwoShotExchange(WholeExchange):
         second = self._follow_up(
             _AVERAGES, self._owes_averages(commit), arrays=ours, takes_part=bool(ours), like=like
         )
-        if not _complete(commit, second.commit):
+        if not _all_brought(commit, second.commit):
             return None
         return {
             name: np.stack([second.arrays[r][_label(s, name)] for s, r in enumerate(owner)])
@@ -192,12 +192,12 @@ def is_committed(commit_log: CommitLog, request: ExchangeRequest) -> bool:
     if first is None or request.reduction is None or not first.admitted:
         return first is not None
     second = commit_log.committed(averages_of(request.name))
-    if second is None or _complete(first, second):
+    if second is None or _all_brought(first, second):
         return second is not None
     return commit_log.committed(_suffixed(request.name, _WHOLE)) is not None
 
 
-def _complete(first: Commit, second: Commit) -> bool:
+def _all_brought(first: Commit, second: Commit) -> bool:
     """Whether every region that was present brought its averages."""
     return second.admitted.keys() >= first.present.keys()
 

@@ -23,7 +23,6 @@ lowcomm-read      `peers`: brings one range of a payload        all is here, or 
                                                                 still connects is left
 lowcomm-at-once   writes several records side by side           with the call
 checkpoints       digests of a save, and Orbax                  `Checkpoints.close`, without a limit
-a process         Orbax, where a region is several processes    with the save
 lowcomm-say       messages to the other processes of a region   `LeaderChannel.close`, 10 s
 one a process     messages from there (`mesh.leader`)           either end is closed
 of `interrupt`    tells of signals at once                      its socket is closed

@@ -108,7 +108,7 @@ def check_open(context: ExchangeContext, what: str) -> None:
     """
     context.heartbeat.check()
     if context.closing.is_set() or context.halted.is_set():
-        raise RuntimeError(f"{what} was not finished when the exchange was closed")
+        raise RuntimeError(f"{what} was not finished when the exchange closed or paused")
 
 
 def until_answered(
@@ -130,8 +130,10 @@ def until_answered(
             if left <= 0:
                 raise
             if not told:  # where nothing limits the wait, the heartbeat reports the outage
-                level = logging.INFO if left == math.inf else logging.WARNING
-                log.log(level, "%s: %s; it is tried for another %.0f s", what, error, left)
+                ever = left == math.inf
+                limit = "until it answers" if ever else f"for another {left:.0f} s"
+                level = logging.INFO if ever else logging.WARNING
+                log.log(level, "%s: %s; it is tried %s", what, error, limit)
             told = True
             context.closing.wait(min(left, pause))
     raise AssertionError("pauses never end")

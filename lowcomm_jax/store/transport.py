@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -13,8 +14,7 @@ class Transport(Protocol):
     """Moves bytes that are named by their content; it verifies nothing.
 
     Counts the bytes "sent" and "received". Methods raise `StoreUnavailable` when the store is away.
-    A class that inherits this one has those for which nothing is to be done: `start`, `get_ahead`,
-    `keep`, `close`.
+    A class that inherits this one needs `put`, `get` and `drop`.
 
     Attributes:
       name: of the kind of transport; jobs of a run that use different ones are refused.
@@ -30,10 +30,11 @@ class Transport(Protocol):
         It has no incarnation yet.
         """
 
+    @abc.abstractmethod
     def put(self, name: str, data: bytes) -> None:
         """Publish bytes of our own."""
-        ...
 
+    @abc.abstractmethod
     def get(self, name: str, nbytes: int, holders: Sequence[int]) -> bytes:
         """Fetch bytes from one of these regions, tried in turn; the first has published them.
 
@@ -41,7 +42,6 @@ class Transport(Protocol):
           Missing: none of them has the bytes, or can be reached.
           Rejected: not even the first one has the bytes that it has published.
         """
-        ...
 
     def get_ahead(self, sizes: Mapping[str, int]) -> None:
         """Fetch bytes that `get` will be asked for, all at once, where that saves time.
@@ -53,9 +53,9 @@ class Transport(Protocol):
     def keep(self, name: str, data: bytes) -> None:
         """Bytes of another region that were verified: they may be served to others."""
 
+    @abc.abstractmethod
     def drop(self, name: str, shared: bool) -> None:
         """Drop bytes that no region needs any more; `shared`: also those stored for all."""
-        ...
 
     def close(self) -> None:
         """Stop serving."""

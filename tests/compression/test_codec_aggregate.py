@@ -10,6 +10,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from lowcomm_jax.compression import DCTTopK, PerTensor, TopK, error_feedback, make, route
+from lowcomm_jax.compression.grid import Unit
+from lowcomm_jax.compression.placement import place
 from lowcomm_jax.exchange import MeshExchange
 from lowcomm_jax.mesh.regions import Regions, make_mesh
 
@@ -255,8 +257,34 @@ def test_units_in_shares_come_to_the_same_bits(name, shape, stacked, spec, mesh,
         state = jax.tree.map(lambda s: s[None], codec.init(like))
         found.append(two_rounds(x, state))
     shares = exchange.placed(like).places["x"].shares
-    assert (1 if shares is None else shares.part) == part
+    assert (1 if shares is None else shares.fraction) == part
     jax.tree.map(np.testing.assert_array_equal, *found)
+
+
+@pytest.mark.parametrize("name", ["topk", "topk_stat2"])
+@pytest.mark.parametrize("shape", [(320, 192), (60, 192)])
+def test_units_in_shares_of_a_two_shot_come_to_the_same_bits(name, shape):
+    """Payloads and mean of two regions of four devices, and of one."""
+    like = {"x": jax.ShapeDtypeStruct(shape, jnp.float32)}
+    codec, found = make(name, reduce="two_shot"), []
+    x = {"x": np.random.default_rng(1).standard_normal((2, *shape)).astype(np.float32)}
+    for sizes, spec in (({"region": 1}, P()), ({"region": 2, "fsdp": 4}, P("fsdp"))):
+        exchange = MeshExchange(Regions(2, make_mesh(**sizes)), codec, {"x": spec})
+        both = np.array([1.0, 2.0], np.float32)
+
+        @jax.jit
+        def round_(x, exchange=exchange, both=both):
+            payload, _ = exchange.encode(x, ())
+            return payload, exchange.reduce(payload, both, like).mean
+
+        found.append(round_(x))
+    assert exchange.placed(like).places["x"].shares is not None
+    jax.tree.map(np.testing.assert_array_equal, *found)
+
+
+def test_a_matrix_without_entries_has_no_shares():
+    given = Unit(64, 64), (3, 5, 0, 2), False, P(None, None, None, "f"), {"f": 2}
+    assert place(*given, in_shares=True) == place(*given)
 
 
 def test_a_matrix_that_is_factored_is_gathered_and_not_shared():

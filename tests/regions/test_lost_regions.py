@@ -153,8 +153,8 @@ def test_who_comes_in_has_told_its_step(brief):
         vanish(made[1])
         again = brief(2)(1)
         one, come_in = engine(METHODS["diloco"](), 2, again), again.come_in
-        delivery, frontier = one.delivery, one.delivery.frontier
-        delivery.frontier = lambda done=False: frontier(done) if told else 0
+        delivery, frontier = one.delivery, one.delivery.exchange.frontier
+        delivery.exchange.frontier = lambda done=False: frontier(done) if told else 0
 
         def spied():
             told.append(again._context.heartbeat.own.step)

@@ -424,7 +424,7 @@ def test_a_store_that_does_not_answer_is_asked_until_the_time_is_up(monkeypatch,
     answers.append("found")
     assert ask(act, 0.0) == "found" and not waits
     context.halted.set()
-    with pytest.raises(RuntimeError, match="joining was not finished when the exchange was closed"):
+    with pytest.raises(RuntimeError, match="joining was not finished when the exchange closed"):
         ask(act, now[0] + 9.0)
 
 

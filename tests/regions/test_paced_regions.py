@@ -207,7 +207,8 @@ def test_a_run_ends_with_its_last_round_and_may_go_on_with_the_next_numbers(carr
 
     def ends(state):
         with carrier.ending(None, state):
-            return carrier._ends
+            assert not carrier._ends, "what a paused step has still to do is of rounds"
+        return carrier._ends
 
     for last, in_flight in ((7, {}), (6, {"a": None})):
         carrier.last = last

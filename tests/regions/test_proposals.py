@@ -532,7 +532,7 @@ def test_equal_bytes_of_the_job_before_are_fetched_and_not_taken_for_ours(job, f
 # -- the second exchange of slices ------------------------------------------------------------
 
 
-class Reduction:
+class Sums:
     """Slices of one number each, which are added up."""
 
     parts, like, rest = R, {"x": ("float32", ())}, {"weight": ("float32", ())}
@@ -544,7 +544,7 @@ class Reduction:
 def two_shot(joins=True, living=(0, 1, 2)):
     around = context(living)
     around.count = R
-    request = dataclasses.replace(REQUEST, reduction=Reduction(), joins=joins)
+    request = dataclasses.replace(REQUEST, reduction=Sums(), joins=joins)
     one = TwoShotExchange(around, request, lambda region: True)
     one.announcements[0] = Announced(1, payload(0), {})
     return one, around
@@ -675,6 +675,6 @@ def test_when_an_exchange_of_slices_is_over(records, over):
         for name, (who, present) in records.items()
     }
     log = SimpleNamespace(committed=made.get)
-    sliced = dataclasses.replace(REQUEST, reduction=Reduction())
+    sliced = dataclasses.replace(REQUEST, reduction=Sums())
     assert is_committed(log, sliced) is over
     assert is_committed(log, REQUEST) is ("1/k" in records)

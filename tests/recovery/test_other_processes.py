@@ -1,0 +1,55 @@
+"""What the processes of a returning region but its first one do: they take the leader's answers."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from lowcomm_jax.jobs import job_delivery
+from lowcomm_jax.recovery import rejoin
+from lowcomm_jax.rounds.remote import RemoteExchange
+from lowcomm_jax.store.errors import Lost
+
+
+class Second:
+    """The leader, as the second process of a job sees it."""
+
+    leads, count, index = False, 2, 1
+
+    def __init__(self):
+        self.answers = {"one gave its state": (7, {}, {}), "they told of their anchors": True}
+
+    def everyones(self, what, value):
+        return [value] * self.count
+
+    def broadcast_from_leader(self, what, act):
+        return self.answers.get(what)
+
+
+@pytest.fixture
+def exchange(monkeypatch):
+    second = Second()
+    monkeypatch.setattr(job_delivery, "leader", lambda: second)
+    return RemoteExchange(0, 2, "stop", lambda: pytest.fail("the first one alone"), 4, second)
+
+
+def test_a_state_is_taken_from_the_leader(exchange):
+    assert rejoin.newest(exchange) == (7, {}, {})
+
+
+def test_anchors_are_compared_by_the_leader(exchange, monkeypatch):
+    monkeypatch.setattr(rejoin, "anchor_version", lambda state: (3, "3.1"))
+    history = SimpleNamespace(
+        note=lambda *_: None, terms=lambda *_: {"anchor": "5"}, shared=True, past={}
+    )
+    delivery = SimpleNamespace(exchange=exchange, anchor_history=history)
+    loop = SimpleNamespace(carrier=SimpleNamespace(delivery=delivery), fragments=None)
+    rejoin._compare(loop, SimpleNamespace(anchor={}))
+
+
+def test_nobody_left_is_told_to_all(exchange):
+    def lost(what, act):
+        raise Lost(what)
+
+    exchange.processes.broadcast_from_leader = lost
+    with pytest.raises(Lost):
+        rejoin.newest(exchange)
