@@ -66,7 +66,7 @@ USERS = {"adloco", "channels", "checkpoint", "engine", "experiments", "learning"
 USERS |= {"optimizers", "params", "state", "sync", "train"}
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def promotion(request):
     """Of dtypes: users' in their rooms, but in plans, and strict in all others."""
     room, *within = request.path.relative_to(os.path.dirname(__file__)).parts

@@ -10,6 +10,7 @@ from regions.together import batches, engine, rows
 
 import lowcomm_jax as lc
 from lowcomm_jax import exchange
+from lowcomm_jax.jobs.anchors_ahead import AnchorsAhead
 
 R, REGION, STEPS = 3, 1, 14
 CASES = {
@@ -46,6 +47,12 @@ class Slow:
             # A copy of a copy: a view of the array itself would keep it from being donated.
             then = np.array(jnp.copy(x)) if isinstance(x, jax.Array) else x.copy()
             self.given[key, name] = x, then
+
+    def reachable(self):
+        return True
+
+    def agreed_terms(self, key):
+        return None
 
     def ready(self, key):
         return key in self._waiting
@@ -84,6 +91,9 @@ def test_nothing_sent_is_overwritten_and_nothing_that_is_overwritten_was_sent(na
     one = engine(CASES[name](), R, own)
     delivery = one.delivery
     delivery.exchange = slow = Slow(delivery.loopback().exchange)
+    delivery.tells = False
+    if delivery.ahead is not None:
+        delivery.ahead = AnchorsAhead(slow)
     flown = set()
     with jax.numpy_dtype_promotion("standard"):
         state = one.init(oracle.make_params())

@@ -71,7 +71,7 @@ def test_the_last_synchronisation_is_on_no_clock(tiny, tmp_path):
     assert end["wall_s"] == pytest.approx(replayed.wall_s, rel=1e-9)
     assert end["utilisation"] == pytest.approx(replayed.utilisation, rel=1e-9)
     assert end["sent_R"] == pytest.approx(replayed.sent_R, rel=1e-9)
-    waits = [row["waiting"] for row in Watch(tmp_path / "run").look()["regions"]]
+    waits = [region.waiting for region in Watch(tmp_path / "run").look()["regions"]]
     assert waits == pytest.approx([s / replayed.wall_s for s in end["exposed_R"]], rel=1e-9)
     assert min(waits) > 0
 
