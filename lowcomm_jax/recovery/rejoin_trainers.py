@@ -108,7 +108,7 @@ def _catch_up(
     delivery = engine.delivery
 
     def forward(state: AdaptiveState, done: bool = False) -> AdaptiveState:
-        while (step := max(delivery.frontier(done), least)) > state.step:
+        while (step := max(delivery.exchange.frontier(done), least)) > state.step:
             state = engine.pass_steps(state, source, Goal(step))
         return state
 

@@ -22,7 +22,6 @@ from lowcomm_jax.store import wire
 from lowcomm_jax.store.context import ExchangeContext, until_answered
 from lowcomm_jax.store.errors import StoreUnavailable
 from lowcomm_jax.store.kv import pauses
-from lowcomm_jax.store.records import Payload
 
 log = logging.getLogger(__name__)
 
@@ -31,9 +30,6 @@ class EarlyPayload(Round):
     """Publishes this region's early arrays, and fetches those of its group, in the background.
 
     It waits for no region, counts none as late, and teaches `Pace` no lateness.
-
-    Attributes:
-      sent: what this job has published, once it is announced; where it takes part.
     """
 
     def __init__(self, context: ExchangeContext, request: ExchangeRequest):
@@ -44,7 +40,7 @@ class EarlyPayload(Round):
         others = tuple(region for region in request.members if region != context.region)
         like = dict.fromkeys(request.members, wire.without_region(request.arrays))
         super().__init__(context, dataclasses.replace(request, members=others, like=like))
-        self.sent: Future[Payload] = Future()
+        self.sent = Future()
         self._given = request.arrays if request.takes_part else {}
         self._taken, self._over = threading.Event(), threading.Event()
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import wait
-from typing import TYPE_CHECKING, Any, TypeVar
+from concurrent.futures import Future, wait
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -26,9 +26,6 @@ from lowcomm_jax.store.context import ExchangeContext
 from lowcomm_jax.store.errors import Lost
 from lowcomm_jax.store.records import Admitted, Announcement, Commit, Late, Payload
 from lowcomm_jax.store.terms import Terms
-
-if TYPE_CHECKING:
-    from lowcomm_jax.rounds.early_payload import EarlyPayload
 
 T = TypeVar("T")
 Retry = Callable[[Callable[[], T]], T]
@@ -44,18 +41,22 @@ class Round:
       host_payload: this region's arrays, once they are on the host.
       shapes: of these arrays; None = there are none yet.
       news: set when a payload has arrived.
+      sent: of an `EarlyPayload` alone: what this job has published, once it is announced.
     """
+
+    sent: Future[Payload]
 
     def __init__(
         self,
         context: ExchangeContext,
         request: ExchangeRequest,
-        early: EarlyPayload | None = None,
+        early: Round | None = None,
         news: threading.Event | None = None,
     ):
         """
         Args:
-          early: what belongs to the payloads, and is sent before them; None = nothing.
+          early: what belongs to the payloads, and is sent before them (`EarlyPayload`); None =
+            nothing.
           news: to set; None = an event of its own.
         """
         self.announcements: dict[int, Announced] = {}

@@ -208,7 +208,7 @@ def test_after_rounds_that_it_missed_a_region_starts_from_the_anchors(region, mo
         rounds.append(source)
         return moved(state)
 
-    monkeypatch.setattr(one.delivery, "frontier", lambda: 2 * PERIOD)
+    monkeypatch.setattr(one.delivery.exchange, "frontier", lambda: 2 * PERIOD)
     assert one.jobs.rounds_missed(state, PERIOD) == 2
     monkeypatch.setattr(one, "pass_steps", lands)
     monkeypatch.setattr(one.jobs, "tell", told.append)

@@ -13,14 +13,13 @@ class Elsewhere:
     def __init__(self, done, made):
         self.done, self.made, self.told = done, made, []
         self.exchange = SimpleNamespace(
-            come_in=lambda: self.told.append("comes in"), wait_for_beats=self.beat
+            come_in=lambda: self.told.append("comes in"),
+            wait_for_beats=self.beat,
+            frontier=lambda done=False: self.done if done else self.made,
         )
 
     def beat(self):
         self.told.append("beat")
-
-    def frontier(self, done=False):
-        return self.done if done else self.made
 
 
 def at(step):
@@ -33,7 +32,7 @@ def test_it_lands_what_is_done_elsewhere_and_waits_for_no_more(done, ends):
     there = Elsewhere(done, 700)
 
     def forward(state, done):
-        return at(max(state.counters.step, there.frontier(done)))
+        return at(max(state.counters.step, there.exchange.frontier(done)))
 
     state = come_in(there, at(576), forward, lambda state: False)
     assert state.counters.step == ends and there.told == ["comes in", "beat"]
@@ -44,7 +43,7 @@ def test_it_goes_on_while_it_is_passed_over():
 
     def forward(state, done):
         there.done += 2
-        return at(there.frontier(done))
+        return at(there.exchange.frontier(done))
 
     state = come_in(there, at(576), forward, lambda state: over.pop(0))
     assert state.counters.step == 582 and there.told == ["comes in", *["beat"] * 3]

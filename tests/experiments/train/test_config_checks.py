@@ -112,9 +112,14 @@ def test_types_and_unknown_fields(tmp_path):
     with config.unlocked():
         config.surprise = 1
         del config.batch
-    config.steps = None
+    config.steps, config.data.corpus = None, "text:\udce9"
     text = refused(config, tmp_path)
-    for part in ("surprise: unknown field", "batch is missing", "steps=None: must be of type int"):
+    for part in (
+        "surprise: unknown field",
+        "batch is missing",
+        "steps=None: must be of type int",
+        "data.corpus='text:\\udce9' is no UTF-8 text, as records need: rename it",
+    ):
         assert part in text
 
 
