@@ -348,7 +348,7 @@ class Schedule(abc.ABC):
     def next_send(self, step: int, counters: SyncCounters) -> int:
         """The first step after `step` at which a fragment is due.
 
-        A period later where none is due by then: what lands before will decide.
+        A period later where none is due within two: what lands before will decide.
         """
         steps = range(step + 1, step + 2 * self.period)
         return next((t for t in steps if self.due(t, counters)), step + self.period)
