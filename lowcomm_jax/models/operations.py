@@ -210,8 +210,11 @@ table_scores.defvjp(_table_scores_forward, _table_scores_backward)
 def look_up(table_VxD: Array, row_N: Array, mode: str, dtype: jnp.dtype) -> Array:
     """Rows [N, D] of a table, in `dtype`; the gradient is summed in the table's dtype.
 
-    Where the table is cut over its width, each device looks up its columns of all devices' tokens,
-    and rows move instead of the table. Elsewhere the table is gathered first.
+    A table that is cut over devices is gathered, in `dtype`. Where it is cut over its width, and a
+    device has fewer tokens than a quarter of the table's rows, rows move instead: each device looks
+    up its columns of all devices' tokens. Rows leave by a device's own network card, and a gather
+    by all cards of a host, so the table moves sooner than by bytes alone. The gradient's rows move
+    in either case: they travel beside products.
 
     Left to the compiler, the gradient brings all tokens' activations to every device. XLA also
     aborts the process on a gather from a sharded table where another axis is manual (jax 0.10.2).
@@ -219,8 +222,12 @@ def look_up(table_VxD: Array, row_N: Array, mode: str, dtype: jnp.dtype) -> Arra
     Args:
       mode: of `jnp.take`: what a row that is not there gives.
     """
-    if not _rows_move(table_VxD, row_N):
-        return jnp.take(_whole(table_VxD), row_N, axis=0, mode=mode).astype(dtype)
+    sizes = automatic_axes()
+    few = 4 * row_N.shape[0] < sizes.get(FSDP, 1) * table_VxD.shape[0]
+    if not (few and _rows_move(table_VxD, row_N)):
+        if any(size > 1 for size in sizes.values()):
+            table_VxD = jax.lax.with_sharding_constraint(table_VxD.astype(dtype), P())
+        return jnp.take(table_VxD, row_N, axis=0, mode=mode).astype(dtype)
 
     def part(table_VxC, row_N):
         rows = jnp.take(table_VxC, _all_rows(row_N), axis=0, mode=mode).astype(dtype)
@@ -267,8 +274,3 @@ def _rows_move(table_VxD: Array, row_N: Array) -> bool:
 def _all_rows(row_N: Array) -> Array:
     return jax.lax.all_gather(row_N, FSDP, axis=0, tiled=True)
 
-
-def _whole(x: Array) -> Array:
-    """Replicates `x` over the axes inside a region."""
-    several = any(size > 1 for size in automatic_axes().values())
-    return jax.lax.with_sharding_constraint(x, P()) if several else x

@@ -13,7 +13,7 @@ LARGEST_WEIGHT = 32_000 * 896
 def moved_over_fsdp(program):
     """Arrays of the batch that a collective moves over `fsdp`: one dimension counts its tokens.
 
-    All but rows of the embedding table, which move instead of the table, their gradients, and the
+    All but rows of the embedding table that move instead of the table, gradients of rows, and the
     tokens' numbers that say which.
     """
     counts = {SEQUENCES, TOKENS} | {n // d for n in (SEQUENCES, TOKENS) for d in (2, 4, 8)}
@@ -36,11 +36,19 @@ def on_h100(request):
 
 
 def test_no_activation_crosses_fsdp(on_h100):
-    program = on_h100.programs[0]
-    assert moved_over_fsdp(program) == []
-    rows = [one for one in program.collectives if one.kind == "all-to-all"]
+    assert moved_over_fsdp(on_h100.programs[0]) == []
+
+
+@pytest.mark.parametrize("sequences, ways", [(64, 1), (16, 2)])
+def test_rows_of_the_table_move_where_they_are_few(sequences, ways):
+    """A device of 8 sequences has more tokens than a quarter of the table's rows, one of 2 fewer.
+
+    Gradients of rows move in either case.
+    """
+    report = transformer(needs("h100:2x8"), "diloco_150m", M.diloco(500), sequences, LENGTH)
+    rows = [one for one in report.programs[0].collectives if one.kind == "all-to-all"]
     # Each way a device's rows in bfloat16, but for its own columns.
-    assert sum(one.total for one in rows) == 2 * (TOKENS / 8) * 896 * 2 * 7 / 8
+    assert sum(one.total for one in rows) == ways * (sequences * LENGTH / 8) * 896 * 2 * 7 / 8
 
 
 def test_temporaries_of_the_inner_step_stay_small(on_h100):
@@ -107,13 +115,14 @@ def test_a_step_on_one_card_computes_and_moves_little_beside_what_is_useful(
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "name, sequences, length",
+    "target, name, sequences, length",
     [
-        ("diloco_150m", 64, 1024),
-        pytest.param("scaling_1_3b", 128, 2048, marks=pytest.mark.slow),
+        ("h100:2x8", "diloco_150m", 64, 1024),
+        ("h100:1x8x8", "diloco_150m", 1024, 1024),  # one region over eight hosts
+        pytest.param("h100:2x8", "scaling_1_3b", 128, 2048, marks=pytest.mark.slow),
+        pytest.param("h100:1x8x8", "scaling_1_3b", 1024, 2048, marks=pytest.mark.slow),
     ],
 )
-def test_with_fsdp_a_device_waits_for_one_hundredth_of_the_step(name, sequences, length):
-    target = needs("h100:2x8")
-    report = transformer(target, name, M.diloco(500), sequences, length, remat="light")
+def test_with_fsdp_a_device_waits_for_one_hundredth_of_the_step(target, name, sequences, length):
+    report = transformer(needs(target), name, M.diloco(500), sequences, length, remat="light")
     assert 0 < report.programs[0].exposed <= 0.01 * report.programs[0].seconds
