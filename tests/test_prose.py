@@ -143,6 +143,11 @@ def links(page: Path):
                 yield target
 
 
+def test_no_merge_left_its_marks():
+    marks = re.compile(r"^(<{7}|={7}|>{7})($| \w)", re.MULTILINE)
+    assert [str(p) for p in (*SOURCES, *PAGES) if marks.search(p.read_text(encoding="utf-8"))] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_links_lead_somewhere(page):
     for target in links(page):

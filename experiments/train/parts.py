@@ -284,7 +284,7 @@ def _whole_codec(
 def put(method: methods.Method, key: str, part: Any) -> tuple[methods.Method | None, list[str]]:
     """The method with one of its parts replaced; returns (method, []) or (None, problems).
 
-    `Method.violations` says whether the part fits the method.
+    What does not fit the method is a row of `lowcomm_jax.refusals`.
     """
     label = f"method.{key}: {method.name}"
     if method.signal == "gradient" and not PARTS[key].gradient:

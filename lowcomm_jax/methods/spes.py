@@ -17,6 +17,7 @@ whose leaf :math:`w_1` has the highest cosine similarity with its own:
 
 over all weights of the expert.
 
+======= ============================================== ========================
 symbol  meaning                                        argument
 ======= ============================================== ========================
 H       inner steps per round (100)                    `period`
@@ -33,12 +34,6 @@ readings: a merge follows the exchange of a step t that `merge_every` divides. A
 values from before it, and a donor is never the expert itself. With fewer than `donors` other
 experts all of them are donors. Experts whose owner is absent stay, and do not merge. Adam's moments
 stay.
-=======
-Known from the published code, which has H = 100, alpha_0 from 0.05 to 0.1 and T from 2000 to 4000;
-the paper was not read. Our readings: a merge follows the exchange of a step t that `merge_every`
-divides. All experts read the values from before it, and a donor is never the expert itself. With
-fewer than `donors` other experts all of them are donors. Experts whose owner is absent stay,
-and do not merge. Adam's moments stay.
 
 Differs from the code: experts that do not divide by the regions are cut as evenly as can be. No
 time, memory or bytes are saved: regions are one program, which computes whole gradients and masks

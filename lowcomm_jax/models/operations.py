@@ -273,4 +273,3 @@ def _rows_move(table_VxD: Array, row_N: Array) -> bool:
 
 def _all_rows(row_N: Array) -> Array:
     return jax.lax.all_gather(row_N, FSDP, axis=0, tiled=True)
-
