@@ -175,11 +175,11 @@ class Store:
                 "store with conditional writes, and no proxy that drops the header"
             )
 
-    def create_all(self, values: Mapping[str, bytes]) -> None:
-        """Write those of these keys that do not exist yet, all at once."""
+    def create_all(self, values: Mapping[str, bytes]) -> list[str]:
+        """Write those of these keys that do not exist yet, all at once; returns the other ones."""
         with ThreadPoolExecutor(AT_ONCE, "lowcomm-at-once") as pool:
-            for _ in pool.map(self.create, values, values.values()):
-                pass
+            created = list(pool.map(self.create, values, values.values()))
+        return [key for key, new in zip(values, created, strict=True) if not new]
 
     def _link(self, path: pathlib.Path, value: bytes) -> bool:
         """Create a file whole or not at all, without a lock.

@@ -216,11 +216,16 @@ def test_so_many_bytes_are_read_at_once_and_the_last_ones_when_it_is_their_turn(
     assert read == [{"a" * 64: 8, "b" * 64: 8}]
 
 
-def test_junk_in_the_place_of_a_record_is_left_to_the_exchange_itself(store):
+def test_junk_in_the_place_of_a_record_takes_a_number_and_closes_no_round_for_ever(store):
+    """Both of an announcement and of the record."""
     one, log = remote(store)
-    announce(log, [5])
-    store.create(f"round/{EPOCH}/5/commit.0", b"junk")
-    assert one.fetch_ahead(5, 1, missed=1) == 0
+    announce(log, [5, 6])
+    for number, slot in ((5, "commit"), (6, f"announce.{OURS.region}.{OURS.incarnation}")):
+        store.create(f"round/{EPOCH}/{number}/{slot}.0", b"junk")
+    assert one.fetch_ahead(5, 2, missed=2) == 2
+    assert records(log, [5, 6]) == [empty_of(0, 1, 2)] * 2
+    assert [store.read(f"round/{EPOCH}/{n}/commit.1") is not None for n in (5, 6)] == [True, False]
+    assert [announced(log, n).payload for n in (5, 6)] == [None, None]
 
 
 def test_a_store_that_goes_away_again_costs_nothing(store, monkeypatch):
