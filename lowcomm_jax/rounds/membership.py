@@ -21,7 +21,7 @@ from lowcomm_jax.rounds.state_transfer import (
     State,
     StateTransfer,
     leave_result,
-    result_stands,
+    result_of,
     take_result,
 )
 from lowcomm_jax.store.context import ExchangeContext, check_open, until_answered
@@ -381,7 +381,7 @@ def rendezvous(context: ExchangeContext, until: float, step: int) -> dict[int, i
             heartbeat.update(epoch=epoch, awaited=began_it)
             heartbeat.refresh()
             return roster
-        if epoch and ask(lambda n=epoch: result_stands(context, n)):
+        if epoch and ask(lambda n=epoch: result_of(context, n)) is not None:
             heartbeat.update(epoch=epoch, awaited=False)
             heartbeat.refresh()
             return roster

@@ -14,7 +14,7 @@ import logging
 import re
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -28,10 +28,11 @@ from lowcomm_jax.state.leaves import flight_records, named_leaves
 from lowcomm_jax.state.train_state import TrainState
 from lowcomm_jax.store import wire
 from lowcomm_jax.store.context import ExchangeContext, check_open
-from lowcomm_jax.store.errors import Missing, Rejected, StoreUnavailable, Unreadable
+from lowcomm_jax.store.errors import Missing, Rejected, StoreUnavailable
 from lowcomm_jax.store.records import Array
 from lowcomm_jax.store.records import State as StateRecord
 from lowcomm_jax.store.slots import key_of
+from lowcomm_jax.store.transport import StoreTransport, Transport
 
 SHARED = ("anchor", "outer", "rate", "merge")
 """Fields of a `TrainState` that all regions have in common, besides the counters."""
@@ -42,11 +43,11 @@ _KEPT = 2
 
 _FETCHED_AFTER_S = 30.0
 
-_SLOT = re.compile(r"state/(\d+)/(\d{1,15})\.(\d{1,9})\.(\d{1,15})\.(\d{1,15})\.\d{1,15}")
-"""Key of a state: epoch, position, donor, its incarnation, how many it has given before."""
+_KEY = re.compile(r"(state/\d+/(\d{1,15})\.(\d{1,9})\.(\d{1,15})\.(\d{1,15}))\.\d{1,15}")
+"""Key of a state: its slot, with position, donor, its incarnation, how many it has given before."""
 
 _PIECE = re.compile(r"blob/\d+\.\d+\.(\d+)\.\d+\.\d+\.[0-9a-f]{64}")
-"""Key of a piece: the same numbers, and the digest."""
+"""Key of a piece of a state that a region has given: epoch, the same numbers, and the digest."""
 
 log = logging.getLogger(__name__)
 
@@ -131,28 +132,39 @@ def write_state(
     slot: str,
     state: State,
     asked: dict[int, int],
-    put: Callable[[str, bytes], None],
-) -> int:
-    """Write a state, its pieces first (`put(digest, bytes)`); returns how many bytes they have."""
+    transport: Transport,
+) -> StateRecord:
+    """Write a state into a slot, its pieces first; returns its record.
+
+    Args:
+      asked: incarnations of the regions that had asked.
+      transport: publishes the pieces.
+    """
     step, arrays, document = state
+
+    def put(digest: str, piece: bytes) -> None:
+        transport.put(_piece(slot, digest), piece)
+
     pieces = {name: in_pieces(x, put) for name, x in arrays.items()}
     record = StateRecord(step, *context.heartbeat.job, asked, pieces, document)
     context.slots.create(slot, record)
-    return sum(size for array in pieces.values() for _, size in array.pieces)
+    return record
 
 
-def from_record(record: StateRecord, get: Callable[[str, int], bytes]) -> State:
-    """A state from its record.
+def read_state(slot: str, record: StateRecord, transport: Transport) -> State:
+    """The state of a record that was read in this slot.
 
     Args:
-      get: (digest, size) -> the bytes of a piece.
+      transport: fetches the pieces.
 
     Raises:
       Rejected: a piece is damaged, or the pieces are not those of such an array.
+      Missing: a piece cannot be had; and what else `transport` raises.
     """
 
     def whole(name: str, array: Array) -> np.ndarray:
-        data = [get(*piece) for piece in array.pieces]
+        pieces = [(_piece(slot, digest), nbytes) for digest, nbytes in array.pieces]
+        data = [transport.get(*piece, [record.donor]) for piece in pieces]
         if [wire.digest(x) for x in data] != [digest for digest, _ in array.pieces]:
             raise Rejected(f"a piece of array {name} of a state was damaged")
         try:
@@ -168,15 +180,28 @@ def from_record(record: StateRecord, get: Callable[[str, int], bytes]) -> State:
     return record.position, arrays, record.document
 
 
+def _pieces(record: StateRecord) -> list[tuple[str, int]]:
+    """(digest, bytes) of each piece of a state."""
+    return [piece for array in record.arrays.values() for piece in array.pieces]
+
+
+def _piece(slot: str, digest: str) -> str:
+    """Name of a piece of the state in this slot: no state shares one with another."""
+    return f"{slot.removeprefix('state/').replace('/', '.')}.{digest}"
+
+
 class StateTransfer:
-    """Gives and takes states: records that are created once, arrays in pieces named by content."""
+    """Gives and takes states: records that are created once, arrays in pieces named by content.
+
+    Methods that read the store raise `Unreadable` where a signed record of a state is none.
+    """
 
     def __init__(self, context: ExchangeContext):
         self._context = context
         self._count = 0  # of the states that this job has begun to give
         # When each incarnation of a region was given so many bytes.
         self._served: dict[tuple[int, int], tuple[float, int]] = {}
-        self._given: deque[tuple[str, list[str]]] = deque()
+        self._given: deque[tuple[str, StateRecord]] = deque()  # by slot
         self._giving: threading.Thread | None = None
         self._again_s = 0.0  # when to try again, since it has failed; on the heartbeat's clock
         self._busy = threading.Lock()  # with giving, or with removing
@@ -213,21 +238,18 @@ class StateTransfer:
         if self._have_all(step, asking):
             self._note(asking, 0)
             return False
-        job, names = context.heartbeat.job, []
+        job = context.heartbeat.job
         numbers = f"{context.heartbeat.own.epoch}/{step}.{job.region}.{job.incarnation}"
         slot = f"state/{numbers}.{self._count}"
         self._count += 1
-
-        def put(digest: str, piece: bytes) -> None:
-            names.append(name := _piece(key_of(slot), digest))
-            context.transport.put(name, piece)
-
-        self._note(asking, write_state(context, slot, (step, arrays, document), asking, put))
-        self._given.append((key_of(slot), names))
+        record = write_state(context, slot, (step, arrays, document), asking, context.transport)
+        self._note(asking, sum(size for _, size in _pieces(record)))
+        self._given.append((slot, record))
         while len(self._given) > _KEPT:
-            older, names = self._given[0]
-            context.store.delete(older)
-            self._drop(names)
+            older, record = self._given[0]
+            context.store.delete(key_of(older))
+            for digest, _ in _pieces(record):
+                self._drop(_piece(older, digest))
             self._given.popleft()
         return True
 
@@ -252,19 +274,20 @@ class StateTransfer:
 
     def _remove_left(self, living: set[int]) -> None:
         store, region = self._context.store, self._context.region
-        ours = {x for key, names in self._given for x in (key, *(f"blob/{n}" for n in names))}
+        slots = {slot for slot, _ in self._given}
+        blobs = {f"blob/{_piece(slot, x)}" for slot, one in self._given for x, _ in _pieces(one)}
 
-        def left(key: str, donor: int) -> bool:
-            return key not in ours and region == (donor if donor in living else min(living))
+        def left(donor: int) -> bool:
+            return region == (donor if donor in living else min(living))
 
         for key in store.list("state/"):
-            slot = _SLOT.fullmatch(key)
-            if slot and left(key, int(slot[3])):
+            state = _KEY.fullmatch(key)
+            if state and state[1] not in slots and left(int(state[3])):
                 store.delete(key)
         for key in store.list("blob/"):
             piece = _PIECE.fullmatch(key)
-            if piece and left(key, int(piece[1])):
-                self._drop([key.removeprefix("blob/")])
+            if piece and key not in blobs and left(int(piece[1])):
+                self._drop(key.removeprefix("blob/"))
 
     def owed(self) -> bool:
         """Whether this region is to give a state.
@@ -296,32 +319,24 @@ class StateTransfer:
         """
         check_open(self._context, "taking a state")
         own = self._context.heartbeat.own
-        for key, record in self._records():
+        for slot, record in self._records().items():
             if own.wants and record.asked.get(self._context.region) != own.incarnation:
                 continue
             try:
-                return self._take(key, record)
+                return read_state(slot, record, self._context.transport)
             except (Rejected, Missing) as error:
-                log.info("%s: %s", key, error)
+                log.info("%s: %s", slot, error)
                 self._context.counter.add("rejected_state")
         return None
 
-    def _records(self) -> Iterator[tuple[str, StateRecord]]:
-        """The states of this epoch and their keys, the highest step first; others are counted."""
-        store, start = self._context.store, f"state/{self._context.heartbeat.own.epoch}/"
-        slots = [found for key in store.list(start) if (found := _SLOT.fullmatch(key))]
-        for slot in sorted(slots, key=lambda x: tuple(map(int, x.groups())), reverse=True):
-            key = slot[0]
-            data, record = store.read(key), None
-            try:
-                opened = self._context.slots.opened
-                record = None if data is None else opened(key, data, StateRecord)
-            except Unreadable as error:
-                log.info("%s", error)
-            if record is not None:
-                yield key, record
-            elif data is not None:
-                self._context.counter.add("rejected_state")
+    def _records(self) -> dict[str, StateRecord]:
+        """The states of this epoch by their slots, the highest step first."""
+        keys = self._context.store.list(f"state/{self._context.heartbeat.own.epoch}/")
+        found = [match for key in keys if (match := _KEY.fullmatch(key))]
+        order = {match[1]: tuple(map(int, match.groups()[1:])) for match in found}
+        slots = sorted(order, key=order.__getitem__, reverse=True)
+        stand = self._context.slots.all_first(dict.fromkeys(slots, StateRecord))
+        return {slot: stand[slot] for slot in slots if slot in stand}
 
     def asking(self) -> dict[int, int]:
         """Incarnations of the other living regions that ask for a state."""
@@ -339,7 +354,7 @@ class StateTransfer:
         """Whether all regions that ask were given a state of this step."""
         return any(
             all(record.asked.get(region) == n for region, n in asking.items())
-            for _, record in self._records()
+            for record in self._records().values()
             if record.position == step
         )
 
@@ -351,18 +366,8 @@ class StateTransfer:
         allowed_s = _FETCHED_AFTER_S + 4 * self._context.pace.transfer_s(nbytes)
         return self._context.heartbeat.clock_s - given_s < allowed_s
 
-    def _drop(self, names: list[str]) -> None:
-        for name in names:
-            self._context.transport.drop(name, shared=True)
-
-    def _take(self, key: str, record: StateRecord) -> State:
-        donor, get = [record.donor], self._context.transport.get
-        return from_record(record, lambda digest, n: get(_piece(key, digest), n, donor))
-
-
-def _piece(key: str, digest: str) -> str:
-    """Name of a piece of the state under this key: no state shares one with another."""
-    return ".".join([*_SLOT.fullmatch(key).groups(), digest])
+    def _drop(self, name: str) -> None:
+        self._context.transport.drop(name, shared=True)
 
 
 # -- the state that a run has ended with ----------------------------------------------------------
@@ -374,22 +379,18 @@ def leave_result(context: ExchangeContext, state: State) -> None:
     Raises:
       StoreUnavailable: try again later.
     """
-    slot = _result(context.heartbeat.own.epoch)
-
-    def put(digest: str, piece: bytes) -> None:
-        context.store.write(f"{slot}/{digest}", piece)
-
-    if not result_stands(context, context.heartbeat.own.epoch):
-        write_state(context, slot, state, {}, put)
+    epoch = context.heartbeat.own.epoch
+    if result_of(context, epoch) is None:
+        write_state(context, _result(epoch), state, {}, _in_store(context))
 
 
-def result_stands(context: ExchangeContext, epoch: int) -> bool:
-    """Whether an epoch's result was left.
+def result_of(context: ExchangeContext, epoch: int) -> StateRecord | None:
+    """The record of an epoch's result; None = none was left.
 
     Raises:
       StoreUnavailable: try again later.
     """
-    return context.slots.first(_result(epoch), StateRecord) is not None
+    return context.slots.first(_result(epoch), StateRecord)
 
 
 def take_result(context: ExchangeContext) -> State | None:
@@ -399,16 +400,17 @@ def take_result(context: ExchangeContext) -> State | None:
       Rejected: a piece of it is damaged or gone.
       StoreUnavailable: try again later.
     """
-    slot = _result(context.heartbeat.own.epoch)
-    record = context.slots.first(slot, StateRecord)
+    epoch = context.heartbeat.own.epoch
+    record = result_of(context, epoch)
+    try:
+        return None if record is None else read_state(_result(epoch), record, _in_store(context))
+    except Missing as error:
+        raise Rejected(f"the run has ended, and a piece of its result is gone: {error}") from None
 
-    def get(digest: str, nbytes: int) -> bytes:
-        data = context.store.read(f"{slot}/{digest}", nbytes)
-        if data is None:
-            raise Rejected(f"the run has ended, and a piece of its result ({digest}) is gone")
-        return data
 
-    return None if record is None else from_record(record, get)
+def _in_store(context: ExchangeContext) -> Transport:
+    """Where the pieces of a result are: they outlive all jobs."""
+    return StoreTransport(context.store, context.counter)
 
 
 def _result(epoch: int) -> str:

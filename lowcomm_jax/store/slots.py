@@ -39,9 +39,9 @@ class Slots:
     def __init__(self, store: Store, seal: Seal):
         self._store, self.seal = store, seal
 
-    def first(self, slot: str, kind: type[T]) -> T | None:
-        """The record of a slot; None = there is none."""
-        for number in itertools.count():
+    def first(self, slot: str, kind: type[T], above: int = -1) -> T | None:
+        """The record of a slot, of a number above this one; None = there is none."""
+        for number in itertools.count(above + 1):
             data = self._store.read(key := key_of(slot, number))
             if data is None:
                 return None
@@ -54,7 +54,7 @@ class Slots:
         data = self._store.read_all([key_of(slot) for slot in slots])
         written = [slot for slot in slots if data[key_of(slot)] is not None]
         found = {slot: self.opened(k := key_of(slot), data[k], slots[slot]) for slot in written}
-        found |= {slot: self.first(slot, slots[slot]) for slot, x in found.items() if x is None}
+        found |= {slot: self.first(slot, slots[slot], 0) for slot, x in found.items() if x is None}
         return {slot: x for slot, x in found.items() if x is not None}
 
     def create(self, slot: str, record: T) -> T:

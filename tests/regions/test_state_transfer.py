@@ -5,10 +5,12 @@ import time
 
 import ml_dtypes
 import numpy as np
+import pytest
 from regions.faults import vanish
-from regions.party import check, land, rounds, send, until
+from regions.party import SECRET, check, land, rounds, send, until
 
 from lowcomm_jax.rounds import state_transfer
+from lowcomm_jax.store.errors import Unreadable
 from lowcomm_jax.store.records import State
 from lowcomm_jax.store.secret import Seal
 
@@ -32,7 +34,13 @@ def same(state, step, arrays=ARRAYS, document=DOCUMENT):
 
 def pieces(donor) -> list[str]:
     """Names of the pieces of all states that a region offers."""
-    return [name for _, names in donor.state_transfer._given for name in names]
+    given = donor.state_transfer._given
+    return [
+        state_transfer._piece(slot, digest)
+        for slot, record in given
+        for array in record.arrays.values()
+        for digest, _ in array.pieces
+    ]
 
 
 def test_asking_giving_and_taking(party):
@@ -139,7 +147,32 @@ def test_a_damaged_or_forged_newest_state_is_passed_over(party, monkeypatch):
     key, record = "state/1/20.0.1.9.0", State(20, 0, 1, {}, {}, {})
     first._context.store.write(key, Seal("run", b"a secret of a stranger").close(key, record))
     same(second.state_transfer.newest(), 5)
-    assert second.counts()["rejected_state"] == 2
+    counts = second.counts()
+    assert counts["rejected_state"] == 1 and counts["rejected_record"] == 1
+
+
+@pytest.mark.parametrize("slot", ["state/1/9.0.1.0", "result/1"])
+def test_a_state_that_is_signed_and_none_ends_who_reads_it(party, slot):
+    """By one rule, whether it was given or left: another reader may take it for what it says."""
+    first, second = party.run(2)
+    key = f"{slot}.0"
+    first._context.store.write(key, Seal("run", SECRET).close(key, {"colour": "blue"}))
+    second.want_state()
+    with pytest.raises(Unreadable, match=f"{key} is signed .* and cannot be read"):
+        second.state_transfer.newest() if slot.startswith("state") else second.result()
+
+
+def test_a_false_record_takes_a_number_of_a_state_and_not_its_slot(party):
+    """And the record of the lowest number that holds is the state, whatever follows it."""
+    first, second = party.run(2)
+    key, store = "state/1/9.0.1.0", first._context.store
+    store.write(f"{key}.0", Seal("run", b"a secret of a stranger").close(f"{key}.0", {}))
+    assert first.state_transfer.give(9, ARRAYS, DOCUMENT)
+    later = State(9, 0, 1, {}, {}, {})
+    store.write(f"{key}.2", Seal("run", SECRET).close(f"{key}.2", later))
+    same(second.state_transfer.newest(), 9)
+    rounds([first, second], 0, 2)  # after which what nobody has given is removed
+    same(second.state_transfer.newest(), 9)
 
 
 def test_a_region_keeps_its_two_newest_states(party):
