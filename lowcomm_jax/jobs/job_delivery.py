@@ -285,9 +285,8 @@ class JobDelivery:
             named = {k.removeprefix(f"{ANCHOR}/"): x for k, x in anchors.items()}
             draw = Draw(table, named, np.int32(pending.members.index(self.region)))
         if flight.takes_part.any():
-            counted = bool(arrived.participants[self.region])
-            self.participation.note(counted)
-            state = state if counted else self._uncount(state, key)
+            self.participation.note(arrived.ours)
+            state = state if arrived.ours else self._uncount(state, key)
         if pending.slicing is None:
             payload = everyones(flight.payload, rows)
         else:

@@ -218,16 +218,15 @@ class RoundCarrier:
             return self._exchanges.collect(loop, state, key, last, adopts)
         number, counters = self.landed, state.counters
         p = number % self._count
-        ours = self.rounds.names_ours(number)
         arrived = self.rounds.take(number, self._terms(loop, state, number))
         flight, waited_s = state.in_flight.get(key), 0.0
         if flight is None:
             flight = nobodys_flight(p, int(counters.step))
             counters.sends[p] += 1
             counters.bytes_received += self._nbytes * self._stands_still
-        elif ours and self._stands_still:
+        elif arrived.ours and self._stands_still:
             waited_s = time.monotonic() - self._reported_s
-        elif not ours:
+        elif not arrived.ours:
             state = not_counted(state, flight)
         flight = dataclasses.replace(flight, takes_part=np.ones(1, bool))  # it may adopt
         state = state.replace(in_flight={**state.in_flight, key: flight})

@@ -51,7 +51,7 @@ class LoopbackExchange:
         rest = self._everyones(host_payload.rest, wire.without_region(like))
         reduced = None if reduction is None else self._reduced(host_payload, rest, reduction)
         everyone = np.ones(self.count, bool)
-        return Arrived(everyone, rest, reduced, seconds=0.0, waited=0.0)
+        return Arrived(everyone, True, rest, reduced, seconds=0.0, waited=0.0)
 
     def _reduced(self, host_payload: payloads.HostPayload, rest: Arrays, how: Slicing) -> Arrays:
         everyone = np.ones(self.count, bool)

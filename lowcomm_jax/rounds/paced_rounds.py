@@ -243,7 +243,7 @@ class RoundExchange:
         seconds = self._clock() - (found.seen_s or self._clock())
         result = ExchangeResult(found.commit, arrays, seconds)
         like = self._like_K[number % len(self._like_K)]
-        arrived = arrange(result, like, context.count, 0.0)
+        arrived = arrange(result, like, context.count, 0.0, context.heartbeat.job)
         self._landed(number)
         return arrived
 
@@ -258,9 +258,7 @@ class RoundExchange:
     @led
     def names_ours(self, number: int) -> bool:
         """Whether a round's record names what this job, and none before it, has published."""
-        region, incarnation = self._context.heartbeat.job
-        admitted = self._rounds[number].commit.admitted.get(region)
-        return admitted is not None and admitted.incarnation == incarnation
+        return self._rounds[number].commit.admits(*self._context.heartbeat.job)
 
     @led
     def go_on(self, first: int) -> None:

@@ -252,7 +252,7 @@ class RemoteExchange(Membership):
         result = self._wait_for(key).outcome.result()
         del self._open[key]
         waited = self._waited.pop(key, 0.0) + time.monotonic() - began
-        return arrange(result, like, self.count, waited)
+        return arrange(result, like, self.count, waited, self._context.heartbeat.job)
 
     @led
     def skip(
@@ -526,9 +526,9 @@ class RemoteExchange(Membership):
         """
         if not request.joins or not request.takes_part:
             return
-        me = self._context.heartbeat.job
-        present = {r for r, i in commit.present.items() if r != me.region or i == me.incarnation}
-        missed = set(request.members) - present
+        missed = set(request.members) - commit.present.keys()
+        if not commit.saw(*self._context.heartbeat.job):
+            missed |= {self.region}
         steps = {one["step"] for one in commit.terms.values() if "step" in one}
         what = f"the exchange after step {max(steps)}" if steps else f"exchange {request.key!r}"
         for region in sorted(missed - self._missed):

@@ -17,7 +17,7 @@ from lowcomm_jax.rounds.slicing import Slicing
 from lowcomm_jax.store import wire
 from lowcomm_jax.store.errors import Rejected
 from lowcomm_jax.store.records import Commit
-from lowcomm_jax.store.wire import side_by_side
+from lowcomm_jax.store.wire import Job, side_by_side
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,10 +93,12 @@ class ExchangeResult:
 
 @dataclasses.dataclass(frozen=True)
 class Arrived:
-    """The end of an exchange, in rows; the same in every region, apart from seconds.
+    """The end of an exchange, in rows; the same in every region, apart from `ours` and seconds.
 
     Attributes:
       participants: bool `[R]`, as the commit record says; False outside the group.
+      ours: whether it names what this job has published. A payload of the job that was here before
+        counts, but leaves this job's values and residual as if it had not sent.
       arrays: `[R, ...]` each; zeros for regions that did not take part.
       reduced: `[parts, ...]`, of payloads that were reduced in slices; `arrays` are then the arrays
         beside the slices.
@@ -105,6 +107,7 @@ class Arrived:
     """
 
     participants: np.ndarray
+    ours: bool
     arrays: dict[str, np.ndarray]
     reduced: dict[str, np.ndarray] | None
     seconds: float
@@ -126,8 +129,15 @@ def arrange(
     like: dict[str, jax.ShapeDtypeStruct],
     count: int,
     waited: float,
+    job: Job,
 ) -> Arrived:
     """Put the regions' arrays into rows.
+
+    Args:
+      like: see `RemoteExchange.finish`.
+      count: number of regions.
+      waited: see `Arrived`.
+      job: this one.
 
     Raises:
       Rejected: a region's payload has other shapes than `like`.
@@ -141,6 +151,7 @@ def arrange(
     participants[list(result.commit.admitted)] = True
     return Arrived(
         participants=participants,
+        ours=result.commit.admits(*job),
         arrays=side_by_side(result.arrays, count, expected),
         reduced=result.reduced,
         seconds=result.seconds,
@@ -151,4 +162,4 @@ def arrange(
 def nothing(like: dict[str, jax.ShapeDtypeStruct], count: int) -> Arrived:
     """An exchange in which no region took part."""
     arrays = side_by_side({}, count, wire.without_region(like))
-    return Arrived(np.zeros(count, bool), arrays, None, 0.0, 0.0)
+    return Arrived(np.zeros(count, bool), False, arrays, None, 0.0, 0.0)

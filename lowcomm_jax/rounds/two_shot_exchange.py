@@ -97,11 +97,11 @@ class TwoShotExchange(WholeExchange):
 
     def _exchange_averages(self, found: ExchangeResult) -> Arrays | None:
         """The averages of all slices, `[parts, ...]`; None = some region did not bring its own."""
-        commit, (me, incarnation) = found.commit, self._context.heartbeat.job
+        commit, job = found.commit, self._context.heartbeat.job
         owner = owners(sorted(commit.present), self._slicing.parts)
-        here = self.request.joins and commit.present.get(me) == incarnation
+        here = self.request.joins and commit.saw(*job)
         ours = self._averages(
-            found, [s for s in range(self._slicing.parts) if here and owner[s] == me]
+            found, [s for s in range(self._slicing.parts) if here and owner[s] == job.region]
         )
         like = {region: {} for region in self.request.members}
         for s, region in enumerate(owner):
@@ -122,7 +122,7 @@ class TwoShotExchange(WholeExchange):
 
         def owes(region: int) -> bool:
             beat = heartbeat.latest().get(region)
-            if beat is None or beat.wants or commit.present.get(region) != beat.incarnation:
+            if beat is None or beat.wants or not commit.saw(region, beat.incarnation):
                 return False
             return region in heartbeat.living(certain=False)
 

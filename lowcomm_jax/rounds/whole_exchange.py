@@ -264,8 +264,7 @@ class WholeExchange(Round):
 
     def _complete(self, commit: Commit) -> dict[int, wire.Arrays]:
         """Fetch every payload that the commit record names; returns their arrays by region."""
-        region, incarnation = self._context.heartbeat.job
-        ours = commit.present.get(region) == incarnation
+        ours = commit.saw(*self._context.heartbeat.job)
         if self.request.joins and not self.announcements:
             # The record was there before we looked. Still fetch what was offered to us: bytes that
             # nobody pulls stay in the sender's memory.

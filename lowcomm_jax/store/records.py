@@ -205,6 +205,15 @@ class Commit(Record):
     present: dict[Size, Size] = {}
     late: dict[Size, Late] = {}
 
+    def admits(self, region: int, incarnation: int) -> bool:
+        """Whether this job takes part, and not another one in its region's place."""
+        one = self.admitted.get(region)
+        return one is not None and one.incarnation == incarnation
+
+    def saw(self, region: int, incarnation: int) -> bool:
+        """Whether this job was present, and not another one in its region's place."""
+        return self.present.get(region) == incarnation
+
 
 class Array(Record):
     """An array of a state, in pieces.

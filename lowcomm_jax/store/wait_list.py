@@ -90,7 +90,7 @@ class WaitList:
         me = self._heartbeat.region
         with self._lock:
             if joins and number >= self._noted.get(me, 0):
-                self.behind = commit.present.get(me) != self._heartbeat.own.incarnation
+                self.behind = not commit.saw(me, self._heartbeat.own.incarnation)
             for region in members:
                 if number < self._noted.get(region, 0):
                     continue  # exchanges end in any order

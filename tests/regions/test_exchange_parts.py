@@ -433,17 +433,22 @@ def test_groups_that_a_region_cannot_exchange_in(key, group, wrong):
 
 def test_what_arrives_is_put_into_rows():
     arrays = {r: {"x": np.float32([r, 10 * r])} for r in (0, 2)}
-    record = Commit({r: Payload(f"{r}", 8) for r in (0, 2)}, {}, 0)
+    record = Commit({r: Admitted(4, Payload(f"{r}", 8)) for r in (0, 2)}, {}, 0)
     result = request.ExchangeResult(record, arrays, 1.5)
     like = {"x": np.zeros((1, 2), np.float32)}
-    found = request.arrange(result, like, 3, 0.5)
+    found = request.arrange(result, like, 3, 0.5, Job(2, 4))
+    other = request.arrange(result, like, 3, 0.5, Job(2, 5))
+    assert (found.ours, other.ours) == (True, False), "who counts there is the job before"
+    assert other.participants.tolist() == [True, False, True]
     assert found.participants.tolist() == [True, False, True]
     assert found.arrays["x"].tolist() == [[0, 0], [0, 0], [2, 20]]
     assert (found.seconds, found.waited, found.reduced) == (1.5, 0.5, None)
     with pytest.raises(exchange.Rejected, match="payload of region 0 is"):
-        request.arrange(result, {"x": np.zeros((1, 3), np.float32)}, 3, 0.5)
+        request.arrange(result, {"x": np.zeros((1, 3), np.float32)}, 3, 0.5, Job(2, 4))
     none = request.nothing(like, 2)
-    assert not none.participants.any() and none.arrays["x"].tolist() == [[0, 0]] * 2
+    assert (
+        not none.participants.any() and not none.ours and none.arrays["x"].tolist() == [[0, 0]] * 2
+    )
 
 
 def test_exchanges_that_land_together_are_waited_for_together():
@@ -477,8 +482,8 @@ def test_the_wait_for_an_exchange_is_that_of_its_calls():
     record = Commit({0: Admitted(1, Payload("0", 8))}, {}, 0)
     arrays = {0: {"x": np.zeros(2, np.float32)}}
     result = request.ExchangeResult(record, arrays, 1.5)
-    clock = SimpleNamespace(clock_s=7.0)
-    one.count, one._context = 2, SimpleNamespace(counter=MetricsCounter(), heartbeat=clock)
+    heartbeat = SimpleNamespace(clock_s=7.0, job=Job(0, 1))
+    one.count, one._context = 2, SimpleNamespace(counter=MetricsCounter(), heartbeat=heartbeat)
     for waited in (None, 30.0):
         outcome = Future()
         outcome.set_result(result)

@@ -3,12 +3,14 @@
 import dataclasses
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import oracle
 import pytest
 from regions.faults import vanish
+from regions.party import check, land, send, until
 from regions.together import batches, engine, rows
 
 import lowcomm_jax as lc
@@ -17,7 +19,7 @@ from experiments.faults.fault_hooks import ScriptedFaults
 from lowcomm_jax import exchange
 from lowcomm_jax.checkpoint import Checkpoints
 from lowcomm_jax.compression import error_feedback, make
-from lowcomm_jax.jobs.job_delivery import JobDelivery
+from lowcomm_jax.jobs.job_delivery import JobDelivery, PendingExchange
 from lowcomm_jax.rounds.loopback_exchange import LoopbackExchange
 from lowcomm_jax.state.train_state import InFlight
 
@@ -131,3 +133,44 @@ def test_an_old_residual_does_not_take_the_place_of_a_newer_one(later):
     assert not after.in_flight["k"].takes_part.any()
     expected = now[0] if later else before
     jax.tree.map(np.testing.assert_array_equal, after.codec[0], expected)
+
+
+def test_a_payload_of_the_job_before_counts_and_is_not_this_jobs(party):
+    """As with gossip, where a region that comes back does not look what its groups have sent."""
+    regions = party.run(3)
+    send(regions[:2], "k", members=(0, 1))
+    first = land(regions[:2], "k")[0]
+    vanish(regions[0])
+    again = party.region(0, 3)
+    again.join(20.0)
+    send([again], "k", 7, members=(0, 1))
+    (second,) = land([again], "k")
+    for arrived, ours in ((first, True), (second, False)):
+        check(arrived, 3, [0, 1])
+        assert arrived.ours is ours
+    until(lambda: regions[1]._context.wait_list.awaited(0))
+    send([regions[1], again], "l", 1, members=(0, 1))
+    assert all(arrived.ours for arrived in land([regions[1], again], "l"))
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_who_is_not_counted_by_a_payload_of_its_own_has_its_residual_back(ours):
+    with jax.numpy_dtype_promotion("standard"):
+        state = engine(method(), 1).init(oracle.make_params())
+    before = jax.tree.map(lambda x: x + np.asarray(1, x.dtype), state.codec[0])
+    fields = {field.name: None for field in dataclasses.fields(InFlight)}
+    fields |= {"takes_part": np.ones(1, bool), "fragment": np.int64(0), "sent": np.int64(PERIOD)}
+    fields |= {"kept": before, "payload": {}, "header": {}}
+    counters = dataclasses.replace(state.counters, last_sent=np.array([PERIOD]))
+    state = state.replace(in_flight={"k": InFlight(**fields)}, counters=counters)
+    both, weights = np.ones(R, bool), {"weight": np.ones(R, np.float32)}
+    arrived = exchange.Arrived(both, ours, weights, None, 0.0, 0.0)
+    there = SimpleNamespace(
+        count=R, region=0, ready=lambda name: True, finish=lambda name, like: arrived
+    )
+    delivery = JobDelivery(there, shared=True)
+    delivery._pending["k"] = PendingExchange("7", {}, (0, 1), {}, False, None)
+    after, collected = delivery.finish(state, "k")
+    assert collected.flight.takes_part.all() and collected.flight.weight.tolist() == [1, 1]
+    assert after.in_flight["k"].takes_part.all() == ours
+    jax.tree.map(np.testing.assert_array_equal, after.codec[0], state.codec[0] if ours else before)
