@@ -100,6 +100,20 @@ class Evaluator:
         anchor, mean, *regions = total.tolist()
         return Evaluation(anchor, mean, tuple(regions), float(variance), sums)
 
+    def compile(self, state: TrainState) -> None:
+        """Compile what an evaluation of such a state needs, and run none of it.
+
+        `jax.jit` finds it at the first call.
+        """
+        made = self._weights.lower(_weights_only(state)).compile()
+        like = jax.tree.map(
+            lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+            made.out_info,
+            made.output_shardings,
+        )
+        weights, _ = like
+        self._losses.lower(weights, self._batches, np.int32(0)).compile()
+
 
 def spread_sequences(data: EvalData, sequences: int, batch: int) -> dict[str, np.ndarray]:
     """Take sequences at equal distances, so that a few of them are from many documents.

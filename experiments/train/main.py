@@ -317,7 +317,7 @@ def _join_regions(run: Run, state, restored, evaluator: Evaluator, console: Cons
             run.engine.reconnect(state)
         return state
     if job.config["eval"]["every"]:
-        evaluator(state.whole())  # compiled now, not while the others wait for this region
+        evaluator.compile(state.whole())  # now, not while the others wait for this region
     if job.method.adapts:
         state = rejoin_trainers.enter(run.engine, state, functools.partial(draw, run))
     else:
