@@ -29,6 +29,7 @@ import jax
 from rich.console import Console
 
 from experiments.cli import (
+    EndedError,
     Flags,
     RefusedError,
     load_config,
@@ -77,7 +78,14 @@ from lowcomm_jax.recovery import rejoin, rejoin_trainers
 from lowcomm_jax.recovery.precompile import precompile
 from lowcomm_jax.rounds.remote import RemoteExchange
 from lowcomm_jax.state.train_state import rounds_landed
-from lowcomm_jax.store.errors import Lost, Parted, StoreUnavailable
+from lowcomm_jax.store.errors import (
+    Lost,
+    Parted,
+    Rejected,
+    StoreUnavailable,
+    Superseded,
+    Unreadable,
+)
 
 FEW_DOCUMENTS = 5
 """With fewer validation documents than these a run warns at its start."""
@@ -139,6 +147,9 @@ def main(argv: Sequence[str]) -> int:
         complete = train_and_heal(job, console, values.quiet or not leader().leads)
     except ProcessLostError as error:
         processes.end(error)
+    except (Parted, Rejected, Superseded, Unreadable) as error:
+        # What this region found, and what its user does about it: where it was found is no help.
+        raise EndedError(str(error)) from error
     except Exception as error:
         if is_full(error) and not isinstance(error, NotSavedError):
             raise NotSavedError(str(error)) from error

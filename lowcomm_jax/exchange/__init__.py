@@ -29,6 +29,7 @@ _BETWEEN_JOBS = {
     "Superseded": "store.errors",
     "Timing": "store.timing",
     "Transport": "store.transport",
+    "Unreadable": "store.errors",
     "peers": "rounds.connect",
     "store": "rounds.connect",
 }

@@ -14,6 +14,7 @@ from experiments.regions.main import RegionJob
 from experiments.workdir import CHECKPOINTS
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED
 from lowcomm_jax.jobs.job_delivery import RUNNING
+from lowcomm_jax.store.secret import Seal
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 
@@ -67,6 +68,21 @@ def test_another_seed_is_told_by_name(tiny, root):
         told = "were not there in time; the folder also holds a run whose config differs in seed"
         assert f"{told}: 1 instead of 0" in run.shown(0)
         assert f"{told}: 0 instead of 1" in run.shown(1)
+
+
+def test_a_signed_record_that_cannot_be_read_ends_both_in_one_line(tiny, root):
+    with Sites(tiny, root, {}, {}, exchange="store") as run:
+        meet = run.jobs[0].workdir.parent / "meet"
+        (met,) = run.until(lambda: list(meet.glob("*/run")))
+        key = "round/1/1/commit.0"
+        (met.parent / key).parent.mkdir(parents=True, exist_ok=True)
+        odd = Seal(met.parent.name, b"").close(key, {"colour": "blue"})
+        (met.parent / key).write_bytes(odd)
+        assert run.exits() == [1, 1], [run.shown(0), run.shown(1)]
+        for region in (0, 1):
+            shown = run.shown(region)
+            told = f"train: {key} is signed as a record of this run, and cannot be read"
+            assert shown.splitlines()[-1].startswith(told) and "Traceback" not in shown
 
 
 def test_a_mute_host_does_not_let_a_complete_run_crash(tiny, root):
