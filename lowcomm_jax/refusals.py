@@ -693,7 +693,7 @@ BETWEEN_JOBS = tuple(
         ),
         Row(
             "exchange method",
-            lambda s: s.method.schedule.uneven and s.exchange.kind != "store",
+            lambda s: s.method.schedule.uneven and s.exchange.lingers,
             "exchange: payloads of {m.name} must outlive who wrote them; use exchange.store "
             "(exchange=store)",
         ),

@@ -115,14 +115,14 @@ class BetweenJobs(Protocol):
     """What an engine must know of an exchange between jobs, whether it is open or only described.
 
     Attributes:
-      kind: `store` or `peers`.
+      lingers: whether others can get the payloads of a job only while it runs.
       region: number of the region that this job is.
       count: regions of the run.
       heal: what happens where anchors differ.
     """
 
     @property
-    def kind(self) -> str: ...
+    def lingers(self) -> bool: ...
     @property
     def region(self) -> int: ...
     @property

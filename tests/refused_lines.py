@@ -15,7 +15,7 @@ class Others:
     """An exchange between jobs, described (`setup.BetweenJobs`)."""
 
     count: int
-    kind: str = "store"
+    lingers: bool = False
     region: int = 0
     heal: str = "stop"
 

@@ -25,7 +25,7 @@ def is_separate_job(fields: Mapping[str, Any]) -> bool:
 class Described:
     """What refusals read of an exchange that is not open yet (`setup.BetweenJobs`)."""
 
-    kind: str
+    lingers: bool
     region: int
     count: int
     heal: str
@@ -35,7 +35,8 @@ def described(fields: Mapping[str, Any]) -> Described | None:
     """The exchange between jobs that a config asks for; None on a mesh."""
     if not is_separate_job(fields):
         return None
-    return Described(fields["exchange"], fields["region"], fields["regions"], fields["heal"])
+    lingers = fields["exchange"] == "peers"
+    return Described(lingers, fields["region"], fields["regions"], fields["heal"])
 
 
 def ends_by_rounds(fields: Mapping[str, Any], method: Method) -> bool:

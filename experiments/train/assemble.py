@@ -29,7 +29,6 @@ from lowcomm_jax.models import Pipeline, Trainable
 from lowcomm_jax.models.protocol import abstract_params
 from lowcomm_jax.optimizers import learning_rate
 from lowcomm_jax.params.layout import make_layout
-from lowcomm_jax.rounds.connect import ROUNDS_KEPT
 from lowcomm_jax.rounds.remote import RemoteExchange
 from lowcomm_jax.store.timing import Timing
 
@@ -176,19 +175,20 @@ def open_exchange(
         return None
     kind = fields["exchange"]
     given = {} if kind == "store" else {name: fields[name] for name in PEERS}
-    return EXCHANGES[kind](
+    made = EXCHANGES[kind](
         fields["rendezvous"],
         fields["region"],
         fields["regions"],
         run_id(fields, data.identity),
         secret=fields["secret"],
         timing=Timing.between(fields["rendezvous"], deadline_s=fields["deadline_s"]),
-        keep=ROUNDS_KEPT[kind] * job.method.schedule.fragments,
         heal=fields["heal"],
         identity=identity(fields, data.summary),
         fault_hooks=fault_hooks,
         **given,
     )
+    made.keep_more(job.method.schedule.fragments)
+    return made
 
 
 def identity(fields: Mapping[str, Any], texts: Mapping[str, Any]) -> dict[str, str]:

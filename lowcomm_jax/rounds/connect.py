@@ -23,9 +23,6 @@ from lowcomm_jax.store.transport import StoreTransport, Transport
 ANY_HOST = ("0.0.0.0", "[::]", "*")
 """Hosts to listen on that mean all addresses of a machine."""
 
-ROUNDS_KEPT = {"store": 16, "peers": 4}
-"""For how many rounds payloads stay; a round has a key for every fragment."""
-
 
 def store(
     url: str,
@@ -57,10 +54,10 @@ def store(
       transport: makes a transport of one's own from what the exchanges of this region share; the
         same one in every region. Records and heartbeats go through the store all the same. Payloads
         are named by their SHA-256, and verified by who gets them. None = they go through the store.
-      timing: how long regions wait for one another.
+      timing: how long regions wait for one another; None = as `Timing.between` says of the url.
       keep: exchanges whose payloads stay for regions that are late; more than may be in flight at
-        once. With several fragments a round has an exchange for each. None = 16, with a transport
-        of one's own 4.
+        once. With several fragments a round has an exchange for each. None = 16; 4 with a transport
+        of one's own that lingers (`Transport`).
       heal: what to do where anchors differ that must be equal. "stop": all regions stop.
         "majority", "lowest": the anchor of most regions, or of the lowest one, is kept; the others
         stop, and take that anchor when they come back.
@@ -73,7 +70,8 @@ def store(
       StoreUnavailable: the store cannot be opened.
     """
     options = {"timing": timing, "keep": keep, "heal": heal, "identity": identity}
-    return _connect(url, region, count, run_id, secret, transport, [], fault_hooks, **options)
+    given = url, region, count, run_id, secret, transport, fault_hooks
+    return _connect(*given, [], holds_files=False, **options)
 
 
 def peers(
@@ -118,7 +116,8 @@ def peers(
 
     wrong = address_problems(address, listen)
     options = {"timing": timing, "keep": keep, "heal": heal, "identity": identity}
-    return _connect(url, region, count, run_id, secret, transport, wrong, fault_hooks, **options)
+    given = url, region, count, run_id, secret, transport, fault_hooks
+    return _connect(*given, wrong, holds_files=True, **options)
 
 
 def _connect(
@@ -128,21 +127,25 @@ def _connect(
     run_id: str,
     secret: bytes | str | None,
     transport: Callable[[ExchangeContext], Transport] | None,
-    wrong: Sequence[str],
     fault_hooks: FaultHooks | None,
+    wrong: Sequence[str],
     *,
+    holds_files: bool,
     timing: Timing | None,
     keep: int | None,
     heal: Heal,
     identity: Mapping[str, str] | None,
 ) -> RemoteExchange:
-    """The exchange; arguments as in `store`, and `wrong`, the problems found so far."""
-    timing = timing or Timing()
-    if keep is None:
-        keep = ROUNDS_KEPT["store" if transport is None else "peers"]
+    """The exchange; arguments as in `store`.
+
+    Args:
+      wrong: the problems found so far.
+      holds_files: whether each payload that is held takes a file.
+    """
+    timing = timing or Timing.between(url)
 
     def make() -> ExchangeContext:
-        problems = [*wrong, *file_handle_problems(count, peers=transport is not None)]
+        problems = [*wrong, *file_handle_problems(count, peers=holds_files)]
         problems += [*timing.violations(), *url_problems(url)]
         if count < 1 or not 0 <= region < count:
             problems.append(f"region {region} of {count} must be one of 0..count-1")
@@ -150,7 +153,7 @@ def _connect(
             problems.append(f"run_id {run_id!r} must be made of letters, digits, '.', '_' and '-'")
         if heal not in get_args(Heal):
             problems.append(f"heal={heal!r}: use {', '.join(get_args(Heal))}")
-        if keep < 1:
+        if keep is not None and keep < 1:
             problems.append(f"keep={keep} must be at least 1")
         try:
             found = read_secret(secret)

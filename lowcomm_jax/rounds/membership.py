@@ -58,7 +58,7 @@ class Membership:
       region: number of this one, from 0.
       count: number of regions.
       heal: which anchor is kept where anchors differ.
-      kind: name of the transport, how payloads travel.
+      lingers: whether others can get the payloads of this job only while it runs.
       processes: those of this job.
       state_transfer, anchor_check: give and take states; in the first process alone, so callers ask
         them within a decision of the leader.
@@ -70,13 +70,13 @@ class Membership:
         count: int,
         heal: Heal,
         make: Callable[[], ExchangeContext],
-        keep: int,
+        keep: int | None,
         processes: Leader,
     ):
         """
         Args:
           make: makes what all exchanges share, in the first process.
-          keep: exchanges whose payloads stay.
+          keep: see `PayloadGC`.
 
         Raises:
           ValueError: the processes were given different regions; and whatever `make` raises.
@@ -89,18 +89,18 @@ class Membership:
                 f"the processes of this job were given (region, count, heal) {given}: give all of "
                 "them the same"
             )
-        self.kind: str = self._open_with(make, keep)
+        self.lingers: bool = self._open_with(make, keep)
 
     @led
-    def _open_with(self, make: Callable[[], ExchangeContext], keep: int) -> str:
-        """Make what the first process alone has; returns the kind of transport."""
+    def _open_with(self, make: Callable[[], ExchangeContext], keep: int | None) -> bool:
+        """Make what the first process alone has; returns whether its transport lingers."""
         self._context = context = make()
         self._payload_gc = PayloadGC(context, keep)
         self.state_transfer = StateTransfer(context)
         self.anchor_check = AnchorCheck(context, self.state_transfer)
         if self.processes.count > 1:
             self.processes.on_failure(self.fail)
-        return context.transport.name
+        return context.transport.lingers
 
     @led
     def join(self, wait_s: float, step: int = 0) -> None:

@@ -115,8 +115,10 @@ class PayloadGC:
 
     for_all = False  # keep them for all that are waited for, however far behind they are
 
-    def __init__(self, context: ExchangeContext, keep: int):
-        self._context, self.keep = context, keep
+    def __init__(self, context: ExchangeContext, keep: int | None):
+        """`keep`: None = 4 where payloads are held by their jobs, 16 where others hold them."""
+        self._context = context
+        self.keep = (4 if context.transport.lingers else 16) if keep is None else keep
         self._positions: dict[str, int] = {}
         self._reached: dict[int, int] = {}
         self._asked: dict[int, int] = {}  # our place when a region was last seen asking

@@ -68,7 +68,7 @@ class RemoteExchange(Membership):
         count: int,
         heal: Heal,
         make: Callable[[], ExchangeContext],
-        keep: int,
+        keep: int | None,
         processes: Leader,
     ):
         """See `Membership`."""

@@ -198,7 +198,7 @@ MET = [
         {**JOBS, "mesh": lc.make_mesh(region=2)},
         "the mesh has 2 region slots, but this job is one",
     ),
-    (m.async_local_sgd(4, EQUAL), {"exchange": Others(R, "peers")}, "use exchange.store"),
+    (m.async_local_sgd(4, EQUAL), {"exchange": Others(R, lingers=True)}, "use exchange.store"),
     (
         m.adloco(4),
         {"exchange": Others(R, heal="majority")},
@@ -283,7 +283,7 @@ def rounds(**settings):
         (rounds(tired=(1,)), JOBS, ["tired=(1,): between jobs regions are as fast"]),
         (rounds(delay=0), JOBS, ["overlap=0: between jobs a round is written"]),
         (like(rounds(), roles=SHARES), {}, ["need a schedule whose regions copy no peer"]),
-        (rounds(), {"exchange": Others(R, "peers")}, ["must outlive who wrote them"]),
+        (rounds(), {"exchange": Others(R, lingers=True)}, ["must outlive who wrote them"]),
     ],
 )
 def test_a_schedule_of_ones_own_answers_as_ours(method, given, parts):

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from regions.faults import vanish
-from regions.party import at_once, rounds, until
+from regions.party import KINDS, at_once, rounds, until
 
 from lowcomm_jax.exchange import StoreUnavailable, Timing
 from lowcomm_jax.store.errors import Lost, Superseded
@@ -62,6 +62,15 @@ def test_near_and_far():
     near, far = Timing.between("file:///x", deadline_s=7.0), Timing.between("s3://x")
     assert near.dead_after_s < 2 <= far.dead_after_s == Timing().dead_after_s
     assert near.deadline_s == 7.0 and not near.violations() and not far.violations()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_who_gives_no_times_has_those_of_its_url(kind, tmp_path):
+    made = KINDS[kind](tmp_path.as_uri(), 0, 1, "run")
+    try:
+        assert made._context.timing == Timing.between("file:///x")
+    finally:
+        made.close()
 
 
 def test_a_death_in_a_shared_folder_is_seen_within_two_seconds(store_party):

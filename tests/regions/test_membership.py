@@ -279,7 +279,7 @@ def among(region=0, count=3, epoch=2, dead=(), **beats):
         closing=closing,
         halted=threading.Event(),
         counter=MetricsCounter(),
-        transport=SimpleNamespace(name="store"),
+        transport=SimpleNamespace(name="store", lingers=False),
     )
 
 

@@ -50,7 +50,7 @@ def remote(store, awaited=(0, 1, 2), living=(0, 1, 2)):
         heartbeat=heartbeat,
         closing=threading.Event(),
         halted=threading.Event(),
-        transport=SimpleNamespace(name="store", get_ahead=lambda sizes: None),
+        transport=SimpleNamespace(name="store", lingers=False, get_ahead=lambda sizes: None),
     )
     one = RemoteExchange(0, R, "stop", lambda: context, 4, leader())
     return one, context.commit_log

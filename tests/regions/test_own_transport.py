@@ -42,6 +42,25 @@ def test_payloads_go_from_region_to_region(regions, tmp_path):
     assert all(one.counts()["received"] > 0 for one in regions)
 
 
+def test_how_long_payloads_stay_follows_from_who_holds_them(tmp_path):
+    """By what a transport says of itself, whatever its name is."""
+
+    class Elsewhere(http_transport.HttpTransport):
+        name, lingers = "elsewhere", False
+
+    url, own = tmp_path.as_uri(), http_transport.HttpTransport
+    made = [exchange.store(url, 0, 1, "run", transport=x) for x in (None, own, Elsewhere)]
+    try:
+        assert [(one.lingers, one._payload_gc.keep) for one in made] == [
+            (False, 16),
+            (True, 4),
+            (False, 16),
+        ]
+    finally:
+        for one in made:
+            one.close()
+
+
 def test_jobs_with_different_transports_are_refused(regions, tmp_path):
     other = exchange.store(tmp_path.as_uri(), 0, REGIONS, "run")
     with pytest.raises(ValueError, match="transport is 'http' there, 'store' here"):
