@@ -12,6 +12,7 @@ grimp = pytest.importorskip("grimp", reason="import-linter is a dependency of th
 
 ROOT = Path(__file__).resolve().parent.parent
 LOOSE = 10  # modules on the top level of a package that are no rooms
+FLOORS = 8  # modules of a room in the longest chain of imports within it
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +38,24 @@ def test_no_circles(graph):
     modules = graph.modules - packages
     imports = {m: graph.find_modules_directly_imported_by(m) & modules for m in modules}
     graphlib.TopologicalSorter(imports).prepare()  # raises CycleError, which names the circle
+
+
+def test_a_room_of_the_library_has_few_floors(graph):
+    rooms = [m for m in graph.find_children("lowcomm_jax") if graph.find_children(m)]
+    chains = {room: longest_chain(graph, room) for room in sorted(rooms)}
+    assert {room: chain for room, chain in chains.items() if len(chain) > FLOORS} == {}
+
+
+def longest_chain(graph, room):
+    """Modules of a room, each of which imports the next one; its `__init__` hands names on."""
+    every = graph.find_descendants(room)
+    own = {m for m in every if not graph.find_children(m)}
+    imports = {m: graph.find_modules_directly_imported_by(m) & own for m in own}
+    chains = {}
+    for module in graphlib.TopologicalSorter(imports).static_order():
+        below = max((chains[m] for m in imports[module]), key=len, default=[])
+        chains[module] = [module, *below]
+    return max(chains.values(), key=len)
 
 
 @pytest.mark.parametrize("package", ["lowcomm_jax", "experiments", "evidence"])

@@ -134,6 +134,7 @@ class RemoteExchange(Membership):
                     "for a region that takes part here, and no reduction"
                 )
             del self._early[early]
+            sent.take()
         _begin_copies(arrays)
         own = self._context.heartbeat.own
         if not own.awaited or own.wants:

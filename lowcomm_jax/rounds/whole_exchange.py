@@ -46,7 +46,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
-from lowcomm_jax.rounds.early_payload import EarlyPayload
 from lowcomm_jax.rounds.request import Due, ExchangeRequest, ExchangeResult
 from lowcomm_jax.rounds.round import Round
 from lowcomm_jax.store import terms, wire
@@ -74,13 +73,13 @@ class WholeExchange(Round):
         context: ExchangeContext,
         request: ExchangeRequest,
         awaited: Callable[[int], bool],
-        early: EarlyPayload | None = None,
+        early: Round | None = None,
         due: Due | None = None,
     ):
         """
         Args:
           awaited: whether to wait for a region (`WaitList.awaited`).
-          early: arrays that belong to the payload, and were sent before; None = there are none.
+          early: see `Round`.
           due: of the exchange that this one is a part of; None = it is one by itself.
         """
         super().__init__(context, request, early)
@@ -95,8 +94,6 @@ class WholeExchange(Round):
         self._late_s = 0.0
         self._announced_s = self._since_s = context.heartbeat.clock_s
         self.began = time.monotonic()
-        if early is not None:
-            early.take()
 
     def wake(self) -> None:
         """Let `result` see at once that exchanges end."""
