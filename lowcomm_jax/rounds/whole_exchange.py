@@ -8,19 +8,19 @@ a region: the table in `rounds/__init__.py`):
 
 1. `_agree` calls `_propose` until there is a commit record; `_propose` first calls `_confirm`.
 2. `_confirm` asks `Round.is_final` for each member. For one that has announced nothing it waits as
-   long as `WaitList.awaited` (wait_list.py) says so. Without a heartbeat for `Timing.patience_s`
-   that region is dead, and the wait ends. For a living one it waits until the loop needs the
-   outcome (`Due`), and from then on for `Pace.deadline_s` (timing.py): derived from earlier
-   exchanges, `first_s` in the first three, and more after an outage. It is doubled with every
-   exchange that has waited for the region in vain since it last announced: otherwise a region that
-   goes on at the pace of the others might never come nearer. The wait ends sooner where all others
-   that announced have confirmed without that region (`_passed_over`). Then `_confirm` publishes
-   which payloads this region holds.
+   long as `WaitList.awaited` (store/wait_list.py) says so. Without a heartbeat for
+   `Timing.patience_s` that region is dead, and the wait ends. For a living one it waits until the
+   loop needs the outcome (`Due`), and from then on for `Pace.deadline_s` (store/timing.py): derived
+   from earlier exchanges, `first_s` in the first three, and more after an outage. It is doubled
+   with every exchange that has waited for the region in vain since it last announced: otherwise a
+   region that goes on at the pace of the others might never come nearer. The wait ends sooner where
+   all others that announced have confirmed without that region (`_passed_over`). Then `_confirm`
+   publishes which payloads this region holds.
 3. `_propose` waits for the confirmations of the others, two deadlines at most. `participants`
-   leaves out payloads that not all of them hold. `CommitLog.commit` (commits.py) writes the one
-   record.
+   leaves out payloads that not all of them hold. `CommitLog.commit` (store/commits.py) writes the
+   one record.
 4. `_complete` fetches the payloads that the record names. No region counts any other payload.
-5. The record says which regions are late (`WaitList.late_in`, wait_list.py), and every region
+5. The record says which regions are late (`WaitList.late_in`, store/wait_list.py), and every region
    stores that (`WaitList.note`; `RemoteExchange._done` calls it): later exchanges wait for none of
    them until it has caught up.
 
@@ -28,7 +28,7 @@ The region that did not answer does this:
 
 - Late, but alive: it reads the record when it gets there and lands the payloads that the others
   landed. Its own values and its residual stay as if it had not sent (`JobDelivery._uncount`,
-  job_delivery.py). Where the fragment was sent again since (DiLoCoX), that payload is lost.
+  jobs/job_delivery.py). Where the fragment was sent again since (DiLoCoX), that payload is lost.
 - Dead, and started again: it takes a state from another region (recovery/rejoin.py).
 - A payload of the record is gone from all regions: it raises `Lost`, and takes a state, too.
 - Cut off from the store: it trains on, and runs the deferred events later (`JobCarrier.reach`).

@@ -29,9 +29,11 @@ of `interrupt`    tells of signals at once                      its socket is cl
 of Grain          draws batches ahead                           with the iterator
 ================= ============================================= ====================================
 
-How a job leaves (`Membership.close`):
+How a job leaves (`rejoin.serve`, then `Membership.close`):
 
-1. It waits until the others have what only it can give.
+1. It gives its state to those who ask, half a minute at most, and leaves it in the store where a
+   region is missing. Where its transport lingers, it waits until the others have its payloads, half
+   a minute at most.
 2. It says that exchanges close, and joins those marked B, half a minute at most.
 3. It stops the heartbeat, whose last beat says that it leaves: within `2 answer_s` (10 s).
 4. It closes the store, which ends requests that hang, and joins again who waited for one.
