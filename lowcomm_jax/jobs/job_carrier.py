@@ -219,14 +219,16 @@ class JobCarrier:
     # -- the end --------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def ending(self, loop: EventLoop, state: TrainState) -> Iterator[None]:
+    def ending(self, loop: EventLoop, state: TrainState) -> Iterator[JobCarrier]:
         self.delivery.never_defers = True
         try:
-            yield
+            yield self
         finally:
             self.delivery.never_defers = False
 
     def everyone_landed(self, state: TrainState, p: int, step: int, here: bool) -> bool:
+        if self.delivery.by_rounds:
+            return False  # the others' steps are unknown
         if self.delivery.group_size is not None:
             # Other groups are not heard of: there every region that could have sent counts.
             return bool(state.counters.last_sent[p] == step)

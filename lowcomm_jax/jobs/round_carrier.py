@@ -70,7 +70,7 @@ class RoundCarrier:
         self.rounds: RoundExchange | LoopbackRounds | None = None
         self.landed, self.last = 0, None
         self._programs, self._schedule = programs, method.schedule
-        self._exchanges, self._ends = JobCarrier(delivery), False
+        self._last, self._ended = JobCarrier(delivery), False
         self._stands_still = method.schedule.most == 1  # from its arrival until that lands
         self._count = len(programs.fragments)
         self._payload_K = [_payload_like(programs, p) for p in range(self._count)]
@@ -109,10 +109,10 @@ class RoundCarrier:
 
     def _begin(self, loop: SyncLoop, state: TrainState) -> None:
         """Take part in rounds, from the first one that has not landed here."""
-        if self.rounds is not None and not self._ends:
+        if self.rounds is not None and not self._ended:
             return
         self.landed = rounds_landed(state)
-        if self._ends and self.last is not None and self.landed >= self.last:
+        if self._ended and self.last is not None and self.landed >= self.last:
             self.last = None  # of the run that has ended
         if self.rounds is None:
             schedule, like_K = self._schedule, [self._like(p) for p in range(self._count)]
@@ -122,7 +122,7 @@ class RoundCarrier:
         else:
             # The last synchronisation was a round of every fragment, without a record of its own.
             self.rounds.go_on(self.landed)
-        self._ends = False
+        self._ended = False
         self._committed, self.newest = self.rounds.seen()
         self._since = int(state.counters.step) - 1
 
@@ -184,8 +184,6 @@ class RoundCarrier:
     def post(
         self, loop: SyncLoop, state: TrainState, key: str, flight: InFlight, again: bool = False
     ) -> dict[str, np.ndarray]:
-        if self._ends:
-            return self._exchanges.post(loop, state, key, flight, again)
         p = int(flight.fragment)
         # Its own report is counted, and the fragment's rounds before it have landed.
         number = (int(state.counters.sends[p]) - 1) * self._count + p
@@ -214,8 +212,6 @@ class RoundCarrier:
         A region that was not admitted gets its residual back. One that has not reported has a
         payload of nobody in flight, as long as it lands.
         """
-        if self._ends:
-            return self._exchanges.collect(loop, state, key, last, adopts)
         number, counters = self.landed, state.counters
         p = number % self._count
         arrived = self.rounds.take(number, self._terms(loop, state, number))
@@ -246,13 +242,11 @@ class RoundCarrier:
 
         Of arrivals the others' are received as they land, not at an own send.
         """
-        if self._ends:
-            return self._exchanges.traffic(exchange, p, like, mask, groups, header)
         found = self.delivery.traffic_in_whole(exchange.nbytes(like) + header, mask)
         return found._replace(received=0 * found.received) if self._stands_still else found
 
     def ahead(self, loop: SyncLoop, state: TrainState, p: int, groups: Groups) -> Traffic | None:
-        return self._exchanges.ahead(loop, state, p, groups)
+        """None: there are no groups."""
 
     def _like(self, p: int) -> Like:
         """Shapes of what a region sends of a fragment."""
@@ -265,26 +259,17 @@ class RoundCarrier:
     # -- the end, and after a restart -------------------------------------------------------------
 
     @contextlib.contextmanager
-    def ending(self, loop: SyncLoop, state: TrainState) -> Iterator[None]:
+    def ending(self, loop: SyncLoop, state: TrainState) -> Iterator[JobCarrier]:
+        """The last synchronisation is an ordinary exchange."""
         landed = rounds_landed(state)
         short = self.last is None or landed < self.last or bool(state.in_flight)
-        if short and not self.ended_before(state):  # the others may have ended without us
+        if short and not self._last.ended_before(state):  # the others may have ended without us
             raise ValueError(
                 f"{landed} rounds have landed here, of {self.last}: a run ends with a round, the "
                 "same for all; train with engine.run(state, batches, rounds=...) first"
             )
-        yield  # what a paused step has still to do is of rounds
-        self._ends = True
-
-    def everyone_landed(self, state: TrainState, p: int, step: int, here: bool) -> bool:
-        """False: others' steps are unknown here, so the last synchronisation is always done."""
-        return False
-
-    def ended_before(self, state: TrainState) -> bool:
-        return self._exchanges.ended_before(state)
-
-    def close(self, loop: SyncLoop, state: TrainState) -> None:
-        self._exchanges.close(loop, state)
+        yield self._last  # once what a paused step has still to do, of rounds, is done
+        self._ended = True
 
     def reconnect(self, loop: SyncLoop, state: TrainState) -> None:
         """Report again what a restored state has reported and not landed."""

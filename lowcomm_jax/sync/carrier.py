@@ -107,13 +107,23 @@ class Carrier(Protocol):
         """
         ...
 
-    def ending(self, loop: Any, state: TrainState) -> contextlib.AbstractContextManager:
-        """Entered where a run ends, and nothing may be put off.
+    def ending(
+        self, loop: Any, state: TrainState
+    ) -> contextlib.AbstractContextManager[LastCarrier]:
+        """Entered where a run ends, and nothing may be put off; gives the loop's carrier from then
+        on, until the run has ended.
 
         Raises:
           ValueError: it cannot end here.
         """
         ...
+
+    def reconnect(self, loop: Any, state: TrainState) -> None:
+        """Take over the payloads that a restored state has in flight."""
+
+
+class LastCarrier(Carrier, Protocol):
+    """What the last synchronisation of a run also asks for."""
 
     def everyone_landed(self, state: TrainState, p: int, step: int, here: bool) -> bool:
         """Whether fragment p has landed everywhere at this step; `here`: whether it has here."""
@@ -122,9 +132,6 @@ class Carrier(Protocol):
     def ended_before(self, state: TrainState) -> bool:
         """Whether the others ended without the regions here: nothing is then left to send."""
         ...
-
-    def reconnect(self, loop: Any, state: TrainState) -> None:
-        """Take over the payloads that a restored state has in flight."""
 
     def close(self, loop: Any, state: TrainState) -> None:
         """Called when the last payload of the run has landed.
@@ -143,7 +150,8 @@ class MeshCarrier:
     def running(self, loop, state):
         return contextlib.nullcontext()
 
-    ending = running
+    def ending(self, loop, state):
+        return contextlib.nullcontext(self)
 
     def agreed(self, loop, state):
         """None."""

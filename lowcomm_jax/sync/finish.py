@@ -9,6 +9,7 @@ import numpy as np
 from lowcomm_jax.history import Event
 from lowcomm_jax.schedule.base import Adopt, Move, View
 from lowcomm_jax.state.train_state import TrainState, in_send_order
+from lowcomm_jax.sync.carrier import LastCarrier
 from lowcomm_jax.sync.sync_loop import Ending, EventLoop
 
 AtTheEnd = Callable[[int], Sequence[bool]] | None
@@ -46,9 +47,25 @@ def finish(
     events: list[Event] = []
     if loop.method.signal == "gradient":
         return state, events
-    everyone = np.ones(loop.count, bool)
-    with loop.carrier.ending(loop, state):
+    everyone, carrier = np.ones(loop.count, bool), loop.carrier
+    with carrier.ending(loop, state) as last:
         state = loop.run_due(state, everyone, events)
+    loop.carrier = last
+    try:
+        return _synchronised(loop, last, state, participants, events), events
+    finally:
+        loop.carrier = carrier
+
+
+def _synchronised(
+    loop: EventLoop,
+    last: LastCarrier,
+    state: TrainState,
+    participants: AtTheEnd,
+    events: list[Event],
+) -> TrainState:
+    """The state after the last synchronisation; `last`: the loop's carrier meanwhile."""
+    everyone = np.ones(loop.count, bool)
     state, step = state.replace(counters=state.counters.copy()), int(state.counters.step)
     if not loop.schedule.land_after_send:
         state = loop.land_now(state, events)
@@ -57,22 +74,29 @@ def finish(
     if not loop.method.has_anchor:
         mask = everyone if participants is None else np.asarray(participants(0), bool)
         traffic = loop.programs.exchange.traffic(loop.fragments.like(0), mask)
-        return loop.channels.end(state, mask, traffic, events), events
-    over = loop.carrier.ended_before(state)
+        return loop.channels.end(state, mask, traffic, events)
+    over = last.ended_before(state)
     for p in range(len(loop.fragments)):
         mask = everyone if participants is None else np.asarray(participants(p), bool)
-        state = _last_round(loop, state, p, step, mask, events, over)
-    loop.carrier.close(loop, state)
-    return state, events
+        state = _last_round(loop, None if over else last, state, p, step, mask, events)
+    last.close(loop, state)
+    return state
 
 
 def _last_round(
-    loop: EventLoop, state, p: int, step: int, mask: np.ndarray, events: list[Event], over: bool
+    loop: EventLoop,
+    last: LastCarrier | None,
+    state: TrainState,
+    p: int,
+    step: int,
+    mask: np.ndarray,
+    events: list[Event],
 ) -> TrainState:
+    """Synchronise fragment p; `last`: None = the others have done so without the regions here."""
     # A one-period method may have sent at this very step: land that, and those who sent are done.
     state = _drain(loop, state, p, step, events, sent=step)
     added = True
-    if not (over or _all_adopted(loop, state, p, step)):
+    if last is not None and not _all_adopted(loop, last, state, p, step):
         # Whether the payload of an earlier boundary waits; if not, no boundary adds own parts.
         added = any(f.fragment == p for f in state.in_flight.values())
         state = loop.send_last(state, p, step, mask, events)
@@ -87,9 +111,10 @@ def _last_round(
     return loop.mark_received(state, p, np.ones(loop.count, bool)) if state.received else state
 
 
-def _all_adopted(loop: EventLoop, state: TrainState, p: int, step: int) -> bool:
+def _all_adopted(loop: EventLoop, last: LastCarrier, state: TrainState, p: int, step: int) -> bool:
     """Whether every region adopted the anchor as it is at this very step."""
-    return loop.method.landing_of(p) is None and loop.everyone_landed(state, p, step)
+    here = loop.landed_here(state, p, step)
+    return loop.method.landing_of(p) is None and last.everyone_landed(state, p, step, here)
 
 
 def _drain(

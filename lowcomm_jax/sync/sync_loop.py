@@ -268,8 +268,8 @@ class EventLoop(abc.ABC):
         """Send fragment p for the last synchronisation of a run."""
 
     @abc.abstractmethod
-    def everyone_landed(self, state: TrainState, p: int, step: int) -> bool:
-        """Whether fragment p has landed in every region at this very step."""
+    def landed_here(self, state: TrainState, p: int, step: int) -> bool:
+        """Whether fragment p has landed in every region of this job at this very step."""
 
 
 class SyncLoop(EventLoop):
@@ -497,9 +497,8 @@ class SyncLoop(EventLoop):
 
     # -- land -----------------------------------------------------------------------------------
 
-    def everyone_landed(self, state: TrainState, p: int, step: int) -> bool:
-        here = bool((state.counters.last_landed[p] == step).all())
-        return self.carrier.everyone_landed(state, p, step, here)
+    def landed_here(self, state: TrainState, p: int, step: int) -> bool:
+        return bool((state.counters.last_landed[p] == step).all())
 
     def move(
         self,

@@ -132,7 +132,7 @@ class TwoLevelLoop(EventLoop):
 
     # -- the end --------------------------------------------------------------------------------
 
-    def everyone_landed(self, state: TrainState, p: int, step: int) -> bool:
+    def landed_here(self, state: TrainState, p: int, step: int) -> bool:
         """False: servers may hold changes that no worker has."""
         return False
 
