@@ -1,12 +1,14 @@
 """A round's own payload where the store does not answer, and what earlier jobs have left of it."""
 
+import itertools
+
 import numpy as np
 import pytest
 from regions.party import until
 
 from lowcomm_jax import exchange
 from lowcomm_jax.rounds.request import ExchangeRequest
-from lowcomm_jax.rounds.round import Round
+from lowcomm_jax.rounds.round import Round, keep_looking
 
 
 def test_a_payload_is_packed_once_however_often_it_is_tried(store_party, monkeypatch):
@@ -48,3 +50,40 @@ def test_what_an_earlier_job_has_left_of_an_exchange_that_is_sent_again_is_remov
             x.finish(f"{number}", like)
     left = lambda: [k for k in again._context.store.list("round/") if "/1/announce.0." in k]  # noqa: E731
     until(lambda: not left(), 20.0)
+
+
+class Waits:
+    """An event that is never set, and notes for how long it was waited for."""
+
+    def __init__(self):
+        self.seconds = []
+
+    def wait(self, seconds):
+        self.seconds.append(seconds)
+
+    def clear(self):
+        """It is not set."""
+
+
+def test_pauses_between_looks_grow_until_something_is_new_also_while_the_store_is_away():
+    waits, looks = Waits(), iter([False, False, exchange.StoreUnavailable("away"), True, False])
+    left = 5
+
+    def look():
+        nonlocal left
+        left -= 1
+        found = next(looks)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    keep_looking("k", look, lambda: not left, waits, lambda: itertools.count(1))
+    assert waits.seconds == [1, 2, 3, 1], "and none after the last look"
+
+
+def test_what_ends_the_looks_is_asked_before_each_and_may_raise():
+    def over():
+        raise RuntimeError("exchanges close")
+
+    with pytest.raises(RuntimeError, match="exchanges close"):
+        keep_looking("k", lambda: 1 / 0, over, Waits(), itertools.count)
