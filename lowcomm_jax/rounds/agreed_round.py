@@ -47,16 +47,15 @@ all of this, once both are here.
 
 from __future__ import annotations
 
-import functools
 import threading
 import time
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 
 from lowcomm_jax.rounds.request import Due, ExchangeRequest, ExchangeResult
 from lowcomm_jax.rounds.round import Round, keep_looking
-from lowcomm_jax.store import terms, wire
+from lowcomm_jax.store import terms
 from lowcomm_jax.store.commits import Job
-from lowcomm_jax.store.context import ExchangeContext, check_open, until_answered
+from lowcomm_jax.store.context import ExchangeContext, check_open
 from lowcomm_jax.store.records import Commit, Payload
 
 Holdings = Mapping[int, str]
@@ -92,12 +91,10 @@ class AgreedRound(Round):
         self.due = due or Due()
         self.commit: Commit | None = None
         self.seen_s: float | None = None
-        self._check = functools.partial(check_open, context, f"exchange {request.key!r}")
-        self._retry = functools.partial(until_answered, context, f"exchange {request.key!r}")
         self._arrays = request.arrays
         self._held: dict[int, Holdings] | None = None
         self._silent: list[int] = []
-        self._terms: terms.Terms = {}
+        self._offered: terms.Terms | None = None  # with our payload, until that is announced
         self._late_s = 0.0
         self._asked_s = self._announced_s = self._since_s = self._now_s
         self.began = time.monotonic()
@@ -122,39 +119,48 @@ class AgreedRound(Round):
           RuntimeError: this region has left meanwhile.
         """
         try:
-            self._terms = terms.as_record(self.request.terms)
-            if self.request.joins:
-                self._send()
-            label, context = f"exchange {self.request.key}", self._context
-            keep_looking(label, self.advance, self._agreed, self.news, context.store.pauses)
-            terms.check(label, self.commit.terms, context.region, self._terms, context.heal)
-            return ExchangeResult(self.commit, self._complete(), time.monotonic() - self.began)
+            request, context = self.request, self._context
+            ours, label = terms.as_record(request.terms), f"exchange {request.key}"
+            if request.joins:
+                self._offer(ours)
+            self._until(lambda: self.commit is not None)
+            terms.check(label, self.commit.terms, context.region, ours, context.heal)
+            self._until(self.arrived)
+            arrays, seconds = self.arrays_of(self.commit), time.monotonic() - self.began
+            return ExchangeResult(self.commit, arrays, seconds)
         finally:
             self.cancel()
 
-    def _send(self) -> None:
-        """Publish our payload, then announce it; neither if there is a commit record already."""
-        request, context = self.request, self._context
-        context.fault_hooks.begins(request.key, self._terms)
+    def _offer(self, ours: terms.Terms) -> None:
+        """Bring our payload to the host; it is published unless there is a commit record before."""
+        self._context.fault_hooks.begins(self.request.key, ours)
         self.to_host(self._arrays)
         self._arrays = {}  # this exchange needs the device's copies no longer
         self.began = time.monotonic()  # until now the device was computing
-        if self._retry(lambda: context.commit_log.committed(request.name)) is None:
-            self.publish(self._retry, self._terms, self._check)
-            self._announced_s = self._since_s = self._now_s
+        self._offered = ours
 
-    def _agreed(self) -> bool:
-        if self.commit is None:
-            self._check()
-        return self.commit is not None
+    def _until(self, done: Callable[[], bool]) -> None:
+        def over() -> bool:
+            is_done = done()
+            if not is_done:
+                self._check()
+            return is_done
 
-    def _complete(self) -> dict[int, wire.Arrays]:
-        """Wait for every payload that the commit record names; returns their arrays by region."""
-        while (arrays := self.arrays_of(self.commit)) is None:
-            self._check()
-            self.news.wait(self._context.store.poll_s[1])
-            self.news.clear()
-        return arrays
+        what, pauses = f"exchange {self.request.key!r}", self._context.store.pauses
+        keep_looking(what, self.advance, over, self.news, pauses)
+
+    def _check(self) -> None:
+        """Return if exchanges go on; see `check_open`."""
+        check_open(self._context, f"exchange {self.request.key!r}")
+
+    def arrived(self) -> bool:
+        """Whether there is a commit record, and all payloads that it names are here.
+
+        Raises:
+          Lost: one is gone with all who had it.
+          Rejected: one does not fit this round.
+        """
+        return self.commit is not None and self.arrays_of(self.commit) is not None
 
     # -- one pass ---------------------------------------------------------------------------------
 
@@ -169,6 +175,8 @@ class AgreedRound(Round):
         log, request = self._context.commit_log, self.request
         confirmed, heard, in_turn = len(self._held or ()), False, request.in_turn()
         commit = log.committed(request.name) if in_turn else None
+        if commit is None and self._offered is not None:
+            return self._announce(self._offered)
         if commit is None and request.joins:
             heard = self._held is None and self._hear()
             commit = self._propose() if in_turn else None
@@ -176,6 +184,14 @@ class AgreedRound(Round):
             return heard or len(self._held or ()) > confirmed
         self._fetch_all(commit)
         self.commit = commit
+        return True
+
+    def _announce(self, ours: terms.Terms) -> bool:
+        """Publish and announce our payload; False = what belongs to it is still on its way."""
+        if not self.publish(ours):
+            return False
+        self._offered = None
+        self._announced_s = self._since_s = self._now_s
         return True
 
     def _hear(self, ours: bool = True) -> bool:

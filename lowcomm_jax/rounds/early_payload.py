@@ -13,13 +13,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future
 
 from lowcomm_jax.rounds.request import ExchangeRequest
-from lowcomm_jax.rounds.round import Round, T, keep_looking
+from lowcomm_jax.rounds.round import Round, keep_looking
 from lowcomm_jax.store import wire
-from lowcomm_jax.store.context import ExchangeContext, until_answered
+from lowcomm_jax.store.context import ExchangeContext, check_open
 from lowcomm_jax.store.kv import pauses
 
 
@@ -37,7 +36,7 @@ class EarlyPayload(Round):
         super().__init__(context, dataclasses.replace(request, like=like))
         self.sent = Future()
         self._given = request.arrays if request.takes_part else {}
-        self._taken, self._over = False, threading.Event()
+        self._taken = self._dropped = False
         self._wake = threading.Event()
 
     def begin(self) -> None:
@@ -51,35 +50,36 @@ class EarlyPayload(Round):
 
     def cancel(self) -> None:
         """Stop publishing, looking and fetching."""
-        self._over.set()
+        self._dropped = True
         self.take()
         super().cancel()
 
     # -- the thread -----------------------------------------------------------------------------
 
     def _run(self) -> None:
+        context, request = self._context, self.request
         try:
-            if self.request.takes_part:
-                self._context.fault_hooks.begins(self.request.key, self.request.terms)
+            if request.takes_part:
+                context.fault_hooks.begins(request.key, request.terms)
                 self.to_host(self._given)
                 self._given = {}  # the device's copies
-                self.publish(self._retry, {}, self._context.heartbeat.check)
-                self.sent.set_result(self._own)
+                keep_looking(request.key, self._send, self._sent, self._wake, context.store.pauses)
         except BaseException as error:  # for the exchange to raise
             self.sent.set_exception(error)
         else:
             self._look()
 
-    def _retry(self, act: Callable[[], T]) -> T:
-        """Call `act` until the store answers."""
-        key = self.request.key
+    def _send(self) -> bool:
+        self.publish({})
+        self.sent.set_result(self._own)
+        return True
 
-        def act_unless_over() -> T:
-            if self._over.is_set():
-                raise RuntimeError(f"{key!r} was not sent before it was dropped")
-            return act()
-
-        return until_answered(self._context, f"sending {key!r}", act_unless_over)
+    def _sent(self) -> bool:
+        if not self.sent.done():
+            check_open(self._context, f"sending {self.request.key!r}")
+            if self._dropped:
+                raise RuntimeError(f"{self.request.key!r} was not sent before it was dropped")
+        return self.sent.done()
 
     def _look(self) -> None:
         """Fetch what the others have announced, until all is known or the exchange begins.

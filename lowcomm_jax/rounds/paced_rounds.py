@@ -215,8 +215,7 @@ class RoundExchange:
         """
         self._context.heartbeat.check()
         found = self._rounds.get(number)
-        commit = None if found is None else found.round.commit
-        return commit is not None and found.round.arrays_of(commit) is not None
+        return found is not None and found.round.arrived()
 
     @led
     def take(self, number: int, ours: Mapping[str, Any]) -> Arrived:
@@ -305,7 +304,7 @@ class RoundExchange:
                 round, record = self._round(number).round, terms.as_record(given)
                 context.fault_hooks.begins(_key(number), {**record, "step": step})
                 round.to_host(arrays)
-                round.publish(lambda act: act(), record, context.heartbeat.check)
+                round.publish(record)
                 news = True
             self._reports.popleft()
         return news

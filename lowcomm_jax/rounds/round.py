@@ -13,8 +13,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, wait
-from typing import Any, TypeVar
+from concurrent.futures import Future
+from typing import Any
 
 import msgspec
 
@@ -29,9 +29,6 @@ from lowcomm_jax.store.errors import Lost, StoreUnavailable
 from lowcomm_jax.store.records import Admitted, Announcement, Commit, Late, Payload
 from lowcomm_jax.store.terms import Terms
 
-T = TypeVar("T")
-Retry = Callable[[Callable[[], T]], T]
-"""Calls a function until the store answers."""
 log = logging.getLogger(__name__)
 
 
@@ -107,7 +104,7 @@ class Round:
         self._context, self._early = context, early
         self._begun: list[Fetch] = []  # with those that were replaced
         self._own: Payload | None = None  # what this job has published
-        self._packed: tuple[Payload, dict[str, bytes]] | None = None  # until it is announced
+        self._packed: tuple[Payload, dict[str, bytes]] | None = None  # with what is not sent yet
         self._ended = False
         self._lock = threading.Lock()  # with which fetch is that of a region, and the end
 
@@ -118,32 +115,36 @@ class Round:
         self.host_payload = payloads.on_host(dict(arrays), self.request.reduction)
         self.shapes = wire.shapes_of(self.host_payload.rest) or None
 
-    def publish(self, retry: Retry, terms: Terms, check: Callable[[], None]) -> None:
+    def publish(self, terms: Terms) -> bool:
         """Publish the payload, if this region takes part, and announce it, or the absence.
 
-        It can be called again where the store did not answer: the payload is packed once.
+        Call it until it returns True: what should have been sent early may be on its way. The
+        payload is packed once, and each of its files is handed over once.
 
-        Args:
-          check: called at intervals; may raise.
+        Raises:
+          StoreUnavailable: call it again.
         """
         context, request, payload = self._context, self.request, None
         began = time.monotonic()
         if request.takes_part:
             if self._packed is None:
-                self._packed = payloads.pack(context, self.host_payload)
+                self._packed = payloads.pack(context, request.key, self.host_payload)
             self._own, files = self._packed  # first: it may be dropped meanwhile
-            payloads.publish(context, request.key, files, retry)
+            while files:
+                digest = next(iter(files))
+                context.transport.put(digest, files[digest])
+                del files[digest]
             payload = self._own
             if self._early is not None:
-                early = self._early.sent
-                while not early.done():
-                    check()
-                    wait([early], timeout=context.store.poll_s[1])
-                self._own = payload = msgspec.structs.replace(payload, early=early.result())
+                if not self._early.sent.done():
+                    return False
+                early = self._early.sent.result()
+                self._own = payload = msgspec.structs.replace(payload, early=early)
         made, job = Announcement(payload, terms), context.heartbeat.job
-        stands = retry(lambda: context.commit_log.announce(request.name, job, made))
+        stands = context.commit_log.announce(request.name, job, made)
         self.announcements[context.region], self._packed = stands, None
         self.write_s = time.monotonic() - began
+        return True
 
     @property
     def own(self) -> Payload | None:

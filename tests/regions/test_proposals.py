@@ -231,8 +231,8 @@ def test_the_others_have_their_time_from_the_own_announcement_on():
     around.fault_hooks = SimpleNamespace(begins=lambda *_: takes(7.0))
     around.commit_log.committed = lambda name: takes(2.0)
     around.commit_log.announce = lambda *given: said.append(given) or Announced(1, None, {})
-    one._retry = lambda act: act()
-    one._send()
+    one._offer({})
+    assert one.advance()
     assert said == [("1/k", Job(0, 1), Announcement(None, {}))]
     assert one.announcements == {0: Announced(1, None, {})}
     assert around.heartbeat.clock_s == 9.0 and one._waited_s == 0.0
@@ -496,7 +496,7 @@ def complete(one, commit):
     """The arrays of a record that is found."""
     one._fetch_all(commit)
     one.commit = commit
-    return one._complete()
+    return one.arrays_of(commit)
 
 
 def test_a_record_that_we_find_is_completed_from_what_is_here():

@@ -1,6 +1,7 @@
 """A round's own payload where the store does not answer, and what earlier jobs have left of it."""
 
 import itertools
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from regions.party import until
 from lowcomm_jax import exchange
 from lowcomm_jax.rounds.request import ExchangeRequest
 from lowcomm_jax.rounds.round import Round, keep_looking
+from lowcomm_jax.store.records import Payload
 
 
 def test_a_payload_is_packed_once_however_often_it_is_tried(store_party, monkeypatch):
@@ -16,18 +18,26 @@ def test_a_payload_is_packed_once_however_often_it_is_tried(store_party, monkeyp
     context = one._context
     round = Round(context, ExchangeRequest("k", "1/k", (0,), takes_part=True))
     round.to_host({"x": np.ones((1, 4), np.float32)})
-    announce, left = context.commit_log.announce, [exchange.StoreUnavailable("away")] * 3
+    left, done = {"put": 2, "announce": 2}, []
 
-    def away(*given):
-        if left:
-            raise left.pop()
-        return announce(*given)
+    def at_times_away(owner, name):
+        act = getattr(owner, name)
 
-    monkeypatch.setattr(context.commit_log, "announce", away)
-    for _ in range(3):
+        def call(*given):
+            if left[name]:
+                left[name] -= 1
+                raise exchange.StoreUnavailable("away")
+            done.append(name)
+            return act(*given)
+
+        monkeypatch.setattr(owner, name, call)
+
+    at_times_away(context.transport, "put")
+    at_times_away(context.commit_log, "announce")
+    for _ in range(4):
         with pytest.raises(exchange.StoreUnavailable):
-            round.publish(lambda act: act(), {}, lambda: None)
-    round.publish(lambda act: act(), {}, lambda: None)
+            round.publish({})
+    assert round.publish({}) and done == ["put", "announce"]
     assert (
         len(context.store.list("blob/")) == 1
         and round.own.digests == round.published["1/k"][context.heartbeat.job]
@@ -87,3 +97,16 @@ def test_what_ends_the_looks_is_asked_before_each_and_may_raise():
 
     with pytest.raises(RuntimeError, match="exchanges close"):
         keep_looking("k", lambda: 1 / 0, over, Waits(), itertools.count)
+
+
+def test_what_belongs_to_a_payload_is_announced_with_it_and_not_waited_for_before(store_party):
+    """Others' announcements are heard meanwhile."""
+    [one] = store_party.run(1)
+    context = one._context
+    early = Round(context, ExchangeRequest("e", "1/e", (0,)))
+    early.sent = Future()
+    round = Round(context, ExchangeRequest("k", "1/k", (0,), takes_part=True), early)
+    round.to_host({"x": np.ones((1, 4), np.float32)})
+    assert not round.publish({}) and not round.announcements
+    early.sent.set_result(Payload("early", 3))
+    assert round.publish({}) and round.own.early == Payload("early", 3)
