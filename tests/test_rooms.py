@@ -11,6 +11,7 @@ import pytest
 grimp = pytest.importorskip("grimp", reason="import-linter is a dependency of the extra `test`")
 
 ROOT = Path(__file__).resolve().parent.parent
+FLOORS = 8
 LOOSE = 10  # modules on the top level of a package that are no rooms
 
 
@@ -37,6 +38,18 @@ def test_no_circles(graph):
     modules = graph.modules - packages
     imports = {m: graph.find_modules_directly_imported_by(m) & modules for m in modules}
     graphlib.TopologicalSorter(imports).prepare()  # raises CycleError, which names the circle
+
+
+def test_no_room_has_more_than_eight_floors(graph):
+    """A module is one floor above the highest of its room that it imports."""
+    for room in graph.find_children("lowcomm_jax"):
+        modules = graph.find_children(room)
+        below = {m: graph.find_modules_directly_imported_by(m) & modules for m in modules}
+        floors = {}
+        for module in graphlib.TopologicalSorter(below).static_order():
+            floors[module] = 1 + max((floors[m] for m in below[module]), default=0)
+        highest = max(floors.values(), default=0)
+        assert highest <= FLOORS, sorted(m for m in floors if floors[m] == highest)
 
 
 @pytest.mark.parametrize("package", ["lowcomm_jax", "experiments", "evidence"])

@@ -268,7 +268,7 @@ class AgreedRound(Round):
     def _stops_waiting(self) -> bool:
         """Whether this region waits for no payload any longer; then it has confirmed its own."""
         request = self.request
-        waiting = [r for r in request.members if not self.is_final(r, request.awaited)]
+        waiting = [r for r in request.members if not self.is_final(r)]
         self._silent = [r for r in waiting if r not in self.announcements]
         missed, patience_s = self._missed(self._silent), request.patience_s if self._silent else 0.0
         enough = self._waited_enough(waiting, missed=missed, patience_s=patience_s)

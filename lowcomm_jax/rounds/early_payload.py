@@ -66,12 +66,14 @@ class EarlyPayload(Round):
                 keep_looking(request.key, self._send, self._sent, self._wake, context.store.pauses)
         except BaseException as error:  # for the exchange to raise
             self.sent.set_exception(error)
+            self.news.set()
         else:
             self._look()
 
     def _send(self) -> bool:
         self.publish({})
         self.sent.set_result(self._own)
+        self.news.set()  # the exchange may wait for it
         return True
 
     def _sent(self) -> bool:

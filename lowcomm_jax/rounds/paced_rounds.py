@@ -286,8 +286,8 @@ class RoundExchange:
         """
         with self._looking:
             news = self._publish()
-            news |= self._advance()
             self._note_reads()
+            news |= self._advance()
             if self.first > self._swept:
                 self._swept = self.first
                 self._gc.sweep()
@@ -318,13 +318,14 @@ class RoundExchange:
         for number in itertools.count(self.committed):
             round = self._round(number).round
             news |= round.advance()
+            is_open = round.commit is not None or bool(round.announcements)
+            if not is_open and number > self.newest:
+                return news
+            self.newest = max(self.newest, number)
             if round.commit is not None:
                 self.committed = number + 1
             elif number == self.committed and not round.has_fewest():
                 self._warn_of_quorum(round)
-            if round.commit is None and not round.announcements and number > self.newest:
-                return news
-            self.newest = max(self.newest, number)
         raise AssertionError("numbers never end")
 
     def _window_s(self, number: int) -> float:

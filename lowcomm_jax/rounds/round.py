@@ -204,25 +204,17 @@ class Round:
         beat = self._context.heartbeat.latest().get(region)
         return beat is not None and beat.incarnation > self.announcements[region].incarnation
 
-    def is_final(self, region: int, awaited: Callable[[int], bool]) -> bool:
-        """Whether waiting longer for this region cannot change anything.
-
-        Args:
-          awaited: whether to wait for a region that has announced nothing.
-        """
+    def is_final(self, region: int) -> bool:
+        """Whether waiting longer for this region cannot change anything."""
         announcement = self.announcements.get(region)
         if announcement is None:
-            return not awaited(region)
+            return not self.request.awaited(region)
         if announcement.payload is None or self.has(region):
             return True
         parts = self._parts(region)
         dead = region not in self._context.heartbeat.living(certain=False)
         missing = any(fetch.missing_s is not None for fetch in parts)
-        return self.hopeless(region) or (dead and missing)
-
-    def hopeless(self, region: int) -> bool:
-        """Whether a region's payload was refused, or arrived damaged again and again."""
-        return any(fetch.hopeless for fetch in self._parts(region))
+        return any(fetch.hopeless for fetch in parts) or (dead and missing)
 
     def has(self, region: int) -> bool:
         """Whether this region's payload is here and verified."""

@@ -428,11 +428,11 @@ def test_when_waiting_for_a_payload_changes_nothing(state, living, final):
     around.heartbeat.living = lambda certain: living
     one.announcements[1] = Announced(1, payload(1), {})
     one.fetches[1] = fetched(1, **state)
-    assert one.is_final(1, one.request.awaited) is final
+    assert one.is_final(1) is final
     assert one.has(1) is state.get("complete", False)
     one.announcements[1] = Announced(1, None, {})
-    assert one.is_final(1, one.request.awaited)
-    assert one.is_final(0, one.request.awaited) and one.has(0) and not one.has(2)
+    assert one.is_final(1)
+    assert one.is_final(0) and one.has(0) and not one.has(2)
 
 
 @pytest.mark.parametrize(

@@ -99,8 +99,7 @@ def test_what_ends_the_looks_is_asked_before_each_and_may_raise():
         keep_looking("k", lambda: 1 / 0, over, Waits(), itertools.count)
 
 
-def test_what_belongs_to_a_payload_is_announced_with_it_and_not_waited_for_before(store_party):
-    """Others' announcements are heard meanwhile."""
+def test_what_belongs_to_a_payload_is_announced_with_it_once_it_was_sent(store_party):
     [one] = store_party.run(1)
     context = one._context
     early = Round(context, ExchangeRequest("e", "1/e", (0,)))
