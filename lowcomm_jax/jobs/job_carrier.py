@@ -8,7 +8,7 @@ those of the other regions, and its next send has all progress since. What the o
 reads all at once, and what all have missed they end at once (`RemoteExchange.fetch_ahead`). Slower
 regions may still be where this one was long ago: they are waited for.
 
-What happens to a region that is alive and does not answer is decided in `whole_exchange.py`.
+What happens to a region that is alive and does not answer is decided in `agreed_round.py`.
 """
 
 from __future__ import annotations

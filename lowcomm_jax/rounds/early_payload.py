@@ -11,19 +11,15 @@ then.
 from __future__ import annotations
 
 import dataclasses
-import logging
+import functools
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future
 
 from lowcomm_jax.rounds.request import ExchangeRequest
-from lowcomm_jax.rounds.round import Round, T
+from lowcomm_jax.rounds.round import Round, keep_looking
 from lowcomm_jax.store import wire
-from lowcomm_jax.store.context import ExchangeContext, until_answered
-from lowcomm_jax.store.errors import StoreUnavailable
+from lowcomm_jax.store.context import ExchangeContext, check_open
 from lowcomm_jax.store.kv import pauses
-
-log = logging.getLogger(__name__)
 
 
 class EarlyPayload(Round):
@@ -36,13 +32,12 @@ class EarlyPayload(Round):
         """`request`: its terms are for `FaultHooks` alone; without a part in it, the arrays only
         tell the shapes.
         """
-        # What this job has announced here before it sends anew: the exchange names what counts.
-        others = tuple(region for region in request.members if region != context.region)
         like = dict.fromkeys(request.members, wire.without_region(request.arrays))
-        super().__init__(context, dataclasses.replace(request, members=others, like=like))
+        super().__init__(context, dataclasses.replace(request, like=like))
         self.sent = Future()
         self._given = request.arrays if request.takes_part else {}
-        self._taken, self._over = threading.Event(), threading.Event()
+        self._taken = self._dropped = False
+        self._wake = threading.Event()
 
     def begin(self) -> None:
         """Start to publish and to look."""
@@ -50,39 +45,43 @@ class EarlyPayload(Round):
 
     def take(self) -> None:
         """The exchange has begun: from now on that looks for what the others have sent."""
-        self._taken.set()
+        self._taken = True
+        self._wake.set()
 
     def cancel(self) -> None:
         """Stop publishing, looking and fetching."""
-        self._over.set()
-        self._taken.set()
+        self._dropped = True
+        self.take()
         super().cancel()
 
     # -- the thread -----------------------------------------------------------------------------
 
     def _run(self) -> None:
+        context, request = self._context, self.request
         try:
-            if self.request.takes_part:
-                self._context.fault_hooks.begins(self.request.key, self.request.terms)
+            if request.takes_part:
+                context.fault_hooks.begins(request.key, request.terms)
                 self.to_host(self._given)
                 self._given = {}  # the device's copies
-                self.publish(self._retry, {}, self._context.heartbeat.check)
-                self.sent.set_result(self._own)
+                keep_looking(request.key, self._send, self._sent, self._wake, context.store.pauses)
         except BaseException as error:  # for the exchange to raise
             self.sent.set_exception(error)
+            self.news.set()
         else:
             self._look()
 
-    def _retry(self, act: Callable[[], T]) -> T:
-        """Call `act` until the store answers."""
-        key = self.request.key
+    def _send(self) -> bool:
+        self.publish({})
+        self.sent.set_result(self._own)
+        self.news.set()  # the exchange may wait for it
+        return True
 
-        def act_unless_over() -> T:
-            if self._over.is_set():
-                raise RuntimeError(f"{key!r} was not sent before it was dropped")
-            return act()
-
-        return until_answered(self._context, f"sending {key!r}", act_unless_over)
+    def _sent(self) -> bool:
+        if not self.sent.done():
+            check_open(self._context, f"sending {self.request.key!r}")
+            if self._dropped:
+                raise RuntimeError(f"{self.request.key!r} was not sent before it was dropped")
+        return self.sent.done()
 
     def _look(self) -> None:
         """Fetch what the others have announced, until all is known or the exchange begins.
@@ -90,13 +89,13 @@ class EarlyPayload(Round):
         With longer and longer pauses: there is a period of inner steps to do it in.
         """
         context, first_s = self._context, self._context.store.poll_s[1]
-        waits = pauses(first_s, max(first_s, context.timing.beat_s))
-        ends = self._taken, context.closing, context.halted
-        while not any(one.is_set() for one in ends):
-            try:
-                self.look()
-                if self.announcements.keys() >= set(self.request.members):
-                    return
-            except StoreUnavailable as error:  # the heartbeat reports it
-                log.info("%s: %s", self.request.key, error)
-            self._taken.wait(next(waits))
+        waits = functools.partial(pauses, first_s, max(first_s, context.timing.beat_s))
+        ends = context.closing, context.halted
+        # What this job has announced before it sends anew is known: the exchange names what counts.
+        others = set(self.request.members) - {context.region}
+
+        def over() -> bool:
+            known = self.announcements.keys() >= others
+            return known or self._taken or any(one.is_set() for one in ends)
+
+        keep_looking(self.request.key, self.look, over, self._wake, waits)

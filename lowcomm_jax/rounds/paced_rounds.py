@@ -11,7 +11,7 @@ is `<epoch>/round<k>`:
 3. A learner that holds the payloads of a quorum waits for the grace window, or until no living
    learner is missing. Then it writes the commit record, which can be created once. The learners
    named there are *admitted*. Rounds are committed in their order, each by the first learner that
-   can.
+   can. This is `AgreedRound`, without confirmations.
 4. Every learner reads the record, has its payloads, and lands the round (`take`), even if
    it reported too late or not at all. Payloads stay until all living learners have landed them.
 
@@ -32,6 +32,7 @@ Of asynchronous methods a round is one arrival: it admits one region, the first 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import logging
 import math
@@ -44,15 +45,14 @@ from typing import Any
 import jax
 
 from lowcomm_jax.mesh.leader import Leader, led
+from lowcomm_jax.rounds.agreed_round import AgreedRound
 from lowcomm_jax.rounds.payloads import PayloadGC
 from lowcomm_jax.rounds.request import Arrived, ExchangeRequest, ExchangeResult, arrange
-from lowcomm_jax.rounds.round import Round
+from lowcomm_jax.rounds.round import keep_looking
 from lowcomm_jax.schedule import Admission
 from lowcomm_jax.store import terms, wire
 from lowcomm_jax.store.commits import name_of
 from lowcomm_jax.store.context import ExchangeContext
-from lowcomm_jax.store.errors import StoreUnavailable
-from lowcomm_jax.store.records import Commit
 
 _DECAY = 0.9
 _MOMENT_S = 0.05
@@ -94,23 +94,17 @@ class RoundTimes:
 
 @dataclasses.dataclass
 class _Open:
-    """A round that has not landed here. Times are those of this learner's clock, in seconds.
+    """A round that has not landed here.
 
     Attributes:
-      round: its announcements and payloads.
-      seen_s: when this learner saw the round open.
-      quorum_s: when this learner saw that the round has its quorum.
-      write_s: how long writing our payload took.
+      round: its announcements, payloads, and its record.
+      timed: whether it was noted how long its quorum took.
       read: regions whose payloads are here, and were timed.
-      commit: the round's record; None = not known.
     """
 
-    round: Round
-    seen_s: float | None = None
-    quorum_s: float | None = None
-    write_s: float = 0.0
+    round: AgreedRound
+    timed: bool = False
     read: set[int] = dataclasses.field(default_factory=set)
-    commit: Commit | None = None
 
 
 class RoundExchange:
@@ -221,8 +215,7 @@ class RoundExchange:
         """
         self._context.heartbeat.check()
         found = self._rounds.get(number)
-        closed = found is not None and found.commit is not None
-        return closed and found.round.arrays_of(found.commit) is not None
+        return found is not None and found.round.arrived()
 
     @led
     def take(self, number: int, ours: Mapping[str, Any]) -> Arrived:
@@ -236,12 +229,11 @@ class RoundExchange:
         Raises:
           Parted: ours do not hold, or none do; the round has not landed.
         """
-        found, context = self._rounds[number], self._context
-        known, record = found.commit.terms, terms.as_record(ours)
+        round, context = self._rounds[number].round, self._context
+        known, record = round.commit.terms, terms.as_record(ours)
         terms.check(f"round {number}", known, context.region, record, context.heal)
-        arrays = found.round.arrays_of(found.commit)
-        seconds = self._clock() - (found.seen_s or self._clock())
-        result = ExchangeResult(found.commit, arrays, seconds)
+        seconds = self._clock() - (round.seen_s or self._clock())
+        result = ExchangeResult(round.commit, round.arrays_of(round.commit), seconds)
         like = self._like_K[number % len(self._like_K)]
         arrived = arrange(result, like, context.count, 0.0, context.heartbeat.job)
         self._landed(number)
@@ -258,7 +250,7 @@ class RoundExchange:
     @led
     def names_ours(self, number: int) -> bool:
         """Whether a round's record names what this job, and none before it, has published."""
-        return self._rounds[number].commit.admits(*self._context.heartbeat.job)
+        return self._rounds[number].round.commit.admits(*self._context.heartbeat.job)
 
     @led
     def go_on(self, first: int) -> None:
@@ -274,33 +266,31 @@ class RoundExchange:
     # -- the thread -----------------------------------------------------------------------------
 
     def _run(self) -> None:
-        context, pauses = self._context, self._context.store.pauses()
-        while not (context.closing.is_set() or context.halted.is_set()):
-            try:
-                if self.look():
-                    pauses = context.store.pauses()
-                    self._news.set()
-            except StoreUnavailable as error:
-                log.info("rounds: %s", error)  # the heartbeat reports it
-            self._wake.wait(next(pauses))
-            self._wake.clear()
+        context = self._context
+        ends = context.closing, context.halted
+
+        def over() -> bool:
+            return any(one.is_set() for one in ends)
+
+        keep_looking("rounds", self.look, over, self._wake, context.store.pauses)
         for found in list(self._rounds.values()):
             found.round.cancel()
 
     def look(self) -> bool:
-        """One pass: publish, look for reports, close what can be closed; whether any is new.
+        """One pass: publish, and advance the open rounds and the one after; whether any is new.
 
         Raises:
           StoreUnavailable: try again later.
         """
         with self._looking:
             news = self._publish()
-            news |= self._find()
             self._note_reads()
-            news |= self._close()
+            news |= self._advance()
             if self.first > self._swept:
                 self._swept = self.first
                 self._gc.sweep()
+            if news:
+                self._news.set()
             return news
 
     def _publish(self) -> bool:
@@ -309,73 +299,45 @@ class RoundExchange:
         while self._reports:
             number, arrays, given, step = self._reports[0]
             if number >= self.committed:
-                found, record = self._round(number), terms.as_record(given)
+                round, record = self._round(number).round, terms.as_record(given)
                 context.fault_hooks.begins(_key(number), {**record, "step": step})
-                found.round.to_host(arrays)
-                began_s = self._clock()  # until now the device was computing
-                found.round.publish(lambda act: act(), record, context.heartbeat.check)
-                found.write_s = self._clock() - began_s
+                round.to_host(arrays)
+                round.publish(record)
                 news = True
             self._reports.popleft()
         return news
 
-    def _find(self) -> bool:
-        """Find new reports, of open rounds and of the one after; whether there are any."""
+    def _advance(self) -> bool:
+        """Advance each round that is open, and the one after; whether any of them has news.
+
+        A round is agreed on once the one before it is.
+        """
         news = False
         for number in itertools.count(self.committed):
-            found = self._round(number)
-            news |= found.round.look()
-            reported = bool(found.round.announcements)
-            if reported and found.seen_s is None:
-                found.seen_s = self._clock()
-            if not reported and number > self.newest:
+            round = self._round(number).round
+            news |= round.advance()
+            is_open = round.commit is not None or bool(round.announcements)
+            if not is_open and number > self.newest:
                 return news
             self.newest = max(self.newest, number)
+            if round.commit is not None:
+                self.committed = number + 1
+            elif number == self.committed and not round.has_fewest():
+                self._warn_of_quorum(round)
         raise AssertionError("numbers never end")
 
-    def _close(self) -> bool:
-        """Read new records, and write the next one where its time has come; whether any is new."""
-        commit_log, news = self._context.commit_log, False
-        while True:
-            number = self.committed
-            found = self._round(number)
-            name, said = found.round.request.name, found.round.announcements
-            commit = commit_log.committed(name)
-            if commit is None and (chosen := self._admitted(found)):
-                known = {r: said[r].terms for r in chosen}
-                commit = commit_log.commit(name, found.round.record(chosen, chosen, known))
-            if commit is None:
-                return news
-            found.round.fetch_named(commit)
-            found.commit = commit
-            self.newest, self.committed = max(self.newest, number), number + 1
-            news = True
+    def _window_s(self, number: int) -> float:
+        """The grace window of a round that has its quorum; when that came is noted."""
+        found = self._rounds[number]
+        if not found.timed:
+            found.timed = True
+            self.times.note("quorum_s", self._clock() - found.round.seen_s)
+        return self.times.window_s(self._admission.grace, self._overlap)
 
-    def _admitted(self, found: _Open) -> list[int]:
-        """Who is admitted if the round closes now; nobody = it does not."""
-        round, said = found.round, found.round.announcements
-        holding = {r: one for r, one in said.items() if one.payload and round.has(r)}
-        if not holding:
-            return []
-        counting = terms.counting({r: x.terms for r, x in holding.items()}, self._context.heal)
-        if len(counting) < self._admission.quorum:
-            self._warn_of_quorum(round.request.name)
-            return []
-        now = self._clock()
-        if found.quorum_s is None:
-            found.quorum_s = now
-            self.times.note("quorum_s", now - found.seen_s)
-        window_s = self.times.window_s(self._admission.grace, self._overlap)
-        others = set(range(self._context.count)) - holding.keys()
-        missing = [
-            r for r in others if self._context.wait_list.awaited(r) and not round.hopeless(r)
-        ]
-        if missing and now < found.quorum_s + window_s:
-            return []
-        return sorted([r for r in said if r in counting][: self._most])
-
-    def _warn_of_quorum(self, name: str) -> None:
-        """Warn once where fewer learners live than a quorum needs."""
+    def _warn_of_quorum(self, round: AgreedRound) -> None:
+        """Warn once of a round with payloads where fewer learners live than a quorum needs."""
+        if not any(round.has(region) for region in round.announcements):
+            return
         living, needed = len(self._context.heartbeat.living(certain=False)), self._admission.quorum
         if living >= needed:
             self._told = False
@@ -384,7 +346,7 @@ class RoundExchange:
             log.warning(
                 "round %s has no quorum: %d learners are needed, %d live; training goes on, and "
                 "rounds do when more are back",
-                *(name, needed, living),
+                *(round.request.name, needed, living),
             )
 
     def _round(self, number: int) -> _Open:
@@ -397,12 +359,19 @@ class RoundExchange:
                 request = ExchangeRequest(
                     key=key,
                     name=name_of(epoch, key, everyone, context.count),
-                    # What a job before this one has reported is for the others to admit.
-                    members=tuple(r for r in everyone if r != context.region),
+                    members=everyone,
                     takes_part=True,
                     like=dict.fromkeys(everyone, like),
+                    awaited=context.wait_list.awaited,
+                    least=self._admission.quorum,
+                    most=self._most,
+                    confirmed=False,
+                    window_s=functools.partial(self._window_s, number),
+                    clock=self._clock,
+                    in_turn=lambda: number == self.committed,
+                    teaches=False,
                 )
-                self._rounds[number] = _Open(Round(context, request, news=self._wake))
+                self._rounds[number] = _Open(AgreedRound(context, request, news=self._wake))
             return self._rounds[number]
 
     def _note_reads(self) -> None:
@@ -411,7 +380,7 @@ class RoundExchange:
             for region, fetch in list(found.round.fetches.items()):
                 if fetch.took_s is not None and region not in found.read:
                     found.read.add(region)
-                    self.times.note("sync_s", found.write_s + fetch.took_s)
+                    self.times.note("sync_s", found.round.write_s + fetch.took_s)
         step_s = self.times.step_s
         hides = self._overlap > 0 and not self._slow
         if hides and step_s and (self.times.sync_s or 0) > self._overlap * step_s:

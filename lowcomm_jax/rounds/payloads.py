@@ -7,10 +7,8 @@ other regions.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -51,8 +49,13 @@ def on_host(arrays: dict[str, Any], reduction: Slicing | None) -> HostPayload:
     return HostPayload(host, *((host, {}) if reduction is None else reduction.split(host)))
 
 
-def pack(context: ExchangeContext, host_payload: HostPayload) -> tuple[Payload, dict[str, bytes]]:
-    """The payload's record, and its files by digest: the slices of other regions, then the rest."""
+def pack(
+    context: ExchangeContext, key: str, host_payload: HostPayload
+) -> tuple[Payload, dict[str, bytes]]:
+    """The payload's record, and its files by digest: the slices of other regions, then the rest.
+
+    The files are as `FaultHooks.sent` of this key returns them.
+    """
 
     def packed(arrays: Arrays) -> tuple[Payload, bytes]:
         data = wire.pack(context.run_id, context.heartbeat.job, next(context.serials), arrays)
@@ -64,16 +67,12 @@ def pack(context: ExchangeContext, host_payload: HostPayload) -> tuple[Payload, 
     slices = {s: packed(one_slice(host_payload.slices, s)) for s in others}
     named = tuple(slices[s][0] if s in slices else None for s in range(parts))
     files = {payload.digest: piece for payload, piece in [*slices.values(), (rest, data)]}
-    return msgspec.structs.replace(rest, slices=named), files
-
-
-def publish(context: ExchangeContext, key: str, files: dict[str, bytes], retry: Callable) -> None:
-    """Hand all files, by digest, to the transport, through `retry`."""
     sent = context.fault_hooks.sent(key, b"".join(files.values()))
     ends = itertools.accumulate(map(len, files.values()))
-    for (digest, data), end in zip(files.items(), ends):
-        put = functools.partial(context.transport.put, digest, sent[end - len(data) : end])
-        retry(put)
+    as_sent = {
+        digest: sent[end - len(data) : end] for (digest, data), end in zip(files.items(), ends)
+    }
+    return msgspec.structs.replace(rest, slices=named), as_sent
 
 
 def pieces(

@@ -1,6 +1,6 @@
 """`RemoteExchange`: one region's side of the exchange between jobs, one per region.
 
-The jobs share nothing but a key-value store. An exchange of a key has five steps (`WholeExchange`):
+The jobs share nothing but a key-value store. An exchange of a key has five steps (`AgreedRound`):
 publish our payload; announce it; fetch what others announce; agree on who took part by one
 create-only commit record; have all payloads that the record names. Payloads that are reduced in
 slices go through that twice, three times after a loss (`TwoShotExchange`). All work is on threads.
@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from lowcomm_jax.mesh.leader import Leader, led
+from lowcomm_jax.rounds.agreed_round import AgreedRound
 from lowcomm_jax.rounds.anchor_check import AnchorVersions
 from lowcomm_jax.rounds.early_payload import EarlyPayload
 from lowcomm_jax.rounds.membership import Membership
@@ -32,7 +33,6 @@ from lowcomm_jax.rounds.request import (
 )
 from lowcomm_jax.rounds.slicing import Slicing
 from lowcomm_jax.rounds.two_shot_exchange import TwoShotExchange, averages_of, is_committed
-from lowcomm_jax.rounds.whole_exchange import WholeExchange
 from lowcomm_jax.schedule import Admission
 from lowcomm_jax.store import terms
 from lowcomm_jax.store.commits import Job, name_of
@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 class _Running(NamedTuple):
     """An exchange in the background."""
 
-    exchange: WholeExchange
+    exchange: AgreedRound
     outcome: Future[ExchangeResult]
 
 
@@ -485,16 +485,18 @@ class RemoteExchange(Membership):
             wrong.append(f"key {key!r} was started and not finished; every exchange needs its own")
         if wrong:
             raise ValueError("; ".join(wrong))
+        rest["awaited"] = self._context.wait_list.awaited
         return ExchangeRequest(key, name_of(epoch, key, group, self.count), group, **rest)
 
     def _begin(self, request: ExchangeRequest, early: EarlyPayload | None = None) -> _Running:
         """Begin an exchange in the background."""
         self._payload_gc.begin(request.key)
-        given = self._context, request, self._context.wait_list.awaited
+        if early is not None:
+            early.take()
         if request.reduction is None:
-            exchange = WholeExchange(*given, early)
+            exchange = AgreedRound(self._context, request, early)
         else:
-            exchange = TwoShotExchange(*given)
+            exchange = TwoShotExchange(self._context, request)
         outcome: Future[ExchangeResult] = Future()
         request = exchange.request  # without the device's copies, which are not needed for long
 

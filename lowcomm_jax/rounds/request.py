@@ -1,13 +1,13 @@
-"""The request for an exchange, and its result.
+"""The request for a round, and its result.
 
-`RemoteExchange` makes an `ExchangeRequest`; `WholeExchange` and `TwoShotExchange` turn it into an
-`ExchangeResult`; `arrange` puts that into rows, the `Arrived` that callers get.
+`RemoteExchange` and `RoundExchange` make an `ExchangeRequest`; `AgreedRound` and `TwoShotExchange`
+turn it into an `ExchangeResult`; `arrange` puts that into rows, the `Arrived` that callers get.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -20,9 +20,17 @@ from lowcomm_jax.store.records import Commit
 from lowcomm_jax.store.wire import Job, side_by_side
 
 
+def _nobody(region: int) -> bool:
+    return False
+
+
+def _always() -> bool:
+    return True
+
+
 @dataclasses.dataclass(frozen=True)
 class ExchangeRequest:
-    """The request for one exchange.
+    """One round as this region takes part in it: all in which rounds differ.
 
     Attributes:
       key, name: its name for the caller, and in the store.
@@ -33,7 +41,16 @@ class ExchangeRequest:
       joins: False = only read a commit record that exists.
       reduction: how payloads are reduced in slices; None = every region gets all payloads.
       like: shapes of each region's payload; None = those of this region's payload, if it has one.
-      follows: whether it continues another exchange, so that no region computes before it.
+      awaited: whether to wait for a region that has announced nothing.
+      least, most: payloads that the record names, `least` of regions that agree; None = of all.
+      confirmed: whether all that are admitted confirm that they hold each other's payloads. Where
+        they do not, payloads outlive the jobs that wrote them.
+      window_s: seconds for which the awaited are waited for, once `least` payloads are here; None =
+        those of `Pace`, while the loop waits.
+      clock: seconds, for these waits; None = those for which the others could be observed.
+      in_turn: whether the round that this one comes after has its record.
+      teaches: whether its waits say how late regions are. Not where it continues another round, so
+        that no region computes before it, nor where regions have no steps in common.
       patience_s: seconds that other regions may compute longer than usual.
       number: of the exchange, from 1, in the order in which this region begins them; 0 = it only
         reads one, or sends ahead.
@@ -48,17 +65,24 @@ class ExchangeRequest:
     joins: bool = True
     reduction: Slicing | None = None
     like: dict[int, wire.Shapes] | None = None
-    follows: bool = False
+    awaited: Callable[[int], bool] = _nobody
+    least: int = 0
+    most: int | None = None
+    confirmed: bool = True
+    window_s: Callable[[], float] | None = None
+    clock: Callable[[], float] | None = None
+    in_turn: Callable[[], bool] = _always
+    teaches: bool = True
     patience_s: float = 0.0
     number: int = 0
 
 
 @dataclasses.dataclass
 class Due:
-    """Whether the loop waits for the outcome of an exchange.
+    """Whether the wait for others is limited: the loop waits for the outcome, or a window runs.
 
     Attributes:
-      since_s: since when, on the clock of the heartbeat; None = it computes.
+      since_s: since when, on the clock of the round; None = the loop computes.
     """
 
     since_s: float | None = None

@@ -1,18 +1,20 @@
 """`Round`: one round as one region takes part in it; exchanges, learners and arrivals have it.
 
 Regions agree in a round on what they land: they publish a payload, announce it, fetch what others
-announced, and create one commit record; an exchange also has them confirm what they hold. When the
-record is written says the round's rule: `whole_exchange` for exchanges, `paced_rounds` for learners
-and arrivals. All else is here. Every region lands what the record names, and nothing else.
+announced, and create one commit record; in an exchange they also confirm what they hold. When the
+record is written says `agreed_round`. All else is here, also the loop that waits (`keep_looking`).
+Every region lands what the record names, and nothing else.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future, wait
-from typing import Any, TypeVar
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from typing import Any
 
 import msgspec
 
@@ -23,13 +25,44 @@ from lowcomm_jax.rounds.request import ExchangeRequest
 from lowcomm_jax.store import wire
 from lowcomm_jax.store.commits import Announced, Job
 from lowcomm_jax.store.context import ExchangeContext
-from lowcomm_jax.store.errors import Lost
+from lowcomm_jax.store.errors import Lost, StoreUnavailable
 from lowcomm_jax.store.records import Admitted, Announcement, Commit, Late, Payload
 from lowcomm_jax.store.terms import Terms
 
-T = TypeVar("T")
-Retry = Callable[[Callable[[], T]], T]
-"""Calls a function until the store answers."""
+log = logging.getLogger(__name__)
+
+
+def keep_looking(
+    what: str,
+    look: Callable[[], bool],
+    over: Callable[[], bool],
+    news: threading.Event,
+    pauses: Callable[[], Iterator[float]],
+) -> None:
+    """Look again and again until it is over: this is how rounds wait.
+
+    Where the store does not answer, it looks again; the heartbeat reports an outage, and deadlines
+    stand still meanwhile.
+
+    Args:
+      what: is looked for, for the log.
+      look: one pass; returns whether anything is new, after which the next one follows soon.
+      over: whether to stop; asked after every pass, and may raise.
+      news: set where the next pass should not wait for its time.
+      pauses: seconds from one pass to the next, while nothing is new.
+    """
+    waits = pauses()
+    while not over():
+        try:
+            if look():
+                # The others are about as far as we are: what we wait for next is not far.
+                waits = pauses()
+        except StoreUnavailable as error:
+            log.info("%s: %s", what, error)
+        if over():
+            return
+        news.wait(next(waits))
+        news.clear()
 
 
 class Round:
@@ -41,6 +74,7 @@ class Round:
       host_payload: this region's arrays, once they are on the host.
       shapes: of these arrays; None = there are none yet.
       news: set when a payload has arrived.
+      write_s: seconds that writing this region's payload and announcement took; 0 = not yet.
       sent: of an `EarlyPayload` alone: what this job has published, once it is announced.
     """
 
@@ -63,13 +97,14 @@ class Round:
         self.fetches: dict[int, Fetch] = {}
         self.host_payload = payloads.HostPayload({}, {}, {})
         self.shapes: wire.Shapes | None = None
+        self.write_s = 0.0
         self.news = news or (threading.Event() if early is None else early.news)
         # Without the device's copies, which are not needed for long.
         self.request = dataclasses.replace(request, arrays={})
         self._context, self._early = context, early
         self._begun: list[Fetch] = []  # with those that were replaced
         self._own: Payload | None = None  # what this job has published
-        self._packed: tuple[Payload, dict[str, bytes]] | None = None  # until it is announced
+        self._packed: tuple[Payload, dict[str, bytes]] | None = None  # with what is not sent yet
         self._ended = False
         self._lock = threading.Lock()  # with which fetch is that of a region, and the end
 
@@ -80,30 +115,36 @@ class Round:
         self.host_payload = payloads.on_host(dict(arrays), self.request.reduction)
         self.shapes = wire.shapes_of(self.host_payload.rest) or None
 
-    def publish(self, retry: Retry, terms: Terms, check: Callable[[], None]) -> None:
+    def publish(self, terms: Terms) -> bool:
         """Publish the payload, if this region takes part, and announce it, or the absence.
 
-        It can be called again where the store did not answer: the payload is packed once.
+        Call it until it returns True: what should have been sent early may be on its way. The
+        payload is packed once, and each of its files is handed over once.
 
-        Args:
-          check: called at intervals; may raise.
+        Raises:
+          StoreUnavailable: call it again.
         """
         context, request, payload = self._context, self.request, None
+        began = time.monotonic()
         if request.takes_part:
             if self._packed is None:
-                self._packed = payloads.pack(context, self.host_payload)
+                self._packed = payloads.pack(context, request.key, self.host_payload)
             self._own, files = self._packed  # first: it may be dropped meanwhile
-            payloads.publish(context, request.key, files, retry)
+            while files:
+                digest = next(iter(files))
+                context.transport.put(digest, files[digest])
+                del files[digest]
             payload = self._own
             if self._early is not None:
-                early = self._early.sent
-                while not early.done():
-                    check()
-                    wait([early], timeout=context.store.poll_s[1])
-                self._own = payload = msgspec.structs.replace(payload, early=early.result())
+                if not self._early.sent.done():
+                    return False
+                early = self._early.sent.result()
+                self._own = payload = msgspec.structs.replace(payload, early=early)
         made, job = Announcement(payload, terms), context.heartbeat.job
-        stands = retry(lambda: context.commit_log.announce(request.name, job, made))
+        stands = context.commit_log.announce(request.name, job, made)
         self.announcements[context.region], self._packed = stands, None
+        self.write_s = time.monotonic() - began
+        return True
 
     @property
     def own(self) -> Payload | None:
@@ -131,13 +172,15 @@ class Round:
     # -- those of the others --------------------------------------------------------------------
 
     def look(self, ours: bool = True) -> bool:
-        """Look for announcements, and fetch their payloads; returns whether any is new.
+        """Look for others' announcements, and fetch their payloads; returns whether any is new.
+
+        What an earlier job in this region's place has announced is for the others to admit.
 
         Args:
           ours: also fetch the slices that this region reduces, if there are any.
         """
-        members = self.request.members
-        open_ = [r for r in members if r not in self.announcements or self._outdated(r)]
+        others = [r for r in self.request.members if r != self._context.region]
+        open_ = [r for r in others if r not in self.announcements or self._outdated(r)]
         found, jobs = False, self._context.heartbeat.jobs(open_)
         for region, one in self._context.commit_log.announced(self.request.name, jobs).items():
             known = self.announcements.get(region)
@@ -161,25 +204,17 @@ class Round:
         beat = self._context.heartbeat.latest().get(region)
         return beat is not None and beat.incarnation > self.announcements[region].incarnation
 
-    def is_final(self, region: int, awaited: Callable[[int], bool]) -> bool:
-        """Whether waiting longer for this region cannot change anything.
-
-        Args:
-          awaited: whether to wait for a region that has announced nothing.
-        """
+    def is_final(self, region: int) -> bool:
+        """Whether waiting longer for this region cannot change anything."""
         announcement = self.announcements.get(region)
         if announcement is None:
-            return not awaited(region)
+            return not self.request.awaited(region)
         if announcement.payload is None or self.has(region):
             return True
         parts = self._parts(region)
         dead = region not in self._context.heartbeat.living(certain=False)
         missing = any(fetch.missing_s is not None for fetch in parts)
-        return self.hopeless(region) or (dead and missing)
-
-    def hopeless(self, region: int) -> bool:
-        """Whether a region's payload was refused, or arrived damaged again and again."""
-        return any(fetch.hopeless for fetch in self._parts(region))
+        return any(fetch.hopeless for fetch in parts) or (dead and missing)
 
     def has(self, region: int) -> bool:
         """Whether this region's payload is here and verified."""

@@ -1,6 +1,6 @@
 """`TwoShotExchange`: slices go to the regions that average them, averages go to everyone.
 
-Each of R regions then sends 2 (R - 1) / R payloads; a `WholeExchange` takes R - 1.
+Each of R regions then sends 2 (R - 1) / R payloads; an `AgreedRound` takes R - 1.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import msgspec
 import numpy as np
 
 from lowcomm_jax.rounds import payloads
+from lowcomm_jax.rounds.agreed_round import AgreedRound
 from lowcomm_jax.rounds.fetch import Fetch, PayloadPiece
 from lowcomm_jax.rounds.payloads import Published
 from lowcomm_jax.rounds.request import ExchangeRequest, ExchangeResult
-from lowcomm_jax.rounds.whole_exchange import WholeExchange
 from lowcomm_jax.store.commits import CommitLog, Job
 from lowcomm_jax.store.context import ExchangeContext
 from lowcomm_jax.store.errors import Missing, Rejected
@@ -26,7 +26,7 @@ from lowcomm_jax.store.wire import Arrays, one_slice, owners, side_by_side
 _AVERAGES, _WHOLE = "averages", "whole"
 
 
-class TwoShotExchange(WholeExchange):
+class TwoShotExchange(AgreedRound):
     """One exchange whose payloads are reduced in slices.
 
     In a first exchange, this one, slice s of every payload goes to region s, and the arrays beside
@@ -40,19 +40,14 @@ class TwoShotExchange(WholeExchange):
     from the beginning.
     """
 
-    def __init__(
-        self,
-        context: ExchangeContext,
-        request: ExchangeRequest,
-        awaited: Callable[[int], bool],
-    ):
-        super().__init__(context, request, awaited)
+    def __init__(self, context: ExchangeContext, request: ExchangeRequest):
+        super().__init__(context, request)
         self._slicing = request.reduction
-        self._followers: list[WholeExchange] = []
+        self._followers: list[AgreedRound] = []
         self._fetches: list[Fetch] = []
 
     def wake(self) -> None:
-        """See `WholeExchange`."""
+        """See `AgreedRound`."""
         super().wake()
         for one in self._followers:
             one.wake()
@@ -64,7 +59,7 @@ class TwoShotExchange(WholeExchange):
         return super().published | {name: x for one in others for name, x in one.items()}
 
     def result(self) -> ExchangeResult:
-        """See `WholeExchange`."""
+        """See `AgreedRound`."""
         try:
             found = self._exchange()
             return dataclasses.replace(found, seconds=time.monotonic() - self.began)
@@ -87,10 +82,10 @@ class TwoShotExchange(WholeExchange):
         """The result of an exchange that follows, of arrays as they travel."""
         key, name = f"{self.request.key}/{suffix}", _suffixed(self.request.name, suffix)
         changes = {"key": key, "name": name, "reduction": None, "terms": {}}
-        changes |= {"follows": True, "patience_s": 0.0, **more}
+        changes |= {"awaited": awaited, "teaches": False, "patience_s": 0.0, **more}
         changes["arrays"] = {name: x[None] for name, x in arrays.items()}
         request = dataclasses.replace(self.request, **changes)
-        self._followers.append(WholeExchange(self._context, request, awaited, due=self.due))
+        self._followers.append(AgreedRound(self._context, request, due=self.due))
         return self._followers[-1].result()
 
     # -- the second exchange: averages -----------------------------------------------------------
@@ -163,7 +158,7 @@ class TwoShotExchange(WholeExchange):
         """Exchange whole payloads, and average every slice here."""
 
         def awaited(region: int) -> bool:
-            return region in commit.present and self._awaited(region)
+            return region in commit.present and self.request.awaited(region)
 
         found = self._follow_up(_WHOLE, awaited, arrays=self.host_payload.whole)
         agreed = msgspec.structs.replace(found.commit, late=commit.late)

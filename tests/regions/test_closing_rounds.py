@@ -15,7 +15,7 @@ from lowcomm_jax.rounds.paced_rounds import RoundExchange, RoundTimes
 from lowcomm_jax.rounds.payloads import HostPayload
 from lowcomm_jax.schedule import Admission
 from lowcomm_jax.store.commits import Announced, Job
-from lowcomm_jax.store.errors import Lost, Parted, Rejected
+from lowcomm_jax.store.errors import Lost, Parted, Rejected, StoreUnavailable
 from lowcomm_jax.store.records import Admitted, Payload
 
 R, OVERLAP = 4, 3
@@ -164,7 +164,7 @@ def says(made, number, *regions, terms=None, job=1, here=True):
             round.announcements[0] = said
         else:
             made.log.said[name, region] = said
-    made.one._find()
+    made.one._advance()
     for region in set(regions) - {0}:
         fetch = made.one._round(number).round.fetches[region]
         fetch.complete, fetch.got = here, [{"x": np.float32([region])}]
@@ -172,7 +172,7 @@ def says(made, number, *regions, terms=None, job=1, here=True):
 
 def closed(made, number=0):
     """Who was admitted to a round after a look; None = it is open."""
-    made.one._close()
+    made.one._advance()
     record = made.log.records.get(f"1/round{number}")
     return None if record is None else sorted(record.admitted)
 
@@ -214,10 +214,10 @@ def test_what_one_job_has_sent_is_not_what_the_job_after_it_announced(learner):
 @pytest.mark.parametrize(("job", "ours"), [(1, True), (2, False)])
 def test_a_record_that_names_equal_bytes_of_the_job_before_names_not_ours(learner, job, ours):
     """An arrival that adopted so would drop what it has reported itself."""
-    made = learner(quorum=1)
+    made = learner(quorum=2)
     says(made, 0, 0)
     made.log.records["1/round0"] = commit_of({0: payload(0)}, {}, 1, (0,), job=job)
-    made.one._close()
+    made.one._advance()
     assert made.one.names_ours(0) is ours
 
 
@@ -273,7 +273,7 @@ def test_nobody_waits_for_who_cannot_come(learner, case):
 def test_who_sits_out_is_no_part_of_a_round(learner):
     made = learner(quorum=1)
     made.log.said["1/round0", 1] = Announced(1, None, {})
-    made.one._find()
+    made.one._advance()
     assert closed(made) is None and not made.one._rounds[0].round.fetches
 
 
@@ -285,7 +285,7 @@ def test_a_record_that_stands_is_read_and_its_payloads_are_fetched(learner):
     record = commit_of({1: payload(1, job=2), 2: payload(2)}, {}, 2, (1, 2))
     record.admitted[1] = Admitted(2, payload(1, job=2))
     made.log.records["1/round0"] = record
-    assert made.one._close()
+    assert made.one._advance()
     fetches = made.one._rounds[0].round.fetches
     assert before[1].cancelled and fetches[1].payload == payload(1, job=2)
     assert fetches[2] is before[2] and not before[2].cancelled
@@ -297,8 +297,40 @@ def test_several_records_are_read_at_one_look(learner):
     made = learner(quorum=4)
     for number in range(3):
         made.log.records[f"1/round{number}"] = commit_of({1: payload(1)}, {}, 1, (1,))
-    assert made.one._close() and made.one.committed == 3 and made.one.newest == 2
-    assert not made.one._close()
+    assert made.one._advance() and made.one.committed == 3 and made.one.newest == 2
+    assert not made.one._advance()
+
+
+def test_a_round_is_agreed_on_after_the_one_before_it(learner):
+    """Its reports are heard meanwhile; no record of it can stand, so none is looked for."""
+    made = learner(quorum=2)
+    made.one.newest = 1
+    says(made, 1, 1, 2)
+    read, committed = [], made.log.committed
+    made.log.committed = lambda name: read.append(name) or committed(name)
+    assert closed(made, 1) is None and read == ["1/round0"]
+    says(made, 0, 1)
+    says(made, 0, 2)
+    assert closed(made, 0) == [1, 2] and closed(made, 1) == [1, 2]
+
+
+def test_who_was_enough_may_be_so_no_longer_once_another_one_is_here(learner):
+    """While the record could not be written, as the store was away."""
+    made = learner(quorum=2, heal="lowest")
+    says(made, 0, 1, 2, terms={"step": 4})
+    commit = made.log.commit
+
+    def away(name, record):
+        raise StoreUnavailable("away")
+
+    made.log.commit = away
+    with pytest.raises(StoreUnavailable):
+        made.one.look()
+    made.log.commit = commit
+    says(made, 0, 0, terms={"step": 5})
+    assert closed(made) is None, "the lowest region's terms hold, and nobody agrees with it"
+    says(made, 0, 3, terms={"step": 5})
+    assert closed(made) == [0, 3]
 
 
 def test_a_quorum_that_cannot_be_is_told_once(learner, caplog):
@@ -421,7 +453,7 @@ def test_steps_and_reads_are_timed(learner, caplog):
     assert one.times.step_s == 2.0
     says(made, 0, 1, 2, here=False)
     found = one._round(0)
-    found.write_s = 1.5
+    found.round.write_s = 1.5
     one._note_reads()
     assert one.times.sync_s is None, "nothing is here yet"
     found.round.fetches[1].took_s = 4.0
@@ -450,5 +482,5 @@ def test_reports_are_looked_for_in_open_rounds_and_in_the_one_after(learner):
     asked = []
     made.log.announced = lambda name, jobs: asked.extend((name, r) for r in jobs) or {}
     made.one.newest = 1
-    assert not made.one._find()
+    assert not made.one._advance()
     assert asked == [(f"1/round{n}", r) for n in range(3) for r in (1, 2, 3)]

@@ -252,18 +252,17 @@ def test_every_slice_is_published_and_damage_reaches_the_right_ones():
     """The fault hook gets all bytes one after the other, and what it returns is published."""
     around = context(Beats(region=1))
     host = payloads.HostPayload({}, {"w": np.float32([1])}, {"x": np.arange(3, dtype=np.int8)})
-    record, files = payloads.pack(around, host)
+    seen = []
+    around.fault_hooks = SimpleNamespace(sent=lambda key, data: seen.append((key, data)) or data)
+    record, files = payloads.pack(around, "k", host)
     first, own, last = record.slices
     assert own is None and list(files) == [first.digest, last.digest, record.digest]
-    seen, offered = [], []
-    around.fault_hooks = SimpleNamespace(sent=lambda key, data: seen.append((key, data)) or data)
-
-    around.transport.put = lambda *named: offered.append(named)
-    payloads.publish(around, "k", files, lambda act: act())
     assert seen == [("k", b"".join(files.values()))]
-    assert offered == list(files.items())
     whole = [wire.parse(data)[1] for data in files.values()]
     assert [x.get("x", x.get("w")).tolist() for x in whole] == [0, 2, [1]]
+    around.fault_hooks.sent = lambda key, data: data[:-1] + b"!"
+    _, damaged = payloads.pack(around, "k", host)
+    assert [data[-1:] == b"!" for data in damaged.values()] == [False, False, True]
 
 
 # -- states -----------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from lowcomm_jax.rounds.whole_exchange import participants
+from lowcomm_jax.rounds.agreed_round import participants
 
 
 def holding(*regions: int) -> dict[int, str]:

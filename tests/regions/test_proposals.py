@@ -8,9 +8,9 @@ import pytest
 from regions.made_records import commit_of, knows_jobs
 
 from lowcomm_jax.rounds import round, two_shot_exchange
+from lowcomm_jax.rounds.agreed_round import AgreedRound
 from lowcomm_jax.rounds.request import Due, ExchangeRequest, ExchangeResult
 from lowcomm_jax.rounds.two_shot_exchange import TwoShotExchange, is_committed
-from lowcomm_jax.rounds.whole_exchange import WholeExchange
 from lowcomm_jax.store.commits import Announced, Job
 from lowcomm_jax.store.errors import Lost, Missing
 from lowcomm_jax.store.records import Announcement, Beat, Late, Payload
@@ -45,8 +45,8 @@ def context(living):
 
 def exchange(around, request, awaited=range(R), due_s=0.0):
     """An exchange of region 0, for which the loop waits since then; None = it computes."""
-    due = Due(due_s)
-    return WholeExchange(around, request, lambda region: region in awaited, due=due)
+    request = dataclasses.replace(request, awaited=lambda region: region in awaited)
+    return AgreedRound(around, request, due=Due(due_s))
 
 
 def at_proposal(living, held):
@@ -97,7 +97,7 @@ def test_averages_are_owed_by_the_job_that_announced(beat, owes):
     around.heartbeat.latest = lambda: {} if beat is None else {1: beat}
     reduction = SimpleNamespace(parts=R, like={}, rest={})
     request = ExchangeRequest("k", "1/k", tuple(range(R)), reduction=reduction)
-    one = TwoShotExchange(around, request, lambda region: True)
+    one = TwoShotExchange(around, request)
     everyone = commit_of({r: payload(r) for r in range(R)}, {}, 0, range(R), job=4)
     assert one._owes_averages(everyone)(1) is owes, "also where its announcement was not read here"
     assert not one._owes_averages(commit_of({}, {}, 0, (0, 2), job=4))(1)
@@ -129,7 +129,7 @@ def test_confirmations_are_read_and_not_awaited_of_the_dead_or_replaced():
     around.commit_log.confirmed = lambda name, jobs: confirmed
     commit = one._propose()  # at once: 2 is dead
     assert sorted(commit.admitted) == [0, 1], "region 1 does not hold that of 2"
-    assert one._known == (3, 3, 2)
+    assert one._held.keys() == {0, 1}
     one, around = at_proposal(living={0, 1, 2}, held={0: [0, 1, 2], 1: [0, 1, 2]})
     around.heartbeat.latest = lambda: {2: Beat(incarnation=2)}
     assert sorted(one._propose().admitted) == [0, 1, 2]
@@ -172,6 +172,18 @@ def waiting(awaited=(0, 1, 2), due_s=0.0, **changes):
     return one, around, notes
 
 
+def confirms(one):
+    """Whether a region that looks waits for nobody any longer, and has confirmed what it holds."""
+    one._hear()
+    return one._stops_waiting()
+
+
+def proposed(one):
+    """The record that a region writes once it has looked."""
+    one._hear()
+    return one._propose()
+
+
 def arrive(one, around, region, here=True):
     """A region has announced, and its payload is here."""
     one.fetches[region] = SimpleNamespace(
@@ -184,24 +196,24 @@ def arrive(one, around, region, here=True):
 
 def assert_has_the_usual_time_once_it_announces(one, around):
     """Region 1, which a longer wait is about to end for."""
-    assert not one._confirm()
+    assert not confirms(one)
     arrive(one, around, 1, here=False)
-    assert not one._confirm()
+    assert not confirms(one)
     around.heartbeat.clock_s += DEADLINE_S - 1.0
-    assert not one._confirm()
+    assert not confirms(one)
     around.heartbeat.clock_s += 1.0
-    assert one._confirm()
+    assert confirms(one)
 
 
 def test_a_region_confirms_once_all_that_are_awaited_are_here():
     one, around, notes = waiting(awaited=(0, 1))
-    assert not one._confirm() and one._silent == [1]
+    assert not confirms(one) and one._silent == [1]
     around.heartbeat.clock_s = 3.0
     arrive(one, around, 1, here=False)
-    assert not one._confirm() and one._held is None
+    assert not confirms(one) and one._held is None
     around.heartbeat.clock_s = 4.0
     one.fetches[1].complete = True
-    assert one._confirm() and not one._silent
+    assert confirms(one) and not one._silent
     held = {0: payload(0).content, 1: payload(1).content}
     assert notes.confirmed == [(0, held)] and one._held == {0: held}
     assert notes.late_s == [3.0], "how late the last announcement was"
@@ -219,8 +231,8 @@ def test_the_others_have_their_time_from_the_own_announcement_on():
     around.fault_hooks = SimpleNamespace(begins=lambda *_: takes(7.0))
     around.commit_log.committed = lambda name: takes(2.0)
     around.commit_log.announce = lambda *given: said.append(given) or Announced(1, None, {})
-    one._retry = lambda act: act()
-    one._send()
+    one._offer({})
+    assert one.advance()
     assert said == [("1/k", Job(0, 1), Announcement(None, {}))]
     assert one.announcements == {0: Announced(1, None, {})}
     assert around.heartbeat.clock_s == 9.0 and one._waited_s == 0.0
@@ -229,26 +241,26 @@ def test_the_others_have_their_time_from_the_own_announcement_on():
 def test_a_deadline_ends_the_wait_and_is_noted_as_lateness():
     one, around, notes = waiting()
     around.heartbeat.clock_s = DEADLINE_S - 0.5
-    assert not one._confirm()
+    assert not confirms(one)
     around.heartbeat.clock_s = DEADLINE_S
-    assert one._confirm() and one._silent == [1, 2] and notes.late_s == [DEADLINE_S]
+    assert confirms(one) and one._silent == [1, 2] and notes.late_s == [DEADLINE_S]
 
 
 def test_a_deadline_begins_when_the_loop_waits():
     """What the others bring while it still computes keeps nobody from training."""
     one, around, notes = waiting(awaited=(0, 1), due_s=None)
     around.heartbeat.clock_s = 5 * DEADLINE_S
-    assert not one._confirm() and one._waited_s == 0.0
+    assert not confirms(one) and one._waited_s == 0.0
     one.due.begin(around.heartbeat.clock_s)
     around.heartbeat.clock_s = 6 * DEADLINE_S - 0.5
     one.due.begin(around.heartbeat.clock_s)  # it waits already
-    assert not one._confirm() and one._waited_s == DEADLINE_S - 0.5
+    assert not confirms(one) and one._waited_s == DEADLINE_S - 0.5
     around.heartbeat.clock_s = 6 * DEADLINE_S
-    assert one._confirm() and notes.late_s == [6 * DEADLINE_S]
+    assert confirms(one) and notes.late_s == [6 * DEADLINE_S]
     one, around, notes = waiting(awaited=(0, 1), due_s=None)
     around.heartbeat.clock_s = 5 * DEADLINE_S
     arrive(one, around, 1)
-    assert one._confirm() and one._waited_s == 0.0
+    assert confirms(one) and one._waited_s == 0.0
     # An exchange that hides nothing will need that much.
     assert notes.late_s == [5 * DEADLINE_S]
 
@@ -263,22 +275,22 @@ def test_who_has_missed_exchanges_is_waited_for_longer():
     one, around, notes = waiting(awaited=(0, 1))
     late(one, around, missed=3)
     around.heartbeat.clock_s = 8 * DEADLINE_S - 0.5
-    assert not one._confirm()
+    assert not confirms(one)
     around.heartbeat.clock_s = 8 * DEADLINE_S
-    assert one._confirm() and not notes.late_s, "no usual wait, and in vain"
+    assert confirms(one) and not notes.late_s, "no usual wait, and in vain"
     one, around, notes = waiting(awaited=(0, 1))
     late(one, around, missed=3)
     around.heartbeat.clock_s = 5 * DEADLINE_S
     arrive(one, around, 1)
-    assert one._confirm() and notes.late_s == [5 * DEADLINE_S], "a region that stays so slow"
-    one, around, _ = waiting(awaited=(0, 1), follows=True)
+    assert confirms(one) and notes.late_s == [5 * DEADLINE_S], "a region that stays so slow"
+    one, around, _ = waiting(awaited=(0, 1), teaches=False)
     late(one, around, missed=3)
     around.heartbeat.clock_s = DEADLINE_S
-    assert one._confirm(), "in the exchange that this one follows it was in time"
+    assert confirms(one), "in the exchange that this one follows it was in time"
     one, around, _ = waiting(awaited=(0, 2))
     late(one, around, missed=3)
     around.heartbeat.clock_s = DEADLINE_S
-    assert one._confirm(), "it is not what this exchange waits for"
+    assert confirms(one), "it is not what this exchange waits for"
 
 
 def test_who_has_missed_exchanges_and_announces_has_the_usual_time_from_then_on():
@@ -290,17 +302,17 @@ def test_who_has_missed_exchanges_and_announces_has_the_usual_time_from_then_on(
     late(one, around, missed=3)
     around.heartbeat.clock_s = 7 * DEADLINE_S
     arrive(one, around, 2)
-    assert not one._confirm()
+    assert not confirms(one)
     around.heartbeat.clock_s = 8 * DEADLINE_S
-    assert one._confirm(), "another one's announcement gives it no more time"
+    assert confirms(one), "another one's announcement gives it no more time"
     one, around, _ = waiting(awaited=(0, 2))
     late(one, around, missed=3)
     around.heartbeat.clock_s = DEADLINE_S - 1.0
-    assert not one._confirm()
+    assert not confirms(one)
     arrive(one, around, 1)
-    assert not one._confirm()
+    assert not confirms(one)
     around.heartbeat.clock_s = DEADLINE_S
-    assert one._confirm(), "nor does that of one that nobody waited for"
+    assert confirms(one), "nor does that of one that nobody waited for"
 
 
 @pytest.mark.parametrize(
@@ -319,29 +331,29 @@ def test_a_record_says_who_is_late(awaited, passed, expected):
     around.heartbeat.own = Beat(1, step=9)
     around.heartbeat.clock_s = 8 * DEADLINE_S
     one._passed_over = lambda waiting: passed
-    assert one._propose().late == expected
+    assert proposed(one).late == expected
     one, around, _ = waiting(awaited=(0, 1))
     late(one, around, missed=2)
     arrive(one, around, 1)
     held = {r: f"digest {r}" for r in (0, 1)}
     around.commit_log.confirmed = lambda name, jobs: {job.region: held for job in jobs}
-    assert one._propose().late == {}, "it has announced"
-    one, around, _ = waiting(awaited=(0,), follows=True)
+    assert proposed(one).late == {}, "it has announced"
+    one, around, _ = waiting(awaited=(0,), teaches=False)
     late(one, around, missed=2)
-    assert one._propose().late == {}, "the exchange that this one follows says it"
+    assert proposed(one).late == {}, "the exchange that this one follows says it"
 
 
-@pytest.mark.parametrize("changes", [{"follows": True}, {"patience_s": 5.0}])
+@pytest.mark.parametrize("changes", [{"teaches": False}, {"patience_s": 5.0}])
 def test_waits_that_are_no_usual_ones_teach_nothing(changes):
     one, _, notes = waiting(awaited=(), **changes)
-    assert one._confirm() and not notes.late_s
+    assert confirms(one) and not notes.late_s
 
 
 def test_an_earlier_jobs_payload_is_not_confirmed():
     one, _, notes = waiting(awaited=())
     one.announcements[0] = Announced(7, payload(0), {})
     one.fetches[0] = fetched(0, hopeless=True)
-    assert one._confirm() and not notes.confirmed and one._held == {0: {}}
+    assert confirms(one) and not notes.confirmed and one._held == {0: {}}
 
 
 def test_patience_is_for_those_who_still_compute():
@@ -351,7 +363,7 @@ def test_patience_is_for_those_who_still_compute():
     assert_has_the_usual_time_once_it_announces(one, around)
     one, around, _ = waiting(awaited=(0, 1), patience_s=30.0)
     around.heartbeat.clock_s = DEADLINE_S + 30.0
-    assert one._confirm()
+    assert confirms(one)
 
 
 def test_the_deadline_is_for_the_bytes_that_this_region_gets():
@@ -416,10 +428,11 @@ def test_when_waiting_for_a_payload_changes_nothing(state, living, final):
     around.heartbeat.living = lambda certain: living
     one.announcements[1] = Announced(1, payload(1), {})
     one.fetches[1] = fetched(1, **state)
-    assert one.is_final(1, one._awaited) is final and one.has(1) is state.get("complete", False)
+    assert one.is_final(1) is final
+    assert one.has(1) is state.get("complete", False)
     one.announcements[1] = Announced(1, None, {})
-    assert one.is_final(1, one._awaited)
-    assert one.is_final(0, one._awaited) and one.has(0) and not one.has(2)
+    assert one.is_final(1)
+    assert one.is_final(0) and one.has(0) and not one.has(2)
 
 
 @pytest.mark.parametrize(
@@ -479,6 +492,13 @@ def test_shapes_that_a_payload_must_have():
         assert one._like(1) == expected
 
 
+def complete(one, commit):
+    """The arrays of a record that is found."""
+    one._fetch_all(commit)
+    one.commit = commit
+    return one.arrays_of(commit)
+
+
 def test_a_record_that_we_find_is_completed_from_what_is_here():
     one, around, _ = waiting()
     around.timing = SimpleNamespace(answer_s=5.0)
@@ -495,19 +515,18 @@ def test_a_record_that_we_find_is_completed_from_what_is_here():
 
     one._fetch = fetch
     commit = commit_of({r: payload(r) for r in range(3)}, {}, 1, (1, 2))
-    assert one._complete(commit) == {0: {"x": 0}, 1: {"x": 1}, 2: {"x": 2}}
+    assert complete(one, commit) == {0: {"x": 0}, 1: {"x": 1}, 2: {"x": 2}}
     assert begun == [(Job(2, 1), payload(2), False)] and not looked, "it announced: it has looked"
     one.announcements.clear()
-    one._retry = lambda act: act()
     other = commit_of({1: payload(1)}, {}, 1, (0, 1), job=2)
     other.present[0] = 1
-    one._complete(other)
+    complete(one, other)
     assert begun[1:] == [(Job(1, 2), payload(1), True)] and looked == [True], "another job's"
     arrays[1].got = []
     assert one.arrays_of(other) is None
     arrays[1].missing_s = 10.5
     with pytest.raises(Lost, match="payload of region 1 for 'k' is agreed on"):
-        one._complete(other)
+        complete(one, other)
 
 
 @pytest.mark.parametrize(("job", "fetched_anew"), [(1, False), (9, True)])
@@ -524,7 +543,7 @@ def test_equal_bytes_of_the_job_before_are_fetched_and_not_taken_for_ours(job, f
         one.fetches[whose.region] = there
 
     one._fetch = fetch
-    found = one._complete(commit_of({0: payload(0)}, {}, 1, (0,), job=job))
+    found = complete(one, commit_of({0: payload(0)}, {}, 1, (0,), job=job))
     assert found == ({0: {"x": 9}} if fetched_anew else {0: {"x": 0}})
     assert begun == ([(Job(0, 9), False)] if fetched_anew else [])
 
@@ -545,7 +564,7 @@ def two_shot(joins=True, living=(0, 1, 2)):
     around = context(living)
     around.count = R
     request = dataclasses.replace(REQUEST, reduction=Sums(), joins=joins)
-    one = TwoShotExchange(around, request, lambda region: True)
+    one = TwoShotExchange(around, request)
     one.announcements[0] = Announced(1, payload(0), {})
     return one, around
 
