@@ -146,8 +146,9 @@ def _mpi(launcher: str, size: str, rank: str, near: str, job: str) -> Placement 
     """
     if size not in os.environ or rank not in os.environ:
         return None
-    count, alone = _number(size), os.environ.get(near, "1") == os.environ[size]
-    return Placement(launcher, count, _number(rank), f"127.0.0.1:{_port(job)}" if alone else None)
+    count, together = _number(size), os.environ.get(near, "1") == os.environ[size]
+    first = f"127.0.0.1:{_port(job)}" if together else None
+    return Placement(launcher, count, _number(rank), first)
 
 
 def _port(job: str) -> int:
