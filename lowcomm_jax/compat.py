@@ -3,10 +3,11 @@
 Each has a test (`tests/test_compat.py`) that fails when an upgrade of JAX moves the name.
 """
 
+import os
 from typing import Any
 
 import jax
-from jax._src import distributed
+from jax._src import clusters, distributed
 from jax.extend.core import jaxprs_in_params
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "all_gather_invariant",
     "coordination",
     "coordinator_host",
+    "detected",
     "is_gpu",
     "jaxprs_in_params",
     "process_count",
@@ -36,6 +38,27 @@ def coordinator_host() -> str:
     if address is None:
         raise RuntimeError(_NOT_CALLED)
     return address.rpartition(":")[0].strip("[]")
+
+
+def detected(launcher: str) -> tuple[int, int, str] | None:
+    """What JAX's own detection reads from a launcher's variables, before JAX connects to anything.
+
+    Args:
+      launcher: "slurm" or "ompi" (Open MPI 4), as `jax.distributed.initialize` calls them.
+
+    Returns:
+      Number of processes, number of this one, and HOST:PORT at which the first one listens; None =
+      this launcher has not started this process.
+    """
+    cluster = {"slurm": clusters.SlurmCluster, "ompi": clusters.OmpiCluster}[launcher]
+    if not cluster.is_env_present():
+        return None
+    port = os.environ.get("JAX_COORDINATOR_PORT")
+    address = cluster.get_coordinator_address(timeout_secs=None, override_coordinator_port=port)
+    host, _, port = address.rpartition(":")
+    if ":" in host:  # an address of IPv6, which JAX leaves without its brackets
+        host = f"[{host}]"
+    return cluster.get_process_count(), cluster.get_process_id(), f"{host}:{port}"
 
 
 def coordination() -> Any:

@@ -35,3 +35,13 @@ def test_what_jax_distributed_knows_before_devices_are_settled():
     assert compat.process_count() == jax.process_count() == 1
     with pytest.raises(RuntimeError, match="initialize"):
         compat.coordinator_host()
+
+
+def test_what_jax_detects_of_a_launcher(monkeypatch):
+    for name in ("OMPI_MCA_orte_hnp_uri", "SLURM_STEP_NODELIST"):
+        monkeypatch.delenv(name, raising=False)
+    assert compat.detected("slurm") is None and compat.detected("ompi") is None
+    monkeypatch.setenv("OMPI_MCA_orte_hnp_uri", "4096.0;tcp6://[fd00::7,fd01::7]:34911")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    assert compat.detected("ompi") == (2, 1, "[fd00::7]:61441")

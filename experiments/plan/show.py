@@ -84,7 +84,7 @@ _ROWS = {
     "hours": lambda r: f"{r.hours:.4g}",
     "tokens/s": lambda r: f"{r.tokens_per_s:.4g}",
     "faster than AllReduce": lambda r: f"{r.speedup:.4g}x",
-    "GB state a device (exact)": lambda r: f"{r.memory.state_total / 1e9:.1f}",
+    "GB state a device (by share)": lambda r: f"{r.memory.state_total / 1e9:.1f}",
     "GB more a device (estimate)": lambda r: f"{r.memory.estimate_total / 1e9:.1f}",
     "loss, scaling law alone": lambda r: _loss(r.loss.law),
     "loss, law + penalty": lambda r: _loss(r.loss.total),

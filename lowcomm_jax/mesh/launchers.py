@@ -1,17 +1,20 @@
 """The place of this process among those of its program, and how they meet.
 
 `connect_processes` starts `jax.distributed`, then the devices. What the caller does not give it
-reads from the launcher: Slurm, a Kubernetes JobSet or Indexed Job, Open MPI, MPICH, or the TPU
-runtime. It differs from JAX's own detection where that one is wrong for training:
+takes from the launcher. Slurm and Open MPI 4 are detected by JAX (`compat.detected`), and TPU hosts
+are left to it as a whole. It differs from JAX's own detection where that one is wrong for training:
 
-- A task that has its node for itself takes all GPUs of it. JAX takes one.
+- A task that has its node for itself takes all GPUs of it. JAX takes one. Processes that are shown
+  the same GPUs of one machine share them, whatever launched them.
 - The Jobs of a JobSet are one program. JAX makes one of each Job.
 - Kubernetes is read from environment variables that the manifest sets, without a package, rights
   to the cluster's API, or a guess.
 - Open MPI 5 and MPICH are known, on one host at least; on several, give the coordinator.
 
-Slurm and Open MPI 4 are read here, too, since the coordinator's address must be known before JAX
-starts. Where its port is taken, or the others do not come in time, JAX ends the process by a
+JAX reads neither `JAX_NUM_PROCESSES` nor `JAX_PROCESS_ID`: both are read here. So is whether this
+is a TPU host, for which JAX asks a metadata server wherever libtpu is installed.
+
+Where the coordinator's port is taken, or the others do not come in time, JAX ends the process by a
 signal. Here the port is tried before, and the time is kept outside of JAX.
 """
 
@@ -23,15 +26,16 @@ import hashlib
 import ipaddress
 import os
 import queue
-import re
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 from jax.experimental import multihost_utils
 
+from lowcomm_jax import compat
 from lowcomm_jax.mesh.leader import Leader, leader, listener
 
 PORTS = 61440, 4096  # first, and how many: a job's port is one of them
@@ -51,55 +55,46 @@ class Placement:
       processes: how many there are.
       process: the number of this one, from 0.
       coordinator: HOST:PORT of process 0.
-      neighbours: processes on this machine, this one included.
-      local: number of this process among its neighbours.
-      own_devices: whether the launcher shows this process only its own GPUs.
     """
 
     launcher: str
     processes: int | None = None
     process: int | None = None
     coordinator: str | None = None
-    neighbours: int = 1
-    local: int = 0
-    own_devices: bool = False
 
 
-def placement(env: Mapping[str, str] | None = None) -> Placement | None:
+def placement() -> Placement | None:
     """The placement by this process's launcher; None without a launcher, or with one process.
-
-    Args:
-      env: environment variables; None = those of this process.
 
     Raises:
       ValueError: variables of a launcher that cannot be read, or a Kubernetes manifest that leaves
         one out.
     """
-    env = os.environ if env is None else env
-    for read in (_kubernetes, _slurm, _open_mpi, _mpich, _tpu, _by_hand):
-        found = read(env)
+    for read in (_kubernetes, _open_mpi, _slurm, _mpich, _tpu, _by_hand):
+        found = read()
         if found is not None:
             return found if found.processes != 1 else None
     return None
 
 
-def _number(env: Mapping[str, str], name: str) -> int:
+def _number(name: str) -> int:
     try:
-        return int(env[name])
+        return int(os.environ[name])
     except ValueError:
-        raise ValueError(f"{name}={env[name]!r}: a whole number is needed") from None
+        raise ValueError(f"{name}={os.environ[name]!r}: a whole number is needed") from None
 
 
-def _kubernetes(env: Mapping[str, str]) -> Placement | None:
+def _kubernetes() -> Placement | None:
     """A pod of an Indexed Job, alone or in a JobSet.
 
     Kubernetes itself sets `JOB_COMPLETION_INDEX`. The manifest sets `JAX_COORDINATOR_ADDRESS` and
     `JAX_PROCESS_COUNT`; in a JobSet also `JOB_INDEX` (label `job-global-index`) and
     `PROCESSES_IN_JOB`.
     """
+    env = os.environ
     if "JOB_COMPLETION_INDEX" not in env or "KUBERNETES_SERVICE_HOST" not in env:
         return None
-    if _tpu(env) is not None and "JAX_COORDINATOR_ADDRESS" not in env:
+    if _tpu() is not None and "JAX_COORDINATOR_ADDRESS" not in env:
         return None
     needed = ["JAX_COORDINATOR_ADDRESS", "JAX_PROCESS_COUNT"]
     if "JOBSET_NAME" in env or "JOB_INDEX" in env or "PROCESSES_IN_JOB" in env:
@@ -109,87 +104,51 @@ def _kubernetes(env: Mapping[str, str]) -> Placement | None:
         raise ValueError(
             f"Kubernetes: the manifest must set {', '.join(missing)}; examples/jobset.yaml does"
         )
-    process = _number(env, "JOB_COMPLETION_INDEX")
+    process = _number("JOB_COMPLETION_INDEX")
     if "JOB_INDEX" in env:
-        process += _number(env, "JOB_INDEX") * _number(env, "PROCESSES_IN_JOB")
-    count = _number(env, "JAX_PROCESS_COUNT")
+        process += _number("JOB_INDEX") * _number("PROCESSES_IN_JOB")
+    count = _number("JAX_PROCESS_COUNT")
     return Placement("Kubernetes", count, process, env["JAX_COORDINATOR_ADDRESS"])
 
 
-def _slurm(env: Mapping[str, str]) -> Placement | None:
-    """A task of a Slurm step, as `srun` starts it."""
-    needed = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_PROCID", "SLURM_LOCALID")
-    if not all(name in env for name in needed):
-        return None
-    count = next((n for n in ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") if n in env), None)
-    if count is None:
-        return None
-    port = PORTS[0] + _number(env, "SLURM_JOB_ID") % PORTS[1]
-    tasks = env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE") or "1"
-    own = any(name in env for name in ("SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK"))
-    return Placement(
-        "Slurm",
-        _number(env, count),
-        _number(env, "SLURM_PROCID"),
-        f"{first_host(env['SLURM_STEP_NODELIST'])}:{port}",
-        neighbours=_tasks_of_node(tasks, int(env.get("SLURM_NODEID", 0))),
-        local=_number(env, "SLURM_LOCALID"),
-        own_devices=own,
-    )
-
-
-def first_host(nodes: str) -> str:
-    """The first host of a Slurm list: `node[003-007,9],other` -> `node003`."""
-    found = re.match(r"([^,\[]+)(?:\[([^,\-\]]+)[^\]]*\]([^,]*))?", nodes)
+def _slurm() -> Placement | None:
+    """A task of a Slurm step, as `srun` starts it and JAX detects it."""
+    found = compat.detected("slurm")
     if found is None:
-        raise ValueError(f"Slurm: {nodes!r} is not a list of nodes")
-    return "".join(part or "" for part in found.groups())
-
-
-def _tasks_of_node(text: str, node: int) -> int:
-    """Of Slurm's `2(x3),1`: how many tasks node number `node` has."""
-    counts: list[int] = []
-    for tasks, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
-        counts += [int(tasks)] * int(times or 1)
-    return counts[node] if node < len(counts) else 1
-
-
-def _open_mpi(env: Mapping[str, str]) -> Placement | None:
-    """A process of Open MPI's `mpirun`, 4 or 5."""
-    if "OMPI_COMM_WORLD_RANK" not in env or "OMPI_COMM_WORLD_SIZE" not in env:
         return None
-    count, near = _number(env, "OMPI_COMM_WORLD_SIZE"), env.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1")
-    job = env.get("PMIX_NAMESPACE") or env.get("OMPI_MCA_ess_base_jobid") or ""
-    # Open MPI 4 says where its first process was started.
-    uri = re.search(r"tcp6?://(?:\[([0-9a-f:]+)|([^,:]+))", env.get("OMPI_MCA_orte_hnp_uri", ""))
-    first = uri and (f"[{uri[1]}]" if uri[1] else uri[2])
-    host = "127.0.0.1" if int(near) == count else first
-    return Placement(
-        "Open MPI",
-        count,
-        _number(env, "OMPI_COMM_WORLD_RANK"),
-        host and f"{host}:{_port(job)}",
-        neighbours=int(near),
-        local=int(env.get("OMPI_COMM_WORLD_LOCAL_RANK", 0)),
-    )
+    place = Placement("Slurm", *found)
+    if "SLURM_STEP_NUM_TASKS" in os.environ:
+        # JAX takes SLURM_NTASKS. It is the allocation's where `srun --preserve-env` has started
+        # this process, as it does with an allocation's shell.
+        place = dataclasses.replace(place, processes=_number("SLURM_STEP_NUM_TASKS"))
+    return place
 
 
-def _mpich(env: Mapping[str, str]) -> Placement | None:
+def _open_mpi() -> Placement | None:
+    """A process of Open MPI's `mpirun`: of 4, as JAX detects it, or of 5."""
+    if "OMPI_MCA_orte_hnp_uri" in os.environ:
+        return Placement("Open MPI", *compat.detected("ompi"))
+    names = "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"
+    return _mpi("Open MPI", *names, job=os.environ.get("PMIX_NAMESPACE", ""))
+
+
+def _mpich() -> Placement | None:
     """A process of MPICH's or Intel's `mpiexec`."""
-    if "PMI_RANK" not in env or "PMI_SIZE" not in env:
-        return None
-    count = _number(env, "PMI_SIZE")
-    near = int(env.get("MPI_LOCALNRANKS", 1))
+    env = os.environ
     job = env.get("PMI_PORT") or env.get("HYDI_CONTROL_FD", "") + str(os.getppid())
-    host = "127.0.0.1" if near == count else None
-    return Placement(
-        "MPICH",
-        count,
-        _number(env, "PMI_RANK"),
-        host and f"{host}:{_port(job)}",
-        neighbours=near,
-        local=int(env.get("MPI_LOCALRANKID", 0)),
-    )
+    return _mpi("MPICH", "PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS", job=job)
+
+
+def _mpi(launcher: str, size: str, rank: str, near: str, job: str) -> Placement | None:
+    """By variables for the number of processes, of this one, and of those on this machine.
+
+    Where all are on this machine, process 0 listens at a port that follows from the job's name.
+    """
+    if size not in os.environ or rank not in os.environ:
+        return None
+    count, together = _number(size), os.environ.get(near, "1") == os.environ[size]
+    first = f"127.0.0.1:{_port(job)}" if together else None
+    return Placement(launcher, count, _number(rank), first)
 
 
 def _port(job: str) -> int:
@@ -198,53 +157,75 @@ def _port(job: str) -> int:
     return PORTS[0] + number % PORTS[1]
 
 
-def _tpu(env: Mapping[str, str]) -> Placement | None:
+def _tpu() -> Placement | None:
     """A host of a TPU slice, or of several (MegaScale): JAX asks the runtime for the rest."""
-    hosts = [name for name in env.get("TPU_WORKER_HOSTNAMES", "").split(",") if name]
-    slices = env.get("MEGASCALE_NUM_SLICES", "1")
+    hosts = [name for name in os.environ.get("TPU_WORKER_HOSTNAMES", "").split(",") if name]
+    slices = os.environ.get("MEGASCALE_NUM_SLICES", "1")
     if len(hosts) < 2 and not (slices.isdigit() and int(slices) > 1):
         return None
     return Placement(TPU)
 
 
-def _by_hand(env: Mapping[str, str]) -> Placement | None:
+def _by_hand() -> Placement | None:
     """JAX's own variables, for any other launcher."""
+    env = os.environ
     count = next((n for n in ("JAX_NUM_PROCESSES", "JAX_PROCESS_COUNT") if n in env), None)
     if "JAX_COORDINATOR_ADDRESS" not in env or count is None or "JAX_PROCESS_ID" not in env:
         return None
-    process = _number(env, "JAX_PROCESS_ID")
-    return Placement("JAX_PROCESS_ID", _number(env, count), process, env["JAX_COORDINATOR_ADDRESS"])
+    process = _number("JAX_PROCESS_ID")
+    return Placement("JAX_PROCESS_ID", _number(count), process, env["JAX_COORDINATOR_ADDRESS"])
 
 
 # -- devices of this process ---------------------------------------------------------------------
 
 
-def visible_gpus(env: Mapping[str, str] | None = None) -> int:
-    """Number of GPUs that this process may see, without a call of the driver."""
-    env = os.environ if env is None else env
-    shown = env.get("CUDA_VISIBLE_DEVICES")
-    if shown is not None:
-        return len([name for name in shown.split(",") if name.strip() not in ("", "-1")])
-    return len(glob.glob("/dev/nvidia[0-9]*"))
+_BOUND = "JAX_LOCAL_DEVICE_IDS", "SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK"
+"""Variables of a process to which its user or its launcher has given GPUs of its own."""
 
 
-def devices_of(place: Placement, gpus: int) -> tuple[int, ...] | None:
-    """Numbers of the GPUs that this process takes, among those it is shown; None = all.
+def shown_gpus() -> tuple[str, list[str]]:
+    """This machine, and names of its GPUs that this process may share; no call of the driver."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is None:
+        gpus = sorted(glob.glob("/dev/nvidia[0-9]*"))
+    else:
+        gpus = [name for name in named.split(",") if name.strip() not in ("", "-1")]
+    if not gpus or any(name in os.environ for name in _BOUND):
+        return "", []
+    # The boot tells machines of one name apart; NCCL goes by both, too.
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{socket.gethostname()} {boot}", gpus
 
-    Processes of one machine that are shown the same GPUs get equal parts of them.
+
+def parts_of_gpus(shown: Sequence[tuple[str, Sequence[str]]]) -> list[tuple[int, ...] | None]:
+    """Numbers of the GPUs that each process takes, among those it is shown; None = all.
+
+    Processes of one machine that are shown the same GPUs get equal parts of them; where there are
+    fewer GPUs than processes, each takes what it is shown.
+
+    Args:
+      shown: what `shown_gpus` gives in each process.
 
     Raises:
       ValueError: they cannot be cut into equal parts.
     """
-    if place.neighbours < 2 or place.own_devices or gpus < place.neighbours:
-        return None
-    if gpus % place.neighbours:
-        raise ValueError(
-            f"{gpus} GPUs do not divide over the {place.neighbours} processes of this machine: "
-            "start one process a machine, or one a GPU, or set CUDA_VISIBLE_DEVICES for each"
-        )
-    each = gpus // place.neighbours
-    return tuple(range(place.local * each, (place.local + 1) * each))
+    sharing: dict[tuple, list[int]] = {}
+    for process, (machine, names) in enumerate(shown):
+        sharing.setdefault((machine, *names), []).append(process)
+    parts: list[tuple[int, ...] | None] = [None] * len(shown)
+    for (_, *names), processes in sharing.items():
+        gpus, each = range(len(names)), len(names) // len(processes)
+        if len(processes) < 2 or not each:
+            continue
+        if len(names) % len(processes):
+            raise ValueError(
+                f"{len(names)} GPUs do not divide over the {len(processes)} processes of this "
+                "machine: start one process a machine, or one a GPU, or set CUDA_VISIBLE_DEVICES "
+                "for each"
+            )
+        for i, process in enumerate(processes):
+            parts[process] = tuple(gpus[i * each : (i + 1) * each])
+    return parts
 
 
 def connect_processes(
@@ -271,7 +252,8 @@ def connect_processes(
       The placement used; None without a launcher and arguments: this is the only process.
 
     Raises:
-      ValueError: arguments and launcher together do not give a place; names what is missing.
+      ValueError: arguments and launcher together do not give a place; names what is missing. Or
+        GPUs do not divide over the processes that are shown them.
       ConnectionError: this is process 0, and it cannot listen at the coordinator's port; or
         processes do not find one another, by which address.
       TimeoutError: other processes, or the coordinator, do not answer in time; names who is
@@ -293,7 +275,10 @@ def meet_processes(
     timeout_s: float = 60.0,
     heartbeat_s: int = HEARTBEAT_S,
 ) -> Placement | None:
-    """`connect_processes` without its second half: start `jax.distributed`, and no device."""
+    """`connect_processes` without its second half: start `jax.distributed`, and no device.
+
+    Processes that are shown the same GPUs settle here which of them each takes.
+    """
     known = placement()
     if known is None and coordinator is None and processes is None and process is None:
         return None
@@ -305,7 +290,6 @@ def meet_processes(
         if missing:
             said = "no launcher is known here" if known is None else f"{known.launcher} does not"
             raise ValueError(f"{', '.join(missing)} must be given: {said} say it")
-    devices = devices_of(place, visible_gpus())
     if place.process == 0 and place.coordinator:
         _require_free(place.coordinator)
     # SIGTERM belongs to the training loop, which agrees with all processes on what to do.
@@ -314,12 +298,15 @@ def meet_processes(
         "coordinator_address": place.coordinator,
         "num_processes": place.processes,
         "process_id": place.process,
-        "local_device_ids": devices,
         "cluster_detection_method": None if place.launcher == TPU else "deactivate",
         "heartbeat_timeout_seconds": heartbeat_s,
         "initialization_timeout": round(timeout_s) + LONGER_S,
     }
     _initialize(given, place, timeout_s)
+    team = leader()
+    part = parts_of_gpus(team.everyones("GPUs", shown_gpus()))[team.index]
+    if part is not None:
+        jax.config.update("jax_cuda_visible_devices", ",".join(map(str, part)))
     return place
 
 

@@ -128,13 +128,15 @@ def store_seconds(network: Network, nbytes: float) -> float:
     """Give the seconds to write, commit and fetch one fragment through a store, without jitter.
 
     The store is taken to be as far away as the two regions that are furthest apart, and as fast as
-    the slowest link. A region writes its payload and reads all others'.
+    the slowest message between two, egress and ingress limits included. A region writes its payload
+    and reads all others', one after the other.
 
     Args:
         nbytes: of one region's payload.
     """
-    trip_s = 2 * float(network.delay_RxR[~np.eye(network.size, dtype=bool)].max(initial=0.0))
-    moved_s = network.size * nbytes * 8e-9 / network.slowest_gbps
+    apart = np.nonzero(~np.eye(network.size, dtype=bool))
+    trip_s = 2 * float(network.delay_RxR[apart].max(initial=0.0))
+    moved_s = network.size * nbytes / float(_lone_rate(network, *apart).min(initial=np.inf))
     return STORE_TRIPS * trip_s + 2 * STORE_LOOK_S + moved_s + network.sync_constant_s
 
 

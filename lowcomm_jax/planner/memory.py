@@ -1,4 +1,4 @@
-"""Bytes per device of a plan: the exact state, and an estimate of activations.
+"""Bytes per device of a plan: the state by share, and an estimate of activations.
 
 What a program needs says its compiler (`aot`).
 """
@@ -12,8 +12,10 @@ class MemoryPlan:
     """Bytes on a device.
 
     Attributes:
-        state: {name: bytes}: exact for the given shapes, shardings and dtypes.
-        estimates: {name: bytes}: buffers in flight and activations; not exact.
+        state: {name: bytes}: the device has the share of it that it has of the parameters. That is
+            exact for what has the shapes of parameters of one dtype, as moments and anchors have.
+            A codec's factors may be cut otherwise.
+        estimates: {name: bytes}: buffers in flight and activations.
     """
 
     state: dict[str, int]
@@ -21,7 +23,7 @@ class MemoryPlan:
 
     @property
     def state_total(self) -> int:
-        """Sum the exact part."""
+        """Sum the state."""
         return sum(self.state.values())
 
     @property

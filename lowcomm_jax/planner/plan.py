@@ -378,7 +378,7 @@ def _row(method: PlanMethod, played: Played, work: Workload, baseline: float) ->
 
 
 def _memory(method: PlanMethod, played: Played, work: Workload) -> MemoryPlan:
-    """Bytes of one device. Of payloads in flight it has the share that it has of the state."""
+    """Bytes of one device: of state and payloads it has the share that it has of parameters."""
     model = work.model
     held = model.held(work.mesh)
     share = held / model.size

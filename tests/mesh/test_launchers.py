@@ -1,15 +1,19 @@
 """Which process of how many this is, as launchers say it; and what is refused."""
 
+import os
+import socket
+from pathlib import Path
+from unittest import mock
+
 import pytest
 
+from lowcomm_jax.mesh import launchers
 from lowcomm_jax.mesh.launchers import (
     TPU,
     Placement,
     connect_processes,
-    devices_of,
-    first_host,
-    placement,
-    visible_gpus,
+    parts_of_gpus,
+    shown_gpus,
 )
 
 SLURM = {
@@ -17,10 +21,8 @@ SLURM = {
     "SLURM_STEP_NODELIST": "node[003-004,9]",
     "SLURM_NTASKS": "6",
     "SLURM_STEP_NUM_TASKS": "6",
-    "SLURM_STEP_TASKS_PER_NODE": "2(x3)",
     "SLURM_PROCID": "3",
     "SLURM_LOCALID": "1",
-    "SLURM_NODEID": "1",
 }
 JOBSET = {
     "KUBERNETES_SERVICE_HOST": "10.0.0.1",
@@ -40,38 +42,25 @@ OPEN_MPI_5 = {
 }
 
 
+def placement(env):
+    """The placement of a process with these variables alone."""
+    with mock.patch.dict(os.environ, env, clear=True):
+        return launchers.placement()
+
+
 def test_without_a_launcher_there_is_none():
     assert placement({"PATH": "/bin"}) is None
     # A shell of an allocation is no task of a step.
     assert placement({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4"}) is None
     assert placement({**SLURM, "SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "1"}) is None
+    # Nor is one that is the single task of an interactive step: other counts are the allocation's.
+    assert placement({**SLURM, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) is None
 
 
 def test_slurm():
-    found = placement(SLURM)
-    assert (found.processes, found.process, found.coordinator) == (6, 3, "node003:61441")
-    assert (found.neighbours, found.local) == (2, 1)
-
-
-@pytest.mark.parametrize(
-    "nodes, first",
-    [
-        ("node001", "node001"),
-        ("node001,host2", "node001"),
-        ("node[001-015],host2", "node001"),
-        ("node[007,009-015].cluster", "node007.cluster"),
-    ],
-)
-def test_the_first_host_of_a_list(nodes, first):
-    assert first_host(nodes) == first
-
-
-@pytest.mark.parametrize(
-    "tasks, node, neighbours", [("8", 0, 8), ("2(x3),1", 2, 2), ("2(x3),1", 3, 1), ("4,1", 1, 1)]
-)
-def test_tasks_of_a_node(tasks, node, neighbours):
-    env = {**SLURM, "SLURM_STEP_TASKS_PER_NODE": tasks, "SLURM_NODEID": str(node)}
-    assert placement(env).neighbours == neighbours
+    assert placement(SLURM) == Placement("Slurm", 6, 3, "node003:61441")
+    elsewhere = {**SLURM, "SLURM_STEP_NODELIST": "node001,host2", "JAX_COORDINATOR_PORT": "1234"}
+    assert placement(elsewhere).coordinator == "node001:1234"
 
 
 def test_the_jobs_of_a_jobset_are_one_program():
@@ -97,7 +86,7 @@ def test_open_mpi_5_on_one_host():
     host, port = found.coordinator.split(":")
     assert host == "127.0.0.1" and 61440 <= int(port) < 65536
     assert found.coordinator == placement({**OPEN_MPI_5, "OMPI_COMM_WORLD_RANK": "0"}).coordinator
-    assert (found.processes, found.process, found.local) == (4, 2, 2)
+    assert (found.launcher, found.processes, found.process) == ("Open MPI", 4, 2)
 
 
 def test_open_mpi_on_several_hosts():
@@ -107,6 +96,14 @@ def test_open_mpi_on_several_hosts():
     assert placement({**several, **uri}).coordinator.startswith("10.96.0.1:")
     uri = {"OMPI_MCA_orte_hnp_uri": "1531576320.0;tcp6://[fd00::7,fd01::7]:34911"}
     assert placement({**several, **uri}).coordinator.startswith("[fd00::7]:")
+
+
+def test_open_mpi_that_slurm_has_started_on_the_other_hosts():
+    """There a task of Slurm is the daemon that starts Open MPI's processes."""
+    several = {**SLURM, **OPEN_MPI_5, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+    found = placement({**several, "OMPI_MCA_orte_hnp_uri": "4096.0;tcp://10.96.0.1:34911"})
+    assert found == Placement("Open MPI", 4, 2, "10.96.0.1:61441")
+    assert placement(several) == Placement("Open MPI", 4, 2)
 
 
 def test_mpich():
@@ -133,31 +130,46 @@ def test_by_variables_of_jax():
         placement({**env, "JAX_PROCESS_ID": "x"})
 
 
-def test_visible_gpus():
-    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "0,1,2"}) == 3
-    assert visible_gpus({"CUDA_VISIBLE_DEVICES": ""}) == 0
-    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "-1"}) == 0
+@pytest.mark.parametrize(
+    "env, gpus",
+    [
+        ({"CUDA_VISIBLE_DEVICES": "0,1,2"}, ["0", "1", "2"]),
+        ({"CUDA_VISIBLE_DEVICES": ""}, []),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, []),
+        ({"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_GPUS_PER_TASK": "2"}, []),  # bound by the launcher
+        ({"CUDA_VISIBLE_DEVICES": "0,1", "JAX_LOCAL_DEVICE_IDS": "1"}, []),  # and by the user
+    ],
+)
+def test_gpus_that_a_process_may_share(env, gpus):
+    with mock.patch.dict(os.environ, env, clear=True):
+        machine, names = shown_gpus()
+    assert names == gpus
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert machine == (f"{socket.gethostname()} {boot}" if gpus else "")
+
+
+ALL = [str(i) for i in range(8)]
 
 
 @pytest.mark.parametrize(
-    "neighbours, local, own, gpus, devices",
+    "shown, parts",
     [
-        (1, 0, False, 8, None),  # one task a node takes all of it
-        (8, 3, False, 8, (3,)),
-        (2, 1, False, 8, (4, 5, 6, 7)),
-        (8, 3, True, 1, None),  # bound by the launcher
-        (8, 3, False, 1, None),  # bound by the user
-        (4, 1, False, 0, None),
+        ([("a", ALL), ("b", ALL)], [None, None]),  # one task a node takes all of it
+        ([("a", ALL)] * 8, [(i,) for i in range(8)]),
+        ([("a", ALL), ("b", ALL)] * 2, [range(4), range(4), range(4, 8), range(4, 8)]),
+        ([("a", ["0", "1"]), ("a", ["2", "3"])], [None, None]),  # bound by the user
+        ([("a", ["4", "5"])] * 2 + [("a", ["6", "7"])], [(0,), (1,), None]),
+        ([("a", ["0"])] * 8, [None] * 8),
+        ([("", [])] * 4, [None] * 4),
     ],
 )
-def test_devices_of_a_process(neighbours, local, own, gpus, devices):
-    place = Placement("x", 8, 0, "a:1", neighbours, local, own)
-    assert devices_of(place, gpus) == devices
+def test_gpus_of_every_process(shown, parts):
+    assert parts_of_gpus(shown) == [part and tuple(part) for part in parts]
 
 
-def test_devices_that_do_not_divide():
+def test_gpus_that_do_not_divide():
     with pytest.raises(ValueError, match="8 GPUs do not divide over the 3 processes"):
-        devices_of(Placement("x", 3, 0, "a:1", 3, 0), 8)
+        parts_of_gpus([("a", ALL)] * 3 + [("b", ALL)])
 
 
 def test_alone_it_connects_nobody():

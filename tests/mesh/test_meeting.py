@@ -144,6 +144,28 @@ def test_a_coordinators_port_must_be_free():
         launchers.connect_processes("localhost:70000", 2, 0)
 
 
+def test_processes_that_are_shown_the_same_gpus_take_equal_parts(monkeypatch):
+    made, taken = leaders(2), {}
+    monkeypatch.setattr(launchers, "_initialize", lambda *_: None)
+    monkeypatch.setattr(launchers, "_require_free", lambda _: None)
+    monkeypatch.setattr(launchers, "leader", lambda: made[HERE.index])
+    monkeypatch.setattr(launchers, "shown_gpus", lambda: ("host", ["4", "5", "6", "7"]))
+    monkeypatch.setattr(
+        jax.config, "update", lambda name, value: taken.update({(HERE.index, name): value})
+    )
+
+    def met(one):
+        HERE.index = one.index
+        return launchers.meet_processes("localhost:1234", 2, one.index)
+
+    first, second = together(met, made)
+    for one in made:
+        one._channel.close()
+    assert (first.process, second.process) == (0, 1)
+    visible = "jax_cuda_visible_devices"
+    assert (taken[0, visible], taken[1, visible]) == ("0,1", "2,3")
+
+
 # -- the first exchange of devices --------------------------------------------------------------
 
 

@@ -140,6 +140,15 @@ def test_step_seconds_are_the_slowest_regions_mean():
     assert co.step_seconds(jittered) == pytest.approx(0.7 * np.exp(0.08))
 
 
+def test_a_store_is_as_far_and_as_slow_as_the_worst_pair_of_regions():
+    """Three payloads at 0.25 GB/s, or at the limit of an egress; ten trips of 80 ms."""
+    apart = co.STORE_TRIPS * 2 * 0.04 + 2 * co.STORE_LOOK_S
+    assert co.store_seconds(three_regions(), GB) == pytest.approx(apart + 3 / 0.25)
+    limited = three_regions(egress_gbps=[0.8, 8, 8])
+    assert co.store_seconds(limited, GB) == pytest.approx(apart + 3 / 0.1)
+    assert co.store_seconds(uniform(1, 1.0), GB) == pytest.approx(2 * co.STORE_LOOK_S)
+
+
 def test_one_member_and_constants():
     network = uniform(3, 1.0, sync_constant_s=0.7)
     assert co.sync_seconds(uniform(1, 1.0, sync_constant_s=0.7), 1e6, "two_shot") == 0.0

@@ -7,6 +7,7 @@ import re
 import stat
 import subprocess
 import sys
+from unittest import mock
 
 import jsonschema
 import pytest
@@ -24,8 +25,8 @@ SHORT = ["--config.steps=12", "--config.log.every=6", "--config.method.period=6"
 SRUN = """#!/bin/bash
 while [[ "$1" == --* ]]; do shift; done
 for task in 0 1; do
-    SLURM_JOB_ID=$JOB SLURM_STEP_NODELIST=127.0.0.1 SLURM_STEP_NUM_TASKS=2 SLURM_PROCID=$task \\
-        SLURM_LOCALID=$task SLURM_NODEID=0 SLURM_STEP_TASKS_PER_NODE=2 "$@" &
+    SLURM_JOB_ID=$JOB SLURM_STEP_NODELIST=127.0.0.1 SLURM_STEP_NUM_TASKS=2 SLURM_NTASKS=2 \\
+        SLURM_PROCID=$task SLURM_LOCALID=$task "$@" &
 done
 code=0
 for _ in 0 1; do wait -n || code=$?; done
@@ -150,6 +151,11 @@ def test_the_options_that_scripts_give_are_known(script):
     overrides_are_known(found)
 
 
+def placed(env):
+    with mock.patch.dict(os.environ, env, clear=True):
+        return placement()
+
+
 def test_the_jobset_is_one():
     """And its pods are the processes of one program, with the address of the first of them."""
     manifest = yaml.safe_load((EXAMPLES / "jobset.yaml").read_text())
@@ -163,7 +169,7 @@ def test_the_jobset_is_one():
     name = manifest["metadata"]["name"]
     assert fixed["JAX_COORDINATOR_ADDRESS"].startswith(f"{name}-{job['name']}-0-0.{name}:")
     pods = [
-        placement(
+        placed(
             {
                 **fixed,
                 "KUBERNETES_SERVICE_HOST": "10.0.0.1",
