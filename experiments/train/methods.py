@@ -71,8 +71,8 @@ def _with_defaults(key: str, value: Any) -> Any:
         return value
     own = key in PARTS and OWN in str(value.get("name"))
     makes = parts.takes_settings(key, value) if own or key in ("adaptive", "outer") else None
-    if makes is None:
-        return value  # reported by `make_method`
+    if not callable(makes):
+        return value  # a codec with its settings; or what `make_method` reports
     types, filled = typing.get_type_hints(makes), dict(value)
     for name, parameter in inspect.signature(makes).parameters.items():
         if name in value or parameter.default is inspect.Parameter.empty:

@@ -145,7 +145,7 @@ def test_a_row_is_read_off_the_method(name):
     assert row.eager == (name == "eager_diloco")
 
 
-@pytest.mark.parametrize("codec", ["int4", "own_parts:RowSign"])
+@pytest.mark.parametrize("codec", ["int4", "own_parts:RowSign", "own_parts:SIGNS"])
 def test_a_codec_by_name_codes_layers_one_by_one(codec):
     assert planned("diloco", codec=codec).method.codec.stacked == ("blocks",)
 
