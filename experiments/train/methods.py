@@ -20,6 +20,7 @@ from experiments.cli import closest, has_config, problems_of
 from experiments.train import parts
 from experiments.train.parts import METHOD, OWN, PARTS
 from lowcomm_jax import landing, methods
+from lowcomm_jax.params.fragments import is_stacked
 
 DERIVED = "stacked"  # a factory's keyword that the model gives, not the config
 
@@ -157,7 +158,7 @@ def _argument(
         return made, problems
     if key == "taylor" and isinstance(value, Mapping):
         # Rows of a layer stack are tensors of their own, as if the layers were unrolled.
-        axes = {"batch_axes": lambda name: int(name.startswith(stacked))} if stacked else {}
+        axes = {"batch_axes": lambda name: int(is_stacked(name, stacked))} if stacked else {}
         make = functools.partial(landing.taylor_delay_correction, **{**axes, **value})
         return problems_of(make, "method.taylor: ")
     return (tuple(value) if isinstance(value, list) else value), []
