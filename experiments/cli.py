@@ -102,11 +102,14 @@ def closest(name: str, known: Sequence[str]) -> str:
     return f"; known: {', '.join(known)}" if known else ""
 
 
-def named_function(name: str, label: str) -> Callable[..., Any]:
+def named_function(
+    name: str, label: str, fits: Callable[[Any], bool] = callable
+) -> Callable[..., Any]:
     """The function that a config names as `module:function`.
 
     Args:
       label: the field that names it, for the error.
+      fits: whether what stands there may be named.
 
     Raises:
       ValueError: it is no such name, there is no such module, it cannot be imported, or has no such
@@ -126,8 +129,8 @@ def named_function(name: str, label: str) -> Callable[..., Any]:
             f"{label}={name!r}: {module} cannot be imported: {type(error).__name__}: {error}"
         ) from error
     found = getattr(there, attribute, None)
-    if not callable(found):
-        names = [key for key, value in vars(there).items() if callable(value)]
+    if not fits(found):
+        names = [key for key, value in vars(there).items() if fits(value)]
         near = closest(attribute, names) if len(names) < 20 else ""
         raise ValueError(f"{label}={name!r}: {module} has no function {attribute!r}{near}")
     return found

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import optax
 
 from lowcomm_jax import batching
-from lowcomm_jax.compression import Codec, PerTensor, UnitCodec
+from lowcomm_jax.compression import Codec, LowRank, PerTensor, UnitCodec
+from lowcomm_jax.compression.codecs.integer import INT4
 from lowcomm_jax.compression.grid import WHOLE_ROW, Unit
 from lowcomm_jax.methods import Method
 from lowcomm_jax.rules.topology import Gossip
@@ -31,6 +32,34 @@ class RowSign(UnitCodec):
 
     def decode(self, payload, unit):
         return payload["sign"].astype(jnp.float32) * payload["scale"][..., None, None]
+
+
+SIGNS, FACTORS = RowSign(0.3), LowRank()
+
+
+@dataclasses.dataclass(frozen=True)
+class Halves(UnitCodec):
+    """Codes a share of every value by another codec; the share has no default."""
+
+    half: float
+    values: UnitCodec = INT4
+    name = "halves"
+    requantizable = False
+
+    @property
+    def unit(self):
+        return self.values.unit
+
+    def encode(self, x, matrix, params=None):
+        return self.values.encode(self.half * x, matrix)
+
+    def decode(self, payload, unit):
+        return self.values.decode(payload, unit) / self.half
+
+
+@dataclasses.dataclass(frozen=True)
+class Unfinished(UnitCodec):
+    """Lacks what every codec has."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -84,7 +84,8 @@ def measure(
 
 
 def _build(name: str, rank: int) -> Codec:
-    return compression.make(name, **({"rank": rank} if name.startswith("low_rank") else {}))
+    low_rank = isinstance(compression.make_leaf(name), compression.LowRank)
+    return compression.make(name, **({"rank": rank} if low_rank else {}))
 
 
 def _gaussian(size: int) -> jax.Array:

@@ -1,6 +1,7 @@
 """What training reaches on the GPU at hand, and what each choice of its program brings.
 
     python -m experiments bench gpu [--seconds=600] [--json=gpu.json] [--stages=speed,profile]
+        [--codecs=int4,my_module:MINE]
 
 Ten minutes on one H100, the most important first:
 
@@ -43,9 +44,10 @@ from experiments.bench.gpu_stages import (
     smi,
 )
 from experiments.bench.work import write_rows
-from experiments.cli import Flags, closest, flag_problems, refuse_any
+from experiments.cli import Flags, closest, flag_problems, problems_of, refuse_any
 from experiments.progress import duration, known, print_table, right, say
 from experiments.train.devices import MEMORY, take_memory
+from lowcomm_jax import compression
 from lowcomm_jax.aot.kernels import OTHER
 from lowcomm_jax.compat import is_gpu
 
@@ -257,6 +259,7 @@ def main(argv: Sequence[str]) -> int:
     options.whole("repeats", 3, "timed runs of each figure")
     options.text("json", "gpu.json", "file of all figures")
     options.text("stages", ",".join(STAGES), "what to measure, in this order")
+    options.text("codecs", "", "names, separated by commas (default: some of each kind)")
     values = options.values
     problems = flag_problems("bench gpu", argv, values, __doc__)
     for name in ("seconds", "repeats"):
@@ -264,6 +267,9 @@ def main(argv: Sequence[str]) -> int:
             problems.append(f"--{name}={values[name].value}: at least 1 is needed")
     stages = list(filter(None, values.stages.split(",")))
     problems += [f"--stages: no {s!r}{closest(s, list(STAGES))}" for s in stages if s not in STAGES]
+    codecs = tuple(filter(None, values.codecs.split(",")))
+    for name in codecs:
+        problems += problems_of(lambda name=name: compression.make(name), "--codecs: ")[1]
     refuse_any(problems, "bench gpu")
     take_memory()
     on_card = jax.default_backend() != "cpu"
@@ -275,7 +281,10 @@ def main(argv: Sequence[str]) -> int:
     say(
         console, ", ".join(f"{k}: {v}" for k, v in record.header.items() if v not in (None, "", {}))
     )
-    bench = Bench(ON_CARDS if on_card else ON_PROCESSORS, values.repeats)
+    measured = ON_CARDS if on_card else ON_PROCESSORS
+    if codecs:
+        measured = dataclasses.replace(measured, codecs=codecs)
+    bench = Bench(measured, values.repeats)
     run(bench, stages, values.seconds, record, console)
     say(console, *(f"{name}: {why}" for name, why in (record.left_out | record.failed).items()))
     say(console, f"all figures: {values.json}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -85,7 +86,8 @@ def read(config: Mapping[str, Any]) -> PlanRequest:
     regions = 2 if network is None else max(2, network.size)
     methods: tuple[PlanMethod, ...] = ()
     if "methods" in fields:
-        methods = _methods(fields["methods"], layers, regions, found)
+        stacked = () if model is None else model.shapes.stacked
+        methods = _methods(fields["methods"], layers, regions, stacked, found)
     refuse("plan config", found + wrong_mesh)
     return PlanRequest(fields, _workload(fields, model, network), methods, model)
 
@@ -138,7 +140,9 @@ def _number_violations(fields: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _methods(spec: Any, layers: int, regions: int, found: list[str]) -> tuple[PlanMethod, ...]:
+def _methods(
+    spec: Any, layers: int, regions: int, stacked: tuple[str, ...], found: list[str]
+) -> tuple[PlanMethod, ...]:
     """Read the rows, names -> fields."""
     if not isinstance(spec, Mapping):
         found.append(f"methods is {spec!r}: use {{name: {{preset: name, field: value}}}}")
@@ -150,9 +154,8 @@ def _methods(spec: Any, layers: int, regions: int, found: list[str]) -> tuple[Pl
         if not isinstance(row, Mapping):
             found.append(f"methods.{name} is {row!r}: use {{preset: name, field: value}}")
             continue
-        method = collect(
-            found, f"methods.{name}: ", lambda n=name, r=row: plan_method(n, r, regions, _own)
-        )
+        make = functools.partial(plan_method, name, row, regions, _own, stacked)
+        method = collect(found, f"methods.{name}: ", make)
         if method is not None:
             methods.append(method)
             found += method.violations(layers, regions)

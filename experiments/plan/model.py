@@ -77,11 +77,14 @@ def _decoder(spec: Mapping[str, Any], seq_len: int) -> PlanModel:
 
 
 def _own(spec: Mapping[str, Any], seq_len: int, mesh: Any) -> PlanModel:
-    """A model of one's own, as its `init` and `specs` describe it, in as many layers as arrays."""
+    """A model of one's own, as its `init`, `specs` and `stacked` describe it.
+
+    Without a stack of layers it has as many layers as arrays.
+    """
     import jax
 
     from experiments.train.model import build, described
-    from lowcomm_jax.models.protocol import abstract_params, flops_per_token
+    from lowcomm_jax.models.protocol import abstract_params, flops_per_token, stacked_prefixes
     from lowcomm_jax.params.fragments import path_name
     from lowcomm_jax.params.sharding import fsdp_specs
 
@@ -96,5 +99,6 @@ def _own(spec: Mapping[str, Any], seq_len: int, mesh: Any) -> PlanModel:
     else:
         cut = fsdp_specs(axes.get("fsdp", 1))  # the engine's own layout
         specs = jax.tree.map_with_path(lambda path, leaf: cut(path_name(path), leaf), abstract)
-    shapes = Shapes(abstract, specs, len(jax.tree.leaves(abstract)))
+    arrays = len(jax.tree.leaves(abstract))
+    shapes = Shapes.of(abstract, specs, stacked_prefixes(model), otherwise=arrays)
     return PlanModel(shapes, spec, flops_per_token(model, seq_len))

@@ -20,6 +20,7 @@ from experiments.cli import closest, has_config, problems_of
 from experiments.train import parts
 from experiments.train.parts import METHOD, OWN, PARTS
 from lowcomm_jax import landing, methods
+from lowcomm_jax.params.fragments import is_stacked
 
 DERIVED = "stacked"  # a factory's keyword that the model gives, not the config
 
@@ -71,8 +72,8 @@ def _with_defaults(key: str, value: Any) -> Any:
         return value
     own = key in PARTS and OWN in str(value.get("name"))
     makes = parts.takes_settings(key, value) if own or key in ("adaptive", "outer") else None
-    if makes is None:
-        return value  # reported by `make_method`
+    if not callable(makes):
+        return value  # a codec with its settings; or what `make_method` reports
     types, filled = typing.get_type_hints(makes), dict(value)
     for name, parameter in inspect.signature(makes).parameters.items():
         if name in value or parameter.default is inspect.Parameter.empty:
@@ -157,7 +158,7 @@ def _argument(
         return made, problems
     if key == "taylor" and isinstance(value, Mapping):
         # Rows of a layer stack are tensors of their own, as if the layers were unrolled.
-        axes = {"batch_axes": lambda name: int(name.startswith(stacked))} if stacked else {}
+        axes = {"batch_axes": lambda name: int(is_stacked(name, stacked))} if stacked else {}
         make = functools.partial(landing.taylor_delay_correction, **{**axes, **value})
         return problems_of(make, "method.taylor: ")
     return (tuple(value) if isinstance(value, list) else value), []

@@ -2,9 +2,10 @@
 
 The names of the package stand in `NAMES` of the room that has the part. `PARTS` has a row a part,
 and `METHOD` is the row of the method itself. A value is a name, or a mapping of `name` and
-settings: `codec={"name": "my_module:my_codec", "bits": 3}`. `build` makes the part or lists what is
-wrong with it: no such module or function, an unknown setting, or a result of the wrong type. `put`
-gives a part to a method whose factory does not take it.
+settings: `codec={"name": "my_module:my_codec", "bits": 3}`. A codec of leaves may also be named
+itself, or its class (`compression.registry`). `build` makes the part or lists what is wrong with
+it: no such module or function, an unknown setting, or a result of the wrong type. `put` gives a
+part to a method whose factory does not take it.
 """
 
 from __future__ import annotations
@@ -140,13 +141,19 @@ def inner_config(section: Mapping[str, Any]) -> tuple[InnerConfig | None, list[s
 def find(part: PartKind, name: str, label: str) -> Callable[..., Any] | None:
     """The function that makes a part, by name or by `module:function`; None = unknown.
 
+    Of codecs it may also be what `registry.make` takes the name of.
+
     Args:
       label: the field that names it, for the error.
 
     Raises:
       ValueError: there is no such module, it cannot be imported, or has no such function.
     """
-    return named_function(name, label) if OWN in str(name) else part.known.get(name)
+    if OWN not in str(name):
+        return part.known.get(name)
+    if part is PARTS["codec"]:
+        return named_function(name, label, lambda it: callable(it) or registry.of_leaves(it))
+    return named_function(name, label)
 
 
 def part_of(key: str) -> PartKind | None:
@@ -180,12 +187,14 @@ def build(
         return None, [f"{label} is a {type(value).__name__}, which no config.json holds: {fix}"]
     settings = {"name": value} if isinstance(value, str) else dict(value)
     name = settings.pop("name", None)
+    make = functools.partial(registry.make, value, stacked=tuple(stacked), seed=seed)
     if codec and OWN not in str(name):
-        make = functools.partial(registry.make, value, stacked=tuple(stacked), seed=seed)
         return problems_of(make, f"{label}={value!r}: ")
     maker, problems = problems_of(lambda: find(part, name, f"{label}.name"))
     if problems:
         return None, problems
+    if codec and registry.of_leaves(maker):
+        return problems_of(make, f"{label}={value!r}: ")
     if maker is None:
         hint = closest(str(name), list(part.known))
         return None, [f"{label}.name={name!r} is unknown{hint}; your own: module:function"]

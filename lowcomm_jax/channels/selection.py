@@ -2,8 +2,8 @@ r"""Which entries of a leaf travel in one exchange of a channel, chosen by a see
 
 A leaf of N entries is cut into strata of g = round(1 / p) consecutive entries, and of each stratum
 one entry travels. Their number ceil(N / g) is therefore constant, and shapes are static. Every
-region computes the same indices, so that none travels. A rule says which entry of its stratum it
-is:
+region computes the same indices, so that none travels. Bands of a leaf of more than 2^31 entries
+are as leaves of their own (`exchange.entries`). A rule says which entry of its stratum it is:
 
 =============  ==================================================  =============================
 rule           entry of a stratum in exchange k = 0, 1, ...        an entry travels
@@ -32,8 +32,6 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-
-LARGEST = 2**31 - 1  # indices are int32
 
 
 @dataclasses.dataclass(frozen=True)

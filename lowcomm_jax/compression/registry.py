@@ -19,18 +19,17 @@ from lowcomm_jax.compression.units import UnitCodec
 from lowcomm_jax.refused import is_unknown, refuse
 
 LeafOrUnit = UnitCodec | LeafCodec
-NESTED = ("values", "factors", "dense")
 
 
 class Named(NamedTuple):
     """What a name stands for.
 
     Attributes:
-      codec: with the settings of the name.
+      codec: with the settings of the name; or a class of one's own, of which settings make one.
       decay: of the error feedback that belongs to the name, or None.
     """
 
-    codec: LeafOrUnit
+    codec: LeafOrUnit | type[LeafOrUnit]
     decay: float | None
 
 
@@ -55,7 +54,7 @@ def make_leaf(spec: str | LeafOrUnit, **settings: Any) -> LeafOrUnit:
     """One leaf's codec by name; fields that hold codecs take names as well.
 
     Raises:
-      ValueError: unknown name or settings.
+      ValueError: unknown name or settings, or a codec of one's own whose unit is none.
 
     >>> make_leaf("topk", k=8, values="int4").name
     'topk8_int4'
@@ -64,8 +63,20 @@ def make_leaf(spec: str | LeafOrUnit, **settings: Any) -> LeafOrUnit:
         return spec
     problems = _unknown(spec, settings)
     refuse("codec", problems)
-    nested = {k: _inside(v) for k, v in settings.items() if k in NESTED}
-    return dataclasses.replace(_named(spec).codec, **{**settings, **nested})
+    codec = _named(spec).codec
+    holds = (k for k in settings if isinstance(getattr(codec, k, None), LeafOrUnit))
+    settings |= {k: _inside(settings[k]) for k in holds}
+    if isinstance(codec, type):
+        try:
+            made = codec(**settings)
+        except TypeError as error:  # it lacks a function that every codec has
+            raise ValueError(f"codec {spec!r}: {error}") from error
+    else:
+        made = dataclasses.replace(codec, **settings)
+    if isinstance(made, UnitCodec) and not isinstance(made.unit, Unit):
+        unit = made.unit
+        raise ValueError(f"codec {spec!r}: its unit is {unit!r}: give a compression.grid.Unit")
+    return made
 
 
 def _inside(spec: str | LeafOrUnit) -> LeafOrUnit:
@@ -143,36 +154,44 @@ def _unknown(name: str, settings: Mapping[str, Any]) -> list[str]:
         return [str(error)]
     if found is None:
         return [f"{name!r} {is_unknown(name, known(), 'choose one of')}"]
-    free = [field.name for field in dataclasses.fields(found.codec)]
+    fields = dataclasses.fields(found.codec)
+    free = [field.name for field in fields if field.init]
     wrong = [k for k in settings if k not in free]
-    return [f"{name} has no setting {k!r}: choose from {', '.join(free) or 'none'}" for k in wrong]
+    lines = [f"{name} has no setting {k!r}: choose from {', '.join(free) or 'none'}" for k in wrong]
+    if isinstance(found.codec, type):
+        needed = [field.name for field in fields if field.init and not _has_default(field)]
+        missing = [k for k in needed if k not in settings]
+        lines += [f"{name} needs its setting {k!r}: give it, or a default" for k in missing]
+    return lines
+
+
+def _has_default(field: dataclasses.Field) -> bool:
+    missing = dataclasses.MISSING
+    return field.default is not missing or field.default_factory is not missing
 
 
 def _named(name: str) -> Named | None:
-    """What a name stands for, or `module:NAME`, a codec of leaves or its class; None = unknown.
+    """What a name stands for; None = unknown.
 
     Raises:
       ValueError: there is no such module, it has no such name, or that is no codec.
     """
-    module, own, attribute = name.partition(":")
-    if not own:
+    module, separator, attribute = name.partition(":")
+    if not separator:
         return known().get(name)
     try:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"codec {name!r}: {error}; name a codec of a module") from error
     kind = found if isinstance(found, type) else type(found)
-    if not issubclass(kind, LeafOrUnit) or not dataclasses.is_dataclass(kind):
+    if not of_leaves(found) or not dataclasses.is_dataclass(kind):
         what = "name a UnitCodec, or a LeafCodec, that is a frozen dataclass"
         raise ValueError(f"codec {name!r}: it is a {kind.__name__}; {what}")
     if not kind.__dataclass_params__.frozen:
         raise ValueError(f"codec {name!r}: make its dataclass a frozen one")
-    try:
-        codec = found() if isinstance(found, type) else found
-    except TypeError as error:
-        raise ValueError(f"codec {name!r}: {error}; give its settings defaults") from error
-    if isinstance(codec, UnitCodec) and not isinstance(codec.unit, Unit):
-        raise ValueError(
-            f"codec {name!r}: its unit is {codec.unit!r}: give a compression.grid.Unit"
-        )
-    return Named(codec, None)
+    return Named(found, None)
+
+
+def of_leaves(found: Any) -> bool:
+    """Whether what a module has under a name is a codec of leaves, or the class of one."""
+    return issubclass(found if isinstance(found, type) else type(found), LeafOrUnit)

@@ -41,6 +41,17 @@ def is_stacked(name: str, stacked: Sequence[str]) -> bool:
     return any(name == s or name.startswith(f"{s}/") for s in stacked)
 
 
+def layer_stacks(stacked: Sequence[str]) -> tuple[str, ...]:
+    """Those of the path prefixes of which a row is taken for a layer of the model: top-level ones.
+
+    Others are inside of something, as a layer's experts are.
+
+    >>> layer_stacks(["blocks", "block1/experts"])
+    ('blocks',)
+    """
+    return tuple(prefix for prefix in stacked if "/" not in prefix)
+
+
 @dataclasses.dataclass(frozen=True)
 class Piece:
     """Part of a fragment: leaf `name`, whole (`rows` is None) or some rows of its leading axis."""

@@ -23,6 +23,7 @@ from lowcomm_jax.history import Event
 from lowcomm_jax.mesh.regions import make_mesh
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.network.links import Network
+from lowcomm_jax.params.fragments import is_stacked, layer_stacks
 from lowcomm_jax.params.layout import make_layout
 from lowcomm_jax.state.train_state import TrainState
 from lowcomm_jax.sync.initial_state import abstract_state
@@ -145,7 +146,7 @@ def play(
 
     Args:
       params: shapes of the user's parameters.
-      stacked: see `Engine`; rows of these leaves are the layers.
+      stacked: see `Engine`; rows of a stack of layers (`layer_stacks`) are the layers.
       scenario: what a run would measure; None = its defaults.
       network: for schedules that it settles (`Schedule.needs_network`).
       inner: the optimizer; None = one with the state of Adam.
@@ -345,16 +346,16 @@ def _even(shares: Sequence[dict[int, float]]) -> dict[int, float]:
 
 
 def _layers(loop: EventLoop, p: int, stacked: Sequence[str]) -> dict[int, float]:
-    """{layer: its share of fragment p}. Rows of stacked leaves are layers.
+    """{layer: its share of fragment p}. Rows of a stack of layers are layers (`layer_stacks`).
 
     Other leaves count as the first layer's: their gradients are done last, and they are needed
     first, so that no plan hides more than a run.
     """
-    cut, found = loop.fragments, {}
+    cut, found, layered = loop.fragments, {}, layer_stacks(stacked)
     for piece in cut.parts[p]:
         shape = cut.shapes[piece.name].shape
         size, rows = float(np.prod(shape)), (0,)
-        if any(piece.name == s or piece.name.startswith(f"{s}/") for s in stacked):
+        if is_stacked(piece.name, layered):
             size, rows = size / shape[0], piece.rows or range(shape[0])
         for row in rows:
             found[row] = found.get(row, 0.0) + size / cut.numel(p)

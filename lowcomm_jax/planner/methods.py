@@ -5,8 +5,9 @@ A row holds the method itself: what it sends and keeps, and when, comes from a d
 """
 
 import dataclasses
+import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +28,7 @@ from lowcomm_jax.planner.expected_loss import (
 )
 from lowcomm_jax.refused import Refused, collect, is_unknown, refuse, whole
 
-AUTO, STACKED = "auto", ("blocks",)
+AUTO = "auto"
 DATA_PARALLEL, DILOCO = "data_parallel", "diloco"
 SPARSE, COSINE = "topk_2bit", "dct_topk"
 
@@ -199,14 +200,17 @@ def planned(
     name: str,
     regions: int = 2,
     factory: Callable[..., methods.Method] | None = None,
+    stacked: Sequence[str] = ("blocks",),
     **settings: Any,
 ) -> PlanMethod:
     """The row of a method of `lowcomm_jax.methods`, or of `allreduce`, as published.
 
     Args:
         factory: of a method of your own, in the place of the one of this name.
+        stacked: path prefixes of the model's leaves with a leading axis of layers or experts, whose
+            rows codecs code one by one; by default those of a decoder.
         settings: keywords of the factory that differ; `overlap="auto"` takes as many steps as hide
-            a fragment's transfer, and `margin` more. A codec by name codes layers one by one.
+            a fragment's transfer, and `margin` more.
 
     Raises:
         ValueError: a setting that the factory refuses.
@@ -219,13 +223,15 @@ def planned(
     needed = {k: usual[k] for k, x in takes.items() if x.default is x.empty and k in usual}
     keywords = {**needed, **published, **settings}
     given = {**keywords, "overlap": 0} if keywords.get("overlap") == AUTO else keywords
-    codec = given.get("codec", takes["codec"].default if "codec" in takes else None)
-    if codec == "fp32":
-        given = {**given, "codec": None}
-    elif isinstance(codec, str):
-        given = {**given, "codec": {"name": codec, "stacked": STACKED}}
+    for part in ("codec", "global_codec"):
+        codec = given.get(part, takes[part].default if part in takes else None)
+        if codec == "fp32":
+            given = {**given, part: None}
+        elif isinstance(codec, str | Mapping):
+            spec = {"name": codec} if isinstance(codec, str) else codec
+            given = {**given, part: {"stacked": tuple(stacked), **spec}}
     if "stacked" in takes:
-        given = {**given, "stacked": STACKED}
+        given = {"stacked": tuple(stacked), **given}
     made, inner = factory(**given), INNER.get(name)
     return PlanMethod(name, made, LAWS.get(name), inner=inner, preset=name, settings=keywords)
 
@@ -238,6 +244,7 @@ def plan_method(
     spec: Mapping[str, Any],
     regions: int = 2,
     own: Callable[[str], Callable[..., methods.Method]] | None = None,
+    stacked: Sequence[str] = ("blocks",),
 ) -> PlanMethod:
     """Build a row from its fields, {"preset": a method, keyword: value, ...}.
 
@@ -247,6 +254,7 @@ def plan_method(
         name: of the row.
         spec: its fields.
         own: finds the factory of a preset `module:function`; None = there are no such presets.
+        stacked: see `planned`.
 
     Raises:
         Refused: an unknown preset or keyword, or a value that the factory refuses.
@@ -269,7 +277,8 @@ def plan_method(
     automatic = settings.get("overlap") == AUTO
     if "margin" in spec and not automatic:
         found.append(f"margin needs overlap={AUTO!r}: leave it out")
-    row = None if found else collect(found, "", lambda: planned(base, regions, factory, **settings))
+    make = functools.partial(planned, base, regions, factory, **{"stacked": stacked, **settings})
+    row = None if found else collect(found, "", make)
     refuse(f"method {name!r}", found)
     margin = spec.get("margin", 0) if automatic else None
     return dataclasses.replace(row, name=name, margin=margin, stalls=spec.get("stalls", False))

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax
 import numpy as np
 
 from lowcomm_jax.methods.base import Method
@@ -25,7 +24,6 @@ from lowcomm_jax.network.collectives import (
     sync_seconds,
 )
 from lowcomm_jax.network.links import Network
-from lowcomm_jax.params.fragments import path_name
 from lowcomm_jax.planner.dag import TARGETS, smallest_bandwidth, utilisation
 from lowcomm_jax.planner.dry_run import Played, Scenario, Sent, play
 from lowcomm_jax.planner.expected_loss import SOURCE, domain_reasons, law
@@ -80,13 +78,11 @@ class Workload:
         Args:
             params: shapes of its parameters, such as `jax.eval_shape(model.init, rng)`.
             network, tokens, tokens_per_step, others: see the class.
-            stacked: names of top-level entries whose leaves have a leading layer axis; without any
-                the model has one layer, so that nothing hides within a step.
+            stacked: path prefixes of leaves with a leading axis of layers or experts; without a
+                stack of layers the model has one, so that nothing hides within a step.
             specs: pytree of PartitionSpec inside a region; None = whole on every device.
         """
-        leaves = jax.tree_util.tree_leaves_with_path(params)
-        rows = [x.shape[0] for path, x in leaves if path_name(path).partition("/")[0] in stacked]
-        model = Shapes(params, specs, max(rows, default=1), tuple(stacked))
+        model = Shapes.of(params, specs, stacked)
         return cls(model, tokens, tokens_per_step, network, **others)
 
     @property
@@ -197,7 +193,7 @@ def plan(work: Workload, methods: Sequence[PlanMethod] | Mapping[str, Method]) -
     runs = [_derived(method, work) for method in methods]
     found = [line for run in runs for line in _overlap_violations(*run, work)]
     refuse("cannot be planned", found)
-    baseline = planned("allreduce")
+    baseline = planned("allreduce", stacked=work.model.stacked)
     slow = float(utilisation_curve(dry_run(baseline, work), work, np.ones(1))[0])
     return [_row(*run, work, slow) for run in runs]
 

@@ -7,16 +7,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lowcomm_jax import methods
+from lowcomm_jax import compression, methods
 from lowcomm_jax.planner.dry_run import Played
-from lowcomm_jax.planner.methods import DILOCO, STACKED, PlanMethod
+from lowcomm_jax.planner.expected_loss import CODECS
+from lowcomm_jax.planner.methods import DILOCO, PlanMethod
 from lowcomm_jax.planner.plan import Workload, dry_run, never_catches_up, utilisation_curve
 from lowcomm_jax.refused import not_negative, refuse
 
 PERIODS = (10, 30, 50, 100, 200, 500)
 FRAGMENTS = (1, 4, 16)
 TAUS = (0, 1, 5, 10)
-SEARCHED_CODECS = ("fp32", "bf16", "int8", "int4")
+# Those with a published penalty that have the same name here.
+SEARCHED_CODECS = tuple(name for name in CODECS if name in compression.names())
 # Utilisations this close count as equal: the smaller penalty, then fewer bytes, decides.
 NEAR = 0.005
 
@@ -74,7 +76,7 @@ def search(
             progress(name, done, len(cuts))
         played = None
         for codec in SEARCHED_CODECS:
-            row = _setting(name, period, fragments, tau, codec)
+            row = _setting(name, period, fragments, tau, codec, work.model.stacked)
             nats = row.penalty().nats
             if nats is None or nats > bound_nats:
                 left_out += 1
@@ -98,9 +100,11 @@ def search(
     return best, tried, left_out
 
 
-def _setting(name: str, period: int, fragments: int, tau: int, codec: str) -> PlanMethod:
+def _setting(
+    name: str, period: int, fragments: int, tau: int, codec: str, stacked: tuple[str, ...]
+) -> PlanMethod:
     """Streaming DiLoCo with this setting, without its outer and landing rule: no byte is theirs."""
-    wire = None if codec == "fp32" else {"name": codec, "stacked": STACKED}
+    wire = None if codec == "fp32" else {"name": codec, "stacked": stacked}
     average = methods.local_sgd(period).outer
     method = methods.streaming_diloco(period, fragments, tau, 0.0, outer=average, codec=wire)
     return PlanMethod(f"{name} {codec}", method, DILOCO)

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ import jax
 
 from lowcomm_jax.mesh.regions import axis_names
 from lowcomm_jax.mesh.stages import STAGE
-from lowcomm_jax.params.fragments import path_name
+from lowcomm_jax.params.fragments import is_stacked, layer_stacks, path_name
 
 if TYPE_CHECKING:
     from lowcomm_jax.models import TransformerConfig
@@ -26,7 +26,7 @@ class Shapes:
         specs: a `PartitionSpec` inside a region for each leaf; missing trailing dimensions are not
             cut. None = every leaf is whole on every device.
         layers: steps the model is cut into for overlap.
-        stacked: names of top-level entries whose leaves have a leading layer axis.
+        stacked: path prefixes of leaves with a leading axis of layers or experts.
         width, vocab: for the activation estimate; 0 = unknown.
 
     Raises:
@@ -47,6 +47,21 @@ class Shapes:
                 "leaf"
             )
 
+    @classmethod
+    def of(
+        cls, tree: Any, specs: Any = None, stacked: Sequence[str] = (), otherwise: int = 1
+    ) -> "Shapes":
+        """A model of which nothing else is known; its layers are the rows of stacks of layers.
+
+        Args:
+            tree, specs, stacked: see the class.
+            otherwise: layers of a model without such a stack.
+        """
+        leaves = jax.tree_util.tree_leaves_with_path(tree)
+        layered = layer_stacks(stacked)
+        rows = [x.shape[0] for path, x in leaves if is_stacked(path_name(path), layered)]
+        return cls(tree, specs, max(rows, default=otherwise), tuple(stacked))
+
     @property
     def _flat_specs(self) -> tuple[list, Any]:
         return jax.tree.flatten(
@@ -62,8 +77,9 @@ class Shapes:
         """Count the elements that one device holds.
 
         As `models.pipeline.layout` does it, every one of S stages holds ceil(L / S) rows of a
-        stacked leaf, those missing at the end filled up. It holds its part of what is outside the
-        layers, or the whole where the spec does not name "stage". This is assumed of every model.
+        stack of layers (`layer_stacks`), those missing at the end filled up. It holds its part of
+        what is outside the layers, or the whole where the spec does not name "stage". This is
+        assumed of every model.
         Dimensions that do not divide are padded up, as XLA does.
 
         Args:
@@ -72,10 +88,10 @@ class Shapes:
         """
         leaves = jax.tree_util.tree_leaves_with_path(self.tree)
         specs = [()] * len(leaves) if self.specs is None else self._flat_specs[0]
-        total = 0
+        total, layered = 0, layer_stacks(self.stacked)
         for (path, leaf), spec in zip(leaves, specs, strict=True):
             rows, shape, axes = 1, leaf.shape, tuple(spec)
-            if path_name(path).partition("/")[0] in self.stacked:
+            if is_stacked(path_name(path), layered):
                 rows, shape, axes = -(-shape[0] // mesh.get(STAGE, 1)), shape[1:], axes[1:]
             total += rows * _shard_size(shape, axes, mesh)
         return total

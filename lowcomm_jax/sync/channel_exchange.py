@@ -16,6 +16,7 @@ exchange it beside the step.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import zlib
 from collections.abc import Callable, Sequence
@@ -28,10 +29,9 @@ import optax
 from jax.sharding import PartitionSpec as P
 
 from lowcomm_jax.channels import Channel
-from lowcomm_jax.channels.selection import LARGEST
 from lowcomm_jax.channels.source import Leaves, Source
 from lowcomm_jax.exchange import MeshExchange
-from lowcomm_jax.exchange.entries import put_entries, take_entries
+from lowcomm_jax.exchange.entries import LARGEST, bands, put_entries, take_entries
 from lowcomm_jax.exchange.mesh import without_lead
 from lowcomm_jax.mesh.regions import REGION, Regions
 from lowcomm_jax.state.channel_flights import ChannelFlights, Kept
@@ -78,35 +78,56 @@ class ChannelExchange:
         """One region's values before the codec, fp32."""
         if self.whole:
             return {k: jax.ShapeDtypeStruct(x.shape, np.float32) for k, x in self.shapes.items()}
-        count = sum(self.channel.selection.count(size) for size in self._sizes)
-        return {VALUES: jax.ShapeDtypeStruct((count,), np.float32)}
+        return {VALUES: jax.ShapeDtypeStruct((sum(self._counts),), np.float32)}
+
+    @functools.cached_property
+    def _sizes(self) -> dict[str, list[int]]:
+        """Entries of each band of each leaf."""
+        return {
+            name: [rows * math.prod(x.shape[1:]) for _, rows in bands(x.shape)]
+            for name, x in self.shapes.items()
+        }
 
     @property
-    def _sizes(self) -> list[int]:
-        return [math.prod(x.shape) for x in self.shapes.values()]
+    def _counts(self) -> list[int]:
+        """Selected entries of each band, leaf after leaf."""
+        return [self.channel.selection.count(size) for size in self._all_sizes]
+
+    @property
+    def _all_sizes(self) -> list[int]:
+        return [size for sizes in self._sizes.values() for size in sizes]
 
     def violations(self) -> list[str]:
-        """Leaves too large for int32 indices, one line with its fix each."""
-        return [
-            f"channel {self.channel.name}: {name!r} has {size} entries, at most {LARGEST} can be"
-            " chosen from: cut the leaf, or select everything"
-            for (name, _), size in zip(self.shapes.items(), self._sizes)
-            if size > LARGEST and not self.whole
+        """Sizes and counts too large for int32 indices, one line with its fix each."""
+        if self.whole:
+            return []
+        name = f"channel {self.channel.name}"
+        found = [
+            f"{name}: a row of {leaf!r} has {math.prod(self.shapes[leaf].shape[1:])} entries, at "
+            f"most {LARGEST} can be chosen from: cut the leaf, or select everything"
+            for leaf, sizes in self._sizes.items()
+            if not sizes
         ]
+        if (count := sum(self._counts)) > LARGEST:
+            found.append(
+                f"{name}: {count} entries would travel together, at most {LARGEST} can: give a "
+                "smaller share, or select everything"
+            )
+        return found
 
     # -- which entries ----------------------------------------------------------------------------
 
     def indices(self, number: jax.Array) -> Sequence[jax.Array]:
-        """The selected entries of each leaf in exchange `number`; the same in all regions.
+        """The selected entries of each band in exchange `number`; the same in all regions.
 
         () where leaves travel as they are.
         """
         return () if self.whole else self.regions.everywhere(self._drawn)(number)
 
     def _drawn(self, number: jax.Array) -> Sequence[jax.Array]:
-        salt = zlib.crc32(self.channel.name.encode()) & LARGEST
+        salt = zlib.crc32(self.channel.name.encode()) & (2**31 - 1)
         key = jax.random.fold_in(jax.random.key(self.seed), salt)
-        return self.channel.selection.indices(key, number, self._sizes)
+        return self.channel.selection.indices(key, number, self._all_sizes)
 
     def _fillable(self, kept: Kept | None, number: jax.Array) -> jax.Array | None:
         """Places of exchange `number` whose entry is not under way, bool `[R, N]`.
@@ -125,11 +146,12 @@ class ChannelExchange:
             drawn = self._drawn(number)
 
             def in_one(earlier):
-                stands, there = [], []
-                for at, index, other in zip(self._segments().values(), drawn, self._drawn(earlier)):
+                stands, there, start = [], [], 0
+                for index, other in zip(drawn, self._drawn(earlier)):
                     place = jnp.minimum(jnp.searchsorted(other, index), other.shape[0] - 1)
-                    stands.append(at.start + place)
+                    stands.append(start + place)
                     there.append(other[place] == index)
+                    start += other.shape[0]
                 return jnp.concatenate(stands), jnp.concatenate(there)
 
             return jax.vmap(in_one)(earlier_S)
@@ -188,13 +210,15 @@ class ChannelExchange:
 
     def _in_order(self, leaves, indices) -> tuple[list, Sequence, list]:
         """Leaves, their indices and specs in the source's order."""
-        by_name = leaves, dict(zip(self.shapes, indices)), self.specs
-        leaves, indices, specs = ([given[k] for k in self._order(leaves)] for given in by_name)
-        return leaves, indices, specs
+        names, rest = self._order(leaves), iter(indices)
+        of_leaf = {name: [next(rest) for _ in sizes] for name, sizes in self._sizes.items()}
+        indices = [index for name in names for index in of_leaf[name]]
+        return [leaves[k] for k in names], indices, [self.specs[k] for k in names]
 
     def _segments(self) -> dict[str, slice]:
         """Where the values of each leaf stand among those of all."""
-        ends = np.cumsum([self.channel.selection.count(size) for size in self._sizes]).tolist()
+        count = self.channel.selection.count
+        ends = np.cumsum([sum(map(count, x)) for x in self._sizes.values()]).tolist()
         return {k: slice(start, end) for k, start, end in zip(self.shapes, [0, *ends], ends)}
 
     def _places(self, leaves) -> np.ndarray:

@@ -135,6 +135,16 @@ def test_bytes_are_those_of_the_real_codecs():
     assert 4 * large.size / a_period(planned("muloco"), large)[0] == pytest.approx(8.0, abs=0.01)
 
 
+def test_leaves_of_more_than_2_to_the_31_entries_are_chosen_from():
+    """Of strata of 200 consecutive entries of each band one entry travels, as fp32."""
+    model = decoder_shapes(PRESETS["qwen_107b"])
+    sizes = [math.prod(x.shape) for x in jax.tree.leaves(model.tree)]
+    assert max(sizes) > 2**31
+    played = play(M.sparta(0.005), model.tree, 2, stacked=model.stacked)
+    least = 4 * sum(sizes) / 200
+    assert {least <= sent.nbytes <= least + 4 * 200 for sent in played.sends} == {True}
+
+
 def test_shares_are_those_of_the_real_fragments():
     """Embedding, head and norms are dealt to fragments, too: not an eighth each."""
     for name, share in (("scaling_1_3b", 0.171), ("qwen_107b", 0.137)):

@@ -38,6 +38,12 @@ def test_shards_and_stages_are_exact():
     assert model.held({}) == model.size == 60 + 7 + 36 + 180
     assert model.held(mesh) == 3 * 3 + 7 + 2 * 4 + 3 * (3 * 6)
     assert model.held({**mesh, "stage": 2}) == 3 * 3 + 7 + 2 * 4 + 2 * (3 * 6)
+    # Experts of two layers, which a mesh axis cuts, are no layers.
+    tree = {f"block{i}": {"experts": leaf(8, 4, 6)} for i in range(2)}
+    prefixes = tuple(f"{name}/experts" for name in tree)
+    cut = jax.tree.map(lambda _: P("tensor", "fsdp"), tree)
+    assert Shapes.of(tree, cut, prefixes, otherwise=5).layers == 5
+    assert Shapes.of(tree, cut, prefixes).held(mesh) == 2 * (4 * 1 * 6)
     whole = MemoryPlan({"master": 96, "momentum": 48}, {"payload": 100, "more": 50})
     assert whole.state_total == 144 and whole.estimate_total == 150
 

@@ -145,9 +145,14 @@ def test_a_row_is_read_off_the_method(name):
     assert row.eager == (name == "eager_diloco")
 
 
-@pytest.mark.parametrize("codec", ["int4", "own_parts:RowSign"])
+@pytest.mark.parametrize("codec", ["int4", "own_parts:RowSign", "own_parts:SIGNS"])
 def test_a_codec_by_name_codes_layers_one_by_one(codec):
     assert planned("diloco", codec=codec).method.codec.stacked == ("blocks",)
+    experts = ("block1/experts",)
+    mapping = {"name": codec, "error_feedback": 0.5}
+    for name, given in (("diloco", codec), ("sparseloco", mapping), ("halos", mapping)):
+        method = planned(name, stacked=experts, codec=given).method
+        assert getattr(method.codec, "codec", method.codec).stacked == experts
 
 
 STEP = {"parameters": 4.0, "inner optimizer": 8.0, "gradients": 4.0}

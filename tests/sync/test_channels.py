@@ -17,9 +17,11 @@ import lowcomm_jax as lc
 from lowcomm_jax import compression
 from lowcomm_jax.channels import Channel, Everything, Sampled
 from lowcomm_jax.checkpoint import Checkpoints
+from lowcomm_jax.exchange import entries
 from lowcomm_jax.methods import Method
 from lowcomm_jax.network import replay, uniform
 from lowcomm_jax.optimizers import InnerConfig, make_optimizer
+from lowcomm_jax.planner.dry_run import play
 from lowcomm_jax.recovery.rejoin import rejoin_regions
 from lowcomm_jax.schedule import Never, Staggered
 from lowcomm_jax.state.leaves import state_leaves
@@ -194,15 +196,56 @@ def test_leaves_whose_names_are_not_in_the_order_of_the_tree():
     }
     state = with_inner(state, params=jax.tree.map(jax.numpy.asarray, own))
     (one,) = engine.sync_loop(state).programs.channels.exchanges
-    entries = dict(zip(one.shapes, map(np.asarray, one.indices(np.int32(0)))))
-    assert list(entries) == ["a/x", "a-b"]
+    chosen = dict(zip(one.shapes, map(np.asarray, one.indices(np.int32(0)))))
+    assert list(chosen) == ["a/x", "a-b"]
     state, _ = engine.run(state, [np.zeros((2, 1), np.float32)] * 4)
-    for name, index in entries.items():
+    for name, index in chosen.items():
         before, index = own[name].reshape(2, -1), index[index < own[name][0].size]
         expected = before.copy()
         expected[:, index] = before[:, index].mean(axis=0)
         got = np.asarray(state.inner.params[name]).reshape(2, -1)
         np.testing.assert_allclose(got, expected, rtol=1e-6, err_msg=name)
+
+
+def drawn_together(params, delay, landing):
+    """What two regions come to whose entries are averaged at every step, by leaf."""
+    channel = Channel("x", delay=delay, selection=Sampled(0.5), landing=landing)
+    mesh = lc.make_mesh(devices=jax.devices()[:1])
+    engine = lc.Engine(
+        lambda p, batch, rng: sum(jnp.sum(x**2) for x in p.values()) * batch.mean(),
+        optax.sgd(0.1),
+        Method("m", Never(), None, channels=(channel,)),
+        2,
+        mesh=mesh,
+    )
+    batches = [np.full((2, 1), t, np.float32) * [[1], [2]] for t in range(1, 6)]
+    state, _ = engine.run(engine.init(params), batches)
+    return {k: np.asarray(x) for k, x in state.inner.params.items()}
+
+
+@pytest.mark.parametrize("delay, landing", [(0, None), (2, None), (3, lc.landing.replay())])
+def test_bands_of_a_large_leaf_are_as_leaves_of_their_own(delay, landing, monkeypatch):
+    """Of at most 10 entries: the leaf of 3 x 5 has a band of two rows, and one of the last row."""
+    x = np.random.default_rng(0).standard_normal((3, 5)).astype(np.float32)
+    apart = drawn_together({"x0": x[:2], "x1": x[2:], "y": x[0]}, delay, landing)
+    monkeypatch.setattr(entries, "LARGEST", 10)
+    found = drawn_together({"x": x, "y": x[0]}, delay, landing)
+    np.testing.assert_array_equal(found["x"], np.concatenate([apart["x0"], apart["x1"]], axis=1))
+    np.testing.assert_array_equal(found["y"], apart["y"])
+
+
+def test_rows_and_shares_that_no_index_reaches_are_refused():
+    def refused(p, **shapes):
+        method = lc.methods.sparta(p)
+        like = {k: jax.ShapeDtypeStruct(shape, jnp.float32) for k, shape in shapes.items()}
+        with pytest.raises(ValueError) as refusal:
+            play(method, like, 2)
+        return str(refusal.value)
+
+    long = refused(0.005, w=(2, 2**32))
+    assert f"a row of 'w' has {2**32} entries, at most {2**31 - 2**15} can be chosen" in long
+    many = refused(0.5, w=(2**10, 2**24))
+    assert f"{2**33} entries would travel together" in many and "a smaller share" in many
 
 
 # -- bytes and time -------------------------------------------------------------------------------

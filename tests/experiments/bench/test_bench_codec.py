@@ -23,6 +23,13 @@ def test_bytes_and_times_are_of_a_whole_round(measured):
     assert 0 < measured["int8"]["error_gaussian"] < 1 / 127
 
 
+def test_a_codec_of_ones_own_is_measured():
+    (row,) = bench_codec.main([*FLAGS, "--codecs=own_parts:SIGNS"])
+    assert row["bytes_per_value"] == 1 + 4 / SIZE
+    (low_rank,) = bench_codec.measure(["own_parts:FACTORS"], SIZE, 1, RANK)
+    assert low_rank["bytes_per_value"] == 4 * 2 * RANK / SIZE
+
+
 def shown(text):
     return {line.split()[0] for line in text.splitlines() if line.strip()}
 

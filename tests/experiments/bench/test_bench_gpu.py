@@ -83,6 +83,13 @@ def test_what_fails_is_named_and_the_rest_goes_on(measured, capsys):
     assert "codecs: bf15: " in capsys.readouterr().out
 
 
+def test_codecs_are_named_by_a_flag(measured):
+    code, found = measured("--stages=codecs", "--codecs=int8,own_parts:SIGNS")
+    assert code == 0
+    assert [row["codec"] for row in found["rows"]] == ["int8", "own_parts:SIGNS"]
+    assert found["rows"][1]["bytes_per_value"] == 1 + 4 / 64
+
+
 def test_what_would_not_end_in_time_is_left_out(measured, monkeypatch):
     figures = ("bytes_per_value", "encode_s", "decode_s", "copy_s")
 
@@ -120,6 +127,7 @@ def test_the_compiler_of_gpus_knows_the_levers():
         ("--repeats=0", "at least 1 is needed"),
         ("--seconds=0", "at least 1 is needed"),
         ("--stages=lever", "did you mean levers"),
+        ("--codecs=bf16,int5", "--codecs: 'int5' is unknown"),
         ("--json=/nowhere/gpu.json", "choose another file"),
     ],
 )

@@ -8,7 +8,11 @@ import pytest
 
 from experiments.plan.config import read
 from experiments.plan.model import read_model
+from experiments.train.methods import make_method
+from lowcomm_jax import compression
 from lowcomm_jax.models import PRESETS, build
+from lowcomm_jax.params.fragments import partition, path_name
+from lowcomm_jax.planner.plan import dry_run
 
 SIZES = {"layers": 2, "width": 8, "mlp_width": 32, "heads": 2, "kv_heads": 2, "head_dim": 4}
 SIZES |= {"vocab_size": 50, "mlp": "gelu"}
@@ -53,6 +57,57 @@ def test_a_preset_is_planned_leaf_by_leaf(name):
     assert model.shapes.held({}) == model.shapes.size
     assert config.layers * model.shapes.held({"stage": config.layers}) >= model.shapes.size
     assert model.decoder == PRESETS[name] and model.section == {"preset": name}
+
+
+MIXTURE = {"name": "examples.mixture_of_experts:Mixture", "vocab_size": 258}
+OF_ITS_OWN = ("sparseloco", "muloco", "pulseloco")  # have a codec without being given one
+
+
+def planned_mixture(rows):
+    two = {"regions": 2, "bandwidth_gbps": 1.0}  # of which payloads go whole
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        return read({**FINE, "model": MIXTURE, "network": two, "methods": rows})
+
+
+def sent(row, work):
+    """Bytes of each payload that leaves in the measured periods of a dry run."""
+    played = dry_run(row, work)
+    return [s.nbytes for s in played.sends if played.warm < s.step <= played.steps]
+
+
+def test_a_mixture_of_experts_is_planned_with_the_bytes_that_a_run_announces():
+    """Experts are matrices of their own: a plan knows of the stacks that a model names."""
+    rows = {name: {"preset": "diloco", "codec": name} for name in compression.names()}
+    rows |= {name: {"preset": name, "period": 100} for name in OF_ITS_OWN}
+    rows["rank"] = {"preset": "diloco", "codec": {"name": "low_rank_int4", "rank": 8}}
+    request = planned_mixture(rows)
+    shapes = request.work.model
+    assert shapes.stacked == ("block1/experts", "block3/experts")
+    like = {path_name(path): x for path, x in jax.tree_util.tree_leaves_with_path(shapes.tree)}
+    announced = {}
+    for row in request.methods:
+        fields = {k: v for k, v in rows[row.name].items() if k != "preset"}
+        section = {"name": rows[row.name]["preset"], "period": 100, **fields}
+        method, problems = make_method(section, shapes.stacked)
+        assert problems == []
+        announced[row.name] = method.codec.nbytes(like)
+        assert set(sent(row, request.work)) == {announced[row.name]}, row.name
+    assert announced["rank"] < announced["int4"] < announced["bf16"] < announced["fp32"]
+    apart = compression.make("low_rank_int4", rank=8, stacked=shapes.stacked)
+    assert (
+        announced["rank"]
+        == apart.nbytes(like)
+        != dataclasses.replace(apart, stacked=()).nbytes(like)
+    )
+
+
+def test_fragments_of_a_mixture_are_those_of_a_run():
+    row = {"preset": "streaming_diloco", "period": 20, "fragments": 4, "codec": "fp32"}
+    request = planned_mixture({"streaming": row})
+    shapes, (row,) = request.work.model, request.methods
+    like = {path_name(path): x for path, x in jax.tree_util.tree_leaves_with_path(shapes.tree)}
+    cut = partition(like, 4, row.method.pattern, row.method.rest, shapes.stacked)
+    assert set(sent(row, request.work)) == {4 * cut.numel(p) for p in range(4)}
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,10 @@ from experiments.__main__ import main
 from experiments.cli import load_config, override
 from experiments.config import base, plain
 from experiments.train import parts
+from experiments.train.fields import method_descriptions
 from experiments.train.methods import make_method
 from experiments.train.parts import inner_config
-from lowcomm_jax.compression import PerTensor
+from lowcomm_jax.compression import Integer, PerTensor
 from lowcomm_jax.optimizers import InnerConfig, make_optimizer
 
 ONE = {"name": "diloco", "period": 4}
@@ -48,6 +49,30 @@ def test_a_codec_by_name_or_with_settings():
     assert codec.rules[0][1].name == "fp32"
     codec = made(codec="own_parts:whole_codec").codec
     assert (codec.stacked, codec.seed) == (("blocks",), 5)  # settled by the run
+
+
+def test_a_codec_itself_is_named_as_its_class_is():
+    codec = made(codec="own_parts:SIGNS").codec
+    assert codec.default == own_parts.RowSign(0.3)
+    assert (codec.stacked, codec.seed) == (("blocks",), 5)
+    codec = made(codec={"name": "own_parts:SIGNS", "scale": 0.2, "error_feedback": 0.5}).codec
+    assert codec.codec.default.scale == 0.2 and codec.decay == 0.5
+    assert made(name="sparseloco", codec="own_parts:SIGNS").codec.default == own_parts.SIGNS
+    codec = made(codec={"name": "topk", "values": "own_parts:SIGNS"}).codec
+    assert codec.default.values == own_parts.SIGNS
+    config = base("diloco", period=4, codec={"name": "own_parts:SIGNS", "scale": 0.2})
+    assert plain(config)["method"]["codec"] == {"name": "own_parts:SIGNS", "scale": 0.2}
+    given = {"name": "own_parts:FACTORS", "rank": 3}
+    assert method_descriptions({"name": "diloco", "codec": given})["codec.rank"] == "r."
+
+
+def test_a_codec_that_holds_another_takes_its_name_and_needs_what_has_no_default():
+    codec = made(codec={"name": "own_parts:Halves", "half": 0.5, "values": "int8"}).codec
+    assert codec.default == own_parts.Halves(0.5, Integer(8))
+    assert "own_parts:Halves needs its setting 'half'" in problems_of(codec="own_parts:Halves")
+    assert "own_parts:Unfinished" in problems_of(codec="own_parts:Unfinished")
+    found = problems_of(codec={"name": "own_parts:Halves", "half": 1.0, "value": 2})
+    assert "has no setting 'value': choose from half, values" in found
 
 
 def test_a_method_takes_a_codec_of_leaves_as_it_is():
