@@ -85,15 +85,6 @@ class ChannelExchange:
     def _sizes(self) -> list[int]:
         return [math.prod(x.shape) for x in self.shapes.values()]
 
-    def violations(self) -> list[str]:
-        """Leaves too large for int32 indices, one line with its fix each."""
-        return [
-            f"channel {self.channel.name}: {name!r} has {size} entries, at most {LARGEST} can be"
-            " chosen from: cut the leaf, or select everything"
-            for (name, _), size in zip(self.shapes.items(), self._sizes)
-            if size > LARGEST and not self.whole
-        ]
-
     # -- which entries ----------------------------------------------------------------------------
 
     def indices(self, number: jax.Array) -> Sequence[jax.Array]:
