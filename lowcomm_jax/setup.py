@@ -16,6 +16,7 @@ import typing
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
 
+import jax
 import numpy as np
 import optax
 from jax.sharding import Mesh
@@ -94,6 +95,22 @@ WHOLE = Takes(is_whole, "give a whole number")
 SWITCH = Takes(lambda x: isinstance(x, bool), "use True or False")
 SWITCH_OR_NONE = Takes(lambda x: x is None or isinstance(x, bool), "use True, False or None")
 FUNCTION_OR_NONE = Takes(lambda x: x is None or callable(x), "give a function, or None")
+
+
+def _is_roles(value: Any) -> bool:
+    if value is None or callable(value):
+        return True
+    try:
+        return all(isinstance(role, str) for role in jax.tree.leaves(value))
+    except (TypeError, ValueError):  # keys that cannot be sorted, which `make_layout` names
+        return True
+
+
+ROLES = Takes(
+    _is_roles,
+    "give a function of (name, leaf), or a tree of train, frozen, local and average with the "
+    "structure of the parameters",
+)
 PREFIXES = Takes(
     lambda x: isinstance(x, Sequence) and all(isinstance(each, str) for each in x),
     "give path prefixes of leaves, as ('blocks',)",
@@ -188,7 +205,7 @@ class Setup:
     seed: Annotated[
         int, WHOLE, "seeds a step's `rng`, a pure function of (seed, region, step)."
     ] = 0
-    roles: Annotated[Roles, "which leaves are trained (`params.make_layout`)."] = None
+    roles: Annotated[Roles, ROLES, "which leaves are trained (`params.make_layout`)."] = None
     weights: Annotated[
         Literal["equal", "tokens"] | Sequence[float] | np.ndarray,
         "`equal`, `tokens` (tokens consumed since the fragment's last send) or R numbers.",
@@ -391,14 +408,18 @@ def takes_settings(
     """Let a constructor that is given a `Setup` be called with the settings themselves.
 
     Args:
-      make: `Setup`; a checker of types reads the parameters from it.
+      make: `Setup`; a checker of types reads the parameters from it. A setting that is missing is
+        None there, which the table refuses with its fix.
     """
+    needed = [name for name, setting in SETTINGS.items() if setting.default is dataclasses.MISSING]
 
     def decorate(init: Callable[[T, Any], None]) -> Callable[Concatenate[T, P], None]:
         @functools.wraps(init)
         def called(self: T, *given: P.args, **named: P.kwargs) -> None:
             refuse_unknown(named)
-            init(self, make(*given, **named))
+            signature.bind_partial(self, *given, **named)  # raises a TypeError of this name's own
+            missing = dict.fromkeys(needed[len(given) :])
+            init(self, make(*given, **(missing | named)))
 
         kinds = typing.get_type_hints(make)
         parameters = [
@@ -406,7 +427,8 @@ def takes_settings(
             for name, parameter in inspect.signature(make).parameters.items()
         ]
         own = inspect.signature(init).parameters["self"]
-        called.__signature__ = inspect.Signature([own, *parameters])  # type: ignore[attr-defined]
+        signature = inspect.Signature([own, *parameters])
+        called.__signature__ = signature  # type: ignore[attr-defined]
         return called
 
     return decorate

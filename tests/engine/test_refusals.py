@@ -159,8 +159,21 @@ EQUAL = (1.0, 1.0, 1.0)
             ("period=0", "momentum=1.0", "every=0"),
         ),
         (
-            lambda: lc.methods.restarted_diloco(4, every=np.nan),
-            ("every=nan is outside", "every=nan: give a whole number"),
+            lambda: lc.methods.restarted_diloco(4, every=np.nan, momentum="0.7"),
+            ("every=nan: give a whole number", "momentum='0.7': give a number"),
+        ),
+        (
+            lambda: lc.methods.async_local_sgd(4, EQUAL, buffer="3", c="0"),
+            ("buffer='3': give a whole number of at least 1",),
+        ),
+        (lambda: lc.methods.restarted_diloco(4, every="x"), ("every='x': give a whole number",)),
+        (
+            lambda: lc.methods.heloco(4, EQUAL, weight="1", enough="1", removal="0"),
+            ("weight='1'", "enough='1'", "removal='0'"),
+        ),
+        (
+            lambda: lc.methods.halos(4, EQUAL, ((0, 1), (2,)), blend="0.5"),
+            ("blend='0.5'",),
         ),
         (
             lambda: lc.methods.async_local_sgd(0, EQUAL, -1.0, buffer=0),
