@@ -404,6 +404,11 @@ ON_A_MESH = (
         "offload: the servers of {m.name} stay on the devices; leave it out",
     ),
     Row(
+        "offload",
+        lambda s: s.offload and jax.process_count() > 1,
+        "offload: not with several processes; leave it out",
+    ),
+    Row(
         "hops loss_fn",
         lambda s: s.hops is None and _routed(s.loss_fn),
         "hops is missing: this loss_fn moves values between regions; give Pipeline.hops",

@@ -18,7 +18,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -154,8 +154,6 @@ def partition(
     Raises:
       Refused: more fragments than units, a regex that leaves leaves out or claims one twice.
     """
-    if rest not in ("own", "dealt"):
-        raise ValueError(f"rest={rest!r}: use own or dealt")
     _check_stacked(shapes, stacked, stages)
     if not isinstance(pattern, str):
         return _by_regex(shapes, fragments, pattern)
@@ -246,15 +244,13 @@ def _deal(shapes, units, bins: int, pattern: str) -> list[list[Piece]]:
     elif pattern == "sequential":
         for i, unit in enumerate(units):
             groups[i * bins // len(units)] += unit
-    elif pattern == "balanced":
+    else:  # balanced
         load = [0] * bins
         order = sorted(range(len(units)), key=lambda i: -_bytes(shapes, units[i]))
         for i in order:
             lightest = load.index(min(load))
             groups[lightest] += units[i]
             load[lightest] += max(_bytes(shapes, units[i]), 1)
-    else:
-        raise ValueError(f"pattern={pattern!r}: use {', '.join(get_args(Pattern))} or regexes")
     return groups
 
 

@@ -95,7 +95,7 @@ def test_everything_at_once():
         (lambda: lc.methods.dilocox(4, rank=True), "rank=True"),
         (lambda: lc.methods.dilocox(4, adaptive={"buckets": True}), "adaptive.buckets=True"),
         (lambda: lc.methods.dilocox(4, codec=5), "codec=5"),
-        (lambda: lc.methods.dilocox(4, "low_rnk", rank=3), "codec='low_rnk' is unknown"),
+        (lambda: lc.methods.dilocox(4, "low_rnk", rank=3), "codec: 'low_rnk' is unknown"),
         (lambda: lc.methods.dilocox(4, {"name": "low_rank", "basis": 9}), "codec.basis is unused"),
         (
             lambda: lc.methods.dilocox(4, {"name": "low_rank", "reduce": "two_shot"}),
