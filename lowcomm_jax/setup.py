@@ -123,8 +123,19 @@ POSITIVE = Takes(
 )
 
 
-IN_CONFIG = object()
-"""Marks a setting that a training config has under the same name."""
+@dataclasses.dataclass(frozen=True)
+class InConfig:
+    """Marks a setting that a training config has, and that the engine takes as it is there.
+
+    Attributes:
+      decides: what it decides. `learnt`: what is learnt, so that it stays when a run continues.
+        `place`: where and how a run computes; with others it learns the same, up to rounding.
+        `beside`: what is measured beside the training.
+      section: of the config that has it; None = none, it is a field of its own.
+    """
+
+    decides: Literal["learnt", "place", "beside"]
+    section: str | None = None
 
 
 @typing.runtime_checkable
@@ -198,7 +209,7 @@ class Setup:
     ] = None
     replicas: Annotated[
         Replicas,
-        IN_CONFIG,
+        InConfig("place"),
         _one_of("vmap", "map"),
         "how a mesh slot runs the replicas it holds (`mesh.Regions`).",
     ] = "map"
@@ -219,7 +230,9 @@ class Setup:
     stacked: Annotated[
         Sequence[str], PREFIXES, "path prefixes of leaves with a leading layer axis."
     ] = ()
-    accumulate: Annotated[int, IN_CONFIG, FROM_1, "microbatches a step's batch is cut into."] = 1
+    accumulate: Annotated[
+        int, InConfig("place"), FROM_1, "microbatches a step's batch is cut into."
+    ] = 1
     skip_nonfinite: Annotated[
         bool,
         SWITCH,
@@ -228,6 +241,7 @@ class Setup:
     ] = True
     outlier_factor: Annotated[
         float | None,
+        InConfig("learnt", section="guards"),
         ABOVE_1,
         "leave out a region whose pseudo-gradient norm exceeds this multiple of the median over "
         "regions; None = off. With two regions the median is their mean, so that a factor of 2 or "
@@ -235,6 +249,7 @@ class Setup:
     ] = None
     max_update_norm: Annotated[
         float | None,
+        InConfig("learnt", section="guards"),
         POSITIVE,
         "clip the outer update to this global norm per fragment; None = off.",
     ] = None
@@ -246,20 +261,20 @@ class Setup:
     ] = None
     block: Annotated[
         int,
-        IN_CONFIG,
+        InConfig("place"),
         BLOCK,
         "most steps that `run` stages on the device at once; where batches are cut "
         "(`microbatch=`), most microbatches.",
     ] = 16
     offload: Annotated[
         bool,
-        IN_CONFIG,
+        InConfig("place"),
         SWITCH,
         "keep anchor, outer state, residuals and snapshots in pinned host memory.",
     ] = False
     codec_error: Annotated[
         bool,
-        IN_CONFIG,
+        InConfig("beside"),
         SWITCH,
         "let sends measure how far decoded payloads are from what they stand for, and how many "
         "entries they carry (metrics `codec_error`, `sent_share`); it takes another decoding, and "
@@ -267,7 +282,7 @@ class Setup:
     ] = False
     concurrent_exchange: Annotated[
         bool | None,
-        IN_CONFIG,
+        InConfig("place"),
         SWITCH_OR_NONE,
         "exchange payloads in flight beside inner steps, in one program "
         "(`sync.concurrent_exchange`); None = where the mesh has GPUs or TPUs, and the method a "
@@ -365,14 +380,14 @@ class Setting:
     Attributes:
       about: the setting in a sentence.
       takes: its values; None = other settings decide.
-      in_config: whether a config has a field of this name, which the engine takes as it is.
+      in_config: what it is in a config; None = the engine's alone, or made of several fields.
       default: where there is none, `dataclasses.MISSING`.
       kinds: types of its values.
     """
 
     about: str
     takes: Takes | None
-    in_config: bool
+    in_config: InConfig | None
     default: Any
     kinds: tuple[Any, ...]
 
@@ -384,12 +399,20 @@ def _settings() -> dict[str, Setting]:
         (about,) = (each for each in says if isinstance(each, str))
         takes = next((each for each in says if isinstance(each, Takes)), None)
         kinds = typing.get_args(kind) or (kind,)
-        found[field.name] = Setting(about, takes, IN_CONFIG in says, field.default, kinds)
+        in_config = next((each for each in says if isinstance(each, InConfig)), None)
+        found[field.name] = Setting(about, takes, in_config, field.default, kinds)
     return found
 
 
 SETTINGS = _settings()
 """Name -> what it says of itself, in order."""
+
+CONFIG_FIELDS = {
+    name: name if mark.section is None else f"{mark.section}.{name}"
+    for name, setting in SETTINGS.items()
+    if (mark := setting.in_config) is not None
+}
+"""Name of each setting that a config has -> dotted name of its field."""
 
 
 def with_settings(docstring: str | None) -> str:

@@ -34,7 +34,7 @@ from lowcomm_jax.optimizers import make_optimizer
 from lowcomm_jax.params.fragments import path_name
 from lowcomm_jax.params.layout import Layout, make_layout
 from lowcomm_jax.refused import Problem, at_least
-from lowcomm_jax.setup import Setup
+from lowcomm_jax.setup import CONFIG_FIELDS, Setup
 from lowcomm_jax.sync.fit import cut_of, fitted
 
 
@@ -95,9 +95,8 @@ def resolve(config: Any, workdir: str | Path, target: Target | None = None) -> J
     return job
 
 
-_NAMES = {"hops": "random_routing", "fragments": "method.fragments"}
+_NAMES = {**CONFIG_FIELDS, "hops": "random_routing", "fragments": "method.fragments"}
 _NAMES |= {name: f"adaptive.{name}" for name in ("scaling", "largest_microbatch")}
-_NAMES |= {name: f"guards.{name}" for name in ("outlier_factor", "max_update_norm")}
 """Setting of an engine -> its name in a config, where that is another."""
 
 

@@ -167,6 +167,11 @@ class Method:
         return not self.schedule.never_sends
 
     @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of a step's metrics that this method adds, which no aux of a loss_fn may have."""
+        return tuple(f"{c.name}_{k}" for c in self.channels for k in ("left_out", "spread"))
+
+    @property
     def adapts(self) -> bool:
         """Whether the method needs an `AdaptiveEngine`."""
         return self.inner_batching is not None or self.trainers is not None

@@ -198,7 +198,7 @@ class ChannelExchange:
     def send(self, leaves, indices, takes_part_R, weight_R, fillable_RxN=None):
         """Encode what every region hands over.
 
-        A region whose values are not finite, or an outlier's (`OutlierGuard`), has weight 0.
+        A region whose values do not count (`RoundFunctions.accepts`) has weight 0.
 
         Args:
           fillable_RxN: bool, places to fill; None = all.
@@ -210,7 +210,7 @@ class ChannelExchange:
         if fillable_RxN is not None:
             values = {VALUES: jnp.where(fillable_RxN, values[VALUES], 0.0)}
         [norm_R] = self.functions.norms(values)
-        accepted_R = self.functions.guard.accepts(norm_R, takes_part_R)
+        accepted_R = self.functions.accepts(norm_R, takes_part_R)
         payload = values
         if self.exchange.codec is not None:
             state = self.exchange.codec.init(self.like)

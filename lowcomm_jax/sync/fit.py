@@ -101,10 +101,13 @@ def fitted(
 
 
 def cut_of(setup: Setup, layout: Layout) -> tuple[Fragments | None, list[Problem]]:
-    """(the trained leaves in fragments, []) or (None, why they cannot be cut so)."""
+    """(the trained leaves in fragments, []) or (None, why they cannot be cut so).
+
+    It reads the mesh and the method alone, so that a wrong number of regions does not matter.
+    """
     found: list[Problem] = []
     shapes, method = layout.train_shapes(), setup.method
-    stages = setup.placed.mesh.shape[STAGE]
+    stages = 1 if setup.mesh is None else setup.mesh.shape[STAGE]
     given = (method.schedule.fragments, method.pattern, method.rest, setup.stacked, stages)
     return _made(found, "fragments", lambda: partition(shapes, *given)), found
 

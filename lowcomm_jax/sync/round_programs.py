@@ -38,7 +38,6 @@ from lowcomm_jax.sync.gradient_exchange import make_gradient_program
 from lowcomm_jax.sync.part_checks import idle_period
 from lowcomm_jax.sync.round_functions import (
     GossipRoundFunctions,
-    OutlierGuard,
     RoundFunctions,
     is_narrow,
     recount,
@@ -167,31 +166,12 @@ def build(setup: Setup, layout: Layout, traffic: TrafficFn = MeshExchange.traffi
     warn_of_whole(method, [cut.like(p) for p in range(len(cut))])
     apart = range(len(cut) if method.rules_differ else 1)
     rules_K = tuple((method.outer_of(p), method.landing_of(p)) for p in apart)
-    parts = (
-        regions,
-        exchange,
-        method,
-        OutlierGuard(setup.outlier_factor, setup.max_update_norm),
-        setup.stacked,
-        setup.codec_error,
-        rules_K,
-        fit.trained,
-        setup.here,
-    )
+    parts = (setup, exchange, method, rules_K, fit.trained)
     groups, functions = None, RoundFunctions(*parts)
     if method.topology is not None:
         groups = GroupExchange(exchange, method.topology)
         functions = GossipRoundFunctions(*parts, groups=groups)
-    step = InnerStep(
-        setup.loss_fn,
-        setup.optimizer,
-        layout,
-        setup.accumulate,
-        setup.skip_nonfinite,
-        fit.gives_loss,
-        tuple(f"{c.name}_{k}" for c in method.channels for k in ("left_out", "spread")),
-        here,
-    )
+    step = InnerStep(setup, layout, fit.gives_loss, method.metrics, here)
     block, accumulating = _inner_programs(setup, step, functions, specs)
     concurrent = None
     if setup.concurrent:
