@@ -21,7 +21,7 @@ from lowcomm_jax.checkpoint.load import dotted
 from lowcomm_jax.data import DataConfig
 from lowcomm_jax.models import TransformerConfig
 from lowcomm_jax.optimizers import InnerConfig
-from lowcomm_jax.setup import SETTINGS
+from lowcomm_jax.setup import CONFIG_FIELDS, SETTINGS
 
 # Dotted name -> (default, what the field is). A type as default: unset, and text is read as it.
 # Fields of `method` are the keywords of its factory, those of `inner` and most of `model` and
@@ -146,15 +146,6 @@ _UPKEEP = {
         "How the learning rate grows with the batch over the nominal one: none, sqrt or linear.",
     ),
     "adaptive.largest_microbatch": (int, "most samples in memory at once"),
-    "guards.outlier_factor": (
-        float,
-        "Leave out a region whose pseudo-gradient is longer than this times the median; None = "
-        "off.",
-    ),
-    "guards.max_update_norm": (
-        float,
-        "Clip the outer update of a fragment to this L2 norm; None = off.",
-    ),
     "eval.every": (100, "inner steps between evaluations; 0 = only at the start and the end"),
     "eval.sequences": (
         128,
@@ -203,12 +194,12 @@ def base(method: str, **knobs: Any) -> ConfigDict:
     """
     config = ConfigDict()
     _add(config, _RUN)
-    settings = {name: setting for name, setting in SETTINGS.items() if setting.in_config}
+    settings = {dotted: SETTINGS[name] for name, dotted in CONFIG_FIELDS.items()}
     _add(
         config,
         {
-            name: (setting.kinds[0] if setting.default is None else setting.default, "")
-            for name, setting in settings.items()
+            dotted: (setting.kinds[0] if setting.default is None else setting.default, "")
+            for dotted, setting in settings.items()
         },
     )
     _add(config, _DEVICES)

@@ -391,11 +391,6 @@ PROCESSES = (
         "mesh of {wrong} devices does not divide over processes={f[processes]}, which have as many "
         "each: use a multiple, or mesh.fsdp=0",
     ),
-    Row(
-        "offload processes",
-        lambda r: r.f["offload"] and (r.f["processes"] or 0) > 1,
-        "offload: not with several processes; leave it out",
-    ),
 )
 
 EXCHANGE = (

@@ -13,6 +13,7 @@ from typing import Any
 
 from experiments.cli import RefusedError
 from experiments.shape import read_json
+from lowcomm_jax.setup import CONFIG_FIELDS, SETTINGS
 
 LOCK = ".lock"
 CONFIG, METRICS, CHECKPOINTS, CURVES = "config.json", "metrics.jsonl", "checkpoints", "loss.png"
@@ -31,10 +32,19 @@ _UPKEEP = (
     "coordinator",
 )
 """Fields of a job's surroundings, which nothing compares."""
+
+
+def _that_decide(what: str) -> tuple[str, ...]:
+    """Fields of the engine's settings that are so marked (`setup.InConfig`)."""
+    return tuple(
+        field
+        for name, field in CONFIG_FIELDS.items()
+        if (mark := SETTINGS[name].in_config) is not None and mark.decides == what
+    )
+
+
 PLACES = (
-    "accumulate",
-    "block",
-    "concurrent_exchange",
+    *_that_decide("place"),
     "mesh.fsdp",
     "mesh.region",
     "mesh.tensor",
@@ -43,12 +53,10 @@ PLACES = (
     "model.loss_tiles",
     "model.remat",
     "model.unroll",
-    "offload",
     "pipeline_schedule",
-    "replicas",
 )
 """Fields that say where and how a run computes: with others it learns the same, up to rounding."""
-_BESIDE = ("codec_error", "data.cache_dir", "eval")
+_BESIDE = (*_that_decide("beside"), "data.cache_dir", "eval")
 """Fields of what is measured or kept beside the training."""
 _OF_A_JOB = ("region", "mesh", "model.layer_loop")
 """Fields of what is learnt in which the jobs of a run's regions may differ."""

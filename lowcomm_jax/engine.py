@@ -17,10 +17,9 @@ import jax
 import numpy as np
 
 from lowcomm_jax import history
-from lowcomm_jax.exchange.mesh import MeshExchange
 from lowcomm_jax.history import Event, readable, with_pace
 from lowcomm_jax.jobs.job_carrier import JobCarrier
-from lowcomm_jax.jobs.job_delivery import JobDelivery
+from lowcomm_jax.jobs.job_delivery import JobDelivery, traffic_of
 from lowcomm_jax.jobs.round_carrier import RoundCarrier
 from lowcomm_jax.mesh.arrays import Part, part_here, place, place_parts
 from lowcomm_jax.mesh.leader import leader
@@ -136,9 +135,9 @@ class Engine:
         warning tells of trained leaves below fp32, since small inner steps are lost there.
 
         Raises:
-          ValueError: leaves without a valid role; parameters that cannot be cut into the method's
-            fragments; or parts of the method that break their contract. The message lists all of
-            them, each with its fix.
+          ValueError: leaves without a valid role; or everything that does not fit the parameters
+            (`sync.fit`): fragments, parts of the method that break their contract, and more. The
+            message lists all of it, each line with its fix.
         """
         layout = make_layout(params, self.setup.roles)
         if layout not in self._loops:
@@ -155,7 +154,7 @@ class Engine:
         Raises:
           ValueError: see `init`.
         """
-        traffic = MeshExchange.traffic if self.delivery is None else self.delivery.traffic
+        traffic = traffic_of(self.setup)
         if changes:
             return round_programs.build(dataclasses.replace(self.setup, **changes), layout, traffic)
         if layout not in self._programs:

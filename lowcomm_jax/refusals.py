@@ -27,7 +27,7 @@ from lowcomm_jax.mesh.regions import AXES, slice_of
 from lowcomm_jax.methods.base import per_fragment
 from lowcomm_jax.params.fragments import Pattern
 from lowcomm_jax.params.roles import RegionRoles
-from lowcomm_jax.refused import Problem, Row, collect, found_by, refuse
+from lowcomm_jax.refused import Problem, Row, collect, found_by, is_number, refuse
 from lowcomm_jax.rules.batching import BatchPolicy
 from lowcomm_jax.rules.merge import Merge, Reads
 from lowcomm_jax.setup import FROM_1, SETTINGS, Setup
@@ -155,6 +155,10 @@ def _misplaced_personal_codec(s: Setup) -> bool:
 
 def _servers_codec(s: Setup) -> Any:
     return None if s.method.servers is None else s.method.servers.codec
+
+
+def _is_share(value: Any) -> bool:
+    return is_number(value) and 0 <= value <= 1
 
 
 def _reduces(codec: Codec | None) -> bool:
@@ -400,6 +404,11 @@ ON_A_MESH = (
         "offload: the servers of {m.name} stay on the devices; leave it out",
     ),
     Row(
+        "offload",
+        lambda s: s.offload and jax.process_count() > 1,
+        "offload: not with several processes; leave it out",
+    ),
+    Row(
         "hops loss_fn",
         lambda s: s.hops is None and _routed(s.loss_fn),
         "hops is missing: this loss_fn moves values between regions; give Pipeline.hops",
@@ -595,8 +604,8 @@ OF_THE_METHOD = (
     Row("method", lambda s: s.method.servers is not None and list(s.method.servers.problems)),
     Row(
         "method",
-        lambda s: s.method.servers is not None and not 0 <= s.method.servers.blend <= 1,
-        "blend={m.servers.blend}: the weight of the global model lies in [0, 1]",
+        lambda s: s.method.servers is not None and not _is_share(s.method.servers.blend),
+        "blend={m.servers.blend!r}: the weight of the global model lies in [0, 1]",
     ),
     Row(
         "method",

@@ -136,6 +136,8 @@ def in_range(
     Arrays, tracers, trees and callables pass, since only a Python or NumPy scalar has a value when
     a rule is built. `optax.inject_hyperparams` builds rules with traced arguments.
     """
+    if isinstance(value, str):
+        return f"{name}={value!r}: give a number"
     if not isinstance(value, Real):
         return None
     above = value > low if open_low else value >= low

@@ -16,6 +16,7 @@ import typing
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
 
+import jax
 import numpy as np
 import optax
 from jax.sharding import Mesh
@@ -94,6 +95,22 @@ WHOLE = Takes(is_whole, "give a whole number")
 SWITCH = Takes(lambda x: isinstance(x, bool), "use True or False")
 SWITCH_OR_NONE = Takes(lambda x: x is None or isinstance(x, bool), "use True, False or None")
 FUNCTION_OR_NONE = Takes(lambda x: x is None or callable(x), "give a function, or None")
+
+
+def _is_roles(value: Any) -> bool:
+    if value is None or callable(value):
+        return True
+    try:
+        return all(isinstance(role, str) for role in jax.tree.leaves(value))
+    except (TypeError, ValueError):  # keys that cannot be sorted, which `make_layout` names
+        return True
+
+
+ROLES = Takes(
+    _is_roles,
+    "give a function of (name, leaf), or a tree of train, frozen, local and average with the "
+    "structure of the parameters",
+)
 PREFIXES = Takes(
     lambda x: isinstance(x, Sequence) and all(isinstance(each, str) for each in x),
     "give path prefixes of leaves, as ('blocks',)",
@@ -106,8 +123,19 @@ POSITIVE = Takes(
 )
 
 
-IN_CONFIG = object()
-"""Marks a setting that a training config has under the same name."""
+@dataclasses.dataclass(frozen=True)
+class InConfig:
+    """Marks a setting that a training config has, and that the engine takes as it is there.
+
+    Attributes:
+      decides: what it decides. `learnt`: what is learnt, so that it stays when a run continues.
+        `place`: where and how a run computes; with others it learns the same, up to rounding.
+        `beside`: what is measured beside the training.
+      section: of the config that has it; None = none, it is a field of its own.
+    """
+
+    decides: Literal["learnt", "place", "beside"]
+    section: str | None = None
 
 
 @typing.runtime_checkable
@@ -181,14 +209,14 @@ class Setup:
     ] = None
     replicas: Annotated[
         Replicas,
-        IN_CONFIG,
+        InConfig("place"),
         _one_of("vmap", "map"),
         "how a mesh slot runs the replicas it holds (`mesh.Regions`).",
     ] = "map"
     seed: Annotated[
         int, WHOLE, "seeds a step's `rng`, a pure function of (seed, region, step)."
     ] = 0
-    roles: Annotated[Roles, "which leaves are trained (`params.make_layout`)."] = None
+    roles: Annotated[Roles, ROLES, "which leaves are trained (`params.make_layout`)."] = None
     weights: Annotated[
         Literal["equal", "tokens"] | Sequence[float] | np.ndarray,
         "`equal`, `tokens` (tokens consumed since the fragment's last send) or R numbers.",
@@ -202,7 +230,9 @@ class Setup:
     stacked: Annotated[
         Sequence[str], PREFIXES, "path prefixes of leaves with a leading layer axis."
     ] = ()
-    accumulate: Annotated[int, IN_CONFIG, FROM_1, "microbatches a step's batch is cut into."] = 1
+    accumulate: Annotated[
+        int, InConfig("place"), FROM_1, "microbatches a step's batch is cut into."
+    ] = 1
     skip_nonfinite: Annotated[
         bool,
         SWITCH,
@@ -211,6 +241,7 @@ class Setup:
     ] = True
     outlier_factor: Annotated[
         float | None,
+        InConfig("learnt", section="guards"),
         ABOVE_1,
         "leave out a region whose pseudo-gradient norm exceeds this multiple of the median over "
         "regions; None = off. With two regions the median is their mean, so that a factor of 2 or "
@@ -218,6 +249,7 @@ class Setup:
     ] = None
     max_update_norm: Annotated[
         float | None,
+        InConfig("learnt", section="guards"),
         POSITIVE,
         "clip the outer update to this global norm per fragment; None = off.",
     ] = None
@@ -229,20 +261,20 @@ class Setup:
     ] = None
     block: Annotated[
         int,
-        IN_CONFIG,
+        InConfig("place"),
         BLOCK,
         "most steps that `run` stages on the device at once; where batches are cut "
         "(`microbatch=`), most microbatches.",
     ] = 16
     offload: Annotated[
         bool,
-        IN_CONFIG,
+        InConfig("place"),
         SWITCH,
         "keep anchor, outer state, residuals and snapshots in pinned host memory.",
     ] = False
     codec_error: Annotated[
         bool,
-        IN_CONFIG,
+        InConfig("beside"),
         SWITCH,
         "let sends measure how far decoded payloads are from what they stand for, and how many "
         "entries they carry (metrics `codec_error`, `sent_share`); it takes another decoding, and "
@@ -250,7 +282,7 @@ class Setup:
     ] = False
     concurrent_exchange: Annotated[
         bool | None,
-        IN_CONFIG,
+        InConfig("place"),
         SWITCH_OR_NONE,
         "exchange payloads in flight beside inner steps, in one program "
         "(`sync.concurrent_exchange`); None = where the mesh has GPUs or TPUs, and the method a "
@@ -348,14 +380,14 @@ class Setting:
     Attributes:
       about: the setting in a sentence.
       takes: its values; None = other settings decide.
-      in_config: whether a config has a field of this name, which the engine takes as it is.
+      in_config: what it is in a config; None = the engine's alone, or made of several fields.
       default: where there is none, `dataclasses.MISSING`.
       kinds: types of its values.
     """
 
     about: str
     takes: Takes | None
-    in_config: bool
+    in_config: InConfig | None
     default: Any
     kinds: tuple[Any, ...]
 
@@ -367,12 +399,20 @@ def _settings() -> dict[str, Setting]:
         (about,) = (each for each in says if isinstance(each, str))
         takes = next((each for each in says if isinstance(each, Takes)), None)
         kinds = typing.get_args(kind) or (kind,)
-        found[field.name] = Setting(about, takes, IN_CONFIG in says, field.default, kinds)
+        in_config = next((each for each in says if isinstance(each, InConfig)), None)
+        found[field.name] = Setting(about, takes, in_config, field.default, kinds)
     return found
 
 
 SETTINGS = _settings()
 """Name -> what it says of itself, in order."""
+
+CONFIG_FIELDS = {
+    name: name if mark.section is None else f"{mark.section}.{name}"
+    for name, setting in SETTINGS.items()
+    if (mark := setting.in_config) is not None
+}
+"""Name of each setting that a config has -> dotted name of its field."""
 
 
 def with_settings(docstring: str | None) -> str:
@@ -391,14 +431,18 @@ def takes_settings(
     """Let a constructor that is given a `Setup` be called with the settings themselves.
 
     Args:
-      make: `Setup`; a checker of types reads the parameters from it.
+      make: `Setup`; a checker of types reads the parameters from it. A setting that is missing is
+        None there, which the table refuses with its fix.
     """
+    needed = [name for name, setting in SETTINGS.items() if setting.default is dataclasses.MISSING]
 
     def decorate(init: Callable[[T, Any], None]) -> Callable[Concatenate[T, P], None]:
         @functools.wraps(init)
         def called(self: T, *given: P.args, **named: P.kwargs) -> None:
             refuse_unknown(named)
-            init(self, make(*given, **named))
+            signature.bind_partial(self, *given, **named)  # raises a TypeError of this name's own
+            missing = dict.fromkeys(needed[len(given) :])
+            init(self, make(*given, **(missing | named)))
 
         kinds = typing.get_type_hints(make)
         parameters = [
@@ -406,7 +450,8 @@ def takes_settings(
             for name, parameter in inspect.signature(make).parameters.items()
         ]
         own = inspect.signature(init).parameters["self"]
-        called.__signature__ = inspect.Signature([own, *parameters])  # type: ignore[attr-defined]
+        signature = inspect.Signature([own, *parameters])
+        called.__signature__ = signature  # type: ignore[attr-defined]
         return called
 
     return decorate

@@ -28,7 +28,7 @@ from lowcomm_jax.compression import registry
 from lowcomm_jax.data import DataConfig
 from lowcomm_jax.models import TransformerConfig
 from lowcomm_jax.optimizers import InnerConfig
-from lowcomm_jax.setup import SETTINGS
+from lowcomm_jax.setup import CONFIG_FIELDS, SETTINGS
 
 _DATACLASSES = {"inner.": InnerConfig, "model.": TransformerConfig, "data.": DataConfig}
 _DOCUMENTED = re.compile(r"\s+((?:\w+, )*\w+): (.*)")
@@ -41,7 +41,7 @@ def descriptions(method: Mapping[str, Any], model: Mapping[str, Any]) -> dict[st
     Args:
       method, model: these sections of the config.
     """
-    found = {name: setting.about for name, setting in SETTINGS.items() if setting.in_config}
+    found = {dotted: SETTINGS[name].about for name, dotted in CONFIG_FIELDS.items()}
     found |= {f"method.{k}": v for k, v in method_descriptions(method).items()}
     for prefix, kind in _DATACLASSES.items():
         fields = {field.name for field in dataclasses.fields(kind)}

@@ -18,6 +18,7 @@ from experiments.train.model import Described, build
 from experiments.train.sections import microbatch_count
 from lowcomm_jax import AdaptiveEngine, Engine
 from lowcomm_jax.adloco.refusals import rows
+from lowcomm_jax.checkpoint.load import dotted
 from lowcomm_jax.data import DataConfig
 from lowcomm_jax.methods import Method
 from lowcomm_jax.models import Pipeline, Trainable
@@ -26,7 +27,7 @@ from lowcomm_jax.optimizers import InnerConfig, learning_rate, make_optimizer
 from lowcomm_jax.params.fragments import path_name
 from lowcomm_jax.refusals import Row
 from lowcomm_jax.rounds.remote import RemoteExchange
-from lowcomm_jax.setup import SETTINGS, BetweenJobs
+from lowcomm_jax.setup import CONFIG_FIELDS, BetweenJobs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,8 +138,9 @@ def settings(
       exchange: with the other jobs, open or described; None on a mesh.
     """
     config = job.config
-    given = {name: config[name] for name, setting in SETTINGS.items() if setting.in_config}
-    given |= dict(config["guards"], network=config["network"], seed=config["seed"])
+    flat = dotted(config)
+    given = {name: flat[field] for name, field in CONFIG_FIELDS.items()}
+    given |= {"network": config["network"], "seed": config["seed"]}
     given |= {"method": job.method, "regions": job.regions, "mesh": job.mesh, "roles": job.roles}
     given |= {"weights": job.weights, "exchange": exchange or "mesh", "batches": "own"}
     given |= {"hops": Pipeline.hops} if config["random_routing"] else {}

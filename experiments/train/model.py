@@ -33,7 +33,7 @@ from lowcomm_jax.models.config import ways as ways_of_decoder
 from lowcomm_jax.models.protocol import abstract_params
 from lowcomm_jax.models.weights import config_from_llama
 
-PROVISIONAL_VOCABULARY = 320  # until the tokenizer is open; nothing checked here depends on it
+PROVISIONAL_VOCABULARY = 320  # until the tokenizer is open: the least that one of ours has
 MODEL = PartKind(
     "the model",
     {},

@@ -27,11 +27,15 @@ from experiments.train.parts import inner_config
 from experiments.workdir import as_begun, workdir_problems
 from lowcomm_jax import refusals
 from lowcomm_jax.aot import Target
+from lowcomm_jax.jobs.job_delivery import traffic_of
 from lowcomm_jax.models import Trainable, TransformerConfig
 from lowcomm_jax.models.protocol import abstract_params, stacked_prefixes
-from lowcomm_jax.params.fragments import partition, path_name
-from lowcomm_jax.params.layout import make_layout
-from lowcomm_jax.setup import Setup
+from lowcomm_jax.optimizers import make_optimizer
+from lowcomm_jax.params.fragments import path_name
+from lowcomm_jax.params.layout import Layout, make_layout
+from lowcomm_jax.refused import Problem, at_least
+from lowcomm_jax.setup import CONFIG_FIELDS, Setup
+from lowcomm_jax.sync.fit import cut_of, fitted
 
 
 def resolve(config: Any, workdir: str | Path, target: Target | None = None) -> Job:
@@ -91,13 +95,12 @@ def resolve(config: Any, workdir: str | Path, target: Target | None = None) -> J
     return job
 
 
-_NAMES = {"hops": "random_routing"}
+_NAMES = {**CONFIG_FIELDS, "hops": "random_routing", "fragments": "method.fragments"}
 _NAMES |= {name: f"adaptive.{name}" for name in ("scaling", "largest_microbatch")}
-_NAMES |= {name: f"guards.{name}" for name in ("outlier_factor", "max_update_norm")}
 """Setting of an engine -> its name in a config, where that is another."""
 
 
-def _as_in_config(problem: refusals.Problem, fields: dict[str, Any]) -> str:
+def _as_in_config(problem: Problem, fields: dict[str, Any]) -> str:
     """A line about an engine's setting, with the name and the value that a config has."""
     about, text = problem
     if about == "method":
@@ -111,28 +114,35 @@ def _as_in_config(problem: refusals.Problem, fields: dict[str, Any]) -> str:
 
 
 def _engine_problems(job: Job, misfits: Sequence[str], told: set[str]) -> list[str]:
-    """What the engine refuses, and fragments that do not fit the parameters.
+    """What the engine refuses, of its settings and on parameters of these shapes.
 
     Args:
       misfits: stages that do not fit; the model cannot be made then.
       told: settings whose problems were told already.
     """
-    unknown, model = {"inner", "reference_batch", *told}, None  # (`batch` was checked)
+    unknown, model = {"reference_batch", *told}, None  # (`batch` was checked)
     unknown |= {name for name in ("mesh", "method") if getattr(job, name) is None}
     if job.model is None or job.mesh is None or misfits:
         unknown |= {"loss_fn"}
     else:
         model = make_model(job, job.model)
-    setup = Setup(inner=None, **settings(job, model, jobs.described(job.config)))
-    found = [
-        _as_in_config(problem, job.config)
-        for problem in refusals.problems(setup, policy_rows(job), unknown)
-    ]
-    return found if model is None else found + _cut_problems(job, model)
+    inner = None
+    if job.inner is not None and not job.inner.violations(job.steps):
+        inner = make_optimizer(job.inner, job.steps, stacked_prefixes(model) if model else ())
+    unknown |= {"inner"} if inner is None else set()
+    setup = Setup(inner=inner, **settings(job, model, jobs.described(job.config)))
+    problems = refusals.problems(setup, policy_rows(job), unknown)
+    unusable = unknown | {problem.about for problem in problems}
+    if model is None:
+        return [_as_in_config(problem, job.config) for problem in problems]
+    layout, found = _layout(job, model)
+    if layout is not None and "method" not in unknown:
+        problems += _unfit(setup, layout, unusable)
+    return [_as_in_config(problem, job.config) for problem in problems] + found
 
 
-def _cut_problems(job: Job, model: Trainable) -> list[str]:
-    """Frozen names that match nothing, and fragments that do not fit the parameters."""
+def _layout(job: Job, model: Trainable) -> tuple[Layout | None, list[str]]:
+    """(the layout of the model's parameters, what is wrong with the names that are frozen)."""
     found, shapes = [], abstract_params(model)
     names = [path_name(path) for path, _ in jax.tree_util.tree_flatten_with_path(shapes)[0]]
     try:
@@ -142,11 +152,21 @@ def _cut_problems(job: Job, model: Trainable) -> list[str]:
             if not any(re.search(pattern, name) for name in names)
         ]
     except (re.error, TypeError):
-        return found  # which `run_problems` tells
+        return None, found  # which `run_problems` tells
     layout, more = problems_of(lambda: make_layout(shapes, job.roles), "frozen: ")
-    if layout is None or job.method is None or job.method.schedule.fragments < 1:
-        return found + more
-    trained, method = layout.select(shapes, "train"), job.method
-    stacked, stages = stacked_prefixes(model), job.mesh.shape["stage"]
-    cut = (method.schedule.fragments, method.pattern, method.rest, stacked, stages)
-    return found + problems_of(lambda: partition(trained, *cut), "method: ")[1]
+    return layout, found + more
+
+
+_OF_THE_FIT = {"inner", "method", "regions", "mesh", "replicas", "exchange", "network"}
+"""Settings that `fitted` reads."""
+
+
+def _unfit(setup: Setup, layout: Layout, unusable: set[str]) -> list[Problem]:
+    """What does not fit the parameters; of unusable settings, how the parameters are cut alone."""
+    if unusable.isdisjoint(_OF_THE_FIT):
+        if setup.method.adapts:  # its trainers' engine has no network
+            setup = dataclasses.replace(setup, network=None)
+        return fitted(setup, layout, traffic_of(setup))[1]
+    if at_least("fragments", setup.method.schedule.fragments, 1) is not None:
+        return []
+    return cut_of(setup, layout)[1]

@@ -130,7 +130,7 @@ class AdaptiveEngine:
     ):
         refuse_unknown(engine)
         setup = Setup(loss_fn, inner, method, regions, network=network, seed=seed, **engine)
-        refuse_setup(setup, rows(largest_microbatch, reference_batch, scaling))
+        refuse_setup(setup, rows(largest_microbatch, reference_batch, scaling, schedule))
         policy, trainers = method.inner_batching, method.trainers or Trainers(1, None)
         cap = min(largest_microbatch or policy.cap, policy.cap)
         switch = Switch(cap, policy.start, trainers.threshold)

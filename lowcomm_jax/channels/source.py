@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from lowcomm_jax.params.fragments import path_name
+from lowcomm_jax.refused import Refused
 from lowcomm_jax.state.train_state import Inner
 
 PyTree = Any
@@ -55,7 +56,7 @@ def find_source(name: str, opt: PyTree, shapes: dict[str, jax.ShapeDtypeStruct])
       shapes: trained leaves of one region, by name.
 
     Raises:
-      ValueError: the optimizer has no such field with leaves of the parameters' shapes.
+      Refused: the optimizer has no such field with leaves of the parameters' shapes.
     """
     if name == PARAMS:
         return Source(name, tuple((leaf, leaf) for leaf in shapes))
@@ -73,8 +74,9 @@ def find_source(name: str, opt: PyTree, shapes: dict[str, jax.ShapeDtypeStruct])
                 break  # keys behind the field are the parameter's, whatever they are called
     if not found:
         has = f"it has {', '.join(sorted(fields))}" if fields else "it has none of that kind"
-        raise ValueError(
+        line = (
             f"channel source={name!r}: the inner optimizer's state has no such field with an array "
             f"for each parameter ({has}): use another optimizer, as AdamW, or another source"
         )
+        raise Refused("this channel cannot work", [line])
     return Source(name, tuple(found))

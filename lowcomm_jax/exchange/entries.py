@@ -42,6 +42,11 @@ def bands(shape: Sequence[int]) -> list[tuple[int, int]]:
     return [(first, min(height, rows - first)) for first in range(0, rows, height)]
 
 
+def band_sizes(shape: Sequence[int]) -> list[int]:
+    """Entries of each of the `bands` of a leaf."""
+    return [rows * math.prod(shape[1:]) for _, rows in bands(shape)]
+
+
 def take_entries(
     regions: Regions,
     leaves_R: Sequence[jax.Array],

@@ -30,10 +30,12 @@ from lowcomm_jax.rounds.request import Arrived, nothing
 from lowcomm_jax.rounds.slicing import Slicing, goes_in_slices, named, padded_nbytes
 from lowcomm_jax.rounds.state_transfer import State, shared_state
 from lowcomm_jax.rules.topology import Groups, member_table
+from lowcomm_jax.setup import Setup
 from lowcomm_jax.state.train_state import InFlight, TrainState, rounds_landed
 from lowcomm_jax.store.errors import Lost, Parted, StoreUnavailable
 from lowcomm_jax.store.wire import without_region
 from lowcomm_jax.sync.carrier import Collected
+from lowcomm_jax.sync.fit import TrafficFn
 from lowcomm_jax.sync.sync_loop import not_counted
 
 PyTree = Any
@@ -455,6 +457,14 @@ class JobDelivery:
         # Who only listens reduces no slice either.
         sent = traffic.sent[own] * (not self.listens_only)
         return traffic._replace(sent=sent, received=traffic.received[own])
+
+
+def traffic_of(setup: Setup) -> TrafficFn:
+    """Announced bytes of an exchange with these settings, as `MeshExchange.traffic`."""
+    if isinstance(setup.exchange, str):
+        return MeshExchange.traffic
+    there = LoopbackExchange(setup.exchange.region, setup.regions)
+    return JobDelivery(there, setup.method.anchors == "shared").traffic
 
 
 def _that_travel(flight: InFlight) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from lowcomm_jax.channels import Channel
 from lowcomm_jax.compression import Codec, LeafCodec, UnitCodec
 from lowcomm_jax.params import roles
 from lowcomm_jax.params.fragments import Pattern
-from lowcomm_jax.refused import collect, is_unknown
+from lowcomm_jax.refused import collect, is_number, is_unknown
 from lowcomm_jax.rules import merge
 from lowcomm_jax.rules.merge import Reads
 from lowcomm_jax.rules.topology import Gossip
@@ -167,6 +167,11 @@ class Method:
         return not self.schedule.never_sends
 
     @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of a step's metrics that this method adds, which no aux of a loss_fn may have."""
+        return tuple(f"{c.name}_{k}" for c in self.channels for k in ("left_out", "spread"))
+
+    @property
     def adapts(self) -> bool:
         """Whether the method needs an `AdaptiveEngine`."""
         return self.inner_batching is not None or self.trainers is not None
@@ -196,6 +201,18 @@ def _by_name(what: str, names: Mapping[str, Callable[..., Any]], spec: str | Map
     except TypeError as error:
         known = ", ".join(inspect.signature(names[name]).parameters) or "none"
         raise ValueError(f"{what}: {name} has the settings {known} ({error}): give these") from None
+
+
+def timing_problems(step_seconds: float | None, sync_seconds: float | None) -> list[str]:
+    """What is wrong with the seconds of an inner step, and of a payload's way, that are given."""
+    named = {"step_seconds": step_seconds, "sync_seconds": sync_seconds}
+    given = {name: value for name, value in named.items() if value is not None}
+    found = [] if len(given) != 1 else ["step_seconds and sync_seconds go together: give both"]
+    return found + [
+        f"{name}={value!r}: give a positive, finite number"
+        for name, value in given.items()
+        if not (is_number(value) and value > 0)
+    ]
 
 
 def per_fragment(rules: Any) -> bool:

@@ -10,16 +10,15 @@ fragment is chosen differs as `schedule.adaptive` says. Each landing uses its re
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
 import optax
 
-from lowcomm_jax.methods.base import Method
+from lowcomm_jax.methods.base import Method, timing_problems
 from lowcomm_jax.methods.streaming_diloco import streaming_diloco
 from lowcomm_jax.params.fragments import Pattern
-from lowcomm_jax.refused import collect
+from lowcomm_jax.refused import collect, is_number
 from lowcomm_jax.rules.landing import taylor_delay_correction
 from lowcomm_jax.schedule import Adaptive
 from lowcomm_jax.schedule import syncs_per_period as slots
@@ -65,6 +64,7 @@ def cocodc(
     """
     timing = (gamma, step_seconds, sync_seconds)
     problems = _syncs_problems(syncs_per_period, *timing, measured)
+    problems += timing_problems(step_seconds, sync_seconds)
     syncs = fragments if syncs_per_period is None else syncs_per_period
     if gamma is not None and not measured and not problems:
         # Without T_c and T_s the network settles N.
@@ -105,15 +105,8 @@ def _syncs_problems(syncs, gamma, step_seconds, sync_seconds, measured: bool) ->
             "gamma is missing: step_seconds, sync_seconds and measured have no effect without it; "
             "give it, or leave them out"
         )
-    if len(given) == 1:
-        problems.append("step_seconds (T_c) and sync_seconds (T_s) go together: give both")
     if given and measured:
         problems.append("T_c and T_s are given and measured: remove one or the other")
-    if gamma is not None and not 0 < gamma <= 1:
-        problems.append(f"gamma={gamma}: give a share of the link in (0, 1]")
-    if not all(0 < x < math.inf for x in given):
-        problems.append(
-            f"step_seconds={step_seconds}, sync_seconds={sync_seconds}: give positive, finite "
-            "numbers"
-        )
+    if gamma is not None and not (is_number(gamma) and 0 < gamma <= 1):
+        problems.append(f"gamma={gamma!r}: give a share of the link in (0, 1]")
     return problems

@@ -13,17 +13,16 @@ region's own (`compression.codecs.low_rank`). Rank and H adapt as `schedule.rank
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import optax
 
-from lowcomm_jax.compression import Codec, LowRank, names, registry
+from lowcomm_jax.compression import Codec, LowRank, registry
 from lowcomm_jax.compression.codec_levels import CodecLevels
-from lowcomm_jax.methods.base import Method
-from lowcomm_jax.refused import collect, is_unknown
+from lowcomm_jax.methods.base import Method, timing_problems
+from lowcomm_jax.network import derive_tau
+from lowcomm_jax.refused import at_least, collect, is_unknown, is_whole
 from lowcomm_jax.rules.outer import nesterov
 from lowcomm_jax.schedule import Ranked, Schedule, Staggered
 from lowcomm_jax.schedule.base import FirstRound
@@ -61,9 +60,9 @@ class AdaGradCmp:
         problems = []
         if not 0 < self.energy <= 1:
             problems.append(f"adaptive.energy={self.energy}: a share in (0, 1] is needed")
-        if not _whole(self.buckets) or self.buckets < 1:
+        if not is_whole(self.buckets) or self.buckets < 1:
             problems.append(f"adaptive.buckets={self.buckets}: a whole number from 1 is needed")
-        if self.floor is not None and not _whole(self.floor):
+        if self.floor is not None and not is_whole(self.floor):
             problems.append(f"adaptive.floor={self.floor}: must be a whole number")
         elif self.floor is not None and not 1 <= self.floor <= rank:
             problems.append(f"adaptive.floor={self.floor}: must lie in [1, rank={rank}]")
@@ -101,10 +100,14 @@ def dilocox(
         stay at least as long. None = the network's; without a network nothing is checked.
       sync_seconds: T_comm, seconds that the largest payload travels; None = the network's.
     """
-    timing = [x for x in (step_seconds, sync_seconds) if x is not None]
-    problems = _number_problems(rank, delay, first_round, timing)
+    unfit = timing_problems(step_seconds, sync_seconds)
+    problems = unfit + _number_problems(rank, delay, first_round)
+    if delay == 0 and (step_seconds, sync_seconds) != (None, None):
+        unused = "step_seconds and sync_seconds are unused: only rounds of delay 1 need them"
+        problems.append(unused)
     delay = 0 if delay == 0 else 1
-    first = int(rank) if _whole(rank) and rank > 0 else 32
+    steps = period if is_whole(period) else 1  # of another kind, which the schedule lists
+    first = int(rank) if is_whole(rank) and rank > 0 else 32
     named = isinstance(codec, (str, Mapping))
     low_rank, found = _codec_problems(codec) if named else (False, [])
     problems += found
@@ -112,12 +115,12 @@ def dilocox(
     problems += found
     if rank is not None and not low_rank:
         problems.append(f"rank={rank} is unused: only low-rank codecs given by name have one")
-    given = delay == 1 and len(timing) == 2 and not _timing_problems(timing)
-    travel = math.ceil(timing[1] / timing[0] - 1e-9) if given else None
-    late = delay == 1
+    travel, late = None, delay == 1
+    if late and step_seconds is not None and sync_seconds is not None and not unfit:
+        travel = derive_tau(sync_seconds, step_seconds)
     schedule: Schedule = Staggered(
         period,
-        delay=delay * period,
+        delay=delay * steps,
         land_after_send=late,
         hidden=late,
         travel=travel,
@@ -127,7 +130,19 @@ def dilocox(
         found = rule.violations(first)
         problems += found
         ranks = (first,) if found else rule.ranks(first)
-        schedule = _ranked(rule, period, ranks, delay, travel, first_round)
+        shortest = max(1, steps // 8) if rule.shortest is None else rule.shortest
+        schedule = Ranked(
+            period=period,
+            ranks=ranks,
+            window=rule.window,
+            shortest=shortest,
+            travel=() if travel is None else (travel,) * len(ranks),
+            probe=rule.probe,
+            delay=delay * steps,
+            land_after_send=late,
+            first_round=first_round,
+            energy=rule.energy,
+        )
     if named and not problems:
         ranks = schedule.ranks if rule else (first,)
         codec = collect(problems, "codec: ", lambda: _codec_levels(codec, ranks, low_rank))
@@ -141,40 +156,25 @@ def dilocox(
     )
 
 
-def _whole(value: Any) -> bool:
-    """Whether a setting is a whole number; True and False are not."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
-
-
-def _number_problems(rank: Any, delay: Any, first_round: str, timing: list[float]) -> list[str]:
-    found = _timing_problems(timing)
+def _number_problems(rank: Any, delay: Any, first_round: str) -> list[str]:
+    found = []
     if delay == 0 and first_round == "blocking":
         found.append("first_round='blocking' is unused: with delay=0 every round blocks")
     if delay not in (0, 1):
         found.append(f"delay={delay}: use 0 or 1 round")
-    if rank is not None and not (_whole(rank) and rank > 0):
-        found.append(f"rank={rank!r}: a whole number, at least 1, is needed")
-    if timing and delay == 0:
-        found.append("step_seconds and sync_seconds are unused: only rounds of delay 1 need them")
+    if rank is not None:
+        found += [line for line in [at_least("rank", rank, 1)] if line is not None]
     return found
-
-
-def _timing_problems(timing: list[float]) -> list[str]:
-    if len(timing) == 1:
-        return ["step_seconds (T_step) and sync_seconds (T_comm) go together: give both"]
-    if not all(0 < x < math.inf for x in timing):
-        return [f"step_seconds, sync_seconds = {timing}: give positive, finite numbers"]
-    return []
 
 
 def _codec_problems(codec: str | Mapping[str, Any]) -> tuple[bool, list[str]]:
     """(whether the codec of this name has a rank, what is wrong with its settings)."""
     spec = {"name": codec} if isinstance(codec, str) else codec
-    name = spec.get("name")
-    if name not in names():
-        # Whatever it is meant to be: only the name is wrong.
-        return True, [f"codec={name!r} {is_unknown(name, names(), 'choose one of')}"]
-    if not isinstance(registry.make_leaf(name), LowRank):
+    problems: list[str] = []
+    leaf = collect(problems, "codec: ", lambda: registry.make_leaf(spec.get("name")))
+    if leaf is None:
+        return True, problems  # whatever it is meant to be: only the name is wrong
+    if not isinstance(leaf, LowRank):
         return False, []
     problems = [f"codec.{k} is unused: give it as rank" for k in ("rank", "basis") if k in spec]
     if spec.get("reduce") == "two_shot":
@@ -199,29 +199,6 @@ def _adaptation(adaptive, low_rank: bool) -> tuple[AdaGradCmp | None, list[str]]
     if wrong:
         return None, [f"adaptive.{k} {is_unknown(k, fields)}" for k in wrong]
     return AdaGradCmp(**adaptive), []
-
-
-def _ranked(
-    rule: AdaGradCmp,
-    period: int,
-    ranks: tuple[int, ...],
-    delay: int,
-    travel: int | None,
-    first_round: FirstRound,
-) -> Ranked:
-    shortest = max(1, period // 8) if rule.shortest is None else rule.shortest
-    return Ranked(
-        period=period,
-        ranks=ranks,
-        window=rule.window,
-        shortest=shortest,
-        travel=() if travel is None else (travel,) * len(ranks),
-        probe=rule.probe,
-        delay=delay * period,
-        land_after_send=delay == 1,
-        first_round=first_round,
-        energy=rule.energy,
-    )
 
 
 def _codec_levels(codec: str | Mapping[str, Any], ranks: tuple[int, ...], low_rank: bool) -> Codec:

@@ -26,7 +26,7 @@ import optax
 
 from lowcomm_jax.methods.async_local_sgd import async_local_sgd
 from lowcomm_jax.methods.base import Method
-from lowcomm_jax.refused import collect
+from lowcomm_jax.refused import collect, is_number
 from lowcomm_jax.rules.merge import Align
 from lowcomm_jax.rules.outer import look_ahead, momentum_average
 
@@ -66,8 +66,8 @@ def heloco(
     )
     problems = list(arrivals.problems)
     rule = collect(problems, "", lambda: momentum_average(learning_rate, momentum))
-    if not 0 < weight < float("inf"):
-        problems.append(f"weight={weight}: give a positive number")
+    if not (is_number(weight) and weight > 0):
+        problems.append(f"weight={weight!r}: give a positive number")
     elif weight != 1 and rule is not None:
         rule = optax.chain(optax.scale(weight), rule)
     return dataclasses.replace(

@@ -25,6 +25,7 @@ import optax
 
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.params.fragments import Pattern
+from lowcomm_jax.refused import collect
 from lowcomm_jax.rules.landing import blend
 from lowcomm_jax.rules.outer import nesterov
 from lowcomm_jax.schedule import Staggered
@@ -57,14 +58,13 @@ def streaming_diloco(
       codec: wire codec; None = dense fp32 (the paper's 4-bit E3M0 is in its config).
       inner_batching: as in `diloco`.
     """
-    problems = []
-    if not 0 <= alpha <= 1:
-        problems.append(f"alpha={alpha}: give a weight of the local value in [0, 1]")
+    problems: list[str] = []
+    landing = collect(problems, "", lambda: blend(alpha))
     return Method(
         name="streaming_diloco",
         schedule=Staggered(period, fragments, overlap),
         outer=outer or nesterov(0.4, 0.9),
-        landing=blend(alpha) if 0 < alpha <= 1 else None,
+        landing=None if alpha == 0 else landing,
         codec=codec,
         inner_batching=inner_batching,
         pattern=pattern,

@@ -18,7 +18,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,7 @@ from lowcomm_jax.refused import refuse
 
 PyTree = Any
 Pattern = Literal["sequential", "strided", "balanced", "balanced_tensors"]
+UNFIT = "fragments cannot be cut"
 BLOCK = re.compile(r"(?:^|[/_])(\d+)(?:/|$)")
 
 
@@ -162,10 +163,8 @@ def partition(
       stages: parts of that axis that lie in different pipeline stages; it divides by them.
 
     Raises:
-      ValueError: more fragments than units, a regex that leaves leaves out or claims one twice.
+      Refused: more fragments than units, a regex that leaves leaves out or claims one twice.
     """
-    if rest not in ("own", "dealt"):
-        raise ValueError(f"rest={rest!r}: use own or dealt")
     _check_stacked(shapes, stacked, stages)
     if not isinstance(pattern, str):
         return _by_regex(shapes, fragments, pattern)
@@ -176,11 +175,12 @@ def partition(
     dealt = blocks if own else _in_tree_order(shapes, blocks + others)
     bins = fragments - 1 if own else fragments
     if bins > len(dealt) or fragments < 1:
-        raise ValueError(
+        line = (
             f"fragments={fragments}: the parameters have only {len(dealt) + own} units to deal "
             f"(blocks, rows of stacked leaves{' of a stage' * (stages > 1)}, other leaves); use at "
             "most that many"
         )
+        refuse(UNFIT, [line])
     groups = _deal(shapes, dealt, bins, pattern)
     if own:
         groups.append([piece for unit in others for piece in unit])
@@ -219,7 +219,7 @@ def _check_stacked(shapes, stacked: Sequence[str], stages: int) -> None:
             elif shapes[name].shape[0] % stages:
                 rows = shapes[name].shape[0]
                 problems.append(f"{name!r} has {rows} rows for {stages} stages: pad it")
-    refuse("fragments cannot be cut", problems)
+    refuse(UNFIT, problems)
 
 
 def _in_tree_order(shapes, units: list[list[Piece]]) -> list[list[Piece]]:
@@ -255,15 +255,13 @@ def _deal(shapes, units, bins: int, pattern: str) -> list[list[Piece]]:
     elif pattern == "sequential":
         for i, unit in enumerate(units):
             groups[i * bins // len(units)] += unit
-    elif pattern == "balanced":
+    else:  # balanced
         load = [0] * bins
         order = sorted(range(len(units)), key=lambda i: -_bytes(shapes, units[i]))
         for i in order:
             lightest = load.index(min(load))
             groups[lightest] += units[i]
             load[lightest] += max(_bytes(shapes, units[i]), 1)
-    else:
-        raise ValueError(f"pattern={pattern!r}: use {', '.join(get_args(Pattern))} or regexes")
     return groups
 
 
@@ -286,7 +284,7 @@ def _merge_rows(shapes, pieces: Sequence[Piece]) -> tuple[Piece, ...]:
 
 def _by_regex(shapes, fragments: int, patterns: Sequence[str]) -> Fragments:
     problems = [line for pattern in patterns for line in _broken(pattern)]
-    refuse("fragments cannot be cut", problems)
+    refuse(UNFIT, problems)
     if len(patterns) != fragments:
         problems.append(f"{len(patterns)} regexes for fragments={fragments}: give one each")
     hits = {name: [i for i, p in enumerate(patterns) if re.search(p, name)] for name in shapes}
@@ -297,7 +295,7 @@ def _by_regex(shapes, fragments: int, patterns: Sequence[str]) -> Fragments:
             problems.append(f"leaf {name!r} is claimed by regexes {found}: let one claim it")
     empty = [i for i in range(len(patterns)) if not any(i in f for f in hits.values())]
     problems += [f"regex {patterns[i]!r} matches no leaf: remove or correct it" for i in empty]
-    refuse("fragments do not partition the parameters", problems)
+    refuse(UNFIT, problems)
     parts = [
         tuple(Piece(name, None) for name in shapes if hits[name] == [i]) for i in range(fragments)
     ]

@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 from jax.tree_util import DictKey, GetAttrKey, SequenceKey
 
 from lowcomm_jax.mesh.regions import Regions, axis_names
+from lowcomm_jax.refused import Refused
 
 NEAR_SCALAR = 64
 """Values of a state that may be whole on every device of a region: counters, random keys."""
@@ -44,6 +45,25 @@ def leaf_shardings(regions: Regions, lead: str | None, specs: dict[str, P]) -> d
     return {name: regions.sharding(lead, *spec) for name, spec in specs.items()}
 
 
+def optimizer_state(optimizer: optax.GradientTransformation, like: PyTree) -> PyTree:
+    """Shapes of an optimizer's state for parameters of these shapes.
+
+    Raises:
+      Refused: labels or a mask of the optimizer lack leaves of the parameters.
+    """
+    try:
+        return jax.eval_shape(optimizer.init, like)
+    except ValueError as error:
+        if not _TREES_DIFFER.search(str(error)):
+            raise
+        line = (
+            "the inner optimizer's labels (optax.multi_transform) or mask have another tree than "
+            "the parameters: they need an entry for every leaf, frozen ones, too; or give a "
+            "function of the parameters"
+        )
+        raise Refused("this optimizer cannot work", [line]) from error
+
+
 def optimizer_shardings(
     optimizer: optax.GradientTransformation,
     like: PyTree,
@@ -56,9 +76,6 @@ def optimizer_shardings(
     Args:
       like: shapes of the parameters without the leading axis; `specs` has the same structure.
       lead: mesh axis of the leading axis of every leaf, or None (replicated).
-
-    Raises:
-      ValueError: labels or a mask of the optimizer lack leaves of the parameters.
     """
 
     def place(leaf, parameter, spec):
@@ -68,16 +85,7 @@ def optimizer_shardings(
         fits = leaf.shape == parameter.shape
         return regions.sharding(lead, *spec) if fits else regions.sharding(lead)
 
-    try:
-        state = jax.eval_shape(optimizer.init, like)
-    except ValueError as error:
-        if not _TREES_DIFFER.search(str(error)):
-            raise
-        raise ValueError(
-            "the inner optimizer's labels (optax.multi_transform) or mask have another tree than "
-            "the parameters: they need an entry for every leaf, frozen ones, too; or give a "
-            "function of the parameters"
-        ) from error
+    state = optimizer_state(optimizer, like)
     return optax.tree_map_params(
         optimizer,
         place,

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -25,6 +24,7 @@ import jax.numpy as jnp
 
 from lowcomm_jax.optimizers import Kind, kind_of
 from lowcomm_jax.params.fragments import is_stacked
+from lowcomm_jax.refused import is_number
 
 __all__ = [
     "NAMES",
@@ -261,11 +261,12 @@ class Align(Merge):
 
     def violations(self) -> list[str]:
         found = []
-        if not 0 <= self.enough <= 1:
-            found.append(f"enough={self.enough}: give a cosine from 0 to 1")
+        if not (is_number(self.enough) and 0 <= self.enough <= 1):
+            found.append(f"enough={self.enough!r}: give a cosine from 0 to 1")
         for name in ("removal", "turn", "confidence", "most"):
-            if not 0 <= getattr(self, name) < math.inf:
-                found.append(f"{name}={getattr(self, name)}: give 0 (off) or a positive number")
+            value = getattr(self, name)
+            if not (is_number(value) and value >= 0):
+                found.append(f"{name}={value!r}: give 0 (off) or a positive number")
         return found
 
     def update(

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import optax
 
 from lowcomm_jax.optimizers import state_field
-from lowcomm_jax.refused import in_range, one_of, rates, refuse
+from lowcomm_jax.refused import at_least, in_range, one_of, rates, refuse
 from lowcomm_jax.rules.precision import in_fp32, widen
 
 PyTree = Any
@@ -254,8 +254,7 @@ def restarting(learning_rate: float = 0.9, momentum: float = 0.7, every: int = 3
         "restarting",
         [
             *rates(learning_rate, momentum),
-            in_range("every", every, 1, float("inf")),
-            None if every % 1 == 0 else f"every={every}: give a whole number of rounds",
+            at_least("every", every, 1),
         ],
     )
 
@@ -264,7 +263,7 @@ def restarting(learning_rate: float = 0.9, momentum: float = 0.7, every: int = 3
 
     def update(delta, state, params=None, *, round, **extra):
         del params, extra
-        restarts = jnp.asarray(round, jnp.int32) // int(every)
+        restarts = jnp.asarray(round, jnp.int32) // every
         goes_on = restarts == state.restarts
         old = jax.tree.map(lambda m: jnp.where(goes_on, m, jnp.zeros_like(m)), state.momentum)
         new = jax.tree.map(lambda m, d: momentum * m + (1 - momentum) * d, old, delta)
@@ -328,13 +327,13 @@ def delayed_nesterov(
     >>> print(f"{first:.2f} {second:.2f}, together {first + second:.2f}")
     -0.25 -1.55, together -1.80
     """
+    no_window = at_least("buffer", buffer, 1)
     refuse(
         "delayed_nesterov",
         [
             *rates(learning_rate, momentum),
-            in_range("buffer", buffer, 1, float("inf")),
-            None if buffer % 1 == 0 else f"buffer={buffer}: give a whole number of arrivals",
-            in_range("c", c, 0.0, 1.0 / buffer) if buffer >= 1 else None,
+            no_window,
+            in_range("c", c, 0.0, 1.0 / buffer) if no_window is None else None,
         ],
     )
     share_when_full = 1.0 - c * buffer + c

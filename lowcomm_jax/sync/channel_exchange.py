@@ -31,7 +31,7 @@ from jax.sharding import PartitionSpec as P
 from lowcomm_jax.channels import Channel
 from lowcomm_jax.channels.source import Leaves, Source
 from lowcomm_jax.exchange import MeshExchange
-from lowcomm_jax.exchange.entries import LARGEST, bands, put_entries, take_entries
+from lowcomm_jax.exchange.entries import band_sizes, put_entries, take_entries
 from lowcomm_jax.exchange.mesh import without_lead
 from lowcomm_jax.mesh.regions import REGION, Regions
 from lowcomm_jax.state.channel_flights import ChannelFlights, Kept
@@ -83,10 +83,7 @@ class ChannelExchange:
     @functools.cached_property
     def _sizes(self) -> dict[str, list[int]]:
         """Entries of each band of each leaf."""
-        return {
-            name: [rows * math.prod(x.shape[1:]) for _, rows in bands(x.shape)]
-            for name, x in self.shapes.items()
-        }
+        return {name: band_sizes(x.shape) for name, x in self.shapes.items()}
 
     @property
     def _counts(self) -> list[int]:
@@ -96,24 +93,6 @@ class ChannelExchange:
     @property
     def _all_sizes(self) -> list[int]:
         return [size for sizes in self._sizes.values() for size in sizes]
-
-    def violations(self) -> list[str]:
-        """Sizes and counts too large for int32 indices, one line with its fix each."""
-        if self.whole:
-            return []
-        name = f"channel {self.channel.name}"
-        found = [
-            f"{name}: a row of {leaf!r} has {math.prod(self.shapes[leaf].shape[1:])} entries, at "
-            f"most {LARGEST} can be chosen from: cut the leaf, or select everything"
-            for leaf, sizes in self._sizes.items()
-            if not sizes
-        ]
-        if (count := sum(self._counts)) > LARGEST:
-            found.append(
-                f"{name}: {count} entries would travel together, at most {LARGEST} can: give a "
-                "smaller share, or select everything"
-            )
-        return found
 
     # -- which entries ----------------------------------------------------------------------------
 
@@ -231,7 +210,7 @@ class ChannelExchange:
     def send(self, leaves, indices, takes_part_R, weight_R, fillable_RxN=None):
         """Encode what every region hands over.
 
-        A region whose values are not finite, or an outlier's (`OutlierGuard`), has weight 0.
+        A region whose values do not count (`RoundFunctions.accepts`) has weight 0.
 
         Args:
           fillable_RxN: bool, places to fill; None = all.
@@ -243,7 +222,7 @@ class ChannelExchange:
         if fillable_RxN is not None:
             values = {VALUES: jnp.where(fillable_RxN, values[VALUES], 0.0)}
         [norm_R] = self.functions.norms(values)
-        accepted_R = self.functions.guard.accepts(norm_R, takes_part_R)
+        accepted_R = self.functions.accepts(norm_R, takes_part_R)
         payload = values
         if self.exchange.codec is not None:
             state = self.exchange.codec.init(self.like)

@@ -18,7 +18,6 @@ from lowcomm_jax.channels.source import PARAMS, find_source
 from lowcomm_jax.compression import route
 from lowcomm_jax.exchange import MeshExchange, Traffic
 from lowcomm_jax.history import ChannelEvent, Event
-from lowcomm_jax.refused import refuse
 from lowcomm_jax.setup import Setup
 from lowcomm_jax.state.channel_flights import ChannelFlights, left_by
 from lowcomm_jax.state.train_state import TrainState, flight_key, with_taken_over
@@ -57,21 +56,14 @@ def build_channels(
 
     Args:
       inner_out: (shardings of the inner state, of metrics).
-
-    Raises:
-      ValueError: lists the channels that cannot work with these parameters and this optimizer.
     """
     method, regions, shapes = setup.method, setup.placed, step.layout.train_shapes()
     if not method.channels:
         return None
     opt = jax.eval_shape(step.init, shapes)
-    exchanges, problems = [], []
+    exchanges = []
     for channel in (*method.channels, Channel(END)):
-        try:
-            source = find_source(channel.source, opt, shapes)
-        except ValueError as error:
-            problems.append(str(error))
-            continue
+        source = find_source(channel.source, opt, shapes)
         one = ChannelExchange(
             channel,
             source,
@@ -84,14 +76,7 @@ def build_channels(
         if one.whole:
             exchange = dataclasses.replace(one.exchange, specs=one.specs)
             one = dataclasses.replace(one, exchange=exchange)
-        problems += one.violations()
         exchanges.append(_with_codec(one, setup.regions))
-    if not method.has_anchor and "average" in step.layout.roles:
-        problems.append(
-            f"leaves of role 'average' travel with pseudo-gradients, which {method.name} does not "
-            "send: give them the role 'local'"
-        )
-    refuse("these channels cannot work", problems)
     *exchanges, end = exchanges
     inner, by_region = inner_out
     program = jax.jit(

@@ -61,7 +61,7 @@ def make_gradient_program(step: InnerStep, functions: RoundFunctions):
         anchor, outer, moved = optimizer_step(step, functions, anchor, outer, sent)
         # Without a batch, or with a bad one, a region's own state stays as it was.
         moves_R = takes_part
-        if step.skip_nonfinite:
+        if step.setup.skip_nonfinite:
             moves_R = moves_R & jnp.isfinite(metrics["grad_norm"])
         buffers = select(moves_R, buffers, inner.buffers)
         if averaged:
@@ -108,12 +108,12 @@ def optimizer_step(step: InnerStep, functions: RoundFunctions, anchor, opt_state
     tree = step.layout.tree
 
     def one(grads, state, params):
-        updates, state = step.optimizer.update(tree(grads), state, tree(params))
+        updates, state = step.setup.optimizer.update(tree(grads), state, tree(params))
         return step.layout.select(updates, "train"), state
 
     updates, new_state = jax.vmap(one)(mean, opt_state, anchor)
     mean_norm, norm = functions.norms(mean, updates)
-    updates, norm = functions.guard.clip(updates, norm)
+    updates, norm = functions.clip(updates, norm)
     moved = {k: jnp.where(moves, anchor[k] + updates[k], anchor[k]) for k in anchor}
     new_state = jax.tree.map(lambda n, o: jnp.where(moves, n, o), new_state, opt_state)
     count = sent["weight"].shape

@@ -201,7 +201,7 @@ def _divides(inner, like: PyTree, gives_loss: bool) -> bool:
 
     try:
         return bool(jax.jit(explodes)())
-    except (TypeError, ValueError, LookupError):  # no such moments, which are refused elsewhere
+    except (TypeError, ValueError, LookupError):  # no such moments, which `fit` refuses
         return False
 
 
@@ -254,10 +254,7 @@ def _gathered(state: PyTree) -> list[Any]:
 
 def _missing(inner, like: PyTree, given: dict[str, Any]) -> list[str] | None:
     """Keywords that an update lacks beside those `given`; None = it cannot be called so."""
-    try:
-        state = jax.eval_shape(inner.init, like)
-    except ValueError:  # `params.sharding.optimizer_shardings` says why, with the fix
-        return None
+    state = jax.eval_shape(inner.init, like)
 
     def update(updates, state, params, keywords):
         return inner.update(updates, state, params, **keywords)

@@ -2,8 +2,8 @@
 
 `make_payload` measures the pseudo-gradient Delta = Theta - theta of every region and encodes it;
 `outer_step` moves the anchor by the mean of the decoded payloads; `landing_step` lets the regions
-adopt the new anchor. `OutlierGuard` decides which contributions count. `round_programs` compiles
-them; nothing here looks at counters or schedules.
+adopt the new anchor. `accepts` decides which contributions count. `round_programs` compiles them;
+nothing here looks at counters or schedules.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from lowcomm_jax.params import fragments as fragmentation
 from lowcomm_jax.params.sharding import leaf_of
 from lowcomm_jax.rules.merge import Merged, merge_leaves, norms_of, weigh_leaves
 from lowcomm_jax.rules.outer import Mixing
+from lowcomm_jax.setup import Setup
 
 PyTree = Any
 _TINY = 1e-30
@@ -152,23 +153,53 @@ class RoundFunctions:
     numbers of sliced leaves (`params.fragments.Fragments.rows`).
 
     Attributes:
-      stacked: path prefixes of leaves with a leading layer axis.
-      codec_error: whether a send measures the codec's error and the share of entries that it sends,
-        which decodes payloads once more.
+      setup: settings of the engine.
+      exchange: takes payloads to everyone and computes their mean.
+      method: the setup's, with its schedule settled (`Schedule.settle`).
       rules_K: (outer rule, landing rule) of each fragment, or of all of them.
       trained: leaf name -> bool `[R, ...]`, what each region of the run trains (`params.roles`).
-      here: numbers of the regions in this job.
     """
 
-    regions: Regions
+    setup: Setup
     exchange: MeshExchange
     method: Method
-    guard: OutlierGuard
-    stacked: tuple[str, ...]
-    codec_error: bool
     rules_K: tuple[tuple[Rule, Rule], ...]
     trained: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
-    here: tuple[int, ...] = ()
+
+    @property
+    def regions(self) -> Regions:
+        """The regions of this job on its mesh."""
+        return self.setup.placed
+
+    # -- what counts, and how much of it ---------------------------------------------------------
+
+    def accepts(self, norm_R: jax.Array, takes_part_R: jax.Array) -> jax.Array:
+        """Bool `[R]`: participants whose contribution of this norm counts.
+
+        Those that are not finite never do, nor those that `Setup.outlier_factor` leaves out.
+        """
+        accepted, most = takes_part_R & jnp.isfinite(norm_R), self.setup.outlier_factor
+        if most is None:
+            return accepted
+        median = jnp.nanmedian(jnp.where(accepted, norm_R, jnp.nan))
+        return accepted & (norm_R <= most * median)
+
+    def clip(self, updates: PyTree, norm: jax.Array) -> tuple[PyTree, jax.Array]:
+        """Scale updates `[A, ...]` of these norms `[A]` down to `Setup.max_update_norm`.
+
+        The norm is in parameter units. It comes after the outer rule, whose momentum keeps the
+        unclipped history. No published outer step is clipped. In another Optax program,
+        `optax.clip_by_global_norm` behind the rule does the same (arXiv 1211.5063, Algorithm 1).
+
+        Returns:
+          (updates, their norms `[A]`).
+        """
+        most = self.setup.max_update_norm
+        if most is None:
+            return updates, norm
+        scale = jnp.minimum(1.0, most / jnp.maximum(norm, _TINY))
+        clipped = jax.tree.map(lambda u: u * scale.reshape(-1, *(1,) * (u.ndim - 1)), updates)
+        return clipped, norm * scale
 
     # -- at the send ----------------------------------------------------------------------------
 
@@ -206,13 +237,13 @@ class RoundFunctions:
         anchor = fragmentation.take(base, rows)
         rounding = fragmentation.take(values.rounding, rows)
         given, codec = (anchor, theta, rounding), self.exchange.codec
-        measure = self.codec_error and codec is not None and not codec.increments
+        measure = self.setup.codec_error and codec is not None and not codec.increments
         own = self._masks(theta, rows)
 
         def delta_of(*given):
             delta = pseudo_gradient(*given)
             return delta | {
-                k: jnp.where(x[np.array(self.here)], delta[k], 0) for k, x in own.items()
+                k: jnp.where(x[np.array(self.setup.here)], delta[k], 0) for k, x in own.items()
             }
 
         sent = self.encode(delta_of, given, codec_state, senders, level, measure, anchor)
@@ -249,7 +280,7 @@ class RoundFunctions:
         """
         delta, takes_part_R = delta_of(*given), senders.takes_part
         norm_R, norms = self._sent_norms(delta)
-        accepted = self.guard.accepts(norm_R, takes_part_R)
+        accepted = self.accepts(norm_R, takes_part_R)
         payload, new_state, measured = delta, codec_state, {}
         weight_R, exchange = jnp.where(accepted, senders.weight, 0.0), self.exchange.at(level)
         if exchange.codec is not None:
@@ -283,7 +314,7 @@ class RoundFunctions:
         """(norms of all of what regions send, `[R]`; those of every tensor, if they travel)."""
         if self.method.reads != "norms":
             return self.norms(delta)[0], {}
-        lifted = self.regions.lift(lambda x: norms_of(x, self.stacked), (0,))
+        lifted = self.regions.lift(lambda x: norms_of(x, self.setup.stacked), (0,))
         norm_RxT = lifted(delta)
         return jnp.sqrt(jnp.sum(jnp.square(norm_RxT), axis=1)), {"norms": norm_RxT}
 
@@ -379,7 +410,7 @@ class RoundFunctions:
         if going:
             updates, new_state = left_there(going, updates, new_state, outer_state)
         mean_norm, update_norm = self.norms(reduced, updates)
-        updates, update_norm = self.guard.clip(updates, update_norm)
+        updates, update_norm = self.clip(updates, update_norm)
         moves = jnp.bool_(True) if own is not None else jnp.sum(weight_R) > 0
         if if_news:
             moves &= jnp.any(mean_norm > 0)
@@ -423,7 +454,9 @@ class RoundFunctions:
         """The weights that the merge rule gives regions, and its states, by leaf."""
 
         def weigh(norm_RxT, states, weight_R):
-            return weigh_leaves(self.method.merge, norm_RxT, states, weight_R, like, self.stacked)
+            return weigh_leaves(
+                self.method.merge, norm_RxT, states, weight_R, like, self.setup.stacked
+            )
 
         everyones = shares.gather(self.regions, norm_RxT, P())
         return self.regions.everywhere(weigh)(everyones, states, weight_R)
@@ -436,7 +469,7 @@ class RoundFunctions:
             momentum = jax.tree.map(lambda x: x[0], kept)
 
         def merge(delta, states, weight, momentum):
-            merged = merge_leaves(rule, delta, states, weight, momentum, self.stacked)
+            merged = merge_leaves(rule, delta, states, weight, momentum, self.setup.stacked)
             direction = {name: x[None] for name, x in merged.direction.items()}
             return merged._replace(direction=direction)
 
@@ -734,7 +767,7 @@ class GossipRoundFunctions(RoundFunctions):
         updates, new_state = jax.vmap(one_region)(mean, outer_state, base, read)
         pull = jax.tree.map(jnp.subtract, base, group)
         mean_norm, update_norm, pull_norm = self.norms(mean, updates, pull)
-        updates, update_norm = self.guard.clip(updates, update_norm)
+        updates, update_norm = self.clip(updates, update_norm)
         if if_news:
             moves_R &= mean_norm > 0
         moved = select(moves_R, jax.tree.map(jnp.add, base, updates), base)
@@ -745,44 +778,6 @@ class GossipRoundFunctions(RoundFunctions):
         }
         new_state = select(moves_R, new_state, outer_state)
         return AnchorState(fragmentation.put(anchor, rows, moved), new_state), metrics
-
-
-@dataclasses.dataclass(frozen=True)
-class OutlierGuard:
-    """Decides which contributions count; those that are not finite never do.
-
-    Attributes:
-      outlier_factor: leave out a region whose pseudo-gradient norm exceeds this multiple of the
-        median over regions; None = off. With two regions the median is their mean, so that a
-        factor of 2 or more never applies.
-      max_update_norm: shorten the outer update of a fragment to this global norm, in parameter
-        units; None = off. It comes after the outer rule, whose momentum keeps the unclipped
-        history. No published outer step is clipped. In another Optax program,
-        `optax.clip_by_global_norm` behind the rule does the same (arXiv 1211.5063, Algorithm 1).
-    """
-
-    outlier_factor: float | None = None
-    max_update_norm: float | None = None
-
-    def accepts(self, norm_R: jax.Array, takes_part_R: jax.Array) -> jax.Array:
-        """Bool `[R]`: participants whose contribution of this norm counts."""
-        accepted = takes_part_R & jnp.isfinite(norm_R)
-        if self.outlier_factor is None:
-            return accepted
-        median = jnp.nanmedian(jnp.where(accepted, norm_R, jnp.nan))
-        return accepted & (norm_R <= self.outlier_factor * median)
-
-    def clip(self, updates: PyTree, norm: jax.Array) -> tuple[PyTree, jax.Array]:
-        """Scale updates `[A, ...]` of these norms `[A]` down to the allowed norm.
-
-        Returns:
-          (updates, their norms `[A]`).
-        """
-        if self.max_update_norm is None:
-            return updates, norm
-        scale = jnp.minimum(1.0, self.max_update_norm / jnp.maximum(norm, 1e-30))
-        clipped = jax.tree.map(lambda u: u * scale.reshape(-1, *(1,) * (u.ndim - 1)), updates)
-        return clipped, norm * scale
 
 
 def norm_per_row(tree_R: dict[str, jax.Array]) -> jax.Array:

@@ -17,38 +17,27 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from lowcomm_jax.compression import integrates, route
 from lowcomm_jax.compression.two_shot import per_tensor
 from lowcomm_jax.exchange import GroupExchange, MeshExchange
 from lowcomm_jax.exchange.traffic import Traffic, two_shot
 from lowcomm_jax.mesh import offload
 from lowcomm_jax.mesh.regions import REGION, Regions
-from lowcomm_jax.mesh.stages import STAGE, stage_axis
 from lowcomm_jax.methods.base import Method
-from lowcomm_jax.network import step_seconds, sync_seconds
-from lowcomm_jax.network.collectives import store_seconds
-from lowcomm_jax.params.fragments import Fragments, partition
-from lowcomm_jax.params.layout import UNFIT, Layout
-from lowcomm_jax.params.roles import trained_rows
-from lowcomm_jax.params.sharding import SpecFn, fsdp_specs, leaf_shardings, optimizer_shardings
-from lowcomm_jax.refused import Refused, refuse
+from lowcomm_jax.params.fragments import Fragments
+from lowcomm_jax.params.layout import Layout
+from lowcomm_jax.params.sharding import leaf_shardings, optimizer_shardings
+from lowcomm_jax.refused import refuse
 from lowcomm_jax.rules.merge import tensors
-from lowcomm_jax.schedule import Timing
 from lowcomm_jax.setup import Setup
 from lowcomm_jax.state.train_state import Inner
 from lowcomm_jax.sync.channel_loop import ChannelPrograms, build_channels
 from lowcomm_jax.sync.compiler_options import inner_options
 from lowcomm_jax.sync.concurrent_exchange import ConcurrentExchange
+from lowcomm_jax.sync.fit import TITLE, TrafficFn, fitted
 from lowcomm_jax.sync.gradient_exchange import make_gradient_program
-from lowcomm_jax.sync.part_checks import (
-    idle_period,
-    moment_problems,
-    optimizer_problems,
-    part_problems,
-)
+from lowcomm_jax.sync.part_checks import idle_period
 from lowcomm_jax.sync.round_functions import (
     GossipRoundFunctions,
-    OutlierGuard,
     RoundFunctions,
     is_narrow,
     recount,
@@ -59,7 +48,6 @@ from lowcomm_jax.sync.server_programs import ServerPrograms, build_servers
 from lowcomm_jax.train.inner_step import InnerStep, make_accumulating_program, make_inner_program
 
 PyTree = Any
-TrafficFn = Callable[..., Traffic]
 log = logging.getLogger(__name__)
 
 
@@ -168,71 +156,22 @@ def build(setup: Setup, layout: Layout, traffic: TrafficFn = MeshExchange.traffi
       traffic: bytes of an exchange, as `MeshExchange.traffic`.
 
     Raises:
-      ValueError: one of these. The parameters cannot be cut as the method asks
-        (`params.fragments.partition`), or do not fit its roles (`params.roles`). Parts of the
-        method break their contract (`part_problems`). The network's timing does not fit the
-        schedule. The mesh has stages, and no leaf is cut over them. The codec cannot work in
-        stages. The codec sends increments, and the outer rule does not sum them up.
+      Refused: everything that does not fit the parameters (`fit.fitted`).
     """
-    regions, method, shapes = setup.placed, setup.method, layout.train_shapes()
-    schedule = method.schedule
-    stages = regions.mesh.shape[STAGE]
-    cut = partition(shapes, schedule.fragments, method.pattern, method.rest, setup.stacked, stages)
-    like = layout.tree(shapes)
-    unfit, gives_loss = optimizer_problems(setup.optimizer, like, method)
-    unfit = unfit or moment_problems(setup.optimizer, like, method, gives_loss)
-    if problems := part_problems(method, cut, setup.regions, setup.stacked) + unfit:
-        raise Refused(f"parts of {method.name} cannot work", problems)
-    likes = [cut.like(p) for p in range(len(cut))]
-    trained_R = trained_rows(method.roles, shapes, setup.regions)
-    here = {name: mask[list(setup.here)] for name, mask in trained_R.items()}
-    check_averaged(setup, layout)
-    check_increments(method, likes[0])
-    warn_of_whole(method, likes)
-    spec_fn = setup.specs or default_specs(setup)
-    specs = {name: spec_fn(name, leaf) for name, leaf in shapes.items()}
-    if stages > 1:
-        check_stages(stages, specs)
-    # Dense payloads can be scaled where they are, once all norms are known there. With a delay
-    # they may travel before that, beside inner steps.
-    delayed = bool(np.any(schedule.delay))
-    scaled = method.codec is None and not (setup.separate or delayed)
-    exchange = MeshExchange(
-        regions,
-        method.codec,
-        specs,
-        method.reads == "payloads" or (method.reads == "norms" and not scaled),
-        parts=slices(setup, likes),
-        separate=setup.separate,
-    )
-    method = settled(setup, exchange, cut, traffic)
+    fit, problems = fitted(setup, layout, traffic)
+    refuse(TITLE, [problem.text for problem in problems])
+    cut, exchange, method, specs = fit.cut, fit.exchange, fit.method, fit.specs
+    regions, shapes = setup.placed, layout.train_shapes()
+    here = {name: mask[list(setup.here)] for name, mask in fit.trained.items()}
+    warn_of_whole(method, [cut.like(p) for p in range(len(cut))])
     apart = range(len(cut) if method.rules_differ else 1)
     rules_K = tuple((method.outer_of(p), method.landing_of(p)) for p in apart)
-    parts = (
-        regions,
-        exchange,
-        method,
-        OutlierGuard(setup.outlier_factor, setup.max_update_norm),
-        setup.stacked,
-        setup.codec_error,
-        rules_K,
-        trained_R,
-        setup.here,
-    )
+    parts = (setup, exchange, method, rules_K, fit.trained)
     groups, functions = None, RoundFunctions(*parts)
     if method.topology is not None:
         groups = GroupExchange(exchange, method.topology)
         functions = GossipRoundFunctions(*parts, groups=groups)
-    step = InnerStep(
-        setup.loss_fn,
-        setup.optimizer,
-        layout,
-        setup.accumulate,
-        setup.skip_nonfinite,
-        gives_loss,
-        tuple(f"{c.name}_{k}" for c in method.channels for k in ("left_out", "spread")),
-        here,
-    )
+    step = InnerStep(setup, layout, fit.gives_loss, method.metrics, here)
     block, accumulating = _inner_programs(setup, step, functions, specs)
     concurrent = None
     if setup.concurrent:
@@ -276,7 +215,7 @@ def build(setup: Setup, layout: Layout, traffic: TrafficFn = MeshExchange.traffi
         copy_program=jax.jit(jnp.copy),
     )
     warn_of_narrow(method, shapes)
-    if idle := idle_period(setup.optimizer, like, method):
+    if idle := idle_period(setup.optimizer, layout.tree(shapes), method):
         log.warning("%s", idle)
     return offloaded(programs) if setup.offload else programs
 
@@ -328,50 +267,6 @@ def offloaded(programs: RoundPrograms) -> RoundPrograms:
     )
 
 
-def default_specs(setup: Setup) -> SpecFn:
-    """FSDP on the longest axis, or, where a codec then finds whole units, on the rows."""
-    sizes = setup.placed.mesh.shape
-    devices = sizes["fsdp"]
-    longest = fsdp_specs(devices)
-    codec = None if setup.method.codec is None else per_tensor(setup.method.codec)
-    if devices == 1 or codec is None:
-        return longest
-
-    def spec(name: str, leaf: jax.ShapeDtypeStruct) -> P:
-        row = int(codec.is_stacked(name))
-        if len(leaf.shape) <= max(row, 1) or leaf.shape[row] % devices:
-            return longest(name, leaf)
-        by_rows = P(*(None,) * row, "fsdp")
-        place = codec.placed({name: leaf}, {name: by_rows}, sizes, False).places[name]
-        return longest(name, leaf) if place.moves or place.gathers else by_rows
-
-    return spec
-
-
-def settled(setup: Setup, exchange: MeshExchange, cut: Fragments, traffic: TrafficFn) -> Method:
-    """The method, its schedule settled by the network's timing: T_c, and T_s of every payload.
-
-    Raises:
-      ValueError: the settled schedule cannot work.
-    """
-    method, network = setup.method, setup.links
-    apart = setup.separate and method.schedule.by_rounds
-    if network is None:
-        return method
-
-    def seconds(fragment: int, level: int) -> float:
-        if apart:
-            return store_seconds(network, exchange.at(level).nbytes(cut.like(fragment)))
-        everyone, like = np.ones(setup.placed.count, bool), cut.like(fragment)
-        booked = traffic(exchange.at(level), like, everyone, None, 0)
-        return sync_seconds(network, booked.nbytes, booked.route)
-
-    schedule = method.schedule.settle(Timing(step_seconds(network), seconds))
-    problems = schedule.violations(setup.regions)
-    refuse("this network and method do not fit", problems)
-    return dataclasses.replace(method, schedule=schedule)
-
-
 def inner_shardings(setup: Setup, layout: Layout, shapes, specs) -> Inner:
     """Shardings of the regions' private state."""
     regions, kept = setup.placed, rounded(setup.method, shapes)
@@ -389,66 +284,7 @@ def inner_shardings(setup: Setup, layout: Layout, shapes, specs) -> Inner:
     )
 
 
-# -- checks of the codec, the stages and the leaves ----------------------------------------------
-
-
-def slices(setup: Setup, likes: Sequence[PyTree]) -> int | None:
-    """In how many slices coded payloads are reduced, where a two-shot sends less; None = whole.
-
-    `likes`: shapes of every fragment.
-    """
-    method = setup.method
-    whole = setup.separate and method.schedule.by_rounds  # they get payloads whole
-    if method.codec is None or not method.reduces_all or whole or not method.codec.local:
-        return None
-    return setup.regions if route(method.codec, likes, setup.regions).name == "two_shot" else None
-
-
-def check_stages(stages: int, specs: dict[str, P]) -> None:
-    """Refuse a mesh with stages over which no leaf is cut.
-
-    Raises:
-      ValueError: there is none.
-    """
-    if all(stage_axis(spec) is None for spec in specs.values()):
-        raise ValueError(
-            f"the mesh has {stages} stages, but specs cut no leaf over them: "
-            "train a models.Pipeline with its specs, or use stage=1"
-        )
-
-
-def check_averaged(setup: Setup, layout: Layout) -> None:
-    """Refuse leaves of role `average` where no send has the mean of all regions.
-
-    Raises:
-      Refused: there are some.
-    """
-    method = setup.method
-    why = "of all regions at once, and this job is one region" if setup.separate else None
-    if method.topology is not None:
-        why = "of all regions, which gossip has not"
-    if method.base == "received":
-        why = f"of all regions at once, and {method.name} sends one by one"
-    names = [name for name, role in zip(layout.names, layout.roles) if role == "average"]
-    if why is not None and names:
-        fix = "give them the role 'local'"
-        refuse(UNFIT, [f"leaves {names} of role 'average' need a mean {why}: {fix}"])
-
-
-def check_increments(method: Method, like: PyTree) -> None:
-    """Refuse increments (`Codec.increments`) that the outer rule would take for the mean itself.
-
-    Raises:
-      ValueError: the outer rule has no `compression.integrate`.
-    """
-    if method.codec is None or not method.codec.increments:
-        return
-    outer = method.outer_of(0)
-    if outer is None or not integrates(jax.eval_shape(outer.init, like)):
-        raise ValueError(
-            f"codec {method.codec.name}: its payloads are increments, and nothing sums them up; "
-            "use outer=optax.chain(lowcomm_jax.compression.integrate(), outer)"
-        )
+# -- warnings --------------------------------------------------------------------------------------
 
 
 def warn_of_narrow(method: Method, shapes: dict[str, jax.ShapeDtypeStruct]) -> None:

@@ -18,10 +18,10 @@ import optax
 
 from lowcomm_jax.mesh.regions import Regions
 from lowcomm_jax.params.layout import Layout
+from lowcomm_jax.setup import Setup
 from lowcomm_jax.state.train_state import Inner
 
 PyTree = Any
-LossFn = Callable[[PyTree, PyTree, jax.Array], Any]
 UPDATES = "updates"  # key of a loss_fn's aux under which new non-trainable leaves are returned
 RESERVED = (
     *("step", "events", "loss", "grad_norm", "skipped", "active", "away"),
@@ -36,28 +36,24 @@ class InnerStep:
     """One region's inner step.
 
     Attributes:
-      loss_fn: `loss_fn(params, batch, rng)` -> scalar, or (scalar, aux dict).
-      optimizer: inner Optax optimizer; sees the user's tree with None for untrained leaves.
+      setup: settings of the engine. Its optimizer sees the user's tree with None for untrained
+        leaves.
       layout: structure and roles of the user's tree.
+      gives_loss: whether the optimizer's update takes `value`, the step's loss.
+      reserved: names that no aux may have, beside `RESERVED` (`Method.metrics`).
       trained: leaf name -> bool `[R, ...]`, what each region here trains (`params.roles`); leaves
         without a name are trained whole.
-      accumulate: microbatches a step's batch is cut into (`accumulated`).
-      skip_nonfinite: leave the region as it was when its gradient is not finite; else one bad batch
-        makes parameters and moments NaN for good.
     """
 
-    loss_fn: LossFn
-    optimizer: optax.GradientTransformation
+    setup: Setup
     layout: Layout
-    accumulate: int = 1
-    skip_nonfinite: bool = True
     gives_loss: bool = False
     reserved: tuple[str, ...] = ()
     trained: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict, compare=False)
     _warned: set[str] = dataclasses.field(default_factory=set, repr=False, compare=False)
 
     def init(self, params: dict[str, jax.Array]) -> PyTree:
-        return self.optimizer.init(self.layout.tree(params))
+        return self.setup.optimizer.init(self.layout.tree(params))
 
     def gradients(self, params, buffers, frozen, batch, rng):
         """Mean gradient of one region's batch.
@@ -66,10 +62,10 @@ class InnerStep:
           (gradients by name, new buffers, metrics): metrics holds fp32 scalars `loss`, `tokens`
           and the aux of `loss_fn`.
         """
-        if self.accumulate == 1:
+        n = self.setup.accumulate
+        if n == 1:
             (loss, (aux, buffers)), grads = self._grad_fn(params, buffers, frozen, batch, rng)
             return grads, buffers, _metrics(loss, aux, batch)
-        n = self.accumulate
         micro = jax.tree.map(lambda x: x.reshape(n, x.shape[0] // n, *x.shape[1:]), batch)
 
         def part(i):
@@ -83,7 +79,8 @@ class InnerStep:
 
     def _named_loss(self, params, buffers, frozen, batch, rng):
         tree = self.layout.tree({**params, **buffers, **frozen})
-        loss, aux = loss_and_aux(self.loss_fn(tree, batch, rng), self.reserved)
+        out = self.setup.loss_fn(tree, batch, rng)
+        loss, aux = loss_and_aux(out, self.reserved)
         if UPDATES in aux:
             buffers = {**buffers, **_named_updates(aux.pop(UPDATES), buffers)}
         else:
@@ -135,7 +132,7 @@ class InnerStep:
         What `trained` leaves out stays where it is, whatever the optimizer does (weight decay).
         """
         tree, told = self.layout.tree(inner.params), {"value": loss} if self.gives_loss else {}
-        updates, opt = self.optimizer.update(self.layout.tree(grads), inner.opt, tree, **told)
+        updates, opt = self.setup.optimizer.update(self.layout.tree(grads), inner.opt, tree, **told)
         params = self.layout.select(optax.apply_updates(tree, updates), "train")
         params |= {
             k: jnp.where(mask, params[k], inner.params[k]) for k, mask in (trained or {}).items()
@@ -165,14 +162,14 @@ class InnerStep:
     def follow(
         self, inner: Inner, grads, buffers, metrics, trained=None
     ) -> tuple[Inner, dict[str, jax.Array]]:
-        """Step along a gradient, unless it is not finite and `skip_nonfinite` holds.
+        """Step along a gradient, unless it is not finite and `Setup.skip_nonfinite` holds.
 
         Of what `trained` leaves out the gradient counts as 0, in its norm and in moments, too.
         """
         grads = grads | {k: jnp.where(mask, grads[k], 0) for k, mask in (trained or {}).items()}
         metrics["grad_norm"] = gradient_norm(grads)
         new = self.apply(inner, grads, buffers, metrics["tokens"], metrics["loss"], trained)
-        if not self.skip_nonfinite:
+        if not self.setup.skip_nonfinite:
             return new, metrics
         finite = jnp.isfinite(metrics["grad_norm"])
         metrics["skipped"] = 1.0 - finite.astype(jnp.float32)

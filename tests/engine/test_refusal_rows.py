@@ -98,7 +98,7 @@ MET = [
     (m.heloco(4, EQUAL), {"outlier_factor": 2.0}, "no median is known"),
     (m.noloco(4), {"outlier_factor": 2.0}, "gossiping regions do not know the median"),
     (halos(), {"max_update_norm": 1.0}, "halos has no outer update that is clipped"),
-    (m.streaming_diloco(4, 2, 1, 2.0), {}, "alpha=2.0: give a weight"),
+    (m.streaming_diloco(4, 2, 1, 2.0), {}, "alpha=2.0 is outside [0, 1]"),
     (m.diloco(0), {}, "period=0: at least 1"),
     (like(D, rest="x"), {}, "rest='x': use own, dealt"),
     (like(D, pattern="x"), {}, "pattern='x': use "),
@@ -225,6 +225,7 @@ MET = [
 ]
 ELSEWHERE = (  # they need several processes, slices of TPUs, or no processor
     "has none of {wrong}: use all devices",
+    "offload: not with several processes",
     "a region of this mesh would span several",
     "add cpu to JAX_PLATFORMS",
 )
@@ -242,6 +243,12 @@ def setup_of(method, given):
 def test_a_setup(method, given, part):
     lines = [line.text for line in refusals.problems(setup_of(method, given))]
     assert sum(part in line for line in lines) == 1, lines
+
+
+def test_a_program_of_several_processes_has_no_offload(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    lines = [line.text for line in refusals.problems(setup_of(D, {"offload": True}))]
+    assert "offload: not with several processes; leave it out" in lines
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,6 +11,7 @@ from oracle.jax_problem import loss_fn
 from refused_lines import Others, lines_of
 
 import lowcomm_jax as lc
+from lowcomm_jax.channels import Channel
 from lowcomm_jax.compression import ef21, integrate, make
 from lowcomm_jax.methods import Method
 from lowcomm_jax.network import uniform
@@ -94,7 +95,7 @@ def test_everything_at_once():
         (lambda: lc.methods.dilocox(4, rank=True), "rank=True"),
         (lambda: lc.methods.dilocox(4, adaptive={"buckets": True}), "adaptive.buckets=True"),
         (lambda: lc.methods.dilocox(4, codec=5), "codec=5"),
-        (lambda: lc.methods.dilocox(4, "low_rnk", rank=3), "codec='low_rnk' is unknown"),
+        (lambda: lc.methods.dilocox(4, "low_rnk", rank=3), "codec: 'low_rnk' is unknown"),
         (lambda: lc.methods.dilocox(4, {"name": "low_rank", "basis": 9}), "codec.basis is unused"),
         (
             lambda: lc.methods.dilocox(4, {"name": "low_rank", "reduce": "two_shot"}),
@@ -158,8 +159,21 @@ EQUAL = (1.0, 1.0, 1.0)
             ("period=0", "momentum=1.0", "every=0"),
         ),
         (
-            lambda: lc.methods.restarted_diloco(4, every=np.nan),
-            ("every=nan is outside", "every=nan: give a whole number"),
+            lambda: lc.methods.restarted_diloco(4, every=np.nan, momentum="0.7"),
+            ("every=nan: give a whole number", "momentum='0.7': give a number"),
+        ),
+        (
+            lambda: lc.methods.async_local_sgd(4, EQUAL, buffer="3", c="0"),
+            ("buffer='3': give a whole number of at least 1",),
+        ),
+        (lambda: lc.methods.restarted_diloco(4, every="x"), ("every='x': give a whole number",)),
+        (
+            lambda: lc.methods.heloco(4, EQUAL, weight="1", enough="1", removal="0"),
+            ("weight='1'", "enough='1'", "removal='0'"),
+        ),
+        (
+            lambda: lc.methods.halos(4, EQUAL, ((0, 1), (2,)), blend="0.5"),
+            ("blend='0.5'",),
         ),
         (
             lambda: lc.methods.async_local_sgd(0, EQUAL, -1.0, buffer=0),
@@ -242,6 +256,30 @@ def test_more_fragments_than_units_are_refused_at_init():
     engine = lc.Engine(loss_fn, optax.sgd(0.1), method, 3, mesh=MESH)
     with pytest.raises(ValueError, match="fragments=5"):
         engine.init(oracle.make_params())
+
+
+def test_what_does_not_fit_the_parameters_is_told_together():
+    mine = Method(
+        "mine",
+        Staggered(9, 5),
+        outer=lc.outer.average(),
+        channels=(Channel("first", source="mu"), Channel("second", source="nu")),
+    )
+    roles = {"w": "train", "b": "average"}
+    engine = lc.Engine(
+        loss_fn, optax.sgd(0.1, 0.9), mine, 2, mesh=lc.make_mesh(stage=2), roles=roles
+    )
+    with pytest.raises(ValueError, match="do not fit the parameters") as error:
+        engine.init({"w": np.ones(3, np.float32), "b": np.ones(3, np.float32)})
+    told = str(error.value)
+    for part in (
+        "fragments=5: the parameters have only 1 units",
+        "channel source='mu'",
+        "channel source='nu'",
+        "the mesh has 2 stages, but specs cut no leaf over them",
+    ):
+        assert part in told, told
+    assert told.count("\n- ") == 4
 
 
 def test_a_state_of_another_tree_is_refused():

@@ -92,6 +92,34 @@ def test_numbers_in_the_place_of_arrays():
         engine().init({**PARAMS, "b": 0.5})
 
 
+@pytest.mark.parametrize("roles", [3, {"w": 1}, ["train", None, 2.5]])
+def test_roles_that_are_none(roles):
+    with pytest.raises(
+        ValueError, match=r"roles=.*give a function of \(name, leaf\), or a tree of"
+    ):
+        lc.Engine(loss_fn, optax.sgd(0.1), lc.methods.diloco(3), 2, roles=roles)
+
+
+def test_settings_that_are_missing_are_told_with_what_they_take():
+    with pytest.raises(ValueError) as error:
+        lc.Engine(loss_fn, block=0)
+    for line in (
+        "inner=None: give an Optax optimizer",
+        "method=None: no Method; call its factory",
+        "regions=None: a whole number",
+        "block=0",
+    ):
+        assert line in str(error.value), line
+    with pytest.raises(TypeError, match="multiple values for argument 'inner'"):
+        lc.Engine(loss_fn, optax.sgd(0.1), inner=optax.sgd(0.1))
+
+
+def test_a_schedule_of_learning_rates_that_is_no_function():
+    method = lc.methods.adloco(4)
+    with pytest.raises(ValueError, match="schedule=3: give a function, or None"):
+        lc.AdaptiveEngine(loss_fn, optax.sgd(0.1), method, 2, schedule=3)
+
+
 @pytest.mark.parametrize("roles", ["train", {"v": "train"}])
 def test_roles_of_another_tree(roles):
     one = lc.Engine(loss_fn, optax.sgd(0.1), lc.methods.diloco(3), 2, roles=roles)

@@ -78,7 +78,6 @@ RUNS = [
     ("diloco", {"processes": 2, "coordinator": "a"}, (), "coordinator='a': give HOST:PORT"),
     ("diloco", {"processes": 2, "coordinator": "::1:8"}, (), "IPv6 as [::1]:PORT"),
     ("diloco", {"processes": 2, "mesh.region": 3, "mesh.fsdp": 1}, (), "mesh of 3 devices does"),
-    ("diloco", {"processes": 2, "offload": True}, (), "offload: not with several processes"),
     ("diloco", {"exchange": "pears"}, (), "exchange='pears': use mesh, store or peers"),
     ("diloco", {"region": 1}, (), "region=1 has no effect with exchange=mesh"),
     ("diloco", {"rendezvous": "x"}, (), "rendezvous='x' has no effect with exchange=mesh"),

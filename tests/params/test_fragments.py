@@ -219,10 +219,6 @@ def test_more_fragments_than_units_are_refused():
 
 
 def test_settings_that_cannot_work_are_refused():
-    with pytest.raises(ValueError, match="pattern='strideed'"):
-        partition(SIX, 2, "strideed")
-    with pytest.raises(ValueError, match="rest='onw'"):
-        partition(SIX, 2, "strided", "onw")
     with pytest.raises(ValueError, match="'layers'"):
         partition(SIX, 2, stacked=("layers",))
     with pytest.raises(ValueError, match="'scale'"):

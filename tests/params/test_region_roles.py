@@ -113,7 +113,7 @@ def test_everyone_training_everything_changes_no_bit():
 
 
 def refused(roles):
-    with pytest.raises(ValueError, match="roles do not fit the parameters") as error:
+    with pytest.raises(ValueError, match="these settings do not fit the parameters") as error:
         trained(roles, optax.sgd(0.1))
     return str(error.value)
 

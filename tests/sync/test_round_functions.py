@@ -14,13 +14,13 @@ from lowcomm_jax.compression import Codec
 from lowcomm_jax.exchange import MeshExchange
 from lowcomm_jax.mesh.regions import Regions
 from lowcomm_jax.rules.topology import Gossip
+from lowcomm_jax.setup import Setup
 from lowcomm_jax.sync.gradient_exchange import optimizer_step
 from lowcomm_jax.sync.round_functions import (
     Adoption,
     AnchorState,
     Contributions,
     GossipRoundFunctions,
-    OutlierGuard,
     RegionState,
     RoundFunctions,
     Senders,
@@ -59,11 +59,10 @@ class Counted(Codec):
         return mean, {**state, "received": state["received"] + 1}
 
 
-def functions(codec=None, landing=None, guard=None, outer=COUNT):
+def functions(codec=None, landing=None, outer=COUNT, **settings):
     method = dataclasses.replace(lc.methods.diloco(2, outer), landing=landing)
-    exchange = MeshExchange(REGIONS, codec)
-    specs, rules = {"w": jax.P()}, ((outer, landing),)
-    return RoundFunctions(REGIONS, exchange, method, guard or OutlierGuard(), specs, False, rules)
+    setup = Setup(None, optax.sgd(0.1), method, R, mesh=REGIONS.mesh, **settings)
+    return RoundFunctions(setup, MeshExchange(REGIONS, codec), method, ((outer, landing),))
 
 
 def rows(*values):
@@ -169,12 +168,12 @@ def test_drift_is_the_distance_from_the_anchor_over_age_and_size():
 
 
 def test_a_clipped_update_has_the_norm_that_is_told():
-    updates, norm = OutlierGuard(max_update_norm=2.0).clip(rows(8, 1), np.float32([8, 1]))
+    updates, norm = functions(max_update_norm=2.0).clip(rows(8, 1), np.float32([8, 1]))
     assert found(updates) == [2, 1] and norm.tolist() == [2, 1]
 
 
 def test_the_median_is_that_of_accepted_contributions():
-    accepts = OutlierGuard(outlier_factor=2.0).accepts
+    accepts = functions(outlier_factor=2.0).accepts
     takes = np.array([True, True, True, False, False])
     norm_R = np.float32([1, 2, np.nan, 90, 90])
     assert accepts(norm_R, takes).tolist() == [True, True, False, False, False]
@@ -184,7 +183,7 @@ def test_the_median_is_that_of_accepted_contributions():
 
 def test_an_outlier_exceeds_the_bound():
     """Regions that did not move are none, though all norms and their median are 0."""
-    accepts, everyone = OutlierGuard(outlier_factor=2.0).accepts, np.ones(R, bool)
+    accepts, everyone = functions(outlier_factor=2.0).accepts, np.ones(R, bool)
     for norm_R in ((0, 0, 0), (1, 2, 1)):
         assert accepts(np.float32(norm_R), everyone).all()
 
@@ -192,7 +191,7 @@ def test_an_outlier_exceeds_the_bound():
 @pytest.mark.parametrize(("weight", "moves"), [((1, 0, 1), True), ((0, 0, 0), False)])
 def test_an_optimizer_stands_still_where_no_gradient_counts(weight, moves):
     layout = SimpleNamespace(tree=lambda tree: tree, select=lambda updates, role: updates)
-    step = SimpleNamespace(optimizer=COUNT, layout=layout)
+    step = SimpleNamespace(setup=SimpleNamespace(optimizer=COUNT), layout=layout)
     sent = {"payload": rows(2, np.nan, 4), "weight": np.float32(weight)}
     anchor, state, values = optimizer_step(
         step, functions(), rows(10), jnp.zeros(1, jnp.int32), sent

@@ -79,11 +79,31 @@ def test_method_and_fragments_are_checked_on_the_parameters(tmp_path):
     assert "data.seq_len=512" in text
 
 
+SLOW = "{'regions': 4, 'bandwidth_gbps': 0.000001}"
+
+
+@pytest.mark.parametrize(
+    ("name", "override", "part"),
+    [
+        ("des_loc", "inner.optimizer=adamw", "channel mu: averages first moments"),
+        ("dilocox", f"network={SLOW}", "method.period=30: the payload travels for"),
+    ],
+)
+def test_what_only_the_parameters_show_is_told_before_the_corpus_is_read(
+    name, override, part, tmp_path, capsys
+):
+    given = [f"--config=configs/{name}.py", f"--config.{override}", f"--workdir={tmp_path}"]
+    assert main(["train", *given, "--print_config"]) == 2
+    assert part in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", list(methods.NAMES))
 def test_every_method_has_a_config_file(name, tmp_path):
-    config, problems = load_config(f"configs/{name}.py", ONE_DEVICE)
+    experts = [("model", "examples.mixture_of_experts:Mixture")] if name == "spes" else []
+    config, problems = load_config(f"configs/{name}.py", [*ONE_DEVICE, *experts])
     assert not problems
-    assert resolve(config, tmp_path).method.name == name
+    with jax.numpy_rank_promotion("allow"):
+        assert resolve(config, tmp_path).method.name == name
 
 
 def test_unknown_knobs_are_named_with_a_suggestion(tmp_path):
