@@ -7,14 +7,17 @@ from typing import Any
 from lowcomm_jax.adloco.learning_rate import SCALINGS
 from lowcomm_jax.refusals import Row
 from lowcomm_jax.rules.batching import BatchPolicy
-from lowcomm_jax.setup import FROM_1, Setup, Takes
+from lowcomm_jax.setup import FROM_1, FUNCTION_OR_NONE, Setup, Takes
 
 COUNT = Takes(lambda x: x is None or FROM_1.fits(x), FROM_1.fix)
 SCALING = Takes(lambda x: isinstance(x, str) and x in SCALINGS, f"use {', '.join(SCALINGS)}")
 
 
 def rows(
-    largest_microbatch: Any = None, reference_batch: Any = None, scaling: Any = "none"
+    largest_microbatch: Any = None,
+    reference_batch: Any = None,
+    scaling: Any = "none",
+    schedule: Any = None,
 ) -> tuple[Row, ...]:
     """Rows for `refusals.problems`; arguments as in `AdaptiveEngine`.
 
@@ -25,6 +28,7 @@ def rows(
         "largest_microbatch": COUNT.problem("largest_microbatch", most),
         "reference_batch": COUNT.problem("reference_batch", reference_batch),
         "scaling": SCALING.problem("scaling", scaling),
+        "schedule": FUNCTION_OR_NONE.problem("schedule", schedule),
     }
 
     def below_start(s: Setup) -> str | None:
