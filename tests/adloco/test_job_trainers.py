@@ -17,8 +17,8 @@ from lowcomm_jax.adloco.state import AdaptiveState, Trainer
 from lowcomm_jax.adloco.step_plan import Switch
 from lowcomm_jax.checkpoint import Checkpoints
 from lowcomm_jax.jobs.job_carrier import Counted
-from lowcomm_jax.recovery import rejoin_trainers
-from lowcomm_jax.recovery.rejoin_trainers import install_trainers
+from lowcomm_jax.recovery import rejoin
+from lowcomm_jax.recovery.rejoin import install_trainers
 from lowcomm_jax.rules.batching import Fixed, NormTest, pooled
 from lowcomm_jax.store.errors import Rejected
 
@@ -222,8 +222,8 @@ def test_who_comes_after_the_end_starts_from_the_anchors_of_the_result(region, m
     monkeypatch.setattr(others, "result", lambda: result)
     # Nothing is compiled, since nobody is there to exchange anything with.
     monkeypatch.setattr(one, "warm", lambda state, source: state)
-    monkeypatch.setattr(rejoin_trainers, "precompile", lambda engine, state, *_: state)
-    starts_from(rejoin_trainers.enter(one, state, stream), wanted)
+    monkeypatch.setattr(rejoin, "precompile", lambda engine, state, *_: state)
+    starts_from(rejoin.enter(one, state, stream), wanted)
 
 
 def test_a_checkpoint_in_a_round_has_this_regions_numbers(region, tmp_path):

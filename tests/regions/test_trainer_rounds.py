@@ -19,7 +19,7 @@ from regions.party import TIMING
 import lowcomm_jax as lc
 from lowcomm_jax import exchange
 from lowcomm_jax.checkpoint import Checkpoints
-from lowcomm_jax.recovery import rejoin_trainers
+from lowcomm_jax.recovery import rejoin
 from lowcomm_jax.rules.batching import NormTest
 
 
@@ -259,13 +259,13 @@ def test_a_region_that_is_late_ends_where_it_was_told_to(brief):
 def test_a_lost_region_comes_back_with_the_others_trainers_and_batches(brief, monkeypatch):
     """No sooner than the last send of the job before it."""
     rounds, dies, entered = 60, 2, threading.Event()
-    catch_up, least = rejoin_trainers._catch_up, []
+    catch_up, least = rejoin.catch_up_trainers, []
 
     def noted(*given):
         least.append(given[-1])
         return catch_up(*given)
 
-    monkeypatch.setattr(rejoin_trainers, "_catch_up", noted)
+    monkeypatch.setattr(rejoin, "catch_up_trainers", noted)
 
     def until_entered(round_):
         if round_ > dies:
@@ -283,7 +283,7 @@ def test_a_lost_region_comes_back_with_the_others_trainers_and_batches(brief, mo
 
         def again():
             job = Region(2, 3, brief(3)(2))
-            state = rejoin_trainers.enter(job.one, job.begin(), job.source)
+            state = rejoin.enter(job.one, job.begin(), job.source)
             at = state.step
             entered.set()
             state, events = job.train(state, rounds)
