@@ -22,7 +22,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -59,7 +59,11 @@ _POLL_SECONDS = 0.05
 _COMPARE_SECONDS = 10.0  # regions tell at their next landing, perhaps after the donor's
 
 
-def enter(engine: Engine | AdaptiveEngine, state: T, example: PyTree | Source) -> T:
+@overload
+def enter(engine: Engine, state: TrainState, example: PyTree) -> TrainState: ...
+@overload
+def enter(engine: AdaptiveEngine, state: AdaptiveState, example: Source) -> AdaptiveState: ...
+def enter(engine: Engine | AdaptiveEngine, state: Any, example: Any) -> Any:
     """Join a run that goes on, after `exchange.join`; returns at once at the run's beginning.
 
     Where the others have ended, and are gone, it takes their result.
