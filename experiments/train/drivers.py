@@ -180,15 +180,16 @@ class AdaptiveDriver:
 
     def advance(self, state: AdaptiveState, count: int, participants, stopping: Stopping):
         goal, history = self.progress(state) + count, AdaptiveHistory()
-        while self.progress(state) < goal:
+        while state.paused or self.progress(state) < goal:
             done = self.progress(state)
             until = min(goal, done + leader().broadcast_from_leader("piece", self._piece))
             begun = time.perf_counter()
-            self._delay(state)
+            if not state.paused:
+                self._delay(state)
             state, more = self._run.engine.run(
                 state,
                 self._source,
-                samples=until * self._nominal - state.samples,
+                samples=max(until * self._nominal - state.samples, 0),
                 # Jobs stop at the end of a round, which they agree on.
                 rounds=None if self._run.exchange is None else 1,
                 participants=participants,

@@ -74,7 +74,7 @@ from lowcomm_jax.mesh.leader import ProcessLostError, leader
 from lowcomm_jax.mesh.stages import bubble
 from lowcomm_jax.models import Pipeline
 from lowcomm_jax.models.protocol import abstract_params, param_count
-from lowcomm_jax.recovery import rejoin, rejoin_trainers
+from lowcomm_jax.recovery import rejoin
 from lowcomm_jax.recovery.precompile import precompile
 from lowcomm_jax.rounds.remote import RemoteExchange
 from lowcomm_jax.state.train_state import rounds_landed
@@ -329,10 +329,8 @@ def _join_regions(run: Run, state, restored, evaluator: Evaluator, console: Cons
         return state
     if job.config["eval"]["every"]:
         evaluator.compile(state.whole())  # now, not while the others wait for this region
-    if job.method.adapts:
-        state = rejoin_trainers.enter(run.engine, state, functools.partial(draw, run))
-    else:
-        state = rejoin.enter(run.engine, state, _one_batch(run))
+    example = functools.partial(draw, run) if job.method.adapts else _one_batch(run)
+    state = rejoin.enter(run.engine, state, example)
     step = int(state.counters.step)
     # After the last synchronisation: a replay must not take this region's payload in it away.
     if landings is not None and not run.engine.delivery.ended_before(state):

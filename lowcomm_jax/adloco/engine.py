@@ -20,7 +20,7 @@ import numpy as np
 import optax
 
 from lowcomm_jax.adloco.history import AdaptiveHistory, Segment, TrainerEvent, in_order
-from lowcomm_jax.adloco.job_trainers import JobTrainers
+from lowcomm_jax.adloco.job_trainers import JobTrainers, Votes
 from lowcomm_jax.adloco.learning_rate import (
     SCALINGS,
     LrSchedule,
@@ -35,6 +35,7 @@ from lowcomm_jax.adloco.refusals import rows
 from lowcomm_jax.adloco.state import AdaptiveState, Trainer
 from lowcomm_jax.adloco.step_plan import StepPlan, Switch
 from lowcomm_jax.engine import Engine, Participants
+from lowcomm_jax.history import Event
 from lowcomm_jax.jobs.job_delivery import JobDelivery
 from lowcomm_jax.mesh.regions import Regions
 from lowcomm_jax.methods.base import Method
@@ -64,6 +65,8 @@ class Goal:
     def of(cls, state: AdaptiveState, period: int, **given: int | None) -> Goal:
         """So many `rounds`, `steps` or `samples` from here: the first of them that is reached.
 
+        A round that is under way counts, and one that was paused before it landed.
+
         Raises:
           ValueError: none is given, or one is no whole number from 0.
         """
@@ -75,7 +78,8 @@ class Goal:
                 raise ValueError(f"{name}={value!r}: a whole number from 0 is needed")
         last = state.step + named.get("steps", math.inf)
         if "rounds" in named:
-            last = min(last, (state.step // period + named["rounds"]) * period)
+            under_way = int(state.counters.done_until) // period
+            last = min(last, (under_way + named["rounds"]) * period)
         return cls(last, state.samples + named.get("samples", math.inf))
 
     def reached(self, state: AdaptiveState) -> bool:
@@ -162,6 +166,8 @@ class AdaptiveEngine:
             Probe(plain, policy.microbatches) if policy.microbatches else None
         )
         self._scale, self._schedule, self._warmed = SCALINGS[scaling], schedule, False
+        # Of a paused round, by trainer: its events and looks, which the next segment has.
+        self._owed: tuple[dict[int, list[Event]], dict[int, dict[str, float]]] = {}, {}
 
     def init(self, params: PyTree) -> AdaptiveState:
         """Start every trainer in every region from `params` (see `Engine.init`)."""
@@ -188,7 +194,9 @@ class AdaptiveEngine:
 
         Of several given, the first that is reached ends it. A run may end anywhere in a round and
         go on there. With `samples` (tokens divided by the tokens of a sample) the last step is a
-        whole one.
+        whole one. Where a wait for
+        other jobs is stopped (`RemoteExchange.stop_when`), the state stands within its step, and
+        the next call goes on with it.
 
         Args:
           state: is donated; use the returned one.
@@ -204,7 +212,9 @@ class AdaptiveEngine:
         goal = Goal.of(state, self.period, rounds=rounds, steps=steps, samples=samples)
         state = self.warm(state, source)
         history = AdaptiveHistory()
-        while not goal.reached(state):
+        if state.paused:
+            state = self._landed(state, *self._owed)
+        while not (goal.reached(state) or state.paused):
             if self.jobs is not None and (missed := self.jobs.rounds_missed(state, self.period)):
                 state = self._caught_up(state, source, goal, missed)
                 continue
@@ -242,54 +252,78 @@ class AdaptiveEngine:
         mask_R = self.plain.runner.mask(participants, (start // self.period + 1) * self.period)
         measures = self.probe is not None and bool(mask_R.any())
         work_SxR = np.full((steps, self.regions.count), per_step // total)
-        ran, rates, seen = {}, {}, {}
+        histories, rates = {}, {}
         for number, plan in plans.items():
             trainer = state.trainers[number]
-            loop = self.loop_of(number, trainer.state)
             if opens and measures and not lands_only:
                 size = self._measured_size(plan)
                 batch = source(number, trainer.used, size * self.probe.count)
-                seen[number] = self.probe.measure(trainer.state, batch, size)
+                seen = self.probe.measure(trainer.state, batch, size)
+                if self.jobs is not None:  # its payload carries them
+                    seen = {name: float(np.asarray(x)[0]) for name, x in seen.items()}
+                trainer = trainer.replace(measured=seen)
                 work_SxR[0] += self.probe.samples(size)
             if self.jobs is not None:
-                loop.carrier.sends(seen.get(number), trainer.measured)
-            scale = self._scale(plan.samples / self.reference_batch)
-            rate = state.samples, per_step, scale
+                self.jobs.send_along(number, trainer)
+            loop = self.loop_of(number, trainer.state)
+            rate = state.samples, per_step, self._scale(plan.samples / self.reference_batch)
             rates[number] = factors(self._schedule, self.period, *rate)
             if lands_only:
-                ran[number] = JobTrainers.passed(loop, trainer.state, steps)
-                continue
-            ready = set_lr_scale(trainer.state, *rate)
-            starts = range(trainer.used, trainer.used + steps * plan.samples, plan.samples)
-            batches = (source(number, first, plan.samples) for first in starts)
-            given = (loop, ready, batches, participants, plan.microbatch)
-            ran[number] = self.plain.run_on(*given)
-        if self.jobs is not None:
-            ran = self.jobs.landed(ran)
-        events, looks = {}, {}
-        for number, (ended, history) in ran.items():
-            trainer, plan = state.trainers[number], plans[number]
-            events[number] = history.events
-            if self.jobs is None:
-                measured = (seen[number], mask_R) if number in seen else None
-                if measures and ends:
-                    ended, sent = self.probe.booked(ended, start + steps, mask_R)
-                    events[number] = [*sent, *events[number]]
+                ended, histories[number] = self.jobs.passed(loop, trainer.state, steps)
             else:
-                carrier = self.loop_of(number, ended).carrier
-                measured = carrier.votes() if ends else None
-                trainer = trainer.replace(measured=None if ends else carrier.to_keep())
+                ready = set_lr_scale(trainer.state, *rate)
+                starts = range(trainer.used, trainer.used + steps * plan.samples, plan.samples)
+                batches = (source(number, first, plan.samples) for first in starts)
+                given = (loop, ready, batches, participants, plan.microbatch)
+                ended, histories[number] = self.plain.run_on(*given)
             trainer = trainer.replace(state=ended, used=trainer.used + steps * plan.samples)
-            if measured is not None:
-                trainer, looks[number] = self._decided(trainer, plan, *measured)
             state = state.with_trainer(number, trainer)
         state = state.replace(samples=state.samples + steps * per_step)
-        if self.jobs is not None and ends and not lands_only:
-            self.jobs.tell(state)
-        histories = {number: history for number, (_, history) in ran.items()}
-        ran_with = histories, plans, rates, in_order(events)
+        (events, looks), self._owed = self._owed, ({}, {})
+        for number, history in histories.items():
+            events.setdefault(number, []).extend(history.events)
+        if self.jobs is None:
+            if measures and ends:
+                state = self._booked(state, mask_R, events)
+            seen = {i: t.measured for i, t in state.trainers.items() if t.measured is not None}
+            votes = {number: (values_R, mask_R) for number, values_R in seen.items()}
+            state = self._decided(state, votes, looks)
+        elif ends:
+            state = self._landed(state, events, looks, lands_only)
+        ran = histories, plans, rates, in_order(events)
         work_SxR = work_SxR / self.reference_batch
-        return state, Segment(start, total, *ran_with, work_SxR, merges, looks)
+        return state, Segment(start, total, *ran, work_SxR, merges, looks)
+
+    def _booked(
+        self, state: AdaptiveState, mask_R: np.ndarray, events: dict[int, list[Event]]
+    ) -> AdaptiveState:
+        """Book what travelled of the round's measurements; its events come first."""
+        for number, trainer in state.trainers.items():
+            ended, sent = self.probe.booked(trainer.state, state.step, mask_R)
+            events[number] = [*sent, *events[number]]
+            state = state.with_trainer(number, trainer.replace(state=ended))
+        return state
+
+    def _landed(
+        self,
+        state: AdaptiveState,
+        events: dict[int, list[Event]],
+        looks: dict[int, dict[str, float]],
+        lands_only: bool = False,
+    ) -> AdaptiveState:
+        """Land what jobs have sent in a round, and let its statistics decide.
+
+        Args:
+          events, looks: what comes of it is added, by trainer.
+          lands_only: this region catches up: no signal stops its waits, and it tells nobody.
+        """
+        state = self.jobs.land(state, events, stoppable=not lands_only)
+        if state.paused:
+            return state
+        state = self._decided(state, self.jobs.votes(), looks)
+        if not lands_only:
+            self.jobs.tell(state)
+        return state
 
     def _measured_size(self, plan: StepPlan) -> int:
         """Samples of a measured microbatch: all of them together are about one step's."""
@@ -297,21 +331,23 @@ class AdaptiveEngine:
         return max([m for m in sizes if m * self.probe.count <= plan.samples], default=sizes[0])
 
     def _decided(
-        self, trainer: Trainer, plan: StepPlan, values_N: dict[str, Any], counted_N: np.ndarray
-    ) -> tuple[Trainer, dict[str, float]]:
-        """Let the policy decide on a trainer's next request.
+        self, state: AdaptiveState, votes: dict[int, Votes], looks: dict[int, dict[str, float]]
+    ) -> AdaptiveState:
+        """Let the policy decide on the trainers' next requests.
 
         Args:
-          values_N: what regions have measured, see `rules.batching.pooled`.
-          counted_N: bool `[N]`, whose of them count, at least one.
-
-        Returns:
-          (trainer, the numbers that the decision rests on, and the decision).
+          votes: by trainer, what regions have measured, and whose of it counts.
+          looks: gets the numbers that the decisions rest on, and the decisions.
         """
-        found = pooled(values_N, self.probe.count, self._measured_size(plan), counted_N)
-        memory, request = self.policy.decide(trainer.policy, found, trainer.batch)
-        look = {"request": request, **dataclasses.asdict(found)}
-        return trainer.replace(policy=memory, request=request), look
+        for number, (values_N, counted_N) in votes.items():
+            trainer = state.trainers[number]
+            size = self._measured_size(self.switch.plan(trainer.batch))
+            found = pooled(values_N, self.probe.count, size, counted_N)
+            memory, request = self.policy.decide(trainer.policy, found, trainer.batch)
+            looks[number] = {"request": request, **dataclasses.asdict(found)}
+            state = state.with_trainer(number, trainer.replace(policy=memory, request=request))
+        trainers = {i: t.replace(measured=None) for i, t in state.trainers.items()}
+        return state.replace(trainers=trainers)
 
     def finish(self, state: AdaptiveState) -> AdaptiveState:
         """Drain, synchronise every trainer once more (`finish.finish`), and merge all into one.
@@ -320,21 +356,22 @@ class AdaptiveEngine:
           ValueError: the state was donated before.
         """
         state.refuse_donated()
+        if state.paused:
+            state = self._landed(state, {}, {}, lands_only=True)
+        self._owed = {}, {}
         events, within = [], state.step % self.period > 0
         for number, trainer in state.trainers.items():
             loop = self.loop_of(number, trainer.state)
             if self.jobs is not None:
-                loop.carrier.sends(None, trainer.measured)
+                self.jobs.send_along(number, trainer)
             ended, found = finish(loop, trainer.state)
             events += [TrainerEvent.of(event, number) for event in found]
-            # Between jobs the decision of this round comes with its last payload.
-            votes = loop.carrier.votes() if self.jobs is not None and within else None
-            trainer = trainer.replace(state=ended, measured=None)
-            if votes is not None:
-                trainer, _ = self._decided(trainer, self.switch.plan(trainer.batch), *votes)
-            state = state.with_trainer(number, trainer)
+            state = state.with_trainer(number, trainer.replace(state=ended))
         if self.clock is not None:
             follow(self.clock, state.step, events)
+        if self.jobs is not None and within:
+            # The decision of this round comes with its last payload.
+            state = self._decided(state, self.jobs.votes(), {})
         state = merge_all(self.trainers, self._programs(state), state)
         if self.jobs is not None:
             self.jobs.compare_at_the_end(state)

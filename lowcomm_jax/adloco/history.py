@@ -53,8 +53,8 @@ class Segment:
     looks: dict[int, dict[str, Any]]
 
     def events_of(self, step: int) -> list[TrainerEvent]:
-        """The events of one step (1-based)."""
-        return [event for event in self.events if event.step == step]
+        """The events of one step (1-based); those of a paused one before stand at the first."""
+        return [event for event in self.events if max(event.step, self.start + 1) == step]
 
 
 def in_order(events: Mapping[int, list[Event]]) -> list[TrainerEvent]:

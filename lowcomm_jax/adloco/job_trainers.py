@@ -2,7 +2,8 @@
 
 Every trainer exchanges for itself: trainer i of a region with trainer i of the others, under names
 that begin with its number. After the last step of a round all trainers send before the first one
-lands, so that a region waits for the slowest exchange and not for their sum.
+lands, so that a region waits for the slowest exchange and not for their sum. Until then each stands
+within its step (`JobDelivery.holds`), as one does that a signal has stopped there.
 
 With a payload travel the region's own gradient statistics. The batch of the next round, and which
 trainers merge, follow from those of the regions that were counted: from what the commit record
@@ -12,7 +13,8 @@ waits.
 
 from __future__ import annotations
 
-import contextlib
+import functools
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,91 +24,22 @@ import numpy as np
 from lowcomm_jax.adloco.probe import SCALARS
 from lowcomm_jax.adloco.state import AdaptiveState, Trainer
 from lowcomm_jax.engine import Engine
-from lowcomm_jax.history import History
-from lowcomm_jax.jobs.job_carrier import JobCarrier, start_from_anchor
+from lowcomm_jax.history import Event, History
+from lowcomm_jax.jobs.job_carrier import Counted, JobCarrier, start_from_anchor
 from lowcomm_jax.jobs.job_delivery import JobDelivery
+from lowcomm_jax.mesh.arrays import place
 from lowcomm_jax.rounds.state_transfer import State, shared_state
-from lowcomm_jax.schedule.base import Send, Stage
 from lowcomm_jax.state.leaves import trainer_prefix
 from lowcomm_jax.state.train_state import TrainState
-from lowcomm_jax.sync.carrier import Collected
-from lowcomm_jax.sync.sync_loop import EventLoop, SyncLoop
+from lowcomm_jax.sync.sync_loop import SyncLoop
 
 HAS_LOOKED = "looked"
 """1 where a region has measured in this round, and 0 where it came in after the round's start."""
 
-NOTHING = {name: np.zeros(1, np.float32) for name in (*SCALARS, HAS_LOOKED)}
-Ran = dict[int, tuple[TrainState, History]]
+_POLL_SECONDS = 0.05
 
-
-class TrainerCarrier(JobCarrier):
-    """`JobCarrier` of one trainer, whose payloads carry statistics, and wait for the others'.
-
-    The region's progress and its state are told for all trainers together (`JobTrainers.tell`), and
-    anchors are compared when all trainers are one.
-
-    Attributes:
-      header: this region's statistics of the round, float32 `[1]` by name.
-      heard: of the last exchange, (statistics `[N]` by name, bool `[N]` who was counted).
-      holds: whether what was sent waits: nothing lands.
-    """
-
-    def __init__(self, delivery: JobDelivery, holds: bool = True):
-        super().__init__(delivery)
-        self.header = NOTHING
-        self.heard: tuple[dict[str, np.ndarray], np.ndarray] | None = None
-        self.holds = holds
-
-    def alone(self) -> TrainerCarrier:
-        return TrainerCarrier(self.delivery.loopback(), holds=False)
-
-    def reach(self, loop: EventLoop, state: TrainState, stage: Stage, begun: bool) -> bool:
-        return not self.holds or isinstance(stage[0], Send)
-
-    @contextlib.contextmanager
-    def ending(self, loop: SyncLoop, state: TrainState) -> Iterator[None]:
-        """Lets what was sent land."""
-        held, self.holds = self.holds, False
-        try:
-            yield
-        finally:
-            self.holds = held
-
-    def collect(
-        self, loop: EventLoop, state: TrainState, key: str, last: bool, adopts: bool
-    ) -> tuple[TrainState, Collected]:
-        state, collected = super().collect(loop, state, key, last, adopts)
-        flight = collected.flight
-        self.heard = dict(flight.header), np.asarray(flight.takes_part)
-        return state, collected
-
-    def sends(self, seen: dict[str, jax.Array] | None, kept: dict[str, float] | None) -> None:
-        """Let the next payload carry what was just `seen`, or `kept` from earlier in the round."""
-        self.header, self.heard = NOTHING, None
-        if seen is not None:
-            self.header = {**seen, HAS_LOOKED: np.ones(1, np.float32)}
-        elif kept is not None:
-            self.header = {name: np.array([x], np.float32) for name, x in kept.items()}
-
-    def to_keep(self) -> dict[str, float]:
-        """This region's statistics of a round that goes on, for `sends`."""
-        return {name: float(np.asarray(x)[0]) for name, x in self.header.items()}
-
-    def votes(self) -> tuple[dict[str, np.ndarray], np.ndarray] | None:
-        """Statistics `[N]` by name that the last exchange brought, and bool `[N]`, who was counted
-        and has measured; None = nobody.
-        """
-        if self.heard is None:
-            return None
-        values_N, counted_N = self.heard
-        counted_N = counted_N & (np.asarray(values_N[HAS_LOOKED]) > 0)
-        return (values_N, counted_N) if counted_N.any() else None
-
-    def done(self, loop: EventLoop, state: TrainState, in_time: bool) -> None:
-        """Nothing."""
-
-    def close(self, loop: EventLoop, state: TrainState) -> None:
-        """Nothing."""
+Votes = tuple[dict[str, np.ndarray], np.ndarray]
+"""Statistics `[N]` by name, and bool `[N]`, whose of them count, at least one."""
 
 
 class JobTrainers:
@@ -116,6 +49,7 @@ class JobTrainers:
         """`count`: trainers at the start; a round has as many exchanges."""
         self.engine, self.delivery = engine, engine.delivery
         self._loops: dict[tuple[Any, int], SyncLoop] = {}
+        self._counted: dict[int, Counted] = {}  # by trainer, what the last exchange brought
         self.delivery.gives = given
         self.delivery.exchange.keep_more(count)
 
@@ -125,11 +59,23 @@ class JobTrainers:
         if key not in self._loops:
             own = JobDelivery(self.delivery.exchange, shared=True, prefix=f"{number}.")
             own.slicings = self.delivery.slicings
-            own.never_defers, own.tells = True, False
+            own.never_defers = own.holds = True
+            own.tells = False
             own.participation = self.delivery.participation
+            carrier = JobCarrier(own)
+            carrier.header = self._header({})
+            carrier.witness = functools.partial(self._counted.__setitem__, number)
             programs = self.engine.sync_loop(state).programs
-            self._loops[key] = SyncLoop(programs, self.engine.weights, TrainerCarrier(own))
+            self._loops[key] = SyncLoop(programs, self.engine.weights, carrier)
         return self._loops[key]
+
+    def _header(self, measured: dict[str, float]) -> dict[str, jax.Array]:
+        """What a payload carries, `[1, 1]` by name; zeros where nothing was measured."""
+        numbers = dict.fromkeys((*SCALARS, HAS_LOOKED), 0.0)
+        if measured:
+            numbers |= {**measured, HAS_LOOKED: 1.0}
+        arrays = {name: np.full((1, 1), x, np.float32) for name, x in numbers.items()}
+        return place(arrays, self.engine.runner.by_region)
 
     def _all(self, state: AdaptiveState) -> Iterator[tuple[int, Trainer, SyncLoop]]:
         for number, trainer in state.trainers.items():
@@ -137,25 +83,61 @@ class JobTrainers:
 
     # -- rounds -----------------------------------------------------------------------------------
 
-    def landed(self, ran: Ran) -> Ran:
-        """Land what all trainers have sent; its events are added to their histories."""
-        jax.block_until_ready([state.inner.params for state, _ in ran.values()])
-        loops = {number: self.loop(number, state) for number, (state, _) in ran.items()}
+    def send_along(self, number: int, trainer: Trainer) -> None:
+        """Let the trainer's next payload carry what this region has measured in the round."""
+        carrier = self.loop(number, trainer.state).carrier
+        carrier.header = self._header(trainer.measured or {})
+        self._counted.pop(number, None)
+
+    def land(
+        self, state: AdaptiveState, events: dict[int, list[Event]], stoppable: bool
+    ) -> AdaptiveState:
+        """Land what all trainers have sent, once all of it is here.
+
+        Args:
+          events: get those of every trainer.
+          stoppable: whether `RemoteExchange.stop_when` stops the wait; the state is then `paused`,
+            and this is called again.
+        """
+        if not self._arrive(state, stoppable):
+            return state
+        for number, trainer, loop in self._all(state):
+            own = trainer.state
+            with loop.carrier.ending(loop, own):
+                own = loop.go_on(own, np.ones(1, bool))
+            events.setdefault(number, []).extend(loop.owed)
+            loop.owed = []
+            state = state.with_trainer(number, trainer.replace(state=own))
+        return state
+
+    def _arrive(self, state: AdaptiveState, stoppable: bool) -> bool:
+        """Wait for the payloads of all trainers, also while the store is away; False = stopped."""
+        jax.block_until_ready([trainer.state.inner.params for trainer in state.trainers.values()])
         # All at once, although they land one by one: their deadlines run at the same time.
-        if flying := [name for loop in loops.values() for name in loop.carrier.delivery.flying]:
-            self.delivery.exchange.arrives(flying)
-        out = {}
-        for number, (state, history) in ran.items():
-            loop, events = loops[number], []
-            if state.counters.behind:
-                with loop.carrier.ending(loop, state):
-                    state = loop.run_due(state, np.ones(1, bool), events)
-            history.add_events(events)
-            out[number] = state, history
-        return out
+        flying = [name for _, _, loop in self._all(state) for name in loop.carrier.delivery.flying]
+        exchange = self.delivery.exchange
+        while flying and not exchange.arrives(flying):
+            if stoppable and exchange.stopped():
+                return False
+            time.sleep(_POLL_SECONDS)
+        return True
+
+    def votes(self) -> dict[int, Votes]:
+        """By trainer, what the regions that were counted in its last exchange have measured.
+
+        Not of trainers where none of these has. What is read here is not given again.
+        """
+        votes: dict[int, Votes] = {}
+        for number, counted in self._counted.items():
+            values_N = {name: np.asarray(x)[:, 0] for name, x in counted.header.items()}
+            counted_N = counted.counted_N & (values_N[HAS_LOOKED] > 0)
+            if counted_N.any():
+                votes[number] = values_N, counted_N
+        self._counted.clear()
+        return votes
 
     @staticmethod
-    def passed(loop: EventLoop, state: TrainState, steps: int) -> tuple[TrainState, History]:
+    def passed(loop: SyncLoop, state: TrainState, steps: int) -> tuple[TrainState, History]:
         """A trainer after so many steps of one round that this region did not make."""
         state, events = loop.after(state, steps, np.zeros(1, bool))
         history = History(int(state.counters.step))

@@ -134,6 +134,11 @@ class AdaptiveState:
         return int(self.first.state.counters.step)
 
     @property
+    def paused(self) -> bool:
+        """Whether it stands within its step, before the payloads of other jobs have landed."""
+        return bool(self.counters.behind)
+
+    @property
     def requests(self) -> dict[int, int]:
         """Every trainer's requested batch for the next round."""
         return {number: trainer.request for number, trainer in self.trainers.items()}

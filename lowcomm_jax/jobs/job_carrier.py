@@ -16,7 +16,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,6 +51,7 @@ class Counted(NamedTuple):
       last: whether this was the last synchronisation of a run.
       counted_N: bool `[N]`, of all regions that exchanged it, ascending.
       adopted: whether regions of this job that were counted adopt it.
+      header: numbers of all regions that came with it, float32 `[N, n]` by name.
     """
 
     fragment: int
@@ -58,6 +60,7 @@ class Counted(NamedTuple):
     last: bool
     counted_N: np.ndarray
     adopted: bool
+    header: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclasses.dataclass
@@ -98,13 +101,16 @@ class JobCarrier:
     def __init__(self, delivery: JobDelivery):
         self.delivery, self.pacing = delivery, OutagePacing()
         self.witness: Callable[[Counted], None] | None = None
-        self.paused, self.header = False, {}
+        self.paused = False
+        self.header: dict[str, Any] = {}
         self._known: int | None = None  # of how many sends the outcome was read ahead
         self._done_until = 0  # all that is due up to this step is done
 
     def alone(self) -> JobCarrier:
         """A carrier that gets its own payloads back, in place of those of the others."""
-        return JobCarrier(self.delivery.loopback())
+        alone = JobCarrier(self.delivery.loopback())
+        alone.header = self.header
+        return alone
 
     # -- acts, put off where the others cannot be reached ------------------------------------------
 
@@ -199,7 +205,8 @@ class JobCarrier:
         number = round_of(state, state.in_flight[key])
         state.counters.counted[p] = flight.takes_part.all()
         if self.witness is not None and learns:
-            self.witness(Counted(p, step, number, last, flight.takes_part.copy(), adopts))
+            counted_N = flight.takes_part.copy()
+            self.witness(Counted(p, step, number, last, counted_N, adopts, flight.header))
         return state, collected
 
     def traffic(self, exchange, p: int, like, mask: np.ndarray, groups, header: int) -> Traffic:
@@ -220,11 +227,13 @@ class JobCarrier:
 
     @contextlib.contextmanager
     def ending(self, loop: EventLoop, state: TrainState) -> Iterator[JobCarrier]:
-        self.delivery.never_defers = True
+        delivery = self.delivery
+        before = delivery.never_defers, delivery.holds
+        delivery.never_defers, delivery.holds = True, False
         try:
             yield self
         finally:
-            self.delivery.never_defers = False
+            delivery.never_defers, delivery.holds = before
 
     def everyone_landed(self, state: TrainState, p: int, step: int, here: bool) -> bool:
         if self.delivery.by_rounds:
@@ -244,7 +253,8 @@ class JobCarrier:
         Raises:
           Parted: another region's anchor is another.
         """
-        self.delivery.compare_final_anchors(state, loop.fragments)
+        if self.delivery.tells:
+            self.delivery.compare_final_anchors(state, loop.fragments)
         if self.delivery.ahead is not None:
             self.delivery.ahead.drop()
 

@@ -96,8 +96,11 @@ class JobDelivery:
         fragments may share them, so that each is compiled once.
       whole: every region needs the payloads of all, and not only their mean.
       gives: what a region that asks is given of a state.
-      tells: whether the others are told how far this region is, and newcomers given states that
-        land here. Not where a state is one trainer's, nor without the others.
+      tells: whether the others are told how far this region is, newcomers given states that land
+        here, and anchors compared at the end. Not where a state is one trainer's, nor without the
+        others.
+      holds: what was sent does not land: its step is paused (`sync.carrier`) until all trainers of
+        the region have sent.
       participation: whether the others counted what this region sent.
     """
 
@@ -113,7 +116,7 @@ class JobDelivery:
         self.exchange, self.anchor_history = exchange, AnchorHistory(shared)
         self.total, self.region = exchange.count, exchange.region
         self.listens_only = self.never_defers = self.by_rounds = self.whole = False
-        self.tells = True
+        self.tells, self.holds = True, False
         self.gives: Callable[[TrainState], State] = shared_state
         self.participation = Participation()
         self.trained, self.prefix, self.patience_s = 0, prefix, 0.0
@@ -211,7 +214,7 @@ class JobDelivery:
 
     def stopped(self) -> bool:
         """Whether waits are to stop for now (`stop_when`); not at the end of a run."""
-        return not self.never_defers and self.exchange.stopped()
+        return self.holds or (not self.never_defers and self.exchange.stopped())
 
     @property
     def flying(self) -> list[str]:
@@ -220,7 +223,7 @@ class JobDelivery:
 
     def arrives(self, state: TrainState, keys: Sequence[str], fragments: Fragments) -> bool:
         """Wait until `finish` would not block for these payloads; False = the store is away, or the
-        wait was stopped.
+        wait was stopped (at once where a delivery `holds`).
 
         A newcomer that asks meanwhile is given this state. It stands within its step, before a
         stage (`SyncCounters.behind` is 1), as one that is saved in a wait does. The newcomer does
@@ -236,7 +239,9 @@ class JobDelivery:
         gives = self.tells and self.group_size is None and not self.never_defers
         if gives:
             self.anchor_history.note(state, fragments)
-        return not names or self._arrive(state, names, gives) or self.never_defers
+        if not names or self.holds:
+            return not names
+        return self._arrive(state, names, gives) or self.never_defers
 
     def _arrive(self, state: TrainState, names: Sequence[str], gives: bool = False) -> bool:
         if all(map(self.exchange.ready, names)):

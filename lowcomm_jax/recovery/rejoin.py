@@ -8,23 +8,29 @@ Progress that a lost region had not sent is lost. It starts from the anchor, wit
 0 (residuals of 0) and its own inner optimizer state: that of its checkpoint, or a fresh one.
 `enter` raises `Lost` where no region gave a state, `Parted` where the state is not the others'.
 
-A region at a pace of its own copies a peer instead (`jobs.peer_copy`). `rejoin_regions` does
-what `enter` does, where all regions are in one process.
+A region at a pace of its own copies a peer instead (`jobs.peer_copy`). Of several trainers the
+state has all that live, with their requests and policies, and was given at the end of a round.
+Rounds that are only landed grow batches and merge trainers as in the other regions, since both
+follow from what was landed. `rejoin_regions` does what `enter` does, where all regions are in one
+process.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 
-from lowcomm_jax.adloco.state import AdaptiveState
+from lowcomm_jax.adloco.engine import AdaptiveEngine, Goal, Source
+from lowcomm_jax.adloco.state import AdaptiveState, KeptTrainers, Trainer
 from lowcomm_jax.checkpoint.target import abstract_flight
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.jobs.anchor_history import anchor_version
@@ -39,9 +45,10 @@ from lowcomm_jax.recovery.precompile import precompile
 from lowcomm_jax.rounds.remote import RemoteExchange
 from lowcomm_jax.rounds.state_transfer import SHARED, State, placed_like
 from lowcomm_jax.state.channel_flights import left_by
-from lowcomm_jax.state.leaves import named_leaves
+from lowcomm_jax.state.leaves import named_leaves, trainer_prefix
 from lowcomm_jax.state.train_state import InFlight, TrainState
-from lowcomm_jax.store.errors import StoreUnavailable
+from lowcomm_jax.store.errors import Rejected, StoreUnavailable
+from lowcomm_jax.sync.initial_state import codec_states
 from lowcomm_jax.sync.round_functions import select
 from lowcomm_jax.sync.sync_loop import SyncLoop
 
@@ -52,15 +59,19 @@ _POLL_SECONDS = 0.05
 _COMPARE_SECONDS = 10.0  # regions tell at their next landing, perhaps after the donor's
 
 
-def enter(engine: Engine, state: TrainState, batch: PyTree) -> TrainState:
+@overload
+def enter(engine: Engine, state: TrainState, example: PyTree) -> TrainState: ...
+@overload
+def enter(engine: AdaptiveEngine, state: AdaptiveState, example: Source) -> AdaptiveState: ...
+def enter(engine: Engine | AdaptiveEngine, state: Any, example: Any) -> Any:
     """Join a run that goes on, after `exchange.join`; returns at once at the run's beginning.
 
     Where the others have ended, and are gone, it takes their result.
 
     Args:
       state: fresh, or restored from a checkpoint of this region; is donated.
-      batch: a host batch like those of `Engine.run`, to compile the inner steps with; it is not
-        trained on.
+      example: a host batch like those of `Engine.run`, or the source of an `AdaptiveEngine`, to
+        compile the inner steps with; it is not trained on.
 
     Returns:
       the state at the others' step.
@@ -68,14 +79,22 @@ def enter(engine: Engine, state: TrainState, batch: PyTree) -> TrainState:
     Raises:
       Lost: no region gave a state.
       Parted: anchors differ, and that of the given state is not the one that is kept.
-      Rejected: the others have ended, and the state they left is damaged.
+      Rejected: the state that the others left at their end is damaged, or that of trainers.
+      ValueError: the state is of another model or method; lists every difference.
     """
     exchange, loop = engine.delivery.exchange, engine.sync_loop(state)
     if exchange.awaited:
         return state
     own = int(state.counters.step)
-    state = engine.warm(precompile(engine, state), batch)
+    state = engine.warm(_precompiled(engine, state), example)
     result = exchange.result()
+    if isinstance(engine, AdaptiveEngine):
+        _, arrays, document = newest(exchange) if result is None else result
+        state = install_trainers(engine, state, arrays, document)
+        if result is None:
+            least = max(own, exchange.sent_before())
+            state = catch_up_trainers(engine, state, example, least)
+        return engine.jobs.start_from_anchors(state)
     if loop.by_rounds:
         return _copy_peer(loop, state, result)
     if result is not None:
@@ -93,6 +112,15 @@ def enter(engine: Engine, state: TrainState, batch: PyTree) -> TrainState:
         # The run has come to another level of its codec, which has other programs.
         state = precompile(engine, state)
         compiled.add(_level(loop, state))
+
+
+def _precompiled(engine: Engine | AdaptiveEngine, state: T) -> T:
+    """`precompile`; of several trainers one, since all have the same programs."""
+    if isinstance(state, TrainState):
+        return precompile(engine, state)
+    [number, *_] = state.trainers
+    played = precompile(engine.plain, state.first.state, engine.sync_loop(state))
+    return state.with_trainer(number, state.first.replace(state=played))
 
 
 def _copy_peer(loop: SyncLoop, state: TrainState, result: State | None) -> TrainState:
@@ -197,6 +225,52 @@ def install(
     return state
 
 
+def install_trainers(
+    engine: AdaptiveEngine, state: AdaptiveState, arrays: dict[str, np.ndarray], document: dict
+) -> AdaptiveState:
+    """Replace what regions have in common by another region's; see `rejoin.install`.
+
+    Args:
+      arrays, document: as `job_trainers.given` makes them.
+
+    Raises:
+      Rejected: the document is damaged.
+      ValueError: the state is of another model or method, or has trainers that this one lacks.
+    """
+    given = _trainers(document, state)
+    lacks = given.live.keys() - state.trainers.keys()
+    if lacks or not given.live:
+        raise ValueError(
+            f"another region's state has the trainers {sorted(given.live)}, this one "
+            f"{sorted(state.trainers)}: start all regions with the same method"
+        )
+    for number in state.trainers.keys() - given.live.keys():
+        state = state.without(number)
+    for number, kept in sorted(given.live.items()):
+        own, prefix = state.trainers[number].state, trainer_prefix(number)
+        theirs = {k.removeprefix(prefix): x for k, x in arrays.items() if k.startswith(prefix)}
+        loop = engine.loop_of(number, own)
+        # Residuals of payloads that were counted since must not be sent again.
+        fresh = own.replace(codec=codec_states(loop.programs))
+        placed = install(loop, fresh, theirs, {"in_flight": []})
+        state = state.with_trainer(number, Trainer.of(placed, kept))
+    return state.replace(samples=given.samples)
+
+
+def _trainers(document: dict, state: AdaptiveState) -> KeptTrainers:
+    """What a document says of all trainers, alike what this state has; raises `Rejected`."""
+    try:
+        found = KeptTrainers.of(document.get("trainers"))
+    except msgspec.ValidationError as error:
+        raise Rejected(f"the document of a state: {error}") from None
+    for one in found.live.values():
+        if one.policy.keys() != state.first.policy.keys():
+            raise Rejected("the policy of another method")
+        if not all(map(math.isfinite, one.policy.values())):
+            raise Rejected("a policy with numbers that are not finite")
+    return found
+
+
 def _spectator(loop: SyncLoop, record: dict):
     """A payload in flight to which this region adds nothing."""
     shapes = abstract_flight(loop.programs, {**record, "kept": False})
@@ -246,6 +320,25 @@ def catch_up(engine: Engine, state: TrainState, least: int = 0) -> TrainState:
     # The others wait for our announcement in what is under way, too.
     loop.carrier.reconnect(loop, state)
     return start_from_anchor(loop, state)
+
+
+def catch_up_trainers(
+    engine: AdaptiveEngine, state: AdaptiveState, source: Source, least: int
+) -> AdaptiveState:
+    """Land the rounds that the others landed, up to their step, or to `least`; see `catch_up`."""
+    delivery = engine.delivery
+
+    def forward(state: AdaptiveState, done: bool = False) -> AdaptiveState:
+        while (step := max(delivery.exchange.frontier(done), least)) > state.step:
+            state = engine.pass_steps(state, source, Goal(step))
+        return state
+
+    delivery.exchange.beat(state.step)
+    engine.jobs.listen(state, True)
+    try:
+        return come_in(delivery, forward(state), forward, engine.jobs.passed_over)
+    finally:
+        engine.jobs.listen(state, False)
 
 
 def come_in(

@@ -187,6 +187,7 @@ def test_everything_wrong_is_listed_at_once():
             scaling="cube",
             reference_batch=0,
             largest_microbatch=0,
+            schedule=3,
             network="nowhere",
         )
     )
@@ -200,6 +201,7 @@ def test_everything_wrong_is_listed_at_once():
         "scaling='cube'",
         "reference_batch=0",
         "largest_microbatch=0",
+        "schedule=3: give a function, or None",
         "network",
     ):
         assert part in text, part

@@ -12,36 +12,40 @@ from adloco.adaptive_cases import PERIOD, engine, stream
 import lowcomm_jax as lc
 from lowcomm_jax import exchange
 from lowcomm_jax.adloco.engine import AdaptiveEngine, Goal
-from lowcomm_jax.adloco.job_trainers import NOTHING, TrainerCarrier, given
-from lowcomm_jax.adloco.state import Trainer
-from lowcomm_jax.adloco.step_plan import StepPlan, Switch
+from lowcomm_jax.adloco.job_trainers import JobTrainers, given
+from lowcomm_jax.adloco.state import AdaptiveState, Trainer
+from lowcomm_jax.adloco.step_plan import Switch
 from lowcomm_jax.checkpoint import Checkpoints
-from lowcomm_jax.recovery import rejoin_trainers
-from lowcomm_jax.recovery.rejoin_trainers import install_trainers
+from lowcomm_jax.jobs.job_carrier import Counted
+from lowcomm_jax.recovery import rejoin
+from lowcomm_jax.recovery.rejoin import install_trainers
 from lowcomm_jax.rules.batching import Fixed, NormTest, pooled
 from lowcomm_jax.store.errors import Rejected
 
 POLICY = NormTest(start=2, cap=64, microbatches=2, smoothing=0.0)
 MEASURED = {"gbar2": [1.0, 4.0, 9.0], "spread": [8.0, 2.0, 5.0], "along": [3.0, 1.0, 0.5]}
-PLAN = StepPlan(2, 1, 2)
 
 
-def that_heard(looked, counted, measured=MEASURED):
-    """The carrier of a trainer after the exchange of a round brought these numbers."""
-    heard = {name: np.array(x, np.float32) for name, x in measured.items()}
-    heard["looked"] = np.array(looked, np.float32)
-    carrier = TrainerCarrier.__new__(TrainerCarrier)
-    carrier.heard = heard, np.array(counted, bool)
-    carrier.header = {name: x[:1] for name, x in heard.items()}
-    return carrier
+def votes(looked, counted, measured=MEASURED):
+    """What trainer 0 is given to decide on, after an exchange brought these numbers."""
+    header = {name: np.array(x, np.float32)[:, None] for name, x in measured.items()}
+    header["looked"] = np.array(looked, np.float32)[:, None]
+    one = JobTrainers.__new__(JobTrainers)
+    one._counted = {0: Counted(0, 3, 0, False, np.array(counted, bool), True, header)}
+    found = one.votes()
+    assert not one._counted
+    return found
 
 
 def decided(*given):
     """The trainer, and the numbers that the decision rests on, after such a round."""
     one = AdaptiveEngine.__new__(AdaptiveEngine)
     one.policy, one.switch, one.probe = POLICY, Switch(1), SimpleNamespace(count=2)
-    trainer = Trainer(2, 2, 0, POLICY.init(), {"looked": 1.0}, state=None)
-    return one._decided(trainer, PLAN, *that_heard(*given).votes())
+    trainer = Trainer(2, 2, 0, POLICY.init(), {"gbar2": 1.0}, state=None)
+    looks = {}
+    state = one._decided(AdaptiveState({0: trainer}, 0), votes(*given), looks)
+    assert state.first.measured is None
+    return state.first, looks[0]
 
 
 @pytest.mark.parametrize(
@@ -58,21 +62,13 @@ def test_who_was_counted_and_has_measured_decides(looked, counted):
 
 @pytest.mark.parametrize("looked, counted", [([0, 0, 0], [1, 1, 1]), ([1, 0, 0], [0, 1, 1])])
 def test_where_nobody_has_measured_there_is_nothing_to_decide_on(looked, counted):
-    assert that_heard(looked, counted).votes() is None
+    assert votes(looked, counted) == {}
 
 
 def test_numbers_that_are_not_finite_change_nothing():
     measured = {**MEASURED, "spread": [8.0, np.nan, 5.0]}
     found, _ = decided([1, 1, 1], [1, 1, 1], measured)
     assert (found.request, found.policy) == (2, POLICY.init())
-
-
-def test_in_the_middle_of_a_round_this_regions_numbers_are_kept():
-    carrier = that_heard([1, 1, 1], [1, 1, 1])
-    kept = {"gbar2": 1.0, "spread": 8.0, "along": 3.0, "looked": 1.0}
-    assert carrier.to_keep() == kept
-    carrier.sends(None, kept)
-    assert carrier.header == kept and carrier.votes() is None
 
 
 # -- a state of another region -----------------------------------------------------------------
@@ -109,7 +105,6 @@ def test_a_state_brings_batches_policies_and_places_in_the_streams(states):
     assert (trainer.batch, trainer.request, trainer.policy) == (2, 3, used_policy())
     assert trainer.used == 7 and trainer.measured is None
     assert found.counters.bytes_sent.tolist() == [5]
-    assert all(not np.any(x) for x in NOTHING.values())
 
 
 def test_residuals_of_all_trainers_start_anew(tmp_path):
@@ -227,14 +222,14 @@ def test_who_comes_after_the_end_starts_from_the_anchors_of_the_result(region, m
     monkeypatch.setattr(others, "result", lambda: result)
     # Nothing is compiled, since nobody is there to exchange anything with.
     monkeypatch.setattr(one, "warm", lambda state, source: state)
-    monkeypatch.setattr(rejoin_trainers, "precompile", lambda engine, state, *_: state)
-    starts_from(rejoin_trainers.enter(one, state, stream), wanted)
+    monkeypatch.setattr(rejoin, "precompile", lambda engine, state, *_: state)
+    starts_from(rejoin.enter(one, state, stream), wanted)
 
 
 def test_a_checkpoint_in_a_round_has_this_regions_numbers(region, tmp_path):
     """They travel with the round's payload, which is sent after the run goes on."""
     one, state = region
-    measured = {"gbar2": 1.0, "spread": 0.1, "along": 3.0, "looked": 1.0}
+    measured = {"gbar2": 1.0, "spread": 0.1, "along": 3.0}
     state = state.with_trainer(1, state.trainers[1].replace(measured=measured))
     with Checkpoints(tmp_path / "saved") as checkpoints:
         checkpoints.save(state, extra={}, config={}, method=one.method)

@@ -302,6 +302,7 @@ def test_what_is_in_flight_is_started_again_in_the_order_of_the_sends():
 def test_it_is_noted_who_was_counted_and_whether_it_is_adopted(counted, all_were):
     loop, state, seen = Sends(), State(), []
     arrived = sent(5, fragment=1, takes_part=np.array(counted, bool))
+    arrived.header = {"x": 1}
     state.counters.counted = np.array([False, not all_were])
     state.counters.sends, state.in_flight = np.array([0, 16]), {"k": sent(5, fragment=1)}
     came = Collected(arrived, None, {})
@@ -314,7 +315,7 @@ def test_it_is_noted_who_was_counted_and_whether_it_is_adopted(counted, all_were
         carrier.collect(loop, state, "k", last, adopts)
         one = seen.pop()
         assert one[:4] == (1, 5, 15, last) and one.counted_N.tolist() == list(map(bool, counted))
-        assert one.adopted is adopts
+        assert one.adopted is adopts and one.header == {"x": 1}
     loop.delivery.learns_outcome = lambda key: False
     carrier.collect(loop, state, "k", False, True)
     assert not seen

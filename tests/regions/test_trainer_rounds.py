@@ -19,7 +19,7 @@ from regions.party import TIMING
 import lowcomm_jax as lc
 from lowcomm_jax import exchange
 from lowcomm_jax.checkpoint import Checkpoints
-from lowcomm_jax.recovery import rejoin_trainers
+from lowcomm_jax.recovery import rejoin
 from lowcomm_jax.rules.batching import NormTest
 
 
@@ -259,13 +259,13 @@ def test_a_region_that_is_late_ends_where_it_was_told_to(brief):
 def test_a_lost_region_comes_back_with_the_others_trainers_and_batches(brief, monkeypatch):
     """No sooner than the last send of the job before it."""
     rounds, dies, entered = 60, 2, threading.Event()
-    catch_up, least = rejoin_trainers._catch_up, []
+    catch_up, least = rejoin.catch_up_trainers, []
 
     def noted(*given):
         least.append(given[-1])
         return catch_up(*given)
 
-    monkeypatch.setattr(rejoin_trainers, "_catch_up", noted)
+    monkeypatch.setattr(rejoin, "catch_up_trainers", noted)
 
     def until_entered(round_):
         if round_ > dies:
@@ -283,7 +283,7 @@ def test_a_lost_region_comes_back_with_the_others_trainers_and_batches(brief, mo
 
         def again():
             job = Region(2, 3, brief(3)(2))
-            state = rejoin_trainers.enter(job.one, job.begin(), job.source)
+            state = rejoin.enter(job.one, job.begin(), job.source)
             at = state.step
             entered.set()
             state, events = job.train(state, rounds)
@@ -314,7 +314,7 @@ def test_a_restored_run_goes_on_in_the_middle_of_a_round(between, tmp_path):
                 kept.wait()
                 state = kept.restore(one, oracle.make_params()).state
             assert [trainer.measured for trainer in state.trainers.values()] == measured
-            assert all(one["looked"] == 1 for one in measured)
+            assert all(one.keys() == {"gbar2", "spread", "along"} for one in measured)
             one.reconnect(state)
             state, _ = one.run(state, source, **runs[1])
             found = seen(state), seen(one.finish(state))
@@ -326,3 +326,58 @@ def test_a_restored_run_goes_on_in_the_middle_of_a_round(between, tmp_path):
     for region in range(2):
         for got, want in zip(found[region], whole[region][1:], strict=True):
             jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+@pytest.mark.parametrize("away, killed", [(False, False), (True, False), (False, True)])
+def test_a_wait_of_trainers_can_be_stopped_and_goes_on_where_it_was(away, killed, brief, tmp_path):
+    """The state that is returned meanwhile can be saved, also while the store is away."""
+    make = brief(2)
+
+    def begin(region):
+        one, source = engine(method(), 2, exchange=make(region)), own_stream(region, 2)
+        state, _ = one.run(one.init(oracle.make_params()), source, rounds=1)
+        if region == 1:
+            return one, state
+        others, asked = one.delivery.exchange, iter([False] * 5)
+        others.stop_when(lambda: next(asked, True))
+        reachable = others.reachable
+        others.reachable = lambda: not away and reachable()
+        state, history = one.run(state, source, rounds=1)
+        assert state.paused and state.step == 2 * PERIOD == PERIOD + len(history)
+        assert {event.kind for event in history.events} == {"send"}
+        state, history = one.run(state, source, rounds=1)  # it is still to stop
+        assert state.paused and not len(history)
+        others.stop_when(lambda: False)
+        others.reachable = reachable
+        return one, state
+
+    def again(region, one, state):
+        """As begun, in the job of another process."""
+        with Checkpoints(tmp_path / str(region)) as kept:
+            kept.save(state, extra={}, config={})
+        vanish(one.delivery.exchange)
+        one = engine(method(), 2, exchange=make(region))
+        with Checkpoints(tmp_path / str(region)) as kept:
+            state = kept.restore(one, oracle.make_params()).state
+        one.reconnect(state)
+        return one, state
+
+    def go_on(region, one, state):
+        found, rows = [], []
+        for _ in range(2):
+            state, history = one.run(state, own_stream(region, 2), rounds=1)
+            found.append(seen(state))
+            rows.append(list(history.rows()))
+        if region == 0:
+            assert not rows[0]
+            owed = rows[1][0]
+            landed = {event["trainer"] for event in owed["events"] if event["kind"] == "land"}
+            assert landed == {0, 1} and owed["looks"].keys() == {"0", "1"}
+        return [*found, seen(one.finish(state))]
+
+    with ThreadPoolExecutor(2) as pool, jax.numpy_dtype_promotion("standard"):
+        begun = list(pool.map(begin, range(2)))
+        if killed:
+            begun = list(pool.map(again, range(2), *zip(*begun)))
+        found = list(pool.map(go_on, range(2), *zip(*begun)))
+    assert_same(found, on_mesh(method, 2, [{"rounds": 2}, {"rounds": 1}]))

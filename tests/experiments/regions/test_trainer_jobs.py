@@ -1,14 +1,17 @@
 """AdLoCo with a process a region: as one process; killed and back; stopped and continued."""
 
+import time
+
 import pytest
 from launched import Configured, fields_of
 from pytest import approx
 
 from experiments.__main__ import main
 from experiments.metrics import read_records
+from experiments.processes import free_port
 from experiments.report.main import by_region
 from experiments.runlog import read_run, summarise
-from experiments.workdir import METRICS
+from experiments.workdir import CHECKPOINTS, METRICS
 
 CONFIG, PERIOD = "configs/adloco.py", 4
 METHOD = {
@@ -91,7 +94,10 @@ def test_killed_and_back_then_all_stopped_and_continued(tiny, root):
         stopped(run)
     mine, theirs = (trained(read_records(job.workdir / METRICS)) for job in run.jobs)
     shared = mine.keys() & theirs.keys()
-    assert max(shared) > last > at and not [s for s in shared if mine[s] != theirs[s]]
+    assert max(shared) > last > at and not [s for s in shared if mine[s][:2] != theirs[s][:2]]
+    # Where one of them has stood in the exchange when the signal came, it tells later.
+    looks = [(mine[s][2], theirs[s][2]) for s in shared if mine[s][2] and theirs[s][2]]
+    assert looks and all(one == other for one, other in looks)
 
 
 def stopped(run):
@@ -102,3 +108,40 @@ def stopped(run):
     logs = [read_records(job.workdir / METRICS) for job in run.jobs]
     assert len({log[-1]["step"] for log in logs}) == 1
     return logs
+
+
+SAVED_S = 10.0
+"""Seconds from a signal until everything is saved; 2 on a machine that has nothing else to do."""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_device")
+def test_a_signal_in_the_exchange_of_a_round_saves_at_once(tiny, root):
+    """Nobody gets what the others send. Who is killed then goes on within that step."""
+    more = {"exchange": "peers", "steps": 3 * PERIOD, "deadline_s": 600, "log.every": 1}
+    run = Configured(root, 2, CONFIG, fields(tiny, root, **more))
+    for job in run.jobs:
+        nowhere = [("address", f"127.0.0.1:{free_port()}"), ("listen", "127.0.0.1:0")]
+        job.shared = [*job.shared, *nowhere]
+    with run:
+        for region in (0, 1):
+            run.reached(region, PERIOD - 1)
+        time.sleep(3.0)
+        began = time.monotonic()
+        for job in run.jobs:
+            job.signal(15)
+        run.until(
+            lambda: all((job.workdir / CHECKPOINTS / str(PERIOD)).is_dir() for job in run.jobs)
+        )
+        took = time.monotonic() - began
+        print(f"saved {took:.1f} s after the signal")
+        assert took < SAVED_S and [job.poll() for job in run.jobs] == [None, None]
+        for job in run.jobs:
+            job.signal(9)
+        run.exits()
+        for job in run.jobs:
+            job.shared = [(k, v) for k, v in job.shared if k not in ("address", "listen")]
+            job.start()
+        assert run.exits() == [0, 0], [run.shown(0), run.shown(1)]
+        mine, theirs = (trained(read_records(job.workdir / METRICS)) for job in run.jobs)
+        assert mine == theirs and max(mine) > PERIOD
