@@ -23,6 +23,7 @@ import optax
 from lowcomm_jax.compression import Codec, LowRank, names, registry
 from lowcomm_jax.compression.codec_levels import CodecLevels
 from lowcomm_jax.methods.base import Method
+from lowcomm_jax.network.collectives import derive_tau
 from lowcomm_jax.refused import collect, is_unknown
 from lowcomm_jax.rules.outer import nesterov
 from lowcomm_jax.schedule import Ranked, Schedule, Staggered
@@ -113,13 +114,13 @@ def dilocox(
     if rank is not None and not low_rank:
         problems.append(f"rank={rank} is unused: only low-rank codecs given by name have one")
     given = delay == 1 and len(timing) == 2 and not _timing_problems(timing)
-    travel = math.ceil(timing[1] / timing[0] - 1e-9) if given else None
     late = delay == 1
+    # None = as the network says; nothing travels behind a round that waits.
+    travel = (derive_tau(timing[1], timing[0]),) if given else None if late else ()
     schedule: Schedule = Staggered(
         period,
         delay=delay * period,
         land_after_send=late,
-        hidden=late,
         travel=travel,
         first_round=first_round,
     )
@@ -206,7 +207,7 @@ def _ranked(
     period: int,
     ranks: tuple[int, ...],
     delay: int,
-    travel: int | None,
+    travel: tuple[int, ...] | None,
     first_round: FirstRound,
 ) -> Ranked:
     shortest = max(1, period // 8) if rule.shortest is None else rule.shortest
@@ -215,7 +216,7 @@ def _ranked(
         ranks=ranks,
         window=rule.window,
         shortest=shortest,
-        travel=() if travel is None else (travel,) * len(ranks),
+        travel=None if travel is None else travel * len(ranks),
         probe=rule.probe,
         delay=delay * period,
         land_after_send=delay == 1,

@@ -83,7 +83,7 @@ def test_a_preset_is_planned_leaf_by_leaf(name):
         ({"methods": {"a": {"preset": "nope"}}}, ["methods.a: preset 'nope' is unknown"]),
         (
             {"methods": {"a": {"preset": "diloco", "period": "x"}}},
-            ["a: period=x: must be a whole number"],
+            ["a: period='x': give a whole number"],
         ),
         ({"methods": {"a": {"preset": "diloco", "tau": 3}}}, ["methods.a: field 'tau' is unknown"]),
         ({"methods": {"a": {"preset": "diloco", "codec": "zip"}}}, ["a: codec: 'zip' is unknown"]),
