@@ -580,12 +580,12 @@ class BlockRunner:
 
     def active(self, steps: range, capacity: int) -> np.ndarray | None:
         """Bool `[R, S]`: which regions make an inner step; None = all of them, always."""
-        schedule = self.method.schedule
-        if not schedule.uneven or self.count < self.total:
+        pace = self.method.schedule.pace
+        if pace is None or self.count < self.total:
             return None  # a job that is one region makes all of its own steps
         active = np.zeros((self.count, capacity), bool)
         for i, t in enumerate(steps):
-            active[:, i] = schedule.active(t, self.count)
+            active[:, i] = pace.active(t, self.count)
         return active
 
 

@@ -324,7 +324,8 @@ def _own_order(s: Setup) -> bool:
 
 def _simulated_pace(s: Setup) -> bool:
     schedule = s.method.schedule
-    return schedule.uneven and not schedule.by_rounds and not _own_order(s)
+    known = schedule.by_rounds or schedule.local_servers
+    return schedule.uneven and not known and not _own_order(s)
 
 
 def _parting_trainers(s: Setup) -> bool:

@@ -5,17 +5,20 @@ from types import SimpleNamespace
 import numpy as np
 
 from lowcomm_jax.schedule.base import View
+from lowcomm_jax.state.train_state import SyncCounters
 
 
 def leaves(schedule, step, counters, busy=(), rates=None, regions=1):
-    """The fragments that leave, given those in flight; `rates` as in `Schedule.choose`."""
+    """The fragments that leave, given those in flight; `rates` as in `Send.leaves`."""
     flights = [(f"{p}@0", SimpleNamespace(fragment=p)) for p in busy]
-    found = []
-    for act in schedule.sends(step, View(counters, flights, regions)):
-        several = len(act.fragments) > 1
-        choose = schedule.choose
-        found.append(choose(step, counters, act.fragments, rates) if several else act.fragments[0])
-    return tuple(found)
+    stage = schedule.sends(step, View(counters, flights, regions))
+    return tuple(act.leaves(rates) for act in stage)
+
+
+def counters_of(schedule, regions):
+    """The counters of a run that begins."""
+    start = schedule.start() if schedule.remembers else {}
+    return SyncCounters.start(schedule.fragments, regions, start)
 
 
 def flight(fragment, sent, due, takes_part, moved=False):

@@ -1,12 +1,19 @@
 """The rooms: imports point down the list of docs/architecture.md, and never in a circle."""
 
+import functools
 import graphlib
+import importlib
+import inspect
 import os
+import pkgutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
+
+from lowcomm_jax.schedule import Staggered
 
 grimp = pytest.importorskip("grimp", reason="import-linter is a dependency of the extra `test`")
 
@@ -74,3 +81,56 @@ def test_every_room_says_what_it_is_for(package):
         and not (folder / "__init__.py").read_text(encoding="utf-8").startswith('"""')
     ]
     assert not silent
+
+
+METHODS = (types.FunctionType, classmethod, staticmethod, property, functools.cached_property)
+WITHOUT_OVERRIDES = ("lowcomm_jax.schedule",)
+
+
+def kinds_of(package):
+    """The classes of a room."""
+    room = importlib.import_module(package)
+    for found in pkgutil.iter_modules(room.__path__):
+        module = importlib.import_module(f"{package}.{found.name}")
+        for _, kind in inspect.getmembers(module, inspect.isclass):
+            if kind.__module__ == module.__name__:
+                yield kind
+
+
+def overrides(kind):
+    """Names of a class that hide a method or an attribute by a method, or a method by a value.
+
+    Abstract methods, which are there to be implemented, and special ones do not count.
+    """
+    bases = [base for base in kind.__mro__[1:] if base.__module__.startswith("lowcomm_jax")]
+    for name, value in vars(kind).items():
+        hidden = [vars(base)[name] for base in bases if name in vars(base)]
+        methods = any(isinstance(x, METHODS) for x in (value, *hidden))
+        abstract = all(getattr(x, "__isabstractmethod__", False) for x in hidden)
+        if hidden and methods and not abstract and not name.startswith("__"):
+            yield f"{kind.__name__}.{name}"
+
+
+@pytest.mark.parametrize("package", WITHOUT_OVERRIDES)
+def test_no_method_overrides_one_that_is_not_abstract(package):
+    found = [name for kind in kinds_of(package) for name in overrides(kind)]
+    assert found == []
+
+
+def test_every_way_to_override_is_seen():
+    class Hides(Staggered):
+        uneven = True
+
+        def due(self, step, counters):
+            return ()
+
+        @property
+        def by_steps(self):
+            return False
+
+        @property
+        def unknown(self):
+            return 1
+
+    assert sorted(overrides(Hides)) == ["Hides.by_steps", "Hides.due", "Hides.uneven"]
+    assert list(overrides(Staggered)) == []

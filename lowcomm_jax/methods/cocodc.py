@@ -47,8 +47,8 @@ def cocodc(
       period: H, inner steps after which an unsent fragment is overdue.
       fragments: K <= H, parts that travel one at a time.
       overlap: tau < H, inner steps from send to landing; one for all regions, or one each.
-      syncs_per_period: N, sends in H steps. None = K; with `gamma`:
-        min(H, max(K, floor(gamma H T_c / T_s))).
+      syncs_per_period: N, sends in H steps. None = K; with `gamma` as many as fit into that share
+        of the link (`schedule.syncs_per_period`).
       gamma: share of the link that may be used, in (0, 1]; None = N decides.
       step_seconds: T_c, seconds of an inner step, with `sync_seconds`; None = the network's.
       sync_seconds: T_s, seconds to synchronise a fragment; None = the network's.

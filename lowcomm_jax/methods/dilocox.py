@@ -115,14 +115,15 @@ def dilocox(
     problems += found
     if rank is not None and not low_rank:
         problems.append(f"rank={rank} is unused: only low-rank codecs given by name have one")
-    travel, late = None, delay == 1
+    late = delay == 1
+    # None = as the network says; nothing travels behind a round that waits.
+    travel: tuple[int, ...] | None = None if late else ()
     if late and step_seconds is not None and sync_seconds is not None and not unfit:
-        travel = derive_tau(sync_seconds, step_seconds)
+        travel = (derive_tau(sync_seconds, step_seconds),)
     schedule: Schedule = Staggered(
         period,
         delay=delay * steps,
         land_after_send=late,
-        hidden=late,
         travel=travel,
         first_round=first_round,
     )
@@ -136,7 +137,7 @@ def dilocox(
             ranks=ranks,
             window=rule.window,
             shortest=shortest,
-            travel=() if travel is None else (travel,) * len(ranks),
+            travel=None if travel is None else travel * len(ranks),
             probe=rule.probe,
             delay=delay * steps,
             land_after_send=late,

@@ -176,7 +176,7 @@ def play(
     state = state.replace(rate=np.asarray(rates, np.float32))
     schedule, period, trainers = loop.schedule, period_of(method), method.trainer_count
     tau = period if schedule.land_after_send else int(np.max(schedule.delay))
-    settled = schedule.warm_up if scenario.rank else 0
+    settled = schedule.window if scenario.rank else 0
     warm = (1 + settled) * period + tau + 1
     cycle = max(period, schedule.cycle, *(channel.every for channel in method.channels))
     steps = warm + PERIODS * cycle

@@ -13,16 +13,19 @@ reduced data alone, so that every region decides alike. `base` has the contract.
   steps.
 - `learners`: independent learners, with a quorum and a grace window.
 - `never`: no main exchange, for methods of channels alone.
+- `pace`: when regions make inner steps, and are down. `timing`: what a network says.
 """
 
-from lowcomm_jax.schedule.adaptive import Adaptive, syncs_per_period
+from lowcomm_jax.schedule.adaptive import Adaptive
 from lowcomm_jax.schedule.arrivals import Arrivals
-from lowcomm_jax.schedule.base import Admission, Schedule, Timing, delay_per_region
-from lowcomm_jax.schedule.learners import Learners, Outage
+from lowcomm_jax.schedule.base import Admission, Schedule, Send, delay_per_region
+from lowcomm_jax.schedule.learners import Learners
 from lowcomm_jax.schedule.never import Never
+from lowcomm_jax.schedule.pace import Outage
 from lowcomm_jax.schedule.rank_driven import Ranked
 from lowcomm_jax.schedule.staggered import Staggered
 from lowcomm_jax.schedule.timed import Timed
+from lowcomm_jax.schedule.timing import Timing, syncs_per_period
 from lowcomm_jax.schedule.two_levels import TwoLevels
 
 NAMES = {"arrivals": Arrivals, "staggered": Staggered}
@@ -37,6 +40,7 @@ __all__ = [
     "Outage",
     "Ranked",
     "Schedule",
+    "Send",
     "Staggered",
     "Timed",
     "Timing",

@@ -21,39 +21,19 @@ Differs from the paper:
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
 
-from lowcomm_jax.schedule.base import Rates, Schedule, Send, Stage, Timing, View, common_violations
+from lowcomm_jax.refused import is_whole
+from lowcomm_jax.schedule.base import Remembering, Send, common_violations
+from lowcomm_jax.schedule.timing import syncs_per_period
 from lowcomm_jax.state.train_state import Decided, SyncCounters
 
 
-def syncs_per_period(
-    period: int,
-    fragments: int,
-    gamma: float,
-    step_seconds: float,
-    sync_seconds: float,
-) -> int:
-    """N = min(H, max(K, floor(gamma H T_c / T_s))), slots per period.
-
-    Args:
-      period: H, inner steps.
-      fragments: K.
-      gamma: share of the link that may be used, in (0, 1].
-      step_seconds: T_c, seconds of one inner step.
-      sync_seconds: T_s, seconds to synchronise one fragment.
-    """
-    # A product that is whole in decimals may fall just below in binary: 0.29 * 100.
-    capacity = math.floor(gamma * period * step_seconds / sync_seconds + 1e-9)
-    return min(period, max(fragments, capacity))
-
-
 @dataclasses.dataclass(frozen=True)
-class Adaptive(Schedule):
+class Adaptive(Remembering):
     """CoCoDC's choice, at most one fragment a slot. See `Schedule` for the other fields.
 
     Attributes:
@@ -68,25 +48,11 @@ class Adaptive(Schedule):
 
     period: int
     fragments: int
-    syncs: int | None
+    syncs: int | None = dataclasses.field()  # without a default
     delay: int | tuple[int, ...] = 0
     statistic: Literal["rate", "drift"] = "rate"
     gamma: float | None = None
     measured: bool = False
-
-    @property
-    def needs_network(self) -> bool:
-        return self.syncs is None
-
-    def settle(self, timing: Timing) -> Adaptive:
-        if self.syncs is not None:
-            return self
-        # The largest fragment's T_s: a slot must fit whichever is chosen.
-        slowest = max(timing.sync_seconds(p, 0) for p in range(self.fragments))
-        syncs = syncs_per_period(
-            self.period, self.fragments, self.gamma, timing.step_seconds, slowest
-        )
-        return dataclasses.replace(self, syncs=syncs)
 
     @property
     def spacing(self) -> int:
@@ -110,14 +76,17 @@ class Adaptive(Schedule):
         now = int(step > since[1])
         return int(since[now]), self._spacing(syncs[now])
 
-    def due(self, step: int, counters: SyncCounters) -> tuple[int, ...]:
+    def due(self, step: int, counters: SyncCounters) -> tuple[Send, ...]:
+        """In a slot every fragment: those overdue, those never sent, then those that are rated."""
         origin, spacing = self._grid(step, counters)
-        return () if (step - origin) % spacing else tuple(range(self.fragments))
-
-    def sends(self, step: int, view: View) -> Stage:
-        """One send of the fragments that are not in flight; `choose` picks it."""
-        ready = tuple(p for send in super().sends(step, view) for p in send.fragments)
-        return (Send(ready),) if ready else ()
+        if (step - origin) % spacing:
+            return ()
+        sent = counters.last_sent
+        oldest_first = sorted(range(self.fragments), key=lambda p: (sent[p], p))
+        new = [p for p in oldest_first if sent[p] < 0]
+        overdue = [p for p in oldest_first if sent[p] >= 0 and step - sent[p] >= self.period]
+        rated = tuple(p for p in oldest_first if sent[p] >= 0 and step - sent[p] < self.period)
+        return (Send((*overdue, *new, *rated), rated=rated),)
 
     def decide(self, step: int, counters: SyncCounters, landings: Sequence[Any]) -> Decided | None:
         seconds = [e.values["seconds"] for e in landings if "seconds" in e.values]
@@ -137,26 +106,12 @@ class Adaptive(Schedule):
             "syncs": np.array([now["syncs"][current], syncs], np.int64),
         }
 
-    def choose(
-        self, step: int, counters: SyncCounters, ready: tuple[int, ...], rates: Rates
-    ) -> int:
-        oldest = min(ready, key=lambda p: (counters.last_sent[p], p))
-        # A never-sent fragment (last_sent = -1) is the oldest; it only yields to an overdue one.
-        sent = [p for p in ready if counters.last_sent[p] >= 0]
-        overdue = [p for p in sent if step - counters.last_sent[p] >= self.period]
-        if overdue:
-            return min(overdue, key=lambda p: (counters.last_sent[p], p))
-        if counters.last_sent[oldest] < 0:
-            return oldest
-        rate = rates()
-        return max(ready, key=lambda p: (rate[p], -counters.last_sent[p], -p))
-
     def violations(self, regions: int) -> list[str]:
         problems = common_violations(self, regions, "overlap")
-        whole = self.syncs is None or np.issubdtype(np.asarray(self.syncs).dtype, np.integer)
-        if not whole:
-            problems.append(f"syncs_per_period={self.syncs!r}: must be a whole number")
-        elif self.syncs is not None and not self.fragments <= self.syncs <= self.period:
+        limits = is_whole(self.fragments) and is_whole(self.period)
+        if self.syncs is not None and not is_whole(self.syncs):
+            problems.append(f"syncs_per_period={self.syncs!r}: give a whole number")
+        elif limits and self.syncs is not None and not self.fragments <= self.syncs <= self.period:
             problems.append(
                 f"syncs_per_period={self.syncs}: must lie between fragments={self.fragments} (or a "
                 f"fragment could starve) and period={self.period} (at most one a step)"

@@ -2,8 +2,10 @@
 
 After every inner step the loop asks `Schedule.acts` for a stage, a tuple of acts, and does them,
 until there is none. A schedule reads counters, decisions and payloads in flight (`View`), never an
-array, so that every region decides alike. It is a frozen dataclass; what it remembers between steps
-is `SyncCounters.decided`. The loop stores that, checkpoints keep it, and `Schedule.decide` changes
+array, so that every region decides alike. It is a frozen dataclass of attributes that loop,
+refusals and plans read. One of its own says in `due` whose turn it is; the acts follow from that,
+and no method of a schedule overrides another. What it remembers between steps is
+`SyncCounters.decided`: the loop stores that, checkpoints keep it, and `Remembering.decide` changes
 it (for `TwoLevels` the loop itself).
 
 The acts name what is *still to be done*. They leave marks: a send `last_sent`, a move
@@ -23,7 +25,9 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from lowcomm_jax.network.collectives import derive_tau
+from lowcomm_jax.refused import at_least, is_number, is_whole
+from lowcomm_jax.schedule.pace import Outage, Pace
+from lowcomm_jax.schedule.timing import Timing, syncs_per_period
 from lowcomm_jax.state.train_state import Decided, InFlight, SyncCounters, flight_key
 
 FirstRound = Literal["empty", "blocking"]
@@ -35,15 +39,25 @@ class Send(NamedTuple):
     """Measure the pseudo-gradient of a fragment, encode it and put it in flight.
 
     Attributes:
-      fragments: those that may leave; of several, `Schedule.choose` picks one when the act is done.
+      fragments: those that may leave; one of them does (`leaves`).
       admitted: bool `[R]`, who may take part; None = all.
       lands: the step at which it lands in all regions, whoever took part; None = after the delay of
         each, in those that took part.
+      rated: those that the schedule's `statistic` decides among; they come behind all others.
     """
 
     fragments: tuple[int, ...]
     admitted: np.ndarray | None = None
     lands: int | None = None
+    rated: tuple[int, ...] = ()
+
+    def leaves(self, rates: Rates) -> int:
+        """The fragment that leaves: the first; if all are rated, the first of the largest rate."""
+        first, *others = self.fragments
+        if not others or first not in self.rated:
+            return first
+        rate = rates()
+        return max(self.fragments, key=lambda p: rate[p])
 
 
 class Move(NamedTuple):
@@ -102,7 +116,7 @@ class Admission:
     Attributes:
       quorum: K, learners that must have reported.
       grace: gamma, share of the slack that a round waits for the others, in [0, 1).
-      weights: `token_rate`: c_tokens (c_tokens / c_steps), tokens and steps since the learner
+      weights: `token_rate`: w of `methods.decoupled_diloco`, of tokens and steps since the learner
         received the fragment; or as `given` to the engine.
     """
 
@@ -112,16 +126,16 @@ class Admission:
 
     def violations(self, regions: int) -> list[str]:
         """Settings that cannot work, one line with its fix each."""
-        found = []
-        if not 1 <= self.quorum <= regions:
-            found.append(
-                f"quorum={self.quorum}: give a number from 1 to the number of regions ({regions})"
+        problems = []
+        if not (is_whole(self.quorum) and 1 <= self.quorum <= regions):
+            problems.append(
+                f"quorum={self.quorum!r}: give a number from 1 to the number of regions ({regions})"
             )
-        if not 0 <= self.grace < 1:
-            found.append(f"grace={self.grace}: give a share of the slack, from 0 to below 1")
+        if not (is_number(self.grace) and 0 <= self.grace < 1):
+            problems.append(f"grace={self.grace!r}: give a share of the slack, from 0 to below 1")
         if self.weights not in ("token_rate", "given"):
-            found.append(f"weights={self.weights!r}: use token_rate or given")
-        return found
+            problems.append(f"weights={self.weights!r}: use token_rate or given")
+        return problems
 
 
 class RoundsAgreed(NamedTuple):
@@ -173,7 +187,7 @@ class View(NamedTuple):
       regions: number of regions R of this job.
       crossed: whether a one-period boundary at this step has been crossed.
       away: whether no region here takes part in what is sent now.
-      agreed: where records of rounds say what lands, instead of steps (`Paced`); None = steps do.
+      agreed: where records of rounds say what lands, instead of steps (`Paced.acts_by_rounds`).
     """
 
     counters: SyncCounters
@@ -188,19 +202,6 @@ class View(NamedTuple):
         return bool((self.counters.last_sent == step).any())
 
 
-@dataclasses.dataclass(frozen=True)
-class Timing:
-    """Seconds of a step and of a synchronisation on a network, without jitter.
-
-    Attributes:
-      step_seconds: T_c, seconds of an inner step of the slowest region.
-      sync_seconds: (fragment, level of the codec) -> T_s, seconds to synchronise that fragment.
-    """
-
-    step_seconds: float
-    sync_seconds: Callable[[int, int], float]
-
-
 class Schedule(abc.ABC):
     """Decides, on the host and alike in every region, which fragments leave after a step.
 
@@ -211,31 +212,39 @@ class Schedule(abc.ABC):
       land_after_send: the due payload lands after the send of the same step, so that the new
         pseudo-gradient is measured before the anchor moves. For methods that overlap a whole
         period: a fragment in flight is sent again, and lands at the next boundary.
-      statistic: what `choose` goes by, reduced over the regions at every landing. `none`:
-        nothing. `rate`: the change of the fragment that lands. `drift`: that of every fragment,
-        which travels in the payloads' headers.
-      warm_up: periods that are measured before what `decide` has seen counts.
-      needs_network: whether a setting is missing that only a network gives (`settle`).
+      statistic: what rated fragments (`Send.rated`) are compared by, reduced over the regions at
+        every landing. `none`: nothing. `rate`: the change of the fragment that lands. `drift`: that
+        of every fragment, which travels in the payloads' headers.
+      remembers: whether it has a `start` (`Remembering`; of `TwoLevels` its loop decides).
+      window: rounds that are measured before what has landed decides anything.
       measured: whether the run measures the seconds of a step and of a synchronisation; they travel
         in the headers, too.
       by_steps: whether the step alone decides what is sent, whatever has landed.
       never_sends: whether there is no main exchange, for methods of channels alone.
-      uneven: whether regions make different numbers of inner steps (`made`). Between jobs that
-        takes a schedule that goes `by_rounds`.
+      speeds: inner steps per second of each region, in any unit, `[R]`; () = all equal, in a
+        schedule that has `outages`; None = every region makes a step at each step of the run.
+      outages: when regions are down (`copies`).
       by_rounds: whether regions that are jobs have rounds in common, and no steps (`Paced`).
       most: regions that one landing, or one round between jobs, admits at most, those that came
         first; None = all. With 1 each region arrives alone, and between jobs it stands still from
         its send until that lands.
+      admission: for whom a round waits; None = for all.
+      needs_step: whether a region that has made no inner step since it last took part is absent.
       simulated: names of settings that say how regions fare in one program, and that jobs find out
         by themselves.
-      copies: whether regions that come back copy a peer (`Copy`).
+      copies: whether regions may be down. A payload then lands in all that are up, and who comes
+        back copies a peer (`Copy`).
       local_servers: whether regions arrive at local servers; their loop reads what `TwoLevels` has.
-      by_token_rate: whether regions are weighted by tokens x tokens / steps since the fragment
-        landed there (`made`).
+      every: arrivals at a local server between its sends.
       first_round: what the first boundary of a one-period method lands: an `empty` payload, or
         (`blocking`) the one just sent.
       energy: share of the squared norm by which the rank of every reduced payload is measured, for
         schedules that follow it; None = not measured.
+      ranks: of the levels of its codec, falling; () = the codec has one level.
+      syncs, gamma: N, sends per period, of schedules that have such (`Adaptive`); None = as many as
+        a network allows when a share of gamma of it is used (`settle`).
+      travel: inner steps that a payload of each level needs to travel; () = nobody asks; None = as
+        the network says, if there is one (`settle`).
     """
 
     period: int
@@ -243,83 +252,132 @@ class Schedule(abc.ABC):
     delay: int | tuple[int, ...]
     land_after_send: bool = False
     statistic: Literal["none", "rate", "drift"] = "none"
-    warm_up: int = 0
-    needs_network: bool = False
+    remembers: bool = False
+    window: int = 0
     measured: bool = False
     by_steps: bool = False
     never_sends: bool = False
-    uneven: bool = False
+    speeds: tuple[float, ...] | None = None
+    outages: tuple[Outage, ...] = ()
     by_rounds: bool = False
     most: int | None = None
+    admission: Admission | None = None
+    needs_step: bool = False
     simulated: tuple[str, ...] = ()
     copies: bool = False
     local_servers: bool = False
-    by_token_rate: bool = False
+    every: int = 1
     first_round: FirstRound = "empty"
     energy: float | None = None
+    ranks: tuple[int, ...] = ()
+    syncs: int | None = 0
+    gamma: float | None = None
+    travel: int | tuple[int, ...] | None = ()
 
-    def settle(self, timing: Timing) -> Schedule:
-        """The same schedule, with the settings that a network gives filled in from its timing."""
+    @abc.abstractmethod
+    def due(self, step: int, counters: SyncCounters) -> tuple[Send, ...]:
+        """What may leave after inner step `step`, if nothing were in flight."""
 
-        del timing
-        return self
+    @abc.abstractmethod
+    def violations(self, regions: int) -> list[str]:
+        """What is wrong with the settings, one line with its fix each."""
 
-    def start(self) -> Decided:
-        """What the schedule itself remembers, `SyncCounters.decided`, before the first step."""
-        return {}
+    # -- answers that follow from the attributes --------------------------------------------------
+
+    @property
+    def pace(self) -> Pace | None:
+        """When regions make inner steps; None = all of them, at every step."""
+        return None if self.speeds is None else Pace(self.speeds, self.outages)
+
+    @property
+    def uneven(self) -> bool:
+        """Whether regions make different numbers of inner steps. Jobs then go `by_rounds`."""
+        return self.speeds is not None
+
+    @property
+    def by_token_rate(self) -> bool:
+        """Whether regions are weighted by what they made since the fragment landed."""
+        return self.admission is not None and self.admission.weights == "token_rate"
 
     @property
     def cycle(self) -> int:
         """Inner steps after which its acts repeat, as far as the settings say."""
-        return self.period
+        return self.period * self.every
+
+    @property
+    def needs_network(self) -> bool:
+        """Whether a setting is missing that only a network gives (`settle`)."""
+        return self.syncs is None
+
+    def settle(self, timing: Timing) -> Schedule:
+        """The same schedule, with what it leaves to the network filled in from its timing."""
+        given = {}
+        if self.syncs is None:
+            # The largest fragment's T_s: a slot must fit whichever is chosen.
+            seconds = timing.step_seconds, timing.slowest(self.fragments)
+            given["syncs"] = syncs_per_period(self.period, self.fragments, self.gamma, *seconds)
+        if self.travel is None:
+            levels = range(max(1, len(self.ranks)))
+            given["travel"] = tuple(timing.travel(self.fragments, level) for level in levels)
+        return dataclasses.replace(self, **given) if given else self
 
     def header_floats(self) -> int:
         """How many fp32 numbers travel with every payload."""
         drift = self.fragments if self.statistic == "drift" else 0
         return drift + (2 if self.measured else 0)
 
-    @abc.abstractmethod
-    def due(self, step: int, counters: SyncCounters) -> tuple[int, ...]:
-        """Fragments of which one or all may leave after inner step `step`, if not in flight."""
+    def level(self, counters: SyncCounters) -> int:
+        """Level of the codec (`Codec.at`) for a payload that leaves now; 0 = the first."""
+        return int(counters.decided.get("level", 0))
 
-    def choose(
-        self, step: int, counters: SyncCounters, ready: tuple[int, ...], rates: Rates
-    ) -> int:
-        """The one of several fragments (`Send.fragments`) that leaves.
-
-        Args:
-          rates: of the schedule's `statistic`.
-        """
-        del step, counters, rates
-        return ready[0]
+    # -- acts -------------------------------------------------------------------------------------
 
     def acts(self, step: int, view: View) -> Stage:
         """What is still to be done after inner step `step`; () = nothing, so that the step is done.
 
         First payloads of earlier steps land, then fragments leave, then payloads without delay
         land. Where payloads land after the send of the same step, the new pseudo-gradient is
-        measured before the anchor moves.
+        measured before the anchor moves. At last regions that come back copy a peer.
         """
         if self.land_after_send:
             return self.sends(step, view) or self.boundary(step, view)
-        return self.landings(step, view) or self.sends(step, view)
+        return self.landings(step, view) or self.sends(step, view) or self._copies(step, view)
 
     def sends(self, step: int, view: View) -> Stage:
-        """The stage of the sends, each of one fragment."""
+        """The stage of the sends: what is due and not in flight."""
         if view.has_sent(step):
             return ()
-        busy = set() if self.land_after_send else {int(f.fragment) for _, f in view.flights}
-        return tuple(Send((p,)) for p in self.due(step, view.counters) if p not in busy)
+        due = self.due(step, view.counters)
+        if self.land_after_send:
+            return due
+        busy = {int(f.fragment) for _, f in view.flights}
+        free = (s._replace(fragments=tuple(p for p in s.fragments if p not in busy)) for s in due)
+        return tuple(send for send in free if send.fragments)
 
     def landings(self, step: int, view: View) -> Stage:
-        """The stage of the payloads that land at this step at the latest."""
+        """The stage of the payloads that land at this step at the latest, where regions are up."""
         due = [(k, f) for k, f in view.flights if bool((f.waiting & (f.due <= step)).any())]
         moves = [Move(k) for k, f in due if not f.anchor_updated]
+        up = self.pace.up(step, view.regions) if self.pace and due else True
         adopts = [
-            Adopt(int(f.fragment), k, f.takes_part & (f.due <= step), f.takes_part & (f.due > step))
+            Adopt(
+                int(f.fragment),
+                k,
+                f.takes_part & (f.due <= step) & up,
+                f.takes_part & (f.due > step),
+            )
             for k, f in due
         ]
         return (*moves, *adopts)
+
+    def _copies(self, step: int, view: View) -> Stage:
+        """The stage of the regions that come back after this step."""
+        if not self.outages:
+            return ()
+        done = (view.counters.last_landed == step).all(axis=0)
+        back = np.flatnonzero(self.pace.returns(step, view.regions) & ~done)
+        peer = np.flatnonzero(self.pace.up(step, view.regions))
+        return tuple(Copy(int(region), int(peer[0])) for region in back)
 
     def boundary(self, step: int, view: View) -> Stage:
         """The payload of the round before lands, and who has just sent adopts the anchor.
@@ -329,8 +387,8 @@ class Schedule(abc.ABC):
         """
         if view.crossed:
             return ()
-        crossings = (self.crossing(step, p, view) for p in self.due(step, view.counters))
-        return tuple(act for acts in crossings for act in acts)
+        due = (p for send in self.due(step, view.counters) for p in send.fragments)
+        return tuple(act for p in due for act in self.crossing(step, p, view))
 
     def crossing(self, step: int, fragment: int, view: View) -> Stage:
         """`boundary` of one fragment."""
@@ -354,15 +412,31 @@ class Schedule(abc.ABC):
         return next((t for t in steps if self.due(t, counters)), step + self.period)
 
     def at_the_end(self, step: int, fragment: int, counters: SyncCounters) -> Send:
-        """The send of the last synchronisation, at the step where a run ends."""
-        del step, counters
-        return Send((fragment,))
+        """The send of the last synchronisation, at the step where a run ends, by all that can."""
+        if self.pace is None:
+            return Send((fragment,))
+        able = self.able(step, fragment, counters)
+        return Send((fragment,), able, step if self.copies else None)
 
-    def level(self, counters: SyncCounters) -> int:
-        """Level of the codec (`Codec.at`) for a payload that leaves now; 0 = the first."""
-        del counters
-        return 0
+    def able(self, step: int, fragment: int, counters: SyncCounters) -> np.ndarray:
+        """Bool `[R]`: the regions at a `pace` that can take part in what is sent."""
+        landed_R = np.maximum(counters.last_landed[fragment], 0)
+        up = self.pace.up(step, len(landed_R))
+        if not self.needs_step:
+            return up
+        return up & (self.pace.made(step, len(landed_R)) > self.pace.made_at(landed_R))
 
+
+class Remembering(Schedule):
+    """A schedule that decides by what lands, and remembers it."""
+
+    remembers: bool = True
+
+    @abc.abstractmethod
+    def start(self) -> Decided:
+        """What it remembers, `SyncCounters.decided`, before the first step."""
+
+    @abc.abstractmethod
     def decide(self, step: int, counters: SyncCounters, landings: Sequence[Any]) -> Decided | None:
         """The new `SyncCounters.decided` after a step's sends and landings; None = as it was.
 
@@ -372,24 +446,6 @@ class Schedule(abc.ABC):
           landings: `history.Event` of the step's landings; fetching their values waits for the
             device.
         """
-        del step, counters, landings
-        return None
-
-    @abc.abstractmethod
-    def violations(self, regions: int) -> list[str]:
-        """What is wrong with the settings, one line with its fix each."""
-
-    def made(self, step: int, regions: int) -> np.ndarray:
-        """Inner steps that each region has made by the end of `step`, int64 `[R]`."""
-        return np.full(regions, step)
-
-    def made_at(self, step_R: np.ndarray) -> np.ndarray:
-        """`made` of each region by the end of a step of its own, int64 `[R]`."""
-        return np.array([self.made(int(t), len(step_R))[r] for r, t in enumerate(step_R)])
-
-    def active(self, step: int, regions: int) -> np.ndarray:
-        """Bool `[R]`: the regions that make an inner step at `step`."""
-        return self.made(step, regions) > self.made(step - 1, regions)
 
 
 class Paced(Schedule):
@@ -397,20 +453,13 @@ class Paced(Schedule):
 
     On one mesh the step is a tick, of the fastest region, and settings say who steps when. Between
     jobs regions have rounds in common and no steps: `View.agreed` has what the records of rounds
-    say, and everything else follows from this region's own steps. `RoundCarrier` (`jobs`) asks
-    `acts` after each of them; `experiments` asks `opens` and `rounds_by` how long a run is.
-
-    Attributes:
-      admission: for whom a round waits. The first region that can writes its record.
+    say, and everything else follows from this region's own steps. The loop asks `acts_by_rounds`
+    after each of them, in place of `acts`; `experiments` asks `opens` and `rounds_by` how long a
+    run is. The first region that can writes the record of a round.
     """
 
-    uneven: bool = True
+    speeds: tuple[float, ...] | None = ()
     by_rounds: bool = True
-    admission: Admission
-
-    def acts(self, step: int, view: View) -> Stage:
-        """As `Schedule.acts`; between jobs `acts_by_rounds`."""
-        return super().acts(step, view) if view.agreed is None else self.acts_by_rounds(step, view)
 
     @abc.abstractmethod
     def acts_by_rounds(self, step: int, view: View) -> Stage:
@@ -444,52 +493,40 @@ def common_violations(schedule: Schedule, regions: int, overlap_name: str) -> li
     Args:
       overlap_name: what the user calls tau.
     """
-    problems = [
-        f"{name}={value}: must be a whole number of inner steps"
-        for name, value in (("period", schedule.period), (overlap_name, schedule.delay))
-        if not np.issubdtype(np.asarray(value).dtype, np.integer)
-    ]
+    period, fragments, delay = schedule.period, schedule.fragments, schedule.delay
+    numbers = [at_least("period", period, 1), at_least("fragments", fragments, 1)]
+    problems = [line for line in numbers if line is not None]
+    if not problems and fragments > period:
+        problems.append(
+            f"fragments={fragments} > period={period}: two fragments would be due at one step; use "
+            f"fragments <= {period}"
+        )
     if schedule.first_round not in get_args(FirstRound):
         problems.append(f"first_round={schedule.first_round!r}: use empty, blocking")
-    if not isinstance(schedule.fragments, int):
-        problems.append(f"fragments={schedule.fragments}: must be a whole number")
-    if problems:
-        return problems
-    if schedule.period < 1:
-        problems.append(f"period={schedule.period}: at least 1 inner step is needed")
-    if schedule.fragments < 1:
-        problems.append(f"fragments={schedule.fragments}: at least 1 is needed")
-    if schedule.fragments > schedule.period >= 1:
-        problems.append(
-            f"fragments={schedule.fragments} > period={schedule.period}: two fragments would be "
-            f"due at one step; use fragments <= {schedule.period}"
-        )
-    delays = np.atleast_1d(np.asarray(schedule.delay))
-    if delays.size not in (1, regions):
-        problems.append(
-            f"{overlap_name}: {delays.size} values for {regions} regions; give 1 or {regions}"
-        )
-    if (delays < 0).any():
-        problems.append(f"{overlap_name}={schedule.delay}: must not be negative; use 0 or more")
-    if not schedule.land_after_send and (delays >= schedule.period).any() and schedule.period > 0:
-        problems.append(
-            f"{overlap_name}={schedule.delay} >= period={schedule.period}: a fragment would still "
-            f"be in flight when it is due again; use at most {schedule.period - 1}"
-        )
     also = "" if overlap_name == "delay" else f" ({overlap_name} is the schedule's `delay`)"
-    return [line + also if line.startswith(overlap_name) else line for line in problems]
+    delays = np.ravel(np.asarray(delay, object)).tolist()
+    if not all(is_whole(tau) and tau >= 0 for tau in delays):
+        problems.append(f"{overlap_name}={delay!r}: give whole numbers of at least 0{also}")
+        return problems
+    if len(delays) not in (1, regions):
+        problems.append(
+            f"{overlap_name}: {len(delays)} values for {regions} regions; give 1 or {regions}{also}"
+        )
+    late = not schedule.land_after_send and at_least("period", period, 1) is None
+    if late and max(delays, default=0) >= period:
+        problems.append(
+            f"{overlap_name}={delay} >= period={period}: a fragment would still be in flight when "
+            f"it is due again; use at most {period - 1}{also}"
+        )
+    return problems
 
 
-def steps_to_travel(timing: Timing, fragment: int, level: int = 0) -> int:
-    """Inner steps that a payload needs to travel: ceil(T_comm / T_step)."""
-    return derive_tau(timing.sync_seconds(fragment, level), timing.step_seconds)
-
-
-def overlap_violations(travel: int, period: int) -> list[str]:
+def overlap_violations(schedule: Schedule) -> list[str]:
     """T_comm <= H T_step: a payload must arrive before the round during which it travels ends."""
-    if travel <= period:
+    travel = max(schedule.travel or (), default=0)
+    if not is_whole(schedule.period) or travel <= schedule.period:
         return []
     return [
-        f"period={period}: the payload travels for {travel} inner steps, longer than "
+        f"period={schedule.period}: the payload travels for {travel} inner steps, longer than "
         f"a round hides; use period >= {travel}, a lower rank or a faster link"
     ]

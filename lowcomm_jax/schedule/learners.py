@@ -1,7 +1,6 @@
 r"""Independent learners, a quorum and a grace window (arXiv 2604.21428).
 
-One step of the run is one tick, an inner step of the fastest learner. A learner of speed v that has
-been up for u ticks has made floor(u v / max v) inner steps. It never waits for another one.
+Time is counted in ticks (`pace`), and no learner waits for another one.
 
 Round k handles fragment k mod P. With H = P a round opens at every tick, else after the ticks at
 which `Staggered` sends. A learner has *reported* for a round when it has made an inner step since
@@ -44,32 +43,22 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from lowcomm_jax.schedule.arrivals import shares
+from lowcomm_jax.refused import is_whole
 from lowcomm_jax.schedule.base import (
     Admission,
     Adopt,
-    Copy,
     Move,
     Paced,
     Send,
     Stage,
-    Timing,
     View,
     common_violations,
-    steps_to_travel,
 )
+from lowcomm_jax.schedule.pace import Outage, Pace
 from lowcomm_jax.schedule.staggered import Staggered
 from lowcomm_jax.state.train_state import SyncCounters
 
 _DECAY = 0.9  # of the average time to a quorum
-
-
-class Outage(NamedTuple):
-    """A learner is down in ticks `first` to `last`, both included; it comes back after `last`."""
-
-    region: int
-    first: int
-    last: int
 
 
 class Round(NamedTuple):
@@ -106,36 +95,9 @@ class Learners(Paced):
     admission: Admission = Admission()  # noqa: RUF009 (frozen)
     speeds: tuple[float, ...] = ()
     outages: tuple[Outage, ...] = ()
-    travel: int | None = None
+    travel: tuple[int, ...] | None = None
     simulated: ClassVar[tuple[str, ...]] = ("speeds", "outages")
     copies: ClassVar[bool] = True
-
-    def settle(self, timing: Timing) -> Learners:
-        if self.travel is not None:
-            return self
-        longest = max(steps_to_travel(timing, p) for p in range(self.fragments))
-        return dataclasses.replace(self, travel=longest)
-
-    # -- learners ---------------------------------------------------------------------------------
-
-    def up(self, step: int, regions: int) -> np.ndarray:
-        """Bool `[R]`: the learners that are up in this tick."""
-        found = np.ones(regions, bool)
-        for region, first, last in self.outages:
-            found[region] &= not first <= step <= last
-        return found
-
-    def returns(self, step: int, regions: int) -> np.ndarray:
-        """Bool `[R]`: the learners that come back after this tick."""
-        return ~self.up(step, regions) & self.up(step + 1, regions)
-
-    def made(self, step: int, regions: int) -> np.ndarray:
-        down = np.zeros(regions, np.int64)
-        for region, first, last in self.outages:
-            down[region] += max(0, min(step, last) - first + 1)
-        if not self.speeds:
-            return step - down
-        return np.array([int((step - d) * v) for d, v in zip(down, shares(self.speeds))], np.int64)
 
     # -- rounds -----------------------------------------------------------------------------------
 
@@ -155,36 +117,11 @@ class Learners(Paced):
         """The rounds that close at this tick, oldest first."""
         return _rounds(self, regions).closing(step)
 
-    def due(self, step: int, counters: SyncCounters) -> tuple[int, ...]:
-        rounds = self.rounds_closing(step, counters.last_landed.shape[1])
-        return tuple(r.fragment for r in rounds)
-
-    def acts(self, step: int, view: View) -> Stage:
-        """As `Paced.acts`; then, on one mesh, learners that come back copy a peer."""
-        copies = view.agreed is None
-        return super().acts(step, view) or (self._copies(step, view) if copies else ())
-
-    def sends(self, step: int, view: View) -> Stage:
+    def due(self, step: int, counters: SyncCounters) -> tuple[Send, ...]:
         """Every round that closes, with the learners that it admits."""
-        if view.has_sent(step):
-            return ()
-        up = self.up(step, view.regions)
-        rounds = self.rounds_closing(step, view.regions)
+        regions = counters.last_landed.shape[1]
+        up, rounds = self.pace.up(step, regions), self.rounds_closing(step, regions)
         return tuple(Send((r.fragment,), r.admitted & up, r.lands) for r in rounds)
-
-    def landings(self, step: int, view: View) -> Stage:
-        """Every learner that is up adopts, admitted or not."""
-        up = self.up(step, view.regions)
-        return tuple(
-            act._replace(regions=act.regions & up) if isinstance(act, Adopt) else act
-            for act in super().landings(step, view)
-        )
-
-    def _copies(self, step: int, view: View) -> Stage:
-        done = (view.counters.last_landed == step).all(axis=0)
-        back = np.flatnonzero(self.returns(step, view.regions) & ~done)
-        peer = np.flatnonzero(self.up(step, view.regions))
-        return tuple(Copy(int(region), int(peer[0])) for region in back)
 
     # -- a learner that is a job of its own -------------------------------------------------------
 
@@ -227,54 +164,26 @@ class Learners(Paced):
         can = [n % K for n in numbers if step > landed[n % K] and n % K not in flying]
         return () if view.away else tuple(Send((p,)) for p in can)
 
-    def at_the_end(self, step: int, fragment: int, counters: SyncCounters) -> Send:
-        return Send((fragment,), self.up(step, counters.last_landed.shape[1]), step)
-
-    @property
-    def by_token_rate(self) -> bool:
-        return self.admission.weights == "token_rate"
-
     def violations(self, regions: int) -> list[str]:
+        pace = Pace(self.speeds or (1.0,) * regions, self.outages)
         problems = common_violations(self, regions, "overlap")
-        if problems:
-            return problems
-        problems += self.admission.violations(regions)
+        problems += self.admission.violations(regions) + pace.violations(regions)
         if np.ndim(self.delay):
             problems.append(f"overlap={self.delay}: one number for all learners is needed")
-        if self.speeds and len(self.speeds) != regions:
-            problems.append(
-                f"speeds: {len(self.speeds)} values for {regions} regions; give {regions}"
-            )
-        if self.speeds and not min(self.speeds) > 0:
-            problems.append(f"speeds={self.speeds}: every learner needs a positive speed")
-        problems += self._outage_violations(regions)
-        if (self.travel or 0) > self.delay:
+        travel = max(self.travel or (), default=0)
+        if is_whole(self.delay) and 0 <= self.delay < travel:
             problems.append(
                 f"overlap={self.delay}: writing, committing and fetching a fragment takes "
-                f"{self.travel} inner steps on this network; use overlap >= {self.travel}"
+                f"{travel} inner steps on this network; use overlap >= {travel}"
             )
         return problems
-
-    def _outage_violations(self, regions: int) -> list[str]:
-        found = []
-        for region, first, last in self.outages:
-            if not 0 <= region < regions:
-                found.append(f"outages: region {region} of {regions}; regions count from 0")
-            if not 1 <= first <= last:
-                found.append(f"outages: ({region}, {first}, {last}); give 1 <= first <= last")
-        if found or not self.outages:
-            return found
-        for step in sorted({o.first for o in self.outages}):
-            if not self.up(step, regions).any():
-                found.append(f"outages: nobody is up at tick {step}, so no state is left to copy")
-        return found
 
 
 class _Rounds:
     """The rounds of one schedule, computed as far as they were asked for."""
 
     def __init__(self, schedule: Learners, regions: int):
-        self.schedule, self.regions = schedule, regions
+        self.schedule, self.pace, self.regions = schedule, schedule.pace, regions
         self.rounds: list[Round] = []
         self.closes: list[int] = []
         self.to_quorum = 0.0
@@ -303,7 +212,7 @@ class _Rounds:
         quorum = opens
         while np.sum(self._reported(since, quorum)) < schedule.admission.quorum:
             quorum += 1
-        travel = schedule.travel or 0
+        travel = max(schedule.travel or (), default=0)
         slack = max(0.0, schedule.delay - self.to_quorum - travel)
         window = math.floor(schedule.admission.grace * slack + 1e-9)
         closes = max(quorum, self.closes[-1] if k else 0)
@@ -321,12 +230,12 @@ class _Rounds:
 
     def _reported(self, since: int, step: int) -> np.ndarray:
         """Bool `[R]`: up, and has made an inner step in ticks since + 1 to `step`."""
-        made = self.schedule.made
+        made = self.pace.made
         stepped = made(step, self.regions) > made(since, self.regions)
-        return stepped & self.schedule.up(step, self.regions)
+        return stepped & self.pace.up(step, self.regions)
 
     def _missing(self, since: int, step: int) -> bool:
-        return bool((self.schedule.up(step, self.regions) & ~self._reported(since, step)).any())
+        return bool((self.pace.up(step, self.regions) & ~self._reported(since, step)).any())
 
 
 @functools.lru_cache(maxsize=16)

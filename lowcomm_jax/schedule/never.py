@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from lowcomm_jax.schedule.base import Schedule
+from lowcomm_jax.schedule.base import Schedule, Send
 from lowcomm_jax.state.train_state import SyncCounters
 
 
@@ -21,7 +21,7 @@ class Never(Schedule):
     delay: int = 0
     by_steps = never_sends = True
 
-    def due(self, step: int, counters: SyncCounters) -> tuple[int, ...]:
+    def due(self, step: int, counters: SyncCounters) -> tuple[Send, ...]:
         del step, counters
         return ()
 

@@ -22,18 +22,19 @@ Differs from the paper, whose listing we had not:
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from lowcomm_jax.refused import at_least, is_whole
 from lowcomm_jax.schedule.base import (
     FirstRound,
-    Schedule,
-    Timing,
+    Remembering,
+    Send,
     common_violations,
     overlap_violations,
-    steps_to_travel,
 )
 from lowcomm_jax.state.train_state import Decided, SyncCounters
 
@@ -41,7 +42,7 @@ _ROUNDING = 1e-5  # relative; a measured rank is a mean in fp32
 
 
 @dataclasses.dataclass(frozen=True)
-class Ranked(Schedule):
+class Ranked(Remembering):
     """Rounds whose rank and length follow the measured rank. See `Schedule` for other fields.
 
     Attributes:
@@ -49,34 +50,22 @@ class Ranked(Schedule):
       ranks: the buckets, falling; the first is r_1.
       window: c, rounds whose measured ranks are averaged.
       shortest: the fewest steps of a round.
-      travel: inner steps the payload of each rank needs to travel, ceil(T_comm / T_step). Empty =
-        as the network says, if there is one and payloads travel behind a round.
+      travel: inner steps the payload of each rank needs to travel, ceil(T_comm / T_step); None = as
+        the network says, if there is one; () = none travels behind a round.
       probe: rounds from one probing round to the next; None = never.
     """
 
     period: int
-    ranks: tuple[int, ...]
+    ranks: tuple[int, ...] = dataclasses.field()  # without a default
     window: int = 5
     shortest: int = 1
-    travel: tuple[int, ...] = ()
+    travel: tuple[int, ...] | None = ()
     probe: int | None = None
     delay: int = 0
     land_after_send: bool = False
     fragments: int = 1
     first_round: FirstRound = "empty"
     energy: float = 0.95
-
-    def settle(self, timing: Timing) -> Ranked:
-        if self.travel or not self.land_after_send:
-            return self  # a payload that lands at its own boundary is not hidden behind a round
-        levels = range(len(self.ranks))
-        return dataclasses.replace(
-            self, travel=tuple(steps_to_travel(timing, 0, k) for k in levels)
-        )
-
-    @property
-    def warm_up(self) -> int:
-        return self.window
 
     def start(self) -> Decided:
         return {
@@ -88,11 +77,8 @@ class Ranked(Schedule):
             "known": np.int64(0),
         }
 
-    def due(self, step: int, counters: SyncCounters) -> tuple[int, ...]:
-        return (0,) if step == counters.decided["boundary"] else ()
-
-    def level(self, counters: SyncCounters) -> int:
-        return int(counters.decided["level"])
+    def due(self, step: int, counters: SyncCounters) -> tuple[Send, ...]:
+        return (Send((0,)),) if step == counters.decided["boundary"] else ()
 
     def decide(self, step: int, counters: SyncCounters, landings: Sequence[Any]) -> Decided | None:
         now = counters.decided
@@ -138,22 +124,15 @@ class Ranked(Schedule):
         return self.travel[level] if self.travel else 1
 
     def violations(self, regions: int) -> list[str]:
-        problems = common_violations(self, regions, "delay")
-        counted = {"window": self.window, "shortest": self.shortest, "probe": self.probe}
-        problems += [
-            f"{name}={value!r}: must be a whole number"
-            for name, value in counted.items()
-            if not isinstance(value, int | np.integer | None)
-        ]
-        if problems:
-            return problems
-        falling = all(a > b for a, b in zip(self.ranks, self.ranks[1:]))
-        if not self.ranks or not falling or self.ranks[-1] < 1:
-            problems.append(f"ranks={self.ranks}: give falling whole numbers, at least 1")
-        if self.window < 1:
-            problems.append(f"window={self.window}: at least 1 round is needed")
-        if not 1 <= self.shortest <= self.period:
-            problems.append(f"shortest={self.shortest}: must lie in [1, period={self.period}]")
-        if self.probe is not None and self.probe < 2:
-            problems.append(f"probe={self.probe}: give 2 or more rounds, or None to never probe")
-        return problems + overlap_violations(max(self.travel, default=0), self.period)
+        problems = common_violations(self, regions, "delay") + overlap_violations(self)
+        ranks, period = self.ranks, self.period
+        falling = all(map(is_whole, ranks)) and all(a > b for a, b in itertools.pairwise(ranks))
+        if not ranks or not falling or ranks[-1] < 1:
+            problems.append(f"ranks={ranks}: give falling whole numbers, at least 1")
+        counts = [at_least("window", self.window, 1), at_least("shortest", self.shortest, 1)]
+        problems += [line for line in counts if line is not None]
+        if is_whole(period) and is_whole(self.shortest) and self.shortest > max(1, period):
+            problems.append(f"shortest={self.shortest}: must lie in [1, period={period}]")
+        if self.probe is not None and at_least("probe", self.probe, 2):
+            problems.append(f"probe={self.probe!r}: give 2 or more rounds, or None to never probe")
+        return problems

@@ -11,10 +11,9 @@ import dataclasses
 from lowcomm_jax.schedule.base import (
     FirstRound,
     Schedule,
-    Timing,
+    Send,
     common_violations,
     overlap_violations,
-    steps_to_travel,
 )
 from lowcomm_jax.state.train_state import SyncCounters
 
@@ -24,33 +23,26 @@ class Staggered(Schedule):
     """Every fragment every H steps. See `Schedule` for the other fields.
 
     Attributes:
-      hidden: whether to refuse a network on which a payload travels longer than a period (K = 1).
-      travel: inner steps that a payload needs to travel; None = as the network says, if `hidden`.
+      travel: inner steps that a payload needs to travel, which must not be more than a period; None
+        = as the network says, if there is one; () = as long as it likes.
     """
 
     period: int
     fragments: int = 1
     delay: int | tuple[int, ...] = 0
     land_after_send: bool = False
-    hidden: bool = False
-    travel: int | None = None
+    travel: tuple[int, ...] | None = ()
     first_round: FirstRound = "empty"
     by_steps = True
-
-    def settle(self, timing: Timing) -> Staggered:
-        if not self.hidden or self.travel is not None:
-            return self
-        return dataclasses.replace(self, travel=steps_to_travel(timing, 0))
 
     def first(self, fragment: int) -> int:
         """Inner step (1-based) after which a fragment leaves for the first time."""
         return (fragment + 1) * self.period // self.fragments
 
-    def due(self, step: int, counters: SyncCounters) -> tuple[int, ...]:
+    def due(self, step: int, counters: SyncCounters) -> tuple[Send, ...]:
         del counters
         since = ((p, step - self.first(p)) for p in range(self.fragments))
-        return tuple(p for p, t in since if t >= 0 and t % self.period == 0)
+        return tuple(Send((p,)) for p, t in since if t >= 0 and t % self.period == 0)
 
     def violations(self, regions: int) -> list[str]:
-        problems = common_violations(self, regions, "overlap")
-        return problems or overlap_violations(self.travel or 0, self.period)
+        return common_violations(self, regions, "overlap") + overlap_violations(self)

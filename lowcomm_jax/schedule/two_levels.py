@@ -1,8 +1,8 @@
 """Workers arrive at their group's server, and servers at a global one (arXiv 2506.04531).
 
-Time is counted in ticks, as in `arrivals`. A worker (a region) arrives at its group's server after
-ceil(v / max v H) inner steps of its own; without `dynamic` after H. A server that has had `every`
-arrivals since it last merged sends the change of its model. That arrives at the global server
+Time is counted in ticks (`pace`). A worker (a region) arrives at its group's server as in
+`arrivals`, with dynamic local updates rounded up. A server that has had `every` arrivals since it
+last merged sends the change of its model. That arrives at the global server
 `travel` ticks later, and the global model is back after as many. The server keeps serving meanwhile
 and sends nothing more until it has merged.
 
@@ -21,37 +21,45 @@ from typing import ClassVar
 
 import numpy as np
 
-from lowcomm_jax.schedule.arrivals import Arrivals, shares
-from lowcomm_jax.state.train_state import Decided
+from lowcomm_jax.schedule.base import Schedule, Send, common_violations
+from lowcomm_jax.state.train_state import Decided, SyncCounters
 
 Groups = tuple[tuple[int, ...], ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class TwoLevels(Arrivals):
-    """Workers, local servers and a global one. See `Arrivals` for the other fields.
+class TwoLevels(Schedule):
+    """Workers, local servers and a global one. See `Schedule` for the other fields.
 
     Attributes:
+      period: H, inner steps of the fastest worker between two arrivals.
+      speeds: inner steps per second of each worker, in any unit, `[R]`.
+      dynamic: whether slower workers make fewer steps between arrivals.
       groups: regions of each local server; every region in exactly one.
       every: K, arrivals at a server between its sends.
       travel: ticks one way between a server and the global one; a number, or one per group.
     """
 
+    period: int
+    speeds: tuple[float, ...] = dataclasses.field()  # without a default
+    dynamic: bool = True
     groups: Groups = ()
     every: int = 32
     travel: int | tuple[int, ...] = 0
+    fragments: ClassVar[int] = 1
+    delay: ClassVar[int] = 0
     local_servers: ClassVar[bool] = True
+    remembers: ClassVar[bool] = True
 
-    def local_steps(self) -> list[int]:
-        if not self.dynamic:
-            return [self.period] * len(self.speeds)
-        return [math.ceil(share * self.period) for share in shares(self.speeds)]
-
-    @property
-    def cycle(self) -> int:
-        return self.period * self.every
+    def due(self, step: int, counters: SyncCounters) -> tuple[Send, ...]:
+        """The workers that arrive."""
+        del counters
+        steps_R = self.pace.local_steps(self.period, self.dynamic, math.ceil)
+        arrives = self.pace.arrives(step, steps_R)
+        return (Send((0,), arrives),) if arrives.any() else ()
 
     def start(self) -> Decided:
+        """What the loop remembers before the first step."""
         count = len(self.groups)
         arrivals, nothing = np.zeros(count, np.int64), np.full(count, -1, np.int64)
         return {
@@ -70,7 +78,7 @@ class TwoLevels(Arrivals):
         return int(np.broadcast_to(self.travel, len(self.groups))[group])
 
     def violations(self, regions: int) -> list[str]:
-        problems = super().violations(regions)
+        problems = common_violations(self, regions, "delay") + self.pace.violations(regions)
         members = sorted(r for group in self.groups for r in group)
         if members != list(range(regions)) or not all(map(len, self.groups)):
             problems.append(

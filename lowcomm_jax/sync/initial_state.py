@@ -75,8 +75,9 @@ def _copy(x: Any) -> Any:
 
 
 def _counters(programs: RoundPrograms) -> SyncCounters:
-    count, decided = programs.regions.count, programs.method.schedule.start()
-    return SyncCounters.start(len(programs.fragments), count, decided)
+    schedule = programs.method.schedule
+    decided = schedule.start() if schedule.remembers else {}
+    return SyncCounters.start(len(programs.fragments), programs.regions.count, decided)
 
 
 def _broadcast(tree: PyTree, count: int) -> PyTree:

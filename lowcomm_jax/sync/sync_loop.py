@@ -300,7 +300,8 @@ class SyncLoop(EventLoop):
         """The stage that is still to be done after a step (`Schedule.acts`)."""
         flights, agreed = in_send_order(state.in_flight), self.carrier.agreed(self, state)
         view = View(state.counters, flights, self.count, crossed, away, agreed)
-        return self.schedule.acts(step, view)
+        asked = self.schedule.acts if agreed is None else self.schedule.acts_by_rounds
+        return asked(step, view)
 
     def is_due(self, state: TrainState, step: int) -> bool:
         return self.by_rounds or bool(self.acts(state, step))
@@ -314,9 +315,10 @@ class SyncLoop(EventLoop):
                 return state, False
             state, begun = self.do(state, stage, mask, in_time, events), True
             crossed |= isinstance(stage[0], Move)
-        landings = [e for e in events if e.kind == "land" and e.step == step]
-        if (decided := self.schedule.decide(step, state.counters, landings)) is not None:
-            state.counters.decided = decided
+        if self.schedule.remembers:
+            landings = [e for e in events if e.kind == "land" and e.step == step]
+            decided = self.schedule.decide(step, state.counters, landings)
+            state.counters.decided = state.counters.decided if decided is None else decided
         self.carrier.done(self, state, in_time)
         return state, True
 
@@ -374,10 +376,7 @@ class SyncLoop(EventLoop):
 
         With `base="received"` each region's contribution is a payload of its own.
         """
-        p = act.fragments[0]
-        if len(act.fragments) > 1:
-            rates = lambda: np.asarray(state.rate)  # noqa: E731
-            p = self.schedule.choose(step, state.counters, act.fragments, rates)
+        p = act.leaves(lambda: np.asarray(state.rate))
         mask = mask if act.admitted is None else mask & act.admitted
         if self.method.base != "received" or self.separate:
             return self.put_in_flight(state, p, step, mask, act.lands, events, flight_key(p, step))
@@ -482,10 +481,10 @@ class SyncLoop(EventLoop):
         return state.inner.tokens[:, p] if self.by_tokens else self.weights
 
     def _token_rates(self, state: TrainState, p: int) -> jax.Array:
-        """c_tokens (c_tokens / c_steps), counted since the fragment was received."""
+        """w of `methods.decoupled_diloco`, counted since the fragment was received."""
         landed_R = np.maximum(state.counters.last_landed[p], 0)
-        made_R = self.schedule.made(int(state.counters.step), self.count)
-        steps = made_R - self.schedule.made_at(landed_R)
+        pace = self.schedule.pace
+        steps = pace.made(int(state.counters.step), self.count) - pace.made_at(landed_R)
         steps_R = np.float32(np.maximum(steps, 1))
         return self.programs.token_rate_program(state.inner.tokens, steps_R, np.int32(p))
 

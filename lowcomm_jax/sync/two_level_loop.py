@@ -51,9 +51,9 @@ class TwoLevelLoop(EventLoop):
         step = int(state.counters.step)
         state = state.replace(counters=_with_own_decisions(state.counters))
         state = self._travel(state, step, events)
-        arrives = mask & self.schedule.senders(step, self.count)
-        for region in np.flatnonzero(arrives):
-            state = self._worker_arrives(state, int(region), step, events)
+        for send in self.schedule.due(step, state.counters):
+            for region in np.flatnonzero(mask & send.admitted):
+                state = self._worker_arrives(state, int(region), step, events)
         return self._travel(state, step, events), True
 
     # -- between the servers --------------------------------------------------------------------

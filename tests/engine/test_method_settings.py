@@ -44,9 +44,9 @@ def test_dilocox_counts_whole_steps_of_travel():
     """2.1 / 0.3 is a little above 7 in floating point, and 7 steps are enough."""
     timing = {"step_seconds": 0.3, "sync_seconds": 2.1}
     assert set(methods.dilocox(7, **timing).schedule.travel) == {7}
-    assert methods.dilocox(7, adaptive=False, **timing).schedule.travel == 7
+    assert methods.dilocox(7, adaptive=False, **timing).schedule.travel == (7,)
     longer = timing | {"sync_seconds": 2.11}
-    assert methods.dilocox(8, adaptive=False, **longer).schedule.travel == 8
+    assert methods.dilocox(8, adaptive=False, **longer).schedule.travel == (8,)
 
 
 def test_dilocox_shortens_rounds_to_an_eighth():

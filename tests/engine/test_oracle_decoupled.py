@@ -150,18 +150,17 @@ def test_a_run_ends_with_everyone_on_the_anchor():
 
 
 def test_settings_that_cannot_work_are_listed_at_once():
-    method = lc.methods.decoupled_diloco(
-        4, 6, 5, quorum=4, grace=1.5, speeds=(1.0, 0.0), outages=[(7, 3, 2)]
-    )
-    text = "\n".join(lines_of(method, 3))
-    assert "fragments=6 > period=4" in text and "overlap=5 >= period=4" in text
-    method = lc.methods.decoupled_diloco(
-        6, 3, 2, quorum=4, grace=1.5, speeds=(1.0, 0.0), outages=[(7, 3, 2)], weights="steps"
-    )
-    text = "\n".join(lines_of(method, 3))
-    for part in ("quorum=4", "grace=1.5", "weights='steps'", "2 values for 3", "positive speed"):
-        assert part in text
-    assert "region 7 of 3" in text and "(7, 3, 2)" in text
+    wrong = {"quorum": 4, "grace": 1.5, "speeds": (1.0, 0.0), "outages": [(7, 3, 2)]}
+    parts = ["quorum=4", "grace=1.5", "weights='steps'", "2 values for 3", "positive speed"]
+    parts += ["region 7 of 3", "(7, 3, 2)"]
+    for period, overlap, more in (
+        (4, 5, ["fragments=6 > period=4", "overlap=5 >= period=4"]),
+        ("4", 1.5, ["period='4': give a whole number of at least 1", "overlap=1.5: give whole"]),
+        (0, -1, ["period=0: give a whole number of at least 1", "overlap=-1: give whole"]),
+    ):
+        method = lc.methods.decoupled_diloco(period, 6, overlap, weights="steps", **wrong)
+        lines = lines_of(method, 3)
+        assert len(lines) == 9 and all(part in "\n".join(lines) for part in parts + more), lines
     nobody = lc.methods.decoupled_diloco(6, 3, 2, outages=[(0, 3, 5), (1, 4, 6)])
     assert "nobody is up at tick 4" in "\n".join(lines_of(nobody, 2))
     slow = merge.RadialDirectional(-1.0)

@@ -203,7 +203,8 @@ class TwoFragments(Arrivals):
     fragments = 2
 
     def due(self, step, counters):
-        return ((step // self.period) % 2,) if super().due(step, counters) else ()
+        fragment = (step // self.period) % 2
+        return tuple(send._replace(fragments=(fragment,)) for send in super().due(step, counters))
 
 
 def test_received_is_refreshed_for_the_fragment_that_lands_alone():

@@ -207,7 +207,7 @@ def test_settings_that_cannot_work_are_refused_at_once():
     for wrong in ("period=0", "speeds: 2 values", "weight=0.0", "enough=2.0", "turn=-1.0"):
         assert wrong in found
     (line,) = lines_of(lc.methods.heloco(12.5, (1.0, 0.5)), 2)
-    assert "period=12.5: must be a whole number of inner steps" in line
+    assert "period=12.5: give a whole number of at least 1" in line
     (line,) = lines_of(lc.methods.halos(4, (1.0, 1.0), ((), (0, 1))), 2)
     assert "in one group, none empty" in line
     coded = lc.methods.isoloco(4, codec=compression.ef21(compression.make("topk", k=3)))

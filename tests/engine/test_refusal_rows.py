@@ -17,7 +17,7 @@ from lowcomm_jax.methods.base import LocalServers
 from lowcomm_jax.network import uniform
 from lowcomm_jax.rules.batching import Fixed
 from lowcomm_jax.rules.trainers import Trainers
-from lowcomm_jax.schedule import Admission, Never, Staggered
+from lowcomm_jax.schedule import Admission, Never, Send, Staggered
 from lowcomm_jax.schedule.base import Paced
 from lowcomm_jax.setup import Setup
 
@@ -59,7 +59,7 @@ def plain(**given):
 class OwnPace(Staggered):
     """A schedule of a user's own, whose regions stand still at times."""
 
-    uneven = True
+    speeds = ()
 
 
 class Misread(lc.merge.Isotropic):
@@ -99,7 +99,7 @@ MET = [
     (m.noloco(4), {"outlier_factor": 2.0}, "gossiping regions do not know the median"),
     (halos(), {"max_update_norm": 1.0}, "halos has no outer update that is clipped"),
     (m.streaming_diloco(4, 2, 1, 2.0), {}, "alpha=2.0 is outside [0, 1]"),
-    (m.diloco(0), {}, "period=0: at least 1"),
+    (m.diloco(0), {}, "period=0: give a whole number of at least 1"),
     (like(D, rest="x"), {}, "rest='x': use own, dealt"),
     (like(D, pattern="x"), {}, "pattern='x': use "),
     (like(D, codec=4), {}, "codec=4: give a codec"),
@@ -264,7 +264,7 @@ class OwnRounds(Paced):
     copies = True
 
     def due(self, step, counters):
-        return (0,) if step % self.period == 0 else ()
+        return (Send((0,)),) if step % self.period == 0 else ()
 
     def acts_by_rounds(self, step, view):
         return ()

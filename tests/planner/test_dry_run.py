@@ -18,7 +18,7 @@ from lowcomm_jax.planner.dry_run import Scenario, play
 from lowcomm_jax.planner.methods import FACTORIES, planned
 from lowcomm_jax.planner.plan import Workload, plan
 from lowcomm_jax.planner.shapes import decoder_shapes
-from lowcomm_jax.schedule import Staggered
+from lowcomm_jax.schedule import Send, Staggered
 
 M = lc.methods
 W = np.random.default_rng(0).normal(size=(6, 64, 64)).astype(np.float32)
@@ -165,7 +165,7 @@ class Odd(Staggered):
     """A schedule of one's own: every seventh step."""
 
     def due(self, step, counters):
-        return (0,) if step % 7 == 0 else ()
+        return (Send((0,)),) if step % 7 == 0 else ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -96,7 +96,7 @@ def test_arrivals_at_the_declared_speeds_are_those_of_the_mesh_bit_for_bit(name,
         state = one.init(oracle.make_params())
         own, data = [0, 0], []
         for t in range(1, ticks + 1):  # a region's batches are numbered by its own steps
-            own = [n + int(a) for n, a in zip(own, made.schedule.active(t, 2))]
+            own = [n + int(a) for n, a in zip(own, made.schedule.pace.active(t, 2))]
             each = [oracle.step_batch(jobs[0].data, max(n, 1)) for n in own]
             data.append(jax.tree.map(lambda *x: np.stack([y[r] for r, y in enumerate(x)]), *each))
         state, _ = one.run(state, data)

@@ -56,9 +56,9 @@ def sends(stage):
     ],
 )
 def test_what_a_learner_reports_to_and_opens(agreed, now, reports):
-    assert sends(LEARNERS.acts(now, view(**agreed))) == reports
-    assert LEARNERS.acts(now, view(away=True, **agreed)) == ()
-    assert LEARNERS.acts(now, view(last_sent=(-1, now), **agreed)) == (), "once a step"
+    assert sends(LEARNERS.acts_by_rounds(now, view(**agreed))) == reports
+    assert LEARNERS.acts_by_rounds(now, view(away=True, **agreed)) == ()
+    assert LEARNERS.acts_by_rounds(now, view(last_sent=(-1, now), **agreed)) == (), "once a step"
 
 
 @pytest.mark.parametrize(
@@ -79,12 +79,12 @@ def test_to_which_round_a_learner_can_report(now, landed_at, last, flying, can):
     """Round 4, of fragment 0, is open."""
     given = {"landed": 4, "committed": 4, "newest": 4, "since": now, "last": last}
     seen = view(flying, (landed_at, 0), **given)
-    assert (0 in sends(LEARNERS.acts(now, seen))) is can
+    assert (0 in sends(LEARNERS.acts_by_rounds(now, seen))) is can
 
 
 def test_a_fragment_whose_last_round_has_not_landed_is_not_reported():
     seen = view(landed=4, committed=4, newest=6, since=5)
-    assert sends(LEARNERS.acts(5, seen)) == [0, 1], "rounds 4 and 5, not 6"
+    assert sends(LEARNERS.acts_by_rounds(5, seen)) == [0, 1], "rounds 4 and 5, not 6"
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_a_fragment_whose_last_round_has_not_landed_is_not_reported():
 def test_an_own_report_lands_after_tau_ticks_of_whoever_is_fastest(due, newest, now, lands):
     """Round 3 opens at tick 16, and round 5 at tick 24: more than six after it."""
     agreed = {"landed": 3, "committed": 4, "newest": newest, "since": now, "arrived": True}
-    stage = LEARNERS.acts(now, view([(1, due)], **agreed))
+    stage = LEARNERS.acts_by_rounds(now, view([(1, due)], **agreed))
     assert any(isinstance(act, Move) for act in stage) is lands
     if lands:
         move, adopt = stage
@@ -104,7 +104,7 @@ def test_an_own_report_lands_after_tau_ticks_of_whoever_is_fastest(due, newest, 
 @pytest.mark.parametrize(("last", "arrived", "lands"), [(None, True, True), (3, True, False)])
 def test_a_round_of_others_lands_and_is_adopted_until_the_last_of_the_run(last, arrived, lands):
     agreed = {"landed": 3, "committed": 4, "newest": 3, "since": 9, "last": last}
-    stage = LEARNERS.acts(9, view([(0, 20)], arrived=arrived, **agreed))
+    stage = LEARNERS.acts_by_rounds(9, view([(0, 20)], arrived=arrived, **agreed))
     assert stage == () if not lands else [act.key for act in stage] == ["1@9+3"] * 2
 
 
@@ -127,18 +127,18 @@ ARRIVALS = Arrivals(period=6, speeds=(1.0, 2.0))
 def test_when_a_region_arrives(now, landed_at, flying, agreed, sent):
     seen = view(flying, (landed_at, 0), **agreed)
     if agreed.get("last") is None:
-        assert ARRIVALS.acts(now, seen._replace(away=True)) == ()
-    assert sends(ARRIVALS.acts(now, seen)) == sent
+        assert ARRIVALS.acts_by_rounds(now, seen._replace(away=True)) == ()
+    assert sends(ARRIVALS.acts_by_rounds(now, seen)) == sent
 
 
 def test_whose_arrival_lands_adopts_and_who_has_no_round_takes_it_back():
     own = [(0, 9)]
     for ours, key in ((True, "0@9"), (False, "0@9+2")):
-        move, adopt = ARRIVALS.acts(9, view(own, landed=2, arrived=True, ours=ours))
+        move, adopt = ARRIVALS.acts_by_rounds(9, view(own, landed=2, arrived=True, ours=ours))
         assert (move, adopt.key) == (Move(key), key) and adopt.regions.tolist() == [ours]
     assert isinstance(adopt, Adopt)
-    assert ARRIVALS.acts(9, view(own, landed=2, last=2)) == (Drop("0@9"),)
-    assert ARRIVALS.acts(9, view(own, landed=2)) == (Wait(),), "it stands still"
+    assert ARRIVALS.acts_by_rounds(9, view(own, landed=2, last=2)) == (Drop("0@9"),)
+    assert ARRIVALS.acts_by_rounds(9, view(own, landed=2)) == (Wait(),), "it stands still"
 
 
 # -- the carrier ----------------------------------------------------------------------------------

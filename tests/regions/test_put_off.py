@@ -9,11 +9,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from leaving import counters_of
 
 from lowcomm_jax.jobs.job_carrier import JobCarrier
 from lowcomm_jax.schedule import Adaptive, Ranked, Staggered
 from lowcomm_jax.schedule.base import Adopt, Move, Send
-from lowcomm_jax.state.train_state import InFlight, SyncCounters, TrainState
+from lowcomm_jax.state.train_state import InFlight, TrainState
 from lowcomm_jax.sync.sync_loop import SyncLoop
 
 ME = np.array([True])
@@ -99,7 +100,7 @@ class Loop(SyncLoop):
 def run(schedule, since=STEPS + 1, no=0):
     """Run `STEPS` steps; returns the loop, and the acts done in each call."""
     loop = Loop(schedule, Delivery(since, no))
-    counters = SyncCounters.start(schedule.fragments, 1, schedule.start())
+    counters = counters_of(schedule, 1)
     fields = dict.fromkeys(TrainState.__dataclass_fields__)
     state = TrainState(**{**fields, "counters": counters, "in_flight": {}, "rate": np.zeros(9)})
     calls = []

@@ -73,7 +73,7 @@ def test_these_run(name):
 class OwnPace(Staggered):
     """A schedule of a user's own, whose regions stand still at times."""
 
-    uneven = True
+    speeds = ()
 
 
 def test_regions_at_a_pace_that_nothing_counts_are_refused():

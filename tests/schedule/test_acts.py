@@ -2,18 +2,17 @@
 
 import numpy as np
 import pytest
-from leaving import flight
+from leaving import counters_of, flight
 
 from lowcomm_jax.schedule import Adaptive, Arrivals, Learners, Outage, Ranked, Staggered, Timed
 from lowcomm_jax.schedule.base import Adopt, Copy, Move, Send, View
-from lowcomm_jax.state.train_state import SyncCounters
 
 R = 3
 EVERYONE, NOBODY = np.ones(R, bool), np.zeros(R, bool)
 
 
 def view(schedule, flights=(), last_sent=None, sends=None, **marks):
-    counters = SyncCounters.start(schedule.fragments, R, schedule.start())
+    counters = counters_of(schedule, R)
     if last_sent is not None:
         counters.last_sent[:] = last_sent
     if sends is not None:
@@ -125,7 +124,13 @@ def test_rounds_of_a_measured_length_end_at_their_boundary():
 def test_one_of_the_fragments_that_are_ready_leaves_in_a_slot():
     schedule = Adaptive(6, 3, 3, 4)
     busy = [("1@2", flight(1, 2, 6, EVERYONE))]
-    assert schedule.acts(4, view(schedule, busy, last_sent=[-1, 2, -1])) == (Send((0, 2)),)
+    (act,) = schedule.acts(4, view(schedule, busy, last_sent=[-1, 2, -1]))
+    assert act.fragments == (0, 2) and act.leaves(None) == 0
+    (act,) = schedule.acts(10, view(schedule, last_sent=[8, 5, 4]))
+    assert act.fragments == (2, 1, 0), "overdue since tick 10; the others by their rates"
+    (act,) = schedule.acts(10, view(schedule, [("2@4", flight(2, 4, 14, EVERYONE))], [8, 5, 4]))
+    assert act.fragments == (1, 0) and act.leaves(lambda: [3.0, 2.0, 9.0]) == 0
+    assert act.leaves(lambda: [2.0, 2.0, 9.0]) == 1, "sent longest ago"
     assert schedule.acts(4, view(schedule, busy, last_sent=[4, 2, -1])) == ()
     assert schedule.acts(5, view(schedule, busy, last_sent=[-1, 2, -1])) == ()
 
@@ -158,9 +163,10 @@ def test_learners_that_are_down_adopt_nothing_and_copy_a_peer_when_they_come_bac
 def test_rounds_of_a_time_are_sent_by_those_who_have_made_a_step():
     """Speeds 1, 1/2 and 1/10: in rounds of 4 ticks 4, 2 and 0.4 steps."""
     schedule = Timed(4, (2.0, 1.0, 0.2))
-    made = [schedule.active(t, R).tolist() for t in range(1, 11)]
+    made = [schedule.pace.active(t, R).tolist() for t in range(1, 11)]
     assert np.sum(made, axis=0).tolist() == [10, 5, 1]
-    assert [schedule.due(t, None) for t in range(1, 9)] == [(), (), (), (0,)] * 2
+    counters = counters_of(schedule, R)
+    assert [len(schedule.due(t, counters)) for t in range(1, 9)] == [0, 0, 0, 1] * 2
     (send,) = schedule.acts(4, view(schedule))
     assert send.fragments == (0,) and send.admitted.tolist() == [True, True, False]
     assert send.lands is None

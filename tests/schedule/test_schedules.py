@@ -15,7 +15,7 @@ from lowcomm_jax.schedule import (
     delay_per_region,
     syncs_per_period,
 )
-from lowcomm_jax.schedule.base import Timing
+from lowcomm_jax.schedule.timing import Timing
 from lowcomm_jax.state.train_state import SyncCounters
 
 
@@ -106,8 +106,8 @@ def test_the_first_sends_come_within_the_first_fragments_slots():
 
 def test_next_send_names_every_slot():
     for _, schedule, _ in adaptive_cases(40):
-        step, slots = 0, []
-        while (step := schedule.next_send(step, None)) <= 3 * schedule.period:
+        step, slots, clock = 0, [], SyncCounters.start(schedule.fragments, 1)
+        while (step := schedule.next_send(step, clock)) <= 3 * schedule.period:
             slots.append(step)
         assert slots == list(range(schedule.spacing, 3 * schedule.period + 1, schedule.spacing))
         assert schedule.spacing == schedule.period // schedule.syncs
@@ -241,8 +241,8 @@ def test_a_round_that_told_no_rank_is_not_in_the_window():
 
 def test_learners_wait_for_the_fragment_that_travels_longest():
     timing = Timing(1.0, lambda fragment, level: [1.0, 3.5, 2.0][fragment])
-    assert Learners(9, 3, 5).settle(timing).travel == 4
-    assert Learners(9, 3, 5, travel=2).settle(timing).travel == 2
+    assert Learners(9, 3, 5).settle(timing).travel == (4,)
+    assert Learners(9, 3, 5, travel=(2,)).settle(timing).travel == (2,)
 
 
 def test_a_header_holds_two_seconds_and_the_drift_of_every_fragment():
@@ -256,15 +256,16 @@ def test_a_header_holds_two_seconds_and_the_drift_of_every_fragment():
 
 def test_a_payload_may_travel_for_as_long_as_is_hidden():
     for travel, fits in ((3, True), (4, False)):
-        rounds = Staggered(3, travel=travel, land_after_send=True, hidden=True)
+        rounds = Staggered(3, travel=(travel,), land_after_send=True)
         ranked = Ranked(3, (2, 1), travel=(travel, 1), land_after_send=True)
-        learners = Learners(9, 3, 3, travel=travel)
+        learners = Learners(9, 3, 3, travel=(travel,))
         for schedule in (rounds, ranked, learners):
             assert (schedule.violations(2) == []) == fits, schedule
 
 
 def test_only_a_payload_that_is_to_be_hidden_is_timed():
     timing = Timing(1.0, lambda fragment, level: 3.5)
-    assert Staggered(9).settle(timing).travel is None
-    assert Staggered(9, hidden=True).settle(timing).travel == 4
-    assert Staggered(9, hidden=True, travel=2).settle(timing).travel == 2
+    assert Staggered(9).settle(timing).travel == ()
+    assert Staggered(9, travel=None).settle(timing).travel == (4,)
+    assert Staggered(9, travel=(2,)).settle(timing).travel == (2,)
+    assert Ranked(9, (4, 2), travel=None).settle(timing).travel == (4, 4)

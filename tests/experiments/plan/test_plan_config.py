@@ -138,7 +138,7 @@ def test_fragments_of_a_mixture_are_those_of_a_run():
         ({"methods": {"a": {"preset": "nope"}}}, ["methods.a: preset 'nope' is unknown"]),
         (
             {"methods": {"a": {"preset": "diloco", "period": "x"}}},
-            ["a: period=x: must be a whole number"],
+            ["a: period='x': give a whole number"],
         ),
         ({"methods": {"a": {"preset": "diloco", "tau": 3}}}, ["methods.a: field 'tau' is unknown"]),
         ({"methods": {"a": {"preset": "diloco", "codec": "zip"}}}, ["a: codec: 'zip' is unknown"]),
