@@ -1,8 +1,10 @@
-"""The experimental JAX names of `compat`: fails when an upgrade of JAX moves one."""
+"""The experimental names of `compat`: fails when an upgrade of JAX or Orbax moves one."""
 
 import jax
 import numpy as np
 import pytest
+from etils import epath
+from orbax.checkpoint import type_handlers
 
 import lowcomm_jax as lc
 from lowcomm_jax import compat
@@ -35,3 +37,11 @@ def test_what_jax_distributed_knows_before_devices_are_settled():
     assert compat.process_count() == jax.process_count() == 1
     with pytest.raises(RuntimeError, match="initialize"):
         compat.coordinator_host()
+
+
+def test_an_array_of_the_host_is_written_whole(tmp_path):
+    info = type_handlers.ParamInfo(
+        name="x", path=epath.Path(tmp_path / "x"), parent_dir=epath.Path(tmp_path), use_zarr3=False
+    )
+    spec = compat.array_write_spec(np.ones((3, 5), np.float32), info)
+    assert tuple(spec["metadata"]["shape"]) == (3, 5) and spec["dtype"] == "float32"
