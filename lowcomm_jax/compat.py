@@ -1,6 +1,6 @@
-"""JAX names that are experimental or may move; only this module uses them.
+"""Names of JAX and Orbax that are experimental or may move; only this module uses them.
 
-Each has a test (`tests/test_compat.py`) that fails when an upgrade of JAX moves the name.
+Each has a test (`tests/test_compat.py`) that fails when an upgrade moves the name.
 """
 
 import os
@@ -13,6 +13,7 @@ from jax.extend.core import jaxprs_in_params
 __all__ = [
     "KNOWS_EARLY_STARTS",
     "all_gather_invariant",
+    "array_write_spec",
     "coordination",
     "coordinator_host",
     "detected",
@@ -90,3 +91,17 @@ def process_count() -> int:
 def process_index() -> int:
     """Number of this process, from 0; unlike `jax.process_index` it starts no backend."""
     return distributed.global_state.process_id
+
+
+def array_write_spec(x: Any, info: Any) -> dict[str, Any]:
+    """How TensorStore writes an array of the host that one process has whole.
+
+    Args:
+      x: a NumPy array.
+      info: Orbax's `ParamInfo` of it.
+    """
+    from orbax.checkpoint._src.serialization import tensorstore_utils  # slow to import
+
+    whole = {"global_shape": x.shape, "local_shape": x.shape, "dtype": x.dtype}
+    spec = tensorstore_utils.build_array_write_spec(info, **whole, use_ocdbt=True, process_index=0)
+    return spec.json

@@ -1,8 +1,10 @@
-"""The experimental JAX names of `compat`: fails when an upgrade of JAX moves one."""
+"""The experimental names of `compat`: fails when an upgrade of JAX or Orbax moves one."""
 
 import jax
 import numpy as np
 import pytest
+from etils import epath
+from orbax.checkpoint import type_handlers
 
 import lowcomm_jax as lc
 from lowcomm_jax import compat
@@ -45,3 +47,11 @@ def test_what_jax_detects_of_a_launcher(monkeypatch):
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
     assert compat.detected("ompi") == (2, 1, "[fd00::7]:61441")
+
+
+def test_an_array_of_the_host_is_written_whole(tmp_path):
+    info = type_handlers.ParamInfo(
+        name="x", path=epath.Path(tmp_path / "x"), parent_dir=epath.Path(tmp_path), use_zarr3=False
+    )
+    spec = compat.array_write_spec(np.ones((3, 5), np.float32), info)
+    assert tuple(spec["metadata"]["shape"]) == (3, 5) and spec["dtype"] == "float32"

@@ -62,6 +62,13 @@ def get_config() -> ConfigDict:
             "sparseloco": {"preset": "sparseloco", "period": 30},
         }
     )
+    # What a run would measure, and a plan has to assume: the rank of DiLoCoX's means (None = as
+    # sent), and how fast each of CoCoDC's fragments changes (None = all alike). Besides, everyone
+    # takes part in each round and counts alike, and AdLoCo's trainers never merge and keep their
+    # first batch.
+    config.scenario = ConfigDict(
+        {"rank": config_dict.placeholder(float), "rates": config_dict.placeholder(tuple)}
+    )
     # Largest published loss penalty (nats beside H = 30) the search for the best H, K, tau and
     # codec may use.
     config.loss_bound = 0.03

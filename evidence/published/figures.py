@@ -19,7 +19,7 @@ from lowcomm_jax import methods
 from lowcomm_jax.network.links import BYTES_PER_GBIT, uniform
 from lowcomm_jax.planner.dag import TARGETS, utilisation
 from lowcomm_jax.planner.dry_run import play
-from lowcomm_jax.planner.methods import STACKED, PlanMethod, planned
+from lowcomm_jax.planner.methods import PlanMethod, planned
 from lowcomm_jax.planner.plan import Workload, plan
 from lowcomm_jax.planner.shapes import decoder_shapes
 from lowcomm_jax.schedule import Staggered
@@ -28,6 +28,7 @@ STREAMING = "arXiv 2501.18512, table 4"
 EAGER = "arXiv 2502.12996, bandwidth table (99 %)"
 SCALING = "arXiv 2503.09799, bandwidth table (90 %)"
 DILOCOX = "arXiv 2506.21263"
+STACK = ("blocks",)  # layers of the published models, one a row
 GRID_GBPS = np.logspace(-1, 3, 50)  # the published grid: 50 points, x1.207 apart
 FIRST_USE_S = 0.55  # middle of the measured 0.35-0.75 s
 # Calibrated on ft-diloco's 1 Gbit/s row, used for the others.
@@ -402,8 +403,8 @@ def dag_utilisation(row: DagRow, gbps: np.ndarray = GRID_GBPS) -> np.ndarray:
     """
     model = DAG_MODELS[row.model]
     shape = (model.layers, round(model.params / model.layers / 1000), 1000)
-    tree = {"blocks": jax.ShapeDtypeStruct(shape, np.float32)}
-    played = play(dag_method(row, model), tree, 2, stacked=STACKED)
+    tree = {STACK[0]: jax.ShapeDtypeStruct(shape, np.float32)}
+    played = play(dag_method(row, model), tree, 2, stacked=STACK)
     link_s = 8e-9 / gbps
 
     def seconds(sent):
@@ -414,7 +415,7 @@ def dag_utilisation(row: DagRow, gbps: np.ndarray = GRID_GBPS) -> np.ndarray:
 
 def dag_method(row: DagRow, model: DagModel) -> methods.Method:
     """Give the method of a published row."""
-    codec = {"name": {16: "bf16", 4: "e3m0"}[row.bits], "stacked": STACKED}
+    codec = {"name": {16: "bf16", 4: "e3m0"}[row.bits], "stacked": STACK}
     if row.method == "data_parallel":
         return methods.ddp(codec=codec)
     if row.method == "diloco":

@@ -12,6 +12,7 @@ from experiments.plan.model import PlanModel, read_model
 from lowcomm_jax.methods import Method
 from lowcomm_jax.network.links import Network
 from lowcomm_jax.network.parse import parse
+from lowcomm_jax.planner.dry_run import Scenario
 from lowcomm_jax.planner.expected_loss import TOKENS_PER_PARAM
 from lowcomm_jax.planner.methods import PlanMethod, plan_method
 from lowcomm_jax.planner.plan import Workload, mesh_violations, network_violations
@@ -34,6 +35,7 @@ DEFAULTS = {
     "microbatch_tokens": 0,
     "remat": True,
     "loss_bound": 0.03,
+    "scenario": {},
 }
 SPEED = ("devices_per_region", "flops_per_device", "mfu")
 MANY_LAYERS = 10**6  # where the model is wrong, so that methods give no problems of its making
@@ -85,11 +87,38 @@ def read(config: Mapping[str, Any]) -> PlanRequest:
     wrong_mesh = mesh_violations(fields["mesh"], layers)
     regions = 2 if network is None else max(2, network.size)
     methods: tuple[PlanMethod, ...] = ()
+    scenario = _scenario(fields["scenario"], found)
     if "methods" in fields:
         stacked = () if model is None else model.shapes.stacked
         methods = _methods(fields["methods"], layers, regions, stacked, found)
+    fragments = {row.fragments for row in methods}
+    if scenario.rates is not None and len(scenario.rates) not in fragments:
+        number = len(scenario.rates)
+        found.append(f"scenario.rates has {number} entries: no method here has as many fragments")
     refuse("plan config", found + wrong_mesh)
-    return PlanRequest(fields, _workload(fields, model, network), methods, model)
+    work = dataclasses.replace(_workload(fields, model, network), scenario=scenario)
+    return PlanRequest(fields, work, methods, model)
+
+
+def _scenario(spec: Any, found: list[str]) -> Scenario:
+    """Read what a run would measure; problems go to `found`."""
+    known = tuple(field.name for field in dataclasses.fields(Scenario))
+    if not isinstance(spec, Mapping):
+        found.append(f"scenario is {spec!r}: use {{field: value}} with fields {', '.join(known)}")
+        return Scenario()
+    given = {name: value for name, value in spec.items() if value is not None}
+    problems = [f"scenario.{k} {is_unknown(k, known)}" for k in given if k not in known]
+    if "rank" in given:
+        problems += above_zero("scenario.rank", given["rank"])
+    rates = given.get("rates", ())
+    if not isinstance(rates, list | tuple):
+        problems.append(f"scenario.rates is {rates!r}: give a number for each fragment")
+    else:
+        problems += [line for rate in rates for line in not_negative("scenario.rates", rate)]
+    found += problems
+    if problems:
+        return Scenario()
+    return Scenario(given.get("rank"), tuple(rates) or None)
 
 
 def _unknown_of_own(fields: Mapping[str, Any], model: PlanModel) -> list[str]:

@@ -36,7 +36,7 @@ def show_answer(result: Mapping[str, Any], rows: Sequence[PlanRow], console: Con
             say(console, f"{number}. {name}: no command, {entry['no_train']}")
         else:
             say(console, f"{number}. {name}: {result['starts'][name]}")
-    for line in _remarks(rows, found):
+    for line in (*_remarks(rows, found), result["scenario"]):
         say(console, line)
 
 

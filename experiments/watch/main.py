@@ -9,7 +9,7 @@ folder.
 - In a terminal it shows the newest state until the run is complete, or until Ctrl-C.
 - Elsewhere, or with --once, it prints the present state and ends.
 - --port serves the run's report on this machine alone (127.0.0.1), with state and alarms, made anew
-  at each request, until Ctrl-C; port 0 takes a free one.
+  at each request, until Ctrl-C; port 0 takes a free one. It may start before the run does.
 """
 
 from __future__ import annotations

@@ -47,19 +47,12 @@ class Watch:
       workdir: of a run of one process, or of one job per region (`region<i>` in it). Jobs that
         appear later are found.
       network: on which the virtual clock runs; None = the run's own, if it has one.
-
-    Raises:
-      RefusedError: no run lies there, or one of another version.
     """
 
     def __init__(self, workdir: Path, network: Network | None = None):
         self.workdir, self._given = workdir, network
         self._logs: dict[Path, tuple[Follower, Log]] = {}
         self._clock: VirtualClock | None = None
-        self._find()
-        if not self._logs:
-            problem = f"{workdir}: no run lies there yet ({METRICS} is missing)"
-            raise RefusedError([problem], "watch")
 
     @property
     def network(self) -> Network | None:
@@ -79,10 +72,13 @@ class Watch:
           now: Unix time; None = the present.
 
         Raises:
-          RefusedError: a file does not start with a header.
+          RefusedError: no run lies there yet, or a file does not start with a header.
           ValueError: a line is no record, or lacks what every record of its kind has.
         """
         self._find()
+        if not self._logs:
+            problem = f"{self.workdir}: no run lies there yet ({METRICS} is missing)"
+            raise RefusedError([problem], "watch")
         for path, (follower, log) in list(self._logs.items()):
             records = follower.read()
             if follower.restarted:

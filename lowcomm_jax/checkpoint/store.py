@@ -30,7 +30,6 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint import type_handlers
-from orbax.checkpoint._src.serialization import tensorstore_utils
 
 from lowcomm_jax import compat
 from lowcomm_jax.mesh.arrays import Box
@@ -322,19 +321,9 @@ class _HostArrays(type_handlers.NumpyHandler):
     """
 
     async def serialize(self, values, infos, args=None):
-        specs = [
-            tensorstore_utils.build_array_write_spec(
-                info,
-                global_shape=x.shape,
-                local_shape=x.shape,
-                dtype=x.dtype,
-                use_ocdbt=True,
-                process_index=0,  # one process writes a part
-            )
-            for x, info in zip(values, infos)
-        ]
+        specs = [compat.array_write_spec(x, info) for x, info in zip(values, infos)]
         writes = zip(values, specs, infos)
-        await _all([self._open_and_write(x, s.json, info.ts_context) for x, s, info in writes])
+        await _all([self._open_and_write(x, s, info.ts_context) for x, s, info in writes])
         return []  # futures of what is still to be written
 
     async def deserialize(self, infos, args=None):

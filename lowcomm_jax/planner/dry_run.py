@@ -43,7 +43,8 @@ class Scenario:
     Attributes:
       rank: DiLoCoX: the measured rank of every mean; None = at least the rank that was sent, so
         that rounds keep their length and payloads are largest.
-      rates: CoCoDC: how fast each fragment changes; None = all alike, so that they take turns.
+      rates: CoCoDC: how fast each fragment changes, of methods with as many fragments. None, and of
+        others, all alike, so that they take turns.
     """
 
     rank: float | None = None
@@ -55,7 +56,7 @@ class Scenario:
         rates = "all alike" if self.rates is None else ", ".join(f"{x:g}" for x in self.rates)
         return (
             f"assumed: measured ranks {rank}; fragments change {rates}; everyone takes part and "
-            "counts; trainers do not merge, and keep their first batch"
+            "counts; trainers do not merge and keep their first batch"
         )
 
     # What the loop asks of `sync.measurements.Measurements`.
@@ -172,7 +173,9 @@ def play(
     loop = engine.loop_of(_dry(programs, scenario))
     if loop.measurements is not None:
         loop.measurements = scenario
-    rates = (1.0,) * len(loop.fragments) if scenario.rates is None else scenario.rates
+    rates = scenario.rates
+    if rates is None or len(rates) != len(loop.fragments):
+        rates = (1.0,) * len(loop.fragments)
     state = state.replace(rate=np.asarray(rates, np.float32))
     schedule, period, trainers = loop.schedule, period_of(method), method.trainer_count
     tau = period if schedule.land_after_send else int(np.max(schedule.delay))

@@ -1,6 +1,7 @@
 """Regions of several devices: what the compiled programs send is what is booked, and no more."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -85,17 +86,33 @@ def codec(name, **settings):
     return lc.compression.make(name, stacked=("blocks",), **settings)
 
 
+def named(name):
+    """A codec by its name, which no list here has; low rank of a rank that shrinks the leaves."""
+    low_rank = isinstance(lc.compression.make_leaf(name), lc.compression.LowRank)
+    return lc.methods.diloco(2, codec=codec(name, **({"rank": 4} if low_rank else {})))
+
+
+def by_ef21():
+    outer = optax.chain(lc.compression.integrate(), lc.outer.nesterov(0.7, 0.9))
+    return lc.methods.diloco(2, outer, codec=lc.compression.ef21(codec("topk_int4")))
+
+
+def levels():
+    first, second = (codec("low_rank_int4", rank=r, basis=8) for r in (8, 4))
+    return lc.compression.CodecLevels(first, (second,))
+
+
 CODECS = {
-    "dense": lambda: None,
-    "int4": lambda: codec("int4"),
-    "int8 in slices": lambda: codec("int8", reduce="two_shot"),
-    "stat4 with feedback": lambda: codec("stat4", error_feedback=0.9),
-    "topk_stat2_ef": lambda: codec("topk_stat2_ef"),
-    "low_rank_int4": lambda: codec("low_rank_int4", rank=4),
-    "e3m0": lambda: codec("e3m0"),
-    "dct_topk": lambda: codec("dct_topk"),
+    "dense": lambda: lc.methods.diloco(2),
+    **{name: functools.partial(named, name) for name in lc.compression.names()},
+    "int8 in slices": lambda: lc.methods.diloco(2, codec=codec("int8", reduce="two_shot")),
+    "stat4 with feedback": lambda: lc.methods.diloco(2, codec=codec("stat4", error_feedback=0.9)),
+    "EF21": by_ef21,
+    "decoupled momentum": lambda: lc.methods.decoupled_momentum(2, stacked=("blocks",)),
+    "levels": lambda: lc.methods.diloco(2, codec=levels()),
 }
-# Every codec on a mesh of all axes; the quick run takes one of each kind on the smallest.
+# Every codec and wrapper on a mesh of all axes; the quick run takes one of each kind on the
+# smallest.
 QUICK = [(name, (2, 1, 2, 1)) for name in ("dense", "int4", "int8 in slices")]
 CASES = QUICK + [
     pytest.param(name, (2, 1, 2, 2), marks=pytest.mark.slow, id=f"{name}-all axes")
@@ -103,16 +120,15 @@ CASES = QUICK + [
 ]
 
 
+BY_SLICES = ("dense", "int8 in slices")
+
+
 @pytest.mark.parametrize(("name", "shape"), CASES)
 def test_a_payload_crosses_once_and_no_matrix_is_gathered(name, shape):
-    engine, state = make(shape, lc.methods.diloco(2, codec=CODECS[name]()))
+    engine, state = make(shape, CODECS[name]())
     loop = engine.sync_loop(state)
     traffic = loop.programs.exchange.traffic(loop.fragments.like(0), np.ones(R, bool))
-    routes = {
-        "dense": "two_shot",
-        "int8 in slices": "two_shot",
-    }
-    assert traffic.route == routes.get(name, "all_gather")
+    assert traffic.route == ("two_shot" if name in BY_SLICES else "all_gather")
     send, move = compiled(engine, state)
     devices = int(np.prod(shape[1:]))
     assert not sent_across(send, devices, R).any()
@@ -183,8 +199,9 @@ def test_slices_of_rows_that_do_not_divide_over_the_regions_are_cut_where_they_l
 
 @pytest.mark.parametrize("name", ["dense", "int4"])
 def test_partners_exchange_a_payload_once(name):
+    dense = name == "dense"
     shape = (2, 1, 2, 2)
-    engine, state = make(shape, lc.methods.noloco(2, codec=CODECS[name]()))
+    engine, state = make(shape, lc.methods.noloco(2, codec=None if dense else codec(name)))
     loop = engine.sync_loop(state)
     everyone, groups = np.ones(R, bool), loop.groups(0)
     payload = loop.programs.exchange.traffic(loop.fragments.like(0), everyone, groups)

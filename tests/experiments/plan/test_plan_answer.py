@@ -57,6 +57,7 @@ def small(methods, **changes):
 def test_the_presets_answer_in_a_screen(name, width, tmp_path):
     result, text = answered(config(name), tmp_path, width)
     assert len(text.splitlines()) <= 24 and "…" not in text
+    assert result["scenario"] in " ".join(text.split())
     found = result["answer"]
     assert len(found["best"]) == 3 and found["device_gb"] == 80.0
     for place, best in enumerate(found["best"], 1):

@@ -12,6 +12,7 @@ from experiments.train.methods import make_method
 from lowcomm_jax import compression
 from lowcomm_jax.models import PRESETS, build
 from lowcomm_jax.params.fragments import partition, path_name
+from lowcomm_jax.planner.dry_run import Scenario
 from lowcomm_jax.planner.plan import dry_run
 
 SIZES = {"layers": 2, "width": 8, "mlp_width": 32, "heads": 2, "kv_heads": 2, "head_dim": 4}
@@ -110,9 +111,32 @@ def test_fragments_of_a_mixture_are_those_of_a_run():
     assert set(sent(row, request.work)) == {4 * cut.numel(p) for p in range(4)}
 
 
+def test_what_a_run_would_measure_is_a_field():
+    turns = {"period": 12, "fragments": 3, "overlap": 2, "syncs_per_period": 6}
+    rows = {
+        "cocodc": {"preset": "cocodc", **turns},
+        "dilocox": {"preset": "dilocox", "period": 16, "rank": 2},
+    }
+    fields = {**FINE, "model": {**SIZES, "layers": 4}, "methods": rows}
+    scenario = {"rank": 1.0, "rates": [9.0, 1.0, 1.0]}
+    usual, told = read(fields), read({**fields, "scenario": scenario})
+    assert told.work.scenario == Scenario(1.0, (9.0, 1.0, 1.0))
+    assert "measured ranks 1; fragments change 9, 1, 1;" in told.work.scenario.text()
+
+    def fragments(request):
+        return [s.fragment for s in dry_run(request.methods[0], request.work).sends]
+
+    assert fragments(told).count(0) > fragments(usual).count(0)
+
+
 @pytest.mark.parametrize(
     ("changes", "messages"),
     [
+        ({"scenario": 3}, ["scenario is 3: use {field: value} with fields rank, rates"]),
+        ({"scenario": {"rnak": 3}}, ["scenario.rnak is unknown (did you mean rank?)"]),
+        ({"scenario": {"rank": 0, "rates": 2}}, ["scenario.rank is 0", "scenario.rates is 2"]),
+        ({"scenario": {"rates": [1, -1]}}, ["scenario.rates is -1"]),
+        ({"scenario": {"rates": [1, 2]}}, ["scenario.rates has 2 entries: no method here has"]),
         ({"model": None}, ["'model' is missing"]),
         ({"model": "x"}, ["model: preset 'x' is unknown", "choose one of nano"]),
         ({"model": 7}, ["model: 7 is no model: name a preset"]),

@@ -453,6 +453,14 @@ def test_the_page_of_a_run_without_a_step_says_so(tmp_path):
         served.page()
 
 
+def test_the_page_waits_for_a_run_that_has_not_begun(tmp_path):
+    with Server(Watch(tmp_path / "later"), 0, 1.0) as served:
+        with pytest.raises(RefusedError, match="no run lies there yet"):
+            served.page()
+        log(tmp_path / "later", [header(range(3), 3), *steps(range(3), 1, 20)])
+        assert "step 20 of 40" in html.unescape(served.page())
+
+
 def test_the_page_has_the_runs_own_network(tmp_path):
     here = range(3)
     records = [header(here, 3, "aws:Oregon,Virginia,Tokyo"), *steps(here, 1, 20)]
