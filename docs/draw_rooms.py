@@ -31,6 +31,7 @@ _COLUMN = {
     "planner": -4.4,
     "network": -4.2,
     "jobs": 0.9,
+    "loops": 3.4,
     "rounds": 3.6,
     "store": 5.2,
     "sync": -0.9,

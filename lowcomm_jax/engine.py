@@ -18,9 +18,9 @@ import numpy as np
 
 from lowcomm_jax import history
 from lowcomm_jax.history import Event, readable, with_pace
-from lowcomm_jax.jobs.job_carrier import JobCarrier
 from lowcomm_jax.jobs.job_delivery import JobDelivery, traffic_of
-from lowcomm_jax.jobs.round_carrier import RoundCarrier
+from lowcomm_jax.jobs.round_carrier import carrier_of
+from lowcomm_jax.loops import family_of
 from lowcomm_jax.mesh.arrays import Part, part_here, place, place_parts
 from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.mesh.regions import REGION, Regions
@@ -33,12 +33,10 @@ from lowcomm_jax.rounds.remote import RemoteExchange
 from lowcomm_jax.setup import Setup, takes_settings, with_settings
 from lowcomm_jax.state.train_state import TrainState
 from lowcomm_jax.sync import initial_state, round_programs
-from lowcomm_jax.sync.finish import AtTheEnd, finish
-from lowcomm_jax.sync.gradient_exchange import run_gradient_steps
+from lowcomm_jax.sync.finish import AtTheEnd
 from lowcomm_jax.sync.round_programs import RoundPrograms
 from lowcomm_jax.sync.routed_steps import RoutedSteps
-from lowcomm_jax.sync.sync_loop import EventLoop, SyncLoop
-from lowcomm_jax.sync.two_level_loop import TwoLevelLoop
+from lowcomm_jax.sync.sync_loop import Loop, Steps, SyncLoop
 from lowcomm_jax.train import batch_blocks
 from lowcomm_jax.train.batch_blocks import (
     BatchBlock,
@@ -46,7 +44,6 @@ from lowcomm_jax.train.batch_blocks import (
     check_batch,
     check_leaves,
     checked,
-    first_step,
 )
 from lowcomm_jax.train.inner_step import keys_of_regions
 
@@ -116,7 +113,7 @@ class Engine:
             routed,
         )
         self._programs: dict[Layout, RoundPrograms] = {}
-        self._loops: dict[Layout, EventLoop] = {}
+        self._loops: dict[Layout, Loop] = {}
         self._paces: dict[int | None, batch_blocks.BlockPace] = {}  # by microbatch
 
     @property
@@ -154,25 +151,28 @@ class Engine:
         Raises:
           ValueError: see `init`.
         """
-        traffic = traffic_of(self.setup)
+        given = layout, traffic_of(self.setup), family_of(self.method)
         if changes:
-            return round_programs.build(dataclasses.replace(self.setup, **changes), layout, traffic)
+            return round_programs.build(dataclasses.replace(self.setup, **changes), *given)
         if layout not in self._programs:
-            self._programs[layout] = round_programs.build(self.setup, layout, traffic)
+            self._programs[layout] = round_programs.build(self.setup, *given)
         return self._programs[layout]
 
-    def loop_of(self, programs: RoundPrograms) -> EventLoop:
-        """The loop over events that calls these programs."""
-        return make_sync_loop(programs, self.weights, self.delivery)
+    def loop_of(self, programs: RoundPrograms) -> Loop:
+        """The loop that calls these programs: the method's own, or that of a schedule's acts."""
+        if programs.family is not None:
+            return programs.family.loop(programs, self.weights)
+        carrier = None if self.delivery is None else carrier_of(programs, self.delivery)
+        return SyncLoop(programs, self.weights, carrier)
 
-    def _begin(self, state: TrainState) -> EventLoop:
+    def _begin(self, state: TrainState) -> Loop:
         """`sync_loop`, at the entry of a call that takes the state away."""
         loop = self.sync_loop(state)
         state.refuse_traced()
         state.refuse_donated()
         return loop
 
-    def sync_loop(self, state: TrainState) -> EventLoop:
+    def sync_loop(self, state: TrainState) -> Loop:
         """The loop over events for this state's parameter layout.
 
         Raises:
@@ -281,7 +281,7 @@ class Engine:
 
     def run_on(
         self,
-        loop: EventLoop,
+        loop: Loop,
         state: TrainState,
         batches: Iterable[PyTree],
         participants: Participants,
@@ -305,7 +305,7 @@ class Engine:
         return state, record
 
     def _stepped_through(
-        self, loop: EventLoop, state: TrainState, participants: Participants
+        self, loop: Loop, state: TrainState, participants: Participants
     ) -> TrainState:
         """The state once the newest step is done, if that was paused (`sync.carrier`)."""
         if not loop.carrier.paused:
@@ -332,14 +332,12 @@ class Engine:
             one = BlockStager([batch], self.block, size).take(1)
             block = self._placed(one._replace(steps=0))
             active = self.runner.active(range(0), block.capacity)
-            if loop.channels is None:
-                state, _ = self.runner.inner_steps(loop, state, block, active, False)
-            else:
-                state, _, _ = self.runner.channel_steps(loop, state, block, [], False)
+            given = Steps(block, self.runner.region_keys, active, [], False)
+            state = loop.inner_steps(state, given).state
         return state
 
     def _next_block(
-        self, loop: EventLoop, state: TrainState, stager: BlockStager, pace: batch_blocks.BlockPace
+        self, loop: Loop, state: TrainState, stager: BlockStager, pace: batch_blocks.BlockPace
     ) -> BatchBlock | None:
         room = self._room(pace)
         return stager.take(loop.next_event(state, room), room)
@@ -369,7 +367,7 @@ class Engine:
           ValueError: the state was donated before.
           exchange.Parted: separate jobs end with different anchors.
         """
-        state, events = finish(self._begin(state), state, participants)
+        state, events = self._begin(state).finish(state, participants)
         if self.clock is not None:
             follow(self.clock, int(state.counters.step), events)
         return state
@@ -481,7 +479,7 @@ class BlockRunner:
 
     def run(
         self,
-        loop: EventLoop,
+        loop: Loop,
         state: TrainState,
         block: BatchBlock,
         participants: Participants,
@@ -502,81 +500,19 @@ class BlockRunner:
         """
         done = int(state.counters.step)
         steps = range(done + 1, done + block.steps + 1)
-        if self.method.signal == "gradient":
-            state, metrics, events, pace = self._gradient(
-                loop, state, block, participants, single, steps
-            )
-        else:
-            # Before anything is donated: a wrong mask leaves the state as it was.
-            sends = steps[-1:] if loop.channels is None else steps
-            masks = [self.mask(participants, t) for t in sends]
-            active, told = self.active(steps, block.capacity), []
-            if loop.measurements is not None:
-                loop.measurements.starts()
-            if loop.channels is None:
-                state, metrics = self.inner_steps(loop, state, block, active, single)
-            else:
-                state, metrics, told = self.channel_steps(loop, state, block, masks, single)
-            owed, loop.owed = loop.owed, []
-            state, events = loop.after(state, block.steps, masks[-1])
-            events = [*owed, *told, *events]
-            pace = {} if active is None else {"active": active}
+        # Before anything is donated: a wrong mask leaves the state as it was.
+        asked = steps if loop.every_step else steps[-1:]
+        masks = [self.mask(participants, t) for t in asked]
+        active = self.active(steps, block.capacity)
+        given = Steps(block, self.region_keys, active, masks, single)
+        state, metrics, told, pace = loop.inner_steps(state, given)
+        state, events = loop.after(state, block.steps, masks[-1])
+        events = [*told, *events]
         if self.routed is not None:
             state, events = self.routed.book(state, steps, block.batches, events)
         if clock is not None:
             book(clock, steps, events, pace)
         return state, with_pace(readable(metrics), pace, single), events
-
-    def inner_steps(
-        self,
-        loop: EventLoop,
-        state: TrainState,
-        block: BatchBlock,
-        active: np.ndarray | None,
-        single: bool,
-    ):
-        """The inner steps of a block, without its sends and landings: (state, metrics)."""
-        n, programs = np.int32(block.steps), loop.programs
-        given = (state.inner, state.frozen, block.batches, self.region_keys, active)
-        if block.stride is None:
-            if not single:
-                return loop.inner_steps(state, given, n)
-            inner, metrics = programs.inner_program(*given, n, single=True)
-            return state.replace(inner=inner), metrics
-        inner, metrics = programs.microbatch_program(*given, np.int32(block.stride), n)
-        return state.replace(inner=inner), first_step(metrics) if single else metrics
-
-    def channel_steps(
-        self,
-        loop: EventLoop,
-        state: TrainState,
-        block: BatchBlock,
-        masks: list[np.ndarray],
-        single: bool,
-    ):
-        """The inner steps of a block with their channels: (state, metrics, the channels' events).
-
-        Args:
-          masks: of each step bool `[R]`, who takes part in what channels send after it.
-        """
-        given = (state.frozen, block.batches, self.region_keys)
-        return loop.channels.inner_steps(state, given, masks, block.capacity, single)
-
-    def _gradient(self, loop, state, block: BatchBlock, participants, single: bool, steps: range):
-        masks = [self.mask(participants, t) for t in steps]
-        state, events, metrics = run_gradient_steps(
-            loop.programs.inner_program,
-            loop.programs.gradient_traffic,
-            state,
-            block.batches,
-            self.region_keys,
-            masks,
-            None if loop.by_tokens else loop.weights,
-            block.capacity,
-            single,
-        )
-        away = ~np.stack(masks, axis=1)
-        return state, metrics, events, {"away": away} if away.any() else {}
 
     def active(self, steps: range, capacity: int) -> np.ndarray | None:
         """Bool `[R, S]`: which regions make an inner step; None = all of them, always."""
@@ -619,21 +555,3 @@ def participants_mask(participants: Sequence[bool] | None, count: int) -> np.nda
     if mask.shape != (count,):
         raise ValueError(f"participants has shape {mask.shape}: give one bool per region ({count})")
     return mask
-
-
-def make_sync_loop(
-    programs: RoundPrograms, weights: str | np.ndarray, delivery: JobDelivery | None
-) -> EventLoop:
-    """The loop over events of a method.
-
-    Args:
-      weights: `equal`, `tokens`, or float32 `[R]`.
-      delivery: of a job that is one region of several; None = all regions on one mesh.
-    """
-    if delivery is not None:
-        paced = programs.method.schedule.by_rounds
-        carrier = RoundCarrier(programs, delivery) if paced else JobCarrier(delivery)
-        return SyncLoop(programs, weights, carrier)
-    if programs.method.servers is not None:
-        return TwoLevelLoop(programs, weights)
-    return SyncLoop(programs, weights)

@@ -63,7 +63,7 @@ def pytest_configure(config):
 
 # Rooms whose tests run what users run: losses and Optax optimizers, which promote dtypes.
 USERS = {"adloco", "channels", "checkpoint", "engine", "experiments", "learning", "mesh"}
-USERS |= {"optimizers", "params", "state", "sync", "train"}
+USERS |= {"loops", "optimizers", "params", "state", "sync", "train"}
 
 
 @pytest.fixture(autouse=True, scope="module")

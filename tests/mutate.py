@@ -44,11 +44,12 @@ from mutants import ROOT, of_room, sample
 
 ROOMS = (
     *("sync", "train", "exchange", "store", "rounds", "jobs", "compression", "rules", "schedule"),
-    "checkpoint",
+    *("loops", "checkpoint"),
 )
 # What sees faults of a room beside its own tests. They are tried last.
 BESIDE = {
     "sync": ["tests/engine", "tests/schedule", "tests/recovery"],
+    "loops": ["tests/sync", "tests/engine", "tests/mesh"],
     "train": ["tests/engine"],
     "exchange": ["tests/sync", "tests/engine", "tests/mesh", "tests/regions"],
     "store": ["tests/regions"],

@@ -18,14 +18,17 @@ import numpy as np
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.exchange.pairs import Draw
 from lowcomm_jax.history import Event
+from lowcomm_jax.loops.channel_loop import ChannelLoop
+from lowcomm_jax.loops.gradient_exchange import GradientLoop
+from lowcomm_jax.loops.two_level_loop import TwoLevelLoop
 from lowcomm_jax.mesh.regions import REGION
 from lowcomm_jax.params.layout import make_layout
 from lowcomm_jax.state.train_state import TrainState
 from lowcomm_jax.sync.initial_state import abstract_state, region_batch
 from lowcomm_jax.sync.own_parts import own_parts
 from lowcomm_jax.sync.round_programs import RoundPrograms, each
-from lowcomm_jax.sync.sync_loop import SyncLoop
-from lowcomm_jax.sync.two_level_loop import TwoLevelLoop
+from lowcomm_jax.sync.sync_loop import Steps, SyncLoop
+from lowcomm_jax.train.batch_blocks import BatchBlock
 
 PyTree = Any
 Progress = Callable[[str, int, int], None]
@@ -34,7 +37,8 @@ USUAL_PROGRAMS = 4  # of a method with an anchor: inner step, send, anchor updat
 LABELS = {
     "inner_program": "inner step",
     "concurrent": "inner steps and exchange",
-    "program": "inner steps and channels",
+    "gradient_program": "inner step and exchange",
+    "channel_program": "inner steps and channels",
     "payload_program": "send",
     "outer_program": "anchor update",
     "landing_program": "landing",
@@ -168,22 +172,21 @@ def call_programs(
     words = engine.runner.keys
     lies = programs.regions.sharding(REGION)
     keys = jax.ShapeDtypeStruct(words.shape, words.dtype, sharding=lies)
-    if programs.method.signal == "gradient":
-        _record_gradient_step(recording, state, staged, keys)
-        return state, int(programs.gradient_traffic(np.ones(loop.count, bool)).sent.max())
-    if programs.channels is not None:
-        given = (state.frozen, staged, keys)
-        state, _, _ = loop.channels.inner_steps(state, given, [np.ones(loop.count, bool)], 1, False)
-    if not programs.method.has_anchor:
-        return state, loop.channels.announced()
-    active = engine.runner.active(range(1, 2), 1)
-    given = (state.inner, state.frozen, staged, keys, active, np.int32(1))
-    if programs.channels is None:
-        recording.inner_program(*given, single=False)
-    if not inner_alone and programs.servers is not None:
+    everyone = np.ones(loop.count, bool)
+    given = Steps(BatchBlock(staged, 1, 1), keys, engine.runner.active(range(1, 2), 1), [], False)
+    if loop.every_step:
+        given = given._replace(masks=[everyone])
+    ran = loop.inner_steps(state, given)
+    if isinstance(loop, GradientLoop):
+        return state, int(loop.traffic(everyone).sent.max())
+    state = ran.state
+    if isinstance(loop, ChannelLoop) and loop.main is None:
+        return state, loop.announced()
+    if not inner_alone and isinstance(loop, TwoLevelLoop):
         state = _record_servers(loop, state)
     elif not inner_alone:
-        state = _record_round(loop, state, _largest(loop), given)
+        acts = loop.main if isinstance(loop, ChannelLoop) else loop
+        state = _record_round(acts, state, _largest(acts), given)
     return state, int(state.counters.bytes_sent.max())
 
 
@@ -191,11 +194,11 @@ def _largest(loop: SyncLoop) -> int:
     return max(range(len(loop.fragments)), key=loop.fragments.numel)
 
 
-def _record_round(loop: SyncLoop, state: TrainState, p: int, given: tuple) -> TrainState:
+def _record_round(loop: SyncLoop, state: TrainState, p: int, given: Steps) -> TrainState:
     """Send, anchor update and landing of fragment p; returns the state with the payload in it.
 
     Args:
-      given: arguments of the inner step, for the steps beside which the payload is exchanged.
+      given: the steps beside which the payload is exchanged.
     """
     everyone = np.ones(loop.count, bool)
     step = loop.schedule.next_send(0, state.counters)
@@ -209,7 +212,7 @@ def _record_round(loop: SyncLoop, state: TrainState, p: int, given: tuple) -> Tr
     )
     if loop.programs.concurrent is not None:
         ready = sent.replace(in_flight={"payload": flight})
-        sent, _ = loop.inner_steps(ready, given[:-1], given[-1])
+        sent = loop.inner_steps(ready, given).state
         flight = sent.in_flight["payload"]
     own = None
     if loop.programs.groups is not None:
@@ -238,13 +241,6 @@ def _record_servers(loop: TwoLevelLoop, state: TrainState) -> TrainState:
     servers = programs.leave(state.servers, group)
     anchor, outer, servers = programs.reach(state.anchor, state.outer[0], servers, group)
     return state.replace(anchor=anchor, outer=(outer,), servers=programs.merge(servers, group))
-
-
-def _record_gradient_step(recording, state: TrainState, staged: PyTree, keys: Any) -> None:
-    carry = state.inner, state.anchor, state.outer[0], state.codec[0]
-    takes_part, weight = np.ones((len(keys), 1), bool), np.ones(len(keys), np.float32)
-    given = (carry, state.frozen, staged, keys, takes_part, weight, np.int32(1))
-    recording.inner_program(*given, single=False)
 
 
 def _recorder(engine: Engine, found: list, progress: Progress | None) -> Record:
@@ -276,13 +272,10 @@ def _recorder(engine: Engine, found: list, progress: Progress | None) -> Record:
 
 def _recording(programs: RoundPrograms, record: Record, offload: bool) -> RoundPrograms:
     """The programs, each of which is recorded when it is called (`_recorder`)."""
-    labels = LABELS
-    if programs.method.signal == "gradient":
-        labels = {**labels, "inner_program": "inner step and exchange"}
 
     def recorded(program: Any, field: str) -> Callable:
         host = HOST_ARGUMENTS.get(field, ()) if offload else ()
-        return record(program, labels[field], host) if field in labels else program
+        return record(program, LABELS[field], host) if field in LABELS else program
 
     return each(programs, recorded)
 

@@ -2,7 +2,7 @@
 
 In: a source (parameters, or a field of the inner optimizer's state), a selection of its entries, a
 period, a delay, a codec. Out: a `Channel` for `Method.channels`. A channel is only a description;
-`sync.channel_exchange` makes the exchanges, inside the program of the inner steps.
+`loops.channel_exchange` makes the exchanges, inside the program of the inner steps.
 
 - `selection`: which entries travel, from a seed that all regions share, so that no index travels.
 - `source`: finds the leaves that a channel averages.

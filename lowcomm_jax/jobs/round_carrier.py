@@ -280,6 +280,13 @@ class RoundCarrier:
         self._since = int(state.counters.step)
 
 
+def carrier_of(programs: RoundPrograms, delivery: JobDelivery) -> JobCarrier | RoundCarrier:
+    """The carrier of a job that is one region of several."""
+    if programs.method.schedule.by_rounds:
+        return RoundCarrier(programs, delivery)
+    return JobCarrier(delivery)
+
+
 def _payload_like(programs: RoundPrograms, p: int) -> PyTree:
     """Shapes of one region's payload of a fragment, `[1, ...]`."""
     payload = programs.exchange.at(0).payload_like(programs.fragments.like(p))

@@ -16,6 +16,7 @@ import optax
 
 from lowcomm_jax import compression
 from lowcomm_jax.channels import Channel
+from lowcomm_jax.channels.source import PARAMS
 from lowcomm_jax.compression import Codec, LeafCodec, UnitCodec
 from lowcomm_jax.params import roles
 from lowcomm_jax.params.fragments import Pattern
@@ -140,6 +141,17 @@ class Method:
     def landing_of(self, fragment: int) -> Rule:
         """The landing rule of a fragment; None = replace."""
         return _rule_of(self.landing, fragment)
+
+    @property
+    def lands_beside_anchor(self) -> bool:
+        """Whether regions take over other values than the anchor's, by a landing rule or a channel.
+
+        With gradient exchange there is neither.
+        """
+        fragments = range(self.schedule.fragments)
+        return any(channel.source == PARAMS for channel in self.channels) or (
+            self.signal == "progress" and any(self.landing_of(p) for p in fragments)
+        )
 
     @property
     def takes_own_parts(self) -> bool:

@@ -20,6 +20,8 @@ import optax
 
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.history import Event
+from lowcomm_jax.loops.channel_loop import ChannelLoop
+from lowcomm_jax.loops.gradient_exchange import GradientLoop
 from lowcomm_jax.mesh.regions import make_mesh
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.network.links import Network
@@ -29,7 +31,8 @@ from lowcomm_jax.state.train_state import TrainState
 from lowcomm_jax.sync.initial_state import abstract_state
 from lowcomm_jax.sync.round_functions import RegionState
 from lowcomm_jax.sync.round_programs import RoundPrograms, each
-from lowcomm_jax.sync.sync_loop import EventLoop
+from lowcomm_jax.sync.sync_loop import EventLoop, Loop, Steps
+from lowcomm_jax.train.batch_blocks import BatchBlock
 
 PyTree = Any
 _OF_VALUES = ("rounds", "boundary", "measured", "known")  # of `decided`
@@ -171,8 +174,9 @@ def play(
     state = abstract_state(programs, params)
     kept = {k: each * method.trainer_count for k, each in _kept(method, state, params).items()}
     loop = engine.loop_of(_dry(programs, scenario))
-    if loop.measurements is not None:
-        loop.measurements = scenario
+    acts = loop.main if isinstance(loop, ChannelLoop) else loop
+    if isinstance(acts, EventLoop) and acts.measurements is not None:
+        acts.measurements = scenario
     rates = scenario.rates
     if rates is None or len(rates) != len(loop.fragments):
         rates = (1.0,) * len(loop.fragments)
@@ -183,18 +187,17 @@ def play(
     warm = (1 + settled) * period + tau + 1
     cycle = max(period, schedule.cycle, *(channel.every for channel in method.channels))
     steps = warm + PERIODS * cycle
-    if method.signal == "gradient":
+    if isinstance(loop, GradientLoop):
         return _every_step(loop, trainers, warm, steps, stacked, kept)
     events, everyone, keys, sent = [], np.ones(loop.count, bool), {}, {}
     flying = snapshots = 0
     while (now := int(state.counters.step)) < steps:
         to = min(now + loop.next_event(state, steps - now), warm if now < warm else steps)
-        if loop.channels is not None:
-            masks = [everyone] * (to - now)
-            state, _, new = loop.channels.inner_steps(state, (), masks, to - now, False)
-            events += new
-        state, new = loop.after(state, to - now, everyone)
-        events += new
+        block = BatchBlock((), to - now, to - now)
+        given = Steps(block, None, None, [everyone] * block.steps, False)
+        state, _, inside, _ = loop.inner_steps(state, given)
+        state, behind = loop.after(state, block.steps, everyone)
+        events += [*inside, *behind]
         nbytes = {e.key: e.nbytes for e in events if e.kind == "send"}
         flying = max(flying, sum(nbytes.get(key, 0) for key in state.in_flight))
         beside = (f for f in state.in_flight.values() if f.snapshot is not None)
@@ -284,6 +287,7 @@ def _dry(programs: RoundPrograms, scenario: Scenario) -> RoundPrograms:
         return nothing | {"accepted": everyone, "weight": ones}
 
     hands_back = {
+        "inner_program": lambda inner, *given, **static: (inner, {}),
         "payload_program": payload,
         "outer_program": lambda held, *given, **static: (held, rank),
         "landing_program": lambda own, *given, **static: RegionState(own.values, own.landing),
@@ -292,7 +296,7 @@ def _dry(programs: RoundPrograms, scenario: Scenario) -> RoundPrograms:
         "token_rate_program": lambda tokens, *given: ones,
         "recount_program": lambda tokens, *given: tokens,
         "copy_program": lambda x: x,
-        "program": lambda carry, *given, **static: (carry, {}),  # of channels
+        "channel_program": lambda carry, *given, **static: (carry, {}),
         "arrive": lambda *state_and_numbers: state_and_numbers[:4],
         "leave": lambda servers, group: servers,
         "reach": lambda anchor, outer, servers, group: (anchor, outer, servers),
@@ -306,9 +310,9 @@ def _dry(programs: RoundPrograms, scenario: Scenario) -> RoundPrograms:
 
 
 def _every_step(
-    loop: EventLoop, trainers: int, warm: int, steps: int, stacked, kept: dict[str, float]
+    loop: GradientLoop, trainers: int, warm: int, steps: int, stacked, kept: dict[str, float]
 ) -> Played:
-    traffic = loop.programs.gradient_traffic(np.ones(loop.count, bool))
+    traffic = loop.traffic(np.ones(loop.count, bool))
     layers, nbytes = _layers(loop, 0, stacked), traffic.nbytes * trainers
     sends = [Sent(t, t + 1, 0, nbytes, traffic.route, layers) for t in range(1, steps + 1)]
     sent = float(traffic.sent.max()) * trainers
@@ -348,7 +352,7 @@ def _even(shares: Sequence[dict[int, float]]) -> dict[int, float]:
     return {layer: 1 / len(layers) for layer in layers}
 
 
-def _layers(loop: EventLoop, p: int, stacked: Sequence[str]) -> dict[int, float]:
+def _layers(loop: Loop, p: int, stacked: Sequence[str]) -> dict[int, float]:
     """{layer: its share of fragment p}. Rows of a stack of layers are layers (`layer_stacks`).
 
     Other leaves count as the first layer's: their gradients are done last, and they are needed

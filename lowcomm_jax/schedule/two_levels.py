@@ -6,7 +6,7 @@ last merged sends the change of its model. That arrives at the global server
 `travel` ticks later, and the global model is back after as many. The server keeps serving meanwhile
 and sends nothing more until it has merged.
 
-The loop (`sync.two_level_loop`) keeps in `SyncCounters.decided`, one number a group:
+The loop (`loops.two_level_loop`) keeps in `SyncCounters.decided`, one number a group:
 
 - `arrivals`: so far; `merged`: at the last merge;
 - `up`: the tick at which an update arrives at the global server; `down`: the tick at which its

@@ -181,7 +181,7 @@ class TrainState:
       counters: host-side counters.
       layout: static; the user's tree structure and the roles of its leaves.
       servers: of methods with two levels, the groups' servers, leaves `[G, ...]`
-        (`sync.two_level_loop`); else empty.
+        (`loops.two_level_loop`); else empty.
       channels: payloads in flight of channels with a delay, by name.
       merge: states of the merge rule of each fragment, by leaf (`merge.initial_states`), the same
         in all regions; () without a rule.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -10,13 +11,24 @@ from lowcomm_jax.history import Event
 from lowcomm_jax.schedule.base import Adopt, Move, View
 from lowcomm_jax.state.train_state import TrainState, in_send_order
 from lowcomm_jax.sync.carrier import LastCarrier
-from lowcomm_jax.sync.sync_loop import Ending, EventLoop
 
 AtTheEnd = Callable[[int], Sequence[bool]] | None
 
 
+class Ending(NamedTuple):
+    """How a payload lands at the end of a run.
+
+    Attributes:
+      last: whether it was sent by the last synchronisation.
+      added: whether eager anchors have each region's own part of it already.
+    """
+
+    last: bool
+    added: bool
+
+
 def finish(
-    loop: EventLoop, state: TrainState, participants: AtTheEnd = None
+    loop: Any, state: TrainState, participants: AtTheEnd = None
 ) -> tuple[TrainState, list[Event]]:
     """Land payloads in send order, then synchronise every fragment once more, blocking.
 
@@ -27,26 +39,21 @@ def finish(
 
     A mean of exactly 0 does not move the anchor, so that finishing twice is the same as once. With
     gossip the last synchronisation is one more round in groups: every region ends on its own
-    anchor, and the model is any of them or their mean. Without an anchor (channels alone) every
-    region ends on the mean of all. The channels' payloads in flight are older than the regions'
-    values, and are dropped.
+    anchor, and the model is any of them or their mean.
 
     Args:
-      loop: of the state's layout.
+      loop: an `EventLoop`, of the state's layout.
       state: is donated; use the returned one.
       participants: fragment -> bool `[R]`: who takes part in its last synchronisation; None =
         everyone.
 
     Returns:
-      (state, events): every region's trained leaves equal its anchor. With gradient exchange the
-      state is returned as it is: leaves equal the anchor in regions that made the last step.
+      (state, events): every region's trained leaves equal its anchor.
 
     Raises:
       exchange.Parted: regions that are jobs of their own end with different anchors.
     """
     events: list[Event] = []
-    if loop.method.signal == "gradient":
-        return state, events
     everyone, carrier = np.ones(loop.count, bool), loop.carrier
     with carrier.ending(loop, state) as last:
         state = loop.run_due(state, everyone, events)
@@ -58,7 +65,7 @@ def finish(
 
 
 def _synchronised(
-    loop: EventLoop,
+    loop: Any,
     last: LastCarrier,
     state: TrainState,
     participants: AtTheEnd,
@@ -69,12 +76,6 @@ def _synchronised(
     state, step = state.replace(counters=state.counters.copy()), int(state.counters.step)
     if not loop.schedule.land_after_send:
         state = loop.land_now(state, events)
-    if loop.channels is not None:
-        state = loop.channels.drained(state)
-    if not loop.method.has_anchor:
-        mask = everyone if participants is None else np.asarray(participants(0), bool)
-        traffic = loop.programs.exchange.traffic(loop.fragments.like(0), mask)
-        return loop.channels.end(state, mask, traffic, events)
     over = last.ended_before(state)
     for p in range(len(loop.fragments)):
         mask = everyone if participants is None else np.asarray(participants(p), bool)
@@ -84,7 +85,7 @@ def _synchronised(
 
 
 def _last_round(
-    loop: EventLoop,
+    loop: Any,
     last: LastCarrier | None,
     state: TrainState,
     p: int,
@@ -111,14 +112,14 @@ def _last_round(
     return loop.mark_received(state, p, np.ones(loop.count, bool)) if state.received else state
 
 
-def _all_adopted(loop: EventLoop, last: LastCarrier, state: TrainState, p: int, step: int) -> bool:
+def _all_adopted(loop: Any, last: LastCarrier, state: TrainState, p: int, step: int) -> bool:
     """Whether every region adopted the anchor as it is at this very step."""
     here = loop.landed_here(state, p, step)
     return loop.method.landing_of(p) is None and last.everyone_landed(state, p, step, here)
 
 
 def _drain(
-    loop: EventLoop, state, p: int, step: int, events, sent: int | None, added: bool = True
+    loop: Any, state, p: int, step: int, events, sent: int | None, added: bool = True
 ) -> TrainState:
     """Land payloads of fragment p sent at step `sent` (None: all); the regions that sent adopt.
 

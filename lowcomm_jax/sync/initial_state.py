@@ -1,12 +1,14 @@
 """The state at step 0: every region and every anchor start from the same parameters.
 
-`initial_state` builds it; `abstract_state` gives its shapes and shardings without arrays.
+`initial_state` builds it; `abstract_state` gives its shapes and shardings without arrays. A family
+with a loop of its own (`round_programs.Family`) calls what both are made of.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,15 +20,15 @@ from lowcomm_jax.mesh.arrays import place
 from lowcomm_jax.mesh.offload import stow
 from lowcomm_jax.mesh.regions import REGION
 from lowcomm_jax.params import fragments as fragmentation
-from lowcomm_jax.params.sharding import leaf_shardings, optimizer_shardings, rule_shardings
+from lowcomm_jax.params.sharding import leaf_shardings, rule_shardings
 from lowcomm_jax.rules import merge
-from lowcomm_jax.state.channel_flights import ChannelFlights
 from lowcomm_jax.state.train_state import Inner, SyncCounters, TrainState
-from lowcomm_jax.sync.channel_exchange import initial_flights
 from lowcomm_jax.sync.round_functions import rounded
 from lowcomm_jax.sync.round_programs import RoundPrograms, inner_shardings
 
 PyTree = Any
+Optimizers = tuple[PyTree, tuple[PyTree, ...]]
+"""States of the inner optimizer, and of each fragment's outer one; or their shardings."""
 
 
 def initial_state(programs: RoundPrograms, params: PyTree) -> TrainState:
@@ -35,17 +37,42 @@ def initial_state(programs: RoundPrograms, params: PyTree) -> TrainState:
     Args:
       params: the user's tree, of the programs' layout; its arrays are copied.
     """
+    family = programs.family
+    return start(programs, params) if family is None else family.initial_state(programs, params)
+
+
+def _optimizers(
+    programs: RoundPrograms, params_R: dict[str, jax.Array], anchor: dict[str, jax.Array]
+) -> Optimizers:
+    """As they start: in every region the inner one, the outer rules at the anchor."""
+    opt = _inner_shardings(programs).opt
+    inner = jax.jit(jax.vmap(programs.step.init), out_shardings=opt)(params_R)
+    return inner, _outer(programs, anchor)
+
+
+def start(
+    programs: RoundPrograms,
+    params: PyTree,
+    optimizers: Callable[..., Optimizers] = _optimizers,
+) -> TrainState:
+    """The state at step 0, without what a family adds.
+
+    Args:
+      optimizers: makes their states of (programs, the regions' parameters, the anchor).
+    """
     layout, regions, k = programs.step.layout, programs.regions, len(programs.fragments)
     shared = regions.sharding()
     anchor = {}
     if programs.method.has_anchor:
         anchor = _anchor(programs, layout.select(params, "train"))
+    inner = _inner(programs, params)
+    opt, outer = optimizers(programs, inner.params, anchor)
     state = TrainState(
-        inner=_inner(programs, params),
+        inner=dataclasses.replace(inner, opt=opt),
         frozen=place(jax.tree.map(_copy, layout.select(params, "frozen")), shared),
         anchor=anchor,
         received=_received(programs, layout.select(params, "train")),
-        outer=_outer(programs, anchor),
+        outer=outer,
         codec=codec_states(programs),
         landing=tuple(
             _stack(programs, *one)
@@ -55,8 +82,6 @@ def initial_state(programs: RoundPrograms, params: PyTree) -> TrainState:
         in_flight={},
         counters=_counters(programs),
         layout=layout,
-        servers=_servers(programs, anchor),
-        channels={} if programs.channels is None else initial_flights(programs.channels.exchanges),
         merge=_merge_states(programs),
     )
     if not programs.setup.offload:
@@ -132,6 +157,7 @@ def _received(programs: RoundPrograms, params: dict[str, jax.Array]) -> dict[str
 
 
 def _inner(programs: RoundPrograms, params: PyTree) -> Inner:
+    """Without the optimizer's state."""
     layout, regions = programs.step.layout, programs.regions
     count, region = regions.count, regions.sharding(REGION)
     train = layout.select(params, "train")
@@ -139,54 +165,14 @@ def _inner(programs: RoundPrograms, params: PyTree) -> Inner:
     kept = rounded(programs.method, params_R)
     nothing = {k: np.zeros(params_R[k].shape[1:], np.float32) for k in kept}
     lies = leaf_shardings(regions, REGION, {k: programs.specs[k] for k in kept})
-    opt: PyTree = ()
-    if programs.method.signal == "progress":
-        like, specs = layout.tree(train), layout.tree(programs.specs)
-        out = optimizer_shardings(programs.setup.optimizer, like, specs, regions, REGION)
-        opt = jax.jit(jax.vmap(programs.step.init), out_shardings=out)(params_R)
     return Inner(
         params=params_R,
         buffers=_stack(programs, layout.select(params, "local", "average")),
-        opt=opt,
+        opt=(),
         step=place(np.zeros(count, np.int32), region),
         tokens=place(np.zeros((count, len(programs.fragments)), np.float32), region),
         rounding=_spread(nothing, count, lies),
     )
-
-
-def _servers(programs: RoundPrograms, anchor: dict[str, jax.Array]) -> dict[str, PyTree]:
-    method = programs.method
-    if method.servers is None:
-        return {}
-    out = server_shardings(programs)
-    groups, outer = len(method.schedule.groups), method.servers.outer
-    codec = method.servers.codec
-
-    def init(anchor):
-        model = {k: jnp.broadcast_to(x, (groups, *x.shape[1:])) for k, x in anchor.items()}
-        nothing = jax.tree.map(jnp.zeros_like, model)
-        found = {"model": model, "merged": model, "update": nothing, "reply": nothing}
-        found["outer"] = jax.vmap(outer.init)(model)
-        if codec is not None:
-            found["codec"] = _broadcast(codec.init(programs.fragments.like(0)), groups)
-        return found
-
-    return jax.jit(init, out_shardings=out)(anchor)
-
-
-def server_shardings(programs: RoundPrograms) -> dict[str, PyTree]:
-    """Shardings of the groups' servers: each is in every region, cut inside it as the anchor is."""
-    regions, specs = programs.regions, programs.specs
-    leaves = leaf_shardings(regions, None, specs)
-    like = {
-        k: jax.ShapeDtypeStruct(s.shape, "float32") for k, s in programs.fragments.shapes.items()
-    }
-    servers = programs.method.servers
-    found: dict[str, PyTree] = dict.fromkeys(("model", "merged", "update", "reply"), leaves)
-    found["outer"] = rule_shardings("servers.outer", servers.outer, like, specs, regions, None)
-    if servers.codec is not None:
-        found["codec"] = regions.sharding(None)  # what it keeps lies in every region, and whole
-    return found
 
 
 def _outer(programs: RoundPrograms, anchor: dict[str, jax.Array]) -> tuple[PyTree, ...]:
@@ -194,9 +180,6 @@ def _outer(programs: RoundPrograms, anchor: dict[str, jax.Array]) -> tuple[PyTre
     if not anchor:
         return ((),) * len(programs.fragments)
     cut, shardings = programs.fragments, outer_shardings(programs)
-    if programs.method.signal == "gradient":
-        start = jax.jit(jax.vmap(programs.step.init), out_shardings=shardings[0])
-        return (start(anchor),)
 
     def init(leaves, rows, rule):
         return jax.vmap(rule.init)(fragmentation.take(leaves, rows))
@@ -268,54 +251,51 @@ def abstract_state(programs: RoundPrograms, params: PyTree) -> TrainState:
     Args:
       params: shapes of the user's parameters.
     """
-    layout, regions = programs.step.layout, programs.regions
-    state = jax.eval_shape(lambda p: initial_state(programs, p), params)
-    inner = inner_shardings(programs.setup, layout, layout.train_shapes(), programs.specs)
-    if programs.method.signal == "gradient":
-        inner = dataclasses.replace(inner, opt=())
+    state, family = jax.eval_shape(lambda p: initial_state(programs, p), params), programs.family
+    return placed_state(programs, state) if family is None else family.placed_state(programs, state)
+
+
+def placed_state(
+    programs: RoundPrograms, state: TrainState, optimizers: Optimizers | None = None
+) -> TrainState:
+    """The shapes of a state with their shardings, without what a family adds.
+
+    Args:
+      optimizers: their shardings; None = as `start` has them.
+    """
+    regions, inner = programs.regions, _inner_shardings(programs)
+    opt, outer_out = optimizers or (inner.opt, outer_shardings(programs))
     _, axis = anchor_axis(programs)
     received = leaf_shardings(regions, REGION, programs.specs) if state.received else {}
-    anchor, outer = {}, state.outer
-    if state.anchor:
-        anchor = _placed(state.anchor, leaf_shardings(regions, axis, programs.specs))
-        outer = tuple(_placed(s, o) for s, o in zip(state.outer, outer_shardings(programs)))
+    anchor = leaf_shardings(regions, axis, programs.specs) if state.anchor else {}
     return state.replace(
-        inner=_placed(state.inner, inner),
-        frozen=_placed(state.frozen, regions.sharding()),
+        inner=placed(state.inner, dataclasses.replace(inner, opt=opt)),
+        frozen=placed(state.frozen, regions.sharding()),
         counters=_counters(programs),
-        received=_placed(state.received, received),
-        rate=_placed(state.rate, regions.sharding()),
-        merge=_placed(state.merge, regions.sharding()),
-        landing=tuple(_placed(*one) for one in zip(state.landing, landing_shardings(programs))),
-        anchor=anchor,
-        outer=outer,
-        channels={name: _channel(programs, f) for name, f in state.channels.items()},
+        received=placed(state.received, received),
+        rate=placed(state.rate, regions.sharding()),
+        merge=placed(state.merge, regions.sharding()),
+        landing=tuple(placed(*one) for one in zip(state.landing, landing_shardings(programs))),
+        anchor=placed(state.anchor, anchor),
+        outer=tuple(placed(*one) for one in zip(state.outer, outer_out)),
         codec=tuple(_codec(programs, p, s) for p, s in enumerate(state.codec)),
-        servers=_placed(state.servers, server_shardings(programs)) if state.servers else {},
     )
 
 
-def _channel(programs: RoundPrograms, flights: ChannelFlights) -> ChannelFlights:
-    by_region = programs.regions.sharding(REGION)
-    nobody = np.zeros(flights.takes_part.shape, bool)
-    return ChannelFlights(*_placed(flights.on_devices, by_region), nobody)
+def _inner_shardings(programs: RoundPrograms) -> Inner:
+    layout = programs.step.layout
+    return inner_shardings(programs.setup, layout, layout.train_shapes(), programs.specs)
 
 
 def _codec(programs: RoundPrograms, p: int, state_R: PyTree) -> PyTree:
     if programs.exchange.codec is None:
         return state_R
-    return _placed(state_R, codec_shardings(programs, p, without_lead(state_R)))
+    return placed(state_R, codec_shardings(programs, p, without_lead(state_R)))
 
 
 def outer_shardings(programs: RoundPrograms) -> list[PyTree]:
     """Shardings of each fragment's outer state."""
-    layout = programs.step.layout
-    cut, (_, axis) = programs.fragments, anchor_axis(programs)
-    if programs.method.signal == "gradient":
-        like = {k: jax.ShapeDtypeStruct(s.shape, "float32") for k, s in cut.like(0).items()}
-        trees = layout.tree(like), layout.tree(programs.specs)
-        return [optimizer_shardings(programs.setup.optimizer, *trees, programs.regions, axis)]
-    method = programs.method
+    method, cut, (_, axis) = programs.method, programs.fragments, anchor_axis(programs)
     return [
         _rule_shardings(programs, "outer", method.outer_of(p), p, axis) for p in range(len(cut))
     ]
@@ -324,14 +304,13 @@ def outer_shardings(programs: RoundPrograms) -> list[PyTree]:
 def landing_shardings(programs: RoundPrograms) -> list[PyTree]:
     """Shardings of each fragment's landing state `[R, ...]`."""
     rules = [programs.method.landing_of(p) for p in range(len(programs.fragments))]
-    return [
-        () if rule is None else _rule_shardings(programs, "landing", rule, p, REGION)
-        for p, rule in enumerate(rules)
-    ]
+    return [_rule_shardings(programs, "landing", rule, p, REGION) for p, rule in enumerate(rules)]
 
 
 def _rule_shardings(programs: RoundPrograms, name: str, rule, p: int, lead: str | None) -> PyTree:
-    """`rule_shardings` on the leaves of fragment p."""
+    """`rule_shardings` on the leaves of fragment p; () without a rule."""
+    if rule is None:
+        return ()
     shapes = programs.fragments.like(p)
     like = {k: jax.ShapeDtypeStruct(s.shape, "float32") for k, s in shapes.items()}
     specs = {leaf: programs.specs[leaf] for leaf in like}
@@ -350,7 +329,7 @@ def region_batch(programs: RoundPrograms, batch: PyTree) -> PyTree:
     return jax.tree.map(one, batch)
 
 
-def _placed(tree: PyTree, shardings: PyTree) -> PyTree:
+def placed(tree: PyTree, shardings: PyTree) -> PyTree:
     """`shardings` may be a prefix of `tree`."""
     whole = jax.tree.broadcast(shardings, tree)
     return jax.tree.map(

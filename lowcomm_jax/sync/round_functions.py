@@ -20,7 +20,6 @@ import numpy as np
 import optax
 from jax.sharding import PartitionSpec as P
 
-from lowcomm_jax.channels.source import PARAMS
 from lowcomm_jax.compression.placement import LARGEST
 from lowcomm_jax.exchange import MeshExchange, shares
 from lowcomm_jax.exchange.mesh import without_lead
@@ -677,12 +676,9 @@ def pseudo_gradient(anchor: PyTree, theta: PyTree, rounding: PyTree) -> PyTree:
 def rounded(method: Method, leaves: dict[str, Any]) -> list[str]:
     """Names of the leaves of which `Inner.rounding` is kept, given leaves or shapes by name.
 
-    They are narrower than fp32, and a landing rule or a channel gives regions other values than the
-    anchor's.
+    They are narrower than fp32, and regions take over other values than the anchor's.
     """
-    rules = [method.landing_of(p) for p in range(method.schedule.fragments)]
-    averaged = any(channel.source == PARAMS for channel in method.channels)
-    if method.signal == "gradient" or not (averaged or any(rules)):
+    if not method.lands_beside_anchor:
         return []
     return [k for k, x in leaves.items() if is_narrow(x.dtype)]
 

@@ -10,7 +10,7 @@ import dataclasses
 import logging
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,6 @@ from jax.sharding import PartitionSpec as P
 
 from lowcomm_jax.compression.two_shot import per_tensor
 from lowcomm_jax.exchange import GroupExchange, MeshExchange
-from lowcomm_jax.exchange.traffic import Traffic, two_shot
 from lowcomm_jax.mesh import offload
 from lowcomm_jax.mesh.regions import REGION, Regions
 from lowcomm_jax.methods.base import Method
@@ -29,12 +28,10 @@ from lowcomm_jax.params.sharding import leaf_shardings, optimizer_shardings
 from lowcomm_jax.refused import refuse
 from lowcomm_jax.rules.merge import tensors
 from lowcomm_jax.setup import Setup
-from lowcomm_jax.state.train_state import Inner
-from lowcomm_jax.sync.channel_loop import ChannelPrograms, build_channels
+from lowcomm_jax.state.train_state import Inner, TrainState
 from lowcomm_jax.sync.compiler_options import inner_options
 from lowcomm_jax.sync.concurrent_exchange import ConcurrentExchange
 from lowcomm_jax.sync.fit import TITLE, TrafficFn, fitted
-from lowcomm_jax.sync.gradient_exchange import make_gradient_program
 from lowcomm_jax.sync.part_checks import idle_period
 from lowcomm_jax.sync.round_functions import (
     GossipRoundFunctions,
@@ -44,11 +41,43 @@ from lowcomm_jax.sync.round_functions import (
     rounded,
     token_rate,
 )
-from lowcomm_jax.sync.server_programs import ServerPrograms, build_servers
 from lowcomm_jax.train.inner_step import InnerStep, make_accumulating_program, make_inner_program
 
 PyTree = Any
 log = logging.getLogger(__name__)
+
+
+class Family(Protocol):
+    """What methods with a loop of their own bring: its compiled programs, and all that follows."""
+
+    def each(self, make: Callable[[Callable, str], Callable]) -> Family:
+        """As `each`."""
+        ...
+
+    def initial_state(self, programs: RoundPrograms, params: PyTree) -> TrainState:
+        """`initial_state.initial_state` of these methods."""
+        ...
+
+    def placed_state(self, programs: RoundPrograms, state: TrainState) -> TrainState:
+        """`initial_state.placed_state` of these methods."""
+        ...
+
+    def loop(self, programs: RoundPrograms, weights: str | np.ndarray) -> Any:
+        """A `sync_loop.Loop`, for all regions on one mesh."""
+
+
+class MakeFamily(Protocol):
+    """Makes a family's programs of the core's parts, as `build` has made them."""
+
+    def __call__(
+        self, setup: Setup, step: InnerStep, functions: RoundFunctions, inner_out: PyTree
+    ) -> Family:
+        """`inner_out`: shardings of the inner state, and of metrics.
+
+        Raises:
+          ValueError: lists what cannot work with these parameters and this optimizer.
+        """
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,14 +92,12 @@ class RoundPrograms:
       groups: does so within a round's groups; None for methods without a topology.
       fragments: how trained leaves are cut.
       specs: leaf name -> PartitionSpec inside a region.
-      inner_program: a block of inner steps (`inner_step.make_inner_program`, or, for methods that
-        exchange gradients, `gradient_exchange.make_gradient_program`).
+      family: of a method with a loop of its own; None = its loop is `SyncLoop`.
+      inner_program: a block of inner steps (`inner_step.make_inner_program`).
       microbatch_program: the same for steps of several microbatches
-        (`inner_step.make_accumulating_program`); None with gradient exchange.
+        (`inner_step.make_accumulating_program`).
       concurrent: inner steps and the exchange of payloads in flight as one program; None where a
         landing's own program exchanges them.
-      channels: inner steps with their channels as one program; None for methods without channels.
-      servers: what is computed at local servers; None for methods without them.
       payload_program, outer_program, landing_program: `RoundFunctions.make_payload`, `outer_step`
         and `landing_step`, compiled.
       restart_program, received_program, average_program, drift_program, header_program:
@@ -86,11 +113,10 @@ class RoundPrograms:
     groups: GroupExchange | None
     fragments: Fragments
     specs: dict[str, P]
+    family: Family | None
     inner_program: Callable
-    microbatch_program: Callable | None
+    microbatch_program: Callable
     concurrent: ConcurrentExchange | None
-    channels: ChannelPrograms | None
-    servers: ServerPrograms | None
     payload_program: Callable
     outer_program: Callable
     landing_program: Callable
@@ -123,37 +149,34 @@ class RoundPrograms:
             return 0
         return tensors(self.fragments.like(fragment), self.setup.stacked)
 
-    def gradient_traffic(self, mask: np.ndarray) -> Traffic:
-        """Bytes of one gradient exchange among the regions of `mask`, bool `[R]`."""
-        traffic = self.exchange.traffic(self.fragments.like(0), mask)
-        return traffic.plus(two_shot(self.averaged_bytes(), mask))
 
-
-def each(
-    programs: RoundPrograms | ChannelPrograms | ServerPrograms,
-    make: Callable[[Callable, str], Callable],
-) -> Any:
+def each(programs: Any, make: Callable[[Callable, str], Callable]) -> Any:
     """The same programs, with `make(program, name)` in the place of each compiled one.
 
-    A name is that of the field, also in `channels` and `servers`; `concurrent` has one program for
-    each kind of payloads.
+    Args:
+      programs: `RoundPrograms`, or a family's. A name is that of the field; `concurrent` has one
+        program for each kind of payloads.
     """
     changes: dict[str, Any] = {}
     for name, value in vars(programs).items():
         if hasattr(value, "lower"):  # jitted
             changes[name] = make(value, name)
-        elif isinstance(value, ChannelPrograms | ServerPrograms):
-            changes[name] = each(value, make)
-        elif isinstance(value, ConcurrentExchange):
+        elif hasattr(value, "each"):
             changes[name] = value.each(make)
     return dataclasses.replace(programs, **changes)
 
 
-def build(setup: Setup, layout: Layout, traffic: TrafficFn = MeshExchange.traffic) -> RoundPrograms:
+def build(
+    setup: Setup,
+    layout: Layout,
+    traffic: TrafficFn = MeshExchange.traffic,
+    family: MakeFamily | None = None,
+) -> RoundPrograms:
     """Make the programs for parameters of this layout; nothing is compiled yet.
 
     Args:
       traffic: bytes of an exchange, as `MeshExchange.traffic`.
+      family: of the method; None = it has none.
 
     Raises:
       Refused: everything that does not fit the parameters (`fit.fitted`).
@@ -172,11 +195,8 @@ def build(setup: Setup, layout: Layout, traffic: TrafficFn = MeshExchange.traffi
         groups = GroupExchange(exchange, method.topology)
         functions = GossipRoundFunctions(*parts, groups=groups)
     step = InnerStep(setup, layout, fit.gives_loss, method.metrics, here)
-    block, accumulating = _inner_programs(setup, step, functions, specs)
-    concurrent = None
-    if setup.concurrent:
-        out = _inner_out(setup, step, specs)
-        concurrent = ConcurrentExchange(step, regions, exchange, out)
+    inner = inner_shardings(setup, layout, shapes, specs)
+    out, options = (inner, regions.sharding(REGION)), inner_options(regions)
     programs = RoundPrograms(
         setup=setup,
         method=method,
@@ -185,11 +205,21 @@ def build(setup: Setup, layout: Layout, traffic: TrafficFn = MeshExchange.traffi
         groups=groups,
         fragments=cut,
         specs=specs,
-        inner_program=block,
-        microbatch_program=accumulating,
-        concurrent=concurrent,
-        channels=build_channels(setup, step, functions, _inner_out(setup, step, specs)),
-        servers=build_servers(method, exchange.codec),
+        family=None if family is None else family(setup, step, functions, out),
+        inner_program=jax.jit(
+            make_inner_program(step, regions),
+            donate_argnums=0,
+            static_argnames="single",
+            out_shardings=out,
+            compiler_options=options,
+        ),
+        microbatch_program=jax.jit(
+            make_accumulating_program(step, regions),
+            donate_argnums=0,
+            out_shardings=out,
+            compiler_options=options,
+        ),
+        concurrent=(ConcurrentExchange(step, regions, exchange, out) if setup.concurrent else None),
         payload_program=jax.jit(
             functions.make_payload,
             static_argnames=("with_snapshot", "level"),
@@ -218,40 +248,6 @@ def build(setup: Setup, layout: Layout, traffic: TrafficFn = MeshExchange.traffi
     if idle := idle_period(setup.optimizer, layout.tree(shapes), method):
         log.warning("%s", idle)
     return offloaded(programs) if setup.offload else programs
-
-
-def _inner_programs(setup: Setup, step: InnerStep, functions: RoundFunctions, specs):
-    """(`inner_program`, `microbatch_program`) of `RoundPrograms`."""
-    if setup.method.signal == "gradient":
-        block = make_gradient_program(step, functions)
-        program = jax.jit(
-            block,
-            donate_argnums=0,
-            static_argnames="single",
-            compiler_options=inner_options(setup.placed),
-        )
-        return program, None
-    block = jax.jit(
-        make_inner_program(step, setup.placed),
-        donate_argnums=0,
-        static_argnames="single",
-        out_shardings=_inner_out(setup, step, specs),
-        compiler_options=inner_options(setup.placed),
-    )
-    accumulating = jax.jit(
-        make_accumulating_program(step, setup.placed),
-        donate_argnums=0,
-        out_shardings=_inner_out(setup, step, specs),
-        compiler_options=inner_options(setup.placed),
-    )
-    return block, accumulating
-
-
-def _inner_out(setup: Setup, step: InnerStep, specs: dict[str, P]):
-    """Shardings of the results of inner steps: (inner state, metrics)."""
-    layout = step.layout
-    inner = inner_shardings(setup, layout, layout.train_shapes(), specs)
-    return inner, setup.placed.sharding(REGION)
 
 
 def offloaded(programs: RoundPrograms) -> RoundPrograms:

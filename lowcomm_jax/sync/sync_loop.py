@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,8 +35,8 @@ from lowcomm_jax.state.train_state import (
     without,
 )
 from lowcomm_jax.sync.carrier import Carrier, MeshCarrier
-from lowcomm_jax.sync.channel_loop import ChannelLoop
 from lowcomm_jax.sync.copies import copy_peer
+from lowcomm_jax.sync.finish import AtTheEnd, Ending, finish
 from lowcomm_jax.sync.measurements import make_measurements
 from lowcomm_jax.sync.own_parts import emptied, own_parts
 from lowcomm_jax.sync.round_functions import (
@@ -49,6 +49,7 @@ from lowcomm_jax.sync.round_functions import (
     Values,
 )
 from lowcomm_jax.sync.round_programs import RoundPrograms
+from lowcomm_jax.train.batch_blocks import BatchBlock, first_step
 
 PyTree = Any
 
@@ -56,22 +57,45 @@ _SENT_VALUES = ("delta_norm", "left_out", "weight", "codec_error", "sent_share")
 FAR = 512  # steps that are asked for at once
 
 
-class Ending(NamedTuple):
-    """How a payload lands at the end of a run.
+class Steps(NamedTuple):
+    """A block of inner steps, as `Loop.inner_steps` is given it.
 
     Attributes:
-      last: whether it was sent by the last synchronisation.
-      added: whether eager anchors have each region's own part of it already.
+      block: its leaves are on the mesh already.
+      keys: uint32 `[R, W]`, the words of the regions' keys.
+      active: bool `[R, S]`, which regions make a step; None = all of them, always.
+      masks: bool `[R]` each, who takes part in what is sent after the last step, or after every
+        one (`Loop.every_step`).
+      single: the block has one step, and metrics lose their step axis.
     """
 
-    last: bool
-    added: bool
+    block: BatchBlock
+    keys: jax.Array
+    active: np.ndarray | None
+    masks: list[np.ndarray]
+    single: bool
 
 
-class EventLoop(abc.ABC):
-    """What an engine asks of the loop of a method: when something is due, and to do it.
+class Ran(NamedTuple):
+    """What came of a block of inner steps.
 
     Attributes:
+      metrics: leaves `[R, S]`, or `[R]` of a single step.
+      events: of what was exchanged inside the steps' program.
+      pace: bool `[R, S]` by name, `active` or `away`; empty where every region makes each step.
+    """
+
+    state: TrainState
+    metrics: dict[str, jax.Array]
+    events: list[Event]
+    pace: dict[str, np.ndarray]
+
+
+class Loop(abc.ABC):
+    """What an engine asks of the loop of a method: inner steps, and what is due behind them.
+
+    Attributes:
+      every_step: whether it exchanges after each inner step, and not after a block's last alone.
       programs: the compiled programs.
       carrier: takes payloads to the other regions.
       weights: float32 `[R]`, weights of the regions unless tokens decide (`by_tokens`).
@@ -81,6 +105,8 @@ class EventLoop(abc.ABC):
       by_rounds: whether records of rounds say what lands; then every step is looked at.
       owed: events of a step that was paused, which are told with the next one's.
     """
+
+    every_step: ClassVar[bool] = False
 
     def __init__(
         self, programs: RoundPrograms, weights: str | np.ndarray, carrier: Carrier | None = None
@@ -95,11 +121,51 @@ class EventLoop(abc.ABC):
         self.by_tokens = isinstance(weights, str) and weights == "tokens"
         equal = np.ones(self.count, np.float32)
         self.weights = equal if isinstance(weights, str) else weights
-        self.measurements = make_measurements(programs)
-        self.channels: ChannelLoop | None = None
-        if programs.channels is not None:
-            self.channels = ChannelLoop(programs.channels, self.weights, len(self.fragments))
         self.owed: list[Event] = []
+
+    @abc.abstractmethod
+    def next_event(self, state: TrainState, most: int = FAR) -> int:
+        """Inner steps until something is due, at least 1 and at most `most`."""
+
+    @abc.abstractmethod
+    def inner_steps(self, state: TrainState, steps: Steps) -> Ran:
+        """The inner steps of a block, and what is exchanged inside their program.
+
+        The step counter stays as it was. Without a step (`BatchBlock.steps` of 0) it compiles.
+        """
+
+    @abc.abstractmethod
+    def after(
+        self, state: TrainState, steps: int, mask: np.ndarray
+    ) -> tuple[TrainState, list[Event]]:
+        """Advance the counters by `steps` steps and run the events that are due then.
+
+        Args:
+          mask: bool `[R]`: who takes part in the sends.
+
+        Returns:
+          (state, events).
+        """
+
+    @abc.abstractmethod
+    def finish(
+        self, state: TrainState, participants: AtTheEnd = None
+    ) -> tuple[TrainState, list[Event]]:
+        """End a run (`sync.finish.finish`)."""
+
+
+class EventLoop(Loop):
+    """The loop of methods that exchange between inner steps: when something is due, and to do it.
+
+    Attributes: as of `Loop`, and
+      measurements: what regions measure for their schedule; None where it reads nothing.
+    """
+
+    def __init__(
+        self, programs: RoundPrograms, weights: str | np.ndarray, carrier: Carrier | None = None
+    ):
+        super().__init__(programs, weights, carrier)
+        self.measurements = make_measurements(programs)
         self._quiet: tuple[Any, Any, Any, int] = (None, None, None, 0)  # until which step it is
         self._like = [self.fragments.like(p) for p in range(len(self.fragments))]
         self._norms = [4 * programs.norms(p) for p in range(len(self.fragments))]  # bytes
@@ -138,27 +204,18 @@ class EventLoop(abc.ABC):
         return found
 
     def next_event(self, state: TrainState, most: int = FAR) -> int:
-        """Inner steps until something is due, at least 1 and at most `most`."""
-        if self.method.signal == "gradient":
-            return np.iinfo(np.int32).max
         step = int(state.counters.step)
         return max(1, min(most, self.upcoming(state, step + most) - step))
 
-    def after(self, state: TrainState, steps: int, mask: np.ndarray):
-        """Advance the counters by `steps` steps and run the events that are due then.
-
-        Args:
-          mask: bool `[R]`: who takes part in the sends.
-
-        Returns:
-          (state, events).
-        """
+    def after(
+        self, state: TrainState, steps: int, mask: np.ndarray
+    ) -> tuple[TrainState, list[Event]]:
         if self.measurements is not None:
             self.measurements.computed(state, steps)
         now = state.counters
         step, behind = np.int64(now.step + steps), np.int64(now.behind + steps)
         state = state.replace(counters=dataclasses.replace(now, step=step, behind=behind))
-        events: list[Event] = []
+        events, self.owed = self.owed, []
         state = self.run_due(state, mask, events)
         if self.measurements is not None:
             self.measurements.synchronised(state, sum(event.step == step for event in events))
@@ -193,32 +250,32 @@ class EventLoop(abc.ABC):
 
     # -- inner steps ----------------------------------------------------------------------------
 
-    def inner_steps(
-        self, state: TrainState, given: Sequence[Any], n: np.int32
-    ) -> tuple[TrainState, dict[str, jax.Array]]:
-        """The first n inner steps of a block; payloads in flight are exchanged beside them.
-
-        Args:
-          given: arguments of `RoundPrograms.inner_program` before n.
-
-        Returns:
-          (state, metrics `[R, S]`).
-        """
-        concurrent = self.programs.concurrent
-        waiting = [] if concurrent is None else self.to_exchange(state)
+    def inner_steps(self, state: TrainState, steps: Steps) -> Ran:
+        """As `Loop.inner_steps`; payloads in flight are exchanged beside the steps."""
+        if self.measurements is not None:
+            self.measurements.starts()
+        block, programs, n = steps.block, self.programs, np.int32(steps.block.steps)
+        pace = {} if steps.active is None else {"active": steps.active}
+        given = (state.inner, state.frozen, block.batches, steps.keys, steps.active)
+        if block.stride is not None:
+            inner, metrics = programs.microbatch_program(*given, np.int32(block.stride), n)
+            metrics = first_step(metrics) if steps.single else metrics
+            return Ran(state.replace(inner=inner), metrics, [], pace)
+        beside = None if steps.single else programs.concurrent
+        waiting = [] if beside is None else self.to_exchange(state)
         if not waiting:
-            inner, metrics = self.programs.inner_program(*given, n, single=False)
-            return state.replace(inner=inner), metrics
+            inner, metrics = programs.inner_program(*given, n, single=steps.single)
+            return Ran(state.replace(inner=inner), metrics, [], pace)
         flights = [state.in_flight[key] for key in waiting]
-        kinds = [concurrent.kind(self._like[int(f.fragment)], int(f.level)) for f in flights]
+        kinds = [beside.kind(self._like[int(f.fragment)], int(f.level)) for f in flights]
         payloads = [(kind, f.payload, f.weight) for kind, f in zip(kinds, flights)]
-        (inner, metrics), brought = concurrent(given, n, payloads)
+        (inner, metrics), brought = beside(given, n, payloads)
         exchanged = {
             key: dataclasses.replace(flight, brought=buffers)
             for key, flight, buffers in zip(waiting, flights, brought)
         }
         in_flight = {**state.in_flight, **exchanged}
-        return state.replace(inner=inner, in_flight=in_flight), metrics
+        return Ran(state.replace(inner=inner, in_flight=in_flight), metrics, [], pace)
 
     def to_exchange(self, state: TrainState) -> list[str]:
         """Payloads in flight whose collectives are still to be done."""
@@ -257,6 +314,11 @@ class EventLoop(abc.ABC):
 
     # -- the end --------------------------------------------------------------------------------
 
+    def finish(
+        self, state: TrainState, participants: AtTheEnd = None
+    ) -> tuple[TrainState, list[Event]]:
+        return finish(self, state, participants)
+
     @abc.abstractmethod
     def land_now(self, state: TrainState, events: list[Event]) -> TrainState:
         """Land all payloads in flight in all regions that wait for them, due or not."""
@@ -276,6 +338,8 @@ class SyncLoop(EventLoop):
     """The loop of a schedule's acts.
 
     Attributes:
+      listeners: each is called with the state and bool `[R]`, who has just adopted an anchor, and
+        gives the state.
       adopting: where it repeats a run of separate jobs, in which not all who took part adopt: step
         of a send -> bool `[R]`, who adopted the resulting anchor. None = all.
     """
@@ -284,6 +348,7 @@ class SyncLoop(EventLoop):
         self, programs: RoundPrograms, weights: str | np.ndarray, carrier: Carrier | None = None
     ):
         super().__init__(programs, weights, carrier)
+        self.listeners: list[Callable[[TrainState, np.ndarray], TrainState]] = []
         self.adopting: Callable[[int], np.ndarray] | None = None
         self._delay = delay_per_region(self.schedule.delay, self.count)
         self._averaged = list(programs.averaged())
@@ -350,15 +415,10 @@ class SyncLoop(EventLoop):
             elif isinstance(act, Drop):
                 state = self.drop(state, act)
             elif isinstance(act, Copy):
-                state = self.copy(state, act, step, events)
+                state, event = copy_peer(self.programs, state, act, step)
+                events.append(event)
             else:
                 assert isinstance(act, Wait)  # the carrier has waited (`Carrier.reach`)
-        return state
-
-    def copy(self, state: TrainState, act: Copy, step: int, events: list[Event]) -> TrainState:
-        """Let a region that comes back take over a peer's private state."""
-        state, event = copy_peer(self.programs, state, act, step)
-        events.append(event)
         return state
 
     def drop(self, state: TrainState, act: Drop) -> TrainState:
@@ -669,8 +729,8 @@ class SyncLoop(EventLoop):
             rules=self._rules[p],
         )
         state = with_taken_over(state, new.values.params, new.values.rounding)
-        if state.channels:
-            state = self.channels.adopted(state, lands)
+        for adopted in self.listeners:
+            state = adopted(state, lands)
         if state.received:
             state = self.mark_received(state, p, lands, outer)
         if self.schedule.by_token_rate:

@@ -47,7 +47,7 @@ def train(method, inner, mask=None, start=None, **kwargs):
 
 def entries_of(loop, which=0):
     """The entries that a channel selects, as the oracle takes them."""
-    one = loop.programs.channels.exchanges[which]
+    one = loop.programs.family.exchanges[which]
     chosen = jax.jit(one.indices)
 
     def entries(number):

@@ -147,7 +147,7 @@ def test_ddp_is_the_exception(model, params):
         np.ones(R, np.float32),
         np.int32(2),
     )
-    lowered = engine.sync_loop(state).programs.inner_program.lower(*args)
+    lowered = engine.sync_loop(state).programs.family.gradient_program.lower(*args)
     assert crossing(collectives(lowered.compile().as_text()), shape)
 
 

@@ -12,10 +12,10 @@ import pytest
 import lowcomm_jax as lc
 from lowcomm_jax.compression import Codec
 from lowcomm_jax.exchange import MeshExchange
+from lowcomm_jax.loops.gradient_exchange import optimizer_step
 from lowcomm_jax.mesh.regions import Regions
 from lowcomm_jax.rules.topology import Gossip
 from lowcomm_jax.setup import Setup
-from lowcomm_jax.sync.gradient_exchange import optimizer_step
 from lowcomm_jax.sync.round_functions import (
     Adoption,
     AnchorState,

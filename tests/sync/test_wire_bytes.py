@@ -219,7 +219,9 @@ def test_gradients_cross_once():
     batch = engine.place({"x": np.ones((R, 1, 8, 256), np.float32)})
     args = (carry, state.frozen, batch, engine.runner.region_keys, np.ones((R, 1), bool))
     text = (
-        programs.inner_program.lower(*args, np.ones(R, np.float32), np.int32(1)).compile().as_text()
+        programs.family.gradient_program.lower(*args, np.ones(R, np.float32), np.int32(1))
+        .compile()
+        .as_text()
     )
     traffic = programs.exchange.traffic(programs.fragments.like(0), np.ones(R, bool))
     check_bytes(sized(text), traffic.sent, shape)

@@ -20,7 +20,7 @@ from experiments.report.main import table
 from experiments.runlog import document_interval, read_run, summarise
 from experiments.train import compile_cache
 from lowcomm_jax.data import tokenizers as tokenizers_of_run
-from lowcomm_jax.engine import BlockRunner
+from lowcomm_jax.sync.sync_loop import SyncLoop
 
 ROOT = Path(__file__).resolve().parents[3]
 STEPS, PERIOD, REGIONS = 23, 4, 3
@@ -33,7 +33,7 @@ WAY: list[str] = []  # files of the calls that lead to the run's first block of 
 def folder(tmp_path_factory, tiny):
     root = tmp_path_factory.mktemp("run")
     tiny.corpus(root / "texts")
-    first = BlockRunner.inner_steps
+    first = SyncLoop.inner_steps
 
     def inner_steps(*arguments, **named):
         if not WAY:
@@ -43,7 +43,7 @@ def folder(tmp_path_factory, tiny):
         return first(*arguments, **named)
 
     with jax.numpy_dtype_promotion("standard"), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(BlockRunner, "inner_steps", inner_steps)
+        patch.setattr(SyncLoop, "inner_steps", inner_steps)
         assert main(["train", *command(tiny, root)]) == 0
     return root
 

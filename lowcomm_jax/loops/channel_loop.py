@@ -1,7 +1,8 @@
-"""The host's part of channels: who takes part, the bytes sent, and the end of a run.
+"""The loop of methods with channels: who takes part, the bytes sent, and the end of a run.
 
-`build_channels` makes the programs of a method's channels (`ChannelPrograms`). `ChannelLoop` calls
-them for a block of steps and writes an event for every exchange.
+`channel_family` makes the programs of a method's channels (`ChannelPrograms`). `ChannelLoop` calls
+them for a block of steps and writes an event for every exchange. The main exchange, where there is
+one, is done behind them by a loop of acts.
 """
 
 from __future__ import annotations
@@ -16,14 +17,23 @@ import numpy as np
 from lowcomm_jax.channels import Channel
 from lowcomm_jax.channels.source import PARAMS, find_source
 from lowcomm_jax.compression import route
-from lowcomm_jax.exchange import MeshExchange, Traffic
+from lowcomm_jax.exchange import MeshExchange
 from lowcomm_jax.history import ChannelEvent, Event
+from lowcomm_jax.loops.channel_exchange import (
+    ChannelExchange,
+    initial_flights,
+    make_channel_program,
+)
+from lowcomm_jax.mesh.regions import REGION
 from lowcomm_jax.setup import Setup
 from lowcomm_jax.state.channel_flights import ChannelFlights, left_by
 from lowcomm_jax.state.train_state import TrainState, flight_key, with_taken_over
-from lowcomm_jax.sync.channel_exchange import ChannelExchange, make_channel_program
 from lowcomm_jax.sync.compiler_options import inner_options
+from lowcomm_jax.sync.finish import AtTheEnd
+from lowcomm_jax.sync.initial_state import placed, placed_state, start
 from lowcomm_jax.sync.round_functions import RoundFunctions
+from lowcomm_jax.sync.round_programs import RoundPrograms, each
+from lowcomm_jax.sync.sync_loop import FAR, Loop, Ran, Steps, SyncLoop, with_step
 from lowcomm_jax.train.inner_step import InnerStep
 
 PyTree = Any
@@ -32,34 +42,45 @@ END = "end"  # the channel of a run's last exchange, where there is no anchor
 
 @dataclasses.dataclass(frozen=True)
 class ChannelPrograms:
-    """Compiled channels of one engine for one parameter layout.
+    """`round_programs.Family` of methods with channels.
 
     Attributes:
       exchanges: the channels' functions, in the method's order.
-      program: a block of inner steps with the exchanges after them (`make_channel_program`).
+      channel_program: a block of inner steps with the exchanges after them
+        (`make_channel_program`).
       end: averages all parameters, for methods without an anchor (`ChannelExchange.average`).
     """
 
     exchanges: tuple[ChannelExchange, ...]
-    program: Callable
+    channel_program: Callable
     end: Callable
 
     @property
     def channels(self) -> list[Channel]:
         return [exchange.channel for exchange in self.exchanges]
 
+    def each(self, make: Callable[[Callable, str], Callable]) -> ChannelPrograms:
+        return each(self, make)
 
-def build_channels(
+    def initial_state(self, programs: RoundPrograms, params: PyTree) -> TrainState:
+        return start(programs, params).replace(channels=initial_flights(self.exchanges))
+
+    def placed_state(self, programs: RoundPrograms, state: TrainState) -> TrainState:
+        by_region, channels = programs.regions.sharding(REGION), {}
+        for name, flights in state.channels.items():
+            nobody = np.zeros(flights.takes_part.shape, bool)
+            channels[name] = ChannelFlights(*placed(flights.on_devices, by_region), nobody)
+        return placed_state(programs, state).replace(channels=channels)
+
+    def loop(self, programs: RoundPrograms, weights: str | np.ndarray) -> ChannelLoop:
+        return ChannelLoop(programs, weights)
+
+
+def channel_family(
     setup: Setup, step: InnerStep, functions: RoundFunctions, inner_out: PyTree
-) -> ChannelPrograms | None:
-    """Make the programs of a method's channels; None where it has none.
-
-    Args:
-      inner_out: (shardings of the inner state, of metrics).
-    """
+) -> ChannelPrograms:
+    """Make the programs of a method's channels (`round_programs.MakeFamily`)."""
     method, regions, shapes = setup.method, setup.placed, step.layout.train_shapes()
-    if not method.channels:
-        return None
     opt = jax.eval_shape(step.init, shapes)
     exchanges = []
     for channel in (*method.channels, Channel(END)):
@@ -101,64 +122,68 @@ def _with_codec(one: ChannelExchange, total: int) -> ChannelExchange:
     return dataclasses.replace(one, exchange=exchange)
 
 
-class ChannelLoop:
+class ChannelLoop(Loop):
     """Runs blocks of inner steps with their channels, and books the bytes that these send.
 
     Attributes:
-      programs: the compiled ones.
-      weights: float32 `[R]`, of the regions in every mean.
+      main: the loop of the acts behind the steps; None where channels alone exchange.
       first: number of the first channel in events, which follows those of the fragments.
     """
 
-    def __init__(self, programs: ChannelPrograms, weights: np.ndarray, first: int):
-        self.programs, self.weights, self.first = programs, weights, first
-        self._likes = [exchange.like for exchange in programs.exchanges]
+    every_step = True
 
-    def inner_steps(
-        self,
-        state: TrainState,
-        given: Sequence[Any],
-        masks: Sequence[np.ndarray],
-        capacity: int,
-        single: bool,
-    ) -> tuple[TrainState, dict[str, jax.Array], list[Event]]:
-        """The first steps of a block, one for each mask, and their exchanges.
+    def __init__(self, programs: RoundPrograms, weights: str | np.ndarray):
+        super().__init__(programs, weights)
+        self.family: ChannelPrograms = programs.family
+        self.first = len(self.fragments)
+        self.main: SyncLoop | None = None
+        if self.method.has_anchor:
+            self.main = SyncLoop(programs, weights)
+            self.main.listeners.append(self.adopted)
+        self._likes = [exchange.like for exchange in self.family.exchanges]
 
-        Args:
-          given: frozen leaves, batches and region numbers, as the inner program takes them.
-          masks: of each step bool `[R]`, who takes part in what leaves after it.
-          capacity: S, steps that the block has room for.
+    def next_event(self, state: TrainState, most: int = FAR) -> int:
+        return most if self.main is None else self.main.next_event(state, most)
 
-        Returns:
-          (state, metrics, events); the step counter is as it was.
-        """
-        done, count = int(state.counters.step), len(self.weights)
+    def inner_steps(self, state: TrainState, steps: Steps) -> Ran:
+        if self.main is not None and self.main.measurements is not None:
+            self.main.measurements.starts()
+        masks, capacity = steps.masks, steps.block.capacity
+        done, count = int(state.counters.step), self.count
         takes_part = np.zeros((count, capacity), bool)
         for i, mask in enumerate(masks):
             takes_part[:, i] = mask
         state, lands, events = self._book(state, masks, capacity)
         flights = tuple(
-            f.on_devices if (f := state.channels.get(c.name)) else ()
-            for c in self.programs.channels
+            f.on_devices if (f := state.channels.get(c.name)) else () for c in self.family.channels
         )
-        (inner, flights), metrics = self.programs.program(
+        (inner, flights), metrics = self.family.channel_program(
             (state.inner, flights),
-            *given,
+            state.frozen,
+            steps.block.batches,
+            steps.keys,
             takes_part,
             lands,
             self.weights,
             np.int32(done),
             np.int32(len(masks)),
-            single=single,
+            single=steps.single,
         )
         held = {
             c.name: ChannelFlights(*flight, state.channels[c.name].takes_part)
             for c, flight in self._delayed(flights)
         }
-        return state.replace(inner=inner, channels=held), metrics, events
+        return Ran(state.replace(inner=inner, channels=held), metrics, events, {})
+
+    def after(
+        self, state: TrainState, steps: int, mask: np.ndarray
+    ) -> tuple[TrainState, list[Event]]:
+        if self.main is None:
+            return with_step(state, int(state.counters.step) + steps, behind=0), []
+        return self.main.after(state, steps, mask)
 
     def _delayed(self, items: Sequence[Any]) -> list[tuple[Channel, Any]]:
-        return [(c, item) for c, item in zip(self.programs.channels, items) if c.delay]
+        return [(c, item) for c, item in zip(self.family.channels, items) if c.delay]
 
     def _book(self, state: TrainState, masks: Sequence[np.ndarray], capacity: int):
         """Count the bytes of these steps, and find in which regions payloads land.
@@ -166,14 +191,14 @@ class ChannelLoop:
         Returns:
           (state, for each channel bool `[R, S]`: where a payload lands, events).
         """
-        counters, count = state.counters.copy(), len(self.weights)
+        counters, count = state.counters.copy(), self.count
         waits = {name: f.takes_part.copy() for name, f in state.channels.items()}
-        lands = [np.zeros((count, capacity), bool) for _ in self.programs.channels]
+        lands = [np.zeros((count, capacity), bool) for _ in self.family.channels]
         events: list[Event] = []
         for i, mask in enumerate(masks):
             step = int(counters.step) + i + 1
             late, sent, at_once = [], [], []
-            for number, channel in enumerate(self.programs.channels):
+            for number, channel in enumerate(self.family.channels):
                 if channel.delay and channel.lands(step):
                     slot = channel.slot(step - channel.delay)
                     adopts = waits[channel.name][:, slot].copy()
@@ -198,7 +223,7 @@ class ChannelLoop:
         return state.replace(counters=counters, channels=held), tuple(lands), events
 
     def _sent(self, number: int, step: int, mask: np.ndarray, counters) -> Event:
-        exchange, name = self.programs.exchanges[number].exchange, self._name(number)
+        exchange, name = self.family.exchanges[number].exchange, self._name(number)
         traffic = exchange.traffic(self._likes[number], mask)
         counters.bytes_sent += traffic.sent
         counters.bytes_received += traffic.received
@@ -206,20 +231,20 @@ class ChannelLoop:
         return ChannelEvent.widened(event, channel=name)
 
     def _landing(self, number: int, step: int, adopts: np.ndarray) -> Event:
-        delay, name = self.programs.channels[number].delay, self._name(number)
+        delay, name = self.family.channels[number].delay, self._name(number)
         key = f"{name}@{step - delay}"
         event = Event.of_landing(step, self.first + number, key, adopts, delay, {})
         return ChannelEvent.widened(event, channel=name)
 
     def _name(self, number: int) -> str:
-        return self.programs.channels[number].name
+        return self.family.channels[number].name
 
     def announced(self) -> int:
         """Bytes that a region sends where all channels send at once, and everyone takes part."""
-        everyone = np.ones(len(self.weights), bool)
+        everyone = np.ones(self.count, bool)
         sent = [
             exchange.exchange.traffic(like, everyone).sent.max()
-            for exchange, like in zip(self.programs.exchanges, self._likes)
+            for exchange, like in zip(self.family.exchanges, self._likes)
         ]
         return int(sum(sent))
 
@@ -230,35 +255,33 @@ class ChannelLoop:
 
         Payloads of their parameters in flight are older than the anchor, and do not land there.
         """
-        stale = {c.name for c in self.programs.channels if c.source == PARAMS}
+        stale = {c.name for c in self.family.channels if c.source == PARAMS}
         held = {k: f.left_by(lands_R) if k in stale else f for k, f in state.channels.items()}
         return state.replace(channels=held)
 
-    def drained(self, state: TrainState) -> TrainState:
-        """The state before the last synchronisation, without the channels' payloads in flight."""
-        everyone = np.ones(len(self.weights), bool)
-        return state.replace(channels=left_by(state.channels, everyone))
+    def finish(
+        self, state: TrainState, participants: AtTheEnd = None
+    ) -> tuple[TrainState, list[Event]]:
+        """As the main exchange ends; without an anchor every region ends on the mean of all.
 
-    def end(
-        self, state: TrainState, mask: np.ndarray, traffic: Traffic, events: list[Event]
-    ) -> TrainState:
-        """The last synchronisation of a method without an anchor: all take the regions' mean.
-
-        Args:
-          mask: bool `[R]`, whose parameters enter the mean.
-          traffic: of all parameters, dense.
+        The channels' payloads in flight are older than the regions' values, and are dropped.
         """
-        step, everyone = int(state.counters.step), np.ones(len(self.weights), bool)
+        step, everyone = int(state.counters.step), np.ones(self.count, bool)
+        state = state.replace(channels=left_by(state.channels, everyone))
+        if self.main is not None:
+            return self.main.finish(state, participants)
+        mask = everyone if participants is None else np.asarray(participants(0), bool)
         if (state.counters.last_landed[0] == step).all() or not mask.any():
-            return state
+            return state, []
         leaves = state.inner.params, state.inner.rounding
-        taken, values = self.programs.end(leaves, np.int32(0), mask, self.weights, everyone)
+        taken, values = self.family.end(leaves, np.int32(0), mask, self.weights, everyone)
+        traffic = self.programs.exchange.traffic(self.fragments.like(0), mask)
         counters, key = state.counters.copy(), flight_key(0, step)
         counters.previous_sent[0], counters.last_sent[0] = counters.last_sent[0], step
         counters.last_landed[0], counters.staleness[0] = step, 0
         counters.sends[0] += 1
         counters.bytes_sent += traffic.sent
         counters.bytes_received += traffic.received
-        events.append(Event.of_send(step, 0, key, mask, traffic, values))
-        events.append(Event.of_landing(step, 0, key, everyone, 0, {}))
-        return with_taken_over(state, *taken).replace(counters=counters)
+        sent = Event.of_send(step, 0, key, mask, traffic, values)
+        landed = Event.of_landing(step, 0, key, everyone, 0, {})
+        return with_taken_over(state, *taken).replace(counters=counters), [sent, landed]

@@ -13,15 +13,104 @@ part is a compiled program (`server_programs`).
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from lowcomm_jax.exchange import Traffic
 from lowcomm_jax.history import Event
+from lowcomm_jax.loops import server_programs
+from lowcomm_jax.params.sharding import leaf_shardings, rule_shardings
+from lowcomm_jax.setup import Setup
 from lowcomm_jax.state.train_state import TrainState, with_inner
-from lowcomm_jax.sync.round_programs import RoundPrograms
+from lowcomm_jax.sync.initial_state import placed, placed_state, start
+from lowcomm_jax.sync.round_functions import RoundFunctions
+from lowcomm_jax.sync.round_programs import RoundPrograms, each
 from lowcomm_jax.sync.sync_loop import EventLoop
+from lowcomm_jax.train.inner_step import InnerStep
 
+PyTree = Any
 NOTHING = -1
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerPrograms:
+    """`round_programs.Family` of methods with two levels: functions of `server_programs`, compiled.
+
+    Attributes:
+      arrive, leave, reach, merge, start_anew: those of these names.
+    """
+
+    arrive: Callable
+    leave: Callable
+    reach: Callable
+    merge: Callable
+    start_anew: Callable
+
+    def each(self, make: Callable[[Callable, str], Callable]) -> ServerPrograms:
+        return each(self, make)
+
+    def initial_state(self, programs: RoundPrograms, params: PyTree) -> TrainState:
+        """All servers start from the anchor."""
+        state, method = start(programs, params), programs.method
+        groups, servers = len(method.schedule.groups), method.servers
+
+        def init(anchor):
+            model = {k: jnp.broadcast_to(x, (groups, *x.shape[1:])) for k, x in anchor.items()}
+            nothing = jax.tree.map(jnp.zeros_like, model)
+            found = {"model": model, "merged": model, "update": nothing, "reply": nothing}
+            found["outer"] = jax.vmap(servers.outer.init)(model)
+            if servers.codec is not None:
+                first = servers.codec.init(programs.fragments.like(0))
+                found["codec"] = jax.tree.map(
+                    lambda x: jnp.broadcast_to(x[None], (groups, *x.shape)), first
+                )
+            return found
+
+        out = _server_shardings(programs)
+        return state.replace(servers=jax.jit(init, out_shardings=out)(state.anchor))
+
+    def placed_state(self, programs: RoundPrograms, state: TrainState) -> TrainState:
+        servers = placed(state.servers, _server_shardings(programs))
+        return placed_state(programs, state).replace(servers=servers)
+
+    def loop(self, programs: RoundPrograms, weights: str | np.ndarray) -> TwoLevelLoop:
+        return TwoLevelLoop(programs, weights)
+
+
+def two_level_family(
+    setup: Setup, step: InnerStep, functions: RoundFunctions, inner_out: PyTree
+) -> ServerPrograms:
+    """Make the programs of a method's servers (`round_programs.MakeFamily`)."""
+    del step, inner_out
+    method, codec, own = setup.method, functions.exchange.codec, server_programs
+    arrive = functools.partial(own.arrive, method.servers.outer, codec)
+    reach = functools.partial(own.reach, method.outer)
+    return ServerPrograms(
+        arrive=jax.jit(arrive, donate_argnums=(0, 1, 2, 3)),
+        leave=jax.jit(functools.partial(own.leave, method.servers.codec), donate_argnums=0),
+        reach=jax.jit(reach, donate_argnums=(0, 1, 2)),
+        merge=jax.jit(functools.partial(own.merge, method.servers.blend), donate_argnums=0),
+        start_anew=jax.jit(own.start_anew, donate_argnums=(0, 1, 2)),
+    )
+
+
+def _server_shardings(programs: RoundPrograms) -> dict[str, PyTree]:
+    """Each server is in every region, cut inside it as the anchor is."""
+    regions, specs, cut = programs.regions, programs.specs, programs.fragments
+    leaves = leaf_shardings(regions, None, specs)
+    like = {k: jax.ShapeDtypeStruct(s.shape, "float32") for k, s in cut.shapes.items()}
+    servers = programs.method.servers
+    found: dict[str, PyTree] = dict.fromkeys(("model", "merged", "update", "reply"), leaves)
+    found["outer"] = rule_shardings("servers.outer", servers.outer, like, specs, regions, None)
+    if servers.codec is not None:
+        found["codec"] = regions.sharding(None)  # what it keeps lies in every region, and whole
+    return found
 
 
 class TwoLevelLoop(EventLoop):
@@ -34,7 +123,8 @@ class TwoLevelLoop(EventLoop):
 
     def __init__(self, programs: RoundPrograms, weights: str | np.ndarray):
         super().__init__(programs, weights)
-        self.servers, self.groups_of = programs.servers, self.schedule.groups
+        self.servers: ServerPrograms = programs.family
+        self.groups_of = self.schedule.groups
         like, codec, upper = self.fragments.like(0), self.method.codec, self.method.servers.codec
         self._dense = 4 * sum(int(np.prod(x.shape)) for x in like.values())
         self._delta = self._dense if codec is None else codec.nbytes(like)

@@ -11,18 +11,26 @@ own old ones in that step; those of role `average` are averaged after it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lowcomm_jax.exchange import Traffic
+from lowcomm_jax.exchange import Traffic, two_shot
 from lowcomm_jax.exchange.mesh import without_lead
 from lowcomm_jax.history import Event
+from lowcomm_jax.params.sharding import optimizer_shardings
+from lowcomm_jax.setup import Setup
 from lowcomm_jax.state.train_state import Inner, TrainState, flight_key
+from lowcomm_jax.sync.compiler_options import inner_options
+from lowcomm_jax.sync.finish import AtTheEnd
+from lowcomm_jax.sync.initial_state import Optimizers, anchor_axis, placed_state, start
 from lowcomm_jax.sync.round_functions import RoundFunctions, Senders, select
+from lowcomm_jax.sync.round_programs import RoundPrograms, each
+from lowcomm_jax.sync.sync_loop import FAR, Loop, Ran, Steps, with_step
 from lowcomm_jax.train.inner_step import InnerStep, empty_log, gradient_norm, squeeze, step_key
 
 PyTree = Any
@@ -125,54 +133,112 @@ def _in_fp32(grads: PyTree) -> PyTree:
     return {k: g.astype(jnp.float32) for k, g in grads.items()}
 
 
-def run_gradient_steps(
-    block: Callable,
-    traffic: Callable[[np.ndarray], Traffic],
-    state: TrainState,
-    batches: PyTree,
-    region_keys: jax.Array,
-    masks: Sequence[np.ndarray],
-    weight: np.ndarray | None,
-    capacity: int,
-    single: bool,
-):
-    """Run the staged steps of `masks`, one mask bool `[R]` each; returns (state, events, metrics).
+@dataclasses.dataclass(frozen=True)
+class GradientPrograms:
+    """`round_programs.Family` of gradient exchange.
 
-    Args:
-      block: the compiled program (`make_gradient_program`).
-      traffic: bool `[R]`, who takes part -> bytes of one exchange.
-      weight: float32 `[R]`, or None for the tokens of each step.
+    Attributes:
+      gradient_program: compiled (`make_gradient_program`).
     """
-    padded = np.ones((masks[0].size, capacity), bool)
-    padded[:, : len(masks)] = np.stack(masks, axis=1)
-    n = np.int32(len(masks))
-    carry, metrics = block(
-        _carry(state), state.frozen, batches, region_keys, padded, weight, n, single=single
+
+    gradient_program: Callable
+
+    def each(self, make: Callable[[Callable, str], Callable]) -> GradientPrograms:
+        return each(self, make)
+
+    def initial_state(self, programs: RoundPrograms, params: PyTree) -> TrainState:
+        """Regions have no optimizer of their own: its state is that of the anchor."""
+
+        def optimizers(programs, params_R, anchor) -> Optimizers:
+            del params_R
+            _, (out,) = self._shardings(programs)
+            return (), (jax.jit(jax.vmap(programs.step.init), out_shardings=out)(anchor),)
+
+        return start(programs, params, optimizers)
+
+    def placed_state(self, programs: RoundPrograms, state: TrainState) -> TrainState:
+        return placed_state(programs, state, self._shardings(programs))
+
+    @staticmethod
+    def _shardings(programs: RoundPrograms) -> Optimizers:
+        layout, (_, axis) = programs.step.layout, anchor_axis(programs)
+        shapes = programs.fragments.like(0).items()
+        like = layout.tree({k: jax.ShapeDtypeStruct(x.shape, "float32") for k, x in shapes})
+        specs = layout.tree(programs.specs)
+        given = programs.setup.optimizer, like, specs, programs.regions, axis
+        return (), (optimizer_shardings(*given),)
+
+    def loop(self, programs: RoundPrograms, weights: str | np.ndarray) -> GradientLoop:
+        return GradientLoop(programs, weights)
+
+
+def gradient_family(
+    setup: Setup, step: InnerStep, functions: RoundFunctions, inner_out: PyTree
+) -> GradientPrograms:
+    """Make the program of gradient exchange (`round_programs.MakeFamily`)."""
+    del inner_out
+    return GradientPrograms(
+        jax.jit(
+            make_gradient_program(step, functions),
+            donate_argnums=0,
+            static_argnames="single",
+            compiler_options=inner_options(setup.placed),
+        )
     )
-    return *_book(traffic, state, carry, masks), metrics
 
 
-def _carry(state: TrainState):
-    return state.inner, state.anchor, state.outer[0], state.codec[0]
+class GradientLoop(Loop):
+    """The loop of gradient exchange: all is done inside the inner steps, nothing behind them."""
 
+    every_step = True
 
-def _book(
-    traffic_of: Callable[[np.ndarray], Traffic], state: TrainState, carry, masks
-) -> tuple[TrainState, list[Event]]:
-    """Advance the counters and count the bytes of every step."""
-    inner, anchor, outer, codec = carry
-    counters, events = state.counters.copy(), []
-    for mask in masks:
-        counters.step = np.int64(counters.step + 1)
-        step = int(counters.step)
-        traffic = traffic_of(mask)
-        counters.bytes_sent += traffic.sent
-        counters.bytes_received += traffic.received
-        counters.previous_sent[0], counters.last_sent[0] = counters.last_sent[0], step
-        counters.last_landed[0], counters.staleness[0] = step, 0
-        counters.sends[0] += 1
-        key = flight_key(0, step)
-        events.append(Event.of_send(step, 0, key, mask, traffic, {}))
-        events.append(Event.of_landing(step, 0, key, mask, 0, {}))
-    changes = {"inner": inner, "anchor": anchor, "outer": (outer,), "codec": (codec,)}
-    return state.replace(**changes, counters=counters), events
+    def next_event(self, state: TrainState, most: int = FAR) -> int:
+        return most
+
+    def inner_steps(self, state: TrainState, steps: Steps) -> Ran:
+        block = steps.block
+        takes_part = np.ones((self.count, block.capacity), bool)
+        for i, mask in enumerate(steps.masks):
+            takes_part[:, i] = mask
+        carry, metrics = self.programs.family.gradient_program(
+            (state.inner, state.anchor, state.outer[0], state.codec[0]),
+            state.frozen,
+            block.batches,
+            steps.keys,
+            takes_part,
+            None if self.by_tokens else self.weights,
+            np.int32(block.steps),
+            single=steps.single,
+        )
+        inner, anchor, outer, codec = carry
+        counters, events = state.counters.copy(), []
+        for step, mask in enumerate(steps.masks, int(counters.step) + 1):
+            traffic = self.traffic(mask)
+            counters.bytes_sent += traffic.sent
+            counters.bytes_received += traffic.received
+            counters.previous_sent[0], counters.last_sent[0] = counters.last_sent[0], step
+            counters.last_landed[0], counters.staleness[0] = step, 0
+            counters.sends[0] += 1
+            key = flight_key(0, step)
+            events.append(Event.of_send(step, 0, key, mask, traffic, {}))
+            events.append(Event.of_landing(step, 0, key, mask, 0, {}))
+        changes = {"inner": inner, "anchor": anchor, "outer": (outer,), "codec": (codec,)}
+        away = ~takes_part[:, : block.steps]
+        pace = {"away": away} if away.any() else {}
+        return Ran(state.replace(**changes, counters=counters), metrics, events, pace)
+
+    def traffic(self, mask: np.ndarray) -> Traffic:
+        """Bytes of one gradient exchange among the regions of `mask`, bool `[R]`."""
+        traffic = self.programs.exchange.traffic(self.fragments.like(0), mask)
+        return traffic.plus(two_shot(self.programs.averaged_bytes(), mask))
+
+    def after(
+        self, state: TrainState, steps: int, mask: np.ndarray
+    ) -> tuple[TrainState, list[Event]]:
+        return with_step(state, int(state.counters.step) + steps, behind=0), []
+
+    def finish(
+        self, state: TrainState, participants: AtTheEnd = None
+    ) -> tuple[TrainState, list[Event]]:
+        """The state as it is: leaves equal the anchor in regions that made the last step."""
+        return state, []

@@ -1,51 +1,14 @@
-"""What is computed at the servers of a method with two levels, and the compiled programs of it.
+"""What is computed at the servers of a method with two levels: pure functions.
 
-`two_level_loop` calls them, and says what `TrainState.servers` holds.
+`two_level_loop` compiles and calls them, and says what `TrainState.servers` holds.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 
-from lowcomm_jax.compression import Codec
-from lowcomm_jax.methods.base import Method
 from lowcomm_jax.sync.round_functions import norm_per_row, pseudo_gradient
-
-
-@dataclasses.dataclass(frozen=True)
-class ServerPrograms:
-    """Compiled: `arrive`, `leave`, `reach`, `merge` and `start_anew` of this file."""
-
-    arrive: Callable
-    leave: Callable
-    reach: Callable
-    merge: Callable
-    start_anew: Callable
-
-
-def build_servers(method: Method, codec: Codec | None) -> ServerPrograms | None:
-    """Make the programs of a method's servers; None where it has none.
-
-    Args:
-      codec: of what regions send to their server.
-    """
-    servers = method.servers
-    if servers is None:
-        return None
-    return ServerPrograms(
-        arrive=jax.jit(
-            functools.partial(arrive, servers.outer, codec), donate_argnums=(0, 1, 2, 3)
-        ),
-        leave=jax.jit(functools.partial(leave, servers.codec), donate_argnums=0),
-        reach=jax.jit(functools.partial(reach, method.outer), donate_argnums=(0, 1, 2)),
-        merge=jax.jit(functools.partial(merge, servers.blend), donate_argnums=0),
-        start_anew=jax.jit(start_anew, donate_argnums=(0, 1, 2)),
-    )
 
 
 def arrive(rule, codec, params, received, servers, states, region, group):

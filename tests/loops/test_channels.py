@@ -18,6 +18,7 @@ from lowcomm_jax import compression
 from lowcomm_jax.channels import Channel, Everything, Sampled
 from lowcomm_jax.checkpoint import Checkpoints
 from lowcomm_jax.exchange import entries
+from lowcomm_jax.loops.channel_exchange import VALUES, ChannelExchange
 from lowcomm_jax.methods import Method
 from lowcomm_jax.network import replay, uniform
 from lowcomm_jax.optimizers import InnerConfig, make_optimizer
@@ -26,7 +27,6 @@ from lowcomm_jax.recovery.rejoin import rejoin_regions
 from lowcomm_jax.schedule import Never, Staggered
 from lowcomm_jax.state.leaves import state_leaves
 from lowcomm_jax.state.train_state import with_inner
-from lowcomm_jax.sync.channel_exchange import VALUES, ChannelExchange
 
 STEPS, R = 11, 3
 # Delays, a main exchange, several sources, a channel that is seldom due and late.
@@ -195,7 +195,7 @@ def test_leaves_whose_names_are_not_in_the_order_of_the_tree():
         k: rng.standard_normal(x.shape).astype(np.float32) for k, x in state.inner.params.items()
     }
     state = with_inner(state, params=jax.tree.map(jax.numpy.asarray, own))
-    (one,) = engine.sync_loop(state).programs.channels.exchanges
+    (one,) = engine.sync_loop(state).programs.family.exchanges
     chosen = dict(zip(one.shapes, map(np.asarray, one.indices(np.int32(0)))))
     assert list(chosen) == ["a/x", "a-b"]
     state, _ = engine.run(state, [np.zeros((2, 1), np.float32)] * 4)
@@ -288,7 +288,7 @@ def test_events_of_a_channel_have_its_number():
 
 def test_channels_draw_their_entries_apart():
     engine, state = two_channels(selection=Sampled(0.3))
-    a, b = (one.indices(0) for one in engine.sync_loop(state).programs.channels.exchanges)
+    a, b = (one.indices(0) for one in engine.sync_loop(state).programs.family.exchanges)
     assert any((np.asarray(x) != np.asarray(y)).any() for x, y in zip(a, b))
 
 
@@ -358,7 +358,7 @@ def test_nothing_but_selected_values_crosses_regions(delay):
     masks = np.ones((2, 1), bool)
     given = ((state.inner, flights), state.frozen, placed, engine.runner.region_keys)
     given += (masks, (masks,), np.ones(2, np.float32), np.int32(0), np.int32(1))
-    found = sized(loop.programs.channels.program.lower(*given).compile().as_text())
+    found = sized(loop.programs.family.channel_program.lower(*given).compile().as_text())
     state, metrics = engine.step(state, batch)
     booked = metrics["events"][0].bytes_sent
     assert booked[0] == 4 * (128 + 128 + 1)
@@ -366,7 +366,7 @@ def test_nothing_but_selected_values_crosses_regions(delay):
     sent = sent_across(found, devices, 2)
     assert (sent >= booked).all() and (sent <= booked + 4 * devices * 4).all(), (sent, booked)
     # The inner step gathers leaves inside a region; the channel alone moves selected values there.
-    (one,), everyone = loop.programs.channels.exchanges, np.ones(2, bool)
+    (one,), everyone = loop.programs.family.exchanges, np.ones(2, bool)
     alone = ((state.inner.params, {}), np.int32(0), everyone, np.ones(2, np.float32), everyone)
     moved = sized(jax.jit(one.average).lower(*alone).compile().as_text())
     assert max(c.nbytes for c in moved) <= 4 * 4 * 257, "a leaf was gathered inside a region"
@@ -528,7 +528,7 @@ def test_an_adopted_anchor_takes_the_place_of_parameters_in_flight_alone():
         name: dataclasses.replace(f, takes_part=np.ones((R, 2), bool))
         for name, f in state.channels.items()
     }
-    loop = engine.sync_loop(state).channels
+    loop = engine.sync_loop(state)
     after = loop.adopted(state.replace(channels=under_way), np.array([False, True, True]))
     assert after.channels["x"].takes_part.tolist() == [[True] * 2, [False] * 2, [False] * 2]
     assert after.channels["m"].takes_part.all()
@@ -538,7 +538,7 @@ def test_which_entries_travel_is_drawn_by_the_seed_of_the_run():
     drawn = []
     for seed in (0, 1):
         engine, state = tiny(Channel("x", selection=Sampled(0.25)), seed=seed)
-        (one,) = engine.sync_loop(state).programs.channels.exchanges
+        (one,) = engine.sync_loop(state).programs.family.exchanges
         drawn.append(np.asarray(one.indices(0)[0]).tolist())
     assert drawn[0] != drawn[1]
 
