@@ -179,7 +179,9 @@ class AgreedRound(Round):
             return self._announce(self._offered)
         if commit is None and request.joins:
             heard = self._held is None and self._hear()
-            commit = self._propose() if in_turn else None
+            # What was just announced is on its way; where nobody confirms, nothing waits for that.
+            decides = in_turn and (request.confirmed or not heard)
+            commit = self._propose() if decides else None
         if commit is None:
             return heard or len(self._held or ()) > confirmed
         self._fetch_all(commit)
