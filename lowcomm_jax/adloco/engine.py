@@ -48,7 +48,7 @@ from lowcomm_jax.setup import Setup, refuse_unknown
 from lowcomm_jax.state.train_state import TrainState
 from lowcomm_jax.sync.finish import finish
 from lowcomm_jax.sync.round_programs import RoundPrograms
-from lowcomm_jax.sync.sync_loop import EventLoop
+from lowcomm_jax.sync.sync_loop import Loop
 
 PyTree = Any
 Source = Callable[[int, int, int], PyTree]
@@ -405,11 +405,11 @@ class AdaptiveEngine:
 
     # -- loops, and jobs of their own -----------------------------------------------------------
 
-    def loop_of(self, number: int, state: TrainState) -> EventLoop:
+    def loop_of(self, number: int, state: TrainState) -> Loop:
         """The loop over events of a trainer; on one mesh all have the same."""
         return self.plain.sync_loop(state) if self.jobs is None else self.jobs.loop(number, state)
 
-    def sync_loop(self, state: AdaptiveState) -> EventLoop:
+    def sync_loop(self, state: AdaptiveState) -> Loop:
         """The loop over events of the first trainer; steps are those of all."""
         [number, *_] = state.trainers
         return self.loop_of(number, state.first.state)
