@@ -164,24 +164,24 @@ class AgreedRound(Round):
 
     # -- one pass ---------------------------------------------------------------------------------
 
-    def advance(self) -> bool:
+    def advance(self, hears: bool = True) -> bool:
         """Do what can be done now, until there is a commit record; returns whether any is new.
+
+        Args:
+          hears: look for announcements first; False = that was done (`hear`).
 
         Raises:
           StoreUnavailable: try again later.
         """
         if self.commit is not None:
             return False
-        log, request = self._context.commit_log, self.request
-        confirmed, heard, in_turn = len(self._held or ()), False, request.in_turn()
-        commit = log.committed(request.name) if in_turn else None
+        request, confirmed, heard = self.request, len(self._held or ()), False
+        commit = self._context.commit_log.committed(request.name)
         if commit is None and self._offered is not None:
             return self._announce(self._offered)
         if commit is None and request.joins:
-            heard = self._held is None and self._hear()
-            # What was just announced is on its way; where nobody confirms, nothing waits for that.
-            decides = in_turn and (request.confirmed or not heard)
-            commit = self._propose() if decides else None
+            heard = hears and self._held is None and self.hear()
+            commit = self._propose()
         if commit is None:
             return heard or len(self._held or ()) > confirmed
         self._fetch_all(commit)
@@ -196,7 +196,7 @@ class AgreedRound(Round):
         self._announced_s = self._since_s = self._now_s
         return True
 
-    def _hear(self, ours: bool = True) -> bool:
+    def hear(self, ours: bool = True) -> bool:
         """Look for announcements; returns whether any is new; `ours`: see `look`."""
         heard, now = self.look(ours), self._now_s
         if self.seen_s is None and self.announcements:
@@ -215,7 +215,7 @@ class AgreedRound(Round):
         if self.request.joins and not self.announcements:
             # The record was there before we looked. Still fetch what was offered to us: bytes that
             # nobody pulls stay in the sender's memory.
-            self._hear(ours)
+            self.hear(ours)
         self.fetch_named(commit, ours)
 
     # -- the record: when it is written, and what it names ----------------------------------------

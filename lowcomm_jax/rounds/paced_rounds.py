@@ -284,8 +284,9 @@ class RoundExchange:
         """
         with self._looking:
             news = self._publish()
+            news |= self._hear()
             self._note_reads()
-            news |= self._advance()
+            news |= self._agree()
             if self.first > self._swept:
                 self._swept = self.first
                 self._gc.sweep()
@@ -307,23 +308,32 @@ class RoundExchange:
             self._reports.popleft()
         return news
 
-    def _advance(self) -> bool:
-        """Advance each round that is open, and the one after; whether any of them has news.
-
-        A round is agreed on once the one before it is.
-        """
+    def _hear(self) -> bool:
+        """Hear what is reported to open rounds, and to the one after; whether any is new."""
         news = False
         for number in itertools.count(self.committed):
             round = self._round(number).round
-            news |= round.advance()
-            is_open = round.commit is not None or bool(round.announcements)
-            if not is_open and number > self.newest:
+            news |= round.hear()
+            if not round.announcements and number > self.newest:
                 return news
             self.newest = max(self.newest, number)
-            if round.commit is not None:
-                self.committed = number + 1
-            elif number == self.committed and not round.has_fewest():
-                self._warn_of_quorum(round)
+        raise AssertionError("numbers never end")
+
+    def _agree(self) -> bool:
+        """Agree on one round after the other, as far as that goes; whether there is a new record.
+
+        What has come of all open rounds was heard before: who reported together counts together.
+        """
+        first = self.committed
+        for number in itertools.count(self.committed):
+            round = self._round(number).round
+            round.advance(hears=False)
+            if round.commit is None:
+                if not round.has_fewest():
+                    self._warn_of_quorum(round)
+                return number > first
+            self.newest = max(self.newest, number)
+            self.committed = number + 1
         raise AssertionError("numbers never end")
 
     def _window_s(self, number: int) -> float:
@@ -368,7 +378,6 @@ class RoundExchange:
                     confirmed=False,
                     window_s=functools.partial(self._window_s, number),
                     clock=self._clock,
-                    in_turn=lambda: number == self.committed,
                     teaches=False,
                 )
                 self._rounds[number] = _Open(AgreedRound(context, request, news=self._wake))

@@ -24,10 +24,6 @@ def _nobody(region: int) -> bool:
     return False
 
 
-def _always() -> bool:
-    return True
-
-
 @dataclasses.dataclass(frozen=True)
 class ExchangeRequest:
     """One round as this region takes part in it: all in which rounds differ.
@@ -48,7 +44,6 @@ class ExchangeRequest:
       window_s: seconds for which the awaited are waited for, once `least` payloads are here; None =
         those of `Pace`, while the loop waits.
       clock: seconds, for these waits; None = those for which the others could be observed.
-      in_turn: whether the round that this one comes after has its record.
       teaches: whether its waits say how late regions are. Not where it continues another round, so
         that no region computes before it, nor where regions have no steps in common.
       patience_s: seconds that other regions may compute longer than usual.
@@ -71,7 +66,6 @@ class ExchangeRequest:
     confirmed: bool = True
     window_s: Callable[[], float] | None = None
     clock: Callable[[], float] | None = None
-    in_turn: Callable[[], bool] = _always
     teaches: bool = True
     patience_s: float = 0.0
     number: int = 0

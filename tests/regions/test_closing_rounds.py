@@ -153,6 +153,12 @@ def payload(region, job=1):
     return Payload(f"{region}.{job}", 8)
 
 
+def advance(made):
+    """Hear, and agree; whether there is anything new."""
+    heard = made.one._hear()
+    return made.one._agree() or heard
+
+
 def says(made, number, *regions, terms=None, job=1, here=True):
     """These regions announce, and their payloads are here at once."""
     name = f"1/round{number}"
@@ -164,7 +170,7 @@ def says(made, number, *regions, terms=None, job=1, here=True):
             round.announcements[0] = said
         else:
             made.log.said[name, region] = said
-    made.one._advance()
+    made.one._hear()
     for region in set(regions) - {0}:
         fetch = made.one._round(number).round.fetches[region]
         fetch.complete, fetch.got = here, [{"x": np.float32([region])}]
@@ -172,7 +178,7 @@ def says(made, number, *regions, terms=None, job=1, here=True):
 
 def closed(made, number=0):
     """Who was admitted to a round after a look; None = it is open."""
-    made.one._advance()
+    advance(made)
     record = made.log.records.get(f"1/round{number}")
     return None if record is None else sorted(record.admitted)
 
@@ -217,7 +223,7 @@ def test_a_record_that_names_equal_bytes_of_the_job_before_names_not_ours(learne
     made = learner(quorum=2)
     says(made, 0, 0)
     made.log.records["1/round0"] = commit_of({0: payload(0)}, {}, 1, (0,), job=job)
-    made.one._advance()
+    advance(made)
     assert made.one.names_ours(0) is ours
 
 
@@ -273,7 +279,7 @@ def test_nobody_waits_for_who_cannot_come(learner, case):
 def test_who_sits_out_is_no_part_of_a_round(learner):
     made = learner(quorum=1)
     made.log.said["1/round0", 1] = Announced(1, None, {})
-    made.one._advance()
+    advance(made)
     assert closed(made) is None and not made.one._rounds[0].round.fetches
 
 
@@ -285,7 +291,7 @@ def test_a_record_that_stands_is_read_and_its_payloads_are_fetched(learner):
     record = commit_of({1: payload(1, job=2), 2: payload(2)}, {}, 2, (1, 2))
     record.admitted[1] = Admitted(2, payload(1, job=2))
     made.log.records["1/round0"] = record
-    assert made.one._advance()
+    assert advance(made)
     fetches = made.one._rounds[0].round.fetches
     assert before[1].cancelled and fetches[1].payload == payload(1, job=2)
     assert fetches[2] is before[2] and not before[2].cancelled
@@ -297,8 +303,8 @@ def test_several_records_are_read_at_one_look(learner):
     made = learner(quorum=4)
     for number in range(3):
         made.log.records[f"1/round{number}"] = commit_of({1: payload(1)}, {}, 1, (1,))
-    assert made.one._advance() and made.one.committed == 3 and made.one.newest == 2
-    assert not made.one._advance()
+    assert advance(made) and made.one.committed == 3 and made.one.newest == 2
+    assert not advance(made)
 
 
 def test_a_round_is_agreed_on_after_the_one_before_it(learner):
@@ -482,5 +488,5 @@ def test_reports_are_looked_for_in_open_rounds_and_in_the_one_after(learner):
     asked = []
     made.log.announced = lambda name, jobs: asked.extend((name, r) for r in jobs) or {}
     made.one.newest = 1
-    assert not made.one._advance()
+    assert not advance(made)
     assert asked == [(f"1/round{n}", r) for n in range(3) for r in (1, 2, 3)]

@@ -174,13 +174,13 @@ def waiting(awaited=(0, 1, 2), due_s=0.0, **changes):
 
 def confirms(one):
     """Whether a region that looks waits for nobody any longer, and has confirmed what it holds."""
-    one._hear()
+    one.hear()
     return one._stops_waiting()
 
 
 def proposed(one):
     """The record that a region writes once it has looked."""
-    one._hear()
+    one.hear()
     return one._propose()
 
 
