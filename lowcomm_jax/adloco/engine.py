@@ -194,9 +194,8 @@ class AdaptiveEngine:
 
         Of several given, the first that is reached ends it. A run may end anywhere in a round and
         go on there. With `samples` (tokens divided by the tokens of a sample) the last step is a
-        whole one. Where a wait for
-        other jobs is stopped (`RemoteExchange.stop_when`), the state stands within its step, and
-        the next call goes on with it.
+        whole one. Where a wait for other jobs is stopped (`RemoteExchange.stop_when`), the state
+        stands within its step, and the next call goes on with it.
 
         Args:
           state: is donated; use the returned one.

@@ -117,8 +117,8 @@ class JobTrainers:
         flying = [name for _, _, loop in self._all(state) for name in loop.carrier.delivery.flying]
         exchange = self.delivery.exchange
         while flying and not exchange.arrives(flying):
-            if stoppable and exchange.stopped():
-                return False
+            if exchange.stopped():
+                return not stoppable  # else the landing waits, with its deadline
             time.sleep(_POLL_SECONDS)
         return True
 

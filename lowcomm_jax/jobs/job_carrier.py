@@ -95,7 +95,7 @@ class JobCarrier:
       pacing: how long the others may take after an outage.
       paused: see `Carrier`; also of a state that was restored within a step.
       witness: called with every outcome before it lands, if the outcome is known
-        (`JobDelivery.learns_outcome`); None = nobody is called.
+        (`JobDelivery.learns_outcome`); None = nobody is called. Of trainers `JobTrainers` sets it.
     """
 
     def __init__(self, delivery: JobDelivery):

@@ -70,7 +70,7 @@ class RoundCarrier:
         self.rounds: RoundExchange | LoopbackRounds | None = None
         self.landed, self.last = 0, None
         self._programs, self._schedule = programs, method.schedule
-        self._last, self._ended = JobCarrier(delivery), False
+        self._exchanges, self._ended = JobCarrier(delivery), False
         self._stands_still = method.schedule.most == 1  # from its arrival until that lands
         self._count = len(programs.fragments)
         self._payload_K = [_payload_like(programs, p) for p in range(self._count)]
@@ -263,12 +263,12 @@ class RoundCarrier:
         """The last synchronisation is an ordinary exchange."""
         landed = rounds_landed(state)
         short = self.last is None or landed < self.last or bool(state.in_flight)
-        if short and not self._last.ended_before(state):  # the others may have ended without us
+        if short and not self._exchanges.ended_before(state):  # the others may have ended without us
             raise ValueError(
                 f"{landed} rounds have landed here, of {self.last}: a run ends with a round, the "
                 "same for all; train with engine.run(state, batches, rounds=...) first"
             )
-        yield self._last  # once what a paused step has still to do, of rounds, is done
+        yield self._exchanges  # once what a paused step has still to do, of rounds, is done
         self._ended = True
 
     def reconnect(self, loop: SyncLoop, state: TrainState) -> None:

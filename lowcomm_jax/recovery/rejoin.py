@@ -78,6 +78,7 @@ def enter(engine: Engine | AdaptiveEngine, state: Any, example: Any) -> Any:
 
     Raises:
       Lost: no region gave a state.
+      Unreadable: a signed record of a state is none; it ends those who give states, too.
       Parted: anchors differ, and that of the given state is not the one that is kept.
       Rejected: the state that the others left at their end is damaged, or that of trainers.
       ValueError: the state is of another model or method; lists every difference.
@@ -228,7 +229,7 @@ def install(
 def install_trainers(
     engine: AdaptiveEngine, state: AdaptiveState, arrays: dict[str, np.ndarray], document: dict
 ) -> AdaptiveState:
-    """Replace what regions have in common by another region's; see `rejoin.install`.
+    """Replace what regions have in common by another region's; see `install`.
 
     Args:
       arrays, document: as `job_trainers.given` makes them.

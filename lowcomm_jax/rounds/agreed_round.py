@@ -177,7 +177,9 @@ class AgreedRound(Round):
             return False
         request, confirmed, heard = self.request, len(self._held or ()), False
         commit = self._context.commit_log.committed(request.name)
-        if commit is None and self._offered is not None:
+        job = self._context.heartbeat.job
+        if self._offered is not None and (commit is None or commit.saw(*job)):
+            # A record that names this job has its announcement, whose answer was lost.
             return self._announce(self._offered)
         if commit is None and request.joins:
             heard = hears and self._held is None and self.hear()

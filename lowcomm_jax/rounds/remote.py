@@ -491,8 +491,6 @@ class RemoteExchange(Membership):
     def _begin(self, request: ExchangeRequest, early: EarlyPayload | None = None) -> _Running:
         """Begin an exchange in the background."""
         self._payload_gc.begin(request.key)
-        if early is not None:
-            early.take()
         if request.reduction is None:
             exchange = AgreedRound(self._context, request, early)
         else:

@@ -73,7 +73,7 @@ class Round:
       fetches: the payloads that are fetched, by region.
       host_payload: this region's arrays, once they are on the host.
       shapes: of these arrays; None = there are none yet.
-      news: set when a payload has arrived.
+      news: set when a payload has arrived, or what travels early was sent.
       write_s: seconds that writing this region's payload and announcement took; 0 = not yet.
       sent: of an `EarlyPayload` alone: what this job has published, once it is announced.
     """

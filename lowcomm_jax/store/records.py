@@ -180,11 +180,11 @@ class Late(Record):
     """How late a region is that exchanges went on without.
 
     Attributes:
-      step: later exchanges wait for it once it is past this step.
+      step: later exchanges wait for it once it is past this step; -1 = from now on.
       missed: exchanges that have waited for it in vain since it last announced.
     """
 
-    step: Size
+    step: Whole
     missed: Size
 
 
