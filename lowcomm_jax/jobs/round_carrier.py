@@ -263,7 +263,8 @@ class RoundCarrier:
         """The last synchronisation is an ordinary exchange."""
         landed = rounds_landed(state)
         short = self.last is None or landed < self.last or bool(state.in_flight)
-        if short and not self._exchanges.ended_before(state):  # the others may have ended without us
+        # The others may have ended without us.
+        if short and not self._exchanges.ended_before(state):
             raise ValueError(
                 f"{landed} rounds have landed here, of {self.last}: a run ends with a round, the "
                 "same for all; train with engine.run(state, batches, rounds=...) first"
