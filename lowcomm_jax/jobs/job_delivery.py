@@ -213,7 +213,7 @@ class JobDelivery:
         return self.never_defers or self.exchange.reachable()
 
     def stopped(self) -> bool:
-        """Whether waits are to stop for now (`stop_when`), or trainers hold them; not at the end."""
+        """Whether waits are to stop now (`stop_when`), or trainers hold them; not at the end."""
         return self.holds or (not self.never_defers and self.exchange.stopped())
 
     @property
