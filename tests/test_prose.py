@@ -143,6 +143,10 @@ def links(page: Path):
                 yield target
 
 
+def test_the_map_of_the_house_is_read_in_one_go():
+    assert len((ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
 def test_no_merge_left_its_marks():
     marks = re.compile(r"^(<{7}|={7}|>{7})($| \w)", re.MULTILINE)
     assert [str(p) for p in (*SOURCES, *PAGES) if marks.search(p.read_text(encoding="utf-8"))] == []
