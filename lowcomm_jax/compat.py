@@ -50,16 +50,23 @@ def detected(launcher: str) -> tuple[int, int, str] | None:
     Returns:
       Number of processes, number of this one, and HOST:PORT at which the first one listens; None =
       this launcher has not started this process.
+
+    Raises:
+      ValueError: its variables cannot be read.
     """
     cluster = {"slurm": clusters.SlurmCluster, "ompi": clusters.OmpiCluster}[launcher]
     if not cluster.is_env_present():
         return None
     port = os.environ.get("JAX_COORDINATOR_PORT")
-    address = cluster.get_coordinator_address(timeout_secs=None, override_coordinator_port=port)
+    try:
+        address = cluster.get_coordinator_address(timeout_secs=None, override_coordinator_port=port)
+        numbers = cluster.get_process_count(), cluster.get_process_id()
+    except (ValueError, RuntimeError) as error:
+        raise ValueError(f"{launcher}: its variables cannot be read ({error})") from error
     host, _, port = address.rpartition(":")
     if ":" in host:  # an address of IPv6, which JAX leaves without its brackets
         host = f"[{host}]"
-    return cluster.get_process_count(), cluster.get_process_id(), f"{host}:{port}"
+    return *numbers, f"{host}:{port}"
 
 
 def coordination() -> Any:

@@ -10,7 +10,7 @@ as the published fully overlapped run (3,728 tokens/s, recalled). "Without overl
 2048 with int4 gives 19. No value is tuned to hide that.
 """
 
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, config_dict
 
 
 def get_config() -> ConfigDict:
@@ -49,5 +49,8 @@ def get_config() -> ConfigDict:
             "without_compression": {"preset": "dilocox", "codec": "fp32", "stalls": True},
         }
     )
+    config.scenario = ConfigDict({"rank": config_dict.placeholder(float)})
+    config.device_gb = config_dict.placeholder(float)
+    config.price_per_gpu_hour = config_dict.placeholder(float)
     config.loss_bound = 0.03
     return config

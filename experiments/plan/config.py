@@ -92,9 +92,11 @@ def read(config: Mapping[str, Any]) -> PlanRequest:
         stacked = () if model is None else model.shapes.stacked
         methods = _methods(fields["methods"], layers, regions, stacked, found)
     fragments = {row.fragments for row in methods}
-    if scenario.rates is not None and len(scenario.rates) not in fragments:
-        number = len(scenario.rates)
-        found.append(f"scenario.rates has {number} entries: no method here has as many fragments")
+    if scenario.rates is not None and not found and len(scenario.rates) not in fragments:
+        found.append(
+            f"scenario.rates has {len(scenario.rates)} entries: give one for each fragment of a "
+            f"method here ({', '.join(map(str, sorted(fragments)))})"
+        )
     refuse("plan config", found + wrong_mesh)
     work = dataclasses.replace(_workload(fields, model, network), scenario=scenario)
     return PlanRequest(fields, work, methods, model)

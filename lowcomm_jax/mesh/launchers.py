@@ -179,7 +179,7 @@ def _by_hand() -> Placement | None:
 # -- devices of this process ---------------------------------------------------------------------
 
 
-_BOUND = "JAX_LOCAL_DEVICE_IDS", "SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK"
+_BOUND = "JAX_LOCAL_DEVICE_IDS", "SLURM_GPUS_PER_TASK"
 """Variables of a process to which its user or its launcher has given GPUs of its own."""
 
 
@@ -190,7 +190,9 @@ def shown_gpus() -> tuple[str, list[str]]:
         gpus = sorted(glob.glob("/dev/nvidia[0-9]*"))
     else:
         gpus = [name for name in named.split(",") if name.strip() not in ("", "-1")]
-    if not gpus or any(name in os.environ for name in _BOUND):
+    # Slurm also sets the last one for processors (`cpu=8`).
+    bound = "gpu" in os.environ.get("SLURM_TRES_PER_TASK", "")
+    if not gpus or bound or any(name in os.environ for name in _BOUND):
         return "", []
     # The boot tells machines of one name apart; NCCL goes by both, too.
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -303,10 +305,11 @@ def meet_processes(
         "initialization_timeout": round(timeout_s) + LONGER_S,
     }
     _initialize(given, place, timeout_s)
-    team = leader()
-    part = parts_of_gpus(team.everyones("GPUs", shown_gpus()))[team.index]
-    if part is not None:
-        jax.config.update("jax_cuda_visible_devices", ",".join(map(str, part)))
+    if compat.process_count() > 1:
+        team = leader()
+        part = parts_of_gpus(team.everyones("GPUs", shown_gpus()))[team.index]
+        if part is not None:
+            jax.config.update("jax_cuda_visible_devices", ",".join(map(str, part)))
     return place
 
 
