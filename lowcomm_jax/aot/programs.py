@@ -1,6 +1,6 @@
 """Every program of an engine, compiled on shapes alone, for devices that need not exist.
 
-The engine's own loop passes the arguments (`SyncLoop._send`, `update_anchor`, `adopt`), so that the
+The engine's own loop passes the arguments (`put_in_flight`, `update_anchor`, `adopt`), so that the
 programs compiled here are those that a run calls.
 """
 

@@ -1,7 +1,7 @@
 """Chooses between two ways to reduce coded payloads.
 
 `route` takes a codec and the shapes of the fragments, and returns the way that sends fewer bytes.
-It raises ValueError where two-shot is asked for and impossible.
+It refuses two-shot where it is asked for and impossible.
 
 * all-gather: every region sends its payload to all others, which decode and average. One
   quantisation; each region sends (R - 1) payloads.
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from lowcomm_jax.compression.base import Codec, Wrapper
 from lowcomm_jax.compression.rules import PerTensor
+from lowcomm_jax.refused import refuse
 
 PyTree = Any
 
@@ -46,14 +47,15 @@ def route(codec: Codec, likes: Sequence[PyTree], regions: int) -> Route:
       likes: shapes of every fragment.
 
     Raises:
-      ValueError: two-shot is asked for and impossible.
+      Refused: two-shot is asked for and impossible.
     """
     gather = (regions - 1) * sum(codec.nbytes(like) for like in likes)
     inner = per_tensor(codec)
     wanted = "auto" if inner is None else inner.reduce
     if not all(codec.requantizable(like) for like in likes):
         if wanted == "two_shot":
-            raise ValueError(f"{codec.name}: reduce='two_shot' cannot encode a mean a second time")
+            why = "reduce='two_shot' cannot encode a mean a second time; leave it out"
+            refuse("codec", [f"{codec.name}: {why}"])
         return Route("all_gather", gather, None)
     dealt = sum(codec.dealt_nbytes(like, regions) for like in likes)
     shot = round(2 * (regions - 1) * dealt / regions)

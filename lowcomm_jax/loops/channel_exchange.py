@@ -52,7 +52,7 @@ class ChannelExchange:
       source: the leaves that hold them.
       shapes, specs: shapes of these leaves in one region, and their PartitionSpecs inside it.
       exchange: takes payloads to everyone.
-      functions: norms and the guard of the main exchange.
+      functions: norms, and which contributions count.
       seed: of the run; with the channel's name it decides which entries travel.
     """
 

@@ -106,7 +106,7 @@ def dilocox(
         unused = "step_seconds and sync_seconds are unused: only rounds of delay 1 need them"
         problems.append(unused)
     delay = 0 if delay == 0 else 1
-    steps = period if is_whole(period) else 1  # of another kind, which the schedule lists
+    steps = period if at_least("period", period, 1) is None else 1  # else the schedule says so
     first = int(rank) if is_whole(rank) and rank > 0 else 32
     named = isinstance(codec, (str, Mapping))
     low_rank, found = _codec_problems(codec) if named else (False, [])

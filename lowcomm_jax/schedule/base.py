@@ -524,7 +524,7 @@ def common_violations(schedule: Schedule, regions: int, overlap_name: str) -> li
 def overlap_violations(schedule: Schedule) -> list[str]:
     """T_comm <= H T_step: a payload must arrive before the round during which it travels ends."""
     travel = max(schedule.travel or (), default=0)
-    if not is_whole(schedule.period) or travel <= schedule.period:
+    if at_least("period", schedule.period, 1) is not None or travel <= schedule.period:
         return []
     return [
         f"period={schedule.period}: the payload travels for {travel} inner steps, longer than "

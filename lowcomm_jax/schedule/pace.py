@@ -85,8 +85,8 @@ class Pace:
 
     def arrives(self, step: int, steps_R: np.ndarray) -> np.ndarray:
         """Bool `[R]`: who has made a multiple of `steps_R` inner steps, the last at this tick."""
-        regions = len(steps_R)
-        return self.active(step, regions) & (self.made(step, regions) % steps_R == 0)
+        before, now = (self.made(t, len(steps_R)) for t in (step - 1, step))
+        return (before < now) & (now % steps_R == 0)
 
     def violations(self, regions: int) -> list[str]:
         """Settings that cannot work, one line with its fix each."""

@@ -90,10 +90,14 @@ def fitted(
     lines = _averaged_problems(setup, layout) + _stage_problems(setup, specs)
     if cut is None:
         return None, found + _of_parameters(lines)
-    lines += part_problems(method, cut, setup.regions, setup.stacked)
-    lines += _increment_problems(method, cut.like(0))
-    found += _of_parameters(lines)
-    exchange = _exchange(setup, cut, specs)
+    broken = part_problems(method, cut, setup.regions, setup.stacked)
+    found += _of_parameters(lines + broken)
+    if broken:  # what follows calls the parts
+        return None, list(dict.fromkeys(found))
+    found += _of_parameters(_increment_problems(method, cut.like(0)))
+    exchange = _made(found, "method", lambda: _exchange(setup, cut, specs))
+    if exchange is None:
+        return None, list(dict.fromkeys(found))
     settled, misfits = _settled(setup, exchange, cut, traffic)
     found = list(dict.fromkeys(found + misfits))
     if found or trained is None:
