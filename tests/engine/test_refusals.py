@@ -282,6 +282,37 @@ def test_what_does_not_fit_the_parameters_is_told_together():
     assert told.count("\n- ") == 4
 
 
+def test_parts_that_break_their_contract_are_told_before_they_are_called():
+    """With a codec whose payload has no units, no slices can be counted; with a two-shot of a
+    codec that cannot, none are; either line stands beside the others."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Flat(type(make("int8").default)):
+        def encode(self, x, matrix, params=None):
+            return {"q": x.reshape(-1)}
+
+    broken = Method("mine", Staggered(9), outer=lc.outer.average(), codec=make(Flat()))
+    once = Method(
+        "mine", Staggered(9), outer=lc.outer.average(), codec=make("topk", reduce="two_shot")
+    )
+    for method, part in ((broken, "payload 'q' is"), (once, "cannot encode a mean a second time")):
+        engine = lc.Engine(
+            loss_fn, optax.sgd(0.1), method, 3, mesh=MESH, roles={"w": "train", "b": "average"}
+        )
+        with pytest.raises(ValueError, match="do not fit the parameters") as error:
+            engine.init({"w": np.ones((8, 4), np.float32), "b": np.ones(3, np.float32)})
+        assert part in str(error.value), error.value
+
+
+@pytest.mark.parametrize(
+    "method",
+    [lc.methods.diloco(-5), lc.methods.streaming_diloco(-5, 1, 0, 0.5), lc.methods.dilocox(-4)],
+)
+def test_a_negative_period_is_one_line(method):
+    (line,) = lines_of(method)
+    assert line.startswith("period=-")
+
+
 def test_a_state_of_another_tree_is_refused():
     engine = lc.Engine(loss_fn, optax.sgd(0.1), lc.methods.diloco(2), 3, mesh=MESH)
     other = lc.Engine(loss_fn, optax.sgd(0.1), lc.methods.diloco(2), 3, mesh=MESH)
