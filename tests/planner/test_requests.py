@@ -49,9 +49,9 @@ def test_a_rounds_requests_are_those_that_a_run_makes(tmp_path, monkeypatch):
         return look(self)
 
     monkeypatch.setattr(ByHand, "look", one_look)
-    landed = jobs[0].loop.landed
+    landed = jobs[0].loop.carrier.landed
     run(jobs, 30, first=jobs[0].step_number + 1)
-    rounds = jobs[0].loop.landed - landed
+    rounds = jobs[0].loop.carrier.landed - landed
     party.close()
     planned = per_round(R, 0)
     assert rounds == 24 and counts["writes"] == pytest.approx(R * rounds * planned["writes"], abs=R)
