@@ -19,5 +19,6 @@ from lowcomm_jax.store.errors import Parted as Parted
 from lowcomm_jax.store.errors import Rejected as Rejected
 from lowcomm_jax.store.errors import StoreUnavailable as StoreUnavailable
 from lowcomm_jax.store.errors import Superseded as Superseded
+from lowcomm_jax.store.errors import Unreadable as Unreadable
 from lowcomm_jax.store.timing import Timing as Timing
 from lowcomm_jax.store.transport import Transport as Transport

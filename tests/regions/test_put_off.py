@@ -64,6 +64,7 @@ class Loop(SyncLoop):
         self.method = SimpleNamespace(base="anchor", signal="pseudo_gradient")
         self.fragments, self.measurements, self._quiet = None, None, (None, None, None, 0)
         self.by_rounds, self.noted, self.decided = False, [], collections.defaultdict(list)
+        self.owed = []
 
     def do(self, state, stage, mask, in_time, events):
         step, flights, counters = int(state.counters.step), dict(state.in_flight), state.counters

@@ -215,7 +215,8 @@ def test_every_preset_starts_a_run(preset, tmp_path):
     entry = result["answer"]["rows"]["mine"]
     assert entry["train"] is not None, entry["no_train"]
     started, _ = load_config(str(tmp_path / "mine.py"), [("mesh.region", "1"), ("mesh.fsdp", "1")])
-    job = resolve(started, tmp_path / "run")
+    with jax.numpy_dtype_promotion("standard"):  # what users run
+        job = resolve(started, tmp_path / "run")
     method = read(fields).methods[0]
     assert job.tokens_per_step == fields["tokens_per_step"]
     section = job.config["method"]

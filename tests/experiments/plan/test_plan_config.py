@@ -166,7 +166,10 @@ def test_what_a_run_would_measure_is_a_field():
         ),
         ({"methods": {"a": {"preset": "diloco", "tau": 3}}}, ["methods.a: field 'tau' is unknown"]),
         ({"methods": {"a": {"preset": "diloco", "codec": "zip"}}}, ["a: codec: 'zip' is unknown"]),
-        ({"methods": {"a": {"preset": "dilocox", "rank": -1}}}, ["a: rank=-1: a whole number"]),
+        (
+            {"methods": {"a": {"preset": "dilocox", "rank": -1}}},
+            ["a: rank=-1: give a whole"],
+        ),
         ({"mesh": "8"}, ["mesh is '8': use {axis: size}"]),
         ({"mesh": {"fsdp": "8", "data": 2}}, ["mesh.fsdp is '8'", "axis 'data' is unknown"]),
         ({"mesh": {"stage": 3}}, ["mesh.stage is 3: a model of 2 layers fills 2"]),
