@@ -359,11 +359,12 @@ def _layers(loop: Loop, p: int, stacked: Sequence[str]) -> dict[int, float]:
     first, so that no plan hides more than a run.
     """
     cut, found, layered = loop.fragments, {}, layer_stacks(stacked)
+    total = cut.numel(p)
     for piece in cut.parts[p]:
         shape = cut.shapes[piece.name].shape
         size, rows = float(np.prod(shape)), (0,)
         if is_stacked(piece.name, layered):
             size, rows = size / shape[0], piece.rows or range(shape[0])
         for row in rows:
-            found[row] = found.get(row, 0.0) + size / cut.numel(p)
+            found[row] = found.get(row, 0.0) + size / total
     return found
