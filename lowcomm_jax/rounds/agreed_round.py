@@ -178,8 +178,8 @@ class AgreedRound(Round):
         request, confirmed, heard = self.request, len(self._held or ()), False
         commit = self._context.commit_log.committed(request.name)
         job = self._context.heartbeat.job
-        if self._offered is not None and (commit is None or commit.saw(*job)):
-            # A record that names this job has its announcement, whose answer was lost.
+        if self._offered is not None and (commit is None or commit.admits(*job)):
+            # A record that admits this job has its announcement, whose answer was lost.
             return self._announce(self._offered)
         if commit is None and request.joins:
             heard = hears and self._held is None and self.hear()

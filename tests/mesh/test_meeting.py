@@ -148,6 +148,7 @@ def test_processes_that_are_shown_the_same_gpus_take_equal_parts(monkeypatch):
     made, taken = leaders(2), {}
     monkeypatch.setattr(launchers, "_initialize", lambda *_: None)
     monkeypatch.setattr(launchers, "_require_free", lambda _: None)
+    monkeypatch.setattr(compat, "process_count", lambda: 2)
     monkeypatch.setattr(launchers, "leader", lambda: made[HERE.index])
     monkeypatch.setattr(launchers, "shown_gpus", lambda: ("host", ["4", "5", "6", "7"]))
     monkeypatch.setattr(
