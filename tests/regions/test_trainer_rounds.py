@@ -329,9 +329,9 @@ def test_a_restored_run_goes_on_in_the_middle_of_a_round(between, tmp_path):
 
 
 @pytest.mark.parametrize("away, killed", [(False, False), (True, False), (False, True)])
-def test_a_wait_of_trainers_can_be_stopped_and_goes_on_where_it_was(away, killed, brief, tmp_path):
+def test_a_wait_of_trainers_can_be_stopped_and_goes_on_where_it_was(away, killed, between, tmp_path):
     """The state that is returned meanwhile can be saved, also while the store is away."""
-    make = brief(2)
+    make = between(2)
 
     def begin(region):
         one, source = engine(method(), 2, exchange=make(region)), own_stream(region, 2)
