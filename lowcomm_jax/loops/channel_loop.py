@@ -32,7 +32,7 @@ from lowcomm_jax.sync.compiler_options import inner_options
 from lowcomm_jax.sync.finish import AtTheEnd
 from lowcomm_jax.sync.initial_state import placed, placed_state, start
 from lowcomm_jax.sync.round_functions import RoundFunctions
-from lowcomm_jax.sync.round_programs import RoundPrograms, each
+from lowcomm_jax.sync.round_programs import RoundPrograms
 from lowcomm_jax.sync.sync_loop import FAR, Loop, Ran, Steps, SyncLoop, with_step
 from lowcomm_jax.train.inner_step import InnerStep
 
@@ -58,9 +58,6 @@ class ChannelPrograms:
     @property
     def channels(self) -> list[Channel]:
         return [exchange.channel for exchange in self.exchanges]
-
-    def each(self, make: Callable[[Callable, str], Callable]) -> ChannelPrograms:
-        return each(self, make)
 
     def initial_state(self, programs: RoundPrograms, params: PyTree) -> TrainState:
         return start(programs, params).replace(channels=initial_flights(self.exchanges))

@@ -29,7 +29,7 @@ from lowcomm_jax.sync.compiler_options import inner_options
 from lowcomm_jax.sync.finish import AtTheEnd
 from lowcomm_jax.sync.initial_state import Optimizers, anchor_axis, placed_state, start
 from lowcomm_jax.sync.round_functions import RoundFunctions, Senders, select
-from lowcomm_jax.sync.round_programs import RoundPrograms, each
+from lowcomm_jax.sync.round_programs import RoundPrograms
 from lowcomm_jax.sync.sync_loop import FAR, Loop, Ran, Steps, with_step
 from lowcomm_jax.train.inner_step import InnerStep, empty_log, gradient_norm, squeeze, step_key
 
@@ -142,9 +142,6 @@ class GradientPrograms:
     """
 
     gradient_program: Callable
-
-    def each(self, make: Callable[[Callable, str], Callable]) -> GradientPrograms:
-        return each(self, make)
 
     def initial_state(self, programs: RoundPrograms, params: PyTree) -> TrainState:
         """Regions have no optimizer of their own: its state is that of the anchor."""

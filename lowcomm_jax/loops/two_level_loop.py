@@ -30,7 +30,7 @@ from lowcomm_jax.setup import Setup
 from lowcomm_jax.state.train_state import TrainState, with_inner
 from lowcomm_jax.sync.initial_state import placed, placed_state, start
 from lowcomm_jax.sync.round_functions import RoundFunctions
-from lowcomm_jax.sync.round_programs import RoundPrograms, each
+from lowcomm_jax.sync.round_programs import RoundPrograms
 from lowcomm_jax.sync.sync_loop import EventLoop
 from lowcomm_jax.train.inner_step import InnerStep
 
@@ -51,9 +51,6 @@ class ServerPrograms:
     reach: Callable
     merge: Callable
     start_anew: Callable
-
-    def each(self, make: Callable[[Callable, str], Callable]) -> ServerPrograms:
-        return each(self, make)
 
     def initial_state(self, programs: RoundPrograms, params: PyTree) -> TrainState:
         """All servers start from the anchor."""

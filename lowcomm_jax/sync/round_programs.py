@@ -50,10 +50,6 @@ log = logging.getLogger(__name__)
 class Family(Protocol):
     """What methods with a loop of their own bring: its compiled programs, and all that follows."""
 
-    def each(self, make: Callable[[Callable, str], Callable]) -> Family:
-        """As `each`."""
-        ...
-
     def initial_state(self, programs: RoundPrograms, params: PyTree) -> TrainState:
         """`initial_state.initial_state` of these methods."""
         ...
@@ -154,15 +150,17 @@ def each(programs: Any, make: Callable[[Callable, str], Callable]) -> Any:
     """The same programs, with `make(program, name)` in the place of each compiled one.
 
     Args:
-      programs: `RoundPrograms`, or a family's. A name is that of the field; `concurrent` has one
-        program for each kind of payloads.
+      programs: `RoundPrograms`, those of its family among them. A name is that of the field;
+        `concurrent` has one program for each kind of payloads.
     """
     changes: dict[str, Any] = {}
     for name, value in vars(programs).items():
         if hasattr(value, "lower"):  # jitted
             changes[name] = make(value, name)
-        elif hasattr(value, "each"):
+        elif name == "concurrent" and value is not None:
             changes[name] = value.each(make)
+        elif name == "family" and value is not None:
+            changes[name] = each(value, make)
     return dataclasses.replace(programs, **changes)
 
 
