@@ -136,7 +136,6 @@ class ChannelLoop(Loop):
         self.main: SyncLoop | None = None
         if self.method.has_anchor:
             self.main = SyncLoop(programs, weights)
-            self.main.listeners.append(self.adopted)
         self._likes = [exchange.like for exchange in self.family.exchanges]
 
     def next_event(self, state: TrainState, most: int = FAR) -> int:
@@ -177,7 +176,11 @@ class ChannelLoop(Loop):
     ) -> tuple[TrainState, list[Event]]:
         if self.main is None:
             return with_step(state, int(state.counters.step) + steps, behind=0), []
-        return self.main.after(state, steps, mask)
+        state, events = self.main.after(state, steps, mask)
+        for event in events:
+            if event.kind == "land":
+                state = self.adopted(state, event.participants)
+        return state, events
 
     def _delayed(self, items: Sequence[Any]) -> list[tuple[Channel, Any]]:
         return [(c, item) for c, item in zip(self.family.channels, items) if c.delay]

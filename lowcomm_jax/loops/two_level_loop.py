@@ -28,10 +28,11 @@ from lowcomm_jax.loops import server_programs
 from lowcomm_jax.params.sharding import leaf_shardings, rule_shardings
 from lowcomm_jax.setup import Setup
 from lowcomm_jax.state.train_state import TrainState, with_inner
+from lowcomm_jax.sync.finish import AtTheEnd
 from lowcomm_jax.sync.initial_state import placed, placed_state, start
 from lowcomm_jax.sync.round_functions import RoundFunctions
 from lowcomm_jax.sync.round_programs import RoundPrograms
-from lowcomm_jax.sync.sync_loop import EventLoop
+from lowcomm_jax.sync.sync_loop import EventLoop, as_of
 from lowcomm_jax.train.inner_step import InnerStep
 
 PyTree = Any
@@ -136,7 +137,6 @@ class TwoLevelLoop(EventLoop):
         self, state: TrainState, mask: np.ndarray, in_time: bool, events: list[Event]
     ) -> tuple[TrainState, bool]:
         step = int(state.counters.step)
-        state = state.replace(counters=_with_own_decisions(state.counters))
         state = self._travel(state, step, events)
         for send in self.schedule.due(step, state.counters):
             for region in np.flatnonzero(mask & send.admitted):
@@ -219,20 +219,17 @@ class TwoLevelLoop(EventLoop):
 
     # -- the end --------------------------------------------------------------------------------
 
-    def landed_here(self, state: TrainState, p: int, step: int) -> bool:
-        """False: servers may hold changes that no worker has."""
-        return False
+    def finish(
+        self, state: TrainState, participants: AtTheEnd = None
+    ) -> tuple[TrainState, list[Event]]:
+        """Workers arrive, servers' changes reach the global one, and all take its model.
 
-    def land_now(self, state: TrainState, events: list[Event]) -> TrainState:
-        """Land what travels between the servers."""
-        state = state.replace(counters=_with_own_decisions(state.counters))
-        return self._travel(state, np.inf, events)
-
-    def send_last(
-        self, state: TrainState, p: int, step: int, mask: np.ndarray, events: list[Event]
-    ) -> TrainState:
-        """The last synchronisation: workers arrive, then servers' changes reach the global one."""
-        del p
+        What travels between the servers lands before.
+        """
+        events, everyone, step = [], np.ones(self.count, bool), int(state.counters.step)
+        state = self.run_due(state, everyone, events)
+        state = self._travel(as_of(state, step, behind=0), np.inf, events)
+        mask = everyone if participants is None else np.asarray(participants(0), bool)
         for region in np.flatnonzero(mask):
             state = self._deliver(state, int(region), step, events)
         for g in range(len(self.groups_of)):
@@ -246,14 +243,10 @@ class TwoLevelLoop(EventLoop):
         params, received, servers = self.servers.start_anew(
             state.inner.params, state.received, state.servers, state.anchor
         )
-        decided = self.schedule.start()
         state = state.replace(received=received, servers=servers)
-        state.counters.decided = decided | {"arrivals": state.counters.decided["arrivals"].copy()}
-        state.counters.decided["merged"] = state.counters.decided["arrivals"].copy()
-        return with_inner(state, params=params)
-
-
-def _with_own_decisions(counters):
-    counters = counters.copy()
-    counters.decided = {name: x.copy() for name, x in counters.decided.items()}
-    return counters
+        arrivals = state.counters.decided["arrivals"]
+        state.counters.decided = self.schedule.start() | {
+            "arrivals": arrivals,
+            "merged": arrivals.copy(),
+        }
+        return with_inner(state, params=params), events

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lowcomm_jax.history import Event
-from lowcomm_jax.schedule.base import Adopt, Move, View
+from lowcomm_jax.schedule.base import Adopt, Move, Send, View
 from lowcomm_jax.state.train_state import TrainState, in_send_order
 from lowcomm_jax.sync.carrier import LastCarrier
 
@@ -42,7 +42,7 @@ def finish(
     anchor, and the model is any of them or their mean.
 
     Args:
-      loop: an `EventLoop`, of the state's layout.
+      loop: a `SyncLoop`, of the state's layout.
       state: is donated; use the returned one.
       participants: fragment -> bool `[R]`: who takes part in its last synchronisation; None =
         everyone.
@@ -100,7 +100,10 @@ def _last_round(
     if last is not None and not _all_adopted(loop, last, state, p, step):
         # Whether the payload of an earlier boundary waits; if not, no boundary adds own parts.
         added = any(f.fragment == p for f in state.in_flight.values())
-        state = loop.send_last(state, p, step, mask, events)
+        act = Send((p,))
+        if not loop.separate:
+            act = loop.schedule.at_the_end(step, p, state.counters)
+        state = loop.send(state, act, step, mask, events)
         if added:
             # One more boundary, so that the steps since the last one are not lost.
             view = View(state.counters, in_send_order(state.in_flight), loop.count)
@@ -114,7 +117,7 @@ def _last_round(
 
 def _all_adopted(loop: Any, last: LastCarrier, state: TrainState, p: int, step: int) -> bool:
     """Whether every region adopted the anchor as it is at this very step."""
-    here = loop.landed_here(state, p, step)
+    here = bool((state.counters.last_landed[p] == step).all())
     return loop.method.landing_of(p) is None and last.everyone_landed(state, p, step, here)
 
 

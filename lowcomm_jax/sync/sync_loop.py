@@ -282,64 +282,11 @@ class EventLoop(Loop):
         flights = in_send_order(state.in_flight)
         return [k for k, f in flights if f.brought is None and not f.anchor_updated]
 
-    def restart(self, state: TrainState, p: int) -> TrainState:
-        """Let every region take its anchor's values of fragment p."""
-        taken = self.programs.restart_program(
-            self.fragments.leaves(state.inner.params, p),
-            self.fragments.leaves(state.anchor, p),
-            self._rounding(state, p),
-            self._rows[p],
-        )
-        return with_taken_over(state, *taken)
-
-    def _values(self, state: TrainState, p: int) -> Values:
-        """What regions train of fragment p, unsliced."""
-        return Values(self.fragments.leaves(state.inner.params, p), self._rounding(state, p))
-
-    def _rounding(self, state: TrainState, p: int) -> dict[str, jax.Array]:
-        kept = state.inner.rounding
-        return {k: kept[k] for k in self._like[p] if k in kept}
-
-    def mark_received(self, state, p: int, lands: np.ndarray, outer=None) -> TrainState:
-        """Store that the regions of `lands` hold fragment p of the current anchor.
-
-        Args:
-          outer: the fragment's outer state, where regions receive other values than the anchor;
-            None = they hold the anchor itself.
-        """
-        received = self.fragments.leaves(state.received, p)
-        anchor = self.fragments.leaves(state.anchor, p)
-        now = self.programs.received_program(received, anchor, outer, self._rows[p], lands)
-        return state.replace(received={**state.received, **now})
-
-    # -- the end --------------------------------------------------------------------------------
-
-    def finish(
-        self, state: TrainState, participants: AtTheEnd = None
-    ) -> tuple[TrainState, list[Event]]:
-        return finish(self, state, participants)
-
-    @abc.abstractmethod
-    def land_now(self, state: TrainState, events: list[Event]) -> TrainState:
-        """Land all payloads in flight in all regions that wait for them, due or not."""
-
-    @abc.abstractmethod
-    def send_last(
-        self, state: TrainState, p: int, step: int, mask: np.ndarray, events: list[Event]
-    ) -> TrainState:
-        """Send fragment p for the last synchronisation of a run."""
-
-    @abc.abstractmethod
-    def landed_here(self, state: TrainState, p: int, step: int) -> bool:
-        """Whether fragment p has landed in every region of this job at this very step."""
-
 
 class SyncLoop(EventLoop):
     """The loop of a schedule's acts.
 
     Attributes:
-      listeners: each is called with the state and bool `[R]`, who has just adopted an anchor, and
-        gives the state.
       adopting: where it repeats a run of separate jobs, in which not all who took part adopt: step
         of a send -> bool `[R]`, who adopted the resulting anchor. None = all.
     """
@@ -348,7 +295,6 @@ class SyncLoop(EventLoop):
         self, programs: RoundPrograms, weights: str | np.ndarray, carrier: Carrier | None = None
     ):
         super().__init__(programs, weights, carrier)
-        self.listeners: list[Callable[[TrainState, np.ndarray], TrainState]] = []
         self.adopting: Callable[[int], np.ndarray] | None = None
         self._delay = delay_per_region(self.schedule.delay, self.count)
         self._averaged = list(programs.averaged())
@@ -446,14 +392,6 @@ class SyncLoop(EventLoop):
             state = self.put_in_flight(state, p, step, only, act.lands, events, key)
         return state
 
-    def send_last(
-        self, state: TrainState, p: int, step: int, mask: np.ndarray, events: list[Event]
-    ) -> TrainState:
-        act = Send((p,))
-        if not self.separate:
-            act = self.schedule.at_the_end(step, p, state.counters)
-        return self.send(state, act, step, mask, events)
-
     def put_in_flight(
         self, state, p: int, step: int, mask, lands: int | None, events: list[Event], key: str
     ) -> TrainState:
@@ -510,6 +448,14 @@ class SyncLoop(EventLoop):
             state = with_inner(state, tokens=counted)
         return self._average(state, mask, flight) if p == 0 and self._averaged else state
 
+    def _values(self, state: TrainState, p: int) -> Values:
+        """What regions train of fragment p, unsliced."""
+        return Values(self.fragments.leaves(state.inner.params, p), self._rounding(state, p))
+
+    def _rounding(self, state: TrainState, p: int) -> dict[str, jax.Array]:
+        kept = state.inner.rounding
+        return {k: kept[k] for k in self._like[p] if k in kept}
+
     def _header(self, state: TrainState, step: int) -> dict[str, Any]:
         """Numbers that travel with a payload, `[R]` or `[R, ...]` by name."""
         if self.measurements is None:
@@ -555,9 +501,6 @@ class SyncLoop(EventLoop):
         return with_inner(state, buffers={**state.inner.buffers, **averaged})
 
     # -- land -----------------------------------------------------------------------------------
-
-    def landed_here(self, state: TrainState, p: int, step: int) -> bool:
-        return bool((state.counters.last_landed[p] == step).all())
 
     def move(
         self,
@@ -640,7 +583,10 @@ class SyncLoop(EventLoop):
         since = step if ends or act.key is None else flight.sent
         if self.method.base == "received" and not ends:
             since = np.maximum(state.counters.last_landed[p], 0)
-        self.log_landing(state, p, act.key, lands, step - since, step, values, events)
+        counters, staleness = state.counters, step - since
+        counters.last_landed[p] = np.where(lands, step, counters.last_landed[p])
+        counters.staleness[p] = np.where(lands, staleness, counters.staleness[p])
+        events.append(Event.of_landing(step, p, act.key, lands, staleness, values))
         follows = in_time and not ends  # else jobs have no part in the next round
         if self.method.topology is not None and (follows or not self.separate):
             self.send_ahead(state, p, events)
@@ -653,6 +599,7 @@ class SyncLoop(EventLoop):
         return state.replace(in_flight={**state.in_flight, act.key: rest})
 
     def land_now(self, state: TrainState, events: list[Event]) -> TrainState:
+        """Land all payloads in flight in all regions that wait for them, due or not."""
         step = int(state.counters.step)
         flights = [
             (key, dataclasses.replace(flight, due=np.minimum(flight.due, step)))
@@ -729,8 +676,6 @@ class SyncLoop(EventLoop):
             rules=self._rules[p],
         )
         state = with_taken_over(state, new.values.params, new.values.rounding)
-        for adopted in self.listeners:
-            state = adopted(state, lands)
         if state.received:
             state = self.mark_received(state, p, lands, outer)
         if self.schedule.by_token_rate:
@@ -738,12 +683,17 @@ class SyncLoop(EventLoop):
             state = with_inner(state, tokens=counted)
         return state.replace(landing=with_item(state.landing, p, new.landing))
 
-    def log_landing(self, state, p, key, lands, staleness, step, values, events) -> None:
-        """Book a landing."""
-        counters = state.counters
-        counters.last_landed[p] = np.where(lands, step, counters.last_landed[p])
-        counters.staleness[p] = np.where(lands, staleness, counters.staleness[p])
-        events.append(Event.of_landing(step, p, key, lands, staleness, values))
+    def mark_received(self, state, p: int, lands: np.ndarray, outer=None) -> TrainState:
+        """Store that the regions of `lands` hold fragment p of the current anchor.
+
+        Args:
+          outer: the fragment's outer state, where regions receive other values than the anchor;
+            None = they hold the anchor itself.
+        """
+        received = self.fragments.leaves(state.received, p)
+        anchor = self.fragments.leaves(state.anchor, p)
+        now = self.programs.received_program(received, anchor, outer, self._rows[p], lands)
+        return state.replace(received={**state.received, **now})
 
     def _measured_by(self, landing_state: Any) -> dict[str, jax.Array]:
         """Measurements of a landing rule: `correction_ratio` `[R]` of Taylor delay correction."""
@@ -758,6 +708,24 @@ class SyncLoop(EventLoop):
             counters.bytes_sent += traffic.sent
             counters.bytes_received += traffic.received
             events[-1] = events[-1].sending_ahead(traffic, groups)
+
+    # -- the end --------------------------------------------------------------------------------
+
+    def restart(self, state: TrainState, p: int) -> TrainState:
+        """Let every region take its anchor's values of fragment p."""
+        taken = self.programs.restart_program(
+            self.fragments.leaves(state.inner.params, p),
+            self.fragments.leaves(state.anchor, p),
+            self._rounding(state, p),
+            self._rows[p],
+        )
+        return with_taken_over(state, *taken)
+
+    def finish(
+        self, state: TrainState, participants: AtTheEnd = None
+    ) -> tuple[TrainState, list[Event]]:
+        return finish(self, state, participants)
+
 
 
 def not_counted(state: TrainState, flight: InFlight) -> TrainState:
