@@ -2,10 +2,9 @@
 
 A round is the H inner steps between two exchanges. Before a round trainers may merge. At its first
 step the engine measures every trainer's gradient noise, where all its regions hold the anchor's
-values. From the noise the batch policy decides how large the batch of the *next* round is. The
-engine fetches the decision while this round's steps already run, so that no step waits for it.
-Where every region is a job, the numbers come with the round's payloads, and it decides at the end
-(`job_trainers`).
+values. From the noise the batch policy decides, at the round's end, how large the batch of the
+*next* round is. The numbers are fetched once the round's steps run, so that no step waits for them.
+Where every region is a job, they come with the round's payloads (`job_trainers`).
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from lowcomm_jax.adloco.refusals import rows
 from lowcomm_jax.adloco.state import AdaptiveState, Trainer
 from lowcomm_jax.adloco.step_plan import StepPlan, Switch
 from lowcomm_jax.engine import Engine, Participants
-from lowcomm_jax.history import Event
+from lowcomm_jax.history import Event, History
 from lowcomm_jax.jobs.job_delivery import JobDelivery
 from lowcomm_jax.mesh.regions import Regions
 from lowcomm_jax.methods.base import Method
@@ -157,17 +156,18 @@ class AdaptiveEngine:
         self.period: int = method.schedule.period
         self.reference_batch: int = reference_batch or policy.start
         self.jobs: JobTrainers | None = None
+        self.clock: VirtualClock | None = None
         if plain.delivery is not None:
             self.jobs = JobTrainers(plain, trainers.count)
-        self.clock: VirtualClock | None = None
-        if setup.links is not None and self.jobs is None:
+        elif setup.links is not None:
             self.clock = VirtualClock(setup.links, seed=seed, record=True)
         self.probe: Probe | None = (
             Probe(plain, policy.microbatches) if policy.microbatches else None
         )
         self._scale, self._schedule, self._warmed = SCALINGS[scaling], schedule, False
-        # Of a paused round, by trainer: its events and looks, which the next segment has.
-        self._owed: tuple[dict[int, list[Event]], dict[int, dict[str, float]]] = {}, {}
+        # By trainer, what the next segment has: its own, and that of a round that was paused.
+        self._events: dict[int, list[Event]] = {}
+        self._looks: dict[int, dict[str, float]] = {}
 
     def init(self, params: PyTree) -> AdaptiveState:
         """Start every trainer in every region from `params` (see `Engine.init`)."""
@@ -212,7 +212,7 @@ class AdaptiveEngine:
         state = self.warm(state, source)
         history = AdaptiveHistory()
         if state.paused:
-            state = self._landed(state, *self._owed)
+            state = self._landed(state, np.ones(self.regions.count, bool))
         while not (goal.reached(state) or state.paused):
             if self.jobs is not None and (missed := self.jobs.rounds_missed(state, self.period)):
                 state = self._caught_up(state, source, goal, missed)
@@ -247,28 +247,22 @@ class AdaptiveEngine:
         total = self.plain.setup.regions
         per_step = total * sum(plan.samples for plan in plans.values())
         steps = goal.steps(state, per_step, self.period)
-        ends = (start + steps) % self.period == 0
         mask_R = self.plain.runner.mask(participants, (start // self.period + 1) * self.period)
-        measures = self.probe is not None and bool(mask_R.any())
         work_SxR = np.full((steps, self.regions.count), per_step // total)
+        looks = opens and not lands_only and self.probe is not None and bool(mask_R.any())
         histories, rates = {}, {}
         for number, plan in plans.items():
-            trainer = state.trainers[number]
-            if opens and measures and not lands_only:
-                size = self._measured_size(plan)
-                batch = source(number, trainer.used, size * self.probe.count)
-                seen = self.probe.measure(trainer.state, batch, size)
-                if self.jobs is not None:  # its payload carries them
-                    seen = {name: float(np.asarray(x)[0]) for name, x in seen.items()}
-                trainer = trainer.replace(measured=seen)
-                work_SxR[0] += self.probe.samples(size)
-            if self.jobs is not None:
-                self.jobs.send_along(number, trainer)
-            loop = self.loop_of(number, trainer.state)
+            if looks:
+                state, samples = self._looked(state, number, plan, source)
+                work_SxR[0] += samples
             rate = state.samples, per_step, self._scale(plan.samples / self.reference_batch)
             rates[number] = factors(self._schedule, self.period, *rate)
+            trainer = state.trainers[number]
+            loop = self._loop_that_sends(number, trainer)
             if lands_only:
-                ended, histories[number] = self.jobs.passed(loop, trainer.state, steps)
+                ended, events = loop.after(trainer.state, steps, np.zeros(1, bool))
+                histories[number] = History(start)
+                histories[number].add(0, {}, events)
             else:
                 ready = set_lr_scale(trainer.state, *rate)
                 starts = range(trainer.used, trainer.used + steps * plan.samples, plan.samples)
@@ -278,75 +272,83 @@ class AdaptiveEngine:
             trainer = trainer.replace(state=ended, used=trainer.used + steps * plan.samples)
             state = state.with_trainer(number, trainer)
         state = state.replace(samples=state.samples + steps * per_step)
-        (events, looks), self._owed = self._owed, ({}, {})
         for number, history in histories.items():
-            events.setdefault(number, []).extend(history.events)
-        if self.jobs is None:
-            if measures and ends:
-                state = self._booked(state, mask_R, events)
-            seen = {i: t.measured for i, t in state.trainers.items() if t.measured is not None}
-            votes = {number: (values_R, mask_R) for number, values_R in seen.items()}
-            state = self._decided(state, votes, looks)
-        elif ends:
-            state = self._landed(state, events, looks, lands_only)
-        ran = histories, plans, rates, in_order(events)
-        work_SxR = work_SxR / self.reference_batch
-        return state, Segment(start, total, *ran, work_SxR, merges, looks)
+            self._events.setdefault(number, []).extend(history.events)
+        if state.step % self.period == 0:
+            state = self._landed(state, mask_R, lands_only)
+        found = in_order(self._events), work_SxR / self.reference_batch, merges, self._looks
+        self._events, self._looks = {}, {}
+        return state, Segment(start, total, histories, plans, rates, *found)
 
-    def _booked(
-        self, state: AdaptiveState, mask_R: np.ndarray, events: dict[int, list[Event]]
-    ) -> AdaptiveState:
-        """Book what travelled of the round's measurements; its events come first."""
-        for number, trainer in state.trainers.items():
-            ended, sent = self.probe.booked(trainer.state, state.step, mask_R)
-            events[number] = [*sent, *events[number]]
-            state = state.with_trainer(number, trainer.replace(state=ended))
-        return state
+    def _looked(
+        self, state: AdaptiveState, number: int, plan: StepPlan, source: Source
+    ) -> tuple[AdaptiveState, int]:
+        """Measure a trainer's noise, by the samples that it trains on next.
+
+        Returns:
+          (state, samples of a region that it took).
+        """
+        trainer, size = state.trainers[number], self._measured_size(plan)
+        batch = source(number, trainer.used, size * self.probe.count)
+        measured = self.probe.measure(trainer.state, batch, size)
+        state = state.with_trainer(number, trainer.replace(measured=measured))
+        return state, self.probe.samples(size)
 
     def _landed(
-        self,
-        state: AdaptiveState,
-        events: dict[int, list[Event]],
-        looks: dict[int, dict[str, float]],
-        lands_only: bool = False,
+        self, state: AdaptiveState, mask_R: np.ndarray, lands_only: bool = False
     ) -> AdaptiveState:
-        """Land what jobs have sent in a round, and let its statistics decide.
+        """Land what was sent in a round, and let its statistics decide.
 
         Args:
-          events, looks: what comes of it is added, by trainer.
+          mask_R: bool `[R]`, who took part in it.
           lands_only: this region catches up: no signal stops its waits, and it tells nobody.
         """
-        state = self.jobs.land(state, events, stoppable=not lands_only)
+        if self.jobs is None:
+            state = self._booked(state, mask_R)
+        else:
+            state = self.jobs.land(state, self._events, stoppable=not lands_only)
         if state.paused:
             return state
-        state = self._decided(state, self.jobs.votes(), looks)
-        if not lands_only:
+        state = self._decided(state, self._votes(state, mask_R))
+        if self.jobs is not None and not lands_only:
             self.jobs.tell(state)
         return state
+
+    def _booked(self, state: AdaptiveState, mask_R: np.ndarray) -> AdaptiveState:
+        """Book what travelled of the round's measurements; its events come first."""
+        for number, trainer in state.trainers.items():
+            if trainer.measured is not None:
+                ended, sent = self.probe.booked(trainer.state, state.step, mask_R)
+                self._events[number] = [*sent, *self._events[number]]
+                state = state.with_trainer(number, trainer.replace(state=ended))
+        return state
+
+    def _votes(self, state: AdaptiveState, mask_R: np.ndarray) -> dict[int, Votes]:
+        """By trainer, what regions have measured in this round."""
+        if self.jobs is not None:
+            return self.jobs.votes()
+        measured = {i: t.measured for i, t in state.trainers.items() if t.measured is not None}
+        return {i: (values_R, mask_R) for i, values_R in measured.items() if mask_R.any()}
 
     def _measured_size(self, plan: StepPlan) -> int:
         """Samples of a measured microbatch: all of them together are about one step's."""
         sizes = self.switch.buckets()
         return max([m for m in sizes if m * self.probe.count <= plan.samples], default=sizes[0])
 
-    def _decided(
-        self, state: AdaptiveState, votes: dict[int, Votes], looks: dict[int, dict[str, float]]
-    ) -> AdaptiveState:
-        """Let the policy decide on the trainers' next requests.
+    def _decided(self, state: AdaptiveState, votes: dict[int, Votes]) -> AdaptiveState:
+        """Let the policy decide on the trainers' next requests; `looks` says by what numbers.
 
         Args:
           votes: by trainer, what regions have measured, and whose of it counts.
-          looks: gets the numbers that the decisions rest on, and the decisions.
         """
         for number, (values_N, counted_N) in votes.items():
             trainer = state.trainers[number]
             size = self._measured_size(self.switch.plan(trainer.batch))
             found = pooled(values_N, self.probe.count, size, counted_N)
             memory, request = self.policy.decide(trainer.policy, found, trainer.batch)
-            looks[number] = {"request": request, **dataclasses.asdict(found)}
+            self._looks[number] = {"request": request, **dataclasses.asdict(found)}
             state = state.with_trainer(number, trainer.replace(policy=memory, request=request))
-        trainers = {i: t.replace(measured=None) for i, t in state.trainers.items()}
-        return state.replace(trainers=trainers)
+        return state.without_measurements()
 
     def finish(self, state: AdaptiveState) -> AdaptiveState:
         """Drain, synchronise every trainer once more (`finish.finish`), and merge all into one.
@@ -355,26 +357,22 @@ class AdaptiveEngine:
           ValueError: the state was donated before.
         """
         state.refuse_donated()
+        everyone = np.ones(self.regions.count, bool)
         if state.paused:
-            state = self._landed(state, {}, {}, lands_only=True)
-        self._owed = {}, {}
-        events, within = [], state.step % self.period > 0
+            state = self._landed(state, everyone, lands_only=True)
+        events: list[Event] = []
         for number, trainer in state.trainers.items():
-            loop = self.loop_of(number, trainer.state)
-            if self.jobs is not None:
-                self.jobs.send_along(number, trainer)
-            ended, found = finish(loop, trainer.state)
+            ended, found = finish(self._loop_that_sends(number, trainer), trainer.state)
             events += [TrainerEvent.of(event, number) for event in found]
             state = state.with_trainer(number, trainer.replace(state=ended))
         if self.clock is not None:
             follow(self.clock, state.step, events)
-        if self.jobs is not None and within:
+        if state.step % self.period:
             # The decision of this round comes with its last payload.
-            state = self._decided(state, self.jobs.votes(), {})
+            state = self._decided(state, self._votes(state, everyone))
         state = merge_all(self.trainers, self._programs(state), state)
         if self.jobs is not None:
-            self.jobs.compare_at_the_end(state)
-            self.jobs.tell(state)
+            self.jobs.close(state)
         return state
 
     # -- compiling ------------------------------------------------------------------------------
@@ -408,6 +406,12 @@ class AdaptiveEngine:
         """The loop over events of a trainer; on one mesh all have the same."""
         return self.plain.sync_loop(state) if self.jobs is None else self.jobs.loop(number, state)
 
+    def _loop_that_sends(self, number: int, trainer: Trainer) -> Loop:
+        """The same; between jobs its next payload carries what this region has measured."""
+        if self.jobs is not None:
+            self.jobs.send_along(number, trainer)
+        return self.loop_of(number, trainer.state)
+
     def sync_loop(self, state: AdaptiveState) -> Loop:
         """The loop over events of the first trainer; steps are those of all."""
         [number, *_] = state.trainers
@@ -420,8 +424,9 @@ class AdaptiveEngine:
 
     def reconnect(self, state: AdaptiveState) -> None:
         """Start the exchanges of a restored state again; see `Engine.reconnect`."""
-        if self.jobs is not None:
-            self.jobs.reconnect(state)
+        for number, trainer in state.trainers.items():
+            loop = self.loop_of(number, trainer.state)
+            loop.carrier.reconnect(loop, trainer.state)
 
     def pass_steps(self, state: AdaptiveState, source: Source, goal: Goal) -> AdaptiveState:
         """Let this region only land what the others land, to the end of the round or the goal.

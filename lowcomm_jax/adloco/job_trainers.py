@@ -24,7 +24,7 @@ import numpy as np
 from lowcomm_jax.adloco.probe import SCALARS
 from lowcomm_jax.adloco.state import AdaptiveState, Trainer
 from lowcomm_jax.engine import Engine
-from lowcomm_jax.history import Event, History
+from lowcomm_jax.history import Event
 from lowcomm_jax.jobs.job_carrier import Counted, JobCarrier, start_from_anchor
 from lowcomm_jax.jobs.job_delivery import JobDelivery
 from lowcomm_jax.mesh.arrays import place
@@ -63,18 +63,18 @@ class JobTrainers:
             own.tells = False
             own.participation = self.delivery.participation
             carrier = JobCarrier(own)
-            carrier.header = self._header({})
+            carrier.header = self._header(None)
             carrier.witness = functools.partial(self._counted.__setitem__, number)
             programs = self.engine.sync_loop(state).programs
             self._loops[key] = SyncLoop(programs, self.engine.weights, carrier)
         return self._loops[key]
 
-    def _header(self, measured: dict[str, float]) -> dict[str, jax.Array]:
+    def _header(self, measured: dict[str, Any] | None) -> dict[str, jax.Array]:
         """What a payload carries, `[1, 1]` by name; zeros where nothing was measured."""
-        numbers = dict.fromkeys((*SCALARS, HAS_LOOKED), 0.0)
-        if measured:
-            numbers |= {**measured, HAS_LOOKED: 1.0}
-        arrays = {name: np.full((1, 1), x, np.float32) for name, x in numbers.items()}
+        numbers: dict[str, Any] = {name: [0.0] for name in (*SCALARS, HAS_LOOKED)}
+        if measured is not None:
+            numbers |= {**measured, HAS_LOOKED: [1.0]}
+        arrays = {name: np.asarray(x, np.float32)[:, None] for name, x in numbers.items()}
         return place(arrays, self.engine.runner.by_region)
 
     def _all(self, state: AdaptiveState) -> Iterator[tuple[int, Trainer, SyncLoop]]:
@@ -86,7 +86,7 @@ class JobTrainers:
     def send_along(self, number: int, trainer: Trainer) -> None:
         """Let the trainer's next payload carry what this region has measured in the round."""
         carrier = self.loop(number, trainer.state).carrier
-        carrier.header = self._header(trainer.measured or {})
+        carrier.header = self._header(trainer.measured)
         self._counted.pop(number, None)
 
     def land(
@@ -136,14 +136,6 @@ class JobTrainers:
         self._counted.clear()
         return votes
 
-    @staticmethod
-    def passed(loop: SyncLoop, state: TrainState, steps: int) -> tuple[TrainState, History]:
-        """A trainer after so many steps of one round that this region did not make."""
-        state, events = loop.after(state, steps, np.zeros(1, bool))
-        history = History(int(state.counters.step))
-        history.add(0, {}, events)
-        return state, history
-
     def rounds_missed(self, state: AdaptiveState, period: int) -> int:
         """Whole rounds that the other jobs have landed beyond this state, at the end of a round."""
         if state.step % period:
@@ -156,11 +148,6 @@ class JobTrainers:
         """Tell the others of this region's progress, and give a newcomer the state it asks for."""
         self.delivery.exchange.beat(state.step, state.step)
         self.delivery.answer(state)
-
-    def reconnect(self, state: AdaptiveState) -> None:
-        """Start the exchanges of a restored state again; see `Engine.reconnect`."""
-        for _, trainer, loop in self._all(state):
-            loop.carrier.reconnect(loop, trainer.state)
 
     def listen(self, state: AdaptiveState, only: bool) -> None:
         """Whether trainers take what the others exchange, and send nothing."""
@@ -179,7 +166,7 @@ class JobTrainers:
             state = state.with_trainer(number, trainer.replace(state=own))
         return state
 
-    def compare_at_the_end(self, state: AdaptiveState) -> None:
+    def close(self, state: AdaptiveState) -> None:
         """Compare the anchor of the one trainer that is left with those of the other jobs.
 
         Raises:
@@ -187,6 +174,7 @@ class JobTrainers:
         """
         [(_, trainer, loop)] = self._all(state)
         loop.carrier.delivery.compare_final_anchors(trainer.state, loop.fragments)
+        self.tell(state)
 
 
 def given(state: AdaptiveState) -> State:

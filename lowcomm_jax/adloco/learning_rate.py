@@ -15,6 +15,7 @@ weight decay, as a learning rate does. `set_lr_scale` sets its state from the ho
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Literal, NamedTuple
@@ -70,19 +71,15 @@ def factor_at(schedule: LrSchedule, samples: jax.Array, scale: jax.Array) -> jax
     return scale * jnp.asarray(schedule(samples), jnp.float32)
 
 
-_factors_at = jax.jit(factor_at, static_argnums=0)
-
-
-def factors(
-    schedule: LrSchedule, steps: int, samples: int, per_step: int, scale: float
-) -> jax.Array:
+@functools.partial(jax.jit, static_argnames=("schedule", "steps"))
+def factors(schedule: LrSchedule, steps: int, samples, per_step, scale) -> jax.Array:
     """The factors of so many steps, float32 `[steps]`, for people to read.
 
     Args:
       samples, per_step, scale: as in `LrScaleState`, before the first step.
     """
-    samples_S = np.int32(samples) + np.arange(steps, dtype=np.int32) * np.int32(per_step)
-    return _factors_at(schedule, samples_S, np.float32(scale))
+    samples_S = jnp.int32(samples) + jnp.arange(steps, dtype=jnp.int32) * jnp.int32(per_step)
+    return factor_at(schedule, samples_S, jnp.float32(scale))
 
 
 def set_lr_scale(state: TrainState, samples: int, per_step: int, scale: float) -> TrainState:

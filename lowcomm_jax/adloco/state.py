@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from lowcomm_jax.mesh.offload import unstow
-from lowcomm_jax.state.leaves import flight_records, trainer_prefix
+from lowcomm_jax.state.leaves import trainer_prefix
 from lowcomm_jax.state.train_state import SyncCounters, TrainState, with_inner
 from lowcomm_jax.store.records import Size
 
@@ -32,15 +32,15 @@ class Kept(msgspec.Struct, frozen=True):
       used: samples of each of its streams, one a region, that it has trained on; the next step
         takes those that follow.
       policy: the batch policy's state.
-      measured: of a job that is one region, in the middle of a round: this region's statistics,
-        which travel with the round's payload; else None.
+      measured: in the middle of a round: statistics of the regions here, `[R]` by name, which
+        decide at its end; else None.
     """
 
     batch: Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
     request: Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
     used: Size
     policy: dict[str, float]
-    measured: dict[str, float] | None = None
+    measured: dict[str, list[float]] | None = None
 
 
 class KeptTrainers(msgspec.Struct, frozen=True):
@@ -60,9 +60,14 @@ class KeptTrainers(msgspec.Struct, frozen=True):
 
 
 class Trainer(Kept, frozen=True, kw_only=True):
-    """One model instance, in all regions: its ordinary training state, and `Kept`."""
+    """One model instance, in all regions: its ordinary training state, and `Kept`.
+
+    Attributes:
+      measured: arrays `[R]`, which nobody has waited for yet, or what was restored of them.
+    """
 
     state: TrainState
+    measured: Any = None
 
     @classmethod
     def of(cls, state: TrainState, kept: Kept) -> Trainer:
@@ -104,6 +109,11 @@ class AdaptiveState:
         gone = self.trainers[number].state.counters
         counted = self.replace(trainers=left)
         return counted.with_more_bytes(gone.bytes_sent, gone.bytes_received)
+
+    def without_measurements(self) -> AdaptiveState:
+        """The state as if nothing had been measured in this round, or once it has decided."""
+        trainers = {i: t.replace(measured=None) for i, t in self.trainers.items()}
+        return self.replace(trainers=trainers)
 
     def with_more_bytes(self, sent: np.ndarray, received: np.ndarray) -> AdaptiveState:
         """The state after each region has sent and received so much more, int64 `[R]`."""
@@ -153,7 +163,9 @@ class AdaptiveState:
         live = {}
         for number, trainer in self.trainers.items():
             kept = {name: getattr(trainer, name) for name in Kept.__struct_fields__}
-            live[str(number)] = {**kept, "in_flight": flight_records(trainer.state)}
+            if trainer.measured is not None:
+                kept["measured"] = {k: np.asarray(x).tolist() for k, x in trainer.measured.items()}
+            live[str(number)] = kept
         return {"samples": self.samples, "live": live}
 
     def whole(self) -> TrainState:

@@ -17,7 +17,8 @@ are. A new region
 The progress that a region has made since its last landing is lost where the region is left out. To
 keep it, end the run with `Engine.finish` and save before. With payloads in flight `load` refuses
 the change: to drop a payload that has landed in some regions would apply the same progress twice.
-Averages of channels in flight are dropped, since a missed average applies nothing twice.
+Averages of channels in flight are dropped, since a missed average applies nothing twice. Batches
+that grow stay for a round more, where its noise was measured by other regions.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def describe(state: State, extra: dict, config: dict, metrics: dict, method: Met
         "config": config,
         "extra": extra,
         "metrics": metrics,
-        "in_flight": leaves.flight_records(one),
+        "in_flight": {part: leaves.flight_records(each) for part, each in state.parts.items()},
         "fragments": {
             "last_sent": counters.last_sent.tolist(),
             "last_landed": counters.last_landed.tolist(),
@@ -107,7 +108,7 @@ def load(
     """
     document = leader().broadcast_from_leader("document", lambda: store.read_document(path))
     saved = store.saved_shapes(document)
-    flights, plain = _saved_flights(document), engine.plain
+    flights, plain = document["in_flight"], engine.plain
     targets = {part: make_target(plain, params, records) for part, records in flights.items()}
     regions = document["regions"], engine.regions.count
     problems = engine_problems(document, engine)
@@ -132,7 +133,8 @@ def load(
     }
     if "trainers" not in document:
         return states[""], document
-    return AdaptiveState.of(states, document["trainers"]), document
+    state = AdaptiveState.of(states, document["trainers"])
+    return state if regions[0] == regions[1] else state.without_measurements(), document
 
 
 def all_leaves(states: dict[str, TrainState]) -> leaves.Named:
@@ -142,14 +144,6 @@ def all_leaves(states: dict[str, TrainState]) -> leaves.Named:
         for prefix, state in states.items()
         for name, leaf in leaves.state_leaves(state).items()
     }
-
-
-def _saved_flights(document: dict) -> dict[str, list[dict]]:
-    """Payloads in flight of every training state of a checkpoint, by prefix."""
-    if "trainers" not in document:
-        return {"": document["in_flight"]}
-    live = document["trainers"]["live"]
-    return {leaves.trainer_prefix(n): trainer["in_flight"] for n, trainer in live.items()}
 
 
 def engine_problems(document: dict, engine: Engine | AdaptiveEngine) -> list[str]:

@@ -260,12 +260,13 @@ class _Document(msgspec.Struct, kw_only=True):
     """What is read of a checkpoint's document; it has more.
 
     Attributes:
+      in_flight: by training state, the prefix of its arrays' names.
       arrays: (dtype, shape, boxes) by name; a box has process, number, start, dtype, shape, digest.
     """
 
     step: Size
     regions: Size
-    in_flight: list[_Flight] = []
+    in_flight: dict[str, list[_Flight]] = {}
     metrics: dict[str, Any] = {}
     keys: dict[str, str] = {}
     arrays: dict[

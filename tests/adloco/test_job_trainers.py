@@ -41,11 +41,11 @@ def decided(*given):
     """The trainer, and the numbers that the decision rests on, after such a round."""
     one = AdaptiveEngine.__new__(AdaptiveEngine)
     one.policy, one.switch, one.probe = POLICY, Switch(1), SimpleNamespace(count=2)
-    trainer = Trainer(2, 2, 0, POLICY.init(), {"gbar2": 1.0}, state=None)
-    looks = {}
-    state = one._decided(AdaptiveState({0: trainer}, 0), votes(*given), looks)
+    trainer = Trainer(2, 2, 0, POLICY.init(), measured={"gbar2": [1.0]}, state=None)
+    one._looks = {}
+    state = one._decided(AdaptiveState({0: trainer}, 0), votes(*given))
     assert state.first.measured is None
-    return state.first, looks[0]
+    return state.first, one._looks[0]
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_who_comes_after_the_end_starts_from_the_anchors_of_the_result(region, m
 def test_a_checkpoint_in_a_round_has_this_regions_numbers(region, tmp_path):
     """They travel with the round's payload, which is sent after the run goes on."""
     one, state = region
-    measured = {"gbar2": 1.0, "spread": 0.1, "along": 3.0}
+    measured = {"gbar2": [1.0], "spread": [0.1], "along": [3.0]}
     state = state.with_trainer(1, state.trainers[1].replace(measured=measured))
     with Checkpoints(tmp_path / "saved") as checkpoints:
         checkpoints.save(state, extra={}, config={}, method=one.method)

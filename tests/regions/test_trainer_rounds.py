@@ -43,15 +43,11 @@ def own_stream(region, regions):
 
 
 def seen(state):
-    """By trainer: what must be equal in all regions, and the regions' own values `[R, ...]`.
-
-    On the mesh the policy decides at the first step of a round, between jobs after its last.
-    """
-    decided = state.step % PERIOD == 0
+    """By trainer: what must be equal in all regions, and the regions' own values `[R, ...]`."""
     return {
         number: (
             [np.array(x) for x in jax.tree.leaves((t.state.anchor, t.state.outer))],
-            (t.batch, t.used, state.samples, decided and (t.request, t.policy)),
+            (t.batch, t.used, state.samples, t.request, t.policy),
             [np.array(x) for x in jax.tree.leaves(t.state.inner.params)],
         )
         for number, t in state.trainers.items()
@@ -329,7 +325,9 @@ def test_a_restored_run_goes_on_in_the_middle_of_a_round(between, tmp_path):
 
 
 @pytest.mark.parametrize("away, killed", [(False, False), (True, False), (False, True)])
-def test_a_wait_of_trainers_can_be_stopped_and_goes_on_where_it_was(away, killed, between, tmp_path):
+def test_a_wait_of_trainers_can_be_stopped_and_goes_on_where_it_was(
+    away, killed, between, tmp_path
+):
     """The state that is returned meanwhile can be saved, also while the store is away."""
     make = between(2)
 
