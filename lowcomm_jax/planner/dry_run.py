@@ -62,23 +62,6 @@ class Scenario:
             "counts; trainers do not merge and keep their first batch"
         )
 
-    # What the loop asks of `sync.measurements.Measurements`.
-
-    def starts(self) -> None:
-        """Nothing is timed."""
-
-    def computed(self, state: TrainState, steps: int) -> None:
-        """Nothing is timed."""
-
-    def synchronised(self, state: TrainState, events: int) -> None:
-        """Nothing is timed."""
-
-    def header(self, state: TrainState, step: int) -> dict[str, Any]:
-        return {}
-
-    def landed(self, state: TrainState, flight, values: dict[str, Any]) -> TrainState:
-        return state
-
 
 @dataclasses.dataclass(frozen=True)
 class Sent:
@@ -175,8 +158,8 @@ def play(
     kept = {k: each * method.trainer_count for k, each in _kept(method, state, params).items()}
     loop = engine.loop_of(_dry(programs, scenario))
     acts = loop.main if isinstance(loop, ChannelLoop) else loop
-    if isinstance(acts, EventLoop) and acts.measurements is not None:
-        acts.measurements = scenario
+    if isinstance(acts, EventLoop):
+        acts.measurements = None  # what regions would measure is the scenario's
     rates = scenario.rates
     if rates is None or len(rates) != len(loop.fragments):
         rates = (1.0,) * len(loop.fragments)
