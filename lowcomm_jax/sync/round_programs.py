@@ -41,7 +41,7 @@ from lowcomm_jax.sync.round_functions import (
     rounded,
     token_rate,
 )
-from lowcomm_jax.train.inner_step import InnerStep, make_accumulating_program, make_inner_program
+from lowcomm_jax.train.inner_step import InnerStep, make_inner_program
 
 PyTree = Any
 log = logging.getLogger(__name__)
@@ -90,8 +90,6 @@ class RoundPrograms:
       specs: leaf name -> PartitionSpec inside a region.
       family: of a method with a loop of its own; None = its loop is `SyncLoop`.
       inner_program: a block of inner steps (`inner_step.make_inner_program`).
-      microbatch_program: the same for steps of several microbatches
-        (`inner_step.make_accumulating_program`).
       concurrent: inner steps and the exchange of payloads in flight as one program; None where a
         landing's own program exchanges them.
       payload_program, outer_program, landing_program: `RoundFunctions.make_payload`, `outer_step`
@@ -111,7 +109,6 @@ class RoundPrograms:
     specs: dict[str, P]
     family: Family | None
     inner_program: Callable
-    microbatch_program: Callable
     concurrent: ConcurrentExchange | None
     payload_program: Callable
     outer_program: Callable
@@ -208,12 +205,6 @@ def build(
             make_inner_program(step, regions),
             donate_argnums=0,
             static_argnames="single",
-            out_shardings=out,
-            compiler_options=options,
-        ),
-        microbatch_program=jax.jit(
-            make_accumulating_program(step, regions),
-            donate_argnums=0,
             out_shardings=out,
             compiler_options=options,
         ),

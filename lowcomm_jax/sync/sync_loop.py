@@ -258,7 +258,7 @@ class EventLoop(Loop):
         pace = {} if steps.active is None else {"active": steps.active}
         given = (state.inner, state.frozen, block.batches, steps.keys, steps.active)
         if block.stride is not None:
-            inner, metrics = programs.microbatch_program(*given, np.int32(block.stride), n)
+            inner, metrics = programs.inner_program(*given, n, np.int32(block.stride))
             metrics = first_step(metrics) if steps.single else metrics
             return Ran(state.replace(inner=inner), metrics, [], pace)
         beside = None if steps.single else programs.concurrent
@@ -482,12 +482,9 @@ class SyncLoop(EventLoop):
         return topology.partition(topology.draw(number, self.total), self.total)
 
     def _base_weights(self, state: TrainState, p: int) -> jax.Array | np.ndarray:
-        if self.schedule.by_token_rate:
-            return self._token_rates(state, p)
-        return state.inner.tokens[:, p] if self.by_tokens else self.weights
-
-    def _token_rates(self, state: TrainState, p: int) -> jax.Array:
-        """w of `methods.decoupled_diloco`, counted since the fragment was received."""
+        if not self.schedule.by_token_rate:
+            return state.inner.tokens[:, p] if self.by_tokens else self.weights
+        # w of `methods.decoupled_diloco`, counted since the fragment was received.
         landed_R = np.maximum(state.counters.last_landed[p], 0)
         pace = self.schedule.pace
         steps = pace.made(int(state.counters.step), self.count) - pace.made_at(landed_R)
@@ -725,7 +722,6 @@ class SyncLoop(EventLoop):
         self, state: TrainState, participants: AtTheEnd = None
     ) -> tuple[TrainState, list[Event]]:
         return finish(self, state, participants)
-
 
 
 def not_counted(state: TrainState, flight: InFlight) -> TrainState:

@@ -140,31 +140,16 @@ class InnerStep:
         step, tokens = inner.step + 1, inner.tokens + tokens
         return Inner(params, buffers, opt, step, tokens, inner.rounding)
 
-    def __call__(
-        self, inner: Inner, frozen, batch, key, trained=None
-    ) -> tuple[Inner, dict[str, jax.Array]]:
-        """One optimizer step of one region.
-
-        Args:
-          key: its words (`keys_of_regions`).
-          trained: bool masks by leaf, what it trains (`trained` of one region); None = everything.
-        """
-        rng = step_key(key, inner.step)
-        found = self.gradients(inner.params, inner.buffers, frozen, batch, rng)
-        return self.follow(inner, *found, trained)
-
-    def over_microbatches(self, inner: Inner, frozen, part, count, key, trained=None):
-        """One optimizer step on the mean gradient of `accumulated`; `trained` as in a step."""
-        rng = step_key(key, inner.step)
-        found = self.accumulated(inner.params, inner.buffers, frozen, part, count, rng)
-        return self.follow(inner, *found, trained)
-
     def follow(
         self, inner: Inner, grads, buffers, metrics, trained=None
     ) -> tuple[Inner, dict[str, jax.Array]]:
-        """Step along a gradient, unless it is not finite and `Setup.skip_nonfinite` holds.
+        """Step along what `gradients` or `accumulated` gave, from which the state follows.
 
-        Of what `trained` leaves out the gradient counts as 0, in its norm and in moments, too.
+        Not where the gradient is not finite and `Setup.skip_nonfinite` holds.
+
+        Args:
+          trained: bool masks by leaf, what it trains (`trained` of one region); None = everything.
+            Of the rest the gradient counts as 0, in its norm and in moments, too.
         """
         grads = grads | {k: jnp.where(mask, grads[k], 0) for k, mask in (trained or {}).items()}
         metrics["grad_norm"] = gradient_norm(grads)
@@ -340,19 +325,20 @@ class InnerBlock(NamedTuple):
 def inner_block(step: InnerStep, regions: Regions) -> InnerBlock:
     """Inner steps of all regions, in parts that other work may run beside.
 
-    Arguments as in `make_inner_program`; with `stride` as in `make_accumulating_program`.
+    Arguments as in `make_inner_program`.
     """
 
     def region_step(inner, frozen, batches, key, active, t, stride, trained):
         def batch(i):
             return jax.tree.map(lambda x: x[i], batches)
 
+        given, rng = (inner.params, inner.buffers, frozen), step_key(key, inner.step)
         if stride is None:
-            new, metrics = step(inner, frozen, batch(t), key, trained)
+            found = step.gradients(*given, batch(t), rng)
         else:
             first = t * stride
-            part = (lambda i: batch(first + i)), stride
-            new, metrics = step.over_microbatches(inner, frozen, *part, key, trained)
+            found = step.accumulated(*given, lambda i: batch(first + i), stride, rng)
+        new, metrics = step.follow(inner, *found, trained)
         return where_active(None if active is None else active[t], new, inner, metrics)
 
     def region_block(carry, frozen, batches, key, active, stride, first, end, trained):
@@ -383,18 +369,23 @@ def make_inner_program(step: InnerStep, regions: Regions):
     """Build the program of the inner phase, not yet jitted.
 
     Returns:
-      `block(inner, frozen, batches, region_keys, active, n, single)`, which runs the first n of S
-      staged steps in every region; n is traced, so that its value never recompiles. Batch leaves
-      are `[R, S, b, ...]`; `active` is None or bool `[R, S]`, the regions that make a step. Its
-      result: (inner, metrics `[R, S]`, or `[R]` with the static `single`, S = 1). Steps taken one
-      by one and in blocks are bit-identical.
+      `block(inner, frozen, batches, region_keys, active, n, stride, single)`, which runs the first
+      n of S staged steps in every region; n is traced, so that its value never recompiles. Steps
+      taken one by one and in blocks are bit-identical.
+
+      - `batches`: leaves `[R, S, b, ...]`; `active`: None or bool `[R, S]`, the regions that make a
+        step.
+      - `stride`: None, or of steps of several microbatches each, traced: `batches` are then a
+        staged buffer of S microbatches, and step t takes t stride to (t + 1) stride - 1. A batch
+        that grows recompiles nothing; only another microbatch size makes another program.
+      - Its result: (inner, metrics `[R, S]` by step, or `[R]` with the static `single`, S = 1).
     """
     parts = inner_block(step, regions)
 
-    def block(inner, frozen, batches, region_keys, active, n, single=False):
+    def block(inner, frozen, batches, region_keys, active, n, stride=None, single=False):
         given = (frozen, batches, region_keys, active)
-        log = parts.empty(inner, *given)
-        inner, log = parts.steps((inner, log), *given, None, n)
+        log = parts.empty(inner, *given, stride)
+        inner, log = parts.steps((inner, log), *given, None, n, stride)
         return inner, squeeze(log) if single else log
 
     return block
@@ -417,25 +408,3 @@ def squeeze(log: PyTree) -> PyTree:
 def empty_log(shapes: PyTree, steps: int) -> PyTree:
     """Zeros `[R, steps]` for metrics of shape `[R]`."""
     return jax.tree.map(lambda s: jnp.zeros((s.shape[0], steps), s.dtype), shapes)
-
-
-def make_accumulating_program(step: InnerStep, regions: Regions):
-    """Build the program of inner steps of several microbatches each, not yet jitted.
-
-    The number of microbatches is a traced bound, so that a growing batch recompiles nothing; only
-    another microbatch size makes another program.
-
-    Returns:
-      `block(inner, frozen, batches, region_keys, active, stride, n)`, which runs the first n steps
-      of a staged buffer of C microbatches, leaves `[R, C, m, ...]`. Step t takes microbatches
-      t stride to (t + 1) stride - 1; n and stride are traced. `active` is None or bool `[R, C]`
-      (by step). Its result: (inner, metrics `[R, C]` by step).
-    """
-    parts = inner_block(step, regions)
-
-    def block(inner, frozen, batches, region_keys, active, stride, n):
-        given = (frozen, batches, region_keys, active)
-        log = parts.empty(inner, *given, stride)
-        return parts.steps((inner, log), *given, None, n, stride)
-
-    return block
