@@ -5,7 +5,8 @@ events. Which file holds what:
 
 - What is done after a step: `sync_loop`, on the host, as the schedule says. Between whom:
   `carrier`. The end of a run: `finish`.
-- What a send or landing computes, the pseudo-gradient included: `round_functions`.
+- What a send or landing computes, the pseudo-gradient included: `round_functions`; where groups
+  exchange, `gossip_step`.
 - How that is compiled, with which shardings and donated buffers: `round_programs`.
 - Payloads exchanged beside inner steps (GPUs, TPUs): `concurrent_exchange`.
 - Values that regions measure and send in headers (CoCoDC, DiLoCoX): `measurements`.

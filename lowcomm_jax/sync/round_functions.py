@@ -23,7 +23,6 @@ from jax.sharding import PartitionSpec as P
 from lowcomm_jax.compression.placement import LARGEST
 from lowcomm_jax.exchange import MeshExchange, shares
 from lowcomm_jax.exchange.mesh import without_lead
-from lowcomm_jax.exchange.pairs import GroupExchange
 from lowcomm_jax.mesh.regions import Regions, weighted_sum
 from lowcomm_jax.methods.base import Method, Rule
 from lowcomm_jax.optimizers import state_field
@@ -513,8 +512,8 @@ class RoundFunctions:
         shared = jax.tree.map(lambda x: x[0], mean)
         own = {
             **own,
-            "own": self._own_part(own["own"], own["weight"], base, exchange),
-            "own_late": self._own_part(own["own_late"], own["weight_late"], base, exchange),
+            "own": self.own_part(own["own"], own["weight"], base, exchange),
+            "own_late": self.own_part(own["own_late"], own["weight_late"], base, exchange),
         }
 
         def one_region(state, params, extra):
@@ -522,7 +521,7 @@ class RoundFunctions:
 
         return jax.vmap(one_region)(outer_state, base, own)
 
-    def _own_part(self, payload_R, weight_R, base, exchange):
+    def own_part(self, payload_R, weight_R, base, exchange):
         """Every region's decoded payload, fp32 `[R, ...]`; 0 for those left out."""
         decoded = payload_R
         if exchange.codec is not None:
@@ -701,79 +700,6 @@ def in_leaves(values: PyTree, like: PyTree, kept: Iterable[str]) -> tuple[PyTree
     narrow = {k: x.astype(like[k].dtype) for k, x in values.items()}
     held = jax.lax.optimization_barrier({k: narrow[k] for k in kept})
     return narrow | held, {k: values[k] - x.astype(jnp.float32) for k, x in held.items()}
-
-
-@dataclasses.dataclass(frozen=True)
-class GossipRoundFunctions(RoundFunctions):
-    """`RoundFunctions` with an anchor per region and means over a round's groups.
-
-    Attributes:
-      groups: reduces over the groups of a round.
-    """
-
-    groups: GroupExchange = dataclasses.field(kw_only=True)
-
-    def outer_step(
-        self,
-        held: AnchorState,
-        sent: Contributions,
-        rows,
-        told=None,
-        *,
-        if_news=False,
-        level=0,
-        rules=0,
-    ):
-        """Step 1 of a landing: phi_i <- phi_i + outer(mean_G Delta; phi_i, mean_G phi).
-
-        The means run over the members of a region's group that take part. The anchor of a member
-        that does not moves, too, unless the rule reads own pseudo-gradients (`Gossip.reads_own`);
-        in a group where no member takes part no anchor moves.
-
-        Args:
-          sent: `extra` is the round's `exchange.pairs.Draw`. There are no personal codecs, and the
-            landing does the exchange.
-          told, rules: as in `RoundFunctions.outer_step`; gossip has one level.
-          if_news: leave the anchors of a group alone whose mean is exactly 0.
-
-        Returns:
-          (held, metrics `[R]`): `pull_norm` is the distance of an anchor from the mean of its group
-          before it moves, 0 where it does not.
-        """
-        del level
-        anchor, outer_state, draw = held.anchor, held.outer, sent.extra
-        base = fragmentation.take(anchor, rows)
-        like = without_lead(base)
-        anchors = base if draw.anchors is None else draw.anchors
-        mean, group, moves_R = self.groups.means(
-            sent.payload, anchors, sent.weight, draw.members, like
-        )
-
-        (rule, _), told, read = self.rules_K[rules], told or {}, {"group_anchor": group}
-        if self.groups.topology.reads_own:
-            payload, weight_R = sent.payload, sent.weight
-            if draw.row is not None:
-                payload, weight_R = jax.tree.map(lambda x: x[draw.row][None], (payload, weight_R))
-            read["own"] = self._own_part(payload, weight_R, base, self.exchange)
-            moves_R &= weight_R > 0
-
-        def one_region(mean, state, anchor, read):
-            return rule.update(mean, state, anchor, **read, **told)
-
-        updates, new_state = jax.vmap(one_region)(mean, outer_state, base, read)
-        pull = jax.tree.map(jnp.subtract, base, group)
-        mean_norm, update_norm, pull_norm = self.norms(mean, updates, pull)
-        updates, update_norm = self.clip(updates, update_norm)
-        if if_news:
-            moves_R &= mean_norm > 0
-        moved = select(moves_R, jax.tree.map(jnp.add, base, updates), base)
-        metrics = {
-            "mean_norm": mean_norm,
-            "update_norm": jnp.where(moves_R, update_norm, 0.0),
-            "pull_norm": jnp.where(moves_R, pull_norm, 0.0),
-        }
-        new_state = select(moves_R, new_state, outer_state)
-        return AnchorState(fragmentation.put(anchor, rows, moved), new_state), metrics
 
 
 def norm_per_row(tree_R: dict[str, jax.Array]) -> jax.Array:

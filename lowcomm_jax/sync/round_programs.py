@@ -7,6 +7,7 @@ functions of `train.inner_step` and `round_functions`, of which nothing is compi
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -32,9 +33,9 @@ from lowcomm_jax.state.train_state import Inner, TrainState
 from lowcomm_jax.sync.compiler_options import inner_options
 from lowcomm_jax.sync.concurrent_exchange import ConcurrentExchange
 from lowcomm_jax.sync.fit import TITLE, TrafficFn, fitted
+from lowcomm_jax.sync.gossip_step import gossip_step
 from lowcomm_jax.sync.part_checks import idle_period
 from lowcomm_jax.sync.round_functions import (
-    GossipRoundFunctions,
     RoundFunctions,
     is_narrow,
     recount,
@@ -93,7 +94,7 @@ class RoundPrograms:
       concurrent: inner steps and the exchange of payloads in flight as one program; None where a
         landing's own program exchanges them.
       payload_program, outer_program, landing_program: `RoundFunctions.make_payload`, `outer_step`
-        and `landing_step`, compiled.
+        (of gossip `gossip_step`) and `landing_step`, compiled.
       restart_program, received_program, average_program, drift_program, header_program:
         `RoundFunctions.restart`, `mark_received`, `average_buffers`, `drift`, `mean_header`.
       token_rate_program, recount_program: `round_functions.token_rate` and `recount`.
@@ -184,11 +185,11 @@ def build(
     warn_of_whole(method, [cut.like(p) for p in range(len(cut))])
     apart = range(len(cut) if method.rules_differ else 1)
     rules_K = tuple((method.outer_of(p), method.landing_of(p)) for p in apart)
-    parts = (setup, exchange, method, rules_K, fit.trained)
-    groups, functions = None, RoundFunctions(*parts)
+    functions = RoundFunctions(setup, exchange, method, rules_K, fit.trained)
+    groups, outer_step = None, functions.outer_step
     if method.topology is not None:
         groups = GroupExchange(exchange, method.topology)
-        functions = GossipRoundFunctions(*parts, groups=groups)
+        outer_step = functools.partial(gossip_step, functions, groups)
     step = InnerStep(setup, layout, fit.gives_loss, method.metrics, here)
     inner = inner_shardings(setup, layout, shapes, specs)
     out, options = (inner, regions.sharding(REGION)), inner_options(regions)
@@ -215,7 +216,7 @@ def build(
             donate_argnames="codec_state",
         ),
         outer_program=jax.jit(
-            functions.outer_step,
+            outer_step,
             donate_argnames="held",
             static_argnames=("if_news", "level", "rules"),
         ),

@@ -16,11 +16,11 @@ from lowcomm_jax.loops.gradient_exchange import optimizer_step
 from lowcomm_jax.mesh.regions import Regions
 from lowcomm_jax.rules.topology import Gossip
 from lowcomm_jax.setup import Setup
+from lowcomm_jax.sync.gossip_step import gossip_step
 from lowcomm_jax.sync.round_functions import (
     Adoption,
     AnchorState,
     Contributions,
-    GossipRoundFunctions,
     RegionState,
     RoundFunctions,
     Senders,
@@ -204,12 +204,9 @@ def test_of_groups_in_which_nobody_counts_neither_anchors_nor_states_move():
     """An anchor is pulled from where it was before it moves."""
     mean, group, moves_R = rows(2, 2, 4), rows(9, 9, 9), jnp.array([True, True, False])
     groups = SimpleNamespace(means=lambda *_: (mean, group, moves_R), topology=Gossip())
-    plain = functions()
-    fields = {f.name: getattr(plain, f.name) for f in dataclasses.fields(plain)}
     draw, start = SimpleNamespace(anchors=None, members=None), jnp.zeros(R, jnp.int32)
-    act = GossipRoundFunctions(**fields, groups=groups).outer_step
-    sent = Contributions(None, None, extra=draw)
-    new, values = act(AnchorState(rows(10, 20, 30), start), sent, {}, TOLD)
+    held, sent = AnchorState(rows(10, 20, 30), start), Contributions(None, None, extra=draw)
+    new, values = gossip_step(functions(), groups, held, sent, {}, TOLD)
     assert found(new.anchor) == [12, 22, 30] and new.outer.tolist() == [1, 1, 0]
     assert values["pull_norm"].tolist() == [1, 11, 0]
     assert values["update_norm"].tolist() == [2, 2, 0]
