@@ -35,6 +35,7 @@ from lowcomm_jax.exchange.entries import band_sizes, put_entries, take_entries
 from lowcomm_jax.exchange.mesh import without_lead
 from lowcomm_jax.mesh.regions import REGION, Regions
 from lowcomm_jax.state.channel_flights import ChannelFlights, Kept
+from lowcomm_jax.sync.initial_state import Making
 from lowcomm_jax.sync.round_functions import RoundFunctions, in_leaf, in_leaves, select
 from lowcomm_jax.train.inner_step import InnerStep, empty_log, inner_block, squeeze
 
@@ -473,12 +474,15 @@ def make_channel_program(step: InnerStep, regions: Regions, channels: Sequence[C
     return block
 
 
-def initial_flights(channels: Sequence[ChannelExchange]) -> dict[str, ChannelFlights]:
+def initial_flights(
+    channels: Sequence[ChannelExchange], making: Making
+) -> dict[str, ChannelFlights]:
     """Empty slots of every channel that has a delay, on the mesh."""
     found = {}
     for one in channels:
         if one.channel.delay:
-            place = jax.jit(one.empty, out_shardings=one.regions.sharding(REGION))
+            lies = one.regions.sharding(REGION)
+            slots = making.run(jax.jit(one.empty, out_shardings=lies), lies)
             nobody = np.zeros((one.regions.count, one.channel.slots), bool)
-            found[one.channel.name] = ChannelFlights(*place(), nobody)
+            found[one.channel.name] = ChannelFlights(*slots, nobody)
     return found

@@ -24,13 +24,12 @@ from lowcomm_jax.loops.channel_exchange import (
     initial_flights,
     make_channel_program,
 )
-from lowcomm_jax.mesh.regions import REGION
 from lowcomm_jax.setup import Setup
 from lowcomm_jax.state.channel_flights import ChannelFlights, left_by
 from lowcomm_jax.state.train_state import TrainState, flight_key, with_taken_over
 from lowcomm_jax.sync.compiler_options import inner_options
 from lowcomm_jax.sync.finish import AtTheEnd
-from lowcomm_jax.sync.initial_state import placed, placed_state, start
+from lowcomm_jax.sync.initial_state import Making, start
 from lowcomm_jax.sync.round_functions import RoundFunctions
 from lowcomm_jax.sync.round_programs import RoundPrograms
 from lowcomm_jax.sync.sync_loop import FAR, Loop, Ran, Steps, SyncLoop, with_step
@@ -59,15 +58,9 @@ class ChannelPrograms:
     def channels(self) -> list[Channel]:
         return [exchange.channel for exchange in self.exchanges]
 
-    def initial_state(self, programs: RoundPrograms, params: PyTree) -> TrainState:
-        return start(programs, params).replace(channels=initial_flights(self.exchanges))
-
-    def placed_state(self, programs: RoundPrograms, state: TrainState) -> TrainState:
-        by_region, channels = programs.regions.sharding(REGION), {}
-        for name, flights in state.channels.items():
-            nobody = np.zeros(flights.takes_part.shape, bool)
-            channels[name] = ChannelFlights(*placed(flights.on_devices, by_region), nobody)
-        return placed_state(programs, state).replace(channels=channels)
+    def initial_state(self, programs: RoundPrograms, params: PyTree, making: Making) -> TrainState:
+        flights = initial_flights(self.exchanges, making)
+        return start(programs, params, making).replace(channels=flights)
 
     def loop(self, programs: RoundPrograms, weights: str | np.ndarray) -> ChannelLoop:
         return ChannelLoop(programs, weights)

@@ -27,7 +27,7 @@ from lowcomm_jax.setup import Setup
 from lowcomm_jax.state.train_state import Inner, TrainState, flight_key
 from lowcomm_jax.sync.compiler_options import inner_options
 from lowcomm_jax.sync.finish import AtTheEnd
-from lowcomm_jax.sync.initial_state import Optimizers, anchor_axis, placed_state, start
+from lowcomm_jax.sync.initial_state import Making, Optimizers, anchor_axis, start
 from lowcomm_jax.sync.round_functions import RoundFunctions, Senders, select
 from lowcomm_jax.sync.round_programs import RoundPrograms
 from lowcomm_jax.sync.sync_loop import FAR, Loop, Ran, Steps, with_step
@@ -143,27 +143,20 @@ class GradientPrograms:
 
     gradient_program: Callable
 
-    def initial_state(self, programs: RoundPrograms, params: PyTree) -> TrainState:
+    def initial_state(self, programs: RoundPrograms, params: PyTree, making: Making) -> TrainState:
         """Regions have no optimizer of their own: its state is that of the anchor."""
 
-        def optimizers(programs, params_R, anchor) -> Optimizers:
+        def optimizers(programs, params_R, anchor, making) -> Optimizers:
             del params_R
-            _, (out,) = self._shardings(programs)
-            return (), (jax.jit(jax.vmap(programs.step.init), out_shardings=out)(anchor),)
+            layout, (_, axis) = programs.step.layout, anchor_axis(programs)
+            shapes = programs.fragments.like(0).items()
+            like = layout.tree({k: jax.ShapeDtypeStruct(x.shape, "float32") for k, x in shapes})
+            given = like, layout.tree(programs.specs), programs.regions, axis
+            out = optimizer_shardings(programs.setup.optimizer, *given)
+            init = jax.jit(jax.vmap(programs.step.init), out_shardings=out)
+            return (), (making.run(init, out, anchor),)
 
-        return start(programs, params, optimizers)
-
-    def placed_state(self, programs: RoundPrograms, state: TrainState) -> TrainState:
-        return placed_state(programs, state, self._shardings(programs))
-
-    @staticmethod
-    def _shardings(programs: RoundPrograms) -> Optimizers:
-        layout, (_, axis) = programs.step.layout, anchor_axis(programs)
-        shapes = programs.fragments.like(0).items()
-        like = layout.tree({k: jax.ShapeDtypeStruct(x.shape, "float32") for k, x in shapes})
-        specs = layout.tree(programs.specs)
-        given = programs.setup.optimizer, like, specs, programs.regions, axis
-        return (), (optimizer_shardings(*given),)
+        return start(programs, params, making, optimizers)
 
     def loop(self, programs: RoundPrograms, weights: str | np.ndarray) -> GradientLoop:
         return GradientLoop(programs, weights)

@@ -29,7 +29,7 @@ from lowcomm_jax.params.sharding import leaf_shardings, rule_shardings
 from lowcomm_jax.setup import Setup
 from lowcomm_jax.state.train_state import TrainState, with_inner
 from lowcomm_jax.sync.finish import AtTheEnd
-from lowcomm_jax.sync.initial_state import placed, placed_state, start
+from lowcomm_jax.sync.initial_state import Making, start
 from lowcomm_jax.sync.round_functions import RoundFunctions
 from lowcomm_jax.sync.round_programs import RoundPrograms
 from lowcomm_jax.sync.sync_loop import EventLoop, as_of
@@ -53,9 +53,9 @@ class ServerPrograms:
     merge: Callable
     start_anew: Callable
 
-    def initial_state(self, programs: RoundPrograms, params: PyTree) -> TrainState:
+    def initial_state(self, programs: RoundPrograms, params: PyTree, making: Making) -> TrainState:
         """All servers start from the anchor."""
-        state, method = start(programs, params), programs.method
+        state, method = start(programs, params, making), programs.method
         groups, servers = len(method.schedule.groups), method.servers
 
         def init(anchor):
@@ -71,11 +71,8 @@ class ServerPrograms:
             return found
 
         out = _server_shardings(programs)
-        return state.replace(servers=jax.jit(init, out_shardings=out)(state.anchor))
-
-    def placed_state(self, programs: RoundPrograms, state: TrainState) -> TrainState:
-        servers = placed(state.servers, _server_shardings(programs))
-        return placed_state(programs, state).replace(servers=servers)
+        servers = making.run(jax.jit(init, out_shardings=out), out, state.anchor)
+        return state.replace(servers=servers)
 
     def loop(self, programs: RoundPrograms, weights: str | np.ndarray) -> TwoLevelLoop:
         return TwoLevelLoop(programs, weights)

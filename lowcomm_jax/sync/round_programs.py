@@ -51,12 +51,8 @@ log = logging.getLogger(__name__)
 class Family(Protocol):
     """What methods with a loop of their own bring: its compiled programs, and all that follows."""
 
-    def initial_state(self, programs: RoundPrograms, params: PyTree) -> TrainState:
+    def initial_state(self, programs: RoundPrograms, params: PyTree, making: Any) -> TrainState:
         """`initial_state.initial_state` of these methods."""
-        ...
-
-    def placed_state(self, programs: RoundPrograms, state: TrainState) -> TrainState:
-        """`initial_state.placed_state` of these methods."""
         ...
 
     def loop(self, programs: RoundPrograms, weights: str | np.ndarray) -> Any:
