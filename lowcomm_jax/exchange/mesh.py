@@ -284,10 +284,6 @@ class MeshExchange:
 
     # -- the mean ----------------------------------------------------------------------------------
 
-    def mean(self, payload_R: PyTree, weight_R: jax.Array, like: PyTree) -> PyTree:
-        """The mean of `reduce` alone."""
-        return self.reduce(payload_R, weight_R, like).mean
-
     def reduce(
         self,
         payload_R: PyTree,

@@ -18,9 +18,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from lowcomm_jax.exchange import Traffic, two_shot
-from lowcomm_jax.exchange.mesh import without_lead
 from lowcomm_jax.history import Event
 from lowcomm_jax.params.sharding import optimizer_shardings
 from lowcomm_jax.setup import Setup
@@ -28,7 +28,13 @@ from lowcomm_jax.state.train_state import Inner, TrainState, flight_key
 from lowcomm_jax.sync.compiler_options import inner_options
 from lowcomm_jax.sync.finish import AtTheEnd
 from lowcomm_jax.sync.initial_state import Making, Optimizers, anchor_axis, start
-from lowcomm_jax.sync.round_functions import RoundFunctions, Senders, select
+from lowcomm_jax.sync.round_functions import (
+    AnchorState,
+    Contributions,
+    RoundFunctions,
+    Senders,
+    select,
+)
 from lowcomm_jax.sync.round_programs import RoundPrograms
 from lowcomm_jax.sync.sync_loop import FAR, Loop, Ran, Steps, with_step
 from lowcomm_jax.train.inner_step import InnerStep, empty_log, gradient_norm, squeeze, step_key
@@ -60,13 +66,16 @@ def make_gradient_program(step: InnerStep, functions: RoundFunctions):
         return grads, buffers, metrics
 
     gradients = functions.regions.lift(region_gradients, (0, None, None, 0, 0))
+    outer_step = by_optimizer(step, functions).outer_step
 
     def one(carry, frozen, batch, region_keys, takes_part, weight):
         inner, anchor, outer, codec_state = carry
         grads, buffers, metrics = gradients(inner, anchor, frozen, batch, region_keys)
         weight = metrics["tokens"] if weight is None else weight
         sent = functions.encode(_in_fp32, (grads,), codec_state, Senders(takes_part, weight))
-        anchor, outer, moved = optimizer_step(step, functions, anchor, outer, sent)
+        arrived = Contributions(sent["payload"], sent["weight"])
+        held, moved = outer_step(AnchorState(anchor, outer), arrived, {})
+        anchor, outer = held.anchor, held.outer
         # Without a batch, or with a bad one, a region's own state stays as it was.
         moves_R = takes_part
         if step.setup.skip_nonfinite:
@@ -86,7 +95,8 @@ def make_gradient_program(step: InnerStep, functions: RoundFunctions):
             tokens=inner.tokens,
         )
         kept = {"left_out": sent["left_out"], "delta_norm": sent["delta_norm"]}
-        return (inner, anchor, outer, sent["codec_state"]), {**metrics, **moved, **kept}
+        kept |= {k: jnp.broadcast_to(v, takes_part.shape) for k, v in moved.items()}
+        return (inner, anchor, outer, sent["codec_state"]), {**metrics, **kept}
 
     def block(carry, frozen, batches, region_keys, takes_part, weight, n, single=False):
         first = jax.tree.map(lambda x: x[:, 0], batches)
@@ -105,28 +115,16 @@ def make_gradient_program(step: InnerStep, functions: RoundFunctions):
     return block
 
 
-def optimizer_step(step: InnerStep, functions: RoundFunctions, anchor, opt_state, sent):
-    """Let the inner optimizer move the shared anchor along the mean gradient.
+def by_optimizer(step: InnerStep, functions: RoundFunctions) -> RoundFunctions:
+    """The functions with the inner optimizer as their outer rule, behind the method's own."""
 
-    Returns:
-      (anchor, opt_state, metrics `[R]`): unchanged when nobody took part.
-    """
-    mean = functions.exchange.mean(sent["payload"], sent["weight"], without_lead(anchor))
-    moves = jnp.sum(sent["weight"]) > 0
-    tree = step.layout.tree
-
-    def one(grads, state, params):
+    def update(grads, state, params):
+        tree = step.layout.tree
         updates, state = step.setup.optimizer.update(tree(grads), state, tree(params))
         return step.layout.select(updates, "train"), state
 
-    updates, new_state = jax.vmap(one)(mean, opt_state, anchor)
-    mean_norm, norm = functions.norms(mean, updates)
-    updates, norm = functions.clip(updates, norm)
-    moved = {k: jnp.where(moves, anchor[k] + updates[k], anchor[k]) for k in anchor}
-    new_state = jax.tree.map(lambda n, o: jnp.where(moves, n, o), new_state, opt_state)
-    count = sent["weight"].shape
-    metrics = {"mean_norm": mean_norm, "update_norm": jnp.where(moves, norm, 0.0)}
-    return moved, new_state, {k: jnp.broadcast_to(v, count) for k, v in metrics.items()}
+    rule = optax.GradientTransformation(step.init, update)
+    return dataclasses.replace(functions, rules_K=((rule, None),))
 
 
 def _in_fp32(grads: PyTree) -> PyTree:

@@ -12,7 +12,7 @@ import pytest
 import lowcomm_jax as lc
 from lowcomm_jax.compression import Codec
 from lowcomm_jax.exchange import MeshExchange
-from lowcomm_jax.loops.gradient_exchange import optimizer_step
+from lowcomm_jax.loops.gradient_exchange import by_optimizer
 from lowcomm_jax.mesh.regions import Regions
 from lowcomm_jax.rules.topology import Gossip
 from lowcomm_jax.setup import Setup
@@ -191,13 +191,12 @@ def test_an_outlier_exceeds_the_bound():
 @pytest.mark.parametrize(("weight", "moves"), [((1, 0, 1), True), ((0, 0, 0), False)])
 def test_an_optimizer_stands_still_where_no_gradient_counts(weight, moves):
     layout = SimpleNamespace(tree=lambda tree: tree, select=lambda updates, role: updates)
-    step = SimpleNamespace(setup=SimpleNamespace(optimizer=COUNT), layout=layout)
-    sent = {"payload": rows(2, np.nan, 4), "weight": np.float32(weight)}
-    anchor, state, values = optimizer_step(
-        step, functions(), rows(10), jnp.zeros(1, jnp.int32), sent
-    )
-    assert found(anchor) == [10 + 3 * moves] and state.tolist() == [int(moves)]
-    assert values["update_norm"].tolist() == [3 * moves] * R
+    step = SimpleNamespace(setup=SimpleNamespace(optimizer=COUNT), layout=layout, init=COUNT.init)
+    sent = Contributions(rows(2, np.nan, 4), np.float32(weight))
+    start = AnchorState(rows(10), jnp.zeros(1, jnp.int32))
+    held, values = by_optimizer(step, functions()).outer_step(start, sent, {})
+    assert found(held.anchor) == [10 + 3 * moves] and held.outer.tolist() == [int(moves)]
+    assert values["update_norm"].tolist() == [3 * moves]
 
 
 def test_of_groups_in_which_nobody_counts_neither_anchors_nor_states_move():
