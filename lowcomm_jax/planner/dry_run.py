@@ -21,7 +21,6 @@ import optax
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.history import Event
 from lowcomm_jax.loops.channel_loop import ChannelLoop
-from lowcomm_jax.loops.gradient_exchange import GradientLoop
 from lowcomm_jax.mesh.regions import make_mesh
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.network.links import Network
@@ -170,8 +169,6 @@ def play(
     warm = (1 + settled) * period + tau + 1
     cycle = max(period, schedule.cycle, *(channel.every for channel in method.channels))
     steps = warm + PERIODS * cycle
-    if isinstance(loop, GradientLoop):
-        return _every_step(loop, trainers, warm, steps, stacked, kept)
     events, everyone, keys, sent = [], np.ones(loop.count, bool), {}, {}
     flying = snapshots = 0
     while (now := int(state.counters.step)) < steps:
@@ -279,6 +276,7 @@ def _dry(programs: RoundPrograms, scenario: Scenario) -> RoundPrograms:
         "token_rate_program": lambda tokens, *given: ones,
         "recount_program": lambda tokens, *given: tokens,
         "copy_program": lambda x: x,
+        "gradient_program": lambda carry, *given, **static: (carry, {}),
         "channel_program": lambda carry, *given, **static: (carry, {}),
         "arrive": lambda *state_and_numbers: state_and_numbers[:4],
         "leave": lambda servers, group: servers,
@@ -290,16 +288,6 @@ def _dry(programs: RoundPrograms, scenario: Scenario) -> RoundPrograms:
 
 
 # -- what left, and which layers wait for it ------------------------------------------------------
-
-
-def _every_step(
-    loop: GradientLoop, trainers: int, warm: int, steps: int, stacked, kept: dict[str, float]
-) -> Played:
-    traffic = loop.traffic(np.ones(loop.count, bool))
-    layers, nbytes = _layers(loop, 0, stacked), traffic.nbytes * trainers
-    sends = [Sent(t, t + 1, 0, nbytes, traffic.route, layers) for t in range(1, steps + 1)]
-    sent = float(traffic.sent.max()) * trainers
-    return Played((), tuple(sends), warm, steps, sent, 0, 0, kept, True)
 
 
 def _sends(events: Sequence[Event], shares, steps: int, trainers: int):
