@@ -1,6 +1,6 @@
 """The public loop: an `Engine` trains one model in several regions with any method.
 
-`BlockRunner` runs a block of inner steps up to the next event (`train`), then `SyncLoop` runs the
+`Engine.run` makes a block of inner steps up to the next event (`train`), then `SyncLoop` runs the
 sends and landings due there (`sync`). The host decides by the counters in the state. On one mesh it
 waits for the device in two places: `Engine.run` keeps about two seconds of steps queued
 (`batch_blocks.BlockPace`), and schedules that follow measured values fetch them.
@@ -95,23 +95,16 @@ class Engine:
         self.clock: VirtualClock | None = None
         if setup.links is not None and not setup.separate:
             self.clock = VirtualClock(setup.links, seed=setup.seed, record=True)
-        ids_R = np.array(setup.here, np.int32)
+        self._here = np.array(setup.here, np.int32)
         self.weights: str | np.ndarray = setup.weights
         if not isinstance(setup.weights, str):
-            self.weights = np.asarray(setup.weights, np.float32)[ids_R]
+            self.weights = np.asarray(setup.weights, np.float32)[self._here]
         self._batch_sharding = self.regions.sharding(REGION, None, "fsdp")
         self._given_parts = setup.batches == "own" and jax.process_count() > 1
-        routed = None
+        self._keys = keys_of_regions(setup.seed, self._here)
+        self._routed: RoutedSteps | None = None
         if setup.hops is not None:
-            routed = RoutedSteps(setup.hops, setup.seed, setup.accumulate, setup.regions)
-        self.runner: BlockRunner = BlockRunner(
-            setup.method,
-            self.regions.sharding(REGION),
-            ids_R,
-            keys_of_regions(setup.seed, ids_R),
-            setup.regions,
-            routed,
-        )
+            self._routed = RoutedSteps(setup.hops, setup.seed, setup.accumulate, setup.regions)
         self._programs: dict[Layout, RoundPrograms] = {}
         self._loops: dict[Layout, Loop] = {}
         self._paces: dict[int | None, batch_blocks.BlockPace] = {}  # by microbatch
@@ -139,7 +132,7 @@ class Engine:
         layout = make_layout(params, self.setup.roles)
         if layout not in self._loops:
             self._loops[layout] = self.loop_of(self.programs_for(layout))
-        jax.block_until_ready(self.runner.region_keys)  # placed before the first step
+        jax.block_until_ready(self.region_keys)  # placed before the first step
         return initial_state.initial_state(self._loops[layout].programs, params)
 
     def programs_for(self, layout: Layout, **changes: Any) -> RoundPrograms:
@@ -227,7 +220,7 @@ class Engine:
             block = BlockStager([batch], self.block, microbatch).take(1)
         state = self._stepped_through(loop, state, lambda _: participants)
         given = (loop, state, self._placed(block), lambda _: participants)
-        state, metrics, events = self.runner.run(*given, True, self.clock)
+        state, metrics, events = self._block(*given, single=True)
         return state, {**metrics, "events": events}
 
     def run(
@@ -293,10 +286,11 @@ class Engine:
         pace = self._paces.setdefault(microbatch, batch_blocks.BlockPace())
         state = self._stepped_through(loop, state, participants)
         while not loop.carrier.paused:
-            if (block := self._next_block(loop, state, stager, pace)) is None:
+            room = self._room(pace)
+            if (block := stager.take(loop.next_event(state, room), room)) is None:
                 break
-            given = (loop, state, self._placed(block), participants, False)
-            state, metrics, events = self.runner.run(*given, self.clock)
+            given = (loop, state, self._placed(block), participants)
+            state, metrics, events = self._block(*given, single=False)
             record.add(block.steps, metrics, events)
             pace.handed_over(block.steps * (block.stride or 1), metrics["loss"])
         owed, loop.owed = loop.owed, []
@@ -310,7 +304,63 @@ class Engine:
         """The state once the newest step is done, if that was paused (`sync.carrier`)."""
         if not loop.carrier.paused:
             return state
-        return loop.go_on(state, self.runner.mask(participants, int(state.counters.step)))
+        return loop.go_on(state, self.mask(participants, int(state.counters.step)))
+
+    def _block(
+        self,
+        loop: Loop,
+        state: TrainState,
+        block: BatchBlock,
+        participants: Participants,
+        single: bool,
+    ) -> tuple[TrainState, dict[str, Any], list[Event]]:
+        """Inner steps of a block, and the events that follow the last of them.
+
+        Args:
+          block: its leaves are on the mesh already.
+          single: the block has one step, and metrics lose their step axis.
+
+        Returns:
+          (state, metrics, events): metrics leaves `[R, capacity]`, or `[R]` with `single`.
+        """
+        done = int(state.counters.step)
+        steps = range(done + 1, done + block.steps + 1)
+        # Before anything is donated: a wrong mask leaves the state as it was.
+        asked = steps if loop.every_step else steps[-1:]
+        masks = [self.mask(participants, t) for t in asked]
+        active = self.active(steps, block.capacity)
+        given = Steps(block, self.region_keys, active, masks, single)
+        state, metrics, told, pace = loop.inner_steps(state, given)
+        state, events = loop.after(state, block.steps, masks[-1])
+        events = [*told, *events]
+        if self._routed is not None:
+            state, events = self._routed.book(state, steps, block.batches, events)
+        if self.clock is not None:
+            book(self.clock, steps, events, pace)
+        return state, with_pace(readable(metrics), pace, single), events
+
+    def mask(self, participants: Participants, step: int) -> np.ndarray:
+        """Bool `[R]` of the regions in this job, out of a mask of all regions."""
+        all_R = participants_mask(participants and participants(step), self.setup.regions)
+        return all_R[self._here]
+
+    def active(self, steps: range, capacity: int) -> np.ndarray | None:
+        """Bool `[R, S]`: which regions make an inner step; None = all of them, always."""
+        pace, count = self.method.schedule.pace, self.regions.count
+        if pace is None or self.setup.separate:
+            return None  # a job that is one region makes all of its own steps
+        active = np.zeros((count, capacity), bool)
+        for i, t in enumerate(steps):
+            active[:, i] = pace.active(t, count)
+        return active
+
+    @functools.cached_property
+    def region_keys(self) -> jax.Array:
+        """Words of the regions' keys on the mesh, uint32 `[R, W]`.
+
+        Made at first use, since a mesh may be of absent devices (`aot`).
+        """
+        return place(self._keys, self.regions.sharding(REGION))
 
     def warm(
         self, state: TrainState, batch: PyTree, sizes: Sequence[int] | None = None
@@ -331,16 +381,10 @@ class Engine:
             batch = batch if size is None else batch_blocks.repeated(batch, size)
             one = BlockStager([batch], self.block, size).take(1)
             block = self._placed(one._replace(steps=0))
-            active = self.runner.active(range(0), block.capacity)
-            given = Steps(block, self.runner.region_keys, active, [], False)
+            active = self.active(range(0), block.capacity)
+            given = Steps(block, self.region_keys, active, [], False)
             state = loop.inner_steps(state, given).state
         return state
-
-    def _next_block(
-        self, loop: Loop, state: TrainState, stager: BlockStager, pace: batch_blocks.BlockPace
-    ) -> BatchBlock | None:
-        room = self._room(pace)
-        return stager.take(loop.next_event(state, room), room)
 
     def _room(self, pace: batch_blocks.BlockPace) -> int:
         """Steps of the next block; the leader decides, since all processes must call alike."""
@@ -442,87 +486,6 @@ class Engine:
         count, devices = len(part.range(0, count)), len(part.range(2, devices))
         check_batch(shape, count, devices, self.setup.accumulate)
         return place_parts(batches, self._batch_sharding, part)
-
-
-@dataclasses.dataclass(frozen=True)
-class BlockRunner:
-    """Runs blocks of steps of one engine, and books them on the virtual clock, if there is one.
-
-    Attributes:
-      method: that the engine trains with.
-      by_region: sharding of an array with one value a region, `[R]`.
-      here: int32 `[R]`, numbers of this job's regions.
-      keys: uint32 `[R, W]`, the words of their keys.
-      total: number of regions of the run.
-      routed: where the loss function moves values between regions; None = it does not.
-    """
-
-    method: Method
-    by_region: jax.sharding.NamedSharding
-    here: np.ndarray
-    keys: np.ndarray
-    total: int
-    routed: RoutedSteps | None = None
-
-    @functools.cached_property
-    def region_keys(self) -> jax.Array:
-        """`keys` on the mesh; made at first use, since a mesh may be of absent devices (`aot`)."""
-        return place(self.keys, self.by_region)
-
-    @property
-    def count(self) -> int:
-        return len(self.here)
-
-    def mask(self, participants: Participants, step: int) -> np.ndarray:
-        """Bool `[R]` of the regions in this job, out of a mask of all regions."""
-        return participants_mask(participants and participants(step), self.total)[self.here]
-
-    def run(
-        self,
-        loop: Loop,
-        state: TrainState,
-        block: BatchBlock,
-        participants: Participants,
-        single: bool,
-        clock: VirtualClock | None,
-    ):
-        """Inner steps of a block, and the events that follow the last of them.
-
-        Args:
-          loop: over the events of this state's layout.
-          block: its leaves are on the mesh already.
-          participants: `step -> bool [R] or None`, over all regions of the run.
-          single: the block has one step, and metrics lose their step axis.
-          clock: to book on; None = no network.
-
-        Returns:
-          (state, metrics, events): metrics leaves `[R, capacity]`, or `[R]` with `single`.
-        """
-        done = int(state.counters.step)
-        steps = range(done + 1, done + block.steps + 1)
-        # Before anything is donated: a wrong mask leaves the state as it was.
-        asked = steps if loop.every_step else steps[-1:]
-        masks = [self.mask(participants, t) for t in asked]
-        active = self.active(steps, block.capacity)
-        given = Steps(block, self.region_keys, active, masks, single)
-        state, metrics, told, pace = loop.inner_steps(state, given)
-        state, events = loop.after(state, block.steps, masks[-1])
-        events = [*told, *events]
-        if self.routed is not None:
-            state, events = self.routed.book(state, steps, block.batches, events)
-        if clock is not None:
-            book(clock, steps, events, pace)
-        return state, with_pace(readable(metrics), pace, single), events
-
-    def active(self, steps: range, capacity: int) -> np.ndarray | None:
-        """Bool `[R, S]`: which regions make an inner step; None = all of them, always."""
-        pace = self.method.schedule.pace
-        if pace is None or self.count < self.total:
-            return None  # a job that is one region makes all of its own steps
-        active = np.zeros((self.count, capacity), bool)
-        for i, t in enumerate(steps):
-            active[:, i] = pace.active(t, self.count)
-        return active
 
 
 def _of_one_step(x: Any) -> Any:

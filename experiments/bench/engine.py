@@ -104,7 +104,7 @@ def memory(size: str) -> list[EngineRow]:
         loop = engine.sync_loop(state)
         block = loop.programs.inner_program
         staged = engine.place(jax.tree.map(lambda *x: np.stack(x, axis=1), *work.batches(regions)))
-        args = (state.inner, state.frozen, staged, engine.runner.region_keys, None, np.int32(2))
+        args = (state.inner, state.frozen, staged, engine.region_keys, None, np.int32(2))
         analysis = block.lower(*args).compile().memory_analysis()
         peak[regions] = held_bytes(state) + analysis.temp_size_in_bytes
         del state

@@ -121,7 +121,7 @@ class Subject:
     def given(self, state: Any) -> list[Any]:
         """Arguments of the program of `STEPS` inner steps."""
         staged = self.engine.place(jax.tree.map(lambda *x: np.stack(x, axis=1), *self.batches))
-        keys = self.engine.runner.region_keys
+        keys = self.engine.region_keys
         return [state.inner, state.frozen, staged, keys, None, np.int32(STEPS)]
 
     def program(self, state: Any, options: Settings = ()) -> tuple[Any, list[Any]]:

@@ -247,7 +247,7 @@ class AdaptiveEngine:
         total = self.plain.setup.regions
         per_step = total * sum(plan.samples for plan in plans.values())
         steps = goal.steps(state, per_step, self.period)
-        mask_R = self.plain.runner.mask(participants, (start // self.period + 1) * self.period)
+        mask_R = self.plain.mask(participants, (start // self.period + 1) * self.period)
         work_SxR = np.full((steps, self.regions.count), per_step // total)
         looks = opens and not lands_only and self.probe is not None and bool(mask_R.any())
         histories, rates = {}, {}

@@ -28,6 +28,7 @@ from lowcomm_jax.history import Event
 from lowcomm_jax.jobs.job_carrier import Counted, JobCarrier, start_from_anchor
 from lowcomm_jax.jobs.job_delivery import JobDelivery
 from lowcomm_jax.mesh.arrays import place
+from lowcomm_jax.mesh.regions import REGION
 from lowcomm_jax.rounds.state_transfer import State, shared_state
 from lowcomm_jax.state.leaves import trainer_prefix
 from lowcomm_jax.state.train_state import TrainState
@@ -75,7 +76,7 @@ class JobTrainers:
         if measured is not None:
             numbers |= {**measured, HAS_LOOKED: [1.0]}
         arrays = {name: np.asarray(x, np.float32)[:, None] for name, x in numbers.items()}
-        return place(arrays, self.engine.runner.by_region)
+        return place(arrays, self.engine.regions.sharding(REGION))
 
     def _all(self, state: AdaptiveState) -> Iterator[tuple[int, Trainer, SyncLoop]]:
         for number, trainer in state.trainers.items():

@@ -79,7 +79,7 @@ class Probe:
             state.inner.step,
             state.frozen,
             self.engine.place(block.batches, cut=True),
-            self.engine.runner.region_keys,
+            self.engine.region_keys,
         )
         return readable(values_R)
 

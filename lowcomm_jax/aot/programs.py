@@ -29,6 +29,7 @@ from lowcomm_jax.sync.own_parts import own_parts
 from lowcomm_jax.sync.round_programs import RoundPrograms, each
 from lowcomm_jax.sync.sync_loop import Steps, SyncLoop
 from lowcomm_jax.train.batch_blocks import BatchBlock
+from lowcomm_jax.train.inner_step import keys_of_regions
 
 PyTree = Any
 Progress = Callable[[str, int, int], None]
@@ -169,11 +170,11 @@ def call_programs(
     recording = _recording(programs, record, engine.setup.offload)
     loop = engine.loop_of(recording)
     staged = region_batch(programs, batch)
-    words = engine.runner.keys
     lies = programs.regions.sharding(REGION)
+    words = keys_of_regions(engine.setup.seed, engine.setup.here)
     keys = jax.ShapeDtypeStruct(words.shape, words.dtype, sharding=lies)
     everyone = np.ones(loop.count, bool)
-    given = Steps(BatchBlock(staged, 1, 1), keys, engine.runner.active(range(1, 2), 1), [], False)
+    given = Steps(BatchBlock(staged, 1, 1), keys, engine.active(range(1, 2), 1), [], False)
     if loop.every_step:
         given = given._replace(masks=[everyone])
     ran = loop.inner_steps(state, given)

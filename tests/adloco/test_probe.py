@@ -147,7 +147,7 @@ def crossing(engine, state):
     programs = engine.sync_loop(state).programs
     batch = engine.place({k: v.reshape(R, M, SIZE, *v.shape[2:]) for k, v in probed().items()})
     inner = state.inner
-    keys = engine.runner.region_keys
+    keys = engine.region_keys
     given = (state.anchor, inner.buffers, inner.step, state.frozen, batch, keys)
     lowered = jax.jit(make_probe_program(programs)).lower(*given)
     return len(re.findall(r"all_to_all|all_gather|all_reduce|permute", lowered.as_text()))

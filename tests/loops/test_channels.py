@@ -356,7 +356,7 @@ def test_nothing_but_selected_values_crosses_regions(delay):
     flights = tuple(f.on_devices for f in state.channels.values()) or ((),)
     placed = engine.place(jax.tree.map(lambda x: x[:, None], batch))
     masks = np.ones((2, 1), bool)
-    given = ((state.inner, flights), state.frozen, placed, engine.runner.region_keys)
+    given = ((state.inner, flights), state.frozen, placed, engine.region_keys)
     given += (masks, (masks,), np.ones(2, np.float32), np.int32(0), np.int32(1))
     found = sized(loop.programs.family.channel_program.lower(*given).compile().as_text())
     state, metrics = engine.step(state, batch)

@@ -120,7 +120,7 @@ def staged(engine):
 def test_inner_step_has_no_collective_across_regions(model, params, shape):
     engine, state = make(model, params, METHODS["diloco"](), shape)
     programs = engine.sync_loop(state).programs
-    args = (state.inner, state.frozen, staged(engine), engine.runner.region_keys, None, np.int32(2))
+    args = (state.inner, state.frozen, staged(engine), engine.region_keys, None, np.int32(2))
     found = collectives(programs.inner_program.lower(*args).compile().as_text())
     assert found, "FSDP inside a region must communicate, or the test sees nothing"
     assert not crossing(found, shape)
@@ -142,7 +142,7 @@ def test_ddp_is_the_exception(model, params):
         carry,
         state.frozen,
         staged(engine),
-        engine.runner.region_keys,
+        engine.region_keys,
         mask,
         np.ones(R, np.float32),
         np.int32(2),

@@ -159,7 +159,7 @@ def test_the_compiled_step_moves_what_is_booked(run):
     engine, state, _ = run
     block = engine.sync_loop(state).programs.inner_program
     staged = engine.place(jax.tree.map(lambda *x: np.stack(x, 1), *batches(2)))
-    given = (state.inner, state.frozen, staged, engine.runner.region_keys, None, np.int32(2))
+    given = (state.inner, state.frozen, staged, engine.region_keys, None, np.int32(2))
     text = block.lower(*given).compile().as_text()
     found = set()
     for line in text.splitlines():

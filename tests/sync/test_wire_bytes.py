@@ -217,7 +217,7 @@ def test_gradients_cross_once():
     programs = engine.sync_loop(state).programs
     carry = (state.inner, state.anchor, state.outer[0], state.codec[0])
     batch = engine.place({"x": np.ones((R, 1, 8, 256), np.float32)})
-    args = (carry, state.frozen, batch, engine.runner.region_keys, np.ones((R, 1), bool))
+    args = (carry, state.frozen, batch, engine.region_keys, np.ones((R, 1), bool))
     text = (
         programs.family.gradient_program.lower(*args, np.ones(R, np.float32), np.int32(1))
         .compile()
