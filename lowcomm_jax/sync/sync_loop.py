@@ -262,11 +262,13 @@ class EventLoop(Loop):
             metrics = first_step(metrics) if steps.single else metrics
             return Ran(state.replace(inner=inner), metrics, [], pace)
         beside = None if steps.single else programs.concurrent
-        waiting = [] if beside is None else self.to_exchange(state)
+        # Payloads in flight whose collectives are still to be done.
+        sent = {} if beside is None else dict(in_send_order(state.in_flight))
+        waiting = [k for k, f in sent.items() if f.brought is None and not f.anchor_updated]
         if not waiting:
             inner, metrics = programs.inner_program(*given, n, single=steps.single)
             return Ran(state.replace(inner=inner), metrics, [], pace)
-        flights = [state.in_flight[key] for key in waiting]
+        flights = [sent[key] for key in waiting]
         kinds = [beside.kind(self._like[int(f.fragment)], int(f.level)) for f in flights]
         payloads = [(kind, f.payload, f.weight) for kind, f in zip(kinds, flights)]
         (inner, metrics), brought = beside(given, n, payloads)
@@ -276,11 +278,6 @@ class EventLoop(Loop):
         }
         in_flight = {**state.in_flight, **exchanged}
         return Ran(state.replace(inner=inner, in_flight=in_flight), metrics, [], pace)
-
-    def to_exchange(self, state: TrainState) -> list[str]:
-        """Payloads in flight whose collectives are still to be done."""
-        flights = in_send_order(state.in_flight)
-        return [k for k, f in flights if f.brought is None and not f.anchor_updated]
 
 
 class SyncLoop(EventLoop):

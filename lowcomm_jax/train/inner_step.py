@@ -126,20 +126,6 @@ class InnerStep:
         grads = {k: g.astype(params[k].dtype) for k, g in grads.items()}
         return grads, buffers, {**metrics, "tokens": tokens}
 
-    def apply(self, inner: Inner, grads, buffers, tokens, loss, trained=None) -> Inner:
-        """The region's state after a step of the inner optimizer along these gradients.
-
-        What `trained` leaves out stays where it is, whatever the optimizer does (weight decay).
-        """
-        tree, told = self.layout.tree(inner.params), {"value": loss} if self.gives_loss else {}
-        updates, opt = self.setup.optimizer.update(self.layout.tree(grads), inner.opt, tree, **told)
-        params = self.layout.select(optax.apply_updates(tree, updates), "train")
-        params |= {
-            k: jnp.where(mask, params[k], inner.params[k]) for k, mask in (trained or {}).items()
-        }
-        step, tokens = inner.step + 1, inner.tokens + tokens
-        return Inner(params, buffers, opt, step, tokens, inner.rounding)
-
     def follow(
         self, inner: Inner, grads, buffers, metrics, trained=None
     ) -> tuple[Inner, dict[str, jax.Array]]:
@@ -149,11 +135,20 @@ class InnerStep:
 
         Args:
           trained: bool masks by leaf, what it trains (`trained` of one region); None = everything.
-            Of the rest the gradient counts as 0, in its norm and in moments, too.
+            Of the rest the gradient counts as 0, in its norm and in moments, too, and it stays
+            where it is, whatever the optimizer does (weight decay).
         """
         grads = grads | {k: jnp.where(mask, grads[k], 0) for k, mask in (trained or {}).items()}
         metrics["grad_norm"] = gradient_norm(grads)
-        new = self.apply(inner, grads, buffers, metrics["tokens"], metrics["loss"], trained)
+        tree = self.layout.tree(inner.params)
+        told = {"value": metrics["loss"]} if self.gives_loss else {}
+        updates, opt = self.setup.optimizer.update(self.layout.tree(grads), inner.opt, tree, **told)
+        params = self.layout.select(optax.apply_updates(tree, updates), "train")
+        params |= {
+            k: jnp.where(mask, params[k], inner.params[k]) for k, mask in (trained or {}).items()
+        }
+        tokens = inner.tokens + metrics["tokens"]
+        new = Inner(params, buffers, opt, inner.step + 1, tokens, inner.rounding)
         if not self.setup.skip_nonfinite:
             return new, metrics
         finite = jnp.isfinite(metrics["grad_norm"])
