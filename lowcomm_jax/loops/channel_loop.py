@@ -160,7 +160,8 @@ class ChannelLoop(Loop):
         )
         held = {
             c.name: ChannelFlights(*flight, state.channels[c.name].takes_part)
-            for c, flight in self._delayed(flights)
+            for c, flight in zip(self.family.channels, flights)
+            if c.delay
         }
         return Ran(state.replace(inner=inner, channels=held), metrics, events, {})
 
@@ -174,9 +175,6 @@ class ChannelLoop(Loop):
             if event.kind == "land":
                 state = self.adopted(state, event.participants)
         return state, events
-
-    def _delayed(self, items: Sequence[Any]) -> list[tuple[Channel, Any]]:
-        return [(c, item) for c, item in zip(self.family.channels, items) if c.delay]
 
     def _book(self, state: TrainState, masks: Sequence[np.ndarray], capacity: int):
         """Count the bytes of these steps, and find in which regions payloads land.
