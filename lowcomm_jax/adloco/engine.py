@@ -171,9 +171,9 @@ class AdaptiveEngine:
 
     def init(self, params: PyTree) -> AdaptiveState:
         """Start every trainer in every region from `params` (see `Engine.init`)."""
-        start = self.policy.start
+        asked, memory = self.policy.start, self.policy.init()
         trainers = {
-            number: Trainer(start, start, 0, self.policy.init(), state=self.plain.init(params))
+            number: Trainer(asked, 0, memory, state=self.plain.init(params))
             for number in range(self.trainers.count)
         }
         return AdaptiveState(trainers, 0)
@@ -241,9 +241,7 @@ class AdaptiveEngine:
         if opens := start % self.period == 0:
             rule, round_ = self.trainers, start // self.period
             state, merges = merge_before_round(rule, self._programs(state), state, round_)
-            trainers = {i: t.replace(batch=t.request) for i, t in state.trainers.items()}
-            state = state.replace(trainers=trainers)
-        plans = {number: self.switch.plan(t.batch) for number, t in state.trainers.items()}
+        plans = {number: self.switch.plan(asked) for number, asked in state.requests.items()}
         total = self.plain.setup.regions
         per_step = total * sum(plan.samples for plan in plans.values())
         steps = goal.steps(state, per_step, self.period)
@@ -343,9 +341,9 @@ class AdaptiveEngine:
         """
         for number, (values_N, counted_N) in votes.items():
             trainer = state.trainers[number]
-            size = self._measured_size(self.switch.plan(trainer.batch))
+            size = self._measured_size(self.switch.plan(trainer.request))
             found = pooled(values_N, self.probe.count, size, counted_N)
-            memory, request = self.policy.decide(trainer.policy, found, trainer.batch)
+            memory, request = self.policy.decide(trainer.policy, found, trainer.request)
             self._looks[number] = {"request": request, **dataclasses.asdict(found)}
             state = state.with_trainer(number, trainer.replace(policy=memory, request=request))
         return state.without_measurements()

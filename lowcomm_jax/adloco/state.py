@@ -27,8 +27,8 @@ class Kept(msgspec.Struct, frozen=True):
     """What checkpoints and other regions are given of a trainer, beside its training state.
 
     Attributes:
-      batch: requested samples per region and step in this round.
-      request: the same for the next round.
+      request: samples per region and step that it asked for, before the round or, between rounds,
+        for the next one.
       used: samples of each of its streams, one a region, that it has trained on; the next step
         takes those that follow.
       policy: the batch policy's state.
@@ -36,7 +36,6 @@ class Kept(msgspec.Struct, frozen=True):
         decide at its end; else None.
     """
 
-    batch: Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
     request: Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
     used: Size
     policy: dict[str, float]
@@ -150,7 +149,7 @@ class AdaptiveState:
 
     @property
     def requests(self) -> dict[int, int]:
-        """Every trainer's requested batch for the next round."""
+        """Every trainer's requested batch."""
         return {number: trainer.request for number, trainer in self.trainers.items()}
 
     @property

@@ -62,15 +62,15 @@ def test_a_batch_that_grows_64_fold_compiles_nothing(fresh):
         return values(state)
 
     assert compilations(grow) == 0
-    assert state.first.batch == 128
+    assert state.first.request == 128
 
 
 def test_a_merge_frees_its_trainer(fresh):
     state, _ = fresh.run(fresh.init(oracle.make_params()), stream, rounds=2)
     gone = weakref.ref(state.trainers[2].state.inner.params["a"])
-    state, _ = fresh.run(asking(state, t0=6, t1=4, t2=2), stream, rounds=1)
+    state, history = fresh.run(asking(state, t0=6, t1=4, t2=2), stream, rounds=1)
     assert list(state.trainers) == [0, 1]
-    assert state.trainers[1].batch == 4  # the survivor's own
+    assert history.segments[0].plans[1].batch == 4  # the survivor's own
     assert gone() is None
 
 

@@ -41,7 +41,7 @@ def decided(*given):
     """The trainer, and the numbers that the decision rests on, after such a round."""
     one = AdaptiveEngine.__new__(AdaptiveEngine)
     one.policy, one.switch, one.probe = POLICY, Switch(1), SimpleNamespace(count=2)
-    trainer = Trainer(2, 2, 0, POLICY.init(), measured={"gbar2": [1.0]}, state=None)
+    trainer = Trainer(2, 0, POLICY.init(), measured={"gbar2": [1.0]}, state=None)
     one._looks = {}
     state = one._decided(AdaptiveState({0: trainer}, 0), votes(*given))
     assert state.first.measured is None
@@ -86,7 +86,7 @@ def states(tmp_path_factory):
             made.append((one, one.init(oracle.make_params())))
     theirs = made[1][1]
     trainer = theirs.first
-    trainer = trainer.replace(request=3, batch=2, used=7, policy=used_policy())
+    trainer = trainer.replace(request=3, used=7, policy=used_policy())
     return *made[0], theirs.with_trainer(0, trainer).replace(samples=31)
 
 
@@ -102,7 +102,7 @@ def test_a_state_brings_batches_policies_and_places_in_the_streams(states):
     found = install_trainers(one, own, arrays, document)
     assert list(found.trainers) == [0] and found.samples == 31
     trainer = found.first
-    assert (trainer.batch, trainer.request, trainer.policy) == (2, 3, used_policy())
+    assert (trainer.request, trainer.policy) == (3, used_policy())
     assert trainer.used == 7 and trainer.measured is None
     assert found.counters.bytes_sent.tolist() == [5]
 
@@ -143,7 +143,7 @@ def test_a_round_has_an_exchange_a_trainer(tmp_path):
     [
         (lambda d: d.pop("trainers"), Rejected),
         (lambda d: d["trainers"].pop("samples"), Rejected),
-        (lambda d: d["trainers"]["live"]["0"].update(batch=-1), Rejected),
+        (lambda d: d["trainers"]["live"]["0"].update(request=-1), Rejected),
         (lambda d: d["trainers"]["live"]["0"].update(request="2"), Rejected),
         (lambda d: d["trainers"]["live"]["0"].update(used=[1, 1]), Rejected),
         (lambda d: d["trainers"]["live"]["0"].update(policy=None), Rejected),

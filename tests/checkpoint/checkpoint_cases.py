@@ -173,7 +173,7 @@ def values(state):
 
 def host_values(trainer):
     """What the host knows of a trainer."""
-    fields = {name: getattr(trainer, name) for name in ("batch", "request", "used")}
+    fields = {name: getattr(trainer, name) for name in ("request", "used")}
     return {name: np.array(value) for name, value in {**fields, **trainer.policy}.items()}
 
 

@@ -106,7 +106,7 @@ def check_what_is_saved(name, half):
         assert half["channels/sparta/takes_part"].all()
         assert all(np.any(v) for n, v in half.items() if n.startswith("channels/sparta/payload"))
     if name == "adloco":
-        batches = [value for n, value in half.items() if n.endswith("/batch")]
+        batches = [value for n, value in half.items() if n.endswith("/request")]
         assert len(batches) == 2 and len(set(map(int, batches))) == 2
         assert all(np.any(half[n]) for n in half if n.endswith("codec/0/residual/a"))
     if name == "as_coded":

@@ -47,7 +47,7 @@ def seen(state):
     return {
         number: (
             [np.array(x) for x in jax.tree.leaves((t.state.anchor, t.state.outer))],
-            (t.batch, t.used, state.samples, t.request, t.policy),
+            (t.request, t.used, state.samples, t.policy),
             [np.array(x) for x in jax.tree.leaves(t.state.inner.params)],
         )
         for number, t in state.trainers.items()
