@@ -171,9 +171,9 @@ class AdaptiveEngine:
 
     def init(self, params: PyTree) -> AdaptiveState:
         """Start every trainer in every region from `params` (see `Engine.init`)."""
-        asked, memory = self.policy.start, self.policy.init()
+        policy = self.policy
         trainers = {
-            number: Trainer(asked, 0, memory, state=self.plain.init(params))
+            number: Trainer(policy.start, 0, policy.init(), state=self.plain.init(params))
             for number in range(self.trainers.count)
         }
         return AdaptiveState(trainers, 0)

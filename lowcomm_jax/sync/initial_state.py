@@ -23,7 +23,6 @@ from lowcomm_jax.params import fragments as fragmentation
 from lowcomm_jax.params.sharding import leaf_shardings, rule_shardings
 from lowcomm_jax.rules import merge
 from lowcomm_jax.state.train_state import Inner, SyncCounters, TrainState
-from lowcomm_jax.sync.round_functions import rounded
 from lowcomm_jax.sync.round_programs import RoundPrograms, inner_shardings
 
 PyTree = Any
@@ -88,7 +87,7 @@ def _optimizers(
     making: Making,
 ) -> Optimizers:
     """As they start: in every region the inner one, the outer rules at the anchor."""
-    opt = _inner_shardings(programs).opt
+    opt = _of_regions(programs).opt
     init = jax.jit(jax.vmap(programs.step.init), out_shardings=opt)
     return making.run(init, opt, params_R), _outer(programs, anchor, making)
 
@@ -104,24 +103,31 @@ def start(
     Args:
       optimizers: makes their states of (programs, the regions' parameters, the anchor, making).
     """
-    layout, regions, k = programs.step.layout, programs.regions, len(programs.fragments)
-    shared = regions.sharding()
-    anchor = {}
-    if programs.method.has_anchor:
-        anchor = _anchor(programs, layout.select(params, "train"), making)
+    layout, method, regions = programs.step.layout, programs.method, programs.regions
+    k, shared, decided = len(programs.fragments), regions.sharding(), {}
+    train, anchor, received = layout.select(params, "train"), {}, {}
+    if method.has_anchor:
+        count, axis = anchor_axis(programs)
+        lies = leaf_shardings(regions, axis, programs.specs)
+        anchor = _spread(making, train, count, lies, jnp.float32)
+    if method.base == "received":
+        lies = leaf_shardings(regions, REGION, programs.specs)
+        received = _spread(making, train, regions.count, lies, jnp.float32)
+    if method.schedule.remembers:
+        decided = method.schedule.start()
     inner = _inner(programs, params, making)
     opt, outer = optimizers(programs, inner.params, anchor, making)
     state = TrainState(
         inner=dataclasses.replace(inner, opt=opt),
         frozen=making.put(jax.tree.map(_copy, layout.select(params, "frozen")), shared),
         anchor=anchor,
-        received=_received(programs, layout.select(params, "train"), making),
+        received=received,
         outer=outer,
         codec=codec_states(programs, making),
         landing=_landing_states(programs, making),
         rate=making.put(np.zeros(k, np.float32), shared),
         in_flight={},
-        counters=_counters(programs),
+        counters=SyncCounters.start(k, regions.count, decided),
         layout=layout,
         merge=_merge_states(programs, making),
     )
@@ -140,22 +146,12 @@ def _copy(x: Any) -> Any:
     return x.copy() if isinstance(x, np.ndarray | jax.Array) else x
 
 
-def _counters(programs: RoundPrograms) -> SyncCounters:
-    schedule = programs.method.schedule
-    decided = schedule.start() if schedule.remembers else {}
-    return SyncCounters.start(len(programs.fragments), programs.regions.count, decided)
-
-
-def _broadcast(tree: PyTree, count: int) -> PyTree:
-    return jax.tree.map(lambda x: jnp.broadcast_to(x[None], (count, *x.shape)), tree)
-
-
 @functools.lru_cache(maxsize=256)
 def _copies(count: int, dtype: Any, out: tuple[jax.sharding.Sharding, ...]):
     """Makes `count` copies of arrays; engines whose parameters are alike share the program."""
 
     def copies(leaves):
-        return _broadcast(tuple(jnp.asarray(x, dtype) for x in leaves), count)
+        return tuple(jnp.broadcast_to(jnp.asarray(x, dtype), (count, *x.shape)) for x in leaves)
 
     return jax.jit(copies, out_shardings=out)
 
@@ -178,36 +174,20 @@ def anchor_axis(programs: RoundPrograms) -> tuple[int, str | None]:
     return 1, None
 
 
-def _anchor(programs: RoundPrograms, params: dict[str, Any], making: Making) -> dict[str, Any]:
-    count, axis = anchor_axis(programs)
-    out = leaf_shardings(programs.regions, axis, programs.specs)
-    return _spread(making, params, count, out, jnp.float32)
-
-
-def _received(programs: RoundPrograms, params: dict[str, Any], making: Making) -> dict[str, Any]:
-    if programs.method.base == "anchor":
-        return {}
-    out = leaf_shardings(programs.regions, REGION, programs.specs)
-    return _spread(making, params, programs.regions.count, out, jnp.float32)
-
-
 def _inner(programs: RoundPrograms, params: PyTree, making: Making) -> Inner:
     """Without the optimizer's state."""
-    layout, regions = programs.step.layout, programs.regions
-    count, region = regions.count, regions.sharding(REGION)
-    train = layout.select(params, "train")
-    params_R = _spread(making, train, count, leaf_shardings(regions, REGION, programs.specs))
+    layout, lies = programs.step.layout, _of_regions(programs)
+    count, region = programs.regions.count, programs.regions.sharding(REGION)
+    params_R = _spread(making, layout.select(params, "train"), count, lies.params)
     buffers = layout.select(params, "local", "average")
-    kept = rounded(programs.method, params_R)
-    nothing = {k: np.zeros(params_R[k].shape[1:], np.float32) for k in kept}
-    lies = leaf_shardings(regions, REGION, {k: programs.specs[k] for k in kept})
+    nothing = {k: np.zeros(params_R[k].shape[1:], np.float32) for k in lies.rounding}
     return Inner(
         params=params_R,
         buffers=_spread(making, buffers, count, dict.fromkeys(buffers, region)),
         opt=(),
         step=making.put(np.zeros(count, np.int32), region),
         tokens=making.put(np.zeros((count, len(programs.fragments)), np.float32), region),
-        rounding=_spread(making, nothing, count, lies),
+        rounding=_spread(making, nothing, count, lies.rounding),
     )
 
 
@@ -278,7 +258,8 @@ def _landing_states(programs: RoundPrograms, making: Making) -> tuple[PyTree, ..
     return tuple(map(of_fragment, range(len(cut))))
 
 
-def _inner_shardings(programs: RoundPrograms) -> Inner:
+def _of_regions(programs: RoundPrograms) -> Inner:
+    """Shardings of what is the regions' own."""
     layout = programs.step.layout
     return inner_shardings(programs.setup, layout, layout.train_shapes(), programs.specs)
 
