@@ -216,8 +216,7 @@ class ChannelLoop(Loop):
     def _sent(self, number: int, step: int, mask: np.ndarray, counters) -> Event:
         exchange, name = self.family.exchanges[number].exchange, self._name(number)
         traffic = exchange.traffic(self._likes[number], mask)
-        counters.bytes_sent += traffic.sent
-        counters.bytes_received += traffic.received
+        counters.count_bytes(traffic.sent, traffic.received)
         event = Event.of_send(step, self.first + number, f"{name}@{step}", mask, traffic, {})
         return ChannelEvent.widened(event, channel=name)
 
@@ -268,11 +267,9 @@ class ChannelLoop(Loop):
         taken, values = self.family.end(leaves, np.int32(0), mask, self.weights, everyone)
         traffic = self.programs.exchange.traffic(self.fragments.like(0), mask)
         counters, key = state.counters.copy(), flight_key(0, step)
-        counters.previous_sent[0], counters.last_sent[0] = counters.last_sent[0], step
+        counters.count_send(0, step)
+        counters.count_bytes(traffic.sent, traffic.received)
         counters.last_landed[0], counters.staleness[0] = step, 0
-        counters.sends[0] += 1
-        counters.bytes_sent += traffic.sent
-        counters.bytes_received += traffic.received
         sent = Event.of_send(step, 0, key, mask, traffic, values)
         landed = Event.of_landing(step, 0, key, everyone, 0, {})
         return with_taken_over(state, *taken).replace(counters=counters), [sent, landed]

@@ -202,11 +202,9 @@ class GradientLoop(Loop):
         counters, events = state.counters.copy(), []
         for step, mask in enumerate(steps.masks, int(counters.step) + 1):
             traffic = self.traffic(mask)
-            counters.bytes_sent += traffic.sent
-            counters.bytes_received += traffic.received
-            counters.previous_sent[0], counters.last_sent[0] = counters.last_sent[0], step
+            counters.count_send(0, step)
+            counters.count_bytes(traffic.sent, traffic.received)
             counters.last_landed[0], counters.staleness[0] = step, 0
-            counters.sends[0] += 1
             key = flight_key(0, step)
             events.append(Event.of_send(step, 0, key, mask, traffic, {}))
             events.append(Event.of_landing(step, 0, key, mask, 0, {}))

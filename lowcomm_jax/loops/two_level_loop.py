@@ -167,8 +167,7 @@ class TwoLevelLoop(EventLoop):
         state = self._deliver(state, region, step, events)
         since = max(int(counters.last_landed[0, region]), 0)
         counters.last_landed[0, region], counters.staleness[0, region] = step, step - since
-        counters.previous_sent[0], counters.last_sent[0] = counters.last_sent[0], step
-        counters.sends[0] += 1
+        counters.count_send(0, step)
         decided["arrivals"][g] += 1
         waits = decided["up"][g] != NOTHING or decided["down"][g] != NOTHING
         if decided["arrivals"][g] >= decided["merged"][g] + self.schedule.every and not waits:
@@ -206,8 +205,7 @@ class TwoLevelLoop(EventLoop):
         if source != target:
             sent[[source, target]] = received[[target, source]] = nbytes, answer
         counters, step = state.counters, int(state.counters.step)
-        counters.bytes_sent += sent
-        counters.bytes_received += received
+        counters.count_bytes(sent, received)
         traffic = Traffic("one_way", nbytes, sent, received)
         groups = (tuple(sorted({source, target})),)
         events.append(Event.of_send(step, 0, key, who, traffic, {}, groups))

@@ -158,6 +158,16 @@ class SyncCounters:
         later = (self.last_sent > step).sum() + (self.previous_sent > step).sum()
         return int(self.sends.sum() - later)
 
+    def count_send(self, fragment: int, step: int) -> None:
+        """Count a send after this step, in place."""
+        self.previous_sent[fragment], self.last_sent[fragment] = self.last_sent[fragment], step
+        self.sends[fragment] += 1
+
+    def count_bytes(self, sent: np.ndarray, received: np.ndarray) -> None:
+        """Count bytes of each region, int64 `[R]`, in place."""
+        self.bytes_sent += sent
+        self.bytes_received += received
+
     def copy(self) -> SyncCounters:
         return jax.tree.map(np.copy, self)
 
@@ -208,8 +218,7 @@ class TrainState:
     def with_more_bytes(self, sent: np.ndarray, received: np.ndarray) -> TrainState:
         """The state after each region has sent and received so much more, int64 `[R]`."""
         counters = self.counters.copy()
-        counters.bytes_sent += sent
-        counters.bytes_received += received
+        counters.count_bytes(sent, received)
         return self.replace(counters=counters)
 
     def refuse_donated(self) -> None:

@@ -45,8 +45,7 @@ def copy_peer(
     counters = state.counters.copy()
     counters.last_landed[:, region] = step
     moved = Traffic("copy", nbytes, *_one_way(count, peer, region, nbytes))
-    counters.bytes_sent += moved.sent
-    counters.bytes_received += moved.received
+    counters.count_bytes(moved.sent, moved.received)
     who = np.arange(count) == region
     event = dataclasses.replace(Event.of_send(step, -1, None, who, moved, {}), kind="recover")
     inner = {name: got[name] for name in ("params", "rounding", "buffers", "opt")}

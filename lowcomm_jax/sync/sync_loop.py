@@ -413,10 +413,8 @@ class SyncLoop(EventLoop):
         groups = self.groups(int(state.counters.sends[p]))
         traffic = self._traffic(p, level, mask, groups)
         counters = state.counters.copy()
-        counters.previous_sent[p], counters.last_sent[p] = counters.last_sent[p], step
-        counters.sends[p] += 1
-        counters.bytes_sent += traffic.sent
-        counters.bytes_received += traffic.received
+        counters.count_send(p, step)
+        counters.count_bytes(traffic.sent, traffic.received)
         due = step + self._delay if lands is None else np.full(self.count, lands, np.int64)
         flight = InFlight(
             payload=out["payload"],
@@ -699,8 +697,7 @@ class SyncLoop(EventLoop):
         counters = state.counters
         groups = self.groups(int(counters.sends[p]))
         if (traffic := self.carrier.ahead(self, state, p, groups)) is not None:
-            counters.bytes_sent += traffic.sent
-            counters.bytes_received += traffic.received
+            counters.count_bytes(traffic.sent, traffic.received)
             events[-1] = events[-1].sending_ahead(traffic, groups)
 
     # -- the end --------------------------------------------------------------------------------
