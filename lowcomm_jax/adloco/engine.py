@@ -19,7 +19,7 @@ import numpy as np
 import optax
 
 from lowcomm_jax.adloco.history import AdaptiveHistory, Segment, TrainerEvent, in_order
-from lowcomm_jax.adloco.job_trainers import JobTrainers, Votes
+from lowcomm_jax.adloco.job_trainers import JobTrainers
 from lowcomm_jax.adloco.learning_rate import (
     SCALINGS,
     LrSchedule,
@@ -31,10 +31,10 @@ from lowcomm_jax.adloco.learning_rate import (
 from lowcomm_jax.adloco.merge import merge, merge_all, merge_before_round
 from lowcomm_jax.adloco.probe import Probe
 from lowcomm_jax.adloco.refusals import rows
-from lowcomm_jax.adloco.state import AdaptiveState, Trainer
+from lowcomm_jax.adloco.state import AdaptiveState, Trainer, of_counted
 from lowcomm_jax.adloco.step_plan import StepPlan, Switch
 from lowcomm_jax.engine import Engine, Participants
-from lowcomm_jax.history import Event, History
+from lowcomm_jax.history import Event
 from lowcomm_jax.jobs.job_delivery import JobDelivery
 from lowcomm_jax.mesh.regions import Regions
 from lowcomm_jax.methods.base import Method
@@ -247,50 +247,47 @@ class AdaptiveEngine:
         steps = goal.steps(state, per_step, self.period)
         mask_R = self.plain.mask(participants, (start // self.period + 1) * self.period)
         work_SxR = np.full((steps, self.regions.count), per_step // total)
-        looks = opens and not lands_only and self.probe is not None and bool(mask_R.any())
-        histories, rates = {}, {}
+        measures = opens and not lands_only and self.probe is not None and bool(mask_R.any())
+        found, histories, rates = {}, {}, {}
         for number, plan in plans.items():
-            if looks:
-                state, samples = self._looked(state, number, plan, source)
+            trainer = state.trainers[number]
+            if measures:
+                trainer, samples = self._measured(number, trainer, plan, source)
                 work_SxR[0] += samples
             rate = state.samples, per_step, self._scale(plan.samples / self.reference_batch)
             rates[number] = factors(self._schedule, self.period, *rate)
-            trainer = state.trainers[number]
             loop = self._loop_that_sends(number, trainer)
             if lands_only:
-                ended, events = loop.after(trainer.state, steps, np.zeros(1, bool))
-                histories[number] = History(start)
-                histories[number].add(0, {}, events)
+                ended, found[number] = loop.after(trainer.state, steps, np.zeros(1, bool))
             else:
                 ready = set_lr_scale(trainer.state, *rate)
                 starts = range(trainer.used, trainer.used + steps * plan.samples, plan.samples)
                 batches = (source(number, first, plan.samples) for first in starts)
                 given = (loop, ready, batches, participants, plan.microbatch)
                 ended, histories[number] = self.plain.run_on(*given)
+                found[number] = histories[number].events
             trainer = trainer.replace(state=ended, used=trainer.used + steps * plan.samples)
             state = state.with_trainer(number, trainer)
         state = state.replace(samples=state.samples + steps * per_step)
-        for number, history in histories.items():
-            self._events.setdefault(number, []).extend(history.events)
+        for number, events in found.items():
+            self._events.setdefault(number, []).extend(events)
         if state.step % self.period == 0:
             state = self._landed(state, mask_R, lands_only)
-        found = in_order(self._events), work_SxR / self.reference_batch, merges, self._looks
+        came = in_order(self._events), work_SxR / self.reference_batch, merges, self._looks
         self._events, self._looks = {}, {}
-        return state, Segment(start, total, histories, plans, rates, *found)
+        return state, Segment(start, total, histories, plans, rates, *came)
 
-    def _looked(
-        self, state: AdaptiveState, number: int, plan: StepPlan, source: Source
-    ) -> tuple[AdaptiveState, int]:
-        """Measure a trainer's noise, by the samples that it trains on next.
+    def _measured(
+        self, number: int, trainer: Trainer, plan: StepPlan, source: Source
+    ) -> tuple[Trainer, int]:
+        """The trainer with its noise, and how many samples of a region that took.
 
-        Returns:
-          (state, samples of a region that it took).
+        They are those that it trains on next.
         """
-        trainer, size = state.trainers[number], self._measured_size(plan)
+        size = self._measured_size(plan)
         batch = source(number, trainer.used, size * self.probe.count)
         measured = self.probe.measure(trainer.state, batch, size)
-        state = state.with_trainer(number, trainer.replace(measured=measured))
-        return state, self.probe.samples(size)
+        return trainer.replace(measured=measured), self.probe.samples(size)
 
     def _landed(
         self, state: AdaptiveState, mask_R: np.ndarray, lands_only: bool = False
@@ -307,7 +304,7 @@ class AdaptiveEngine:
             state = self.jobs.land(state, self._events, stoppable=not lands_only)
         if state.paused:
             return state
-        state = self._decided(state, self._votes(state, mask_R))
+        state = self._decided(state)
         if self.jobs is not None and not lands_only:
             self.jobs.tell(state)
         return state
@@ -318,35 +315,27 @@ class AdaptiveEngine:
             if trainer.measured is not None:
                 ended, sent = self.probe.booked(trainer.state, state.step, mask_R)
                 self._events[number] = [*sent, *self._events[number]]
-                state = state.with_trainer(number, trainer.replace(state=ended))
+                counted = of_counted(trainer.measured, mask_R)
+                trainer = trainer.replace(state=ended, measured=counted)
+                state = state.with_trainer(number, trainer)
         return state
-
-    def _votes(self, state: AdaptiveState, mask_R: np.ndarray) -> dict[int, Votes]:
-        """By trainer, what regions have measured in this round."""
-        if self.jobs is not None:
-            return self.jobs.votes()
-        measured = {i: t.measured for i, t in state.trainers.items() if t.measured is not None}
-        return {i: (values_R, mask_R) for i, values_R in measured.items() if mask_R.any()}
 
     def _measured_size(self, plan: StepPlan) -> int:
         """Samples of a measured microbatch: all of them together are about one step's."""
         sizes = self.switch.buckets()
         return max([m for m in sizes if m * self.probe.count <= plan.samples], default=sizes[0])
 
-    def _decided(self, state: AdaptiveState, votes: dict[int, Votes]) -> AdaptiveState:
-        """Let the policy decide on the trainers' next requests; `looks` says by what numbers.
-
-        Args:
-          votes: by trainer, what regions have measured, and whose of it counts.
-        """
-        for number, (values_N, counted_N) in votes.items():
-            trainer = state.trainers[number]
-            size = self._measured_size(self.switch.plan(trainer.request))
-            found = pooled(values_N, self.probe.count, size, counted_N)
-            memory, request = self.policy.decide(trainer.policy, found, trainer.request)
-            self._looks[number] = {"request": request, **dataclasses.asdict(found)}
-            state = state.with_trainer(number, trainer.replace(policy=memory, request=request))
-        return state.without_measurements()
+    def _decided(self, state: AdaptiveState) -> AdaptiveState:
+        """Let the policy decide on the trainers' next requests, by what regions have measured."""
+        for number, trainer in state.trainers.items():
+            if trainer.measured is not None:
+                size = self._measured_size(self.switch.plan(trainer.request))
+                found = pooled(trainer.measured, self.probe.count, size)
+                memory, request = self.policy.decide(trainer.policy, found, trainer.request)
+                self._looks[number] = {"request": request, **dataclasses.asdict(found)}
+                trainer = trainer.replace(policy=memory, request=request, measured=None)
+                state = state.with_trainer(number, trainer)
+        return state
 
     def finish(self, state: AdaptiveState) -> AdaptiveState:
         """Drain, synchronise every trainer once more (`finish.finish`), and merge all into one.
@@ -355,20 +344,19 @@ class AdaptiveEngine:
           ValueError: the state was donated before.
         """
         state.refuse_donated()
-        everyone = np.ones(self.regions.count, bool)
         if state.paused:
-            state = self._landed(state, everyone, lands_only=True)
+            state = self._landed(state, np.ones(self.regions.count, bool), lands_only=True)
         events: list[Event] = []
         for number, trainer in state.trainers.items():
             ended, found = finish(self._loop_that_sends(number, trainer), trainer.state)
             events += [TrainerEvent.of(event, number) for event in found]
-            state = state.with_trainer(number, trainer.replace(state=ended))
+            # Within a round its decision comes with the last payload.
+            measured = trainer.measured if self.jobs is None else self.jobs.heard(number)
+            trainer = trainer.replace(state=ended, measured=measured)
+            state = state.with_trainer(number, trainer)
         if self.clock is not None:
             follow(self.clock, state.step, events)
-        if state.step % self.period:
-            # The decision of this round comes with its last payload.
-            state = self._decided(state, self._votes(state, everyone))
-        state = merge_all(self.trainers, self._programs(state), state)
+        state = merge_all(self.trainers, self._programs(state), self._decided(state))
         if self.jobs is not None:
             self.jobs.close(state)
         return state

@@ -22,7 +22,7 @@ import jax
 import numpy as np
 
 from lowcomm_jax.adloco.probe import SCALARS
-from lowcomm_jax.adloco.state import AdaptiveState, Trainer
+from lowcomm_jax.adloco.state import AdaptiveState, Trainer, of_counted
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.history import Event
 from lowcomm_jax.jobs.job_carrier import Counted, JobCarrier, start_from_anchor
@@ -38,9 +38,6 @@ HAS_LOOKED = "looked"
 """1 where a region has measured in this round, and 0 where it came in after the round's start."""
 
 _POLL_SECONDS = 0.05
-
-Votes = tuple[dict[str, np.ndarray], np.ndarray]
-"""Statistics `[N]` by name, and bool `[N]`, whose of them count, at least one."""
 
 
 class JobTrainers:
@@ -108,7 +105,8 @@ class JobTrainers:
                 own = loop.go_on(own, np.ones(1, bool))
             events.setdefault(number, []).extend(loop.owed)
             loop.owed = []
-            state = state.with_trainer(number, trainer.replace(state=own))
+            trainer = trainer.replace(state=own, measured=self.heard(number))
+            state = state.with_trainer(number, trainer)
         return state
 
     def _arrive(self, state: AdaptiveState, stoppable: bool) -> bool:
@@ -123,19 +121,16 @@ class JobTrainers:
             time.sleep(_POLL_SECONDS)
         return True
 
-    def votes(self) -> dict[int, Votes]:
-        """By trainer, what the regions that were counted in its last exchange have measured.
+    def heard(self, number: int) -> dict[str, np.ndarray] | None:
+        """What the regions that were counted in a trainer's last exchange have measured.
 
-        Not of trainers where none of these has. What is read here is not given again.
+        None where none of these has. What is read here is not given again.
         """
-        votes: dict[int, Votes] = {}
-        for number, counted in self._counted.items():
-            values_N = {name: np.asarray(x)[:, 0] for name, x in counted.header.items()}
-            counted_N = counted.counted_N & (values_N[HAS_LOOKED] > 0)
-            if counted_N.any():
-                votes[number] = values_N, counted_N
-        self._counted.clear()
-        return votes
+        if (counted := self._counted.pop(number, None)) is None:
+            return None
+        values_N = {name: np.asarray(x)[:, 0] for name, x in counted.header.items()}
+        looked_N = values_N.pop(HAS_LOOKED) > 0
+        return of_counted(values_N, counted.counted_N & looked_N)
 
     def rounds_missed(self, state: AdaptiveState, period: int) -> int:
         """Whole rounds that the other jobs have landed beyond this state, at the end of a round."""

@@ -33,7 +33,7 @@ class Kept(msgspec.Struct, frozen=True):
         takes those that follow.
       policy: the batch policy's state.
       measured: in the middle of a round: statistics of the regions here, `[R]` by name, which
-        decide at its end; else None.
+        decide at its end, then those of all that count; else None.
     """
 
     request: Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
@@ -181,6 +181,11 @@ class AdaptiveState:
             mean = mix(mean, seen(other.state), other.request / total)
         state = with_inner(first.state, params=mean["params"], buffers=mean["buffers"])
         return state.replace(anchor=mean["anchor"])
+
+
+def of_counted(measured: Mapping[str, Any], counts_R: np.ndarray) -> dict[str, np.ndarray] | None:
+    """Statistics `[R]` of the regions that count; None = none of them does."""
+    return {k: np.asarray(x)[counts_R] for k, x in measured.items()} if counts_R.any() else None
 
 
 def seen(state: TrainState) -> dict[str, PyTree]:

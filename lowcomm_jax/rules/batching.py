@@ -80,27 +80,21 @@ class Statistics:
     variance_across: float
 
 
-def pooled(
-    values_R: dict[str, np.ndarray],
-    microbatches: int,
-    samples: int,
-    takes_part_R: np.ndarray,
-) -> Statistics:
-    """Reduce what the regions measured, in region order and float64.
+def pooled(values_R: dict[str, np.ndarray], microbatches: int, samples: int) -> Statistics:
+    """Reduce what the regions measured that count, in region order and float64.
 
     Args:
-      values_R: float `[R]` by name, around each region's own gbar: `gbar2`, ||gbar||^2; `spread`,
-        S; `along`, the part of S in the direction of gbar, sum of
+      values_R: float `[R]` by name, of at least one region, each around its own gbar: `gbar2`,
+        ||gbar||^2; `spread`, S; `along`, the part of S in the direction of gbar, sum of
         <g_j - gbar, gbar>^2 / ||gbar||^2.
       microbatches: M, at least 2, that each region measured.
       samples: m, of a microbatch.
-      takes_part_R: bool `[R]`, at least one True.
     """
     gbar2, spread, along = (
-        float(np.add.accumulate(np.asarray(values_R[k], np.float64)[takes_part_R])[-1])
+        float(np.add.accumulate(np.asarray(values_R[k], np.float64))[-1])
         for k in ("gbar2", "spread", "along")
     )
-    regions = int(takes_part_R.sum())
+    regions = len(values_R["gbar2"])
     gbar2, freedom = gbar2 / regions, regions * (microbatches - 1)
     return Statistics(
         gbar2=gbar2,

@@ -26,14 +26,14 @@ POLICY = NormTest(start=2, cap=64, microbatches=2, smoothing=0.0)
 MEASURED = {"gbar2": [1.0, 4.0, 9.0], "spread": [8.0, 2.0, 5.0], "along": [3.0, 1.0, 0.5]}
 
 
-def votes(looked, counted, measured=MEASURED):
+def heard(looked, counted, measured=MEASURED):
     """What trainer 0 is given to decide on, after an exchange brought these numbers."""
     header = {name: np.array(x, np.float32)[:, None] for name, x in measured.items()}
     header["looked"] = np.array(looked, np.float32)[:, None]
     one = JobTrainers.__new__(JobTrainers)
     one._counted = {0: Counted(0, 3, 0, False, np.array(counted, bool), True, header)}
-    found = one.votes()
-    assert not one._counted
+    found = one.heard(0)
+    assert one.heard(0) is None
     return found
 
 
@@ -41,9 +41,9 @@ def decided(*given):
     """The trainer, and the numbers that the decision rests on, after such a round."""
     one = AdaptiveEngine.__new__(AdaptiveEngine)
     one.policy, one.switch, one.probe = POLICY, Switch(1), SimpleNamespace(count=2)
-    trainer = Trainer(2, 0, POLICY.init(), measured={"gbar2": [1.0]}, state=None)
+    trainer = Trainer(2, 0, POLICY.init(), measured=heard(*given), state=None)
     one._looks = {}
-    state = one._decided(AdaptiveState({0: trainer}, 0), votes(*given))
+    state = one._decided(AdaptiveState({0: trainer}, 0))
     assert state.first.measured is None
     return state.first, one._looks[0]
 
@@ -54,7 +54,7 @@ def decided(*given):
 def test_who_was_counted_and_has_measured_decides(looked, counted):
     found, look = decided(looked, counted)
     mask = np.array([True, False, True])
-    want = pooled({k: np.array(x) for k, x in MEASURED.items()}, 2, 1, mask)
+    want = pooled({k: np.array(x)[mask] for k, x in MEASURED.items()}, 2, 1)
     memory, request = POLICY.decide(POLICY.init(), want, 2)
     assert (found.request, found.policy) == (request, memory)
     assert request > 2 and look["gbar2"] == want.gbar2 == 5.0
@@ -62,7 +62,7 @@ def test_who_was_counted_and_has_measured_decides(looked, counted):
 
 @pytest.mark.parametrize("looked, counted", [([0, 0, 0], [1, 1, 1]), ([1, 0, 0], [0, 1, 1])])
 def test_where_nobody_has_measured_there_is_nothing_to_decide_on(looked, counted):
-    assert votes(looked, counted) == {}
+    assert heard(looked, counted) is None
 
 
 def test_numbers_that_are_not_finite_change_nothing():
