@@ -95,13 +95,13 @@ class Engine:
         self.clock: VirtualClock | None = None
         if setup.links is not None and not setup.separate:
             self.clock = VirtualClock(setup.links, seed=setup.seed, record=True)
-        self._here = np.array(setup.here, np.int32)
+        ids_R = np.array(setup.here, np.int32)
         self.weights: str | np.ndarray = setup.weights
         if not isinstance(setup.weights, str):
-            self.weights = np.asarray(setup.weights, np.float32)[self._here]
+            self.weights = np.asarray(setup.weights, np.float32)[ids_R]
         self._batch_sharding = self.regions.sharding(REGION, None, "fsdp")
         self._given_parts = setup.batches == "own" and jax.process_count() > 1
-        self._keys = keys_of_regions(setup.seed, self._here)
+        self._keys = keys_of_regions(setup.seed, ids_R)
         self._routed: RoutedSteps | None = None
         if setup.hops is not None:
             self._routed = RoutedSteps(setup.hops, setup.seed, setup.accumulate, setup.regions)
@@ -304,7 +304,7 @@ class Engine:
         """The state once the newest step is done, if that was paused (`sync.carrier`)."""
         if not loop.carrier.paused:
             return state
-        return loop.go_on(state, self.mask(participants, int(state.counters.step)))
+        return loop.go_on(state, mask_here(self.setup, participants, int(state.counters.step)))
 
     def _block(
         self,
@@ -327,8 +327,8 @@ class Engine:
         steps = range(done + 1, done + block.steps + 1)
         # Before anything is donated: a wrong mask leaves the state as it was.
         asked = steps if loop.every_step else steps[-1:]
-        masks = [self.mask(participants, t) for t in asked]
-        active = self.active(steps, block.capacity)
+        masks = [mask_here(self.setup, participants, t) for t in asked]
+        active = active_here(self.setup, steps, block.capacity)
         given = Steps(block, self.region_keys, active, masks, single)
         state, metrics, told, pace = loop.inner_steps(state, given)
         state, events = loop.after(state, block.steps, masks[-1])
@@ -338,21 +338,6 @@ class Engine:
         if self.clock is not None:
             book(self.clock, steps, events, pace)
         return state, with_pace(readable(metrics), pace, single), events
-
-    def mask(self, participants: Participants, step: int) -> np.ndarray:
-        """Bool `[R]` of the regions in this job, out of a mask of all regions."""
-        all_R = participants_mask(participants and participants(step), self.setup.regions)
-        return all_R[self._here]
-
-    def active(self, steps: range, capacity: int) -> np.ndarray | None:
-        """Bool `[R, S]`: which regions make an inner step; None = all of them, always."""
-        pace, count = self.method.schedule.pace, self.regions.count
-        if pace is None or self.setup.separate:
-            return None  # a job that is one region makes all of its own steps
-        active = np.zeros((count, capacity), bool)
-        for i, t in enumerate(steps):
-            active[:, i] = pace.active(t, count)
-        return active
 
     @functools.cached_property
     def region_keys(self) -> jax.Array:
@@ -381,7 +366,7 @@ class Engine:
             batch = batch if size is None else batch_blocks.repeated(batch, size)
             one = BlockStager([batch], self.block, size).take(1)
             block = self._placed(one._replace(steps=0))
-            active = self.active(range(0), block.capacity)
+            active = active_here(self.setup, range(0), block.capacity)
             given = Steps(block, self.region_keys, active, [], False)
             state = loop.inner_steps(state, given).state
         return state
@@ -491,6 +476,23 @@ class Engine:
 def _of_one_step(x: Any) -> Any:
     """A batch's leaf, with a step axis: host arrays are copied, the caller may write to them."""
     return np.array(x)[:, None] if isinstance(x, np.ndarray) else x[:, None]
+
+
+def mask_here(setup: Setup, participants: Participants, step: int) -> np.ndarray:
+    """Bool `[R]` of the regions in this job, out of a mask of all regions."""
+    all_R = participants_mask(participants and participants(step), setup.regions)
+    return all_R[list(setup.here)]
+
+
+def active_here(setup: Setup, steps: range, capacity: int) -> np.ndarray | None:
+    """Bool `[R, S]`: which regions make an inner step; None = all of them, always."""
+    pace = setup.method.schedule.pace
+    if pace is None or setup.separate:
+        return None  # a job that is one region makes all of its own steps
+    active = np.zeros((setup.regions, capacity), bool)
+    for i, t in enumerate(steps):
+        active[:, i] = pace.active(t, setup.regions)
+    return active
 
 
 def book(

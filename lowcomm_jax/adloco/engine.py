@@ -33,7 +33,7 @@ from lowcomm_jax.adloco.probe import Probe
 from lowcomm_jax.adloco.refusals import rows
 from lowcomm_jax.adloco.state import AdaptiveState, Trainer, of_counted
 from lowcomm_jax.adloco.step_plan import StepPlan, Switch
-from lowcomm_jax.engine import Engine, Participants
+from lowcomm_jax.engine import Engine, Participants, mask_here
 from lowcomm_jax.history import Event
 from lowcomm_jax.jobs.job_delivery import JobDelivery
 from lowcomm_jax.mesh.regions import Regions
@@ -245,7 +245,8 @@ class AdaptiveEngine:
         total = self.plain.setup.regions
         per_step = total * sum(plan.samples for plan in plans.values())
         steps = goal.steps(state, per_step, self.period)
-        mask_R = self.plain.mask(participants, (start // self.period + 1) * self.period)
+        lands_at = (start // self.period + 1) * self.period
+        mask_R = mask_here(self.plain.setup, participants, lands_at)
         work_SxR = np.full((steps, self.regions.count), per_step // total)
         measures = opens and not lands_only and self.probe is not None and bool(mask_R.any())
         found, histories, rates = {}, {}, {}

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from lowcomm_jax.engine import Engine
+from lowcomm_jax.engine import Engine, active_here
 from lowcomm_jax.exchange.pairs import Draw
 from lowcomm_jax.history import Event
 from lowcomm_jax.loops.channel_loop import ChannelLoop
@@ -174,7 +174,8 @@ def call_programs(
     words = keys_of_regions(engine.setup.seed, engine.setup.here)
     keys = jax.ShapeDtypeStruct(words.shape, words.dtype, sharding=lies)
     everyone = np.ones(loop.count, bool)
-    given = Steps(BatchBlock(staged, 1, 1), keys, engine.active(range(1, 2), 1), [], False)
+    active = active_here(engine.setup, range(1, 2), 1)
+    given = Steps(BatchBlock(staged, 1, 1), keys, active, [], False)
     if loop.every_step:
         given = given._replace(masks=[everyone])
     ran = loop.inner_steps(state, given)
