@@ -58,6 +58,7 @@ class Engine:
       setup: every setting.
       regions: `mesh.Regions`, the regions of this job on its mesh.
       method: as given.
+      here: int32 `[R]`, numbers of this job's regions.
       clock: `network.VirtualClock`; None without a network, and for a job that is one region.
 
     Raises:
@@ -95,13 +96,13 @@ class Engine:
         self.clock: VirtualClock | None = None
         if setup.links is not None and not setup.separate:
             self.clock = VirtualClock(setup.links, seed=setup.seed, record=True)
-        ids_R = np.array(setup.here, np.int32)
+        self.here: np.ndarray = np.array(setup.here, np.int32)
         self.weights: str | np.ndarray = setup.weights
         if not isinstance(setup.weights, str):
-            self.weights = np.asarray(setup.weights, np.float32)[ids_R]
+            self.weights = np.asarray(setup.weights, np.float32)[self.here]
         self._batch_sharding = self.regions.sharding(REGION, None, "fsdp")
         self._given_parts = setup.batches == "own" and jax.process_count() > 1
-        self._keys = keys_of_regions(setup.seed, ids_R)
+        self._keys = keys_of_regions(setup.seed, self.here)
         self._routed: RoutedSteps | None = None
         if setup.hops is not None:
             self._routed = RoutedSteps(setup.hops, setup.seed, setup.accumulate, setup.regions)
@@ -304,7 +305,9 @@ class Engine:
         """The state once the newest step is done, if that was paused (`sync.carrier`)."""
         if not loop.carrier.paused:
             return state
-        return loop.go_on(state, mask_here(self.setup, participants, int(state.counters.step)))
+        step = int(state.counters.step)
+        mask = mask_here(participants, step, self.setup.regions, self.here)
+        return loop.go_on(state, mask)
 
     def _block(
         self,
@@ -327,7 +330,8 @@ class Engine:
         steps = range(done + 1, done + block.steps + 1)
         # Before anything is donated: a wrong mask leaves the state as it was.
         asked = steps if loop.every_step else steps[-1:]
-        masks = [mask_here(self.setup, participants, t) for t in asked]
+        total = self.setup.regions
+        masks = [mask_here(participants, t, total, self.here) for t in asked]
         active = active_here(self.setup, steps, block.capacity)
         given = Steps(block, self.region_keys, active, masks, single)
         state, metrics, told, pace = loop.inner_steps(state, given)
@@ -478,10 +482,9 @@ def _of_one_step(x: Any) -> Any:
     return np.array(x)[:, None] if isinstance(x, np.ndarray) else x[:, None]
 
 
-def mask_here(setup: Setup, participants: Participants, step: int) -> np.ndarray:
-    """Bool `[R]` of the regions in this job, out of a mask of all regions."""
-    all_R = participants_mask(participants and participants(step), setup.regions)
-    return all_R[list(setup.here)]
+def mask_here(participants: Participants, step: int, total: int, here_R: np.ndarray) -> np.ndarray:
+    """Bool `[R]` of the regions in this job (`Engine.here`), out of a mask of all `total`."""
+    return participants_mask(participants and participants(step), total)[here_R]
 
 
 def active_here(setup: Setup, steps: range, capacity: int) -> np.ndarray | None:

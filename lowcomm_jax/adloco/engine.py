@@ -246,7 +246,7 @@ class AdaptiveEngine:
         per_step = total * sum(plan.samples for plan in plans.values())
         steps = goal.steps(state, per_step, self.period)
         lands_at = (start // self.period + 1) * self.period
-        mask_R = mask_here(self.plain.setup, participants, lands_at)
+        mask_R = mask_here(participants, lands_at, total, self.plain.here)
         work_SxR = np.full((steps, self.regions.count), per_step // total)
         measures = opens and not lands_only and self.probe is not None and bool(mask_R.any())
         found, histories, rates = {}, {}, {}
