@@ -36,7 +36,7 @@ from lowcomm_jax.adloco.state import AdaptiveState, Trainer
 from lowcomm_jax.adloco.step_plan import StepPlan, Switch
 from lowcomm_jax.engine import Engine, Participants
 from lowcomm_jax.history import Event
-from lowcomm_jax.jobs.job_delivery import JobDelivery
+from lowcomm_jax.jobs.job_carrier import JobCarrier
 from lowcomm_jax.mesh.regions import Regions
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.network import VirtualClock, drive, follow
@@ -157,7 +157,7 @@ class AdaptiveEngine:
         self.period: int = method.schedule.period
         self.reference_batch: int = reference_batch or policy.start
         self.jobs: JobTrainers | None = None
-        if plain.delivery is not None:
+        if plain.carrier is not None:
             self.jobs = JobTrainers(plain, trainers.count)
         self.clock: VirtualClock | None = None
         if setup.links is not None and self.jobs is None:
@@ -414,9 +414,9 @@ class AdaptiveEngine:
         return self.loop_of(number, state.first.state)
 
     @property
-    def delivery(self) -> JobDelivery | None:
+    def carrier(self) -> JobCarrier | None:
         """To the other jobs; see `Engine`."""
-        return self.plain.delivery
+        return self.plain.carrier
 
     def reconnect(self, state: AdaptiveState) -> None:
         """Start the exchanges of a restored state again; see `Engine.reconnect`."""
