@@ -321,7 +321,7 @@ class AdaptiveEngine:
             return state
         state = self._decided(state, self.jobs.votes(), looks)
         if not lands_only:
-            self.jobs.tell(state)
+            self.carrier.tell(state, state.step, state.step)
         return state
 
     def _measured_size(self, plan: StepPlan) -> int:
@@ -374,7 +374,7 @@ class AdaptiveEngine:
         state = merge_all(self.trainers, self._programs(state), state)
         if self.jobs is not None:
             self.jobs.compare_at_the_end(state)
-            self.jobs.tell(state)
+            self.carrier.tell(state, state.step, state.step)
         return state
 
     # -- compiling ------------------------------------------------------------------------------
@@ -442,5 +442,5 @@ class AdaptiveEngine:
         for _ in range(missed):
             if not goal.reached(state):
                 state = self.pass_steps(state, source, goal)
-        self.jobs.tell(state)
+        self.carrier.tell(state, state.step, state.step)
         return self.jobs.start_from_anchors(state)

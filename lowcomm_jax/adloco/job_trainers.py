@@ -147,11 +147,6 @@ class JobTrainers:
 
     # -- the other jobs ---------------------------------------------------------------------------
 
-    def tell(self, state: AdaptiveState) -> None:
-        """Tell the others of this region's progress, and give a newcomer the state it asks for."""
-        self.carrier.exchange.beat(state.step, state.step)
-        self.carrier.answer(state)
-
     def reconnect(self, state: AdaptiveState) -> None:
         """Start the exchanges of a restored state again; see `Engine.reconnect`."""
         for _, trainer, loop in self._all(state):

@@ -253,8 +253,7 @@ class JobCarrier:
         if due > now and self.tells:
             over = with_step(state, now, behind=0)
             self.anchor_history.note(over, loop.fragments, anew=False)
-            self.exchange.beat(trained=now)
-            self.answer(over)
+            self.tell(over, trained=now)
         late = self.pacing.first is not None and due < now
         self._known = None
         if late and self._reachable():
@@ -346,13 +345,17 @@ class JobCarrier:
         self._done_until = int(state.counters.step)
         over = with_step(state, self._done_until, behind=0)
         self.anchor_history.note(over, loop.fragments)
-        if self.tells:
-            self.exchange.beat(self._done_until, self._trained)
-            self.answer(over)
+        self.tell(over, self._done_until, self._trained)
         sent = (state.counters.last_sent == state.counters.step).any()
         if self.pacing.first is not None and in_time and sent:
             # Sent in time: this region has caught up with the others.
             self.pacing, self._patience_s = OutagePacing(), 0.0
+
+    def tell(self, state: Any, step: int | None = None, trained: int | None = None) -> None:
+        """Tell how far this region is (`RemoteExchange.beat`), and `answer` newcomers."""
+        if self.tells:
+            self.exchange.beat(step, trained)
+            self.answer(state)
 
     def answer(self, state: Any) -> None:
         """Give a newcomer what it asks for: digests of anchors, and the state if we owe it."""

@@ -162,17 +162,11 @@ class RoundCarrier:
                 [flight] = state.in_flight.values()
                 self._report(loop, state, self.landed, flight)
             self.rounds.wait()
-            self._tell(state)
+            self.exchanges.tell(state, self.landed)
         return True
 
     def done(self, loop: SyncLoop, state: TrainState, in_time: bool) -> None:
-        self._tell(state)
-
-    def _tell(self, state: TrainState) -> None:
-        """Tell the others of this region's progress, and give a newcomer what it asks for."""
-        if self.exchanges.tells:
-            self.exchanges.exchange.beat(self.landed)
-            self.exchanges.answer(state)
+        self.exchanges.tell(state, self.landed)
 
     # -- payloads -------------------------------------------------------------------------------
 

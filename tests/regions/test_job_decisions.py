@@ -134,7 +134,7 @@ def test_what_is_due_is_done_with_the_others():
     loop = Loop()
     state = loop.run_due(State().at(2), ME, [])
     assert loop.done == [] and state.counters.behind == 0
-    assert loop.exchange.calls == [("beat", 2)]
+    assert loop.exchange.calls == [("beat", None, 2)]
     state = loop.run_due(state.at(3), ME, [])
     assert loop.done == [(3, True, True, 1)] and loop.calls() == []
     assert (state.counters.step, state.counters.behind, loop.pacing.first) == (3, 0, None)
