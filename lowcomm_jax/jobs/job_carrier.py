@@ -175,7 +175,7 @@ class JobCarrier:
       participation: whether the others counted what this region sent.
       gives: what a region that asks is given of a state. Of trainers `JobTrainers` sets it.
       witness: called with every outcome before it lands, if the outcome is known; None = nobody is
-        called. Of trainers `JobTrainers` sets it.
+        called.
       paused: see `Carrier`; also of a state that was restored within a step.
       header: see `Carrier`.
     """
