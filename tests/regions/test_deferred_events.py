@@ -83,9 +83,9 @@ def test_the_others_learn_how_far_it_is_with_both(alone, monkeypatch):
     run, told = alone("diloco"), []
     beat = run.exchange.beat
 
-    def noted(*what, **trained):
-        told.extend([what] if what else [])
-        beat(*what, **trained)
+    def noted(step=None, trained=None):
+        told.extend([] if step is None else [(step, trained)])
+        beat(step, trained)
 
     monkeypatch.setattr(run.exchange, "beat", noted)
     state = run.train(run.begin(), range(1, BACK))
