@@ -18,7 +18,8 @@ import numpy as np
 
 from lowcomm_jax import history
 from lowcomm_jax.history import Event, readable, with_pace
-from lowcomm_jax.jobs.job_delivery import JobDelivery, traffic_of
+from lowcomm_jax.jobs.job_carrier import JobCarrier
+from lowcomm_jax.jobs.job_traffic import traffic_of
 from lowcomm_jax.jobs.round_carrier import carrier_of
 from lowcomm_jax.loops import family_of
 from lowcomm_jax.mesh.arrays import Part, part_here, place, place_parts
@@ -84,14 +85,12 @@ class Engine:
         self.regions: Regions = setup.placed
         self.method: Method = setup.method
         self.block: int = setup.block
-        self.delivery: JobDelivery | None = None
+        self.carrier: JobCarrier | None = None
         if setup.separate:
             if not isinstance(setup.exchange, RemoteExchange):
                 fix = "no open exchange; give exchange.store(...) or exchange.peers(...)"
                 raise Refused(TITLE, [f"exchange={setup.exchange!r}: {fix}"])
-            method = setup.method
-            size = None if method.topology is None else method.topology.group_size
-            self.delivery = JobDelivery(setup.exchange, method.anchors == "shared", size)
+            self.carrier = JobCarrier(setup.exchange, setup.method)
         # A virtual clock books all regions; between jobs real time passes.
         self.clock: VirtualClock | None = None
         if setup.links is not None and not setup.separate:
@@ -156,7 +155,7 @@ class Engine:
         """The loop that calls these programs: the method's own, or that of a schedule's acts."""
         if programs.family is not None:
             return programs.family.loop(programs, self.weights)
-        carrier = None if self.delivery is None else carrier_of(programs, self.delivery)
+        carrier = None if self.carrier is None else carrier_of(programs, self.carrier)
         return SyncLoop(programs, self.weights, carrier)
 
     def _begin(self, state: TrainState) -> Loop:

@@ -428,7 +428,7 @@ class Loop:
         if self.run.exchange is None or self.run.job.by_rounds:
             return None
         sends = int(self.state.counters.sends.sum())
-        return self.run.engine.delivery.participation.none(sends) or None
+        return self.run.engine.carrier.participation.none(sends) or None
 
     @contextmanager
     def _phase(self, name: str):

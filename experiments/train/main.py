@@ -333,7 +333,7 @@ def _join_regions(run: Run, state, restored, evaluator: Evaluator, console: Cons
     state = rejoin.enter(run.engine, state, example)
     step = int(state.counters.step)
     # After the last synchronisation: a replay must not take this region's payload in it away.
-    if landings is not None and not run.engine.delivery.ended_before(state):
+    if landings is not None and not run.engine.carrier.ended_before(state):
         landings.came(step, restored and restored.step)
     if not quiet:
         console.print(f"came into the run at step {step}", highlight=False)

@@ -27,7 +27,7 @@ from experiments.train.parts import inner_config
 from experiments.workdir import as_begun, workdir_problems
 from lowcomm_jax import refusals
 from lowcomm_jax.aot import Target
-from lowcomm_jax.jobs.job_delivery import traffic_of
+from lowcomm_jax.jobs.job_traffic import traffic_of
 from lowcomm_jax.models import Trainable, TransformerConfig
 from lowcomm_jax.models.protocol import abstract_params, stacked_prefixes
 from lowcomm_jax.optimizers import make_optimizer

@@ -35,7 +35,7 @@ from lowcomm_jax.adloco.state import AdaptiveState, Trainer, of_counted
 from lowcomm_jax.adloco.step_plan import StepPlan, Switch
 from lowcomm_jax.engine import Engine, Participants, mask_here
 from lowcomm_jax.history import Event
-from lowcomm_jax.jobs.job_delivery import JobDelivery
+from lowcomm_jax.jobs.job_carrier import JobCarrier
 from lowcomm_jax.mesh.regions import Regions
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.network import VirtualClock, drive, follow
@@ -157,7 +157,7 @@ class AdaptiveEngine:
         self.reference_batch: int = reference_batch or policy.start
         self.jobs: JobTrainers | None = None
         self.clock: VirtualClock | None = None
-        if plain.delivery is not None:
+        if plain.carrier is not None:
             self.jobs = JobTrainers(plain, trainers.count)
         elif setup.links is not None:
             self.clock = VirtualClock(setup.links, seed=seed, record=True)
@@ -307,7 +307,7 @@ class AdaptiveEngine:
             return state
         state = self._decided(state)
         if self.jobs is not None and not lands_only:
-            self.jobs.tell(state)
+            self.carrier.tell(state, state.step, state.step)
         return state
 
     def _booked(self, state: AdaptiveState, mask_R: np.ndarray) -> AdaptiveState:
@@ -359,7 +359,8 @@ class AdaptiveEngine:
             follow(self.clock, state.step, events)
         state = merge_all(self.trainers, self._programs(state), self._decided(state))
         if self.jobs is not None:
-            self.jobs.close(state)
+            self.jobs.compare_at_the_end(state)
+            self.carrier.tell(state, state.step, state.step)
         return state
 
     # -- compiling ------------------------------------------------------------------------------
@@ -405,9 +406,9 @@ class AdaptiveEngine:
         return self.loop_of(number, state.first.state)
 
     @property
-    def delivery(self) -> JobDelivery | None:
+    def carrier(self) -> JobCarrier | None:
         """To the other jobs; see `Engine`."""
-        return self.plain.delivery
+        return self.plain.carrier
 
     def reconnect(self, state: AdaptiveState) -> None:
         """Start the exchanges of a restored state again; see `Engine.reconnect`."""
@@ -434,5 +435,5 @@ class AdaptiveEngine:
         for _ in range(missed):
             if not goal.reached(state):
                 state = self.pass_steps(state, source, goal)
-        self.jobs.tell(state)
+        self.carrier.tell(state, state.step, state.step)
         return self.jobs.start_from_anchors(state)

@@ -3,7 +3,7 @@
 Every trainer exchanges for itself: trainer i of a region with trainer i of the others, under names
 that begin with its number. After the last step of a round all trainers send before the first one
 lands, so that a region waits for the slowest exchange and not for their sum. Until then each stands
-within its step (`JobDelivery.holds`), as one does that a signal has stopped there.
+within its step (`Role.holds`), as one does that a signal has stopped there.
 
 With a payload travel the region's own gradient statistics. The batch of the next round, and which
 trainers merge, follow from those of the regions that were counted: from what the commit record
@@ -13,6 +13,7 @@ waits.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections.abc import Iterator
@@ -25,8 +26,7 @@ from lowcomm_jax.adloco.probe import SCALARS
 from lowcomm_jax.adloco.state import AdaptiveState, Trainer, of_counted
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.history import Event
-from lowcomm_jax.jobs.job_carrier import Counted, JobCarrier, start_from_anchor
-from lowcomm_jax.jobs.job_delivery import JobDelivery
+from lowcomm_jax.jobs.job_carrier import Counted, start_from_anchor
 from lowcomm_jax.mesh.arrays import place
 from lowcomm_jax.mesh.regions import REGION
 from lowcomm_jax.rounds.state_transfer import State, shared_state
@@ -45,22 +45,17 @@ class JobTrainers:
 
     def __init__(self, engine: Engine, count: int):
         """`count`: trainers at the start; a round has as many exchanges."""
-        self.engine, self.delivery = engine, engine.delivery
+        self.engine, self.carrier = engine, engine.carrier
         self._loops: dict[tuple[Any, int], SyncLoop] = {}
         self._counted: dict[int, Counted] = {}  # by trainer, what the last exchange brought
-        self.delivery.gives = given
-        self.delivery.exchange.keep_more(count)
+        self.carrier.gives = given
+        self.carrier.exchange.keep_more(count)
 
     def loop(self, number: int, state: TrainState) -> SyncLoop:
         """The loop of a trainer."""
         key = state.layout, number
         if key not in self._loops:
-            own = JobDelivery(self.delivery.exchange, shared=True, prefix=f"{number}.")
-            own.slicings = self.delivery.slicings
-            own.never_defers = own.holds = True
-            own.tells = False
-            own.participation = self.delivery.participation
-            carrier = JobCarrier(own)
+            carrier = self.carrier.of_trainer(number)
             carrier.header = self._header(None)
             carrier.witness = functools.partial(self._counted.__setitem__, number)
             programs = self.engine.sync_loop(state).programs
@@ -113,8 +108,8 @@ class JobTrainers:
         """Wait for the payloads of all trainers, also while the store is away; False = stopped."""
         jax.block_until_ready([trainer.state.inner.params for trainer in state.trainers.values()])
         # All at once, although they land one by one: their deadlines run at the same time.
-        flying = [name for _, _, loop in self._all(state) for name in loop.carrier.delivery.flying]
-        exchange = self.delivery.exchange
+        flying = [name for _, _, loop in self._all(state) for name in loop.carrier.flying]
+        exchange = self.carrier.exchange
         while flying and not exchange.arrives(flying):
             if exchange.stopped():
                 return not stoppable  # else the landing waits, with its deadline
@@ -136,24 +131,27 @@ class JobTrainers:
         """Whole rounds that the other jobs have landed beyond this state, at the end of a round."""
         if state.step % period:
             return 0
-        return max(0, self.delivery.exchange.frontier() - state.step) // period
+        return max(0, self.carrier.exchange.frontier() - state.step) // period
 
     # -- the other jobs ---------------------------------------------------------------------------
 
-    def tell(self, state: AdaptiveState) -> None:
-        """Tell the others of this region's progress, and give a newcomer the state it asks for."""
-        self.delivery.exchange.beat(state.step, state.step)
-        self.delivery.answer(state)
+    def reconnect(self, state: AdaptiveState) -> None:
+        """Start the exchanges of a restored state again; see `Engine.reconnect`."""
+        for _, trainer, loop in self._all(state):
+            loop.carrier.reconnect(loop, trainer.state)
 
-    def listen(self, state: AdaptiveState, only: bool) -> None:
-        """Whether trainers take what the others exchange, and send nothing."""
-        for _, _, loop in self._all(state):
-            loop.carrier.delivery.listens_only = only
+    @contextlib.contextmanager
+    def listening(self, state: AdaptiveState) -> Iterator[None]:
+        """While entered, trainers take what the others exchange, and send nothing."""
+        with contextlib.ExitStack() as entered:
+            for _, _, loop in self._all(state):
+                entered.enter_context(loop.carrier.acting(sends=False))
+            yield
 
     def passed_over(self, state: AdaptiveState) -> bool:
         """Whether the others go on without this region in the next exchange of any trainer."""
         sends = int(state.counters.sends.sum())
-        return any([x.carrier.delivery.passed_over(sends) for _, _, x in self._all(state)])
+        return any([x.carrier.passed_over(sends) for _, _, x in self._all(state)])
 
     def start_from_anchors(self, state: AdaptiveState) -> AdaptiveState:
         """Every trainer with its anchor's values, see `job_carrier.start_from_anchor`."""
@@ -162,15 +160,14 @@ class JobTrainers:
             state = state.with_trainer(number, trainer.replace(state=own))
         return state
 
-    def close(self, state: AdaptiveState) -> None:
+    def compare_at_the_end(self, state: AdaptiveState) -> None:
         """Compare the anchor of the one trainer that is left with those of the other jobs.
 
         Raises:
           Parted: another region's anchor is another.
         """
         [(_, trainer, loop)] = self._all(state)
-        loop.carrier.delivery.compare_final_anchors(trainer.state, loop.fragments)
-        self.tell(state)
+        loop.carrier.compare_final_anchors(loop, trainer.state)
 
 
 def given(state: AdaptiveState) -> State:

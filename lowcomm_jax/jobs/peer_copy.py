@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from lowcomm_jax.jobs.job_delivery import nobodys_flight
+from lowcomm_jax.jobs.payload_rows import nobodys_flight
 from lowcomm_jax.mesh.arrays import fetch, place
 from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.methods.base import Method

@@ -27,14 +27,13 @@ import numpy as np
 
 from lowcomm_jax.exchange import Traffic
 from lowcomm_jax.jobs.job_carrier import JobCarrier
-from lowcomm_jax.jobs.job_delivery import (
+from lowcomm_jax.jobs.payload_rows import (
     HEADER,
-    JobDelivery,
+    arrays_to_send,
     everyones,
     nobodys_flight,
     with_everyones_rows,
 )
-from lowcomm_jax.jobs.peer_copy import given_to_peers
 from lowcomm_jax.rounds.loopback_exchange import LoopbackRounds
 from lowcomm_jax.rounds.paced_rounds import Like, RoundExchange
 from lowcomm_jax.rounds.slicing import named
@@ -52,25 +51,21 @@ class RoundCarrier:
     """`sync.carrier.Carrier` of a region at a pace of its own.
 
     Attributes:
-      delivery: carries payloads to the other jobs in exchanges, as in the last synchronisation.
+      exchanges: the carrier of the last synchronisation.
       rounds: the exchange of rounds; None before the first step.
       landed: rounds that have landed here.
       last: the first round that the run does not have; None = it has no end.
       newest: the newest round that was seen open.
     """
 
-    def __init__(self, programs: RoundPrograms, delivery: JobDelivery):
+    def __init__(self, programs: RoundPrograms, exchanges: JobCarrier):
         method = programs.method
         self.paused, self.header = False, {}
-        self.delivery = delivery
-        delivery.by_rounds = True
-        delivery.gives = lambda state: given_to_peers(method, state)
-        # Arrivals move the anchor one by one, also in the last synchronisation.
-        delivery.whole = method.schedule.most == 1
+        self.exchanges = exchanges
         self.rounds: RoundExchange | LoopbackRounds | None = None
         self.landed, self.last = 0, None
         self._programs, self._schedule = programs, method.schedule
-        self._exchanges, self._ended = JobCarrier(delivery), False
+        self._ended = False
         self._stands_still = method.schedule.most == 1  # from its arrival until that lands
         self._count = len(programs.fragments)
         self._payload_K = [_payload_like(programs, p) for p in range(self._count)]
@@ -83,7 +78,7 @@ class RoundCarrier:
 
     def alone(self) -> RoundCarrier:
         """A carrier that gets its own payloads back, in place of those of the others."""
-        return RoundCarrier(self._programs, self.delivery.loopback())
+        return RoundCarrier(self._programs, self.exchanges.alone())
 
     def until_rounds(
         self, state: TrainState, rounds: int, batches: Iterable[PyTree]
@@ -118,7 +113,7 @@ class RoundCarrier:
             schedule, like_K = self._schedule, [self._like(p) for p in range(self._count)]
             most = schedule.most or loop.total
             given = (schedule.admission, most, int(schedule.delay), like_K, self.landed)
-            self.rounds = self.delivery.exchange.rounds(*given)
+            self.rounds = self.exchanges.exchange.rounds(*given)
         else:
             # The last synchronisation was a round of every fragment, without a record of its own.
             self.rounds.go_on(self.landed)
@@ -145,7 +140,7 @@ class RoundCarrier:
         arrived = self._arrived()
         seen = self._committed, self.newest, self._since
         ours = arrived and self.rounds.names_ours(self.landed)
-        return RoundsAgreed(self.delivery.region, self.landed, *seen, self.last, arrived, ours)
+        return RoundsAgreed(self.exchanges.region, self.landed, *seen, self.last, arrived, ours)
 
     @property
     def _over(self) -> bool:
@@ -160,24 +155,18 @@ class RoundCarrier:
         A report that came second goes to that round, too.
         """
         while isinstance(stage[0], Wait) and not self._arrived():
-            if self.delivery.stopped():
+            if self.exchanges.stopped():
                 self.paused = True
                 return False
             if self._reported != self.landed:
                 [flight] = state.in_flight.values()
                 self._report(loop, state, self.landed, flight)
             self.rounds.wait()
-            self._tell(state)
+            self.exchanges.tell(state, self.landed)
         return True
 
     def done(self, loop: SyncLoop, state: TrainState, in_time: bool) -> None:
-        self._tell(state)
-
-    def _tell(self, state: TrainState) -> None:
-        """Tell the others of this region's progress, and give a newcomer what it asks for."""
-        if self.delivery.tells:
-            self.delivery.exchange.beat(self.landed)
-            self.delivery.answer(state)
+        self.exchanges.tell(state, self.landed)
 
     # -- payloads -------------------------------------------------------------------------------
 
@@ -193,7 +182,7 @@ class RoundCarrier:
 
     def _report(self, loop: SyncLoop, state: TrainState, number: int, flight: InFlight) -> None:
         """Send the payload of a flight to a round, which it opens if nobody has."""
-        arrays, sent = self.delivery.arrays_to_send(flight), int(flight.sent)
+        arrays, sent = arrays_to_send(flight), int(flight.sent)
         self.rounds.report(number, arrays, self._terms(loop, state, number), sent)
         self._reported[...] = number
         self._see(self._committed, max(self.newest, number), int(state.counters.step))
@@ -201,7 +190,7 @@ class RoundCarrier:
     def _terms(self, loop: SyncLoop, state: TrainState, number: int) -> dict[str, Any]:
         """What all that take part in a round must agree on."""
         p = number % self._count
-        digest = self.delivery.anchor_history.sent(state.anchor, loop.fragments, p)
+        digest = self.exchanges.anchor_history.sent(state.anchor, loop.fragments, p)
         return {"round": number, "fragment": p, **digest}
 
     def collect(
@@ -242,7 +231,7 @@ class RoundCarrier:
 
         Of arrivals the others' are received as they land, not at an own send.
         """
-        found = self.delivery.traffic_in_whole(exchange.nbytes(like) + header, mask)
+        found = self.exchanges.announced.of_all(exchange.nbytes(like) + header, mask)
         return found._replace(received=0 * found.received) if self._stands_still else found
 
     def ahead(self, loop: SyncLoop, state: TrainState, p: int, groups: Groups) -> Traffic | None:
@@ -264,12 +253,12 @@ class RoundCarrier:
         landed = rounds_landed(state)
         short = self.last is None or landed < self.last or bool(state.in_flight)
         # The others may have ended without us.
-        if short and not self._exchanges.ended_before(state):
+        if short and not self.exchanges.ended_before(state):
             raise ValueError(
                 f"{landed} rounds have landed here, of {self.last}: a run ends with a round, the "
                 "same for all; train with engine.run(state, batches, rounds=...) first"
             )
-        yield self._exchanges  # once what a paused step has still to do, of rounds, is done
+        yield self.exchanges  # once what a paused step has still to do, of rounds, is done
         self._ended = True
 
     def reconnect(self, loop: SyncLoop, state: TrainState) -> None:
@@ -281,11 +270,10 @@ class RoundCarrier:
         self._since = int(state.counters.step)
 
 
-def carrier_of(programs: RoundPrograms, delivery: JobDelivery) -> JobCarrier | RoundCarrier:
+def carrier_of(programs: RoundPrograms, exchanges: JobCarrier) -> JobCarrier | RoundCarrier:
     """The carrier of a job that is one region of several."""
-    if programs.method.schedule.by_rounds:
-        return RoundCarrier(programs, delivery)
-    return JobCarrier(delivery)
+    by_rounds = programs.method.schedule.by_rounds
+    return RoundCarrier(programs, exchanges) if by_rounds else exchanges
 
 
 def _payload_like(programs: RoundPrograms, p: int) -> PyTree:

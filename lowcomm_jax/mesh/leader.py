@@ -529,14 +529,13 @@ _opened: Leader | None = None
 def led(method: Callable[..., T]) -> Callable[..., T]:
     """A method that the first process calls for all: they return its value, or raise its error.
 
-    Arrays that lie in several processes are to be put together before (`mesh.arrays.whole`). The
-    object has this process's `Leader` as `processes`.
+    Arrays that lie in several processes are to be put together before (`mesh.arrays.whole`).
     """
 
     @functools.wraps(method)
-    def call(self: Any, *args: Any, **kwargs: Any) -> T:
-        act = functools.partial(method, self, *args, **kwargs)
-        return self.processes.broadcast_from_leader(method.__name__, act)
+    def call(*args: Any, **kwargs: Any) -> T:
+        act = functools.partial(method, *args, **kwargs)
+        return leader().broadcast_from_leader(method.__name__, act)
 
     return call
 

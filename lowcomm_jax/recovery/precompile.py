@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lowcomm_jax.engine import Engine
+from lowcomm_jax.jobs.job_carrier import JobCarrier
 from lowcomm_jax.state.train_state import TrainState
 from lowcomm_jax.sync.initial_state import codec_states
 from lowcomm_jax.sync.sync_loop import SyncLoop
@@ -43,7 +44,8 @@ def precompile(engine: Engine, state: TrainState, loop: SyncLoop | None = None) 
     if called.by_rounds:  # reports that have not landed are of no round here
         for flight in state.in_flight.values():
             played.counters.sends[flight.fragment] -= 1
-    until = played.counters.sends + _rounds(loopback, int(played.counters.sends.min()))
+    done = played.counters.sends
+    until = done + _rounds(loopback, engine.carrier, int(done.min()))
     everyone = np.ones(loopback.count, bool)
     while (played.counters.sends < until).any():
         played, _ = loopback.after(played, loopback.next_event(played), everyone)
@@ -64,11 +66,11 @@ def precompile(engine: Engine, state: TrainState, loop: SyncLoop | None = None) 
     )
 
 
-def _rounds(loop: SyncLoop, done: int) -> int:
+def _rounds(loop: SyncLoop, carrier: JobCarrier, done: int) -> int:
     """Number of rounds that compile everything: at least 2, until groups of every size occurred."""
 
     def sizes(rounds: int) -> set[int]:
         drawn = (loop.groups(done + i) for i in range(rounds))
-        return {len(loop.carrier.delivery.own_group(groups)) for groups in drawn}
+        return {len(carrier.own_group(groups)) for groups in drawn}
 
     return next(n for n in range(2, _ROUNDS_AHEAD + 1) if sizes(n) == sizes(_ROUNDS_AHEAD))

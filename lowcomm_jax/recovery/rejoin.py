@@ -22,7 +22,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -34,8 +34,7 @@ from lowcomm_jax.adloco.state import AdaptiveState, KeptTrainers, Trainer
 from lowcomm_jax.checkpoint.target import abstract_flight
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.jobs.anchor_history import anchor_version
-from lowcomm_jax.jobs.job_carrier import expect, start_from_anchor
-from lowcomm_jax.jobs.job_delivery import JobDelivery, wait_for_donors
+from lowcomm_jax.jobs.job_carrier import JobCarrier, start_from_anchor, wait_for_donors
 from lowcomm_jax.jobs.peer_copy import start_from_peer
 from lowcomm_jax.mesh.arrays import host_form, place_like
 from lowcomm_jax.mesh.leader import leader
@@ -52,18 +51,13 @@ from lowcomm_jax.sync.initial_state import codec_states
 from lowcomm_jax.sync.round_functions import select
 from lowcomm_jax.sync.sync_loop import SyncLoop
 
-PyTree = Any
 T = TypeVar("T", TrainState, AdaptiveState)
 log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.05
 _COMPARE_SECONDS = 10.0  # regions tell at their next landing, perhaps after the donor's
 
 
-@overload
-def enter(engine: Engine, state: TrainState, example: PyTree) -> TrainState: ...
-@overload
-def enter(engine: AdaptiveEngine, state: AdaptiveState, example: Source) -> AdaptiveState: ...
-def enter(engine: Engine | AdaptiveEngine, state: Any, example: Any) -> Any:
+def enter(engine: Engine | AdaptiveEngine, state: T, example: Any) -> T:
     """Join a run that goes on, after `exchange.join`; returns at once at the run's beginning.
 
     Where the others have ended, and are gone, it takes their result.
@@ -83,36 +77,32 @@ def enter(engine: Engine | AdaptiveEngine, state: Any, example: Any) -> Any:
       Rejected: the state that the others left at their end is damaged, or that of trainers.
       ValueError: the state is of another model or method; lists every difference.
     """
-    exchange, loop = engine.delivery.exchange, engine.sync_loop(state)
-    if exchange.awaited:
+    if engine.carrier.exchange.awaited:
         return state
-    own = int(state.counters.step)
-    state = engine.warm(_precompiled(engine, state), example)
+    own, compiled = int(state.counters.step), engine.warm(_precompiled(engine, state), example)
+    return _entered(engine, compiled, example, own)
+
+
+def _entered(engine: Engine | AdaptiveEngine, state: Any, example: Any, own: int) -> Any:
+    """`enter` with a state whose programs are compiled; `own`: the step of this region's state."""
+    exchange = engine.carrier.exchange
     result = exchange.result()
     if isinstance(engine, AdaptiveEngine):
         _, arrays, document = newest(exchange) if result is None else result
         state = install_trainers(engine, state, arrays, document)
         if result is None:
-            least = max(own, exchange.sent_before())
-            state = catch_up_trainers(engine, state, example, least)
+            state = catch_up_trainers(engine, state, example, max(own, exchange.sent_before()))
         return engine.jobs.start_from_anchors(state)
+    loop = engine.sync_loop(state)
     if loop.by_rounds:
-        return _copy_peer(loop, state, result)
-    if result is not None:
+        return _copy_peer(engine.carrier, loop, state, result)
+    if result is None:
+        least = max(own, exchange.sent_before())
+        state = catch_up(engine, _installed(engine, state), least)
+    else:
         _, arrays, document = result
-        return start_from_anchor(loop, install(loop, state, arrays, document))
-    compiled = {_level(loop, state)}
-    least = max(own, exchange.sent_before())
-    while True:
-        _, arrays, document = newest(exchange)
-        loop.carrier.delivery.anchor_history.forget()
         state = install(loop, state, arrays, document)
-        _compare(loop, state)
-        if _level(loop, state) in compiled:
-            return catch_up(engine, state, least)
-        # The run has come to another level of its codec, which has other programs.
-        state = precompile(engine, state)
-        compiled.add(_level(loop, state))
+    return start_from_anchor(loop, state)
 
 
 def _precompiled(engine: Engine | AdaptiveEngine, state: T) -> T:
@@ -124,23 +114,38 @@ def _precompiled(engine: Engine | AdaptiveEngine, state: T) -> T:
     return state.with_trainer(number, state.first.replace(state=played))
 
 
-def _copy_peer(loop: SyncLoop, state: TrainState, result: State | None) -> TrainState:
+def _installed(engine: Engine, state: TrainState) -> TrainState:
+    """`install` of the newest state of another region, once its anchor is the others', too."""
+    carrier, loop = engine.carrier, engine.sync_loop(state)
+    compiled = {loop.schedule.level(state.counters)}
+    while True:
+        _, arrays, document = newest(carrier.exchange)
+        carrier.anchor_history.forget()
+        state = install(loop, state, arrays, document)
+        _compare(carrier, loop, state)
+        level = loop.schedule.level(state.counters)
+        if level in compiled:
+            return state
+        # The run has come to another level of its codec, which has other programs.
+        state = precompile(engine, state)
+        compiled.add(level)
+
+
+def _copy_peer(
+    carrier: JobCarrier, loop: SyncLoop, state: TrainState, result: State | None
+) -> TrainState:
     """A region at a pace of its own copies a peer, or the result of those that have ended.
 
     What was committed since the peer gave its state it lands by itself: payloads stay meanwhile.
     Its anchor is compared with those of the others at every round it lands.
     """
-    exchange = loop.carrier.delivery.exchange
+    exchange = carrier.exchange
     _, arrays, document = newest(exchange) if result is None else result
     state = start_from_peer(loop, state, arrays, document)
-    exchange.beat(loop.carrier.delivery.position(state))
+    exchange.beat(carrier.position(state))
     if result is None:
         exchange.come_in()
     return state
-
-
-def _level(loop: SyncLoop, state: TrainState) -> int:
-    return loop.schedule.level(state.counters)
 
 
 def newest(exchange: RemoteExchange) -> State:
@@ -154,14 +159,14 @@ def newest(exchange: RemoteExchange) -> State:
     return wait_for_donors(exchange, "one gave its state", lambda: exchange.state_transfer.newest())
 
 
-def _compare(loop: SyncLoop, state: TrainState) -> None:
+def _compare(carrier: JobCarrier, loop: SyncLoop, state: TrainState) -> None:
     """Check that the anchor is the one that the training regions had at that version.
 
     Raises:
       Parted: anchors differ, and this region's is not the one that is kept (`heal`).
     """
-    exchange, until = loop.carrier.delivery.exchange, time.monotonic() + _COMPARE_SECONDS
-    own = loop.carrier.delivery.anchor_history.terms(state.anchor, loop.fragments)
+    exchange, until = carrier.exchange, time.monotonic() + _COMPARE_SECONDS
+    own = carrier.anchor_history.terms(state.anchor, loop.fragments)
     step, version = anchor_version(state)
     if not own:
         return  # regions have anchors of their own
@@ -178,17 +183,17 @@ def serve(engine: Engine, state: TrainState, linger_s: float = 30.0) -> None:
 
     It also stays in the store, if some region was absent at the end.
     """
-    delivery, until = engine.delivery, time.monotonic() + linger_s
+    carrier, until = engine.carrier, time.monotonic() + linger_s
     while leader().broadcast_from_leader(
         "serve",
-        lambda: bool(delivery.exchange.state_transfer.asking()) and time.monotonic() < until,
+        lambda: bool(carrier.exchange.state_transfer.asking()) and time.monotonic() < until,
     ):
-        delivery.answer(state)
+        carrier.answer(state)
         time.sleep(_POLL_SECONDS)
-    if delivery.exchange.misses(delivery.position(state)):
-        result = delivery.gives(state)
+    if carrier.exchange.misses(carrier.position(state)):
+        result = carrier.gives(state)
         try:
-            delivery.exchange.leave_result(result)
+            carrier.exchange.leave_result(result)
         except StoreUnavailable as error:
             log.warning("regions that come back will not find the result: %s", error)
 
@@ -202,7 +207,7 @@ def install(
       state: of `precompile`.
       arrays, document: another region's state, as `rounds.state_transfer` gives it. Where its
         `SyncCounters.behind` is 1 the donor stood within its step, and the rest is still to be done
-        (`JobDelivery.arrives`).
+        (`JobCarrier.reach`).
 
     Raises:
       ValueError: the arrays are of another model or method; lists every difference.
@@ -222,7 +227,8 @@ def install(
     state = state.replace(**changes, counters=counters, in_flight={})
     flights = {r["key"]: _spectator(loop, r) for r in document["in_flight"] if not r["moved"]}
     state = state.replace(in_flight=flights)
-    expect(loop, state)
+    with loop.carrier.acting(sends=False):
+        loop.carrier.reconnect(loop, state)
     return state
 
 
@@ -280,91 +286,88 @@ def _spectator(loop: SyncLoop, record: dict):
 
 
 def catch_up(engine: Engine, state: TrainState, least: int = 0) -> TrainState:
-    """Land the payloads that the others landed, up to their step, and start there.
-
-    At first the others train on; when this region is close, they wait for it. With gossip they wait
-    from the beginning, since a region does not see the exchanges of other groups.
+    """Land the payloads that the others landed, up to their step, and take part from there.
 
     Args:
-      least: start at this step or later: up to it go this region's checkpoint and log, and what
-        the job before it sent. The others may count that payload, and not one of ours beside it.
+      least: see `come_in`.
     """
-    delivery, loop = engine.delivery, engine.sync_loop(state)
-    # The others waited for it in vain at the step where it was lost: they must see it is past that.
-    delivery.exchange.beat(int(state.counters.step))
+    carrier, loop, nobody = engine.carrier, engine.sync_loop(state), np.zeros(1, bool)
     # Among all regions the records are enough; in groups a partner waits for our announcement.
-    delivery.listens_only = engine.method.topology is None
-    delivery.never_defers = True
+    listens = carrier.group_size is None
 
-    def forward(state: TrainState, done: bool = False) -> TrainState:
-        while (left := max(delivery.exchange.frontier(done), least) - int(state.counters.step)) > 0:
-            steps = min(left, loop.next_event(state))
-            state, _ = loop.after(state, steps, np.zeros(1, bool))
-        return state
+    def advance(state: TrainState, step: int) -> TrainState:
+        steps = min(step - int(state.counters.step), loop.next_event(state))
+        return loop.after(state, steps, nobody)[0]
 
     def passed_over(state: TrainState) -> bool:
-        return delivery.passed_over(int(state.counters.sends.sum()))
+        return carrier.passed_over(int(state.counters.sends.sum()))
 
-    try:
-        if delivery.listens_only:
+    # The others waited for it in vain at the step where it was lost: they must see it is past that.
+    carrier.exchange.beat(int(state.counters.step))
+    with carrier.acting(defers=False, sends=not listens):
+        if listens:
             # The donor may have stood within its step, in an exchange that goes on.
-            state = forward(loop.run_due(state, np.zeros(1, bool), []))
-        state = come_in(delivery, state, forward, passed_over)
+            state = loop.run_due(state, nobody, [])
+        state = come_in(carrier, state, advance, passed_over, least)
         # The others have trained on meanwhile: beside them it makes the next send in time.
-        near = min(
-            delivery.exchange.frontier() - int(state.counters.step), loop.next_event(state) - 1
-        )
-        if near > 0:
-            state, _ = loop.after(state, near, np.zeros(1, bool))
-    finally:
-        delivery.listens_only = delivery.never_defers = False
+        near = carrier.exchange.frontier() - int(state.counters.step)
+        if (near := min(near, loop.next_event(state) - 1)) > 0:
+            state, _ = loop.after(state, near, nobody)
     # The others wait for our announcement in what is under way, too.
-    loop.carrier.reconnect(loop, state)
-    return start_from_anchor(loop, state)
+    carrier.reconnect(loop, state)
+    return state
 
 
 def catch_up_trainers(
     engine: AdaptiveEngine, state: AdaptiveState, source: Source, least: int
 ) -> AdaptiveState:
-    """Land the rounds that the others landed, up to their step, or to `least`; see `catch_up`."""
-    delivery = engine.delivery
+    """Land the rounds that the others landed, up to their step; see `catch_up`."""
 
-    def forward(state: AdaptiveState, done: bool = False) -> AdaptiveState:
-        while (step := max(delivery.exchange.frontier(done), least)) > state.step:
-            state = engine.pass_steps(state, source, Goal(step))
-        return state
+    def advance(state: AdaptiveState, step: int) -> AdaptiveState:
+        return engine.pass_steps(state, source, Goal(step))
 
-    delivery.exchange.beat(state.step)
-    engine.jobs.listen(state, True)
-    try:
-        return come_in(delivery, forward(state), forward, engine.jobs.passed_over)
-    finally:
-        engine.jobs.listen(state, False)
+    engine.carrier.exchange.beat(state.step)
+    with engine.jobs.listening(state):
+        return come_in(engine.carrier, state, advance, engine.jobs.passed_over, least)
 
 
 def come_in(
-    delivery: JobDelivery,
+    carrier: JobCarrier,
     state: T,
-    forward: Callable[[T, bool], T],
+    advance: Callable[[T, int], T],
     passed_over: Callable[[T], bool],
+    least: int = 0,
 ) -> T:
-    """Tell the others that this region takes part again, and land what they land until they know.
+    """Land what the others land, tell them that this region takes part again, and go on landing
+    until they know.
 
-    From then on it lands what is done elsewhere, and no more. One that was cut off has made further
-    steps: what is due in them it does with this region, and waits for it.
+    At first the others train on; when this region is close, they wait for it. With gossip they wait
+    from the beginning, since a region does not see the exchanges of other groups. From then on it
+    lands what is done elsewhere, and no more. One that was cut off has made further steps: what is
+    due in them it does with this region, and waits for it.
 
     Args:
-      forward: lands what the others landed, up to their step; (state, whether up to what they have
-        done alone).
+      advance: lands what the others landed, towards this step.
       passed_over: whether they go on without this region in the next exchange.
+      least: go to this step or later: up to it go this region's checkpoint and log, and what the
+        job before it sent. The others may count that payload, and not one of ours beside it.
     """
-    delivery.exchange.come_in()
+    exchange = carrier.exchange
+
+    def forward(state: T, done: bool) -> T:
+        while (step := max(exchange.frontier(done), least)) > int(state.counters.step):
+            state = advance(state, step)
+        return state
+
+    if carrier.group_size is None:
+        state = forward(state, False)
+    exchange.come_in()
     over = True  # once more: the others may have been in an exchange when they read that
-    while over or delivery.exchange.frontier(done=True) > int(state.counters.step):
+    while over or exchange.frontier(done=True) > int(state.counters.step):
         state = forward(state, True)
         # If so, the others are soon past that exchange, and tell so with their next beats.
         over = passed_over(state)
-        delivery.exchange.wait_for_beats()
+        exchange.wait_for_beats()
     return state
 
 

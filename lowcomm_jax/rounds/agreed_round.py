@@ -33,8 +33,8 @@ record. `round.keep_looking` repeats it. When a region does not answer, the othe
 The region that did not answer does this:
 
 - Late, but alive: it reads the record when it gets there and lands the payloads that the others
-  landed. Its own values and its residual stay as if it had not sent (`JobDelivery._uncount`,
-  jobs/job_delivery.py). Where the fragment was sent again since (DiLoCoX), that payload is lost.
+  landed. Its own values and its residual stay as if it had not sent (`uncounted`,
+  jobs/job_carrier.py). Where the fragment was sent again since (DiLoCoX), that payload is lost.
 - Dead, and started again: it takes a state from another region (recovery/rejoin.py).
 - A payload of the record is gone from all regions: it raises `Lost`, and takes a state, too.
 - Cut off from the store: it trains on, and runs the deferred events later (`JobCarrier.reach`).

@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import get_args
 
-from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.refused import refuse
 from lowcomm_jax.rounds.remote import RemoteExchange
 from lowcomm_jax.store.context import ExchangeContext, FaultHooks, NoFaults
@@ -169,7 +168,7 @@ def _connect(
             transport=transport or (lambda made: StoreTransport(made.store, made.counter)),
         )
 
-    return RemoteExchange(region, count, heal, make, keep, leader())
+    return RemoteExchange(region, count, heal, make, keep)
 
 
 def address_problems(address: str, listen: str | None) -> list[str]:

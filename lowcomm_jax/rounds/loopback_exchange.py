@@ -16,10 +16,10 @@ from lowcomm_jax.store.wire import Arrays, one_slice, side_by_side
 
 
 class LoopbackExchange:
-    """What `JobDelivery` needs of a `RemoteExchange`: every other region sends what this one does.
+    """What `JobCarrier` needs of a `RemoteExchange`: every other region sends what this one does.
 
     An exchange is over when it begins, so that nothing is waited for, and nobody is told of it
-    (`JobDelivery.loopback`). `RemoteExchange` documents the methods. In a job of several processes
+    (`JobCarrier.alone`). `RemoteExchange` documents the methods. In a job of several processes
     each process has its own.
     """
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from lowcomm_jax.mesh.leader import Leader, led
+from lowcomm_jax.mesh.leader import leader, led
 from lowcomm_jax.rounds.anchor_check import AnchorCheck
 from lowcomm_jax.rounds.payloads import PayloadGC
 from lowcomm_jax.rounds.state_transfer import (
@@ -59,7 +59,6 @@ class Membership:
       count: number of regions.
       heal: which anchor is kept where anchors differ.
       lingers: whether others can get the payloads of this job only while it runs.
-      processes: those of this job.
       state_transfer, anchor_check: give and take states; in the first process alone, so callers ask
         them within a decision of the leader.
     """
@@ -71,7 +70,6 @@ class Membership:
         heal: Heal,
         make: Callable[[], ExchangeContext],
         keep: int | None,
-        processes: Leader,
     ):
         """
         Args:
@@ -82,8 +80,7 @@ class Membership:
           ValueError: the processes were given different regions; and whatever `make` raises.
         """
         self.region, self.count, self.heal = region, count, heal
-        self.processes = processes
-        given = processes.everyones("region", (region, count, heal))
+        given = leader().everyones("region", (region, count, heal))
         if len(set(given)) > 1:
             raise ValueError(
                 f"the processes of this job were given (region, count, heal) {given}: give all of "
@@ -98,8 +95,8 @@ class Membership:
         self._payload_gc = PayloadGC(context, keep)
         self.state_transfer = StateTransfer(context)
         self.anchor_check = AnchorCheck(context, self.state_transfer)
-        if self.processes.count > 1:
-            self.processes.on_failure(self.fail)
+        if leader().count > 1:
+            leader().on_failure(self.fail)
         return context.transport.lingers
 
     @led

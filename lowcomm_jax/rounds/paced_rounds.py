@@ -44,7 +44,7 @@ from typing import Any
 
 import jax
 
-from lowcomm_jax.mesh.leader import Leader, led
+from lowcomm_jax.mesh.leader import led
 from lowcomm_jax.rounds.agreed_round import AgreedRound
 from lowcomm_jax.rounds.payloads import PayloadGC
 from lowcomm_jax.rounds.request import Arrived, ExchangeRequest, ExchangeResult, arrange
@@ -122,7 +122,6 @@ class RoundExchange:
 
     def __init__(
         self,
-        processes: Leader,
         admission: Admission,
         most: int,
         overlap: int,
@@ -132,7 +131,6 @@ class RoundExchange:
     ):
         """
         Args:
-          processes: those of this job.
           most: learners that a round admits, those that reported first.
           overlap: tau.
           like_K: shapes of what a learner sends of each fragment.
@@ -142,7 +140,6 @@ class RoundExchange:
         self.first = self.committed = first
         self.newest = first - 1
         self.times = RoundTimes()
-        self.processes = processes
         self._admission, self._most = admission, most
         self._overlap, self._like_K = overlap, like_K
         self._clock, self._stepped_s = clock, None

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from lowcomm_jax.mesh.leader import Leader, led
+from lowcomm_jax.mesh.leader import led
 from lowcomm_jax.rounds.agreed_round import AgreedRound
 from lowcomm_jax.rounds.anchor_check import AnchorVersions
 from lowcomm_jax.rounds.early_payload import EarlyPayload
@@ -69,10 +69,9 @@ class RemoteExchange(Membership):
         heal: Heal,
         make: Callable[[], ExchangeContext],
         keep: int | None,
-        processes: Leader,
     ):
         """See `Membership`."""
-        super().__init__(region, count, heal, make, keep, processes)
+        super().__init__(region, count, heal, make, keep)
         self._open: dict[str, _Running] = {}
         self._early: dict[str, EarlyPayload] = {}  # those that no exchange has taken yet
         self._waited: dict[str, float] = {}
@@ -432,7 +431,7 @@ class RemoteExchange(Membership):
           like_K: shapes of what is sent of each fragment.
           first: the first round that has not landed here.
         """
-        rounds = RoundExchange(self.processes, admission, most, overlap, like_K, first)
+        rounds = RoundExchange(admission, most, overlap, like_K, first)
         self._begin_rounds(rounds)
         return rounds
 

@@ -203,10 +203,10 @@ def test_after_rounds_that_it_missed_a_region_starts_from_the_anchors(region, mo
         rounds.append(source)
         return moved(state)
 
-    monkeypatch.setattr(one.delivery.exchange, "frontier", lambda: 2 * PERIOD)
+    monkeypatch.setattr(one.carrier.exchange, "frontier", lambda: 2 * PERIOD)
     assert one.jobs.rounds_missed(state, PERIOD) == 2
     monkeypatch.setattr(one, "pass_steps", lands)
-    monkeypatch.setattr(one.jobs, "tell", told.append)
+    monkeypatch.setattr(one.carrier, "tell", lambda *given: told.append(given))
     wanted = anchors_of(moved(moved(state)))
     found = one._caught_up(state, stream, Goal(100, 10**6), 2)
     assert rounds == [stream] * 2 and len(told) == 1
@@ -215,7 +215,7 @@ def test_after_rounds_that_it_missed_a_region_starts_from_the_anchors(region, mo
 
 def test_who_comes_after_the_end_starts_from_the_anchors_of_the_result(region, monkeypatch):
     one, state = region
-    theirs, others = moved(state), one.delivery.exchange
+    theirs, others = moved(state), one.carrier.exchange
     wanted, result = anchors_of(theirs), given(theirs)
     monkeypatch.setattr(type(others), "awaited", False)
     monkeypatch.setattr(others, "sent_before", lambda: 0)

@@ -1,11 +1,13 @@
 """What the processes of a returning region but its first one do: they take the leader's answers."""
 
+import sys
 from types import SimpleNamespace
 
 import pytest
 
-from lowcomm_jax.jobs import job_delivery
+from lowcomm_jax.jobs import job_carrier
 from lowcomm_jax.recovery import rejoin
+from lowcomm_jax.rounds import membership
 from lowcomm_jax.rounds.remote import RemoteExchange
 from lowcomm_jax.store.errors import Lost
 
@@ -26,10 +28,16 @@ class Second:
 
 
 @pytest.fixture
-def exchange(monkeypatch):
+def second(monkeypatch):
     second = Second()
-    monkeypatch.setattr(job_delivery, "leader", lambda: second)
-    return RemoteExchange(0, 2, "stop", lambda: pytest.fail("the first one alone"), 4, second)
+    for module in (sys.modules["lowcomm_jax.mesh.leader"], membership, job_carrier):
+        monkeypatch.setattr(module, "leader", lambda: second)
+    return second
+
+
+@pytest.fixture
+def exchange(second):
+    return RemoteExchange(0, 2, "stop", lambda: pytest.fail("the first one alone"), 4)
 
 
 def test_a_state_is_taken_from_the_leader(exchange):
@@ -41,15 +49,15 @@ def test_anchors_are_compared_by_the_leader(exchange, monkeypatch):
     history = SimpleNamespace(
         note=lambda *_: None, terms=lambda *_: {"anchor": "5"}, shared=True, past={}
     )
-    delivery = SimpleNamespace(exchange=exchange, anchor_history=history)
-    loop = SimpleNamespace(carrier=SimpleNamespace(delivery=delivery), fragments=None)
-    rejoin._compare(loop, SimpleNamespace(anchor={}))
+    carrier = SimpleNamespace(exchange=exchange, anchor_history=history)
+    loop = SimpleNamespace(fragments=None)
+    rejoin._compare(carrier, loop, SimpleNamespace(anchor={}))
 
 
-def test_nobody_left_is_told_to_all(exchange):
+def test_nobody_left_is_told_to_all(exchange, second):
     def lost(what, act):
         raise Lost(what)
 
-    exchange.processes.broadcast_from_leader = lost
+    second.broadcast_from_leader = lost
     with pytest.raises(Lost):
         rejoin.newest(exchange)

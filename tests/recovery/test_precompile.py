@@ -149,7 +149,7 @@ def test_a_run_at_another_level_of_its_codec_is_rehearsed_before_it_is_caught_up
             return precompile(engine, state)
 
         monkeypatch.setattr(rejoin, "newest", lambda exchange: given)
-        monkeypatch.setattr(rejoin, "_compare", lambda loop, state: None)  # there is nobody
+        monkeypatch.setattr(rejoin, "_compare", lambda *_: None)  # there is nobody
         monkeypatch.setattr(rejoin, "precompile", rehearsed)
         monkeypatch.setattr(rejoin, "catch_up", lambda engine, state, least: state)
         [batch] = batches(1, R)

@@ -66,7 +66,7 @@ def happened(jobs):
         for one in job.seen:
             if not one.last:
                 groups = job.one.sync_loop(job.began).groups(one.number)
-                mine = list(job.one.sync_loop(job.began).carrier.delivery.own_group(groups))
+                mine = list(job.one.carrier.own_group(groups))
                 who = counted.setdefault(one.step, np.ones(job.count, bool))
                 who[mine] = one.counted_N
                 adopted.setdefault(one.step, np.ones(job.count, bool))[job.region] = one.adopted

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from regions.made_records import commit_of, knows_jobs
 
-from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.rounds import round
 from lowcomm_jax.rounds.paced_rounds import RoundExchange, RoundTimes
 from lowcomm_jax.rounds.payloads import HostPayload
@@ -125,7 +124,7 @@ def learner(monkeypatch):
 
         gc.sweep = sweep
         now = Now()
-        one = RoundExchange(leader(), Admission(quorum, grace), most, OVERLAP, like_K, first, now)
+        one = RoundExchange(Admission(quorum, grace), most, OVERLAP, like_K, first, now)
         one.begin(context, gc)
         return SimpleNamespace(one=one, now=now, log=log, gc=gc, heartbeat=heartbeat)
 

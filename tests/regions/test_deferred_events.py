@@ -10,8 +10,6 @@ from regions.together import CUT, batches, engine, values
 import lowcomm_jax as lc
 from lowcomm_jax import exchange
 from lowcomm_jax.checkpoint import Checkpoints
-from lowcomm_jax.jobs.job_carrier import JobCarrier
-from lowcomm_jax.sync.carrier import Collected
 
 STEPS, GONE, BACK = 30, 10, 21
 
@@ -85,9 +83,9 @@ def test_the_others_learn_how_far_it_is_with_both(alone, monkeypatch):
     run, told = alone("diloco"), []
     beat = run.exchange.beat
 
-    def noted(*what, **trained):
-        told.extend([what] if what else [])
-        beat(*what, **trained)
+    def noted(step=None, trained=None):
+        told.extend([] if step is None else [(step, trained)])
+        beat(step, trained)
 
     monkeypatch.setattr(run.exchange, "beat", noted)
     state = run.train(run.begin(), range(1, BACK))
@@ -148,28 +146,3 @@ def test_a_checkpoint_of_a_region_that_is_behind(name, alone, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, values(state), values(together))
     ends = values(again.finish(state)), values(whole.finish(together))
     jax.tree.map(np.testing.assert_array_equal, *ends)
-
-
-def test_of_what_is_not_heard_nothing_is_told():
-    """Of another region's group, whose partners may never exchange."""
-
-    class Deaf:
-        def learns_outcome(self, key):
-            return key != "0@4"
-
-        def finish(self, state, key):
-            return state, Collected(state.in_flight[key], None, {})
-
-    with jax.numpy_dtype_promotion("standard"):
-        one = engine(METHODS["streaming"](), 2)
-        state, data = one.init(oracle.make_params()), batches(6, 2)
-        state, _ = one.run(state, data[:2])
-    (key,) = state.in_flight
-    told = []
-    loop, carrier = one.sync_loop(state), JobCarrier(Deaf())
-    carrier.witness = told.append
-    carrier.collect(loop, state, key, False, True)
-    assert len(told) == 1
-    state = state.replace(in_flight={"0@4": state.in_flight[key]})
-    carrier.collect(loop, state, "0@4", False, True)
-    assert len(told) == 1

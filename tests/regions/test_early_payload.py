@@ -16,7 +16,7 @@ from regions.together import batches, engine, in_jobs, rows, values
 
 import lowcomm_jax as lc
 from lowcomm_jax import exchange
-from lowcomm_jax.jobs.job_delivery import JobDelivery
+from lowcomm_jax.jobs.job_carrier import JobCarrier
 from lowcomm_jax.params.fragments import partition
 from lowcomm_jax.store.errors import Missing
 from lowcomm_jax.store.records import Admitted, Commit, Payload
@@ -269,7 +269,8 @@ def test_started_again_between_two_boundaries_the_numbers_stay(between):
         with jax.numpy_dtype_promotion("standard"):
             state = one.init(oracle.make_params())
             state, _ = one.run(state, [rows(batch, region) for batch in data[:stop]])
-        assert one.delivery.ahead.keys == {0: "0.1.anchor"} and list(made._early) == ["0.1.anchor"]
+        ahead = "0.1.anchor"
+        assert one.carrier.anchors_ahead.keys == {0: ahead} and list(made._early) == [ahead]
         states[region] = state
         made.pause()
         assert idle(made)
@@ -305,7 +306,7 @@ def test_an_anchor_of_another_round_is_sent_anew():
         send_early=lambda key, arrays, **how: calls.append((key, sorted(arrays), how["step"])),
         drop_early=lambda: calls.append("drop"),
     )
-    delivery = JobDelivery(there, shared=False, group_size=2)
+    carrier = JobCarrier(there, METHODS["noloco"]())
     fragments = partition({"w": jax.ShapeDtypeStruct((2,), np.float32)}, 1)
     anchor, groups = {"w": np.zeros((1, 2), np.float32)}, [(0, 1)]
     flight = SimpleNamespace(
@@ -321,19 +322,21 @@ def test_an_anchor_of_another_round_is_sent_anew():
     def begin(number, sends):
         counters = SimpleNamespace(sends=np.array([sends]), sends_until=lambda step: number)
         state = SimpleNamespace(in_flight={"0@8": flight}, anchor=anchor, counters=counters)
-        delivery.start(state, "0@8", groups, None, fragments)
+        carrier.post(loop, state, "0@8", flight)
 
-    delivery.ahead.send(0, 1, anchor, fragments, (0, 1), 4)
-    traffic = delivery.anchor_traffic(fragments.like(0), np.ones(1, bool), groups)
+    programs = SimpleNamespace(exchange=SimpleNamespace(at=lambda level: None))
+    loop = SimpleNamespace(groups=lambda round_: groups, programs=programs, fragments=fragments)
+    carrier.anchors_ahead.send(0, 1, anchor, fragments, (0, 1), 4)
+    traffic = carrier.announced.of_anchors(fragments.like(0), np.ones(1, bool), groups)
     assert traffic.sent.tolist() == traffic.received.tolist() == [8]
     begin(2, sends=2)
     payload_names = ["payload/w", "weight"]
     started = ("2", payload_names, "0.1.anchor")
     assert calls == [("0.1.anchor", ["anchor/w"], 4), started]
-    assert delivery._pending["0@8"].like.keys() == {"payload/w", "weight", "anchor/w"}
+    assert carrier._pending["0@8"].like.keys() == {"payload/w", "weight", "anchor/w"}
     calls.clear()
-    delivery.ahead.send(0, 2, anchor, fragments, (0, 1), 4)
+    carrier.anchors_ahead.send(0, 2, anchor, fragments, (0, 1), 4)
     begin(3, sends=6)
     late = ("0.5.anchor", ["anchor/w"], 8)
     assert calls[1:] == ["drop", late, ("3", payload_names, "0.5.anchor")]
-    assert not delivery.ahead.keys
+    assert not carrier.anchors_ahead.keys

@@ -15,7 +15,6 @@ import safetensors.numpy
 from regions.party import at_once
 
 from lowcomm_jax import exchange
-from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.rounds import request
 from lowcomm_jax.rounds.remote import RemoteExchange
 from lowcomm_jax.store import wire
@@ -454,7 +453,6 @@ def test_what_arrives_is_put_into_rows():
 def test_exchanges_that_land_together_are_waited_for_together():
     """Their deadlines run at the same time, not one after the other."""
     one = RemoteExchange.__new__(RemoteExchange)
-    one.processes = leader()
     clock, timing = SimpleNamespace(clock_s=7.0), Timing(beat_s=0.01)
     one._context, one._waited = SimpleNamespace(heartbeat=clock, timing=timing), {}
     dues = {k: SimpleNamespace(due=request.Due()) for k in "abc"}
@@ -478,7 +476,6 @@ def test_exchanges_that_land_together_are_waited_for_together():
 
 def test_the_wait_for_an_exchange_is_that_of_its_calls():
     one = RemoteExchange.__new__(RemoteExchange)
-    one.processes = leader()
     record = Commit({0: Admitted(1, Payload("0", 8))}, {}, 0)
     arrays = {0: {"x": np.zeros(2, np.float32)}}
     result = request.ExchangeResult(record, arrays, 1.5)

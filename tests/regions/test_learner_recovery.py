@@ -41,18 +41,18 @@ class Live(Learner):
             yield rows(oracle.step_batch(self.data, number % 60 + 1), self.region)
 
     def live(self):
-        gives = self.one.delivery.gives
+        gives = self.one.carrier.gives
 
         def give(state):
             self.gave = gives(state)
             return self.gave
 
         with jax.numpy_dtype_promotion("standard"):
-            self.one.delivery.gives = give
+            self.one.carrier.gives = give
             if not self.exchange.awaited:
                 batch = next(self.batches())
                 self.state = rejoin.enter(self.one, self.state, batch)
-                self.came = self.step_number, self.loop.carrier.delivery.position(self.state)
+                self.came = self.step_number, self.one.carrier.position(self.state)
                 self.copied = self.values()
             self.state, self.history = self.one.run(self.state, self.batches(), rounds=ROUNDS)
             self.before = self.anchor()

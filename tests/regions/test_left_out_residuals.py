@@ -19,8 +19,7 @@ from experiments.faults.fault_hooks import ScriptedFaults
 from lowcomm_jax import exchange
 from lowcomm_jax.checkpoint import Checkpoints
 from lowcomm_jax.compression import error_feedback, make
-from lowcomm_jax.jobs.job_delivery import JobDelivery, PendingExchange
-from lowcomm_jax.rounds.loopback_exchange import LoopbackExchange
+from lowcomm_jax.jobs.job_carrier import JobCarrier, PendingExchange, uncounted
 from lowcomm_jax.state.train_state import InFlight
 
 R, PERIOD, OVERLAP, STEPS = 2, 6, 2, 21
@@ -50,17 +49,17 @@ class Region:
         hooks = ScriptedFaults([LEFT_OUT], self.region)
         self.exchange = self.between(R, fault_hooks=hooks)(self.region)
         one = engine(method(), R, self.exchange)
-        start = one.delivery.start
+        post = one.carrier.post
 
-        def spied(state, key, *rest):
-            flight, anchor = state.in_flight[key], state.anchor
+        def spied(loop, state, key, flight, **more):
+            anchor = state.anchor
             theta = {k: x[0] for k, x in flight.snapshot.items()}
             payload = jax.tree.map(lambda x: x[0], flight.payload)
             delta = {k: np.asarray(anchor[k][0] - theta[k]) for k in theta}
             self.sent[int(flight.sent)] = delta, CODEC.decode(payload, theta)
-            start(state, key, *rest)
+            return post(loop, state, key, flight, **more)
 
-        one.delivery.start = spied
+        one.carrier.post = spied
         return one
 
     def train(self, one, state, stop):
@@ -129,7 +128,7 @@ def test_an_old_residual_does_not_take_the_place_of_a_newer_one(later):
     flight = InFlight(**{**fields, **took, "kept": before})
     counters = dataclasses.replace(state.counters, last_sent=np.array([PERIOD * (1 + later)]))
     state = state.replace(codec=now, in_flight={"k": flight}, counters=counters)
-    after = JobDelivery(LoopbackExchange(0, R), shared=True)._uncount(state, "k")
+    after = uncounted(state, "k")
     assert not after.in_flight["k"].takes_part.any()
     expected = now[0] if later else before
     jax.tree.map(np.testing.assert_array_equal, after.codec[0], expected)
@@ -168,9 +167,9 @@ def test_who_is_not_counted_by_a_payload_of_its_own_has_its_residual_back(ours):
     there = SimpleNamespace(
         count=R, region=0, ready=lambda name: True, finish=lambda name, like: arrived
     )
-    delivery = JobDelivery(there, shared=True)
-    delivery._pending["k"] = PendingExchange("7", {}, (0, 1), {}, False, None)
-    after, collected = delivery.finish(state, "k")
+    carrier = JobCarrier(there, method())
+    carrier._pending["k"] = PendingExchange("7", {}, (0, 1), {}, True, None)
+    after, collected = carrier.collect(None, state, "k", False, True)
     assert collected.flight.takes_part.all() and collected.flight.weight.tolist() == [1, 1]
     assert after.in_flight["k"].takes_part.all() == ours
     jax.tree.map(np.testing.assert_array_equal, after.codec[0], state.codec[0] if ours else before)

@@ -1,6 +1,8 @@
 """Regions of several processes under the contract of an exchange."""
 
+import sys
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -12,18 +14,34 @@ from lowcomm_jax.rounds.paced_rounds import RoundExchange
 from lowcomm_jax.rounds.remote import RemoteExchange
 from lowcomm_jax.schedule import Admission
 
+HERE = threading.local()
+PROCESSES = weakref.WeakKeyDictionary()  # by exchange
+
 
 @pytest.fixture
 def opened(tmp_path, monkeypatch):
     """Opens the exchange of a region in one of its processes, which is a thread here."""
-    here = threading.local()
-    monkeypatch.setattr("lowcomm_jax.rounds.connect.leader", lambda: here.process)
+    for module in ("lowcomm_jax.mesh.leader", "lowcomm_jax.rounds.membership"):
+        monkeypatch.setattr(sys.modules[module], "leader", lambda: HERE.process)
 
     def make(process, region):
-        here.process = process
-        return exchange.store(f"file://{tmp_path}/meet", region, 2, "run", SECRET, timing=TIMING)
+        HERE.process = process
+        url = f"file://{tmp_path}/meet"
+        made = exchange.store(url, region, 2, "run", SECRET, timing=TIMING)
+        PROCESSES[made] = process
+        return made
 
     return make
+
+
+def in_each(act, exchanges):
+    """`act(exchange)` in the process of each."""
+
+    def one(exchange):
+        HERE.process = PROCESSES[exchange]
+        return act(exchange)
+
+    return together(one, exchanges)
 
 
 @pytest.fixture
@@ -32,13 +50,13 @@ def regions(opened):
     jobs = [leaders(2), leaders(2)]
     made = [together(lambda one, r=r: opened(one, r), jobs[r]) for r in range(2)]
     yield made
-    together(lambda one: one.close(), [one for region in made for one in region])
+    everywhere(lambda one: one.close(), made)
     for team in jobs[0] + jobs[1]:
         team._channel.close()
 
 
 def everywhere(act, regions):
-    return together(act, [one for region in regions for one in region])
+    return in_each(act, [one for region in regions for one in region])
 
 
 def test_all_processes_of_all_regions_hold_the_same(regions):
@@ -71,13 +89,13 @@ def test_a_failed_process_ends_the_wait_of_the_first(regions):
     everywhere(lambda one: one.join(20.0), regions)
 
     def act(one):
-        with one.processes.together():
+        with HERE.process.together():
             one.start("0", payload(one.region, 0))
-            if not one.processes.leads:
+            if not HERE.process.leads:
                 raise OSError("disk full")
             return one.finish("0", LIKE)
 
-    first, second = together(act, regions[0])
+    first, second = in_each(act, regions[0])
     assert "process 1 of this job failed: OSError: disk full" in str(first)
     assert isinstance(second, OSError)
 

@@ -11,7 +11,6 @@ from regions.faults import vanish
 from regions.test_same_numbers import METHODS, assert_same, expected, own_anchors
 from regions.together import batches, engine, in_jobs, rows, values
 
-from lowcomm_jax.jobs.job_delivery import JobDelivery
 from lowcomm_jax.recovery import rejoin
 from lowcomm_jax.store.errors import Parted
 
@@ -153,8 +152,8 @@ def test_who_comes_in_has_told_its_step(brief):
         vanish(made[1])
         again = brief(2)(1)
         one, come_in = engine(METHODS["diloco"](), 2, again), again.come_in
-        delivery, frontier = one.delivery, one.delivery.exchange.frontier
-        delivery.exchange.frontier = lambda done=False: frontier(done) if told else 0
+        frontier = again.frontier
+        again.frontier = lambda done=False: frontier(done) if told else 0
 
         def spied():
             told.append(again._context.heartbeat.own.step)
@@ -164,12 +163,12 @@ def test_who_comes_in_has_told_its_step(brief):
         with jax.numpy_dtype_promotion("standard"):
             state = rejoin.enter(one, one.init(oracle.make_params()), rows(data[0], 1))
         over.set()
-        delivery.exchange.close(linger_s=0.0)
+        again.close(linger_s=0.0)
         running.result()
     assert 0 < told[0] <= int(state.counters.step)
 
 
 def test_a_restored_state_must_be_reconnected(between):
-    delivery = JobDelivery(between(1)(0), shared=True)
+    one = engine(METHODS["diloco"](), 1, between(1)(0))
     with pytest.raises(ValueError, match=r"call engine.reconnect\(state\)"):
-        delivery.finish(None, "0")
+        one.carrier.collect(None, None, "0", False, True)

@@ -13,7 +13,6 @@ from regions.faults import folder, outage, vanish
 from regions.party import LIKE, TIMING, at_once, check, land, send, until
 
 from lowcomm_jax import exchange
-from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.rounds import membership
 from lowcomm_jax.store.context import until_answered
 from lowcomm_jax.store.kv import MetricsCounter, Store
@@ -337,7 +336,7 @@ def test_why_a_region_could_not_join():
 
 def member(context):
     given = context.region, context.count, "stop"
-    return membership.Membership(*given, lambda: context, 2, leader())
+    return membership.Membership(*given, lambda: context, 2)
 
 
 @pytest.mark.parametrize(

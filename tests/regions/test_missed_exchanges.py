@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 from regions.made_records import commit_of, knows_jobs
 
-from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.rounds import remote as remote_exchange
 from lowcomm_jax.rounds.remote import RemoteExchange
 from lowcomm_jax.store.commits import Announced, CommitLog, Job
@@ -52,7 +51,7 @@ def remote(store, awaited=(0, 1, 2), living=(0, 1, 2)):
         halted=threading.Event(),
         transport=SimpleNamespace(name="store", lingers=False, get_ahead=lambda sizes: None),
     )
-    one = RemoteExchange(0, R, "stop", lambda: context, 4, leader())
+    one = RemoteExchange(0, R, "stop", lambda: context, 4)
     return one, context.commit_log
 
 

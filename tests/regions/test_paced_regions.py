@@ -162,15 +162,16 @@ class Rounds:
 
 
 @pytest.fixture
-def carrier():
+def carrier(monkeypatch):
     """Of two fragments."""
+    monkeypatch.setattr(round_carrier, "arrays_to_send", lambda flight: {})
     made = object.__new__(RoundCarrier)
     made.rounds, made.landed, made.last, made._count = Rounds(newest=4), 0, None, 2
     made._ended = made._stands_still = False
     made._committed, made.newest, made._since = 0, 4, 0
     made._reported = np.array(-1)
     made._terms = lambda loop, state, number: {}
-    made.delivery = SimpleNamespace(arrays_to_send=lambda flight: {}, region=1)
+    made.exchanges = SimpleNamespace(region=1)
     return made
 
 
@@ -203,12 +204,12 @@ def test_batches_are_read_until_so_many_rounds_have_landed(
 
 def test_a_run_ends_with_its_last_round_and_may_go_on_with_the_next_numbers(carrier, monkeypatch):
     monkeypatch.setattr(round_carrier, "rounds_landed", lambda state: 6)
-    carrier._exchanges = SimpleNamespace(ended_before=lambda state: False)
+    carrier.exchanges = SimpleNamespace(ended_before=lambda state: False)
 
     def ends(state):
         with carrier.ending(None, state) as last:
             assert not carrier._ended, "what a paused step has still to do is of rounds"
-        assert last is carrier._exchanges
+        assert last is carrier.exchanges
         return carrier._ended
 
     for last, in_flight in ((7, {}), (6, {"a": None})):
@@ -220,7 +221,7 @@ def test_a_run_ends_with_its_last_round_and_may_go_on_with_the_next_numbers(carr
     carrier._begin(None, State().at(41))
     assert carrier.rounds.calls == [("go on", 6)] and not carrier._ended
     assert (carrier._committed, carrier.newest, carrier._since) == (6, 5, 40)
-    carrier.last, carrier._exchanges.ended_before = None, lambda state: True
+    carrier.last, carrier.exchanges.ended_before = None, lambda state: True
     assert ends(State()), "the others have ended without this region"
 
 

@@ -1,7 +1,7 @@
 """A job that cannot reach the others for a while does the same acts later, and none twice.
 
-The loop and the carrier are the product's. The acts are noted instead of computed, and the delivery
-says no where the test wants it to.
+The loop and the carrier are the product's. The acts are noted instead of computed, and the others
+are not reached where the test wants it so.
 """
 
 import collections
@@ -32,35 +32,38 @@ SCHEDULES = {
 STEPS = 14
 
 
-class Delivery:
-    """The others; question number `no` (from 0) of those at step `since` or later is denied."""
+class Away:
+    """The exchange of region 0 of two, with nothing to say."""
 
-    def __init__(self, since, no):
-        self.trained, self.since, self.no, self.asked = 0, since, no, 0
-        self.exchange = self
+    count, region = 2, 0
 
-    def _answer(self):
-        self.asked += self.trained >= self.since
-        return self.trained < self.since or self.asked != self.no + 1
-
-    def reachable(self):
-        return self._answer()
-
-    def arrives(self, state, keys, fragments):
-        return not keys or self._answer()
-
-    def fetch_ahead(self, sends, steps, missed):
-        return sends
+    def fetch_ahead(self, first, count, missed):
+        return 0
 
     def __getattr__(self, name):
         return lambda *given, **named: None
 
 
+class Denied(JobCarrier):
+    """Question number `no` (from 0) of those at step `since` or later is denied."""
+
+    def __init__(self, schedule, since, no):
+        super().__init__(Away(), SimpleNamespace(schedule=schedule, topology=None, anchors="each"))
+        self.since, self.no, self.asked = since, no, 0
+
+    def _reachable(self):
+        self.asked += self._trained >= self.since
+        return self._trained < self.since or self.asked != self.no + 1
+
+    def _arrive(self, loop, state, keys):
+        return not keys or self._reachable()
+
+
 class Loop(SyncLoop):
     """Notes (step of the act, act), in one list a call of `run_due`."""
 
-    def __init__(self, schedule, delivery):
-        self.schedule, self.carrier, self.count = schedule, JobCarrier(delivery), 1
+    def __init__(self, schedule, carrier):
+        self.schedule, self.carrier, self.count = schedule, carrier, 1
         self.method = SimpleNamespace(base="anchor", signal="pseudo_gradient")
         self.fragments, self.measurements, self._quiet = None, None, (None, None, None, 0)
         self.by_rounds, self.noted, self.decided = False, [], collections.defaultdict(list)
@@ -100,7 +103,7 @@ class Loop(SyncLoop):
 
 def run(schedule, since=STEPS + 1, no=0):
     """Run `STEPS` steps; returns the loop, and the acts done in each call."""
-    loop = Loop(schedule, Delivery(since, no))
+    loop = Loop(schedule, Denied(schedule, since, no))
     counters = counters_of(schedule, 1)
     fields = dict.fromkeys(TrainState.__dataclass_fields__)
     state = TrainState(**{**fields, "counters": counters, "in_flight": {}, "rate": np.zeros(9)})

@@ -35,11 +35,11 @@ def test_whose_anchor_is_another_is_found_out_by_the_rounds_of_that_fragment(tmp
 
 
 class Copies:
-    """The loop, delivery and exchange of a region that comes back; its calls are noted."""
+    """The carrier and exchange of a region that comes back; its calls are noted."""
 
     def __init__(self):
         self.calls = []
-        self.carrier = self.delivery = self.exchange = self.state_transfer = self
+        self.exchange = self.state_transfer = self
 
     def position(self, state):
         return state.landed
@@ -70,7 +70,7 @@ def copied(monkeypatch):
 
 def test_who_has_copied_a_peer_tells_its_round_and_then_is_waited_for():
     region = Copies()
-    state = rejoin._copy_peer(region, "its own", None)
+    state = rejoin._copy_peer(region, None, "its own", None)
     assert region.calls == ["asks", ("is at", 5), "comes in"]
     assert (state.own, state.of) == ("its own", ({"landed": 5}, {"of": "a peer"}))
 
@@ -78,5 +78,5 @@ def test_who_has_copied_a_peer_tells_its_round_and_then_is_waited_for():
 def test_who_takes_the_result_of_those_that_have_ended_asks_nobody_and_waits_for_nobody():
     """A run that is over has no rounds to come in to."""
     region = Copies()
-    state = rejoin._copy_peer(region, "its own", (9, {"landed": 9}, {"of": "the end"}))
+    state = rejoin._copy_peer(region, None, "its own", (9, {"landed": 9}, {"of": "the end"}))
     assert region.calls == [("is at", 9)] and state.of == ({"landed": 9}, {"of": "the end"})

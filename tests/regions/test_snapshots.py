@@ -89,11 +89,10 @@ def donated(state):
 def test_nothing_sent_is_overwritten_and_nothing_that_is_overwritten_was_sent(name, tmp_path):
     own = exchange.store(f"file://{tmp_path}", REGION, R, "run")
     one = engine(CASES[name](), R, own)
-    delivery = one.delivery
-    delivery.exchange = slow = Slow(delivery.loopback().exchange)
-    delivery.tells = False
-    if delivery.ahead is not None:
-        delivery.ahead = AnchorsAhead(slow)
+    one.carrier.exchange = slow = Slow(one.carrier.alone().exchange)
+    one.carrier.tells = False
+    if one.carrier.anchors_ahead is not None:
+        one.carrier.anchors_ahead = AnchorsAhead(slow)
     flown = set()
     with jax.numpy_dtype_promotion("standard"):
         state = one.init(oracle.make_params())

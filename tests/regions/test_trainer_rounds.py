@@ -234,7 +234,7 @@ def test_a_region_that_is_late_ends_where_it_was_told_to(brief):
         made = list(pool.map(brief(2), range(2)))
         jobs = [Region(r, 2, x) for r, x in enumerate(made)]
         states = list(pool.map(lambda job: job.train(job.begin(), 1)[0], jobs))
-        jobs[1].one.delivery.exchange.frontier = lambda done=False: 9 * PERIOD
+        jobs[1].one.carrier.exchange.frontier = lambda done=False: 9 * PERIOD
         jobs[1].one.pass_steps = lambda state, source, goal: passed(state, goal)
         jobs[1].one.jobs.start_from_anchors = lambda state: state
         gone = []
@@ -336,7 +336,7 @@ def test_a_wait_of_trainers_can_be_stopped_and_goes_on_where_it_was(
         state, _ = one.run(one.init(oracle.make_params()), source, rounds=1)
         if region == 1:
             return one, state
-        others, asked = one.delivery.exchange, iter([False] * 5)
+        others, asked = one.carrier.exchange, iter([False] * 5)
         others.stop_when(lambda: next(asked, True))
         reachable = others.reachable
         others.reachable = lambda: not away and reachable()
@@ -353,7 +353,7 @@ def test_a_wait_of_trainers_can_be_stopped_and_goes_on_where_it_was(
         """As begun, in the job of another process."""
         with Checkpoints(tmp_path / str(region)) as kept:
             kept.save(state, extra={}, config={})
-        vanish(one.delivery.exchange)
+        vanish(one.carrier.exchange)
         one = engine(method(), 2, exchange=make(region))
         with Checkpoints(tmp_path / str(region)) as kept:
             state = kept.restore(one, oracle.make_params()).state
