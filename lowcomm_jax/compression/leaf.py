@@ -211,8 +211,8 @@ class InUnits(LeafCodec):
         self, slice_R: PyTree, weight_R: jax.Array, number: jax.Array, place: Placement
     ) -> Payload:
         """The coded weighted mean of slice `number` of everyone's payload; leaves `[R, ...]`."""
-        matrix = place.slice_matrix(number, weight_R.shape[0])
-        return self.code(as_rounded(self.mean_units(slice_R, weight_R, place)), matrix)
+        mean = as_rounded(self.mean_units(slice_R, weight_R, place))
+        return self.code(mean, place.slice_matrix(number))
 
     def payload_specs(self, place: Placement) -> PyTree:
         like = self.payload_like(place)
