@@ -24,8 +24,9 @@ class Unit(NamedTuple):
 
     Attributes:
       height, width: its sides.
-      rows: `apart`: rows of fewer than 16 values are units of their own, too. `joined`: each matrix
-        is read as one row, and cut into units of just this width. None = short rows are joined.
+      rows: `apart`: each row counts as a matrix (`units.Matrix`), also one of fewer than 16 values.
+        `joined`: each matrix is read as one row, and cut into units of just this width. None =
+        short rows are joined.
     """
 
     height: int

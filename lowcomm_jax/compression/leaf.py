@@ -96,9 +96,9 @@ class LeafCodec(abc.ABC):
         del payload_R, weight_R, place, energy
         return None
 
-    def sends_all(self, matrices: Shape) -> bool:
-        """Whether a codec that is meant to choose would send every value of this shape."""
-        del matrices
+    def sends_all(self, place: Placement) -> bool:
+        """Whether a codec that is meant to choose would send every value of the leaf."""
+        del place
         return False
 
 
@@ -218,8 +218,8 @@ class InUnits(LeafCodec):
         like = self.payload_like(place)
         return {name: place.array_spec(x.shape) for name, x in like.items()}
 
-    def sends_all(self, matrices: Shape) -> bool:
-        return self.codec.sends_all(matrices)
+    def sends_all(self, place: Placement) -> bool:
+        return self.codec.sends_all(place.sides)
 
 
 def in_units(codec: UnitCodec | LeafCodec) -> LeafCodec:

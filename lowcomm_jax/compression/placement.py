@@ -244,8 +244,8 @@ class Placement:
     def _matrix(self, select: Callable | None, real: jax.Array | None) -> Matrix:
         """select: `(units, axis)` -> those of a slice along that axis; None = all of them count."""
 
-        def over(fold, x, rows, in_parts=False):
-            for axis in (2,) if rows else (2, 1):
+        def over(fold, x, in_parts=False):
+            for axis in (2,) if self.unit.rows == "apart" else (2, 1):
                 if self.axes[axis]:
                     x = fold(x, axis) if in_parts else x
                     x = jax.lax.all_gather(x, self.axes[axis], axis=axis, tiled=True)
@@ -254,13 +254,13 @@ class Placement:
                 x = fold(x if select is None else select(x, axis), axis)
             return x
 
-        def total(x, rows=False):
-            return over(fold, x, rows)
+        def total(x):
+            return over(fold, x)
 
-        def largest(x, rows=False):
+        def largest(x):
             # In any order: of all units, without shares, one value a device is gathered.
             found = functools.partial(jnp.max, keepdims=True)
-            return over(found, x, rows, in_parts=select is None)
+            return over(found, x, in_parts=select is None)
 
         return Matrix(total, largest, real)
 

@@ -240,7 +240,7 @@ class PerTensor(Codec):
         def one(leaf, path):
             _, n, m = leaf.place.matrices
             large = min(n, m) > 1 and n * m > _SMALL_MATRIX
-            return path if large and leaf.codec.sends_all(leaf.place.matrices) else None
+            return path if large and leaf.codec.sends_all(leaf.place) else None
 
         names = jax.tree_util.tree_map_with_path(lambda path, _: path_name(path), like)
         return [path for path in self._map(one, like, names) if path is not None]
