@@ -173,10 +173,6 @@ class History(NamedMetrics):
         """Append a block: metric leaves `[R, S]` whose first `steps` columns are real."""
         self._chunks.append((steps, metrics, events))
 
-    def add_events(self, events: list[Event]) -> None:
-        """Append events that follow the last block."""
-        self._chunks[-1][2].extend(events)
-
     def __len__(self) -> int:
         return sum(steps for steps, _, _ in self._chunks)
 

@@ -303,10 +303,6 @@ class Setup:
         if isinstance(self.stacked, str):
             object.__setattr__(self, "stacked", (self.stacked,))
 
-    def as_keywords(self) -> dict[str, Any]:
-        """What an engine of these settings is called with."""
-        return {name: getattr(self, name) for name in SETTINGS}
-
     @property
     def separate(self) -> bool:
         """Whether this job is one region of several."""
