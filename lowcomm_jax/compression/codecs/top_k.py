@@ -78,8 +78,9 @@ class TopK(UnitCodec):
     def encode(self, x: jax.Array, matrix: Matrix, params: jax.Array | None = None) -> Payload:
         x = x if matrix.real is None else jnp.where(matrix.real, x, 0.0)
         size = math.prod(x.shape[-2:])
+        inside = matrix._replace(real=None)  # what is kept are units of the same grid
         if size <= self.k:
-            return self._coded(x.reshape(*x.shape[:3], size), matrix)
+            return self.values.encode(x.reshape(*x.shape[:3], 1, size), inside)
         bits = _index_bits(size)
 
         def choose(x):
@@ -89,20 +90,13 @@ class TopK(UnitCodec):
             return kept, pack(index.astype(jnp.uint8 if bits == 8 else jnp.uint16), bits)
 
         kept, index = matrix.each(choose, x)
-        return {**self._coded(kept, matrix), "index": index}
-
-    def _coded(self, kept: jax.Array, matrix: Matrix) -> dict[str, jax.Array]:
-        """The kept values `[L, down, across, k]`, coded as units of the same grid."""
-        if self.values == FP32:
-            return {"values": kept}
-        return self.values.encode(kept[..., None, :], matrix._replace(real=None))
+        return {**self.values.encode(kept[..., None, :], inside), "index": index}
 
     def terms(self, payload: Payload, unit: tuple[int, int]) -> tuple[jax.Array, jax.Array | None]:
         size = math.prod(unit)
         k = min(self.k, size)
         beside = {name: x for name, x in payload.items() if name != "index"}
-        plain = self.values == FP32
-        kept = payload["values"] if plain else self.values.decode(beside, (1, k))[..., 0, :]
+        kept = self.values.decode(beside, (1, k))[..., 0, :]
         if size <= self.k:
             values = kept.reshape(*kept.shape[:3], *unit)
             return values, None if self.mean == "regions" else jnp.ones_like(values)
