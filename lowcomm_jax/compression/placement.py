@@ -246,12 +246,18 @@ class Placement:
 
         def over(fold, x, in_parts=False):
             for axis in (2,) if self.unit.rows == "apart" else (2, 1):
-                if self.axes[axis]:
+                axes = self.axes[axis]
+                # Of several numbers a unit each device folds some, and hands on their totals.
+                dealt = bool(axes) and x.ndim > 3 and x.shape[3] % self.devices(axes) == 0
+                if dealt:
+                    x = jax.lax.all_to_all(x, axes, split_axis=3, concat_axis=axis, tiled=True)
+                elif axes:
                     x = fold(x, axis) if in_parts else x
-                    x = jax.lax.all_gather(x, self.axes[axis], axis=axis, tiled=True)
+                    x = jax.lax.all_gather(x, axes, axis=axis, tiled=True)
                 elif select is None and self.shares is not None and axis == self.shares.side:
                     x = self.shares.gather(x)
                 x = fold(x if select is None else select(x, axis), axis)
+                x = jax.lax.all_gather(x, axes, axis=3, tiled=True) if dealt else x
             return x
 
         def total(x):
