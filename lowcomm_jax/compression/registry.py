@@ -167,12 +167,8 @@ def make(
     own = isinstance(spec, LeafOrUnit)
     made = spec if own else _made(spec, settings, stacked=tuple(stacked), seed=seed)
     if isinstance(made, Codec):
-        given = (rules != "none", "rules"), (reduce != "auto", "reduce")
-        given += ((error_feedback is not None, "error_feedback"),)
-        only = "only a codec of leaves takes it; leave it out"
-        lines = [f"it is a whole codec, {name}: {only}" for is_given, name in given if is_given]
-        refuse(f"codec {spec!r}", lines)
-        return made
+        given = {"rules": rules != "none", "reduce": reduce != "auto"}
+        return _whole(made, spec, **given, error_feedback=error_feedback is not None)
     pairs = PRESETS[rules] if isinstance(rules, str) else rules
     codec = PerTensor(
         default=made,
@@ -185,6 +181,14 @@ def make(
     if decay is None and isinstance(spec, str):
         decay = find(spec).decay
     return codec if decay is None else with_error_feedback(codec, decay)
+
+
+def _whole(codec: Codec, name: str, **given: bool) -> Codec:
+    """A codec of whole trees, if no setting of one of leaves is given beside it."""
+    only = "only a codec of leaves takes it; leave it out"
+    lines = [f"it is a whole codec, {k}: {only}" for k, is_given in given.items() if is_given]
+    refuse(f"codec {name!r}", lines)
+    return codec
 
 
 def _unknown(name: str, settings: Mapping[str, Any]) -> list[str]:
