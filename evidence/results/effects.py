@@ -13,7 +13,6 @@ from evidence.campaign.ledger import CURVE, Records
 from evidence.campaign.order import Points, cells_of
 from evidence.campaign.plan import LEAST_SEEDS, Campaign, Claim, Rung
 from evidence.results.stats import Spread, against_margin, effect_size, spread_of
-from experiments.compare.at_equal import loss_at
 from experiments.compare.stats import Estimate, crossing, estimate
 
 SURE = 0.05  # a p-value after the correction below which a rung counts
@@ -249,4 +248,4 @@ def _at_equal(curves: Curves, what: str) -> float:
         return np.nan
     if any(y is None for _, y in (*here, *there)):
         return np.nan
-    return loss_at(budget, *zip(*here)) / loss_at(budget, *zip(*there)) - 1
+    return np.interp(budget, *zip(*here)) / np.interp(budget, *zip(*there)) - 1

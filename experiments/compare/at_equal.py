@@ -54,7 +54,8 @@ def at_equal(
         if len(curves) < 2:
             continue
         losses = {
-            name: float(np.mean([loss_at(budget, *curve) for curve in of_seeds]))
+            # Where nothing is spent between two evaluations, the later loss counts.
+            name: float(np.mean([np.interp(budget, *curve) for curve in of_seeds]))
             for name, of_seeds in curves.items()
         }
         found.append({"of": of, "network": network, "budget": budget, "losses": losses})
@@ -90,15 +91,3 @@ def _part(entry: Mapping[str, Any], baseline: str) -> str:
 
 def _curve(run: RunLog, x: Sequence[float]) -> tuple[list[float], list[float]]:
     return list(x), [record["anchor"] for record in run.evals]
-
-
-def loss_at(budget: float, x: Sequence[float], loss: Sequence[float]) -> float:
-    """The loss at a budget, interpolated linearly between the losses at `x`.
-
-    Where nothing is spent between two evaluations, the later loss counts.
-    """
-    last = max(i for i, spent in enumerate(x) if spent <= budget)
-    if last + 1 == len(x):
-        return loss[last]
-    share = (budget - x[last]) / (x[last + 1] - x[last])
-    return loss[last] + share * (loss[last + 1] - loss[last])

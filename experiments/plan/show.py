@@ -1,4 +1,4 @@
-"""Print the tables of a plan and draw its picture."""
+"""Print the tables of a plan, behind its short answer, and draw its picture."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,21 +7,14 @@ from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
-from experiments.plan.screen import requests_line
 from experiments.progress import right
 from lowcomm_jax.planner.dag import TARGETS
 from lowcomm_jax.planner.plan import PlanRow, Workload
 
 
 def show(result: dict, rows: Sequence[PlanRow], console: Console) -> None:
-    """Print the tables."""
+    """Print the tables, and what the answer (`screen.show_answer`) does not say."""
     network = result["network"]
-    console.print(
-        f"[bold]{result['name']}[/bold]: {result['params'] / 1e9:.4g}B parameters, "
-        f"{len(network['regions'])} regions, "
-        f"slowest link {network['slowest_gbps']:g} Gbit/s, {result['step_s']:.3g} s per step, "
-        f"{result['steps']:.4g} steps"
-    )
     source, trust = network["source"], network["confidence"]
     shown = source if source.startswith(trust) else f"{trust}: {source}"
     console.print(f"network: {network['name']} ({shown})")
@@ -30,17 +23,11 @@ def show(result: dict, rows: Sequence[PlanRow], console: Console) -> None:
     for some in _columns(rows, console.width):
         _show_rows(some, console)
     console.print(f"{result['baseline']}. All figures: steady periods, no jitter.")
-    console.print(result["scenario"])
     for row in rows:
         if not row.played.repeats:
             steps = row.played.steps - row.played.warm
             console.print(f"{row.method.name}: means over {steps} played steps")
     _show_bandwidth(rows, console)
-    for warning in (w for row in rows for w in row.warnings):
-        console.print(f"[yellow]warning[/yellow] {warning}")
-    for row in rows:
-        if row.requests is not None:
-            console.print(requests_line(row), soft_wrap=True)
     for label in dict.fromkeys(row.loss.total_label for row in rows if row.loss.total is None):
         console.print(f"no expected loss: {label}")
     _show_best(result, console)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.plan.config import PlanRequest
+from lowcomm_jax.planner.methods import FACTORIES
 from lowcomm_jax.planner.plan import PlanRow
 
 _BYTES = 258  # entries of the smallest tokenizer: a smaller vocabulary takes the tokenizer's size
@@ -37,6 +38,7 @@ def train_fields(request: PlanRequest, row: PlanRow) -> tuple[dict[str, Any] | N
         )
     found = {
         "config": _CONFIGS.get(name, name),
+        "method.name": FACTORIES[name].__name__,
         "regions": regions,
         "batch": int(batch),
         "steps": 0,

@@ -138,19 +138,15 @@ def planned_row(run: RunLog, plan: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _differences(train: Mapping[str, Any], run: RunLog) -> list[str]:
-    config = run.header["config"]
     found = []
     for field, value in train.items():
         if field in _FREE or field.startswith("mesh."):
             continue
-        here: Any = config
+        here: Any = run.header["config"]
         for part in field.split("."):
             here = here.get(part) if isinstance(here, Mapping) else None
         if here != value:
             found.append(f"{field}: {value} -> {here}")
-    kind = config["method"]["name"]
-    if kind != train["config"]:  # files are named after their methods
-        found.append(f"method.name: {train['config']} -> {kind}")
     return found
 
 

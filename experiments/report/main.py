@@ -126,8 +126,37 @@ def show(
     links = check(runs, network, step_seconds) if network else None
     pace = step_seconds if links is None else pace_on(links, step_seconds)
     # One clock: where a network is asked for, nothing is said of the one that a run trained with.
+    _show_losses(runs, links is None, console)
+    name = CURVES if len(runs) == 1 else "report.png"
+    picture = Path(png) if png else workdirs[0] / name
+    try:
+        import matplotlib  # noqa: F401  (slow to import)
+    except OSError as error:  # there is no folder that it can write, not even a temporary one
+        if page is not None:
+            raise RefusedError([str(error)], "report") from error
+        say(console, f"loss curves are not drawn: {error}")
+    else:
+        loss_curves(runs, picture)
+        say(console, f"loss curves: {picture}")
+    if links is not None:
+        _show_replayed(runs, links, pace, console)
+    if page is not None:
+        networks = {} if network is None or links is None else {network: links}
+        path = Path(page)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = [lines for _, lines in held]
+        path.write_text(page_of(runs, workdirs, networks, pace, held=lines), encoding="utf-8")
+        say(console, f"report: {page}")
+    for name, lines in held:
+        print_table(console, table_against(name, lines))
+        console.print(f"{name}: {verdict(lines)}", highlight=False)
+    return runs
+
+
+def _show_losses(runs: Sequence[RunLog], own_network: bool, console: Console) -> None:
+    """Print the tables of the runs and of their regions, and what the losses are of."""
     summaries = [summarise(run) for run in runs]
-    print_table(console, table(summaries, own_network=links is None))
+    print_table(console, table(summaries, own_network))
     for run in runs:
         if regions := by_region(run):
             print_table(console, region_table(run, regions))
@@ -143,41 +172,22 @@ def show(
         if found := left_out(corpus):
             text = f"left out of the corpus {corpus['corpus']}: {found}"
             console.print(text, highlight=False, soft_wrap=True)
-    name = CURVES if len(runs) == 1 else "report.png"
-    picture = Path(png) if png else workdirs[0] / name
-    try:
-        import matplotlib  # noqa: F401  (slow to import)
-    except OSError as error:  # there is no folder that it can write, not even a temporary one
-        if page is not None:
-            raise RefusedError([str(error)], "report") from error
-        say(console, f"loss curves are not drawn: {error}")
-    else:
-        loss_curves(runs, picture)
-        say(console, f"loss curves: {picture}")
-    if links is not None:
-        replayed = [on_network(run, links, pace) for run in runs]
-        print_table(console, virtual_table([run.name for run in runs], replayed))
-        console.print(f"{BASELINE}, on the same clock.", highlight=False)
-        console.print(f"A region's inner step takes {pace_in_words(pace)}.", highlight=False)
-        if warning := paces_apart(runs, pace):
-            say(console, f"warning: {warning}")
-        for run in (run for run, virtual in zip(runs, replayed) if virtual.uneven):
-            console.print(
-                f"{run.name}: its regions step at different rates. With a network whose compute_s "
-                "says nothing of it, those that step more seldom wait for their peers.",
-                highlight=False,
-            )
-    if page is not None:
-        networks = {} if network is None or links is None else {network: links}
-        path = Path(page)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lines = [lines for _, lines in held]
-        path.write_text(page_of(runs, workdirs, networks, pace, held=lines), encoding="utf-8")
-        say(console, f"report: {page}")
-    for name, lines in held:
-        print_table(console, table_against(name, lines))
-        console.print(f"{name}: {verdict(lines)}", highlight=False)
-    return runs
+
+
+def _show_replayed(runs: Sequence[RunLog], links: Network, pace: Pace, console: Console) -> None:
+    """Print what the runs cost on a network."""
+    replayed = [on_network(run, links, pace) for run in runs]
+    print_table(console, virtual_table([run.name for run in runs], replayed))
+    console.print(f"{BASELINE}, on the same clock.", highlight=False)
+    console.print(f"A region's inner step takes {pace_in_words(pace)}.", highlight=False)
+    if warning := paces_apart(runs, pace):
+        say(console, f"warning: {warning}")
+    for run in (run for run, virtual in zip(runs, replayed) if virtual.uneven):
+        console.print(
+            f"{run.name}: its regions step at different rates. With a network whose compute_s "
+            "says nothing of it, those that step more seldom wait for their peers.",
+            highlight=False,
+        )
 
 
 def left_out(corpus: Mapping[str, Any]) -> str | None:

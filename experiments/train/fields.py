@@ -96,7 +96,6 @@ def method_descriptions(method: Mapping[str, Any]) -> dict[str, str]:
 def _part_docstring(key: str, section: Mapping[str, Any]) -> str:
     """What describes the settings of a keyword that has a section of its own; "" = not known."""
     found = parts.takes_settings(key, section)
-    found = found.codec if isinstance(found, registry.Named) else found
     makers = [found if found is None or callable(found) else type(found)]
     makers += [registry.make] if parts.part_of(key) is parts.PARTS["codec"] else []
     return "\n\n".join(map(_docstring, makers))

@@ -2,10 +2,9 @@
 
 The names of the package stand in `NAMES` of the room that has the part. `PARTS` has a row a part,
 and `METHOD` is the row of the method itself. A value is a name, or a mapping of `name` and
-settings: `codec={"name": "my_module:my_codec", "bits": 3}`. A codec of leaves may also be named
-itself, or its class (`compression.registry`). `build` makes the part or lists what is wrong with
-it: no such module or function, an unknown setting, or a result of the wrong type. `put` gives a
-part to a method whose factory does not take it.
+settings: `codec={"name": "my_module:my_codec", "bits": 3}`. `build` makes the part or lists what is
+wrong with it: no such module or function, an unknown setting, or a result of the wrong type; codecs
+come from `compression.make`. `put` gives a part to a method whose factory does not take it.
 """
 
 from __future__ import annotations
@@ -23,8 +22,6 @@ from lowcomm_jax import batching, landing, merge, methods, outer, roles, schedul
 from lowcomm_jax.compression import Codec, LeafCodec, UnitCodec, registry
 from lowcomm_jax.optimizers import InnerConfig
 
-_AROUND = ("rules", "error_feedback", "reduce")  # settings of every codec of one leaf
-
 
 @dataclasses.dataclass(frozen=True)
 class PartKind:
@@ -35,8 +32,8 @@ class PartKind:
       known: name -> function that makes it, of those in the package.
       kinds: types of which a function's result must be one.
       what: these types in words, for messages.
-      derived: keywords that the run gives to functions that take them: `stacked` (path prefixes of
-        leaves with a leading layer axis), `seed`.
+      derived: keywords that the run gives to functions that take them: of a codec `stacked` (path
+        prefixes of leaves with a leading layer axis) and `seed`.
       finish: is applied to the result.
       gradient: whether methods that exchange a gradient at every step have this part.
     """
@@ -141,7 +138,7 @@ def inner_config(section: Mapping[str, Any]) -> tuple[InnerConfig | None, list[s
 def find(part: PartKind, name: str, label: str) -> Callable[..., Any] | None:
     """The function that makes a part, by name or by `module:function`; None = unknown.
 
-    Of codecs it may also be what `registry.make` takes the name of.
+    Of codecs it may also be a codec itself, which takes settings, too (`compression.registry`).
 
     Args:
       label: the field that names it, for the error.
@@ -149,11 +146,10 @@ def find(part: PartKind, name: str, label: str) -> Callable[..., Any] | None:
     Raises:
       ValueError: there is no such module, it cannot be imported, or has no such function.
     """
-    if OWN not in str(name):
-        return part.known.get(name)
     if part is PARTS["codec"]:
-        return named_function(name, label, lambda it: callable(it) or registry.of_leaves(it))
-    return named_function(name, label)
+        found = registry.find(str(name))
+        return None if found is None else found.codec
+    return named_function(name, label) if OWN in str(name) else part.known.get(name)
 
 
 def part_of(key: str) -> PartKind | None:
@@ -177,36 +173,24 @@ def build(
     Args:
       key: for which there is a part (`part_of`).
       value: a name, or a mapping of `name` and settings.
-      stacked: path prefixes of leaves with a leading layer axis.
-      seed: of random choices.
+      stacked, seed: of a codec; see `compression.make`.
     """
     part, label = part_of(key), f"method.{key}"
-    codec = part is PARTS["codec"]
     if not isinstance(value, str | Mapping):
         fix = "name the function that makes it, as in 'my_module:my_function'"
         return None, [f"{label} is a {type(value).__name__}, which no config.json holds: {fix}"]
+    if part is PARTS["codec"]:
+        make = functools.partial(registry.make, value, stacked=tuple(stacked), seed=seed)
+        return problems_of(make, f"{label}={value!r}: ")
     settings = {"name": value} if isinstance(value, str) else dict(value)
     name = settings.pop("name", None)
-    make = functools.partial(registry.make, value, stacked=tuple(stacked), seed=seed)
-    if codec and OWN not in str(name):
-        return problems_of(make, f"{label}={value!r}: ")
     maker, problems = problems_of(lambda: find(part, name, f"{label}.name"))
     if problems:
         return None, problems
-    if codec and registry.of_leaves(maker):
-        return problems_of(make, f"{label}={value!r}: ")
     if maker is None:
         hint = closest(str(name), list(part.known))
         return None, [f"{label}.name={name!r} is unknown{hint}; your own: module:function"]
-    around = {}
-    if codec:
-        takes = _parameters(maker) or {}
-        around = {k: settings.pop(k) for k in _AROUND if k in settings and k not in takes}
-    given = derived(part, maker, stacked, seed) if OWN in str(name) else {}
-    made, problems = call(part, maker, {**given, **settings}, label, str(name))
-    if problems or not codec:
-        return made, problems
-    return _whole_codec(made, around, stacked, seed, f"{label}={name!r}: ")
+    return call(part, maker, settings, label, str(name))
 
 
 def call(
@@ -254,40 +238,12 @@ def setting_problems(
     ]
 
 
-def derived(
-    part: PartKind, maker: Callable[..., Any], stacked: Sequence[str], seed: int
-) -> dict[str, Any]:
-    """Keywords of a function that the run gives."""
-    values, takes = {"stacked": tuple(stacked), "seed": seed}, _parameters(maker) or {}
-    return {key: values[key] for key in part.derived if key in takes}
-
-
 def _parameters(maker: Callable[..., Any]) -> dict[str, inspect.Parameter] | None:
     """Keywords of a function; None where Python does not know them."""
     try:
         return dict(inspect.signature(maker).parameters)
     except ValueError:
         return None
-
-
-def _whole_codec(
-    made: Codec | UnitCodec | LeafCodec,
-    around: Mapping[str, Any],
-    stacked: Sequence[str],
-    seed: int,
-    label: str,
-) -> tuple[Codec | None, list[str]]:
-    """A codec of one leaf applied to all, with the settings that every such codec has."""
-    if isinstance(made, Codec):
-        if around:
-            only = "only a codec of leaves takes it; leave it out"
-            return None, [f"{label}it is a whole codec, {k}: {only}" for k in around]
-        return made, []
-
-    def whole() -> Codec:
-        return registry.make(made, stacked=tuple(stacked), seed=seed, **around)
-
-    return problems_of(whole, label)
 
 
 def put(method: methods.Method, key: str, part: Any) -> tuple[methods.Method | None, list[str]]:

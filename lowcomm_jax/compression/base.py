@@ -155,16 +155,20 @@ class Codec(abc.ABC):
     def requantizable(self, like: PyTree) -> bool:
         """Whether a mean may be encoded again, so that a two-shot reduction makes sense.
 
-        A codec that says so has the four functions that follow.
+        A codec that says so has `in_slices`, and what that returns the four functions that follow.
         """
         del like
         return False
 
-    def dealt_nbytes(self, like: PyTree, regions: int) -> int:
+    def in_slices(self, slices: int) -> Codec:
+        """The codec of payloads that are cut into so many slices, one for each region."""
+        raise NotImplementedError
+
+    def dealt_nbytes(self, like: PyTree) -> int:
         """Bytes of all slices of a payload."""
         raise NotImplementedError
 
-    def deal(self, payload: PyTree, like: PyTree, regions: int) -> PyTree:
+    def deal(self, payload: PyTree, like: PyTree) -> PyTree:
         """A payload in equal slices, leaves `[R, ...]`; slice r is what region r reduces."""
         raise NotImplementedError
 
@@ -264,11 +268,13 @@ class Wrapper(Codec):
         return self.elementwise and self.codec.local
 
     def at(self, level: int) -> Codec:
-        inner = self.codec.at(level)
-        if inner is self.codec:
-            return self
+        return self._around(self.codec.at(level))
+
+    def _around(self, codec: Codec) -> Wrapper:
+        """This wrapper around another form of its codec."""
         changed = copy.copy(self)
-        object.__setattr__(changed, "codec", inner)
+        # Past the checks of settings, which are the same.
+        object.__setattr__(changed, "codec", codec)
         return changed
 
     @property
@@ -284,19 +290,19 @@ class Wrapper(Codec):
     ) -> Codec:
         if not self.local:
             return self
-        placed = copy.copy(self)
-        # Past the checks of settings, which are the same.
-        object.__setattr__(placed, "codec", self.codec.placed(like, specs, sizes, staged))
-        return placed
+        return self._around(self.codec.placed(like, specs, sizes, staged))
 
     def payload_specs(self, like: PyTree, payload: PyTree = None) -> PyTree:
         return self.codec.payload_specs(like, payload)
 
-    def dealt_nbytes(self, like: PyTree, regions: int) -> int:
-        return self.codec.dealt_nbytes(like, regions)
+    def in_slices(self, slices: int) -> Codec:
+        return self._around(self.codec.in_slices(slices))
 
-    def deal(self, payload: PyTree, like: PyTree, regions: int) -> PyTree:
-        return self.codec.deal(payload, like, regions)
+    def dealt_nbytes(self, like: PyTree) -> int:
+        return self.codec.dealt_nbytes(like)
+
+    def deal(self, payload: PyTree, like: PyTree) -> PyTree:
+        return self.codec.deal(payload, like)
 
     def undeal(self, slices: PyTree, like: PyTree) -> PyTree:
         return self.codec.undeal(slices, like)

@@ -24,8 +24,9 @@ class Unit(NamedTuple):
 
     Attributes:
       height, width: its sides.
-      rows: `apart`: rows of fewer than 16 values are units of their own, too. `joined`: each matrix
-        is read as one row, and cut into units of just this width. None = short rows are joined.
+      rows: `apart`: each row counts as a matrix (`units.Matrix`), also one of fewer than 16 values.
+        `joined`: each matrix is read as one row, and cut into units of just this width. None =
+        short rows are joined.
     """
 
     height: int
@@ -91,12 +92,13 @@ class Grid(NamedTuple):
         return down[None, :, None, :, None] & across[None, None, :, None, :]
 
 
-def grid_of(shape: tuple[int, ...], stacked: bool, unit: Unit) -> Grid:
+def grid_of(shape: tuple[int, ...], stacked: bool, unit: Unit, slices: int = 1) -> Grid:
     """The grid of a leaf.
 
     Units lie inside rows, so that devices that hold rows hold whole units. Of rows of fewer than 16
     values, which would make units of less than a quarter of the unit, each matrix is read as one
-    row.
+    row. So is one of fewer rows than the `slices` that its payload is cut into; of a single row
+    each slice gets units of its own.
 
     >>> grid_of((8, 768), False, Unit(1, 256))[1:]
     (8, 768, 1, 256, False)
@@ -104,14 +106,17 @@ def grid_of(shape: tuple[int, ...], stacked: bool, unit: Unit) -> Grid:
     (1, 300, 1, 60, True)
     >>> grid_of((257, 134), False, Unit(64, 64))[1:]
     (257, 134, 52, 45, False)
+    >>> grid_of((2, 100), False, Unit(1, 256), slices=4)[1:]
+    (1, 200, 1, 50, True)
     """
     layers, n, m = matrix_shape(shape, stacked)
     if unit.rows == "joined":
         return Grid(layers, 1, n * m, 1, max(min(unit.width, n * m), 1), True)
-    short = unit.height == 1 < unit.width and unit.rows is None and n > 1 and m < SHORT_ROW
-    if short and 4 * largest_divisor(m, unit.width) < unit.width:
-        return Grid(layers, 1, n * m, 1, side(n * m, unit.width), True)
-    return Grid(layers, n, m, side(n, unit.height), side(m, unit.width), False)
+    short = unit.rows is None and m < SHORT_ROW and 4 * largest_divisor(m, unit.width) < unit.width
+    flat = unit.height == 1 and n > 1 and (short or n < slices)
+    n, m = (1, n * m) if flat else (n, m)
+    each = -(-m // slices) if n == 1 else m
+    return Grid(layers, n, m, side(n, unit.height), side(each, unit.width), flat)
 
 
 def side(n: int, limit: int) -> int:

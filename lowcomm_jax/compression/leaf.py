@@ -96,9 +96,9 @@ class LeafCodec(abc.ABC):
         del payload_R, weight_R, place, energy
         return None
 
-    def sends_all(self, matrices: Shape) -> bool:
-        """Whether a codec that is meant to choose would send every value of this shape."""
-        del matrices
+    def sends_all(self, place: Placement) -> bool:
+        """Whether a codec that is meant to choose would send every value of the leaf."""
+        del place
         return False
 
 
@@ -211,15 +211,15 @@ class InUnits(LeafCodec):
         self, slice_R: PyTree, weight_R: jax.Array, number: jax.Array, place: Placement
     ) -> Payload:
         """The coded weighted mean of slice `number` of everyone's payload; leaves `[R, ...]`."""
-        matrix = place.slice_matrix(number, weight_R.shape[0])
-        return self.code(as_rounded(self.mean_units(slice_R, weight_R, place)), matrix)
+        mean = as_rounded(self.mean_units(slice_R, weight_R, place))
+        return self.code(mean, place.slice_matrix(number))
 
     def payload_specs(self, place: Placement) -> PyTree:
         like = self.payload_like(place)
         return {name: place.array_spec(x.shape) for name, x in like.items()}
 
-    def sends_all(self, matrices: Shape) -> bool:
-        return self.codec.sends_all(matrices)
+    def sends_all(self, place: Placement) -> bool:
+        return self.codec.sends_all(place.sides)
 
 
 def in_units(codec: UnitCodec | LeafCodec) -> LeafCodec:

@@ -51,6 +51,7 @@ class Placement:
       shape: of the leaf, or of a stage's part.
       stacked: whether the first axis is that of the layers.
       unit: of the codec.
+      slices: that a payload is cut into, for a two-shot reduction; 1 = it goes whole.
       cuts: mesh axes of more than one device that cut each dimension of the leaf as it lies.
       sizes: (axis, devices) of these axes.
       moves: (from dimension, mesh axes, to dimension), all-to-alls before coding.
@@ -65,6 +66,7 @@ class Placement:
     shape: tuple[int, ...]
     stacked: bool
     unit: Unit
+    slices: int = 1
     cuts: tuple[Axes, ...] = ()
     sizes: tuple[tuple[str, int], ...] = ()
     moves: tuple[tuple[int, Axes, int], ...] = ()
@@ -81,12 +83,13 @@ class Placement:
 
     @functools.cached_property
     def grid(self) -> Grid:
-        return grid_of(self.shape, self.stacked, self.unit)
+        return grid_of(self.shape, self.stacked, self.unit, self.slices)
 
     @property
     def alone(self) -> Placement:
         """The placement where one device holds all of the leaf, or of a stage's part."""
-        return Placement(self.shape, self.stacked, self.unit, stages=self.stages, stage=self.stage)
+        given = self.shape, self.stacked, self.unit, self.slices
+        return Placement(*given, stages=self.stages, stage=self.stage)
 
     def devices(self, axes: Sequence[str]) -> int:
         return math.prod(dict(self.sizes)[axis] for axis in axes)
@@ -241,23 +244,29 @@ class Placement:
     def _matrix(self, select: Callable | None, real: jax.Array | None) -> Matrix:
         """select: `(units, axis)` -> those of a slice along that axis; None = all of them count."""
 
-        def over(fold, x, rows, in_parts=False):
-            for axis in (2,) if rows else (2, 1):
-                if self.axes[axis]:
+        def over(fold, x, in_parts=False):
+            for axis in (2,) if self.unit.rows == "apart" else (2, 1):
+                axes = self.axes[axis]
+                # Of several numbers a unit each device folds some, and hands on their totals.
+                dealt = bool(axes) and x.ndim > 3 and x.shape[3] % self.devices(axes) == 0
+                if dealt:
+                    x = jax.lax.all_to_all(x, axes, split_axis=3, concat_axis=axis, tiled=True)
+                elif axes:
                     x = fold(x, axis) if in_parts else x
-                    x = jax.lax.all_gather(x, self.axes[axis], axis=axis, tiled=True)
+                    x = jax.lax.all_gather(x, axes, axis=axis, tiled=True)
                 elif select is None and self.shares is not None and axis == self.shares.side:
                     x = self.shares.gather(x)
                 x = fold(x if select is None else select(x, axis), axis)
+                x = jax.lax.all_gather(x, axes, axis=3, tiled=True) if dealt else x
             return x
 
-        def total(x, rows=False):
-            return over(fold, x, rows)
+        def total(x):
+            return over(fold, x)
 
-        def largest(x, rows=False):
+        def largest(x):
             # In any order: of all units, without shares, one value a device is gathered.
             found = functools.partial(jnp.max, keepdims=True)
-            return over(found, x, rows, in_parts=select is None)
+            return over(found, x, in_parts=select is None)
 
         return Matrix(total, largest, real)
 
@@ -282,44 +291,34 @@ class Placement:
     #
     # Slice s of a payload has the units whose number along one axis of the grid is s modulo R.
 
-    def _dealt(self, regions: int) -> Dealt:
+    @functools.cached_property
+    def _dealt(self) -> Dealt:
         """The axis that is dealt out: the one that is filled up least, of these the longest."""
-        counts = self.grid.layers, self.grid.down, self.grid.across
+        counts, regions = (self.grid.layers, self.grid.down, self.grid.across), self.slices
         axis = min(range(3), key=lambda i: (-counts[i] % regions / max(counts[i], 1), -counts[i]))
         devices = self.devices(self.axes[axis])
         held = counts[axis] // devices
         return Dealt(axis, counts[axis], devices, held, -(-held // regions))
 
-    def filled_up(self, regions: int) -> bool:
-        """Whether the leaf has few units, and its slices would not be full."""
-        dealt = self._dealt(regions)
-        return dealt.count < 8 * regions and dealt.count % regions > 0
+    @property
+    def _start(self) -> jax.Array | int:
+        axes = self.axes[self._dealt.axis]
+        return jax.lax.axis_index(axes) * self._dealt.held if axes else 0
 
-    def together(self, leaves: int) -> Placement:
-        """Of so many equal leaves, each whole on every device: the layers of one stack."""
-        if leaves == 1:
-            return self
-        shape = self.shape if self.stacked else (1, *self.shape)
-        return Placement((leaves * shape[0], *shape[1:]), True, self.unit)
-
-    def _start(self, dealt: Dealt) -> jax.Array | int:
-        axes = self.axes[dealt.axis]
-        return jax.lax.axis_index(axes) * dealt.held if axes else 0
-
-    def dealt_size(self, shape: Sequence[int], regions: int) -> int:
+    def dealt_size(self, shape: Sequence[int]) -> int:
         """Entries of all slices of a payload array of this shape."""
-        dealt, size = self._dealt(regions), math.prod(shape)
+        dealt, size = self._dealt, math.prod(shape)
         if shape[dealt.axis] != dealt.count or dealt.count == 0:
-            return regions * size
-        return size // dealt.count * dealt.devices * dealt.each * regions
+            return self.slices * size
+        return size // dealt.count * dealt.devices * dealt.each * self.slices
 
-    def deal(self, x: jax.Array, regions: int) -> jax.Array:
+    def deal(self, x: jax.Array) -> jax.Array:
         """A payload array in slices: `[l, down, across, ...]` -> `[R, ...]`.
 
         A slice has ceil(n / R) of a device's n units along the axis that is dealt out, the last one
         repeated where there are fewer. Arrays of a matrix go to every slice.
         """
-        dealt = self._dealt(regions)
+        dealt, regions = self._dealt, self.slices
         axis, held, each = dealt.axis, dealt.held, dealt.each
         if x.shape[axis] != held or held == 0:
             return jnp.broadcast_to(x, (regions, *x.shape))
@@ -327,24 +326,24 @@ class Placement:
         if each * regions > held:
             x = jnp.concatenate([x, jnp.repeat(x[-1:], each * regions - held, 0)])
         x = x.reshape(each, regions, *x.shape[1:]).swapaxes(0, 1)
-        x = jnp.roll(x, self._start(dealt), 0)
+        x = jnp.roll(x, self._start, 0)
         return jnp.moveaxis(x, 1, axis + 1)
 
     def undeal(self, x_R: jax.Array) -> jax.Array:
         """Inverse of `deal`; arrays of a matrix get an entry for each unit along the dealt axis."""
-        dealt = self._dealt(x_R.shape[0])
+        dealt = self._dealt
         axis = dealt.axis
         if x_R.shape[axis + 1] != dealt.each:
             # One entry of each slice: the same for all of its units.
             x_R = jnp.repeat(x_R, dealt.each, axis + 1)
-        x_R = jnp.roll(x_R, -self._start(dealt), 0)
+        x_R = jnp.roll(x_R, -self._start, 0)
         x_R = jnp.moveaxis(x_R, axis + 1, 1).swapaxes(0, 1)
         x = x_R.reshape(x_R.shape[0] * x_R.shape[1], *x_R.shape[2:])
         return jnp.moveaxis(x[: dealt.held], 0, axis)
 
-    def slice_matrix(self, number: jax.Array, regions: int) -> Matrix:
+    def slice_matrix(self, number: jax.Array) -> Matrix:
         """`matrix` for the codec of the means of slice `number`: totals are those of the slice."""
-        dealt = self._dealt(regions)
+        dealt, regions = self._dealt, self.slices
         axis, held, each = dealt.axis, dealt.held, dealt.each
         # Where the units of a slice stand, in the order of the grid, among what all devices hold of
         # it; the last place is empty.
@@ -360,7 +359,7 @@ class Placement:
 
         real = self._real()
         if real is not None and axis and real.shape[axis] == held:
-            real = self.deal(real, regions)[number]
+            real = self.deal(real)[number]
         return self._matrix(select, real)
 
 
@@ -453,6 +452,7 @@ def place(
     sizes: Mapping[str, int],
     staged: bool = False,
     in_shares: bool = False,
+    slices: int = 1,
 ) -> Placement:
     """Choose how a leaf is coded (see the module).
 
@@ -464,11 +464,13 @@ def place(
       sizes: devices of each mesh axis.
       staged: whether pipeline stages code their own parts.
       in_shares: of its codec (`LeafCodec.in_shares`).
+      slices: see `Placement`.
 
     Raises:
       ValueError: a matrix that would have to be gathered is too large.
     """
-    return _place(unit, tuple(shape), is_stacked, spec, tuple(sizes.items()), staged, in_shares)
+    given = unit, tuple(shape), is_stacked, spec, tuple(sizes.items())
+    return _place(*given, staged, in_shares, slices)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -480,6 +482,7 @@ def _place(
     axes_sizes: tuple[tuple[str, int], ...],
     staged: bool,
     in_shares: bool,
+    slices: int,
 ) -> Placement:
     sizes, names = dict(axes_sizes), [axis_names(entry) for entry in spec]
     names += [()] * (len(shape) - len(names))
@@ -491,9 +494,8 @@ def _place(
             shape = (*shape[:stage], shape[stage] // stages, *shape[stage + 1 :])
     inside = [tuple(a for a in axes if a != STAGE and sizes[a] > 1) for axes in names]
     used = [(axis, sizes[axis]) for axes in inside for axis in axes]
-    plain = Placement(
-        shape, is_stacked, unit, tuple(inside), tuple(used), stages=stages, stage=stage
-    )
+    given = shape, is_stacked, unit, slices, tuple(inside), tuple(used)
+    plain = Placement(*given, stages=stages, stage=stage)
     cuts = {dim: axes for dim, axes in enumerate(inside) if axes}
     if (axes := _fitting(plain, cuts)) is not None:
         return dataclasses.replace(plain, axes=axes)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import inspect
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from lowcomm_jax.compression import codecs
@@ -25,12 +26,28 @@ class Named(NamedTuple):
     """What a name stands for.
 
     Attributes:
-      codec: with the settings of the name; or a class of one's own, of which settings make one.
+      codec: with the settings of the name; or a class or a function of one's own, of which
+        settings make one. A function may also return a `Codec` of whole trees.
       decay: of the error feedback that belongs to the name, or None.
     """
 
-    codec: LeafOrUnit | type[LeafOrUnit]
+    codec: LeafOrUnit | Callable[..., LeafOrUnit | Codec]
     decay: float | None
+
+    @property
+    def maker(self) -> Callable[..., LeafOrUnit | Codec]:
+        """What takes the settings: the function, or the class."""
+        return self.codec if callable(self.codec) else type(self.codec)
+
+    @property
+    def of_leaves(self) -> bool:
+        """Whether it is a codec of leaves or the class of one, and no function."""
+        return isinstance(self.maker, type) and issubclass(self.maker, LeafOrUnit)
+
+    @property
+    def takes(self) -> Mapping[str, inspect.Parameter]:
+        """The settings."""
+        return inspect.signature(self.maker).parameters
 
 
 @functools.cache
@@ -54,25 +71,41 @@ def make_leaf(spec: str | LeafOrUnit, **settings: Any) -> LeafOrUnit:
     """One leaf's codec by name; fields that hold codecs take names as well.
 
     Raises:
-      ValueError: unknown name or settings, or a codec of one's own whose unit is none.
+      ValueError: unknown name or settings, a codec of whole trees, or one of one's own whose unit
+        is none.
 
     >>> make_leaf("topk", k=8, values="int4").name
     'topk8_int4'
     """
     if isinstance(spec, LeafOrUnit):
         return spec
-    problems = _unknown(spec, settings)
-    refuse("codec", problems)
-    codec = _named(spec).codec
-    holds = (k for k in settings if isinstance(getattr(codec, k, None), LeafOrUnit))
-    settings |= {k: _inside(settings[k]) for k in holds}
-    if isinstance(codec, type):
-        try:
-            made = codec(**settings)
-        except TypeError as error:  # it lacks a function that every codec has
-            raise ValueError(f"codec {spec!r}: {error}") from error
-    else:
-        made = dataclasses.replace(codec, **settings)
+    refuse("codec", _unknown(spec, settings))
+    made = _made(spec, settings)
+    if isinstance(made, Codec):
+        raise ValueError(f"codec {spec!r}: it codes whole trees: give one of leaves here")
+    return made
+
+
+def _made(spec: str, settings: Mapping[str, Any], **derived: Any) -> LeafOrUnit | Codec:
+    """The codec of a name whose settings are known to fit.
+
+    derived: is given to a function that takes it.
+    """
+    found = find(spec)
+    codec, held = found.codec, {}
+    if not found.of_leaves:
+        held |= {name: value for name, value in derived.items() if name in found.takes}
+    for name, value in settings.items():
+        held[name] = _inside(value) if isinstance(getattr(codec, name, None), LeafOrUnit) else value
+    if not callable(codec):
+        return dataclasses.replace(codec, **held)
+    try:
+        made = codec(**held)
+    except TypeError as error:  # a class lacks a function that every codec has
+        raise ValueError(f"codec {spec!r}: {error}") from error
+    if not isinstance(made, LeafOrUnit | Codec):
+        must = "must return a compression.UnitCodec, LeafCodec or Codec"
+        raise ValueError(f"codec {spec!r}: it returned a {type(made).__name__}, and {must}")
     if isinstance(made, UnitCodec) and not isinstance(made.unit, Unit):
         unit = made.unit
         raise ValueError(f"codec {spec!r}: its unit is {unit!r}: give a compression.grid.Unit")
@@ -82,7 +115,7 @@ def make_leaf(spec: str | LeafOrUnit, **settings: Any) -> LeafOrUnit:
 def _inside(spec: str | LeafOrUnit) -> LeafOrUnit:
     """The codec of a leaf inside another one, or of a rule: without a residual."""
     made = make_leaf(spec)
-    if isinstance(spec, str) and _named(spec).decay is not None:
+    if isinstance(spec, str) and find(spec).decay is not None:
         refuse("codec", [f"{spec!r} keeps a residual, and is only a part here: leave _ef out"])
     return made
 
@@ -100,8 +133,9 @@ def make(
     """Build a codec from its name.
 
     Args:
-      spec: a name of `names()`, a mapping with `name` and any keyword of this function, or a codec
-        of leaves; a `Codec` is returned as it is.
+      spec: a name of `names()`; `module:name` of a codec of leaves, its class, or a function that
+        makes a codec. A mapping with `name` and any keyword of this function; or a codec of leaves.
+        A function is given `stacked` and `seed` if it takes them. A `Codec` is returned as it is.
       rules: a name of `rules.PRESETS`, or (regular expression, name or codec) pairs: leaves whose
         path matches get that codec instead.
       stacked: path prefixes of leaves with a leading layer axis.
@@ -130,9 +164,14 @@ def make(
     if isinstance(rules, str) and rules not in PRESETS:
         problems.append(f"rules={rules!r} {is_unknown(rules, PRESETS, 'choose one of')}")
     refuse("codec", problems)
+    own = isinstance(spec, LeafOrUnit)
+    made = spec if own else _made(spec, settings, stacked=tuple(stacked), seed=seed)
+    if isinstance(made, Codec):
+        given = {"rules": rules != "none", "reduce": reduce != "auto"}
+        return _whole(made, spec, **given, error_feedback=error_feedback is not None)
     pairs = PRESETS[rules] if isinstance(rules, str) else rules
     codec = PerTensor(
-        default=make_leaf(spec, **settings),
+        default=made,
         rules=tuple((pattern, _inside(each)) for pattern, each in pairs),
         stacked=tuple(stacked),
         seed=seed,
@@ -140,8 +179,16 @@ def make(
     )
     decay = error_feedback
     if decay is None and isinstance(spec, str):
-        decay = _named(spec).decay
+        decay = find(spec).decay
     return codec if decay is None else with_error_feedback(codec, decay)
+
+
+def _whole(codec: Codec, name: str, **given: bool) -> Codec:
+    """A codec of whole trees, if no setting of one of leaves is given beside it."""
+    only = "only a codec of leaves takes it; leave it out"
+    lines = [f"it is a whole codec, {k}: {only}" for k, is_given in given.items() if is_given]
+    refuse(f"codec {name!r}", lines)
+    return codec
 
 
 def _unknown(name: str, settings: Mapping[str, Any]) -> list[str]:
@@ -149,49 +196,46 @@ def _unknown(name: str, settings: Mapping[str, Any]) -> list[str]:
     if not isinstance(name, str):
         return [f"{name!r} is no codec: give a name of compression.names(), or a codec"]
     try:
-        found = _named(name)
+        found = find(name)
     except ValueError as error:
         return [str(error)]
     if found is None:
         return [f"{name!r} {is_unknown(name, known(), 'choose one of')}"]
-    fields = dataclasses.fields(found.codec)
-    free = [field.name for field in fields if field.init]
-    wrong = [k for k in settings if k not in free]
+    takes = found.takes
+    free = [k for k, x in takes.items() if x.kind not in (x.VAR_KEYWORD, x.VAR_POSITIONAL)]
+    takes_any = any(x.kind is x.VAR_KEYWORD for x in takes.values())
+    wrong = [] if takes_any else [k for k in settings if k not in free]
     lines = [f"{name} has no setting {k!r}: choose from {', '.join(free) or 'none'}" for k in wrong]
-    if isinstance(found.codec, type):
-        needed = [field.name for field in fields if field.init and not _has_default(field)]
-        missing = [k for k in needed if k not in settings]
+    if callable(found.codec):
+        missing = [k for k in free if takes[k].default is takes[k].empty and k not in settings]
         lines += [f"{name} needs its setting {k!r}: give it, or a default" for k in missing]
     return lines
 
 
-def _has_default(field: dataclasses.Field) -> bool:
-    missing = dataclasses.MISSING
-    return field.default is not missing or field.default_factory is not missing
-
-
-def _named(name: str) -> Named | None:
+def find(name: str) -> Named | None:
     """What a name stands for; None = unknown.
 
     Raises:
-      ValueError: there is no such module, it has no such name, or that is no codec.
+      ValueError: there is no such module, it cannot be imported, it has no such name, or that makes
+        no codec.
     """
     module, separator, attribute = name.partition(":")
     if not separator:
         return known().get(name)
     try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"codec {name!r}: {error}; name a codec of a module") from error
+        there = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        fix = "name a module that Python finds from here"
+        raise ValueError(f"codec {name!r}: {error}; {fix}") from error
+    except Exception as error:  # whatever the module does while it is imported
+        why = f"{module} cannot be imported: {type(error).__name__}: {error}"
+        raise ValueError(f"codec {name!r}: {why}") from error
+    found = getattr(there, attribute, None)
     kind = found if isinstance(found, type) else type(found)
-    if not of_leaves(found) or not dataclasses.is_dataclass(kind):
-        what = "name a UnitCodec, or a LeafCodec, that is a frozen dataclass"
-        raise ValueError(f"codec {name!r}: it is a {kind.__name__}; {what}")
-    if not kind.__dataclass_params__.frozen:
-        raise ValueError(f"codec {name!r}: make its dataclass a frozen one")
+    if not issubclass(kind, LeafOrUnit):
+        if not callable(found):
+            raise ValueError(f"codec {name!r}: {module} has no function {attribute!r}, or codec")
+        return Named(found, None)
+    if not dataclasses.is_dataclass(kind) or not kind.__dataclass_params__.frozen:
+        raise ValueError(f"codec {name!r}: make {kind.__name__} a frozen dataclass")
     return Named(found, None)
-
-
-def of_leaves(found: Any) -> bool:
-    """Whether what a module has under a name is a codec of leaves, or the class of one."""
-    return issubclass(found if isinstance(found, type) else type(found), LeafOrUnit)

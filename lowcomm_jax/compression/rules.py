@@ -153,14 +153,13 @@ class _Leaf:
     def _behind(self, tree: PyTree) -> PyTree:
         return jax.tree.map(lambda x: x[None], tree) if self.staged else tree
 
-    def deal(self, regions: int, *arrays: jax.Array) -> jax.Array:
-        """Slices of an array of the payload, or of those of all leaves of a stack."""
-        x = jnp.concatenate(arrays) if len(arrays) > 1 else arrays[0]
-        return self._by_stage(lambda x: self.place.deal(x, regions), x, axis=0, out=1)
+    def deal(self, payload: PyTree) -> PyTree:
+        """The payload's arrays in slices."""
+        return jax.tree.map(lambda x: self._by_stage(self.place.deal, x, axis=0, out=1), payload)
 
-    def undeal(self, x: jax.Array, leaves: int) -> list[jax.Array]:
-        """Inverse of `deal`: the array of each leaf of a stack."""
-        return jnp.split(self._by_stage(self.place.undeal, x, axis=1, out=0), leaves)
+    def undeal(self, slices: PyTree) -> PyTree:
+        """Inverse of `deal`."""
+        return jax.tree.map(lambda x: self._by_stage(self.place.undeal, x, axis=1, out=0), slices)
 
     def recode(self, coded_R: PyTree, weight_R: jax.Array, number: jax.Array) -> PyTree:
         def code(coded_R):
@@ -191,6 +190,7 @@ class PerTensor(Codec):
       label: name in tables; default: the default codec's.
       reduce: how payloads are averaged: by the route of fewer bytes (`auto`), `all_gather` or
         `two_shot` (`two_shot.route`).
+      slices: that payloads are cut into (`in_slices`); 1 = they go whole.
       where: (path, placement) pairs, from `placed`.
       staged: whether pipeline stages code their own parts, as `placed` says.
 
@@ -204,6 +204,7 @@ class PerTensor(Codec):
     seed: int = 0
     label: str | None = None
     reduce: Literal["auto", "all_gather", "two_shot"] = "auto"
+    slices: int = 1
     where: tuple[tuple[str, Placement], ...] = ()
     staged: bool = False
 
@@ -239,7 +240,7 @@ class PerTensor(Codec):
         def one(leaf, path):
             _, n, m = leaf.place.matrices
             large = min(n, m) > 1 and n * m > _SMALL_MATRIX
-            return path if large and leaf.codec.sends_all(leaf.place.matrices) else None
+            return path if large and leaf.codec.sends_all(leaf.place) else None
 
         names = jax.tree_util.tree_map_with_path(lambda path, _: path_name(path), like)
         return [path for path in self._map(one, like, names) if path is not None]
@@ -269,7 +270,8 @@ class PerTensor(Codec):
             shape = place(Unit(1, 1), leaf.shape, stack, spec, sizes, staged).shape
             codec, matrices = self._codec(name, shape), matrix_shape(shape, stack)
             unit, in_shares = codec.unit_of(matrices), codec.in_shares(matrices)
-            return name, place(unit, leaf.shape, stack, spec, sizes, staged, in_shares)
+            given = unit, leaf.shape, stack, spec, sizes, staged, in_shares, self.slices
+            return name, place(*given)
 
         with_path = jax.tree_util.tree_flatten_with_path(like)[0]
         placed = copy.copy(self)
@@ -313,8 +315,8 @@ class PerTensor(Codec):
             at = places.get(name)
             if at is None:
                 stack = self.is_stacked(name)
-                codec = self._codec(name, leaf.shape)
-                at = Placement(leaf.shape, stack, codec.unit_of(matrix_shape(leaf.shape, stack)))
+                unit = self._codec(name, leaf.shape).unit_of(matrix_shape(leaf.shape, stack))
+                at = Placement(leaf.shape, stack, unit, self.slices)
             seed = (zlib.crc32(name.encode()) + self.seed) % 2**31
             description = _Leaf(self._codec(name, at.shape), at, seed, self.staged)
             results.append(fn(description, *row))
@@ -405,59 +407,32 @@ class PerTensor(Codec):
     def requantizable(self, like: PyTree) -> bool:
         return all(self._map(lambda leaf: leaf.codec.requantizable, like))
 
-    def dealt_nbytes(self, like: PyTree, regions: int) -> int:
-        def of(leaf):
+    def in_slices(self, slices: int) -> PerTensor:
+        return dataclasses.replace(self, slices=slices)
+
+    def dealt_nbytes(self, like: PyTree) -> int:
+        def one(leaf):
             arrays = jax.tree.leaves(leaf.codec.payload_like(leaf.place))
-            each = (leaf.place.dealt_size(x.shape, regions) * x.dtype.itemsize for x in arrays)
+            each = (leaf.place.dealt_size(x.shape) * x.dtype.itemsize for x in arrays)
             return leaf.place.stages * sum(each)
 
-        return sum(of(leaf) for leaf, _ in self._stacks(like, regions))
+        return sum(self._map(one, like))
 
-    def deal(self, payload: PyTree, like: PyTree, regions: int) -> PyTree:
-        treedef = jax.tree.structure(like)
-        coded = treedef.flatten_up_to(payload)
-        for leaf, (at, *others) in self._stacks(like, regions):
-            cut = functools.partial(leaf.deal, regions)
-            coded[at] = jax.tree.map(cut, coded[at], *(coded[i] for i in others))
-            for i in others:
-                coded[i] = jax.tree.map(lambda x: x[:, :0], coded[at])
-        return treedef.unflatten(coded)
+    def deal(self, payload: PyTree, like: PyTree) -> PyTree:
+        slices = self._map(lambda leaf, coded: leaf.deal(coded), like, payload)
+        return jax.tree.structure(like).unflatten(slices)
 
     def undeal(self, slices: PyTree, like: PyTree) -> PyTree:
-        treedef = jax.tree.structure(like)
-        coded = treedef.flatten_up_to(slices)
-        for leaf, stack in self._stacks(like, jax.tree.leaves(slices)[0].shape[0]):
-            parts = {name: leaf.undeal(x, len(stack)) for name, x in coded[stack[0]].items()}
-            for number, i in enumerate(stack):
-                coded[i] = {name: x[number] for name, x in parts.items()}
-        return treedef.unflatten(coded)
+        coded = self._map(lambda leaf, dealt: leaf.undeal(dealt), like, slices)
+        return jax.tree.structure(like).unflatten(coded)
 
     def recode(
         self, slice_R: PyTree, weight_R: jax.Array, number: jax.Array, like: PyTree
     ) -> PyTree:
-        treedef = jax.tree.structure(like)
-        coded = treedef.flatten_up_to(slice_R)
-        for leaf, (at, *others) in self._stacks(like, weight_R.shape[0]):
-            coded[at] = leaf.recode(coded[at], weight_R, number)
-            for i in others:
-                coded[i] = jax.tree.map(lambda x: x[0], coded[i])
-        return treedef.unflatten(coded)
+        def one(leaf, coded_R):
+            return leaf.recode(coded_R, weight_R, number)
 
-    def _stacks(self, like: PyTree, regions: int) -> list[tuple[_Leaf, list[int]]]:
-        """What is dealt out as one leaf, and the numbers of the leaves in it.
-
-        Equal leaves of few units, which would each be filled up, are the layers of one stack: its
-        first leaf has the units of all in a slice, the others none.
-        """
-        leaves, stacks = self._map(lambda leaf: leaf, like), {}
-        for i, leaf in enumerate(leaves):
-            apart = self.staged or leaf.place.sizes or not leaf.place.filled_up(regions)
-            stacks.setdefault(i if apart else (leaf.codec, leaf.place), []).append(i)
-
-        def joined(leaf, count):
-            return dataclasses.replace(leaf, place=leaf.place.together(count))
-
-        return [(joined(leaves[at[0]], len(at)), at) for at in stacks.values()]
+        return jax.tree.structure(like).unflatten(self._map(one, like, slice_R))
 
 
 def _broken(pattern: str) -> str | None:

@@ -57,7 +57,8 @@ def route(codec: Codec, likes: Sequence[PyTree], regions: int) -> Route:
             why = "reduce='two_shot' cannot encode a mean a second time; leave it out"
             refuse("codec", [f"{codec.name}: {why}"])
         return Route("all_gather", gather, None)
-    dealt = sum(codec.dealt_nbytes(like, regions) for like in likes)
+    cut = codec.in_slices(regions)
+    dealt = sum(cut.dealt_nbytes(like) for like in likes)
     shot = round(2 * (regions - 1) * dealt / regions)
     by_slices = wanted == "two_shot" or (wanted == "auto" and shot < gather)
     return Route("two_shot" if by_slices else "all_gather", gather, shot)

@@ -20,11 +20,12 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lowcomm_jax.compression.grid import Shape, Unit
+from lowcomm_jax.compression.grid import Unit
 from lowcomm_jax.compression.means import as_rounded
 
 SMALLEST = 1e-36  # below, a reciprocal overflows fp32; such values are sent as zero
 _TOGETHER = 1024  # units whose sums a CPU keeps side by side, in its cache
+_LARGEST = 1 << 22  # values of the units that are sorted at once
 Payload = dict[str, jax.Array]
 
 
@@ -32,9 +33,9 @@ class Matrix(NamedTuple):
     """What a codec may ask about the matrices that its units belong to.
 
     Attributes:
-      total: `(x [L, down, across, ...], rows=False) -> [L, 1, 1, ...]`: sum over all units of each
-        matrix, or, of `rows`, over those of each row, `[L, down, 1, ...]`. The order does not
-        depend on devices.
+      total: `x [L, down, across, ...] -> [L, 1, 1, ...]`: sum over all units of each matrix, in an
+        order that does not depend on devices. Where the unit says that rows are `apart`, it is the
+        sum over those of each row, `[L, down, 1, ...]`.
       largest: likewise, the largest value, of values that are not negative.
       real: bool `[1, down, across, height, width]`, False for padding; None = there is none.
     """
@@ -76,6 +77,22 @@ class Matrix(NamedTuple):
         in_turn = functools.partial(_in_turn, terms)
         at_once = functools.partial(_at_once, classes=classes)
         return jax.lax.platform_dependent(_flat(x), _flat(at), cpu=in_turn, default=at_once)
+
+    def each(self, choose: Callable[[jax.Array], Any], x: jax.Array) -> Any:
+        """`choose` of the values `[size]` of each unit, of some units at a time: a sort needs room.
+
+        Args:
+          x: `[L, down, across, height, width]`.
+          choose: to arrays `[n]`, which come as `[L, down, across, n]`.
+        """
+        units = _flat(x).reshape(math.prod(x.shape[:3]), -1)
+        bands = -(-units.size // _LARGEST)
+        if bands > 1:
+            together = -(-units.shape[0] // bands)
+            chosen = jax.lax.map(choose, units, batch_size=together)
+        else:
+            chosen = jax.vmap(choose)(units)
+        return jax.tree.map(lambda y: y.reshape(*x.shape[:3], -1), chosen)
 
 
 class UnitCodec(abc.ABC):
@@ -127,9 +144,9 @@ class UnitCodec(abc.ABC):
         """From the domain in which means are taken to values."""
         return mean
 
-    def sends_all(self, matrices: Shape) -> bool:
-        """Whether a codec that is meant to choose would send every value of this shape."""
-        del matrices
+    def sends_all(self, unit: tuple[int, int]) -> bool:
+        """Whether a codec that is meant to choose would send every value of such units."""
+        del unit
         return False
 
 

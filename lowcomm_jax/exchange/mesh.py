@@ -95,12 +95,17 @@ class MeshExchange:
 
     def placed(self, like: PyTree) -> Codec:
         """The codec for leaves of these shapes, as devices of a region hold them."""
-        return self.codec.placed(like, self.specs, self.regions.mesh.shape, self._staged)
+        return self._coder.placed(like, self.specs, self.regions.mesh.shape, self._staged)
 
     def whole(self, like: PyTree) -> Codec:
         """The codec where one device holds all of the leaves, or of a stage's parts."""
         sizes = {axis: n if axis == STAGE else 1 for axis, n in self.regions.mesh.shape.items()}
-        return self.codec.placed(like, self.specs, sizes, self._staged)
+        return self._coder.placed(like, self.specs, sizes, self._staged)
+
+    @property
+    def _coder(self) -> Codec | None:
+        """The codec of what travels, whole or in slices; None = dense."""
+        return self.codec if self.parts is None else self.codec.in_slices(self.parts)
 
     @property
     def _staged(self) -> bool:
@@ -226,7 +231,7 @@ class MeshExchange:
                 sent = jax.tree.map(lambda x: (x != 0).astype(jnp.float32), decoded)
                 share = _squares(codec, sent) / sum(math.prod(x.shape) for x in like.values())
             if self._deals:
-                payload = codec.deal(payload, like, self.parts)
+                payload = codec.deal(payload, like)
             return payload, new_state, missed, share
 
         params, axis = (params_A, 0) if codec.reads_params else (None, 0)
@@ -519,7 +524,7 @@ class MeshExchange:
         if self.codec is None:
             return 4 * sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(like))
         codec = self.whole(like) if self.separate else self.placed(like)
-        return codec.nbytes(like) if self.parts is None else codec.dealt_nbytes(like, self.parts)
+        return codec.nbytes(like) if self.parts is None else codec.dealt_nbytes(like)
 
     def traffic(
         self,

@@ -152,23 +152,10 @@ def play(
         stacked=stacked,
         network=settles,
     )
-    programs = engine.programs_for(make_layout(params, engine.setup.roles))
-    state = abstract_state(programs, params)
-    kept = {k: each * method.trainer_count for k, each in _kept(method, state, params).items()}
-    loop = engine.loop_of(_dry(programs, scenario))
-    acts = loop.main if isinstance(loop, ChannelLoop) else loop
-    if isinstance(acts, EventLoop):
-        acts.measurements = None  # what regions would measure is the scenario's
-    rates = scenario.rates
-    if rates is None or len(rates) != len(loop.fragments):
-        rates = (1.0,) * len(loop.fragments)
-    state = state.replace(rate=np.asarray(rates, np.float32))
-    schedule, period, trainers = loop.schedule, period_of(method), method.trainer_count
-    tau = period if schedule.land_after_send else int(np.max(schedule.delay))
-    settled = schedule.window if scenario.rank else 0
-    warm = (1 + settled) * period + tau + 1
-    cycle = max(period, schedule.cycle, *(channel.every for channel in method.channels))
-    steps = warm + PERIODS * cycle
+    loop, state = _begun(engine, params, scenario)
+    trainers = method.trainer_count
+    kept = {k: each * trainers for k, each in _kept(method, state, params).items()}
+    warm, steps = _measured(method, loop, scenario)
     events, everyone, keys, sent = [], np.ones(loop.count, bool), {}, {}
     flying = snapshots = 0
     while (now := int(state.counters.step)) < steps:
@@ -196,6 +183,29 @@ def play(
         kept=kept,
         repeats=keys[warm] == keys[steps] and method.topology is None,
     )
+
+
+def _begun(engine: Engine, params: PyTree, scenario: Scenario) -> tuple[Loop, TrainState]:
+    """The engine's loop, whose programs compute nothing, and its first state in shapes."""
+    programs = engine.programs_for(make_layout(params, engine.setup.roles))
+    loop = engine.loop_of(_dry(programs, scenario))
+    acts = loop.main if isinstance(loop, ChannelLoop) else loop
+    if isinstance(acts, EventLoop):
+        acts.measurements = None  # what regions would measure is the scenario's
+    rates = scenario.rates
+    if rates is None or len(rates) != len(loop.fragments):
+        rates = (1.0,) * len(loop.fragments)
+    return loop, abstract_state(programs, params).replace(rate=np.asarray(rates, np.float32))
+
+
+def _measured(method: Method, loop: Loop, scenario: Scenario) -> tuple[int, int]:
+    """(steps before those that are measured, steps in all)."""
+    schedule, period = loop.schedule, period_of(method)
+    tau = period if schedule.land_after_send else int(np.max(schedule.delay))
+    settled = schedule.window if scenario.rank else 0
+    warm = (1 + settled) * period + tau + 1
+    cycle = max(period, schedule.cycle, *(channel.every for channel in method.channels))
+    return warm, warm + PERIODS * cycle
 
 
 def _kept(method: Method, state: TrainState, params: PyTree) -> dict[str, float]:

@@ -15,7 +15,7 @@ import numpy as np
 import optax
 
 from lowcomm_jax import methods
-from lowcomm_jax.compression import Codec, LowRank
+from lowcomm_jax.compression import Codec, LowRank, registry
 from lowcomm_jax.compression.two_shot import per_tensor
 from lowcomm_jax.planner.dry_run import period_of
 from lowcomm_jax.planner.expected_loss import (
@@ -229,7 +229,9 @@ def planned(
             given = {**given, part: None}
         elif isinstance(codec, str | Mapping):
             spec = {"name": codec} if isinstance(codec, str) else codec
-            given = {**given, part: {"stacked": tuple(stacked), **spec}}
+            spec = {"stacked": tuple(stacked), **spec}
+            own = ":" in str(spec.get("name"))  # one's own is taken as it is, as in training
+            given = {**given, part: registry.make(spec) if own else spec}
     if "stacked" in takes:
         given = {"stacked": tuple(stacked), **given}
     made, inner = factory(**given), INNER.get(name)

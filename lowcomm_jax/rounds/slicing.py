@@ -80,7 +80,7 @@ class Slicing:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), self.payload)
 
     def _dealt(self, payload: PyTree) -> PyTree:
-        return self.codec.deal(payload, self.fragment, self.parts)
+        return self.codec.deal(payload, self.fragment)
 
     @property
     def _each(self) -> int:

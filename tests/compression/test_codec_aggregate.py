@@ -68,10 +68,10 @@ def test_dct_senders_mean_in_the_coefficient_domain():
 def test_dealing_out_and_joining_are_inverse(shape, stacked, name):
     shape = (2, *shape) if stacked else shape
     x = {"x": np.arange(math.prod(shape), dtype="f4").reshape(shape) + 1}
-    codec = make(name, stacked=("x",) if stacked else ())
+    codec = make(name, stacked=("x",) if stacked else ()).in_slices(4)
     payload, _ = codec.encode(x, ())
-    slices = codec.deal(payload, x, 4)
-    assert sum(leaf.nbytes for leaf in jax.tree.leaves(slices)) == codec.dealt_nbytes(x, 4)
+    slices = codec.deal(payload, x)
+    assert sum(leaf.nbytes for leaf in jax.tree.leaves(slices)) == codec.dealt_nbytes(x)
     assert {leaf.shape[0] for leaf in jax.tree.leaves(slices)} == {4}
     for one, other in zip(*map(jax.tree.leaves, (payload, codec.undeal(slices, x)))):
         np.testing.assert_array_equal(one, other)
@@ -79,26 +79,23 @@ def test_dealing_out_and_joining_are_inverse(shape, stacked, name):
 
 def test_units_are_dealt_out_in_turn_and_the_last_one_fills_up():
     x = {"w": np.arange(10, dtype="f4")[:, None] * np.ones(2, "f4")}
-    codec = make("fp32")
-    slices = codec.deal(codec.encode(x, ())[0], x, 4)["w"]["values"]
+    codec = make("fp32").in_slices(4)
+    slices = codec.deal(codec.encode(x, ())[0], x)["w"]["values"]
     np.testing.assert_array_equal(slices[:, 0, :, 0], [[0, 4, 8], [1, 5, 9], [2, 6, 9], [3, 7, 9]])
 
 
+@pytest.mark.parametrize("shape", [(128,), (2, 64), (3, 130)])
 @pytest.mark.parametrize("stacked", [False, True])
-def test_equal_leaves_of_few_units_are_dealt_out_as_one_stack(stacked):
-    """Four scales of one block each, of two layers where stacked: nothing is filled up."""
+def test_a_matrix_of_fewer_rows_than_slices_has_units_for_each(shape, stacked):
+    """Every slice gets one block of a fourth of the values, and its scale; nothing else is sent."""
     rng = np.random.default_rng(1)
-    shape = (2, 128) if stacked else (128,)
-    x = {name: rng.standard_normal(shape).astype("f4") for name in "abcd"}
-    x["other"] = rng.standard_normal((64, 128)).astype("f4")
-    codec = make("int4", stacked=tuple("abcd") if stacked else ())
+    x = {"w": rng.standard_normal((2, *shape) if stacked else shape).astype("f4")}
+    codec = make("int4", stacked=("w",) if stacked else ()).in_slices(4)
     payload = codec.encode(x, ())[0]
-    slices = codec.deal(payload, x, 4)
-    assert (
-        codec.dealt_nbytes(x, 4)
-        == codec.nbytes(x)
-        == sum(v.nbytes for v in jax.tree.leaves(slices))
-    )
+    slices = codec.deal(payload, x)
+    sent = sum(v.nbytes for v in jax.tree.leaves(slices))
+    each = -(-math.prod(shape) // 4)
+    assert codec.dealt_nbytes(x) == sent == (1 + stacked) * 4 * (-(-each // 2) + 4)
     jax.tree.map(np.testing.assert_array_equal, payload, codec.undeal(slices, x))
     alike = jax.tree.map(lambda v: jnp.stack([v] * 4), slices)
     recoded = [
@@ -113,8 +110,8 @@ def test_equal_leaves_of_few_units_are_dealt_out_as_one_stack(stacked):
 def test_a_slice_has_statistics_of_its_own_and_filling_counts_for_nothing():
     """10 rows in 4 slices, of which two hold a row twice: as if they held it once."""
     x = {"w": np.random.default_rng(0).standard_normal((10, 16)).astype("f4")}
-    codec, weight = make("stat4"), jnp.ones(4)
-    slices = codec.deal(codec.encode(x, ())[0], x, 4)
+    codec, weight = make("stat4").in_slices(4), jnp.ones(4)
+    slices = codec.deal(codec.encode(x, ())[0], x)
     decoded = np.asarray(codec.decode(codec.encode(x, ())[0], x)["w"])
     for number in range(4):
         one = jax.tree.map(lambda leaf: jnp.stack([leaf[number]] * 4), slices)  # noqa: B023

@@ -155,6 +155,26 @@ def test_top_k_of_vectors_with_k_of_a_whole_chunk_is_dense():
     assert set(payload) == {"values"}  # and no indices travel
 
 
+@pytest.mark.parametrize("format", ["bf16", "fp16"])
+@pytest.mark.parametrize("name", ["topk", "dct_topk", "random_k"])
+def test_chosen_values_may_be_cast(name, format):
+    """Each of them, and not only the first of a unit."""
+    x = {"w": np.random.default_rng(3).standard_normal((64, 64)).astype("f4")}
+    exact, narrow = make(name), make(name, values=format)
+    payload, wide = (codec.encode(x, codec.init(x))[0] for codec in (narrow, exact))
+    cast = make(format)
+    kept = cast.decode(cast.encode(wide["w"]["values"], ())[0], wide["w"]["values"])
+    np.testing.assert_array_equal(payload["w"]["bits"].reshape(-1), _bits(kept, format))
+    assert exact.nbytes(x) - narrow.nbytes(x) == 2 * kept.size
+    apart = np.abs(narrow.decode(payload, x)["w"] - exact.decode(wide, x)["w"]).max()
+    assert 0 < apart < 2.0**-8 * np.abs(kept).max() * (4 if name == "dct_topk" else 1)
+
+
+def _bits(x, format):
+    narrow = jnp.asarray(x).astype({"bf16": jnp.bfloat16, "fp16": jnp.float16}[format])
+    return np.asarray(jax.lax.bitcast_convert_type(narrow, jnp.uint16)).reshape(-1)
+
+
 def test_dct_top_k():
     x = noise((96, 40), 7)
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import lowcomm_jax
+from lowcomm_jax.compression import make
 from lowcomm_jax.models import PRESETS
 from lowcomm_jax.network import Jitter, parse, sync_seconds, uniform
 from lowcomm_jax.params.fragments import path_name
@@ -153,6 +154,18 @@ def test_a_codec_by_name_codes_layers_one_by_one(codec):
     for name, given in (("diloco", codec), ("sparseloco", mapping), ("halos", mapping)):
         method = planned(name, stacked=experts, codec=given).method
         assert getattr(method.codec, "codec", method.codec).stacked == experts
+
+
+def test_a_codec_that_a_function_makes_is_planned_as_it_is_trained():
+    given = {"name": "own_parts:whole_codec", "scale": 2.0}
+    for name in ("diloco", "dilocox", "sparseloco"):
+        row, work = planned(name, codec=given), slow_link()
+        assert row.method.codec == make(given, stacked=("blocks",))
+        (found,) = plan(work, [replace(row, stalls=True)])
+        like = {path_name(k): x for k, x in jax.tree_util.tree_leaves_with_path(work.model.tree)}
+        assert found.payload_bytes == row.method.codec.nbytes(like)
+    with pytest.raises(ValueError, match="it is a whole codec, error_feedback: only a codec of"):
+        planned("diloco", codec=given | {"error_feedback": 0.5})
 
 
 STEP = {"parameters": 4.0, "inner optimizer": 8.0, "gradients": 4.0}

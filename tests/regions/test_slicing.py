@@ -106,7 +106,7 @@ def test_which_payloads_go_in_slices_and_their_bytes():
     assert not goes_in_slices(MeshExchange(regions, int4), 3)
     cut = MeshExchange(regions, int4, parts=3, separate=True)
     assert goes_in_slices(cut, 3) and padded_nbytes(cut, LIKE, 3) == cut.nbytes(LIKE)
-    assert cut.nbytes(LIKE) == int4.dealt_nbytes(LIKE, 3)
+    assert cut.nbytes(LIKE) == int4.in_slices(3).dealt_nbytes(LIKE)
 
 
 def test_slices_of_those_who_are_gone_fall_to_those_who_are_there():

@@ -133,8 +133,8 @@ def test_a_payload_crosses_once_and_no_matrix_is_gathered(name, shape):
     devices = int(np.prod(shape[1:]))
     assert not sent_across(send, devices, R).any()
     check_bytes(send + move, traffic.sent, shape)
-    if name == "dense":
-        return  # devices that hold the same take a share each, and hand one another the sums
+    if name in ("dense", "fp32"):
+        return  # devices that hold the same take a share each, and hand one another fp32 values
     # A matrix is dealt out once, and not back: each device hands on its own share at most.
     moved = [c.nbytes for c in send if c.kind == "all-to-all" and "f32" in c.dtypes]
     dealt = sum(nbytes for nbytes in moved if nbytes > VECTOR)

@@ -46,7 +46,8 @@ class Cast(UnitCodec):
         return Unit(1, 1)
 
     def encode(self, x: jax.Array, matrix: Matrix, params: jax.Array | None = None) -> Payload:
-        x = x[..., 0, 0]
+        # Units of another codec's chosen values are one row; a single value needs no axis.
+        x = jnp.squeeze(x, tuple(axis for axis in (3, 4) if x.shape[axis] == 1))
         if self.format == "fp32":
             return {"values": x}
         if self.format == "fp16":
@@ -60,10 +61,10 @@ class Cast(UnitCodec):
 
     def decode(self, payload: Payload, unit: tuple[int, int]) -> jax.Array:
         if self.format == "fp32":
-            return payload["values"][..., None, None]
+            return payload["values"].reshape(*payload["values"].shape[:3], *unit)
         dtype = jnp.float16 if self.format == "fp16" else jnp.bfloat16
         wide = jax.lax.bitcast_convert_type(payload["bits"], dtype).astype(jnp.float32)
-        return wide[..., None, None]
+        return wide.reshape(*wide.shape[:3], *unit)
 
 
 FP32 = Cast("fp32")

@@ -24,7 +24,6 @@ about 1 % of the rounding error). An empty bin decodes to its centre.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Literal
 
 import jax
@@ -77,26 +76,24 @@ class Statistical(UnitCodec):
         return 2**self.bits
 
     def encode(self, x: jax.Array, matrix: Matrix, params: jax.Array | None = None) -> Payload:
-        rows = self.scope == "row"
-        total = functools.partial(matrix.total, rows=rows)
-        largest = matrix.largest(jnp.max(jnp.abs(x), axis=(3, 4)), rows=rows)
+        largest = matrix.largest(jnp.max(jnp.abs(x), axis=(3, 4)))
         sums, counts = matrix.class_sums(x, jnp.zeros(x.shape, jnp.uint8), 1)
-        both = total(jnp.concatenate([sums, counts], axis=-1))
+        both = matrix.total(jnp.concatenate([sums, counts], axis=-1))
         count, inverse = both[..., 1], reciprocal(largest)
         mean = as_rounded(both[..., 0] / jnp.maximum(count, 1.0))
         # In units of the largest magnitude: squares of 1e30 and 1e-30 leave the range of fp32.
         far = as_rounded(x - mean[..., None, None])
-        squares = total(matrix.unit_sums(jnp.square(far * inverse[..., None, None])))
+        squares = matrix.total(matrix.unit_sums(jnp.square(far * inverse[..., None, None])))
         deviation = jnp.sqrt(squares / jnp.maximum(count - 1.0, 1.0)) * largest
         step = as_rounded(deviation * (self.sigmas / self.bins))
         codes = jnp.floor(far * reciprocal(step)[..., None, None] + (self.bins / 2 + 0.5))
         # Two selects, not a clip: a CPU vectorises them.
         codes = jnp.where(codes < 0.0, 0.0, codes)
         codes = jnp.where(codes > self.bins - 1.0, self.bins - 1.0, codes).astype(jnp.uint8)
-        book = self._book(far, codes, mean, step, matrix, total)
+        book = self._book(far, codes, mean, step, matrix)
         return {"codes": pack(codes[..., 0, :], self.bits), "book": book}
 
-    def _book(self, far, codes, mean, step, matrix, total):
+    def _book(self, far, codes, mean, step, matrix):
         """`[L, groups, 1, bins]`; with 8 bits `[..., 4]`: mean, step, low and high end.
 
         A bin's mean is that of the group and the mean distance from it, so that values that are all
@@ -108,7 +105,7 @@ class Statistical(UnitCodec):
             codes = jnp.where(middle, jnp.uint8(2), (codes > 0).astype(jnp.uint8))
         classes = 2 if self.bits == 8 else self.bins
         found = jnp.concatenate(matrix.class_sums(far, codes, classes), axis=-1)
-        sums, counts = jnp.split(total(found), 2, axis=-1)
+        sums, counts = jnp.split(matrix.total(found), 2, axis=-1)
         centres = self._offsets() * step[..., None]
         if self.bits == 8:
             centres = centres[..., :: self.bins - 1]

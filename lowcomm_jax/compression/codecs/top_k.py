@@ -18,8 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -27,12 +26,10 @@ import jax.numpy as jnp
 from lowcomm_jax.compression.codecs.cast import FP32
 from lowcomm_jax.compression.codecs.codebook import STAT2
 from lowcomm_jax.compression.codecs.integer import INT4
-from lowcomm_jax.compression.grid import Shape, Unit, grid_of
+from lowcomm_jax.compression.grid import Unit
 from lowcomm_jax.compression.packing import pack, unpack
 from lowcomm_jax.compression.units import Matrix, Payload, UnitCodec, not_of_units
 from lowcomm_jax.refused import at_least, in_range, one_of, refuse
-
-_TOGETHER = 1 << 22  # values of the units that are sorted at once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,9 +78,9 @@ class TopK(UnitCodec):
     def encode(self, x: jax.Array, matrix: Matrix, params: jax.Array | None = None) -> Payload:
         x = x if matrix.real is None else jnp.where(matrix.real, x, 0.0)
         size = math.prod(x.shape[-2:])
-        x = x.reshape(*x.shape[:3], size)
+        inside = matrix._replace(real=None)  # what is kept are units of the same grid
         if size <= self.k:
-            return self._coded(x, matrix)
+            return self.values.encode(x.reshape(*x.shape[:3], 1, size), inside)
         bits = _index_bits(size)
 
         def choose(x):
@@ -92,21 +89,14 @@ class TopK(UnitCodec):
             kept = jnp.take_along_axis(x, index, axis=-1, mode="promise_in_bounds")
             return kept, pack(index.astype(jnp.uint8 if bits == 8 else jnp.uint16), bits)
 
-        kept, index = _in_bands(choose, x)
-        return {**self._coded(kept, matrix), "index": index}
-
-    def _coded(self, kept: jax.Array, matrix: Matrix) -> dict[str, jax.Array]:
-        """The kept values `[L, down, across, k]`, coded as units of the same grid."""
-        if self.values == FP32:
-            return {"values": kept}
-        return self.values.encode(kept[..., None, :], matrix._replace(real=None))
+        kept, index = matrix.each(choose, x)
+        return {**self.values.encode(kept[..., None, :], inside), "index": index}
 
     def terms(self, payload: Payload, unit: tuple[int, int]) -> tuple[jax.Array, jax.Array | None]:
         size = math.prod(unit)
         k = min(self.k, size)
         beside = {name: x for name, x in payload.items() if name != "index"}
-        plain = self.values == FP32
-        kept = payload["values"] if plain else self.values.decode(beside, (1, k))[..., 0, :]
+        kept = self.values.decode(beside, (1, k))[..., 0, :]
         if size <= self.k:
             values = kept.reshape(*kept.shape[:3], *unit)
             return values, None if self.mean == "regions" else jnp.ones_like(values)
@@ -119,18 +109,8 @@ class TopK(UnitCodec):
     def decode(self, payload: Payload, unit: tuple[int, int]) -> jax.Array:
         return self.finish(self.terms(payload, unit)[0])
 
-    def sends_all(self, matrices: Shape) -> bool:
-        grid = grid_of(matrices, True, self.unit)
-        return grid.height * grid.width <= self.k
-
-
-def _in_bands(choose: Callable, x: jax.Array) -> Any:
-    """`choose` of units `[L, down, across, size]`, of some at a time: sorting takes room thrice."""
-    units = x.reshape(-1, x.shape[-1])
-    bands = -(-units.size // _TOGETHER)
-    together = -(-units.shape[0] // max(bands, 1))
-    chosen = jax.lax.map(choose, units, batch_size=together) if bands > 1 else choose(units)
-    return jax.tree.map(lambda y: y.reshape(*x.shape[:3], -1), chosen)
+    def sends_all(self, unit: tuple[int, int]) -> bool:
+        return math.prod(unit) <= self.k
 
 
 def _index_bits(size: int) -> int:

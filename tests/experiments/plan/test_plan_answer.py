@@ -223,6 +223,10 @@ def test_every_preset_starts_a_run(preset, tmp_path):
     ticks = section["seconds"] / section["step_seconds"] if "seconds" in section else 1
     assert (section.get("period") or ticks) == method.period
     assert section.get("fragments", 1) == method.fragments
+    # A run of it is known by its plan again, as both stand in their files.
+    written = json.loads(json.dumps({"config": plain(started)}))
+    run = RunLog("run", written, [], [], [], np.array([]), None)
+    assert planned_row(run, read_plan(tmp_path))["method"]["name"] == "mine"
 
 
 def test_a_method_of_ones_own_is_planned(tmp_path):

@@ -137,6 +137,12 @@ def test_every_part_of_a_method_has_a_row():
 # -- what is refused ---------------------------------------------------------------------------
 
 
+OF_CODECS = {  # `compression.make` says what there is, too
+    "sise=3: own_parts:fours has no such setting": "has no setting 'sise': choose from none",
+    "rate is missing: own_parts:drag needs it": "own_parts:drag needs its setting 'rate'",
+}
+
+
 @pytest.mark.parametrize("key", list(parts.PARTS))
 @pytest.mark.parametrize(
     ("value", "line"),
@@ -153,6 +159,7 @@ def test_every_part_of_a_method_has_a_row():
 )
 def test_every_part_is_refused_with_one_clear_line(key, value, line):
     found = problems_of(**{key: value})
+    line = OF_CODECS.get(line, line) if key == "codec" else line
     assert line in found and f"method.{key}" in found and "\n" not in found
 
 
