@@ -329,7 +329,9 @@ def test_a_restored_run_goes_on_in_the_middle_of_a_round(between, tmp_path):
 
 
 @pytest.mark.parametrize("away, killed", [(False, False), (True, False), (False, True)])
-def test_a_wait_of_trainers_can_be_stopped_and_goes_on_where_it_was(away, killed, between, tmp_path):
+def test_a_wait_of_trainers_can_be_stopped_and_goes_on_where_it_was(
+    away, killed, between, tmp_path
+):
     """The state that is returned meanwhile can be saved, also while the store is away."""
     make = between(2)
 

@@ -136,7 +136,10 @@ def test_what_a_run_would_measure_is_a_field():
         ({"scenario": {"rnak": 3}}, ["scenario.rnak is unknown (did you mean rank?)"]),
         ({"scenario": {"rank": 0, "rates": 2}}, ["scenario.rank is 0", "scenario.rates is 2"]),
         ({"scenario": {"rates": [1, -1]}}, ["scenario.rates is -1"]),
-        ({"scenario": {"rates": [1, 2]}}, ["scenario.rates has 2 entries: give one for each fragment"]),
+        (
+            {"scenario": {"rates": [1, 2]}},
+            ["scenario.rates has 2 entries: give one for each fragment"],
+        ),
         ({"model": None}, ["'model' is missing"]),
         ({"model": "x"}, ["model: preset 'x' is unknown", "choose one of nano"]),
         ({"model": 7}, ["model: 7 is no model: name a preset"]),
