@@ -86,7 +86,7 @@ class Engine:
         self.delivery: JobDelivery | None = None
         if setup.separate:
             if not isinstance(setup.exchange, RemoteExchange):
-                fix = "no open exchange; give exchange.store(...) or exchange.peers(...)"
+                fix = "no open exchange; give exchange.store(...)"
                 raise Refused(TITLE, [f"exchange={setup.exchange!r}: {fix}"])
             method = setup.method
             size = None if method.topology is None else method.topology.group_size

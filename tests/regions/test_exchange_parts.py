@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import safetensors
 import safetensors.numpy
-from regions.party import at_once
+from regions.party import KINDS, at_once
 
 from lowcomm_jax import exchange
 from lowcomm_jax.mesh.leader import leader
@@ -347,7 +347,7 @@ def test_a_given_deadline_is_used():
     assert Pace(Timing(deadline_s=7.0)).deadline_s(10**12, 3) == 7.0
 
 
-@pytest.mark.parametrize("make", [exchange.store, exchange.peers])
+@pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
 def test_all_that_is_wrong_is_listed_before_anything_is_opened(make):
     with pytest.raises(ValueError) as caught:
         make(
