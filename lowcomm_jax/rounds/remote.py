@@ -402,7 +402,8 @@ class RemoteExchange(Membership):
     @led
     def forget_ahead(self) -> None:
         """Let go of what `fetch_ahead` has read."""
-        self._context.store.forget_ahead()
+        self._context.commit_log.forget_ahead()
+        self._context.transport.get_ahead({})
 
     @led
     def passed_over(self, key: str) -> bool:

@@ -22,10 +22,11 @@ from lowcomm_jax.store import wire
 from lowcomm_jax.store.commits import CommitLog, Job, name_of
 from lowcomm_jax.store.errors import Unreadable
 from lowcomm_jax.store.kv import POLL_FAR_S, MetricsCounter, Store
-from lowcomm_jax.store.records import FORMAT, Admitted, Agreed, Commit, Payload
+from lowcomm_jax.store.records import FORMAT, Admitted, Agreed, Announcement, Commit, Payload
 from lowcomm_jax.store.secret import Seal, read_secret
 from lowcomm_jax.store.slots import Slots
 from lowcomm_jax.store.timing import Pace, Timing
+from lowcomm_jax.store.transport import StoreTransport
 
 ABOUT = {"run_id": "run", "job": Job(1, 3)}
 ARRAYS = {
@@ -393,22 +394,34 @@ def test_a_url_that_means_no_folder_is_refused_with_its_fix(url, fix):
     assert fix in str(caught.value)
 
 
-def test_what_was_read_ahead_is_read_no_more_until_it_is_forgotten(store):
-    store.write("said/a", b"1")
-    assert store.read_ahead(["said/a", "said/b"], absent=True) == {"said/a"}
-    other = Store(store.root.removesuffix("/run/"), "run", MetricsCounter())
-    other.write("said/a", b"2")
-    other.write("said/b", b"3")
-    assert (store.read("said/a"), store.read("said/b")) == (b"1", None)
-    assert store.take_ahead("said/a") == b"1" and store.read("said/a") == b"2"
-    store.delete("said/b")  # our own changes are seen at once
-    assert store.read("said/b") is None and other.read("said/b") is None
-    other.write("said/b", b"4")
-    store.forget_ahead()
-    assert store.read("said/b") == b"4"
-    store.read_ahead(["said/a"])
-    store.write("said/a", b"5")
-    assert store.read("said/a") == b"5"
+def test_records_that_were_read_ahead_are_asked_for_no_more_until_they_are_forgotten(store):
+    log = CommitLog(store, Slots(store, Seal("run", b"x" * 16)))
+    said = log.announce("1/2", Job(1, 3), Announcement(None, {"step": 4}))
+    landed = Commit({}, {1: {"step": 4}}, 1, {1: 3})
+    for name in ("1/2", "1/4"):
+        log.commit(name, landed)
+    jobs = {1: [3]}
+    assert log.read_ahead(["1/2", "1/3", "1/4"], jobs) == {"1/2": landed}, "up to the first without"
+    for key in store.list("round/"):
+        store.delete(key)
+    assert (log.committed("1/2"), log.committed("1/4")) == (landed, None)
+    assert log.announced("1/2", jobs) == {1: said} and log.announced("1/2", {2: [1]}) == {}
+    log.forget_ahead()
+    assert log.committed("1/2") is None and log.announced("1/2", jobs) == {}
+
+
+def test_bytes_that_were_read_ahead_are_given_once(store):
+    """Who asks again gets what stands there now: they may have been damaged."""
+    transport = StoreTransport(store, store.counter)
+    transport.put("a", b"1")
+    transport.get_ahead({"a": 1, "b": 1})
+    transport.put("a", b"2"), transport.put("b", b"3")
+    assert [transport.get("a", 1, [0]) for _ in range(2)] == [b"1", b"2"]
+    assert transport.get("b", 1, [0]) == b"3", "it was not there"
+    transport.get_ahead({"a": 1})
+    transport.get_ahead({})
+    transport.put("a", b"4")
+    assert transport.get("a", 1, [0]) == b"4"
 
 
 # -- requests and results ---------------------------------------------------------------------

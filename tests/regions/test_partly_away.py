@@ -70,7 +70,7 @@ class Requests:
     """Of a region's store: what is asked for one by one of what others have landed before."""
 
     def __init__(self, store, folder):
-        self.store, self.get, self.read_all = store, store._get, store.read_all
+        self.get, self.read_all = store._get, store.read_all
         self.landed = {path.parent.name for path in (folder / "run").glob("round/1/*/commit.0")}
         self.blobs = {path.name for path in (folder / "run" / "blob").iterdir()}
         self.made = []
@@ -82,9 +82,8 @@ class Requests:
 
     def at_once(self, keys, nbytes=0):
         """Of one exchange: those of several are read ahead."""
-        asked = [key for key in keys if key not in self.store._ahead]
-        if len({key.rpartition("/")[0] for key in asked}) == 1:
-            for key in asked:
+        if len({key.rpartition("/")[0] for key in keys}) == 1:
+            for key in keys:
                 self.note(key)
         return self.read_all(keys, nbytes)
 
