@@ -13,7 +13,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future
 from typing import Any
 
 import msgspec
@@ -78,8 +77,6 @@ class Round:
       sent: of an `EarlyPayload` alone: what this job has published, once it is announced.
     """
 
-    sent: Future[Payload]
-
     def __init__(
         self,
         context: ExchangeContext,
@@ -98,6 +95,7 @@ class Round:
         self.host_payload = payloads.HostPayload({}, {}, {})
         self.shapes: wire.Shapes | None = None
         self.write_s = 0.0
+        self.sent: Payload | None = None
         self.news = news or (threading.Event() if early is None else early.news)
         # Without the device's copies, which are not needed for long.
         self.request = dataclasses.replace(request, arrays={})
@@ -136,10 +134,9 @@ class Round:
                 del files[digest]
             payload = self._own
             if self._early is not None:
-                if not self._early.sent.done():
+                if self._early.sent is None:
                     return False
-                early = self._early.sent.result()
-                self._own = payload = msgspec.structs.replace(payload, early=early)
+                self._own = payload = msgspec.structs.replace(payload, early=self._early.sent)
         made, job = Announcement(payload, terms), context.heartbeat.job
         stands = context.commit_log.announce(request.name, job, made)
         self.announcements[context.region], self._packed = stands, None
