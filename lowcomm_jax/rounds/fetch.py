@@ -1,14 +1,11 @@
-"""`Fetch`: gets one region's payload in the background, until it is here or cancelled.
-
-`first` waits for it, and raises `Rejected` or `Missing`.
-"""
+"""`Fetch`: gets one region's payload in the background, until it is here or cancelled."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +13,7 @@ import numpy as np
 from lowcomm_jax.store import wire
 from lowcomm_jax.store.commits import Job
 from lowcomm_jax.store.context import ExchangeContext
-from lowcomm_jax.store.errors import Missing, Rejected, StoreUnavailable
+from lowcomm_jax.store.errors import Lost, Missing, Rejected, StoreUnavailable
 from lowcomm_jax.store.records import Payload
 
 _DAMAGED_TRIES = 3
@@ -70,8 +67,7 @@ class Fetch:
         self._missing_since_s: float | None = None
         self._news = news or threading.Event()
         self._cancelled = threading.Event()
-        begin = context.background.begin
-        self._thread = begin(f"fetch-{job.region}", self._retry, self._cancelled.set)
+        context.background.begin(f"fetch-{job.region}", self._retry, self._cancelled.set)
 
     @property
     def payload(self) -> Payload:
@@ -98,27 +94,24 @@ class Fetch:
         """Stop trying."""
         self._cancelled.set()
 
-    def first(self, check: Callable[[], None]) -> dict[str, np.ndarray]:
-        """Wait for the first piece.
-
-        Args:
-          check: called at intervals; may raise.
+    def arrived(self) -> bool:
+        """Whether the first piece of a payload that is agreed on is here.
 
         Raises:
           Rejected: the piece does not fit this exchange.
-          Missing: no reachable region has had it for a while.
+          Lost: no reachable region has had it for a while.
         """
-        patience_s = 2 * self._context.timing.answer_s
-        while not self.got:
-            check()
-            if self.refused is not None:
-                raise self.refused
-            if self.missing_s is not None and self.missing_s > patience_s:
-                raise Missing(
-                    f"the payload of region {self.job.region} is gone: no living region has it"
-                )
-            self._thread.join(self._context.store.poll_s[1])
-        return self.got[0]
+        if self.got:
+            return True
+        if self.refused is not None:
+            raise self.refused
+        if self.missing_s is not None and self.missing_s > 2 * self._context.timing.answer_s:
+            raise Lost(
+                f"the payload of region {self.job.region} for {self._pieces[0].key!r} is agreed "
+                "on, but gone with all who had it: join again, and continue from the state of "
+                "another region"
+            )
+        return False
 
     def _retry(self) -> None:
         for pause in self._context.store.pauses():

@@ -24,7 +24,7 @@ from lowcomm_jax.rounds.request import ExchangeRequest
 from lowcomm_jax.store import wire
 from lowcomm_jax.store.commits import Announced, Job
 from lowcomm_jax.store.context import ExchangeContext
-from lowcomm_jax.store.errors import Lost, StoreUnavailable
+from lowcomm_jax.store.errors import StoreUnavailable
 from lowcomm_jax.store.records import Admitted, Announcement, Commit, Late, Payload
 from lowcomm_jax.store.terms import Terms
 
@@ -260,22 +260,9 @@ class Round:
                 found[region] = self.host_payload.rest | early
             elif fetch is not None and (fetch.job, fetch.payload) == (job, admitted.payload):
                 parts = self._parts(region)
-                self._check_lost(parts)
-                if all(part.got for part in parts):
+                if all([part.arrived() for part in parts]):
                     found[region] = {k: x for part in parts for k, x in part.got[0].items()}
         return found if found.keys() == commit.admitted.keys() else None
-
-    def _check_lost(self, parts: Iterable[Fetch]) -> None:
-        patience_s = 2 * self._context.timing.answer_s
-        for part in (part for part in parts if not part.got):
-            if part.refused is not None:
-                raise part.refused
-            if part.missing_s is not None and part.missing_s > patience_s:
-                whose = f"the payload of region {part.job.region} for {self.request.key!r}"
-                raise Lost(
-                    f"{whose} is agreed on, but gone with all who had it: join again, and continue "
-                    "from the state of another region"
-                )
 
     # -- fetches --------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from lowcomm_jax.rounds.payloads import Published
 from lowcomm_jax.rounds.request import ExchangeRequest, ExchangeResult
 from lowcomm_jax.store.commits import CommitLog, Job
 from lowcomm_jax.store.context import ExchangeContext
-from lowcomm_jax.store.errors import Missing, Rejected
+from lowcomm_jax.store.errors import Lost, Rejected
 from lowcomm_jax.store.records import Commit
 from lowcomm_jax.store.wire import Arrays, one_slice, owners, side_by_side
 
@@ -127,7 +127,7 @@ class TwoShotExchange(AgreedRound):
         """Averages of the slices that are ours, by label; none if a contribution cannot be had."""
         try:
             given = {s: self._contributions(found.commit, s) for s in ours}
-        except (Missing, Rejected):
+        except (Lost, Rejected):
             return {}
         labelled = {}
         for s, slices in given.items():
@@ -136,7 +136,7 @@ class TwoShotExchange(AgreedRound):
         return labelled
 
     def _contributions(self, commit: Commit, number: int) -> dict[int, Arrays]:
-        """Every region's slice of this number, by region."""
+        """Every region's slice of this number, by region; waits for those that are not here."""
         found, waiting = {}, {}
         for region, admitted in commit.admitted.items():
             fetch, payload = self.fetches.get(region), admitted.payload
@@ -148,9 +148,10 @@ class TwoShotExchange(AgreedRound):
             else:
                 whole = PayloadPiece(self.request.key, payload, None, [region])
                 piece = payloads.slice_piece(whole, self._slicing, number)
-                waiting[region] = Fetch(self._context, job, [piece])
+                waiting[region] = Fetch(self._context, job, [piece], self.news)
                 self._fetches.append(waiting[region])
-        return found | {r: fetch.first(self._check) for r, fetch in waiting.items()}
+        self._until(lambda: all(fetch.arrived() for fetch in waiting.values()))
+        return found | {r: fetch.got[0] for r, fetch in waiting.items()}
 
     # -- the third exchange: without the lost region ---------------------------------------------
 

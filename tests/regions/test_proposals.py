@@ -1,6 +1,7 @@
 """What a region proposes as the commit record, and when: decided without threads or a store."""
 
 import dataclasses
+import functools
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,10 +10,11 @@ from regions.made_records import commit_of, knows_jobs
 
 from lowcomm_jax.rounds import round, two_shot_exchange
 from lowcomm_jax.rounds.agreed_round import AgreedRound
+from lowcomm_jax.rounds.fetch import Fetch
 from lowcomm_jax.rounds.request import Due, ExchangeRequest, ExchangeResult
 from lowcomm_jax.rounds.two_shot_exchange import TwoShotExchange, is_committed
 from lowcomm_jax.store.commits import Announced, Job
-from lowcomm_jax.store.errors import Lost, Missing
+from lowcomm_jax.store.errors import Lost
 from lowcomm_jax.store.records import Announcement, Beat, Late, Payload
 from lowcomm_jax.store.wait_list import WaitList
 
@@ -505,6 +507,9 @@ def test_a_record_that_we_find_is_completed_from_what_is_here():
     one.host_payload = SimpleNamespace(rest={"x": 0})
     begun, looked = [], []
     arrays = {r: fetched(r, got=[{"x": r}], refused=None) for r in (1, 2)}
+    for each in arrays.values():
+        each._context, each._pieces = around, [SimpleNamespace(key="k")]
+        each.arrived = functools.partial(Fetch.arrived, each)
     one.fetches = {1: arrays[1]}
     one.look = lambda ours: looked.append(ours)
 
@@ -621,14 +626,15 @@ def test_averages_are_waited_for_also_of_one_that_was_not_observed_for_long():
 
 def test_a_contribution_comes_from_whom_it_is_due(monkeypatch):
     """Ours from the host; of our own number those that came with the payloads; else fetched."""
-    one, _ = two_shot()
+    one, around = two_shot()
     begun = []
 
-    def fetch(context, job, pieces):
+    def fetch(context, job, pieces, news):
         begun.append((job.region, pieces[0].payload))
-        return SimpleNamespace(first=lambda check: {"x": np.float32(100 + job.region)})
+        return SimpleNamespace(arrived=lambda: True, got=[{"x": np.float32(100 + job.region)}])
 
     monkeypatch.setattr(two_shot_exchange, "Fetch", fetch)
+    around.store = SimpleNamespace(pauses=lambda: iter([0.0]))
     one.host_payload = SimpleNamespace(slices={"x": np.float32([5, 6, 7])})
     slices = {
         r: tuple(None if s == r else Payload(f"{r}{s}", 4) for s in range(R)) for r in range(R)
@@ -649,10 +655,10 @@ def test_a_contribution_comes_from_whom_it_is_due(monkeypatch):
         "x": 7
     }
 
-    def gone(check):
-        raise Missing("gone")
+    def gone():
+        raise Lost("gone")
 
-    monkeypatch.setattr(two_shot_exchange, "Fetch", lambda *_: SimpleNamespace(first=gone))
+    monkeypatch.setattr(two_shot_exchange, "Fetch", lambda *_: SimpleNamespace(arrived=gone))
     assert one._averages(SimpleNamespace(commit=commit, arrays={}), [0]) == {}
 
 
