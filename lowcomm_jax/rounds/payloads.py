@@ -132,10 +132,10 @@ class PayloadGC:
             digests = found.payload.digests if found is not None and found.payload else []
             self._done.setdefault(name, _Done(-1, {})).digests[job] = digests
 
-    def begin(self, key: str) -> None:
-        """Note a key; keys are ordered by their first `begin`."""
+    def begin(self, key: str) -> int:
+        """Note a key; returns its number, from 0, in the order of the first `begin` of each."""
         with self._lock:
-            self._positions.setdefault(key, len(self._positions))
+            return self._positions.setdefault(key, len(self._positions))
 
     def done(self, key: str, published: Published, at_once: bool = True) -> None:
         """Note that we have everything of this key.

@@ -77,7 +77,6 @@ class RemoteExchange(Membership):
         self._early: dict[str, EarlyPayload] = {}  # those that no exchange has taken yet
         self._waited: dict[str, float] = {}
         self._stops: Callable[[], bool] = lambda: False
-        self._numbered = 0
         self._missed: set[int] = set()  # by the exchanges that ended last
         self._absent = (0, 0)  # the last exchange that this region sits out: epoch and number
 
@@ -121,9 +120,8 @@ class RemoteExchange(Membership):
           ValueError: lists what is wrong with the arguments.
         """
         self._context.heartbeat.check()
-        self._numbered += 1
         given = {"arrays": dict(arrays), "takes_part": takes_part, "terms": terms or {}}
-        given |= {"reduction": reduction, "patience_s": patience_s, "number": self._numbered}
+        given |= {"reduction": reduction, "patience_s": patience_s}
         request = self._make_request(key, members, **given)
         sent = None
         if early is not None:
@@ -491,7 +489,7 @@ class RemoteExchange(Membership):
 
     def _begin(self, request: ExchangeRequest, early: EarlyPayload | None = None) -> _Running:
         """Begin an exchange in the background."""
-        self._payload_gc.begin(request.key)
+        number = self._payload_gc.begin(request.key)
         if request.reduction is None:
             exchange = AgreedRound(self._context, request, early)
         else:
@@ -508,15 +506,14 @@ class RemoteExchange(Membership):
                 outcome.set_exception(error)
             else:
                 outcome.set_result(result)
-                self._done(request, result.commit)
+                self._done(number, request, result.commit)
 
         self._context.background.begin(request.name, run, exchange.wake)
         return _Running(exchange, outcome)
 
-    def _done(self, request: ExchangeRequest, commit: Commit) -> None:
+    def _done(self, number: int, request: ExchangeRequest, commit: Commit) -> None:
         """Called on the thread of an exchange when `finish` may have returned."""
-        given = request.number, request.members, request.joins
-        self._context.wait_list.note(*given, commit)
+        self._context.wait_list.note(number, request.members, request.joins, commit)
         self._tell_of_absent(request, commit)
         self._payload_gc.sweep()
         self.state_transfer.sweep()

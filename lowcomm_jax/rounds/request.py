@@ -47,8 +47,6 @@ class ExchangeRequest:
       teaches: whether its waits say how late regions are. Not where it continues another round, so
         that no region computes before it, nor where regions have no steps in common.
       patience_s: seconds that other regions may compute longer than usual.
-      number: of the exchange, from 1, in the order in which this region begins them; 0 = it only
-        reads one, or sends ahead.
     """
 
     key: str
@@ -68,7 +66,6 @@ class ExchangeRequest:
     clock: Callable[[], float] | None = None
     teaches: bool = True
     patience_s: float = 0.0
-    number: int = 0
 
 
 @dataclasses.dataclass
