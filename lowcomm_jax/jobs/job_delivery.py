@@ -26,7 +26,7 @@ from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.params.fragments import Fragments
 from lowcomm_jax.rounds.loopback_exchange import LoopbackExchange
 from lowcomm_jax.rounds.remote import RemoteExchange
-from lowcomm_jax.rounds.request import Arrived, nothing
+from lowcomm_jax.rounds.request import Arrived, arrange
 from lowcomm_jax.rounds.slicing import Slicing, goes_in_slices, named, padded_nbytes
 from lowcomm_jax.rounds.state_transfer import State, shared_state
 from lowcomm_jax.rules.topology import Groups, member_table
@@ -278,7 +278,7 @@ class JobDelivery:
         flight, learns = state.in_flight[key], self.learns_outcome(key)
         pending = self._pending.pop(key)
         if pending.listens_only:
-            arrived = self._listen(pending) if learns else nothing(pending.like, self.total)
+            arrived = self._listen(pending) if learns else arrange({}, pending.like, self.total)
         else:
             self._arrive(state, [pending.name])
             arrived = self.exchange.finish(pending.name, pending.like)

@@ -2,8 +2,8 @@
 
 All rounds between jobs are this one: exchanges, learners' rounds, arrivals, gossip, and the halves
 of a two-shot. They differ by their `ExchangeRequest` alone (the table in `rounds/__init__.py`). An
-exchange runs on a thread of its own to its `result`, an `ExchangeResult` that is the same in every
-region. Learners' rounds are advanced together (`paced_rounds`). Either raises `Parted` where terms
+exchange runs on a thread of its own to its `result`, everyone's arrays, the same in every region.
+Learners' rounds are advanced together (`paced_rounds`). Either raises `Parted` where terms
 differ, and `Lost` where an agreed payload is gone.
 
 `advance` is one pass: it reads the commit record, else hears what is announced, else proposes the
@@ -51,12 +51,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Set
 
-from lowcomm_jax.rounds.request import Due, ExchangeRequest, ExchangeResult
+from lowcomm_jax.rounds.request import Due, ExchangeRequest
 from lowcomm_jax.rounds.round import Round, keep_looking
 from lowcomm_jax.store import terms
 from lowcomm_jax.store.commits import Job
 from lowcomm_jax.store.context import ExchangeContext, check_open
 from lowcomm_jax.store.records import Commit, Payload
+from lowcomm_jax.store.wire import Arrays
 
 Holdings = Mapping[int, str]
 """The payloads that one region holds and has verified: digests by region."""
@@ -68,6 +69,9 @@ class AgreedRound(Round):
     Attributes:
       began: the time at which this region's arrays were computed (`time.monotonic`).
       commit: the record; None = it is not known yet.
+      reduced: `[parts, ...]`, the reduced slices, once they are here, of payloads that are reduced
+        so.
+      seconds: from `began` to the arrival of the last payload, once it is here.
       due: since when the wait for others is limited.
       seen_s: when something was first seen to be announced, on the round's clock; None = nothing
         was.
@@ -90,6 +94,8 @@ class AgreedRound(Round):
         super().__init__(context, request, early, news)
         self.due = due or Due()
         self.commit: Commit | None = None
+        self.reduced: Arrays | None = None
+        self.seconds = 0.0
         self.seen_s: float | None = None
         self._arrays = request.arrays
         self._held: dict[int, Holdings] | None = None
@@ -110,8 +116,10 @@ class AgreedRound(Round):
         """Let `result` see at once that exchanges end."""
         self.news.set()
 
-    def result(self) -> ExchangeResult:
-        """Run it, in the background.
+    def result(self) -> dict[int, Arrays]:
+        """Run it, in the background; returns the arrays of the regions that took part.
+
+        Of payloads that are reduced in slices: those beside the slices.
 
         Raises:
           Lost: a payload that was agreed on is gone with all who had it.
@@ -126,9 +134,9 @@ class AgreedRound(Round):
             self._until(lambda: self.commit is not None)
             terms.check(label, self.commit.terms, context.region, ours, context.heal)
             self._until(self.arrived)
-            arrays, seconds = self.arrays_of(self.commit), time.monotonic() - self.began
-            return ExchangeResult(self.commit, arrays, seconds)
+            return self.arrays_of(self.commit)
         finally:
+            self.seconds = time.monotonic() - self.began
             self.cancel()
 
     def _offer(self, ours: terms.Terms) -> None:

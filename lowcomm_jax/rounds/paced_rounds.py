@@ -47,7 +47,7 @@ import jax
 from lowcomm_jax.mesh.leader import Leader, led
 from lowcomm_jax.rounds.agreed_round import AgreedRound
 from lowcomm_jax.rounds.payloads import PayloadGC
-from lowcomm_jax.rounds.request import Arrived, ExchangeRequest, ExchangeResult, arrange
+from lowcomm_jax.rounds.request import Arrived, ExchangeRequest, arrange
 from lowcomm_jax.rounds.round import keep_looking
 from lowcomm_jax.schedule import Admission
 from lowcomm_jax.store import terms, wire
@@ -233,9 +233,9 @@ class RoundExchange:
         known, record = round.commit.terms, terms.as_record(ours)
         terms.check(f"round {number}", known, context.region, record, context.heal)
         seconds = self._clock() - (round.seen_s or self._clock())
-        result = ExchangeResult(round.commit, round.arrays_of(round.commit), seconds)
-        like = self._like_K[number % len(self._like_K)]
-        arrived = arrange(result, like, context.count, 0.0, context.heartbeat.job)
+        ours, like = self.names_ours(number), self._like_K[number % len(self._like_K)]
+        by_region = round.arrays_of(round.commit)
+        arrived = arrange(by_region, like, context.count, ours, seconds=seconds)
         self._landed(number)
         return arrived
 

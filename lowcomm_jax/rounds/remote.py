@@ -8,12 +8,13 @@ slices go through that twice, three times after a loss (`TwoShotExchange`). All 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -24,17 +25,11 @@ from lowcomm_jax.rounds.anchor_check import AnchorVersions
 from lowcomm_jax.rounds.early_payload import EarlyPayload
 from lowcomm_jax.rounds.membership import Membership
 from lowcomm_jax.rounds.paced_rounds import Like, RoundExchange
-from lowcomm_jax.rounds.request import (
-    Arrived,
-    ExchangeRequest,
-    ExchangeResult,
-    arrange,
-    problems,
-)
+from lowcomm_jax.rounds.request import Arrived, ExchangeRequest, arrange, problems
 from lowcomm_jax.rounds.slicing import Slicing
 from lowcomm_jax.rounds.two_shot_exchange import TwoShotExchange, averages_of, is_committed
 from lowcomm_jax.schedule import Admission
-from lowcomm_jax.store import terms
+from lowcomm_jax.store import terms, wire
 from lowcomm_jax.store.commits import Job, name_of
 from lowcomm_jax.store.context import ExchangeContext, until_answered
 from lowcomm_jax.store.errors import StoreUnavailable
@@ -46,11 +41,18 @@ _MOST_AHEAD = 1 << 30
 log = logging.getLogger(__name__)
 
 
-class _Running(NamedTuple):
-    """An exchange in the background."""
+@dataclasses.dataclass
+class _Running:
+    """An exchange in the background.
+
+    Attributes:
+      outcome: the arrays of the regions that took part.
+      waited: seconds for which the loop was blocked so far.
+    """
 
     exchange: AgreedRound
-    outcome: Future[ExchangeResult]
+    outcome: Future[dict[int, wire.Arrays]]
+    waited: float = 0.0
 
 
 class RemoteExchange(Membership):
@@ -75,7 +77,6 @@ class RemoteExchange(Membership):
         super().__init__(region, count, heal, make, keep, processes)
         self._open: dict[str, _Running] = {}
         self._early: dict[str, EarlyPayload] = {}  # those that no exchange has taken yet
-        self._waited: dict[str, float] = {}
         self._stops: Callable[[], bool] = lambda: False
         self._missed: set[int] = set()  # by the exchanges that ended last
         self._absent = (0, 0)  # the last exchange that this region sits out: epoch and number
@@ -220,12 +221,12 @@ class RemoteExchange(Membership):
           False: the store is away, or the wait was `stopped`. None: a state is owed; call it again.
         """
         exchanges, owed = [self._wait_for(key) for key in keys], False
-        for key, exchange in zip(keys, exchanges, strict=True):
+        for one in exchanges:
             began = time.monotonic()
-            while not (exchange.outcome.done() or owed or self._stops()) and self.reachable():
-                wait([exchange.outcome], timeout=self._context.timing.beat_s / 4)
+            while not (one.outcome.done() or owed or self._stops()) and self.reachable():
+                wait([one.outcome], timeout=self._context.timing.beat_s / 4)
                 owed = answers is not None and self.answer(answers)
-            self._waited[key] = self._waited.get(key, 0.0) + time.monotonic() - began
+            one.waited += time.monotonic() - began
         here = all(exchange.outcome.done() for exchange in exchanges)
         if owed and not here:
             return None
@@ -248,10 +249,12 @@ class RemoteExchange(Membership):
           Parted: this region's terms do not hold, or no region's do.
         """
         began = time.monotonic()
-        result = self._wait_for(key).outcome.result()
+        running = self._wait_for(key)
+        by_region, one = running.outcome.result(), running.exchange
         del self._open[key]
-        waited = self._waited.pop(key, 0.0) + time.monotonic() - began
-        return arrange(result, like, self.count, waited, self._context.heartbeat.job)
+        waited = running.waited + time.monotonic() - began
+        ours, times = one.commit.admits(*self._context.heartbeat.job), (one.seconds, waited)
+        return arrange(by_region, like, self.count, ours, one.reduced, *times)
 
     @led
     def skip(
@@ -494,7 +497,7 @@ class RemoteExchange(Membership):
             exchange = AgreedRound(self._context, request, early)
         else:
             exchange = TwoShotExchange(self._context, request)
-        outcome: Future[ExchangeResult] = Future()
+        outcome: Future[dict[int, wire.Arrays]] = Future()
         request = exchange.request  # without the device's copies, which are not needed for long
 
         def run() -> None:
@@ -506,7 +509,7 @@ class RemoteExchange(Membership):
                 outcome.set_exception(error)
             else:
                 outcome.set_result(result)
-                self._done(number, request, result.commit)
+                self._done(number, request, exchange.commit)
 
         self._context.background.begin(request.name, run, exchange.wake)
         return _Running(exchange, outcome)

@@ -16,7 +16,7 @@ from regions.party import KINDS, at_once
 
 from lowcomm_jax import exchange
 from lowcomm_jax.mesh.leader import leader
-from lowcomm_jax.rounds import request
+from lowcomm_jax.rounds import remote, request
 from lowcomm_jax.rounds.remote import RemoteExchange
 from lowcomm_jax.store import wire
 from lowcomm_jax.store.commits import CommitLog, Job, name_of
@@ -446,19 +446,14 @@ def test_groups_that_a_region_cannot_exchange_in(key, group, wrong):
 
 def test_what_arrives_is_put_into_rows():
     arrays = {r: {"x": np.float32([r, 10 * r])} for r in (0, 2)}
-    record = Commit({r: Admitted(4, Payload(f"{r}", 8)) for r in (0, 2)}, {}, 0)
-    result = request.ExchangeResult(record, arrays, 1.5)
     like = {"x": np.zeros((1, 2), np.float32)}
-    found = request.arrange(result, like, 3, 0.5, Job(2, 4))
-    other = request.arrange(result, like, 3, 0.5, Job(2, 5))
-    assert (found.ours, other.ours) == (True, False), "who counts there is the job before"
-    assert other.participants.tolist() == [True, False, True]
-    assert found.participants.tolist() == [True, False, True]
+    found = request.arrange(arrays, like, 3, ours=True, seconds=1.5, waited=0.5)
+    assert found.ours and found.participants.tolist() == [True, False, True]
     assert found.arrays["x"].tolist() == [[0, 0], [0, 0], [2, 20]]
     assert (found.seconds, found.waited, found.reduced) == (1.5, 0.5, None)
     with pytest.raises(exchange.Rejected, match="payload of region 0 is"):
-        request.arrange(result, {"x": np.zeros((1, 3), np.float32)}, 3, 0.5, Job(2, 4))
-    none = request.nothing(like, 2)
+        request.arrange(arrays, {"x": np.zeros((1, 3), np.float32)}, 3)
+    none = request.arrange({}, like, 2)
     assert (
         not none.participants.any() and not none.ours and none.arrays["x"].tolist() == [[0, 0]] * 2
     )
@@ -469,9 +464,9 @@ def test_exchanges_that_land_together_are_waited_for_together():
     one = RemoteExchange.__new__(RemoteExchange)
     one.processes = leader()
     clock, timing = SimpleNamespace(clock_s=7.0), Timing(beat_s=0.01)
-    one._context, one._waited = SimpleNamespace(heartbeat=clock, timing=timing), {}
+    one._context = SimpleNamespace(heartbeat=clock, timing=timing)
     dues = {k: SimpleNamespace(due=request.Due()) for k in "abc"}
-    one._open = {k: SimpleNamespace(outcome=Future(), exchange=x) for k, x in dues.items()}
+    one._open = {k: remote._Running(x, Future()) for k, x in dues.items()}
     one._stops, seen = lambda: False, []
 
     def reachable():
@@ -483,7 +478,7 @@ def test_exchanges_that_land_together_are_waited_for_together():
 
     one.reachable = reachable
     assert one.arrives(["a", "b"]) and seen == [[7.0, 7.0, None]]
-    assert one._waited.keys() == {"a", "b"} and dues["a"].due.since_s == 7.0
+    assert dues["a"].due.since_s == 7.0
     one.reachable = lambda: False
     assert not one.arrives(["a", "c"])
     assert [x.due.since_s for x in dues.values()] == [None, 7.0, None]
@@ -494,20 +489,18 @@ def test_the_wait_for_an_exchange_is_that_of_its_calls():
     one.processes = leader()
     record = Commit({0: Admitted(1, Payload("0", 8))}, {}, 0)
     arrays = {0: {"x": np.zeros(2, np.float32)}}
-    result = request.ExchangeResult(record, arrays, 1.5)
     heartbeat = SimpleNamespace(clock_s=7.0, job=Job(0, 1))
     one.count, one._context = 2, SimpleNamespace(counter=MetricsCounter(), heartbeat=heartbeat)
-    for waited in (None, 30.0):
-        outcome = Future()
-        outcome.set_result(result)
+    for waited, ours in ((0.0, True), (30.0, False)):
+        outcome, heartbeat.job = Future(), Job(0, 1 if ours else 2)  # one came after it
+        outcome.set_result(arrays)
         due = request.Due()
-        running = SimpleNamespace(outcome=outcome, exchange=SimpleNamespace(due=due))
-        one._open, one._waited = {"k": running}, {}
-        if waited:
-            one._waited["k"] = waited
+        ended = SimpleNamespace(due=due, commit=record, reduced=None, seconds=1.5)
+        one._open = {"k": remote._Running(ended, outcome, waited)}
         assert one.ready("k") and due.since_s is None
         found = one.finish("k", {"x": np.zeros((1, 2), np.float32)})
-        assert 0.0 <= found.waited - (waited or 0.0) < 0.9 and not one._open and not one._waited
+        assert 0.0 <= found.waited - waited < 0.9 and found.seconds == 1.5 and not one._open
+        assert found.ours is ours and found.participants.tolist() == [True, False]
         assert due.since_s == 7.0
 
 

@@ -10,7 +10,7 @@ import pytest
 from lowcomm_jax.jobs import job_delivery
 from lowcomm_jax.jobs.job_carrier import JobCarrier, OutagePacing, _missed, expect
 from lowcomm_jax.jobs.job_delivery import JobDelivery, PendingExchange
-from lowcomm_jax.rounds.request import nothing
+from lowcomm_jax.rounds.request import arrange
 from lowcomm_jax.schedule import Adaptive, Staggered
 from lowcomm_jax.schedule.base import Move, Send
 from lowcomm_jax.state.train_state import InFlight
@@ -362,7 +362,7 @@ def test_who_only_listens_waits_for_all_but_not_for_a_small_group(members, liste
     delivery, heard = JobDelivery(Exchange(), shared=True), []
     like = {"weight": jax.ShapeDtypeStruct((1,), np.float32)}
     delivery._pending["k"] = PendingExchange("7", {}, members, like, True, None)
-    delivery._listen = lambda one: heard.append(one.name) or nothing(like, 3)
+    delivery._listen = lambda one: heard.append(one.name) or arrange({}, like, 3)
     due, none = np.full(1, 4), np.zeros(1, np.float32)
     numbers = {"fragment": 0, "sent": 3, "due": due, "level": 0, "header": {}}
     flight = InFlight({}, None, NOBODY, none, takes_part=NOBODY, anchor_updated=False, **numbers)

@@ -11,7 +11,7 @@ from regions.made_records import commit_of, knows_jobs
 from lowcomm_jax.rounds import round, two_shot_exchange
 from lowcomm_jax.rounds.agreed_round import AgreedRound
 from lowcomm_jax.rounds.fetch import Fetch
-from lowcomm_jax.rounds.request import Due, ExchangeRequest, ExchangeResult
+from lowcomm_jax.rounds.request import Due, ExchangeRequest
 from lowcomm_jax.rounds.two_shot_exchange import TwoShotExchange, is_committed
 from lowcomm_jax.store.commits import Announced, Job
 from lowcomm_jax.store.errors import Lost
@@ -544,7 +544,7 @@ def test_equal_bytes_of_the_job_before_are_fetched_and_not_taken_for_ours(job, f
 
     def fetch(whose, wanted, ours):
         begun.append((whose, ours))
-        there = SimpleNamespace(job=whose, payload=wanted, got=[{"x": 9}])
+        there = SimpleNamespace(job=whose, payload=wanted, got=[{"x": 9}], arrived=lambda: True)
         one.fetches[whose.region] = there
 
     one._fetch = fetch
@@ -589,7 +589,7 @@ def test_whose_averages_a_region_makes_and_whose_it_takes(monkeypatch, present, 
     owner = [s if s in present else present[s % len(present)] for s in range(R)]
     made, sent = [], {}
 
-    def averages(found, numbers):
+    def averages(commit, rest, numbers):
         made.append(numbers)
         return {f"{s}/x": np.float32(s) for s in numbers}
 
@@ -598,11 +598,11 @@ def test_whose_averages_a_region_makes_and_whose_it_takes(monkeypatch, present, 
         arrays = {r: {} for r in present}
         for s, r in enumerate(owner):
             arrays[r][f"{s}/x"] = np.float32(10 + s)
-        return SimpleNamespace(commit=commit, arrays=arrays)
+        return commit, arrays
 
     monkeypatch.setattr(one, "_averages", averages)
     monkeypatch.setattr(one, "_follow_up", follow_up)
-    found = one._exchange_averages(SimpleNamespace(commit=commit))
+    found = one._exchange_averages(commit, {})
     assert made == [ours] and found["x"].tolist() == [10, 11, 12]
     assert sent["suffix"] == "averages" and sent["takes_part"] is bool(ours)
     assert sent["arrays"].keys() == {f"{s}/x" for s in ours}
@@ -611,8 +611,8 @@ def test_whose_averages_a_region_makes_and_whose_it_takes(monkeypatch, present, 
         expected[r][f"{s}/x"] = ("float32", ())
     assert sent["like"] == expected
     second = commit_of({present[0]: payload(0)}, {}, 1, present)
-    monkeypatch.setattr(one, "_follow_up", lambda *_, **__: SimpleNamespace(commit=second))
-    assert one._exchange_averages(SimpleNamespace(commit=commit)) is None, "one brought none"
+    monkeypatch.setattr(one, "_follow_up", lambda *_, **__: (second, {}))
+    assert one._exchange_averages(commit, {}) is None, "one brought none"
 
 
 def test_averages_are_waited_for_also_of_one_that_was_not_observed_for_long():
@@ -659,7 +659,7 @@ def test_a_contribution_comes_from_whom_it_is_due(monkeypatch):
         raise Lost("gone")
 
     monkeypatch.setattr(two_shot_exchange, "Fetch", lambda *_: SimpleNamespace(arrived=gone))
-    assert one._averages(SimpleNamespace(commit=commit, arrays={}), [0]) == {}
+    assert one._averages(commit, {}, [0]) == {}
 
 
 def test_an_average_is_of_those_whose_slices_are_given():
@@ -673,10 +673,10 @@ def test_an_average_is_of_those_whose_slices_are_given():
 def test_who_was_late_in_the_first_exchange_is_late_when_whole_payloads_follow(monkeypatch):
     one, _ = two_shot()
     one.host_payload = SimpleNamespace(whole={})
-    third = ExchangeResult(commit_of({}, {}, 1, (0, 1)), {}, 0.1)
-    monkeypatch.setattr(one, "_follow_up", lambda *_, **__: third)
-    found = one._fall_back_to_whole(commit_of({}, {}, 0, (0, 1), {2: Late(4, 1)}))
-    assert found.commit == commit_of({}, {}, 1, (0, 1), {2: Late(4, 1)})
+    third = commit_of({}, {}, 1, (0, 1))
+    monkeypatch.setattr(one, "_follow_up", lambda *_, **__: (third, {}))
+    assert one._fall_back_to_whole(commit_of({}, {}, 0, (0, 1), {2: Late(4, 1)})) == {}
+    assert one.commit == commit_of({}, {}, 1, (0, 1), {2: Late(4, 1)})
 
 
 @pytest.mark.parametrize(
