@@ -206,9 +206,9 @@ class AgreedRound(Round):
         self._announced_s = self._since_s = self._now_s
         return True
 
-    def hear(self, ours: bool = True) -> bool:
-        """Look for announcements; returns whether any is new; `ours`: see `look`."""
-        heard, now = self.look(ours), self._now_s
+    def hear(self) -> bool:
+        """Look for announcements; returns whether any is new."""
+        heard, now = self.look(), self._now_s
         if self.seen_s is None and self.announcements:
             self.seen_s = now
         if heard:
@@ -221,12 +221,12 @@ class AgreedRound(Round):
 
     def _fetch_all(self, commit: Commit) -> None:
         """Fetch every payload that the commit record names."""
-        ours = commit.saw(*self._context.heartbeat.job)
+        self.reduces = self.request.joins and commit.saw(*self._context.heartbeat.job)
         if self.request.joins and not self.announcements:
-            # The record was there before we looked. Still fetch what was offered to us: bytes that
-            # nobody pulls stay in the sender's memory.
-            self.hear(ours)
-        self.fetch_named(commit, ours)
+            # The record was there before we looked. Still hear who has published something: of the
+            # dead it may be this region's to remove (`PayloadGC`).
+            self.hear()
+        self.fetch_named(commit)
 
     # -- the record: when it is written, and what it names ----------------------------------------
 

@@ -74,6 +74,7 @@ class Round:
       shapes: of these arrays; None = there are none yet.
       news: set when a payload has arrived, or what travels early was sent.
       write_s: seconds that writing this region's payload and announcement took; 0 = not yet.
+      reduces: whether this region gets its slices of others' payloads, where there are any.
       sent: of an `EarlyPayload` alone: what this job has published, once it is announced.
     """
 
@@ -95,6 +96,7 @@ class Round:
         self.host_payload = payloads.HostPayload({}, {}, {})
         self.shapes: wire.Shapes | None = None
         self.write_s = 0.0
+        self.reduces = request.joins
         self.sent: Payload | None = None
         self.news = news or (threading.Event() if early is None else early.news)
         # Without the device's copies, which are not needed for long.
@@ -168,13 +170,10 @@ class Round:
 
     # -- those of the others --------------------------------------------------------------------
 
-    def look(self, ours: bool = True) -> bool:
+    def look(self) -> bool:
         """Look for others' announcements, and fetch their payloads; returns whether any is new.
 
         What an earlier job in this region's place has announced is for the others to admit.
-
-        Args:
-          ours: also fetch the slices that this region reduces, if there are any.
         """
         others = [r for r in self.request.members if r != self._context.region]
         open_ = [r for r in others if r not in self.announcements or self._outdated(r)]
@@ -188,7 +187,7 @@ class Round:
                     one = one._replace(payload=None)
                 self.announcements[region], found = one, True
                 if one.payload is not None:
-                    self.fetch_of(Job(region, one.incarnation), one.payload, ours)
+                    self.fetch_of(Job(region, one.incarnation), one.payload)
         return found
 
     def _outdated(self, region: int) -> bool:
@@ -238,12 +237,12 @@ class Round:
             late=dict(late or {}),
         )
 
-    def fetch_named(self, commit: Commit, ours: bool = True) -> None:
-        """Fetch every payload that the record names, and that is not here; `ours`: see `look`."""
+    def fetch_named(self, commit: Commit) -> None:
+        """Fetch every payload that the record names, and that is not here."""
         for region, admitted in commit.admitted.items():
             job = Job(region, admitted.incarnation)
             if job != self._context.heartbeat.job or self.own is None:
-                self.fetch_of(job, admitted.payload, ours)
+                self.fetch_of(job, admitted.payload)
 
     def arrays_of(self, commit: Commit) -> dict[int, wire.Arrays] | None:
         """The arrays of all payloads that the record names, by region; None = not yet all.
@@ -275,21 +274,21 @@ class Round:
             return [fetch]
         return [fetch, self._early.fetch_of(fetch.job, fetch.payload.early)]
 
-    def fetch_of(self, job: Job, payload: Payload, ours: bool = True) -> Fetch:
-        """The fetch of exactly this payload, begun if need be; `ours`: see `look`."""
+    def fetch_of(self, job: Job, payload: Payload) -> Fetch:
+        """The fetch of exactly this payload, begun if need be."""
         with self._lock:
             fetch = self.fetches.get(job.region)
             if fetch is None or (fetch.job, fetch.payload) != (job, payload):
-                self._fetch(job, payload, ours)
+                self._fetch(job, payload)
             return self.fetches[job.region]
 
-    def _fetch(self, job: Job, payload: Payload, ours: bool) -> None:
+    def _fetch(self, job: Job, payload: Payload) -> None:
         """Begin to fetch a payload, from its region or from another one that has it."""
         region = job.region
         if region in self.fetches:
             self.fetches[region].cancel()  # of a job that was here before
         # A job that was here before us has not sent the slice that it was to reduce itself.
-        slice_of = self._context.region if ours and self.request.joins else None
+        slice_of = self._context.region if self.reduces else None
         pieces = payloads.pieces(self.request, region, payload, self._like(region), slice_of)
         self.fetches[region] = Fetch(self._context, job, pieces, self.news)
         self._begun.append(self.fetches[region])

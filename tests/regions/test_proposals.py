@@ -451,7 +451,7 @@ def test_a_job_in_the_place_of_one_whose_payload_is_gone_is_heard(missing_s, inc
     one._fetch = lambda *given: begun.append(given)
     assert one.replaced(1) is (incarnation == 2)
     assert one.look() is asked and asks == [1] * asked
-    assert begun == [(Job(1, 2), new.payload, True)] * asked
+    assert begun == [(Job(1, 2), new.payload)] * asked
     assert not one.replaced(1) or not asked, "it is the job that announced now"
 
 
@@ -477,7 +477,8 @@ def test_which_slice_is_fetched(monkeypatch, changes, ours, slice_of):
     monkeypatch.setattr(round, "Fetch", lambda *x: SimpleNamespace(cancelled=[], given=x))
     before = SimpleNamespace(cancel=lambda: given.append("cancelled"))
     one.fetches[1] = before
-    one._fetch(Job(1, 1), payload(1), ours)
+    one.reduces &= ours
+    one._fetch(Job(1, 1), payload(1))
     request = one.request
     assert given == ["cancelled", (request, 1, payload(1), reduction.rest, slice_of)]
     assert one.fetches[1].given[1:] == (Job(1, 1), ["piece"], one.news)
@@ -511,10 +512,10 @@ def test_a_record_that_we_find_is_completed_from_what_is_here():
         each._context, each._pieces = around, [SimpleNamespace(key="k")]
         each.arrived = functools.partial(Fetch.arrived, each)
     one.fetches = {1: arrays[1]}
-    one.look = lambda ours: looked.append(ours)
+    one.look = lambda: looked.append(one.reduces)
 
-    def fetch(job, wanted, ours):
-        begun.append((job, wanted, ours))
+    def fetch(job, wanted):
+        begun.append((job, wanted, one.reduces))
         arrays[job.region].job = job
         one.fetches[job.region] = arrays[job.region]
 
@@ -542,8 +543,8 @@ def test_equal_bytes_of_the_job_before_are_fetched_and_not_taken_for_ours(job, f
     one.host_payload = SimpleNamespace(rest={"x": 0})
     begun = []
 
-    def fetch(whose, wanted, ours):
-        begun.append((whose, ours))
+    def fetch(whose, wanted):
+        begun.append((whose, one.reduces))
         there = SimpleNamespace(job=whose, payload=wanted, got=[{"x": 9}], arrived=lambda: True)
         one.fetches[whose.region] = there
 
