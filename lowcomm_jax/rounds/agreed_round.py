@@ -112,10 +112,6 @@ class AgreedRound(Round):
 
     # -- an exchange, from its beginning to its end -----------------------------------------------
 
-    def wake(self) -> None:
-        """Let `result` see at once that exchanges end."""
-        self.news.set()
-
     def result(self) -> dict[int, Arrays]:
         """Run it, in the background; returns the arrays of the regions that took part.
 

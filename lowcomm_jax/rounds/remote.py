@@ -511,7 +511,7 @@ class RemoteExchange(Membership):
                 outcome.set_result(result)
                 self._done(number, request, exchange.commit)
 
-        self._context.background.begin(request.name, run, exchange.wake)
+        self._context.background.begin(request.name, run, exchange.news.set)
         return _Running(exchange, outcome)
 
     def _done(self, number: int, request: ExchangeRequest, commit: Commit) -> None:

@@ -72,7 +72,7 @@ class Round:
       fetches: the payloads that are fetched, by region.
       host_payload: this region's arrays, once they are on the host.
       shapes: of these arrays; None = there are none yet.
-      news: set when a payload has arrived, or what travels early was sent.
+      news: set when a payload has arrived, what travels early was sent, or exchanges end.
       write_s: seconds that writing this region's payload and announcement took; 0 = not yet.
       reduces: whether this region gets its slices of others' payloads, where there are any.
       sent: of an `EarlyPayload` alone: what this job has published, once it is announced.

@@ -44,13 +44,6 @@ class TwoShotExchange(AgreedRound):
         super().__init__(context, request)
         self._slicing = request.reduction
         self._followers: list[AgreedRound] = []
-        self._fetches: list[Fetch] = []
-
-    def wake(self) -> None:
-        """See `AgreedRound`."""
-        super().wake()
-        for one in self._followers:
-            one.wake()
 
     @property
     def published(self) -> Published:
@@ -69,8 +62,7 @@ class TwoShotExchange(AgreedRound):
             return rest if self.reduced is not None else self._fall_back_to_whole(self.commit)
         finally:
             self.seconds = time.monotonic() - self.began
-            for fetch in self._fetches:
-                fetch.cancel()
+            self.cancel()  # the fetches of contributions
 
     def _follow_up(
         self, suffix: str, awaited: Callable[[int], bool], arrays: Arrays, **more
@@ -81,7 +73,7 @@ class TwoShotExchange(AgreedRound):
         changes |= {"awaited": awaited, "teaches": False, "patience_s": 0.0, **more}
         changes["arrays"] = {name: x[None] for name, x in arrays.items()}
         request = dataclasses.replace(self.request, **changes)
-        one = AgreedRound(self._context, request, due=self.due)
+        one = AgreedRound(self._context, request, due=self.due, news=self.news)
         self._followers.append(one)
         everyones = one.result()
         return one.commit, everyones
@@ -146,7 +138,7 @@ class TwoShotExchange(AgreedRound):
                 whole = PayloadPiece(self.request.key, payload, None, [region])
                 piece = payloads.slice_piece(whole, self._slicing, number)
                 waiting[region] = Fetch(self._context, job, [piece], self.news)
-                self._fetches.append(waiting[region])
+                self._begun.append(waiting[region])
         self._until(lambda: all(fetch.arrived() for fetch in waiting.values()))
         return found | {r: fetch.got[0] for r, fetch in waiting.items()}
 
