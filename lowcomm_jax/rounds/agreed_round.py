@@ -1,10 +1,9 @@
 """`AgreedRound`: one round of one key; when its commit record is written, and what that names.
 
-All rounds between jobs are this one: exchanges, learners' rounds, arrivals, gossip, and the halves
-of a two-shot. They differ by their `ExchangeRequest` alone (the table in `rounds/__init__.py`). An
-exchange runs on a thread of its own to its `result`, everyone's arrays, the same in every region.
-Learners' rounds are advanced together (`paced_rounds`). Either raises `Parted` where terms
-differ, and `Lost` where an agreed payload is gone.
+All rounds between jobs are this one (the table in `rounds/__init__.py`). An exchange runs on a
+thread of its own to its `result`, everyone's arrays, the same in every region. Learners' rounds are
+advanced together (`paced_rounds`). Either raises `Parted` where terms differ, and `Lost` where an
+agreed payload is gone.
 
 `advance` is one pass: it reads the commit record, else hears what is announced, else proposes the
 record. `round.keep_looking` repeats it. When a region does not answer, the others do this:
@@ -30,19 +29,11 @@ record. `round.keep_looking` repeats it. When a region does not answer, the othe
    stores that (`WaitList.note`; `RemoteExchange._done` calls it): later exchanges wait for none of
    them until it has caught up.
 
-The region that did not answer does this:
-
-- Late, but alive: it reads the record when it gets there and lands the payloads that the others
-  landed. Its own values and its residual stay as if it had not sent (`JobDelivery._uncount`,
-  jobs/job_delivery.py). Where the fragment was sent again since (DiLoCoX), that payload is lost.
-- Dead, and started again: it takes a state from another region (recovery/rejoin.py).
-- A payload of the record is gone from all regions: it raises `Lost`, and takes a state, too.
-- Cut off from the store: it trains on, and runs the deferred events later (`JobCarrier.reach`).
+A region that did not answer reads the record when it gets there, and lands the same payloads. What
+it then keeps of its own is said where it is done (`JobDelivery._uncount`, `JobCarrier.reach`).
 
 A part of the payload may have travelled before (`early_payload`): a region then holds a payload, in
 all of this, once both are here.
-
-`two_shot_exchange` does the same for slices, in two rounds one after the other.
 """
 
 from __future__ import annotations

@@ -1,19 +1,12 @@
 r"""`RoundExchange`: rounds of learners that meet through a store alone, seen from one of them.
 
 No learner leads, and none waits for another. `look` is one pass over the store; a thread repeats it
-beside the training. Round k handles fragment k mod P. A round, in keys of the store, where <name>
-is `<epoch>/round<k>`:
-
-1. A learner *reports*: it writes its payload (`blob/`), then announces it (`commits`)
-   with its terms: round, fragment, and the digest of the anchor that the payload was encoded
-   against. The first announcement opens the round. Steps are no terms: every learner has its own.
-2. All other learners see the announcement and fetch the payload at once.
-3. A learner that holds the payloads of a quorum waits for the grace window, or until no living
-   learner is missing. Then it writes the commit record, which can be created once. The learners
-   named there are *admitted*. Rounds are committed in their order, each by the first learner that
-   can. This is `AgreedRound`, without confirmations.
-4. Every learner reads the record, has its payloads, and lands the round (`take`), even if
-   it reported too late or not at all. Payloads stay until all living learners have landed them.
+beside the training. Round k handles fragment k mod P. It is an `AgreedRound` without confirmations,
+which a learner *reports* to by its payload and its terms: round, fragment, and the digest of the
+anchor that the payload was encoded against. The first report opens the round. Steps are no terms:
+every learner has its own. Rounds are committed in their order, each by the first learner that holds
+the payloads of a quorum and has waited for the grace window; whom the record names is *admitted*.
+Every learner lands the round (`take`), even if it reported too late or not at all.
 
 A report stays when its learner dies, and counts. Any learner may write the record, so the death of
 a reporter stops no round. The writer has read and verified the payloads of the others it names.

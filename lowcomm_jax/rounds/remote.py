@@ -1,9 +1,7 @@
 """`RemoteExchange`: one region's side of the exchange between jobs, one per region.
 
-The jobs share nothing but a key-value store. An exchange of a key has five steps (`AgreedRound`):
-publish our payload; announce it; fetch what others announce; agree on who took part by one
-create-only commit record; have all payloads that the record names. Payloads that are reduced in
-slices go through that twice, three times after a loss (`TwoShotExchange`). All work is on threads.
+The jobs share nothing but a key-value store. An exchange is an `AgreedRound`; of payloads that are
+reduced in slices it is two of them, three after a loss (`TwoShotExchange`). All work is on threads.
 """
 
 from __future__ import annotations

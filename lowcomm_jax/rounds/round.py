@@ -1,9 +1,7 @@
-"""`Round`: one round as one region takes part in it; exchanges, learners and arrivals have it.
+"""`Round`: one round as one region takes part in it: publish, announce, fetch.
 
-Regions agree in a round on what they land: they publish a payload, announce it, fetch what others
-announced, and create one commit record; in an exchange they also confirm what they hold. When the
-record is written says `agreed_round`. All else is here, also the loop that waits (`keep_looking`).
-Every region lands what the record names, and nothing else.
+When the record of a round is written, and what it names, says `agreed_round`. All else is here,
+also the loop that waits (`keep_looking`).
 """
 
 from __future__ import annotations
