@@ -6,7 +6,7 @@ advanced together (`paced_rounds`). Either raises `Parted` where terms differ, a
 agreed payload is gone.
 
 `advance` is one pass: it reads the commit record, else hears what is announced, else proposes the
-record. `round.keep_looking` repeats it. When a region does not answer, the others do this:
+record. `keep_looking` repeats it. When a region does not answer, the others do this:
 
 1. `has_fewest`: nothing is proposed before `least` payloads are here. Where the round has a
    window, that begins now.
@@ -43,10 +43,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Set
 
 from lowcomm_jax.rounds.request import Due, ExchangeRequest
-from lowcomm_jax.rounds.round import Round, keep_looking
+from lowcomm_jax.rounds.round import Round
 from lowcomm_jax.store import terms
 from lowcomm_jax.store.commits import Job
-from lowcomm_jax.store.context import ExchangeContext, check_open
+from lowcomm_jax.store.context import ExchangeContext, check_open, keep_looking
 from lowcomm_jax.store.records import Commit, Payload
 from lowcomm_jax.store.wire import Arrays
 
@@ -135,18 +135,15 @@ class AgreedRound(Round):
         self._offered = ours
 
     def _until(self, done: Callable[[], bool]) -> None:
+        context, what = self._context, f"exchange {self.request.key!r}"
+
         def over() -> bool:
             is_done = done()
             if not is_done:
-                self._check()
+                check_open(context, what)
             return is_done
 
-        what, pauses = f"exchange {self.request.key!r}", self._context.store.pauses
-        keep_looking(what, self.advance, over, self.news, pauses)
-
-    def _check(self) -> None:
-        """Return if exchanges go on; see `check_open`."""
-        check_open(self._context, f"exchange {self.request.key!r}")
+        keep_looking(what, self.advance, over, self.news, context.store.pauses)
 
     def arrived(self) -> bool:
         """Whether there is a commit record, and all payloads that it names are here.

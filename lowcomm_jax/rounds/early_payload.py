@@ -15,9 +15,9 @@ import functools
 import threading
 
 from lowcomm_jax.rounds.request import ExchangeRequest
-from lowcomm_jax.rounds.round import Round, keep_looking
+from lowcomm_jax.rounds.round import Round
 from lowcomm_jax.store import wire
-from lowcomm_jax.store.context import ExchangeContext
+from lowcomm_jax.store.context import ExchangeContext, keep_looking
 from lowcomm_jax.store.kv import pauses
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Sequence
@@ -12,12 +11,11 @@ import numpy as np
 
 from lowcomm_jax.store import wire
 from lowcomm_jax.store.commits import Job
-from lowcomm_jax.store.context import ExchangeContext
-from lowcomm_jax.store.errors import Lost, Missing, Rejected, StoreUnavailable
+from lowcomm_jax.store.context import ExchangeContext, keep_looking
+from lowcomm_jax.store.errors import Lost, Missing, Rejected
 from lowcomm_jax.store.records import Payload
 
 _DAMAGED_TRIES = 3
-log = logging.getLogger(__name__)
 
 
 class PayloadPiece(NamedTuple):
@@ -65,9 +63,9 @@ class Fetch:
         self._damaged = 0
         self._moved = (0, 0.0)
         self._missing_since_s: float | None = None
-        self._news = news or threading.Event()
-        self._cancelled = threading.Event()
-        context.background.begin(f"fetch-{job.region}", self._retry, self._cancelled.set)
+        self._news, self._wake = news or threading.Event(), threading.Event()
+        self._cancelled = False
+        context.background.begin(f"fetch-{job.region}", self._retry, self.cancel)
 
     @property
     def payload(self) -> Payload:
@@ -92,7 +90,8 @@ class Fetch:
 
     def cancel(self) -> None:
         """Stop trying."""
-        self._cancelled.set()
+        self._cancelled = True
+        self._wake.set()
 
     def arrived(self) -> bool:
         """Whether the first piece of a payload that is agreed on is here.
@@ -114,41 +113,37 @@ class Fetch:
         return False
 
     def _retry(self) -> None:
-        for pause in self._context.store.pauses():
-            if self._cancelled.is_set():
-                return
-            try:
-                self._try()
-            except StoreUnavailable as error:
-                # The heartbeat reports an outage, but knows nothing of what is too large or slow.
-                log.info(
-                    "payload of region %d for %s: %s", self.job.region, self._pieces[0].key, error
-                )
-            except (Missing, Rejected) as error:
-                if isinstance(error, Rejected):
-                    self._context.counter.add("rejected_damaged")
-                    self._damaged += 1
-                if self._missing_since_s is None:
-                    self._missing_since_s = self._context.heartbeat.clock_s
-            if self.complete or self.refused is not None:
-                self.took_s = time.monotonic() - self._began if self.complete else None
-                self._context.pace.transferred(*self._moved)
-                self._news.set()
-                return
-            self._cancelled.wait(pause)
+        what = f"payload of region {self.job.region} for {self._pieces[0].key}"
+        keep_looking(what, self._try, self._over, self._wake, self._context.store.pauses)
+        if self.complete:
+            self.took_s = time.monotonic() - self._began
+        if self.complete or self.refused is not None:
+            self._context.pace.transferred(*self._moved)
+            self._news.set()
 
-    def _try(self) -> None:
-        """Get the pieces that are not here yet."""
-        for piece in self._pieces[len(self.got) :]:
-            data = self._bytes(piece)
-            try:
-                arrays = wire.unpack(data, self._context.run_id, self.job, piece.like)
-            except Rejected as error:
-                self._context.counter.add("rejected_content")
-                self.refused = error
-                return
-            self._context.transport.keep(piece.payload.digest, data)
-            self.got.append(arrays)
+    def _over(self) -> bool:
+        return self._cancelled or self.complete or self.refused is not None
+
+    def _try(self) -> bool:
+        """Get the pieces that are not here yet; returns False: each pause is longer."""
+        try:
+            for piece in self._pieces[len(self.got) :]:
+                data = self._bytes(piece)
+                try:
+                    arrays = wire.unpack(data, self._context.run_id, self.job, piece.like)
+                except Rejected as error:
+                    self._context.counter.add("rejected_content")
+                    self.refused = error
+                    return False
+                self._context.transport.keep(piece.payload.digest, data)
+                self.got.append(arrays)
+        except (Missing, Rejected) as error:
+            if isinstance(error, Rejected):
+                self._context.counter.add("rejected_damaged")
+                self._damaged += 1
+            if self._missing_since_s is None:
+                self._missing_since_s = self._context.heartbeat.clock_s
+        return False
 
     def _bytes(self, piece: PayloadPiece) -> bytes:
         context, payload = self._context, piece.payload

@@ -39,13 +39,12 @@ import jax
 
 from lowcomm_jax.mesh.leader import Leader, led
 from lowcomm_jax.rounds.agreed_round import AgreedRound
-from lowcomm_jax.rounds.payloads import PayloadGC
+from lowcomm_jax.rounds.payloads import PayloadGC, begin_copies
 from lowcomm_jax.rounds.request import Arrived, ExchangeRequest, arrange
-from lowcomm_jax.rounds.round import keep_looking
 from lowcomm_jax.schedule import Admission
 from lowcomm_jax.store import terms, wire
 from lowcomm_jax.store.commits import name_of
-from lowcomm_jax.store.context import ExchangeContext
+from lowcomm_jax.store.context import ExchangeContext, keep_looking
 
 _DECAY = 0.9
 _MOMENT_S = 0.05
@@ -191,9 +190,7 @@ class RoundExchange:
           terms: what all that take part must agree on (`store.terms`).
           step: of this learner, for `FaultHooks`.
         """
-        for x in arrays.values():
-            if isinstance(x, jax.Array):
-                x.copy_to_host_async()
+        begin_copies(arrays)
         self._reports.append((number, arrays, terms, step))
         self.newest = max(self.newest, number)
         self._wake.set()

@@ -9,8 +9,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import threading
+from collections.abc import Mapping
 from typing import Any
 
+import jax
 import msgspec
 import numpy as np
 
@@ -41,6 +43,13 @@ class HostPayload:
     whole: Arrays
     rest: Arrays
     slices: Arrays
+
+
+def begin_copies(arrays: Mapping[str, Any]) -> None:
+    """Begin to copy arrays to the host, beside what the device computes."""
+    for x in arrays.values():
+        if isinstance(x, jax.Array):
+            x.copy_to_host_async()
 
 
 def on_host(arrays: dict[str, Any], reduction: Slicing | None) -> HostPayload:

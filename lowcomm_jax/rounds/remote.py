@@ -23,6 +23,7 @@ from lowcomm_jax.rounds.anchor_check import AnchorVersions
 from lowcomm_jax.rounds.early_payload import EarlyPayload
 from lowcomm_jax.rounds.membership import Membership
 from lowcomm_jax.rounds.paced_rounds import Like, RoundExchange
+from lowcomm_jax.rounds.payloads import begin_copies
 from lowcomm_jax.rounds.request import Arrived, ExchangeRequest, arrange, problems
 from lowcomm_jax.rounds.slicing import Slicing
 from lowcomm_jax.rounds.two_shot_exchange import TwoShotExchange, averages_of, is_committed
@@ -132,7 +133,7 @@ class RemoteExchange(Membership):
                 )
             del self._early[early]
             sent.take()
-        _begin_copies(arrays)
+        begin_copies(arrays)
         own = self._context.heartbeat.own
         if not own.awaited or own.wants:
             self._context.heartbeat.update(awaited=True, wants=False)
@@ -166,7 +167,7 @@ class RemoteExchange(Membership):
         given = {"arrays": dict(arrays), "takes_part": takes_part, "terms": {"step": step}}
         request = self._make_request(key, members, **given)
         if takes_part:
-            _begin_copies(arrays)
+            begin_copies(arrays)
         self._early[key] = made = EarlyPayload(self._context, request)
         made.begin()
 
@@ -542,10 +543,3 @@ class RemoteExchange(Membership):
                     region,
                 )
         self._missed = (self._missed - set(request.members)) | missed
-
-
-def _begin_copies(arrays: Mapping[str, Any]) -> None:
-    """Begin to copy arrays to the host, beside what the device computes."""
-    for x in arrays.values():
-        if isinstance(x, jax.Array):
-            x.copy_to_host_async()

@@ -1,16 +1,14 @@
 """`Round`: one round as one region takes part in it: publish, announce, fetch.
 
-When the record of a round is written, and what it names, says `agreed_round`. All else is here,
-also the loop that waits (`keep_looking`).
+When the record of a round is written, and what it names, says `agreed_round`. All else is here.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -22,44 +20,8 @@ from lowcomm_jax.rounds.request import ExchangeRequest
 from lowcomm_jax.store import wire
 from lowcomm_jax.store.commits import Announced, Job
 from lowcomm_jax.store.context import ExchangeContext
-from lowcomm_jax.store.errors import StoreUnavailable
 from lowcomm_jax.store.records import Admitted, Announcement, Commit, Late, Payload
 from lowcomm_jax.store.terms import Terms
-
-log = logging.getLogger(__name__)
-
-
-def keep_looking(
-    what: str,
-    look: Callable[[], bool],
-    over: Callable[[], bool],
-    news: threading.Event,
-    pauses: Callable[[], Iterator[float]],
-) -> None:
-    """Look again and again until it is over: this is how rounds wait.
-
-    Where the store does not answer, it looks again; the heartbeat reports an outage, and deadlines
-    stand still meanwhile.
-
-    Args:
-      what: is looked for, for the log.
-      look: one pass; returns whether anything is new, after which the next one follows soon.
-      over: whether to stop; asked after every pass, and may raise.
-      news: set where the next pass should not wait for its time.
-      pauses: seconds from one pass to the next, while nothing is new.
-    """
-    waits = pauses()
-    while not over():
-        try:
-            if look():
-                # The others are about as far as we are: what we wait for next is not far.
-                waits = pauses()
-        except StoreUnavailable as error:
-            log.info("%s: %s", what, error)
-        if over():
-            return
-        news.wait(next(waits))
-        news.clear()
 
 
 class Round:

@@ -139,6 +139,39 @@ def until_answered(
     raise AssertionError("pauses never end")
 
 
+def keep_looking(
+    what: str,
+    look: Callable[[], bool],
+    over: Callable[[], bool],
+    news: threading.Event,
+    pauses: Callable[[], Iterator[float]],
+) -> None:
+    """Look again and again until it is over: this is how rounds wait.
+
+    Where the store does not answer, it looks again; the heartbeat reports an outage, and deadlines
+    stand still meanwhile.
+
+    Args:
+      what: is looked for, for the log.
+      look: one pass; returns whether anything is new, after which the next one follows soon.
+      over: whether to stop; asked after every pass, and may raise.
+      news: set where the next pass should not wait for its time.
+      pauses: seconds from one pass to the next, while nothing is new.
+    """
+    waits = pauses()
+    while not over():
+        try:
+            if look():
+                # The others are about as far as we are: what we wait for next is not far.
+                waits = pauses()
+        except StoreUnavailable as error:
+            log.info("%s: %s", what, error)
+        if over():
+            return
+        news.wait(next(waits))
+        news.clear()
+
+
 class FaultHooks(Protocol):
     """Called on the threads of an exchange, which wait for the hook; training goes on."""
 

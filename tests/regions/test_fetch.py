@@ -24,13 +24,13 @@ class Scripted:
     def __init__(self, attempts, cancel_at=None):
         self.attempts, self.seen, self.cancel_at = list(attempts), [], cancel_at
         self.heartbeat = SimpleNamespace(clock_s=0.0)
-        self.fetch, self.done = None, threading.Event()
+        self.fetch, self.ready = None, threading.Event()
 
     def get(self, *args):
-        if self.fetch is not None:
-            self.seen.append(self.fetch._missing_since_s)
-            if len(self.seen) == self.cancel_at:
-                self.fetch.cancel()
+        assert self.ready.wait(10.0)
+        self.seen.append(self.fetch._missing_since_s)
+        if len(self.seen) == self.cancel_at:
+            self.fetch.cancel()
         self.heartbeat.clock_s, data = self.attempts.pop(0)
         if data is None:
             raise Missing("nobody has it")
@@ -42,12 +42,13 @@ class Scripted:
 
 def fetched(attempts, pieces=(FIRST, SECOND), transferred=lambda nbytes: None, cancel_at=None):
     """(when it was missing since, as seen at each attempt but the first and at the end; clock)."""
-    script, ready = Scripted(attempts, cancel_at), threading.Event()
+    script = Scripted(attempts, cancel_at)
 
     def pauses():
-        ready.wait(10.0)
         while script.attempts:
             yield 0.0
+        script.fetch.cancel()
+        yield 0.0
 
     context = SimpleNamespace(
         background=Background(pytest.fail),
@@ -62,7 +63,7 @@ def fetched(attempts, pieces=(FIRST, SECOND), transferred=lambda nbytes: None, c
     )
     pieces = [PayloadPiece("k", Payload(wire.digest(x), len(x)), None, [1]) for x in pieces]
     script.fetch = Fetch(context, Job(1, 1), pieces)
-    ready.set()
+    script.ready.set()
     until(lambda: context.background.idle, 10.0)
     return script.seen, script.fetch
 

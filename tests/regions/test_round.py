@@ -8,7 +8,8 @@ from regions.party import until
 
 from lowcomm_jax import exchange
 from lowcomm_jax.rounds.request import ExchangeRequest
-from lowcomm_jax.rounds.round import Round, keep_looking
+from lowcomm_jax.rounds.round import Round
+from lowcomm_jax.store.context import keep_looking
 from lowcomm_jax.store.records import Payload
 
 
