@@ -24,7 +24,7 @@ record. `keep_looking` repeats it. When a region does not answer, the others do 
    payloads that not all of them hold. Where nobody confirms, payloads outlive who wrote them.
 4. `CommitLog.commit` (store/commits.py) writes the one record, of `most` payloads at most: those
    that were announced first.
-5. Every region fetches the payloads that the record names (`fetch_named`), and counts no other.
+5. Every region fetches the payloads that the record names (`_fetch_all`), and counts no other.
 6. The record of an exchange says which regions are late (`WaitList.late_in`), and every region
    stores that (`WaitList.note`; `RemoteExchange._done` calls it): later exchanges wait for none of
    them until it has caught up.
@@ -47,7 +47,7 @@ from lowcomm_jax.rounds.round import Round
 from lowcomm_jax.store import terms
 from lowcomm_jax.store.commits import Job
 from lowcomm_jax.store.context import ExchangeContext, check_open, keep_looking
-from lowcomm_jax.store.records import Commit, Payload
+from lowcomm_jax.store.records import Admitted, Commit, Payload
 from lowcomm_jax.store.wire import Arrays
 
 Holdings = Mapping[int, str]
@@ -204,13 +204,16 @@ class AgreedRound(Round):
         return heard
 
     def _fetch_all(self, commit: Commit) -> None:
-        """Fetch every payload that the commit record names."""
+        """Fetch every payload that the commit record names, and that is not here."""
         self.reduces = self.request.joins and commit.saw(*self._context.heartbeat.job)
         if self.request.joins and not self.announcements:
             # The record was there before we looked. Still hear who has published something: of the
             # dead it may be this region's to remove (`PayloadGC`).
             self.hear()
-        self.fetch_named(commit)
+        for region, admitted in commit.admitted.items():
+            job = Job(region, admitted.incarnation)
+            if job != self._context.heartbeat.job or self.own is None:
+                self.fetch_of(job, admitted.payload)
 
     # -- the record: when it is written, and what it names ----------------------------------------
 
@@ -242,7 +245,10 @@ class AgreedRound(Round):
         late = {}
         if request.teaches:
             late = context.wait_list.late_in(set(request.members) - announced.keys(), self._silent)
-        return context.commit_log.commit(request.name, self.record(chosen, here, said, late))
+        jobs = {r: Admitted(announced[r].incarnation, announced[r].payload) for r in sorted(chosen)}
+        present = {r: announced[r].incarnation for r in sorted(here)}
+        record = Commit(jobs, said, context.region, present, late)
+        return context.commit_log.commit(request.name, record)
 
     def _terms_of(self, living: Set[int]) -> dict[int, terms.Terms]:
         """The terms of those whose payload is here; who confirms has a part without one, too."""

@@ -10,13 +10,11 @@ then.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import threading
 
 from lowcomm_jax.rounds.request import ExchangeRequest
 from lowcomm_jax.rounds.round import Round
-from lowcomm_jax.store import wire
 from lowcomm_jax.store.context import ExchangeContext, keep_looking
 from lowcomm_jax.store.kv import pauses
 
@@ -28,11 +26,8 @@ class EarlyPayload(Round):
     """
 
     def __init__(self, context: ExchangeContext, request: ExchangeRequest):
-        """`request`: its terms are for `FaultHooks` alone; without a part in it, the arrays only
-        tell the shapes.
-        """
-        like = dict.fromkeys(request.members, wire.without_region(request.arrays))
-        super().__init__(context, dataclasses.replace(request, like=like))
+        """`request`: its terms are for `FaultHooks` alone."""
+        super().__init__(context, request)
         self._given = request.arrays if request.takes_part else {}
         self._taken = False
         self._wake = threading.Event()

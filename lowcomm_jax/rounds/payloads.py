@@ -85,14 +85,11 @@ def pack(
 
 
 def pieces(
-    request: ExchangeRequest,
-    region: int,
-    payload: Payload,
-    like: wire.Shapes | None,
-    slice_of: int | None,
+    request: ExchangeRequest, region: int, payload: Payload, slice_of: int | None
 ) -> list[PayloadPiece]:
     """What to fetch of a region: what every region needs, and the slice that `slice_of` reduces."""
     holders = [region, *(r for r in request.members if r != region)]
+    like = None if request.like is None else request.like[region]
     whole = PayloadPiece(request.key, payload, like, holders)
     if slice_of is None or request.reduction is None or not payload.slices[slice_of]:
         return [whole]

@@ -120,9 +120,8 @@ class RemoteExchange(Membership):
           ValueError: lists what is wrong with the arguments.
         """
         self._context.heartbeat.check()
-        given = {"arrays": dict(arrays), "takes_part": takes_part, "terms": terms or {}}
-        given |= {"reduction": reduction, "patience_s": patience_s}
-        request = self._make_request(key, members, **given)
+        given = {"takes_part": takes_part, "terms": terms or {}, "patience_s": patience_s}
+        request = self._make_request(key, members, arrays, reduction, **given)
         sent = None
         if early is not None:
             sent = self._early.get(early)
@@ -164,8 +163,8 @@ class RemoteExchange(Membership):
           ValueError: lists what is wrong with the arguments.
         """
         self._context.heartbeat.check()
-        given = {"arrays": dict(arrays), "takes_part": takes_part, "terms": {"step": step}}
-        request = self._make_request(key, members, **given)
+        given = {"takes_part": takes_part, "terms": {"step": step}}
+        request = self._make_request(key, members, arrays, **given)
         if takes_part:
             begin_copies(arrays)
         self._early[key] = made = EarlyPayload(self._context, request)
@@ -271,9 +270,8 @@ class RemoteExchange(Membership):
           StoreUnavailable: try again later; and what `finish` raises.
         """
         self._context.heartbeat.check()
-        request = self._make_request(
-            key, members, joins=False, terms=terms or {}, reduction=reduction
-        )
+        given = {"joins": False, "terms": terms or {}}
+        request = self._make_request(key, members, {}, reduction, **given)
         if not is_committed(self._context.commit_log, request):
             return None
         self._open[key] = self._begin(request)
@@ -475,7 +473,12 @@ class RemoteExchange(Membership):
         return name_of(self._context.heartbeat.own.epoch, key, everyone, self.count)
 
     def _make_request(
-        self, key: str, members: tuple[int, ...] | None, **rest: Any
+        self,
+        key: str,
+        members: tuple[int, ...] | None,
+        arrays: Mapping[str, Any],
+        reduction: Slicing | None = None,
+        **rest: Any,
     ) -> ExchangeRequest:
         group = tuple(range(self.count)) if members is None else tuple(sorted(members))
         epoch = self._context.heartbeat.own.epoch
@@ -486,8 +489,11 @@ class RemoteExchange(Membership):
             wrong.append(f"key {key!r} was started and not finished; every exchange needs its own")
         if wrong:
             raise ValueError("; ".join(wrong))
+        shapes = wire.without_region(arrays) if reduction is None else reduction.rest
+        rest["like"] = dict.fromkeys(group, shapes) if shapes else None
         rest["awaited"] = self._context.wait_list.awaited
-        return ExchangeRequest(key, name_of(epoch, key, group, self.count), group, **rest)
+        name = name_of(epoch, key, group, self.count)
+        return ExchangeRequest(key, name, group, dict(arrays), reduction=reduction, **rest)
 
     def _begin(self, request: ExchangeRequest, early: EarlyPayload | None = None) -> _Running:
         """Begin an exchange in the background."""

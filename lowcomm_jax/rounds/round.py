@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -20,7 +20,7 @@ from lowcomm_jax.rounds.request import ExchangeRequest
 from lowcomm_jax.store import wire
 from lowcomm_jax.store.commits import Announced, Job
 from lowcomm_jax.store.context import ExchangeContext
-from lowcomm_jax.store.records import Admitted, Announcement, Commit, Late, Payload
+from lowcomm_jax.store.records import Announcement, Commit, Payload
 from lowcomm_jax.store.terms import Terms
 
 
@@ -31,7 +31,6 @@ class Round:
       announcements: by region, in the order in which they were seen; this one included.
       fetches: the payloads that are fetched, by region.
       host_payload: this region's arrays, once they are on the host.
-      shapes: of these arrays; None = there are none yet.
       news: set when a payload has arrived, what travels early was sent, or exchanges end.
       write_s: seconds that writing this region's payload and announcement took; 0 = not yet.
       reduces: whether this region gets its slices of others' payloads, where there are any.
@@ -54,7 +53,6 @@ class Round:
         self.announcements: dict[int, Announced] = {}
         self.fetches: dict[int, Fetch] = {}
         self.host_payload = payloads.HostPayload({}, {}, {})
-        self.shapes: wire.Shapes | None = None
         self.write_s = 0.0
         self.reduces = request.joins
         self.sent: Payload | None = None
@@ -73,7 +71,6 @@ class Round:
     def to_host(self, arrays: Mapping[str, Any]) -> None:
         """Wait until this region's arrays are computed, and bring them to the host."""
         self.host_payload = payloads.on_host(dict(arrays), self.request.reduction)
-        self.shapes = wire.shapes_of(self.host_payload.rest) or None
 
     def publish(self, terms: Terms) -> bool:
         """Publish the payload, if this region takes part, and announce it, or the absence.
@@ -180,30 +177,6 @@ class Round:
 
     # -- the record -----------------------------------------------------------------------------
 
-    def record(
-        self,
-        admitted: Iterable[int],
-        present: Iterable[int],
-        terms: Mapping[int, Terms],
-        late: Mapping[int, Late] | None = None,
-    ) -> Commit:
-        """The commit record that admits these regions; see `Commit`."""
-        said = self.announcements
-        return Commit(
-            admitted={r: Admitted(said[r].incarnation, said[r].payload) for r in sorted(admitted)},
-            terms=dict(terms),
-            writer=self._context.region,
-            present={r: said[r].incarnation for r in sorted(present)},
-            late=dict(late or {}),
-        )
-
-    def fetch_named(self, commit: Commit) -> None:
-        """Fetch every payload that the record names, and that is not here."""
-        for region, admitted in commit.admitted.items():
-            job = Job(region, admitted.incarnation)
-            if job != self._context.heartbeat.job or self.own is None:
-                self.fetch_of(job, admitted.payload)
-
     def arrays_of(self, commit: Commit) -> dict[int, wire.Arrays] | None:
         """The arrays of all payloads that the record names, by region; None = not yet all.
 
@@ -249,19 +222,12 @@ class Round:
             self.fetches[region].cancel()  # of a job that was here before
         # A job that was here before us has not sent the slice that it was to reduce itself.
         slice_of = self._context.region if self.reduces else None
-        pieces = payloads.pieces(self.request, region, payload, self._like(region), slice_of)
+        pieces = payloads.pieces(self.request, region, payload, slice_of)
         self.fetches[region] = Fetch(self._context, job, pieces, self.news)
         self._begun.append(self.fetches[region])
         if self._ended:  # a look that has begun before may find announcements after it
             self.fetches[region].cancel()
         self._parts(region)  # begins what is early, too
-
-    def _like(self, region: int) -> wire.Shapes | None:
-        if self.request.like is not None:
-            return self.request.like[region]
-        if self.request.reduction is not None:
-            return self.request.reduction.rest
-        return self.shapes
 
     def cancel(self) -> None:
         """Stop fetching, and what was sent early."""

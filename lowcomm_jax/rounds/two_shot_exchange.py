@@ -17,6 +17,7 @@ from lowcomm_jax.rounds.agreed_round import AgreedRound
 from lowcomm_jax.rounds.fetch import Fetch, PayloadPiece
 from lowcomm_jax.rounds.payloads import Published
 from lowcomm_jax.rounds.request import ExchangeRequest
+from lowcomm_jax.store import wire
 from lowcomm_jax.store.commits import CommitLog, Job
 from lowcomm_jax.store.context import ExchangeContext
 from lowcomm_jax.store.errors import Lost, Rejected
@@ -150,7 +151,9 @@ class TwoShotExchange(AgreedRound):
         def awaited(region: int) -> bool:
             return region in commit.present and self.request.awaited(region)
 
-        third, whole = self._follow_up(_WHOLE, awaited, arrays=self.host_payload.whole)
+        shapes, members = wire.shapes_of(self.host_payload.whole), self.request.members
+        like = dict.fromkeys(members, shapes) if shapes else None
+        third, whole = self._follow_up(_WHOLE, awaited, self.host_payload.whole, like=like)
         self.commit = msgspec.structs.replace(third, late=commit.late)
         split = {r: self._slicing.split(x) for r, x in whole.items()}
         rest = {r: rest for r, (rest, _) in split.items()}

@@ -22,11 +22,12 @@ from lowcomm_jax.store import wire
 from lowcomm_jax.store.commits import CommitLog, Job, name_of
 from lowcomm_jax.store.errors import Unreadable
 from lowcomm_jax.store.kv import POLL_FAR_S, MetricsCounter, Store
-from lowcomm_jax.store.records import FORMAT, Admitted, Agreed, Announcement, Commit, Payload
+from lowcomm_jax.store.records import FORMAT, Admitted, Agreed, Announcement, Beat, Commit, Payload
 from lowcomm_jax.store.secret import Seal, read_secret
 from lowcomm_jax.store.slots import Slots
 from lowcomm_jax.store.timing import Pace, Timing
 from lowcomm_jax.store.transport import StoreTransport
+from lowcomm_jax.store.wait_list import WaitList
 
 ABOUT = {"run_id": "run", "job": Job(1, 3)}
 ARRAYS = {
@@ -442,6 +443,24 @@ def test_bytes_that_were_read_ahead_are_given_once(store):
 def test_groups_that_a_region_cannot_exchange_in(key, group, wrong):
     found = request.problems(key, group, region=1, count=3)
     assert len(found) == len(wrong) and all(part in one for part, one in zip(wrong, found))
+
+
+def test_shapes_that_payloads_of_an_exchange_must_have():
+    """Those of this region's arrays, of what every region gets; of one that is only read any."""
+    one = RemoteExchange.__new__(RemoteExchange)
+    one.region, one.count, one._open, one._early = 0, 2, {}, {}
+    heartbeat = SimpleNamespace(own=Beat(1, epoch=1))
+    one._context = SimpleNamespace(heartbeat=heartbeat, wait_list=WaitList(heartbeat))
+    own, rest = {"x": ("int8", (2,))}, {"weight": ("float32", ())}
+    given, reduction = {"x": np.zeros((1, 2), np.int8)}, SimpleNamespace(rest=rest)
+    for arguments, expected in (
+        ((given,), own),
+        ((given, reduction), rest),
+        (({}, reduction), rest),
+        (({},), None),
+    ):
+        found = one._make_request("k", None, *arguments).like
+        assert found == (None if expected is None else {0: expected, 1: expected})
 
 
 def test_what_arrives_is_put_into_rows():

@@ -480,19 +480,8 @@ def test_which_slice_is_fetched(monkeypatch, changes, ours, slice_of):
     one.reduces &= ours
     one._fetch(Job(1, 1), payload(1))
     request = one.request
-    assert given == ["cancelled", (request, 1, payload(1), reduction.rest, slice_of)]
+    assert given == ["cancelled", (request, 1, payload(1), slice_of)]
     assert one.fetches[1].given[1:] == (Job(1, 1), ["piece"], one.news)
-
-
-def test_shapes_that_a_payload_must_have():
-    reduction = SimpleNamespace(rest={"weight": ("float32", (1,))})
-    own = {"x": ("int8", (2,))}
-    cases = [({}, own), ({"reduction": reduction}, reduction.rest)]
-    cases += [({"like": {1: {}}, "reduction": reduction}, {})]
-    for changes, expected in cases:
-        one, *_ = waiting(**changes)
-        one.shapes = own
-        assert one._like(1) == expected
 
 
 def complete(one, commit):
