@@ -32,8 +32,8 @@ from lowcomm_jax.store import terms, wire
 from lowcomm_jax.store.commits import Job, name_of
 from lowcomm_jax.store.context import ExchangeContext, until_answered
 from lowcomm_jax.store.errors import StoreUnavailable
-from lowcomm_jax.store.kv import AT_ONCE
-from lowcomm_jax.store.records import Commit
+from lowcomm_jax.store.kv import AT_ONCE, at_once
+from lowcomm_jax.store.records import Announcement, Commit
 from lowcomm_jax.store.terms import Heal, Terms
 
 _MOST_AHEAD = 1 << 30
@@ -367,12 +367,16 @@ class RemoteExchange(Membership):
         return known - first
 
     def _sit_out(self, numbers: range) -> None:
-        """Announce that this region has no part in these exchanges of all regions, once in each."""
+        """Announce that this region has no part in these exchanges of all regions, once in each.
+
+        An announcement that it has made stands. No terms: the region may agree with everyone.
+        """
+        log, job = self._context.commit_log, self._context.heartbeat.job
         epoch = self._context.heartbeat.own.epoch
         new = [n for n in numbers if (epoch, n) > self._absent]
         if new:
             names = [self._of_all(str(n)) for n in new]
-            self._context.commit_log.sit_out(names, self._context.heartbeat.job)
+            at_once(lambda name: log.announce(name, job, Announcement(None)), names)
             self._absent = epoch, new[-1]
 
     def _close_missed(self, names: Sequence[str]) -> bool:
@@ -394,7 +398,7 @@ class RemoteExchange(Membership):
             late = context.wait_list.late_in(set(everyone) - said.keys())
             present = {r: said[r].incarnation for r in sorted(known)}
             empty[name] = Commit({}, known, self.region, present, late)
-        context.commit_log.commit_all(empty)
+        at_once(lambda name: context.commit_log.commit(name, empty[name]), empty)
         return bool(empty)
 
     @led

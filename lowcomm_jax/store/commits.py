@@ -17,7 +17,7 @@ import urllib.parse
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from lowcomm_jax.store.kv import Store, at_once
+from lowcomm_jax.store.kv import Store
 from lowcomm_jax.store.records import (
     Agreed,
     Announcement,
@@ -89,13 +89,6 @@ class CommitLog:
                 found[name][job.region] = one
         return found
 
-    def sit_out(self, names: Iterable[str], job: Job) -> None:
-        """Announce in all of these exchanges at once that this job takes no part in them.
-
-        An announcement that it has made stands. No terms: the region may agree with everyone.
-        """
-        at_once(lambda name: self.announce(name, job, Announcement(None)), names)
-
     def confirm(self, name: str, job: Job, holds: Mapping[int, str]) -> dict[int, str]:
         """Say which payloads this job holds and has verified; returns what it has said first.
 
@@ -145,10 +138,6 @@ class CommitLog:
     def commit(self, name: str, commit: Commit) -> Commit:
         """Write the commit record unless there is one; returns the one that is valid."""
         return self._slots.create(_commit(name), commit)
-
-    def commit_all(self, commits: Mapping[str, Commit]) -> None:
-        """Write the records of several exchanges at once, where there are none."""
-        at_once(lambda name: self.commit(name, commits[name]), commits)
 
     def agree(self, name: str, proposal: dict[str, Any]) -> dict[str, Any]:
         """The value that was proposed first under this name."""
