@@ -18,6 +18,7 @@ import lowcomm_jax as lc
 from lowcomm_jax import exchange
 from lowcomm_jax.jobs.job_delivery import JobDelivery
 from lowcomm_jax.params.fragments import partition
+from lowcomm_jax.store.context import NoFaults
 from lowcomm_jax.store.errors import Missing
 from lowcomm_jax.store.records import Admitted, Commit, Payload
 
@@ -201,6 +202,19 @@ def test_closing_waits_for_no_early_bytes(kind, between):
     until(lambda: one.sent is not None)
     made[0].close(linger_s=0.0)
     assert idle(made[0]) and not one.fetches
+
+
+def test_an_error_where_early_bytes_are_sent_ends_the_exchange(store_party):
+    class Broken(NoFaults):
+        def begins(self, key, terms):
+            if key == "early":
+                raise ValueError("broken")
+
+    regions = store_party.run(1, fault_hooks=Broken())
+    send_early(regions)
+    with pytest.raises(ValueError, match="broken"):
+        send(regions)
+        regions[0].finish("k", LIKE)
 
 
 def test_what_cannot_be_sent_so_is_refused(store_party):
