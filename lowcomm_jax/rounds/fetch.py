@@ -41,7 +41,7 @@ class Fetch:
       job: whose payload it is.
       got: arrays of the pieces that have arrived and were verified, in their order.
       refused: why a piece does not fit this exchange; final, since pieces are named by content.
-      took_s: seconds from its beginning until all was here; None = not yet.
+      moved: bytes that have arrived, and seconds that getting them took.
 
     An error of any other kind ends the whole exchange (`Heartbeat.fail`).
     """
@@ -57,11 +57,9 @@ class Fetch:
         self.job = job
         self.got: list[dict[str, np.ndarray]] = []
         self.refused: Rejected | None = None
-        self.took_s: float | None = None
-        self._began = time.monotonic()
+        self.moved = (0, 0.0)
         self._context, self._pieces = context, pieces
         self._damaged = 0
-        self._moved = (0, 0.0)
         self._missing_since_s: float | None = None
         self._news, self._wake = news or threading.Event(), threading.Event()
         self._cancelled = False
@@ -115,10 +113,8 @@ class Fetch:
     def _retry(self) -> None:
         what = f"payload of region {self.job.region} for {self._pieces[0].key}"
         keep_looking(what, self._try, self._over, self._wake, self._context.store.pauses)
-        if self.complete:
-            self.took_s = time.monotonic() - self._began
         if self.complete or self.refused is not None:
-            self._context.pace.transferred(*self._moved)
+            self._context.pace.transferred(*self.moved)
             self._news.set()
 
     def _over(self) -> bool:
@@ -153,6 +149,6 @@ class Fetch:
         if wire.digest(data) != payload.digest:
             raise Rejected(f"the bytes received for payload {payload.digest} are damaged")
         self._missing_since_s = None
-        nbytes, seconds = self._moved
-        self._moved = nbytes + len(data), seconds + time.monotonic() - began
+        nbytes, seconds = self.moved
+        self.moved = nbytes + len(data), seconds + time.monotonic() - began
         return data

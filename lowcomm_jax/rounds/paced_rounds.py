@@ -377,9 +377,9 @@ class RoundExchange:
         """Note the seconds of new payloads; warn once where the overlap hides no exchange."""
         for found in list(self._rounds.values()):
             for region, fetch in list(found.round.fetches.items()):
-                if fetch.took_s is not None and region not in found.read:
+                if fetch.complete and region not in found.read:
                     found.read.add(region)
-                    self.times.note("sync_s", found.round.write_s + fetch.took_s)
+                    self.times.note("sync_s", found.round.write_s + fetch.moved[1])
         step_s = self.times.step_s
         hides = self._overlap > 0 and not self._slow
         if hides and step_s and (self.times.sync_s or 0) > self._overlap * step_s:

@@ -138,7 +138,7 @@ class Fetched:
 
     def __init__(self, context, job, pieces, news):
         self._context, self.job, self._pieces, self.got = context, job, pieces, []
-        self.region, self.took_s = job.region, None
+        self.region, self.moved = job.region, (0, 0.0)
         self.complete = self.hopeless = self.cancelled = False
         self.refused = self.missing_s = None
 
@@ -465,11 +465,11 @@ def test_steps_and_reads_are_timed(learner, caplog):
     found.round.write_s = 1.5
     one._note_reads()
     assert one.times.sync_s is None, "nothing is here yet"
-    found.round.fetches[1].took_s = 4.0
+    vars(found.round.fetches[1]).update(complete=True, moved=(8, 4.0))
     with caplog.at_level(logging.WARNING):
         one._note_reads()
         assert one.times.sync_s == 5.5 and not caplog.records
-        found.round.fetches[2].took_s = 64.0
+        vars(found.round.fetches[2]).update(complete=True, moved=(8, 64.0))
         one._note_reads()
         assert one.times.sync_s == pytest.approx(0.9 * 5.5 + 0.1 * 65.5)
         one._note_reads()
