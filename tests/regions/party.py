@@ -128,7 +128,7 @@ def rounds(regions: list[exchange.RemoteExchange], first: int, last: int) -> Non
 
 def idle(one: Any) -> bool:
     """Whether nothing runs in the background of an exchange but what serves others."""
-    return one._context.background.idle
+    return not one._context.background._others(serving=False)
 
 
 def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:

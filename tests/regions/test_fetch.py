@@ -64,7 +64,7 @@ def fetched(attempts, pieces=(FIRST, SECOND), transferred=lambda nbytes: None, c
     pieces = [PayloadPiece("k", Payload(wire.digest(x), len(x)), None, [1]) for x in pieces]
     script.fetch = Fetch(context, Job(1, 1), pieces)
     script.ready.set()
-    until(lambda: context.background.idle, 10.0)
+    until(lambda: not context.background._others(True), 10.0)
     return script.seen, script.fetch
 
 
@@ -129,4 +129,4 @@ def test_the_speed_of_all_pieces_is_noted_once():
 def test_who_is_cancelled_asks_no_more():
     attempts = [(1.0, None)] * 4
     seen, fetch = fetched(attempts, cancel_at=2)
-    assert len(seen) == 2 and fetch._context.background.idle and not fetch.complete
+    assert len(seen) == 2 and not fetch._context.background._others(True) and not fetch.complete
