@@ -12,7 +12,7 @@ from typing import get_args
 from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.refused import refuse
 from lowcomm_jax.rounds.remote import RemoteExchange
-from lowcomm_jax.store.context import ExchangeContext, FaultHooks, NoFaults
+from lowcomm_jax.store.context import ExchangeContext, FaultHooks
 from lowcomm_jax.store.file_handles import file_handle_problems
 from lowcomm_jax.store.kv import url_problems
 from lowcomm_jax.store.secret import read_secret
@@ -97,7 +97,7 @@ def store(
             timing=timing,
             heal=heal,
             identity=identity or {},
-            fault_hooks=fault_hooks or NoFaults(),
+            fault_hooks=fault_hooks or FaultHooks(),
             transport=transport or (lambda made: StoreTransport(made.store, made.counter)),
         )
 

@@ -1,6 +1,6 @@
 """`ExchangeContext`: the parts that all exchanges of one region share; made in `connect`.
 
-`FaultHooks` is the interface through which an experiment delays or damages payloads on purpose.
+A class that inherits `FaultHooks` delays or damages payloads on purpose.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from lowcomm_jax.store.background import Background
 from lowcomm_jax.store.commits import CommitLog
@@ -172,8 +172,11 @@ def keep_looking(
         news.clear()
 
 
-class FaultHooks(Protocol):
-    """Called on the threads of an exchange, which wait for the hook; training goes on."""
+class FaultHooks:
+    """Called on the threads of an exchange, which wait for the hook; training goes on.
+
+    These change nothing.
+    """
 
     def begins(self, key: str, terms: Mapping[str, int | str]) -> None:
         """An exchange begins; one that follows from it has a key "KEY/...", and no terms."""
@@ -185,7 +188,3 @@ class FaultHooks(Protocol):
 
     def received(self, key: str, nbytes: int) -> None:
         """A payload of another region has arrived."""
-
-
-class NoFaults(FaultHooks):
-    """Hooks that change nothing."""

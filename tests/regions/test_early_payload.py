@@ -18,7 +18,7 @@ import lowcomm_jax as lc
 from lowcomm_jax import exchange
 from lowcomm_jax.jobs.job_delivery import JobDelivery
 from lowcomm_jax.params.fragments import partition
-from lowcomm_jax.store.context import NoFaults
+from lowcomm_jax.store.context import FaultHooks
 from lowcomm_jax.store.errors import Missing
 from lowcomm_jax.store.records import Admitted, Commit, Payload
 
@@ -205,7 +205,7 @@ def test_closing_waits_for_no_early_bytes(kind, between):
 
 
 def test_an_error_where_early_bytes_are_sent_ends_the_exchange(store_party):
-    class Broken(NoFaults):
+    class Broken(FaultHooks):
         def begins(self, key, terms):
             if key == "early":
                 raise ValueError("broken")
