@@ -121,7 +121,9 @@ class AgreedRound(Round):
             self._until(lambda: self.commit is not None)
             terms.check(label, self.commit.terms, context.region, ours, context.heal)
             self._until(self.arrived)
-            return self.arrays_of(self.commit)
+            arrays = self.arrays_of(self.commit)
+            assert arrays is not None  # it has arrived
+            return arrays
         finally:
             self.seconds = time.monotonic() - self.began
             self.cancel()

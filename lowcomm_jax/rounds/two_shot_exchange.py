@@ -77,6 +77,7 @@ class TwoShotExchange(AgreedRound):
         one = AgreedRound(self._context, request, due=self.due, news=self.news)
         self._followers.append(one)
         everyones = one.result()
+        assert one.commit is not None  # it has its record
         return one.commit, everyones
 
     # -- the second exchange: averages -----------------------------------------------------------
