@@ -88,7 +88,7 @@ class Engine:
         self.carrier: JobCarrier | None = None
         if setup.separate:
             if not isinstance(setup.exchange, RemoteExchange):
-                fix = "no open exchange; give exchange.store(...) or exchange.peers(...)"
+                fix = "no open exchange; give exchange.store(...)"
                 raise Refused(TITLE, [f"exchange={setup.exchange!r}: {fix}"])
             self.carrier = JobCarrier(setup.exchange, setup.method)
         # A virtual clock books all regions; between jobs real time passes.

@@ -705,7 +705,7 @@ BETWEEN_JOBS = tuple(
             "exchange method",
             lambda s: s.method.schedule.uneven and s.exchange.lingers,
             "exchange: payloads of {m.name} must outlive who wrote them; use exchange.store "
-            "(exchange=store)",
+            "without transport= (exchange=store)",
         ),
         Row(
             "exchange method",

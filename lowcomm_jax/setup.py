@@ -161,7 +161,7 @@ class BetweenJobs(Protocol):
 
 EXCHANGE = Takes(
     lambda x: x == "mesh" if isinstance(x, str) else isinstance(x, BetweenJobs),
-    "use 'mesh', exchange.store(...) or exchange.peers(...)",
+    "use 'mesh' or exchange.store(...)",
 )
 
 
@@ -197,8 +197,8 @@ class Setup:
         Literal["mesh"] | BetweenJobs,
         EXCHANGE,
         "how payloads travel: `mesh` (collectives inside one program), or a result of "
-        "`exchange.store` or `exchange.peers`. This job is then one region of several: its mesh "
-        "lies inside that region, and states, batches and metrics have that one row.",
+        "`exchange.store`. This job is then one region of several: its mesh lies inside that "
+        "region, and states, batches and metrics have that one row.",
     ] = "mesh"
     network: Annotated[
         Any,

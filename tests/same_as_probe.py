@@ -219,7 +219,7 @@ def in_jobs(case: Case, folder: Path) -> dict[str, Part]:
     loss, start, given = problem(case)
     folder.mkdir(parents=True)
     mesh = {"mesh": lc.make_mesh(devices=jax.devices()[:1])}
-    connect = {"store": exchange.store, "peers": exchange.peers}[case.jobs]
+    transport = exchange.peers() if case.jobs == "peers" else None
     together = threading.Barrier(case.regions)
 
     def drawn(region: int):
@@ -234,7 +234,10 @@ def in_jobs(case: Case, folder: Path) -> dict[str, Part]:
         return jax.tree.map(lambda x: x[region : region + 1], batch)
 
     def job(region: int) -> Part:
-        between = connect(folder.as_uri(), region, case.regions, "run", b"a secret of the test")
+        between = exchange.store(
+            *(folder.as_uri(), region, case.regions, "run", b"a secret of the test"),
+            transport=transport,
+        )
         try:
             between.join(120.0)
             parts = (loss, case.inner(), case.method(), case.regions)

@@ -290,7 +290,6 @@ EXECUTED = {
     "engine.reconnect(state)": reconnected,
     "engine.run(state, batches, rounds=...)": by_rounds,
     "exchange.store(...)": between_jobs,
-    "exchange.peers(...)": between_jobs,
     "jnp.asarray(value)": array,
     "x.astype(jnp.float32)": array,
     "target.mesh(...)": of_a_target,

@@ -114,7 +114,8 @@ def between_jobs(url: str) -> lc.Engine:
     """The engine of a job that is one region of several; not run here."""
     timing = lc.exchange.Timing(beat_s=2.0)
     store = lc.exchange.store(url, 0, REGIONS, "run", secret="s" * 32, timing=timing)
-    peers = lc.exchange.peers(url, 0, REGIONS, "run", secret="s" * 32)
+    transport = lc.exchange.peers("127.0.0.1:0", listen="0.0.0.0:0")
+    peers = lc.exchange.store(url, 0, REGIONS, "run", secret="s" * 32, transport=transport)
     assert_type(store, lc.exchange.RemoteExchange)
     return lc.Engine(
         loss_fn, optax.sgd(0.1), lc.methods.diloco(8), REGIONS, exchange=store or peers

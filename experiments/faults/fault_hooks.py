@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from experiments.faults.fault import Fault
+from lowcomm_jax.store.context import FaultHooks
 
 _REMEMBERED = 1000  # exchanges: more than are under way at once
 
 
-class ScriptedFaults:
-    """Implements `lowcomm_jax.store.context.FaultHooks`; a payload's step is that of its send.
+class ScriptedFaults(FaultHooks):
+    """Faults of a script; a payload's step is that of its send.
 
     Attributes:
       began: Unix time in seconds at which the run began (`origin`); None = it has not begun.

@@ -6,11 +6,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from lowcomm_jax import exchange
 from lowcomm_jax.methods import Method
 
-EXCHANGES = {"store": exchange.store, "peers": exchange.peers}
-"""Exchanges between separate jobs, by their name in a config."""
+EXCHANGES = "store", "peers"
+"""How payloads travel between separate jobs: the transports, by their names in a config."""
 
 PEERS = {"address": "127.0.0.1:0", "listen": None, "certificates": None}
 """Fields that only `exchange=peers` reads, with their defaults."""

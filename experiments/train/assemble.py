@@ -16,7 +16,7 @@ import numpy as np
 from experiments.cli import RefusedError, made_or_refused, problems_of, refuse_any
 from experiments.faults.fault_hooks import ScriptedFaults
 from experiments.progress import Work
-from experiments.regions.jobs import EXCHANGES, PEERS, is_separate_job
+from experiments.regions.jobs import PEERS, is_separate_job
 from experiments.train.evaluation import Evaluator
 from experiments.train.job import Job, make_engine, make_model
 from experiments.train.model import with_vocabulary
@@ -29,6 +29,7 @@ from lowcomm_jax.models import Pipeline, Trainable
 from lowcomm_jax.models.protocol import abstract_params
 from lowcomm_jax.optimizers import learning_rate
 from lowcomm_jax.params.layout import make_layout
+from lowcomm_jax.rounds.connect import peers, store
 from lowcomm_jax.rounds.remote import RemoteExchange
 from lowcomm_jax.store.timing import Timing
 
@@ -173,9 +174,8 @@ def open_exchange(
     fields = job.config
     if not is_separate_job(fields):
         return None
-    kind = fields["exchange"]
-    given = {} if kind == "store" else {name: fields[name] for name in PEERS}
-    made = EXCHANGES[kind](
+    direct = fields["exchange"] == "peers"
+    made = store(
         fields["rendezvous"],
         fields["region"],
         fields["regions"],
@@ -185,7 +185,7 @@ def open_exchange(
         heal=fields["heal"],
         identity=identity(fields, data.summary),
         fault_hooks=fault_hooks,
-        **given,
+        transport=peers(**{name: fields[name] for name in PEERS}) if direct else None,
     )
     made.keep_more(job.method.schedule.fragments)
     return made

@@ -45,7 +45,7 @@ from lowcomm_jax.methods.base import Method
 from lowcomm_jax.optimizers import at_step
 from lowcomm_jax.rounds.loopback_exchange import LoopbackExchange
 from lowcomm_jax.rounds.remote import RemoteExchange
-from lowcomm_jax.rounds.request import Arrived, nothing
+from lowcomm_jax.rounds.request import Arrived, arrange
 from lowcomm_jax.rounds.slicing import Slicing, named
 from lowcomm_jax.rounds.state_transfer import State, shared_state
 from lowcomm_jax.rules.topology import Groups, member_table
@@ -448,7 +448,7 @@ class JobCarrier:
             self._wait_for(state, [pending.name])
             arrived = self.exchange.finish(pending.name, pending.like)
         else:
-            arrived = self._listen(pending) if learns else nothing(pending.like, self.total)
+            arrived = self._listen(pending) if learns else arrange({}, pending.like, self.total)
         if flight.takes_part.any():
             self.participation.note(arrived.ours)
             state = state if arrived.ours else uncounted(state, key)

@@ -1,13 +1,12 @@
 """`AgreedRound`: one round of one key; when its commit record is written, and what that names.
 
-All rounds between jobs are this one: exchanges, learners' rounds, arrivals, gossip, and the halves
-of a two-shot. They differ by their `ExchangeRequest` alone (the table in `rounds/__init__.py`). An
-exchange runs on a thread of its own to its `result`, an `ExchangeResult` that is the same in every
-region. Learners' rounds are advanced together (`paced_rounds`). Either raises `Parted` where terms
-differ, and `Lost` where an agreed payload is gone.
+All rounds between jobs are this one (the table in `rounds/__init__.py`). An exchange runs on a
+thread of its own to its `result`, everyone's arrays, the same in every region. Learners' rounds are
+advanced together (`paced_rounds`). Either raises `Parted` where terms differ, and `Lost` where an
+agreed payload is gone.
 
 `advance` is one pass: it reads the commit record, else hears what is announced, else proposes the
-record. `round.keep_looking` repeats it. When a region does not answer, the others do this:
+record. `keep_looking` repeats it. When a region does not answer, the others do this:
 
 1. `has_fewest`: nothing is proposed before `least` payloads are here. Where the round has a
    window, that begins now.
@@ -25,24 +24,17 @@ record. `round.keep_looking` repeats it. When a region does not answer, the othe
    payloads that not all of them hold. Where nobody confirms, payloads outlive who wrote them.
 4. `CommitLog.commit` (store/commits.py) writes the one record, of `most` payloads at most: those
    that were announced first.
-5. Every region fetches the payloads that the record names (`fetch_named`), and counts no other.
+5. Every region fetches the payloads that the record names (`_fetch_all`), and counts no other.
 6. The record of an exchange says which regions are late (`WaitList.late_in`), and every region
    stores that (`WaitList.note`; `RemoteExchange._done` calls it): later exchanges wait for none of
    them until it has caught up.
 
-The region that did not answer does this:
-
-- Late, but alive: it reads the record when it gets there and lands the payloads that the others
-  landed. Its own values and its residual stay as if it had not sent (`uncounted`,
-  jobs/job_carrier.py). Where the fragment was sent again since (DiLoCoX), that payload is lost.
-- Dead, and started again: it takes a state from another region (recovery/rejoin.py).
-- A payload of the record is gone from all regions: it raises `Lost`, and takes a state, too.
-- Cut off from the store: it trains on, and runs the deferred events later (`JobCarrier.reach`).
+A region that did not answer reads the record when it gets there, and lands the same payloads. What
+it then keeps of its own is said where it is done (`uncounted` and `JobCarrier.reach`, in
+jobs/job_carrier.py).
 
 A part of the payload may have travelled before (`early_payload`): a region then holds a payload, in
 all of this, once both are here.
-
-`two_shot_exchange` does the same for slices, in two rounds one after the other.
 """
 
 from __future__ import annotations
@@ -51,12 +43,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Set
 
-from lowcomm_jax.rounds.request import Due, ExchangeRequest, ExchangeResult
-from lowcomm_jax.rounds.round import Round, keep_looking
+from lowcomm_jax.rounds.request import Due, ExchangeRequest
+from lowcomm_jax.rounds.round import Round
 from lowcomm_jax.store import terms
 from lowcomm_jax.store.commits import Job
-from lowcomm_jax.store.context import ExchangeContext, check_open
-from lowcomm_jax.store.records import Commit, Payload
+from lowcomm_jax.store.context import ExchangeContext, check_open, keep_looking
+from lowcomm_jax.store.records import Admitted, Commit, Payload
+from lowcomm_jax.store.wire import Arrays
 
 Holdings = Mapping[int, str]
 """The payloads that one region holds and has verified: digests by region."""
@@ -68,6 +61,9 @@ class AgreedRound(Round):
     Attributes:
       began: the time at which this region's arrays were computed (`time.monotonic`).
       commit: the record; None = it is not known yet.
+      reduced: `[parts, ...]`, the reduced slices, once they are here, of payloads that are reduced
+        so.
+      seconds: from `began` to the arrival of the last payload, once it is here.
       due: since when the wait for others is limited.
       seen_s: when something was first seen to be announced, on the round's clock; None = nothing
         was.
@@ -90,6 +86,8 @@ class AgreedRound(Round):
         super().__init__(context, request, early, news)
         self.due = due or Due()
         self.commit: Commit | None = None
+        self.reduced: Arrays | None = None
+        self.seconds = 0.0
         self.seen_s: float | None = None
         self._arrays = request.arrays
         self._held: dict[int, Holdings] | None = None
@@ -106,12 +104,10 @@ class AgreedRound(Round):
 
     # -- an exchange, from its beginning to its end -----------------------------------------------
 
-    def wake(self) -> None:
-        """Let `result` see at once that exchanges end."""
-        self.news.set()
+    def result(self) -> dict[int, Arrays]:
+        """Run it, in the background; returns the arrays of the regions that took part.
 
-    def result(self) -> ExchangeResult:
-        """Run it, in the background.
+        Of payloads that are reduced in slices: those beside the slices.
 
         Raises:
           Lost: a payload that was agreed on is gone with all who had it.
@@ -126,9 +122,11 @@ class AgreedRound(Round):
             self._until(lambda: self.commit is not None)
             terms.check(label, self.commit.terms, context.region, ours, context.heal)
             self._until(self.arrived)
-            arrays, seconds = self.arrays_of(self.commit), time.monotonic() - self.began
-            return ExchangeResult(self.commit, arrays, seconds)
+            arrays = self.arrays_of(self.commit)
+            assert arrays is not None  # it has arrived
+            return arrays
         finally:
+            self.seconds = time.monotonic() - self.began
             self.cancel()
 
     def _offer(self, ours: terms.Terms) -> None:
@@ -140,18 +138,15 @@ class AgreedRound(Round):
         self._offered = ours
 
     def _until(self, done: Callable[[], bool]) -> None:
+        context, what = self._context, f"exchange {self.request.key!r}"
+
         def over() -> bool:
             is_done = done()
             if not is_done:
-                self._check()
+                check_open(context, what)
             return is_done
 
-        what, pauses = f"exchange {self.request.key!r}", self._context.store.pauses
-        keep_looking(what, self.advance, over, self.news, pauses)
-
-    def _check(self) -> None:
-        """Return if exchanges go on; see `check_open`."""
-        check_open(self._context, f"exchange {self.request.key!r}")
+        keep_looking(what, self.advance, over, self.news, context.store.pauses)
 
     def arrived(self) -> bool:
         """Whether there is a commit record, and all payloads that it names are here.
@@ -198,9 +193,9 @@ class AgreedRound(Round):
         self._announced_s = self._since_s = self._now_s
         return True
 
-    def hear(self, ours: bool = True) -> bool:
-        """Look for announcements; returns whether any is new; `ours`: see `look`."""
-        heard, now = self.look(ours), self._now_s
+    def hear(self) -> bool:
+        """Look for announcements; returns whether any is new."""
+        heard, now = self.look(), self._now_s
         if self.seen_s is None and self.announcements:
             self.seen_s = now
         if heard:
@@ -212,13 +207,16 @@ class AgreedRound(Round):
         return heard
 
     def _fetch_all(self, commit: Commit) -> None:
-        """Fetch every payload that the commit record names."""
-        ours = commit.saw(*self._context.heartbeat.job)
+        """Fetch every payload that the commit record names, and that is not here."""
+        self.reduces = self.request.joins and commit.saw(*self._context.heartbeat.job)
         if self.request.joins and not self.announcements:
-            # The record was there before we looked. Still fetch what was offered to us: bytes that
-            # nobody pulls stay in the sender's memory.
-            self.hear(ours)
-        self.fetch_named(commit, ours)
+            # The record was there before we looked. Still hear who has published something: of the
+            # dead it may be this region's to remove (`PayloadGC`).
+            self.hear()
+        for region, admitted in commit.admitted.items():
+            job = Job(region, admitted.incarnation)
+            if job != self._context.heartbeat.job or self.own is None:
+                self.fetch_of(job, admitted.payload)
 
     # -- the record: when it is written, and what it names ----------------------------------------
 
@@ -250,7 +248,10 @@ class AgreedRound(Round):
         late = {}
         if request.teaches:
             late = context.wait_list.late_in(set(request.members) - announced.keys(), self._silent)
-        return context.commit_log.commit(request.name, self.record(chosen, here, said, late))
+        jobs = {r: Admitted(announced[r].incarnation, announced[r].payload) for r in sorted(chosen)}
+        present = {r: announced[r].incarnation for r in sorted(here)}
+        record = Commit(jobs, said, context.region, present, late)
+        return context.commit_log.commit(request.name, record)
 
     def _terms_of(self, living: Set[int]) -> dict[int, terms.Terms]:
         """The terms of those whose payload is here; who confirms has a part without one, too."""

@@ -1,4 +1,4 @@
-"""Makes one region's exchange: `store` and `peers` return a `RemoteExchange`.
+"""Makes one region's exchange: `store` returns a `RemoteExchange`; `peers` is a transport for it.
 
 They raise `ValueError` with everything that is wrong with the arguments.
 """
@@ -6,12 +6,12 @@ They raise `ValueError` with everything that is wrong with the arguments.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import get_args
 
 from lowcomm_jax.refused import refuse
 from lowcomm_jax.rounds.remote import RemoteExchange
-from lowcomm_jax.store.context import ExchangeContext, FaultHooks, NoFaults
+from lowcomm_jax.store.context import ExchangeContext, FaultHooks
 from lowcomm_jax.store.file_handles import file_handle_problems
 from lowcomm_jax.store.kv import url_problems
 from lowcomm_jax.store.secret import read_secret
@@ -21,6 +21,8 @@ from lowcomm_jax.store.transport import StoreTransport, Transport
 
 ANY_HOST = ("0.0.0.0", "[::]", "*")
 """Hosts to listen on that mean all addresses of a machine."""
+
+_TITLE = "exchange between jobs"
 
 
 def store(
@@ -37,7 +39,7 @@ def store(
     identity: Mapping[str, str] | None = None,
     fault_hooks: FaultHooks | None = None,
 ) -> RemoteExchange:
-    """Exchange through a key-value store: jobs need no route to one another.
+    """Exchange between jobs that meet in a key-value store, one job a region.
 
     Where this job is several `jax.distributed` processes, all of them call this function with the
     same arguments; only the first one takes part in the exchange (`RemoteExchange`).
@@ -50,13 +52,14 @@ def store(
       run_id: names the run; a run keeps its id when it is continued.
       secret: shared by the regions: bytes, "env:NAME" or "file:PATH"; None = records are checked
         for damage only, and any program that can write to the store can join.
-      transport: makes a transport of one's own from what the exchanges of this region share; the
-        same one in every region. Records and heartbeats go through the store all the same. Payloads
-        are named by their SHA-256, and verified by who gets them. None = they go through the store.
+      transport: how payloads travel, the same way in every region: `peers(...)`, or what makes a
+        transport of one's own from what the exchanges of this region share. Records and heartbeats
+        go through the store all the same. Payloads are named by their SHA-256, and verified by who
+        gets them. None = they go through the store: jobs need no route to one another.
       timing: how long regions wait for one another; None = as `Timing.between` says of the url.
       keep: exchanges whose payloads stay for regions that are late; more than may be in flight at
         once. With several fragments a round has an exchange for each. None = 16; 4 with a transport
-        of one's own that lingers (`Transport`).
+        that lingers (`Transport`), such as `peers`.
       heal: what to do where anchors differ that must be equal. "stop": all regions stop.
         "majority", "lowest": the anchor of most regions, or of the lowest one, is kept; the others
         stop, and take that anchor when they come back.
@@ -65,86 +68,15 @@ def store(
       fault_hooks: faults on purpose (`FaultHooks`); None = none.
 
     Raises:
-      ValueError: lists everything that is wrong with the arguments.
+      ValueError: lists everything that is wrong with the arguments; or the transport cannot be
+        made.
       StoreUnavailable: the store cannot be opened.
-    """
-    options = {"timing": timing, "keep": keep, "heal": heal, "identity": identity}
-    given = url, region, count, run_id, secret, transport, fault_hooks
-    return _connect(*given, [], holds_files=False, **options)
-
-
-def peers(
-    url: str,
-    region: int,
-    count: int,
-    run_id: str,
-    secret: bytes | str | None = None,
-    *,
-    address: str = "127.0.0.1:0",
-    listen: str | None = None,
-    certificates: str | None = None,
-    timing: Timing | None = None,
-    keep: int | None = None,
-    heal: Heal = "stop",
-    identity: Mapping[str, str] | None = None,
-    fault_hooks: FaultHooks | None = None,
-) -> RemoteExchange:
-    """Exchange whose payloads go straight from region to region; see `store`.
-
-    They travel by HTTPS with certificates on both sides: a region lets in only regions of the run.
-
-    Args:
-      url, region, count, run_id, secret, timing, heal, identity, fault_hooks: see `store`.
-      address: "host:port" under which the other regions reach this one; port 0 = the one that is
-        listened on.
-      listen: "host:port" of this machine to listen on, where that is another one, behind NAT or a
-        map of ports; port 0 takes any. None = `address`.
-      certificates: folder with `tls.crt`, `tls.key` and the authority's `ca.crt`; None = every
-        region makes its own when it starts. The same choice in all regions.
-      keep: as in `store`, None = 4; payloads of all regions are kept in this host's memory.
-
-    Raises:
-      ValueError: lists everything that is wrong with the arguments, or the address cannot be used.
-    """
-
-    def transport(context: ExchangeContext) -> Transport:
-        # Its libraries, of HTTP and certificates, would make every import of the package slower.
-        from lowcomm_jax.store.peers_transport import PeersTransport
-
-        return PeersTransport(context, address, certificates, listen)
-
-    wrong = address_problems(address, listen)
-    options = {"timing": timing, "keep": keep, "heal": heal, "identity": identity}
-    given = url, region, count, run_id, secret, transport, fault_hooks
-    return _connect(*given, wrong, holds_files=True, **options)
-
-
-def _connect(
-    url: str,
-    region: int,
-    count: int,
-    run_id: str,
-    secret: bytes | str | None,
-    transport: Callable[[ExchangeContext], Transport] | None,
-    fault_hooks: FaultHooks | None,
-    wrong: Sequence[str],
-    *,
-    holds_files: bool,
-    timing: Timing | None,
-    keep: int | None,
-    heal: Heal,
-    identity: Mapping[str, str] | None,
-) -> RemoteExchange:
-    """The exchange; arguments as in `store`.
-
-    Args:
-      wrong: the problems found so far.
-      holds_files: whether each payload that is held takes a file.
     """
     timing = timing or Timing.between(url)
 
     def make() -> ExchangeContext:
-        problems = [*wrong, *file_handle_problems(count, peers=holds_files)]
+        few = file_handle_problems(count, peers=False)
+        problems = [] if transport else few  # a transport says by itself how many it needs
         problems += [*timing.violations(), *url_problems(url)]
         if count < 1 or not 0 <= region < count:
             problems.append(f"region {region} of {count} must be one of 0..count-1")
@@ -158,17 +90,49 @@ def _connect(
             found = read_secret(secret)
         except ValueError as error:
             problems.append(str(error))
-        refuse("exchange between jobs", problems)
+        refuse(_TITLE, problems)
         return ExchangeContext(
             *(url, run_id, found, region, count),
             timing=timing,
             heal=heal,
             identity=identity or {},
-            fault_hooks=fault_hooks or NoFaults(),
+            fault_hooks=fault_hooks or FaultHooks(),
             transport=transport or (lambda made: StoreTransport(made.store, made.counter)),
         )
 
     return RemoteExchange(region, count, heal, make, keep)
+
+
+def peers(
+    address: str = "127.0.0.1:0", *, listen: str | None = None, certificates: str | None = None
+) -> Callable[[ExchangeContext], Transport]:
+    """The transport of payloads that go straight from region to region, for `store`.
+
+    They travel by HTTPS with certificates on both sides: a region lets in only regions of the run.
+    Payloads that a region keeps, of all regions, are in its host's memory.
+
+    Args:
+      address: "host:port" under which the other regions reach this one; port 0 = the one that is
+        listened on.
+      listen: "host:port" of this machine to listen on, where that is another one, behind NAT or a
+        map of ports; port 0 takes any. None = `address`.
+      certificates: folder with `tls.crt`, `tls.key` and the authority's `ca.crt`; None = every
+        region makes its own when it starts. The same choice in all regions.
+
+    Raises:
+      ValueError: lists everything that is wrong with the addresses. In `store`: one of them, or the
+        certificates, cannot be used.
+    """
+    refuse(_TITLE, address_problems(address, listen))
+
+    def transport(context: ExchangeContext) -> Transport:
+        # Its libraries, of HTTP and certificates, would make every import of the package slower.
+        from lowcomm_jax.store.peers_transport import PeersTransport
+
+        refuse(_TITLE, file_handle_problems(context.count, peers=True))
+        return PeersTransport(context, address, certificates, listen)
+
+    return transport
 
 
 def address_problems(address: str, listen: str | None) -> list[str]:

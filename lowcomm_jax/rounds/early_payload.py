@@ -10,15 +10,12 @@ then.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import threading
-from concurrent.futures import Future
 
 from lowcomm_jax.rounds.request import ExchangeRequest
-from lowcomm_jax.rounds.round import Round, keep_looking
-from lowcomm_jax.store import wire
-from lowcomm_jax.store.context import ExchangeContext, check_open
+from lowcomm_jax.rounds.round import Round
+from lowcomm_jax.store.context import ExchangeContext, keep_looking
 from lowcomm_jax.store.kv import pauses
 
 
@@ -29,14 +26,10 @@ class EarlyPayload(Round):
     """
 
     def __init__(self, context: ExchangeContext, request: ExchangeRequest):
-        """`request`: its terms are for `FaultHooks` alone; without a part in it, the arrays only
-        tell the shapes.
-        """
-        like = dict.fromkeys(request.members, wire.without_region(request.arrays))
-        super().__init__(context, dataclasses.replace(request, like=like))
-        self.sent = Future()
+        """`request`: its terms are for `FaultHooks` alone."""
+        super().__init__(context, request)
         self._given = request.arrays if request.takes_part else {}
-        self._taken = self._dropped = False
+        self._taken = False
         self._wake = threading.Event()
 
     def begin(self) -> None:
@@ -50,52 +43,43 @@ class EarlyPayload(Round):
 
     def cancel(self) -> None:
         """Stop publishing, looking and fetching."""
-        self._dropped = True
-        self.take()
         super().cancel()
+        self._wake.set()
 
     # -- the thread -----------------------------------------------------------------------------
 
     def _run(self) -> None:
-        context, request = self._context, self.request
-        try:
-            if request.takes_part:
-                context.fault_hooks.begins(request.key, request.terms)
-                self.to_host(self._given)
-                self._given = {}  # the device's copies
-                keep_looking(request.key, self._send, self._sent, self._wake, context.store.pauses)
-        except BaseException as error:  # for the exchange to raise
-            self.sent.set_exception(error)
-            self.news.set()
-        else:
-            self._look()
-
-    def _send(self) -> bool:
-        self.publish({})
-        self.sent.set_result(self._own)
-        self.news.set()  # the exchange may wait for it
-        return True
-
-    def _sent(self) -> bool:
-        if not self.sent.done():
-            check_open(self._context, f"sending {self.request.key!r}")
-            if self._dropped:
-                raise RuntimeError(f"{self.request.key!r} was not sent before it was dropped")
-        return self.sent.done()
-
-    def _look(self) -> None:
-        """Fetch what the others have announced, until all is known or the exchange begins.
+        """Publish, then fetch what the others have announced.
 
         With longer and longer pauses: there is a period of inner steps to do it in.
         """
-        context, first_s = self._context, self._context.store.poll_s[1]
+        context, request, first_s = self._context, self.request, self._context.store.poll_s[1]
+        if request.takes_part:
+            context.fault_hooks.begins(request.key, request.terms)
+            self.to_host(self._given)
+            self._given = {}  # the device's copies
         waits = functools.partial(pauses, first_s, max(first_s, context.timing.beat_s))
-        ends = context.closing, context.halted
-        # What this job has announced before it sends anew is known: the exchange names what counts.
-        others = set(self.request.members) - {context.region}
+        keep_looking(request.key, self._pass, self._over, self._wake, waits)
 
-        def over() -> bool:
-            known = self.announcements.keys() >= others
-            return known or self._taken or any(one.is_set() for one in ends)
+    def _pass(self) -> bool:
+        if self._sends:
+            self.publish({})
+            # What this job has announced before under this key stands there: the exchange names
+            # what counts.
+            self.sent = self._own
+            self.news.set()  # the exchange may wait for it
+            return True
+        return self.look()
 
-        keep_looking(self.request.key, self.look, over, self._wake, waits)
+    @property
+    def _sends(self) -> bool:
+        """Whether this region has still to send its own."""
+        return self.request.takes_part and self.sent is None
+
+    def _over(self) -> bool:
+        """Whether all is known, or is now for the exchange to find out, or nobody wants it."""
+        ends = self._context.closing, self._context.halted
+        if self._ended or any(one.is_set() for one in ends):
+            return True
+        others = set(self.request.members) - {self._context.region}
+        return not self._sends and (self._taken or self.announcements.keys() >= others)

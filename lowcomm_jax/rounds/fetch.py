@@ -1,26 +1,21 @@
-"""`Fetch`: gets one region's payload in the background, until it is here or cancelled.
-
-`first` waits for it, and raises `Rejected` or `Missing`.
-"""
+"""`Fetch`: gets one region's payload in the background, until it is here or cancelled."""
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from lowcomm_jax.store import wire
 from lowcomm_jax.store.commits import Job
-from lowcomm_jax.store.context import ExchangeContext
-from lowcomm_jax.store.errors import Missing, Rejected, StoreUnavailable
+from lowcomm_jax.store.context import ExchangeContext, keep_looking
+from lowcomm_jax.store.errors import Lost, Missing, Rejected
 from lowcomm_jax.store.records import Payload
 
 _DAMAGED_TRIES = 3
-log = logging.getLogger(__name__)
 
 
 class PayloadPiece(NamedTuple):
@@ -46,7 +41,7 @@ class Fetch:
       job: whose payload it is.
       got: arrays of the pieces that have arrived and were verified, in their order.
       refused: why a piece does not fit this exchange; final, since pieces are named by content.
-      took_s: seconds from its beginning until all was here; None = not yet.
+      moved: bytes that have arrived, and seconds that getting them took.
 
     An error of any other kind ends the whole exchange (`Heartbeat.fail`).
     """
@@ -62,16 +57,13 @@ class Fetch:
         self.job = job
         self.got: list[dict[str, np.ndarray]] = []
         self.refused: Rejected | None = None
-        self.took_s: float | None = None
-        self._began = time.monotonic()
+        self.moved = (0, 0.0)
         self._context, self._pieces = context, pieces
         self._damaged = 0
-        self._moved = (0, 0.0)
         self._missing_since_s: float | None = None
-        self._news = news or threading.Event()
-        self._cancelled = threading.Event()
-        begin = context.background.begin
-        self._thread = begin(f"fetch-{job.region}", self._retry, self._cancelled.set)
+        self._news, self._wake = news or threading.Event(), threading.Event()
+        self._cancelled = False
+        context.background.begin(f"fetch-{job.region}", self._retry, self.cancel)
 
     @property
     def payload(self) -> Payload:
@@ -96,66 +88,58 @@ class Fetch:
 
     def cancel(self) -> None:
         """Stop trying."""
-        self._cancelled.set()
+        self._cancelled = True
+        self._wake.set()
 
-    def first(self, check: Callable[[], None]) -> dict[str, np.ndarray]:
-        """Wait for the first piece.
-
-        Args:
-          check: called at intervals; may raise.
+    def arrived(self) -> bool:
+        """Whether the first piece of a payload that is agreed on is here.
 
         Raises:
           Rejected: the piece does not fit this exchange.
-          Missing: no reachable region has had it for a while.
+          Lost: no reachable region has had it for a while.
         """
-        patience_s = 2 * self._context.timing.answer_s
-        while not self.got:
-            check()
-            if self.refused is not None:
-                raise self.refused
-            if self.missing_s is not None and self.missing_s > patience_s:
-                raise Missing(
-                    f"the payload of region {self.job.region} is gone: no living region has it"
-                )
-            self._thread.join(self._context.store.poll_s[1])
-        return self.got[0]
+        if self.got:
+            return True
+        if self.refused is not None:
+            raise self.refused
+        if self.missing_s is not None and self.missing_s > 2 * self._context.timing.answer_s:
+            raise Lost(
+                f"the payload of region {self.job.region} for {self._pieces[0].key!r} is agreed "
+                "on, but gone with all who had it: join again, and continue from the state of "
+                "another region"
+            )
+        return False
 
     def _retry(self) -> None:
-        for pause in self._context.store.pauses():
-            if self._cancelled.is_set():
-                return
-            try:
-                self._try()
-            except StoreUnavailable as error:
-                # The heartbeat reports an outage, but knows nothing of what is too large or slow.
-                log.info(
-                    "payload of region %d for %s: %s", self.job.region, self._pieces[0].key, error
-                )
-            except (Missing, Rejected) as error:
-                if isinstance(error, Rejected):
-                    self._context.counter.add("rejected_damaged")
-                    self._damaged += 1
-                if self._missing_since_s is None:
-                    self._missing_since_s = self._context.heartbeat.clock_s
-            if self.complete or self.refused is not None:
-                self.took_s = time.monotonic() - self._began if self.complete else None
-                self._context.pace.transferred(*self._moved)
-                self._news.set()
-                return
-            self._cancelled.wait(pause)
+        what = f"payload of region {self.job.region} for {self._pieces[0].key}"
+        keep_looking(what, self._try, self._over, self._wake, self._context.store.pauses)
+        if self.complete or self.refused is not None:
+            self._context.pace.transferred(*self.moved)
+            self._news.set()
 
-    def _try(self) -> None:
-        """Get the pieces that are not here yet."""
-        for piece in self._pieces[len(self.got) :]:
-            data = self._bytes(piece)
-            try:
-                arrays = wire.unpack(data, self._context.run_id, self.job, piece.like)
-            except Rejected as error:
-                self._context.counter.add("rejected_content")
-                self.refused = error
-                return
-            self._context.transport.keep(piece.payload.digest, data)
-            self.got.append(arrays)
+    def _over(self) -> bool:
+        return self._cancelled or self.complete or self.refused is not None
+
+    def _try(self) -> bool:
+        """Get the pieces that are not here yet; returns False: each pause is longer."""
+        try:
+            for piece in self._pieces[len(self.got) :]:
+                data = self._bytes(piece)
+                try:
+                    arrays = wire.unpack(data, self._context.run_id, self.job, piece.like)
+                except Rejected as error:
+                    self._context.counter.add("rejected_content")
+                    self.refused = error
+                    return False
+                self._context.transport.keep(piece.payload.digest, data)
+                self.got.append(arrays)
+        except (Missing, Rejected) as error:
+            if isinstance(error, Rejected):
+                self._context.counter.add("rejected_damaged")
+                self._damaged += 1
+            if self._missing_since_s is None:
+                self._missing_since_s = self._context.heartbeat.clock_s
+        return False
 
     def _bytes(self, piece: PayloadPiece) -> bytes:
         context, payload = self._context, piece.payload
@@ -165,6 +149,6 @@ class Fetch:
         if wire.digest(data) != payload.digest:
             raise Rejected(f"the bytes received for payload {payload.digest} are damaged")
         self._missing_since_s = None
-        nbytes, seconds = self._moved
-        self._moved = nbytes + len(data), seconds + time.monotonic() - began
+        nbytes, seconds = self.moved
+        self.moved = nbytes + len(data), seconds + time.monotonic() - began
         return data

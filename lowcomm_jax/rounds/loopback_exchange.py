@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from lowcomm_jax.rounds import payloads
-from lowcomm_jax.rounds.request import Arrived
+from lowcomm_jax.rounds.request import Arrived, arrange
 from lowcomm_jax.rounds.slicing import Slicing
 from lowcomm_jax.store import wire
 from lowcomm_jax.store.wire import Arrays, one_slice, side_by_side
@@ -48,13 +48,12 @@ class LoopbackExchange:
 
     def finish(self, key: str, like: dict[str, jax.ShapeDtypeStruct]) -> Arrived:
         host_payload, reduction = self._open.pop(key)
-        rest = self._everyones(host_payload.rest, wire.without_region(like))
-        reduced = None if reduction is None else self._reduced(host_payload, rest, reduction)
-        everyone = np.ones(self.count, bool)
-        return Arrived(everyone, True, rest, reduced, seconds=0.0, waited=0.0)
+        reduced = None if reduction is None else self._reduced(host_payload, reduction)
+        by_region = dict.fromkeys(range(self.count), host_payload.rest)
+        return arrange(by_region, like, self.count, ours=True, reduced=reduced)
 
-    def _reduced(self, host_payload: payloads.HostPayload, rest: Arrays, how: Slicing) -> Arrays:
-        everyone = np.ones(self.count, bool)
+    def _reduced(self, host_payload: payloads.HostPayload, how: Slicing) -> Arrays:
+        everyone, rest = np.ones(self.count, bool), self._everyones(host_payload.rest, how.rest)
 
         def average(s: int) -> Arrays:
             slices = self._everyones(one_slice(host_payload.slices, s), how.like)

@@ -374,12 +374,9 @@ def rendezvous(context: ExchangeContext, until: float, step: int) -> dict[int, i
         epoch, roster = ask(lambda: _newest_epoch(context))
         began_it = roster.get(context.region) == heartbeat.own.incarnation
         others = [latest[region] for region in living - {context.region}]
-        if began_it or _run_goes_on(others, epoch):
+        goes_on = began_it or _run_goes_on(others, epoch)
+        if goes_on or (epoch and ask(lambda n=epoch: result_of(context, n)) is not None):
             heartbeat.update(epoch=epoch, awaited=began_it)
-            heartbeat.refresh()
-            return roster
-        if epoch and ask(lambda n=epoch: result_of(context, n)) is not None:
-            heartbeat.update(epoch=epoch, awaited=False)
             heartbeat.refresh()
             return roster
         # Regions that have just begun it may not have told so yet.

@@ -1,19 +1,12 @@
 r"""`RoundExchange`: rounds of learners that meet through a store alone, seen from one of them.
 
 No learner leads, and none waits for another. `look` is one pass over the store; a thread repeats it
-beside the training. Round k handles fragment k mod P. A round, in keys of the store, where <name>
-is `<epoch>/round<k>`:
-
-1. A learner *reports*: it writes its payload (`blob/`), then announces it (`commits`)
-   with its terms: round, fragment, and the digest of the anchor that the payload was encoded
-   against. The first announcement opens the round. Steps are no terms: every learner has its own.
-2. All other learners see the announcement and fetch the payload at once.
-3. A learner that holds the payloads of a quorum waits for the grace window, or until no living
-   learner is missing. Then it writes the commit record, which can be created once. The learners
-   named there are *admitted*. Rounds are committed in their order, each by the first learner that
-   can. This is `AgreedRound`, without confirmations.
-4. Every learner reads the record, has its payloads, and lands the round (`take`), even if
-   it reported too late or not at all. Payloads stay until all living learners have landed them.
+beside the training. Round k handles fragment k mod P. It is an `AgreedRound` without confirmations,
+which a learner *reports* to by its payload and its terms: round, fragment, and the digest of the
+anchor that the payload was encoded against. The first report opens the round. Steps are no terms:
+every learner has its own. Rounds are committed in their order, each by the first learner that holds
+the payloads of a quorum and has waited for the grace window; whom the record names is *admitted*.
+Every learner lands the round (`take`), even if it reported too late or not at all.
 
 A report stays when its learner dies, and counts. Any learner may write the record, so the death of
 a reporter stops no round. The writer has read and verified the payloads of the others it names.
@@ -46,13 +39,12 @@ import jax
 
 from lowcomm_jax.mesh.leader import led
 from lowcomm_jax.rounds.agreed_round import AgreedRound
-from lowcomm_jax.rounds.payloads import PayloadGC
-from lowcomm_jax.rounds.request import Arrived, ExchangeRequest, ExchangeResult, arrange
-from lowcomm_jax.rounds.round import keep_looking
+from lowcomm_jax.rounds.payloads import PayloadGC, begin_copies
+from lowcomm_jax.rounds.request import Arrived, ExchangeRequest, arrange
 from lowcomm_jax.schedule import Admission
 from lowcomm_jax.store import terms, wire
 from lowcomm_jax.store.commits import name_of
-from lowcomm_jax.store.context import ExchangeContext
+from lowcomm_jax.store.context import ExchangeContext, keep_looking
 
 _DECAY = 0.9
 _MOMENT_S = 0.05
@@ -195,9 +187,7 @@ class RoundExchange:
           terms: what all that take part must agree on (`store.terms`).
           step: of this learner, for `FaultHooks`.
         """
-        for x in arrays.values():
-            if isinstance(x, jax.Array):
-                x.copy_to_host_async()
+        begin_copies(arrays)
         self._reports.append((number, arrays, terms, step))
         self.newest = max(self.newest, number)
         self._wake.set()
@@ -230,9 +220,9 @@ class RoundExchange:
         known, record = round.commit.terms, terms.as_record(ours)
         terms.check(f"round {number}", known, context.region, record, context.heal)
         seconds = self._clock() - (round.seen_s or self._clock())
-        result = ExchangeResult(round.commit, round.arrays_of(round.commit), seconds)
-        like = self._like_K[number % len(self._like_K)]
-        arrived = arrange(result, like, context.count, 0.0, context.heartbeat.job)
+        counted, like = self.names_ours(number), self._like_K[number % len(self._like_K)]
+        by_region = round.arrays_of(round.commit)
+        arrived = arrange(by_region, like, context.count, counted, seconds=seconds)
         self._landed(number)
         return arrived
 
@@ -384,9 +374,9 @@ class RoundExchange:
         """Note the seconds of new payloads; warn once where the overlap hides no exchange."""
         for found in list(self._rounds.values()):
             for region, fetch in list(found.round.fetches.items()):
-                if fetch.took_s is not None and region not in found.read:
+                if fetch.complete and region not in found.read:
                     found.read.add(region)
-                    self.times.note("sync_s", found.round.write_s + fetch.took_s)
+                    self.times.note("sync_s", found.round.write_s + fetch.moved[1])
         step_s = self.times.step_s
         hides = self._overlap > 0 and not self._slow
         if hides and step_s and (self.times.sync_s or 0) > self._overlap * step_s:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import threading
+from collections.abc import Mapping
 from typing import Any
 
+import jax
 import msgspec
 import numpy as np
 
@@ -41,6 +43,13 @@ class HostPayload:
     whole: Arrays
     rest: Arrays
     slices: Arrays
+
+
+def begin_copies(arrays: Mapping[str, Any]) -> None:
+    """Begin to copy arrays to the host, beside what the device computes."""
+    for x in arrays.values():
+        if isinstance(x, jax.Array):
+            x.copy_to_host_async()
 
 
 def on_host(arrays: dict[str, Any], reduction: Slicing | None) -> HostPayload:
@@ -76,14 +85,11 @@ def pack(
 
 
 def pieces(
-    request: ExchangeRequest,
-    region: int,
-    payload: Payload,
-    like: wire.Shapes | None,
-    slice_of: int | None,
+    request: ExchangeRequest, region: int, payload: Payload, slice_of: int | None
 ) -> list[PayloadPiece]:
     """What to fetch of a region: what every region needs, and the slice that `slice_of` reduces."""
     holders = [region, *(r for r in request.members if r != region)]
+    like = None if request.like is None else request.like[region]
     whole = PayloadPiece(request.key, payload, like, holders)
     if slice_of is None or request.reduction is None or not payload.slices[slice_of]:
         return [whole]
@@ -132,10 +138,10 @@ class PayloadGC:
             digests = found.payload.digests if found is not None and found.payload else []
             self._done.setdefault(name, _Done(-1, {})).digests[job] = digests
 
-    def begin(self, key: str) -> None:
-        """Note a key; keys are ordered by their first `begin`."""
+    def begin(self, key: str) -> int:
+        """Note a key; returns its number, from 0, in the order of the first `begin` of each."""
         with self._lock:
-            self._positions.setdefault(key, len(self._positions))
+            return self._positions.setdefault(key, len(self._positions))
 
     def done(self, key: str, published: Published, at_once: bool = True) -> None:
         """Note that we have everything of this key.

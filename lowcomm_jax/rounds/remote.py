@@ -1,19 +1,18 @@
 """`RemoteExchange`: one region's side of the exchange between jobs, one per region.
 
-The jobs share nothing but a key-value store. An exchange of a key has five steps (`AgreedRound`):
-publish our payload; announce it; fetch what others announce; agree on who took part by one
-create-only commit record; have all payloads that the record names. Payloads that are reduced in
-slices go through that twice, three times after a loss (`TwoShotExchange`). All work is on threads.
+The jobs share nothing but a key-value store. An exchange is an `AgreedRound`; of payloads that are
+reduced in slices it is two of them, three after a loss (`TwoShotExchange`). All work is on threads.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -24,33 +23,35 @@ from lowcomm_jax.rounds.anchor_check import AnchorVersions
 from lowcomm_jax.rounds.early_payload import EarlyPayload
 from lowcomm_jax.rounds.membership import Membership
 from lowcomm_jax.rounds.paced_rounds import Like, RoundExchange
-from lowcomm_jax.rounds.request import (
-    Arrived,
-    ExchangeRequest,
-    ExchangeResult,
-    arrange,
-    problems,
-)
+from lowcomm_jax.rounds.payloads import begin_copies
+from lowcomm_jax.rounds.request import Arrived, ExchangeRequest, arrange, problems
 from lowcomm_jax.rounds.slicing import Slicing
 from lowcomm_jax.rounds.two_shot_exchange import TwoShotExchange, averages_of, is_committed
 from lowcomm_jax.schedule import Admission
-from lowcomm_jax.store import terms
+from lowcomm_jax.store import terms, wire
 from lowcomm_jax.store.commits import Job, name_of
 from lowcomm_jax.store.context import ExchangeContext, until_answered
 from lowcomm_jax.store.errors import StoreUnavailable
-from lowcomm_jax.store.kv import AT_ONCE
-from lowcomm_jax.store.records import Commit
+from lowcomm_jax.store.kv import AT_ONCE, at_once
+from lowcomm_jax.store.records import Announcement, Commit
 from lowcomm_jax.store.terms import Heal, Terms
 
 _MOST_AHEAD = 1 << 30
 log = logging.getLogger(__name__)
 
 
-class _Running(NamedTuple):
-    """An exchange in the background."""
+@dataclasses.dataclass
+class _Running:
+    """An exchange in the background.
+
+    Attributes:
+      outcome: the arrays of the regions that took part.
+      waited: seconds for which the loop was blocked so far.
+    """
 
     exchange: AgreedRound
-    outcome: Future[ExchangeResult]
+    outcome: Future[dict[int, wire.Arrays]]
+    waited: float = 0.0
 
 
 class RemoteExchange(Membership):
@@ -74,9 +75,7 @@ class RemoteExchange(Membership):
         super().__init__(region, count, heal, make, keep)
         self._open: dict[str, _Running] = {}
         self._early: dict[str, EarlyPayload] = {}  # those that no exchange has taken yet
-        self._waited: dict[str, float] = {}
         self._stops: Callable[[], bool] = lambda: False
-        self._numbered = 0
         self._missed: set[int] = set()  # by the exchanges that ended last
         self._absent = (0, 0)  # the last exchange that this region sits out: epoch and number
 
@@ -120,10 +119,8 @@ class RemoteExchange(Membership):
           ValueError: lists what is wrong with the arguments.
         """
         self._context.heartbeat.check()
-        self._numbered += 1
-        given = {"arrays": dict(arrays), "takes_part": takes_part, "terms": terms or {}}
-        given |= {"reduction": reduction, "patience_s": patience_s, "number": self._numbered}
-        request = self._make_request(key, members, **given)
+        given = {"takes_part": takes_part, "terms": terms or {}, "patience_s": patience_s}
+        request = self._make_request(key, members, arrays, reduction, **given)
         sent = None
         if early is not None:
             sent = self._early.get(early)
@@ -134,7 +131,7 @@ class RemoteExchange(Membership):
                 )
             del self._early[early]
             sent.take()
-        _begin_copies(arrays)
+        begin_copies(arrays)
         own = self._context.heartbeat.own
         if not own.awaited or own.wants:
             self._context.heartbeat.update(awaited=True, wants=False)
@@ -165,10 +162,10 @@ class RemoteExchange(Membership):
           ValueError: lists what is wrong with the arguments.
         """
         self._context.heartbeat.check()
-        given = {"arrays": dict(arrays), "takes_part": takes_part, "terms": {"step": step}}
-        request = self._make_request(key, members, **given)
+        given = {"takes_part": takes_part, "terms": {"step": step}}
+        request = self._make_request(key, members, arrays, **given)
         if takes_part:
-            _begin_copies(arrays)
+            begin_copies(arrays)
         self._early[key] = made = EarlyPayload(self._context, request)
         made.begin()
 
@@ -221,12 +218,12 @@ class RemoteExchange(Membership):
           False: the store is away, or the wait was `stopped`. None: a state is owed; call it again.
         """
         exchanges, owed = [self._wait_for(key) for key in keys], False
-        for key, exchange in zip(keys, exchanges, strict=True):
+        for one in exchanges:
             began = time.monotonic()
-            while not (exchange.outcome.done() or owed or self._stops()) and self.reachable():
-                wait([exchange.outcome], timeout=self._context.timing.beat_s / 4)
+            while not (one.outcome.done() or owed or self._stops()) and self.reachable():
+                wait([one.outcome], timeout=self._context.timing.beat_s / 4)
                 owed = answers is not None and self.answer(answers)
-            self._waited[key] = self._waited.get(key, 0.0) + time.monotonic() - began
+            one.waited += time.monotonic() - began
         here = all(exchange.outcome.done() for exchange in exchanges)
         if owed and not here:
             return None
@@ -249,10 +246,12 @@ class RemoteExchange(Membership):
           Parted: this region's terms do not hold, or no region's do.
         """
         began = time.monotonic()
-        result = self._wait_for(key).outcome.result()
+        running = self._wait_for(key)
+        by_region, one = running.outcome.result(), running.exchange
         del self._open[key]
-        waited = self._waited.pop(key, 0.0) + time.monotonic() - began
-        return arrange(result, like, self.count, waited, self._context.heartbeat.job)
+        waited = running.waited + time.monotonic() - began
+        ours, times = one.commit.admits(*self._context.heartbeat.job), (one.seconds, waited)
+        return arrange(by_region, like, self.count, ours, one.reduced, *times)
 
     @led
     def skip(
@@ -270,9 +269,8 @@ class RemoteExchange(Membership):
           StoreUnavailable: try again later; and what `finish` raises.
         """
         self._context.heartbeat.check()
-        request = self._make_request(
-            key, members, joins=False, terms=terms or {}, reduction=reduction
-        )
+        given = {"joins": False, "terms": terms or {}}
+        request = self._make_request(key, members, {}, reduction, **given)
         if not is_committed(self._context.commit_log, request):
             return None
         self._open[key] = self._begin(request)
@@ -368,12 +366,16 @@ class RemoteExchange(Membership):
         return known - first
 
     def _sit_out(self, numbers: range) -> None:
-        """Announce that this region has no part in these exchanges of all regions, once in each."""
+        """Announce that this region has no part in these exchanges of all regions, once in each.
+
+        An announcement that it has made stands. No terms: the region may agree with everyone.
+        """
+        log, job = self._context.commit_log, self._context.heartbeat.job
         epoch = self._context.heartbeat.own.epoch
         new = [n for n in numbers if (epoch, n) > self._absent]
         if new:
             names = [self._of_all(str(n)) for n in new]
-            self._context.commit_log.sit_out(names, self._context.heartbeat.job)
+            at_once(lambda name: log.announce(name, job, Announcement(None)), names)
             self._absent = epoch, new[-1]
 
     def _close_missed(self, names: Sequence[str]) -> bool:
@@ -395,13 +397,14 @@ class RemoteExchange(Membership):
             late = context.wait_list.late_in(set(everyone) - said.keys())
             present = {r: said[r].incarnation for r in sorted(known)}
             empty[name] = Commit({}, known, self.region, present, late)
-        context.commit_log.commit_all(empty)
+        at_once(lambda name: context.commit_log.commit(name, empty[name]), empty)
         return bool(empty)
 
     @led
     def forget_ahead(self) -> None:
         """Let go of what `fetch_ahead` has read."""
-        self._context.store.forget_ahead()
+        self._context.commit_log.forget_ahead()
+        self._context.transport.get_ahead({})
 
     @led
     def passed_over(self, key: str) -> bool:
@@ -473,7 +476,12 @@ class RemoteExchange(Membership):
         return name_of(self._context.heartbeat.own.epoch, key, everyone, self.count)
 
     def _make_request(
-        self, key: str, members: tuple[int, ...] | None, **rest: Any
+        self,
+        key: str,
+        members: tuple[int, ...] | None,
+        arrays: Mapping[str, Any],
+        reduction: Slicing | None = None,
+        **rest: Any,
     ) -> ExchangeRequest:
         group = tuple(range(self.count)) if members is None else tuple(sorted(members))
         epoch = self._context.heartbeat.own.epoch
@@ -484,17 +492,20 @@ class RemoteExchange(Membership):
             wrong.append(f"key {key!r} was started and not finished; every exchange needs its own")
         if wrong:
             raise ValueError("; ".join(wrong))
+        shapes = wire.without_region(arrays) if reduction is None else reduction.rest
+        rest["like"] = dict.fromkeys(group, shapes) if shapes else None
         rest["awaited"] = self._context.wait_list.awaited
-        return ExchangeRequest(key, name_of(epoch, key, group, self.count), group, **rest)
+        name = name_of(epoch, key, group, self.count)
+        return ExchangeRequest(key, name, group, dict(arrays), reduction=reduction, **rest)
 
     def _begin(self, request: ExchangeRequest, early: EarlyPayload | None = None) -> _Running:
         """Begin an exchange in the background."""
-        self._payload_gc.begin(request.key)
+        number = self._payload_gc.begin(request.key)
         if request.reduction is None:
             exchange = AgreedRound(self._context, request, early)
         else:
             exchange = TwoShotExchange(self._context, request)
-        outcome: Future[ExchangeResult] = Future()
+        outcome: Future[dict[int, wire.Arrays]] = Future()
         request = exchange.request  # without the device's copies, which are not needed for long
 
         def run() -> None:
@@ -506,15 +517,14 @@ class RemoteExchange(Membership):
                 outcome.set_exception(error)
             else:
                 outcome.set_result(result)
-                self._done(request, result.commit)
+                self._done(number, request, exchange.commit)
 
-        self._context.background.begin(request.name, run, exchange.wake)
+        self._context.background.begin(request.name, run, exchange.news.set)
         return _Running(exchange, outcome)
 
-    def _done(self, request: ExchangeRequest, commit: Commit) -> None:
+    def _done(self, number: int, request: ExchangeRequest, commit: Commit) -> None:
         """Called on the thread of an exchange when `finish` may have returned."""
-        given = request.number, request.members, request.joins
-        self._context.wait_list.note(*given, commit)
+        self._context.wait_list.note(number, request.members, request.joins, commit)
         self._tell_of_absent(request, commit)
         self._payload_gc.sweep()
         self.state_transfer.sweep()
@@ -542,10 +552,3 @@ class RemoteExchange(Membership):
                     region,
                 )
         self._missed = (self._missed - set(request.members)) | missed
-
-
-def _begin_copies(arrays: Mapping[str, Any]) -> None:
-    """Begin to copy arrays to the host, beside what the device computes."""
-    for x in arrays.values():
-        if isinstance(x, jax.Array):
-            x.copy_to_host_async()

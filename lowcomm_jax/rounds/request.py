@@ -1,7 +1,7 @@
 """The request for a round, and its result.
 
 `RemoteExchange` and `RoundExchange` make an `ExchangeRequest`; `AgreedRound` and `TwoShotExchange`
-turn it into an `ExchangeResult`; `arrange` puts that into rows, the `Arrived` that callers get.
+bring everyone's arrays for it; `arrange` puts those into rows, the `Arrived` that callers get.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import numpy as np
 from lowcomm_jax.rounds.slicing import Slicing
 from lowcomm_jax.store import wire
 from lowcomm_jax.store.errors import Rejected
-from lowcomm_jax.store.records import Commit
-from lowcomm_jax.store.wire import Job, side_by_side
+from lowcomm_jax.store.wire import Arrays, side_by_side
 
 
 def _nobody(region: int) -> bool:
@@ -36,7 +35,7 @@ class ExchangeRequest:
       terms: values that must be the same in all regions that take part (`terms`).
       joins: False = only read a commit record that exists.
       reduction: how payloads are reduced in slices; None = every region gets all payloads.
-      like: shapes of each region's payload; None = those of this region's payload, if it has one.
+      like: shapes of each region's payload, of what every region gets of it; None = any.
       awaited: whether to wait for a region that has announced nothing.
       least, most: payloads that the record names, `least` of regions that agree; None = of all.
       confirmed: whether all that are admitted confirm that they hold each other's payloads. Where
@@ -47,8 +46,6 @@ class ExchangeRequest:
       teaches: whether its waits say how late regions are. Not where it continues another round, so
         that no region computes before it, nor where regions have no steps in common.
       patience_s: seconds that other regions may compute longer than usual.
-      number: of the exchange, from 1, in the order in which this region begins them; 0 = it only
-        reads one, or sends ahead.
     """
 
     key: str
@@ -68,7 +65,6 @@ class ExchangeRequest:
     clock: Callable[[], float] | None = None
     teaches: bool = True
     patience_s: float = 0.0
-    number: int = 0
 
 
 @dataclasses.dataclass
@@ -92,24 +88,6 @@ class Due:
 
 
 @dataclasses.dataclass(frozen=True)
-class ExchangeResult:
-    """The end of an exchange, by region.
-
-    Attributes:
-      commit: the record that says who took part.
-      arrays: payloads of the regions that took part.
-      seconds: from this region's payload being computed to the arrival of the last payload.
-      reduced: `[parts, ...]`, the reduced slices, if payloads are reduced so; `arrays` are then
-        the arrays beside the slices.
-    """
-
-    commit: Commit
-    arrays: dict[int, dict[str, np.ndarray]]
-    seconds: float
-    reduced: dict[str, np.ndarray] | None = None
-
-
-@dataclasses.dataclass(frozen=True)
 class Arrived:
     """The end of an exchange, in rows; the same in every region, apart from `ours` and seconds.
 
@@ -126,8 +104,8 @@ class Arrived:
 
     participants: np.ndarray
     ours: bool
-    arrays: dict[str, np.ndarray]
-    reduced: dict[str, np.ndarray] | None
+    arrays: Arrays
+    reduced: Arrays | None
     seconds: float
     waited: float
 
@@ -143,41 +121,29 @@ def problems(key: str, group: tuple[int, ...], region: int, count: int) -> list[
 
 
 def arrange(
-    result: ExchangeResult,
-    like: dict[str, jax.ShapeDtypeStruct],
+    by_region: Mapping[int, Arrays],
+    like: Mapping[str, jax.ShapeDtypeStruct],
     count: int,
-    waited: float,
-    job: Job,
+    ours: bool = False,
+    reduced: Arrays | None = None,
+    seconds: float = 0.0,
+    waited: float = 0.0,
 ) -> Arrived:
-    """Put the regions' arrays into rows.
+    """Put the arrays of the regions that took part into rows; the rest as in `Arrived`.
 
     Args:
       like: see `RemoteExchange.finish`.
       count: number of regions.
-      waited: see `Arrived`.
-      job: this one.
 
     Raises:
       Rejected: a region's payload has other shapes than `like`.
     """
     expected = wire.without_region(like)
-    for region, own in result.arrays.items():
+    for region, own in by_region.items():
         found = wire.shapes_of(own)
         if found != expected:
             raise Rejected(f"payload of region {region} is {found}, expected {expected}")
     participants = np.zeros(count, bool)
-    participants[list(result.commit.admitted)] = True
-    return Arrived(
-        participants=participants,
-        ours=result.commit.admits(*job),
-        arrays=side_by_side(result.arrays, count, expected),
-        reduced=result.reduced,
-        seconds=result.seconds,
-        waited=waited,
-    )
-
-
-def nothing(like: dict[str, jax.ShapeDtypeStruct], count: int) -> Arrived:
-    """An exchange in which no region took part."""
-    arrays = side_by_side({}, count, wire.without_region(like))
-    return Arrived(np.zeros(count, bool), False, arrays, None, 0.0, 0.0)
+    participants[list(by_region)] = True
+    rows = side_by_side(by_region, count, expected)
+    return Arrived(participants, ours, rows, reduced, seconds, waited)

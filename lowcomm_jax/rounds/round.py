@@ -1,19 +1,14 @@
-"""`Round`: one round as one region takes part in it; exchanges, learners and arrivals have it.
+"""`Round`: one round as one region takes part in it: publish, announce, fetch.
 
-Regions agree in a round on what they land: they publish a payload, announce it, fetch what others
-announced, and create one commit record; in an exchange they also confirm what they hold. When the
-record is written says `agreed_round`. All else is here, also the loop that waits (`keep_looking`).
-Every region lands what the record names, and nothing else.
+When the record of a round is written, and what it names, says `agreed_round`. All else is here.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -25,44 +20,8 @@ from lowcomm_jax.rounds.request import ExchangeRequest
 from lowcomm_jax.store import wire
 from lowcomm_jax.store.commits import Announced, Job
 from lowcomm_jax.store.context import ExchangeContext
-from lowcomm_jax.store.errors import Lost, StoreUnavailable
-from lowcomm_jax.store.records import Admitted, Announcement, Commit, Late, Payload
+from lowcomm_jax.store.records import Announcement, Commit, Payload
 from lowcomm_jax.store.terms import Terms
-
-log = logging.getLogger(__name__)
-
-
-def keep_looking(
-    what: str,
-    look: Callable[[], bool],
-    over: Callable[[], bool],
-    news: threading.Event,
-    pauses: Callable[[], Iterator[float]],
-) -> None:
-    """Look again and again until it is over: this is how rounds wait.
-
-    Where the store does not answer, it looks again; the heartbeat reports an outage, and deadlines
-    stand still meanwhile.
-
-    Args:
-      what: is looked for, for the log.
-      look: one pass; returns whether anything is new, after which the next one follows soon.
-      over: whether to stop; asked after every pass, and may raise.
-      news: set where the next pass should not wait for its time.
-      pauses: seconds from one pass to the next, while nothing is new.
-    """
-    waits = pauses()
-    while not over():
-        try:
-            if look():
-                # The others are about as far as we are: what we wait for next is not far.
-                waits = pauses()
-        except StoreUnavailable as error:
-            log.info("%s: %s", what, error)
-        if over():
-            return
-        news.wait(next(waits))
-        news.clear()
 
 
 class Round:
@@ -72,13 +31,11 @@ class Round:
       announcements: by region, in the order in which they were seen; this one included.
       fetches: the payloads that are fetched, by region.
       host_payload: this region's arrays, once they are on the host.
-      shapes: of these arrays; None = there are none yet.
-      news: set when a payload has arrived, or what travels early was sent.
+      news: set when a payload has arrived, what travels early was sent, or exchanges end.
       write_s: seconds that writing this region's payload and announcement took; 0 = not yet.
+      reduces: whether this region gets its slices of others' payloads, where there are any.
       sent: of an `EarlyPayload` alone: what this job has published, once it is announced.
     """
-
-    sent: Future[Payload]
 
     def __init__(
         self,
@@ -96,8 +53,9 @@ class Round:
         self.announcements: dict[int, Announced] = {}
         self.fetches: dict[int, Fetch] = {}
         self.host_payload = payloads.HostPayload({}, {}, {})
-        self.shapes: wire.Shapes | None = None
         self.write_s = 0.0
+        self.reduces = request.joins
+        self.sent: Payload | None = None
         self.news = news or (threading.Event() if early is None else early.news)
         # Without the device's copies, which are not needed for long.
         self.request = dataclasses.replace(request, arrays={})
@@ -113,7 +71,6 @@ class Round:
     def to_host(self, arrays: Mapping[str, Any]) -> None:
         """Wait until this region's arrays are computed, and bring them to the host."""
         self.host_payload = payloads.on_host(dict(arrays), self.request.reduction)
-        self.shapes = wire.shapes_of(self.host_payload.rest) or None
 
     def publish(self, terms: Terms) -> bool:
         """Publish the payload, if this region takes part, and announce it, or the absence.
@@ -136,10 +93,9 @@ class Round:
                 del files[digest]
             payload = self._own
             if self._early is not None:
-                if not self._early.sent.done():
+                if self._early.sent is None:
                     return False
-                early = self._early.sent.result()
-                self._own = payload = msgspec.structs.replace(payload, early=early)
+                self._own = payload = msgspec.structs.replace(payload, early=self._early.sent)
         made, job = Announcement(payload, terms), context.heartbeat.job
         stands = context.commit_log.announce(request.name, job, made)
         self.announcements[context.region], self._packed = stands, None
@@ -171,13 +127,10 @@ class Round:
 
     # -- those of the others --------------------------------------------------------------------
 
-    def look(self, ours: bool = True) -> bool:
+    def look(self) -> bool:
         """Look for others' announcements, and fetch their payloads; returns whether any is new.
 
         What an earlier job in this region's place has announced is for the others to admit.
-
-        Args:
-          ours: also fetch the slices that this region reduces, if there are any.
         """
         others = [r for r in self.request.members if r != self._context.region]
         open_ = [r for r in others if r not in self.announcements or self._outdated(r)]
@@ -191,7 +144,7 @@ class Round:
                     one = one._replace(payload=None)
                 self.announcements[region], found = one, True
                 if one.payload is not None:
-                    self.fetch_of(Job(region, one.incarnation), one.payload, ours)
+                    self.fetch_of(Job(region, one.incarnation), one.payload)
         return found
 
     def _outdated(self, region: int) -> bool:
@@ -224,30 +177,6 @@ class Round:
 
     # -- the record -----------------------------------------------------------------------------
 
-    def record(
-        self,
-        admitted: Iterable[int],
-        present: Iterable[int],
-        terms: Mapping[int, Terms],
-        late: Mapping[int, Late] | None = None,
-    ) -> Commit:
-        """The commit record that admits these regions; see `Commit`."""
-        said = self.announcements
-        return Commit(
-            admitted={r: Admitted(said[r].incarnation, said[r].payload) for r in sorted(admitted)},
-            terms=dict(terms),
-            writer=self._context.region,
-            present={r: said[r].incarnation for r in sorted(present)},
-            late=dict(late or {}),
-        )
-
-    def fetch_named(self, commit: Commit, ours: bool = True) -> None:
-        """Fetch every payload that the record names, and that is not here; `ours`: see `look`."""
-        for region, admitted in commit.admitted.items():
-            job = Job(region, admitted.incarnation)
-            if job != self._context.heartbeat.job or self.own is None:
-                self.fetch_of(job, admitted.payload, ours)
-
     def arrays_of(self, commit: Commit) -> dict[int, wire.Arrays] | None:
         """The arrays of all payloads that the record names, by region; None = not yet all.
 
@@ -263,22 +192,9 @@ class Round:
                 found[region] = self.host_payload.rest | early
             elif fetch is not None and (fetch.job, fetch.payload) == (job, admitted.payload):
                 parts = self._parts(region)
-                self._check_lost(parts)
-                if all(part.got for part in parts):
+                if all([part.arrived() for part in parts]):
                     found[region] = {k: x for part in parts for k, x in part.got[0].items()}
         return found if found.keys() == commit.admitted.keys() else None
-
-    def _check_lost(self, parts: Iterable[Fetch]) -> None:
-        patience_s = 2 * self._context.timing.answer_s
-        for part in (part for part in parts if not part.got):
-            if part.refused is not None:
-                raise part.refused
-            if part.missing_s is not None and part.missing_s > patience_s:
-                whose = f"the payload of region {part.job.region} for {self.request.key!r}"
-                raise Lost(
-                    f"{whose} is agreed on, but gone with all who had it: join again, and continue "
-                    "from the state of another region"
-                )
 
     # -- fetches --------------------------------------------------------------------------------
 
@@ -291,34 +207,27 @@ class Round:
             return [fetch]
         return [fetch, self._early.fetch_of(fetch.job, fetch.payload.early)]
 
-    def fetch_of(self, job: Job, payload: Payload, ours: bool = True) -> Fetch:
-        """The fetch of exactly this payload, begun if need be; `ours`: see `look`."""
+    def fetch_of(self, job: Job, payload: Payload) -> Fetch:
+        """The fetch of exactly this payload, begun if need be."""
         with self._lock:
             fetch = self.fetches.get(job.region)
             if fetch is None or (fetch.job, fetch.payload) != (job, payload):
-                self._fetch(job, payload, ours)
+                self._fetch(job, payload)
             return self.fetches[job.region]
 
-    def _fetch(self, job: Job, payload: Payload, ours: bool) -> None:
+    def _fetch(self, job: Job, payload: Payload) -> None:
         """Begin to fetch a payload, from its region or from another one that has it."""
         region = job.region
         if region in self.fetches:
             self.fetches[region].cancel()  # of a job that was here before
         # A job that was here before us has not sent the slice that it was to reduce itself.
-        slice_of = self._context.region if ours and self.request.joins else None
-        pieces = payloads.pieces(self.request, region, payload, self._like(region), slice_of)
+        slice_of = self._context.region if self.reduces else None
+        pieces = payloads.pieces(self.request, region, payload, slice_of)
         self.fetches[region] = Fetch(self._context, job, pieces, self.news)
         self._begun.append(self.fetches[region])
         if self._ended:  # a look that has begun before may find announcements after it
             self.fetches[region].cancel()
         self._parts(region)  # begins what is early, too
-
-    def _like(self, region: int) -> wire.Shapes | None:
-        if self.request.like is not None:
-            return self.request.like[region]
-        if self.request.reduction is not None:
-            return self.request.reduction.rest
-        return self.shapes
 
     def cancel(self) -> None:
         """Stop fetching, and what was sent early."""

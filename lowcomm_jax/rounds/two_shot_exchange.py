@@ -16,10 +16,11 @@ from lowcomm_jax.rounds import payloads
 from lowcomm_jax.rounds.agreed_round import AgreedRound
 from lowcomm_jax.rounds.fetch import Fetch, PayloadPiece
 from lowcomm_jax.rounds.payloads import Published
-from lowcomm_jax.rounds.request import ExchangeRequest, ExchangeResult
+from lowcomm_jax.rounds.request import ExchangeRequest
+from lowcomm_jax.store import wire
 from lowcomm_jax.store.commits import CommitLog, Job
 from lowcomm_jax.store.context import ExchangeContext
-from lowcomm_jax.store.errors import Missing, Rejected
+from lowcomm_jax.store.errors import Lost, Rejected
 from lowcomm_jax.store.records import Commit
 from lowcomm_jax.store.wire import Arrays, one_slice, owners, side_by_side
 
@@ -44,13 +45,6 @@ class TwoShotExchange(AgreedRound):
         super().__init__(context, request)
         self._slicing = request.reduction
         self._followers: list[AgreedRound] = []
-        self._fetches: list[Fetch] = []
-
-    def wake(self) -> None:
-        """See `AgreedRound`."""
-        super().wake()
-        for one in self._followers:
-            one.wake()
 
     @property
     def published(self) -> Published:
@@ -58,56 +52,53 @@ class TwoShotExchange(AgreedRound):
         others = [one.published for one in self._followers]
         return super().published | {name: x for one in others for name, x in one.items()}
 
-    def result(self) -> ExchangeResult:
+    def result(self) -> dict[int, Arrays]:
         """See `AgreedRound`."""
         try:
-            found = self._exchange()
-            return dataclasses.replace(found, seconds=time.monotonic() - self.began)
+            rest = super().result()
+            if not self.commit.admitted:
+                self.reduced = self._average_all({}, rest)
+                return rest
+            self.reduced = self._exchange_averages(self.commit, rest)
+            return rest if self.reduced is not None else self._fall_back_to_whole(self.commit)
         finally:
-            for fetch in self._fetches:
-                fetch.cancel()
-
-    def _exchange(self) -> ExchangeResult:
-        found = super().result()
-        if not found.commit.admitted:
-            return dataclasses.replace(found, reduced=self._average_all({}, {}))
-        averages = self._exchange_averages(found)
-        if averages is not None:
-            return dataclasses.replace(found, reduced=averages)
-        return self._fall_back_to_whole(found.commit)
+            self.seconds = time.monotonic() - self.began
+            self.cancel()  # the fetches of contributions
 
     def _follow_up(
         self, suffix: str, awaited: Callable[[int], bool], arrays: Arrays, **more
-    ) -> ExchangeResult:
-        """The result of an exchange that follows, of arrays as they travel."""
+    ) -> tuple[Commit, dict[int, Arrays]]:
+        """(record, everyone's arrays) of an exchange that follows, of arrays as they travel."""
         key, name = f"{self.request.key}/{suffix}", _suffixed(self.request.name, suffix)
         changes = {"key": key, "name": name, "reduction": None, "terms": {}}
         changes |= {"awaited": awaited, "teaches": False, "patience_s": 0.0, **more}
         changes["arrays"] = {name: x[None] for name, x in arrays.items()}
         request = dataclasses.replace(self.request, **changes)
-        self._followers.append(AgreedRound(self._context, request, due=self.due))
-        return self._followers[-1].result()
+        one = AgreedRound(self._context, request, due=self.due, news=self.news)
+        self._followers.append(one)
+        everyones = one.result()
+        assert one.commit is not None  # it has its record
+        return one.commit, everyones
 
     # -- the second exchange: averages -----------------------------------------------------------
 
-    def _exchange_averages(self, found: ExchangeResult) -> Arrays | None:
+    def _exchange_averages(self, commit: Commit, rest: dict[int, Arrays]) -> Arrays | None:
         """The averages of all slices, `[parts, ...]`; None = some region did not bring its own."""
-        commit, job = found.commit, self._context.heartbeat.job
+        job = self._context.heartbeat.job
         owner = owners(sorted(commit.present), self._slicing.parts)
         here = self.request.joins and commit.saw(*job)
-        ours = self._averages(
-            found, [s for s in range(self._slicing.parts) if here and owner[s] == job.region]
-        )
+        numbers = [s for s in range(self._slicing.parts) if here and owner[s] == job.region]
+        ours = self._averages(commit, rest, numbers)
         like = {region: {} for region in self.request.members}
         for s, region in enumerate(owner):
             like[region] |= {_label(s, name): shape for name, shape in self._slicing.like.items()}
-        second = self._follow_up(
+        second, averages = self._follow_up(
             _AVERAGES, self._owes_averages(commit), arrays=ours, takes_part=bool(ours), like=like
         )
-        if not _all_brought(commit, second.commit):
+        if not _all_brought(commit, second):
             return None
         return {
-            name: np.stack([second.arrays[r][_label(s, name)] for s, r in enumerate(owner)])
+            name: np.stack([averages[r][_label(s, name)] for s, r in enumerate(owner)])
             for name in self._slicing.like
         }
 
@@ -123,20 +114,20 @@ class TwoShotExchange(AgreedRound):
 
         return owes
 
-    def _averages(self, found: ExchangeResult, ours: list[int]) -> Arrays:
+    def _averages(self, commit: Commit, rest: dict[int, Arrays], ours: list[int]) -> Arrays:
         """Averages of the slices that are ours, by label; none if a contribution cannot be had."""
         try:
-            given = {s: self._contributions(found.commit, s) for s in ours}
-        except (Missing, Rejected):
+            given = {s: self._contributions(commit, s) for s in ours}
+        except (Lost, Rejected):
             return {}
         labelled = {}
         for s, slices in given.items():
-            average = self._average(slices, found.arrays, s)
+            average = self._average(slices, rest, s)
             labelled |= {_label(s, name): x for name, x in average.items()}
         return labelled
 
     def _contributions(self, commit: Commit, number: int) -> dict[int, Arrays]:
-        """Every region's slice of this number, by region."""
+        """Every region's slice of this number, by region; waits for those that are not here."""
         found, waiting = {}, {}
         for region, admitted in commit.admitted.items():
             fetch, payload = self.fetches.get(region), admitted.payload
@@ -148,24 +139,27 @@ class TwoShotExchange(AgreedRound):
             else:
                 whole = PayloadPiece(self.request.key, payload, None, [region])
                 piece = payloads.slice_piece(whole, self._slicing, number)
-                waiting[region] = Fetch(self._context, job, [piece])
-                self._fetches.append(waiting[region])
-        return found | {r: fetch.first(self._check) for r, fetch in waiting.items()}
+                waiting[region] = Fetch(self._context, job, [piece], self.news)
+                self._begun.append(waiting[region])
+        self._until(lambda: all(fetch.arrived() for fetch in waiting.values()))
+        return found | {r: fetch.got[0] for r, fetch in waiting.items()}
 
     # -- the third exchange: without the lost region ---------------------------------------------
 
-    def _fall_back_to_whole(self, commit: Commit) -> ExchangeResult:
+    def _fall_back_to_whole(self, commit: Commit) -> dict[int, Arrays]:
         """Exchange whole payloads, and average every slice here."""
 
         def awaited(region: int) -> bool:
             return region in commit.present and self.request.awaited(region)
 
-        found = self._follow_up(_WHOLE, awaited, arrays=self.host_payload.whole)
-        agreed = msgspec.structs.replace(found.commit, late=commit.late)
-        split = {r: self._slicing.split(x) for r, x in found.arrays.items()}
+        shapes, members = wire.shapes_of(self.host_payload.whole), self.request.members
+        like = dict.fromkeys(members, shapes) if shapes else None
+        third, whole = self._follow_up(_WHOLE, awaited, self.host_payload.whole, like=like)
+        self.commit = msgspec.structs.replace(third, late=commit.late)
+        split = {r: self._slicing.split(x) for r, x in whole.items()}
         rest = {r: rest for r, (rest, _) in split.items()}
-        averages = self._average_all({r: slices for r, (_, slices) in split.items()}, rest)
-        return dataclasses.replace(found, commit=agreed, arrays=rest, reduced=averages)
+        self.reduced = self._average_all({r: slices for r, (_, slices) in split.items()}, rest)
+        return rest
 
     def _average_all(self, slices: dict[int, Arrays], rest: dict[int, Arrays]) -> Arrays:
         averages = [

@@ -118,11 +118,6 @@ class Background:
                 log.warning("%s did not end in %.0f s, and is left", names, _WITHIN_S)
                 return
 
-    @property
-    def idle(self) -> bool:
-        """Whether nothing runs now but what serves others, and this thread."""
-        return not self._others(serving=False)
-
     def _others(self, serving: bool) -> list[_Running]:
         with self._lock:
             alive = [one for one in self._running if one.thread.is_alive()]

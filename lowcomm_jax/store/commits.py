@@ -11,6 +11,7 @@ read the keys themselves, side by side: an object store charges a dozen times as
 
 from __future__ import annotations
 
+import itertools
 import re
 import urllib.parse
 from collections.abc import Iterable, Mapping, Sequence
@@ -63,6 +64,7 @@ class CommitLog:
 
     def __init__(self, store: Store, slots: Slots):
         self._store, self._slots = store, slots
+        self._ahead: dict[str, tuple[Commit, dict[int, Announced]]] = {}
 
     def announce(self, name: str, job: Job, announcement: Announcement) -> Announced:
         """Write this job's announcement; returns the one that it has made first."""
@@ -71,6 +73,8 @@ class CommitLog:
 
     def announced(self, name: str, jobs: Jobs) -> dict[int, Announced]:
         """The announcements of the newest of these jobs that have announced, by region."""
+        if (ahead := self._ahead.get(name)) is not None:
+            return {region: one for region, one in ahead[1].items() if region in jobs}
         return self.all_announced([name], jobs)[name]
 
     def all_announced(self, names: Iterable[str], jobs: Jobs) -> dict[str, dict[int, Announced]]:
@@ -84,14 +88,6 @@ class CommitLog:
                 one = Announced(job.incarnation, stand[slot].payload, stand[slot].terms)
                 found[name][job.region] = one
         return found
-
-    def sit_out(self, names: Iterable[str], job: Job) -> None:
-        """Announce in all of these exchanges at once that this job takes no part in them.
-
-        An announcement that it has made stands. No terms: the region may agree with everyone.
-        """
-        absent = Announcement(None)
-        self._slots.create_all({_own("announce", name, job): absent for name in names})
 
     def confirm(self, name: str, job: Job, holds: Mapping[int, str]) -> dict[int, str]:
         """Say which payloads this job holds and has verified; returns what it has said first.
@@ -119,33 +115,29 @@ class CommitLog:
 
     def committed(self, name: str) -> Commit | None:
         """The commit record; None = there is none."""
-        return self._slots.first(_commit(name), Commit)
+        ahead = self._ahead.get(name)
+        return self._slots.first(_commit(name), Commit) if ahead is None else ahead[0]
 
     def read_ahead(self, names: Sequence[str], jobs: Jobs) -> dict[str, Commit]:
-        """Read the records of exchanges all at once, for later; the first ones that have one.
+        """The records of the first of these exchanges, up to one that has none, read all at once.
 
-        Announcements, too, whose job it no longer is to be new where there is a record.
+        They are kept for `committed`, and what is announced there for `announced`: after a record
+        no announcement says anything new.
         """
-        keys = {name: key_of(_commit(name)) for name in names}
-        found = self._store.read_ahead(list(keys.values()))
-        landed: dict[str, Commit] = {}
-        for name, key in keys.items():
-            commit = self.committed(name) if key in found else None
-            if commit is None:
-                break
-            landed[name] = commit
-        every = [Job(region, i) for region, numbers in jobs.items() for i in numbers]
-        said = [key_of(_own("announce", name, job)) for name in landed for job in every]
-        self._store.read_ahead(said, absent=True)
+        found = self._slots.all_first({_commit(name): Commit for name in names})
+        first = itertools.takewhile(lambda name: _commit(name) in found, names)
+        landed = {name: found[_commit(name)] for name in first}
+        said = self.all_announced(landed, jobs)
+        self._ahead |= {name: (commit, said[name]) for name, commit in landed.items()}
         return landed
+
+    def forget_ahead(self) -> None:
+        """Let go of what `read_ahead` has read."""
+        self._ahead = {}
 
     def commit(self, name: str, commit: Commit) -> Commit:
         """Write the commit record unless there is one; returns the one that is valid."""
         return self._slots.create(_commit(name), commit)
-
-    def commit_all(self, commits: Mapping[str, Commit]) -> None:
-        """Write the records of several exchanges at once, where there are none."""
-        self._slots.create_all({_commit(name): commit for name, commit in commits.items()})
 
     def agree(self, name: str, proposal: dict[str, Any]) -> dict[str, Any]:
         """The value that was proposed first under this name."""

@@ -1,6 +1,6 @@
 """`ExchangeContext`: the parts that all exchanges of one region share; made in `connect`.
 
-`FaultHooks` is the interface through which an experiment delays or damages payloads on purpose.
+A class that inherits `FaultHooks` delays or damages payloads on purpose.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from lowcomm_jax.store.background import Background
 from lowcomm_jax.store.commits import CommitLog
@@ -139,8 +139,44 @@ def until_answered(
     raise AssertionError("pauses never end")
 
 
-class FaultHooks(Protocol):
-    """Called on the threads of an exchange, which wait for the hook; training goes on."""
+def keep_looking(
+    what: str,
+    look: Callable[[], bool],
+    over: Callable[[], bool],
+    news: threading.Event,
+    pauses: Callable[[], Iterator[float]],
+) -> None:
+    """Look again and again until it is over: this is how rounds wait.
+
+    Where the store does not answer, it looks again; the heartbeat reports an outage, and deadlines
+    stand still meanwhile.
+
+    Args:
+      what: is looked for, for the log.
+      look: one pass; returns whether anything is new, after which the next one follows soon.
+      over: whether to stop; asked after every pass, and may raise.
+      news: set where the next pass should not wait for its time.
+      pauses: seconds from one pass to the next, while nothing is new.
+    """
+    waits = pauses()
+    while not over():
+        try:
+            if look():
+                # The others are about as far as we are: what we wait for next is not far.
+                waits = pauses()
+        except StoreUnavailable as error:
+            log.info("%s: %s", what, error)
+        if over():
+            return
+        news.wait(next(waits))
+        news.clear()
+
+
+class FaultHooks:
+    """Called on the threads of an exchange, which wait for the hook; training goes on.
+
+    These change nothing.
+    """
 
     def begins(self, key: str, terms: Mapping[str, int | str]) -> None:
         """An exchange begins; one that follows from it has a key "KEY/...", and no terms."""
@@ -152,7 +188,3 @@ class FaultHooks(Protocol):
 
     def received(self, key: str, nbytes: int) -> None:
         """A payload of another region has arrived."""
-
-
-class NoFaults(FaultHooks):
-    """Hooks that change nothing."""

@@ -57,6 +57,9 @@ class Heartbeat:
 
     Attributes:
       region: which one we are.
+      own: this region's beat; `update` changes it.
+      clock_s: seconds for which the others could be observed; does not rise while the store is
+        away.
       outage: why the store could not be used at the last look, or None.
 
     Counts "outage", and a beat that cannot be read as "rejected_record".
@@ -66,9 +69,9 @@ class Heartbeat:
         self.region = region
         self.outage: StoreUnavailable | None = None
         self._store, self._slots, self._count, self._timing = store, slots, count, timing
-        self._own = Beat(incarnation=0)
+        self.own = Beat(incarnation=0)
         self._seen: dict[int, _Seen] = {}
-        self._clock_s = 0.0
+        self.clock_s = 0.0
         self._looks = 0
         self._quick = 0  # beats that still come with every look
         self._away_since = 0.0
@@ -98,21 +101,16 @@ class Heartbeat:
     def update(self, at_once: bool = True, **changes) -> None:
         """Change fields of this region's beat, and publish them now, or with the next beat."""
         with self._lock:
-            before, self._own = self._own, msgspec.structs.replace(self._own, **changes)
-            if _standing(before) != _standing(self._own):
+            before, self.own = self.own, msgspec.structs.replace(self.own, **changes)
+            if _standing(before) != _standing(self.own):
                 self._quick = _QUICK
         if at_once:
             self._wake.set()
 
     @property
-    def own(self) -> Beat:
-        """This region's beat."""
-        return self._own
-
-    @property
     def job(self) -> Job:
         """This job."""
-        return Job(self.region, self._own.incarnation)
+        return Job(self.region, self.own.incarnation)
 
     def stop(self, leaving: bool = True) -> bool:
         """Stop beating; `leaving` says so, and the others need not find out.
@@ -130,11 +128,6 @@ class Heartbeat:
 
     # -- the others ---------------------------------------------------------------------------
 
-    @property
-    def clock_s(self) -> float:
-        """Seconds for which the others could be observed; does not rise while the store is away."""
-        return self._clock_s
-
     def check(self) -> None:
         """Raises `Superseded` when the place is taken, `Lost` when the run has begun anew."""
         if self._over is not None:
@@ -150,8 +143,8 @@ class Heartbeat:
 
         A region's second beat was made after it had read that beat of ours.
         """
-        own = self._own.counter
-        self._wait(lambda: self._own.counter > own)
+        own = self.own.counter
+        self._wait(lambda: self.own.counter > own)
         before = self.latest()
 
         def has_beaten(region: int) -> bool:
@@ -184,7 +177,7 @@ class Heartbeat:
     def latest(self) -> dict[int, Beat]:
         """The newest beat of every region observed so far, this one included."""
         with self._lock:
-            return {r: seen.beat for r, seen in self._seen.items()} | {self.region: self._own}
+            return {r: seen.beat for r, seen in self._seen.items()} | {self.region: self.own}
 
     def jobs(self, regions: Iterable[int]) -> Jobs:
         """The jobs of regions that may have announced something, as far as observed: `Jobs`.
@@ -195,7 +188,7 @@ class Heartbeat:
         with self._lock:
             seen = dict(self._seen)
         found = {r: [x.beat.incarnation, x.before] for r, x in seen.items()}
-        found[self.region] = [self._own.incarnation]
+        found[self.region] = [self.own.incarnation]
         return {r: [i for i in found[r] if i is not None] for r in regions if r in found}
 
     # -- the thread ---------------------------------------------------------------------------
@@ -259,8 +252,8 @@ class Heartbeat:
         if self._over is not None:
             return
         with self._lock:
-            own = msgspec.structs.replace(self._own, counter=self._own.counter + 1)
-            self._own, self._quick = own, max(0, self._quick - 1)
+            own = msgspec.structs.replace(self.own, counter=self.own.counter + 1)
+            self.own, self._quick = own, max(0, self._quick - 1)
         self._slots.write(_key(self.region), own)
 
     def _look(self, passed_s: float) -> None:
@@ -271,16 +264,16 @@ class Heartbeat:
         """
         found = {region: self._read(region) for region in range(self._count)}
         own = found.pop(self.region)
-        if own is not None and own.incarnation > self._own.incarnation:
+        if own is not None and own.incarnation > self.own.incarnation:
             self._over = Superseded(
                 f"region {self.region}: another job has taken its place; end this one, or give the "
                 "two different regions"
             )
-        elif any(beat and beat.epoch > self._own.epoch > 0 for beat in found.values()):
+        elif any(beat and beat.epoch > self.own.epoch > 0 for beat in found.values()):
             self._over = Lost(f"region {self.region}: the run was begun anew without it")
         with self._lock:
             self._looks += 1
-            self._clock_s += passed_s
+            self.clock_s += passed_s
             for region, beat in found.items():
                 seen = self._seen.get(region)
                 if seen is None:

@@ -23,7 +23,7 @@ import secrets
 import threading
 import time
 import urllib.parse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import tensorstore as ts
@@ -77,7 +77,6 @@ class Store:
         local = urllib.parse.unquote(self.root.removeprefix("file://"))
         self._folder = pathlib.Path(local) if scheme == "file" else None
         self._anchor: str | None = None
-        self._ahead: dict[str, bytes | None] = {}
         self._closed = threading.Event()
 
     def anchor(self, key: str) -> None:
@@ -90,53 +89,28 @@ class Store:
 
     def read(self, key: str, nbytes: int = 0) -> bytes | None:
         """The value of a key; None = there is none. `nbytes`: its size, for the time allowed."""
-        if key in (ahead := self._ahead):
-            return ahead.get(key)
         found = self._get(key, nbytes)
         if found.state != "value":
             self._check_anchor()
             return None
         return found.value
 
-    def read_ahead(self, keys: Sequence[str], nbytes: int = 0, absent: bool = False) -> set[str]:
-        """Read keys all at once, for `read`, which then asks for them no more; gives those found.
-
-        Args:
-          keys: whose values nobody changes, or whose older values do as well.
-          nbytes: of all together, if that matters.
-          absent: those that are not there will not be there later either, as far as it matters.
-        """
-        found = self.read_all(keys, nbytes)
-        here = {key for key, value in found.items() if value is not None}
-        self._ahead |= found if absent else {key: found[key] for key in here}
-        return here
-
     def read_all(self, keys: Sequence[str], nbytes: int = 0) -> dict[str, bytes | None]:
         """The values of keys, read all at once; None = there is none. `nbytes`: of all together."""
-        ahead = self._ahead
-        pending = [(key, self._kv.read(key)) for key in keys if key not in ahead]
-        found: dict[str, bytes | None] = {key: ahead.get(key) for key in keys}
+        pending = [(key, self._kv.read(key)) for key in keys]
+        found: dict[str, bytes | None] = dict.fromkeys(keys)
         for key, future in pending:
             value = self._answer(future, nbytes)
             if value.state == "value":
                 self.counter.add("store_read", len(value.value))
                 found[key] = value.value
-        if any(found[key] is None for key, _ in pending):
+        if None in found.values():
             self._check_anchor()
         return found
-
-    def take_ahead(self, key: str) -> bytes | None:
-        """What `read_ahead` has read of a key, once: who asks again gets what stands there now."""
-        return self._ahead.pop(key, None)
-
-    def forget_ahead(self) -> None:
-        """Let `read` ask for everything again."""
-        self._ahead = {}
 
     def create(self, key: str, value: bytes) -> bool:
         """Write a key that does not exist yet; False = it exists, and was left as it is."""
         self._check_anchor()
-        self._ahead.pop(key, None)
         if self._folder is not None:
             created = self._link(self._folder / key, value)
         else:
@@ -175,12 +149,6 @@ class Store:
                 "store with conditional writes, and no proxy that drops the header"
             )
 
-    def create_all(self, values: Mapping[str, bytes]) -> list[str]:
-        """Write those of these keys that do not exist yet, all at once; returns the other ones."""
-        with ThreadPoolExecutor(AT_ONCE, "lowcomm-at-once") as pool:
-            created = list(pool.map(self.create, values, values.values()))
-        return [key for key, new in zip(values, created, strict=True) if not new]
-
     def _link(self, path: pathlib.Path, value: bytes) -> bool:
         """Create a file whole or not at all, without a lock.
 
@@ -208,13 +176,11 @@ class Store:
     def write(self, key: str, value: bytes) -> None:
         """Write a key, whether it exists or not."""
         self._check_anchor()
-        self._ahead.pop(key, None)
         self._answer(self._kv.write(key, value), len(value))
         self.counter.add("store_written", len(value))
 
     def delete(self, key: str) -> None:
         """Remove a key, if it is there."""
-        self._ahead.pop(key, None)
         self._answer(self._kv.write(key, None))
 
     def list(self, prefix: str) -> list[str]:
@@ -289,6 +255,12 @@ class Store:
             # Drivers report every kind of trouble as ValueError, told apart by its text only.
             reason = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
             raise StoreUnavailable(f"{self.root}: {reason}") from error
+
+
+def at_once(act: Callable[[str], object], keys: Iterable[str]) -> None:
+    """Call a function with each of these keys, `AT_ONCE` side by side; raises what it raises."""
+    with ThreadPoolExecutor(AT_ONCE, "lowcomm-at-once") as pool:
+        list(pool.map(act, keys))
 
 
 def pauses(shortest: float, longest: float) -> Iterator[float]:

@@ -70,16 +70,6 @@ class Slots:
                 return stands
         raise AssertionError("numbers never end")
 
-    def create_all(self, records: Mapping[str, msgspec.Struct]) -> None:
-        """`create` of several slots: those without a record get theirs, all at once."""
-        keys = {key_of(slot): slot for slot in records}
-        sealed = {key: self.seal.close(key, records[slot]) for key, slot in keys.items()}
-        there = [keys[key] for key in self._store.create_all(sealed)]
-        stand = self.all_first({slot: type(records[slot]) for slot in there})
-        for slot in there:
-            if slot not in stand:  # what has the first number is false
-                self.create(slot, records[slot])
-
     def write(self, key: str, record: msgspec.Struct) -> None:
         """Overwrite the record of a key that is no slot: a heartbeat."""
         self._store.write(key, self.seal.close(key, record))

@@ -47,7 +47,7 @@ class Transport(Protocol):
         """Fetch bytes that `get` will be asked for, all at once, where that saves time.
 
         Args:
-          sizes: by name.
+          sizes: by name. Those of the call before are let go of.
         """
 
     def keep(self, name: str, data: bytes) -> None:
@@ -68,6 +68,7 @@ class StoreTransport(Transport):
 
     def __init__(self, store: Store, counter: MetricsCounter):
         self._store, self._counter = store, counter
+        self._ahead: dict[str, bytes | None] = {}
 
     def put(self, name: str, data: bytes) -> None:
         """Write the bytes; written anew where they are, in case those are damaged."""
@@ -76,8 +77,7 @@ class StoreTransport(Transport):
 
     def get(self, name: str, nbytes: int, holders: Sequence[int]) -> bytes:
         """Read the bytes, of any writer."""
-        key = f"blob/{name}"
-        data = self._store.take_ahead(key)
+        data = self._ahead.pop(key := f"blob/{name}", None)  # once: it may be damaged
         if data is None:
             data = self._store.read(key, nbytes)
         if data is None:
@@ -87,7 +87,8 @@ class StoreTransport(Transport):
 
     def get_ahead(self, sizes: Mapping[str, int]) -> None:
         """Read them beside one another."""
-        self._store.read_ahead([f"blob/{name}" for name in sizes], sum(sizes.values()))
+        keys = [f"blob/{name}" for name in sizes]
+        self._ahead = self._store.read_all(keys, sum(sizes.values()))
 
     def drop(self, name: str, shared: bool) -> None:
         """Remove the key, where that is ours to do."""

@@ -83,8 +83,7 @@ class WaitList:
         stays silent what it has missed, whatever a region says that has just come in.
 
         Args:
-          number: of the exchange, from 1, in the order in which this region begins them; 0 = it
-            only reads one.
+          number: of the exchange, from 0, in the order in which this region begins them.
           joins: whether this region announces in it.
         """
         me = self._heartbeat.region

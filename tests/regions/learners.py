@@ -50,7 +50,8 @@ class ByHand(RoundExchange):
 def fetching(rounds):
     """Whether payloads are on their way to a learner."""
     begun = [fetch for one in list(rounds._rounds.values()) for fetch in list(one.round._begun)]
-    return any(fetch._thread.is_alive() for fetch in begun)
+    ended = [one.complete or one.hopeless or one._cancelled for one in begun]
+    return not all(ended)
 
 
 def by_hand(monkeypatch):

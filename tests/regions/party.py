@@ -12,7 +12,16 @@ import numpy as np
 
 from lowcomm_jax import exchange
 
-KINDS = {"store": exchange.store, "peers": exchange.peers}
+
+def over_peers(
+    *place, address="127.0.0.1:0", listen=None, certificates=None, **options
+) -> exchange.RemoteExchange:
+    """`exchange.store` with the transport `exchange.peers`."""
+    transport = exchange.peers(address, listen=listen, certificates=certificates)
+    return exchange.store(*place, transport=transport, **options)
+
+
+KINDS = {"store": exchange.store, "peers": over_peers}
 SECRET = b"a secret of the tests"
 TIMING = exchange.Timing(beat_s=0.1, dead_after_s=1.0, answer_s=1.0)
 LIKE = {
@@ -119,7 +128,7 @@ def rounds(regions: list[exchange.RemoteExchange], first: int, last: int) -> Non
 
 def idle(one: Any) -> bool:
     """Whether nothing runs in the background of an exchange but what serves others."""
-    return one._context.background.idle
+    return not one._context.background._others(serving=False)
 
 
 def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:

@@ -49,8 +49,9 @@ def main(settings: Settings) -> None:
 
     from lowcomm_jax import exchange, make_mesh
 
-    make = {"store": exchange.store, "peers": exchange.peers}[settings.exchange]
-    one = make(settings.url, settings.region, settings.regions, "run")
+    transport = exchange.peers() if settings.exchange == "peers" else None
+    place = settings.url, settings.region, settings.regions, "run"
+    one = exchange.store(*place, transport=transport)
     mesh = make_mesh(fsdp=jax.device_count())
     trainer = engine(METHODS[settings.method](), settings.regions, one, mesh)
     one.join(60.0)

@@ -4,7 +4,7 @@ import json
 import sys
 import time
 
-from regions.party import LIKE, SECRET, payload
+from regions.party import KINDS, LIKE, SECRET, payload
 
 from lowcomm_jax import exchange
 from lowcomm_jax.store import wire
@@ -12,8 +12,7 @@ from lowcomm_jax.store import wire
 
 def main(kind: str, url: str, region: int, count: int, last: int) -> None:
     """Exchange keys up to `last` - 1, or from where the others are; one JSON line a key."""
-    make = {"store": exchange.store, "peers": exchange.peers}[kind]
-    one = make(url, region, count, "run", SECRET)
+    one = KINDS[kind](url, region, count, "run", SECRET)
     one.join(60.0)
     number = max(0, *one.steps().values())
     tell(event="joined", living=sorted(one.steps()), number=number)

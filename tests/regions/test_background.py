@@ -23,9 +23,9 @@ def test_join_wakes_and_waits_also_for_what_is_begun_meanwhile_but_not_for_itsel
         done.append("first")
 
     one.begin("first", first, asked.set)
-    assert not one.idle
+    assert one._others(serving=False)
     one.join()
-    assert one.idle and done == ["second", "first"]
+    assert not one._others(serving=False) and done == ["second", "first"]
 
 
 def test_what_serves_others_goes_on_until_the_job_leaves(monkeypatch):
@@ -33,7 +33,7 @@ def test_what_serves_others_goes_on_until_the_job_leaves(monkeypatch):
     monkeypatch.setattr(background, "_WITHIN_S", 20.0)
     serves = one.begin("serve", closing.wait, serves=True)
     one.join(leaves=False)
-    assert serves.is_alive() and one.idle
+    assert serves.is_alive() and not one._others(serving=False)
     closing.set()
     one.join()
     assert not serves.is_alive()

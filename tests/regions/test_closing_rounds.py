@@ -10,6 +10,7 @@ import pytest
 from regions.made_records import commit_of, knows_jobs
 
 from lowcomm_jax.rounds import round
+from lowcomm_jax.rounds.fetch import Fetch
 from lowcomm_jax.rounds.paced_rounds import RoundExchange, RoundTimes
 from lowcomm_jax.rounds.payloads import HostPayload
 from lowcomm_jax.schedule import Admission
@@ -135,14 +136,16 @@ class Fetched:
     """A fetch whose end the test sets."""
 
     def __init__(self, context, job, pieces, news):
-        self.job, self.pieces, self.got = job, pieces, []
-        self.region, self.took_s = job.region, None
+        self._context, self.job, self._pieces, self.got = context, job, pieces, []
+        self.region, self.moved = job.region, (0, 0.0)
         self.complete = self.hopeless = self.cancelled = False
         self.refused = self.missing_s = None
 
     @property
     def payload(self):
-        return self.pieces[0].payload
+        return self._pieces[0].payload
+
+    arrived = Fetch.arrived
 
     def cancel(self):
         self.cancelled = True
@@ -202,7 +205,7 @@ def test_what_is_fetched_has_the_shapes_of_the_rounds_fragment(learner):
     made = learner(like_K=[LIKE, {"x": jax.ShapeDtypeStruct((1, 2, 5), np.float32)}])
     for number in range(3):
         says(made, number, 1)
-    shapes = [made.one._rounds[n].round.fetches[1].pieces[0].like for n in range(3)]
+    shapes = [made.one._rounds[n].round.fetches[1]._pieces[0].like for n in range(3)]
     assert [found["x"][1] for found in shapes] == [(1,), (2, 5), (1,)]
 
 
@@ -294,7 +297,7 @@ def test_a_record_that_stands_is_read_and_its_payloads_are_fetched(learner):
     fetches = made.one._rounds[0].round.fetches
     assert before[1].cancelled and fetches[1].payload == payload(1, job=2)
     assert fetches[2] is before[2] and not before[2].cancelled
-    assert fetches[1].pieces[0].holders[0] == 1
+    assert fetches[1]._pieces[0].holders[0] == 1
     assert (made.one.committed, made.one.newest) == (1, 0)
 
 
@@ -461,11 +464,11 @@ def test_steps_and_reads_are_timed(learner, caplog):
     found.round.write_s = 1.5
     one._note_reads()
     assert one.times.sync_s is None, "nothing is here yet"
-    found.round.fetches[1].took_s = 4.0
+    vars(found.round.fetches[1]).update(complete=True, moved=(8, 4.0))
     with caplog.at_level(logging.WARNING):
         one._note_reads()
         assert one.times.sync_s == 5.5 and not caplog.records
-        found.round.fetches[2].took_s = 64.0
+        vars(found.round.fetches[2]).update(complete=True, moved=(8, 64.0))
         one._note_reads()
         assert one.times.sync_s == pytest.approx(0.9 * 5.5 + 0.1 * 65.5)
         one._note_reads()

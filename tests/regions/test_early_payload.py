@@ -1,7 +1,7 @@
 """Arrays that travel before their exchange: counted with its payload, or not at all."""
 
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import jax
@@ -18,6 +18,7 @@ import lowcomm_jax as lc
 from lowcomm_jax import exchange
 from lowcomm_jax.jobs.job_carrier import JobCarrier
 from lowcomm_jax.params.fragments import partition
+from lowcomm_jax.store.context import FaultHooks
 from lowcomm_jax.store.errors import Missing
 from lowcomm_jax.store.records import Admitted, Commit, Payload
 
@@ -198,12 +199,22 @@ def test_closing_waits_for_no_early_bytes(kind, between):
         made = list(pool.map(between(2, kind=KINDS[kind]), range(2)))
     send_early(made[:1])
     one = made[0]._early["early"]
-    until(lambda: one.sent.done())
+    until(lambda: one.sent is not None)
     made[0].close(linger_s=0.0)
     assert idle(made[0]) and not one.fetches
-    one.sent = Future()  # as if it had not been sent
-    with pytest.raises(RuntimeError, match="early"):
-        one._sent()
+
+
+def test_an_error_where_early_bytes_are_sent_ends_the_exchange(store_party):
+    class Broken(FaultHooks):
+        def begins(self, key, terms):
+            if key == "early":
+                raise ValueError("broken")
+
+    regions = store_party.run(1, fault_hooks=Broken())
+    send_early(regions)
+    with pytest.raises(ValueError, match="broken"):
+        send(regions)
+        regions[0].finish("k", LIKE)
 
 
 def test_what_cannot_be_sent_so_is_refused(store_party):

@@ -7,14 +7,14 @@ What can be asked of exchanges between jobs alone is in tests/regions/test_remot
 import numpy as np
 import oracle
 import pytest
+from regions import party
 from regions.together import CUT, batches, engine, in_jobs, train
 
 import lowcomm_jax as lc
-from lowcomm_jax import exchange
 
 STEPS = 13
 INNER, OUTER = oracle.Momentum(0.05, 0.8), oracle.Nesterov(0.4, 0.9)
-KINDS = {"mesh": None, "store": exchange.store, "peers": exchange.peers}
+KINDS = {"mesh": None, **party.KINDS}
 
 
 @pytest.fixture(params=KINDS)

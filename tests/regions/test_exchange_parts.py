@@ -12,19 +12,21 @@ import numpy as np
 import pytest
 import safetensors
 import safetensors.numpy
-from regions.party import at_once
+from regions.party import KINDS, at_once
 
 from lowcomm_jax import exchange
-from lowcomm_jax.rounds import request
+from lowcomm_jax.rounds import remote, request
 from lowcomm_jax.rounds.remote import RemoteExchange
 from lowcomm_jax.store import wire
 from lowcomm_jax.store.commits import CommitLog, Job, name_of
 from lowcomm_jax.store.errors import Unreadable
 from lowcomm_jax.store.kv import POLL_FAR_S, MetricsCounter, Store
-from lowcomm_jax.store.records import FORMAT, Admitted, Agreed, Commit, Payload
+from lowcomm_jax.store.records import FORMAT, Admitted, Agreed, Announcement, Beat, Commit, Payload
 from lowcomm_jax.store.secret import Seal, read_secret
 from lowcomm_jax.store.slots import Slots
 from lowcomm_jax.store.timing import Pace, Timing
+from lowcomm_jax.store.transport import StoreTransport
+from lowcomm_jax.store.wait_list import WaitList
 
 ABOUT = {"run_id": "run", "job": Job(1, 3)}
 ARRAYS = {
@@ -346,7 +348,7 @@ def test_a_given_deadline_is_used():
     assert Pace(Timing(deadline_s=7.0)).deadline_s(10**12, 3) == 7.0
 
 
-@pytest.mark.parametrize("make", [exchange.store, exchange.peers])
+@pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
 def test_all_that_is_wrong_is_listed_before_anything_is_opened(make):
     with pytest.raises(ValueError) as caught:
         make(
@@ -392,22 +394,34 @@ def test_a_url_that_means_no_folder_is_refused_with_its_fix(url, fix):
     assert fix in str(caught.value)
 
 
-def test_what_was_read_ahead_is_read_no_more_until_it_is_forgotten(store):
-    store.write("said/a", b"1")
-    assert store.read_ahead(["said/a", "said/b"], absent=True) == {"said/a"}
-    other = Store(store.root.removesuffix("/run/"), "run", MetricsCounter())
-    other.write("said/a", b"2")
-    other.write("said/b", b"3")
-    assert (store.read("said/a"), store.read("said/b")) == (b"1", None)
-    assert store.take_ahead("said/a") == b"1" and store.read("said/a") == b"2"
-    store.delete("said/b")  # our own changes are seen at once
-    assert store.read("said/b") is None and other.read("said/b") is None
-    other.write("said/b", b"4")
-    store.forget_ahead()
-    assert store.read("said/b") == b"4"
-    store.read_ahead(["said/a"])
-    store.write("said/a", b"5")
-    assert store.read("said/a") == b"5"
+def test_records_that_were_read_ahead_are_asked_for_no_more_until_they_are_forgotten(store):
+    log = CommitLog(store, Slots(store, Seal("run", b"x" * 16)))
+    said = log.announce("1/2", Job(1, 3), Announcement(None, {"step": 4}))
+    landed = Commit({}, {1: {"step": 4}}, 1, {1: 3})
+    for name in ("1/2", "1/4"):
+        log.commit(name, landed)
+    jobs = {1: [3]}
+    assert log.read_ahead(["1/2", "1/3", "1/4"], jobs) == {"1/2": landed}, "up to the first without"
+    for key in store.list("round/"):
+        store.delete(key)
+    assert (log.committed("1/2"), log.committed("1/4")) == (landed, None)
+    assert log.announced("1/2", jobs) == {1: said} and log.announced("1/2", {2: [1]}) == {}
+    log.forget_ahead()
+    assert log.committed("1/2") is None and log.announced("1/2", jobs) == {}
+
+
+def test_bytes_that_were_read_ahead_are_given_once(store):
+    """Who asks again gets what stands there now: they may have been damaged."""
+    transport = StoreTransport(store, store.counter)
+    transport.put("a", b"1")
+    transport.get_ahead({"a": 1, "b": 1})
+    transport.put("a", b"2"), transport.put("b", b"3")
+    assert [transport.get("a", 1, [0]) for _ in range(2)] == [b"1", b"2"]
+    assert transport.get("b", 1, [0]) == b"3", "it was not there"
+    transport.get_ahead({"a": 1})
+    transport.get_ahead({})
+    transport.put("a", b"4")
+    assert transport.get("a", 1, [0]) == b"4"
 
 
 # -- requests and results ---------------------------------------------------------------------
@@ -430,21 +444,34 @@ def test_groups_that_a_region_cannot_exchange_in(key, group, wrong):
     assert len(found) == len(wrong) and all(part in one for part, one in zip(wrong, found))
 
 
+def test_shapes_that_payloads_of_an_exchange_must_have():
+    """Those of this region's arrays, of what every region gets; of one that is only read any."""
+    one = RemoteExchange.__new__(RemoteExchange)
+    one.region, one.count, one._open, one._early = 0, 2, {}, {}
+    heartbeat = SimpleNamespace(own=Beat(1, epoch=1))
+    one._context = SimpleNamespace(heartbeat=heartbeat, wait_list=WaitList(heartbeat))
+    own, rest = {"x": ("int8", (2,))}, {"weight": ("float32", ())}
+    given, reduction = {"x": np.zeros((1, 2), np.int8)}, SimpleNamespace(rest=rest)
+    for arguments, expected in (
+        ((given,), own),
+        ((given, reduction), rest),
+        (({}, reduction), rest),
+        (({},), None),
+    ):
+        found = one._make_request("k", None, *arguments).like
+        assert found == (None if expected is None else {0: expected, 1: expected})
+
+
 def test_what_arrives_is_put_into_rows():
     arrays = {r: {"x": np.float32([r, 10 * r])} for r in (0, 2)}
-    record = Commit({r: Admitted(4, Payload(f"{r}", 8)) for r in (0, 2)}, {}, 0)
-    result = request.ExchangeResult(record, arrays, 1.5)
     like = {"x": np.zeros((1, 2), np.float32)}
-    found = request.arrange(result, like, 3, 0.5, Job(2, 4))
-    other = request.arrange(result, like, 3, 0.5, Job(2, 5))
-    assert (found.ours, other.ours) == (True, False), "who counts there is the job before"
-    assert other.participants.tolist() == [True, False, True]
-    assert found.participants.tolist() == [True, False, True]
+    found = request.arrange(arrays, like, 3, ours=True, seconds=1.5, waited=0.5)
+    assert found.ours and found.participants.tolist() == [True, False, True]
     assert found.arrays["x"].tolist() == [[0, 0], [0, 0], [2, 20]]
     assert (found.seconds, found.waited, found.reduced) == (1.5, 0.5, None)
     with pytest.raises(exchange.Rejected, match="payload of region 0 is"):
-        request.arrange(result, {"x": np.zeros((1, 3), np.float32)}, 3, 0.5, Job(2, 4))
-    none = request.nothing(like, 2)
+        request.arrange(arrays, {"x": np.zeros((1, 3), np.float32)}, 3)
+    none = request.arrange({}, like, 2)
     assert (
         not none.participants.any() and not none.ours and none.arrays["x"].tolist() == [[0, 0]] * 2
     )
@@ -454,9 +481,9 @@ def test_exchanges_that_land_together_are_waited_for_together():
     """Their deadlines run at the same time, not one after the other."""
     one = RemoteExchange.__new__(RemoteExchange)
     clock, timing = SimpleNamespace(clock_s=7.0), Timing(beat_s=0.01)
-    one._context, one._waited = SimpleNamespace(heartbeat=clock, timing=timing), {}
+    one._context = SimpleNamespace(heartbeat=clock, timing=timing)
     dues = {k: SimpleNamespace(due=request.Due()) for k in "abc"}
-    one._open = {k: SimpleNamespace(outcome=Future(), exchange=x) for k, x in dues.items()}
+    one._open = {k: remote._Running(x, Future()) for k, x in dues.items()}
     one._stops, seen = lambda: False, []
 
     def reachable():
@@ -468,7 +495,7 @@ def test_exchanges_that_land_together_are_waited_for_together():
 
     one.reachable = reachable
     assert one.arrives(["a", "b"]) and seen == [[7.0, 7.0, None]]
-    assert one._waited.keys() == {"a", "b"} and dues["a"].due.since_s == 7.0
+    assert dues["a"].due.since_s == 7.0
     one.reachable = lambda: False
     assert not one.arrives(["a", "c"])
     assert [x.due.since_s for x in dues.values()] == [None, 7.0, None]
@@ -478,20 +505,18 @@ def test_the_wait_for_an_exchange_is_that_of_its_calls():
     one = RemoteExchange.__new__(RemoteExchange)
     record = Commit({0: Admitted(1, Payload("0", 8))}, {}, 0)
     arrays = {0: {"x": np.zeros(2, np.float32)}}
-    result = request.ExchangeResult(record, arrays, 1.5)
     heartbeat = SimpleNamespace(clock_s=7.0, job=Job(0, 1))
     one.count, one._context = 2, SimpleNamespace(counter=MetricsCounter(), heartbeat=heartbeat)
-    for waited in (None, 30.0):
-        outcome = Future()
-        outcome.set_result(result)
+    for waited, ours in ((0.0, True), (30.0, False)):
+        outcome, heartbeat.job = Future(), Job(0, 1 if ours else 2)  # one came after it
+        outcome.set_result(arrays)
         due = request.Due()
-        running = SimpleNamespace(outcome=outcome, exchange=SimpleNamespace(due=due))
-        one._open, one._waited = {"k": running}, {}
-        if waited:
-            one._waited["k"] = waited
+        ended = SimpleNamespace(due=due, commit=record, reduced=None, seconds=1.5)
+        one._open = {"k": remote._Running(ended, outcome, waited)}
         assert one.ready("k") and due.since_s is None
         found = one.finish("k", {"x": np.zeros((1, 2), np.float32)})
-        assert 0.0 <= found.waited - (waited or 0.0) < 0.9 and not one._open and not one._waited
+        assert 0.0 <= found.waited - waited < 0.9 and found.seconds == 1.5 and not one._open
+        assert found.ours is ours and found.participants.tolist() == [True, False]
         assert due.since_s == 7.0
 
 

@@ -4,12 +4,13 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+from regions.party import until
 
 from lowcomm_jax.rounds.fetch import Fetch, PayloadPiece
 from lowcomm_jax.store import wire
 from lowcomm_jax.store.background import Background
 from lowcomm_jax.store.commits import Job
-from lowcomm_jax.store.errors import Missing, Rejected
+from lowcomm_jax.store.errors import Lost, Missing, Rejected
 from lowcomm_jax.store.records import Payload
 
 FIRST, SECOND = (
@@ -23,13 +24,13 @@ class Scripted:
     def __init__(self, attempts, cancel_at=None):
         self.attempts, self.seen, self.cancel_at = list(attempts), [], cancel_at
         self.heartbeat = SimpleNamespace(clock_s=0.0)
-        self.fetch, self.done = None, threading.Event()
+        self.fetch, self.ready = None, threading.Event()
 
     def get(self, *args):
-        if self.fetch is not None:
-            self.seen.append(self.fetch._missing_since_s)
-            if len(self.seen) == self.cancel_at:
-                self.fetch.cancel()
+        assert self.ready.wait(10.0)
+        self.seen.append(self.fetch._missing_since_s)
+        if len(self.seen) == self.cancel_at:
+            self.fetch.cancel()
         self.heartbeat.clock_s, data = self.attempts.pop(0)
         if data is None:
             raise Missing("nobody has it")
@@ -41,12 +42,13 @@ class Scripted:
 
 def fetched(attempts, pieces=(FIRST, SECOND), transferred=lambda nbytes: None, cancel_at=None):
     """(when it was missing since, as seen at each attempt but the first and at the end; clock)."""
-    script, ready = Scripted(attempts, cancel_at), threading.Event()
+    script = Scripted(attempts, cancel_at)
 
     def pauses():
-        ready.wait(10.0)
         while script.attempts:
             yield 0.0
+        script.fetch.cancel()
+        yield 0.0
 
     context = SimpleNamespace(
         background=Background(pytest.fail),
@@ -61,8 +63,8 @@ def fetched(attempts, pieces=(FIRST, SECOND), transferred=lambda nbytes: None, c
     )
     pieces = [PayloadPiece("k", Payload(wire.digest(x), len(x)), None, [1]) for x in pieces]
     script.fetch = Fetch(context, Job(1, 1), pieces)
-    ready.set()
-    script.fetch._thread.join(10.0)
+    script.ready.set()
+    until(lambda: not context.background._others(True), 10.0)
     return script.seen, script.fetch
 
 
@@ -70,8 +72,8 @@ def test_it_counts_from_the_first_failure():
     seen, fetch = fetched([(3.0, None), (5.0, None), (9.0, None)])
     assert seen == [None, 3.0, 3.0]
     assert fetch.missing_s == 9.0 - 3.0
-    with pytest.raises(Missing):
-        fetch.first(lambda: None)
+    with pytest.raises(Lost):
+        fetch.arrived()
 
 
 def test_a_piece_that_comes_ends_it():
@@ -101,7 +103,7 @@ def test_what_does_not_fit_is_refused_for_good():
     assert isinstance(fetch.refused, Rejected) and fetch.hopeless and not fetch.got
     assert fetch.payload.digest == wire.digest(other) and not fetch.complete
     with pytest.raises(Rejected, match=r"payload of .*another run"):
-        fetch.first(lambda: None)
+        fetch.arrived()
 
 
 @pytest.mark.parametrize(("clock_s", "gone"), [(6.9, False), (7.0, False), (7.1, True)])
@@ -110,12 +112,10 @@ def test_a_first_piece_is_waited_for_twice_as_long_as_an_answer(clock_s, gone):
     _, fetch = fetched([(3.0, None)])
     fetch._context.heartbeat.clock_s = clock_s
     if gone:
-        with pytest.raises(Missing, match="payload of region 1 is gone"):
-            fetch.first(lambda: None)
+        with pytest.raises(Lost, match="payload of region 1 for 'k' is agreed on, but gone"):
+            fetch.arrived()
     else:
-        with pytest.raises(ZeroDivisionError):  # from `check`: it still waits
-            checks = iter([1, 0])
-            fetch.first(lambda: 1 / next(checks))
+        assert not fetch.arrived(), "it still waits"
 
 
 def test_the_speed_of_all_pieces_is_noted_once():
@@ -129,4 +129,4 @@ def test_the_speed_of_all_pieces_is_noted_once():
 def test_who_is_cancelled_asks_no_more():
     attempts = [(1.0, None)] * 4
     seen, fetch = fetched(attempts, cancel_at=2)
-    assert len(seen) == 2 and not fetch._thread.is_alive() and not fetch.complete
+    assert len(seen) == 2 and not fetch._context.background._others(True) and not fetch.complete

@@ -9,7 +9,7 @@ OPEN = """
 import resource, sys
 import lowcomm_jax as lc
 try:
-    lc.exchange.peers(sys.argv[1], 0, 4, "run").close()
+    lc.exchange.store(sys.argv[1], 0, 4, "run", transport=lc.exchange.peers()).close()
 except ValueError as error:
     print(error)
 else:

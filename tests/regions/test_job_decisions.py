@@ -10,7 +10,7 @@ import pytest
 from lowcomm_jax.jobs import job_carrier, job_traffic
 from lowcomm_jax.jobs.job_carrier import JobCarrier, OutagePacing, PendingExchange, _missed
 from lowcomm_jax.jobs.job_traffic import JobTraffic
-from lowcomm_jax.rounds.request import Arrived, nothing
+from lowcomm_jax.rounds.request import Arrived, arrange
 from lowcomm_jax.schedule import Adaptive, Staggered
 from lowcomm_jax.schedule.base import Move, Send
 from lowcomm_jax.state.train_state import InFlight
@@ -347,7 +347,7 @@ def test_who_only_listens_waits_for_all_but_not_for_a_small_group(members, monke
 
     def wait(exchange, name, look):
         heard.append(name)
-        return nothing(like, 3)
+        return arrange({}, like, 3)
 
     monkeypatch.setattr(job_carrier, "wait_for_donors", wait)
     carrier = JobCarrier(Exchange(), method())

@@ -233,17 +233,18 @@ def test_which_pieces_of_a_payload_a_region_fetches_and_from_whom():
     slices = (None, Payload("s1", 4), Payload("s2", 5))
     payload = Payload("whole", 9, slices)
     reduction = SimpleNamespace(like={"x": ("int8", (2,))})
-    request = ExchangeRequest("k", "1/k", (0, 1, 2), reduction=reduction)
+    request = ExchangeRequest("k", "1/k", (0, 1, 2), reduction=reduction, like={2: {}})
 
     def found(request, slice_of):
-        return payloads.pieces(request, 2, payload, {}, slice_of)
+        return payloads.pieces(request, 2, payload, slice_of)
 
     whole, piece = found(request, 1)
     assert whole == ("k", payload, {}, [2, 0, 1])
     assert piece == ("k", slices[1], reduction.like, [2])
     assert len(found(request, 0)) == 1, "there is none of that number"
     assert len(found(request, None)) == 1
-    assert len(found(ExchangeRequest("k", "1/k", (0, 1, 2)), 1)) == 1
+    [whole] = found(ExchangeRequest("k", "1/k", (0, 1, 2)), 1)
+    assert whole.like is None, "any"
     assert payload.nbytes_for(1) == 9 + 4 and payload.nbytes_for(0) == 9
     assert payload.digests == ["whole", "s1", "s2"]
 

@@ -24,12 +24,11 @@ from regions.learners import (
     run,
     table,
 )
-from regions.party import at_once, until
+from regions.party import at_once, over_peers, until
 from regions.together import engine
 from rules.test_merge import ByInverseNorm
 
 import lowcomm_jax as lc
-from lowcomm_jax import exchange
 from lowcomm_jax.checkpoint import Checkpoints
 from lowcomm_jax.network import uniform
 from lowcomm_jax.store.errors import Parted
@@ -261,7 +260,7 @@ def test_settings_that_cannot_be_between_jobs_are_listed(store_party):
     for part in ("speeds=(1, 1, 1)", "outages=", "overlap=0"):
         assert part in str(error.value)
     with pytest.raises(ValueError, match=r"use exchange\.store"):
-        engine(method(), R, exchange.peers(store_party.url, 0, R, "other"))
+        engine(method(), R, over_peers(store_party.url, 0, R, "other"))
     with pytest.raises(ValueError, match="regions count steps here"):
         one = engine(lc.methods.diloco(4), 2)
         one.run(one.init(oracle.make_params()), [], rounds=3)

@@ -130,15 +130,25 @@ def test_what_was_sent_is_read_again_while_the_store_is_away(store, monkeypatch)
 def test_it_says_so_once(store, monkeypatch):
     one, log = remote(store)
     said = []
-    monkeypatch.setattr(log, "sit_out", lambda names, job: said.append((names, job)))
-    one.fetch_ahead(5, 9, missed=3), one.fetch_ahead(5, 9, missed=3), one.fetch_ahead(6, 9, 4)
-    names = [f"{EPOCH}/{n}" for n in range(5, 10)]
-    assert said == [(names[:3], OURS), (names[3:], OURS)]
+    monkeypatch.setattr(log, "announce", lambda name, *given: said.append((name, *given)))
+
+    def says(*numbers, epoch=EPOCH):
+        """It has just announced its absence in these, at once, and in no others."""
+        expected = [(f"{epoch}/{n}", OURS, Announcement(None)) for n in numbers]
+        just_now, said[:] = sorted(said), []
+        return just_now == sorted(expected)
+
+    one.fetch_ahead(5, 9, missed=3)
+    assert says(5, 6, 7)
+    one.fetch_ahead(5, 9, missed=3)
+    assert says()
+    one.fetch_ahead(6, 9, missed=4)
+    assert says(8, 9)
     one.fetch_ahead(12, 9)
-    assert len(said) == 2, "of nothing is it known that it was missed"
+    assert says(), "of nothing is it known that it was missed"
     one._context.heartbeat.own = Beat(incarnation=7, epoch=EPOCH + 1)
     one.fetch_ahead(5, 9, missed=1)
-    assert said[2:] == [([f"{EPOCH + 1}/5"], OURS)], "of another past"
+    assert says(5, epoch=EPOCH + 1), "of another past"
 
 
 def test_the_last_to_say_so_closes_them_all_at_once(store):
@@ -233,7 +243,7 @@ def test_a_store_that_goes_away_again_costs_nothing(store, monkeypatch):
     def away(*given):
         raise StoreUnavailable("gone")
 
-    monkeypatch.setattr(log, "sit_out", away)
+    monkeypatch.setattr(log, "announce", away)
     assert one.fetch_ahead(5, 9, missed=3) == 0
     monkeypatch.undo()
     announce(log, range(5, 8))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from regions.faults import vanish
 from regions.object_store import BUCKET, Proxy, at_random, s3_server
-from regions.party import TIMING, Party, at_once, check, land, rounds, send, until
+from regions.party import KINDS, TIMING, Party, at_once, check, land, rounds, send, until
 
 from lowcomm_jax import exchange
 from lowcomm_jax.planner.requests import requests_a_round
@@ -16,7 +16,6 @@ from lowcomm_jax.store import kv
 from lowcomm_jax.store.kv import MetricsCounter
 
 WRITERS = 4
-KINDS = {"store": exchange.store, "peers": exchange.peers}
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,11 @@ from regions.made_records import commit_of
 from regions.party import check, land, send, until
 
 from lowcomm_jax import exchange
+from lowcomm_jax.store.commits import CommitLog
+from lowcomm_jax.store.kv import MetricsCounter, Store
 from lowcomm_jax.store.records import Beat, Late
+from lowcomm_jax.store.secret import Seal
+from lowcomm_jax.store.slots import Slots
 from lowcomm_jax.store.wait_list import WaitList
 
 
@@ -170,3 +174,25 @@ def test_it_is_known_whether_the_others_went_on_without_us(region):
     waiting.note(*members(0, 1, 3, number=8), ended())
     waiting.note(*members(0, 1, 3, number=9), ended(present=(0, 1, 3)))
     assert not waiting.behind
+
+
+def test_who_is_late_from_now_on_is_so_in_a_record_that_is_written_read_and_obeyed(tmp_path):
+    """A step of -1: whoever it is about is past it, wherever it is, and has missed what it has."""
+
+    def log():
+        store = Store(tmp_path.as_uri(), "run", MetricsCounter())
+        return CommitLog(store, Slots(store, Seal("run", b"x" * 16)))
+
+    writer = WaitList(Beats(step=10, r1=Beat(1, step=3, awaited=True)))
+    writer.note(*members(0, 1), ended({0: Late(15, 1), 1: Late(15, 4)}))
+    late = writer.late_in([1])  # it says nothing in the next exchange either
+    assert late == {1: Late(-1, 4)}
+    log().commit("1/k", ended(late, present=(0, 2)))
+    read = log().committed("1/k")
+    assert read.late == late
+    reader = WaitList(Beats(step=40, region=2, r1=Beat(1, step=0, awaited=True)))
+    reader.note(*members(0, 1, 2), read)
+    assert reader.late == late and reader.missed([1]) == 4
+    assert reader.awaited(1) and not reader.left_behind(1)
+    reader.note(*members(0, 1, 2), ended({1: Late(0, 4)}, present=(0, 2)))
+    assert not reader.awaited(1), "it is not past step 0"

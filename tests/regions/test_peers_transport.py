@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from regions import made_certificates
 from regions.faults import folder, forge, vanish
-from regions.party import LIKE, TIMING, Party, at_once, check, land, rounds, send, until
+from regions.party import LIKE, TIMING, Party, at_once, check, land, over_peers, rounds, send, until
 from regions.proxy import Proxy
 from regions.test_same_numbers import METHODS, assert_same, expected
 from regions.test_separate_processes import start
@@ -49,7 +49,7 @@ JUNK = {
 @pytest.fixture
 def party(tmp_path):
     """Makes regions that pull from each other."""
-    made = Party(exchange.peers, f"file://{tmp_path}/meet")
+    made = Party(over_peers, f"file://{tmp_path}/meet")
     yield made
     made.close()
 
@@ -88,7 +88,7 @@ def test_junk_bytes_end_nothing(party):
 
 def test_two_jobs_under_junk_end_with_the_bits_of_the_run_in_one_process(between):
     addresses, thrown, over = [], [], threading.Event()
-    make = between(2, kind=exchange.peers)
+    make = between(2, kind=over_peers)
 
     def noted(region):
         made = make(region)

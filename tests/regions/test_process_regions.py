@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from launched import killed_at_last
 from regions import test_same_numbers
+from regions.party import KINDS
 from regions.process_job import Settings
 from regions.together import CUT, in_jobs
 
 import lowcomm_jax as lc
 from experiments.processes import free_port
-from lowcomm_jax.rounds.connect import peers, store
 
 ROOT = pathlib.Path(__file__).parents[2]
 STEPS = 14
@@ -88,7 +88,7 @@ CASES = [
 
 @pytest.mark.parametrize("method, counts, exchange", CASES)
 def test_regions_of_several_processes(method, counts, exchange, tmp_path, between):
-    kind = {"store": store, "peers": peers}[exchange]
+    kind = KINDS[exchange]
     ends = train(method, counts, exchange, tmp_path)
     expected = one_process_each(method, counts, kind, between)
     for processes, parts in zip(ends, expected):

@@ -1,6 +1,7 @@
 """What a region proposes as the commit record, and when: decided without threads or a store."""
 
 import dataclasses
+import functools
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,10 +10,11 @@ from regions.made_records import commit_of, knows_jobs
 
 from lowcomm_jax.rounds import round, two_shot_exchange
 from lowcomm_jax.rounds.agreed_round import AgreedRound
-from lowcomm_jax.rounds.request import Due, ExchangeRequest, ExchangeResult
+from lowcomm_jax.rounds.fetch import Fetch
+from lowcomm_jax.rounds.request import Due, ExchangeRequest
 from lowcomm_jax.rounds.two_shot_exchange import TwoShotExchange, is_committed
 from lowcomm_jax.store.commits import Announced, Job
-from lowcomm_jax.store.errors import Lost, Missing
+from lowcomm_jax.store.errors import Lost
 from lowcomm_jax.store.records import Announcement, Beat, Late, Payload
 from lowcomm_jax.store.wait_list import WaitList
 
@@ -449,7 +451,7 @@ def test_a_job_in_the_place_of_one_whose_payload_is_gone_is_heard(missing_s, inc
     one._fetch = lambda *given: begun.append(given)
     assert one.replaced(1) is (incarnation == 2)
     assert one.look() is asked and asks == [1] * asked
-    assert begun == [(Job(1, 2), new.payload, True)] * asked
+    assert begun == [(Job(1, 2), new.payload)] * asked
     assert not one.replaced(1) or not asked, "it is the job that announced now"
 
 
@@ -475,21 +477,11 @@ def test_which_slice_is_fetched(monkeypatch, changes, ours, slice_of):
     monkeypatch.setattr(round, "Fetch", lambda *x: SimpleNamespace(cancelled=[], given=x))
     before = SimpleNamespace(cancel=lambda: given.append("cancelled"))
     one.fetches[1] = before
-    one._fetch(Job(1, 1), payload(1), ours)
+    one.reduces &= ours
+    one._fetch(Job(1, 1), payload(1))
     request = one.request
-    assert given == ["cancelled", (request, 1, payload(1), reduction.rest, slice_of)]
+    assert given == ["cancelled", (request, 1, payload(1), slice_of)]
     assert one.fetches[1].given[1:] == (Job(1, 1), ["piece"], one.news)
-
-
-def test_shapes_that_a_payload_must_have():
-    reduction = SimpleNamespace(rest={"weight": ("float32", (1,))})
-    own = {"x": ("int8", (2,))}
-    cases = [({}, own), ({"reduction": reduction}, reduction.rest)]
-    cases += [({"like": {1: {}}, "reduction": reduction}, {})]
-    for changes, expected in cases:
-        one, *_ = waiting(**changes)
-        one.shapes = own
-        assert one._like(1) == expected
 
 
 def complete(one, commit):
@@ -505,11 +497,14 @@ def test_a_record_that_we_find_is_completed_from_what_is_here():
     one.host_payload = SimpleNamespace(rest={"x": 0})
     begun, looked = [], []
     arrays = {r: fetched(r, got=[{"x": r}], refused=None) for r in (1, 2)}
+    for each in arrays.values():
+        each._context, each._pieces = around, [SimpleNamespace(key="k")]
+        each.arrived = functools.partial(Fetch.arrived, each)
     one.fetches = {1: arrays[1]}
-    one.look = lambda ours: looked.append(ours)
+    one.look = lambda: looked.append(one.reduces)
 
-    def fetch(job, wanted, ours):
-        begun.append((job, wanted, ours))
+    def fetch(job, wanted):
+        begun.append((job, wanted, one.reduces))
         arrays[job.region].job = job
         one.fetches[job.region] = arrays[job.region]
 
@@ -537,9 +532,9 @@ def test_equal_bytes_of_the_job_before_are_fetched_and_not_taken_for_ours(job, f
     one.host_payload = SimpleNamespace(rest={"x": 0})
     begun = []
 
-    def fetch(whose, wanted, ours):
-        begun.append((whose, ours))
-        there = SimpleNamespace(job=whose, payload=wanted, got=[{"x": 9}])
+    def fetch(whose, wanted):
+        begun.append((whose, one.reduces))
+        there = SimpleNamespace(job=whose, payload=wanted, got=[{"x": 9}], arrived=lambda: True)
         one.fetches[whose.region] = there
 
     one._fetch = fetch
@@ -584,7 +579,7 @@ def test_whose_averages_a_region_makes_and_whose_it_takes(monkeypatch, present, 
     owner = [s if s in present else present[s % len(present)] for s in range(R)]
     made, sent = [], {}
 
-    def averages(found, numbers):
+    def averages(commit, rest, numbers):
         made.append(numbers)
         return {f"{s}/x": np.float32(s) for s in numbers}
 
@@ -593,11 +588,11 @@ def test_whose_averages_a_region_makes_and_whose_it_takes(monkeypatch, present, 
         arrays = {r: {} for r in present}
         for s, r in enumerate(owner):
             arrays[r][f"{s}/x"] = np.float32(10 + s)
-        return SimpleNamespace(commit=commit, arrays=arrays)
+        return commit, arrays
 
     monkeypatch.setattr(one, "_averages", averages)
     monkeypatch.setattr(one, "_follow_up", follow_up)
-    found = one._exchange_averages(SimpleNamespace(commit=commit))
+    found = one._exchange_averages(commit, {})
     assert made == [ours] and found["x"].tolist() == [10, 11, 12]
     assert sent["suffix"] == "averages" and sent["takes_part"] is bool(ours)
     assert sent["arrays"].keys() == {f"{s}/x" for s in ours}
@@ -606,8 +601,8 @@ def test_whose_averages_a_region_makes_and_whose_it_takes(monkeypatch, present, 
         expected[r][f"{s}/x"] = ("float32", ())
     assert sent["like"] == expected
     second = commit_of({present[0]: payload(0)}, {}, 1, present)
-    monkeypatch.setattr(one, "_follow_up", lambda *_, **__: SimpleNamespace(commit=second))
-    assert one._exchange_averages(SimpleNamespace(commit=commit)) is None, "one brought none"
+    monkeypatch.setattr(one, "_follow_up", lambda *_, **__: (second, {}))
+    assert one._exchange_averages(commit, {}) is None, "one brought none"
 
 
 def test_averages_are_waited_for_also_of_one_that_was_not_observed_for_long():
@@ -621,14 +616,15 @@ def test_averages_are_waited_for_also_of_one_that_was_not_observed_for_long():
 
 def test_a_contribution_comes_from_whom_it_is_due(monkeypatch):
     """Ours from the host; of our own number those that came with the payloads; else fetched."""
-    one, _ = two_shot()
+    one, around = two_shot()
     begun = []
 
-    def fetch(context, job, pieces):
+    def fetch(context, job, pieces, news):
         begun.append((job.region, pieces[0].payload))
-        return SimpleNamespace(first=lambda check: {"x": np.float32(100 + job.region)})
+        return SimpleNamespace(arrived=lambda: True, got=[{"x": np.float32(100 + job.region)}])
 
     monkeypatch.setattr(two_shot_exchange, "Fetch", fetch)
+    around.store = SimpleNamespace(pauses=lambda: iter([0.0]))
     one.host_payload = SimpleNamespace(slices={"x": np.float32([5, 6, 7])})
     slices = {
         r: tuple(None if s == r else Payload(f"{r}{s}", 4) for s in range(R)) for r in range(R)
@@ -649,11 +645,11 @@ def test_a_contribution_comes_from_whom_it_is_due(monkeypatch):
         "x": 7
     }
 
-    def gone(check):
-        raise Missing("gone")
+    def gone():
+        raise Lost("gone")
 
-    monkeypatch.setattr(two_shot_exchange, "Fetch", lambda *_: SimpleNamespace(first=gone))
-    assert one._averages(SimpleNamespace(commit=commit, arrays={}), [0]) == {}
+    monkeypatch.setattr(two_shot_exchange, "Fetch", lambda *_: SimpleNamespace(arrived=gone))
+    assert one._averages(commit, {}, [0]) == {}
 
 
 def test_an_average_is_of_those_whose_slices_are_given():
@@ -667,10 +663,10 @@ def test_an_average_is_of_those_whose_slices_are_given():
 def test_who_was_late_in_the_first_exchange_is_late_when_whole_payloads_follow(monkeypatch):
     one, _ = two_shot()
     one.host_payload = SimpleNamespace(whole={})
-    third = ExchangeResult(commit_of({}, {}, 1, (0, 1)), {}, 0.1)
-    monkeypatch.setattr(one, "_follow_up", lambda *_, **__: third)
-    found = one._fall_back_to_whole(commit_of({}, {}, 0, (0, 1), {2: Late(4, 1)}))
-    assert found.commit == commit_of({}, {}, 1, (0, 1), {2: Late(4, 1)})
+    third = commit_of({}, {}, 1, (0, 1))
+    monkeypatch.setattr(one, "_follow_up", lambda *_, **__: (third, {}))
+    assert one._fall_back_to_whole(commit_of({}, {}, 0, (0, 1), {2: Late(4, 1)})) == {}
+    assert one.commit == commit_of({}, {}, 1, (0, 1), {2: Late(4, 1)})
 
 
 @pytest.mark.parametrize(

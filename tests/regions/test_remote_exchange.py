@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from regions.faults import vanish
-from regions.party import LIKE, TIMING, at_once, check, land, payload, send
+from regions.party import LIKE, TIMING, at_once, check, land, payload, send, until
 
 from lowcomm_jax import exchange
 
@@ -54,6 +54,37 @@ def test_absent_region_gets_the_result_and_counts_for_zero(party):
     send(regions[1:2], "k", takes_part=False)
     for arrived in land(regions, "k"):
         check(arrived, 3, [0, 2])
+
+
+def test_an_announcement_whose_answer_was_lost_stands(party):
+    """The others count it meanwhile; the region keeps its own payload, and does not fetch it."""
+    timing = exchange.Timing(beat_s=0.1, dead_after_s=30.0, answer_s=1.0, deadline_s=1.0)
+    regions = party.run(3, timing=timing)
+    first, others = regions[0], regions[1:]
+    store, transport = first._context.store, first._context.transport
+    create, get, lost, fetched = store.create, transport.get, [], []
+
+    def loses_the_answer(key, value):
+        created = create(key, value)
+        if "/k/announce." in key and not lost:
+            lost.append(key)
+            until(lambda: store.read("round/1/k/commit.0") is not None)
+            raise exchange.StoreUnavailable("no answer")
+        return created
+
+    def noting(name, *args):
+        fetched.append(name)
+        return get(name, *args)
+
+    store.create, transport.get = loses_the_answer, noting
+    send(regions, "k")
+    for arrived in land(regions, "k"):
+        check(arrived, 3, range(3))
+        assert arrived.ours
+    record = first._context.commit_log.committed("1/k")
+    assert lost == ["round/1/k/announce.0.1.0"] and record.writer in (1, 2)
+    digests = {r: one.payload.digest for r, one in record.admitted.items()}
+    assert sorted(fetched) == sorted(digests[x.region] for x in others)
 
 
 def test_nobody_takes_part(party):

@@ -1,7 +1,6 @@
 """A round's own payload where the store does not answer, and what earlier jobs have left of it."""
 
 import itertools
-from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -9,7 +8,8 @@ from regions.party import until
 
 from lowcomm_jax import exchange
 from lowcomm_jax.rounds.request import ExchangeRequest
-from lowcomm_jax.rounds.round import Round, keep_looking
+from lowcomm_jax.rounds.round import Round
+from lowcomm_jax.store.context import keep_looking
 from lowcomm_jax.store.records import Payload
 
 
@@ -103,9 +103,8 @@ def test_what_belongs_to_a_payload_is_announced_with_it_once_it_was_sent(store_p
     [one] = store_party.run(1)
     context = one._context
     early = Round(context, ExchangeRequest("e", "1/e", (0,)))
-    early.sent = Future()
     round = Round(context, ExchangeRequest("k", "1/k", (0,), takes_part=True), early)
     round.to_host({"x": np.ones((1, 4), np.float32)})
     assert not round.publish({}) and not round.announcements
-    early.sent.set_result(Payload("early", 3))
+    early.sent = Payload("early", 3)
     assert round.publish({}) and round.own.early == Payload("early", 3)

@@ -17,7 +17,7 @@ class Asked:
 
     def __init__(self, store):
         self.keys, self.together = [], []
-        self._store, self._get, self._read_all = store, store._get, store.read_all
+        self._get, self._read_all = store._get, store.read_all
         store._get, store.read_all = self, self.read_all
 
     def __call__(self, key, nbytes=0):
@@ -26,11 +26,10 @@ class Asked:
         return self._get(key, nbytes)
 
     def read_all(self, keys, nbytes=0):
-        asked = [key for key in keys if key not in self._store._ahead]
-        if len({key.rpartition("/")[0] for key in asked}) > 1:  # of several exchanges
-            self.together.append(asked)
+        if len({key.rpartition("/")[0] for key in keys}) > 1:  # of several exchanges
+            self.together.append(keys)
         else:
-            self.keys += asked
+            self.keys += keys
         return self._read_all(keys, nbytes)
 
     def of(self, name):

@@ -99,9 +99,8 @@ def test_stopped_and_killed_regions_are_left_out_in_time_and_a_new_job_comes_in(
 
 FAILING = """
 import sys
-from regions.party import SECRET, TIMING, at_once, payload, send
-from lowcomm_jax import exchange
-make = getattr(exchange, sys.argv[1])
+from regions.party import KINDS, SECRET, TIMING, at_once, payload, send
+make = KINDS[sys.argv[1]]
 regions = [make(sys.argv[2], r, 2, "run", SECRET, timing=TIMING) for r in range(2)]
 at_once(lambda x: x.join(20.0), regions)
 send(regions[:1], "never finished")

@@ -14,7 +14,7 @@ import oracle
 import pytest
 from adloco.adaptive_cases import PERIOD, engine, stream
 from regions.faults import vanish
-from regions.party import TIMING
+from regions.party import KINDS, TIMING
 
 import lowcomm_jax as lc
 from lowcomm_jax import exchange
@@ -98,7 +98,7 @@ def test_anchors_batches_and_merges_are_those_of_one_process(regions, between):
         lambda *given: stream(*given, regions),
         runs,
     )
-    kind = exchange.peers if regions == 3 else exchange.store
+    kind = KINDS["peers" if regions == 3 else "store"]
     jobs = in_jobs(between, method, regions, runs, kind=kind)
     assert_same(jobs, together)
     assert len(together[-2]) < 3 and max(n[1][0] for n in together[-2].values()) > 1

@@ -7,12 +7,12 @@ import numpy as np
 import oracle
 import pytest
 from regions.faults import vanish
+from regions.party import KINDS
 from regions.test_lost_regions import sitting_out
 from regions.test_same_numbers import RULE, assert_same, expected
 from regions.together import CUT, batches, engine, in_jobs, rows, train, values
 
 import lowcomm_jax as lc
-from lowcomm_jax import exchange
 from lowcomm_jax.store.wire import parse
 
 INT4 = {"name": "int4", "error_feedback": 0.9, "reduce": "two_shot"}
@@ -25,7 +25,6 @@ METHODS = {
         6, 3, 2, 0.3, pattern=CUT, outer=RULE, codec="e3m0"
     ),
 }
-KINDS = {"store": exchange.store, "peers": exchange.peers}
 ABSENT = {3: sitting_out, 4: lambda step: [True, *sitting_out(step)]}
 CASES = [
     ("dense", 4, "peers"),

@@ -10,7 +10,7 @@ import pytest
 from regions.faults import vanish
 from regions.party import TIMING, at_once, until
 
-from lowcomm_jax.store.context import NoFaults
+from lowcomm_jax.store.context import FaultHooks
 from lowcomm_jax.store.wire import parse
 
 R, SIZE = 3, 14  # 14 values in 3 slices of 5: one is padding
@@ -160,7 +160,7 @@ def test_a_slice_that_only_the_job_before_had_is_not_asked_of_anybody(party):
 def test_a_damaged_slice_leaves_its_sender_out(party):
     regions = party.run(R)
 
-    class Damage(NoFaults):
+    class Damage(FaultHooks):
         def sent(self, key, data):
             first = len(data) // 4  # in the slice that region 0 averages, of three pieces
             flipped = data[:first] + bytes([data[first] ^ 1]) + data[first + 1 :]

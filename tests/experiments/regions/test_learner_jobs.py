@@ -37,7 +37,7 @@ def test_peers_are_refused_before_any_job_starts(tiny, root, capsys):
     given = [f"--config.{k}={v}" for k, v in fields(tiny, root).items()]
     command = ["launch", "--regions=2", "--config=configs/decoupled_jobs.py", *given]
     assert main([*command, f"--workdir={root / 'refused'}"]) == 2
-    assert "use exchange.store (exchange=store)" in capsys.readouterr().err
+    assert "use exchange.store without transport= (exchange=store)" in capsys.readouterr().err
 
 
 def test_a_run_that_ends_before_the_first_arrival_is_refused(tiny, root, capsys):

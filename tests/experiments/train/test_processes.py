@@ -8,8 +8,7 @@ import lowcomm_jax as lc
 from experiments.cli import RefusedError
 from experiments.config import base, plain
 from experiments.refusals import PROCESSES, Asked, run_problems
-from experiments.regions import jobs
-from experiments.train import devices
+from experiments.train import assemble, devices
 from experiments.train.assemble import open_exchange
 from experiments.train.processes import refuse
 
@@ -53,16 +52,14 @@ def test_payloads_are_kept_for_as_many_rounds_of_every_fragment(kind, monkeypatc
     """However many fragments are under way at once."""
     opened = {}
     made = SimpleNamespace(keep_more=lambda times: opened.update(times=times))
-    monkeypatch.setitem(
-        jobs.EXCHANGES, kind, lambda *args, **options: opened.update(options) or made
-    )
+    monkeypatch.setattr(assemble, "store", lambda *args, **options: opened.update(options) or made)
     fields = plain(base("streaming_diloco", period=30))
     fields |= {"exchange": kind, "rendezvous": "file:///x", "region": 0}
     method = lc.methods.streaming_diloco(30, 6, 25, 0.5)
     job = SimpleNamespace(config=fields, method=method, faults=None)
     digests = {"corpus_digest": "a" * 64, "tokenizer_digest": "b" * 64}
     open_exchange(job, SimpleNamespace(identity="corpus", summary=digests))
-    assert opened["times"] == 6
+    assert opened["times"] == 6 and (opened["transport"] is None) is (kind == "store")
     said = opened["identity"]
     assert said["data.corpus"].endswith("(digest aaaaaaaaaaaa)") and said["method.period"] == "30"
     assert "region" not in said and "rendezvous" not in said
