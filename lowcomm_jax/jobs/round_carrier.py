@@ -84,13 +84,18 @@ class RoundCarrier:
         self, state: TrainState, rounds: int, batches: Iterable[PyTree]
     ) -> Iterator[PyTree]:
         """The batches, until so many rounds have landed here."""
+        # Now: a paused step may land a round before the first batch is asked for.
         self.landed, self.last = rounds_landed(state), rounds
-        for batch in batches:
-            if self.landed >= self.last:
-                return
-            yield batch
-            if self.landed >= self.last:
-                return
+
+        def until() -> Iterator[PyTree]:
+            for batch in batches:
+                if self.landed >= self.last:
+                    return
+                yield batch
+                if self.landed >= self.last:
+                    return
+
+        return until()
 
     # -- what is due ----------------------------------------------------------------------------
 

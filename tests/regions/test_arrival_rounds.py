@@ -12,6 +12,7 @@ from regions.together import engine
 
 import lowcomm_jax as lc
 from lowcomm_jax.jobs.peer_copy import given_to_peers, start_from_peer
+from lowcomm_jax.state.train_state import rounds_landed
 
 ARRIVALS = 11
 SPEEDS = (1.0, 0.62, 0.8)
@@ -245,6 +246,9 @@ def test_a_wait_for_the_own_arrival_can_be_stopped_and_goes_on_where_it_was(lear
     assert int(one.state.counters.behind) == 1 and [k for _, _, k in one.log] == [0, 0, 1, 2]
     monkeypatch.setattr(ByHand, "arrived", arrived)
     one.exchange.stop_when(lambda: False)
+    with jax.numpy_dtype_promotion("standard"):
+        one.step(ARRIVALS)
+    assert one.loop.carrier.landed == rounds_landed(one.state) == 3, "it landed before the step"
     run(jobs, ARRIVALS, (1.0, 1.0), first=9)
     steps = [step for step, kind, _ in one.log if kind == "report"]
     assert steps[:3] == [4, 8, 12] and not one.loop.carrier.paused
