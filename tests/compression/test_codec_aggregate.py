@@ -135,7 +135,7 @@ def test_two_shot_quantises_the_mean_of_every_slice_again(mesh):
     def mean(x_R):
         states = jax.vmap(lambda _: codec.init(like))(jnp.arange(4))
         payload, _ = exchange.encode({"w": x_R}, states)
-        return payload, exchange.mean(payload, jnp.asarray(weight), like)
+        return payload, exchange.reduce(payload, jnp.asarray(weight), like).mean
 
     payload, got = mean(jax.device_put(x_R, regions.sharding("region", *specs["w"])))
     assert exchange.traffic(like, np.ones(4)).nbytes == sum(

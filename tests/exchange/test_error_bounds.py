@@ -95,7 +95,7 @@ def reduced(name, way, values):
         return exchange.encode(x_R, states, params_A=x_R)[0]
 
     def land(payload, weight_R):
-        return exchange.mean(payload, weight_R, like)
+        return exchange.reduce(payload, weight_R, like).mean
 
     x_R = {k: np.stack([x] * R) for k, x in values.items()}
     send, land = (jax.jit(f, compiler_options=OPTIMIZED) for f in (send, land))

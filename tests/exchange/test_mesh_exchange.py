@@ -62,7 +62,7 @@ def programs(exchange, weight=WEIGHT):
             if exchange.one_by_one:
                 return exchange.everyone(payload, LIKE, brought)
             return (
-                exchange.mean(payload, weight_R, LIKE)
+                exchange.reduce(payload, weight_R, LIKE).mean
                 if brought is None
                 else (exchange.reduce(payload, weight_R, LIKE, brought=brought).mean)
             )

@@ -145,7 +145,7 @@ def test_a_stage_codes_its_own_part_alone():
     _, state = jax.jit(exchange.encode)(one, state)
     payload, state = jax.jit(exchange.encode)(one, state)
     decoded = jax.jit(lambda p: exchange.decode(p, tree))(payload)
-    mean = jax.jit(lambda p, w: exchange.mean(p, w, tree))(payload, jnp.array([2.0]))
+    mean = jax.jit(lambda p, w: exchange.reduce(p, w, tree).mean)(payload, jnp.array([2.0]))
     assert exchange.nbytes(tree) == sum(x.nbytes for x in jax.tree.leaves(payload))
     for stage in range(2):
         own = {k: jnp.asarray(of_stage(x, specs[k], stage)) for k, x in tree.items()}
@@ -217,7 +217,7 @@ def test_a_stage_reduces_slices_of_its_own_part(codec):
         def reduce(delta_R, state):
             for _ in range(2):  # the second round has residuals
                 payload, state = exchange.encode(delta_R, state)
-            return exchange.mean(payload, weight_R, like), payload
+            return exchange.reduce(payload, weight_R, like).mean, payload
 
         place = {k: regions.sharding("region", *specs[k]) for k in delta_R}
         run = jax.jit(reduce).lower(jax.device_put(delta_R, place), state).compile()

@@ -214,7 +214,7 @@ CHECKPOINT = {
     "step": 4,
     "regions": 2,
     "arrays": {"w": ["bfloat16", [3], [[0, 0, [0], "bfloat16", [3], "ab"]]]},
-    "in_flight": [{"key": "0@4", "fragment": 0}],
+    "in_flight": {"": [{"key": "0@4", "fragment": 0}]},
 }
 
 

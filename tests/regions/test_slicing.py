@@ -41,7 +41,7 @@ def reduced(one, payloads, weights):
 def landed(sums, weights):
     """The mean that a landing makes of dense slices, by name."""
     exchange = MeshExchange(Regions(1, lc.make_mesh(devices=jax.devices()[:1])))
-    mean = jax.jit(lambda x, w: exchange.mean(InSlices(x), w, None))(sums, weights)
+    mean = jax.jit(lambda x, w: exchange.reduce(InSlices(x), w, None).mean)(sums, weights)
     return {name: x[0] for name, x in mean.items()}
 
 
@@ -91,9 +91,9 @@ def test_stages_reduce_what_they_would_on_their_own_devices():
         for r in range(R)
     ]
     found = reduced(slicing(job.whole(like), like, payloads[0]), payloads, weights)
-    mean = jax.jit(lambda x, w: job.mean(InSlices(x), w, like))(found, weights[:1])
+    mean = jax.jit(lambda x, w: job.reduce(InSlices(x), w, like).mean)(found, weights[:1])
     payload_R = jax.jit(lambda tree: together.encode(tree, ())[0])(tree_R)
-    expected = jax.jit(lambda p, w: together.mean(p, w, like))(payload_R, weights)
+    expected = jax.jit(lambda p, w: together.reduce(p, w, like).mean)(payload_R, weights)
     jax.tree.map(np.testing.assert_array_equal, mean, expected)
 
 
