@@ -31,7 +31,7 @@ from lowcomm_jax.adloco.learning_rate import (
 from lowcomm_jax.adloco.merge import merge, merge_all, merge_before_round
 from lowcomm_jax.adloco.probe import Probe
 from lowcomm_jax.adloco.refusals import rows
-from lowcomm_jax.adloco.state import AdaptiveState, Trainer, of_counted
+from lowcomm_jax.adloco.state import LOOKED, AdaptiveState, Trainer, of_counted
 from lowcomm_jax.adloco.step_plan import StepPlan, Switch
 from lowcomm_jax.engine import Engine, Participants, mask_here
 from lowcomm_jax.history import Event
@@ -253,7 +253,7 @@ class AdaptiveEngine:
         for number, plan in plans.items():
             trainer = state.trainers[number]
             if measures:
-                trainer, samples = self._measured(number, trainer, plan, source)
+                trainer, samples = self._measured(number, trainer, plan, source, mask_R)
                 work_SxR[0] += samples
             rate = state.samples, per_step, self._scale(plan.samples / self.reference_batch)
             rates[number] = factors(self._schedule, self.period, *rate)
@@ -279,15 +279,16 @@ class AdaptiveEngine:
         return state, Segment(start, total, histories, plans, rates, *came)
 
     def _measured(
-        self, number: int, trainer: Trainer, plan: StepPlan, source: Source
+        self, number: int, trainer: Trainer, plan: StepPlan, source: Source, mask_R: np.ndarray
     ) -> tuple[Trainer, int]:
         """The trainer with its noise, and how many samples of a region that took.
 
-        They are those that it trains on next.
+        They are those that it trains on next. What absent regions measure does not count.
         """
         size = self._measured_size(plan)
         batch = source(number, trainer.used, size * self.probe.count)
         measured = self.probe.measure(trainer.state, batch, size)
+        measured = {**measured, LOOKED: mask_R.astype(np.float32)}
         return trainer.replace(measured=measured), self.probe.samples(size)
 
     def _landed(
@@ -352,7 +353,11 @@ class AdaptiveEngine:
             ended, found = finish(self._loop_that_sends(number, trainer), trainer.state)
             events += [TrainerEvent.of(event, number) for event in found]
             # Within a round its decision comes with the last payload.
-            measured = trainer.measured if self.jobs is None else self.jobs.heard(number)
+            measured = trainer.measured
+            if self.jobs is not None:
+                measured = self.jobs.heard(number)
+            elif measured is not None:
+                measured = of_counted(measured, np.ones(self.regions.count, bool))
             trainer = trainer.replace(state=ended, measured=measured)
             state = state.with_trainer(number, trainer)
         if self.clock is not None:
@@ -361,6 +366,7 @@ class AdaptiveEngine:
         if self.jobs is not None:
             self.jobs.compare_at_the_end(state)
             self.carrier.tell(state, state.step, state.step)
+        self._events, self._looks = {}, {}  # no segment follows that has them
         return state
 
     # -- compiling ------------------------------------------------------------------------------

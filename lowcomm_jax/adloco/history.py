@@ -39,7 +39,7 @@ class Segment:
       events: of all trainers, see `in_order`.
       work_SxR: each region's seconds of each step, as multiples of a step of the reference batch.
       merges: those before the first step.
-      looks: by trainer, the statistics of the batch policy before the first step, and its decision.
+      looks: by trainer, where a round ends here: the batch policy's statistics, and its decision.
     """
 
     start: int

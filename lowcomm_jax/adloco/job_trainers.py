@@ -23,7 +23,7 @@ import jax
 import numpy as np
 
 from lowcomm_jax.adloco.probe import SCALARS
-from lowcomm_jax.adloco.state import AdaptiveState, Trainer, of_counted
+from lowcomm_jax.adloco.state import LOOKED, AdaptiveState, Trainer, of_counted
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.history import Event
 from lowcomm_jax.jobs.job_carrier import Counted, start_from_anchor
@@ -33,9 +33,6 @@ from lowcomm_jax.rounds.state_transfer import State, shared_state
 from lowcomm_jax.state.leaves import trainer_prefix
 from lowcomm_jax.state.train_state import TrainState
 from lowcomm_jax.sync.sync_loop import SyncLoop
-
-HAS_LOOKED = "looked"
-"""1 where a region has measured in this round, and 0 where it came in after the round's start."""
 
 _POLL_SECONDS = 0.05
 
@@ -64,9 +61,7 @@ class JobTrainers:
 
     def _header(self, measured: dict[str, Any] | None) -> dict[str, jax.Array]:
         """What a payload carries, `[1, 1]` by name; zeros where nothing was measured."""
-        numbers: dict[str, Any] = {name: [0.0] for name in (*SCALARS, HAS_LOOKED)}
-        if measured is not None:
-            numbers |= {**measured, HAS_LOOKED: [1.0]}
+        numbers = {name: [0.0] for name in (*SCALARS, LOOKED)} | (measured or {})
         arrays = {name: np.asarray(x, np.float32)[:, None] for name, x in numbers.items()}
         return place(arrays, self.engine.regions.sharding(REGION))
 
@@ -124,8 +119,7 @@ class JobTrainers:
         if (counted := self._counted.pop(number, None)) is None:
             return None
         values_N = {name: np.asarray(x)[:, 0] for name, x in counted.header.items()}
-        looked_N = values_N.pop(HAS_LOOKED) > 0
-        return of_counted(values_N, counted.counted_N & looked_N)
+        return of_counted(values_N, counted.counted_N)
 
     def rounds_missed(self, state: AdaptiveState, period: int) -> int:
         """Whole rounds that the other jobs have landed beyond this state, at the end of a round."""
@@ -134,11 +128,6 @@ class JobTrainers:
         return max(0, self.carrier.exchange.frontier() - state.step) // period
 
     # -- the other jobs ---------------------------------------------------------------------------
-
-    def reconnect(self, state: AdaptiveState) -> None:
-        """Start the exchanges of a restored state again; see `Engine.reconnect`."""
-        for _, trainer, loop in self._all(state):
-            loop.carrier.reconnect(loop, trainer.state)
 
     @contextlib.contextmanager
     def listening(self, state: AdaptiveState) -> Iterator[None]:

@@ -22,6 +22,9 @@ from lowcomm_jax.store.records import Size
 
 PyTree = Any
 
+LOOKED = "looked"
+"""1 where a region has measured in this round, and 0 where it was absent, or came in later."""
+
 
 class Kept(msgspec.Struct, frozen=True):
     """What checkpoints and other regions are given of a trainer, beside its training state.
@@ -32,8 +35,8 @@ class Kept(msgspec.Struct, frozen=True):
       used: samples of each of its streams, one a region, that it has trained on; the next step
         takes those that follow.
       policy: the batch policy's state.
-      measured: in the middle of a round: statistics of the regions here, `[R]` by name, which
-        decide at its end, then those of all that count; else None.
+      measured: in the middle of a round: statistics of the regions here, `[R]` by name, and which
+        of them have `LOOKED`; at its end those of all that count, which decide; else None.
     """
 
     request: Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
@@ -184,8 +187,10 @@ class AdaptiveState:
 
 
 def of_counted(measured: Mapping[str, Any], counts_R: np.ndarray) -> dict[str, np.ndarray] | None:
-    """Statistics `[R]` of the regions that count; None = none of them does."""
-    return {k: np.asarray(x)[counts_R] for k, x in measured.items()} if counts_R.any() else None
+    """Statistics of the regions that count and have `LOOKED`; None = there is none."""
+    values = {name: np.asarray(x) for name, x in measured.items()}
+    counts_R = counts_R & (values.pop(LOOKED) > 0)
+    return {name: x[counts_R] for name, x in values.items()} if counts_R.any() else None
 
 
 def seen(state: TrainState) -> dict[str, PyTree]:

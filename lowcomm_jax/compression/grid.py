@@ -17,6 +17,7 @@ import numpy as np
 
 Shape = tuple[int, int, int]
 SHORT_ROW = 16  # values; rows of fewer share units
+FEW = 1024  # units a slice; with more, filling up costs at most 0.1 %
 
 
 class Unit(NamedTuple):
@@ -97,8 +98,9 @@ def grid_of(shape: tuple[int, ...], stacked: bool, unit: Unit, slices: int = 1) 
 
     Units lie inside rows, so that devices that hold rows hold whole units. Of rows of fewer than 16
     values, which would make units of less than a quarter of the unit, each matrix is read as one
-    row. So is one of fewer rows than the `slices` that its payload is cut into; of a single row
-    each slice gets units of its own.
+    row. A payload that is cut into `slices` deals out layers, or units along a side. Where that
+    would fill up slices of few units, each slice gets units of its own of a single row. A matrix of
+    fewer rows than slices is then read as one row, too.
 
     >>> grid_of((8, 768), False, Unit(1, 256))[1:]
     (8, 768, 1, 256, False)
@@ -112,11 +114,18 @@ def grid_of(shape: tuple[int, ...], stacked: bool, unit: Unit, slices: int = 1) 
     layers, n, m = matrix_shape(shape, stacked)
     if unit.rows == "joined":
         return Grid(layers, 1, n * m, 1, max(min(unit.width, n * m), 1), True)
-    short = unit.rows is None and m < SHORT_ROW and 4 * largest_divisor(m, unit.width) < unit.width
-    flat = unit.height == 1 and n > 1 and (short or n < slices)
-    n, m = (1, n * m) if flat else (n, m)
-    each = -(-m // slices) if n == 1 else m
-    return Grid(layers, n, m, side(n, unit.height), side(each, unit.width), flat)
+    joins = unit.height == 1 and unit.rows is None
+    short = m < SHORT_ROW and 4 * largest_divisor(m, unit.width) < unit.width
+    if flat := joins and n > 1 and short:
+        n, m = 1, n * m
+    height, width = side(n, unit.height), side(m, unit.width)
+    counts = layers, -(-n // height), -(-m // width)
+    fills = all(count % slices for count in counts) and math.prod(counts[1:]) < FEW * slices
+    if fills and joins and 1 < n < slices:
+        n, m, flat = 1, n * m, True
+    if fills and n == 1:
+        width = side(-(-m // slices), unit.width)
+    return Grid(layers, n, m, height, width, flat)
 
 
 def side(n: int, limit: int) -> int:

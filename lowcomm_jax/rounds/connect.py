@@ -76,7 +76,7 @@ def store(
 
     def make() -> ExchangeContext:
         few = file_handle_problems(count, peers=False)
-        problems = [] if transport else few  # a transport says by itself how many it needs
+        problems = [] if transport else few
         problems += [*timing.violations(), *url_problems(url)]
         if count < 1 or not 0 <= region < count:
             problems.append(f"region {region} of {count} must be one of 0..count-1")
@@ -91,13 +91,21 @@ def store(
         except ValueError as error:
             problems.append(str(error))
         refuse(_TITLE, problems)
+
+        def carries(context: ExchangeContext) -> Transport:
+            if transport is None:
+                return StoreTransport(context.store, context.counter)
+            made = transport(context)
+            refuse(_TITLE, few)  # after `peers`, which needs more, and says so
+            return made
+
         return ExchangeContext(
             *(url, run_id, found, region, count),
             timing=timing,
             heal=heal,
             identity=identity or {},
             fault_hooks=fault_hooks or FaultHooks(),
-            transport=transport or (lambda made: StoreTransport(made.store, made.counter)),
+            transport=carries,
         )
 
     return RemoteExchange(region, count, heal, make, keep)

@@ -360,7 +360,8 @@ class RemoteExchange(Membership):
                     break
             while sizes and sum(sizes.values()) > _MOST_AHEAD:
                 sizes.popitem()  # the last ones are read when it is their turn
-            context.transport.get_ahead(sizes)
+            if sizes:
+                context.transport.get_ahead(sizes)
         except StoreUnavailable as error:
             log.info("what the others have landed is read one by one: %s", error)
         return known - first

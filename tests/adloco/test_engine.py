@@ -20,8 +20,9 @@ from compilations import compilations
 from oracle.jax_problem import loss_fn
 
 import lowcomm_jax as lc
+from lowcomm_jax.adloco.state import LOOKED
 from lowcomm_jax.network import replay, uniform
-from lowcomm_jax.rules.batching import Fixed, NormTest
+from lowcomm_jax.rules.batching import Fixed, NormTest, pooled
 from lowcomm_jax.rules.trainers import Trainers
 
 STEP_SECONDS = 0.5
@@ -227,3 +228,22 @@ def test_what_was_given_is_shown_as_it_is(scaling):
     text = refusal(lambda: engine(lc.methods.adloco(4), scaling=scaling, reference_batch="{x}"))
     assert f"scaling={scaling!r}: use none, sqrt, linear" in text
     assert "reference_batch='{x}': a whole number, at least 1, is needed" in text
+
+
+def test_a_run_that_finishes_within_a_round_decides_by_those_who_took_part():
+    """The noise of an absent region decides nothing; the next run of the engine tells nothing."""
+    policy = NormTest(start=2, cap=64, microbatches=4)
+    one = engine(lc.methods.adloco(PERIOD, 1, inner_batching=policy))
+    state = one.init(oracle.make_params())
+    state, _ = one.run(state, stream, steps=1, participants=lambda _: np.array([True, False]))
+    measured = state.first.measured
+    size = one._measured_size(one.switch.plan(policy.start))
+
+    def asks(regions):
+        values = {k: np.asarray(x)[regions] for k, x in measured.items() if k != LOOKED}
+        return policy.decide(policy.init(), pooled(values, one.probe.count, size), policy.start)[1]
+
+    assert asks([0]) != asks([0, 1])
+    assert one.finish(state).first.request == asks([0])
+    _, history = one.run(one.init(oracle.make_params()), stream, steps=1)
+    assert not history.segments[0].looks
