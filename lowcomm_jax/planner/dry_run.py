@@ -145,7 +145,7 @@ def play(
     settles = network if method.schedule.needs_network else None
     engine = Engine(
         _no_loss,
-        _two_moments() if inner is None else inner,
+        _TWO_MOMENTS if inner is None else inner,
         single,
         regions,
         mesh=make_mesh(1, devices=jax.devices()[:1]),  # so that no plan depends on the machine
@@ -239,14 +239,15 @@ def _no_loss(params, batch, rng):
     raise NotImplementedError("a dry run makes no inner step")
 
 
-def _two_moments() -> optax.GradientTransformation:
-    """The state of Adam, and no step."""
+def _zero_moments(params):
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    return optax.ScaleByAdamState(jnp.zeros((), jnp.int32), zeros, zeros)
 
-    def init(params):
-        zeros = jax.tree.map(jnp.zeros_like, params)
-        return optax.ScaleByAdamState(jnp.zeros((), jnp.int32), zeros, zeros)
 
-    return optax.GradientTransformation(init, lambda updates, state, params=None: (updates, state))
+_TWO_MOMENTS = optax.GradientTransformation(
+    _zero_moments, lambda updates, state, params=None: (updates, state)
+)
+"""The state of Adam, and no step."""
 
 
 def decides(state: TrainState) -> tuple:

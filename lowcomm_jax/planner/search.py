@@ -2,12 +2,13 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from lowcomm_jax import methods
+from lowcomm_jax.methods.base import Rule
 from lowcomm_jax.planner.dry_run import Played
 from lowcomm_jax.planner.methods import DILOCO, PlanMethod
 from lowcomm_jax.planner.plan import Workload, dry_run, never_catches_up, utilisation_curve
@@ -68,13 +69,14 @@ def search(
         if cut[2] * cut[1] < cut[0] and cut[1] <= min(cut[0], work.model.layers)
     ]
     sizes: dict[tuple[int, str], Played] = {}
+    average = methods.local_sgd(1).outer  # one for all settings, so that JAX traces it once
     for done, (period, fragments, tau) in enumerate(cuts):
         name = f"H={period} K={fragments} tau={tau}"
         if progress is not None:
             progress(name, done, len(cuts))
         played = None
         for codec in SEARCHED_CODECS:
-            row = _setting(name, period, fragments, tau, codec, work.model.stacked)
+            row = _setting(name, period, fragments, tau, average, codec, work.model.stacked)
             nats = row.penalty().nats
             if nats is None or nats > bound_nats:
                 left_out += 1
@@ -99,12 +101,17 @@ def search(
 
 
 def _setting(
-    name: str, period: int, fragments: int, tau: int, codec: str, stacked: tuple[str, ...]
+    name: str,
+    period: int,
+    fragments: int,
+    tau: int,
+    outer: Rule,
+    codec: str,
+    stacked: Sequence[str],
 ) -> PlanMethod:
-    """Streaming DiLoCo with this setting, without its outer and landing rule: no byte is theirs."""
+    """Streaming DiLoCo with this setting and another outer rule; no byte is that rule's."""
     wire = None if codec == "fp32" else {"name": codec, "stacked": stacked}
-    average = methods.local_sgd(period).outer
-    method = methods.streaming_diloco(period, fragments, tau, 0.0, outer=average, codec=wire)
+    method = methods.streaming_diloco(period, fragments, tau, 0.0, outer=outer, codec=wire)
     return PlanMethod(f"{name} {codec}", method, DILOCO)
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from lowcomm_jax.mesh.arrays import place
 from lowcomm_jax.mesh.offload import stow
@@ -199,17 +200,18 @@ def _outer(
         return ((),) * len(programs.fragments)
     method, cut, (_, axis) = programs.method, programs.fragments, anchor_axis(programs)
 
-    def init(leaves, rows, rule):
-        return jax.vmap(rule.init)(fragmentation.take(leaves, rows))
-
     def of_fragment(p: int) -> PyTree:
         rule = method.outer_of(p)
         out = _rule_shardings(programs, "outer", rule, p, axis)
-        program = jax.jit(init, out_shardings=out, static_argnames="rule")
+        program = jax.jit(_outer_init, out_shardings=out, static_argnames="rule")
         given = functools.partial(program, rule=rule), out, cut.leaves(anchor, p), cut.rows(p)
         return making.run(*given)
 
     return tuple(map(of_fragment, range(len(cut))))
+
+
+def _outer_init(leaves: PyTree, rows: PyTree, rule: optax.GradientTransformation) -> PyTree:
+    return jax.vmap(rule.init)(fragmentation.take(leaves, rows))
 
 
 def _merge_states(programs: RoundPrograms, making: Making) -> tuple[PyTree, ...]:

@@ -334,12 +334,8 @@ def _rule_problems(
 
 def _transform_problems(name: str, rule: Any, like: PyTree, keywords: dict) -> list[str]:
     state = jax.eval_shape(rule.init, like)
-
-    def update(updates, state, params, more):
-        return rule.update(updates, state, params, **more)
-
     try:
-        updates, new = jax.eval_shape(update, like, state, like, keywords)
+        updates, new = jax.eval_shape(rule.update, like, state, like, **keywords)
     except TypeError as error:
         if "positional argument" not in str(error):
             raise
