@@ -18,7 +18,7 @@ from evidence.published.latency import latency_table
 from lowcomm_jax import methods
 from lowcomm_jax.network.links import BYTES_PER_GBIT, uniform
 from lowcomm_jax.planner.dag import TARGETS, utilisation
-from lowcomm_jax.planner.dry_run import play
+from lowcomm_jax.planner.dry_run import rehearse
 from lowcomm_jax.planner.methods import PlanMethod, planned
 from lowcomm_jax.planner.plan import Workload, plan
 from lowcomm_jax.planner.shapes import decoder_shapes
@@ -404,7 +404,7 @@ def dag_utilisation(row: DagRow, gbps: np.ndarray = GRID_GBPS) -> np.ndarray:
     model = DAG_MODELS[row.model]
     shape = (model.layers, round(model.params / model.layers / 1000), 1000)
     tree = {STACK[0]: jax.ShapeDtypeStruct(shape, np.float32)}
-    played = play(dag_method(row, model), tree, 2, stacked=STACK)
+    played = rehearse(dag_method(row, model), tree, 2, stacked=STACK).play()
     link_s = 8e-9 / gbps
 
     def seconds(sent):

@@ -1,9 +1,9 @@
 """A dry run: the engine's own loop on shapes, which gives the events and bytes of a run to come.
 
-`play` builds the programs of an engine and lets its loop decide, send, move and adopt. Nothing is
-computed: in the place of every program (`round_programs.each`) stands a function that hands its
-arguments back. Bytes, routes and steps are therefore those of a run, for any method and codec. What
-the host reads of computed values is the scenario's.
+`rehearse` builds the programs of an engine, and `Rehearsal.play` lets its loop decide, send, move
+and adopt. Nothing is computed: in the place of every program (`round_programs.each`) stands a
+function that hands its arguments back. Bytes, routes and steps are therefore those of a run, for
+any method and codec. What the host reads of computed values is the scenario's.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from lowcomm_jax.methods.base import Method
 from lowcomm_jax.network.links import Network
 from lowcomm_jax.params.fragments import is_stacked, layer_stacks
 from lowcomm_jax.params.layout import make_layout
+from lowcomm_jax.schedule import Schedule
 from lowcomm_jax.state.train_state import TrainState
 from lowcomm_jax.sync.initial_state import abstract_state
 from lowcomm_jax.sync.round_functions import RegionState
@@ -118,7 +119,79 @@ def period_of(method: Method) -> int:
     return min(channel.every for channel in method.channels)
 
 
-def play(
+@dataclasses.dataclass(frozen=True)
+class Rehearsal:
+    """A method on shapes of parameters, whose periods can be played; `rehearse` makes it.
+
+    Attributes:
+      method: as given; its trainers share one engine.
+      engine, programs: the programs compute nothing.
+      state: the first one, in shapes.
+      kept: see `Played`.
+      scenario, stacked: as given.
+    """
+
+    method: Method
+    engine: Engine
+    programs: RoundPrograms
+    state: TrainState
+    kept: dict[str, float]
+    scenario: Scenario
+    stacked: Sequence[str]
+
+    def play(self, schedule: Schedule | None = None) -> Played:
+        """Play the method's steady periods.
+
+        Args:
+          schedule: None = the method's own. Another one of its class with as many fragments, on
+            which neither programs nor payloads depend, spares what `rehearse` takes.
+        """
+        method, programs, state = self.method, self.programs, self.state
+        if schedule is not None:
+            method = dataclasses.replace(method, schedule=schedule)
+            acts = dataclasses.replace(programs.method, schedule=schedule)
+            programs = dataclasses.replace(programs, method=acts)
+        loop, trainers = self._loop(programs), method.trainer_count
+        state = state.replace(counters=state.counters.copy())
+        warm, steps = _measured(method, loop, self.scenario)
+        events, everyone, keys, sent = [], np.ones(loop.count, bool), {}, {}
+        flying = snapshots = 0
+        while (now := int(state.counters.step)) < steps:
+            to = min(now + loop.next_event(state, steps - now), warm if now < warm else steps)
+            block = BatchBlock((), to - now, to - now)
+            given = Steps(block, None, None, [everyone] * block.steps, False)
+            state, _, inside, _ = loop.inner_steps(state, given)
+            state, behind = loop.after(state, block.steps, everyone)
+            events += [*inside, *behind]
+            nbytes = {e.key: e.nbytes for e in events if e.kind == "send"}
+            flying = max(flying, sum(nbytes.get(key, 0) for key in state.in_flight))
+            beside = (f for f in state.in_flight.values() if f.snapshot is not None)
+            snapshots = max(snapshots, sum(loop.fragments.numel(int(f.fragment)) for f in beside))
+            keys[to], sent[to] = decides(state), state.counters.bytes_sent.copy()
+        shares = [_layers(loop, p, self.stacked) for p in range(len(loop.fragments))]
+        a_step = float((sent[steps] - sent[warm]).max()) / (steps - warm)
+        return Played(
+            events=tuple(events),
+            sends=tuple(_sends(events, shares, steps, trainers)),
+            warm=warm,
+            steps=steps,
+            sent_a_step=a_step * trainers,
+            flying=flying * trainers,
+            snapshots=snapshots * trainers,
+            kept=self.kept,
+            repeats=keys[warm] == keys[steps] and method.topology is None,
+        )
+
+    def _loop(self, programs: RoundPrograms) -> Loop:
+        """The engine's loop; what regions would measure is the scenario's."""
+        loop = self.engine.loop_of(programs)
+        acts = loop.main if isinstance(loop, ChannelLoop) else loop
+        if isinstance(acts, EventLoop):
+            acts.measurements = None
+        return loop
+
+
+def rehearse(
     method: Method,
     params: PyTree,
     regions: int,
@@ -127,8 +200,8 @@ def play(
     scenario: Scenario | None = None,
     network: Network | None = None,
     inner: optax.GradientTransformation | None = None,
-) -> Played:
-    """Play a method's steady periods on shapes of the parameters.
+) -> Rehearsal:
+    """Build what plays a method on shapes of the parameters.
 
     Args:
       params: shapes of the user's parameters.
@@ -152,50 +225,14 @@ def play(
         stacked=stacked,
         network=settles,
     )
-    loop, state = _begun(engine, params, scenario)
-    trainers = method.trainer_count
-    kept = {k: each * trainers for k, each in _kept(method, state, params).items()}
-    warm, steps = _measured(method, loop, scenario)
-    events, everyone, keys, sent = [], np.ones(loop.count, bool), {}, {}
-    flying = snapshots = 0
-    while (now := int(state.counters.step)) < steps:
-        to = min(now + loop.next_event(state, steps - now), warm if now < warm else steps)
-        block = BatchBlock((), to - now, to - now)
-        given = Steps(block, None, None, [everyone] * block.steps, False)
-        state, _, inside, _ = loop.inner_steps(state, given)
-        state, behind = loop.after(state, block.steps, everyone)
-        events += [*inside, *behind]
-        nbytes = {e.key: e.nbytes for e in events if e.kind == "send"}
-        flying = max(flying, sum(nbytes.get(key, 0) for key in state.in_flight))
-        beside = (f for f in state.in_flight.values() if f.snapshot is not None)
-        snapshots = max(snapshots, sum(loop.fragments.numel(int(f.fragment)) for f in beside))
-        keys[to], sent[to] = decides(state), state.counters.bytes_sent.copy()
-    shares = [_layers(loop, p, stacked) for p in range(len(loop.fragments))]
-    a_step = float((sent[steps] - sent[warm]).max()) / (steps - warm)
-    return Played(
-        events=tuple(events),
-        sends=tuple(_sends(events, shares, steps, trainers)),
-        warm=warm,
-        steps=steps,
-        sent_a_step=a_step * trainers,
-        flying=flying * trainers,
-        snapshots=snapshots * trainers,
-        kept=kept,
-        repeats=keys[warm] == keys[steps] and method.topology is None,
-    )
-
-
-def _begun(engine: Engine, params: PyTree, scenario: Scenario) -> tuple[Loop, TrainState]:
-    """The engine's loop, whose programs compute nothing, and its first state in shapes."""
     programs = engine.programs_for(make_layout(params, engine.setup.roles))
-    loop = engine.loop_of(_dry(programs, scenario))
-    acts = loop.main if isinstance(loop, ChannelLoop) else loop
-    if isinstance(acts, EventLoop):
-        acts.measurements = None  # what regions would measure is the scenario's
     rates = scenario.rates
-    if rates is None or len(rates) != len(loop.fragments):
-        rates = (1.0,) * len(loop.fragments)
-    return loop, abstract_state(programs, params).replace(rate=np.asarray(rates, np.float32))
+    if rates is None or len(rates) != len(programs.fragments):
+        rates = (1.0,) * len(programs.fragments)
+    state = abstract_state(programs, params).replace(rate=np.asarray(rates, np.float32))
+    kept = {k: each * method.trainer_count for k, each in _kept(method, state, params).items()}
+    dry = _dry(programs, scenario)
+    return Rehearsal(method, engine, dry, state, kept, scenario, stacked)
 
 
 def _measured(method: Method, loop: Loop, scenario: Scenario) -> tuple[int, int]:

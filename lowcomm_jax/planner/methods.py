@@ -1,7 +1,7 @@
 """`PlanMethod`: a method under a name, as a plan takes it; `plan_method` makes one from a config.
 
 A row holds the method itself: what it sends and keeps, and when, comes from a dry run
-(`dry_run.play`). Here stand only the names under which figures were published.
+(`dry_run`). Here stand only the names under which figures were published.
 """
 
 import dataclasses

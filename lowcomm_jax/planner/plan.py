@@ -25,7 +25,7 @@ from lowcomm_jax.network.collectives import (
 )
 from lowcomm_jax.network.links import Network
 from lowcomm_jax.planner.dag import TARGETS, smallest_bandwidth, utilisation
-from lowcomm_jax.planner.dry_run import Played, Scenario, Sent, play
+from lowcomm_jax.planner.dry_run import Played, Rehearsal, Scenario, Sent, rehearse
 from lowcomm_jax.planner.expected_loss import SOURCE, domain_reasons, law
 from lowcomm_jax.planner.memory import MemoryPlan, activation_estimate
 from lowcomm_jax.planner.methods import DATA_PARALLEL, PlanMethod, planned
@@ -194,16 +194,16 @@ def plan(work: Workload, methods: Sequence[PlanMethod] | Mapping[str, Method]) -
     found = [line for run in runs for line in _overlap_violations(*run, work)]
     refuse("cannot be planned", found)
     baseline = planned("allreduce", stacked=work.model.stacked)
-    slow = float(utilisation_curve(dry_run(baseline, work), work, np.ones(1))[0])
+    slow = float(utilisation_curve(rehearsed(baseline, work).play(), work, np.ones(1))[0])
     return [_row(*run, work, slow) for run in runs]
 
 
 # -- time --------------------------------------------------------------------------------------
 
 
-def dry_run(method: PlanMethod, work: Workload) -> Played:
-    """The method's steady periods on the workload's model and regions."""
-    return play(
+def rehearsed(method: PlanMethod, work: Workload) -> Rehearsal:
+    """The method on the workload's model and regions."""
+    return rehearse(
         method.method,
         work.model.tree,
         work.network.size,
@@ -216,14 +216,14 @@ def dry_run(method: PlanMethod, work: Workload) -> Played:
 
 def _derived(method: PlanMethod, work: Workload) -> tuple[PlanMethod, Played]:
     """The row and its dry run, with the overlap that hides its largest payload, if asked for."""
-    played = dry_run(method, work)
+    played = rehearsed(method, work).play()
     if method.margin is None:
         return method, played
     slowest = max(sum(exchange_seconds(sent, work)) for sent in played.sends)
     method = method.with_overlap(derive_tau(slowest, work.step_s, method.margin))
     if method.tau > method.period:
         return method, played  # which is refused
-    return method, dry_run(method, work)
+    return method, rehearsed(method, work).play()
 
 
 def never_catches_up(method: PlanMethod, played: Played, work: Workload) -> list[str]:

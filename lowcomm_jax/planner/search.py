@@ -9,9 +9,9 @@ import numpy as np
 
 from lowcomm_jax import methods
 from lowcomm_jax.methods.base import Rule
-from lowcomm_jax.planner.dry_run import Played
+from lowcomm_jax.planner.dry_run import Played, Rehearsal
 from lowcomm_jax.planner.methods import DILOCO, PlanMethod
-from lowcomm_jax.planner.plan import Workload, dry_run, never_catches_up, utilisation_curve
+from lowcomm_jax.planner.plan import Workload, never_catches_up, rehearsed, utilisation_curve
 from lowcomm_jax.refused import not_negative, refuse
 
 PERIODS = (10, 30, 50, 100, 200, 500)
@@ -68,8 +68,8 @@ def search(
         for cut in itertools.product(PERIODS, FRAGMENTS, TAUS)
         if cut[2] * cut[1] < cut[0] and cut[1] <= min(cut[0], work.model.layers)
     ]
-    sizes: dict[tuple[int, str], Played] = {}
-    average = methods.local_sgd(1).outer  # one for all settings, so that JAX traces it once
+    ready: dict[tuple[int, str], tuple[Rehearsal, Played]] = {}
+    average = methods.local_sgd(1).outer  # one for all, so that JAX traces it once
     for done, (period, fragments, tau) in enumerate(cuts):
         name = f"H={period} K={fragments} tau={tau}"
         if progress is not None:
@@ -81,10 +81,12 @@ def search(
             if nats is None or nats > bound_nats:
                 left_out += 1
                 continue
-            if (size := sizes.get((fragments, codec))) is None:
-                size = sizes[fragments, codec] = dry_run(row, work)
+            if (fragments, codec) not in ready:
+                rehearsal = rehearsed(row, work)
+                ready[fragments, codec] = rehearsal, rehearsal.play()
+            rehearsal, size = ready[fragments, codec]
             if played is None:
-                played = dry_run(row, work)
+                played = rehearsal.play(row.method.schedule)
             here = _resized(played, size)
             if never_catches_up(row, here, work):
                 left_out += 1

@@ -22,7 +22,7 @@ from lowcomm_jax.loops.channel_exchange import VALUES, ChannelExchange
 from lowcomm_jax.methods import Method
 from lowcomm_jax.network import replay, uniform
 from lowcomm_jax.optimizers import InnerConfig, make_optimizer
-from lowcomm_jax.planner.dry_run import play
+from lowcomm_jax.planner.dry_run import rehearse
 from lowcomm_jax.recovery.rejoin import rejoin_regions
 from lowcomm_jax.schedule import Never, Staggered
 from lowcomm_jax.state.leaves import state_leaves
@@ -239,7 +239,7 @@ def test_rows_and_shares_that_no_index_reaches_are_refused():
         method = lc.methods.sparta(p)
         like = {k: jax.ShapeDtypeStruct(shape, jnp.float32) for k, shape in shapes.items()}
         with pytest.raises(ValueError) as refusal:
-            play(method, like, 2)
+            rehearse(method, like, 2).play()
         return str(refusal.value)
 
     long = refused(0.005, w=(2, 2**32))

@@ -14,7 +14,7 @@ from lowcomm_jax.compression import PerTensor, UnitCodec
 from lowcomm_jax.compression.grid import Unit
 from lowcomm_jax.models import PRESETS
 from lowcomm_jax.network import uniform
-from lowcomm_jax.planner.dry_run import Scenario, play
+from lowcomm_jax.planner.dry_run import Scenario, rehearse
 from lowcomm_jax.planner.methods import FACTORIES, planned
 from lowcomm_jax.planner.plan import Workload, plan
 from lowcomm_jax.planner.shapes import decoder_shapes
@@ -67,7 +67,7 @@ def told(event):
 )
 def test_the_events_are_those_of_a_run(name):
     """Step, fragment, bytes, route, groups, who takes part, staleness: field for field."""
-    played = play(CASES[name](), SHAPES, 2, stacked=("blocks",))
+    played = rehearse(CASES[name](), SHAPES, 2, stacked=("blocks",)).play()
     found = [told(event) for event in played.events]
     real = real_events(CASES[name](), played.steps)
     assert found and len(real) == len(found)
@@ -75,13 +75,31 @@ def test_the_events_are_those_of_a_run(name):
         assert {key: seen[key] for key in mine} == mine
 
 
+def test_another_schedule_is_played_as_its_own_method_would():
+    def streaming(period, tau):
+        return M.streaming_diloco(
+            period, 3, tau, 0.0, codec={"name": "int4", "stacked": ("blocks",)}
+        )
+
+    ready, other = rehearse(streaming(12, 0), SHAPES, 2, stacked=("blocks",)), streaming(30, 5)
+    again, alone = (
+        ready.play(other.schedule),
+        rehearse(other, SHAPES, 2, stacked=("blocks",)).play(),
+    )
+    for one in (again, ready.play(other.schedule)):
+        assert [told(event) for event in one.events] == [told(event) for event in alone.events]
+        assert dataclasses.replace(one, events=()) == dataclasses.replace(alone, events=())
+
+
 @pytest.mark.slow
 def test_where_measured_rates_decide_the_choice_is_the_scenarios():
     method = M.cocodc(12, 3, 2, 6)
-    played = play(method, SHAPES, 2, stacked=("blocks",))
+    played = rehearse(method, SHAPES, 2, stacked=("blocks",)).play()
     real = real_events(method, played.steps)
     assert [(e.kind, e.step) for e in played.events] == [(e["kind"], e["step"]) for e in real]
-    hot = play(method, SHAPES, 2, stacked=("blocks",), scenario=Scenario(rates=(9.0, 1.0, 1.0)))
+    hot = rehearse(
+        method, SHAPES, 2, stacked=("blocks",), scenario=Scenario(rates=(9.0, 1.0, 1.0))
+    ).play()
 
     def sent(run, fragment):
         return sum(e.kind == "send" and e.fragment == fragment for e in run.events)
@@ -91,8 +109,8 @@ def test_where_measured_rates_decide_the_choice_is_the_scenarios():
 
 def test_a_falling_rank_shortens_rounds_and_shrinks_payloads():
     method = M.dilocox(16, rank=16)
-    as_sent = play(method, SHAPES, 2, stacked=("blocks",))
-    low = play(method, SHAPES, 2, stacked=("blocks",), scenario=Scenario(rank=4.0))
+    as_sent = rehearse(method, SHAPES, 2, stacked=("blocks",)).play()
+    low = rehearse(method, SHAPES, 2, stacked=("blocks",), scenario=Scenario(rank=4.0)).play()
     assert min(s.nbytes for s in low.sends) < min(s.nbytes for s in as_sent.sends)
     assert low.sent_a_step < as_sent.sent_a_step * 16 / 4 and as_sent.repeats
     gaps = np.diff([sent.step for sent in low.sends if sent.step > low.warm])
@@ -100,7 +118,7 @@ def test_a_falling_rank_shortens_rounds_and_shrinks_payloads():
 
 
 def test_gradients_leave_at_every_step():
-    played = play(M.ddp(), SHAPES, 2, stacked=("blocks",))
+    played = rehearse(M.ddp(), SHAPES, 2, stacked=("blocks",)).play()
     nbytes = 4 * (6 * 64 * 64 + 64 * 32)
     assert {s.nbytes for s in played.sends} == {nbytes} and played.sent_a_step == nbytes
     assert [s.step for s in played.sends] == list(range(1, played.steps + 1))
@@ -110,14 +128,14 @@ def test_gradients_leave_at_every_step():
 def test_every_method_is_played(name):
     row = planned(name, 3)
     tree = {"blocks": {"mlp": {"up": jax.ShapeDtypeStruct((16, 64, 64), np.float32)}}}
-    played = play(row.method, tree, 3, stacked=("blocks",))
+    played = rehearse(row.method, tree, 3, stacked=("blocks",)).play()
     assert played.sends and played.sent_a_step > 0
     assert {layer for sent in played.sends for layer in sent.layers} == set(range(16))
     assert all(math.isclose(sum(s.layers.values()), 1.0, rel_tol=1e-6) for s in played.sends)
 
 
 def a_period(row, model):
-    played = play(row.method, model.tree, 2, stacked=model.stacked)
+    played = rehearse(row.method, model.tree, 2, stacked=model.stacked).play()
     counted = sum(s.nbytes for s in played.sends if played.warm < s.step <= played.steps)
     return counted * row.period / (played.steps - played.warm), played
 
@@ -140,7 +158,7 @@ def test_leaves_of_more_than_2_to_the_31_entries_are_chosen_from():
     model = decoder_shapes(PRESETS["qwen_107b"])
     sizes = [math.prod(x.shape) for x in jax.tree.leaves(model.tree)]
     assert max(sizes) > 2**31
-    played = play(M.sparta(0.005), model.tree, 2, stacked=model.stacked)
+    played = rehearse(M.sparta(0.005), model.tree, 2, stacked=model.stacked).play()
     least = 4 * sum(sizes) / 200
     assert {least <= sent.nbytes <= least + 4 * 200 for sent in played.sends} == {True}
 
@@ -157,7 +175,9 @@ def test_routes_are_those_of_the_run():
     """Of two regions coded payloads go by all-gather, of three by slices."""
     for regions, coded in ((2, "all_gather"), (3, "two_shot")):
         for codec, route in (("int4", coded), (None, "two_shot")):
-            played = play(M.diloco(10, codec=codec), SHAPES, regions, stacked=("blocks",))
+            played = rehearse(
+                M.diloco(10, codec=codec), SHAPES, regions, stacked=("blocks",)
+            ).play()
             assert {sent.route for sent in played.sends} == {route}
 
 
