@@ -25,7 +25,7 @@ from lowcomm_jax.compression.placement import Placement, first, place, stacked
 from lowcomm_jax.compression.units import UnitCodec
 from lowcomm_jax.mesh.stages import STAGE
 from lowcomm_jax.params.fragments import is_stacked, path_name
-from lowcomm_jax.refused import one_of, refuse
+from lowcomm_jax.refused import choices, refuse
 
 PyTree = Any
 _SMALL_MATRIX = 64 * 64
@@ -213,8 +213,7 @@ class PerTensor(Codec):
         for codec in (self.default, *(codec for _, codec in self.rules)):
             if not isinstance(codec, UnitCodec | LeafCodec):
                 problems.append(f"{codec!r} codes no leaf: give a UnitCodec or a LeafCodec")
-        problems.append(one_of("reduce", self.reduce, ("auto", "all_gather", "two_shot")))
-        refuse("PerTensor", problems)
+        refuse("PerTensor", problems + choices(self))
 
     @property
     def name(self) -> str:
