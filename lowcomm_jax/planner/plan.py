@@ -15,7 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.network.collectives import (
@@ -81,8 +83,18 @@ class Workload:
             stacked: path prefixes of leaves with a leading axis of layers or experts; without a
                 stack of layers the model has one, so that nothing hides within a step.
             specs: pytree of PartitionSpec inside a region; None = whole on every device.
+
+        Raises:
+            ValueError: the specs have another structure than the parameters.
         """
-        model = Shapes.of(params, specs, stacked)
+        leaves = jax.tree.flatten(specs, is_leaf=lambda x: isinstance(x, PartitionSpec))
+        if specs is not None and leaves[1] != jax.tree.structure(params):
+            raise ValueError(
+                "specs have another structure than the abstract parameters: give one spec for each "
+                "leaf"
+            )
+        layout = None if specs is None else lambda mesh: (params, specs)
+        model = Shapes.of(params, layout, stacked)
         return cls(model, tokens, tokens_per_step, network, **others)
 
     @property
