@@ -30,7 +30,7 @@ from lowcomm_jax.planner.dag import TARGETS, smallest_bandwidth, utilisation
 from lowcomm_jax.planner.dry_run import Played, Scenario, Sent, play
 from lowcomm_jax.planner.expected_loss import SOURCE, domain_reasons, law
 from lowcomm_jax.planner.memory import MemoryPlan, activation_estimate
-from lowcomm_jax.planner.methods import DATA_PARALLEL, PlanMethod, planned
+from lowcomm_jax.planner.methods import PlanMethod, planned
 from lowcomm_jax.planner.requests import StoreRequests, learner_requests
 from lowcomm_jax.planner.shapes import Shapes
 from lowcomm_jax.refused import above_zero, refuse, whole
@@ -326,7 +326,7 @@ def expected_loss(method: PlanMethod, params: float, regions: int, tokens: float
     if method.law is None:
         unknown = f"unknown: no scaling law is published for {method.name}"
         return ExpectedLoss(None, unknown, None, unknown)
-    replicas = None if method.law == DATA_PARALLEL else regions
+    replicas = None if method.law == "data_parallel" else regions
     outside = domain_reasons(params, replicas, tokens)
     own = domain_reasons(params, replicas, tokens, method.period) + _differences(method)
     figure, penalty = law(params, replicas), method.penalty()

@@ -10,7 +10,7 @@ import numpy as np
 from lowcomm_jax import methods
 from lowcomm_jax.methods.base import Rule
 from lowcomm_jax.planner.dry_run import Played
-from lowcomm_jax.planner.methods import DILOCO, PlanMethod
+from lowcomm_jax.planner.methods import PlanMethod
 from lowcomm_jax.planner.plan import Workload, dry_run, never_catches_up, utilisation_curve
 from lowcomm_jax.refused import not_negative, refuse
 
@@ -112,7 +112,7 @@ def _setting(
     """Streaming DiLoCo with this setting and another outer rule; no byte is that rule's."""
     wire = None if codec == "fp32" else {"name": codec, "stacked": stacked}
     method = methods.streaming_diloco(period, fragments, tau, 0.0, outer=outer, codec=wire)
-    return PlanMethod(f"{name} {codec}", method, DILOCO)
+    return PlanMethod(f"{name} {codec}", method, "diloco")
 
 
 def _resized(played: Played, size: Played) -> Played:
