@@ -31,7 +31,6 @@ from lowcomm_jax.planner.expected_loss import (
 from lowcomm_jax.refused import Refused, collect, is_unknown, refuse, whole
 
 AUTO = "auto"
-SPARSE, COSINE = "topk_2bit", "dct_topk"
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +82,7 @@ class PlanMethod:
 
     @property
     def codec(self) -> str:
-        """The codec, by the name that published figures have for it, else by its own."""
+        """The codec's name."""
         return codec_name(self.method.codec)
 
     @property
@@ -137,8 +136,6 @@ class PlanMethod:
 
 # `allreduce` is another name for DDP, the method that all others are compared with.
 FACTORIES: dict[str, Callable[..., methods.Method]] = {"allreduce": methods.ddp} | methods.NAMES
-# Names of codecs -> names that published figures have for them.
-_CODECS = {"stat8": "int8", "stat4": "int4", "topk64_stat2": SPARSE, "dct_topk32": COSINE}
 
 
 def asked_for(regions: int) -> dict[str, Any]:
@@ -166,16 +163,14 @@ def asked_for(regions: int) -> dict[str, Any]:
 
 
 def codec_name(codec: Codec | None) -> str:
-    """A codec by the name that published figures have for it, else by its own."""
+    """A codec by its own name, of low rank without the rank, which has a figure of its own."""
     if codec is None:
         return "fp32"
     inner = _inner(codec)
-    if inner is None:
-        return codec.name or type(codec).__name__
     if isinstance(inner, LowRank):
         return f"low_rank_{inner.factors.name}"
-    name = inner.name or type(inner).__name__
-    return _CODECS.get(name, name)
+    named = codec if inner is None else inner
+    return named.name or type(named).__name__
 
 
 def _inner(codec: Codec | None) -> Any:

@@ -17,7 +17,9 @@ from lowcomm_jax.refused import not_negative, refuse
 PERIODS = (10, 30, 50, 100, 200, 500)
 FRAGMENTS = (1, 4, 16)
 TAUS = (0, 1, 5, 10)
-SEARCHED_CODECS = ("fp32", "bf16", "int8", "int4")  # each one more costs seconds of a search
+SEARCHED_CODECS = ("fp32", "bf16", "int8", "int4")
+"""One for each number of bits that is published as lossless; each one more costs seconds of a
+search. A choice, and no list of what there is: rows of a plan name any codec."""
 # Utilisations this close count as equal: the smaller penalty, then fewer bytes, decides.
 NEAR = 0.005
 
