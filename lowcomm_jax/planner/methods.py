@@ -12,14 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import optax
 
 from lowcomm_jax import methods
 from lowcomm_jax.compression import Codec, LowRank, registry
 from lowcomm_jax.compression.two_shot import per_tensor
 from lowcomm_jax.methods.base import Law, published_by
-from lowcomm_jax.planner.dry_run import period_of
+from lowcomm_jax.planner.dry_run import period_of, tau_of
 from lowcomm_jax.planner.expected_loss import (
     Penalty,
     codec_penalty,
@@ -71,9 +70,7 @@ class PlanMethod:
     @property
     def tau(self) -> int:
         """Inner steps from a send to its landing; the period = one whole round."""
-        schedule = self.method.schedule
-        late = schedule.land_after_send and self.method.has_anchor
-        return self.period if late else int(np.max(schedule.delay))
+        return tau_of(self.method)
 
     @property
     def eager(self) -> bool:
