@@ -187,7 +187,6 @@ class PerTensor(Codec):
       stacked: path prefixes whose leaves carry a leading layer axis, as in
         `params.fragments.partition`: each layer is a matrix of its own.
       seed: of random starts and choices; the same in every region.
-      label: name in tables; default: the default codec's.
       reduce: how payloads are averaged: by the route of fewer bytes (`auto`), `all_gather` or
         `two_shot` (`two_shot.route`).
       slices: that payloads are cut into (`in_slices`); 1 = they go whole.
@@ -202,7 +201,6 @@ class PerTensor(Codec):
     rules: Rules = ()
     stacked: tuple[str, ...] = ()
     seed: int = 0
-    label: str | None = None
     reduce: Literal["auto", "all_gather", "two_shot"] = "auto"
     slices: int = 1
     where: tuple[tuple[str, Placement], ...] = ()
@@ -217,7 +215,7 @@ class PerTensor(Codec):
 
     @property
     def name(self) -> str:
-        return self.label or self.default.name
+        return self.default.name
 
     @property
     def local(self) -> bool:
