@@ -11,7 +11,7 @@ import difflib
 import math
 from collections.abc import Callable, Collection, Iterable
 from numbers import Integral, Real
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 
@@ -163,11 +163,18 @@ def rates(learning_rate: Any, momentum: Any) -> list[str | None]:
     ]
 
 
-def one_of(name: str, value: str, allowed: Iterable[str]) -> str | None:
+def one_of(name: str, value: Any, allowed: Collection[Any]) -> str | None:
     """What is wrong with a choice that is not allowed."""
     if value in allowed:
         return None
     return f"{name}={value!r} {is_unknown(value, allowed, 'choose one of')}"
+
+
+def choices(settings: Any) -> list[str | None]:
+    """What is wrong with the fields of a dataclass that are typed as a `Literal`."""
+    hints = get_type_hints(type(settings)).items()
+    typed = [(name, get_args(hint)) for name, hint in hints if get_origin(hint) is Literal]
+    return [one_of(name, getattr(settings, name), allowed) for name, allowed in typed]
 
 
 # -- the same of a description's fields: a list of no line, or of one -----------------------------

@@ -76,7 +76,7 @@ def read(config: Mapping[str, Any]) -> PlanRequest:
     found += _number_violations(fields)
     model = network = None
     if "model" in fields:
-        given = fields["model"], fields["seq_len"], fields["mesh"]
+        given = fields["model"], fields["seq_len"]
         model = collect(found, "model: ", lambda: read_model(*given))
         found += [] if model is None else _unknown_of_own(fields, model)
     if "network" in fields:
@@ -137,6 +137,12 @@ def _unknown_of_own(fields: Mapping[str, Any], model: PlanModel) -> list[str]:
         found.append(
             "device_gb: a plan knows no activations of a model of your own: leave it out, and ask "
             "the compiler: plan --target with the training config"
+        )
+    stages = fields["mesh"].get("stage", 1) if isinstance(fields["mesh"], Mapping) else 1
+    if stages != 1:
+        found.append(
+            f"mesh.stage is {stages!r}: stages are cut of the built-in decoder alone: with model "
+            f"{model.section['name']} leave it out"
         )
     return found
 

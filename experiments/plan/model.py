@@ -34,7 +34,7 @@ class PlanModel:
     decoder: TransformerConfig | None = None
 
 
-def read_model(spec: Any, seq_len: int = 2048, mesh: Any = None) -> PlanModel:
+def read_model(spec: Any, seq_len: int = 2048) -> PlanModel:
     """Look a model up, or build it from its fields.
 
     Args:
@@ -42,7 +42,6 @@ def read_model(spec: Any, seq_len: int = 2048, mesh: Any = None) -> PlanModel:
         those of a `preset` where one is named; or `module:factory`, alone or as `name` beside its
         settings.
       seq_len: tokens of a sequence.
-      mesh: sizes of the axes inside a region; only layouts of models of one's own depend on it.
 
     Raises:
       Refused: everything that is wrong with it.
@@ -51,7 +50,7 @@ def read_model(spec: Any, seq_len: int = 2048, mesh: Any = None) -> PlanModel:
         spec = {"name" if ":" in spec else "preset": spec}
     if not isinstance(spec, Mapping):
         raise Refused("model", [f"{spec!r} is no model: name a preset, or give its fields"])
-    return _own(spec, seq_len, mesh) if "name" in spec else _decoder(spec, seq_len)
+    return _own(spec, seq_len) if "name" in spec else _decoder(spec, seq_len)
 
 
 def _decoder(spec: Mapping[str, Any], seq_len: int) -> PlanModel:
@@ -76,7 +75,7 @@ def _decoder(spec: Mapping[str, Any], seq_len: int) -> PlanModel:
     return PlanModel(decoder_shapes(config), spec, scanned.flops_per_token(seq_len), config)
 
 
-def _own(spec: Mapping[str, Any], seq_len: int, mesh: Any) -> PlanModel:
+def _own(spec: Mapping[str, Any], seq_len: int) -> PlanModel:
     """A model of one's own, as its `init`, `specs` and `stacked` describe it.
 
     Without a stack of layers it has as many layers as arrays.
@@ -92,13 +91,16 @@ def _own(spec: Mapping[str, Any], seq_len: int, mesh: Any) -> PlanModel:
     if not (found or settled):
         found = [f"{spec['name']} takes vocab_size: give {{name: {spec['name']}, vocab_size: 258}}"]
     refuse("model", found)
-    model, axes = build(own), dict(mesh) if isinstance(mesh, Mapping) else {}
+    model = build(own)
     abstract = abstract_params(model)
-    if hasattr(model, "specs"):
-        specs = model.specs(abstract, axes)
-    else:
-        cut = fsdp_specs(axes.get("fsdp", 1))  # the engine's own layout
+
+    def layout(mesh):
+        if hasattr(model, "specs"):
+            return abstract, model.specs(abstract, mesh)
+        cut = fsdp_specs(mesh.get("fsdp", 1))  # the engine's own layout
         specs = jax.tree.map_with_path(lambda path, leaf: cut(path_name(path), leaf), abstract)
+        return abstract, specs
+
     arrays = len(jax.tree.leaves(abstract))
-    shapes = Shapes.of(abstract, specs, stacked_prefixes(model), otherwise=arrays)
+    shapes = Shapes.of(abstract, layout, stacked_prefixes(model), otherwise=arrays)
     return PlanModel(shapes, spec, flops_per_token(model, seq_len))

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from experiments.cli import has_config
 from experiments.plan.config import PlanRequest
 from lowcomm_jax.planner.methods import FACTORIES
 from lowcomm_jax.planner.plan import PlanRow
 
 _BYTES = 258  # entries of the smallest tokenizer: a smaller vocabulary takes the tokenizer's size
-# Others have a config of their own name.
-_CONFIGS = {"allreduce": "ddp", "decoupled_diloco": "decoupled_jobs"}
+# That of its own name scripts speeds and an outage, which no plan has.
+_UNSCRIPTED = {"decoupled_diloco": "decoupled_jobs"}
 
 
 def train_fields(request: PlanRequest, row: PlanRow) -> tuple[dict[str, Any] | None, str]:
@@ -36,9 +37,10 @@ def train_fields(request: PlanRequest, row: PlanRow) -> tuple[dict[str, Any] | N
             f"tokens_per_step does not divide into {regions} regions and seq_len {seq_len}: "
             f"give --config.tokens_per_step={whole}"
         )
+    factory = FACTORIES[name].__name__
     found = {
-        "config": _CONFIGS.get(name, name),
-        "method.name": FACTORIES[name].__name__,
+        "config": _UNSCRIPTED.get(factory, factory),
+        "method.name": factory,
         "regions": regions,
         "batch": int(batch),
         "steps": 0,
@@ -70,20 +72,19 @@ def train_fields(request: PlanRequest, row: PlanRow) -> tuple[dict[str, Any] | N
 
 
 def write_start(path: Path, fields: Mapping[str, Any], title: str) -> None:
-    """Write a config file that `train` takes."""
-    lines = [
-        f'"""{title}: as it was planned."""',
-        "",
-        f"from configs import {fields['config']} as method",
-        "",
-        "",
-        "def get_config():",
-        '    """Give the config."""',
-        "    config = method.get_config()",
-    ]
+    """Write a config file that `train` takes: the method's own config, if it has one, changed."""
     values = {field: value for field, value in fields.items() if field != "config"}
-    if name := values.pop("model.name", None):
-        lines[2] += "\nfrom experiments.cli import model_section"
-        lines.append(f"    config.model = model_section({name!r})")
-    lines += [f"    config.{field} = {value!r}" for field, value in values.items()]
-    path.write_text("\n".join([*lines, "    return config", ""]), encoding="utf-8")
+    imports, config = [f"from configs import {fields['config']} as method"], "method.get_config()"
+    if not has_config(fields["config"]):
+        imports = ["from experiments.config import base"]
+        of_method = [field for field in values if field.startswith("method.")]
+        knobs = {field.removeprefix("method."): values.pop(field) for field in of_method}
+        config = f"base({knobs.pop('name')!r}, **{knobs!r})"
+    body = [f"    config = {config}"]
+    if model := values.pop("model.name", None):
+        imports.append("from experiments.cli import model_section")
+        body.append(f"    config.model = model_section({model!r})")
+    body += [f"    config.{field} = {value!r}" for field, value in values.items()]
+    head = [f'"""{title}: as it was planned."""', "", *imports, "", ""]
+    told = ["def get_config():", '    """Give the config."""', *body, "    return config", ""]
+    path.write_text("\n".join(head + told), encoding="utf-8")

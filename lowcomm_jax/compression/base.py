@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from lowcomm_jax.compression.means import as_rounded, weighted_mean
 from lowcomm_jax.compression.placement import Placement
+from lowcomm_jax.refused import Refused
 
 PyTree = Any
 
@@ -162,25 +163,29 @@ class Codec(abc.ABC):
 
     def in_slices(self, slices: int) -> Codec:
         """The codec of payloads that are cut into so many slices, one for each region."""
-        raise NotImplementedError
+        raise self._without("in_slices")
 
     def dealt_nbytes(self, like: PyTree) -> int:
         """Bytes of all slices of a payload."""
-        raise NotImplementedError
+        raise self._without("dealt_nbytes")
 
     def deal(self, payload: PyTree, like: PyTree) -> PyTree:
         """A payload in equal slices, leaves `[R, ...]`; slice r is what region r reduces."""
-        raise NotImplementedError
+        raise self._without("deal")
 
     def undeal(self, slices: PyTree, like: PyTree) -> PyTree:
         """The payload of the mean, from all its slices, each coded by `recode`."""
-        raise NotImplementedError
+        raise self._without("undeal")
 
     def recode(
         self, slice_R: PyTree, weight_R: jax.Array, number: jax.Array, like: PyTree
     ) -> PyTree:
         """The coded weighted mean of slice `number` of everyone's payload, leaves `[R, ...]`."""
-        raise NotImplementedError
+        raise self._without("recode")
+
+    def _without(self, function: str) -> Refused:
+        fix = "write it, or leave requantizable out"
+        return Refused("codec", [f"{self.name} is requantizable and has no {function}: {fix}"])
 
     def at(self, level: int) -> Codec:
         """The codec at one of its levels (`CodecLevels`); a plain codec has level 0 alone."""

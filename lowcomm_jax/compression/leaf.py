@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec as P
 
 from lowcomm_jax.compression.grid import Shape, Unit
 from lowcomm_jax.compression.means import as_rounded, fold_regions, weighted_mean
@@ -240,8 +239,3 @@ def _payload_of(codec: LeafCodec, place: Placement) -> PyTree:
 def bytes_of(like: PyTree) -> int:
     """Bytes of arrays of these shapes."""
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(like))
-
-
-def behind(spec: P, *front: Any) -> P:
-    """A layout with more dimensions in front."""
-    return P(*front, *spec)

@@ -46,8 +46,11 @@ class Named(NamedTuple):
 
     @property
     def takes(self) -> Mapping[str, inspect.Parameter]:
-        """The settings."""
-        return inspect.signature(self.maker).parameters
+        """The settings; none where Python does not know them, as those of `dict`."""
+        try:
+            return inspect.signature(self.maker).parameters
+        except ValueError:
+            return {}
 
 
 @functools.cache
@@ -101,7 +104,7 @@ def _made(spec: str, settings: Mapping[str, Any], **derived: Any) -> LeafOrUnit 
         return dataclasses.replace(codec, **held)
     try:
         made = codec(**held)
-    except TypeError as error:  # a class lacks a function that every codec has
+    except TypeError as error:  # of somebody's function, whose settings may be of another kind
         raise ValueError(f"codec {spec!r}: {error}") from error
     if not isinstance(made, LeafOrUnit | Codec):
         must = "must return a compression.UnitCodec, LeafCodec or Codec"
@@ -207,6 +210,8 @@ def _unknown(name: str, settings: Mapping[str, Any]) -> list[str]:
     wrong = [] if takes_any else [k for k in settings if k not in free]
     lines = [f"{name} has no setting {k!r}: choose from {', '.join(free) or 'none'}" for k in wrong]
     if callable(found.codec):
+        lacks = ", ".join(sorted(getattr(found.codec, "__abstractmethods__", ())))
+        lines += [f"{name} has no {lacks}: write what every codec has"] if lacks else []
         missing = [k for k in free if takes[k].default is takes[k].empty and k not in settings]
         lines += [f"{name} needs its setting {k!r}: give it, or a default" for k in missing]
     return lines
@@ -223,18 +228,22 @@ def find(name: str) -> Named | None:
     if not separator:
         return known().get(name)
     try:
-        there = importlib.import_module(module)
+        imported = importlib.import_module(module)
     except ModuleNotFoundError as error:
         fix = "name a module that Python finds from here"
         raise ValueError(f"codec {name!r}: {error}; {fix}") from error
     except Exception as error:  # whatever the module does while it is imported
         why = f"{module} cannot be imported: {type(error).__name__}: {error}"
         raise ValueError(f"codec {name!r}: {why}") from error
-    found = getattr(there, attribute, None)
+    found = getattr(imported, attribute, None)
     kind = found if isinstance(found, type) else type(found)
     if not issubclass(kind, LeafOrUnit):
         if not callable(found):
-            raise ValueError(f"codec {name!r}: {module} has no function {attribute!r}, or codec")
+            there = "" if found is None else f", which is a {type(found).__name__}"
+            fix = "name a codec of leaves, or a function that makes a codec"
+            raise ValueError(
+                f"codec {name!r}: {module} has no function {attribute!r}, or codec{there}: {fix}"
+            )
         return Named(found, None)
     if not dataclasses.is_dataclass(kind) or not kind.__dataclass_params__.frozen:
         raise ValueError(f"codec {name!r}: make {kind.__name__} a frozen dataclass")

@@ -25,7 +25,7 @@ from lowcomm_jax.compression.placement import Placement, first, place, stacked
 from lowcomm_jax.compression.units import UnitCodec
 from lowcomm_jax.mesh.stages import STAGE
 from lowcomm_jax.params.fragments import is_stacked, path_name
-from lowcomm_jax.refused import one_of, refuse
+from lowcomm_jax.refused import choices, refuse
 
 PyTree = Any
 _SMALL_MATRIX = 64 * 64
@@ -187,7 +187,6 @@ class PerTensor(Codec):
       stacked: path prefixes whose leaves carry a leading layer axis, as in
         `params.fragments.partition`: each layer is a matrix of its own.
       seed: of random starts and choices; the same in every region.
-      label: name in tables; default: the default codec's.
       reduce: how payloads are averaged: by the route of fewer bytes (`auto`), `all_gather` or
         `two_shot` (`two_shot.route`).
       slices: that payloads are cut into (`in_slices`); 1 = they go whole.
@@ -202,7 +201,6 @@ class PerTensor(Codec):
     rules: Rules = ()
     stacked: tuple[str, ...] = ()
     seed: int = 0
-    label: str | None = None
     reduce: Literal["auto", "all_gather", "two_shot"] = "auto"
     slices: int = 1
     where: tuple[tuple[str, Placement], ...] = ()
@@ -213,12 +211,11 @@ class PerTensor(Codec):
         for codec in (self.default, *(codec for _, codec in self.rules)):
             if not isinstance(codec, UnitCodec | LeafCodec):
                 problems.append(f"{codec!r} codes no leaf: give a UnitCodec or a LeafCodec")
-        problems.append(one_of("reduce", self.reduce, ("auto", "all_gather", "two_shot")))
-        refuse("PerTensor", problems)
+        refuse("PerTensor", problems + choices(self))
 
     @property
     def name(self) -> str:
-        return self.label or self.default.name
+        return self.default.name
 
     @property
     def local(self) -> bool:

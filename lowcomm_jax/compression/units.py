@@ -14,7 +14,7 @@ from __future__ import annotations
 import abc
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -25,7 +25,6 @@ from lowcomm_jax.compression.means import as_rounded
 
 SMALLEST = 1e-36  # below, a reciprocal overflows fp32; such values are sent as zero
 _TOGETHER = 1024  # units whose sums a CPU keeps side by side, in its cache
-_LARGEST = 1 << 22  # values of the units that are sorted at once
 Payload = dict[str, jax.Array]
 
 
@@ -44,31 +43,43 @@ class Matrix(NamedTuple):
     largest: Callable[..., jax.Array]
     real: jax.Array | None = None
 
+    @property
+    def unpadded(self) -> Matrix:
+        """The same for other values of these units, as those that a codec keeps."""
+        return self._replace(real=None)
+
     def counts(self, x: jax.Array) -> jax.Array:
         """Values of each unit, without padding: fp32 `[1, down, across]`."""
         real = jnp.ones((1, 1, 1, *x.shape[3:]), bool) if self.real is None else self.real
         counts = jnp.sum(real.astype(jnp.float32), axis=(3, 4))
         return jnp.broadcast_to(counts, (1, *x.shape[1:3]))
 
+    def filled(self, x: jax.Array) -> jax.Array:
+        """x with 0 in the place of padding."""
+        return x if self.real is None else jnp.where(self.real, x, 0.0)
+
     def unit_sums(self, x: jax.Array) -> jax.Array:
         """Sum of each unit by halves, without padding: `[L, down, across]`."""
-        x = x if self.real is None else jnp.where(self.real, x, 0.0)
-        return fold(_flat(x), 3)[..., 0]
+        return fold(flat(self.filled(x)), 3)[..., 0]
 
-    def class_sums(self, x: jax.Array, at: jax.Array, classes: int) -> tuple[jax.Array, jax.Array]:
-        """(sums, counts) of the values of each unit in each class, without padding.
+    def class_totals(
+        self, x: jax.Array, at: jax.Array, classes: Sequence[int]
+    ) -> tuple[jax.Array, jax.Array]:
+        """(sums, counts) of the values of each matrix in each class, without padding; see `total`.
 
         Args:
           x: fp32 `[L, down, across, height, width]`.
-          at: the class of each value, uint8; values of other numbers are left out.
+          at: the class of each value, uint8; values of other classes are left out.
+          classes: their numbers, not all 256.
 
         Returns:
-          fp32 `[L, down, across, classes]` each. On CPUs, where compilers add in an order that
-          depends on the layout, values are added in the order of the unit.
+          fp32 `[L, 1, 1, classes]` each. On CPUs, where compilers add in an order that depends on
+          the layout, values of a unit are added in its order.
         """
         if self.real is not None:
-            at = jnp.where(self.real, at, jnp.uint8(classes))
-        numbers = jnp.arange(classes, dtype=jnp.uint8)[:, None]
+            nowhere = next(number for number in range(256) if number not in classes)
+            at = jnp.where(self.real, at, jnp.uint8(nowhere))
+        numbers = jnp.array(classes, jnp.uint8)[:, None]
 
         def terms(x_U, at_U):
             hit = numbers == at_U[None]
@@ -76,23 +87,9 @@ class Matrix(NamedTuple):
 
         in_turn = functools.partial(_in_turn, terms)
         at_once = functools.partial(_at_once, classes=classes)
-        return jax.lax.platform_dependent(_flat(x), _flat(at), cpu=in_turn, default=at_once)
-
-    def each(self, choose: Callable[[jax.Array], Any], x: jax.Array) -> Any:
-        """`choose` of the values `[size]` of each unit, of some units at a time: a sort needs room.
-
-        Args:
-          x: `[L, down, across, height, width]`.
-          choose: to arrays `[n]`, which come as `[L, down, across, n]`.
-        """
-        units = _flat(x).reshape(math.prod(x.shape[:3]), -1)
-        bands = -(-units.size // _LARGEST)
-        if bands > 1:
-            together = -(-units.shape[0] // bands)
-            chosen = jax.lax.map(choose, units, batch_size=together)
-        else:
-            chosen = jax.vmap(choose)(units)
-        return jax.tree.map(lambda y: y.reshape(*x.shape[:3], -1), chosen)
+        found = jax.lax.platform_dependent(flat(x), flat(at), cpu=in_turn, default=at_once)
+        sums, counts = jnp.split(self.total(jnp.concatenate(found, axis=-1)), 2, axis=-1)
+        return sums, counts
 
 
 class UnitCodec(abc.ABC):
@@ -178,12 +175,13 @@ def largest_magnitude(x: jax.Array) -> jax.Array:
     return jnp.maximum(jnp.max(x, axis=-1), -jnp.min(x, axis=-1))
 
 
-def _flat(x: jax.Array) -> jax.Array:
+def flat(x: jax.Array) -> jax.Array:
+    """Units as rows, `[L, down, across, height * width]`."""
     return x.reshape(*x.shape[:3], -1)
 
 
-def _at_once(x: jax.Array, at: jax.Array, classes: int) -> tuple[jax.Array, jax.Array]:
-    hits = [at == number for number in range(classes)]
+def _at_once(x: jax.Array, at: jax.Array, classes: Sequence[int]) -> tuple[jax.Array, jax.Array]:
+    hits = [at == number for number in classes]
     sums = [jnp.sum(jnp.where(hit, x, 0.0), axis=-1) for hit in hits]
     counts = [jnp.sum(hit.astype(jnp.float32), axis=-1) for hit in hits]
     return jnp.stack(sums, -1), jnp.stack(counts, -1)
@@ -221,6 +219,7 @@ __all__ = [
     "Matrix",
     "UnitCodec",
     "as_rounded",
+    "flat",
     "fold",
     "largest_magnitude",
     "not_of_units",

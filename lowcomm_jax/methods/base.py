@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import optax
 
@@ -28,6 +28,8 @@ from lowcomm_jax.rules.trainers import Trainers
 from lowcomm_jax.schedule import Schedule
 
 Rule = optax.GradientTransformationExtraArgs | None
+Law = Literal["data_parallel", "diloco"]
+Factory = TypeVar("Factory", bound=Callable[..., Any])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,6 +244,39 @@ def _with_keywords(rules: Any) -> Any:
     if isinstance(rules, optax.GradientTransformation):
         return optax.with_extra_args_support(rules)
     return tuple(map(_with_keywords, rules)) if isinstance(rules, tuple | list) else rules
+
+
+@dataclasses.dataclass(frozen=True)
+class Published:
+    """How a method's paper runs it: what a plan takes where it is told nothing else.
+
+    Attributes:
+      settings: keywords of the factory, where they differ from its defaults, and from those of
+        `planner.methods.asked_for`.
+      law: the scaling law that its loss follows (`planner.expected_loss`); None = none published.
+      inner: the inner optimizer; None = one with the state of Adam.
+    """
+
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    law: Law | None = None
+    inner: optax.GradientTransformation | None = None
+
+
+def published(
+    law: Law | None = None, inner: optax.GradientTransformation | None = None, **settings: Any
+) -> Callable[[Factory], Factory]:
+    """Decorator: the factory's `Published`, which `published_by` gives."""
+
+    def mark(factory: Factory) -> Factory:
+        vars(factory)["published"] = Published(settings, law, inner)
+        return factory
+
+    return mark
+
+
+def published_by(factory: Callable[..., Method]) -> Published:
+    """What the paper of a factory has published; nothing, unless it says so (`published`)."""
+    return getattr(factory, "published", Published())
 
 
 def wire_codec(

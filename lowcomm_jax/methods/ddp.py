@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from lowcomm_jax.methods.base import Method
+from lowcomm_jax.methods.base import Method, published
 from lowcomm_jax.schedule import Staggered
 
 
+@published(law="data_parallel")
 def ddp(codec: Any = None, inner_batching: Any = None) -> Method:
     """Exchange gradients at every step; the inner optimizer steps on their mean.
 

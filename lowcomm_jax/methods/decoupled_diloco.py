@@ -33,13 +33,14 @@ from typing import Any
 
 import optax
 
-from lowcomm_jax.methods.base import Method
+from lowcomm_jax.methods.base import Method, published
 from lowcomm_jax.params.fragments import Pattern
 from lowcomm_jax.rules.merge import Merge
 from lowcomm_jax.rules.outer import nesterov
 from lowcomm_jax.schedule import Admission, Learners, Outage
 
 
+@published(period=12, overlap=2)
 def decoupled_diloco(
     period: int,
     fragments: int | None = None,

@@ -23,12 +23,13 @@ from typing import Any, Literal
 import optax
 
 from lowcomm_jax import compression
-from lowcomm_jax.methods.base import Method, wire_codec
+from lowcomm_jax.methods.base import Method, published, wire_codec
 from lowcomm_jax.methods.diloco import diloco
 from lowcomm_jax.refused import collect
 from lowcomm_jax.rules.outer import sgd
 
 
+@published(period=30)
 def decoupled_momentum(
     period: int,
     variant: Literal["mean", "as_coded"] = "mean",

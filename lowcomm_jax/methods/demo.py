@@ -29,10 +29,11 @@ from typing import Any
 
 import optax
 
-from lowcomm_jax.methods.base import Method, wire_codec
+from lowcomm_jax.methods.base import Method, published, wire_codec
 from lowcomm_jax.methods.ddp import ddp
 
 
+@published(inner=optax.sgd(1.0))  # without moments: its residual is the momentum
 def demo(
     k: int = 32,
     block: int = 64,

@@ -14,11 +14,12 @@ from typing import Any
 
 import optax
 
-from lowcomm_jax.methods.base import Method
+from lowcomm_jax.methods.base import Method, published
 from lowcomm_jax.rules.outer import nesterov
 from lowcomm_jax.schedule import Staggered
 
 
+@published(law="diloco")
 def diloco(
     period: int,
     outer: optax.GradientTransformation | None = None,

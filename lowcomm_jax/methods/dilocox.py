@@ -20,7 +20,7 @@ import optax
 
 from lowcomm_jax.compression import Codec, LowRank, registry
 from lowcomm_jax.compression.codec_levels import CodecLevels
-from lowcomm_jax.methods.base import Method, timing_problems
+from lowcomm_jax.methods.base import Method, published, timing_problems
 from lowcomm_jax.network import derive_tau
 from lowcomm_jax.refused import at_least, collect, is_unknown, is_whole
 from lowcomm_jax.rules.outer import nesterov
@@ -69,6 +69,7 @@ class AdaGradCmp:
         return problems
 
 
+@published(law="diloco", period=125, rank=2048)
 def dilocox(
     period: int,
     codec: str | Mapping[str, Any] | Codec | None = "low_rank_int4",

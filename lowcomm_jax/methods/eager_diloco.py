@@ -22,11 +22,12 @@ from typing import Any
 
 import optax
 
-from lowcomm_jax.methods.base import Method
+from lowcomm_jax.methods.base import Method, published
 from lowcomm_jax.methods.delayed_diloco import delayed_diloco
 from lowcomm_jax.rules.outer import eager, nesterov
 
 
+@published(law="diloco")
 def eager_diloco(
     period: int,
     outer: optax.GradientTransformation | None = None,

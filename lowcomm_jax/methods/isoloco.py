@@ -14,12 +14,13 @@ from typing import Any
 
 import optax
 
-from lowcomm_jax.methods.base import Method
+from lowcomm_jax.methods.base import Method, published
 from lowcomm_jax.methods.diloco import diloco
 from lowcomm_jax.rules.merge import Isotropic
 from lowcomm_jax.rules.outer import nesterov
 
 
+@published(period=30)
 def isoloco(
     period: int,
     outer: optax.GradientTransformation | None = None,

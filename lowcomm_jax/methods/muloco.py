@@ -31,11 +31,12 @@ from typing import Any, Literal
 
 import optax
 
-from lowcomm_jax.methods.base import Method, wire_codec
+from lowcomm_jax.methods.base import Method, published, wire_codec
 from lowcomm_jax.methods.diloco import diloco
 from lowcomm_jax.rules.outer import nesterov
 
 
+@published(period=30)
 def muloco(
     period: int,
     bits: Literal[8, 4, 2] = 4,

@@ -32,13 +32,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from lowcomm_jax.methods.base import Method
+from lowcomm_jax.methods.base import Method, published
 from lowcomm_jax.rules.consensus import Consensus
 from lowcomm_jax.rules.outer import Variant, gossip, gossip_problems
 from lowcomm_jax.rules.topology import Gossip
 from lowcomm_jax.schedule import Staggered
 
 
+@published(period=50, codec="bf16")
 def noloco(
     period: int,
     group_size: int = 2,

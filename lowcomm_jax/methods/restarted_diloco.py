@@ -12,12 +12,13 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from lowcomm_jax.methods.base import Method
+from lowcomm_jax.methods.base import Method, published
 from lowcomm_jax.methods.diloco import diloco
 from lowcomm_jax.refused import collect
 from lowcomm_jax.rules.outer import restarting
 
 
+@published(period=64)
 def restarted_diloco(
     period: int,
     every: int = 3,

@@ -26,11 +26,12 @@ from typing import Any, Literal
 
 import optax
 
-from lowcomm_jax.methods.base import Method, wire_codec
+from lowcomm_jax.methods.base import Method, published, wire_codec
 from lowcomm_jax.methods.diloco import diloco
 from lowcomm_jax.rules.outer import sgd
 
 
+@published(law="diloco", period=30)
 def sparseloco(
     period: int,
     k: int = 64,

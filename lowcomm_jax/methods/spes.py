@@ -53,13 +53,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lowcomm_jax.methods.base import Method
+from lowcomm_jax.methods.base import Method, published
 from lowcomm_jax.methods.local_sgd import local_sgd
 from lowcomm_jax.params.roles import Shares
 from lowcomm_jax.refused import in_range, is_whole, refuse
 from lowcomm_jax.rules.outer import Mixing
 
 
+@published(axis=1, merge_every=None)
 def spes(
     period: int,
     experts: str,

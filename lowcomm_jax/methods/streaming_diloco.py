@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 import optax
 
-from lowcomm_jax.methods.base import Method
+from lowcomm_jax.methods.base import Method, published
 from lowcomm_jax.params.fragments import Pattern
 from lowcomm_jax.refused import collect
 from lowcomm_jax.rules.landing import blend
@@ -31,6 +31,7 @@ from lowcomm_jax.rules.outer import nesterov
 from lowcomm_jax.schedule import Staggered
 
 
+@published(law="diloco", fragments=8, overlap=1, codec="e3m0")
 def streaming_diloco(
     period: int,
     fragments: int,

@@ -119,6 +119,12 @@ def period_of(method: Method) -> int:
     return min(channel.every for channel in method.channels)
 
 
+def tau_of(method: Method) -> int:
+    """Inner steps from a send to its landing; the period = one whole round."""
+    late = method.schedule.land_after_send and method.has_anchor
+    return period_of(method) if late else int(np.max(method.schedule.delay))
+
+
 @dataclasses.dataclass(frozen=True)
 class Rehearsal:
     """A method on shapes of parameters, whose periods can be played; `rehearse` makes it.
@@ -238,9 +244,8 @@ def rehearse(
 def _measured(method: Method, loop: Loop, scenario: Scenario) -> tuple[int, int]:
     """(steps before those that are measured, steps in all)."""
     schedule, period = loop.schedule, period_of(method)
-    tau = period if schedule.land_after_send else int(np.max(schedule.delay))
     settled = schedule.window if scenario.rank else 0
-    warm = (1 + settled) * period + tau + 1
+    warm = (1 + settled) * period + tau_of(loop.method) + 1
     cycle = max(period, schedule.cycle, *(channel.every for channel in method.channels))
     return warm, warm + PERIODS * cycle
 

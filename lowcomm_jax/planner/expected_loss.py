@@ -91,17 +91,22 @@ class Penalty:
 
 NOTHING = Penalty(0.0, "found", "reference setting")
 PERIOD_SLOPE = 0.038  # nats per decade of H: +0.02 from H = 30 to 100 at 1B
+EIGHT_BITS = Penalty(0.0, "found", "INTELLECT-1 (arXiv 2412.01152): no visible loss at 10B")
+FOUR_BITS = Penalty(0.0, "found", "MuLoCo (arXiv 2505.23725): 4 bit lossless")
 CODECS = {
     "fp32": NOTHING,
     "bf16": Penalty(0.0, "found", "fp16 outer gradients without loss (OpenDiLoCo)"),
-    "int8": Penalty(0.0, "found", "INTELLECT-1 (arXiv 2412.01152): no visible loss at 10B"),
-    "int4": Penalty(0.0, "found", "MuLoCo (arXiv 2505.23725): 4 bit lossless"),
+    "int8": EIGHT_BITS,
+    "stat8": EIGHT_BITS,
+    "int4": FOUR_BITS,
+    "stat4": FOUR_BITS,
     "e3m0": Penalty(0.0, "found", "arXiv 2501.18512: no loss to 4B"),
-    "topk_2bit": Penalty(
+    "topk64_stat2": Penalty(
         0.0, "second-hand", "SparseLoCo (arXiv 2508.15706): not worse than dense DiLoCo"
     ),
     "low_rank_int4": Penalty(0.18, "recalled", "DiLoCoX ablation at 107B (arXiv 2506.21263)"),
 }
+"""By name, those of whose loss something is published; of others the penalty is unknown."""
 
 
 def period_penalty(period: int) -> Penalty:

@@ -1,7 +1,8 @@
 """`PlanMethod`: a method under a name, as a plan takes it; `plan_method` makes one from a config.
 
 A row holds the method itself: what it sends and keeps, and when, comes from a dry run
-(`dry_run`). Here stand only the names under which figures were published.
+(`dry_run`). How its paper runs it stands with its factory (`methods.base.published`). So a
+method that is new is planned without a line here.
 """
 
 import dataclasses
@@ -11,13 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import optax
 
 from lowcomm_jax import methods
 from lowcomm_jax.compression import Codec, LowRank, registry
 from lowcomm_jax.compression.two_shot import per_tensor
-from lowcomm_jax.planner.dry_run import period_of
+from lowcomm_jax.methods.base import Law, published_by
+from lowcomm_jax.planner.dry_run import period_of, tau_of
 from lowcomm_jax.planner.expected_loss import (
     Penalty,
     codec_penalty,
@@ -29,8 +30,6 @@ from lowcomm_jax.planner.expected_loss import (
 from lowcomm_jax.refused import Refused, collect, is_unknown, refuse, whole
 
 AUTO = "auto"
-DATA_PARALLEL, DILOCO = "data_parallel", "diloco"
-SPARSE, COSINE = "topk_2bit", "dct_topk"
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,18 +39,18 @@ class PlanMethod:
     Attributes:
         name: label.
         method: what is planned.
-        law: the scaling law its loss follows, "data_parallel" or "diloco"; None = none published.
+        law: see `methods.base.Published`.
         margin: inner steps added to the overlap that hides a fragment's transfer, which then takes
             the place of the method's own; None = as the method has it.
         stalls: whether to plan the method, with its waits, even if its fragments never catch up
             with the link.
-        inner: the inner optimizer; None = one with the state of Adam.
+        inner: see `methods.base.Published`.
         preset, settings: the factory and its keywords, where a config names them.
     """
 
     name: str
     method: methods.Method
-    law: str | None = None
+    law: Law | None = None
     margin: int | None = None
     stalls: bool = False
     inner: optax.GradientTransformation | None = None
@@ -71,9 +70,7 @@ class PlanMethod:
     @property
     def tau(self) -> int:
         """Inner steps from a send to its landing; the period = one whole round."""
-        schedule = self.method.schedule
-        late = schedule.land_after_send and self.method.has_anchor
-        return self.period if late else int(np.max(schedule.delay))
+        return tau_of(self.method)
 
     @property
     def eager(self) -> bool:
@@ -82,7 +79,7 @@ class PlanMethod:
 
     @property
     def codec(self) -> str:
-        """The codec, by the name that published figures have for it, else by its own."""
+        """The codec's name."""
         return codec_name(self.method.codec)
 
     @property
@@ -109,7 +106,7 @@ class PlanMethod:
         """Give the published loss penalty of this setting, in nats, or that there is none."""
         if self.law is None:
             return Penalty(None, "found", f"no published figure for {self.name}")
-        if self.law == DATA_PARALLEL:
+        if self.law == "data_parallel":
             return gradient_penalty(self.codec)
         overlap = overlap_penalty(self.tau, self.period, self.eager)
         return total([period_penalty(self.period), overlap, codec_penalty(self.codec)])
@@ -136,29 +133,14 @@ class PlanMethod:
 
 # `allreduce` is another name for DDP, the method that all others are compared with.
 FACTORIES: dict[str, Callable[..., methods.Method]] = {"allreduce": methods.ddp} | methods.NAMES
-# Settings of the papers where they differ from `asked_for` or the factories' defaults.
-PUBLISHED = {
-    "streaming_diloco": {"fragments": 8, "overlap": 1, "codec": "e3m0"},
-    "decoupled_diloco": {"period": 12, "overlap": 2},
-    "dilocox": {"period": 125, "rank": 2048},
-    "noloco": {"period": 50, "codec": "bf16"},
-    "sparseloco": {"period": 30},
-    "muloco": {"period": 30},
-    "isoloco": {"period": 30},
-    "restarted_diloco": {"period": 64},
-    "spes": {"axis": 1, "merge_every": None},
-    "decoupled_momentum": {"period": 30},
-}
-LAWS = {"allreduce": DATA_PARALLEL, "ddp": DATA_PARALLEL} | dict.fromkeys(
-    ("diloco", "streaming_diloco", "eager_diloco", "dilocox", "sparseloco"), DILOCO
-)
-# Names of codecs -> names that published figures have for them.
-_CODECS = {"stat8": "int8", "stat4": "int4", "topk64_stat2": SPARSE, "dct_topk32": COSINE}
-INNER = {"demo": optax.sgd(1.0)}  # without moments: its residual is the momentum
 
 
 def asked_for(regions: int) -> dict[str, Any]:
-    """Values of keywords that a factory has no default for; regions are alike."""
+    """Values of keywords that a factory has no default for; regions are alike.
+
+    A plan may leave these out. Other keywords without a default it has to give, unless the factory
+    says what its paper had (`methods.base.published`).
+    """
     return {
         "period": 100,
         "fragments": 4,
@@ -178,16 +160,14 @@ def asked_for(regions: int) -> dict[str, Any]:
 
 
 def codec_name(codec: Codec | None) -> str:
-    """A codec by the name that published figures have for it, else by its own."""
+    """A codec by its own name, of low rank without the rank, which has a figure of its own."""
     if codec is None:
         return "fp32"
     inner = _inner(codec)
-    if inner is None:
-        return codec.name or type(codec).__name__
     if isinstance(inner, LowRank):
         return f"low_rank_{inner.factors.name}"
-    name = inner.name or type(inner).__name__
-    return _CODECS.get(name, name)
+    named = codec if inner is None else inner
+    return named.name or type(named).__name__
 
 
 def _inner(codec: Codec | None) -> Any:
@@ -215,13 +195,17 @@ def planned(
     Raises:
         ValueError: a setting that the factory refuses.
     """
-    factory, published = factory or FACTORIES[name], dict(PUBLISHED.get(name, {}))
-    takes = inspect.signature(factory).parameters
+    factory = factory or FACTORIES[name]
+    takes, paper = inspect.signature(factory).parameters, published_by(factory)
+    published = dict(paper.settings)
     if "codec" in settings:
         published.pop("rank", None)
-    usual = asked_for(regions)
-    needed = {k: usual[k] for k, x in takes.items() if x.default is x.empty and k in usual}
-    keywords = {**needed, **published, **settings}
+    any_number = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    needed = [k for k, x in takes.items() if x.default is x.empty and x.kind not in any_number]
+    usual = {k: value for k, value in asked_for(regions).items() if k in needed}
+    keywords = {**usual, **published, **settings}
+    known = {"stacked", *keywords}
+    refuse(name, [f"field {k!r} is missing: give it" for k in needed if k not in known])
     given = {**keywords, "overlap": 0} if keywords.get("overlap") == AUTO else keywords
     for part in ("codec", "global_codec"):
         codec = given.get(part, takes[part].default if part in takes else None)
@@ -234,8 +218,8 @@ def planned(
             given = {**given, part: registry.make(spec) if own else spec}
     if "stacked" in takes:
         given = {"stacked": tuple(stacked), **given}
-    made, inner = factory(**given), INNER.get(name)
-    return PlanMethod(name, made, LAWS.get(name), inner=inner, preset=name, settings=keywords)
+    made = factory(**given)
+    return PlanMethod(name, made, paper.law, inner=paper.inner, preset=name, settings=keywords)
 
 
 _OWN = ("preset", "margin", "stalls")  # fields of a row that no factory takes

@@ -15,7 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.network.collectives import (
@@ -28,7 +30,7 @@ from lowcomm_jax.planner.dag import TARGETS, smallest_bandwidth, utilisation
 from lowcomm_jax.planner.dry_run import Played, Rehearsal, Scenario, Sent, rehearse
 from lowcomm_jax.planner.expected_loss import SOURCE, domain_reasons, law
 from lowcomm_jax.planner.memory import MemoryPlan, activation_estimate
-from lowcomm_jax.planner.methods import DATA_PARALLEL, PlanMethod, planned
+from lowcomm_jax.planner.methods import PlanMethod, planned
 from lowcomm_jax.planner.requests import StoreRequests, learner_requests
 from lowcomm_jax.planner.shapes import Shapes
 from lowcomm_jax.refused import above_zero, refuse, whole
@@ -81,8 +83,18 @@ class Workload:
             stacked: path prefixes of leaves with a leading axis of layers or experts; without a
                 stack of layers the model has one, so that nothing hides within a step.
             specs: pytree of PartitionSpec inside a region; None = whole on every device.
+
+        Raises:
+            ValueError: the specs have another structure than the parameters.
         """
-        model = Shapes.of(params, specs, stacked)
+        leaves = jax.tree.flatten(specs, is_leaf=lambda x: isinstance(x, PartitionSpec))
+        if specs is not None and leaves[1] != jax.tree.structure(params):
+            raise ValueError(
+                "specs have another structure than the abstract parameters: give one spec for each "
+                "leaf"
+            )
+        layout = None if specs is None else lambda mesh: (params, specs)
+        model = Shapes.of(params, layout, stacked)
         return cls(model, tokens, tokens_per_step, network, **others)
 
     @property
@@ -314,7 +326,7 @@ def expected_loss(method: PlanMethod, params: float, regions: int, tokens: float
     if method.law is None:
         unknown = f"unknown: no scaling law is published for {method.name}"
         return ExpectedLoss(None, unknown, None, unknown)
-    replicas = None if method.law == DATA_PARALLEL else regions
+    replicas = None if method.law == "data_parallel" else regions
     outside = domain_reasons(params, replicas, tokens)
     own = domain_reasons(params, replicas, tokens, method.period) + _differences(method)
     figure, penalty = law(params, replicas), method.penalty()

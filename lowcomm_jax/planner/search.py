@@ -10,14 +10,16 @@ import numpy as np
 from lowcomm_jax import methods
 from lowcomm_jax.methods.base import Rule
 from lowcomm_jax.planner.dry_run import Played, Rehearsal
-from lowcomm_jax.planner.methods import DILOCO, PlanMethod
+from lowcomm_jax.planner.methods import PlanMethod
 from lowcomm_jax.planner.plan import Workload, never_catches_up, rehearsed, utilisation_curve
 from lowcomm_jax.refused import not_negative, refuse
 
 PERIODS = (10, 30, 50, 100, 200, 500)
 FRAGMENTS = (1, 4, 16)
 TAUS = (0, 1, 5, 10)
-SEARCHED_CODECS = ("fp32", "bf16", "int8", "int4")  # each one more costs seconds of a search
+SEARCHED_CODECS = ("fp32", "bf16", "int8", "int4")
+"""One for each number of bits that is published as lossless; each one more costs seconds of a
+search. A choice, and no list of what there is: rows of a plan name any codec."""
 # Utilisations this close count as equal: the smaller penalty, then fewer bytes, decides.
 NEAR = 0.005
 
@@ -114,7 +116,7 @@ def _setting(
     """Streaming DiLoCo with this setting and another outer rule; no byte is that rule's."""
     wire = None if codec == "fp32" else {"name": codec, "stacked": stacked}
     method = methods.streaming_diloco(period, fragments, tau, 0.0, outer=outer, codec=wire)
-    return PlanMethod(f"{name} {codec}", method, DILOCO)
+    return PlanMethod(f"{name} {codec}", method, "diloco")
 
 
 def _resized(played: Played, size: Played) -> Played:

@@ -71,6 +71,27 @@ def engine(codec, regions=4, fsdp=2):
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class Again(Holder):
+    """Says that its means may be encoded again, and cannot cut its payloads."""
+
+    def requantizable(self, like):
+        return True
+
+
+@dataclasses.dataclass(frozen=True)
+class Sliced(Again):
+    def in_slices(self, slices):
+        return self
+
+
+def test_a_codec_that_cannot_cut_what_it_says_is_refused_with_what_it_lacks():
+    for codec, name in ((Again, "in_slices"), (Sliced, "dealt_nbytes")):
+        line = f"holder is requantizable and has no {name}: write it, or leave requantizable out"
+        with pytest.raises(ValueError, match=line):
+            route(codec(make("int4")), [LIKE], 4)
+
+
 def test_state_under_another_name_is_refused_where_leaves_are_cut():
     params = {"w": jnp.ones((64, 64))}
     with pytest.raises(ValueError, match=r"codec own: its state .*all.* under no leaf's name"):

@@ -60,7 +60,7 @@ def test_the_domain_of_the_law():
             0.005,
             "tau = 5: the law",
         ),
-        (planned("sparseloco"), False, 0.0, "codec = topk_2bit"),
+        (planned("sparseloco"), False, 0.0, "codec = topk64_stat2"),
         (planned("diloco", period=5000), False, None, "H = 5000"),
         (planned("diloco", period=1), False, None, "H = 1"),
         (planned("allreduce", codec="int4"), False, None, "codec = int4"),

@@ -8,6 +8,7 @@ import pytest
 
 import lowcomm_jax
 from lowcomm_jax.compression import make
+from lowcomm_jax.methods.base import published
 from lowcomm_jax.models import PRESETS
 from lowcomm_jax.network import Jitter, parse, sync_seconds, uniform
 from lowcomm_jax.params.fragments import path_name
@@ -123,16 +124,16 @@ ROWS = {
     "dilocox": (125, 1, 125, "low_rank_int4"),
     "noloco": (50, 1, 0, "bf16"),
     "gasloc": (100, 1, 0, "fp32"),
-    "sparseloco": (30, 1, 0, "topk_2bit"),
+    "sparseloco": (30, 1, 0, "topk64_stat2"),
     "pulseloco": (100, 1, 0, "bf16_gate256"),
-    "muloco": (30, 1, 0, "int4"),
+    "muloco": (30, 1, 0, "stat4"),
     "isoloco": (30, 1, 0, "fp32"),
     "edit": (100, 1, 0, "fp32"),
     "a_edit": (100, 1, 0, "fp32"),
     "partial_updates": (100, 1, 0, "fp32"),
     "spes": (100, 1, 0, "fp32"),
     "restarted_diloco": (64, 1, 0, "fp32"),
-    "decoupled_momentum": (30, 1, 0, "dct_topk"),
+    "decoupled_momentum": (30, 1, 0, "dct_topk32"),
     "heloco": (100, 1, 0, "fp32"),
     "adloco": (100, 1, 0, "fp32"),
 }
@@ -198,6 +199,22 @@ def test_every_method_has_a_row():
     assert rooms | {"allreduce"} == set(FACTORIES)
     for name in rooms:
         assert planned(name).violations(12, 2) == [], name
+
+
+def test_a_method_says_itself_what_its_paper_had():
+    @published(law="diloco", period=40, swing=2)
+    def mine(period, swing, stacked):
+        return replace(M.diloco(period * swing), name="mine")
+
+    row = planned("mine", factory=mine)
+    assert (row.law, row.period, row.settings) == ("diloco", 80, {"period": 40, "swing": 2})
+    assert planned("mine", factory=mine, swing=3).period == 120
+
+    def silent(period, swing, **others):
+        return mine(period, swing, ())
+
+    with pytest.raises(ValueError, match="field 'swing' is missing: give it"):
+        planned("silent", factory=silent)
 
 
 def slow_link():

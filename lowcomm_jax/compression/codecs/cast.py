@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from lowcomm_jax.compression.grid import Unit
 from lowcomm_jax.compression.units import Matrix, Payload, UnitCodec
-from lowcomm_jax.refused import one_of, refuse
+from lowcomm_jax.refused import choices, refuse
 
 HALF_MAX = 65504.0
 
@@ -35,7 +35,7 @@ class Cast(UnitCodec):
     format: Literal["fp32", "bf16", "fp16"] = "fp32"
 
     def __post_init__(self) -> None:
-        refuse("Cast", [one_of("format", self.format, ("fp32", "bf16", "fp16"))])
+        refuse("Cast", choices(self))
 
     @property
     def name(self) -> str:

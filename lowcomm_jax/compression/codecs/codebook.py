@@ -32,7 +32,7 @@ import jax.numpy as jnp
 from lowcomm_jax.compression.grid import Unit
 from lowcomm_jax.compression.packing import pack, unpack
 from lowcomm_jax.compression.units import Matrix, Payload, UnitCodec, as_rounded, reciprocal
-from lowcomm_jax.refused import in_range, one_of, refuse
+from lowcomm_jax.refused import choices, in_range, refuse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,19 +48,13 @@ class Statistical(UnitCodec):
       ValueError: a setting out of range.
     """
 
-    bits: int = 4
+    bits: Literal[2, 4, 8] = 4
     sigmas: float = 6.0
     scope: Literal["matrix", "row"] = "matrix"
 
     def __post_init__(self) -> None:
-        refuse(
-            "Statistical",
-            [
-                None if self.bits in (2, 4, 8) else f"bits={self.bits}: use 2, 4 or 8",
-                in_range("sigmas", self.sigmas, 0.0, float("inf"), open_low=True),
-                one_of("scope", self.scope, ("matrix", "row")),
-            ],
-        )
+        sigmas = in_range("sigmas", self.sigmas, 0.0, float("inf"), open_low=True)
+        refuse("Statistical", [*choices(self), sigmas])
 
     @property
     def name(self) -> str:
@@ -75,12 +69,16 @@ class Statistical(UnitCodec):
         """B, number of bins."""
         return 2**self.bits
 
+    @property
+    def averaged(self) -> tuple[int, ...]:
+        """The bins of which the mean travels."""
+        return (0, self.bins - 1) if self.bits == 8 else tuple(range(self.bins))
+
     def encode(self, x: jax.Array, matrix: Matrix, params: jax.Array | None = None) -> Payload:
         largest = matrix.largest(jnp.max(jnp.abs(x), axis=(3, 4)))
-        sums, counts = matrix.class_sums(x, jnp.zeros(x.shape, jnp.uint8), 1)
-        both = matrix.total(jnp.concatenate([sums, counts], axis=-1))
-        count, inverse = both[..., 1], reciprocal(largest)
-        mean = as_rounded(both[..., 0] / jnp.maximum(count, 1.0))
+        sums, counts = matrix.class_totals(x, jnp.zeros(x.shape, jnp.uint8), (0,))
+        count, inverse = counts[..., 0], reciprocal(largest)
+        mean = as_rounded(sums[..., 0] / jnp.maximum(count, 1.0))
         # In units of the largest magnitude: squares of 1e30 and 1e-30 leave the range of fp32.
         far = as_rounded(x - mean[..., None, None])
         squares = matrix.total(matrix.unit_sums(jnp.square(far * inverse[..., None, None])))
@@ -90,47 +88,30 @@ class Statistical(UnitCodec):
         # Two selects, not a clip: a CPU vectorises them.
         codes = jnp.where(codes < 0.0, 0.0, codes)
         codes = jnp.where(codes > self.bins - 1.0, self.bins - 1.0, codes).astype(jnp.uint8)
-        book = self._book(far, codes, mean, step, matrix)
+        # A bin's mean is that of the group and the mean distance from it, so that values that are
+        # all equal come back exactly.
+        sums, counts = matrix.class_totals(far, codes, self.averaged)
+        sums = jnp.where(counts > 0, sums, self._centres(self.averaged, step))
+        # The division keeps a product from being joined with the sum that follows.
+        book = mean[..., None] + sums / jnp.maximum(counts, 1.0)
+        if self.bits == 8:
+            book = jnp.concatenate([mean[..., None], step[..., None], book], axis=-1)
         return {"codes": pack(codes[..., 0, :], self.bits), "book": book}
 
-    def _book(self, far, codes, mean, step, matrix):
-        """`[L, groups, 1, bins]`; with 8 bits `[..., 4]`: mean, step, low and high end.
-
-        A bin's mean is that of the group and the mean distance from it, so that values that are all
-        equal come back exactly.
-        """
-        if self.bits == 8:
-            # Only the two ends travel as means.
-            middle = (codes > 0) & (codes < self.bins - 1)
-            codes = jnp.where(middle, jnp.uint8(2), (codes > 0).astype(jnp.uint8))
-        classes = 2 if self.bits == 8 else self.bins
-        found = jnp.concatenate(matrix.class_sums(far, codes, classes), axis=-1)
-        sums, counts = jnp.split(matrix.total(found), 2, axis=-1)
-        centres = self._offsets() * step[..., None]
-        if self.bits == 8:
-            centres = centres[..., :: self.bins - 1]
-        # The division keeps a product from being joined with the sum that follows.
-        apart = jnp.where(counts > 0, sums, centres) / jnp.maximum(counts, 1.0)
-        means = mean[..., None] + apart
-        if self.bits < 8:
-            return means
-        return jnp.concatenate([mean[..., None], step[..., None], means], axis=-1)
-
-    def _offsets(self):
-        """Distance of the bins' centres from the mean, in steps: `[1, 1, 1, bins]`."""
-        return (jnp.arange(self.bins, dtype=jnp.float32) - self.bins / 2).reshape(1, 1, 1, -1)
+    def _centres(self, bins, step):
+        """Distance of the bins' centres from the mean, `[L, groups, 1, bins]`."""
+        return (jnp.array(bins, jnp.float32) - self.bins / 2).reshape(1, 1, 1, -1) * step[..., None]
 
     def decode(self, payload: Payload, unit: tuple[int, int]) -> jax.Array:
-        codes = unpack(payload["codes"], self.bits, unit[1])
-        book = payload["book"]
+        codes, book = unpack(payload["codes"], self.bits, unit[1]), payload["book"]
         if self.bits == 8:
-            centres = book[..., 0:1] + as_rounded(self._offsets() * book[..., 1:2])
-            book = jnp.concatenate([book[..., 2:3], centres[..., 1:-1], book[..., 3:4]], axis=-1)
+            centres = as_rounded(self._centres(range(1, self.bins - 1), book[..., 1]))
+            middle = book[..., 0:1] + centres
+            book = jnp.concatenate([book[..., 2:3], middle, book[..., 3:4]], axis=-1)
         book = jnp.broadcast_to(book, (*codes.shape[:3], self.bins))
         at = codes.astype(jnp.int32)
         return jnp.take_along_axis(book, at, axis=-1, mode="promise_in_bounds")[..., None, :]
 
 
-STAT2 = Statistical(2)
-NAMES = {"stat8": Statistical(8), "stat4": Statistical(4), "stat2": STAT2}
+NAMES = {"stat8": Statistical(8), "stat4": Statistical(4), "stat2": Statistical(2)}
 FEEDBACK = {"stat2_ef": 0.95}

@@ -41,10 +41,8 @@ class DCTTopK(TopK):
         return f"dct_topk{self.k}{values}"
 
     def encode(self, x: jax.Array, matrix: Matrix, params: jax.Array | None = None) -> Payload:
-        if matrix.real is not None:
-            x = jnp.where(matrix.real, x, 0.0)
         # Coefficients of padded values are values like any other.
-        return super().encode(_transform(x, dct_matrix), matrix._replace(real=None))
+        return super().encode(_transform(matrix.filled(x), dct_matrix), matrix.unpadded)
 
     def finish(self, mean: jax.Array) -> jax.Array:
         return _transform(mean, lambda n: dct_matrix(n).T)

@@ -9,6 +9,7 @@ Error: at most s / 2. Values that are all equal come back up to a rounding.
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 from lowcomm_jax.compression.grid import WHOLE_ROW, Unit
 from lowcomm_jax.compression.packing import pack, unpack
 from lowcomm_jax.compression.units import Matrix, Payload, UnitCodec, largest_magnitude, reciprocal
-from lowcomm_jax.refused import at_least, refuse
+from lowcomm_jax.refused import at_least, choices, refuse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,13 +36,13 @@ class Integer(UnitCodec):
       ValueError: bits or block out of range.
     """
 
-    bits: int = 8
+    bits: Literal[4, 8] = 8
     affine: bool = False
     block: int | None = 256
 
     def __post_init__(self) -> None:
-        wrong = None if self.bits in (4, 8) else f"bits={self.bits}: use 4 or 8"
-        refuse("Integer", [wrong, None if self.block is None else at_least("block", self.block, 1)])
+        block = None if self.block is None else at_least("block", self.block, 1)
+        refuse("Integer", [*choices(self), block])
 
     @property
     def name(self) -> str:

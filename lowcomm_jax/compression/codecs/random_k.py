@@ -103,12 +103,11 @@ class RandomK(LeafCodec):
     def encode(
         self, x: jax.Array, state: PyTree, place: Placement, params: jax.Array | None = None
     ) -> tuple[PyTree, PyTree]:
-        key, units = state["key"], place.to_units(x)
-        matrix = place.matrix()
-        units = units if matrix.real is None else jnp.where(matrix.real, units, 0.0)
+        key, matrix = state["key"], place.matrix()
+        units = matrix.filled(place.to_units(x))
         chosen = self._chosen(key, place, x.shape[0])
         kept = jnp.sum(jnp.where(chosen, self._groups(units), 0.0), axis=-1)
-        coded = InUnits(self.values).code(kept[..., None, :], matrix._replace(real=None))
+        coded = InUnits(self.values).code(kept[..., None, :], matrix.unpadded)
         payload = {"key": key, **coded}
         return payload, {"key": key + jnp.array([0, 1], jnp.uint32)}
 

@@ -16,9 +16,11 @@ from experiments.__main__ import main as command
 from experiments.cli import RefusedError, load_config
 from experiments.config import plain
 from experiments.plan import main as plan_command
+from experiments.plan import start
 from experiments.plan.config import read
 from experiments.report.against import against, planned_row, read_plan
 from experiments.runlog import RunLog, read_run
+from experiments.train.methods import make_method
 from experiments.train.resolve import resolve
 from lowcomm_jax.planner import methods as plan_methods
 
@@ -389,3 +391,14 @@ def test_a_real_run_is_as_planned(name, root, tmp_path):
     assert lines["staleness, inner steps"].ratio == 1.0
     for what in ("payload of the model", "sent a step, per region", "a step on the network"):
         assert lines[what].ratio == pytest.approx(1.0, abs=0.1), what
+
+
+def test_a_method_without_a_config_of_its_own_starts_a_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(start, "has_config", lambda name: False)
+    row = {"preset": "streaming_diloco", "fragments": 2, "stalls": True}
+    answered(small({"mine": row}, tokens=4e6), tmp_path)
+    assert "from configs" not in (tmp_path / "mine.py").read_text()
+    started, problems = load_config(str(tmp_path / "mine.py"), [])
+    method, found = make_method(plain(started)["method"])
+    assert problems == found == [] and method.schedule.fragments == 2
+    assert (method.codec.name, method.schedule.period) == ("e3m0", 100)

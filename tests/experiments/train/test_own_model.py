@@ -197,10 +197,11 @@ def test_it_is_planned(method, tmp_path, capsys):
 def test_a_plan_says_what_it_needs(tmp_path, capsys):
     command = ["plan", "--config=configs/plan/template.py", f"--workdir={tmp_path}"]
     pairs = "--config.model={name: own_models:pairs, vocab_size: 258}"
-    assert main([*command, pairs, "--config.device_gb=80.0"]) == 2
+    assert main([*command, pairs, "--config.device_gb=80.0", "--config.mesh.stage=2"]) == 2
     error = capsys.readouterr().err
     assert "no flops_per_token: give it one, or give compute_s" in error
     assert "device_gb: a plan knows no activations" in error
+    assert "mesh.stage is 2: stages are cut of the built-in decoder alone" in error
     assert main([*command, f"--config.model={MIXTURE}"]) == 2
     assert "takes vocab_size: give {name:" in capsys.readouterr().err
 
