@@ -58,8 +58,7 @@ from experiments.report import main as report
 from experiments.train import devices
 from experiments.train.job import Job
 from experiments.train.main import judged
-from experiments.train.resolve import resolve
-from experiments.train.sections import fit_warm_up
+from experiments.train.resolve import fit_warm_up, resolve
 from experiments.workdir import METRICS, occupied, refuse_occupied
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED, Interrupt
 

@@ -55,8 +55,7 @@ from experiments.train.evaluation import Evaluator
 from experiments.train.header import changes, header, text, trained_and_sent
 from experiments.train.job import Job
 from experiments.train.loop import Loop, NotCountedError, best_by
-from experiments.train.resolve import resolve
-from experiments.train.sections import fit_warm_up
+from experiments.train.resolve import fit_warm_up, resolve
 from experiments.train.starting import starting_params
 from experiments.train.writers import open_log
 from experiments.workdir import (

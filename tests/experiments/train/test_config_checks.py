@@ -11,8 +11,7 @@ from experiments.cli import RefusedError, load_config
 from experiments.config import base, plain
 from experiments.train import devices
 from experiments.train.methods import make_method
-from experiments.train.resolve import resolve
-from experiments.train.sections import fit_warm_up
+from experiments.train.resolve import fit_warm_up, resolve
 from experiments.workdir import write_config
 from lowcomm_jax import methods
 from lowcomm_jax.optimizers import InnerConfig
