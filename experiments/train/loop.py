@@ -1,10 +1,11 @@
 """The training loop: chunks of steps, metrics records, evaluations and checkpoints.
 
-`Loop.train` advances the state in chunks that end where an evaluation, a checkpoint or a log line
-is due. The loop reads and writes the metrics of a chunk only after it has dispatched the next one,
-so that the device does not wait for the host. Chunks of drivers that wait (`Driver.waits`) are read
-at once. Long chunks are read before the next one is dispatched: dispatching waits for most of them
-(`batch_blocks.BlockPace`), and records hold the time of their own steps.
+`TrainingLoop.train` advances the state in chunks that end where an evaluation, a checkpoint or a
+log line is due. The loop reads and writes the metrics of a chunk only after it has dispatched the
+next one, so that the device does not wait for the host. Chunks of drivers that wait
+(`Driver.waits`) are read at once. Long chunks are read before the next one is dispatched:
+dispatching waits for most of them (`batch_blocks.BlockPace`), and records hold the time of their
+own steps.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class NotCountedError(EndedError):
         )
 
 
-class Loop:
+class TrainingLoop:
     """Trains one run on from a state.
 
     Attributes:

@@ -54,7 +54,7 @@ from experiments.train.drivers import draw
 from experiments.train.evaluation import Evaluator
 from experiments.train.header import changes, header, text, trained_and_sent
 from experiments.train.job import Job
-from experiments.train.loop import Loop, NotCountedError, best_by
+from experiments.train.loop import NotCountedError, TrainingLoop, best_by
 from experiments.train.resolve import fit_warm_up, resolve
 from experiments.train.starting import starting_params
 from experiments.train.writers import open_log
@@ -401,7 +401,7 @@ def _loop(
             log.write([_resumes(run, restored, step)])
         if log.begun and judged != log.eval_set:
             log.write([judged])
-        loop = Loop(run, state, evaluator, log, checkpoints, display)
+        loop = TrainingLoop(run, state, evaluator, log, checkpoints, display)
         if extra is not None:
             loop.restore(extra, -1 if late else step)
         complete = loop.train(interrupt)

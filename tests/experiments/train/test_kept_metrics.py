@@ -14,7 +14,7 @@ from experiments.__main__ import main
 from experiments.metrics import read_records
 from experiments.train import loop as loops
 from experiments.train.evaluation import Evaluator
-from experiments.train.loop import Loop, best_by
+from experiments.train.loop import TrainingLoop, best_by
 from lowcomm_jax.checkpoint import Checkpoints
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED
@@ -27,7 +27,7 @@ def loop(monkeypatch):
     """A loop around stand-ins, at step 4."""
     monkeypatch.setattr(loops, "learnt", lambda config: {})
     monkeypatch.setattr(loops, "origin", lambda run: {})
-    made = object.__new__(Loop)
+    made = object.__new__(TrainingLoop)
     for name in ("run", "log", "records", "driver", "checkpoints", "display"):
         setattr(made, name, MagicMock())
     made.run.engine.clock = made.run.exchange = None
@@ -222,7 +222,7 @@ def test_within_an_evaluation(step, kind, run, root, whole, monkeypatch, capfd):
 
 def interrupted_at(monkeypatch, progress):
     """A signal comes once: while step 0 is evaluated, or in the chunk that ends at a step."""
-    left, evaluate, calls = [True], Loop._evaluate, loops.FixedDriver.calls
+    left, evaluate, calls = [True], TrainingLoop._evaluate, loops.FixedDriver.calls
 
     def signalled(self, now):
         if left and now == progress:
@@ -237,7 +237,7 @@ def interrupted_at(monkeypatch, progress):
         yield from calls(self, now, *arguments)
         signalled(self, self.progress(now()))
 
-    monkeypatch.setattr(Loop, "_evaluate", evaluated)
+    monkeypatch.setattr(TrainingLoop, "_evaluate", evaluated)
     monkeypatch.setattr(loops.FixedDriver, "calls", called)
 
 
