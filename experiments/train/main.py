@@ -29,9 +29,11 @@ import jax
 from rich.console import Console
 
 from experiments.cli import (
+    NO_CONFIG,
     EndedError,
     Flags,
     RefusedError,
+    bare_name,
     load_config,
     parse_flags,
     refuse_any,
@@ -118,14 +120,12 @@ def main(argv: Sequence[str]) -> int:
         print("\n" + listing(shown, fields.descriptions(shown["method"], shown["model"])))
         return 0
     if path is None:
-        raise RefusedError(
-            ["--config is missing: give --config=configs/diloco.py, or another method's"], "train"
-        )
+        raise RefusedError([NO_CONFIG], "train")
     config, problems = load_config(path, [*overrides, *_of_process(values)])
     refuse_foreign(config, path, "train")
     shortened = fit_warm_up(config, overrides)
     problems += unexpected(rest, config)
-    workdir = values.workdir or f"runs/{Path(path.partition(':')[0]).stem}"
+    workdir = values.workdir or f"runs/{bare_name(path)}"
     settings = plain(config)
     if not values.print_config:
         devices.take_memory()
