@@ -20,6 +20,7 @@ from experiments.cli import (
     Flags,
     HelpShown,
     RefusedError,
+    bare_name,
     closest,
     flag_problems,
     load_config,
@@ -224,7 +225,7 @@ def _run_by_config(command: str, module, argv: Sequence[str]) -> int:
 
         print("\n" + listing(plain(config), {}))
         return 0
-    name = f"{command}-{Path(path.partition(':')[0]).stem}" if named else command
+    name = f"{command}-{bare_name(path)}" if named else command
     try:
         given = {name: values[name].value for name in (*switches, *lists)}
         found = module.main(config, values.workdir or f"runs/{name}", **given)

@@ -24,6 +24,7 @@ from absl import flags
 from ml_collections import config_dict, config_flags
 
 EXIT_REFUSED = 2
+NO_CONFIG = "--config is missing: give --config=configs/diloco.py, or another method's"
 OWN = ":"  # in the name of what is not in the package: module:function
 _CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 # Fields that tell a command's config from those of the others.
@@ -136,6 +137,16 @@ def named_function(
     return found
 
 
+def plain_type(hint: Any, other: type = str) -> type:
+    """The type that a field without a value takes its text as: that of `float | None` is float.
+
+    Args:
+      other: where the hint names no plain type.
+    """
+    kinds = typing.get_args(hint) or (hint,)
+    return next((kind for kind in (int, float, bool, str) if kind in kinds), other)
+
+
 def model_section(name: str, **settings: Any) -> ml_collections.ConfigDict:
     """The config's `model` section of a model of one's own.
 
@@ -163,10 +174,8 @@ def model_section(name: str, **settings: Any) -> ml_collections.ConfigDict:
     for key, parameter in parameters.items():
         value = settings.get(key, parameter.default)
         if value is None or value is inspect.Parameter.empty:
-            kinds = typing.get_args(hints.get(key)) or (hints.get(key),)
-            kind = next((kind for kind in (int, float, bool, str) if kind in kinds), object)
             if parameter.kind is not parameter.VAR_KEYWORD:
-                section[key] = config_dict.placeholder(kind)
+                section[key] = config_dict.placeholder(plain_type(hints.get(key), object))
         elif isinstance(value, storable):
             section[key] = value
     for key in settings:
@@ -323,6 +332,15 @@ def load_config(
     overrides = sorted(overrides, key=lambda x: (x[0].startswith("common."), x[0].count(".")))
     problems = [_override_any(config, *change) for change in overrides]
     return config, [problem for problem in problems if problem]
+
+
+def bare_name(path: str) -> str:
+    """The name of a config as in `--config=`, without its folder and the argument behind a colon.
+
+    >>> bare_name("configs/diloco.py:paper")
+    'diloco'
+    """
+    return Path(path.partition(":")[0]).stem
 
 
 def refuse_foreign(config: Mapping[str, Any], path: str, command: str) -> None:

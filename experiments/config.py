@@ -16,6 +16,7 @@ from typing import Any
 import ml_collections
 from ml_collections import ConfigDict, config_dict
 
+from experiments.cli import plain_type
 from experiments.train.methods import section
 from lowcomm_jax.checkpoint.load import dotted
 from lowcomm_jax.data import DataConfig
@@ -222,12 +223,11 @@ def base(method: str, **knobs: Any) -> ConfigDict:
 
 def _of(kind: type) -> dict[str, tuple[Any, type]]:
     """Name -> (default, plain type) of a dataclass's fields."""
-    types, found = typing.get_type_hints(kind), {}
-    for field in dataclasses.fields(kind):
-        hints = typing.get_args(types[field.name]) or (types[field.name],)
-        plain = next((hint for hint in hints if hint in (int, float, bool)), str)
-        found[field.name] = field.default, plain
-    return found
+    types = typing.get_type_hints(kind)
+    return {
+        field.name: (field.default, plain_type(types[field.name]))
+        for field in dataclasses.fields(kind)
+    }
 
 
 def _add(config: ConfigDict, table: dict[str, tuple[Any, str]]) -> None:

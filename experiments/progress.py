@@ -8,6 +8,7 @@ shown on stderr, so that tables and JSON on stdout stay what they are. `say`, `r
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 import sys
 import time
@@ -82,9 +83,11 @@ class Display(Protocol):
 
 def open_display(console: Console, steps: int, quiet: bool) -> Display:
     """A live line in a terminal, one line per log interval otherwise; `quiet` shows neither."""
-    if quiet:
-        return _Plain(Console(quiet=True))
-    return _Live(console, steps) if console.is_terminal else _Plain(console)
+    if console.is_terminal and not quiet:
+        return _Live(console, steps)
+    shown = functools.partial(say, Console(quiet=True) if quiet else console)
+    shown("compiling ...")  # until the first evaluation, and steps
+    return Lines(shown)
 
 
 class _Live:
@@ -112,13 +115,14 @@ class _Live:
         self._live.stop()
 
 
-class _Plain:
-    def __init__(self, console: Console):
-        self._console = console
-        console.print("compiling ...", highlight=False)  # until the first evaluation, and steps
+class Lines:
+    """A run's numbers as lines of text, which `show` takes."""
+
+    def __init__(self, show: Callable[[str], None]):
+        self._show = show
 
     def update(self, now: Now) -> None:
-        self._console.print(now.line(), highlight=False, soft_wrap=True)
+        self._show(now.line())
 
     def close(self) -> None:
         pass

@@ -27,7 +27,7 @@ from experiments.faults.happened import Happened
 from experiments.faults.scripts import Faults
 from experiments.regions.jobs import EXCHANGES, PEERS, is_separate_job
 from experiments.train import devices
-from experiments.train.sections import microbatch_count
+from experiments.train.job import microbatch_count
 from experiments.train.writers import PACKAGES
 from lowcomm_jax.checkpoint.load import dotted
 from lowcomm_jax.methods import Method

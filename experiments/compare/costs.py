@@ -67,23 +67,18 @@ def mean_costs(rows: Sequence[Mapping[str, Any]], seeds: int) -> dict[str, Any]:
     means = ("tokens", "bytes_sent", "compression", "exchanges")
     return {
         "loss": dataclasses.asdict(estimate([row["loss"] for row in rows])),
-        **{name: _mean([row[name] for row in rows]) for name in means},
+        **{name: estimate([row[name] for row in rows]).mean for name in means},
         "staleness": max(stale, default=None),
         "document_interval": rows[0]["document_interval"] if rows and seeds == 1 else None,
         "skipped": sum(row["skipped"] for row in rows),
         "networks": {
             name: {
-                key: _mean([row["networks"][name][key] for row in rows])
+                key: estimate([row["networks"][name][key] for row in rows]).mean
                 for key in rows[0]["networks"][name]
             }
             for name in names
         },
     }
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known else None
 
 
 def document_difference(here: RunLog, there: RunLog) -> float | None:

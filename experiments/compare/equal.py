@@ -25,7 +25,7 @@ from experiments.compare.plan import TITLE, Comparison, RunSpec
 from experiments.compare.runs import error_of, finished, run_all
 from experiments.report.html_data import bytes_at
 from experiments.report.virtual import seconds_at
-from experiments.runlog import RunLog, nominal_steps, read_run
+from experiments.runlog import RunLog, mean_sent, nominal_steps, read_run
 
 PILOT = "pilot"
 _PERIODS = 4  # of a pilot; its cost per step is that of the second half, past the start
@@ -147,7 +147,7 @@ def _reached(comparison: Comparison, run: RunLog, budget: float) -> float:
 def _spent_at(comparison: Comparison, run: RunLog, steps: Sequence[int]) -> list[float]:
     """Bytes of a region, or virtual seconds, after each of these steps."""
     if comparison.equal == "bytes":
-        return [float(np.mean(run.steps[step - 1]["bytes_sent"])) for step in steps]
+        return [mean_sent(run.steps[step - 1]) for step in steps]
     network = next(iter(comparison.networks.values()))
     return seconds_at(run, network, comparison.step_seconds, steps)
 
@@ -156,7 +156,7 @@ def _at_the_end(comparison: Comparison, run: RunLog) -> float:
     """Extra cost of the last synchronisation, which the virtual clock does not hold."""
     if comparison.equal != "bytes":
         return 0.0
-    return bytes_at(run)[-1] - float(np.mean(run.steps[-1]["bytes_sent"]))
+    return bytes_at(run)[-1] - mean_sent(run.steps[-1])
 
 
 def budget_deviation(

@@ -38,7 +38,7 @@ from experiments.compare.show import in_order, interval_of, show
 from experiments.metrics import encoded
 from experiments.progress import say
 from experiments.report import html_report
-from experiments.report.html_data import Entry
+from experiments.report.html_data import Plotted
 from experiments.train import compile_cache
 from experiments.workdir import occupied
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED
@@ -113,7 +113,7 @@ def _frontier(comparison: Comparison, result: Mapping[str, Any], console: Consol
 def report(comparison: Comparison, logs: Logs, result: Mapping[str, Any]) -> list[Path]:
     """Write the HTML report of the complete runs; returns its path, or [] without any."""
     rows = in_order(result)
-    entries = [Entry(name, tuple(logs[name].values())) for name in rows if logs[name]]
+    entries = [Plotted(name, tuple(logs[name].values())) for name in rows if logs[name]]
     if not entries:
         return []
     path = comparison.workdir / REPORT

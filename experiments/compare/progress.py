@@ -11,7 +11,7 @@ from rich.console import Console
 
 from experiments.compare.plan import Comparison, RunSpec
 from experiments.processes import last_line
-from experiments.progress import Display, LiveLines, Now, duration, steps_of
+from experiments.progress import Display, Lines, LiveLines, duration, steps_of
 from experiments.runlog import RunLog, read_run, summarise
 from experiments.workdir import CHECKPOINTS
 
@@ -130,7 +130,7 @@ class Progress(LiveLines):
     def display(self, run: RunSpec) -> Display:
         """Shows a run that trains in this process."""
         self._note(run, "starts")
-        return _Line(lambda text: self._note(run, text))
+        return Lines(lambda text: self._note(run, text))
 
     def look(self, outputs: dict[Path, RunSpec]) -> None:
         """Show the last line of each process's output file; at most twice a second."""
@@ -223,16 +223,3 @@ def _short(line: str) -> str:
     """The step and the time left from a run's line: a narrow terminal has room for no more."""
     first, *others = line.split("  ")
     return ", ".join([first, *(part for part in others if part.endswith(" left"))])
-
-
-class _Line:
-    """A run's numbers as one line of text."""
-
-    def __init__(self, say: Callable[[str], None]):
-        self._say = say
-
-    def update(self, now: Now) -> None:
-        self._say(now.line())
-
-    def close(self) -> None:
-        pass

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from experiments.cli import RefusedError
 from experiments.compare.at_equal import at_equal
 from experiments.compare.costs import costs, document_difference, mean_costs
@@ -120,7 +118,7 @@ def _curve(runs: Sequence[RunLog]) -> list[dict[str, Any]]:
     points = []
     for records in from_the_end(run.evals for run in runs):
         losses = vars(estimate([record["anchor"] for record in records]))
-        tokens = _mean([record["tokens"] for record in records])
+        tokens = estimate([record["tokens"] for record in records]).mean
         step = nominal_steps(runs[0], records[0])
         points.append({"step": step, "tokens": tokens, **losses})
     return points
@@ -181,7 +179,3 @@ def _other_bytes(panel: Mapping, variants: Mapping[str, dict]) -> dict[str, floa
         if variants[name]["bytes_sent"]  # a single region sends nothing
     }
     return {name: share for name, share in shares.items() if abs(share) > BYTES_TOLERANCE}
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return float(np.mean(values)) if values else None

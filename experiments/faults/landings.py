@@ -11,13 +11,12 @@ step are exchanged once more, and the record of the newest epoch counts.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from experiments.faults.happened import Happened, Rejoin, Settings
-from experiments.metrics import read_records, truncated
+from experiments.metrics import encoded, read_records, truncated
 from experiments.workdir import METRICS, write_whole
 from lowcomm_jax.jobs.job_carrier import Counted
 from lowcomm_jax.mesh.leader import leader
@@ -82,7 +81,7 @@ class Landings:
 
 
 def _line(record: Record) -> str:
-    return json.dumps(record, separators=(",", ":")) + "\n"
+    return encoded(record) + "\n"
 
 
 def gathered(workdirs: Sequence[Path], run: Settings) -> Happened:

@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
         raise RefusedError(problems, "plan")
     config, found = load_config(path, overrides)
     refuse_any(problems + found, "plan")
-    from experiments.train.sections import fit_warm_up
+    from experiments.train.resolve import fit_warm_up
     from lowcomm_jax.aot.programs import TooLargeError
 
     fit_warm_up(config, overrides)

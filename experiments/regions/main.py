@@ -35,8 +35,10 @@ from pathlib import Path
 from rich.console import Console
 
 from experiments.cli import (
+    NO_CONFIG,
     Flags,
     RefusedError,
+    bare_name,
     load_config,
     parse_flags,
     refuse_any,
@@ -58,8 +60,7 @@ from experiments.report import main as report
 from experiments.train import devices
 from experiments.train.job import Job
 from experiments.train.main import judged
-from experiments.train.resolve import resolve
-from experiments.train.sections import fit_warm_up
+from experiments.train.resolve import fit_warm_up, resolve
 from experiments.workdir import METRICS, occupied, refuse_occupied
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED, Interrupt
 
@@ -82,10 +83,8 @@ def main(argv: Sequence[str]) -> int:
     values = options.values
     rest = parse_flags("launch", others, values, __doc__)
     if path is None:
-        raise RefusedError(
-            ["--config is missing: give --config=configs/diloco.py, or another method's"], "launch"
-        )
-    workdir = Path(values.workdir or f"runs/{Path(path.partition(':')[0]).stem}-regions").absolute()
+        raise RefusedError([NO_CONFIG], "launch")
+    workdir = Path(values.workdir or f"runs/{bare_name(path)}-regions").absolute()
     given = {name: values[name].value for name in ("regions", "processes", "faults")}
     shared = [*overrides, ("exchange", values.exchange)]
     shared += [(name, str(value)) for name, value in given.items() if value is not None]

@@ -29,7 +29,8 @@ def continue_counts(
       extra: of its checkpoint; None = it has none.
 
     Returns:
-      (state, extra): with bytes, tokens and seconds of all steps it has made; for `Loop.restore`.
+      (state, extra): with bytes, tokens and seconds of all steps it has made; for
+      `TrainingLoop.restore`.
     """
     saved = extra and extra["records"]
     seconds = extra["seconds"] if extra else 0.0

@@ -20,7 +20,7 @@ _WINDOWS = 40  # points of a curve that has a value a step
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class Plotted:
     """One line of every plot: a run, or the seeds of a variant."""
 
     name: str
@@ -48,7 +48,7 @@ class Stale:
     high: int
 
 
-def loss_curves(entries: Sequence[Entry], x_of: Callable[[RunLog], list[float]]) -> list[Curve]:
+def loss_curves(entries: Sequence[Plotted], x_of: Callable[[RunLog], list[float]]) -> list[Curve]:
     """Evaluation loss of the anchor against `x_of(run)`, which has one value an evaluation.
 
     The evaluation before training is left out: it is the same for every method.
@@ -56,7 +56,7 @@ def loss_curves(entries: Sequence[Entry], x_of: Callable[[RunLog], list[float]])
     return [curve for entry in entries if (curve := _loss_curve(entry, x_of)) is not None]
 
 
-def _loss_curve(entry: Entry, x_of: Callable[[RunLog], list[float]]) -> Curve | None:
+def _loss_curve(entry: Plotted, x_of: Callable[[RunLog], list[float]]) -> Curve | None:
     x_ExR = from_the_end(x_of(run) for run in entry.runs)
     evals = from_the_end(run.evals for run in entry.runs)
     points = [
@@ -99,7 +99,7 @@ def virtual_at(network: Network, step_seconds: Pace) -> Callable[[RunLog], list[
 
 
 def utilisation_curves(
-    entries: Sequence[Entry], network: Network, step_seconds: Pace
+    entries: Sequence[Plotted], network: Network, step_seconds: Pace
 ) -> list[Curve]:
     """Utilisation of each entry's first run over the bandwidth of the slowest link, in Gbit/s."""
     links = [network.scaled(bandwidth=factor) for factor in BANDWIDTHS]
@@ -114,7 +114,7 @@ def utilisation_curves(
 
 
 def step_curves(
-    entries: Sequence[Entry], value: Callable[[Mapping[str, Any]], float | None]
+    entries: Sequence[Plotted], value: Callable[[Mapping[str, Any]], float | None]
 ) -> list[Curve]:
     """Means over windows of a value of each step of an entry's first run, over tokens."""
     curves = []
@@ -128,7 +128,7 @@ def step_curves(
     return curves
 
 
-def exchange_curves(entries: Sequence[Entry]) -> list[Curve]:
+def exchange_curves(entries: Sequence[Plotted]) -> list[Curve]:
     """Exchanges so far against tokens, of each entry's first run; none unless some batches grow."""
     if not any(adapts(entry.runs[0]) for entry in entries):
         return []
@@ -144,7 +144,7 @@ def exchange_curves(entries: Sequence[Entry]) -> list[Curve]:
     return curves
 
 
-def staleness(entries: Sequence[Entry]) -> list[Stale]:
+def staleness(entries: Sequence[Plotted]) -> list[Stale]:
     """Of every fragment of each entry's first run."""
     found = []
     for entry in entries:

@@ -47,7 +47,7 @@ STYLE = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Axis:
+class ChartAxis:
     """One axis: its label, its scale, and how its numbers are written."""
 
     label: str
@@ -59,7 +59,7 @@ class Axis:
 
 @matplotlib.rc_context(STYLE)
 def line_chart(
-    title: str, curves: Sequence[Curve], x: Axis, y: Axis, colour: Mapping[str, int]
+    title: str, curves: Sequence[Curve], x: ChartAxis, y: ChartAxis, colour: Mapping[str, int]
 ) -> str:
     """A card with one line a curve.
 
@@ -173,7 +173,7 @@ def new_figure(height: float):
     return figure, figure.add_subplot()
 
 
-def _limits(axis: Axis, values: Sequence[float]) -> tuple[float, float]:
+def _limits(axis: ChartAxis, values: Sequence[float]) -> tuple[float, float]:
     low = min(values) if axis.low is None else axis.low
     high = max(values) if axis.high is None else axis.high
     if not low < high:
@@ -182,7 +182,7 @@ def _limits(axis: Axis, values: Sequence[float]) -> tuple[float, float]:
     return (low / math.exp(room), high * math.exp(room)) if axis.log else (low - room, high + room)
 
 
-def _shown(curve: Curve, x: Axis, y: Axis) -> Curve:
+def _shown(curve: Curve, x: ChartAxis, y: ChartAxis) -> Curve:
     """Leaves out what a logarithm cannot show."""
     keep = [
         i

@@ -18,7 +18,7 @@ from experiments.progress import size, thousands
 from experiments.report import against
 from experiments.report.against import Deviation
 from experiments.report.html_data import (
-    Entry,
+    Plotted,
     bytes_at,
     exchange_curves,
     exchanges_at,
@@ -30,24 +30,24 @@ from experiments.report.html_data import (
     virtual_at,
 )
 from experiments.report.html_page import page, section, table
-from experiments.report.html_plots import Axis, line_chart, timeline
+from experiments.report.html_plots import ChartAxis, line_chart, timeline
 from experiments.report.html_plots import staleness as staleness_chart
 from experiments.report.virtual import PICTURE_STEPS, Pace, last_steps
 from experiments.runlog import RunLog, adaptive, adapts, mean_batch
 from lowcomm_jax.network import Network
 
-_TOKENS = Axis("tokens, all regions", thousands)
-_BYTES = Axis("bytes sent per region", size, log=True)
-_SECONDS = Axis("virtual time", brief, log=True)
-_GBPS = Axis("Gbit/s of the slowest link", lambda v: f"{v:.3g}", log=True)
-_SHARE = Axis("utilisation", "{:.0%}".format, low=0.0, high=1.0)
+_TOKENS = ChartAxis("tokens, all regions", thousands)
+_BYTES = ChartAxis("bytes sent per region", size, log=True)
+_SECONDS = ChartAxis("virtual time", brief, log=True)
+_GBPS = ChartAxis("Gbit/s of the slowest link", lambda v: f"{v:.3g}", log=True)
+_SHARE = ChartAxis("utilisation", "{:.0%}".format, low=0.0, high=1.0)
 _PLAIN = "{:.3g}".format
 
 
 def document(
     title: str,
     about: Sequence[str],
-    entries: Sequence[Entry],
+    entries: Sequence[Plotted],
     rows: Mapping[str, Mapping[str, Any]],
     networks: Mapping[str, Network],
     step_seconds: Pace,
@@ -90,7 +90,7 @@ def row_of(run: RunLog, networks: Mapping[str, Network], step_seconds: Pace) -> 
     return mean_costs([costs(run, networks, step_seconds)], 1)
 
 
-def _intro(entries: Sequence[Entry]) -> str:
+def _intro(entries: Sequence[Plotted]) -> str:
     """What the runs are, in a sentence; where they differ, every value."""
     headers = [run.header for entry in entries for run in entry.runs]
 
@@ -117,7 +117,7 @@ def _against(name: str, lines: Sequence[Deviation]) -> str:
 
 
 def _learning(
-    entries: Sequence[Entry],
+    entries: Sequence[Plotted],
     networks: Mapping[str, Network],
     step_seconds: Pace,
     colour: Mapping[str, int],
@@ -130,7 +130,7 @@ def _learning(
         against.append((title, _SECONDS, virtual_at(network, step_seconds)))
     against.append(("loss against bytes", _BYTES, bytes_at))
     if any(adapts(entry.runs[0]) for entry in entries):
-        exchanged = Axis("exchanges so far", _PLAIN, log=True)
+        exchanged = ChartAxis("exchanges so far", _PLAIN, log=True)
         against.append(("loss against exchanges", exchanged, exchanges_at))
     charts = [
         line_chart(title, loss_curves(entries, x_of), axis, loss, colour)
@@ -140,16 +140,16 @@ def _learning(
     return section("Loss", charts, note)
 
 
-def _loss_axis(entries: Sequence[Entry]) -> Axis:
+def _loss_axis(entries: Sequence[Plotted]) -> ChartAxis:
     """From the lowest loss to the highest after half of the run: the first fall is steep."""
     curves = [c for c in loss_curves(entries, tokens_at) if len(c.x) > 1]
     early = [next(y for x, y in zip(c.x, c.y) if x >= 0.5 * c.x[-1]) for c in curves]
     low = min((min(c.y) for c in curves), default=None)
-    return Axis("eval loss", _PLAIN, low=low, high=max(early, default=None))
+    return ChartAxis("eval loss", _PLAIN, low=low, high=max(early, default=None))
 
 
 def _on_network(
-    entries: Sequence[Entry],
+    entries: Sequence[Plotted],
     name: str,
     network: Network,
     step_seconds: Pace,
@@ -167,7 +167,7 @@ def _on_network(
     )
 
 
-def _inside(entries: Sequence[Entry], colour: Mapping[str, int]) -> str:
+def _inside(entries: Sequence[Plotted], colour: Mapping[str, int]) -> str:
     """What the methods did: staleness, disagreement of the regions, ranks."""
     figures = [staleness_chart(staleness(entries), colour)]
     for title, label, value in (
@@ -191,10 +191,10 @@ def _inside(entries: Sequence[Entry], colour: Mapping[str, int]) -> str:
     ):
         curves = step_curves(entries, value)
         if curves:
-            figures.append(line_chart(title, curves, _TOKENS, Axis(label, _PLAIN), colour))
+            figures.append(line_chart(title, curves, _TOKENS, ChartAxis(label, _PLAIN), colour))
     growth = exchange_curves(entries)
     if growth:
-        axis = Axis("exchanges so far", _PLAIN)
+        axis = ChartAxis("exchanges so far", _PLAIN)
         figures.append(line_chart("exchanges against tokens", growth, _TOKENS, axis, colour))
     return section(
         "Inside the methods",

@@ -39,7 +39,7 @@ from experiments.regions.merged import counted, exchange_of
 from experiments.report.against import Deviation, against, read_plan, verdict
 from experiments.report.against import table as table_against
 from experiments.report.export_table import regions_of, write_csv, write_json
-from experiments.report.html_data import Entry, step_curves
+from experiments.report.html_data import Plotted, step_curves
 from experiments.report.virtual import Pace, Virtual, check, on_network, pace_on, paces_apart
 from experiments.runlog import RunLog, Summary, adapts, missing_logs, read_run, summarise
 from experiments.workdir import CURVES
@@ -219,7 +219,7 @@ def page_of(
     """
     from experiments.report import html_report  # draws with matplotlib, slow to import
 
-    entries = [Entry(name, (run,)) for name, run in zip(unlike_names(workdirs), runs)]
+    entries = [Plotted(name, (run,)) for name, run in zip(unlike_names(workdirs), runs)]
     evaluated = {tuple(run.eval_count.tolist()) for run in runs}
     about = list(about)
     if any(summarise(run).interval is not None for run in runs):
@@ -447,5 +447,5 @@ def _training(axes, run: RunLog, column: int | None, **style) -> None:
         losses = row[kind] if column is None else [row[kind][column]]
         return None if None in losses else sum(losses) / len(losses)
 
-    for curve in step_curves([Entry(run.name, (run,))], value):
+    for curve in step_curves([Plotted(run.name, (run,))], value):
         axes.plot(curve.x, curve.y, lw=1, **style)

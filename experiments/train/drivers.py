@@ -1,4 +1,4 @@
-"""How the loop advances a run: with batches of one size, or with trainers whose batches grow.
+"""What the loop gives the engine to train on: batches of one size, or trainers whose batches grow.
 
 Drivers count progress in *nominal steps*, of `regions x batch` samples each. With a fixed batch a
 nominal step is an inner step. Evaluations, checkpoints, the learning-rate schedule and the end of
@@ -17,20 +17,16 @@ import numpy as np
 
 from experiments.train.assemble import Run
 from experiments.train.stopping import Stopping
-from lowcomm_jax.adloco.history import AdaptiveHistory
 from lowcomm_jax.adloco.state import AdaptiveState
-from lowcomm_jax.history import History
 from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.state.train_state import TrainState, rounds_landed
 
-Participants = Callable[[int], Any] | None
-
 
 class Driver(Protocol):
-    """Trains a run's state.
+    """Counts a run's progress, and says what the engine is to train on.
 
     Attributes:
-      waits: whether `advance` waits for the device at times. The loop then reads the history at
+      waits: whether training waits for the device at times. The loop then reads the history at
         once, so that the records hold the time of their own steps.
     """
 
@@ -42,12 +38,16 @@ class Driver(Protocol):
     def step(self, state: Any) -> int:
         """Inner steps done."""
 
-    def advance(
-        self, state: Any, count: int, participants: Participants, stopping: Stopping
-    ) -> tuple[Any, Any]:
-        """Train `count` nominal steps, or until `stopping` says so; returns (state, history).
+    def calls(
+        self, now: Callable[[], Any], count: int, stopping: Stopping
+    ) -> Iterator[dict[str, Any]]:
+        """Arguments of one call of the engine's `run` after the other, the state left out.
 
-        Also where a state is `unsaved`, and where a wait for the other jobs was stopped for that.
+        Together they train `count` nominal steps, or until `stopping` says so. They end also where
+        a state is `unsaved`, and where a wait for the other jobs was stopped for that.
+
+        Args:
+          now: gives the state that the last call has left.
         """
 
     def rate(self, row: Mapping[str, Any], skipped_R: np.ndarray) -> float:
@@ -78,11 +78,11 @@ class FixedDriver:
     def step(self, state: TrainState) -> int:
         return int(state.counters.step)
 
-    def advance(self, state: TrainState, count: int, participants, stopping: Stopping):
+    def calls(self, now: Callable[[], TrainState], count: int, stopping: Stopping):
+        state = now()
         if self._batches is None:
             self._batches = self._open(state, self._run.job.steps - self.step(state))
-        batches = self._next_batches(state, count, stopping)
-        return self._run.engine.run(state, batches, participants)
+        yield {"batches": self._next_batches(state, count, stopping)}
 
     def _open(self, state: TrainState, steps: int | None) -> Iterator[Any]:
         """The next so many batches; None = without end."""
@@ -138,12 +138,12 @@ class RoundDriver(FixedDriver):
         # Several rounds may open at the last tick: it is over when all of them have landed.
         return min(self._schedule.opens(landed - 1), steps - 1)
 
-    def advance(self, state: TrainState, count: int, participants, stopping: Stopping):
-        landed = rounds_landed(state)
+    def calls(self, now: Callable[[], TrainState], count: int, stopping: Stopping):
+        state = now()
         goal = self._schedule.rounds_by(self.progress(state) + count)
-        goal = min(max(goal, landed + 1), self._rounds)
-        batches, rounds = self._until(state, goal, stopping), stopping.rounds(self._rounds)
-        return self._run.engine.run(state, batches, participants, rounds=rounds)
+        goal = min(max(goal, rounds_landed(state) + 1), self._rounds)
+        batches = self._until(state, goal, stopping)
+        yield {"batches": batches, "rounds": stopping.rounds(self._rounds)}
 
     def _until(self, state: TrainState, goal: int, stopping: Stopping) -> Iterator[Any]:
         """Batches until so many rounds have landed, or until it is time to stop."""
@@ -178,28 +178,26 @@ class AdaptiveDriver:
     def step(self, state: AdaptiveState) -> int:
         return state.step
 
-    def advance(self, state: AdaptiveState, count: int, participants, stopping: Stopping):
-        goal, history = self.progress(state) + count, AdaptiveHistory()
+    def calls(self, now: Callable[[], AdaptiveState], count: int, stopping: Stopping):
+        state = now()
+        goal = self.progress(state) + count
         while state.paused or self.progress(state) < goal:
             done = self.progress(state)
             until = min(goal, done + leader().broadcast_from_leader("piece", self._piece))
             begun = time.perf_counter()
             if not state.paused:
                 self._delay(state)
-            state, more = self._run.engine.run(
-                state,
-                self._source,
-                samples=max(until * self._nominal - state.samples, 0),
+            yield {
+                "source": self._source,
+                "samples": max(until * self._nominal - state.samples, 0),
                 # Jobs stop at the end of a round, which they agree on.
-                rounds=None if self._run.exchange is None else 1,
-                participants=participants,
-            )
+                "rounds": None if self._run.exchange is None else 1,
+            }
+            state = now()
             jax.block_until_ready([t.state.inner for t in state.trainers.values()])
             self._each = (time.perf_counter() - begun) / max(self.progress(state) - done, 1)
-            history.segments += more.segments
             if stopping.at(state.step, state) or stopping.unsaved:
-                break
-        return state, history
+                return
 
     def _delay(self, state: AdaptiveState) -> None:
         """Let faults that are due in the rest of the round delay it."""
@@ -234,6 +232,3 @@ def draw(run: Run, trainer: int, start: int, count: int) -> Any:
     regions, _ = run.engine.plain.own_batch(count, cut=True)
     numbers = [run.job.here[i] for i in regions]
     return run.data.samples(start, count, trainer=trainer, regions=numbers)
-
-
-AnyHistory = History | AdaptiveHistory

@@ -4,6 +4,9 @@ A field is described once, where its default stands: in the table of `experiment
 docstring of the section's dataclass, or, of an engine's setting, in `lowcomm_jax.setup`. The table
 comes first. Fields of `method`, and of a model of one's own, are keywords of factories, and are
 described by the factories' docstrings.
+
+Docstrings are read, since a factory of one's own has nothing else that describes its keywords. The
+dataclasses of sections are read in the same way: a table of theirs would be a second one.
 """
 
 from __future__ import annotations

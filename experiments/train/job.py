@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ import jax
 from experiments.faults.scripts import Faults
 from experiments.regions.jobs import ends_by_rounds, is_separate_job
 from experiments.train.model import Described, build
-from experiments.train.sections import microbatch_count
 from lowcomm_jax import AdaptiveEngine, Engine
 from lowcomm_jax.adloco.refusals import rows
 from lowcomm_jax.checkpoint.load import dotted
@@ -92,6 +92,12 @@ class Job:
         """`frozen` for the leaves a regex of the config names, else `train`."""
         del leaf
         return "frozen" if any(re.search(p, name) for p in self.config["frozen"]) else "train"
+
+
+def microbatch_count(fields: Mapping[str, Any], fsdp: int) -> int:
+    """Microbatches in flight through the stages of a region."""
+    part = fields["batch"] // max(fields["accumulate"], 1)
+    return fields["microbatches"] or max(part // fsdp, 1)
 
 
 def make_model(job: Job, described: Described) -> Trainable:

@@ -1,10 +1,11 @@
 """The training loop: chunks of steps, metrics records, evaluations and checkpoints.
 
-`Loop.train` advances the state in chunks that end where an evaluation, a checkpoint or a log line
-is due. The loop reads and writes the metrics of a chunk only after it has dispatched the next one,
-so that the device does not wait for the host. Chunks of drivers that wait (`Driver.waits`) are read
-at once. Long chunks are read before the next one is dispatched: dispatching waits for most of them
-(`batch_blocks.BlockPace`), and records hold the time of their own steps.
+`TrainingLoop.train` advances the state in chunks that end where an evaluation, a checkpoint or a
+log line is due. The loop reads and writes the metrics of a chunk only after it has dispatched the
+next one, so that the device does not wait for the host. Chunks of drivers that wait
+(`Driver.waits`) are read at once. Long chunks are read before the next one is dispatched:
+dispatching waits for most of them (`batch_blocks.BlockPace`), and records hold the time of their
+own steps.
 """
 
 from __future__ import annotations
@@ -25,15 +26,17 @@ from experiments.metrics import MetricsLog
 from experiments.progress import Display, Now
 from experiments.train.assemble import Run
 from experiments.train.disk import require_room, written
-from experiments.train.drivers import AdaptiveDriver, AnyHistory, Driver, FixedDriver, RoundDriver
+from experiments.train.drivers import AdaptiveDriver, Driver, FixedDriver, RoundDriver
 from experiments.train.evaluation import Evaluation, Evaluator
 from experiments.train.header import origin
 from experiments.train.records import StepRecords
 from experiments.train.stopping import Stopping
 from experiments.workdir import learnt
+from lowcomm_jax.adloco.history import AdaptiveHistory
 from lowcomm_jax.adloco.state import AdaptiveState
 from lowcomm_jax.aot.targets import accelerator_of
 from lowcomm_jax.checkpoint import Checkpoints
+from lowcomm_jax.history import History
 from lowcomm_jax.interrupt import Interrupt
 from lowcomm_jax.models.protocol import flops_per_token
 from lowcomm_jax.network import clock_state, restore_clock
@@ -84,7 +87,7 @@ class NotCountedError(EndedError):
         )
 
 
-class Loop:
+class TrainingLoop:
     """Trains one run on from a state.
 
     Attributes:
@@ -121,7 +124,8 @@ class Loop:
         self._spent = dict.fromkeys(PHASES, 0.0)
         self._now: tuple[str, float] | None = None  # a phase, and when it began
         self._lasted: dict[str, float] = {}  # seconds of the last phase of each name
-        self._unread: tuple[AnyHistory, int] | None = None  # and the progress after it
+        # What the last chunk's calls have reported, and the progress after them.
+        self._unread: tuple[list[History | AdaptiveHistory], int] | None = None
         self._started = self._mark = time.perf_counter()
 
     @property
@@ -240,13 +244,16 @@ class Loop:
 
     def _advance(self, target: int) -> None:
         """Train up to this progress, or until a signal comes."""
+        histories, count = [], target - self.progress
         with self._phase("dispatch"):
-            self.state, history = self.driver.advance(
-                self.state, target - self.progress, self.faults.participants, self._stopping
-            )
+            for given in self.driver.calls(lambda: self.state, count, self._stopping):
+                self.state, history = self.run.engine.run(
+                    self.state, participants=self.faults.participants, **given
+                )
+                histories.append(history)
             self.state = self.faults.end(self.progress, self.state)
         self._read()
-        self._unread = history, self.progress
+        self._unread = histories, self.progress
         if self.driver.waits:
             self._read()
 
@@ -263,11 +270,11 @@ class Loop:
     def _read(self) -> None:
         """Fetch and write what the last chunk reported; waits until the device has done it."""
         unread, self._unread = self._unread, None
-        if unread is None or not len(unread[0]):
+        if unread is None or not any(map(len, unread[0])):
             return
-        history, done = unread
+        histories, done = unread
         with self._phase("wait"):
-            rows = list(history.rows())
+            rows = [row for history in histories for row in history.rows()]
         now, started = time.perf_counter(), self._started
         self._took, before = now - self._mark, self.records.tokens
         records = self.records.make(iter(rows), len(rows), self._mark - started, now - started)

@@ -29,9 +29,11 @@ import jax
 from rich.console import Console
 
 from experiments.cli import (
+    NO_CONFIG,
     EndedError,
     Flags,
     RefusedError,
+    bare_name,
     load_config,
     parse_flags,
     refuse_any,
@@ -54,9 +56,8 @@ from experiments.train.drivers import draw
 from experiments.train.evaluation import Evaluator
 from experiments.train.header import changes, header, text, trained_and_sent
 from experiments.train.job import Job
-from experiments.train.loop import Loop, NotCountedError, best_by
-from experiments.train.resolve import resolve
-from experiments.train.sections import fit_warm_up
+from experiments.train.loop import NotCountedError, TrainingLoop, best_by
+from experiments.train.resolve import fit_warm_up, resolve
 from experiments.train.starting import starting_params
 from experiments.train.writers import open_log
 from experiments.workdir import (
@@ -119,14 +120,12 @@ def main(argv: Sequence[str]) -> int:
         print("\n" + listing(shown, fields.descriptions(shown["method"], shown["model"])))
         return 0
     if path is None:
-        raise RefusedError(
-            ["--config is missing: give --config=configs/diloco.py, or another method's"], "train"
-        )
+        raise RefusedError([NO_CONFIG], "train")
     config, problems = load_config(path, [*overrides, *_of_process(values)])
     refuse_foreign(config, path, "train")
     shortened = fit_warm_up(config, overrides)
     problems += unexpected(rest, config)
-    workdir = values.workdir or f"runs/{Path(path.partition(':')[0]).stem}"
+    workdir = values.workdir or f"runs/{bare_name(path)}"
     settings = plain(config)
     if not values.print_config:
         devices.take_memory()
@@ -402,7 +401,7 @@ def _loop(
             log.write([_resumes(run, restored, step)])
         if log.begun and judged != log.eval_set:
             log.write([judged])
-        loop = Loop(run, state, evaluator, log, checkpoints, display)
+        loop = TrainingLoop(run, state, evaluator, log, checkpoints, display)
         if extra is not None:
             loop.restore(extra, -1 if late else step)
         complete = loop.train(interrupt)

@@ -16,7 +16,7 @@ from typing import Any
 import ml_collections
 from ml_collections import config_dict
 
-from experiments.cli import closest, has_config, problems_of
+from experiments.cli import closest, has_config, plain_type, problems_of
 from experiments.train import parts
 from experiments.train.parts import METHOD, OWN, PARTS
 from lowcomm_jax import landing, methods
@@ -54,7 +54,7 @@ def section(name: str, knobs: Mapping[str, Any]) -> ml_collections.ConfigDict:
             text = key in PARTS and isinstance(value, str)
             fields[key] = config_dict.FieldReference(value, field_type=object) if text else value
         elif value is None:
-            kind = object if key in PARTS else _plain_type(types.get(key))
+            kind = object if key in PARTS else plain_type(types.get(key))
             fields[key] = config_dict.placeholder(kind)
     for key in PARTS:
         if key not in fields and key not in knobs:
@@ -81,15 +81,9 @@ def _with_defaults(key: str, value: Any) -> Any:
         if key in PARTS and name in PARTS[key].derived:
             continue
         missing = parameter.default is None
-        kind = _plain_type(types.get(name))
+        kind = plain_type(types.get(name))
         filled[name] = config_dict.placeholder(kind) if missing else parameter.default
     return filled
-
-
-def _plain_type(hint: Any) -> type:
-    """The type a placeholder takes its text as: that of `float | None` is float."""
-    plain = [t for t in typing.get_args(hint) or (hint,) if t in (int, float, str)]
-    return plain[0] if plain else str
 
 
 def make_method(

@@ -1,33 +1,38 @@
 """Check a training config and give the `Job`; nothing is compiled or started.
 
 `resolve` raises one error with all problems that it can find without the corpus. `assemble` refuses
-those that only the corpus, the tokenizer or the engine can show.
+those that only the corpus, the tokenizer or the engine can show. What a section describes and
+cannot be made is None, beside a list of its problems, with their fixes. Fields that do not go
+together stand in `experiments.refusals`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from experiments.cli import problems_of, refuse_any
-from experiments.config import plain
+from experiments.cli import closest, problems_of, refuse_any
+from experiments.config import base, plain
 from experiments.faults import happened, scripts
 from experiments.refusals import STAGES, Asked, run_problems
 from experiments.regions import jobs
-from experiments.train import devices, sections
+from experiments.train import devices
 from experiments.train.job import Job, make_model, policy_rows, settings
 from experiments.train.methods import make_method
-from experiments.train.model import build, described
+from experiments.train.model import build, described, is_own
 from experiments.train.parts import inner_config
 from experiments.workdir import as_begun, workdir_problems
-from lowcomm_jax import refusals
+from lowcomm_jax import make_mesh, methods, refusals
 from lowcomm_jax.aot import Target
+from lowcomm_jax.data import DataConfig, open_corpus
 from lowcomm_jax.jobs.job_traffic import traffic_of
+from lowcomm_jax.mesh.regions import default_mesh
 from lowcomm_jax.models import Trainable, TransformerConfig
 from lowcomm_jax.models.protocol import abstract_params, stacked_prefixes
 from lowcomm_jax.optimizers import make_optimizer
@@ -50,13 +55,13 @@ def resolve(config: Any, workdir: str | Path, target: Target | None = None) -> J
       RefusedError: every violation, each with its fix.
     """
     fields = plain(config)
-    refuse_any(sections.shape_problems(fields))
+    refuse_any(_shape_problems(fields))
     fields = as_begun(Path(workdir), fields)
     if target is None:
         devices.provide(fields["mesh"])
-    mesh, misplaced = sections.make_mesh_of(fields, target)
-    steps = sections.steps_of(fields)
-    data, problems = sections.data_config(fields)
+    mesh, misplaced = _make_mesh_of(fields, target)
+    steps = steps_of(fields)
+    data, problems = _data_config(fields)
     model, settled, found = described(fields)
     problems += found
     decoder, stacked = isinstance(model, TransformerConfig), ()
@@ -70,7 +75,7 @@ def resolve(config: Any, workdir: str | Path, target: Target | None = None) -> J
         model = dataclasses.replace(model, layer_loop=built.config.layer_loop)
     method, found = make_method(fields["method"], stacked, fields["seed"])
     problems += found
-    weights, no_weights = sections.region_weights(fields)
+    weights, no_weights = _region_weights(fields)
     problems += no_weights
     inner, found = inner_config(fields["inner"])
     problems += found
@@ -94,6 +99,142 @@ def resolve(config: Any, workdir: str | Path, target: Target | None = None) -> J
     refuse_any(problems)
     return job
 
+
+# -- what sections describe ----------------------------------------------------------------------
+
+
+def _shape_problems(fields: Mapping[str, Any]) -> list[str]:
+    """Fields that are missing, unknown, or of another type than the defaults'."""
+    name = fields.get("method", {}).get("name") if isinstance(fields.get("method"), dict) else None
+    reference = plain(base(name if name in methods.NAMES else "ddp"))
+
+    def walk(given: Mapping, known: Mapping, prefix: str) -> list[str]:
+        found = [
+            f"{prefix}{k}: unknown field{closest(k, list(known))}" for k in given if k not in known
+        ]
+        for key, default in known.items():
+            label = f"{prefix}{key}"
+            if key not in given:
+                found.append(f"{label} is missing: start from experiments.config.base")
+            elif isinstance(default, dict):
+                if not isinstance(given[key], Mapping):
+                    found.append(
+                        f"{label}={given[key]!r}: must be a section of fields; set {label}.FIELD"
+                    )
+                elif label != "method" and not (label == "model" and is_own(given[key])):
+                    # Their fields are the factory's, see `make_method` and `model.described`.
+                    found += walk(given[key], default, f"{label}.")
+            elif not _same_type(given[key], default, optional=label == "inner.clip_norm"):
+                kind = type(default).__name__
+                found.append(f"{label}={given[key]!r}: must be of type {kind}, like {default!r}")
+            elif isinstance(given[key], str) and not _is_utf8(given[key]):
+                found.append(f"{label}={given[key]!r} is no UTF-8 text, as records need: rename it")
+        return found
+
+    return walk(fields, reference, "")
+
+
+def _is_utf8(text: str) -> bool:
+    """False for names of files that are not, which Python reads with surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _same_type(value: Any, default: Any, optional: bool) -> bool:
+    if default is None or (optional and value is None):
+        return True
+    if isinstance(default, bool) or isinstance(value, bool):
+        return isinstance(default, bool) and isinstance(value, bool)
+    if isinstance(default, float):
+        return isinstance(value, float | int)
+    return isinstance(value, type(default))
+
+
+def steps_of(fields: Mapping[str, Any]) -> int:
+    """Inner steps of the run: as given, else as many as `tokens` of all regions ask for."""
+    steps, tokens = fields["steps"], fields["tokens"]
+    if steps or tokens is None:
+        return steps
+    per_step = fields["regions"] * fields["batch"] * fields["data"]["seq_len"]
+    return -(-tokens // max(per_step, 1))
+
+
+def fit_warm_up(config: Any, overrides: Sequence[tuple[str, str]]) -> str:
+    """Shorten a warm-up that the run is too short for, where nobody asked for it.
+
+    A tenth of the steps takes the place of the config file's own, in `config`. One that an override
+    names stays, and is refused where it does not fit.
+
+    Returns:
+      A sentence that says so; empty where nothing has changed.
+    """
+    given = {name for name, _ in overrides}
+    if "inner" not in config or "inner.warmup_steps" in given or not given & {"steps", "tokens"}:
+        return ""
+    steps, warm_up = steps_of(plain(config)), config.inner.warmup_steps
+    if steps < 1 or warm_up < steps:
+        return ""
+    config.inner.warmup_steps = steps // 10
+    return (
+        f"warm-up: {steps // 10} of {steps} steps; the config's {warm_up} do not fit "
+        "(--config.inner.warmup_steps=N sets it)"
+    )
+
+
+def _data_config(fields: Mapping[str, Any]) -> tuple[DataConfig, list[str]]:
+    """(the data's config, problems); checks that the corpus can be opened."""
+    data = DataConfig(**fields["data"], seed=fields["seed"], regions=fields["regions"])
+    found = [line for line in data.violations() if not line.startswith(("regions=", "seed="))]
+    found += open_corpus(data)[1]
+    return data, [f"data.{line}" for line in found]
+
+
+def _region_weights(fields: Mapping[str, Any]) -> tuple[str | tuple[float, ...], list[str]]:
+    """(`equal`, `tokens` or a number a region; problems)."""
+    text = fields["weights"]
+    if text in ("equal", "tokens"):
+        return text, []
+    try:
+        numbers = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        return text, [f"weights={text!r}: use equal, tokens, or one number per region: 0.5,0.2,0.3"]
+    return numbers, []
+
+
+def _make_mesh_of(
+    fields: Mapping[str, Any], target: Target | None = None
+) -> tuple[jax.sharding.Mesh | None, list[str]]:
+    """(the mesh, or None if it cannot be made; problems); sizes of 0 are chosen to fit.
+
+    Args:
+      target: accelerators whose devices the mesh is made of; None = this machine's.
+    """
+    shape, regions = dict(fields["mesh"]), fields["regions"]
+    number = jax.device_count() if target is None else target.size
+    negative = [f"mesh.{k}={v}: give 0 (automatic) or a number" for k, v in shape.items() if v < 0]
+    if negative or regions < 1:
+        return None, negative
+    regions = 1 if jobs.is_separate_job(fields) else regions
+    stage, tensor = max(shape["stage"], 1), max(shape["tensor"], 1)
+    if target is None and not shape["region"] and not shape["fsdp"] and stage * tensor == 1:
+        return default_mesh(regions), []
+    room = number // (stage * tensor)
+    region = shape["region"] or math.gcd(regions, max(room // max(shape["fsdp"], 1), 1))
+    fsdp = shape["fsdp"] or max(room // region, 1)
+    if target is not None:
+        return problems_of(lambda: target.mesh(region, stage, fsdp, tensor), "mesh: ")
+    mesh, found = problems_of(lambda: make_mesh(region, stage, fsdp, tensor), "mesh: ")
+    each = math.ceil(region * stage * fsdp * tensor / jax.process_count())
+    fix = f"XLA_FLAGS={devices.FLAG}={each} cuts a processor into as many"
+    if jax.process_count() > 1:
+        fix += f", in each of {jax.process_count()} processes"
+    return mesh, [f"{line}; use a smaller mesh (mesh.stage=1), or {fix}" for line in found]
+
+
+# -- what the engine refuses ---------------------------------------------------------------------
 
 _NAMES = {**CONFIG_FIELDS, "hops": "random_routing", "fragments": "method.fragments"}
 _NAMES |= {name: f"adaptive.{name}" for name in ("scaling", "largest_microbatch")}

@@ -359,7 +359,7 @@ def test_a_folder_that_takes_no_files_any_more(tiny, root, monkeypatch, capfd):
     jax.devices()  # whose plug-ins may print when they are looked for
     monkeypatch.setattr(os, "mkdir", refuses)
     assert main(command) == NotSavedError.code
-    assert time.monotonic() - begins[0] < 5
+    assert time.monotonic() - begins[0] < 100  # Orbax's own threads would wait for 300 s
     said = capfd.readouterr().err
     assert said == (
         f"train: {workdir}: a checkpoint cannot be written (Read-only file system); that of step 4 "

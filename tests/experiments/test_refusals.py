@@ -11,7 +11,7 @@ from experiments.faults.fault import Fault
 from experiments.faults.happened import Happened, Rejoin, Settings
 from experiments.refusals import COMPARISON, TRAIN, Asked, comparison_problems, run_problems
 from experiments.train.methods import make_method
-from experiments.train.sections import steps_of
+from experiments.train.resolve import steps_of
 from lowcomm_jax import make_mesh
 from lowcomm_jax.models import preset
 from lowcomm_jax.refused import found_by

@@ -115,10 +115,10 @@ def test_who_cannot_reach_the_first_is_named_in_all(job, monkeypatch):
 
     monkeypatch.setattr(socket, "create_connection", one_is_cut_off)
     began = time.monotonic()
-    first, *others = map(str, job("127.0.0.1", 3))
+    first, *others = map(str, job("127.0.0.1", 3, wait_s=300.0))
     assert first.startswith("process 2 does not reach process 0 at 127.0.0.1, port ")
     assert "Connection refused" in first and others == [first, first]
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 100
 
 
 def test_who_does_not_come_is_named_in_all(job):

@@ -73,21 +73,19 @@ def test_who_gives_no_times_has_those_of_its_url(kind, tmp_path):
         made.close()
 
 
-def test_a_death_in_a_shared_folder_is_seen_within_two_seconds(store_party):
+def test_a_death_in_a_shared_folder_is_seen_within_two_seconds(watch):
+    """Where beats come as they should: every 0.4 s, here in looks of 0.25 s."""
+    assert watch(Timing.between("file:///x"), [2] * 6) < 2.0
+
+
+def test_a_death_in_a_shared_folder_is_seen_by_the_job_itself(store_party):
     """Later where the machine is so busy that beats come late."""
     regions = store_party.run(2, timing=Timing.between("file:///x"))
     until(lambda: all(x.steps().keys() == {0, 1} for x in regions))
     time.sleep(2.0)  # beats come quickly at first
-    gaps = regions[0]._context.heartbeat._seen[1].gaps_s
     vanish(regions[1])
-    began, late = time.monotonic(), 0.0
-    while regions[0].steps().keys() != {0}:
-        asleep = time.monotonic()
-        assert asleep - began < 30
-        time.sleep(0.05)
-        late = max(late, time.monotonic() - asleep - 0.05)
-    busy = max(gaps) > 0.65 or late > 0.1
-    assert time.monotonic() - began < (4.0 + 3 * max(gaps) if busy else 2.0)
+    until(lambda: regions[0].steps().keys() == {0})
+    assert regions[0]._context.heartbeat._seen[1].silent_s >= 1.6, "and no sooner"
 
 
 def test_eight_regions_exchange_and_two_die(store_party):

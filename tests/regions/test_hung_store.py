@@ -76,7 +76,7 @@ def test_a_job_leaves_although_its_store_hangs(exchanging, store_party, monkeypa
     one.close(linger_s=0.0)
     took = time.monotonic() - began
     # To be told: 2 answer_s. To end then: two looks whether the store was closed. Twice _WITHIN_S.
-    assert took < 2 * TIMING.answer_s + 2 * 0.5 + 2 * 1.0 + 5.0
+    assert took < 2 * TIMING.answer_s + 2 * 0.5 + 2 * 1.0 + 30.0
     assert not one._context.heartbeat._thread.is_alive()
     assert [x for x in one._context.background._running if x.thread.is_alive()] == []
     assert "does not answer" in caplog.text

@@ -1,5 +1,6 @@
 """Regions that die, leave, come back or are replaced, and a store that goes away."""
 
+import dataclasses
 import functools
 import itertools
 import shutil
@@ -19,6 +20,10 @@ from lowcomm_jax.store.kv import MetricsCounter, Store
 from lowcomm_jax.store.records import Beat, Epoch
 from lowcomm_jax.store.secret import Seal
 from lowcomm_jax.store.slots import Slots
+
+FAR_S = 30.0
+"""Seconds that nothing here takes on any machine; what would be waited for wrongly takes longer."""
+PATIENT = dataclasses.replace(TIMING, dead_after_s=300.0)
 
 
 def test_who_waits_in_another_run_is_told_in_what_it_differs(party, monkeypatch, caplog):
@@ -42,6 +47,7 @@ def test_who_waits_in_another_run_is_told_in_what_it_differs(party, monkeypatch,
 
 
 def test_a_dead_region_is_left_out_within_its_time(party):
+    """And not at the deadline for those that live, which is ten minutes away."""
     regions = party.run(3)
     vanish(regions[1])
     began = time.monotonic()
@@ -49,7 +55,7 @@ def test_a_dead_region_is_left_out_within_its_time(party):
     send(alive, "k")
     for arrived in land(alive, "k"):
         check(arrived, 3, [0, 2])
-    assert time.monotonic() - began < TIMING.dead_after_s + 1
+    assert time.monotonic() - began < FAR_S
     assert regions[0].steps().keys() == {0, 2}
     vanish(regions[0])
     send(alive[1:], "alone", 1)
@@ -57,12 +63,12 @@ def test_a_dead_region_is_left_out_within_its_time(party):
 
 
 def test_a_region_that_leaves_is_not_waited_for(party):
-    regions = party.run(2)
+    regions = party.run(2, timing=PATIENT)
     regions[1].close(linger_s=0.0)
     began = time.monotonic()
     send(regions[:1], "k")
     check(land(regions[:1], "k")[0], 2, [0])
-    assert time.monotonic() - began < TIMING.dead_after_s
+    assert time.monotonic() - began < FAR_S
 
 
 def test_a_region_comes_back_while_the_others_go_on(party):
@@ -73,13 +79,13 @@ def test_a_region_comes_back_while_the_others_go_on(party):
     land(alive, "a")
     again = party.region(2, 3)
     began = time.monotonic()
-    again.join(20.0)
-    assert time.monotonic() - began < 5
+    again.join(2 * FAR_S)
+    assert time.monotonic() - began < FAR_S
     # Nobody waits for it before it has sent something.
     began = time.monotonic()
     send(alive, "b", 1)
     land(alive, "b")
-    assert time.monotonic() - began < TIMING.dead_after_s
+    assert time.monotonic() - began < FAR_S
     check(again.skip("b", LIKE), 3, [0, 1], 1)
     send([again], "c", 2)
     time.sleep(0.3)

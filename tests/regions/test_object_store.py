@@ -142,7 +142,7 @@ def test_regions_exchange_and_one_dies_and_comes_back(folder, kind):
         for arrived in land(alive, "alone"):
             check(arrived, 3, [0, 2], 2)
         # The longest that `patience_s` waits for one whose heartbeats a busy machine has delayed.
-        assert time.monotonic() - began < 16 * TIMING.dead_after_s + 4
+        assert time.monotonic() - began < 16 * TIMING.dead_after_s + 60
         again = party.region(1, 3)
         again.join(20.0)
         again.want_state()

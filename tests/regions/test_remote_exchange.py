@@ -212,11 +212,12 @@ def test_a_late_region_obeys_the_commit_that_stands(party):
 
 
 def assert_not_waited_for(region, key):
-    """One region exchanges alone, well within the deadline for the others."""
+    """One region exchanges alone, though the deadline for the others is far away from now on."""
+    region._context.pace._timing = dataclasses.replace(TIMING, deadline_s=300.0)
     began = time.monotonic()
     send([region], key)
     land([region], key)
-    assert time.monotonic() - began < 0.5
+    assert time.monotonic() - began < 30
 
 
 def test_a_job_lands_what_the_job_before_it_had_sent(party):

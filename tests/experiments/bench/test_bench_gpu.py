@@ -110,7 +110,8 @@ def test_levers_on_cards_are_of_the_model():
     for lever in gpu.ON_CARDS.levers:
         base = gpu.ON_CARDS.speed[0]
         case = dataclasses.replace(base, **dict(lever.case)).but(**dict(lever.model))
-        preset(case.preset, **dict(case.changes))  # refuses what no model has
+        model = preset(case.preset, **dict(case.changes))  # refuses what no model has
+        assert {name: getattr(model, name) for name, _ in lever.model} == dict(lever.model)
 
 
 def test_the_compiler_of_gpus_knows_the_levers():
@@ -118,7 +119,8 @@ def test_the_compiler_of_gpus_knows_the_levers():
     x = jax.ShapeDtypeStruct((8,), "float32", sharding=where)
     lowered = jax.jit(lambda x: x + 1).lower(x)
     for lever in gpu.ON_CARDS.levers:
-        lowered.compile(dict(lever.options) or None)  # refuses one that is not known
+        # It refuses an option that it does not know.
+        assert "add" in lowered.compile(dict(lever.options) or None).as_text(), lever.name
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from experiments.compare import runs as compare_runs
 from experiments.compare.config import comparison, variant
 from experiments.compare.plan import plan
 from experiments.metrics import read_records
-from experiments.train.loop import Loop
+from experiments.train.loop import TrainingLoop
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED
 
 
@@ -145,19 +145,19 @@ def test_a_run_that_fails_is_interrupted_and_continues(whole, monkeypatch):
     assert "in fails" in (run / "error.txt").read_text()
 
     monkeypatch.setattr(compare_runs, "train", train)
-    evaluate = Loop._evaluate
+    evaluate = TrainingLoop._evaluate
 
     def interrupts(loop, *arguments, **named):
         evaluate(loop, *arguments, **named)
         if loop.step == 4:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(Loop, "_evaluate", interrupts)
+    monkeypatch.setattr(TrainingLoop, "_evaluate", interrupts)
     code, _, shown = compared(root, workdir)
     assert code == EXIT_INTERRUPTED and "to continue" in shown
     assert [e["step"] for e in evals(read_records(run / "metrics.jsonl"))] == [0, 4]
 
-    monkeypatch.setattr(Loop, "_evaluate", evaluate)
+    monkeypatch.setattr(TrainingLoop, "_evaluate", evaluate)
     code, found, shown = compared(root, workdir, keep_checkpoints=False)
     assert code == 0 and "3 of 4 runs are complete already" in shown
     assert any(r["kind"] == "resume" for r in read_records(run / "metrics.jsonl"))

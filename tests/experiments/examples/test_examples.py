@@ -148,7 +148,7 @@ def test_scripts_parse(script):
 def test_the_options_that_scripts_give_are_known(script):
     text = (EXAMPLES / script).read_text()
     found = re.findall(r"(--config\S*=\S+)", re.sub(r"^#.*$", "", text, flags=re.MULTILINE))
-    overrides_are_known(found)
+    assert found and overrides_are_known(found) == []
 
 
 def placed(env):
@@ -204,6 +204,10 @@ def test_the_schema_of_jobs_sees_what_is_wrong(wrong):
 def test_the_kubernetes_job_of_a_region():
     job = yaml.safe_load((EXAMPLES / "regions.yaml").read_text())
     jsonschema.validate(job, schema("kubernetes_job.json"))
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    (region,) = [e["value"] for e in container["env"] if e["name"] == "REGION"]
+    given = [argument.replace("$(REGION)", region) for argument in container["args"]]
+    assert overrides_are_known(given) == ["--workdir=/runs/region0"]
 
 
 def test_the_task_of_a_region_on_two_clouds():

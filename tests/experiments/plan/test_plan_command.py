@@ -3,7 +3,6 @@
 import importlib
 import io
 import json
-import time
 
 import pytest
 from matplotlib.figure import Figure
@@ -11,6 +10,9 @@ from rich.console import Console
 
 from experiments.plan import main as plan_command
 from experiments.plan.show import lift_labels
+from lowcomm_jax.planner.search import FRAGMENTS, SEARCHED_CODECS
+
+planner_plan = importlib.import_module("lowcomm_jax.planner.plan")  # the room names its function so
 
 
 def run(name, folder, **overrides):
@@ -21,11 +23,30 @@ def run(name, folder, **overrides):
     return result, text.getvalue()
 
 
+@pytest.fixture
+def dry_runs(monkeypatch):
+    """The methods that are played dry, in order: all that takes long in a plan."""
+    played, play = [], planner_plan.play
+
+    def counted(method, *given, **others):
+        played.append(method)
+        return play(method, *given, **others)
+
+    monkeypatch.setattr(planner_plan, "play", counted)
+    return played
+
+
 @pytest.mark.parametrize("name", ["template", "dilocox_107b", "streaming_100b"])
-def test_shipped_configs_run(name, tmp_path):
-    started = time.process_time()
+def test_shipped_configs_run(name, tmp_path, dry_runs):
     result, text = run(name, tmp_path / "out")
-    assert time.process_time() - started < 10.0 and result["planning_seconds"] > 0
+    # A row is played again with the overlap that was asked for; AllReduce is what all compare with.
+    of_rows = 2 * len(result["rows"]) + 1
+    # Of the search a setting once, whatever its codec, and once for the bytes of each codec.
+    searched = result["settings_tried"] + result["settings_left_out"]
+    settings, sizes = searched // len(SEARCHED_CODECS), len(FRAGMENTS) * len(SEARCHED_CODECS)
+    assert result["settings_tried"] > settings / 2
+    assert len(dry_runs) <= of_rows + settings + sizes, len(dry_runs)  # 52 to 56, of 80 to 86
+    assert result["planning_seconds"] > 0
     assert json.loads((tmp_path / "out" / "plan.json").read_text()) == json.loads(
         json.dumps(result)
     )

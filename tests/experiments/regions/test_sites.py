@@ -95,7 +95,7 @@ def test_a_mute_host_does_not_let_a_complete_run_crash(tiny, root):
             assert [one.end["step"] for one in run.runs()] == [4 * PERIOD] * 2
 
 
-SAVED_S = 10.0
+SAVED_S = 60.0
 """Seconds from a signal until everything is saved; 2 on a machine that has nothing else to do."""
 STANDS_S = 3.0
 """Seconds for a step, after which a region stands in an exchange."""

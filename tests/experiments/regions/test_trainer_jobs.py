@@ -110,7 +110,7 @@ def stopped(run):
     return logs
 
 
-SAVED_S = 10.0
+SAVED_S = 60.0
 """Seconds from a signal until everything is saved; 2 on a machine that has nothing else to do."""
 
 

@@ -16,8 +16,8 @@ import pytest
 from experiments.cli import RefusedError
 from experiments.report import html_report
 from experiments.report import main as report
-from experiments.report.html_data import Curve, Entry, bytes_at, staleness, utilisation_curves
-from experiments.report.html_plots import Axis, line_chart, locator
+from experiments.report.html_data import Curve, Plotted, bytes_at, staleness, utilisation_curves
+from experiments.report.html_plots import ChartAxis, line_chart, locator
 from experiments.runlog import RunLog
 from lowcomm_jax.network import uniform
 
@@ -72,9 +72,9 @@ NETWORK = dataclasses.replace(
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     entries = [
-        Entry("often", (run(3, 2),)),
-        Entry("ten <late>", (run(10, 4),)),
-        Entry(LONG, (run(6, 0), run(6, 0, seed=1))),
+        Plotted("often", (run(3, 2),)),
+        Plotted("ten <late>", (run(10, 4),)),
+        Plotted(LONG, (run(6, 0), run(6, 0, seed=1))),
     ]
     networks = {"three": NETWORK}
     rows = {e.name: html_report.row_of(e.runs[0], networks, 0.25) for e in entries}
@@ -140,7 +140,7 @@ def document(entries):
 
 
 def test_the_same_page_twice(page):
-    entries = [Entry("often", (run(3, 2),))]
+    entries = [Plotted("often", (run(3, 2),))]
     assert document(entries) == document(entries)
     assert "no network was named" in document(entries)
 
@@ -148,7 +148,7 @@ def test_the_same_page_twice(page):
 def test_the_heading_is_of_all_runs():
     one, other = run(3, 2), run(6, 0, steps=48)
     other.header.update(params=2000, tokens_per_step=192, data={"corpus": "text:b"})
-    entries = [Entry("one", (one,)), Entry("other", (other,))]
+    entries = [Plotted("one", (one,)), Plotted("other", (other,))]
     heading = "3 regions, 1,000/2,000 parameters, corpus python and text:b, "
     heading += "24/48 inner steps of 96/192 tokens"
     assert heading in document(entries)
@@ -161,7 +161,7 @@ def test_skipped_steps_are_on_the_page_where_there_are_any():
     for row in ill.steps[4:6]:
         row["skipped"] = [1.0, 0.0, 1.0]
     for names in (("well",), ("well", "ill")):
-        entries = [Entry(n, ({"well": well, "ill": ill}[n],)) for n in names]
+        entries = [Plotted(n, ({"well": well, "ill": ill}[n],)) for n in names]
         text = document(entries)
         assert ("steps skipped" in text) is ("ill" in names)
     assert '<td data-value="4.0">4</td>' in text and '<td data-value="0.0">0</td>' in text
@@ -170,7 +170,7 @@ def test_skipped_steps_are_on_the_page_where_there_are_any():
 def test_the_curves_by_hand():
     often = run(3, 2)
     assert bytes_at(often) == [0, 2 * 2 * PARAMS, 5 * 2 * PARAMS, 8 * 2 * PARAMS + 7]
-    found = staleness([Entry("often", (often,)), Entry("late", (run(10, 4),))])
+    found = staleness([Plotted("often", (often,)), Plotted("late", (run(10, 4),))])
     assert [(s.name, s.fragment, s.low, s.mean, s.high) for s in found] == [
         ("often", "0", 2, 2.0, 2),
         ("often", "1", 2, 2.0, 2),
@@ -178,7 +178,7 @@ def test_the_curves_by_hand():
         ("late", "1", 4, 4.0, 4),
     ]
     blocking = run(6, 0)
-    (curve,) = utilisation_curves([Entry("b", (blocking,))], NETWORK, 0.25)
+    (curve,) = utilisation_curves([Plotted("b", (blocking,))], NETWORK, 0.25)
     for gbps, share in zip(curve.x, curve.y):
         # Two-shot: two passes, in each a third of the payload over every link, and the delay.
         one = 2 * (2 * PARAMS / R / (gbps * 1e9 / 8) + 0.01)
@@ -221,7 +221,7 @@ def test_curves_bear_the_numbers_of_their_regions(tmp_path, monkeypatch):
 def test_points_lie_where_their_numbers_say():
     """x: a logarithm, of which 0 is left out; y: linear; numbers, colour and run beside them."""
     curve = Curve("a <b>", [0.0, 1.0, 10.0, 1000.0], [9.0, 2.0, 4.0, 3.0])
-    axes = Axis("x", "{:g}".format, log=True), Axis("y", "{:.1f}".format)
+    axes = ChartAxis("x", "{:g}".format, log=True), ChartAxis("y", "{:.1f}".format)
     text = line_chart("c", [curve], *axes, {"a <b>": 9})
     assert text.count('data-run="a &lt;b&gt;"') == 2  # line and points
     points = re.findall(r'<title>(.*?)</title>.*?<use [^>]*x="([\d.]+)" y="([\d.]+)"', text, re.S)

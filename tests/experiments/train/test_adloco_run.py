@@ -14,7 +14,7 @@ from experiments.report.main import table
 from experiments.report.virtual import check, on_network
 from experiments.runlog import nominal_steps, read_run, summarise
 from experiments.train.drivers import AdaptiveDriver
-from experiments.train.loop import Loop
+from experiments.train.loop import TrainingLoop
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED
 
 STEPS, PERIOD, REGIONS, BATCH, LENGTH = 24, 4, 3, 2, 32
@@ -52,7 +52,7 @@ def test_adloco(tmp_path, tiny):
     with jax.numpy_dtype_promotion("standard"):
         assert main(command(tiny, folder, "whole")) == 0
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Loop, "_chunk", interrupted_after(3))
+            patch.setattr(TrainingLoop, "_chunk", interrupted_after(3))
             # However slow the machine is, the signal is looked at after a whole chunk.
             patch.setattr(AdaptiveDriver, "_piece", lambda self: STEPS)
             assert main(command(tiny, folder, "broken")) == EXIT_INTERRUPTED
@@ -64,8 +64,8 @@ def test_adloco(tmp_path, tiny):
 
 
 def interrupted_after(count):
-    """`Loop._chunk` that is hit by a signal in its last call."""
-    made, chunk = [], Loop._chunk
+    """`TrainingLoop._chunk` that is hit by a signal in its last call."""
+    made, chunk = [], TrainingLoop._chunk
 
     def counted(self):
         made.append(self)

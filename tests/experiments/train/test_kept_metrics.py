@@ -14,7 +14,7 @@ from experiments.__main__ import main
 from experiments.metrics import read_records
 from experiments.train import loop as loops
 from experiments.train.evaluation import Evaluator
-from experiments.train.loop import Loop, best_by
+from experiments.train.loop import TrainingLoop, best_by
 from lowcomm_jax.checkpoint import Checkpoints
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED
@@ -27,7 +27,7 @@ def loop(monkeypatch):
     """A loop around stand-ins, at step 4."""
     monkeypatch.setattr(loops, "learnt", lambda config: {})
     monkeypatch.setattr(loops, "origin", lambda run: {})
-    made = object.__new__(Loop)
+    made = object.__new__(TrainingLoop)
     for name in ("run", "log", "records", "driver", "checkpoints", "display"):
         setattr(made, name, MagicMock())
     made.run.engine.clock = made.run.exchange = None
@@ -115,7 +115,7 @@ def test_a_chunk_that_is_read_late_changes_no_pace(loop, monkeypatch):
         monkeypatch.setattr(loops.time, "perf_counter", lambda now=seconds: now)
         history = MagicMock(__len__=lambda self: 10)
         history.rows.return_value = iter([{}] * 10)
-        loop._unread = history, done
+        loop._unread = [history], done
         loop._read()
     shown = [call.args[0] for call in loop.display.update.call_args_list]
     # All at once they made 20 steps in 10 s.
@@ -206,7 +206,7 @@ def test_within_an_evaluation(step, kind, run, root, whole, monkeypatch, capfd):
     assert metrics(root / name, step) == []
     monkeypatch.setattr(Evaluator, "__call__", evaluate)
     if step == 12:
-        for owner, act in ((loops.FixedDriver, "advance"), (Engine, "finish")):
+        for owner, act in ((loops.FixedDriver, "calls"), (Engine, "finish")):
             monkeypatch.setattr(owner, act, lambda *a, **b: pytest.fail("it was done already"))
     assert run(name) == 0
     assert losses(root / name) == whole
@@ -222,7 +222,7 @@ def test_within_an_evaluation(step, kind, run, root, whole, monkeypatch, capfd):
 
 def interrupted_at(monkeypatch, progress):
     """A signal comes once: while step 0 is evaluated, or in the chunk that ends at a step."""
-    left, evaluate, advance = [True], Loop._evaluate, loops.FixedDriver.advance
+    left, evaluate, calls = [True], TrainingLoop._evaluate, loops.FixedDriver.calls
 
     def signalled(self, now):
         if left and now == progress:
@@ -233,13 +233,12 @@ def interrupted_at(monkeypatch, progress):
         signalled(self, 0 if self.progress == 0 else None)
         evaluate(self, *arguments, **named)
 
-    def advanced(self, *arguments):
-        out = advance(self, *arguments)
-        signalled(self, self.progress(out[0]))
-        return out
+    def called(self, now, *arguments):
+        yield from calls(self, now, *arguments)
+        signalled(self, self.progress(now()))
 
-    monkeypatch.setattr(Loop, "_evaluate", evaluated)
-    monkeypatch.setattr(loops.FixedDriver, "advance", advanced)
+    monkeypatch.setattr(TrainingLoop, "_evaluate", evaluated)
+    monkeypatch.setattr(loops.FixedDriver, "calls", called)
 
 
 def losses(folder):

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from experiments.cli import RefusedError
-from experiments.workdir import CONFIG, occupied, read_config, write_config
+from experiments.workdir import CONFIG, LOCK, occupied, read_config, write_config
 
 HOLD = """
 import pathlib, sys
@@ -40,7 +40,8 @@ def test_who_was_killed_holds_nothing(owner, tmp_path):
     owner.kill()
     owner.wait()
     with occupied(tmp_path / "run"):
-        pass
+        now = (tmp_path / "run" / LOCK).read_text()
+    assert now == f"process {os.getpid()} on {socket.gethostname()}\n"
 
 
 def test_a_config_is_replaced_whole(tmp_path, monkeypatch):

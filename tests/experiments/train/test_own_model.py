@@ -20,7 +20,7 @@ from experiments.compare.plan import plan
 from experiments.config import base, listing, plain
 from experiments.metrics import read_records
 from experiments.train.fields import descriptions
-from experiments.train.loop import Loop
+from experiments.train.loop import TrainingLoop
 from experiments.train.resolve import resolve
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED
 from lowcomm_jax.models import Trainable, build, preset
@@ -114,17 +114,17 @@ def test_experts_over_devices_train_as_on_one(whole, root, tiny, over):
 
 
 def test_it_resumes_bit_for_bit(whole, root, tiny, monkeypatch):
-    evaluate, folder = Loop._evaluate, root / "broken"
+    evaluate, folder = TrainingLoop._evaluate, root / "broken"
 
     def interrupts(loop, *given, **named):
         evaluate(loop, *given, **named)
         if loop.step == 8:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(Loop, "_evaluate", interrupts)
+    monkeypatch.setattr(TrainingLoop, "_evaluate", interrupts)
     command = ["train", *arguments(tiny, root, folder)]
     assert main(command) == EXIT_INTERRUPTED
-    monkeypatch.setattr(Loop, "_evaluate", evaluate)
+    monkeypatch.setattr(TrainingLoop, "_evaluate", evaluate)
     assert main(command) == 0
     assert any(r["kind"] == "resume" for r in read_records(folder / "metrics.jsonl"))
     assert learnt(folder) == learnt(whole)

@@ -30,13 +30,12 @@ class Engine:
     def sync_loop(self, state):
         return self.loop
 
-    def run(self, state, batches, participants, rounds):
+    def run(self, batches, rounds):
         self.carrier.last = rounds
         for _ in batches:
             self.steps += 1
             self.carrier.landed += self.steps % 3 == 0
             assert self.steps < 1000
-        return self.state(), "history"
 
     def state(self):
         counters = SimpleNamespace(sends=np.array([self.carrier.landed]), step=self.steps)
@@ -44,6 +43,10 @@ class Engine:
 
 
 class Driver(RoundDriver):
+    @property
+    def engine(self):
+        return self._run.engine
+
     def _open(self, state, step):
         return itertools.count()
 
@@ -61,13 +64,19 @@ def interrupt(requested):
     return SimpleNamespace(requested=requested, here=requested)
 
 
+def train(driver, count, stopping):
+    """As the loop does it."""
+    for given in driver.calls(driver.engine.state, count, stopping):
+        driver.engine.run(**given)
+
+
 def test_it_trains_in_pieces_until_the_last_round_has_landed(run):
     driver = Driver(run, contextlib.nullcontext)
-    stopping, state, ends = Stopping(run, interrupt(False)), run.engine.state(), []
-    while (done := driver.progress(state)) < TICKS:
-        state, history = driver.advance(state, 8, None, stopping)
-        ends.append((driver.progress(state), run.engine.carrier.landed))
-        assert history == "history" and driver.progress(state) > done
+    stopping, ends = Stopping(run, interrupt(False)), []
+    while (done := driver.progress(run.engine.state())) < TICKS:
+        train(driver, 8, stopping)
+        ends.append((driver.progress(run.engine.state()), run.engine.carrier.landed))
+        assert ends[-1][0] > done
     assert len(ends) > 1 and ends[-1] == (TICKS, SCHEDULE.rounds_by(TICKS))
     assert run.engine.carrier.last == SCHEDULE.rounds_by(TICKS)
     assert run.engine.steps == 3 * SCHEDULE.rounds_by(TICKS), "no step after the last round"
@@ -84,6 +93,6 @@ def test_a_signal_ends_it_with_a_round_that_all_have_agreed_on(run):
     run.exchange = SimpleNamespace(agree=agree)
     driver, stopping = Driver(run, contextlib.nullcontext), Stopping(run, interrupt(True))
     assert stopping.begins()
-    driver.advance(run.engine.state(), TICKS, None, stopping)
+    train(driver, TICKS, stopping)
     assert proposed[0] > run.engine.carrier.newest
     assert run.engine.carrier.landed == 8 and run.engine.carrier.last == 8

@@ -55,7 +55,7 @@ def start(tiny, root, workdir):
 
 
 def wait_for_steps(metrics, count, process):
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline and process.poll() is None:
         if metrics.is_file() and metrics.read_text().count('"kind":"step"') >= count:
             return

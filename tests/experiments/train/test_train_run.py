@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import functools
 import inspect
 import json
 import struct
@@ -20,30 +21,36 @@ from experiments.report.main import table
 from experiments.runlog import document_interval, read_run, summarise
 from experiments.train import compile_cache
 from lowcomm_jax.data import tokenizers as tokenizers_of_run
-from lowcomm_jax.sync.sync_loop import SyncLoop
+from lowcomm_jax.sync import round_programs
 
 ROOT = Path(__file__).resolve().parents[3]
 STEPS, PERIOD, REGIONS = 23, 4, 3
 
 
-WAY: list[str] = []  # files of the calls that lead to the run's first block of steps
+WAY: list[str] = []  # files of the calls that lead to the run's compiled step
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, tiny):
     root = tmp_path_factory.mktemp("run")
     tiny.corpus(root / "texts")
-    first = SyncLoop.inner_steps
+    first = round_programs.make_inner_program
 
-    def inner_steps(*arguments, **named):
-        if not WAY:
-            files = [call.filename for call in reversed(inspect.stack())]
-            mine = [Path(file) for file in files if Path(file).is_relative_to(ROOT)]
-            WAY.extend(dict.fromkeys(str(file.relative_to(ROOT)) for file in mine))
-        return first(*arguments, **named)
+    def make_inner_program(*arguments):
+        program = first(*arguments)
+
+        @functools.wraps(program)
+        def traced(*given, **named):  # by the call that compiles it
+            if not WAY:
+                files = [call.filename for call in reversed(inspect.stack())]
+                mine = [Path(file) for file in files if Path(file).is_relative_to(ROOT)]
+                WAY.extend(dict.fromkeys(str(file.relative_to(ROOT)) for file in mine))
+            return program(*given, **named)
+
+        return traced
 
     with jax.numpy_dtype_promotion("standard"), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SyncLoop, "inner_steps", inner_steps)
+        patch.setattr(round_programs, "make_inner_program", make_inner_program)
         assert main(["train", *command(tiny, root)]) == 0
     return root
 
@@ -80,8 +87,8 @@ def test_the_way_from_the_command_to_the_compiled_step(folder):
         "experiments/__main__.py",
         "experiments/train/main.py",
         "experiments/train/loop.py",
-        "experiments/train/drivers.py",
         "lowcomm_jax/engine.py",
+        "lowcomm_jax/sync/sync_loop.py",
     ]
 
 
