@@ -167,7 +167,7 @@ class AdaptiveEngine:
         self._scale, self._schedule, self._warmed = SCALINGS[scaling], schedule, False
         # By trainer, what the next segment has: its own, and that of a round that was paused.
         self._events: dict[int, list[Event]] = {}
-        self._looks: dict[int, dict[str, float]] = {}
+        self._looks: dict[int, dict[int, dict[str, float]]] = {}
 
     def init(self, params: PyTree) -> AdaptiveState:
         """Start every trainer in every region from `params` (see `Engine.init`)."""
@@ -334,7 +334,8 @@ class AdaptiveEngine:
                 size = self._measured_size(self.switch.plan(trainer.request))
                 found = pooled(trainer.measured, self.probe.count, size)
                 memory, request = self.policy.decide(trainer.policy, found, trainer.request)
-                self._looks[number] = {"request": request, **dataclasses.asdict(found)}
+                looks = self._looks.setdefault(state.step, {})
+                looks[number] = {"request": request, **dataclasses.asdict(found)}
                 trainer = trainer.replace(policy=memory, request=request, measured=None)
                 state = state.with_trainer(number, trainer)
         return state

@@ -39,7 +39,8 @@ class Segment:
       events: of all trainers, see `in_order`.
       work_SxR: each region's seconds of each step, as multiples of a step of the reference batch.
       merges: those before the first step.
-      looks: by trainer, where a round ends here: the batch policy's statistics, and its decision.
+      looks: by the last step of a round, and by trainer: the batch policy's statistics, and its
+        decision.
     """
 
     start: int
@@ -50,11 +51,16 @@ class Segment:
     events: list[TrainerEvent]
     work_SxR: np.ndarray
     merges: list[TrainerMerge]
-    looks: dict[int, dict[str, Any]]
+    looks: dict[int, dict[int, dict[str, Any]]]
 
     def events_of(self, step: int) -> list[TrainerEvent]:
         """The events of one step (1-based); those of a paused one before stand at the first."""
         return [event for event in self.events if max(event.step, self.start + 1) == step]
+
+    def looks_of(self, step: int) -> dict[str, dict[str, Any]]:
+        """By trainer, what was decided after one step, as `events_of`."""
+        found = (each for end, each in self.looks.items() if max(end, self.start + 1) == step)
+        return {str(number): look for each in found for number, look in each.items()}
 
 
 def in_order(events: Mapping[int, list[Event]]) -> list[TrainerEvent]:
@@ -101,7 +107,7 @@ class AdaptiveHistory(NamedMetrics):
         - `trainers`: number -> its `batch` (asked for), `samples` (of all regions), `microbatch`,
           `rate` (factor on the learning rate) and `loss` (mean over regions);
         - `work`: see `Segment.work_SxR`;
-        - `merges` and `looks`, where there were any, in the first row of a segment.
+        - `merges`, where there were any, in the first row of a round, and `looks` in its last.
         """
         for segment in self.segments:
             rates = {number: np.asarray(rate) for number, rate in segment.rates.items()}
@@ -127,8 +133,8 @@ class AdaptiveHistory(NamedMetrics):
                 }
                 if i == 0 and segment.merges:
                     row["merges"] = [dataclasses.asdict(merge) for merge in segment.merges]
-                if i == 0 and segment.looks:
-                    row["looks"] = {str(number): look for number, look in segment.looks.items()}
+                if looks := segment.looks_of(step):
+                    row["looks"] = looks
                 yield row
 
 

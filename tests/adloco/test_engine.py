@@ -84,7 +84,8 @@ def test_trainers_share_a_region_and_its_link(fresh):
     seconds = 0.0
     for row in rows:
         samples = sum(t["samples"] for t in row["trainers"].values()) / REGIONS
-        seconds += STEP_SECONDS / 2 * (samples + (sum(looks) if "looks" in row else 0))
+        assert ("looks" in row) is (row["step"] % PERIOD == 0)
+        seconds += STEP_SECONDS / 2 * (samples + (sum(looks) if row["step"] % PERIOD == 1 else 0))
     assert [t["samples"] for t in rows[0]["trainers"].values()] == [8, 4, 12]
     exchanges = 2 * 3 * EXCHANGE  # rounds, trainers, seconds
     assert fresh.clock.now_R == pytest.approx([seconds + exchanges] * REGIONS, rel=1e-9)
@@ -151,11 +152,11 @@ def test_a_region_that_sits_out(fresh):
         True,
         False,
     ]
-    alone = [look["request"] for look in history.segments[0].looks.values()]
+    alone = [look["request"] for look in history.segments[0].looks[PERIOD].values()]
     anchor, local = state.first.state.anchor["a"], state.first.state.inner.params["a"]
     assert np.array_equal(local[0], anchor[0]) and not np.allclose(local[1], anchor[0], atol=1e-4)
     _, history = fresh.run(fresh.init(oracle.make_params()), stream, rounds=1)
-    assert alone != [look["request"] for look in history.segments[0].looks.values()]
+    assert alone != [look["request"] for look in history.segments[0].looks[PERIOD].values()]
     state, history = fresh.run(state, stream, rounds=1, participants=lambda _: ~away & away)
     assert not history.segments[0].looks and state.requests == dict(enumerate(alone))
 

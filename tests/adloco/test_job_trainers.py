@@ -41,11 +41,12 @@ def decided(*given):
     """The trainer, and the numbers that the decision rests on, after such a round."""
     one = AdaptiveEngine.__new__(AdaptiveEngine)
     one.policy, one.switch, one.probe = POLICY, Switch(1), SimpleNamespace(count=2)
-    trainer = Trainer(2, 0, POLICY.init(), measured=heard(*given), state=None)
+    trained = SimpleNamespace(counters=SimpleNamespace(step=4))
+    trainer = Trainer(2, 0, POLICY.init(), measured=heard(*given), state=trained)
     one._looks = {}
     state = one._decided(AdaptiveState({0: trainer}, 0))
     assert state.first.measured is None
-    return state.first, one._looks[0]
+    return state.first, one._looks[4][0]
 
 
 @pytest.mark.parametrize(

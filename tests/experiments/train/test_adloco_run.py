@@ -125,7 +125,7 @@ def check_what_the_trainers_did(root):
     merges = [merge for row in rows for merge in row.get("merges", [])]
     assert len(merges) == 2 and all(m["batches"][0] >= m["batches"][1] for m in merges)
     looks = [row["step"] for row in rows if "looks" in row]
-    assert looks == [step for step in range(1, len(rows) + 1) if step % PERIOD == 1]
+    assert looks == [step for step in range(1, len(rows) + 1) if step % PERIOD == 0]
 
 
 def check_evaluations_go_by_tokens(root):
