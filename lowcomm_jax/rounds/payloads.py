@@ -132,10 +132,8 @@ class PayloadGC:
 
     def adopt(self) -> None:
         """Take over the payloads that earlier jobs have announced and left."""
-        log = self._context.commit_log
-        for name, job in log.all_announcements():
-            found = log.announced(name, {job.region: [job.incarnation]}).get(job.region)
-            digests = found.payload.digests if found is not None and found.payload else []
+        for (name, job), said in self._context.commit_log.left().items():
+            digests = said.payload.digests if said is not None and said.payload else []
             self._done.setdefault(name, _Done(-1, {})).digests[job] = digests
 
     def begin(self, key: str) -> int:

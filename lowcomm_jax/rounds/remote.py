@@ -301,22 +301,16 @@ class RemoteExchange(Membership):
         Raises:
           RuntimeError: the exchange was closed meanwhile.
         """
-        log, own = self._context.commit_log, self._context.heartbeat.own
-
-        def look() -> list[Terms]:
-            ours: dict[int, list[str]] = {}  # names by the job that announced
-            for name, (region, incarnation) in log.all_announcements():
-                if region == self.region and incarnation < own.incarnation:
-                    ours.setdefault(incarnation, []).append(name)
-            said: list[Terms] = []
-            for incarnation, names in ours.items():
-                here = [n for n in names if n.startswith(f"{own.epoch}/") and "@" not in n]
-                found = log.all_announced(here, {self.region: [incarnation]})
-                said += [one.terms for by_region in found.values() for one in by_region.values()]
-            return said
-
-        sent = until_answered(self._context, "reading what was sent before", look)
-        return max((int(terms.get("step", 0)) for terms in sent), default=0)
+        own = self._context.heartbeat.own
+        look = functools.partial(self._context.commit_log.left, self.region)
+        ours = until_answered(self._context, "reading what was sent before", look)
+        sent = [
+            int(said.terms.get("step", 0))
+            for (name, job), said in ours.items()
+            if said is not None and job.incarnation < own.incarnation
+            if name.startswith(f"{own.epoch}/") and "@" not in name
+        ]
+        return max(sent, default=0)
 
     @led
     def fetch_ahead(self, first: int, count: int, missed: int = 0) -> int:

@@ -8,6 +8,7 @@ same record: numbers are created in order, and nothing but a record's bytes is l
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Mapping
 from typing import TypeVar
 
@@ -69,6 +70,21 @@ class Slots:
             if (stands := self.opened(key, data, type(record))) is not None:
                 return stands
         raise AssertionError("numbers never end")
+
+    def numbered(self, prefix: str, count: int) -> dict[str, tuple[int, ...]]:
+        """The slots under a prefix, in the order of the `count` numbers that end their names.
+
+        Other keys are counted ("unknown_key"): other programs that write to the folder, such as a
+        sync tool, may leave such files there.
+        """
+        found, known = {}, re.compile(rf"[0-9]{{1,15}}(?:[./][0-9]{{1,15}}){{{count}}}")
+        for key in self._store.list(prefix):
+            if known.fullmatch(key.removeprefix(prefix)):
+                *numbers, _ = re.split("[./]", key.removeprefix(prefix))
+                found[key.rpartition(".")[0]] = tuple(map(int, numbers))
+            else:
+                self._store.counter.add("unknown_key")
+        return dict(sorted(found.items(), key=lambda one: one[1]))
 
     def write(self, key: str, record: msgspec.Struct) -> None:
         """Overwrite the record of a key that is no slot: a heartbeat."""

@@ -17,7 +17,7 @@ from lowcomm_jax.store.background import Background
 from lowcomm_jax.store.commits import CommitLog, Job
 from lowcomm_jax.store.errors import Parted, StoreUnavailable
 from lowcomm_jax.store.kv import MetricsCounter, Store
-from lowcomm_jax.store.records import Anchors, Beat, Payload, State
+from lowcomm_jax.store.records import Anchors, Announcement, Beat, Payload, State
 from lowcomm_jax.store.secret import Seal
 from lowcomm_jax.store.slots import Slots
 from lowcomm_jax.store.timing import Pace, Timing
@@ -224,6 +224,21 @@ def test_what_could_not_be_removed_is_tried_again():
     assert sorted(gc._done) == [f"1/{n}" for n in range(2, 8)]
     gc.sweep()
     assert sorted(gc._done) == ["1/6", "1/7"]
+
+
+def test_what_earlier_jobs_have_left_is_taken_over_in_one_reading(tmp_path, monkeypatch):
+    around = context(Beats(r1=at("9")), tmp_path)
+    store, log, payload = around.store, around.commit_log, Payload("a" * 64, 8)
+    for number in range(3):
+        log.announce(f"1/{number}", Job(1, 3), Announcement(payload))
+    log.announce("1/2", Job(0, 1), Announcement(None))
+    store.write("round/1/7/announce.2.1.0", b"no record")
+    monkeypatch.setattr(store, "read", lambda key: None if key.endswith(".1") else 1 / 0)
+    gc = PayloadGC(around, 1)
+    gc.adopt()
+    one, other = {Job(1, 3): ["a" * 64]}, {Job(2, 1): []}
+    found = {name: done.digests for name, done in gc._done.items()}
+    assert found == {"1/0": one, "1/1": one, "1/2": {Job(0, 1): []} | one, "1/7": other}
 
 
 # -- pieces of a payload ----------------------------------------------------------------------
