@@ -1,4 +1,4 @@
-"""A region's payload: as bytes (`pack`, `publish`), as pieces to fetch, and removed (`PayloadGC`).
+"""A region's payload: on the host, as bytes (`pack`), and removed (`PayloadGC`).
 
 A payload is bytes for everyone and, where payloads are reduced in slices, one slice for each of the
 other regions.
@@ -16,8 +16,6 @@ import jax
 import msgspec
 import numpy as np
 
-from lowcomm_jax.rounds.fetch import PayloadPiece
-from lowcomm_jax.rounds.request import ExchangeRequest
 from lowcomm_jax.rounds.slicing import Slicing
 from lowcomm_jax.store import wire
 from lowcomm_jax.store.commits import Job
@@ -82,28 +80,6 @@ def pack(
         digest: sent[end - len(data) : end] for (digest, data), end in zip(files.items(), ends)
     }
     return msgspec.structs.replace(rest, slices=named), as_sent
-
-
-def pieces(
-    request: ExchangeRequest, region: int, payload: Payload, slice_of: int | None
-) -> list[PayloadPiece]:
-    """What to fetch of a region: what every region needs, and the slice that `slice_of` reduces."""
-    holders = [region, *(r for r in request.members if r != region)]
-    like = None if request.like is None else request.like[region]
-    whole = PayloadPiece(request.key, payload, like, holders)
-    if slice_of is None or request.reduction is None or not payload.slices[slice_of]:
-        return [whole]
-    return [whole, slice_piece(whole, request.reduction, slice_of)]
-
-
-def slice_piece(whole: PayloadPiece, reduction: Slicing, number: int) -> PayloadPiece:
-    """What to fetch of a region for its slice of this number; `whole`: its piece for everyone."""
-    return PayloadPiece(
-        whole.key,
-        whole.payload.slices[number],
-        reduction.like,
-        whole.holders[:1],  # nobody else has any use for it
-    )
 
 
 class PayloadGC:

@@ -9,6 +9,7 @@ import pytest
 
 from lowcomm_jax.rounds import payloads
 from lowcomm_jax.rounds.anchor_check import AnchorCheck
+from lowcomm_jax.rounds.fetch import pieces
 from lowcomm_jax.rounds.payloads import PayloadGC
 from lowcomm_jax.rounds.request import ExchangeRequest
 from lowcomm_jax.rounds.state_transfer import StateTransfer
@@ -251,7 +252,7 @@ def test_which_pieces_of_a_payload_a_region_fetches_and_from_whom():
     request = ExchangeRequest("k", "1/k", (0, 1, 2), reduction=reduction, like={2: {}})
 
     def found(request, slice_of):
-        return payloads.pieces(request, 2, payload, slice_of)
+        return pieces(request, 2, payload, slice_of)
 
     whole, piece = found(request, 1)
     assert whole == ("k", payload, {}, [2, 0, 1])
