@@ -228,28 +228,24 @@ class StateTransfer:
           StoreUnavailable: try again later.
         """
         with self._busy:
-            return self._publish(step, arrays, document)
-
-    def _publish(self, step: int, arrays: dict[str, np.ndarray], document: dict[str, Any]) -> bool:
-        """Write a state for the regions that ask for one; False if all have one by now."""
-        asking, context = self.asking(), self._context
-        if self._have_all(step, asking):
-            self._note(asking, 0)
-            return False
-        job = context.heartbeat.job
-        numbers = f"{context.heartbeat.own.epoch}/{step}.{job.region}.{job.incarnation}"
-        slot = f"state/{numbers}.{self._count}"
-        self._count += 1
-        record = write_state(context, slot, (step, arrays, document), asking, context.transport)
-        self._note(asking, sum(size for _, size in _pieces(record)))
-        self._given.append((slot, record))
-        while len(self._given) > _KEPT:
-            older, record = self._given[0]
-            context.store.delete(key_of(older))
-            for digest, _ in _pieces(record):
-                self._drop(_piece(older, digest))
-            self._given.popleft()
-        return True
+            asking, context = self.asking(), self._context
+            if self._have_all(step, asking):
+                self._note(asking, 0)
+                return False
+            job = context.heartbeat.job
+            numbers = f"{context.heartbeat.own.epoch}/{step}.{job.region}.{job.incarnation}"
+            slot = f"state/{numbers}.{self._count}"
+            self._count += 1
+            record = write_state(context, slot, (step, arrays, document), asking, context.transport)
+            self._note(asking, sum(size for _, size in _pieces(record)))
+            self._given.append((slot, record))
+            while len(self._given) > _KEPT:
+                older, record = self._given[0]
+                context.store.delete(key_of(older))
+                for digest, _ in _pieces(record):
+                    self._drop(_piece(older, digest))
+                self._given.popleft()
+            return True
 
     def _note(self, asking: Mapping[int, int], nbytes: int) -> None:
         """Note that these incarnations have a state of so many bytes to fetch by now."""

@@ -15,7 +15,7 @@ import safetensors.numpy
 from regions.party import KINDS, at_once
 
 from lowcomm_jax import exchange
-from lowcomm_jax.rounds import remote, request
+from lowcomm_jax.rounds import request
 from lowcomm_jax.rounds.remote import RemoteExchange
 from lowcomm_jax.store import wire
 from lowcomm_jax.store.commits import CommitLog, Job, name_of
@@ -482,8 +482,8 @@ def test_exchanges_that_land_together_are_waited_for_together():
     one = RemoteExchange.__new__(RemoteExchange)
     clock, timing = SimpleNamespace(clock_s=7.0), Timing(beat_s=0.01)
     one._context = SimpleNamespace(heartbeat=clock, timing=timing)
-    dues = {k: SimpleNamespace(due=request.Due()) for k in "abc"}
-    one._open = {k: remote._Running(x, Future()) for k, x in dues.items()}
+    dues = {k: SimpleNamespace(due=request.Due(), outcome=Future(), waited=0.0) for k in "abc"}
+    one._open = dict(dues)
     one._stops, seen = lambda: False, []
 
     def reachable():
@@ -511,8 +511,8 @@ def test_the_wait_for_an_exchange_is_that_of_its_calls():
         outcome, heartbeat.job = Future(), Job(0, 1 if ours else 2)  # one came after it
         outcome.set_result(arrays)
         due = request.Due()
-        ended = SimpleNamespace(due=due, commit=record, reduced=None, seconds=1.5)
-        one._open = {"k": remote._Running(ended, outcome, waited)}
+        waits = {"due": due, "outcome": outcome, "waited": waited}
+        one._open = {"k": SimpleNamespace(commit=record, reduced=None, seconds=1.5, **waits)}
         assert one.ready("k") and due.since_s is None
         found = one.finish("k", {"x": np.zeros((1, 2), np.float32)})
         assert 0.0 <= found.waited - waited < 0.9 and found.seconds == 1.5 and not one._open
