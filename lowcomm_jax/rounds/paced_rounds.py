@@ -233,6 +233,7 @@ class RoundExchange:
         with self._looking:
             for found in self._rounds.values():
                 found.cancel()
+                self._gc.dropped(found.published)
             self._rounds.clear()
             self._reports.clear()
             self.first = self.committed = self._swept = first

@@ -124,18 +124,21 @@ class PayloadGC:
           at_once: tell the others now, or with the next heartbeat.
         """
         with self._lock:
-            for name, digests in published.items():
-                known = self._done.get(name)  # of an earlier job in this place
-                older = {} if known is None else known.digests
-                self._done[name] = _Done(self._positions[key], {**older, **digests})
+            self._keep(published, self._positions[key])
             self._reach(self._context.region, key)
         self._context.heartbeat.update(at_once=at_once, passed=key)
 
     def dropped(self, published: Published) -> None:
         """Note payloads that no exchange will name; they go with those of the newest key."""
         with self._lock:
-            place = self._reached.get(self._context.region, -1)
-            self._done |= {name: _Done(place, digests) for name, digests in published.items()}
+            self._keep(published, self._reached.get(self._context.region, -1))
+
+    def _keep(self, published: Published, position: int) -> None:
+        """Keep payloads until this position has passed, with those of earlier jobs (`adopt`)."""
+        for name, digests in published.items():
+            known = self._done.get(name)
+            older = {} if known is None else known.digests
+            self._done[name] = _Done(position, {**older, **digests})
 
     def all_have_ours(self) -> bool:
         """Whether every living region has told that it has what we have."""

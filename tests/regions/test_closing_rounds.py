@@ -120,6 +120,8 @@ def learner(monkeypatch):
             ("done", key, published, at_once)
         )
 
+        gc.dropped = lambda published: gc.calls.append(("dropped", published))
+
         def sweep():
             gc.sweeps += 1
 
@@ -483,6 +485,8 @@ def test_after_another_exchange_has_made_up_for_rounds_they_are_forgotten(learne
     made.one.go_on(7)
     assert (made.one.first, made.one.committed, made.one.newest) == (7, 7, 6)
     assert not made.one._rounds and not made.one._reports
+    ours, theirs = {Job(0, 1): ["0.1"]}, {Job(1, 1): ["1.1"]}
+    assert ("dropped", {"1/round0": ours | theirs}) in made.gc.calls, "no exchange will name them"
 
 
 def test_reports_are_looked_for_in_open_rounds_and_in_the_one_after(learner):

@@ -242,6 +242,18 @@ def test_what_earlier_jobs_have_left_is_taken_over_in_one_reading(tmp_path, monk
     assert found == {"1/0": one, "1/1": one, "1/2": {Job(0, 1): []} | one, "1/7": other}
 
 
+def test_payloads_that_no_exchange_names_go_with_those_of_earlier_jobs():
+    gc, around = collecting(keep=1, done=2)
+    gc._done["1/early"] = payloads._Done(-1, {Job(1, 3): ["theirs"]})
+    gc.dropped({"1/early": {Job(0, 1): ["ours"]}})
+    assert passed(gc) == [0] and gc._done["1/early"].position == 1
+    gc.done("2", {})
+    around.commit_log = SimpleNamespace(forget=lambda *given: None)
+    gc.sweep()
+    dropped = [name for name, _ in around.transport.dropped]
+    assert set(dropped[-2:]) == {"theirs", "ours"} and "1/early" not in gc._done
+
+
 # -- pieces of a payload ----------------------------------------------------------------------
 
 
