@@ -17,7 +17,6 @@ from lowcomm_jax.store import terms
 from lowcomm_jax.store.context import ExchangeContext
 from lowcomm_jax.store.errors import StoreUnavailable
 from lowcomm_jax.store.records import Anchors, Terms
-from lowcomm_jax.store.slots import key_of
 
 AnchorVersions = Mapping[tuple[int, str], Mapping[str, Any]]
 """Terms (`terms`) by (step, version), ascending; see `anchor_history.anchor_version`."""
@@ -66,7 +65,7 @@ class AnchorCheck:
         while context.slots.create(f"{start}{self._records}", record) != record:
             self._records += 1  # the answer to that one was lost
         if self._records:
-            context.store.delete(key_of(f"{start}{self._records - 1}"))
+            context.slots.remove(f"{start}{self._records - 1}")
         self._records += 1
 
     def anchors_agree(self, step: int, version: str, own: Mapping[str, Any], at_last: bool) -> bool:

@@ -31,7 +31,6 @@ from lowcomm_jax.store.context import ExchangeContext, check_open
 from lowcomm_jax.store.errors import Missing, Rejected, StoreUnavailable
 from lowcomm_jax.store.records import Array
 from lowcomm_jax.store.records import State as StateRecord
-from lowcomm_jax.store.slots import key_of
 from lowcomm_jax.store.transport import StoreTransport, Transport
 
 SHARED = ("anchor", "outer", "rate", "merge")
@@ -241,7 +240,7 @@ class StateTransfer:
             self._given.append((slot, record))
             while len(self._given) > _KEPT:
                 older, record = self._given[0]
-                context.store.delete(key_of(older))
+                context.slots.remove(older)
                 for digest, _ in _pieces(record):
                     self._drop(_piece(older, digest))
                 self._given.popleft()
@@ -276,8 +275,7 @@ class StateTransfer:
 
         for slot, (_, _, donor, *_) in self._context.slots.numbered("state/", 5).items():
             if slot not in slots and left(donor):
-                for key in store.list(f"{slot}."):
-                    store.delete(key)
+                self._context.slots.remove(slot)
         for key in store.list("blob/"):
             piece = _PIECE.fullmatch(key)
             if piece and key not in blobs and left(int(piece[1])):

@@ -26,7 +26,7 @@ from lowcomm_jax.store.records import (
     Payload,
     Terms,
 )
-from lowcomm_jax.store.slots import Slots, key_of
+from lowcomm_jax.store.slots import Slots
 from lowcomm_jax.store.wire import Job, Jobs
 
 _ANNOUNCED = re.compile(r"round/(.+)/announce\.(\d{1,15})\.(\d{1,15})\.\d{1,15}")
@@ -102,7 +102,7 @@ class CommitLog:
     def forget(self, name: str, job: Job) -> None:
         """Remove a job's keys of an exchange that has a commit record."""
         for kind in ("announce", "confirm"):
-            self._store.delete(key_of(_own(kind, name, job)))
+            self._slots.remove(_own(kind, name, job))
 
     def left(self, region: int | None = None) -> dict[tuple[str, Job], Announcement | None]:
         """What was announced and not removed, by exchange and job, read all at once.

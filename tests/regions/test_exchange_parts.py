@@ -394,6 +394,27 @@ def test_a_url_that_means_no_folder_is_refused_with_its_fix(url, fix):
     assert fix in str(caught.value)
 
 
+@pytest.mark.parametrize("who", ["writes", "reads", "lists"])
+def test_a_record_behind_false_ones_is_removed_with_them(store, who):
+    """By the job that wrote it, and by another one, which removes what the dead have left."""
+    slots, forged = (Slots(store, Seal("run", x * 16)) for x in (b"x", b"y"))
+    job, slot = Job(1, 3), "round/1/2/announce.1.3"
+    forged.create(slot, Announcement(None)), forged.create(slot, Announcement(None, {"step": 1}))
+    store.write(f"{slot}.1", b"junk")
+    log = CommitLog(store, slots)
+    log.announce("1/2", job, Announcement(None, {"step": 4}))
+    assert store.list("round/") == [f"{slot}.{n}" for n in range(3)]
+    if who != "writes":
+        slots = Slots(store, Seal("run", b"x" * 16))
+        log = CommitLog(store, slots)
+    if who == "reads":
+        assert log.announced("1/2", {1: [3]})[1].terms == {"step": 4}
+    if who == "lists":
+        assert slots.numbered("round/1/2/announce.", 2) == {slot: (1, 3)}
+    log.forget("1/2", job)
+    assert store.list("round/") == []
+
+
 def test_records_that_were_read_ahead_are_asked_for_no_more_until_they_are_forgotten(store):
     log = CommitLog(store, Slots(store, Seal("run", b"x" * 16)))
     said = log.announce("1/2", Job(1, 3), Announcement(None, {"step": 4}))
