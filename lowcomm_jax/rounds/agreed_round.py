@@ -42,6 +42,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Set
+from concurrent.futures import Future
 
 from lowcomm_jax.rounds.request import Due, ExchangeRequest
 from lowcomm_jax.rounds.round import Round
@@ -65,6 +66,8 @@ class AgreedRound(Round):
         so.
       seconds: from `began` to the arrival of the last payload, once it is here.
       due: since when the wait for others is limited.
+      outcome: of an exchange that runs in the background: what `result` returns or raises.
+      waited: seconds for which the loop was blocked by it so far.
       seen_s: when something was first seen to be announced, on the round's clock; None = nothing
         was.
     """
@@ -85,6 +88,8 @@ class AgreedRound(Round):
         """
         super().__init__(context, request, early, news)
         self.due = due or Due()
+        self.outcome: Future[dict[int, Arrays]] = Future()
+        self.waited = 0.0
         self.commit: Commit | None = None
         self.reduced: Arrays | None = None
         self.seconds = 0.0

@@ -8,7 +8,6 @@ does not hold.
 from __future__ import annotations
 
 import logging
-import re
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -18,11 +17,9 @@ from lowcomm_jax.store import terms
 from lowcomm_jax.store.context import ExchangeContext
 from lowcomm_jax.store.errors import StoreUnavailable
 from lowcomm_jax.store.records import Anchors, Terms
-from lowcomm_jax.store.slots import key_of
 
 AnchorVersions = Mapping[tuple[int, str], Mapping[str, Any]]
 """Terms (`terms`) by (step, version), ascending; see `anchor_history.anchor_version`."""
-_RECORD = re.compile(r"(\d{1,9})\.(\d{1,15})\.(\d{1,15})\.\d{1,15}")
 log = logging.getLogger(__name__)
 
 
@@ -68,7 +65,7 @@ class AnchorCheck:
         while context.slots.create(f"{start}{self._records}", record) != record:
             self._records += 1  # the answer to that one was lost
         if self._records:
-            context.store.delete(key_of(f"{start}{self._records - 1}"))
+            context.slots.remove(f"{start}{self._records - 1}")
         self._records += 1
 
     def anchors_agree(self, step: int, version: str, own: Mapping[str, Any], at_last: bool) -> bool:
@@ -106,15 +103,12 @@ class AnchorCheck:
 
     def _read_all(self) -> dict[int, Anchors]:
         """The newest record of each region; what an earlier job has written says nothing."""
-        latest, newest = self._context.heartbeat.latest(), {}
-        for key in self._context.store.list(self._prefix):
-            match = _RECORD.fullmatch(key.removeprefix(self._prefix))
-            region, incarnation, number = map(int, match.groups()) if match else (-1, -1, -1)
+        latest, slots, newest = self._context.heartbeat.latest(), self._context.slots, {}
+        for slot, (region, incarnation, _) in slots.numbered(self._prefix, 3).items():
             if region in latest and latest[region].incarnation == incarnation:
-                newest[region] = max(newest.get(region, 0), number)
-        slots = {r: f"{self._prefix}{r}.{latest[r].incarnation}.{n}" for r, n in newest.items()}
-        stand = self._context.slots.all_first(dict.fromkeys(slots.values(), Anchors))
-        return {region: stand[slot] for region, slot in slots.items() if slot in stand}
+                newest[region] = slot  # they ascend
+        stand = slots.all_first(dict.fromkeys(newest.values(), Anchors))
+        return {region: stand[slot] for region, slot in newest.items() if slot in stand}
 
     @property
     def _prefix(self) -> str:

@@ -1,4 +1,7 @@
-"""`Fetch`: gets one region's payload in the background, until it is here or cancelled."""
+"""`Fetch`: gets one region's payload in the background, until it is here or cancelled.
+
+`pieces` says which bytes of the payload this region needs, and who may have them.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lowcomm_jax.rounds.request import ExchangeRequest
 from lowcomm_jax.store import wire
 from lowcomm_jax.store.commits import Job
 from lowcomm_jax.store.context import ExchangeContext, keep_looking
@@ -32,6 +36,25 @@ class PayloadPiece(NamedTuple):
     payload: Payload
     like: wire.Shapes | None
     holders: Sequence[int]
+
+
+def pieces(
+    request: ExchangeRequest, region: int, payload: Payload, slice_of: int | None
+) -> list[PayloadPiece]:
+    """What to fetch of a region: what every region needs, and the slice that `slice_of` reduces."""
+    holders = [region, *(r for r in request.members if r != region)]
+    like = None if request.like is None else request.like[region]
+    whole = PayloadPiece(request.key, payload, like, holders)
+    if slice_of is None or request.reduction is None or not payload.slices[slice_of]:
+        return [whole]
+    return [whole, slice_piece(request, region, payload, slice_of)]
+
+
+def slice_piece(
+    request: ExchangeRequest, region: int, payload: Payload, number: int
+) -> PayloadPiece:
+    """What to fetch of a region for its slice of this number; nobody else has any use for it."""
+    return PayloadPiece(request.key, payload.slices[number], request.reduction.like, [region])
 
 
 class Fetch:

@@ -11,8 +11,6 @@ import numpy as np
 from lowcomm_jax.rounds import payloads
 from lowcomm_jax.rounds.request import Arrived, arrange
 from lowcomm_jax.rounds.slicing import Slicing
-from lowcomm_jax.store import wire
-from lowcomm_jax.store.wire import Arrays, one_slice, side_by_side
 
 
 class LoopbackExchange:
@@ -48,24 +46,15 @@ class LoopbackExchange:
 
     def finish(self, key: str, like: dict[str, jax.ShapeDtypeStruct]) -> Arrived:
         host_payload, reduction = self._open.pop(key)
-        reduced = None if reduction is None else self._reduced(host_payload, reduction)
-        by_region = dict.fromkeys(range(self.count), host_payload.rest)
-        return arrange(by_region, like, self.count, ours=True, reduced=reduced)
-
-    def _reduced(self, host_payload: payloads.HostPayload, how: Slicing) -> Arrays:
-        everyone, rest = np.ones(self.count, bool), self._everyones(host_payload.rest, how.rest)
-
-        def average(s: int) -> Arrays:
-            slices = self._everyones(one_slice(host_payload.slices, s), how.like)
-            return how.reduce(slices, rest, everyone, s)
-
-        # On another thread, as in an exchange: JAX keys compiled programs by a thread's settings.
-        with ThreadPoolExecutor(1) as pool:
-            slices = list(pool.map(average, range(how.parts)))
-        return {name: np.stack([one[name] for one in slices]) for name in how.like}
-
-    def _everyones(self, own: Arrays, like: wire.Shapes) -> Arrays:
-        return side_by_side(dict.fromkeys(range(self.count), own), self.count, like)
+        rest = dict.fromkeys(range(self.count), host_payload.rest)
+        reduced = None
+        if reduction is not None:
+            slices = dict.fromkeys(range(self.count), host_payload.slices)
+            # On another thread, as in an exchange: JAX keys compiled programs by a thread's
+            # settings.
+            with ThreadPoolExecutor(1) as pool:
+                reduced = pool.submit(reduction.average_all, slices, rest).result()
+        return arrange(rest, like, self.count, ours=True, reduced=reduced)
 
     def rounds(
         self, admission: Any, most: int, overlap: int, like_K: Any, first: int

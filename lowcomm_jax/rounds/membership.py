@@ -446,8 +446,8 @@ def _check_not_fresh(context: ExchangeContext, coming: set[int]) -> None:
 
 def _newest_epoch(context: ExchangeContext) -> tuple[int, dict[int, int]]:
     """(the newest epoch, its roster); 0 = there is none."""
-    for number in reversed(context.store.numbers("epoch/")):
-        found = context.slots.first(_epoch(number), Epoch)
+    for slot, (number,) in reversed(context.slots.numbered("epoch/", 1).items()):
+        found = context.slots.first(slot, Epoch)
         if found is not None:
             return number, found.roster
     return 0, {}

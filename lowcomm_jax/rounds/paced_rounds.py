@@ -39,6 +39,7 @@ import jax
 
 from lowcomm_jax.mesh.leader import led
 from lowcomm_jax.rounds.agreed_round import AgreedRound
+from lowcomm_jax.rounds.fetch import Fetch
 from lowcomm_jax.rounds.payloads import PayloadGC, begin_copies
 from lowcomm_jax.rounds.request import Arrived, ExchangeRequest, arrange
 from lowcomm_jax.schedule import Admission
@@ -84,21 +85,6 @@ class RoundTimes:
         return grace * max(0.0, self.slack_s(overlap))
 
 
-@dataclasses.dataclass
-class _Open:
-    """A round that has not landed here.
-
-    Attributes:
-      round: its announcements, payloads, and its record.
-      timed: whether it was noted how long its quorum took.
-      read: regions whose payloads are here, and were timed.
-    """
-
-    round: AgreedRound
-    timed: bool = False
-    read: set[int] = dataclasses.field(default_factory=set)
-
-
 class RoundExchange:
     """One learner's side of all rounds.
 
@@ -136,7 +122,9 @@ class RoundExchange:
         self._overlap, self._like_K = overlap, like_K
         self._clock, self._stepped_s = clock, None
         self._slow = self._told = False  # what was warned of
-        self._rounds: dict[int, _Open] = {}
+        self._rounds: dict[int, AgreedRound] = {}  # those that have not landed here
+        self._timed = first - 1  # the newest round of which it was noted when its quorum came
+        self._read: set[Fetch] = set()  # of these rounds, those whose seconds were noted
         self._reports: deque[tuple[int, Mapping[str, Any], Mapping[str, Any], int]] = deque()
         self._swept = first
         self._lock, self._looking = threading.Lock(), threading.Lock()
@@ -202,7 +190,7 @@ class RoundExchange:
         """
         self._context.heartbeat.check()
         found = self._rounds.get(number)
-        return found is not None and found.round.arrived()
+        return found is not None and found.arrived()
 
     @led
     def take(self, number: int, ours: Mapping[str, Any]) -> Arrived:
@@ -216,7 +204,7 @@ class RoundExchange:
         Raises:
           Parted: ours do not hold, or none do; the round has not landed.
         """
-        round, context = self._rounds[number].round, self._context
+        round, context = self._rounds[number], self._context
         known, record = round.commit.terms, terms.as_record(ours)
         terms.check(f"round {number}", known, context.region, record, context.heal)
         seconds = self._clock() - (round.seen_s or self._clock())
@@ -230,25 +218,26 @@ class RoundExchange:
         with self._lock:
             found = self._rounds.pop(number)
             self.first = number + 1
-        found.round.cancel()
-        self._gc.done(_key(number), found.round.published, at_once=False)
+        found.cancel()
+        self._gc.done(_key(number), found.published, at_once=False)
         self._wake.set()
 
     @led
     def names_ours(self, number: int) -> bool:
         """Whether a round's record names what this job, and none before it, has published."""
-        return self._rounds[number].round.commit.admits(*self._context.heartbeat.job)
+        return self._rounds[number].commit.admits(*self._context.heartbeat.job)
 
     @led
     def go_on(self, first: int) -> None:
         """Forget all rounds before this one, which another exchange has made up for."""
         with self._looking:
             for found in self._rounds.values():
-                found.round.cancel()
+                found.cancel()
+                self._gc.dropped(found.published)
             self._rounds.clear()
             self._reports.clear()
             self.first = self.committed = self._swept = first
-            self.newest = first - 1
+            self.newest = self._timed = first - 1
 
     # -- the thread -----------------------------------------------------------------------------
 
@@ -261,7 +250,7 @@ class RoundExchange:
 
         keep_looking("rounds", self.look, over, self._wake, context.store.pauses)
         for found in list(self._rounds.values()):
-            found.round.cancel()
+            found.cancel()
 
     def look(self) -> bool:
         """One pass: publish, and advance the open rounds and the one after; whether any is new.
@@ -287,7 +276,7 @@ class RoundExchange:
         while self._reports:
             number, arrays, given, step = self._reports[0]
             if number >= self.committed:
-                round, record = self._round(number).round, terms.as_record(given)
+                round, record = self._round(number), terms.as_record(given)
                 context.fault_hooks.begins(_key(number), {**record, "step": step})
                 round.to_host(arrays)
                 round.publish(record)
@@ -299,7 +288,7 @@ class RoundExchange:
         """Hear what is reported to open rounds, and to the one after; whether any is new."""
         news = False
         for number in itertools.count(self.committed):
-            round = self._round(number).round
+            round = self._round(number)
             news |= round.hear()
             if not round.announcements and number > self.newest:
                 return news
@@ -313,7 +302,7 @@ class RoundExchange:
         """
         first = self.committed
         for number in itertools.count(self.committed):
-            round = self._round(number).round
+            round = self._round(number)
             round.advance(hears=False)
             if round.commit is None:
                 if not round.has_fewest():
@@ -325,10 +314,9 @@ class RoundExchange:
 
     def _window_s(self, number: int) -> float:
         """The grace window of a round that has its quorum; when that came is noted."""
-        found = self._rounds[number]
-        if not found.timed:
-            found.timed = True
-            self.times.note("quorum_s", self._clock() - found.round.seen_s)
+        if number > self._timed:
+            self._timed = number  # they are agreed on in their order
+            self.times.note("quorum_s", self._clock() - self._rounds[number].seen_s)
         return self.times.window_s(self._admission.grace, self._overlap)
 
     def _warn_of_quorum(self, round: AgreedRound) -> None:
@@ -346,7 +334,7 @@ class RoundExchange:
                 *(round.request.name, needed, living),
             )
 
-    def _round(self, number: int) -> _Open:
+    def _round(self, number: int) -> AgreedRound:
         with self._lock:
             if number not in self._rounds:
                 context, everyone = self._context, tuple(range(self._context.count))
@@ -367,16 +355,17 @@ class RoundExchange:
                     clock=self._clock,
                     teaches=False,
                 )
-                self._rounds[number] = _Open(AgreedRound(context, request, news=self._wake))
+                self._rounds[number] = AgreedRound(context, request, news=self._wake)
             return self._rounds[number]
 
     def _note_reads(self) -> None:
         """Note the seconds of new payloads; warn once where the overlap hides no exchange."""
-        for found in list(self._rounds.values()):
-            for region, fetch in list(found.round.fetches.items()):
-                if fetch.complete and region not in found.read:
-                    found.read.add(region)
-                    self.times.note("sync_s", found.round.write_s + fetch.moved[1])
+        rounds = list(self._rounds.values())
+        here = {x: one for one in rounds for x in list(one.fetches.values()) if x.complete}
+        for fetch, round in here.items():
+            if fetch not in self._read:
+                self.times.note("sync_s", round.write_s + fetch.moved[1])
+        self._read = set(here)
         step_s = self.times.step_s
         hides = self._overlap > 0 and not self._slow
         if hides and step_s and (self.times.sync_s or 0) > self._overlap * step_s:

@@ -1,4 +1,4 @@
-"""A region's payload: as bytes (`pack`, `publish`), as pieces to fetch, and removed (`PayloadGC`).
+"""A region's payload: on the host, as bytes (`pack`), and removed (`PayloadGC`).
 
 A payload is bytes for everyone and, where payloads are reduced in slices, one slice for each of the
 other regions.
@@ -16,8 +16,6 @@ import jax
 import msgspec
 import numpy as np
 
-from lowcomm_jax.rounds.fetch import PayloadPiece
-from lowcomm_jax.rounds.request import ExchangeRequest
 from lowcomm_jax.rounds.slicing import Slicing
 from lowcomm_jax.store import wire
 from lowcomm_jax.store.commits import Job
@@ -84,28 +82,6 @@ def pack(
     return msgspec.structs.replace(rest, slices=named), as_sent
 
 
-def pieces(
-    request: ExchangeRequest, region: int, payload: Payload, slice_of: int | None
-) -> list[PayloadPiece]:
-    """What to fetch of a region: what every region needs, and the slice that `slice_of` reduces."""
-    holders = [region, *(r for r in request.members if r != region)]
-    like = None if request.like is None else request.like[region]
-    whole = PayloadPiece(request.key, payload, like, holders)
-    if slice_of is None or request.reduction is None or not payload.slices[slice_of]:
-        return [whole]
-    return [whole, slice_piece(whole, request.reduction, slice_of)]
-
-
-def slice_piece(whole: PayloadPiece, reduction: Slicing, number: int) -> PayloadPiece:
-    """What to fetch of a region for its slice of this number; `whole`: its piece for everyone."""
-    return PayloadPiece(
-        whole.key,
-        whole.payload.slices[number],
-        reduction.like,
-        whole.holders[:1],  # nobody else has any use for it
-    )
-
-
 class PayloadGC:
     """Removes payloads that no region needs, but for the newest `keep` keys.
 
@@ -132,10 +108,8 @@ class PayloadGC:
 
     def adopt(self) -> None:
         """Take over the payloads that earlier jobs have announced and left."""
-        log = self._context.commit_log
-        for name, job in log.all_announcements():
-            found = log.announced(name, {job.region: [job.incarnation]}).get(job.region)
-            digests = found.payload.digests if found is not None and found.payload else []
+        for (name, job), said in self._context.commit_log.left().items():
+            digests = said.payload.digests if said is not None and said.payload else []
             self._done.setdefault(name, _Done(-1, {})).digests[job] = digests
 
     def begin(self, key: str) -> int:
@@ -150,18 +124,21 @@ class PayloadGC:
           at_once: tell the others now, or with the next heartbeat.
         """
         with self._lock:
-            for name, digests in published.items():
-                known = self._done.get(name)  # of an earlier job in this place
-                older = {} if known is None else known.digests
-                self._done[name] = _Done(self._positions[key], {**older, **digests})
+            self._keep(published, self._positions[key])
             self._reach(self._context.region, key)
         self._context.heartbeat.update(at_once=at_once, passed=key)
 
     def dropped(self, published: Published) -> None:
         """Note payloads that no exchange will name; they go with those of the newest key."""
         with self._lock:
-            place = self._reached.get(self._context.region, -1)
-            self._done |= {name: _Done(place, digests) for name, digests in published.items()}
+            self._keep(published, self._reached.get(self._context.region, -1))
+
+    def _keep(self, published: Published, position: int) -> None:
+        """Keep payloads until this position has passed, with those of earlier jobs (`adopt`)."""
+        for name, digests in published.items():
+            known = self._done.get(name)
+            older = {} if known is None else known.digests
+            self._done[name] = _Done(position, {**older, **digests})
 
     def all_have_ours(self) -> bool:
         """Whether every living region has told that it has what we have."""

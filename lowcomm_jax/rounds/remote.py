@@ -6,12 +6,11 @@ reduced in slices it is two of them, three after a loss (`TwoShotExchange`). All
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from typing import Any
 
 import jax
@@ -40,20 +39,6 @@ _MOST_AHEAD = 1 << 30
 log = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass
-class _Running:
-    """An exchange in the background.
-
-    Attributes:
-      outcome: the arrays of the regions that took part.
-      waited: seconds for which the loop was blocked so far.
-    """
-
-    exchange: AgreedRound
-    outcome: Future[dict[int, wire.Arrays]]
-    waited: float = 0.0
-
-
 class RemoteExchange(Membership):
     """One region's side of the exchange; made by `connect`.
 
@@ -73,7 +58,7 @@ class RemoteExchange(Membership):
     ):
         """See `Membership`."""
         super().__init__(region, count, heal, make, keep)
-        self._open: dict[str, _Running] = {}
+        self._open: dict[str, AgreedRound] = {}
         self._early: dict[str, EarlyPayload] = {}  # those that no exchange has taken yet
         self._stops: Callable[[], bool] = lambda: False
         self._missed: set[int] = set()  # by the exchanges that ended last
@@ -224,12 +209,12 @@ class RemoteExchange(Membership):
                 wait([one.outcome], timeout=self._context.timing.beat_s / 4)
                 owed = answers is not None and self.answer(answers)
             one.waited += time.monotonic() - began
-        here = all(exchange.outcome.done() for exchange in exchanges)
+        here = all(one.outcome.done() for one in exchanges)
         if owed and not here:
             return None
         if not here:
             for one in exchanges:
-                one.exchange.due.end()
+                one.due.end()
         return here
 
     @led
@@ -246,10 +231,10 @@ class RemoteExchange(Membership):
           Parted: this region's terms do not hold, or no region's do.
         """
         began = time.monotonic()
-        running = self._wait_for(key)
-        by_region, one = running.outcome.result(), running.exchange
+        one = self._wait_for(key)
+        by_region = one.outcome.result()
         del self._open[key]
-        waited = running.waited + time.monotonic() - began
+        waited = one.waited + time.monotonic() - began
         ours, times = one.commit.admits(*self._context.heartbeat.job), (one.seconds, waited)
         return arrange(by_region, like, self.count, ours, one.reduced, *times)
 
@@ -301,22 +286,16 @@ class RemoteExchange(Membership):
         Raises:
           RuntimeError: the exchange was closed meanwhile.
         """
-        log, own = self._context.commit_log, self._context.heartbeat.own
-
-        def look() -> list[Terms]:
-            ours: dict[int, list[str]] = {}  # names by the job that announced
-            for name, (region, incarnation) in log.all_announcements():
-                if region == self.region and incarnation < own.incarnation:
-                    ours.setdefault(incarnation, []).append(name)
-            said: list[Terms] = []
-            for incarnation, names in ours.items():
-                here = [n for n in names if n.startswith(f"{own.epoch}/") and "@" not in n]
-                found = log.all_announced(here, {self.region: [incarnation]})
-                said += [one.terms for by_region in found.values() for one in by_region.values()]
-            return said
-
-        sent = until_answered(self._context, "reading what was sent before", look)
-        return max((int(terms.get("step", 0)) for terms in sent), default=0)
+        own = self._context.heartbeat.own
+        look = functools.partial(self._context.commit_log.left, self.region)
+        ours = until_answered(self._context, "reading what was sent before", look)
+        sent = [
+            int(said.terms.get("step", 0))
+            for (name, job), said in ours.items()
+            if said is not None and job.incarnation < own.incarnation
+            if name.startswith(f"{own.epoch}/") and "@" not in name
+        ]
+        return max(sent, default=0)
 
     @led
     def fetch_ahead(self, first: int, count: int, missed: int = 0) -> int:
@@ -465,10 +444,10 @@ class RemoteExchange(Membership):
 
     # -- helpers ---------------------------------------------------------------------------------
 
-    def _wait_for(self, key: str) -> _Running:
+    def _wait_for(self, key: str) -> AgreedRound:
         """The exchange of this key, which is told that the loop waits for it."""
         found = self._open[key]
-        found.exchange.due.begin(self._context.heartbeat.clock_s)
+        found.due.begin(self._context.heartbeat.clock_s)
         return found
 
     def _of_all(self, key: str) -> str:
@@ -499,14 +478,13 @@ class RemoteExchange(Membership):
         name = name_of(epoch, key, group, self.count)
         return ExchangeRequest(key, name, group, dict(arrays), reduction=reduction, **rest)
 
-    def _begin(self, request: ExchangeRequest, early: EarlyPayload | None = None) -> _Running:
+    def _begin(self, request: ExchangeRequest, early: EarlyPayload | None = None) -> AgreedRound:
         """Begin an exchange in the background."""
         number = self._payload_gc.begin(request.key)
         if request.reduction is None:
             exchange = AgreedRound(self._context, request, early)
         else:
             exchange = TwoShotExchange(self._context, request)
-        outcome: Future[dict[int, wire.Arrays]] = Future()
         request = exchange.request  # without the device's copies, which are not needed for long
 
         def run() -> None:
@@ -515,13 +493,13 @@ class RemoteExchange(Membership):
                 # First: a region that closes after `finish` stays until all have its payload.
                 self._payload_gc.done(request.key, exchange.published)
             except BaseException as error:  # it is for `finish` to raise, on the caller's thread
-                outcome.set_exception(error)
+                exchange.outcome.set_exception(error)
             else:
-                outcome.set_result(result)
+                exchange.outcome.set_result(result)
                 self._done(number, request, exchange.commit)
 
         self._context.background.begin(request.name, run, exchange.news.set)
-        return _Running(exchange, outcome)
+        return exchange
 
     def _done(self, number: int, request: ExchangeRequest, commit: Commit) -> None:
         """Called on the thread of an exchange when `finish` may have returned."""

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from lowcomm_jax.rounds import payloads
-from lowcomm_jax.rounds.fetch import Fetch
+from lowcomm_jax.rounds.fetch import Fetch, pieces
 from lowcomm_jax.rounds.payloads import Published
 from lowcomm_jax.rounds.request import ExchangeRequest
 from lowcomm_jax.store import wire
@@ -222,8 +222,8 @@ class Round:
             self.fetches[region].cancel()  # of a job that was here before
         # A job that was here before us has not sent the slice that it was to reduce itself.
         slice_of = self._context.region if self.reduces else None
-        pieces = payloads.pieces(self.request, region, payload, slice_of)
-        self.fetches[region] = Fetch(self._context, job, pieces, self.news)
+        needed = pieces(self.request, region, payload, slice_of)
+        self.fetches[region] = Fetch(self._context, job, needed, self.news)
         self._begun.append(self.fetches[region])
         if self._ended:  # a look that has begun before may find announcements after it
             self.fetches[region].cancel()

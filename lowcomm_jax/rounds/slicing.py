@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -18,7 +18,7 @@ from lowcomm_jax.compression import Codec
 from lowcomm_jax.exchange import InSlices, MeshExchange
 from lowcomm_jax.mesh.regions import weighted_sum
 from lowcomm_jax.state.leaves import named_leaves
-from lowcomm_jax.store.wire import Arrays, Shapes, shapes_of
+from lowcomm_jax.store.wire import Arrays, Shapes, one_slice, shapes_of, side_by_side
 
 PyTree = Any
 PAYLOAD = "payload"
@@ -103,20 +103,30 @@ class Slicing:
         flat = [*(x.reshape(-1) for x in mine.values()), np.zeros(missing, np.float32)]
         return rest, {_FLAT: np.concatenate(flat).reshape(self.parts, self._each)}
 
-    def reduce(
-        self, slice_R: Arrays, rest_R: Arrays, takes_part_R: np.ndarray, number: int
+    def average(
+        self, slices: Mapping[int, Arrays], rest: Mapping[int, Arrays], number: int
     ) -> Arrays:
-        """Average or sum, `like`, of every region's slice of one number.
+        """Average or sum, `like`, of the slices of one number.
 
         On the host's processor, where it need not wait for inner steps.
 
         Args:
-          slice_R: `[R, ...]`; rest_R: the first result of `split`, `[R, ...]`; zeros for regions
-            that take no part.
-          takes_part_R: bool `[R]`.
+          slices: by region, of those that take part; the others count as zeros, of weight 0.
+          rest: by region, the first result of `split`, of these regions or more.
         """
-        weight_R = np.where(takes_part_R, rest_R["weight"], np.float32(0))
+        weight_R = np.zeros(self.parts, np.float32)
+        for region in slices:
+            weight_R[region] = rest[region]["weight"]
+        slice_R = side_by_side(slices, self.parts, self.like)
         return _on_host(self._program, slice_R, weight_R, np.int32(number))
+
+    def average_all(self, slices: Mapping[int, Arrays], rest: Mapping[int, Arrays]) -> Arrays:
+        """`average` of all slices, `[parts, ...]`; `slices`: by region, `[parts, ...]`."""
+        averages = [
+            self.average({r: one_slice(x, s) for r, x in slices.items()}, rest, s)
+            for s in range(self.parts)
+        ]
+        return {name: np.stack([one[name] for one in averages]) for name in self.like}
 
     @functools.cached_property
     def _program(self) -> Callable:

@@ -31,7 +31,6 @@ from lowcomm_jax.store.context import ExchangeContext, check_open
 from lowcomm_jax.store.errors import Missing, Rejected, StoreUnavailable
 from lowcomm_jax.store.records import Array
 from lowcomm_jax.store.records import State as StateRecord
-from lowcomm_jax.store.slots import key_of
 from lowcomm_jax.store.transport import StoreTransport, Transport
 
 SHARED = ("anchor", "outer", "rate", "merge")
@@ -43,11 +42,9 @@ _KEPT = 2
 
 _FETCHED_AFTER_S = 30.0
 
-_KEY = re.compile(r"(state/\d+/(\d{1,15})\.(\d{1,9})\.(\d{1,15})\.(\d{1,15}))\.\d{1,15}")
-"""Key of a state: its slot, with position, donor, its incarnation, how many it has given before."""
-
 _PIECE = re.compile(r"blob/\d+\.\d+\.(\d+)\.\d+\.\d+\.[0-9a-f]{64}")
-"""Key of a piece of a state that a region has given: epoch, the same numbers, and the digest."""
+"""Key of a piece of a state: epoch, position, donor, its incarnation, how many it has given before,
+and the digest."""
 
 log = logging.getLogger(__name__)
 
@@ -230,28 +227,24 @@ class StateTransfer:
           StoreUnavailable: try again later.
         """
         with self._busy:
-            return self._publish(step, arrays, document)
-
-    def _publish(self, step: int, arrays: dict[str, np.ndarray], document: dict[str, Any]) -> bool:
-        """Write a state for the regions that ask for one; False if all have one by now."""
-        asking, context = self.asking(), self._context
-        if self._have_all(step, asking):
-            self._note(asking, 0)
-            return False
-        job = context.heartbeat.job
-        numbers = f"{context.heartbeat.own.epoch}/{step}.{job.region}.{job.incarnation}"
-        slot = f"state/{numbers}.{self._count}"
-        self._count += 1
-        record = write_state(context, slot, (step, arrays, document), asking, context.transport)
-        self._note(asking, sum(size for _, size in _pieces(record)))
-        self._given.append((slot, record))
-        while len(self._given) > _KEPT:
-            older, record = self._given[0]
-            context.store.delete(key_of(older))
-            for digest, _ in _pieces(record):
-                self._drop(_piece(older, digest))
-            self._given.popleft()
-        return True
+            asking, context = self.asking(), self._context
+            if self._have_all(step, asking):
+                self._note(asking, 0)
+                return False
+            job = context.heartbeat.job
+            numbers = f"{context.heartbeat.own.epoch}/{step}.{job.region}.{job.incarnation}"
+            slot = f"state/{numbers}.{self._count}"
+            self._count += 1
+            record = write_state(context, slot, (step, arrays, document), asking, context.transport)
+            self._note(asking, sum(size for _, size in _pieces(record)))
+            self._given.append((slot, record))
+            while len(self._given) > _KEPT:
+                older, record = self._given[0]
+                context.slots.remove(older)
+                for digest, _ in _pieces(record):
+                    self._drop(_piece(older, digest))
+                self._given.popleft()
+            return True
 
     def _note(self, asking: Mapping[int, int], nbytes: int) -> None:
         """Note that these incarnations have a state of so many bytes to fetch by now."""
@@ -280,10 +273,9 @@ class StateTransfer:
         def left(donor: int) -> bool:
             return region == (donor if donor in living else min(living))
 
-        for key in store.list("state/"):
-            state = _KEY.fullmatch(key)
-            if state and state[1] not in slots and left(int(state[3])):
-                store.delete(key)
+        for slot, (_, _, donor, *_) in self._context.slots.numbered("state/", 5).items():
+            if slot not in slots and left(donor):
+                self._context.slots.remove(slot)
         for key in store.list("blob/"):
             piece = _PIECE.fullmatch(key)
             if piece and key not in blobs and left(int(piece[1])):
@@ -331,12 +323,9 @@ class StateTransfer:
 
     def _records(self) -> dict[str, StateRecord]:
         """The states of this epoch by their slots, the highest step first."""
-        keys = self._context.store.list(f"state/{self._context.heartbeat.own.epoch}/")
-        found = [match for key in keys if (match := _KEY.fullmatch(key))]
-        order = {match[1]: tuple(map(int, match.groups()[1:])) for match in found}
-        slots = sorted(order, key=order.__getitem__, reverse=True)
-        stand = self._context.slots.all_first(dict.fromkeys(slots, StateRecord))
-        return {slot: stand[slot] for slot in slots if slot in stand}
+        slots, epoch = self._context.slots, self._context.heartbeat.own.epoch
+        newest_first = reversed(slots.numbered(f"state/{epoch}/", 4))
+        return slots.all_first(dict.fromkeys(newest_first, StateRecord))
 
     def asking(self) -> dict[int, int]:
         """Incarnations of the other living regions that ask for a state."""

@@ -12,9 +12,8 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from lowcomm_jax.rounds import payloads
 from lowcomm_jax.rounds.agreed_round import AgreedRound
-from lowcomm_jax.rounds.fetch import Fetch, PayloadPiece
+from lowcomm_jax.rounds.fetch import Fetch, slice_piece
 from lowcomm_jax.rounds.payloads import Published
 from lowcomm_jax.rounds.request import ExchangeRequest
 from lowcomm_jax.store import wire
@@ -22,7 +21,7 @@ from lowcomm_jax.store.commits import CommitLog, Job
 from lowcomm_jax.store.context import ExchangeContext
 from lowcomm_jax.store.errors import Lost, Rejected
 from lowcomm_jax.store.records import Commit
-from lowcomm_jax.store.wire import Arrays, one_slice, owners, side_by_side
+from lowcomm_jax.store.wire import Arrays, one_slice, owners
 
 _AVERAGES, _WHOLE = "averages", "whole"
 
@@ -57,7 +56,7 @@ class TwoShotExchange(AgreedRound):
         try:
             rest = super().result()
             if not self.commit.admitted:
-                self.reduced = self._average_all({}, rest)
+                self.reduced = self._slicing.average_all({}, rest)
                 return rest
             self.reduced = self._exchange_averages(self.commit, rest)
             return rest if self.reduced is not None else self._fall_back_to_whole(self.commit)
@@ -122,7 +121,7 @@ class TwoShotExchange(AgreedRound):
             return {}
         labelled = {}
         for s, slices in given.items():
-            average = self._average(slices, rest, s)
+            average = self._slicing.average(slices, rest, s)
             labelled |= {_label(s, name): x for name, x in average.items()}
         return labelled
 
@@ -137,8 +136,7 @@ class TwoShotExchange(AgreedRound):
             elif number == self._context.region and fetch is not None and fetch.complete:
                 found[region] = fetch.got[1]
             else:
-                whole = PayloadPiece(self.request.key, payload, None, [region])
-                piece = payloads.slice_piece(whole, self._slicing, number)
+                piece = slice_piece(self.request, region, payload, number)
                 waiting[region] = Fetch(self._context, job, [piece], self.news)
                 self._begun.append(waiting[region])
         self._until(lambda: all(fetch.arrived() for fetch in waiting.values()))
@@ -158,21 +156,9 @@ class TwoShotExchange(AgreedRound):
         self.commit = msgspec.structs.replace(third, late=commit.late)
         split = {r: self._slicing.split(x) for r, x in whole.items()}
         rest = {r: rest for r, (rest, _) in split.items()}
-        self.reduced = self._average_all({r: slices for r, (_, slices) in split.items()}, rest)
+        slices = {r: slices for r, (_, slices) in split.items()}
+        self.reduced = self._slicing.average_all(slices, rest)
         return rest
-
-    def _average_all(self, slices: dict[int, Arrays], rest: dict[int, Arrays]) -> Arrays:
-        averages = [
-            self._average({r: one_slice(x, s) for r, x in slices.items()}, rest, s)
-            for s in range(self._slicing.parts)
-        ]
-        return {name: np.stack([one[name] for one in averages]) for name in self._slicing.like}
-
-    def _average(self, slices: dict[int, Arrays], rest: dict[int, Arrays], number: int) -> Arrays:
-        """The average of slice `number`, given by region; `rest`: the arrays beside the slices."""
-        count, how = self._context.count, self._slicing
-        rows = side_by_side(slices, count, how.like), side_by_side(rest, count, how.rest)
-        return how.reduce(*rows, np.isin(np.arange(count), list(slices)), number)
 
 
 def is_committed(commit_log: CommitLog, request: ExchangeRequest) -> bool:

@@ -26,8 +26,8 @@ from lowcomm_jax.store.records import (
     Payload,
     Terms,
 )
-from lowcomm_jax.store.slots import Slots, key_of
-from lowcomm_jax.store.wire import Job
+from lowcomm_jax.store.slots import Slots
+from lowcomm_jax.store.wire import Job, Jobs
 
 _ANNOUNCED = re.compile(r"round/(.+)/announce\.(\d{1,15})\.(\d{1,15})\.\d{1,15}")
 
@@ -44,10 +44,6 @@ class Announced(NamedTuple):
     incarnation: int
     payload: Payload | None
     terms: Terms
-
-
-Jobs = Mapping[int, Sequence[int]]
-"""Incarnations of the jobs that may have announced, by region, newest first."""
 
 
 def name_of(epoch: int, key: str, members: tuple[int, ...], count: int) -> str:
@@ -106,12 +102,21 @@ class CommitLog:
     def forget(self, name: str, job: Job) -> None:
         """Remove a job's keys of an exchange that has a commit record."""
         for kind in ("announce", "confirm"):
-            self._store.delete(key_of(_own(kind, name, job)))
+            self._slots.remove(_own(kind, name, job))
 
-    def all_announcements(self) -> list[tuple[str, Job]]:
-        """Exchanges and jobs of all announcements that were not removed."""
+    def left(self, region: int | None = None) -> dict[tuple[str, Job], Announcement | None]:
+        """What was announced and not removed, by exchange and job, read all at once.
+
+        None = it is not signed as it should be.
+
+        Args:
+          region: whose jobs; None = all.
+        """
         matches = [_ANNOUNCED.fullmatch(key) for key in self._store.list("round/")]
-        return sorted({(m[1], Job(int(m[2]), int(m[3]))) for m in matches if m})
+        made = {(m[1], Job(int(m[2]), int(m[3]))) for m in matches if m}
+        slots = {x: _own("announce", *x) for x in sorted(made) if region in (None, x[1].region)}
+        stand = self._slots.all_first(dict.fromkeys(slots.values(), Announcement))
+        return {x: stand.get(slot) for x, slot in slots.items()}
 
     def committed(self, name: str) -> Commit | None:
         """The commit record; None = there is none."""

@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from lowcomm_jax.store.commits import Job, Jobs
 from lowcomm_jax.store.errors import Lost, StoreUnavailable, Superseded, Unreadable
 from lowcomm_jax.store.kv import Store
 from lowcomm_jax.store.records import Beat
 from lowcomm_jax.store.slots import Slots, key_of
 from lowcomm_jax.store.timing import Timing
+from lowcomm_jax.store.wire import Job, Jobs
 
 LOOKS_PER_BEAT = 4
 _GAPS = 8
@@ -91,7 +91,8 @@ class Heartbeat:
             would be taken for that one, so that no list is relied on alone.
         """
         born, last = f"born/{self.region}/", self._read(self.region)
-        known = max([above, last.incarnation if last else 0, *self._store.numbers(born)])
+        taken = [number for (number,) in self._slots.numbered(born, 1).values()]
+        known = max([above, last.incarnation if last else 0, *taken])
         for number in itertools.count(known + 1):
             if self._store.create(key_of(f"{born}{number}"), b"taken\n"):
                 break

@@ -61,7 +61,7 @@ class Store:
     """Keys of one run in a key-value store.
 
     Attributes:
-      counter: counts bytes "store_read" and "store_written", and "unknown_key".
+      counter: counts bytes "store_read" and "store_written".
       poll_s: shortest and longest pause between looks.
 
     All methods raise `StoreUnavailable` when the store does not answer as it should.
@@ -205,20 +205,6 @@ class Store:
             there = [name.removesuffix(f"/{key}") for name in names if name.endswith(f"/{key}")]
         pending = {run: kv.read(f"{run}/{key}") for run in there if run != own and "/" not in run}
         return {run: self._answer(future).value for run, future in pending.items()}
-
-    def numbers(self, prefix: str) -> list[int]:
-        """The numbers of slots `<prefix><number>`, ascending; counts other keys as "unknown_key".
-
-        Other programs that write to the folder, such as a sync tool, may leave such files there.
-        """
-        found = set()
-        for key in self.list(prefix):
-            match = re.fullmatch(r"([0-9]{1,15})\.[0-9]{1,15}", key.removeprefix(prefix))
-            if match:
-                found.add(int(match[1]))
-            else:
-                self.counter.add("unknown_key")
-        return sorted(found)
 
     def pauses(self) -> Iterator[float]:
         """Seconds to wait between one look and the next: short at first, then longer."""

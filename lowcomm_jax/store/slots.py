@@ -8,6 +8,7 @@ same record: numbers are created in order, and nothing but a record's bytes is l
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Mapping
 from typing import TypeVar
 
@@ -38,6 +39,7 @@ class Slots:
 
     def __init__(self, store: Store, seal: Seal):
         self._store, self.seal = store, seal
+        self._taken: dict[str, set[int]] = {}  # by slot: numbers above 0 that have been seen there
 
     def first(self, slot: str, kind: type[T], above: int = -1) -> T | None:
         """The record of a slot, of a number above this one; None = there is none."""
@@ -45,6 +47,7 @@ class Slots:
             data = self._store.read(key := key_of(slot, number))
             if data is None:
                 return None
+            self._note(slot, number)
             if (found := self.opened(key, data, kind)) is not None:
                 return found
         raise AssertionError("numbers never end")
@@ -61,6 +64,7 @@ class Slots:
         """Write the record of a slot unless there is one; returns the one that stands there."""
         for number in itertools.count():
             key = key_of(slot, number)
+            self._note(slot, number)
             if self._store.create(key, self.seal.close(key, record)):
                 return record
             data = self._store.read(key)
@@ -69,6 +73,32 @@ class Slots:
             if (stands := self.opened(key, data, type(record))) is not None:
                 return stands
         raise AssertionError("numbers never end")
+
+    def numbered(self, prefix: str, count: int) -> dict[str, tuple[int, ...]]:
+        """The slots under a prefix, in the order of the `count` numbers that end their names.
+
+        Other keys are counted ("unknown_key"): other programs that write to the folder, such as a
+        sync tool, may leave such files there.
+        """
+        found, known = {}, re.compile(rf"[0-9]{{1,15}}(?:[./][0-9]{{1,15}}){{{count}}}")
+        for key in self._store.list(prefix):
+            if known.fullmatch(key.removeprefix(prefix)):
+                slot, _, last = key.rpartition(".")
+                self._note(slot, int(last))
+                found[slot] = tuple(map(int, re.split("[./]", slot.removeprefix(prefix))))
+            else:
+                self._store.counter.add("unknown_key")
+        return dict(sorted(found.items(), key=lambda one: one[1]))
+
+    def remove(self, slot: str) -> None:
+        """Remove a slot's record, with the false ones that have been seen beside it."""
+        for number in sorted({0, *self._taken.get(slot, ())}):
+            self._store.delete(key_of(slot, number))
+        self._taken.pop(slot, None)
+
+    def _note(self, slot: str, number: int) -> None:
+        if number:
+            self._taken.setdefault(slot, set()).add(number)
 
     def write(self, key: str, record: msgspec.Struct) -> None:
         """Overwrite the record of a key that is no slot: a heartbeat."""

@@ -55,6 +55,10 @@ class Job(NamedTuple):
     incarnation: int
 
 
+Jobs = Mapping[int, Sequence[int]]
+"""Incarnations of the jobs that may have announced, by region, newest first."""
+
+
 class About(msgspec.Struct, forbid_unknown_fields=True):
     """What a payload says of itself.
 

@@ -51,7 +51,7 @@ class Job:
     @property
     def announced(self):
         """Whether the others have been told of what it has under way, which is something."""
-        under_way = [one.exchange for one in self.exchange._open.values()]
+        under_way = list(self.exchange._open.values())
         return bool(under_way) and all(one.own for one in under_way)
 
     def waits_for_outage(self):

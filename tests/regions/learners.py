@@ -49,7 +49,7 @@ class ByHand(RoundExchange):
 
 def fetching(rounds):
     """Whether payloads are on their way to a learner."""
-    begun = [fetch for one in list(rounds._rounds.values()) for fetch in list(one.round._begun)]
+    begun = [fetch for one in list(rounds._rounds.values()) for fetch in list(one._begun)]
     ended = [one.complete or one.hopeless or one._cancelled for one in begun]
     return not all(ended)
 

@@ -77,7 +77,7 @@ def without_the_first(regions):
     """An exchange in which the others wait no longer for the first region, but for one another."""
     others = regions[1:]
     send(others, "0")
-    until(lambda: all(x._open["0"].exchange.has(y.region) for x in others for y in others))
+    until(lambda: all(x._open["0"].has(y.region) for x in others for y in others))
     for x in others:
         x._context.pace.deadline_s = lambda nbytes, missed: 0.0
     land(others, "0")

@@ -120,6 +120,8 @@ def learner(monkeypatch):
             ("done", key, published, at_once)
         )
 
+        gc.dropped = lambda published: gc.calls.append(("dropped", published))
+
         def sweep():
             gc.sweeps += 1
 
@@ -167,14 +169,14 @@ def says(made, number, *regions, terms=None, job=1, here=True):
     for region in regions:
         said = Announced(job, payload(region, job), terms or {})
         if region == 0:
-            round = made.one._round(number).round
+            round = made.one._round(number)
             round.host_payload = HostPayload({}, {"x": np.float32([0.0])}, {})
             round.announcements[0] = said
         else:
             made.log.said[name, region] = said
     made.one._hear()
     for region in set(regions) - {0}:
-        fetch = made.one._round(number).round.fetches[region]
+        fetch = made.one._round(number).fetches[region]
         fetch.complete, fetch.got = here, [{"x": np.float32([region])}]
 
 
@@ -191,7 +193,7 @@ def test_a_round_closes_with_its_quorum_and_with_all_whose_payloads_are_here(lea
     assert closed(made) is None
     says(made, 0, 2, here=False)  # announced, and not here yet
     assert closed(made) is None
-    made.one._rounds[0].round.fetches[2].complete = True
+    made.one._rounds[0].fetches[2].complete = True
     says(made, 0, 0)
     assert closed(made) == [0, 1, 2]
     record = made.log.records["1/round0"]
@@ -205,14 +207,14 @@ def test_what_is_fetched_has_the_shapes_of_the_rounds_fragment(learner):
     made = learner(like_K=[LIKE, {"x": jax.ShapeDtypeStruct((1, 2, 5), np.float32)}])
     for number in range(3):
         says(made, number, 1)
-    shapes = [made.one._rounds[n].round.fetches[1]._pieces[0].like for n in range(3)]
+    shapes = [made.one._rounds[n].fetches[1]._pieces[0].like for n in range(3)]
     assert [found["x"][1] for found in shapes] == [(1,), (2, 5), (1,)]
 
 
 def test_what_one_job_has_sent_is_not_what_the_job_after_it_announced(learner):
     made = learner()
     says(made, 0, 0, 1)
-    found = made.one._rounds[0].round
+    found = made.one._rounds[0]
     for region, x in ((0, 0.0), (1, 1.0)):
         same = commit_of({region: payload(region)}, {}, 1, (region,))
         assert found.arrays_of(same)[region]["x"] == x
@@ -270,9 +272,9 @@ def test_nobody_waits_for_who_cannot_come(learner, case):
     if case == "hopeless":
         assert closed(made) is None
         says(made, 0, 2, 3, here=False)
-        made.one._rounds[0].round.fetches[2].hopeless = True
+        made.one._rounds[0].fetches[2].hopeless = True
         assert closed(made) is None
-        made.one._rounds[0].round.fetches[3].hopeless = True
+        made.one._rounds[0].fetches[3].hopeless = True
     elif case == "all are here":
         says(made, 0, 2, 3)
     assert closed(made) == ([0, 1, 2, 3] if case == "all are here" else [0, 1])
@@ -282,19 +284,19 @@ def test_who_sits_out_is_no_part_of_a_round(learner):
     made = learner(quorum=1)
     made.log.said["1/round0", 1] = Announced(1, None, {})
     advance(made)
-    assert closed(made) is None and not made.one._rounds[0].round.fetches
+    assert closed(made) is None and not made.one._rounds[0].fetches
 
 
 def test_a_record_that_stands_is_read_and_its_payloads_are_fetched(learner):
     """Of another job than the one that was heard of: that fetch is replaced."""
     made = learner(quorum=4)
     says(made, 0, 1, 2, here=False)
-    before = dict(made.one._rounds[0].round.fetches)
+    before = dict(made.one._rounds[0].fetches)
     record = commit_of({1: payload(1, job=2), 2: payload(2)}, {}, 2, (1, 2))
     record.admitted[1] = Admitted(2, payload(1, job=2))
     made.log.records["1/round0"] = record
     assert advance(made)
-    fetches = made.one._rounds[0].round.fetches
+    fetches = made.one._rounds[0].fetches
     assert before[1].cancelled and fetches[1].payload == payload(1, job=2)
     assert fetches[2] is before[2] and not before[2].cancelled
     assert fetches[1]._pieces[0].holders[0] == 1
@@ -371,7 +373,7 @@ def test_a_round_is_taken_when_all_its_payloads_are_here(learner):
     made.now.s += 2.0
     says(made, 0, 2)
     assert not made.one.arrived(0) and closed(made) == [0, 1, 2]
-    fetch = made.one._rounds[0].round.fetches[2]
+    fetch = made.one._rounds[0].fetches[2]
     fetch.got, here = [], fetch.got
     assert not made.one.arrived(0)
     fetch.got = here
@@ -396,7 +398,7 @@ def test_a_payload_of_the_record_that_can_never_come(learner, change, error):
     made = learner(quorum=2)
     says(made, 0, 0, 1)
     assert closed(made) == [0, 1]
-    fetch = made.one._rounds[0].round.fetches[1]
+    fetch = made.one._rounds[0].fetches[1]
     vars(fetch).update(complete=False, got=[], **change)
     if error is None:
         assert not made.one.arrived(0)
@@ -419,7 +421,7 @@ def test_terms_are_compared_with_those_of_the_record(learner):
 def test_what_has_landed_is_published_by_its_digests_and_its_fetches_end(learner):
     made = learner(quorum=2, first=5)
     says(made, 5, 0, 1)
-    fetches = made.one._round(5).round.fetches
+    fetches = made.one._round(5).fetches
     closed(made, 5)
     made.one._landed(5)
     assert made.one.first == 6 and 5 not in made.one._rounds and fetches[1].cancelled
@@ -431,7 +433,7 @@ def test_an_own_report_that_was_not_announced_is_published_too(learner):
     """Where the record came first: its bytes must be removed like others."""
     made = learner(quorum=2)
     says(made, 0, 1)
-    made.one._round(0).round._own = payload(0)
+    made.one._round(0)._own = payload(0)
     made.one._landed(0)
     assert made.gc.calls[-1][2] == {"1/round0": {Job(0, 1): ["0.1"], Job(1, 1): ["1.1"]}}
 
@@ -461,14 +463,14 @@ def test_steps_and_reads_are_timed(learner, caplog):
     assert one.times.step_s == 2.0
     says(made, 0, 1, 2, here=False)
     found = one._round(0)
-    found.round.write_s = 1.5
+    found.write_s = 1.5
     one._note_reads()
     assert one.times.sync_s is None, "nothing is here yet"
-    vars(found.round.fetches[1]).update(complete=True, moved=(8, 4.0))
+    vars(found.fetches[1]).update(complete=True, moved=(8, 4.0))
     with caplog.at_level(logging.WARNING):
         one._note_reads()
         assert one.times.sync_s == 5.5 and not caplog.records
-        vars(found.round.fetches[2]).update(complete=True, moved=(8, 64.0))
+        vars(found.fetches[2]).update(complete=True, moved=(8, 64.0))
         one._note_reads()
         assert one.times.sync_s == pytest.approx(0.9 * 5.5 + 0.1 * 65.5)
         one._note_reads()
@@ -483,6 +485,8 @@ def test_after_another_exchange_has_made_up_for_rounds_they_are_forgotten(learne
     made.one.go_on(7)
     assert (made.one.first, made.one.committed, made.one.newest) == (7, 7, 6)
     assert not made.one._rounds and not made.one._reports
+    ours, theirs = {Job(0, 1): ["0.1"]}, {Job(1, 1): ["1.1"]}
+    assert ("dropped", {"1/round0": ours | theirs}) in made.gc.calls, "no exchange will name them"
 
 
 def test_reports_are_looked_for_in_open_rounds_and_in_the_one_after(learner):

@@ -15,7 +15,7 @@ import safetensors.numpy
 from regions.party import KINDS, at_once
 
 from lowcomm_jax import exchange
-from lowcomm_jax.rounds import remote, request
+from lowcomm_jax.rounds import request
 from lowcomm_jax.rounds.remote import RemoteExchange
 from lowcomm_jax.store import wire
 from lowcomm_jax.store.commits import CommitLog, Job, name_of
@@ -394,6 +394,27 @@ def test_a_url_that_means_no_folder_is_refused_with_its_fix(url, fix):
     assert fix in str(caught.value)
 
 
+@pytest.mark.parametrize("who", ["writes", "reads", "lists"])
+def test_a_record_behind_false_ones_is_removed_with_them(store, who):
+    """By the job that wrote it, and by another one, which removes what the dead have left."""
+    slots, forged = (Slots(store, Seal("run", x * 16)) for x in (b"x", b"y"))
+    job, slot = Job(1, 3), "round/1/2/announce.1.3"
+    forged.create(slot, Announcement(None)), forged.create(slot, Announcement(None, {"step": 1}))
+    store.write(f"{slot}.1", b"junk")
+    log = CommitLog(store, slots)
+    log.announce("1/2", job, Announcement(None, {"step": 4}))
+    assert store.list("round/") == [f"{slot}.{n}" for n in range(3)]
+    if who != "writes":
+        slots = Slots(store, Seal("run", b"x" * 16))
+        log = CommitLog(store, slots)
+    if who == "reads":
+        assert log.announced("1/2", {1: [3]})[1].terms == {"step": 4}
+    if who == "lists":
+        assert slots.numbered("round/1/2/announce.", 2) == {slot: (1, 3)}
+    log.forget("1/2", job)
+    assert store.list("round/") == []
+
+
 def test_records_that_were_read_ahead_are_asked_for_no_more_until_they_are_forgotten(store):
     log = CommitLog(store, Slots(store, Seal("run", b"x" * 16)))
     said = log.announce("1/2", Job(1, 3), Announcement(None, {"step": 4}))
@@ -482,8 +503,8 @@ def test_exchanges_that_land_together_are_waited_for_together():
     one = RemoteExchange.__new__(RemoteExchange)
     clock, timing = SimpleNamespace(clock_s=7.0), Timing(beat_s=0.01)
     one._context = SimpleNamespace(heartbeat=clock, timing=timing)
-    dues = {k: SimpleNamespace(due=request.Due()) for k in "abc"}
-    one._open = {k: remote._Running(x, Future()) for k, x in dues.items()}
+    dues = {k: SimpleNamespace(due=request.Due(), outcome=Future(), waited=0.0) for k in "abc"}
+    one._open = dict(dues)
     one._stops, seen = lambda: False, []
 
     def reachable():
@@ -511,8 +532,8 @@ def test_the_wait_for_an_exchange_is_that_of_its_calls():
         outcome, heartbeat.job = Future(), Job(0, 1 if ours else 2)  # one came after it
         outcome.set_result(arrays)
         due = request.Due()
-        ended = SimpleNamespace(due=due, commit=record, reduced=None, seconds=1.5)
-        one._open = {"k": remote._Running(ended, outcome, waited)}
+        waits = {"due": due, "outcome": outcome, "waited": waited}
+        one._open = {"k": SimpleNamespace(commit=record, reduced=None, seconds=1.5, **waits)}
         assert one.ready("k") and due.since_s is None
         found = one.finish("k", {"x": np.zeros((1, 2), np.float32)})
         assert 0.0 <= found.waited - waited < 0.9 and found.seconds == 1.5 and not one._open

@@ -70,7 +70,7 @@ def test_a_job_leaves_although_its_store_hangs(exchanging, store_party, monkeypa
     store, began = one._context.store, time.monotonic()
     if exchanging:
         send([one], "k")
-        until(lambda: one._open["k"].exchange.own is not None)
+        until(lambda: one._open["k"].own is not None)
     store._kv = Hung(Never())
     time.sleep(4 * TIMING.beat_s)  # all are inside a request now
     one.close(linger_s=0.0)

@@ -9,6 +9,7 @@ import pytest
 
 from lowcomm_jax.rounds import payloads
 from lowcomm_jax.rounds.anchor_check import AnchorCheck
+from lowcomm_jax.rounds.fetch import pieces
 from lowcomm_jax.rounds.payloads import PayloadGC
 from lowcomm_jax.rounds.request import ExchangeRequest
 from lowcomm_jax.rounds.state_transfer import StateTransfer
@@ -17,7 +18,7 @@ from lowcomm_jax.store.background import Background
 from lowcomm_jax.store.commits import CommitLog, Job
 from lowcomm_jax.store.errors import Parted, StoreUnavailable
 from lowcomm_jax.store.kv import MetricsCounter, Store
-from lowcomm_jax.store.records import Anchors, Beat, Payload, State
+from lowcomm_jax.store.records import Anchors, Announcement, Beat, Payload, State
 from lowcomm_jax.store.secret import Seal
 from lowcomm_jax.store.slots import Slots
 from lowcomm_jax.store.timing import Pace, Timing
@@ -226,6 +227,33 @@ def test_what_could_not_be_removed_is_tried_again():
     assert sorted(gc._done) == ["1/6", "1/7"]
 
 
+def test_what_earlier_jobs_have_left_is_taken_over_in_one_reading(tmp_path, monkeypatch):
+    around = context(Beats(r1=at("9")), tmp_path)
+    store, log, payload = around.store, around.commit_log, Payload("a" * 64, 8)
+    for number in range(3):
+        log.announce(f"1/{number}", Job(1, 3), Announcement(payload))
+    log.announce("1/2", Job(0, 1), Announcement(None))
+    store.write("round/1/7/announce.2.1.0", b"no record")
+    monkeypatch.setattr(store, "read", lambda key: None if key.endswith(".1") else 1 / 0)
+    gc = PayloadGC(around, 1)
+    gc.adopt()
+    one, other = {Job(1, 3): ["a" * 64]}, {Job(2, 1): []}
+    found = {name: done.digests for name, done in gc._done.items()}
+    assert found == {"1/0": one, "1/1": one, "1/2": {Job(0, 1): []} | one, "1/7": other}
+
+
+def test_payloads_that_no_exchange_names_go_with_those_of_earlier_jobs():
+    gc, around = collecting(keep=1, done=2)
+    gc._done["1/early"] = payloads._Done(-1, {Job(1, 3): ["theirs"]})
+    gc.dropped({"1/early": {Job(0, 1): ["ours"]}})
+    assert passed(gc) == [0] and gc._done["1/early"].position == 1
+    gc.done("2", {})
+    around.commit_log = SimpleNamespace(forget=lambda *given: None)
+    gc.sweep()
+    dropped = [name for name, _ in around.transport.dropped]
+    assert set(dropped[-2:]) == {"theirs", "ours"} and "1/early" not in gc._done
+
+
 # -- pieces of a payload ----------------------------------------------------------------------
 
 
@@ -236,7 +264,7 @@ def test_which_pieces_of_a_payload_a_region_fetches_and_from_whom():
     request = ExchangeRequest("k", "1/k", (0, 1, 2), reduction=reduction, like={2: {}})
 
     def found(request, slice_of):
-        return payloads.pieces(request, 2, payload, slice_of)
+        return pieces(request, 2, payload, slice_of)
 
     whole, piece = found(request, 1)
     assert whole == ("k", payload, {}, [2, 0, 1])

@@ -111,15 +111,15 @@ def test_what_the_job_before_has_sent_is_found(store):
 def test_what_was_sent_is_read_again_while_the_store_is_away(store, monkeypatch):
     one, log = remote(store)
     log.announce(f"{EPOCH}/3", Job(0, 6), Announcement(PAYLOAD, {"step": 12}))
-    read, tries = log.all_announcements, []
+    read, tries = log.left, []
 
-    def away():
+    def away(region):
         tries.append(None)
         if len(tries) < 3:
             raise StoreUnavailable("away")
-        return read()
+        return read(region)
 
-    monkeypatch.setattr(log, "all_announcements", away)
+    monkeypatch.setattr(log, "left", away)
     assert one.sent_before() == 12 and len(tries) == 3
     one._context.closing.set()
     tries.clear()

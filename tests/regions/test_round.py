@@ -48,7 +48,7 @@ def test_a_payload_is_packed_once_however_often_it_is_tried(store_party, monkeyp
 def test_what_an_earlier_job_has_left_of_an_exchange_that_is_sent_again_is_removed(store_party):
     first, other = store_party.run(2, keep=1)
     first.start("1", {"x": np.ones((1, 4), np.float32)})
-    until(lambda: first._open["1"].exchange.own)
+    until(lambda: first._open["1"].own)
     first._context.heartbeat.stop(leaving=False)
     again = store_party.region(0, 2, keep=1)
     again.join(20.0)

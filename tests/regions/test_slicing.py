@@ -11,7 +11,7 @@ from lowcomm_jax.exchange import InSlices, MeshExchange
 from lowcomm_jax.mesh.regions import Regions
 from lowcomm_jax.rounds.slicing import Slicing, goes_in_slices, named, padded_nbytes
 from lowcomm_jax.store import wire
-from lowcomm_jax.store.wire import one_slice, owners, shapes_of, side_by_side
+from lowcomm_jax.store.wire import one_slice, owners, shapes_of
 
 R = 3
 LIKE = {k: jax.ShapeDtypeStruct(s, "float32") for k, s in {"a": (5, 3), "b": (), "c": (4,)}.items()}
@@ -28,14 +28,10 @@ def reduced(one, payloads, weights):
     rows = [{k: np.asarray(x)[0] for k, x in named(tree).items()} for tree in payloads]
     arrays = [{**x, "weight": np.float32(w)} for x, w in zip(rows, weights)]
     split = [one.split(x) for x in arrays]
-    rest_R = side_by_side({r: rest for r, (rest, _) in enumerate(split)}, R, one.rest)
-    slices = []
-    for s in range(R):
-        slice_R = {r: one_slice(x, s) for r, (_, x) in enumerate(split)}
-        given = side_by_side(slice_R, R, one.like), rest_R, np.ones(R, bool), s
-        slices.append(one.reduce(*given))
-        assert shapes_of(slices[-1]) == one.like
-    return one.join({name: np.stack([x[name] for x in slices]) for name in one.like}).tree
+    rest = {r: rest for r, (rest, _) in enumerate(split)}
+    averages = one.average_all({r: x for r, (_, x) in enumerate(split)}, rest)
+    assert shapes_of(one_slice(averages, 0)) == one.like
+    return one.join(averages).tree
 
 
 def landed(sums, weights):
@@ -58,6 +54,19 @@ def test_the_mean_of_dense_payloads_of_odd_shapes():
         mean = (2 * payloads[0][name][0] + 3 * payloads[2][name][0]) / 5
         assert found[name].shape == leaf.shape
         np.testing.assert_allclose(found[name], mean, rtol=1e-5, atol=1e-7)
+
+
+def test_a_sum_is_of_those_whose_slices_are_given():
+    """Also where more is known of the weights, and where nobody takes part."""
+    payload = {"a": np.arange(6, dtype=np.float32)[None]}
+    one = slicing(None, {"a": jax.ShapeDtypeStruct((6,), "float32")}, payload)
+    rest = {r: {"weight": np.float32(1 + r)} for r in range(R)}
+    _, mine = one.split({k: x[0] for k, x in named(payload).items()} | REST)
+    slices = {0: mine, 2: {name: 10 * x for name, x in mine.items()}}
+    [found] = one.average_all(slices, rest).values()
+    np.testing.assert_array_equal(found.reshape(-1), (1 + 3 * 10) * np.arange(6))
+    [found] = one.average_all({}, rest).values()
+    np.testing.assert_array_equal(found.reshape(-1), np.zeros(6))
 
 
 def test_payloads_are_cut_alike_in_whatever_order_their_arrays_come():

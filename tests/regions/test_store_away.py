@@ -101,7 +101,7 @@ def test_what_is_under_way_lands_later_and_is_not_adopted(name, started, store_p
 def test_a_landing_that_cannot_be_waits_no_longer_than_the_store_is_there(store_party):
     regions, found = store_party.run(2), []
     regions[0].start("k", {"x": np.ones((1, 2))})
-    until(lambda: regions[0]._open["k"].exchange.own)
+    until(lambda: regions[0]._open["k"].own)
     waits = threading.Thread(target=lambda: found.append(regions[0].arrives(["k"])))
     waits.start()
     waits.join(0.5)
@@ -109,7 +109,7 @@ def test_a_landing_that_cannot_be_waits_no_longer_than_the_store_is_there(store_
     with outage(store_party):
         waits.join()
         assert found == [False] and not regions[0].reachable() and not regions[0].arrives(["k"])
-        assert regions[0]._open["k"].exchange.due.since_s is None, "it trains on meanwhile"
+        assert regions[0]._open["k"].due.since_s is None, "it trains on meanwhile"
     regions[1].start("k", {"x": np.ones((1, 2))})
     until(lambda: regions[0].reachable())
     assert regions[0].arrives(["k"])

@@ -10,6 +10,7 @@ import pytest
 from regions.faults import vanish
 from regions.party import TIMING, at_once, until
 
+from lowcomm_jax.rounds.slicing import Slicing
 from lowcomm_jax.store.context import FaultHooks
 from lowcomm_jax.store.wire import parse
 
@@ -31,11 +32,13 @@ class Averaging:
         padded = np.pad(arrays["x"], (0, self.parts * self.each - SIZE))
         return {"weight": arrays["weight"]}, {"x": padded.reshape(self.parts, self.each)}
 
-    def reduce(self, slice_R, rest_R, takes_part_R, number):
-        assert np.all(slice_R["x"][~takes_part_R] == 0) and len(slice_R["x"]) == self.parts
+    def average(self, slices, rest, number):
         self.began.set()
         self.may.wait()
-        return {"x": np.einsum("r,rn->n", rest_R["weight"], slice_R["x"])}
+        zeros = np.zeros(self.each, np.float32)
+        return {"x": sum((rest[r]["weight"] * x["x"] for r, x in slices.items()), zeros)}
+
+    average_all = Slicing.average_all
 
 
 def payload(region, number=0):
