@@ -9,6 +9,7 @@ every numeric part is a compiled program (`round_programs`).
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
@@ -17,7 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lowcomm_jax.exchange import Traffic, all_gather, two_shot
+from lowcomm_jax.exchange import Traffic, all_gather, pair, two_shot
+from lowcomm_jax.exchange.pairs import Draw
 from lowcomm_jax.history import Event
 from lowcomm_jax.optimizers import state_field
 from lowcomm_jax.rules.topology import Groups
@@ -34,7 +36,7 @@ from lowcomm_jax.state.train_state import (
     with_taken_over,
     without,
 )
-from lowcomm_jax.sync.carrier import Carrier, MeshCarrier
+from lowcomm_jax.sync.carrier import Carrier, Collected
 from lowcomm_jax.sync.copies import copy_peer
 from lowcomm_jax.sync.finish import AtTheEnd, Ending, finish
 from lowcomm_jax.sync.measurements import make_measurements
@@ -94,6 +96,54 @@ class Ran(NamedTuple):
     metrics: dict[str, jax.Array]
     events: list[Event]
     pace: dict[str, np.ndarray]
+
+
+class MeshCarrier:
+    """`carrier.Carrier` of a program that holds all regions: their payloads are in its state."""
+
+    paused = False
+    header: ClassVar[dict[str, Any]] = {}
+
+    def running(self, loop, state):
+        return contextlib.nullcontext()
+
+    def ending(self, loop, state):
+        return contextlib.nullcontext(self)
+
+    def agreed(self, loop, state):
+        """None."""
+
+    def reach(self, loop, state, stage, begun):
+        return True
+
+    def post(self, loop, state, key, flight, again=False):
+        return {}  # it is in the state
+
+    def collect(self, loop, state, key, last, adopts):
+        flight, groups = state.in_flight[key], loop.programs.groups
+        draw = None if groups is None else Draw(groups.draw(round_of(state, flight)))
+        return state, Collected(flight, draw, {})
+
+    def done(self, loop, state, in_time):
+        """Nothing."""
+
+    def traffic(self, exchange, p, like, mask, groups, header):
+        return exchange.traffic(like, mask, groups, header)
+
+    def ahead(self, loop, state, p, groups):
+        return pair(4 * loop.fragments.numel(p), np.ones(loop.total, bool), groups)
+
+    def everyone_landed(self, state, p, step, here):
+        return here
+
+    def ended_before(self, state):
+        return False
+
+    def reconnect(self, loop, state):
+        """Nothing: they are in the state."""
+
+    def close(self, loop, state):
+        """Nothing."""
 
 
 class Loop(abc.ABC):
