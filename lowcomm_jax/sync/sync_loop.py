@@ -11,7 +11,6 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
-from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -226,8 +225,6 @@ class SyncLoop(Loop):
 
     Attributes: as of `Loop`, and
       measurements: what regions measure for their schedule; None where it reads nothing.
-      adopting: where it repeats a run of separate jobs, in which not all who took part adopt: step
-        of a send -> bool `[R]`, who adopted the resulting anchor. None = all.
     """
 
     def __init__(
@@ -235,7 +232,6 @@ class SyncLoop(Loop):
     ):
         super().__init__(programs, weights, carrier)
         self.measurements = make_measurements(programs)
-        self.adopting: Callable[[int], np.ndarray] | None = None
         self._quiet: tuple[Any, Any, Any, int] = (None, None, None, 0)  # until which step it is
         self._delay = delay_per_region(self.schedule.delay, self.count)
         self._averaged = list(programs.averaged())
@@ -598,8 +594,6 @@ class SyncLoop(Loop):
         lands = act.regions if in_time else np.zeros_like(act.regions)
         if act.fresh is None:
             lands = lands & flight.takes_part
-            if self.adopting is not None and not ends:
-                lands = lands & self.adopting(int(flight.sent))
         if lands.any() or not self.by_rounds:  # most arrivals are of others
             state = self.adopt(state, p, flight, lands, step)
         values = values if ends else {**values, **self._measured_by(state.landing[p])}
