@@ -265,9 +265,6 @@ class JobCarrier:
                 self.exchange.forget_ahead()
                 self._known = None
 
-    def agreed(self, loop: SyncLoop, state: TrainState) -> None:
-        """None."""
-
     def _comes_to(self, loop: SyncLoop, state: TrainState) -> None:
         """Before the first stage of a step: read ahead what the others have landed by now, and wait
         the longer for them the more steps they have to make to come here."""

@@ -15,7 +15,7 @@ import numpy as np
 from lowcomm_jax.exchange import MeshExchange, Traffic
 from lowcomm_jax.exchange.pairs import Draw
 from lowcomm_jax.rules.topology import Groups
-from lowcomm_jax.schedule.base import RoundsAgreed, Stage
+from lowcomm_jax.schedule.base import Stage
 from lowcomm_jax.state.train_state import InFlight, TrainState
 
 PyTree = Any
@@ -50,9 +50,6 @@ class Carrier(Protocol):
     def running(self, loop: Any, state: TrainState) -> contextlib.AbstractContextManager:
         """Entered while a loop does what is due up to the counters' step."""
         ...
-
-    def agreed(self, loop: Any, state: TrainState) -> RoundsAgreed | None:
-        """What the records of rounds say by now, where they say what lands; None = steps do."""
 
     def reach(self, loop: Any, state: TrainState, stage: Stage, begun: bool) -> bool:
         """Block until a stage's payloads can be collected; False = the others are not reached, or

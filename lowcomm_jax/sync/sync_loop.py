@@ -109,9 +109,6 @@ class MeshCarrier:
     def ending(self, loop, state):
         return contextlib.nullcontext(self)
 
-    def agreed(self, loop, state):
-        """None."""
-
     def reach(self, loop, state, stage, begun):
         return True
 
@@ -249,10 +246,11 @@ class SyncLoop(Loop):
         self, state: TrainState, step: int, crossed: bool = False, away: bool = False
     ) -> Stage:
         """The stage that is still to be done after a step (`Schedule.acts`)."""
-        flights, agreed = in_send_order(state.in_flight), self.carrier.agreed(self, state)
-        view = View(state.counters, flights, self.count, crossed, away, agreed)
-        asked = self.schedule.acts if agreed is None else self.schedule.acts_by_rounds
-        return asked(step, view)
+        view = View(state.counters, in_send_order(state.in_flight), self.count, crossed, away)
+        if not self.by_rounds:
+            return self.schedule.acts(step, view)
+        agreed = self.carrier.agreed(self, state)
+        return self.schedule.acts_by_rounds(step, view._replace(agreed=agreed))
 
     def upcoming(self, state: TrainState, last: int) -> int:
         """The next step after which something is due, at most `last` + 1."""
