@@ -233,6 +233,7 @@ class SyncLoop(Loop):
         self._delay = delay_per_region(self.schedule.delay, self.count)
         self._averaged = list(programs.averaged())
         self._takes_own_parts = self.method.takes_own_parts
+        self._personal = self.method.codec is not None and self.method.codec.personal
         count, apart = len(self.fragments), self.method.rules_differ
         self._like = [self.fragments.like(p) for p in range(count)]
         self._norms = [4 * programs.norms(p) for p in range(count)]  # bytes
@@ -549,8 +550,19 @@ class SyncLoop(Loop):
             elif fresh is not None or late.sent < state.counters.step:
                 own = own_parts(late, fresh)
         told, values = self.told(state, fresh if act.key is None else late), {}
+        p, if_news = int(arrived.fragment), end is not None
         for one in self._one_by_one(arrived):
-            state, values = self.update_anchor(state, one, told, own, end is not None)
+            norms = one.header.get("norms")
+            held, values = self.programs.outer_program(
+                self._held(state, p),
+                Contributions(one.payload, one.weight, one.brought, self._counted(one), own, norms),
+                self._rows[p],
+                told,
+                if_news=if_news,
+                level=int(one.level),
+                rules=self._rules[p],
+            )
+            state = with_anchor(state, p, held)
         if self.measurements is not None and end is None:
             state = self.measurements.landed(state, arrived, values)
         return state, values | times
@@ -623,47 +635,17 @@ class SyncLoop(Loop):
         stage = self.schedule.landings(step, View(state.counters, flights, self.count))
         return self.do(state, stage, np.ones(self.count, bool), True, events)
 
-    def update_anchor(
-        self, state: TrainState, flight: InFlight, told, own=None, if_news: bool = False
-    ) -> tuple[TrainState, dict[str, Any]]:
-        """Move the anchor by a payload.
-
-        Args:
-          told: keywords of the outer rule (`told`).
-
-        Returns:
-          (state, device metrics).
-        """
-        p = int(flight.fragment)
-        personal = self.method.codec is not None and self.method.codec.personal
-        codec = state.codec[p] if personal else None
-        counted = None  # as weights say
-        if personal and self.separate:
-            counted = np.asarray(flight.weight)[list(self.programs.setup.here)] > 0
+    def _held(self, state: TrainState, p: int) -> AnchorState:
+        """What an outer step of fragment p replaces."""
+        codec = state.codec[p] if self._personal else None
         merge = None if self.method.merge is None else state.merge[p]
-        held, values = self.programs.outer_program(
-            AnchorState(self.fragments.leaves(state.anchor, p), state.outer[p], codec, merge),
-            Contributions(
-                flight.payload,
-                flight.weight,
-                flight.brought,
-                counted,
-                own,
-                flight.header.get("norms"),
-            ),
-            self._rows[p],
-            told,
-            if_news=if_news,
-            level=int(flight.level),
-            rules=self._rules[p],
-        )
-        outer, anchor = with_item(state.outer, p, held.outer), {**state.anchor, **held.anchor}
-        state = state.replace(anchor=anchor, outer=outer)
-        if personal:
-            state = state.replace(codec=with_item(state.codec, p, held.codec))
-        if merge is not None:
-            state = state.replace(merge=with_item(state.merge, p, held.merge))
-        return state, values
+        return AnchorState(self.fragments.leaves(state.anchor, p), state.outer[p], codec, merge)
+
+    def _counted(self, flight: InFlight) -> np.ndarray | None:
+        """`Contributions.counted`: between jobs a payload has weights of regions elsewhere, too."""
+        if not (self._personal and self.separate):
+            return None
+        return np.asarray(flight.weight)[list(self.programs.setup.here)] > 0
 
     def told(self, state: TrainState, flight: InFlight) -> dict[str, np.int32]:
         """Keywords of the outer and landing rules for a payload that lands, int32.
@@ -739,6 +721,17 @@ class SyncLoop(Loop):
         self, state: TrainState, participants: AtTheEnd = None
     ) -> tuple[TrainState, list[Event]]:
         return finish(self, state, participants)
+
+
+def with_anchor(state: TrainState, p: int, held: AnchorState) -> TrainState:
+    """The state with what an outer step has made of fragment p."""
+    outer, anchor = with_item(state.outer, p, held.outer), {**state.anchor, **held.anchor}
+    state = state.replace(anchor=anchor, outer=outer)
+    if held.codec is not None:
+        state = state.replace(codec=with_item(state.codec, p, held.codec))
+    if held.merge is not None:
+        state = state.replace(merge=with_item(state.merge, p, held.merge))
+    return state
 
 
 def not_counted(state: TrainState, flight: InFlight) -> TrainState:

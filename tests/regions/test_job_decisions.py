@@ -44,6 +44,8 @@ class Counters:
 class State:
     counters: Counters = dataclasses.field(default_factory=Counters)
     in_flight: dict = dataclasses.field(default_factory=dict)
+    anchor: dict = dataclasses.field(default_factory=dict)
+    outer: tuple = ((), ())
     codec: tuple = ("of fragment 0", "of fragment 1")
 
     def replace(self, **changes):
@@ -546,15 +548,17 @@ class Moves(SyncLoop):
     """Notes what rules are told."""
 
     def __init__(self, arrived):
-        self._takes_own_parts = self.by_rounds = False
-        self.measurements = None
-        self.method, self.seen = SimpleNamespace(base="anchor"), []
+        self._takes_own_parts = self._personal = self.by_rounds = False
+        self.measurements, self._rows, self._rules = None, [None, None], [0, 0]
+        self.method, self.seen = SimpleNamespace(base="anchor", merge=None), []
+        self.fragments = SimpleNamespace(leaves=lambda tree, p: tree)
+        self.programs = SimpleNamespace(outer_program=self.outer_program)
         self.carrier = JobCarrier(Exchange(), method())
         self.carrier.collect = lambda loop, state, *_: (state, Collected(arrived, None, {}))
 
-    def update_anchor(self, state, flight, told, own=None, if_news=False):
+    def outer_program(self, held, sent, rows, told, **static):
         self.seen.append({name: int(x) for name, x in told.items()})
-        return state, {}
+        return held, {}
 
 
 @pytest.mark.parametrize("counted", [(1, 1, 1), (0, 1, 1), (0, 0, 1)])
