@@ -50,12 +50,14 @@ from lowcomm_jax.sync.round_functions import (
     Values,
 )
 from lowcomm_jax.sync.round_programs import RoundPrograms
-from lowcomm_jax.train.batch_blocks import BatchBlock, first_step
+from lowcomm_jax.train.batch_blocks import BatchBlock
+from lowcomm_jax.train.inner_step import squeeze
 
 PyTree = Any
 
 _SENT_VALUES = ("delta_norm", "left_out", "weight", "codec_error", "sent_share")
 FAR = 512  # steps that are asked for at once
+_first_step = jax.jit(squeeze)
 
 
 class Steps(NamedTuple):
@@ -213,7 +215,7 @@ def made_steps(programs: RoundPrograms, state: TrainState, steps: Steps) -> Ran:
         inner, metrics = programs.inner_program(*given, single=steps.single)
     else:
         inner, metrics = programs.inner_program(*given, np.int32(block.stride))
-        metrics = first_step(metrics) if steps.single else metrics
+        metrics = _first_step(metrics) if steps.single else metrics
     return Ran(state.replace(inner=inner), metrics, [], steps.pace)
 
 
