@@ -482,8 +482,16 @@ def _of_one_step(x: Any) -> Any:
 
 
 def mask_here(participants: Participants, step: int, total: int, here_R: np.ndarray) -> np.ndarray:
-    """Bool `[R]` of the regions in this job (`Engine.here`), out of a mask of all `total`."""
-    return participants_mask(participants and participants(step), total)[here_R]
+    """Bool `[R]`: who takes part, of the regions in this job (`Engine.here`); None = all.
+
+    Raises:
+      ValueError: `participants` does not give one bool for each of all `total` regions.
+    """
+    found = None if participants is None else participants(step)
+    mask = np.ones(total, bool) if found is None else np.asarray(found, bool)
+    if mask.shape != (total,):
+        raise ValueError(f"participants has shape {mask.shape}: give one bool per region ({total})")
+    return mask[here_R]
 
 
 def active_here(setup: Setup, steps: range, capacity: int) -> np.ndarray | None:
@@ -508,17 +516,3 @@ def book(
     for i, t in enumerate(steps):
         masks = {name: mask[:, i] for name, mask in pace.items()}
         drive(clock, t, [e for e in events if e.step == t], **masks)
-
-
-def participants_mask(participants: Sequence[bool] | None, count: int) -> np.ndarray:
-    """Bool `[R]` of who takes part; None = all.
-
-    Raises:
-      ValueError: not one bool per region.
-    """
-    if participants is None:
-        return np.ones(count, bool)
-    mask = np.asarray(participants, bool)
-    if mask.shape != (count,):
-        raise ValueError(f"participants has shape {mask.shape}: give one bool per region ({count})")
-    return mask

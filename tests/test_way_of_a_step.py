@@ -17,7 +17,7 @@ import pytest
 import lowcomm_jax as lc
 
 PERIOD = 6
-COMPILED, TRACED = 11, 17  # files of a period: nothing compiles; programs are traced
+COMPILED, TRACED = 9, 15  # files of a period: nothing compiles; programs are traced
 ROOT = Path(lc.__file__).parent
 METHODS = {
     "diloco": lambda codec=None: lc.methods.diloco(PERIOD, codec=codec),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,6 +18,8 @@ from experiments.train.assemble import Run
 from experiments.train.starting import starting_params
 from lowcomm_jax.recovery.rejoin import rejoin_regions
 from lowcomm_jax.state.train_state import TrainState, with_inner
+from lowcomm_jax.sync.carrier import Collected
+from lowcomm_jax.sync.sync_loop import MeshCarrier, SyncLoop
 
 
 class SimulatedFaults:
@@ -39,10 +42,10 @@ class SimulatedFaults:
         if run.fault_hooks is not None:
             self._not_finite.witness = run.fault_hooks.not_finite
         if here and isinstance(job.faults, Happened) and not job.method.adapts:
-            # Send also what nobody took part in, as jobs do, and let some keep their own values.
             kept, everyone = job.faults.kept_own, np.arange(job.regions)
-            loop = run.engine.sync_loop(state)
-            loop.adopting = lambda sent: ~np.isin(everyone, kept.get(sent, ()))
+            run.engine.sync_loop(state).carrier = Replayed(
+                lambda sent: ~np.isin(everyone, kept.get(sent, ()))
+            )
 
     @property
     def participants(self):
@@ -91,6 +94,27 @@ class SimulatedFaults:
     def _now(self, step: int) -> Moment:
         clock = self._run.engine.clock
         return Moment(step, None if clock is None else float(clock.now_R.max()))
+
+
+class Replayed(MeshCarrier):
+    """The carrier of a run that repeats one of jobs, of which some kept their own values.
+
+    Args:
+      adopted: step of a send -> bool `[R]`, who adopted the resulting anchor.
+    """
+
+    def __init__(self, adopted: Callable[[int], np.ndarray]):
+        self._adopted = adopted
+
+    def collect(
+        self, loop: SyncLoop, state: TrainState, key: str, last: bool, adopts: bool
+    ) -> tuple[TrainState, Collected]:
+        """As on one mesh; in the state only those who adopted still take part."""
+        state, collected = super().collect(loop, state, key, last, adopts)
+        flight = collected.flight
+        adopt_R = flight.takes_part & self._adopted(int(flight.sent))
+        in_flight = {**state.in_flight, key: dataclasses.replace(flight, takes_part=adopt_R)}
+        return state.replace(in_flight=in_flight), collected
 
 
 class Absences:

@@ -1,7 +1,7 @@
 """Every program of an engine, compiled on shapes alone, for devices that need not exist.
 
-The engine's own loop passes the arguments (`put_in_flight`, `update_anchor`, `adopt`), so that the
-programs compiled here are those that a run calls.
+The engine's own loop passes the arguments (`put_in_flight`, `move`, `adopt`), so that the programs
+compiled here are those that a run calls.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ import jax
 import numpy as np
 
 from lowcomm_jax.engine import Engine, active_here
-from lowcomm_jax.exchange.pairs import Draw
 from lowcomm_jax.history import Event
 from lowcomm_jax.loops.channel_loop import ChannelLoop
 from lowcomm_jax.loops.gradient_exchange import GradientLoop
 from lowcomm_jax.loops.two_level_loop import TwoLevelLoop
 from lowcomm_jax.mesh.regions import REGION
 from lowcomm_jax.params.layout import make_layout
+from lowcomm_jax.schedule.base import Move
 from lowcomm_jax.state.train_state import TrainState
 from lowcomm_jax.sync.initial_state import abstract_state, region_batch
-from lowcomm_jax.sync.own_parts import own_parts
 from lowcomm_jax.sync.round_programs import RoundPrograms, each
 from lowcomm_jax.sync.sync_loop import Steps, SyncLoop
 from lowcomm_jax.train.batch_blocks import BatchBlock
@@ -212,19 +211,14 @@ def _record_round(loop: SyncLoop, state: TrainState, p: int, given: Steps) -> Tr
         weight=np.ones(loop.count, np.float32),
         accepted=everyone,
     )
+    ready = sent.replace(in_flight={"payload": flight})
     if loop.programs.concurrent is not None:
-        ready = sent.replace(in_flight={"payload": flight})
-        sent = loop.inner_steps(ready, given).state
-        flight = sent.in_flight["payload"]
-    own = None
-    if loop.programs.groups is not None:
-        own = Draw(loop.programs.groups.draw(0))
-    elif loop.method.takes_own_parts:
-        own = own_parts(flight, flight)
-    moved, values = loop.update_anchor(sent, flight, loop.told(sent, flight), own)
-    if loop.measurements is not None and "drift" in flight.header:
-        loop.measurements.landed(moved, flight, values)
-    loop.adopt(moved, p, flight, everyone, step)
+        ready = sent = loop.inner_steps(ready, given).state
+    if "drift" not in flight.header:
+        loop.measurements = None  # they read values
+    # As a boundary's: of rules that take a region's own parts, both are there.
+    moved, _ = loop.move(ready, Move("payload", "payload"), True)
+    loop.adopt(moved, p, moved.in_flight["payload"], everyone, step)
     if loop.method.topology is not None:
         loop.send_ahead(sent, p, [Event.of_landing(step, p, "payload", everyone, 0, {})])
     return sent

@@ -27,7 +27,7 @@ class Route(NamedTuple):
     """The way in which payloads are reduced.
 
     Attributes:
-      name: `all_gather` or `two_shot`, as in `exchange.traffic`.
+      name: `all_gather` or `two_shot`, as in `exchange.mesh`.
       all_gather, two_shot: bytes sent by one of R regions. two_shot is None where the mean cannot
         be encoded again: sparse, low-rank and sign codecs, and EF21, whose copies would differ.
     """

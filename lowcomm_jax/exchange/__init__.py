@@ -12,9 +12,16 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from lowcomm_jax.exchange.mesh import InSlices, MeshExchange
+from lowcomm_jax.exchange.mesh import (
+    InSlices,
+    MeshExchange,
+    Traffic,
+    all_gather,
+    in_halves,
+    pair,
+    two_shot,
+)
 from lowcomm_jax.exchange.pairs import GroupExchange
-from lowcomm_jax.exchange.traffic import Traffic, all_gather, in_halves, pair, two_shot
 
 # Of rooms above this one: resolved when asked for, so that no import points up.
 _BETWEEN_JOBS = {

@@ -2,12 +2,12 @@
 
 from lowcomm_jax.exchange.mesh import InSlices as InSlices
 from lowcomm_jax.exchange.mesh import MeshExchange as MeshExchange
+from lowcomm_jax.exchange.mesh import Traffic as Traffic
+from lowcomm_jax.exchange.mesh import all_gather as all_gather
+from lowcomm_jax.exchange.mesh import in_halves as in_halves
+from lowcomm_jax.exchange.mesh import pair as pair
+from lowcomm_jax.exchange.mesh import two_shot as two_shot
 from lowcomm_jax.exchange.pairs import GroupExchange as GroupExchange
-from lowcomm_jax.exchange.traffic import Traffic as Traffic
-from lowcomm_jax.exchange.traffic import all_gather as all_gather
-from lowcomm_jax.exchange.traffic import in_halves as in_halves
-from lowcomm_jax.exchange.traffic import pair as pair
-from lowcomm_jax.exchange.traffic import two_shot as two_shot
 from lowcomm_jax.rounds.connect import peers as peers
 from lowcomm_jax.rounds.connect import store as store
 from lowcomm_jax.rounds.remote import RemoteExchange as RemoteExchange

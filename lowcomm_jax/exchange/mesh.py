@@ -12,6 +12,9 @@ and `reduce` takes their results.
 A codec that knows where leaves lie (`Codec.local`) runs on every device's own parts, under a
 `shard_map` over all axes; the others are given whole leaves, and the compiler places the
 communication inside a region.
+
+The bytes of every collective are counted by a function of its name: `two_shot`, `all_gather`,
+`pair`, and between jobs `in_halves`.
 """
 
 from __future__ import annotations
@@ -30,7 +33,6 @@ from lowcomm_jax.compression.base import Codec
 from lowcomm_jax.compression.two_shot import per_tensor
 from lowcomm_jax.exchange import shares
 from lowcomm_jax.exchange.shares import Packing
-from lowcomm_jax.exchange.traffic import Traffic, all_gather, pair, two_shot
 from lowcomm_jax.mesh.regions import REGION, Regions, axis_names, mean_scale, ordered_mean
 from lowcomm_jax.mesh.stages import STAGE
 from lowcomm_jax.params.fragments import path_name
@@ -38,6 +40,30 @@ from lowcomm_jax.params.sharding import NEAR_SCALAR, leaf_of
 from lowcomm_jax.rules.topology import Groups
 
 PyTree = Any
+
+
+class Traffic(NamedTuple):
+    """Bytes of one exchange.
+
+    Attributes:
+      route: name of the collective.
+      nbytes: bytes of one participant's payload.
+      sent, received: int64 `[R]`, bytes that leave and enter each region.
+    """
+
+    route: str
+    nbytes: int
+    sent: np.ndarray
+    received: np.ndarray
+
+    def plus(self, other: Traffic) -> Traffic:
+        """Both exchanges together, under this one's route."""
+        return Traffic(
+            self.route,
+            self.nbytes + other.nbytes,
+            self.sent + other.sent,
+            self.received + other.received,
+        )
 
 
 class Reduced(NamedTuple):
@@ -541,6 +567,69 @@ class MeshExchange:
         if groups is not None:
             return pair(nbytes, takes_part_R, groups)
         return (two_shot if self._by_slices else all_gather)(nbytes, takes_part_R)
+
+
+def two_shot(nbytes: int, takes_part_R: np.ndarray) -> Traffic:
+    """Exchange slices, reduce, gather: each of m participants sends 2 (m-1)/m of the payload.
+
+    Regions that take no part still receive the result (their anchor moves): nbytes, sent by the
+    participants in equal shares.
+    """
+    part = np.asarray(takes_part_R, bool)
+    m, absent = int(part.sum()), int((~part).sum())
+    if m == 0:
+        return _nothing("two_shot", nbytes, part)
+    own = round(2 * nbytes * (m - 1) / m)
+    # The result reaches absent regions from the participants, in shares that differ by a byte.
+    share, rest = divmod(absent * nbytes, m)
+    extra = share + (np.cumsum(part) <= rest)
+    sent = np.where(part, own + extra, 0)
+    received = np.where(part, own, nbytes)
+    return Traffic("two_shot", nbytes, sent.astype(np.int64), received.astype(np.int64))
+
+
+def in_halves(nbytes: int, takes_part_R: np.ndarray) -> Traffic:
+    """`two_shot` between jobs, where a region that takes no part still reduces a slice.
+
+    Args:
+      nbytes: of a payload in as many equal slices as there are regions.
+    """
+    part = np.asarray(takes_part_R, bool)
+    m = int(part.sum())
+    if m == 0:
+        return _nothing("two_shot", nbytes, part)
+    each, others = nbytes // part.size, part.size - 1
+    sent = each * others * (1 + part.astype(np.int64))
+    received = each * (m - part + others)
+    return Traffic("two_shot", nbytes, sent, received.astype(np.int64))
+
+
+def all_gather(nbytes: int, takes_part_R: np.ndarray) -> Traffic:
+    """Every participant sends its payload to every other region."""
+    part = np.asarray(takes_part_R, bool)
+    m = int(part.sum())
+    if m == 0:
+        return _nothing("all_gather", nbytes, part)
+    sent = np.where(part, nbytes * (part.size - 1), 0)
+    received = np.where(part, nbytes * (m - 1), nbytes * m)
+    return Traffic("all_gather", nbytes, sent.astype(np.int64), received.astype(np.int64))
+
+
+def pair(nbytes: int, takes_part_R: np.ndarray, groups: Groups) -> Traffic:
+    """`all_gather` inside each group: each member sends to its partners only."""
+    part = np.asarray(takes_part_R, bool)
+    total = _nothing("pair", nbytes, part)
+    for group in groups:
+        members = list(group)
+        _, _, sent, received = all_gather(nbytes, part[members])
+        total.sent[members] = sent
+        total.received[members] = received
+    return total
+
+
+def _nothing(route: str, nbytes: int, part: np.ndarray) -> Traffic:
+    zeros = np.zeros(part.size, np.int64)
+    return Traffic(route, nbytes, zeros, zeros.copy())
 
 
 def _moved(codec: Codec, tree: PyTree, back: bool = False) -> PyTree:

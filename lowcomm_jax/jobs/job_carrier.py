@@ -61,7 +61,7 @@ from lowcomm_jax.state.train_state import (
 from lowcomm_jax.store.errors import Lost, Parted, StoreUnavailable
 from lowcomm_jax.store.wire import without_region
 from lowcomm_jax.sync.carrier import Collected
-from lowcomm_jax.sync.sync_loop import EventLoop, SyncLoop, not_counted, with_step
+from lowcomm_jax.sync.sync_loop import SyncLoop, not_counted, with_step
 
 PyTree = Any
 T = TypeVar("T")
@@ -242,7 +242,7 @@ class JobCarrier:
     # -- acts, put off where the others cannot be reached ------------------------------------------
 
     @contextlib.contextmanager
-    def running(self, loop: EventLoop, state: TrainState) -> Iterator[None]:
+    def running(self, loop: SyncLoop, state: TrainState) -> Iterator[None]:
         """Read ahead what the others have landed, where acts were put off and can be done now.
 
         Where nothing is due, tell the others how far this region is.
@@ -265,10 +265,7 @@ class JobCarrier:
                 self.exchange.forget_ahead()
                 self._known = None
 
-    def agreed(self, loop: EventLoop, state: TrainState) -> None:
-        """None."""
-
-    def _comes_to(self, loop: EventLoop, state: TrainState) -> None:
+    def _comes_to(self, loop: SyncLoop, state: TrainState) -> None:
         """Before the first stage of a step: read ahead what the others have landed by now, and wait
         the longer for them the more steps they have to make to come here."""
         step, now = int(state.counters.step), self._trained
@@ -281,7 +278,7 @@ class JobCarrier:
         if self.pacing.first is not None:
             self._patience_s = self.pacing.patience_s(step - self._done_until)
 
-    def reach(self, loop: EventLoop, state: TrainState, stage: Stage, begun: bool) -> bool:
+    def reach(self, loop: SyncLoop, state: TrainState, stage: Stage, begun: bool) -> bool:
         # One answer for a step with a send, so that it is put off as a whole: what lands and what
         # leaves is decided together. A one-period step lands behind its send, and a send cannot be
         # taken back; so it begins only where its payloads arrive. A blocking first round waits.
@@ -307,7 +304,7 @@ class JobCarrier:
         """Whether waits are to stop now (`RemoteExchange.stop_when`); not at the end."""
         return self.role.holds or (self.role.defers and self.exchange.stopped())
 
-    def _arrive(self, loop: EventLoop, state: TrainState, keys: Sequence[str]) -> bool:
+    def _arrive(self, loop: SyncLoop, state: TrainState, keys: Sequence[str]) -> bool:
         """Wait until `collect` would not block for these payloads; False = the store is away, or
         the wait was stopped (at once where the carrier holds them).
 
@@ -341,7 +338,7 @@ class JobCarrier:
             self.answer(state)
         return here
 
-    def done(self, loop: EventLoop, state: TrainState, in_time: bool) -> None:
+    def done(self, loop: SyncLoop, state: TrainState, in_time: bool) -> None:
         self._done_until = int(state.counters.step)
         over = with_step(state, self._done_until, behind=0)
         self.anchor_history.note(over, loop.fragments)
@@ -426,7 +423,7 @@ class JobCarrier:
         return [one.name for one in self._pending.values() if one.sends]
 
     def collect(
-        self, loop: EventLoop, state: TrainState, key: str, last: bool, adopts: bool
+        self, loop: SyncLoop, state: TrainState, key: str, last: bool, adopts: bool
     ) -> tuple[TrainState, Collected]:
         """Wait for the payloads of everyone, and note who was counted.
 
@@ -526,7 +523,7 @@ class JobCarrier:
     # -- the end --------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def ending(self, loop: EventLoop, state: TrainState) -> Iterator[JobCarrier]:
+    def ending(self, loop: SyncLoop, state: TrainState) -> Iterator[JobCarrier]:
         with self.acting(defers=False, holds=False):
             yield self
 
@@ -550,7 +547,7 @@ class JobCarrier:
         sends = int(state.counters.sends.sum())
         return bool(agreed) and all(one["sends"] == sends for one in agreed.values())
 
-    def close(self, loop: EventLoop, state: TrainState) -> None:
+    def close(self, loop: SyncLoop, state: TrainState) -> None:
         """Compare anchors with the other jobs, and drop what was sent ahead: no round follows.
 
         Raises:
@@ -561,7 +558,7 @@ class JobCarrier:
         if self.anchors_ahead is not None:
             self.anchors_ahead.drop()
 
-    def compare_final_anchors(self, loop: EventLoop, state: TrainState) -> None:
+    def compare_final_anchors(self, loop: SyncLoop, state: TrainState) -> None:
         """After the last landing: compare anchors by one exchange without payloads.
 
         With gossip nothing is compared: regions have anchors of their own, and meet in groups.
@@ -644,12 +641,12 @@ def _lands(stage: Stage, state: TrainState) -> list[str]:
     return moved + [k for k, f in in_send_order(state.in_flight) if f.fragment in leaving]
 
 
-def _due_sends(loop: EventLoop, state: TrainState, step: int) -> Stage:
+def _due_sends(loop: SyncLoop, state: TrainState, step: int) -> Stage:
     """The sends of a step as if nothing were in flight: what lands first frees its fragment."""
     return loop.schedule.sends(step, View(state.counters, [], loop.count))
 
 
-def _missed(loop: EventLoop, state: TrainState, now: int) -> int:
+def _missed(loop: SyncLoop, state: TrainState, now: int) -> int:
     """How many sends are due from the state's step to before `now`; 0 where what lands decides what
     is sent."""
     if not loop.schedule.by_steps:
@@ -665,7 +662,7 @@ def uncounted(state: TrainState, key: str) -> TrainState:
     return not_counted(state, flight).replace(in_flight=in_flight)
 
 
-def start_from_anchor(loop: EventLoop, state: TrainState) -> TrainState:
+def start_from_anchor(loop: SyncLoop, state: TrainState) -> TrainState:
     """Take the anchor's values, the run's step and its learning rate; optimizer moments stay."""
     inner = state.inner
     params, rounding = loop.programs.restart_program(inner.params, state.anchor, inner.rounding, {})

@@ -140,6 +140,7 @@ class RoundCarrier:
         self._mark = mark
 
     def agreed(self, loop: SyncLoop, state: TrainState) -> RoundsAgreed:
+        """What the records of rounds say by now (`View.agreed`)."""
         if self._over and self._stands_still and state.in_flight:
             self._reported[...] = -1  # it is taken back
         arrived = self._arrived()

@@ -32,7 +32,7 @@ from lowcomm_jax.sync.finish import AtTheEnd
 from lowcomm_jax.sync.initial_state import Making, start
 from lowcomm_jax.sync.round_functions import RoundFunctions
 from lowcomm_jax.sync.round_programs import RoundPrograms
-from lowcomm_jax.sync.sync_loop import EventLoop, as_of
+from lowcomm_jax.sync.sync_loop import FAR, Loop, Ran, Steps, as_of, made_steps
 from lowcomm_jax.train.inner_step import InnerStep
 
 PyTree = Any
@@ -108,7 +108,7 @@ def _server_shardings(programs: RoundPrograms) -> dict[str, PyTree]:
     return found
 
 
-class TwoLevelLoop(EventLoop):
+class TwoLevelLoop(Loop):
     """The loop of methods with `Method.servers`.
 
     Order within a tick: updates that reach the global server, group by group; replies that come
@@ -125,20 +125,25 @@ class TwoLevelLoop(EventLoop):
         self._delta = self._dense if codec is None else codec.nbytes(like)
         self._update = self._dense if upper is None else upper.nbytes(like)
 
-    def is_due(self, state: TrainState, step: int) -> bool:
-        decided = state.counters.decided
-        travels = (decided["up"] == step).any() or (decided["down"] == step).any()
-        return bool(travels) or bool(self.schedule.due(step, state.counters))
+    def next_event(self, state: TrainState, most: int = FAR) -> int:
+        counters, step = state.counters, int(state.counters.step)
+        ends = np.concatenate([counters.decided["up"], counters.decided["down"]])
+        arrival = self.schedule.next_send(step, counters)
+        return min(most, int(np.min(ends[ends > step], initial=arrival)) - step)
 
-    def events_at(
-        self, state: TrainState, mask: np.ndarray, in_time: bool, events: list[Event]
-    ) -> tuple[TrainState, bool]:
-        step = int(state.counters.step)
-        state = self._travel(state, step, events)
+    def inner_steps(self, state: TrainState, steps: Steps) -> Ran:
+        return made_steps(self.programs, state, steps)
+
+    def after(
+        self, state: TrainState, steps: int, mask: np.ndarray
+    ) -> tuple[TrainState, list[Event]]:
+        """As `Loop.after`; of these steps only the last one is one of events (`next_event`)."""
+        step, events = int(state.counters.step) + steps, []
+        state = self._travel(as_of(state, step, behind=0), step, events)
         for send in self.schedule.due(step, state.counters):
             for region in np.flatnonzero(mask & send.admitted):
                 state = self._worker_arrives(state, int(region), step, events)
-        return self._travel(state, step, events), True
+        return self._travel(state, step, events), events
 
     # -- between the servers --------------------------------------------------------------------
 
@@ -222,7 +227,6 @@ class TwoLevelLoop(EventLoop):
         What travels between the servers lands before.
         """
         events, everyone, step = [], np.ones(self.count, bool), int(state.counters.step)
-        state = self.run_due(state, everyone, events)
         state = self._travel(as_of(state, step, behind=0), np.inf, events)
         mask = everyone if participants is None else np.asarray(participants(0), bool)
         for region in np.flatnonzero(mask):

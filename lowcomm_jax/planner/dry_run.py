@@ -31,7 +31,7 @@ from lowcomm_jax.state.train_state import TrainState
 from lowcomm_jax.sync.initial_state import abstract_state
 from lowcomm_jax.sync.round_functions import RegionState
 from lowcomm_jax.sync.round_programs import RoundPrograms, each
-from lowcomm_jax.sync.sync_loop import EventLoop, Loop, Steps
+from lowcomm_jax.sync.sync_loop import Loop, Steps, SyncLoop
 from lowcomm_jax.train.batch_blocks import BatchBlock
 
 PyTree = Any
@@ -192,7 +192,7 @@ class Rehearsal:
         """The engine's loop; what regions would measure is the scenario's."""
         loop = self.engine.loop_of(programs)
         acts = loop.main if isinstance(loop, ChannelLoop) else loop
-        if isinstance(acts, EventLoop):
+        if isinstance(acts, SyncLoop):
             acts.measurements = None
         return loop
 

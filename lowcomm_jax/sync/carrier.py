@@ -1,6 +1,6 @@
 """`Carrier`: takes payloads to the other regions, for a loop that knows nothing of them.
 
-`MeshCarrier` serves a program that holds all regions, `jobs.job_carrier` a job that is
+`sync_loop.MeshCarrier` serves a program that holds all regions, `jobs.job_carrier` a job that is
 one region of several. A carrier decides nothing about the method; what it cannot reach waits.
 """
 
@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from lowcomm_jax.exchange import MeshExchange, Traffic, pair
+from lowcomm_jax.exchange import MeshExchange, Traffic
 from lowcomm_jax.exchange.pairs import Draw
 from lowcomm_jax.rules.topology import Groups
-from lowcomm_jax.schedule.base import RoundsAgreed, Stage
-from lowcomm_jax.state.train_state import InFlight, TrainState, round_of
+from lowcomm_jax.schedule.base import Stage
+from lowcomm_jax.state.train_state import InFlight, TrainState
 
 PyTree = Any
 
@@ -50,9 +50,6 @@ class Carrier(Protocol):
     def running(self, loop: Any, state: TrainState) -> contextlib.AbstractContextManager:
         """Entered while a loop does what is due up to the counters' step."""
         ...
-
-    def agreed(self, loop: Any, state: TrainState) -> RoundsAgreed | None:
-        """What the records of rounds say by now, where they say what lands; None = steps do."""
 
     def reach(self, loop: Any, state: TrainState, stage: Stage, begun: bool) -> bool:
         """Block until a stage's payloads can be collected; False = the others are not reached, or
@@ -139,51 +136,3 @@ class LastCarrier(Carrier, Protocol):
         Raises:
           exchange.Parted: another region's anchor is another.
         """
-
-
-class MeshCarrier:
-    """All regions are in one program, and the payloads in its state."""
-
-    paused = False
-    header: ClassVar[dict[str, Any]] = {}
-
-    def running(self, loop, state):
-        return contextlib.nullcontext()
-
-    def ending(self, loop, state):
-        return contextlib.nullcontext(self)
-
-    def agreed(self, loop, state):
-        """None."""
-
-    def reach(self, loop, state, stage, begun):
-        return True
-
-    def post(self, loop, state, key, flight, again=False):
-        return {}  # it is in the state
-
-    def collect(self, loop, state, key, last, adopts):
-        flight, groups = state.in_flight[key], loop.programs.groups
-        draw = None if groups is None else Draw(groups.draw(round_of(state, flight)))
-        return state, Collected(flight, draw, {})
-
-    def done(self, loop, state, in_time):
-        """Nothing."""
-
-    def traffic(self, exchange, p, like, mask, groups, header):
-        return exchange.traffic(like, mask, groups, header)
-
-    def ahead(self, loop, state, p, groups):
-        return pair(4 * loop.fragments.numel(p), np.ones(loop.total, bool), groups)
-
-    def everyone_landed(self, state, p, step, here):
-        return here
-
-    def ended_before(self, state):
-        return False
-
-    def reconnect(self, loop, state):
-        """Nothing: they are in the state."""
-
-    def close(self, loop, state):
-        """Nothing."""

@@ -19,9 +19,8 @@ from lowcomm_jax.channels import Channel
 from lowcomm_jax.channels.source import find_source
 from lowcomm_jax.compression import integrates, route
 from lowcomm_jax.compression.two_shot import per_tensor
-from lowcomm_jax.exchange import MeshExchange
+from lowcomm_jax.exchange import MeshExchange, Traffic
 from lowcomm_jax.exchange.entries import LARGEST, band_sizes
-from lowcomm_jax.exchange.traffic import Traffic
 from lowcomm_jax.mesh.stages import STAGE, stage_axis
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.network import step_seconds, sync_seconds

@@ -377,29 +377,12 @@ class RoundFunctions:
           merge rule leaves (`Merged.moves`).
         """
         anchor, outer_state, codec_state = held.anchor, held.outer, held.codec
-        payload, weight_R, own = sent.payload, sent.weight, sent.extra
-        base = fragmentation.take(anchor, rows)
-        like = without_lead(base)
-        exchange = self.exchange.at(level)
-        energy, merged, going = self.method.schedule.energy, None, {}
-        states, rank, reads = held.merge, None, self.method.reads
-        if reads == "payloads":
-            mean = exchange.everyone(payload, like, sent.brought)
-        elif reads == "norms":
-            weights, states = self._weighed(sent.norms, states, weight_R, like)
-            mean = exchange.weighted(payload, weights, like, sent.brought)
-        else:
-            mean, rank = exchange.reduce(payload, weight_R, like, energy, sent.brought)
-        if self.method.merge is not None:
-            counted = weight_R if reads == "payloads" else jnp.ones(1)
-            merged = self._merged(mean, counted, states, outer_state)
-            mean, going = merged.direction, merged.moves
-            if reads == "norms":
-                going = {k: x & jnp.any(weights[k] > 0, axis=0) for k, x in going.items()}
+        weight_R, own = sent.weight, sent.extra
+        base, exchange = fragmentation.take(anchor, rows), self.exchange.at(level)
+        merged, rank = self.direction(sent, held.merge, outer_state, exchange, without_lead(base))
         rule, _ = self.rules_K[rules]
-        mean, trained = self._of_trainers(mean, weight_R, rows)
-        if isinstance(rule, Mixing):
-            going |= trained
+        mean, trained = self._of_trainers(merged.direction, weight_R, rows)
+        going = merged.moves | (trained if isinstance(rule, Mixing) else {})
         reduced, new_codec_state = mean, codec_state
         if codec_state is not None:
             counted_R = weight_R > 0 if sent.counted is None else sent.counted
@@ -415,12 +398,43 @@ class RoundFunctions:
         moved = jax.tree.map(lambda b, u: jnp.where(moves, b + u, b), base, updates)
         states = jax.tree.map(
             lambda n, o: jnp.where(moves, n, o),
-            (new_state, new_codec_state, None if merged is None else merged.state),
+            (new_state, new_codec_state, merged.state),
             (outer_state, codec_state, held.merge),
         )
         metrics = {"mean_norm": mean_norm, "update_norm": jnp.where(moves, update_norm, 0.0)}
         metrics |= {} if rank is None else {"rank": rank}
         return AnchorState(fragmentation.put(anchor, rows, moved), *states), metrics
+
+    def direction(
+        self, sent: Contributions, states, outer_state, exchange: MeshExchange, like
+    ) -> tuple[Merged, jax.Array | None]:
+        """What the payloads of all come to: the weighted mean, or what the merge rule makes of it.
+
+        Args:
+          states: of the merge rule; None without one.
+          outer_state: of which a merge rule may read the momentum.
+          like: shapes of one region's fragment.
+
+        Returns:
+          (direction, fp32 leaves `[1, ...]`; the measured rank of the mean, or None).
+        """
+        reads, brought, rank = self.method.reads, sent.brought, None
+        if reads == "payloads":
+            found = exchange.everyone(sent.payload, like, brought)
+        elif reads == "norms":
+            weights, states = self._weighed(sent.norms, states, sent.weight, like)
+            found = exchange.weighted(sent.payload, weights, like, brought)
+        else:
+            energy = self.method.schedule.energy
+            found, rank = exchange.reduce(sent.payload, sent.weight, like, energy, brought)
+        if self.method.merge is None:
+            return Merged(found, None, {}), rank
+        counted = sent.weight if reads == "payloads" else jnp.ones(1)
+        merged = self._merged(found, counted, states, outer_state)
+        if reads == "norms":
+            moves = {k: x & jnp.any(weights[k] > 0, axis=0) for k, x in merged.moves.items()}
+            merged = merged._replace(moves=moves)
+        return merged, rank
 
     def _masks(self, leaves, rows) -> dict[str, jax.Array]:
         """Of one fragment's leaves those that not all regions train whole: bool `[R, ...]`."""

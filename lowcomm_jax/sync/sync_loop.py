@@ -9,15 +9,16 @@ every numeric part is a compiled program (`round_programs`).
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
-from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lowcomm_jax.exchange import Traffic, all_gather, two_shot
+from lowcomm_jax.exchange import Traffic, all_gather, pair, two_shot
+from lowcomm_jax.exchange.pairs import Draw
 from lowcomm_jax.history import Event
 from lowcomm_jax.optimizers import state_field
 from lowcomm_jax.rules.topology import Groups
@@ -34,7 +35,7 @@ from lowcomm_jax.state.train_state import (
     with_taken_over,
     without,
 )
-from lowcomm_jax.sync.carrier import Carrier, MeshCarrier
+from lowcomm_jax.sync.carrier import Carrier, Collected
 from lowcomm_jax.sync.copies import copy_peer
 from lowcomm_jax.sync.finish import AtTheEnd, Ending, finish
 from lowcomm_jax.sync.measurements import make_measurements
@@ -49,12 +50,14 @@ from lowcomm_jax.sync.round_functions import (
     Values,
 )
 from lowcomm_jax.sync.round_programs import RoundPrograms
-from lowcomm_jax.train.batch_blocks import BatchBlock, first_step
+from lowcomm_jax.train.batch_blocks import BatchBlock
+from lowcomm_jax.train.inner_step import squeeze
 
 PyTree = Any
 
 _SENT_VALUES = ("delta_norm", "left_out", "weight", "codec_error", "sent_share")
 FAR = 512  # steps that are asked for at once
+_first_step = jax.jit(squeeze)
 
 
 class Steps(NamedTuple):
@@ -75,6 +78,11 @@ class Steps(NamedTuple):
     masks: list[np.ndarray]
     single: bool
 
+    @property
+    def pace(self) -> dict[str, np.ndarray]:
+        """`Ran.pace` where all that are `active` make their steps."""
+        return {} if self.active is None else {"active": self.active}
+
 
 class Ran(NamedTuple):
     """What came of a block of inner steps.
@@ -89,6 +97,51 @@ class Ran(NamedTuple):
     metrics: dict[str, jax.Array]
     events: list[Event]
     pace: dict[str, np.ndarray]
+
+
+class MeshCarrier:
+    """`carrier.Carrier` of a program that holds all regions: their payloads are in its state."""
+
+    paused = False
+    header: ClassVar[dict[str, Any]] = {}
+
+    def running(self, loop, state):
+        return contextlib.nullcontext()
+
+    def ending(self, loop, state):
+        return contextlib.nullcontext(self)
+
+    def reach(self, loop, state, stage, begun):
+        return True
+
+    def post(self, loop, state, key, flight, again=False):
+        return {}  # it is in the state
+
+    def collect(self, loop, state, key, last, adopts):
+        flight, groups = state.in_flight[key], loop.programs.groups
+        draw = None if groups is None else Draw(groups.draw(round_of(state, flight)))
+        return state, Collected(flight, draw, {})
+
+    def done(self, loop, state, in_time):
+        """Nothing."""
+
+    def traffic(self, exchange, p, like, mask, groups, header):
+        return exchange.traffic(like, mask, groups, header)
+
+    def ahead(self, loop, state, p, groups):
+        return pair(4 * loop.fragments.numel(p), np.ones(loop.total, bool), groups)
+
+    def everyone_landed(self, state, p, step, here):
+        return here
+
+    def ended_before(self, state):
+        return False
+
+    def reconnect(self, loop, state):
+        """Nothing: they are in the state."""
+
+    def close(self, loop, state):
+        """Nothing."""
 
 
 class Loop(abc.ABC):
@@ -154,8 +207,20 @@ class Loop(abc.ABC):
         """End a run (`sync.finish.finish`)."""
 
 
-class EventLoop(Loop):
-    """The loop of methods that exchange between inner steps: when something is due, and to do it.
+def made_steps(programs: RoundPrograms, state: TrainState, steps: Steps) -> Ran:
+    """`Loop.inner_steps` by the inner program alone: nothing is exchanged inside or beside it."""
+    block, n = steps.block, np.int32(steps.block.steps)
+    given = (state.inner, state.frozen, block.batches, steps.keys, steps.active, n)
+    if block.stride is None:
+        inner, metrics = programs.inner_program(*given, single=steps.single)
+    else:
+        inner, metrics = programs.inner_program(*given, np.int32(block.stride))
+        metrics = _first_step(metrics) if steps.single else metrics
+    return Ran(state.replace(inner=inner), metrics, [], steps.pace)
+
+
+class SyncLoop(Loop):
+    """The loop of a schedule's acts, between inner steps: when something is due, and to do it.
 
     Attributes: as of `Loop`, and
       measurements: what regions measure for their schedule; None where it reads nothing.
@@ -167,29 +232,28 @@ class EventLoop(Loop):
         super().__init__(programs, weights, carrier)
         self.measurements = make_measurements(programs)
         self._quiet: tuple[Any, Any, Any, int] = (None, None, None, 0)  # until which step it is
-        self._like = [self.fragments.like(p) for p in range(len(self.fragments))]
-        self._norms = [4 * programs.norms(p) for p in range(len(self.fragments))]  # bytes
-        self._rows = [self.fragments.rows(p) for p in range(len(self.fragments))]
+        self._delay = delay_per_region(self.schedule.delay, self.count)
+        self._averaged = list(programs.averaged())
+        self._takes_own_parts = self.method.takes_own_parts
+        self._personal = self.method.codec is not None and self.method.codec.personal
+        count, apart = len(self.fragments), self.method.rules_differ
+        self._like = [self.fragments.like(p) for p in range(count)]
+        self._norms = [4 * programs.norms(p) for p in range(count)]  # bytes
+        self._rows = [self.fragments.rows(p) for p in range(count)]
+        self._lands_by_rule = [self.method.landing_of(p) is not None for p in range(count)]
+        self._rules = [p if apart else 0 for p in range(count)]  # of `RoundFunctions.rules_K`
 
     # -- when -----------------------------------------------------------------------------------
 
-    @abc.abstractmethod
-    def is_due(self, state: TrainState, step: int) -> bool:
-        """Whether something is to be done after this step, which nothing before it changes."""
-
-    @abc.abstractmethod
-    def events_at(
-        self, state: TrainState, mask: np.ndarray, in_time: bool, events: list[Event]
-    ) -> tuple[TrainState, bool]:
-        """Do what is due after the counters' step; appends to `events`.
-
-        Args:
-          mask: bool `[R]`: who takes part in what is sent.
-          in_time: whether it is the newest step. Else regions have trained on, and adopt nothing.
-
-        Returns:
-          (state, whether all is done; else the other regions cannot be reached).
-        """
+    def acts(
+        self, state: TrainState, step: int, crossed: bool = False, away: bool = False
+    ) -> Stage:
+        """The stage that is still to be done after a step (`Schedule.acts`)."""
+        view = View(state.counters, in_send_order(state.in_flight), self.count, crossed, away)
+        if not self.by_rounds:
+            return self.schedule.acts(step, view)
+        agreed = self.carrier.agreed(self, state)
+        return self.schedule.acts_by_rounds(step, view._replace(agreed=agreed))
 
     def upcoming(self, state: TrainState, last: int) -> int:
         """The next step after which something is due, at most `last` + 1."""
@@ -199,13 +263,46 @@ class EventLoop(Loop):
         *known, until = self._quiet
         same = all(x is y for x, y in zip(known, now))
         first = max(counters.done_until, until if same else 0) + 1
-        found = next((t for t in range(first, last + 1) if self.is_due(state, t)), last + 1)
+        due = (t for t in range(first, last + 1) if self.by_rounds or self.acts(state, t))
+        found = next(due, last + 1)
         self._quiet = (*now, max(found - 1, until if same else 0))
         return found
 
     def next_event(self, state: TrainState, most: int = FAR) -> int:
         step = int(state.counters.step)
         return max(1, min(most, self.upcoming(state, step + most) - step))
+
+    # -- inner steps ----------------------------------------------------------------------------
+
+    def inner_steps(self, state: TrainState, steps: Steps) -> Ran:
+        """As `Loop.inner_steps`; payloads in flight are exchanged beside the steps."""
+        if self.measurements is not None:
+            self.measurements.starts()
+        block, beside = steps.block, self.programs.concurrent
+        if beside is None or steps.single or block.stride is not None:
+            return made_steps(self.programs, state, steps)
+        # Payloads in flight whose collectives are still to be done.
+        waiting = {
+            key: flight
+            for key, flight in in_send_order(state.in_flight)
+            if flight.brought is None and not flight.anchor_updated
+        }
+        if not waiting:
+            return made_steps(self.programs, state, steps)
+        payloads = [
+            (beside.kind(self._like[int(f.fragment)], int(f.level)), f.payload, f.weight)
+            for f in waiting.values()
+        ]
+        given = (state.inner, state.frozen, block.batches, steps.keys, steps.active)
+        (inner, metrics), brought = beside(given, np.int32(block.steps), payloads)
+        exchanged = {
+            key: dataclasses.replace(flight, brought=buffers)
+            for (key, flight), buffers in zip(waiting.items(), brought)
+        }
+        in_flight = {**state.in_flight, **exchanged}
+        return Ran(state.replace(inner=inner, in_flight=in_flight), metrics, [], steps.pace)
+
+    # -- what is due ----------------------------------------------------------------------------
 
     def after(
         self, state: TrainState, steps: int, mask: np.ndarray
@@ -234,101 +331,31 @@ class EventLoop(Loop):
         """Do all that is due up to the counters' step, in order, as far as others are reached.
 
         What an outage has put off is done as if the regions here had been absent: what they have
-        trained meanwhile is not undone, and is in their next send. The counters are those of the
-        step, so that no result depends on how late it is done.
+        trained meanwhile is not undone, and is in their next send. They adopt nothing there. The
+        counters are those of the step, so that no result depends on how late it is done.
+
+        Args:
+          mask: bool `[R]`: who takes part in what is sent after the newest step.
+          events: gets those of what is done.
         """
         now, nobody = int(state.counters.step), np.zeros_like(mask)
         with self.carrier.running(self, state):
-            while (at := self.upcoming(state, now)) <= now:
-                who = mask if at == now else nobody
-                past = as_of(state, at, behind=1)
-                state, done = self.events_at(past, who, at == now, events)
-                state = with_step(state, now, behind=now - at + (not done))
-                if not done:
-                    return state
+            while (step := self.upcoming(state, now)) <= now:
+                in_time, begun, crossed = step == now, False, False
+                who = mask if in_time else nobody
+                state = as_of(state, step, behind=1)
+                while stage := self.acts(state, step, crossed, away=not who.any()):
+                    if not self.carrier.reach(self, state, stage, begun):
+                        return with_step(state, now, behind=now - step + 1)
+                    state, begun = self.do(state, stage, who, in_time, events), True
+                    crossed |= isinstance(stage[0], Move)
+                if self.schedule.remembers:
+                    landings = [e for e in events if e.kind == "land" and e.step == step]
+                    decided = self.schedule.decide(step, state.counters, landings)
+                    state.counters.decided = state.counters.decided if decided is None else decided
+                self.carrier.done(self, state, in_time)
+                state = with_step(state, now, behind=now - step)
         return with_step(state, now, behind=0)
-
-    # -- inner steps ----------------------------------------------------------------------------
-
-    def inner_steps(self, state: TrainState, steps: Steps) -> Ran:
-        """As `Loop.inner_steps`; payloads in flight are exchanged beside the steps."""
-        if self.measurements is not None:
-            self.measurements.starts()
-        block, programs, n = steps.block, self.programs, np.int32(steps.block.steps)
-        pace = {} if steps.active is None else {"active": steps.active}
-        given = (state.inner, state.frozen, block.batches, steps.keys, steps.active)
-        if block.stride is not None:
-            inner, metrics = programs.inner_program(*given, n, np.int32(block.stride))
-            metrics = first_step(metrics) if steps.single else metrics
-            return Ran(state.replace(inner=inner), metrics, [], pace)
-        beside = None if steps.single else programs.concurrent
-        # Payloads in flight whose collectives are still to be done.
-        sent = {} if beside is None else dict(in_send_order(state.in_flight))
-        waiting = [k for k, f in sent.items() if f.brought is None and not f.anchor_updated]
-        if not waiting:
-            inner, metrics = programs.inner_program(*given, n, single=steps.single)
-            return Ran(state.replace(inner=inner), metrics, [], pace)
-        flights = [sent[key] for key in waiting]
-        kinds = [beside.kind(self._like[int(f.fragment)], int(f.level)) for f in flights]
-        payloads = [(kind, f.payload, f.weight) for kind, f in zip(kinds, flights)]
-        (inner, metrics), brought = beside(given, n, payloads)
-        exchanged = {
-            key: dataclasses.replace(flight, brought=buffers)
-            for key, flight, buffers in zip(waiting, flights, brought)
-        }
-        in_flight = {**state.in_flight, **exchanged}
-        return Ran(state.replace(inner=inner, in_flight=in_flight), metrics, [], pace)
-
-
-class SyncLoop(EventLoop):
-    """The loop of a schedule's acts.
-
-    Attributes:
-      adopting: where it repeats a run of separate jobs, in which not all who took part adopt: step
-        of a send -> bool `[R]`, who adopted the resulting anchor. None = all.
-    """
-
-    def __init__(
-        self, programs: RoundPrograms, weights: str | np.ndarray, carrier: Carrier | None = None
-    ):
-        super().__init__(programs, weights, carrier)
-        self.adopting: Callable[[int], np.ndarray] | None = None
-        self._delay = delay_per_region(self.schedule.delay, self.count)
-        self._averaged = list(programs.averaged())
-        self._takes_own_parts = self.method.takes_own_parts
-        count, apart = len(self.fragments), self.method.rules_differ
-        self._lands_by_rule = [self.method.landing_of(p) is not None for p in range(count)]
-        self._rules = [p if apart else 0 for p in range(count)]  # of `RoundFunctions.rules_K`
-
-    # -- acts -----------------------------------------------------------------------------------
-
-    def acts(
-        self, state: TrainState, step: int, crossed: bool = False, away: bool = False
-    ) -> Stage:
-        """The stage that is still to be done after a step (`Schedule.acts`)."""
-        flights, agreed = in_send_order(state.in_flight), self.carrier.agreed(self, state)
-        view = View(state.counters, flights, self.count, crossed, away, agreed)
-        asked = self.schedule.acts if agreed is None else self.schedule.acts_by_rounds
-        return asked(step, view)
-
-    def is_due(self, state: TrainState, step: int) -> bool:
-        return self.by_rounds or bool(self.acts(state, step))
-
-    def events_at(
-        self, state: TrainState, mask: np.ndarray, in_time: bool, events: list[Event]
-    ) -> tuple[TrainState, bool]:
-        step, begun, crossed = int(state.counters.step), False, False
-        while stage := self.acts(state, step, crossed, away=not mask.any()):
-            if not self.carrier.reach(self, state, stage, begun):
-                return state, False
-            state, begun = self.do(state, stage, mask, in_time, events), True
-            crossed |= isinstance(stage[0], Move)
-        if self.schedule.remembers:
-            landings = [e for e in events if e.kind == "land" and e.step == step]
-            decided = self.schedule.decide(step, state.counters, landings)
-            state.counters.decided = state.counters.decided if decided is None else decided
-        self.carrier.done(self, state, in_time)
-        return state, True
 
     def do(
         self,
@@ -341,7 +368,8 @@ class SyncLoop(EventLoop):
         """Do a stage: all moves of the anchor come before the adoptions.
 
         Args:
-          mask, in_time: as in `events_at`.
+          mask: bool `[R]`: who takes part in what is sent.
+          in_time: whether it is the newest step. Else regions have trained on, and adopt nothing.
         """
         step, landed = int(state.counters.step), {}
         crossings = [a for a in stage if isinstance(a, Adopt) and a.fresh is not None]
@@ -524,8 +552,19 @@ class SyncLoop(EventLoop):
             elif fresh is not None or late.sent < state.counters.step:
                 own = own_parts(late, fresh)
         told, values = self.told(state, fresh if act.key is None else late), {}
+        p, if_news = int(arrived.fragment), end is not None
         for one in self._one_by_one(arrived):
-            state, values = self.update_anchor(state, one, told, own, end is not None)
+            norms = one.header.get("norms")
+            held, values = self.programs.outer_program(
+                self._held(state, p),
+                Contributions(one.payload, one.weight, one.brought, self._counted(one), own, norms),
+                self._rows[p],
+                told,
+                if_news=if_news,
+                level=int(one.level),
+                rules=self._rules[p],
+            )
+            state = with_anchor(state, p, held)
         if self.measurements is not None and end is None:
             state = self.measurements.landed(state, arrived, values)
         return state, values | times
@@ -567,8 +606,6 @@ class SyncLoop(EventLoop):
         lands = act.regions if in_time else np.zeros_like(act.regions)
         if act.fresh is None:
             lands = lands & flight.takes_part
-            if self.adopting is not None and not ends:
-                lands = lands & self.adopting(int(flight.sent))
         if lands.any() or not self.by_rounds:  # most arrivals are of others
             state = self.adopt(state, p, flight, lands, step)
         values = values if ends else {**values, **self._measured_by(state.landing[p])}
@@ -600,47 +637,17 @@ class SyncLoop(EventLoop):
         stage = self.schedule.landings(step, View(state.counters, flights, self.count))
         return self.do(state, stage, np.ones(self.count, bool), True, events)
 
-    def update_anchor(
-        self, state: TrainState, flight: InFlight, told, own=None, if_news: bool = False
-    ) -> tuple[TrainState, dict[str, Any]]:
-        """Move the anchor by a payload.
-
-        Args:
-          told: keywords of the outer rule (`told`).
-
-        Returns:
-          (state, device metrics).
-        """
-        p = int(flight.fragment)
-        personal = self.method.codec is not None and self.method.codec.personal
-        codec = state.codec[p] if personal else None
-        counted = None  # as weights say
-        if personal and self.separate:
-            counted = np.asarray(flight.weight)[list(self.programs.setup.here)] > 0
+    def _held(self, state: TrainState, p: int) -> AnchorState:
+        """What an outer step of fragment p replaces."""
+        codec = state.codec[p] if self._personal else None
         merge = None if self.method.merge is None else state.merge[p]
-        held, values = self.programs.outer_program(
-            AnchorState(self.fragments.leaves(state.anchor, p), state.outer[p], codec, merge),
-            Contributions(
-                flight.payload,
-                flight.weight,
-                flight.brought,
-                counted,
-                own,
-                flight.header.get("norms"),
-            ),
-            self._rows[p],
-            told,
-            if_news=if_news,
-            level=int(flight.level),
-            rules=self._rules[p],
-        )
-        outer, anchor = with_item(state.outer, p, held.outer), {**state.anchor, **held.anchor}
-        state = state.replace(anchor=anchor, outer=outer)
-        if personal:
-            state = state.replace(codec=with_item(state.codec, p, held.codec))
-        if merge is not None:
-            state = state.replace(merge=with_item(state.merge, p, held.merge))
-        return state, values
+        return AnchorState(self.fragments.leaves(state.anchor, p), state.outer[p], codec, merge)
+
+    def _counted(self, flight: InFlight) -> np.ndarray | None:
+        """`Contributions.counted`: between jobs a payload has weights of regions elsewhere, too."""
+        if not (self._personal and self.separate):
+            return None
+        return np.asarray(flight.weight)[list(self.programs.setup.here)] > 0
 
     def told(self, state: TrainState, flight: InFlight) -> dict[str, np.int32]:
         """Keywords of the outer and landing rules for a payload that lands, int32.
@@ -716,6 +723,17 @@ class SyncLoop(EventLoop):
         self, state: TrainState, participants: AtTheEnd = None
     ) -> tuple[TrainState, list[Event]]:
         return finish(self, state, participants)
+
+
+def with_anchor(state: TrainState, p: int, held: AnchorState) -> TrainState:
+    """The state with what an outer step has made of fragment p."""
+    outer, anchor = with_item(state.outer, p, held.outer), {**state.anchor, **held.anchor}
+    state = state.replace(anchor=anchor, outer=outer)
+    if held.codec is not None:
+        state = state.replace(codec=with_item(state.codec, p, held.codec))
+    if held.merge is not None:
+        state = state.replace(merge=with_item(state.merge, p, held.merge))
+    return state
 
 
 def not_counted(state: TrainState, flight: InFlight) -> TrainState:

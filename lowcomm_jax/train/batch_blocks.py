@@ -196,12 +196,6 @@ def _write(staged: PyTree, batch: PyTree, step: int, stride: int) -> None:
     jax.tree.map(write, staged, batch)
 
 
-@jax.jit
-def first_step(metrics: PyTree) -> PyTree:
-    """Metrics `[R]` of the first step of a block."""
-    return jax.tree.map(lambda x: x[:, 0], metrics)
-
-
 def repeated(batch: PyTree, samples: int) -> PyTree:
     """The first sample of a host batch `[R, b, ...]`, `samples` times."""
     return jax.tree.map(lambda x: np.repeat(np.asarray(x)[:, :1], samples, axis=1), batch)

@@ -396,7 +396,7 @@ def where_active(active: jax.Array | None, new: Inner, old: Inner, metrics: dict
 
 
 def squeeze(log: PyTree) -> PyTree:
-    """Metrics `[R]` of a block of one step."""
+    """Metrics `[R]` of the first step of a block."""
     return jax.tree.map(lambda x: x[:, 0], log)
 
 

@@ -9,6 +9,8 @@ from regions.party import until
 from regions.test_same_numbers import METHODS
 from regions.together import batches, engine, rows, values
 
+from experiments.faults.simulated import Replayed
+
 STEPS, AWAY = 60, 9
 ALONE = AWAY + 24  # several periods
 
@@ -79,6 +81,6 @@ def one_process(name, jobs):
     with jax.numpy_dtype_promotion("standard"):
         one = engine(METHODS[name](), len(jobs))
         state = one.init(oracle.make_params())
-        one.sync_loop(state).adopting = adopted.__getitem__
+        one.sync_loop(state).carrier = Replayed(adopted.__getitem__)
         state, _ = one.run(state, batches(STEPS, len(jobs)), counted.get)
         return (values(state), values(one.finish(state))), counted

@@ -44,6 +44,8 @@ class Counters:
 class State:
     counters: Counters = dataclasses.field(default_factory=Counters)
     in_flight: dict = dataclasses.field(default_factory=dict)
+    anchor: dict = dataclasses.field(default_factory=dict)
+    outer: tuple = ((), ())
     codec: tuple = ("of fragment 0", "of fragment 1")
 
     def replace(self, **changes):
@@ -93,37 +95,45 @@ class Notes(Exchange):
         return lambda *given, **more: self.calls.append((name, *given, *more.values()))
 
 
+class Asked(JobCarrier):
+    """A carrier that notes how patient it is in each stage."""
+
+    def reach(self, loop, state, stage, begun):
+        reached = super().reach(loop, state, stage, begun)
+        loop.patience.append(self._patience_s)
+        return reached
+
+
 class Loop(SyncLoop):
     """Events are due after every third step, and done while the others can be reached."""
 
     def __init__(self, reachable=True):
         self.exchange = Notes(reachable)
-        self.carrier = JobCarrier(self.exchange, method(shared=False))
-        self.done, self.sends, self._quiet = [], lambda step: True, (None, None, None, 0)
+        self.carrier = Asked(self.exchange, method(shared=False))
+        self.asked, self.done, self.over = [], [], 0
+        self.sends, self._quiet = lambda step: True, (None, None, None, 0)
         self.schedule, self.fragments, self.count = Staggered(6, 2), None, 1
-        self.patience = []
+        self.by_rounds, self.patience = False, []
 
     @property
     def pacing(self):
         return self.carrier.pacing
 
-    def is_due(self, state, step):
-        return step % 3 == 0
+    def acts(self, state, step, crossed=False, away=None):
+        if step % 3 or self.over == step:
+            return ()
+        if away is not None:  # not only asked when it is due
+            self.asked.append((step, not away, int(state.counters.behind)))
+        return (Send((0,)),)
 
-    def events_at(self, state, mask, in_time, events):
-        counters = state.counters
-        self.done.append((int(counters.step), bool(mask[0]), in_time, int(counters.behind)))
-        reached = self.carrier.reach(self, state, (Send((0,)),), False)
-        self.patience.append(self.carrier._patience_s)
-        if not reached:
-            return state, False
-        counters = counters.copy()
+    def do(self, state, stage, mask, in_time, events):
+        counters = state.counters.copy()
+        self.over = int(counters.step)
+        self.done.append((self.over, bool(mask[0]), in_time))
         if self.sends(counters.step):
             counters.last_sent[0] = counters.step
             counters.sends = np.add(counters.sends, [1, 0])
-        state = state.replace(counters=counters)
-        self.carrier.done(self, state, in_time)
-        return state, True
+        return state.replace(counters=counters)
 
     def calls(self):
         """What was asked of the exchange, but for telling of progress."""
@@ -136,7 +146,7 @@ def test_what_is_due_is_done_with_the_others():
     assert loop.done == [] and state.counters.behind == 0
     assert loop.exchange.calls == [("beat", None, 2)]
     state = loop.run_due(state.at(3), ME, [])
-    assert loop.done == [(3, True, True, 1)] and loop.calls() == []
+    assert loop.asked == [(3, True, 1)] and loop.done == [(3, True, True)] and loop.calls() == []
     assert (state.counters.step, state.counters.behind, loop.pacing.first) == (3, 0, None)
 
 
@@ -148,13 +158,15 @@ def test_what_is_due_while_nobody_can_be_reached_is_made_up_for_as_if_absent():
     for step in (4, 8):
         state = loop.run_due(state.at(step), ME, [])
         assert (state.counters.step, state.counters.behind) == (step, step - 3 + 1)
-    assert loop.done[1:] == [(3, False, False, 1)] * 2 and loop.pacing.last[0] == 8
-    loop.done.clear(), loop.exchange.calls.clear(), loop.patience.clear()
+    assert loop.asked[1:] == [(3, False, 1)] * 2 and loop.pacing.last[0] == 8
+    assert loop.done == []
+    loop.asked.clear(), loop.exchange.calls.clear(), loop.patience.clear()
     loop.exchange.is_reachable = True
     loop.carrier.pacing = SimpleNamespace(first=(3, 0.0), patience_s=lambda steps: 10.0 * steps)
     state = loop.run_due(state.at(9), ME, [])
-    late = [(step, False, False, 1) for step in (3, 6)]
-    assert loop.done == [*late, (9, True, True, 1)] and state.counters.behind == 0
+    assert loop.asked == [(3, False, 1), (6, False, 1), (9, True, 1)]
+    assert loop.done == [(3, False, False), (6, False, False), (9, True, True)]
+    assert state.counters.behind == 0
     assert loop.calls() == [("fetch_ahead", 4, 9 - 3 + 1, 2), ("forget_ahead",)]
     # By the steps since that of the first deferral.
     assert loop.patience == [10.0, 30.0, 30.0] and loop.carrier._patience_s == 0.0
@@ -226,7 +238,7 @@ def test_sends_that_were_missed(step, sent, now, missed):
 def test_what_was_read_ahead_is_let_go_of_whatever_happens():
     loop = Loop()
     loop.pacing.deferred(3)
-    loop.events_at = lambda *_: 1 / 0
+    loop.do = lambda *_: 1 / 0
     with pytest.raises(ZeroDivisionError):
         loop.run_due(State().at(4), ME, [])
     assert loop.exchange.calls[-1] == ("forget_ahead",)
@@ -536,15 +548,17 @@ class Moves(SyncLoop):
     """Notes what rules are told."""
 
     def __init__(self, arrived):
-        self._takes_own_parts = self.by_rounds = False
-        self.measurements = None
-        self.method, self.seen = SimpleNamespace(base="anchor"), []
+        self._takes_own_parts = self._personal = self.by_rounds = False
+        self.measurements, self._rows, self._rules = None, [None, None], [0, 0]
+        self.method, self.seen = SimpleNamespace(base="anchor", merge=None), []
+        self.fragments = SimpleNamespace(leaves=lambda tree, p: tree)
+        self.programs = SimpleNamespace(outer_program=self.outer_program)
         self.carrier = JobCarrier(Exchange(), method())
         self.carrier.collect = lambda loop, state, *_: (state, Collected(arrived, None, {}))
 
-    def update_anchor(self, state, flight, told, own=None, if_news=False):
+    def outer_program(self, held, sent, rows, told, **static):
         self.seen.append({name: int(x) for name, x in told.items()})
-        return state, {}
+        return held, {}
 
 
 @pytest.mark.parametrize("counted", [(1, 1, 1), (0, 1, 1), (0, 0, 1)])

@@ -135,13 +135,13 @@ def test_its_collectives_leave_the_anchor_update(monkeypatch):
     state = one.engine.init(one.start)
     kept = []
     loop = one.engine.sync_loop(state)
-    moved = loop.update_anchor
+    moved = loop.move
 
-    def watched(state, flight, *args, **kwargs):
-        kept.append(flight.brought is not None)
-        return moved(state, flight, *args, **kwargs)
+    def watched(state, act, *args, **kwargs):
+        kept.append(state.in_flight[act.key].brought is not None)
+        return moved(state, act, *args, **kwargs)
 
-    monkeypatch.setattr(loop, "update_anchor", watched)
+    monkeypatch.setattr(loop, "move", watched)
     one.run(state, 1, 16)
     assert len(kept) > 3 and all(kept)
 

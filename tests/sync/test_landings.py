@@ -9,6 +9,7 @@ import optax
 from params.tiny_runs import R, engine
 
 import lowcomm_jax as lc
+from experiments.faults.simulated import Replayed
 from lowcomm_jax.sync.finish import finish
 
 START = {"w": np.float32([1.0, -2.0])}
@@ -50,7 +51,7 @@ def test_an_asynchronous_payload_is_as_old_as_the_anchor_it_was_measured_against
 def test_in_a_replayed_run_those_adopt_that_adopted_in_it():
     one = engine(square_loss, lc.methods.diloco(2))
     state = one.init(START)
-    one.sync_loop(state).adopting = lambda sent: np.array([sent == 4, True, False])
+    one.sync_loop(state).carrier = Replayed(lambda sent: np.array([sent == 4, True, False]))
     for t in range(1, 5):
         state, _ = one.step(state, {"x": np.float32([[1.0], [2.0], [t]])})
         if t in (2, 4):
@@ -62,7 +63,7 @@ def test_a_replayed_boundary_is_adopted_by_all_who_sent_there():
     """Who was absent there has not sent: what became of the round before decides nothing."""
     one = engine(square_loss, lc.methods.delayed_diloco(2))
     state = one.init(START)
-    one.sync_loop(state).adopting = lambda sent: np.array([True, sent != 2, True])
+    one.sync_loop(state).carrier = Replayed(lambda sent: np.array([True, sent != 2, True]))
     batch = {"x": np.float32([[1.0], [2.0], [3.0]])}
     state, record = one.run(state, [batch] * 4)
     landings = [e for row in record.rows() for e in row["events"] if e["kind"] == "land"]
