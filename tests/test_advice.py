@@ -20,6 +20,7 @@ from params.tiny_runs import X, engine
 
 import lowcomm_jax as lc
 from experiments.cli import fields, load_config, model_section
+from experiments.config import base
 from lowcomm_jax import exchange
 from lowcomm_jax.aot.targets import Target
 
@@ -263,6 +264,11 @@ def section_of_a_model(code):
     assert eval(code.replace(PLACE, "'own_models:pairs'"), bound).name == "own_models:pairs"
 
 
+def config_of_a_method(code):
+    text = code.replace(PLACE, "'diloco'", 1).replace(PLACE, "{'period': 7}")
+    assert eval(text, {"base": base}).method.period == 7
+
+
 def of_a_target(code):
     assert callable(getattr(Target, code.split(".")[1].partition("(")[0]))
 
@@ -294,6 +300,7 @@ EXECUTED = {
     "x.astype(jnp.float32)": array,
     "target.mesh(...)": of_a_target,
     f"model_section({PLACE})": section_of_a_model,
+    f"base({PLACE}, **{PLACE})": config_of_a_method,
 }
 
 
