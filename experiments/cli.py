@@ -138,13 +138,13 @@ def named_function(
 
 
 def plain_type(hint: Any, other: type = str) -> type:
-    """The type that a field without a value takes its text as: that of `float | None` is float.
+    """The type that a field without a value takes its text as: the first plain one of its hint.
 
     Args:
       other: where the hint names no plain type.
     """
     kinds = typing.get_args(hint) or (hint,)
-    return next((kind for kind in (int, float, bool, str) if kind in kinds), other)
+    return next((kind for kind in kinds if kind in (int, float, bool, str)), other)
 
 
 def model_section(name: str, **settings: Any) -> ml_collections.ConfigDict:

@@ -1,6 +1,7 @@
 """Strict JAX settings for every test, eight virtual CPU devices, programs compiled once."""
 
 import atexit
+import collections
 import contextlib
 import gc
 import os
@@ -37,6 +38,7 @@ import jax  # noqa: E402  (it reads the environment)
 import pytest  # noqa: E402
 from contract import is_contract  # noqa: E402
 from jax._src import xla_bridge  # noqa: E402
+from jax._src.dispatch import JAXPR_TO_MLIR_MODULE_EVENT  # noqa: E402
 from slow_variants import is_slow  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -82,14 +84,12 @@ def pytest_collection_finish(session):
     gc.set_threshold(50_000)
 
 
-LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"  # an event of JAX for each program
 HELD = 250  # programs: each holds 1.2 MB
-_lowered: list[float] = []
+_events = collections.Counter()
 
 
 def _count(event, seconds, **_):
-    if event == LOWERED:
-        _lowered.append(seconds)
+    _events[event] += 1
 
 
 jax.monitoring.register_event_duration_secs_listener(_count)
@@ -103,8 +103,8 @@ def caches():
     at first and 40 ms beside 2,400 others, by ``jax.jit(lambda x: 2 * x)(x)`` on two cores.
     """
     yield
-    if len(_lowered) > HELD:
-        _lowered.clear()
+    if _events[JAXPR_TO_MLIR_MODULE_EVENT] > HELD:
+        _events.clear()
         jax.clear_caches()
 
 

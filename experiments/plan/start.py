@@ -20,8 +20,8 @@ def train_fields(request: PlanRequest, row: PlanRow) -> tuple[dict[str, Any] | N
     """Dotted fields of a training config for a planned method.
 
     Returns:
-      (fields that differ from those of the file that the field `config` names, ""), or (None, why
-      there is no such config).
+      (fields that differ from those of the file that the field `config` names, or where there is
+      none from those of every config, ""), or (None, why there is no such config).
     """
     fields, work, method = request.fields, request.work, row.method
     name = method.preset
@@ -38,6 +38,8 @@ def train_fields(request: PlanRequest, row: PlanRow) -> tuple[dict[str, Any] | N
             f"give --config.tokens_per_step={whole}"
         )
     factory = FACTORIES[name].__name__
+    if method.inner is not None and not has_config(_UNSCRIPTED.get(factory, factory)):
+        return None, f"{name} has an inner optimizer of its own, and no config that names it"
     found = {
         "config": _UNSCRIPTED.get(factory, factory),
         "method.name": factory,

@@ -4,7 +4,7 @@ In: a `Workload` (model, tokens, network) and methods. Out: `plan` gives one `Pl
 `search` the best settings under a bound on the loss. Nothing is compiled or run.
 
 - `dry_run`: events and bytes, from the engine's own loop on shapes;
-- `methods`: rows, and names of published figures;
+- `methods`: rows, and how they are made;
 - `shapes`: abstract models; `memory`: bytes a device;
 - `dag`: the layer-level time model;
 - `expected_loss`: scaling laws and published penalties;

@@ -129,7 +129,7 @@ class PlanMethod:
         return [f"{self.name}: {line}" for line in found]
 
 
-# -- names under which figures were published ------------------------------------------------------
+# -- how rows are made -----------------------------------------------------------------------------
 
 # `allreduce` is another name for DDP, the method that all others are compared with.
 FACTORIES: dict[str, Callable[..., methods.Method]] = {"allreduce": methods.ddp} | methods.NAMES

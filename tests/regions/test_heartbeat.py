@@ -6,6 +6,7 @@ And what a region makes of the beats that it reads, looked at one by one.
 import time
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from regions.faults import vanish
 from regions.party import KINDS, at_once, rounds, until
@@ -74,7 +75,7 @@ def test_who_gives_no_times_has_those_of_its_url(kind, tmp_path):
 
 
 def test_a_death_in_a_shared_folder_is_seen_within_two_seconds(watch):
-    """Where beats come as they should: every 0.4 s, here in looks of 0.25 s."""
+    """Where beats come as they should: every second look of 0.25 s."""
     assert watch(Timing.between("file:///x"), [2] * 6) < 2.0
 
 
@@ -85,7 +86,9 @@ def test_a_death_in_a_shared_folder_is_seen_by_the_job_itself(store_party):
     time.sleep(2.0)  # beats come quickly at first
     vanish(regions[1])
     until(lambda: regions[0].steps().keys() == {0})
-    assert regions[0]._context.heartbeat._seen[1].silent_s >= 1.6, "and no sooner"
+    seen = regions[0]._context.heartbeat._seen[1]
+    assert seen.silent_s >= 1.6, "and no sooner"
+    assert np.median(seen.gaps_s) < 1.5, "beats come every 0.4 s, of which some may be late"
 
 
 def test_eight_regions_exchange_and_two_die(store_party):

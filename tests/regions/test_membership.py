@@ -46,8 +46,8 @@ def test_who_waits_in_another_run_is_told_in_what_it_differs(party, monkeypatch,
     assert f"region 0 still waits for the others; {told}" in caplog.text
 
 
-def test_a_dead_region_is_left_out_within_its_time(party):
-    """And not at the deadline for those that live, which is ten minutes away."""
+def test_a_dead_region_is_left_out_before_the_deadline(party):
+    """That is for those that live, and ten minutes away."""
     regions = party.run(3)
     vanish(regions[1])
     began = time.monotonic()

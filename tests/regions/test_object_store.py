@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from regions.faults import vanish
 from regions.object_store import BUCKET, Proxy, at_random, s3_server
-from regions.party import KINDS, TIMING, Party, at_once, check, land, rounds, send, until
+from regions.party import KINDS, Party, at_once, check, land, rounds, send, until
 
 from lowcomm_jax import exchange
 from lowcomm_jax.planner.requests import requests_a_round
@@ -137,12 +137,9 @@ def test_regions_exchange_and_one_dies_and_comes_back(folder, kind):
                 check(arrived, 3, range(3), number)
         vanish(regions[1])
         alive = [regions[0], regions[2]]
-        began = time.monotonic()
         send(alive, "alone", 2)
         for arrived in land(alive, "alone"):
             check(arrived, 3, [0, 2], 2)
-        # The longest that `patience_s` waits for one whose heartbeats a busy machine has delayed.
-        assert time.monotonic() - began < 16 * TIMING.dead_after_s + 60
         again = party.region(1, 3)
         again.join(20.0)
         again.want_state()

@@ -393,12 +393,13 @@ def test_a_real_run_is_as_planned(name, root, tmp_path):
         assert lines[what].ratio == pytest.approx(1.0, abs=0.1), what
 
 
-def test_a_method_without_a_config_of_its_own_starts_a_run(tmp_path, monkeypatch):
+def test_a_run_can_start_of_a_method_without_a_config_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setattr(start, "has_config", lambda name: False)
     row = {"preset": "streaming_diloco", "fragments": 2, "stalls": True}
     answered(small({"mine": row}, tokens=4e6), tmp_path)
     assert "from configs" not in (tmp_path / "mine.py").read_text()
     started, problems = load_config(str(tmp_path / "mine.py"), [])
+    assert problems == [] and resolve(started, tmp_path / "run")
     method, found = make_method(plain(started)["method"])
-    assert problems == found == [] and method.schedule.fragments == 2
+    assert found == [] and method.schedule.fragments == 2
     assert (method.codec.name, method.schedule.period) == ("e3m0", 100)

@@ -13,7 +13,7 @@ from lowcomm_jax import compression
 from lowcomm_jax.models import PRESETS, build
 from lowcomm_jax.params.fragments import partition, path_name
 from lowcomm_jax.planner.dry_run import Scenario
-from lowcomm_jax.planner.plan import dry_run
+from lowcomm_jax.planner.plan import rehearsed
 
 SIZES = {"layers": 2, "width": 8, "mlp_width": 32, "heads": 2, "kv_heads": 2, "head_dim": 4}
 SIZES |= {"vocab_size": 50, "mlp": "gelu"}
@@ -72,7 +72,7 @@ def planned_mixture(rows):
 
 def sent(row, work):
     """Bytes of each payload that leaves in the measured periods of a dry run."""
-    played = dry_run(row, work)
+    played = rehearsed(row, work).play()
     return [s.nbytes for s in played.sends if played.warm < s.step <= played.steps]
 
 
@@ -124,7 +124,7 @@ def test_what_a_run_would_measure_is_a_field():
     assert "measured ranks 1; fragments change 9, 1, 1;" in told.work.scenario.text()
 
     def fragments(request):
-        return [s.fragment for s in dry_run(request.methods[0], request.work).sends]
+        return [s.fragment for s in rehearsed(request.methods[0], request.work).play().sends]
 
     assert fragments(told).count(0) > fragments(usual).count(0)
 

@@ -274,7 +274,7 @@ def test_no_problem_hides_another(tmp_path):
         ({"weights": "0.5,{x}"}, "weights='0.5,{x}': use equal"),
     ],
 )
-def test_absurd_values_are_one_line_at_once(overrides, line, tmp_path):
+def test_absurd_values_are_one_line_and_nothing_is_made_of_them(overrides, line, tmp_path):
     config = base("diloco", period=7)
     config.mesh.region, config.mesh.fsdp = 1, 1
     config.update_from_flattened_dict(overrides)
