@@ -170,9 +170,13 @@ def one_of(name: str, value: Any, allowed: Collection[Any]) -> str | None:
     return f"{name}={value!r} {is_unknown(value, allowed, 'choose one of')}"
 
 
-def choices(settings: Any) -> list[str | None]:
-    """What is wrong with the fields of a dataclass that are typed as a `Literal`."""
-    hints = get_type_hints(type(settings)).items()
+def choices(kind: type, settings: Any) -> list[str | None]:
+    """What is wrong with the fields that a dataclass `kind` types as a `Literal`.
+
+    Args:
+      settings: of this class or of one that is made of it, whose own fields are not looked at.
+    """
+    hints = get_type_hints(kind).items()
     typed = [(name, get_args(hint)) for name, hint in hints if get_origin(hint) is Literal]
     return [one_of(name, getattr(settings, name), allowed) for name, allowed in typed]
 

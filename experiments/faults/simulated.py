@@ -100,7 +100,8 @@ class Replayed(MeshCarrier):
     """The carrier of a run that repeats one of jobs, of which some kept their own values.
 
     Args:
-      adopted: step of a send -> bool `[R]`, who adopted the resulting anchor.
+      adopted: step of a send -> bool `[R]`, who adopted the resulting anchor; of what lands at
+        the end, too.
     """
 
     def __init__(self, adopted: Callable[[int], np.ndarray]):

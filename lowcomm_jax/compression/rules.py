@@ -211,7 +211,7 @@ class PerTensor(Codec):
         for codec in (self.default, *(codec for _, codec in self.rules)):
             if not isinstance(codec, UnitCodec | LeafCodec):
                 problems.append(f"{codec!r} codes no leaf: give a UnitCodec or a LeafCodec")
-        refuse("PerTensor", problems + choices(self))
+        refuse("PerTensor", problems + choices(PerTensor, self))
 
     @property
     def name(self) -> str:

@@ -73,8 +73,8 @@ class Matrix(NamedTuple):
           classes: their numbers, not all 256.
 
         Returns:
-          fp32 `[L, 1, 1, classes]` each. On CPUs, where compilers add in an order that depends on
-          the layout, values of a unit are added in its order.
+          fp32 `[L, groups, 1, classes]` each, groups as of `total`. On CPUs, where compilers add in
+          an order that depends on the layout, values of a unit are added in its order.
         """
         if self.real is not None:
             nowhere = next(number for number in range(256) if number not in classes)

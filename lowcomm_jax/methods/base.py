@@ -262,13 +262,16 @@ class Published:
     inner: optax.GradientTransformation | None = None
 
 
+_PUBLISHED = "published"
+
+
 def published(
     law: Law | None = None, inner: optax.GradientTransformation | None = None, **settings: Any
 ) -> Callable[[Factory], Factory]:
     """Decorator: the factory's `Published`, which `published_by` gives."""
 
     def mark(factory: Factory) -> Factory:
-        vars(factory)["published"] = Published(settings, law, inner)
+        setattr(factory, _PUBLISHED, Published(settings, law, inner))
         return factory
 
     return mark
@@ -276,7 +279,7 @@ def published(
 
 def published_by(factory: Callable[..., Method]) -> Published:
     """What the paper of a factory has published; nothing, unless it says so (`published`)."""
-    return getattr(factory, "published", Published())
+    return getattr(factory, _PUBLISHED, Published())
 
 
 def wire_codec(

@@ -149,8 +149,8 @@ class Rehearsal:
         """Play the method's steady periods.
 
         Args:
-          schedule: None = the method's own. Another one of its class with as many fragments, on
-            which neither programs nor payloads depend, spares what `rehearse` takes.
+          schedule: None = the method's own. Another one of its class, settled and with as many
+            fragments, on which neither programs nor payloads depend, spares what `rehearse` takes.
         """
         method, programs, state = self.method, self.programs, self.state
         if schedule is not None:

@@ -112,12 +112,13 @@ class Workload:
         found = above_zero("tokens", self.tokens) + network_violations(self.network)
         found += above_zero("tokens_per_step", self.tokens_per_step)
         found += whole("microbatch_tokens", self.microbatch_tokens, 0)
-        if self.model.layout is None and self.mesh.get("stage", 1) != 1:
-            found.append(
+        wrong = mesh_violations(self.mesh, self.model.layers)
+        if not wrong and self.mesh.get("stage", 1) > 1 and not self.model.in_stages(self.mesh):
+            wrong.append(
                 f"mesh has {self.mesh['stage']} stages, and no specs say what a stage holds: give "
                 "Workload.of(specs=...) that name 'stage', or use stage=1"
             )
-        return found + mesh_violations(self.mesh, self.model.layers)
+        return found + wrong
 
 
 @dataclass(frozen=True)

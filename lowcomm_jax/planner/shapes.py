@@ -12,7 +12,7 @@ import jax
 from jax.sharding import PartitionSpec as P
 
 from lowcomm_jax.mesh.regions import axis_names
-from lowcomm_jax.mesh.stages import STAGE
+from lowcomm_jax.mesh.stages import STAGE, stage_axis
 from lowcomm_jax.params.fragments import is_stacked, layer_stacks, path_name
 
 if TYPE_CHECKING:
@@ -65,6 +65,13 @@ class Shapes:
     def size(self) -> int:
         """Count all elements."""
         return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(self.tree))
+
+    def in_stages(self, mesh: Mapping[str, int]) -> bool:
+        """Whether stages of this mesh hold parts of the model."""
+        if self.layout is None:
+            return False
+        specs = jax.tree.leaves(self.layout(mesh)[1], is_leaf=lambda x: isinstance(x, P))
+        return any(stage_axis(spec) is not None for spec in specs)
 
     def held(self, mesh: Mapping[str, int]) -> int:
         """Count the elements that one device of a region of this mesh holds."""

@@ -39,7 +39,6 @@ import jax
 
 from lowcomm_jax.mesh.leader import led
 from lowcomm_jax.rounds.agreed_round import AgreedRound
-from lowcomm_jax.rounds.fetch import Fetch
 from lowcomm_jax.rounds.payloads import PayloadGC, begin_copies
 from lowcomm_jax.rounds.request import Arrived, ExchangeRequest, arrange
 from lowcomm_jax.schedule import Admission
@@ -124,7 +123,7 @@ class RoundExchange:
         self._slow = self._told = False  # what was warned of
         self._rounds: dict[int, AgreedRound] = {}  # those that have not landed here
         self._timed = first - 1  # the newest round of which it was noted when its quorum came
-        self._read: set[Fetch] = set()  # of these rounds, those whose seconds were noted
+        self._read: set[tuple[int, int]] = set()  # (round, region), whose seconds were noted
         self._reports: deque[tuple[int, Mapping[str, Any], Mapping[str, Any], int]] = deque()
         self._swept = first
         self._lock, self._looking = threading.Lock(), threading.Lock()
@@ -360,12 +359,14 @@ class RoundExchange:
 
     def _note_reads(self) -> None:
         """Note the seconds of new payloads; warn once where the overlap hides no exchange."""
-        rounds = list(self._rounds.values())
-        here = {x: one for one in rounds for x in list(one.fetches.values()) if x.complete}
-        for fetch, round in here.items():
-            if fetch not in self._read:
-                self.times.note("sync_s", round.write_s + fetch.moved[1])
-        self._read = set(here)
+        open_rounds = list(self._rounds.items())
+        for number, round in open_rounds:
+            for region, fetch in list(round.fetches.items()):
+                if fetch.complete and (number, region) not in self._read:
+                    self._read.add((number, region))
+                    self.times.note("sync_s", round.write_s + fetch.moved[1])
+        numbers = {number for number, _ in open_rounds}
+        self._read = {one for one in self._read if one[0] in numbers}
         step_s = self.times.step_s
         hides = self._overlap > 0 and not self._slow
         if hides and step_s and (self.times.sync_s or 0) > self._overlap * step_s:

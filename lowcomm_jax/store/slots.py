@@ -91,8 +91,11 @@ class Slots:
         return dict(sorted(found.items(), key=lambda one: one[1]))
 
     def remove(self, slot: str) -> None:
-        """Remove a slot's record, with the false ones that have been seen beside it."""
-        for number in sorted({0, *self._taken.get(slot, ())}):
+        """Remove a slot's record, with the false ones that have been seen beside it.
+
+        The lowest goes last: where this fails half-way, a reader still finds what is left.
+        """
+        for number in sorted({0, *self._taken.get(slot, ())}, reverse=True):
             self._store.delete(key_of(slot, number))
         self._taken.pop(slot, None)
 

@@ -36,7 +36,7 @@ class Collected(NamedTuple):
 
 
 class Carrier(Protocol):
-    """What a loop asks for.
+    """What a loop asks for; of a schedule by rounds also `RoundCarrier.agreed`.
 
     Attributes:
       paused: whether the newest step stands before a stage whose payloads are still waited for, so

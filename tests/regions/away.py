@@ -79,8 +79,8 @@ def one_process(name, jobs):
     """What one process ends with, told what happened to the jobs; and who was counted."""
     counted, adopted = happened(jobs)
     with jax.numpy_dtype_promotion("standard"):
-        one = engine(METHODS[name](), len(jobs))
+        one, everyone = engine(METHODS[name](), len(jobs)), np.ones(len(jobs), bool)
         state = one.init(oracle.make_params())
-        one.sync_loop(state).carrier = Replayed(adopted.__getitem__)
+        one.sync_loop(state).carrier = Replayed(lambda step: adopted.get(step, everyone))
         state, _ = one.run(state, batches(STEPS, len(jobs)), counted.get)
         return (values(state), values(one.finish(state))), counted

@@ -35,7 +35,7 @@ class Cast(UnitCodec):
     format: Literal["fp32", "bf16", "fp16"] = "fp32"
 
     def __post_init__(self) -> None:
-        refuse("Cast", choices(self))
+        refuse("Cast", choices(Cast, self))
 
     @property
     def name(self) -> str:

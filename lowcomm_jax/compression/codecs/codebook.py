@@ -54,7 +54,7 @@ class Statistical(UnitCodec):
 
     def __post_init__(self) -> None:
         sigmas = in_range("sigmas", self.sigmas, 0.0, float("inf"), open_low=True)
-        refuse("Statistical", [*choices(self), sigmas])
+        refuse("Statistical", [*choices(Statistical, self), sigmas])
 
     @property
     def name(self) -> str:

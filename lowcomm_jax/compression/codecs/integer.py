@@ -42,7 +42,7 @@ class Integer(UnitCodec):
 
     def __post_init__(self) -> None:
         block = None if self.block is None else at_least("block", self.block, 1)
-        refuse("Integer", [*choices(self), block])
+        refuse("Integer", [*choices(Integer, self), block])
 
     @property
     def name(self) -> str:

@@ -55,7 +55,7 @@ class TopK(UnitCodec):
 
     def __post_init__(self) -> None:
         block = at_least("block", self.block, 1) or in_range("block", self.block, 1, 64)
-        found = [*choices(self), at_least("k", self.k, 1), block]
+        found = [*choices(TopK, self), at_least("k", self.k, 1), block]
         found.append(not_of_units("values", self.values))
         if isinstance(self.values, TopK):
             why = "it sends indices itself: give a codec that sends all"
@@ -79,7 +79,7 @@ class TopK(UnitCodec):
 
     def terms(self, payload: Payload, unit: tuple[int, int]) -> tuple[jax.Array, jax.Array | None]:
         coded, k = dict(payload), min(self.k, math.prod(unit))
-        index = coded.pop("index", None)
+        index = None if self.sends_all(unit) else coded.pop("index")
         kept = self.values.decode(coded, (1, k))[..., 0, :]
         values = put_back(kept, index, unit)
         if self.mean == "regions":
