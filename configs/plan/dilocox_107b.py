@@ -37,7 +37,7 @@ def get_config() -> ConfigDict:
     config.compute_s = 32768 / 3728.0
     config.tokens = 4000 * 32768.0
     config.tokens_per_step = 32768.0
-    config.mesh = ConfigDict({"stage": 8, "fsdp": 10})
+    config.mesh = ConfigDict({"stage": 10, "fsdp": 8})
     config.microbatch_tokens = 2048
     config.remat = True
     config.methods = ConfigDict(

@@ -376,7 +376,7 @@ def dilocox_workload(tokens_per_step: float = 32768.0) -> Workload:
         shared=True,
         name="1 Gbit/s",
     )
-    mesh = {"stage": 8, "fsdp": 10}
+    mesh = {"stage": 10, "fsdp": 8}
     model = decoder_shapes(preset("qwen_107b"))
     return Workload(model, 4000 * tokens_per_step, tokens_per_step, network, mesh)
 
