@@ -116,7 +116,7 @@ class Workload:
         if not wrong and self.mesh.get("stage", 1) > 1 and not self.model.in_stages(self.mesh):
             wrong.append(
                 f"mesh has {self.mesh['stage']} stages, and no specs say what a stage holds: give "
-                "Workload.of(specs=...) that name 'stage', or use stage=1"
+                "specs that name 'stage', or use stage=1"
             )
         return found + wrong
 
