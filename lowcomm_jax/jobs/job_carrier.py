@@ -465,11 +465,11 @@ class JobCarrier:
           Lost: nobody is left to exchange it.
         """
         how = {"members": pending.members, "terms": pending.terms, "reduction": pending.slicing}
-
-        def look() -> Arrived | None:
-            return self.exchange.skip(pending.name, pending.like, **how)
-
-        return wait_for_donors(self.exchange, pending.name, look)
+        self.exchange.start(pending.name, {}, **how, joins=False)
+        wait_for_donors(
+            self.exchange, pending.name, lambda: self.exchange.ready(pending.name) or None
+        )
+        return self.exchange.finish(pending.name, pending.like)
 
     def _collected(self, flight: InFlight, pending: PendingExchange, arrived: Arrived) -> Collected:
         """What came, as the landing program takes it: the rows of this region's group."""

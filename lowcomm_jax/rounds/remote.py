@@ -25,7 +25,7 @@ from lowcomm_jax.rounds.paced_rounds import Like, RoundExchange
 from lowcomm_jax.rounds.payloads import begin_copies
 from lowcomm_jax.rounds.request import Arrived, ExchangeRequest, arrange, problems
 from lowcomm_jax.rounds.slicing import Slicing
-from lowcomm_jax.rounds.two_shot_exchange import TwoShotExchange, averages_of, is_committed
+from lowcomm_jax.rounds.two_shot_exchange import TwoShotExchange, averages_of
 from lowcomm_jax.schedule import Admission
 from lowcomm_jax.store import terms, wire
 from lowcomm_jax.store.commits import Job, name_of
@@ -84,6 +84,7 @@ class RemoteExchange(Membership):
         reduction: Slicing | None = None,
         early: str | None = None,
         patience_s: float = 0.0,
+        joins: bool = True,
     ) -> None:
         """Begin an exchange; returns at once.
 
@@ -99,12 +100,14 @@ class RemoteExchange(Membership):
           early: key that `send_early` was given: its arrays belong to this payload, and whoever is
             counted is counted with both. Not with `reduction`.
           patience_s: wait so many seconds longer than usual for the others.
+          joins: False = only take what the others exchange, once they have; without arrays.
 
         Raises:
           ValueError: lists what is wrong with the arguments.
         """
         self._context.heartbeat.check()
-        given = {"takes_part": takes_part, "terms": terms or {}, "patience_s": patience_s}
+        given = {"takes_part": takes_part and joins, "joins": joins, "terms": terms or {}}
+        given["patience_s"] = patience_s
         request = self._make_request(key, members, arrays, reduction, **given)
         sent = None
         if early is not None:
@@ -118,7 +121,7 @@ class RemoteExchange(Membership):
             sent.take()
         begin_copies(arrays)
         own = self._context.heartbeat.own
-        if not own.awaited or own.wants:
+        if joins and (not own.awaited or own.wants):
             self._context.heartbeat.update(awaited=True, wants=False)
         self._open[key] = self._begin(request, sent)
 
@@ -237,29 +240,6 @@ class RemoteExchange(Membership):
         waited = one.waited + time.monotonic() - began
         ours, times = one.commit.admits(*self._context.heartbeat.job), (one.seconds, waited)
         return arrange(by_region, like, self.count, ours, one.reduced, *times)
-
-    @led
-    def skip(
-        self,
-        key: str,
-        like: dict[str, jax.ShapeDtypeStruct],
-        *,
-        members: tuple[int, ...] | None = None,
-        terms: Mapping[str, Any] | None = None,
-        reduction: Slicing | None = None,
-    ) -> Arrived | None:
-        """Read an exchange that we did not start; None = there is no commit record yet.
-
-        Raises:
-          StoreUnavailable: try again later; and what `finish` raises.
-        """
-        self._context.heartbeat.check()
-        given = {"joins": False, "terms": terms or {}}
-        request = self._make_request(key, members, {}, reduction, **given)
-        if not is_committed(self._context.commit_log, request):
-            return None
-        self._open[key] = self._begin(request)
-        return self.finish(key, like)
 
     @led
     def agreed_terms(self, key: str) -> dict[int, Terms] | None:

@@ -17,7 +17,7 @@ from lowcomm_jax.rounds.fetch import Fetch, slice_piece
 from lowcomm_jax.rounds.payloads import Published
 from lowcomm_jax.rounds.request import ExchangeRequest
 from lowcomm_jax.store import wire
-from lowcomm_jax.store.commits import CommitLog, Job
+from lowcomm_jax.store.commits import Job
 from lowcomm_jax.store.context import ExchangeContext
 from lowcomm_jax.store.errors import Lost, Rejected
 from lowcomm_jax.store.records import Commit
@@ -159,17 +159,6 @@ class TwoShotExchange(AgreedRound):
         slices = {r: slices for r, (_, slices) in split.items()}
         self.reduced = self._slicing.average_all(slices, rest)
         return rest
-
-
-def is_committed(commit_log: CommitLog, request: ExchangeRequest) -> bool:
-    """Whether an exchange is over for its participants: all its commit records exist."""
-    first = commit_log.committed(request.name)
-    if first is None or request.reduction is None or not first.admitted:
-        return first is not None
-    second = commit_log.committed(averages_of(request.name))
-    if second is None or _all_brought(first, second):
-        return second is not None
-    return commit_log.committed(_suffixed(request.name, _WHOLE)) is not None
 
 
 def _all_brought(first: Commit, second: Commit) -> bool:

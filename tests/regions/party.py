@@ -118,6 +118,16 @@ def land(regions: Iterable[exchange.RemoteExchange], key: str) -> list[exchange.
     return at_once(lambda x: x.finish(key, LIKE), regions)
 
 
+def listen_to(
+    one: exchange.RemoteExchange, key: str, like: dict = LIKE, **options
+) -> exchange.Arrived | None:
+    """What the others have exchanged, without a part in it; None = there is no record yet."""
+    if one.agreed_terms(key) is None:
+        return None
+    one.start(key, {}, joins=False, **options)
+    return one.finish(key, like)
+
+
 def rounds(regions: list[exchange.RemoteExchange], first: int, last: int) -> None:
     """Exchange some keys; all of these regions take part, and nobody else."""
     for number in range(first, last):

@@ -4,7 +4,7 @@ import json
 import sys
 import time
 
-from regions.party import KINDS, LIKE, SECRET, payload
+from regions.party import KINDS, LIKE, SECRET, listen_to, payload
 
 from lowcomm_jax import exchange
 from lowcomm_jax.store import wire
@@ -19,7 +19,7 @@ def main(kind: str, url: str, region: int, count: int, last: int) -> None:
     while number < last:
         one.beat(number)
         try:
-            arrived = one.skip(f"{number}", LIKE)
+            arrived = listen_to(one, f"{number}", LIKE)
             if arrived is None:
                 one.start(f"{number}", payload(region, number))
                 arrived = one.finish(f"{number}", LIKE)

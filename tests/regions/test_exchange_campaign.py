@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 from regions.faults import outage, vanish
-from regions.party import LIKE, TIMING, payload, until
+from regions.party import LIKE, TIMING, listen_to, payload, until
 from regions.test_two_shot_exchange import LIKE as BESIDE
 from regions.test_two_shot_exchange import Averaging
 from regions.test_two_shot_exchange import payload as weighted
@@ -60,7 +60,7 @@ class Worker:
     def _exchange(self, number: int) -> exchange.Arrived:
         how = {"reduction": Averaging(COUNT) if self.sliced else None}
         like, make = (BESIDE, weighted) if self.sliced else (LIKE, payload)
-        arrived = self.one.skip(f"{number}", like, **how)
+        arrived = listen_to(self.one, f"{number}", like, **how)
         if arrived is None:
             time.sleep(self.rests + 0.02)  # its inner steps; who catches up makes none
             self.rests = 0.0

@@ -357,12 +357,13 @@ def test_who_only_listens_waits_for_all_but_not_for_a_small_group(members, monke
     """Its members may never exchange: then nothing has come of it, nobody is counted or told."""
     like, heard, seen = {"weight": jax.ShapeDtypeStruct((1,), np.float32)}, [], []
 
-    def wait(exchange, name, look):
+    def start(name, arrays, joins, **how):
+        assert arrays == {} and not joins and how["members"] == members
         heard.append(name)
-        return arrange({}, like, 3)
 
-    monkeypatch.setattr(job_carrier, "wait_for_donors", wait)
-    carrier = JobCarrier(Exchange(), method())
+    monkeypatch.setattr(job_carrier, "wait_for_donors", lambda exchange, name, look: look())
+    finish, ready = (lambda name, like: arrange({}, like, 3)), lambda name: True
+    carrier = JobCarrier(Exchange(start=start, ready=ready, finish=finish), method())
     carrier._pending["k"] = dataclasses.replace(pending(members, False), like=like)
     carrier.witness = seen.append
     state = State(in_flight={"k": in_flight(3, mask=NOBODY)})

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 from regions.faults import folder, outage, vanish
-from regions.party import LIKE, TIMING, at_once, check, land, send, until
+from regions.party import LIKE, TIMING, at_once, check, land, listen_to, send, until
 
 from lowcomm_jax import exchange
 from lowcomm_jax.rounds import membership
@@ -86,7 +86,7 @@ def test_a_region_comes_back_while_the_others_go_on(party):
     send(alive, "b", 1)
     land(alive, "b")
     assert time.monotonic() - began < FAR_S
-    check(again.skip("b", LIKE), 3, [0, 1], 1)
+    check(listen_to(again, "b", LIKE), 3, [0, 1], 1)
     send([again], "c", 2)
     time.sleep(0.3)
     send(alive, "c", 2)
@@ -223,7 +223,7 @@ def test_deaths_are_not_made_up_by_an_outage_and_everyone_catches_up(party):
         time.sleep(2 * TIMING.dead_after_s)
         assert not any(x.ready("during") for x in regions)
         with pytest.raises(exchange.StoreUnavailable):
-            regions[0].skip("other", LIKE)
+            regions[0].passed_over("other")
     for arrived in land(regions, "during"):
         check(arrived, 3, range(3), 1)
     assert all(x.counts()["outage"] >= 1 for x in regions)

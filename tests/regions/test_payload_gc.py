@@ -6,7 +6,7 @@ import time
 
 import pytest
 from regions.faults import vanish
-from regions.party import LIKE, TIMING, check, land, rounds, send, until
+from regions.party import LIKE, TIMING, check, land, listen_to, rounds, send, until
 
 from lowcomm_jax import exchange
 
@@ -45,7 +45,7 @@ def two_of_three(party, rounds_without):
 def test_a_living_region_that_is_late_finds_its_payloads(party):
     regions = two_of_three(party, 2)
     for number in range(1, 3):
-        check(regions[2].skip(f"{number}", LIKE), 3, [0, 1], number)
+        check(listen_to(regions[2], f"{number}", LIKE), 3, [0, 1], number)
 
 
 def test_a_living_region_that_is_too_far_behind_holds_up_no_removal(party):
@@ -54,7 +54,7 @@ def test_a_living_region_that_is_too_far_behind_holds_up_no_removal(party):
     rounds(regions[:2], 8, 9)
     until(lambda: len(stored(regions[0], "announce")) <= 5)
     with pytest.raises(exchange.Lost):
-        regions[2].skip("1", LIKE)
+        listen_to(regions[2], "1", LIKE)
 
 
 def test_payloads_of_the_dead_and_of_earlier_jobs_are_removed(party):
@@ -107,7 +107,7 @@ def test_payloads_stay_for_one_that_has_just_come_in_and_not_for_ever(party):
         time.sleep(0.3)
     assert set(stored(regions[0], "announce")) >= set(range(1, 10))
     for number in range(1, 8):
-        check(regions[1].skip(f"{number}", LIKE), 2, [0], number)
+        check(listen_to(regions[1], f"{number}", LIKE), 2, [0], number)
     for number in range(10, 16):  # it hangs
         send(regions[:1], f"{number}", number, members=(0,))
         land(regions[:1], f"{number}")

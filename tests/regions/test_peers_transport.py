@@ -21,7 +21,19 @@ import numpy as np
 import pytest
 from regions import made_certificates
 from regions.faults import folder, forge, vanish
-from regions.party import LIKE, TIMING, Party, at_once, check, land, over_peers, rounds, send, until
+from regions.party import (
+    LIKE,
+    TIMING,
+    Party,
+    at_once,
+    check,
+    land,
+    listen_to,
+    over_peers,
+    rounds,
+    send,
+    until,
+)
 from regions.proxy import Proxy
 from regions.test_same_numbers import METHODS, assert_same, expected
 from regions.test_separate_processes import start
@@ -521,7 +533,7 @@ def test_a_payload_outlives_its_region_with_those_who_hold_it(party):
     send(regions[:2], "k")
     land(regions[:2], "k")
     vanish(regions[0])
-    check(regions[2].skip("k", LIKE), 3, [0, 1])
+    check(listen_to(regions[2], "k", LIKE), 3, [0, 1])
 
 
 def test_what_is_gone_with_everyone_who_held_it_is_said_to_be_lost(party):
@@ -531,7 +543,7 @@ def test_what_is_gone_with_everyone_who_held_it_is_said_to_be_lost(party):
     land(regions[:1], "k")
     vanish(regions[0])
     with pytest.raises(exchange.Lost, match="region 0 for 'k'"):
-        regions[1].skip("k", LIKE)
+        listen_to(regions[1], "k", LIKE)
 
 
 def test_a_region_that_ends_waits_for_those_who_still_fetch(monkeypatch, party):
@@ -546,7 +558,7 @@ def test_a_region_that_ends_waits_for_those_who_still_fetch(monkeypatch, party):
         closes = pool.submit(regions[0].close, linger_s=60.0)
         with pytest.raises(TimeoutError):
             closes.result(10 * TIMING.beat_s)
-        check(regions[1].skip("k", LIKE), 2, [0])
+        check(listen_to(regions[1], "k", LIKE), 2, [0])
         closes.result(30.0)
 
 

@@ -12,7 +12,7 @@ from lowcomm_jax.rounds import round, two_shot_exchange
 from lowcomm_jax.rounds.agreed_round import AgreedRound
 from lowcomm_jax.rounds.fetch import Fetch
 from lowcomm_jax.rounds.request import Due, ExchangeRequest
-from lowcomm_jax.rounds.two_shot_exchange import TwoShotExchange, is_committed
+from lowcomm_jax.rounds.two_shot_exchange import TwoShotExchange
 from lowcomm_jax.store.commits import Announced, Job
 from lowcomm_jax.store.errors import Lost
 from lowcomm_jax.store.records import Announcement, Beat, Late, Payload
@@ -659,29 +659,3 @@ def test_who_was_late_in_the_first_exchange_is_late_when_whole_payloads_follow(m
     monkeypatch.setattr(one, "_follow_up", lambda *_, **__: (third, {}))
     assert one._fall_back_to_whole(commit_of({}, {}, 0, (0, 1), {2: Late(4, 1)})) == {}
     assert one.commit == commit_of({}, {}, 1, (0, 1), {2: Late(4, 1)})
-
-
-@pytest.mark.parametrize(
-    ("records", "over"),
-    [
-        ({}, False),
-        ({"1/k": ((0, 1), (0, 1))}, False),
-        ({"1/k": ((), (0, 1))}, True),  # nobody took part: there is nothing to average
-        ({"1/k": ((0, 1), (0, 1)), "1/k+averages": ((0, 1), ())}, True),
-        ({"1/k": ((0, 1), (0, 1, 2)), "1/k+averages": ((0, 1), ())}, False),
-        ({"1/k": ((0, 1), (0, 1)), "1/k+averages": ((0, 1, 2), ())}, True),
-        (
-            {"1/k": ((0, 1), (0, 1)), "1/k+averages": ((0,), ()), "1/k+whole": ((0,), ())},
-            True,
-        ),
-    ],
-)
-def test_when_an_exchange_of_slices_is_over(records, over):
-    made = {
-        name: commit_of({r: payload(r) for r in who}, {}, 0, present)
-        for name, (who, present) in records.items()
-    }
-    log = SimpleNamespace(committed=made.get)
-    sliced = dataclasses.replace(REQUEST, reduction=Sums())
-    assert is_committed(log, sliced) is over
-    assert is_committed(log, REQUEST) is ("1/k" in records)

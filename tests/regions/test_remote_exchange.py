@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from regions.faults import vanish
-from regions.party import LIKE, TIMING, at_once, check, land, payload, send, until
+from regions.party import LIKE, TIMING, at_once, check, land, listen_to, payload, send, until
 
 from lowcomm_jax import exchange
 
@@ -150,9 +150,9 @@ def test_terms_of_who_only_listens_are_compared_too(party):
     for x in regions:
         x.start("k", payload(x.region), terms={"step": 3})
     land(regions, "k")
-    check(regions[0].skip("k", LIKE, terms={"step": 3}), 2, [0, 1])
+    check(listen_to(regions[0], "k", LIKE, terms={"step": 3}), 2, [0, 1])
     with pytest.raises(exchange.Parted, match="region 0: step 4; region 1: step 3"):
-        regions[0].skip("k", LIKE, terms={"step": 4})
+        listen_to(regions[0], "k", LIKE, terms={"step": 4})
 
 
 def test_groups_exchange_under_one_key_without_the_others(party):
@@ -261,16 +261,16 @@ def test_a_region_that_hangs_where_the_others_are_costs_one_deadline(party):
     assert_not_waited_for(regions[0], "b")
 
 
-def test_skip_reads_what_stands_without_taking_part(party):
+def test_who_listens_reads_what_stands_without_taking_part(party):
     regions = party.run(3)
-    assert regions[2].skip("k", LIKE) is None
+    assert listen_to(regions[2], "k", LIKE) is None
     send(regions[:2], "k")
     send(regions[2:], "k", takes_part=False)
     land(regions, "k")
     late = party.region(2, 3)
     late.join(20.0)
-    check(late.skip("k", LIKE), 3, [0, 1])
-    assert late.skip("never", LIKE) is None
+    check(listen_to(late, "k", LIKE), 3, [0, 1])
+    assert listen_to(late, "never", LIKE) is None
 
 
 def test_one_commit_stands_however_many_write_it(party):

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 from regions.faults import vanish
-from regions.party import TIMING, at_once, until
+from regions.party import TIMING, at_once, listen_to, until
 
 from lowcomm_jax.rounds.slicing import Slicing
 from lowcomm_jax.store.context import FaultHooks
@@ -180,14 +180,14 @@ def test_late_regions_and_listeners_take_what_stands(party):
     timing = dataclasses.replace(TIMING, deadline_s=0.5)
     regions = party.run(R, timing=timing)
     like = {"reduction": Averaging()}
-    assert regions[2].skip("k", LIKE, **like) is None
+    assert listen_to(regions[2], "k", LIKE, **like) is None
     send(regions[:2], "k")
     land(regions[:2], "k")
-    check(regions[2].skip("k", LIKE, **like), [0, 1])
+    check(listen_to(regions[2], "k", LIKE, **like), [0, 1])
     again = party.region(0, R)
     again.join(20.0)
-    check(again.skip("k", LIKE, **like), [0, 1])
-    assert again.skip("never", LIKE, **like) is None
+    check(listen_to(again, "k", LIKE, **like), [0, 1])
+    assert listen_to(again, "never", LIKE, **like) is None
 
 
 def test_a_listener_waits_for_both_halves(party):
@@ -200,11 +200,12 @@ def test_a_listener_waits_for_both_halves(party):
     until(hangs.began.is_set)
     again = party.region(2, R)
     again.join(20.0)
-    assert again.skip("k", LIKE, reduction=Averaging()) is None
+    again.start("k", {}, reduction=Averaging(), joins=False)
+    until(lambda: again._open["k"].commit is not None)
+    assert not again.ready("k")
     hangs.may.set()
-    for arrived in land(regions[:2], "k"):
+    for arrived in land([*regions[:2], again], "k"):
         check(arrived, [0, 1])
-    check(again.skip("k", LIKE, reduction=Averaging()), [0, 1])
 
 
 def test_bytes_are_two_shares_of_every_payload_but_ones_own(party):
