@@ -1,7 +1,8 @@
 """`AnchorHistory`: digests of the anchors this region has had, for others to compare theirs with.
 
 Regions whose anchors differ must notice before they differ further. So every send carries the
-digest of its fragment's anchor in its terms, and `anchor_check` compares whole anchors.
+digest of its fragment's anchor in its terms, and newcomers compare whole anchors
+(`StateTransfer.anchors_agree`).
 """
 
 from __future__ import annotations

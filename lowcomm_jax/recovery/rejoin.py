@@ -173,7 +173,7 @@ def _compare(carrier: JobCarrier, loop: SyncLoop, state: TrainState) -> None:
 
     def look() -> bool | None:
         at_last = time.monotonic() > until
-        return exchange.anchor_check.anchors_agree(step, version, own, at_last) or None
+        return exchange.state_transfer.anchors_agree(step, version, own, at_last) or None
 
     wait_for_donors(exchange, "they told of their anchors", look)
 

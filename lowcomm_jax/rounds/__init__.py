@@ -10,7 +10,7 @@ return, or lose the store. What to open for what:
   other. `two_shot_exchange`: in slices, then averages.
 - A part of a payload travels before its round: `early_payload` (NoLoCo's anchors).
 - A region does not answer: below, and the docstring of `agreed_round`.
-- A region takes another one's state: `state_transfer`, `anchor_check`.
+- A region takes another one's state: `state_transfer`.
 
 All rounds are `AgreedRound`, which one rule ends (`AgreedRound.advance`). What differs is data, in
 their `ExchangeRequest`: of R regions, of a quorum K. A round waits for the *awaited* that have

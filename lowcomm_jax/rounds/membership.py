@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from lowcomm_jax.mesh.leader import leader, led
-from lowcomm_jax.rounds.anchor_check import AnchorCheck
 from lowcomm_jax.rounds.payloads import PayloadGC
 from lowcomm_jax.rounds.state_transfer import (
     State,
@@ -59,8 +58,8 @@ class Membership:
       count: number of regions.
       heal: which anchor is kept where anchors differ.
       lingers: whether others can get the payloads of this job only while it runs.
-      state_transfer, anchor_check: give and take states; in the first process alone, so callers ask
-        them within a decision of the leader.
+      state_transfer: gives and takes states; in the first process alone, so callers ask it within a
+        decision of the leader.
     """
 
     def __init__(
@@ -94,7 +93,6 @@ class Membership:
         self._context = context = make()
         self._payload_gc = PayloadGC(context, keep)
         self.state_transfer = StateTransfer(context)
-        self.anchor_check = AnchorCheck(context, self.state_transfer)
         if leader().count > 1:
             leader().on_failure(self.fail)
         return context.transport.lingers
@@ -136,7 +134,7 @@ class Membership:
     @led
     def want_state(self) -> None:
         """Ask the others for a state; they do not wait for our payloads until we `come_in`."""
-        self._context.heartbeat.update(wants=True, awaited=False)
+        self._context.heartbeat.update(wants=True, awaited=False, anchors={})
 
     @led
     def come_in(self) -> None:

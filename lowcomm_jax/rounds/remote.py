@@ -18,13 +18,13 @@ import numpy as np
 
 from lowcomm_jax.mesh.leader import led
 from lowcomm_jax.rounds.agreed_round import AgreedRound
-from lowcomm_jax.rounds.anchor_check import AnchorVersions
 from lowcomm_jax.rounds.early_payload import EarlyPayload
 from lowcomm_jax.rounds.membership import Membership
 from lowcomm_jax.rounds.paced_rounds import Like, RoundExchange
 from lowcomm_jax.rounds.payloads import begin_copies
 from lowcomm_jax.rounds.request import Arrived, ExchangeRequest, arrange, problems
 from lowcomm_jax.rounds.slicing import Slicing
+from lowcomm_jax.rounds.state_transfer import AnchorVersions
 from lowcomm_jax.rounds.two_shot_exchange import TwoShotExchange, averages_of
 from lowcomm_jax.schedule import Admission
 from lowcomm_jax.store import terms, wire
@@ -407,12 +407,12 @@ class RemoteExchange(Membership):
 
     @led
     def answer(self, versions: AnchorVersions) -> bool:
-        """Tell regions that ask for a state which anchors we have had (`AnchorCheck.tell_soon`).
+        """Tell regions that ask for a state which anchors we have had.
 
         Returns:
           whether this region is to give a state (`StateTransfer.owed`).
         """
-        self.anchor_check.tell_soon(versions)
+        self.state_transfer.tell_anchors(versions)
         return self.state_transfer.owed()
 
     @led

@@ -1,5 +1,9 @@
 """`StateTransfer`: gives a region that comes back the state of one that trained on.
 
+Before a newcomer starts from it, its anchor is compared with those of all regions that train
+(`StateTransfer.anchors_agree`). While a region asks, their heartbeats carry the digests of the
+anchors that they have had.
+
 With no region left, one that returns would begin the run anew, by itself. So regions that end while
 another one is absent leave their final state in the store (`leave_result`).
 
@@ -10,11 +14,12 @@ may fetch them.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -26,7 +31,7 @@ from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.refused import Refused
 from lowcomm_jax.state.leaves import flight_records, named_leaves
 from lowcomm_jax.state.train_state import TrainState
-from lowcomm_jax.store import wire
+from lowcomm_jax.store import terms, wire
 from lowcomm_jax.store.context import ExchangeContext, check_open
 from lowcomm_jax.store.errors import Missing, Rejected, StoreUnavailable
 from lowcomm_jax.store.records import Array
@@ -51,6 +56,9 @@ log = logging.getLogger(__name__)
 PyTree = Any
 State = tuple[int, dict[str, np.ndarray], dict[str, Any]]
 """Step, arrays, document."""
+
+AnchorVersions = Mapping[tuple[int, str], Mapping[str, Any]]
+"""Terms (`terms`) by (step, version), ascending; see `anchor_history.anchor_version`."""
 
 
 def shared_state(state: TrainState) -> tuple[int, dict[str, np.ndarray], dict[str, Any]]:
@@ -357,6 +365,66 @@ class StateTransfer:
 
     def _drop(self, name: str) -> None:
         self._context.transport.drop(name, shared=True)
+
+    # -- anchors, compared before a region starts from a state -------------------------------------
+
+    def tell_anchors(self, versions: AnchorVersions) -> None:
+        """Tell with the next heartbeat which anchors we have had since a region began to ask.
+
+        A state may travel for long, so that all of them count. What the device has still to compute
+        is told by a later call.
+        """
+        heartbeat, told = self._context.heartbeat, {}
+        if self.asking():
+            told = dict(heartbeat.own.anchors)
+            new = [(name, one) for (_, name), one in versions.items() if name not in told]
+            told |= {name: terms.as_record(x) for name, x in itertools.takewhile(_computed, new)}
+        if told != heartbeat.own.anchors:
+            heartbeat.update(at_once=False, anchors=told)
+
+    def anchors_agree(self, step: int, version: str, own: Mapping[str, Any], at_last: bool) -> bool:
+        """Compare this region's anchor with those of all regions that train, of the same version.
+
+        Args:
+          step, version: of the state.
+          own: its terms.
+          at_last: do not wait for regions that have told nothing yet; they have no vote.
+
+        Returns:
+          True: all regions that train have told of theirs, or `at_last`.
+
+        Raises:
+          Parted: anchors differ, and this region's is not the one that is kept (`heal`).
+        """
+        context = self._context
+        context.heartbeat.check()
+        latest = context.heartbeat.latest()
+        told = {region: latest[region].anchors for region in sorted(self.donors())}
+        known = {region: one[version] for region, one in told.items() if version in one}
+        # Who has told of a later one, and not of this one, never had it.
+        missing = [one for r, one in told.items() if r not in known and not _past(version, one)]
+        if (missing or not known) and not at_last:
+            return False
+        label = f"a state of step {step}"
+        if known:
+            terms.check(label, known, context.region, terms.as_record(own), context.heal)
+        else:
+            log.warning("nobody has told of its anchor: %s is compared at the next send", label)
+        return True
+
+
+def _computed(one: tuple[str, Mapping[str, Any]]) -> bool:
+    """Whether the terms of a version can be read without a wait for the device."""
+    return all(x.is_ready() for x in one[1].values() if isinstance(x, jax.Array))
+
+
+def _past(version: str, told: Iterable[str]) -> bool:
+    """Whether more has landed in one of these versions."""
+    return any(_landings(one) > _landings(version) for one in told)
+
+
+def _landings(version: str) -> int:
+    return sum(map(int, version.split(".")))
 
 
 # -- the state that a run has ended with ----------------------------------------------------------

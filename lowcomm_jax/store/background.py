@@ -15,7 +15,6 @@ lowcomm-heartbeat beats, and reads all beats: who lives         `Heartbeat.stop`
 fetch-<r> (B)     gets and verifies a payload of region r       it is here, refused or cancelled
 rounds (B)        learners, arrivals: `RoundExchange.look`      exchanges close or halt
 give (B, S)       writes a state for those who ask              when it is written
-anchors (B, S)    tells digests of past anchors                 when they are written
 serve (B, S)      `peers`: looks after the next process         exchanges close
 a process         `peers`: serves payloads (`serving`)          killed, or its pipe is closed
 meet-<r> (B, S)   `peers`: tries the port of region r           an answer, or exchanges close

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-FORMAT = 10
+FORMAT = 11
 
 RUN = "run"
 """The key of a run's own record."""
@@ -82,6 +82,8 @@ class Beat(Record):
       address: where its payloads can be pulled from, or "".
       certificate: of its port, where it has made that itself (PEM), or "". It also shows it where
         it fetches.
+      anchors: terms of the anchors that it has had since somebody asked for a state, by version
+        (`anchor_history.anchor_version`).
     """
 
     incarnation: Size
@@ -96,6 +98,7 @@ class Beat(Record):
     passed: str = ""
     address: str = ""
     certificate: str = ""
+    anchors: dict[str, Terms] = {}
 
 
 class Epoch(Record):
@@ -246,18 +249,6 @@ class State(Record):
     asked: dict[Size, Size]
     arrays: dict[str, Array]
     document: dict[str, Any]
-
-
-class Anchors(Record):
-    """Digests of the anchors that a region has had since somebody asked for a state.
-
-    Attributes:
-      step: of the newest.
-      versions: their terms, by version (`anchor_history.anchor_version`).
-    """
-
-    step: Size
-    versions: dict[str, Terms]
 
 
 class Agreed(Record):

@@ -22,18 +22,21 @@ def asking(party, count, **options):
     return regions
 
 
+def told_by(newcomer):
+    """The regions that have told it of anchors."""
+    return {r for r, beat in newcomer._context.heartbeat.latest().items() if beat.anchors}
+
+
 def test_it_waits_until_all_have_told_of_that_moment(party):
     first, second, newcomer = asking(party, 3)
-    assert not newcomer.anchor_check.anchors_agree(*NOW, anchor(5), at_last=False)
+    assert not newcomer.state_transfer.anchors_agree(*NOW, anchor(5), at_last=False)
     first.answer({(7, "7.2.0"): anchor(4), NOW: anchor(5)})
     second.answer({(7, "7.2.0"): anchor(4)})
-    until(lambda: newcomer.anchor_check._read_all().keys() == {0, 1})
-    assert not newcomer.anchor_check.anchors_agree(*NOW, anchor(5), at_last=False)
-    assert newcomer.anchor_check.anchors_agree(*NOW, anchor(5), at_last=True)
-    # A call while it still writes does nothing: the loop calls again.
-    second._context.background.join()
+    until(lambda: told_by(newcomer) == {0, 1})
+    assert not newcomer.state_transfer.anchors_agree(*NOW, anchor(5), at_last=False)
+    assert newcomer.state_transfer.anchors_agree(*NOW, anchor(5), at_last=True)
     second.answer({NOW: anchor(5)})
-    until(lambda: newcomer.anchor_check.anchors_agree(*NOW, anchor(5), at_last=False))
+    until(lambda: newcomer.state_transfer.anchors_agree(*NOW, anchor(5), at_last=False))
 
 
 def test_a_region_at_that_very_step_may_still_have_that_version(party):
@@ -41,18 +44,17 @@ def test_a_region_at_that_very_step_may_still_have_that_version(party):
     first, second, newcomer = asking(party, 3)
     first.answer({NOW: anchor(5)})
     second.answer({(8, "8.1.0"): anchor(4)})
-    until(lambda: newcomer.anchor_check._read_all().keys() == {0, 1})
-    assert not newcomer.anchor_check.anchors_agree(*NOW, anchor(5), at_last=False)
-    second._context.background.join()
+    until(lambda: told_by(newcomer) == {0, 1})
+    assert not newcomer.state_transfer.anchors_agree(*NOW, anchor(5), at_last=False)
     second.answer({(8, "8.1.0"): anchor(4), (9, "9.2.0"): anchor(6)})
-    until(lambda: newcomer.anchor_check.anchors_agree(*NOW, anchor(5), at_last=False))
+    until(lambda: newcomer.state_transfer.anchors_agree(*NOW, anchor(5), at_last=False))
 
 
 def test_who_was_not_there_at_that_moment_has_no_vote(party):
     first, second, newcomer = asking(party, 3)
     first.answer({NOW: anchor(5)})
     second.answer({(9, "9.2.0"): anchor(6)})
-    until(lambda: newcomer.anchor_check.anchors_agree(*NOW, anchor(5), at_last=False))
+    until(lambda: newcomer.state_transfer.anchors_agree(*NOW, anchor(5), at_last=False))
 
 
 @pytest.mark.parametrize("heal, heals", [("stop", False), ("majority", True)])
@@ -60,17 +62,17 @@ def test_a_state_that_the_others_do_not_have_is_refused(party, heal, heals):
     first, second, newcomer = asking(party, 3, heal=heal)
     first.answer({NOW: anchor(5)})
     second.answer({NOW: anchor(5)})
-    until(lambda: newcomer.anchor_check.anchors_agree(*NOW, anchor(5), at_last=False))
+    until(lambda: newcomer.state_transfer.anchors_agree(*NOW, anchor(5), at_last=False))
     told = r"a state of step 8: region 0: anchor 0+5; region 1: anchor 0+5; region 2: anchor 0+6"
     with pytest.raises(Parted, match=told) as error:
-        newcomer.anchor_check.anchors_agree(*NOW, anchor(6), at_last=False)
+        newcomer.state_transfer.anchors_agree(*NOW, anchor(6), at_last=False)
     assert error.value.heals == heals
 
 
 def test_nothing_is_told_when_nobody_asks(party):
     regions = party.run(2)
     regions[0].answer({NOW: anchor(5)})
-    assert regions[0].anchor_check._thread is None
+    assert not regions[0]._context.heartbeat.own.anchors
 
 
 def without_the_first(regions):
@@ -104,29 +106,30 @@ def test_a_moment_is_told_of_as_long_as_somebody_asks(party):
     """A state may travel for long, while those who train go on."""
     first, second, newcomer = asking(party, 3)
     for x in (first, second):
-        x.anchor_check.tell({NOW: anchor(5)})
-        x.anchor_check.tell({(n, f"{n}.3.0"): anchor(6) for n in range(9, 50)})
+        x.answer({NOW: anchor(5)})
+        x.answer({(n, f"{n}.3.0"): anchor(6) for n in range(9, 50)})
+    until(lambda: told_by(newcomer) == {0, 1})
     with pytest.raises(Parted):
-        newcomer.anchor_check.anchors_agree(*NOW, anchor(6), at_last=False)
-    assert newcomer.anchor_check.anchors_agree(*NOW, anchor(5), at_last=False)
+        newcomer.state_transfer.anchors_agree(*NOW, anchor(6), at_last=False)
+    assert newcomer.state_transfer.anchors_agree(*NOW, anchor(5), at_last=False)
 
 
 def test_it_does_not_agree_with_nobody(party, caplog):
     regions = party.run(2)
-    assert not regions[1].anchor_check.anchors_agree(*NOW, anchor(5), at_last=False)
-    assert regions[1].anchor_check.anchors_agree(*NOW, anchor(5), at_last=True)
+    assert not regions[1].state_transfer.anchors_agree(*NOW, anchor(5), at_last=False)
+    assert regions[1].state_transfer.anchors_agree(*NOW, anchor(5), at_last=True)
     assert "nobody has told of its anchor" in caplog.text
 
 
 def test_what_an_earlier_job_has_told_says_nothing(party):
     first, *_, newcomer = asking(party, 3)
     first.answer({NOW: anchor(4)})
-    until(lambda: 0 in newcomer.anchor_check._read_all())
+    until(lambda: told_by(newcomer) == {0})
     vanish(first)
     again = party.region(0, 3)
     again.join(20.0)
     until(lambda: newcomer._context.heartbeat.latest()[0].incarnation == 2)
-    assert 0 not in newcomer.anchor_check._read_all()
+    assert not told_by(newcomer)
 
 
 def test_the_last_one_gives_a_state_even_if_it_was_left_behind(party):

@@ -21,7 +21,6 @@ from lowcomm_jax.store.errors import Rejected, Unreadable
 from lowcomm_jax.store.records import (
     Admitted,
     Agreed,
-    Anchors,
     Announcement,
     Array,
     Beat,
@@ -111,13 +110,12 @@ FLIGHT = {"in_flight": [{"key": "0@4", "fragment": 0, "moved": False}]}
 TERMS = {"step": 4, "anchor": "ff"}
 EXAMPLES = [  # one of every kind, as regions write it
     Run(6, "run", 2, "store", "stop", {"seed": "1"}),
-    Beat(3, 5, step=7, certificate="x"),
+    Beat(3, 5, step=7, certificate="x", anchors={"4": {"anchor": "ff"}}),
     Epoch({0: 1, 1: 4}),
     Announcement(PAYLOAD, TERMS),
     Confirmation({0: "3" * 64}),
     Commit({0: Admitted(1, PAYLOAD)}, {0: TERMS}, 0, {0: 1, 1: 4}, {2: Late(3, 1)}),
     State(4, 0, 1, {1: 2}, {"w": Array("F32", (2, 3), (("2" * 64, 4),))}, FLIGHT),
-    Anchors(4, {"4": {"anchor": "ff"}}),
     Agreed(TERMS),
 ]
 ODD = st.sampled_from([None, True, -1, 1 << 70, 1.5, "", "x", [], {}, [1], {"a": 1}, "\u0660"])

@@ -4,21 +4,20 @@ import itertools
 import threading
 from types import SimpleNamespace
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from lowcomm_jax.rounds import payloads
-from lowcomm_jax.rounds.anchor_check import AnchorCheck
 from lowcomm_jax.rounds.fetch import pieces
 from lowcomm_jax.rounds.payloads import PayloadGC
 from lowcomm_jax.rounds.request import ExchangeRequest
 from lowcomm_jax.rounds.state_transfer import StateTransfer
 from lowcomm_jax.store import wire
-from lowcomm_jax.store.background import Background
 from lowcomm_jax.store.commits import CommitLog, Job
 from lowcomm_jax.store.errors import Parted, StoreUnavailable
 from lowcomm_jax.store.kv import MetricsCounter, Store
-from lowcomm_jax.store.records import Anchors, Announcement, Beat, Payload, State
+from lowcomm_jax.store.records import Announcement, Beat, Payload, State
 from lowcomm_jax.store.secret import Seal
 from lowcomm_jax.store.slots import Slots
 from lowcomm_jax.store.timing import Pace, Timing
@@ -442,18 +441,6 @@ def test_old_states_are_removed_later_where_one_is_being_given(gives):
 # -- anchors that are compared ----------------------------------------------------------------
 
 
-def checking(folder, region=2):
-    beats = Beats(region, r0=TRAINS, r1=TRAINS)
-    around = context(beats, folder)
-    return AnchorCheck(around, StateTransfer(around)), beats
-
-
-def tell(check, region, step, moments, incarnation=1):
-    """Another region's record."""
-    slot = f"anchors/1/{region}.{incarnation}.0"
-    check._context.slots.create(slot, Anchors(step, moments))
-
-
 SAME, OTHER = ({"anchor": np.array([word], np.uint32)} for word in (5, 6))
 
 
@@ -461,85 +448,64 @@ SAME, OTHER = ({"anchor": np.array([word], np.uint32)} for word in (5, 6))
     ("told", "agree"),
     [
         ({}, False),
-        ({0: (8, True)}, False),
-        ({0: (8, True), 1: (7, False)}, False),
-        ({0: (8, True), 1: (8, False)}, False),
-        ({0: (8, True), 1: (9, False)}, True),  # it never had that version
-        ({0: (9, False), 1: (9, False)}, False),  # nobody has a vote
-        ({0: (8, True), 1: (20, True)}, True),
+        ({0: "8.2"}, False),
+        ({0: "8.2", 1: "7.2"}, False),
+        ({0: "8.2", 1: "9.1"}, False),  # as much has landed there, and it is no later one
+        ({0: "8.2", 1: "9.2"}, True),  # it never had that version
+        ({0: "9.2", 1: "9.2"}, False),  # nobody has a vote
+        ({0: "8.2", 1: "8.2"}, True),
     ],
 )
-def test_when_anchors_are_compared(tmp_path, caplog, told, agree):
-    check, _ = checking(tmp_path)
-    for region, (step, has) in told.items():
-        tell(check, region, step, {"8.2": {"anchor": f"{5:08x}"}} if has else {})
-    assert check.anchors_agree(8, "8.2", SAME, at_last=False) is agree
-    voters = any(has for _, has in told.values())
+def test_when_anchors_are_compared(caplog, told, agree):
+    beats = Beats(2, r0=TRAINS, r1=TRAINS)
+    transfer = giving(beats)
+    for region, version in told.items():
+        beats.others[region] = Beat(1, awaited=True, anchors={version: {"anchor": f"{5:08x}"}})
+    assert transfer.anchors_agree(8, "8.2", SAME, at_last=False) is agree
+    voters = "8.2" in told.values()
     if agree:
         with pytest.raises(Parted):
-            check.anchors_agree(8, "8.2", OTHER, at_last=False)
+            transfer.anchors_agree(8, "8.2", OTHER, at_last=False)
     else:
-        assert not check.anchors_agree(8, "8.2", OTHER, at_last=False)
+        assert not transfer.anchors_agree(8, "8.2", OTHER, at_last=False)
     if voters:
         with pytest.raises(Parted, match="a state of step 8"):
-            check.anchors_agree(8, "8.2", OTHER, at_last=True)
-    assert check.anchors_agree(8, "8.2", SAME, at_last=True)
+            transfer.anchors_agree(8, "8.2", OTHER, at_last=True)
+    assert transfer.anchors_agree(8, "8.2", SAME, at_last=True)
     assert ("nobody has told" in caplog.text) is not voters
 
 
-def test_records_of_anchors_that_say_nothing(tmp_path):
-    """Of an earlier job in that place, or not signed by a region of the run."""
-    check, beats = checking(tmp_path)
-    beats.others = {0: TRAINS}
-    tell(check, 0, 8, {"8.2": {"anchor": "00"}}, incarnation=2)
-    assert not check.anchors_agree(8, "8.2", SAME, at_last=False)
-    check._context.store.write("anchors/1/0.1.0.0", b"junk")
-    assert not check.anchors_agree(8, "8.2", SAME, at_last=False)
-    assert check._context.store.counter.read()["rejected_record"] >= 1
-
-
-def test_anchors_are_told_while_somebody_asks_and_only_what_is_new(tmp_path):
-    check, beats = checking(tmp_path)
-    check._context.background = Background(pytest.fail)
-    told = []
-    check.tell = lambda versions: told.append(sorted(versions))
-    old, new = {(8, "8.2"): SAME}, {(8, "8.2"): SAME, (9, "9.2"): OTHER}
-
-    def soon(versions):
-        check.tell_soon(versions)
-        check._context.background.join()
-        return len(told)
-
-    check._since = {"7.1": {}}
-    assert soon(old) == 0 and check._since == {}, "nobody asks"
+def test_anchors_are_told_while_somebody_asks_and_only_what_is_new():
+    beats = Beats(r1=TRAINS)
+    transfer = giving(beats)
+    old, new = {(8, "8.2"): SAME}, {(9, "9.2"): OTHER, (10, "10.2"): SAME}
+    transfer.tell_anchors(old)
+    assert beats.told == [], "nobody asks"
     beats.others[1] = ASKS
-    check._since = {"7.1": {}}
-    assert soon({}) == 0 and check._since
-    assert soon(old) == 1 and soon(old) == 1 and soon(new) == 2
-    beats.others[1] = Beat(5, wants=True)
-    assert soon(new) == 3, "another one asks"
-    check._thread = SimpleNamespace(is_alive=lambda: True)
-    check.tell_soon(old)
+    five, six = ({"anchor": f"{word:08x}"} for word in (5, 6))
+    for versions, told in (
+        (old, {"8.2": five}),
+        (new, {"8.2": five, "9.2": six, "10.2": five}),  # a state may travel for long
+    ):
+        transfer.tell_anchors(versions)
+        assert beats.told.pop() == {"at_once": False, "anchors": told}
+        beats.own = Beat(1, awaited=True, anchors=told)
+        transfer.tell_anchors(versions)
+        assert beats.told == []
     beats.others[1] = TRAINS
-    check.tell_soon(old)
-    assert len(told) == 3 and check._since, "while it is being written"
-
-    def away(versions):
-        raise StoreUnavailable("away")
-
-    beats.others[1] = ASKS
-    check._thread, check.tell = None, away
-    soon(old)
-    check.tell = lambda versions: told.append(sorted(versions))
-    assert soon(old) == 4, "it was not told of yet"
+    transfer.tell_anchors(new)
+    assert beats.told == [{"at_once": False, "anchors": {}}]
 
 
-def test_a_record_of_anchors_has_all_that_was_told_of(tmp_path):
-    check, _ = checking(tmp_path, region=0)
-    check.tell({(8, "8.2"): SAME})
-    check.tell({(9, "9.2"): OTHER, (11, "11.0"): SAME, (10, "10.1"): SAME})
-    assert check._context.store.list("anchors/") == ["anchors/1/0.1.1.0"], "the older one is gone"
-    told = check._context.slots.first("anchors/1/0.1.1", Anchors)
-    assert told.step == 11 and told.versions == {
-        name: {"anchor": f"{5 + (name == '9.2'):08x}"} for name in ("8.2", "9.2", "10.1", "11.0")
-    }
+def test_what_the_device_still_computes_is_told_later(monkeypatch):
+    """And nothing behind it: who has told of a later version never had those that it lacks."""
+    beats, computed = Beats(r1=ASKS), []
+    transfer = giving(beats)
+    one = jnp.zeros(2, jnp.uint32)
+    monkeypatch.setattr(type(one), "is_ready", lambda x: bool(computed))
+    versions = {(8, "8"): SAME, (9, "9"): {"anchor": one}, (10, "10"): SAME}
+    transfer.tell_anchors(versions)
+    assert beats.told.pop()["anchors"].keys() == {"8"}
+    computed.append(True)
+    transfer.tell_anchors(versions)
+    assert beats.told.pop()["anchors"].keys() == {"8", "9", "10"}

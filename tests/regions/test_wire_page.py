@@ -57,7 +57,6 @@ def test_every_key_that_regions_write_stands_there_and_no_other(store_party):
     until(regions[0].state_transfer.owed)
     state = {"anchor/w": np.arange(7, dtype=np.float32)}, {"in_flight": []}
     assert regions[0].state_transfer.give(4, *state)
-    regions[0].anchor_check.tell({(4, "4.1"): {"anchor": np.zeros(2, np.uint32)}})
     vanish(regions[2])
     until(lambda: regions[0].steps().keys() == {0, 1})
     send(regions[:2], "3@x", 3, members=(0, 1))
