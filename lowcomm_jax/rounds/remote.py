@@ -419,7 +419,7 @@ class RemoteExchange(Membership):
     def give_state(
         self, step: int, arrays: dict[str, np.ndarray], document: dict[str, Any]
     ) -> None:
-        """Publish a state, on a thread of its own; nothing if all who ask have this step's."""
+        """Publish a state, on a thread of its own."""
         self.state_transfer.give_soon(step, arrays, document)
 
     # -- helpers ---------------------------------------------------------------------------------

@@ -204,11 +204,10 @@ class StateTransfer:
     def __init__(self, context: ExchangeContext):
         self._context = context
         self._count = 0  # of the states that this job has begun to give
-        # When each incarnation of a region was given so many bytes.
-        self._served: dict[tuple[int, int], tuple[float, int]] = {}
+        # Until when each incarnation of a region is owed nothing, on the heartbeat's clock.
+        self._served: dict[tuple[int, int], float] = {}
         self._given: deque[tuple[str, StateRecord]] = deque()  # by slot
         self._giving: threading.Thread | None = None
-        self._again_s = 0.0  # when to try again, since it has failed; on the heartbeat's clock
         self._busy = threading.Lock()  # with giving, or with removing
         self._swept_for: set[int] | None = None  # who lived when nothing of the dead was left
 
@@ -219,32 +218,26 @@ class StateTransfer:
             try:
                 self.give(step, arrays, document)
             except StoreUnavailable as error:
-                timing, now = self._context.timing, self._context.heartbeat.clock_s
-                self._again_s = now + timing.answer_s
+                self._owe_nothing(self.asking(), self._context.timing.answer_s)
                 log.warning("no state was given, it is tried again: %s", error)
 
         self._giving = self._context.background.begin("give", act, serves=True)
 
-    def give(self, step: int, arrays: dict[str, np.ndarray], document: dict[str, Any]) -> bool:
+    def give(self, step: int, arrays: dict[str, np.ndarray], document: dict[str, Any]) -> None:
         """Publish a state for the regions that ask; a donor keeps its two newest ones.
-
-        Returns:
-          False: all regions that ask were given this step's state already.
 
         Raises:
           StoreUnavailable: try again later.
         """
         with self._busy:
             asking, context = self.asking(), self._context
-            if self._have_all(step, asking):
-                self._note(asking, 0)
-                return False
             job = context.heartbeat.job
             numbers = f"{context.heartbeat.own.epoch}/{step}.{job.region}.{job.incarnation}"
             slot = f"state/{numbers}.{self._count}"
             self._count += 1
             record = write_state(context, slot, (step, arrays, document), asking, context.transport)
-            self._note(asking, sum(size for _, size in _pieces(record)))
+            travels_s = context.pace.transfer_s(sum(size for _, size in _pieces(record)))
+            self._owe_nothing(asking, _FETCHED_AFTER_S + 4 * travels_s)
             self._given.append((slot, record))
             while len(self._given) > _KEPT:
                 older, record = self._given[0]
@@ -252,12 +245,11 @@ class StateTransfer:
                 for digest, _ in _pieces(record):
                     self._drop(_piece(older, digest))
                 self._given.popleft()
-            return True
 
-    def _note(self, asking: Mapping[int, int], nbytes: int) -> None:
-        """Note that these incarnations have a state of so many bytes to fetch by now."""
-        now = self._context.heartbeat.clock_s
-        self._served |= dict.fromkeys(asking.items(), (now, nbytes))
+    def _owe_nothing(self, asking: Mapping[int, int], seconds: float) -> None:
+        """Give these incarnations nothing for so long: they fetch what was given, or it failed."""
+        until_s = self._context.heartbeat.clock_s + seconds
+        self._served |= {x: max(until_s, self._served.get(x, 0.0)) for x in asking.items()}
 
     def sweep(self) -> None:
         """Remove the states of dead donors; called after an exchange."""
@@ -298,9 +290,8 @@ class StateTransfer:
         asking, heartbeat = self.asking(), self._context.heartbeat
         if self._giving is not None and self._giving.is_alive():
             return False
-        if heartbeat.clock_s < self._again_s:
-            return False
-        if heartbeat.own.wants or all(map(self._lately, asking.items())):
+        waiting = [one for one in asking.items() if heartbeat.clock_s >= self._served.get(one, 0.0)]
+        if heartbeat.own.wants or not waiting:
             return False
         # Who was left behind has landed less than the others.
         others, wait_list = self.donors(), self._context.wait_list
@@ -346,22 +337,6 @@ class StateTransfer:
         latest, others = self._context.heartbeat.latest(), self._context.heartbeat.living()
         others -= {self._context.region}
         return {r for r in others if latest[r].awaited and not latest[r].wants}
-
-    def _have_all(self, step: int, asking: dict[int, int]) -> bool:
-        """Whether all regions that ask were given a state of this step."""
-        return any(
-            all(record.asked.get(region) == n for region, n in asking.items())
-            for record in self._records().values()
-            if record.position == step
-        )
-
-    def _lately(self, one: tuple[int, int]) -> bool:
-        """Whether this incarnation of a region was given a state, and may still be fetching it."""
-        if one not in self._served:
-            return False
-        given_s, nbytes = self._served[one]
-        allowed_s = _FETCHED_AFTER_S + 4 * self._context.pace.transfer_s(nbytes)
-        return self._context.heartbeat.clock_s - given_s < allowed_s
 
     def _drop(self, name: str) -> None:
         self._context.transport.drop(name, shared=True)

@@ -14,6 +14,7 @@ from lowcomm_jax.rounds.payloads import PayloadGC
 from lowcomm_jax.rounds.request import ExchangeRequest
 from lowcomm_jax.rounds.state_transfer import StateTransfer
 from lowcomm_jax.store import wire
+from lowcomm_jax.store.background import Background
 from lowcomm_jax.store.commits import CommitLog, Job
 from lowcomm_jax.store.errors import Parted, StoreUnavailable
 from lowcomm_jax.store.kv import MetricsCounter, Store
@@ -338,12 +339,12 @@ def test_who_is_giving_one_owes_no_other():
     assert transfer.owed()
 
 
-def test_a_state_that_was_given_is_fetched_for_so_long():
+def test_a_state_that_was_given_is_fetched_for_so_long(tmp_path):
     """Half a minute, and four times as long as its bytes take."""
     beats = Beats(r1=ASKS)
-    transfer = giving(beats)
+    transfer = giving(beats, tmp_path)
     transfer._context.pace.transferred(100, 1.0)
-    transfer._served[1, 4] = (100.0, 1000)
+    transfer.give(7, {"x": np.zeros(1000, np.uint8)}, {})
     beats.clock_s = 100.0 + 30.0 + 4 * 10.0 - 0.5
     assert not transfer.owed()
     beats.clock_s += 0.5
@@ -353,6 +354,22 @@ def test_a_state_that_was_given_is_fetched_for_so_long():
     assert transfer.owed(), "another one asks, too"
     beats.others = {1: Beat(5, wants=True)}
     assert transfer.owed(), "another job in that place"
+
+
+def test_a_state_that_was_not_given_is_tried_again_soon(monkeypatch, caplog):
+    beats = Beats(r1=ASKS)
+    transfer = giving(beats)
+    transfer._context.timing, transfer._context.background = Timing(), Background(pytest.fail)
+
+    def away(*state):
+        raise StoreUnavailable("away")
+
+    monkeypatch.setattr(transfer, "give", away)
+    transfer.give_soon(7, {}, {})
+    transfer._context.background.join()
+    assert not transfer.owed() and "it is tried again: away" in caplog.text
+    beats.clock_s += 5.0
+    assert transfer.owed()
 
 
 def test_who_asks_and_who_may_give():
@@ -366,10 +383,10 @@ def test_who_asks_and_who_may_give():
 def test_a_state_is_for_those_that_ask_and_numbered_where_there_is_one(tmp_path):
     beats = Beats(r1=ASKS)
     transfer = giving(beats, tmp_path)
-    assert transfer.give(7, {"x": np.arange(3)}, {})
-    assert not transfer.give(7, {"x": np.arange(3)}, {}), "it has one of this step"
+    transfer.give(7, {"x": np.arange(3)}, {})
+    assert not transfer.owed(), "it has one to fetch"
     beats.others[2] = Beat(2, wants=True)
-    assert transfer.give(7, {"x": np.arange(4)}, {})
+    transfer.give(7, {"x": np.arange(4)}, {})
     assert transfer._context.store.list("state/") == ["state/1/7.0.1.0.0", "state/1/7.0.1.1.0"]
     assert transfer.newest()[1]["x"].size == 4
     beats.own = Beat(4, wants=True, epoch=1)
@@ -385,9 +402,9 @@ def test_pieces_of_two_states_are_never_the_same(tmp_path):
     """Else with the older one those of the newer would be removed, which hold equal arrays."""
     transfer = giving(Beats(r1=ASKS), tmp_path)
     pieces = transfer._context.transport
-    assert transfer.give(7, {"x": np.arange(3)}, {})
+    transfer.give(7, {"x": np.arange(3)}, {})
     transfer._context.heartbeat.others[2] = Beat(2, wants=True)
-    assert transfer.give(7, {"x": np.arange(3)}, {})
+    transfer.give(7, {"x": np.arange(3)}, {})
     assert [name[:10] for name in pieces.held] == ["1.7.0.1.0.", "1.7.0.1.1."]
 
 
@@ -396,7 +413,7 @@ def test_older_states_go_and_those_of_the_dead_by_the_lowest(tmp_path):
     transfer = giving(beats, tmp_path)
     store, ours = transfer._context.store, transfer._context.transport
     for step in (4, 5, 6):
-        assert transfer.give(step, {"x": np.arange(step)}, {})
+        transfer.give(step, {"x": np.arange(step)}, {})
 
     def left():
         return {key.split("/")[2].partition(".")[0] for key in store.list("state/")}

@@ -119,7 +119,8 @@ def test_a_state_whose_answer_was_lost_is_given(proxy, url):
         regions[1].want_state()
         until(regions[0].state_transfer.owed)
         proxy.trouble = once
-        assert regions[0].state_transfer.give(7, {"w": np.arange(3.0)}, {}) and lost
+        regions[0].state_transfer.give(7, {"w": np.arange(3.0)}, {})
+        assert lost
         step, arrays, _ = regions[1].state_transfer.newest()
         assert step == 7 and arrays["w"].tolist() == [0, 1, 2]
     finally:
@@ -144,7 +145,8 @@ def test_regions_exchange_and_one_dies_and_comes_back(folder, kind):
         again.join(20.0)
         again.want_state()
         until(regions[0].state_transfer.owed)
-        assert regions[0].state_transfer.give(7, {}, {}) and again.state_transfer.newest()[0] == 7
+        regions[0].state_transfer.give(7, {}, {})
+        assert again.state_transfer.newest()[0] == 7
         everyone = [*alive, again]
         send(everyone, "together", 3)
         for arrived in land(everyone, "together"):
