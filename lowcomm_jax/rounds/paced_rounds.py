@@ -123,7 +123,6 @@ class RoundExchange:
         self._slow = self._told = False  # what was warned of
         self._rounds: dict[int, AgreedRound] = {}  # those that have not landed here
         self._timed = first - 1  # the newest round of which it was noted when its quorum came
-        self._read: set[tuple[int, int]] = set()  # (round, region), whose seconds were noted
         self._reports: deque[tuple[int, Mapping[str, Any], Mapping[str, Any], int]] = deque()
         self._swept = first
         self._lock, self._looking = threading.Lock(), threading.Lock()
@@ -217,6 +216,7 @@ class RoundExchange:
         with self._lock:
             found = self._rounds.pop(number)
             self.first = number + 1
+        self._note_reads(found)
         found.cancel()
         self._gc.done(_key(number), found.published, at_once=False)
         self._wake.set()
@@ -260,7 +260,6 @@ class RoundExchange:
         with self._looking:
             news = self._publish()
             news |= self._hear()
-            self._note_reads()
             news |= self._agree()
             if self.first > self._swept:
                 self._swept = self.first
@@ -357,16 +356,11 @@ class RoundExchange:
                 self._rounds[number] = AgreedRound(context, request, news=self._wake)
             return self._rounds[number]
 
-    def _note_reads(self) -> None:
-        """Note the seconds of new payloads; warn once where the overlap hides no exchange."""
-        open_rounds = list(self._rounds.items())
-        for number, round in open_rounds:
-            for region, fetch in list(round.fetches.items()):
-                if fetch.complete and (number, region) not in self._read:
-                    self._read.add((number, region))
-                    self.times.note("sync_s", round.write_s + fetch.moved[1])
-        numbers = {number for number, _ in open_rounds}
-        self._read = {one for one in self._read if one[0] in numbers}
+    def _note_reads(self, round: AgreedRound) -> None:
+        """Note what a round's payloads took; warn once where the overlap hides no exchange."""
+        for fetch in list(round.fetches.values()):
+            if fetch.complete:
+                self.times.note("sync_s", round.write_s + fetch.moved[1])
         step_s = self.times.step_s
         hides = self._overlap > 0 and not self._slow
         if hides and step_s and (self.times.sync_s or 0) > self._overlap * step_s:

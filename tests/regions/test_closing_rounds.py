@@ -464,16 +464,19 @@ def test_steps_and_reads_are_timed(learner, caplog):
     says(made, 0, 1, 2, here=False)
     found = one._round(0)
     found.write_s = 1.5
-    one._note_reads()
-    assert one.times.sync_s is None, "nothing is here yet"
+    one._note_reads(found)
+    assert one.times.sync_s is None, "nothing is here"
     vars(found.fetches[1]).update(complete=True, moved=(8, 4.0))
     with caplog.at_level(logging.WARNING):
-        one._note_reads()
+        one._landed(0)
         assert one.times.sync_s == 5.5 and not caplog.records
-        vars(found.fetches[2]).update(complete=True, moved=(8, 64.0))
-        one._note_reads()
+        says(made, 1, 0, 1, here=False)
+        later = one._round(1)
+        vars(later.fetches[1]).update(complete=True, moved=(8, 64.0))
+        later.write_s = 1.5
+        one._landed(1)
         assert one.times.sync_s == pytest.approx(0.9 * 5.5 + 0.1 * 65.5)
-        one._note_reads()
+        one._note_reads(later)
     (told,) = caplog.records
     assert "takes 11.5 s, but overlap=3 inner steps take 6 s" in told.getMessage()
 
