@@ -143,24 +143,25 @@ class RoundCarrier:
         """What the records of rounds say by now (`View.agreed`)."""
         if self._over and self._stands_still and state.in_flight:
             self._reported[...] = -1  # it is taken back
-        arrived = self._arrived()
         seen = self._committed, self.newest, self._since
-        ours = arrived and self.rounds.names_ours(self.landed)
-        return RoundsAgreed(self.exchanges.region, self.landed, *seen, self.last, arrived, ours)
+        ours = self._names_ours()
+        arrived = ours is not None, bool(ours)
+        return RoundsAgreed(self.exchanges.region, self.landed, *seen, self.last, *arrived)
 
     @property
     def _over(self) -> bool:
         return self.last is not None and self.landed >= self.last
 
-    def _arrived(self) -> bool:
-        return not self._over and self.rounds.arrived(self.landed)
+    def _names_ours(self) -> bool | None:
+        """Of the next round, see `RoundExchange.names_ours`; None where the run has no more."""
+        return None if self._over else self.rounds.names_ours(self.landed)
 
     def reach(self, loop: SyncLoop, state: TrainState, stage: Stage, begun: bool) -> bool:
         """Where the region stands still, wait for the next round.
 
         A report that came second goes to that round, too.
         """
-        while isinstance(stage[0], Wait) and not self._arrived():
+        while isinstance(stage[0], Wait) and self._names_ours() is None:
             if self.exchanges.stopped():
                 self.paused = True
                 return False

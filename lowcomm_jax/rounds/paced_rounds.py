@@ -179,8 +179,10 @@ class RoundExchange:
         self._wake.set()
 
     @led
-    def arrived(self, number: int) -> bool:
-        """Whether all payloads of a round that has closed are here.
+    def names_ours(self, number: int) -> bool | None:
+        """Whether a round's record names what this job, and none before it, has published.
+
+        None until there is a record, and all its payloads are here.
 
         Raises:
           Lost: a payload of the record is gone with all who had it.
@@ -188,11 +190,13 @@ class RoundExchange:
         """
         self._context.heartbeat.check()
         found = self._rounds.get(number)
-        return found is not None and found.arrived()
+        if found is None or not found.arrived():
+            return None
+        return found.commit.admits(*self._context.heartbeat.job)
 
     @led
     def take(self, number: int, ours: Mapping[str, Any]) -> Arrived:
-        """What came of a round that has `arrived`; from now on it has landed here.
+        """What came of a round whose payloads are here; from now on it has landed here.
 
         Its payloads may go once it has landed everywhere.
 
@@ -220,11 +224,6 @@ class RoundExchange:
         found.cancel()
         self._gc.done(_key(number), found.published, at_once=False)
         self._wake.set()
-
-    @led
-    def names_ours(self, number: int) -> bool:
-        """Whether a round's record names what this job, and none before it, has published."""
-        return self._rounds[number].commit.admits(*self._context.heartbeat.job)
 
     @led
     def go_on(self, first: int) -> None:

@@ -229,22 +229,22 @@ def test_a_wait_for_the_own_arrival_can_be_stopped_and_goes_on_where_it_was(lear
     """The state that is returned meanwhile has the payload in flight, and can be saved."""
     jobs = two_before_their_second_arrival(learners)
     one = jobs[0]
-    arrived, asked = ByHand.arrived, []
+    names_ours, asked = ByHand.names_ours, []
 
     def late(self, number):
-        return self is not one.loop.carrier.rounds and arrived(self, number)
+        return None if self is one.loop.carrier.rounds else names_ours(self, number)
 
     def stops():
         asked.append(1)
         return len(asked) > 3
 
-    monkeypatch.setattr(ByHand, "arrived", late)
+    monkeypatch.setattr(ByHand, "names_ours", late)
     one.exchange.stop_when(stops)
     with jax.numpy_dtype_promotion("standard"):
         one.step(ARRIVALS)
     assert one.loop.carrier.paused and list(one.state.in_flight) == ["0@8"]
     assert int(one.state.counters.behind) == 1 and [k for _, _, k in one.log] == [0, 0, 1, 2]
-    monkeypatch.setattr(ByHand, "arrived", arrived)
+    monkeypatch.setattr(ByHand, "names_ours", names_ours)
     one.exchange.stop_when(lambda: False)
     with jax.numpy_dtype_promotion("standard"):
         one.step(ARRIVALS)

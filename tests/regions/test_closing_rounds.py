@@ -228,6 +228,8 @@ def test_a_record_that_names_equal_bytes_of_the_job_before_names_not_ours(learne
     says(made, 0, 0)
     made.log.records["1/round0"] = commit_of({0: payload(0)}, {}, 1, (0,), job=job)
     advance(made)
+    for fetch in made.one._round(0).fetches.values():
+        fetch.got = [{"x": np.float32([0.0])}]
     assert made.one.names_ours(0) is ours
 
 
@@ -372,17 +374,17 @@ def test_a_round_is_taken_when_all_its_payloads_are_here(learner):
     says(made, 0, 0, 1)
     made.now.s += 2.0
     says(made, 0, 2)
-    assert not made.one.arrived(0) and closed(made) == [0, 1, 2]
+    assert made.one.names_ours(0) is None and closed(made) == [0, 1, 2]
     fetch = made.one._rounds[0].fetches[2]
     fetch.got, here = [], fetch.got
-    assert not made.one.arrived(0)
+    assert made.one.names_ours(0) is None
     fetch.got = here
     made.now.s += 3.0
-    assert made.one.arrived(0)
+    assert made.one.names_ours(0)
     arrived = made.one.take(0, {})
     assert arrived.participants.tolist() == [True, True, True, False]
     np.testing.assert_array_equal(arrived.arrays["x"], [[0], [1], [2], [0]])
-    assert arrived.seconds == 5.0 and not made.one.arrived(1)
+    assert arrived.seconds == 5.0 and made.one.names_ours(1) is None
 
 
 @pytest.mark.parametrize(
@@ -401,10 +403,10 @@ def test_a_payload_of_the_record_that_can_never_come(learner, change, error):
     fetch = made.one._rounds[0].fetches[1]
     vars(fetch).update(complete=False, got=[], **change)
     if error is None:
-        assert not made.one.arrived(0)
+        assert made.one.names_ours(0) is None
     else:
         with pytest.raises(error):
-            made.one.arrived(0)
+            made.one.names_ours(0)
 
 
 def test_terms_are_compared_with_those_of_the_record(learner):
