@@ -270,13 +270,13 @@ class JobCarrier:
         the longer for them the more steps they have to make to come here."""
         step, now = int(state.counters.step), self._trained
         sends = int(state.counters.sends.sum())
+        if self.pacing.first is not None:
+            self._patience_s = self.pacing.patience_s(step - self._done_until)
         # Exchanges in groups have other names.
         ahead = self._known is not None and self.group_size is None
         if ahead and step < now and sends >= self._known:
-            missed = _missed(loop, state, now)
-            self._known = sends + self.exchange.fetch_ahead(sends + 1, now - step + 1, missed)
-        if self.pacing.first is not None:
-            self._patience_s = self.pacing.patience_s(step - self._done_until)
+            given = now - step + 1, _missed(loop, state, now), self._patience_s
+            self._known = sends + self.exchange.fetch_ahead(sends + 1, *given)
 
     def reach(self, loop: SyncLoop, state: TrainState, stage: Stage, begun: bool) -> bool:
         # One answer for a step with a send, so that it is put off as a whole: what lands and what

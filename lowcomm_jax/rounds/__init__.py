@@ -37,7 +37,7 @@ arrival         all       as a learner's round    1        no time              
 "Any": exchanges are agreed on in any order, and land in the order of their sends. The end compares
 anchors (`JobCarrier.compare_final_anchors`); the last synchronisation is exchanges, for learners
 and arrivals, too. Rounds that all have missed in an outage are ended without a wait, once each of
-the awaited has said that it has no part (`RemoteExchange._close_missed`): their records are empty.
+the awaited has said that it has no part (`RemoteExchange._end_missed`): their records are empty.
 Nobody waits for what travels early. `JobCarrier` says what goes in slices: payloads of all regions
 that `slicing.goes_in_slices` names.
 """

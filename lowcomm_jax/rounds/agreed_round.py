@@ -183,7 +183,7 @@ class AgreedRound(Round):
             return self._announce(self._offered)
         if commit is None and request.joins:
             heard = hears and self._held is None and self.hear()
-            commit = self._propose()
+            commit = self.propose()
         if commit is None:
             return heard or len(self._held or ()) > confirmed
         self._fetch_all(commit)
@@ -225,7 +225,7 @@ class AgreedRound(Round):
 
     # -- the record: when it is written, and what it names ----------------------------------------
 
-    def _propose(self) -> Commit | None:
+    def propose(self) -> Commit | None:
         """Write the commit record, unless a region has still to be waited for.
 
         Where nobody confirms, it names those that it admits, and nobody else.

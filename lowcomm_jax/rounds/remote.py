@@ -27,12 +27,12 @@ from lowcomm_jax.rounds.slicing import Slicing
 from lowcomm_jax.rounds.state_transfer import AnchorVersions
 from lowcomm_jax.rounds.two_shot_exchange import TwoShotExchange, averages_of
 from lowcomm_jax.schedule import Admission
-from lowcomm_jax.store import terms, wire
+from lowcomm_jax.store import wire
 from lowcomm_jax.store.commits import Job, name_of
 from lowcomm_jax.store.context import ExchangeContext, until_answered
 from lowcomm_jax.store.errors import StoreUnavailable
 from lowcomm_jax.store.kv import AT_ONCE, at_once
-from lowcomm_jax.store.records import Announcement, Commit
+from lowcomm_jax.store.records import Commit
 from lowcomm_jax.store.terms import Heal, Terms
 
 _MOST_AHEAD = 1 << 30
@@ -62,7 +62,7 @@ class RemoteExchange(Membership):
         self._early: dict[str, EarlyPayload] = {}  # those that no exchange has taken yet
         self._stops: Callable[[], bool] = lambda: False
         self._missed: set[int] = set()  # by the exchanges that ended last
-        self._absent = (0, 0)  # the last exchange that this region sits out: epoch and number
+        self._sat_out: dict[str, AgreedRound] = {}  # by name, in which it has said so
 
     @property
     @led
@@ -278,7 +278,7 @@ class RemoteExchange(Membership):
         return max(sent, default=0)
 
     @led
-    def fetch_ahead(self, first: int, count: int, missed: int = 0) -> int:
+    def fetch_ahead(self, first: int, count: int, missed: int = 0, patience_s: float = 0.0) -> int:
         """Read what came of exchanges of all regions that went on without us, all at once.
 
         `start` and `finish` then find it here: their number costs no round trips to the store.
@@ -292,6 +292,7 @@ class RemoteExchange(Membership):
           first: number of the first exchange, which is its key.
           count: how many at most.
           missed: in how many of them, from the first on, this region certainly has no part.
+          patience_s: as in `start`.
 
         Returns:
           How many, from the first on, have been read.
@@ -307,8 +308,8 @@ class RemoteExchange(Membership):
                 landed = context.commit_log.read_ahead(names, jobs)
                 known += len(landed)
                 if not landed and known < until:
-                    self._sit_out(range(known, until))
-                    if closed != known and self._close_missed(names[: until - known]):
+                    self._sit_out(range(known, until), patience_s)
+                    if closed != known and self._end_missed(names[: until - known]):
                         closed = known
                         continue  # their records can be read now
                 averages = context.commit_log.read_ahead(list(map(averages_of, landed)), jobs)
@@ -325,40 +326,34 @@ class RemoteExchange(Membership):
             log.info("what the others have landed is read one by one: %s", error)
         return known - first
 
-    def _sit_out(self, numbers: range) -> None:
+    def _sit_out(self, numbers: range, patience_s: float) -> None:
         """Announce that this region has no part in these exchanges of all regions, once in each.
 
         An announcement that it has made stands. No terms: the region may agree with everyone.
         """
-        log, job = self._context.commit_log, self._context.heartbeat.job
-        epoch = self._context.heartbeat.own.epoch
-        new = [n for n in numbers if (epoch, n) > self._absent]
-        if new:
-            names = [self._of_all(str(n)) for n in new]
-            at_once(lambda name: log.announce(name, job, Announcement(None)), names)
-            self._absent = epoch, new[-1]
+        requests = [self._make_request(f"{n}", None, {}, patience_s=patience_s) for n in numbers]
+        known = self._sat_out
+        rounds = {x.name: known.get(x.name) or AgreedRound(self._context, x) for x in requests}
+        at_once(lambda name: rounds[name].publish({}), rounds.keys() - known.keys())
+        self._sat_out = rounds
 
-    def _close_missed(self, names: Sequence[str]) -> bool:
-        """Write the empty records of the first exchanges in which nobody has a part, if any.
+    def _end_missed(self, names: Sequence[str]) -> bool:
+        """Agree on the first of these exchanges in which nobody has a part, if any.
 
         Nobody has a part once all that are waited for have announced so: then no other record can
         come, whoever writes it.
         """
-        context, everyone = self._context, range(self.count)
-        living, empty = context.heartbeat.living(certain=False), {}
-        jobs = context.heartbeat.jobs(everyone)
+        context, ended = self._context, []
+        jobs = context.heartbeat.jobs(range(self.count))
         for name, said in context.commit_log.all_announced(names, jobs).items():
-            known = {r: one.terms for r, one in said.items() if r in living}
-            coming = any(r not in said and context.wait_list.awaited(r) for r in everyone)
+            round = self._sat_out[name]
+            round.announcements |= said
             taken = any(one.payload is not None for one in said.values())
-            agreed = known and terms.counting(known, context.heal) == known.keys()
-            if coming or taken or not agreed:
+            if taken or not all(map(round.is_final, round.request.members)):
                 break
-            late = context.wait_list.late_in(set(everyone) - said.keys())
-            present = {r: said[r].incarnation for r in sorted(known)}
-            empty[name] = Commit({}, known, self.region, present, late)
-        at_once(lambda name: context.commit_log.commit(name, empty[name]), empty)
-        return bool(empty)
+            ended.append(name)
+        at_once(lambda name: self._sat_out[name].propose(), ended)
+        return bool(ended)
 
     @led
     def forget_ahead(self) -> None:

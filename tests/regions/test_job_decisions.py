@@ -84,8 +84,8 @@ class Notes(Exchange):
     def reachable(self):
         return self.is_reachable
 
-    def fetch_ahead(self, first, count, missed):
-        self.calls.append(("fetch_ahead", first, count, missed))
+    def fetch_ahead(self, first, count, missed, patience_s):
+        self.calls.append(("fetch_ahead", first, count, missed, patience_s))
         return self.known
 
     def answer(self, versions):
@@ -167,7 +167,7 @@ def test_what_is_due_while_nobody_can_be_reached_is_made_up_for_as_if_absent():
     assert loop.asked == [(3, False, 1), (6, False, 1), (9, True, 1)]
     assert loop.done == [(3, False, False), (6, False, False), (9, True, True)]
     assert state.counters.behind == 0
-    assert loop.calls() == [("fetch_ahead", 4, 9 - 3 + 1, 2), ("forget_ahead",)]
+    assert loop.calls() == [("fetch_ahead", 4, 9 - 3 + 1, 2, 10.0), ("forget_ahead",)]
     # By the steps since that of the first deferral.
     assert loop.patience == [10.0, 30.0, 30.0] and loop.carrier._patience_s == 0.0
     assert loop.pacing == OutagePacing()
@@ -212,9 +212,9 @@ def test_more_is_read_ahead_once_what_was_read_is_done(known, asked):
     loop.exchange.known = known
     loop.run_due(State().at(12), ME, [])
     calls = [call for call in loop.exchange.calls if call[0] == "fetch_ahead"]
-    assert [first - 1 for _, first, _, _ in calls] == asked
+    assert [first - 1 for _, first, *_ in calls] == asked
     steps = [3 + 3 * (sends - 3) for sends in asked]  # an event, with a send, every third step
-    assert [given for _, _, *given in calls] == [[12 - at + 1, (12 - at) // 3] for at in steps]
+    assert [given for _, _, *given, _ in calls] == [[12 - at + 1, (12 - at) // 3] for at in steps]
 
 
 @pytest.mark.parametrize(

@@ -65,14 +65,14 @@ def at_proposal(living, held):
 def test_the_dead_are_not_present():
     """Region 2 died before region 1 had its payload: it averages nothing, and must not be asked."""
     one, _ = at_proposal(living={0, 1}, held={0: [0, 1, 2], 1: [0, 1]})
-    commit = one._propose()
+    commit = one.propose()
     assert sorted(commit.admitted) == [0, 1] and tuple(commit.present) == (0, 1)
 
 
 def test_who_announced_and_lives_is_present_without_a_payload():
     one, _ = at_proposal(living={0, 1, 2}, held={0: [0, 1, 2], 1: [0, 1, 2], 2: [0, 1, 2]})
     one.announcements[2] = Announced(1, None, {})
-    commit = one._propose()
+    commit = one.propose()
     assert sorted(commit.admitted) == [0, 1] and tuple(commit.present) == (0, 1, 2)
 
 
@@ -80,9 +80,9 @@ def test_a_confirmation_is_waited_for_twice_as_long_as_a_payload():
     """The other region may wait a deadline itself before it confirms."""
     one, around = at_proposal(living={0, 1, 2}, held={0: [0, 1, 2], 1: [0, 1, 2]})
     around.heartbeat.clock_s = 1.9 * DEADLINE_S
-    assert one._propose() is None
+    assert one.propose() is None
     around.heartbeat.clock_s = 2.0 * DEADLINE_S
-    assert sorted(one._propose().admitted) == [0, 1, 2]
+    assert sorted(one.propose().admitted) == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_terms_of_the_dead_whose_payload_is_here_count():
     """Others may hold it. Terms of the dead whose payload is not here do not."""
     one, _ = at_proposal(living={0, 1}, held={0: [0, 1, 2], 1: [0, 1, 2]})
     one.announcements[3] = Announced(1, payload(3), {})
-    commit = one._propose()
+    commit = one.propose()
     assert set(commit.terms) == {0, 1, 2} and sorted(commit.admitted) == [0, 1, 2]
     assert tuple(commit.present) == (0, 1, 2) and commit.writer == 0
 
@@ -120,7 +120,7 @@ def test_who_has_other_terms_is_no_part_of_the_record_but_named_in_it():
     for region in range(3):
         terms = {"step": 4 + (region == 2)}
         one.announcements[region] = Announced(1, payload(region), terms)
-    commit = one._propose()
+    commit = one.propose()
     assert sorted(commit.admitted) == [0, 1] and tuple(commit.present) == (0, 1)
     assert commit.terms == {0: {"step": 4}, 1: {"step": 4}, 2: {"step": 5}}
 
@@ -129,12 +129,12 @@ def test_confirmations_are_read_and_not_awaited_of_the_dead_or_replaced():
     one, around = at_proposal(living={0, 1}, held={0: [0, 1, 2]})
     confirmed = {1: {0: payload(0).content, 1: payload(1).content}}
     around.commit_log.confirmed = lambda name, jobs: confirmed
-    commit = one._propose()  # at once: 2 is dead
+    commit = one.propose()  # at once: 2 is dead
     assert sorted(commit.admitted) == [0, 1], "region 1 does not hold that of 2"
     assert one._held.keys() == {0, 1}
     one, around = at_proposal(living={0, 1, 2}, held={0: [0, 1, 2], 1: [0, 1, 2]})
     around.heartbeat.latest = lambda: {2: Beat(incarnation=2)}
-    assert sorted(one._propose().admitted) == [0, 1, 2]
+    assert sorted(one.propose().admitted) == [0, 1, 2]
 
 
 def test_a_payload_that_only_we_lack_is_waited_for_while_the_others_live():
@@ -145,11 +145,11 @@ def test_a_payload_that_only_we_lack_is_waited_for_while_the_others_live():
         one.fetches[2].complete = False
         around.heartbeat.clock_s = 1.9 * DEADLINE_S
         if at_once:
-            assert sorted(one._propose().admitted) == [0, 1]
+            assert sorted(one.propose().admitted) == [0, 1]
             continue
-        assert one._propose() is None
+        assert one.propose() is None
         around.heartbeat.clock_s = 2.0 * DEADLINE_S
-        assert sorted(one._propose().admitted) == [0, 1]
+        assert sorted(one.propose().admitted) == [0, 1]
 
 
 # -- what is waited for before a region confirms what it holds ----------------------------------
@@ -183,7 +183,7 @@ def confirms(one):
 def proposed(one):
     """The record that a region writes once it has looked."""
     one.hear()
-    return one._propose()
+    return one.propose()
 
 
 def arrive(one, around, region, here=True):
