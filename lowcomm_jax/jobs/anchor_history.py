@@ -17,7 +17,7 @@ from lowcomm_jax.mesh.offload import unstow
 from lowcomm_jax.params.fragments import Fragments, take
 from lowcomm_jax.state.train_state import TrainState
 
-_REMEMBERED = 32  # steps with sends or landings
+_REMEMBERED = 32  # versions
 
 _ODD = (0x9E3779B1, 0x85EBCA77)  # large odd multipliers, so that every bit of an element counts
 
@@ -31,12 +31,12 @@ class AnchorHistory:
 
     Attributes:
       shared: whether all regions have one anchor. Where each has its own, nothing is compared.
-      past: results of `terms`, by `anchor_version`, ascending.
+      past: results of `terms`, by `anchor_version`, in their order.
     """
 
     def __init__(self, shared: bool):
         self.shared = shared
-        self.past: dict[tuple[int, str], DeviceTerms] = {}
+        self.past: dict[str, DeviceTerms] = {}
         self._known: dict[int, tuple[list[weakref.ref], jax.Array]] = {}
 
     def sent(self, anchor: Anchor, fragments: Fragments, p: int) -> DeviceTerms:
@@ -73,32 +73,24 @@ class AnchorHistory:
         """Forget the past: another region's state takes the place of this one's."""
         self.past = {}
 
-    def note(self, state: TrainState, fragments: Fragments, anew: bool = True) -> None:
-        """Remember the digest of this state's anchor.
-
-        Args:
-          anew: also where its version is known from an earlier step.
-        """
+    def note(self, state: TrainState, fragments: Fragments) -> None:
+        """Remember the digest of this state's anchor."""
         if not self.shared:
             return
-        now = anchor_version(state)
-        if not anew and now[1] in {version for _, version in self.past}:
-            return
-        # A new one each time: others may be reading the old one on their threads.
-        self.past = {**self.past, now: self.terms(state.anchor, fragments)}
+        self.past[anchor_version(state)] = self.terms(state.anchor, fragments)
         if len(self.past) > _REMEMBERED:
             del self.past[next(iter(self.past))]
 
 
-def anchor_version(state: TrainState) -> tuple[int, str]:
-    """(step, version); equal versions mean that the same payloads have landed.
+def anchor_version(state: TrainState) -> str:
+    """What has landed in an anchor; equal versions mean that the same payloads have.
 
-    The version has the number of landings of every fragment: payloads land in the order of sends.
+    It has the number of landings of every fragment: payloads land in the order of sends.
     """
     landed = state.counters.sends.copy()
     for flight in state.in_flight.values():
         landed[int(flight.fragment)] -= not flight.anchor_updated
-    return int(state.counters.step), ".".join(map(str, landed))
+    return ".".join(map(str, landed))
 
 
 @jax.jit

@@ -252,7 +252,7 @@ class JobCarrier:
         self._done_until = state.counters.done_until
         if due > now and self.tells:
             over = with_step(state, now, behind=0)
-            self.anchor_history.note(over, loop.fragments, anew=False)
+            self.anchor_history.note(over, loop.fragments)
             self.tell(over, trained=now)
         late = self.pacing.first is not None and due < now
         self._known = None

@@ -167,7 +167,7 @@ def _compare(carrier: JobCarrier, loop: SyncLoop, state: TrainState) -> None:
     """
     exchange, until = carrier.exchange, time.monotonic() + _COMPARE_SECONDS
     own = carrier.anchor_history.terms(state.anchor, loop.fragments)
-    step, version = anchor_version(state)
+    step, version = int(state.counters.step), anchor_version(state)
     if not own:
         return  # regions have anchors of their own
 

@@ -57,8 +57,8 @@ PyTree = Any
 State = tuple[int, dict[str, np.ndarray], dict[str, Any]]
 """Step, arrays, document."""
 
-AnchorVersions = Mapping[tuple[int, str], Mapping[str, Any]]
-"""Terms (`terms`) by (step, version), ascending; see `anchor_history.anchor_version`."""
+AnchorVersions = Mapping[str, Mapping[str, Any]]
+"""Terms (`terms`) by version, in the order of landings; see `anchor_history.anchor_version`."""
 
 
 def shared_state(state: TrainState) -> tuple[int, dict[str, np.ndarray], dict[str, Any]]:
@@ -352,7 +352,7 @@ class StateTransfer:
         heartbeat, told = self._context.heartbeat, {}
         if self.asking():
             told = dict(heartbeat.own.anchors)
-            new = [(name, one) for (_, name), one in versions.items() if name not in told]
+            new = [(name, one) for name, one in versions.items() if name not in told]
             told |= {name: terms.as_record(x) for name, x in itertools.takewhile(_computed, new)}
         if told != heartbeat.own.anchors:
             heartbeat.update(at_once=False, anchors=told)

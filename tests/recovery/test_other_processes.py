@@ -45,13 +45,14 @@ def test_a_state_is_taken_from_the_leader(exchange):
 
 
 def test_anchors_are_compared_by_the_leader(exchange, monkeypatch):
-    monkeypatch.setattr(rejoin, "anchor_version", lambda state: (3, "3.1"))
+    monkeypatch.setattr(rejoin, "anchor_version", lambda state: "3.1")
     history = SimpleNamespace(
         note=lambda *_: None, terms=lambda *_: {"anchor": "5"}, shared=True, past={}
     )
     carrier = SimpleNamespace(exchange=exchange, anchor_history=history)
     loop = SimpleNamespace(fragments=None)
-    rejoin._compare(carrier, loop, SimpleNamespace(anchor={}))
+    state = SimpleNamespace(anchor={}, counters=SimpleNamespace(step=3))
+    rejoin._compare(carrier, loop, state)
 
 
 def test_nobody_left_is_told_to_all(exchange, second):

@@ -7,7 +7,7 @@ from regions.party import land, send, until
 
 from lowcomm_jax.store.errors import Parted
 
-NOW = (8, "8.2.0")
+STEP, NOW = 8, "8.2.0"
 
 
 def anchor(word):
@@ -29,32 +29,32 @@ def told_by(newcomer):
 
 def test_it_waits_until_all_have_told_of_that_moment(party):
     first, second, newcomer = asking(party, 3)
-    assert not newcomer.state_transfer.anchors_agree(*NOW, anchor(5), at_last=False)
-    first.answer({(7, "7.2.0"): anchor(4), NOW: anchor(5)})
-    second.answer({(7, "7.2.0"): anchor(4)})
+    assert not newcomer.state_transfer.anchors_agree(STEP, NOW, anchor(5), at_last=False)
+    first.answer({"7.2.0": anchor(4), NOW: anchor(5)})
+    second.answer({"7.2.0": anchor(4)})
     until(lambda: told_by(newcomer) == {0, 1})
-    assert not newcomer.state_transfer.anchors_agree(*NOW, anchor(5), at_last=False)
-    assert newcomer.state_transfer.anchors_agree(*NOW, anchor(5), at_last=True)
+    assert not newcomer.state_transfer.anchors_agree(STEP, NOW, anchor(5), at_last=False)
+    assert newcomer.state_transfer.anchors_agree(STEP, NOW, anchor(5), at_last=True)
     second.answer({NOW: anchor(5)})
-    until(lambda: newcomer.state_transfer.anchors_agree(*NOW, anchor(5), at_last=False))
+    until(lambda: newcomer.state_transfer.anchors_agree(STEP, NOW, anchor(5), at_last=False))
 
 
 def test_a_region_at_that_very_step_may_still_have_that_version(party):
     """Of the same step, but of one landing less: it has that one before its next step."""
     first, second, newcomer = asking(party, 3)
     first.answer({NOW: anchor(5)})
-    second.answer({(8, "8.1.0"): anchor(4)})
+    second.answer({"8.1.0": anchor(4)})
     until(lambda: told_by(newcomer) == {0, 1})
-    assert not newcomer.state_transfer.anchors_agree(*NOW, anchor(5), at_last=False)
-    second.answer({(8, "8.1.0"): anchor(4), (9, "9.2.0"): anchor(6)})
-    until(lambda: newcomer.state_transfer.anchors_agree(*NOW, anchor(5), at_last=False))
+    assert not newcomer.state_transfer.anchors_agree(STEP, NOW, anchor(5), at_last=False)
+    second.answer({"8.1.0": anchor(4), "9.2.0": anchor(6)})
+    until(lambda: newcomer.state_transfer.anchors_agree(STEP, NOW, anchor(5), at_last=False))
 
 
 def test_who_was_not_there_at_that_moment_has_no_vote(party):
     first, second, newcomer = asking(party, 3)
     first.answer({NOW: anchor(5)})
-    second.answer({(9, "9.2.0"): anchor(6)})
-    until(lambda: newcomer.state_transfer.anchors_agree(*NOW, anchor(5), at_last=False))
+    second.answer({"9.2.0": anchor(6)})
+    until(lambda: newcomer.state_transfer.anchors_agree(STEP, NOW, anchor(5), at_last=False))
 
 
 @pytest.mark.parametrize("heal, heals", [("stop", False), ("majority", True)])
@@ -62,10 +62,10 @@ def test_a_state_that_the_others_do_not_have_is_refused(party, heal, heals):
     first, second, newcomer = asking(party, 3, heal=heal)
     first.answer({NOW: anchor(5)})
     second.answer({NOW: anchor(5)})
-    until(lambda: newcomer.state_transfer.anchors_agree(*NOW, anchor(5), at_last=False))
+    until(lambda: newcomer.state_transfer.anchors_agree(STEP, NOW, anchor(5), at_last=False))
     told = r"a state of step 8: region 0: anchor 0+5; region 1: anchor 0+5; region 2: anchor 0+6"
     with pytest.raises(Parted, match=told) as error:
-        newcomer.state_transfer.anchors_agree(*NOW, anchor(6), at_last=False)
+        newcomer.state_transfer.anchors_agree(STEP, NOW, anchor(6), at_last=False)
     assert error.value.heals == heals
 
 
@@ -107,17 +107,17 @@ def test_a_moment_is_told_of_as_long_as_somebody_asks(party):
     first, second, newcomer = asking(party, 3)
     for x in (first, second):
         x.answer({NOW: anchor(5)})
-        x.answer({(n, f"{n}.3.0"): anchor(6) for n in range(9, 50)})
+        x.answer({f"{n}.3.0": anchor(6) for n in range(9, 50)})
     until(lambda: told_by(newcomer) == {0, 1})
     with pytest.raises(Parted):
-        newcomer.state_transfer.anchors_agree(*NOW, anchor(6), at_last=False)
-    assert newcomer.state_transfer.anchors_agree(*NOW, anchor(5), at_last=False)
+        newcomer.state_transfer.anchors_agree(STEP, NOW, anchor(6), at_last=False)
+    assert newcomer.state_transfer.anchors_agree(STEP, NOW, anchor(5), at_last=False)
 
 
 def test_it_does_not_agree_with_nobody(party, caplog):
     regions = party.run(2)
-    assert not regions[1].state_transfer.anchors_agree(*NOW, anchor(5), at_last=False)
-    assert regions[1].state_transfer.anchors_agree(*NOW, anchor(5), at_last=True)
+    assert not regions[1].state_transfer.anchors_agree(STEP, NOW, anchor(5), at_last=False)
+    assert regions[1].state_transfer.anchors_agree(STEP, NOW, anchor(5), at_last=True)
     assert "nobody has told of its anchor" in caplog.text
 
 

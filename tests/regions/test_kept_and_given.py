@@ -495,7 +495,7 @@ def test_when_anchors_are_compared(caplog, told, agree):
 def test_anchors_are_told_while_somebody_asks_and_only_what_is_new():
     beats = Beats(r1=TRAINS)
     transfer = giving(beats)
-    old, new = {(8, "8.2"): SAME}, {(9, "9.2"): OTHER, (10, "10.2"): SAME}
+    old, new = {"8.2": SAME}, {"9.2": OTHER, "10.2": SAME}
     transfer.tell_anchors(old)
     assert beats.told == [], "nobody asks"
     beats.others[1] = ASKS
@@ -520,7 +520,7 @@ def test_what_the_device_still_computes_is_told_later(monkeypatch):
     transfer = giving(beats)
     one = jnp.zeros(2, jnp.uint32)
     monkeypatch.setattr(type(one), "is_ready", lambda x: bool(computed))
-    versions = {(8, "8"): SAME, (9, "9"): {"anchor": one}, (10, "10"): SAME}
+    versions = {"8": SAME, "9": {"anchor": one}, "10": SAME}
     transfer.tell_anchors(versions)
     assert beats.told.pop()["anchors"].keys() == {"8"}
     computed.append(True)
