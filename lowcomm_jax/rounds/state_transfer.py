@@ -373,8 +373,8 @@ class StateTransfer:
         """
         context = self._context
         context.heartbeat.check()
-        latest = context.heartbeat.latest()
-        told = {region: latest[region].anchors for region in sorted(self.donors())}
+        donors, latest = sorted(self.donors()), context.heartbeat.latest()
+        told = {region: latest[region].anchors for region in donors}
         known = {region: one[version] for region, one in told.items() if version in one}
         # Who has told of a later one, and not of this one, never had it.
         missing = [one for r, one in told.items() if r not in known and not _past(version, one)]
