@@ -103,12 +103,15 @@ class AnchorCheck:
 
     def _read_all(self) -> dict[int, Anchors]:
         """The newest record of each region; what an earlier job has written says nothing."""
-        latest, slots, newest = self._context.heartbeat.latest(), self._context.slots, {}
-        for slot, (region, incarnation, _) in slots.numbered(self._prefix, 3).items():
-            if region in latest and latest[region].incarnation == incarnation:
-                newest[region] = slot  # they ascend
-        stand = slots.all_first(dict.fromkeys(newest.values(), Anchors))
-        return {region: stand[slot] for region, slot in newest.items() if slot in stand}
+        latest, slots = self._context.heartbeat.latest(), self._context.slots
+        told = {
+            slot: region
+            for slot, (region, incarnation, _) in slots.numbered(self._prefix, 3).items()
+            if region in latest and latest[region].incarnation == incarnation
+        }
+        # They ascend. Of all: a key that is no record must not stand for one.
+        stand = slots.all_first(dict.fromkeys(told, Anchors))
+        return {told[slot]: record for slot, record in stand.items()}
 
     @property
     def _prefix(self) -> str:

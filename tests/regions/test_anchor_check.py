@@ -129,6 +129,16 @@ def test_what_an_earlier_job_has_told_says_nothing(party):
     assert 0 not in newcomer.anchor_check._read_all()
 
 
+@pytest.mark.parametrize("number", [7, 10**15 - 1])
+def test_a_key_that_is_no_record_does_not_stand_for_one(party, number):
+    """Whoever can write to the store could else keep regions from coming back."""
+    first, second, newcomer = asking(party, 3)
+    newcomer._context.store.create(f"anchors/1/0.1.{number}.0", b"of a stranger")
+    for x in (first, second):
+        x.answer({NOW: anchor(5)})
+    until(lambda: newcomer.anchor_check.anchors_agree(*NOW, anchor(5), at_last=False))
+
+
 def test_the_last_one_gives_a_state_even_if_it_was_left_behind(party):
     """As at the end of a run, after which nobody exchanges any more."""
     regions = party.run(3)
