@@ -33,6 +33,7 @@ from lowcomm_jax.jobs.anchors_ahead import ANCHOR, AnchorsAhead
 from lowcomm_jax.jobs.job_traffic import JobTraffic
 from lowcomm_jax.jobs.participation import Participation
 from lowcomm_jax.jobs.payload_rows import (
+    arrays_beside,
     arrays_that_travel,
     arrays_to_send,
     everyones,
@@ -46,7 +47,7 @@ from lowcomm_jax.optimizers import at_step
 from lowcomm_jax.rounds.loopback_exchange import LoopbackExchange
 from lowcomm_jax.rounds.remote import RemoteExchange
 from lowcomm_jax.rounds.request import Arrived, arrange
-from lowcomm_jax.rounds.slicing import Slicing, named
+from lowcomm_jax.rounds.slicing import Slicing
 from lowcomm_jax.rounds.state_transfer import State, shared_state
 from lowcomm_jax.rules.topology import Groups, member_table
 from lowcomm_jax.schedule.base import Move, Send, Stage, View
@@ -123,7 +124,6 @@ class PendingExchange:
       name: the key of its exchange.
       terms: of its exchange (`RemoteExchange.start`).
       members: the regions that exchange it, ascending.
-      like: shapes and dtypes of what comes from each region, by name.
       sends: whether this region takes part; else it takes what the others exchange.
       slicing: how payloads are reduced in slices; None = everyone gets those of all.
     """
@@ -131,7 +131,6 @@ class PendingExchange:
     name: str
     terms: dict[str, Any]
     members: tuple[int, ...]
-    like: dict[str, jax.ShapeDtypeStruct]
     sends: bool
     slicing: Slicing | None
 
@@ -373,7 +372,7 @@ class JobCarrier:
         p, fragments = int(flight.fragment), loop.fragments
         groups = loop.groups(round_of(state, flight))
         exchange = loop.programs.exchange.at(int(flight.level))
-        members, like, sends = self.own_group(groups), fragments.like(p), self.role.sends
+        members, sends = self.own_group(groups), self.role.sends
         # Named by the send's number, the same in all regions: one that decided on another fragment
         # or step must find out.
         name = f"{self._prefix}{state.counters.sends_until(int(flight.sent))}"
@@ -381,16 +380,10 @@ class JobCarrier:
         terms |= {"fragment": p, "level": int(flight.level)}
         if not again:  # else the anchor may have moved since, and does not tell which one it was
             terms |= self.anchor_history.sent(state.anchor, fragments, p)
-        arrays = arrays_that_travel(flight)
-        shapes = {k: jax.ShapeDtypeStruct(x.shape, x.dtype) for k, x in arrays.items()}
         slicing = None
         if groups is None and self.announced.in_slices(exchange):
-            slicing = self._slicing(flight, shapes, exchange, like)
-            shapes = {k: x for k, x in shapes.items() if k in slicing.rest}
-        if self.anchors_ahead is not None:
-            of_anchor = {f"{ANCHOR}/{k}": x.shape for k, x in like.items()}
-            shapes |= {k: jax.ShapeDtypeStruct((1, *x), "float32") for k, x in of_anchor.items()}
-        self._pending[key] = PendingExchange(name, terms, members, shapes, sends, slicing)
+            slicing = self._slicing(flight, exchange, fragments.like(p))
+        self._pending[key] = PendingExchange(name, terms, members, sends, slicing)
         if sends:
             how = {"members": members, "terms": terms, "reduction": slicing}
             how["patience_s"] = self._patience_s
@@ -400,13 +393,11 @@ class JobCarrier:
             self.exchange.start(name, arrays_to_send(flight), takes_part=takes_part, **how)
         return {}
 
-    def _slicing(
-        self, flight: InFlight, shapes: dict, exchange: MeshExchange, like: PyTree
-    ) -> Slicing:
+    def _slicing(self, flight: InFlight, exchange: MeshExchange, like: PyTree) -> Slicing:
         kind = int(flight.fragment), int(flight.level)
         if kind not in self._slicings:
             payload = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), flight.payload)
-            rest = without_region({k: x for k, x in shapes.items() if k not in named(payload)})
+            rest = without_region(arrays_beside(flight))
             codec = None if exchange.codec is None else exchange.whole(like)
             self._slicings[kind] = Slicing(codec, like, payload, rest, self.total)
         return self._slicings[kind]
@@ -439,13 +430,18 @@ class JobCarrier:
                 "engine.reconnect(state) before the first step"
             )
         flight, pending = state.in_flight[key], self._pending.pop(key)
-        # Who only listens to a small group learns nothing: its members may never exchange.
-        learns = pending.sends or len(pending.members) == self.total
+        # Who only listens to a group learns nothing: its members may never exchange.
+        learns = pending.sends or self.group_size is None
         if pending.sends:
             self._wait_for(state, [pending.name])
-            arrived = self.exchange.finish(pending.name, pending.like)
+            arrived = self.exchange.finish(pending.name)
+        elif learns:
+            arrived = self._listen(flight, pending)
         else:
-            arrived = self._listen(pending) if learns else arrange({}, pending.like, self.total)
+            anchor = loop.fragments.like(int(flight.fragment))
+            shapes = {f"{ANCHOR}/{name}": ("float32", x.shape) for name, x in anchor.items()}
+            shapes |= without_region(arrays_that_travel(flight))
+            arrived = arrange({}, shapes, self.total)
         if flight.takes_part.any():
             self.participation.note(arrived.ours)
             state = state if arrived.ours else uncounted(state, key)
@@ -458,7 +454,7 @@ class JobCarrier:
             self.witness(Counted(p, step, number, last, counted_N.copy(), adopts, header))
         return state, collected
 
-    def _listen(self, pending: PendingExchange) -> Arrived:
+    def _listen(self, flight: InFlight, pending: PendingExchange) -> Arrived:
         """Wait until the others have exchanged this payload; returns what came of it.
 
         Raises:
@@ -467,7 +463,7 @@ class JobCarrier:
         how = {"members": pending.members, "terms": pending.terms, "reduction": pending.slicing}
 
         def look() -> Arrived | None:
-            return self.exchange.skip(pending.name, pending.like, **how)
+            return self.exchange.skip(pending.name, arrays_that_travel(flight), **how)
 
         return wait_for_donors(self.exchange, pending.name, look)
 
@@ -576,7 +572,7 @@ class JobCarrier:
         how = {"takes_part": False, "terms": terms, "patience_s": self._patience_s}
         self.exchange.start(name, {}, **how)
         try:
-            self.exchange.finish(name, {})
+            self.exchange.finish(name)
         except Parted as error:
             raise Parted(str(error), heals=False) from error
         self._tell_of_others(name, state)

@@ -218,15 +218,11 @@ class RemoteExchange(Membership):
         return here
 
     @led
-    def finish(self, key: str, like: dict[str, jax.ShapeDtypeStruct]) -> Arrived:
+    def finish(self, key: str) -> Arrived:
         """Wait until the commit record and all its payloads are here.
 
-        Args:
-          like: shapes and dtypes of the arrays `[1, ...]`, as `start` got them. Of arrays that are
-            reduced in slices: those that come beside the slices.
-
         Raises:
-          Rejected: a region's payload has other shapes than `like`.
+          Rejected: a region's payload has other shapes than `start` got.
           Lost: a payload that was agreed on is gone with all who had it.
           Parted: this region's terms do not hold, or no region's do.
         """
@@ -236,7 +232,7 @@ class RemoteExchange(Membership):
         del self._open[key]
         waited = one.waited + time.monotonic() - began
         ours, times = one.commit.admits(*self._context.heartbeat.job), (one.seconds, waited)
-        return arrange(by_region, like, self.count, ours, one.reduced, *times)
+        return arrange(by_region, one.shapes, self.count, ours, one.reduced, *times)
 
     @led
     def skip(
@@ -250,16 +246,19 @@ class RemoteExchange(Membership):
     ) -> Arrived | None:
         """Read an exchange that we did not start; None = there is no commit record yet.
 
+        Args:
+          like: shapes and dtypes of the arrays `[1, ...]` that the others have sent.
+
         Raises:
           StoreUnavailable: try again later; and what `finish` raises.
         """
         self._context.heartbeat.check()
         given = {"joins": False, "terms": terms or {}}
-        request = self._make_request(key, members, {}, reduction, **given)
+        request = self._make_request(key, members, like, reduction, **given)
         if not is_committed(self._context.commit_log, request):
             return None
         self._open[key] = self._begin(request)
-        return self.finish(key, like)
+        return self.finish(key)
 
     @led
     def agreed_terms(self, key: str) -> dict[int, Terms] | None:
@@ -473,7 +472,7 @@ class RemoteExchange(Membership):
         if wrong:
             raise ValueError("; ".join(wrong))
         shapes = wire.without_region(arrays) if reduction is None else reduction.rest
-        rest["like"] = dict.fromkeys(group, shapes) if shapes else None
+        rest["like"] = dict.fromkeys(group, shapes)
         rest["awaited"] = self._context.wait_list.awaited
         name = name_of(epoch, key, group, self.count)
         return ExchangeRequest(key, name, group, dict(arrays), reduction=reduction, **rest)
