@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,6 +29,7 @@ from lowcomm_jax.exchange import MeshExchange, Traffic
 from lowcomm_jax.exchange.pairs import Draw
 from lowcomm_jax.jobs.anchor_history import AnchorHistory
 from lowcomm_jax.jobs.anchors_ahead import ANCHOR, AnchorsAhead
+from lowcomm_jax.jobs.given_state import given, position
 from lowcomm_jax.jobs.job_traffic import JobTraffic
 from lowcomm_jax.jobs.participation import Participation
 from lowcomm_jax.jobs.payload_rows import (
@@ -39,7 +39,6 @@ from lowcomm_jax.jobs.payload_rows import (
     everyones,
     with_everyones_rows,
 )
-from lowcomm_jax.jobs.peer_copy import given_to_peers
 from lowcomm_jax.mesh.arrays import place
 from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.methods.base import Method
@@ -48,7 +47,7 @@ from lowcomm_jax.rounds.loopback_exchange import LoopbackExchange
 from lowcomm_jax.rounds.remote import RemoteExchange
 from lowcomm_jax.rounds.request import Arrived, arrange
 from lowcomm_jax.rounds.slicing import Slicing
-from lowcomm_jax.rounds.state_transfer import State, shared_state
+from lowcomm_jax.rounds.state_transfer import State
 from lowcomm_jax.rules.topology import Groups, member_table
 from lowcomm_jax.schedule.base import Move, Send, Stage, View
 from lowcomm_jax.state.train_state import (
@@ -56,7 +55,6 @@ from lowcomm_jax.state.train_state import (
     TrainState,
     in_send_order,
     round_of,
-    rounds_landed,
     with_inner,
 )
 from lowcomm_jax.store.errors import Lost, Parted, StoreUnavailable
@@ -172,7 +170,6 @@ class JobCarrier:
       role: how it takes part now (`acting`).
       pacing: how long the others may take after an outage.
       participation: whether the others counted what this region sent.
-      gives: what a region that asks is given of a state. Of trainers `JobTrainers` sets it.
       witness: called with every outcome before it lands, if the outcome is known; None = nobody is
         called.
       paused: see `Carrier`; also of a state that was restored within a step.
@@ -197,9 +194,6 @@ class JobCarrier:
         self.anchor_history = AnchorHistory(method.anchors == "shared")
         self.anchors_ahead = None if topology is None else AnchorsAhead(exchange)
         self.role, self.pacing, self.participation = Role(), OutagePacing(), Participation()
-        self.gives: Callable[[Any], State] = shared_state
-        if schedule.by_rounds:
-            self.gives = functools.partial(given_to_peers, method)
         self.witness: Callable[[Counted], None] | None = None
         self.paused = False
         self.header: dict[str, Any] = {}
@@ -356,7 +350,11 @@ class JobCarrier:
     def answer(self, state: Any) -> None:
         """Give a newcomer what it asks for: digests of anchors, and the state if we owe it."""
         if self.exchange.answer(self.anchor_history.past):
-            self.exchange.give_state(*self.gives(state))
+            self.exchange.give_state(*self.given(state))
+
+    def given(self, state: Any) -> State:
+        """What a region that asks is given of a state (`given_state`)."""
+        return given(state, self._method)
 
     # -- payloads to and from the other jobs ----------------------------------------------------
 
@@ -599,7 +597,7 @@ class JobCarrier:
 
     def position(self, state: TrainState) -> int:
         """How far a state is, in what all regions have in common: steps, or rounds."""
-        return rounds_landed(state) if self._by_rounds else int(state.counters.step)
+        return position(self._method, state)
 
     def _final(self, state: TrainState) -> str:
         """Key of the exchange that compares anchors at the end."""

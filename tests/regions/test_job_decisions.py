@@ -414,7 +414,7 @@ def test_a_wait_goes_on_once_who_asked_is_answered_also_where_it_has_died_meanwh
         give_state=lambda *state: given.append(state),
     )
     carrier = JobCarrier(exchange, method(shared=False))
-    carrier.gives, carrier._pending["k"] = (lambda state: ("a state",)), pending()
+    carrier.given, carrier._pending["k"] = (lambda state: ("a state",)), pending()
     state = SimpleNamespace(inner=SimpleNamespace(params={}))
     assert carrier._arrive(SimpleNamespace(fragments=None), state, ["k"])
     assert (outcomes, owes, given) == ([], [], [("a state",)])
