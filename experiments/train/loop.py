@@ -435,7 +435,7 @@ class TrainingLoop:
         if self.run.exchange is None or self.run.job.by_rounds:
             return None
         sends = int(self.state.counters.sends.sum())
-        return self.run.engine.carrier.participation.none(sends) or None
+        return self.run.exchange.never_counted(sends) or None
 
     @contextmanager
     def _phase(self, name: str):

@@ -4,8 +4,7 @@
   away, acts are put off. `payload_rows`: the arrays that travel; with gossip `anchors_ahead`.
   `job_traffic`: their bytes.
 - Regions at a pace of their own: `round_carrier`. What one that comes back is given: `given_state`.
-- Anchors by their digests: `anchor_history`. Whether the others count this region:
-  `participation`.
+- Anchors by their digests: `anchor_history`.
 
 How a job joins a run that goes on: the room `recovery`. Several trainers: the room `adloco`.
 """

@@ -31,7 +31,6 @@ from lowcomm_jax.jobs.anchor_history import AnchorHistory
 from lowcomm_jax.jobs.anchors_ahead import ANCHOR, AnchorsAhead
 from lowcomm_jax.jobs.given_state import given, position
 from lowcomm_jax.jobs.job_traffic import JobTraffic
-from lowcomm_jax.jobs.participation import Participation
 from lowcomm_jax.jobs.payload_rows import (
     arrays_beside,
     arrays_that_travel,
@@ -169,7 +168,6 @@ class JobCarrier:
       anchors_ahead: anchors that are sent before their payloads; None without gossip.
       role: how it takes part now (`acting`).
       pacing: how long the others may take after an outage.
-      participation: whether the others counted what this region sent.
       witness: called with every outcome before it lands, if the outcome is known; None = nobody is
         called.
       paused: see `Carrier`; also of a state that was restored within a step.
@@ -193,7 +191,7 @@ class JobCarrier:
         self.tells = tells
         self.anchor_history = AnchorHistory(method.anchors == "shared")
         self.anchors_ahead = None if topology is None else AnchorsAhead(exchange)
-        self.role, self.pacing, self.participation = Role(), OutagePacing(), Participation()
+        self.role, self.pacing = Role(), OutagePacing()
         self.witness: Callable[[Counted], None] | None = None
         self.paused = False
         self.header: dict[str, Any] = {}
@@ -220,7 +218,6 @@ class JobCarrier:
         """A carrier of one of several trainers of this region; it holds what it has sent."""
         made = JobCarrier(self.exchange, self._method, f"{number}.", tells=False)
         made.role, made._slicings = Role(defers=False, holds=True), self._slicings
-        made.participation = self.participation
         return made
 
     @contextlib.contextmanager
@@ -440,9 +437,8 @@ class JobCarrier:
             shapes = {f"{ANCHOR}/{name}": ("float32", x.shape) for name, x in anchor.items()}
             shapes |= without_region(arrays_that_travel(flight))
             arrived = arrange({}, shapes, self.total)
-        if flight.takes_part.any():
-            self.participation.note(arrived.ours)
-            state = state if arrived.ours else uncounted(state, key)
+        if flight.takes_part.any() and not arrived.ours:
+            state = uncounted(state, key)
         collected = self._collected(flight, pending, arrived)
         counted_N, p = collected.flight.takes_part, int(flight.fragment)
         state.counters.counted[p] = counted_N.all()

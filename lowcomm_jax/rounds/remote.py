@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
 from typing import Any
@@ -34,6 +35,9 @@ from lowcomm_jax.store.errors import StoreUnavailable
 from lowcomm_jax.store.kv import AT_ONCE, at_once
 from lowcomm_jax.store.records import Announcement, Commit
 from lowcomm_jax.store.terms import Heal, Terms
+
+RUNNING = 3
+"""So many exchanges in a row without this region are no accident."""
 
 _MOST_AHEAD = 1 << 30
 log = logging.getLogger(__name__)
@@ -62,6 +66,7 @@ class RemoteExchange(Membership):
         self._early: dict[str, EarlyPayload] = {}  # those that no exchange has taken yet
         self._stops: Callable[[], bool] = lambda: False
         self._missed: set[int] = set()  # by the exchanges that ended last
+        self._counted: deque[bool] = deque(maxlen=RUNNING)  # whether they counted what we sent
         self._absent = (0, 0)  # the last exchange that this region sits out: epoch and number
 
     @property
@@ -259,6 +264,15 @@ class RemoteExchange(Membership):
             return None
         self._open[key] = self._begin(request)
         return self.finish(key)
+
+    @led
+    def never_counted(self, sends: int) -> bool:
+        """Whether nothing counted of the last three payloads, or of all where there were fewer.
+
+        Args:
+          sends: of the run so far. Of fewer payloads, as after a restart, nothing follows.
+        """
+        return len(self._counted) == min(sends, RUNNING) > 0 and not any(self._counted)
 
     @led
     def agreed_terms(self, key: str) -> dict[int, Terms] | None:
@@ -489,6 +503,7 @@ class RemoteExchange(Membership):
         def run() -> None:
             try:
                 result = exchange.result()
+                self._note_counted(request, exchange.commit)
                 # First: a region that closes after `finish` stays until all have its payload.
                 self._payload_gc.done(request.key, exchange.published)
             except BaseException as error:  # it is for `finish` to raise, on the caller's thread
@@ -506,6 +521,20 @@ class RemoteExchange(Membership):
         self._tell_of_absent(request, commit)
         self._payload_gc.sweep()
         self.state_transfer.sweep()
+
+    def _note_counted(self, request: ExchangeRequest, commit: Commit) -> None:
+        """Note whether the others counted this region; warns where so many in a row have not."""
+        if not (request.joins and request.takes_part):
+            return
+        before = len(self._counted) == RUNNING and not any(self._counted)
+        self._counted.append(commit.admits(*self._context.heartbeat.job))
+        if len(self._counted) == RUNNING and not any(self._counted) and not before:
+            log.warning(
+                "this region was not counted in %d exchanges running, and trains on: the others "
+                "get nothing that it learns. See whether they reach its address, and whether its "
+                "steps or its link are too slow for them",
+                RUNNING,
+            )
 
     def _tell_of_absent(self, request: ExchangeRequest, commit: Commit) -> None:
         """Warn of regions that ended early, died, or are too late, at the first exchange without.
