@@ -2,7 +2,6 @@
 
 - `job_carrier`: payloads on their way to the others, and theirs to this one; while the store is
   away, acts are put off. `payload_rows`: the arrays that travel; with gossip `anchors_ahead`.
-  `job_traffic`: their bytes.
 - Regions at a pace of their own: `round_carrier`. What one that comes back is given: `given_state`.
 - Anchors by their digests: `anchor_history`.
 

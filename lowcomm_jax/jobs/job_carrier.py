@@ -30,7 +30,6 @@ from lowcomm_jax.exchange.pairs import Draw
 from lowcomm_jax.jobs.anchor_history import AnchorHistory
 from lowcomm_jax.jobs.anchors_ahead import ANCHOR, AnchorsAhead
 from lowcomm_jax.jobs.given_state import given, position
-from lowcomm_jax.jobs.job_traffic import JobTraffic
 from lowcomm_jax.jobs.payload_rows import (
     arrays_beside,
     arrays_that_travel,
@@ -42,6 +41,7 @@ from lowcomm_jax.mesh.arrays import place
 from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.optimizers import at_step
+from lowcomm_jax.rounds.job_traffic import JobTraffic
 from lowcomm_jax.rounds.loopback_exchange import LoopbackExchange
 from lowcomm_jax.rounds.remote import RemoteExchange
 from lowcomm_jax.rounds.request import Arrived, arrange

@@ -6,9 +6,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from lowcomm_jax.jobs import job_carrier, job_traffic
+from lowcomm_jax.jobs import job_carrier
 from lowcomm_jax.jobs.job_carrier import JobCarrier, OutagePacing, PendingExchange, _missed
-from lowcomm_jax.jobs.job_traffic import JobTraffic
+from lowcomm_jax.rounds import job_traffic
+from lowcomm_jax.rounds.job_traffic import JobTraffic
 from lowcomm_jax.rounds.request import Arrived, arrange
 from lowcomm_jax.schedule import Adaptive, Staggered
 from lowcomm_jax.schedule.base import Move, Send
