@@ -199,7 +199,7 @@ class JobCarrier:
         self._pending: dict[str, PendingExchange] = {}
         # By fragment and level, so that each is compiled once.
         self._slicings: dict[tuple[int, int], Slicing] = {}
-        self._known: int | None = None  # of how many sends the outcome was read ahead
+        self._known = 0  # of how many sends the outcome was read ahead
         self._trained = 0  # inner steps that this region has made
         self._done_until = 0  # all that is due up to this step is done
         self._patience_s = 0.0  # waits so much longer in exchanges that start from now on
@@ -233,40 +233,36 @@ class JobCarrier:
 
     @contextlib.contextmanager
     def running(self, loop: SyncLoop, state: TrainState) -> Iterator[None]:
-        """Read ahead what the others have landed, where acts were put off and can be done now.
+        """Where nothing is due, tell the others how far this region is.
 
-        Where nothing is due, tell the others how far this region is.
+        What was read ahead (`_comes_to`) is let go of at the end.
         """
         now = int(state.counters.step)
-        self._trained, due = now, loop.upcoming(state, now)
-        self._done_until = state.counters.done_until
-        if due > now and self.tells:
+        self._trained, self._done_until = now, state.counters.done_until
+        if self.tells and loop.upcoming(state, now) > now:
             over = with_step(state, now, behind=0)
             self.anchor_history.note(over, loop.fragments, anew=False)
             self.tell(over, trained=now)
-        late = self.pacing.first is not None and due < now
-        self._known = None
-        if late and self._reachable():
-            self._known = int(state.counters.sends.sum())
         try:
             yield
         finally:
-            if self._known is not None:
+            if self._known:
                 self.exchange.forget_ahead()
-                self._known = None
+                self._known = 0
 
     def _comes_to(self, loop: SyncLoop, state: TrainState) -> None:
         """Before the first stage of a step: read ahead what the others have landed by now, and wait
         the longer for them the more steps they have to make to come here."""
+        if self.pacing.first is None:
+            return
         step, now = int(state.counters.step), self._trained
         sends = int(state.counters.sends.sum())
         # Exchanges in groups have other names.
-        ahead = self._known is not None and self.group_size is None
-        if ahead and step < now and sends >= self._known:
+        unknown = step < now and self.group_size is None and sends >= self._known
+        if unknown and self._reachable():
             missed = _missed(loop, state, now)
             self._known = sends + self.exchange.fetch_ahead(sends + 1, now - step + 1, missed)
-        if self.pacing.first is not None:
-            self._patience_s = self.pacing.patience_s(step - self._done_until)
+        self._patience_s = self.pacing.patience_s(step - self._done_until)
 
     def reach(self, loop: SyncLoop, state: TrainState, stage: Stage, begun: bool) -> bool:
         # One answer for a step with a send, so that it is put off as a whole: what lands and what
