@@ -531,9 +531,10 @@ def test_the_wait_for_an_exchange_is_that_of_its_calls():
         outcome.set_result(arrays)
         due = request.Due()
         waits = {"due": due, "outcome": outcome, "waited": waited}
+        waits["shapes"] = {"x": ("float32", (2,))}
         one._open = {"k": SimpleNamespace(commit=record, reduced=None, seconds=1.5, **waits)}
         assert one.ready("k") and due.since_s is None
-        found = one.finish("k", {"x": np.zeros((1, 2), np.float32)})
+        found = one.finish("k")
         assert 0.0 <= found.waited - waited < 0.9 and found.seconds == 1.5 and not one._open
         assert found.ours is ours and found.participants.tolist() == [True, False]
         assert due.since_s == 7.0

@@ -253,6 +253,7 @@ def test_a_send_needs_the_others_and_a_landing_its_payloads(lands):
         reachable=lambda: asked.append("reach"),
         ready=lambda name: asked.append(name),
         stopped=lambda: False,
+        fetch_ahead=lambda *_: 0,
     )
     carrier = JobCarrier(exchange, method(shared=False))
     carrier._trained, carrier._pending["a"] = 5, pending()
