@@ -38,7 +38,7 @@ def position(method: Method, state: TrainState) -> int:
 
 
 def shared_trees(method: Method, state: TrainState) -> dict[str, Any]:
-    """What it takes over besides the counters, by the prefix of its arrays' names."""
+    """What a region that comes back takes over besides counters, by the prefix of their names."""
     inner = _inner(method)
     trees = {field: getattr(state, field) for field in (*_SHARED, *["landing"] * bool(inner))}
     return trees | {f"inner/{field}": getattr(state.inner, field) for field in inner}
