@@ -353,8 +353,10 @@ def pending(members=(0, 1, 2), sends=True):
     return PendingExchange("7", {}, members, sends, None)
 
 
-@pytest.mark.parametrize("members", [(0, 1), (0, 1, 2)])
-def test_who_only_listens_waits_for_all_but_not_for_a_small_group(members, monkeypatch):
+@pytest.mark.parametrize(
+    ("members", "group_size"), [((0, 1), 2), ((0, 1, 2), 3), ((0, 1, 2), None)]
+)
+def test_who_only_listens_waits_for_all_but_not_for_a_group(members, group_size, monkeypatch):
     """Its members may never exchange: then nothing has come of it, nobody is counted or told."""
     like, heard, seen = {"weight": ("float32", ())}, [], []
 
@@ -363,10 +365,10 @@ def test_who_only_listens_waits_for_all_but_not_for_a_small_group(members, monke
         return arrange({}, like, 3)
 
     monkeypatch.setattr(job_carrier, "wait_for_donors", wait)
-    everyone = len(members) == 3
-    carrier = JobCarrier(Exchange(), method(group_size=None if everyone else 2))
+    everyone = group_size is None
+    carrier = JobCarrier(Exchange(), method(group_size=group_size))
     carrier._pending["k"], carrier.witness = pending(members, False), seen.append
-    loop = SimpleNamespace(fragments=SimpleNamespace(like=lambda p: {}))
+    loop = SimpleNamespace(fragments=SimpleNamespace(like=lambda p: {"w": np.zeros(2)}))
     state = State(in_flight={"k": in_flight(3, mask=NOBODY)})
     state.counters.counted = np.array([True, True])
     _, (got, _, _) = carrier.collect(loop, state, "k", False, True)

@@ -237,7 +237,7 @@ def test_who_copies_a_peer_has_the_learning_rate_of_the_peers_step(monkeypatch):
     adopted = []
 
     class Loop:
-        method = SimpleNamespace(base="received")
+        method = SimpleNamespace(base="received", schedule=SimpleNamespace(by_rounds=True))
 
         def adopt(self, state, p, flight, adopts, now):
             adopted.append((p, int(flight.sent), adopts.tolist(), now))
