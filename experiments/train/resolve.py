@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -29,7 +29,6 @@ from experiments.train.model import build, described, is_own
 from experiments.train.parts import inner_config
 from experiments.workdir import as_begun, workdir_problems
 from lowcomm_jax import make_mesh, methods, refusals
-from lowcomm_jax.aot import Target
 from lowcomm_jax.data import DataConfig, open_corpus
 from lowcomm_jax.mesh.regions import default_mesh
 from lowcomm_jax.models import Trainable, TransformerConfig
@@ -40,6 +39,9 @@ from lowcomm_jax.params.layout import Layout, make_layout
 from lowcomm_jax.refused import Problem, at_least
 from lowcomm_jax.setup import CONFIG_FIELDS, Setup
 from lowcomm_jax.sync.fit import cut_of, fitted
+
+if TYPE_CHECKING:
+    from lowcomm_jax.aot import Target
 
 
 def resolve(config: Any, workdir: str | Path, target: Target | None = None) -> Job:
