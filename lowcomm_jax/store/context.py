@@ -71,7 +71,9 @@ class ExchangeContext:
     secret: dataclasses.InitVar[bytes]
     make_transport: dataclasses.InitVar[Callable[[ExchangeContext], Transport]]
 
-    def __post_init__(self, secret, make_transport) -> None:
+    def __post_init__(
+        self, secret: bytes, make_transport: Callable[[ExchangeContext], Transport]
+    ) -> None:
         self.serials: Iterator[int] = itertools.count(1)
         self.counter: MetricsCounter = MetricsCounter()
         self.store: Store = Store(self.url, self.run_id, self.counter)
