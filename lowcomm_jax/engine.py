@@ -19,7 +19,6 @@ import numpy as np
 from lowcomm_jax import history
 from lowcomm_jax.history import Event, readable, with_pace
 from lowcomm_jax.jobs.job_carrier import JobCarrier
-from lowcomm_jax.jobs.job_traffic import traffic_of
 from lowcomm_jax.jobs.round_carrier import carrier_of
 from lowcomm_jax.loops import family_of
 from lowcomm_jax.mesh.arrays import Part, part_here, place, place_parts
@@ -144,7 +143,7 @@ class Engine:
         Raises:
           ValueError: see `init`.
         """
-        given = layout, traffic_of(self.setup), family_of(self.method)
+        given = layout, family_of(self.method)
         if changes:
             return round_programs.build(dataclasses.replace(self.setup, **changes), *given)
         if layout not in self._programs:

@@ -34,7 +34,6 @@ from experiments.train.stopping import Stopping
 from experiments.workdir import learnt
 from lowcomm_jax.adloco.history import AdaptiveHistory
 from lowcomm_jax.adloco.state import AdaptiveState
-from lowcomm_jax.aot.targets import accelerator_of
 from lowcomm_jax.checkpoint import Checkpoints
 from lowcomm_jax.history import History
 from lowcomm_jax.interrupt import Interrupt
@@ -435,7 +434,7 @@ class TrainingLoop:
         if self.run.exchange is None or self.run.job.by_rounds:
             return None
         sends = int(self.state.counters.sends.sum())
-        return self.run.engine.carrier.participation.none(sends) or None
+        return self.run.exchange.never_counted(sends) or None
 
     @contextmanager
     def _phase(self, name: str):
@@ -457,6 +456,9 @@ def _next(step: int, every: int) -> int:
 
 def _mfu(run: Run, tokens_per_second: float) -> float | None:
     """Useful arithmetic as a share of this program's devices' peak; None = it is not known."""
+    # No job needs it to meet the others.
+    from lowcomm_jax.aot.targets import accelerator_of
+
     mesh = run.engine.plain.regions.mesh
     facts = accelerator_of(mesh.devices.flat[0])
     each = flops_per_token(run.model, run.job.data.seq_len)

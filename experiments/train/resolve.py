@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -29,9 +29,7 @@ from experiments.train.model import build, described, is_own
 from experiments.train.parts import inner_config
 from experiments.workdir import as_begun, workdir_problems
 from lowcomm_jax import make_mesh, methods, refusals
-from lowcomm_jax.aot import Target
 from lowcomm_jax.data import DataConfig, open_corpus
-from lowcomm_jax.jobs.job_traffic import traffic_of
 from lowcomm_jax.mesh.regions import default_mesh
 from lowcomm_jax.models import Trainable, TransformerConfig
 from lowcomm_jax.models.protocol import abstract_params, stacked_prefixes
@@ -41,6 +39,9 @@ from lowcomm_jax.params.layout import Layout, make_layout
 from lowcomm_jax.refused import Problem, at_least
 from lowcomm_jax.setup import CONFIG_FIELDS, Setup
 from lowcomm_jax.sync.fit import cut_of, fitted
+
+if TYPE_CHECKING:
+    from lowcomm_jax.aot import Target
 
 
 def resolve(config: Any, workdir: str | Path, target: Target | None = None) -> Job:
@@ -307,7 +308,7 @@ def _unfit(setup: Setup, layout: Layout, unusable: set[str]) -> list[Problem]:
     if unusable.isdisjoint(_OF_THE_FIT):
         if setup.method.adapts:  # its trainers' engine has no network
             setup = dataclasses.replace(setup, network=None)
-        return fitted(setup, layout, traffic_of(setup))[1]
+        return fitted(setup, layout)[1]
     if at_least("fragments", setup.method.schedule.fragments, 1) is not None:
         return []
     return cut_of(setup, layout)[1]

@@ -19,7 +19,6 @@ from experiments.shape import read_json
 from experiments.train.job import Job, make_engine, make_model
 from experiments.train.model import Described, build, ways
 from experiments.workdir import write_whole
-from lowcomm_jax.aot.programs import TooLargeError, compile_engine
 from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.models.protocol import abstract_params
 from lowcomm_jax.rounds.remote import RemoteExchange
@@ -113,6 +112,9 @@ def needed_bytes(job: Job, described: Described, exchange: RemoteExchange | None
 
     Of one of several jobs, and of trainers, the inner step alone.
     """
+    # Where memory is known: no job needs it to meet the others.
+    from lowcomm_jax.aot.programs import TooLargeError, compile_engine
+
     model = make_model(job, described)
     engine, params = make_engine(job, model, exchange).plain, abstract_params(model)
     inner_alone = exchange is not None or job.method.adapts

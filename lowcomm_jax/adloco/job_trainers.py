@@ -26,10 +26,12 @@ from lowcomm_jax.adloco.probe import SCALARS
 from lowcomm_jax.adloco.state import LOOKED, AdaptiveState, Trainer, of_counted
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.history import Event
+from lowcomm_jax.jobs.given_state import given
 from lowcomm_jax.jobs.job_carrier import Counted, start_from_anchor
 from lowcomm_jax.mesh.arrays import place
 from lowcomm_jax.mesh.regions import REGION
-from lowcomm_jax.rounds.state_transfer import State, shared_state
+from lowcomm_jax.methods.base import Method
+from lowcomm_jax.rounds.state_transfer import State
 from lowcomm_jax.state.leaves import trainer_prefix
 from lowcomm_jax.state.train_state import TrainState
 from lowcomm_jax.sync.sync_loop import SyncLoop
@@ -45,7 +47,6 @@ class JobTrainers:
         self.engine, self.carrier = engine, engine.carrier
         self._loops: dict[tuple[Any, int], SyncLoop] = {}
         self._counted: dict[int, Counted] = {}  # by trainer, what the last exchange brought
-        self.carrier.gives = given
         self.carrier.exchange.keep_more(count)
 
     def loop(self, number: int, state: TrainState) -> SyncLoop:
@@ -159,10 +160,11 @@ class JobTrainers:
         loop.carrier.compare_final_anchors(loop, trainer.state)
 
 
-def given(state: AdaptiveState) -> State:
-    """What a region that comes back is given: (step, arrays by name, document)."""
+@given.register(AdaptiveState)
+def _given_of_trainers(state: AdaptiveState, method: Method) -> State:
+    """Of several trainers: (step, arrays by name, document)."""
     arrays: dict[str, np.ndarray] = {}
     for number, trainer in state.trainers.items():
-        _, own, _ = shared_state(trainer.state)
+        _, own, _ = given(trainer.state, method)
         arrays |= {trainer_prefix(number) + name: x for name, x in own.items()}
     return state.step, arrays, {"in_flight": [], "trainers": state.as_document()}

@@ -2,10 +2,8 @@
 
 - `job_carrier`: payloads on their way to the others, and theirs to this one; while the store is
   away, acts are put off. `payload_rows`: the arrays that travel; with gossip `anchors_ahead`.
-  `job_traffic`: their bytes.
-- Regions at a pace of their own: `round_carrier`; one that comes back: `peer_copy`.
-- Anchors by their digests: `anchor_history`. Whether the others count this region:
-  `participation`.
+- Regions at a pace of their own: `round_carrier`. What one that comes back is given: `given_state`.
+- Anchors by their digests: `anchor_history`.
 
 How a job joins a run that goes on: the room `recovery`. Several trainers: the room `adloco`.
 """

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,24 +29,24 @@ from lowcomm_jax.exchange import MeshExchange, Traffic
 from lowcomm_jax.exchange.pairs import Draw
 from lowcomm_jax.jobs.anchor_history import AnchorHistory
 from lowcomm_jax.jobs.anchors_ahead import ANCHOR, AnchorsAhead
-from lowcomm_jax.jobs.job_traffic import JobTraffic
-from lowcomm_jax.jobs.participation import Participation
+from lowcomm_jax.jobs.given_state import given, position
 from lowcomm_jax.jobs.payload_rows import (
+    arrays_beside,
     arrays_that_travel,
     arrays_to_send,
     everyones,
     with_everyones_rows,
 )
-from lowcomm_jax.jobs.peer_copy import given_to_peers
 from lowcomm_jax.mesh.arrays import place
 from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.optimizers import at_step
+from lowcomm_jax.rounds.job_traffic import JobTraffic
 from lowcomm_jax.rounds.loopback_exchange import LoopbackExchange
 from lowcomm_jax.rounds.remote import RemoteExchange
 from lowcomm_jax.rounds.request import Arrived, arrange
-from lowcomm_jax.rounds.slicing import Slicing, named
-from lowcomm_jax.rounds.state_transfer import State, shared_state
+from lowcomm_jax.rounds.slicing import Slicing
+from lowcomm_jax.rounds.state_transfer import State
 from lowcomm_jax.rules.topology import Groups, member_table
 from lowcomm_jax.schedule.base import Move, Send, Stage, View
 from lowcomm_jax.state.train_state import (
@@ -55,7 +54,6 @@ from lowcomm_jax.state.train_state import (
     TrainState,
     in_send_order,
     round_of,
-    rounds_landed,
     with_inner,
 )
 from lowcomm_jax.store.errors import Lost, Parted, StoreUnavailable
@@ -123,7 +121,6 @@ class PendingExchange:
       name: the key of its exchange.
       terms: of its exchange (`RemoteExchange.start`).
       members: the regions that exchange it, ascending.
-      like: shapes and dtypes of what comes from each region, by name.
       sends: whether this region takes part; else it takes what the others exchange.
       slicing: how payloads are reduced in slices; None = everyone gets those of all.
     """
@@ -131,7 +128,6 @@ class PendingExchange:
     name: str
     terms: dict[str, Any]
     members: tuple[int, ...]
-    like: dict[str, jax.ShapeDtypeStruct]
     sends: bool
     slicing: Slicing | None
 
@@ -172,8 +168,6 @@ class JobCarrier:
       anchors_ahead: anchors that are sent before their payloads; None without gossip.
       role: how it takes part now (`acting`).
       pacing: how long the others may take after an outage.
-      participation: whether the others counted what this region sent.
-      gives: what a region that asks is given of a state. Of trainers `JobTrainers` sets it.
       witness: called with every outcome before it lands, if the outcome is known; None = nobody is
         called.
       paused: see `Carrier`; also of a state that was restored within a step.
@@ -197,10 +191,7 @@ class JobCarrier:
         self.tells = tells
         self.anchor_history = AnchorHistory(method.anchors == "shared")
         self.anchors_ahead = None if topology is None else AnchorsAhead(exchange)
-        self.role, self.pacing, self.participation = Role(), OutagePacing(), Participation()
-        self.gives: Callable[[Any], State] = shared_state
-        if schedule.by_rounds:
-            self.gives = functools.partial(given_to_peers, method)
+        self.role, self.pacing = Role(), OutagePacing()
         self.witness: Callable[[Counted], None] | None = None
         self.paused = False
         self.header: dict[str, Any] = {}
@@ -208,7 +199,7 @@ class JobCarrier:
         self._pending: dict[str, PendingExchange] = {}
         # By fragment and level, so that each is compiled once.
         self._slicings: dict[tuple[int, int], Slicing] = {}
-        self._known: int | None = None  # of how many sends the outcome was read ahead
+        self._known = 0  # of how many sends the outcome was read ahead
         self._trained = 0  # inner steps that this region has made
         self._done_until = 0  # all that is due up to this step is done
         self._patience_s = 0.0  # waits so much longer in exchanges that start from now on
@@ -227,7 +218,6 @@ class JobCarrier:
         """A carrier of one of several trainers of this region; it holds what it has sent."""
         made = JobCarrier(self.exchange, self._method, f"{number}.", tells=False)
         made.role, made._slicings = Role(defers=False, holds=True), self._slicings
-        made.participation = self.participation
         return made
 
     @contextlib.contextmanager
@@ -243,38 +233,34 @@ class JobCarrier:
 
     @contextlib.contextmanager
     def running(self, loop: SyncLoop, state: TrainState) -> Iterator[None]:
-        """Read ahead what the others have landed, where acts were put off and can be done now.
+        """Where nothing is due, tell the others how far this region is.
 
-        Where nothing is due, tell the others how far this region is.
+        What was read ahead (`_comes_to`) is let go of at the end.
         """
         now = int(state.counters.step)
-        self._trained, due = now, loop.upcoming(state, now)
-        self._done_until = state.counters.done_until
-        if due > now and self.tells:
+        self._trained, self._done_until = now, state.counters.done_until
+        if self.tells and loop.upcoming(state, now) > now:
             over = with_step(state, now, behind=0)
             self.anchor_history.note(over, loop.fragments)
             self.tell(over, trained=now)
-        late = self.pacing.first is not None and due < now
-        self._known = None
-        if late and self._reachable():
-            self._known = int(state.counters.sends.sum())
         try:
             yield
         finally:
-            if self._known is not None:
+            if self._known:
                 self.exchange.forget_ahead()
-                self._known = None
+                self._known = 0
 
     def _comes_to(self, loop: SyncLoop, state: TrainState) -> None:
         """Before the first stage of a step: read ahead what the others have landed by now, and wait
         the longer for them the more steps they have to make to come here."""
+        if self.pacing.first is None:
+            return
         step, now = int(state.counters.step), self._trained
         sends = int(state.counters.sends.sum())
-        if self.pacing.first is not None:
-            self._patience_s = self.pacing.patience_s(step - self._done_until)
+        self._patience_s = self.pacing.patience_s(step - self._done_until)
         # Exchanges in groups have other names.
-        ahead = self._known is not None and self.group_size is None
-        if ahead and step < now and sends >= self._known:
+        unknown = step < now and self.group_size is None and sends >= self._known
+        if unknown and self._reachable():
             given = now - step + 1, _missed(loop, state, now), self._patience_s
             self._known = sends + self.exchange.fetch_ahead(sends + 1, *given)
 
@@ -357,7 +343,11 @@ class JobCarrier:
     def answer(self, state: Any) -> None:
         """Give a newcomer what it asks for: digests of anchors, and the state if we owe it."""
         if self.exchange.answer(self.anchor_history.past):
-            self.exchange.give_state(*self.gives(state))
+            self.exchange.give_state(*self.given(state))
+
+    def given(self, state: Any) -> State:
+        """What a region that asks is given of a state (`given_state`)."""
+        return given(state, self._method)
 
     # -- payloads to and from the other jobs ----------------------------------------------------
 
@@ -373,7 +363,7 @@ class JobCarrier:
         p, fragments = int(flight.fragment), loop.fragments
         groups = loop.groups(round_of(state, flight))
         exchange = loop.programs.exchange.at(int(flight.level))
-        members, like, sends = self.own_group(groups), fragments.like(p), self.role.sends
+        members, sends = self.own_group(groups), self.role.sends
         # Named by the send's number, the same in all regions: one that decided on another fragment
         # or step must find out.
         name = f"{self._prefix}{state.counters.sends_until(int(flight.sent))}"
@@ -381,16 +371,10 @@ class JobCarrier:
         terms |= {"fragment": p, "level": int(flight.level)}
         if not again:  # else the anchor may have moved since, and does not tell which one it was
             terms |= self.anchor_history.sent(state.anchor, fragments, p)
-        arrays = arrays_that_travel(flight)
-        shapes = {k: jax.ShapeDtypeStruct(x.shape, x.dtype) for k, x in arrays.items()}
         slicing = None
         if groups is None and self.announced.in_slices(exchange):
-            slicing = self._slicing(flight, shapes, exchange, like)
-            shapes = {k: x for k, x in shapes.items() if k in slicing.rest}
-        if self.anchors_ahead is not None:
-            of_anchor = {f"{ANCHOR}/{k}": x.shape for k, x in like.items()}
-            shapes |= {k: jax.ShapeDtypeStruct((1, *x), "float32") for k, x in of_anchor.items()}
-        self._pending[key] = PendingExchange(name, terms, members, shapes, sends, slicing)
+            slicing = self._slicing(flight, exchange, fragments.like(p))
+        self._pending[key] = PendingExchange(name, terms, members, sends, slicing)
         if sends:
             how = {"members": members, "terms": terms, "reduction": slicing}
             how["patience_s"] = self._patience_s
@@ -400,13 +384,11 @@ class JobCarrier:
             self.exchange.start(name, arrays_to_send(flight), takes_part=takes_part, **how)
         return {}
 
-    def _slicing(
-        self, flight: InFlight, shapes: dict, exchange: MeshExchange, like: PyTree
-    ) -> Slicing:
+    def _slicing(self, flight: InFlight, exchange: MeshExchange, like: PyTree) -> Slicing:
         kind = int(flight.fragment), int(flight.level)
         if kind not in self._slicings:
             payload = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), flight.payload)
-            rest = without_region({k: x for k, x in shapes.items() if k not in named(payload)})
+            rest = without_region(arrays_beside(flight))
             codec = None if exchange.codec is None else exchange.whole(like)
             self._slicings[kind] = Slicing(codec, like, payload, rest, self.total)
         return self._slicings[kind]
@@ -439,16 +421,20 @@ class JobCarrier:
                 "engine.reconnect(state) before the first step"
             )
         flight, pending = state.in_flight[key], self._pending.pop(key)
-        # Who only listens to a small group learns nothing: its members may never exchange.
-        learns = pending.sends or len(pending.members) == self.total
+        # Who only listens to a group learns nothing: its members may never exchange.
+        learns = pending.sends or self.group_size is None
         if pending.sends:
             self._wait_for(state, [pending.name])
-            arrived = self.exchange.finish(pending.name, pending.like)
+            arrived = self.exchange.finish(pending.name)
+        elif learns:
+            arrived = self._listen(flight, pending)
         else:
-            arrived = self._listen(pending) if learns else arrange({}, pending.like, self.total)
-        if flight.takes_part.any():
-            self.participation.note(arrived.ours)
-            state = state if arrived.ours else uncounted(state, key)
+            anchor = loop.fragments.like(int(flight.fragment))
+            shapes = {f"{ANCHOR}/{name}": ("float32", x.shape) for name, x in anchor.items()}
+            shapes |= without_region(arrays_that_travel(flight))
+            arrived = arrange({}, shapes, self.total)
+        if flight.takes_part.any() and not arrived.ours:
+            state = uncounted(state, key)
         collected = self._collected(flight, pending, arrived)
         counted_N, p = collected.flight.takes_part, int(flight.fragment)
         state.counters.counted[p] = counted_N.all()
@@ -458,18 +444,19 @@ class JobCarrier:
             self.witness(Counted(p, step, number, last, counted_N.copy(), adopts, header))
         return state, collected
 
-    def _listen(self, pending: PendingExchange) -> Arrived:
+    def _listen(self, flight: InFlight, pending: PendingExchange) -> Arrived:
         """Wait until the others have exchanged this payload; returns what came of it.
 
         Raises:
           Lost: nobody is left to exchange it.
         """
         how = {"members": pending.members, "terms": pending.terms, "reduction": pending.slicing}
-        self.exchange.start(pending.name, {}, **how, joins=False)
+        shapes = arrays_that_travel(flight)
+        self.exchange.start(pending.name, shapes, **how, joins=False)
         wait_for_donors(
             self.exchange, pending.name, lambda: self.exchange.ready(pending.name) or None
         )
-        return self.exchange.finish(pending.name, pending.like)
+        return self.exchange.finish(pending.name)
 
     def _collected(self, flight: InFlight, pending: PendingExchange, arrived: Arrived) -> Collected:
         """What came, as the landing program takes it: the rows of this region's group."""
@@ -576,7 +563,7 @@ class JobCarrier:
         how = {"takes_part": False, "terms": terms, "patience_s": self._patience_s}
         self.exchange.start(name, {}, **how)
         try:
-            self.exchange.finish(name, {})
+            self.exchange.finish(name)
         except Parted as error:
             raise Parted(str(error), heals=False) from error
         self._tell_of_others(name, state)
@@ -603,7 +590,7 @@ class JobCarrier:
 
     def position(self, state: TrainState) -> int:
         """How far a state is, in what all regions have in common: steps, or rounds."""
-        return rounds_landed(state) if self._by_rounds else int(state.counters.step)
+        return position(self._method, state)
 
     def _final(self, state: TrainState) -> str:
         """Key of the exchange that compares anchors at the end."""

@@ -19,8 +19,13 @@ HEADER = "header"
 
 def arrays_that_travel(flight: InFlight) -> dict[str, Any]:
     """The arrays of a payload that travel, `[1, ...]` by name."""
+    return named(flight.payload) | arrays_beside(flight)
+
+
+def arrays_beside(flight: InFlight) -> dict[str, Any]:
+    """Those beside the pseudo-gradient: headers, and the weight."""
     headers = {f"{HEADER}/{name}": x for name, x in flight.header.items()}
-    return named(flight.payload) | headers | {"weight": flight.weight}
+    return headers | {"weight": flight.weight}
 
 
 def arrays_to_send(flight: InFlight) -> dict[str, Any]:

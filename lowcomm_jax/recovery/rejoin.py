@@ -8,7 +8,7 @@ Progress that a lost region had not sent is lost. It starts from the anchor, wit
 0 (residuals of 0) and its own inner optimizer state: that of its checkpoint, or a fresh one.
 `enter` raises `Lost` where no region gave a state, `Parted` where the state is not the others'.
 
-A region at a pace of its own copies a peer instead (`jobs.peer_copy`). Of several trainers the
+A region at a pace of its own copies a peer instead (`jobs.given_state`). Of several trainers the
 state has all that live, with their requests and policies, and was given at the end of a round.
 Rounds that are only landed grow batches and merge trainers as in the other regions, since both
 follow from what was landed. `rejoin_regions` does what `enter` does, where all regions are in one
@@ -34,15 +34,15 @@ from lowcomm_jax.adloco.state import AdaptiveState, KeptTrainers, Trainer
 from lowcomm_jax.checkpoint.target import abstract_flight
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.jobs.anchor_history import anchor_version
+from lowcomm_jax.jobs.given_state import placed_like, shared_trees, start_from_peer
 from lowcomm_jax.jobs.job_carrier import JobCarrier, start_from_anchor, wait_for_donors
-from lowcomm_jax.jobs.peer_copy import start_from_peer
 from lowcomm_jax.mesh.arrays import host_form, place_like
 from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.optimizers import at_step
 from lowcomm_jax.params_view import anchors
 from lowcomm_jax.recovery.precompile import precompile
 from lowcomm_jax.rounds.remote import RemoteExchange
-from lowcomm_jax.rounds.state_transfer import SHARED, State, placed_like
+from lowcomm_jax.rounds.state_transfer import State
 from lowcomm_jax.state.channel_flights import left_by
 from lowcomm_jax.state.leaves import named_leaves, trainer_prefix
 from lowcomm_jax.state.train_state import InFlight, TrainState
@@ -191,7 +191,7 @@ def serve(engine: Engine, state: TrainState, linger_s: float = 30.0) -> None:
         carrier.answer(state)
         time.sleep(_POLL_SECONDS)
     if carrier.exchange.misses(carrier.position(state)):
-        result = carrier.gives(state)
+        result = carrier.given(state)
         try:
             carrier.exchange.leave_result(result)
         except StoreUnavailable as error:
@@ -212,8 +212,8 @@ def install(
     Raises:
       ValueError: the arrays are of another model or method; lists every difference.
     """
-    trees = {field: getattr(state, field) for field in SHARED}
     wrong = [] if "in_flight" in document else ["in_flight: missing"]
+    trees = shared_trees(loop.method, state)
     changes = placed_like(trees, arrays, "another region's", wrong)
     names = named_leaves("counters", state.counters)
     counters = jax.tree.unflatten(

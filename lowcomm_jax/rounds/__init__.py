@@ -9,6 +9,7 @@ return, or lose the store. What to open for what:
   written, and what it names. `paced_rounds`: the rounds of learners and arrivals, one after the
   other. `two_shot_exchange`: in slices, then averages.
 - A part of a payload travels before its round: `early_payload` (NoLoCo's anchors).
+- How many bytes an exchange moves, announced at the send: `job_traffic`.
 - A region does not answer: below, and the docstring of `agreed_round`.
 - A region takes another one's state: `state_transfer`.
 

@@ -100,12 +100,11 @@ def store(
             return made
 
         return ExchangeContext(
-            *(url, run_id, found, region, count),
-            timing=timing,
-            heal=heal,
-            identity=identity or {},
+            *(url, run_id, region, count, timing, heal),
+            identity=dict(identity or {}),
             fault_hooks=fault_hooks or FaultHooks(),
-            transport=carries,
+            secret=found,
+            make_transport=carries,
         )
 
     return RemoteExchange(region, count, heal, make, keep)

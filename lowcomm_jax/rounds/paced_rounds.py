@@ -210,9 +210,8 @@ class RoundExchange:
         known, record = round.commit.terms, terms.as_record(ours)
         terms.check(f"round {number}", known, context.region, record, context.heal)
         seconds = self._clock() - (round.seen_s or self._clock())
-        counted, like = self.names_ours(number), self._like_K[number % len(self._like_K)]
-        by_region = round.arrays_of(round.commit)
-        arrived = arrange(by_region, like, context.count, counted, seconds=seconds)
+        counted, by_region = self.names_ours(number), round.arrays_of(round.commit)
+        arrived = arrange(by_region, round.shapes, context.count, counted, seconds=seconds)
         self._landed(number)
         return arrived
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
 from typing import Any
@@ -34,6 +35,9 @@ from lowcomm_jax.store.errors import StoreUnavailable
 from lowcomm_jax.store.kv import AT_ONCE, at_once
 from lowcomm_jax.store.records import Commit
 from lowcomm_jax.store.terms import Heal, Terms
+
+RUNNING = 3
+"""So many exchanges in a row without this region are no accident."""
 
 _MOST_AHEAD = 1 << 30
 log = logging.getLogger(__name__)
@@ -62,6 +66,7 @@ class RemoteExchange(Membership):
         self._early: dict[str, EarlyPayload] = {}  # those that no exchange has taken yet
         self._stops: Callable[[], bool] = lambda: False
         self._missed: set[int] = set()  # by the exchanges that ended last
+        self._counted: deque[bool] = deque(maxlen=RUNNING)  # whether they counted what we sent
         self._sat_out: dict[str, AgreedRound] = {}  # by name, in which it has said so
 
     @property
@@ -100,7 +105,8 @@ class RemoteExchange(Membership):
           early: key that `send_early` was given: its arrays belong to this payload, and whoever is
             counted is counted with both. Not with `reduction`.
           patience_s: wait so many seconds longer than usual for the others.
-          joins: False = only take what the others exchange, once they have; without arrays.
+          joins: False = only take what the others exchange, once they have; the arrays then only
+            tell the shapes.
 
         Raises:
           ValueError: lists what is wrong with the arguments.
@@ -119,7 +125,8 @@ class RemoteExchange(Membership):
                 )
             del self._early[early]
             sent.take()
-        begin_copies(arrays)
+        if joins:
+            begin_copies(arrays)
         own = self._context.heartbeat.own
         if joins and (not own.awaited or own.wants):
             self._context.heartbeat.update(awaited=True, wants=False)
@@ -221,15 +228,11 @@ class RemoteExchange(Membership):
         return here
 
     @led
-    def finish(self, key: str, like: dict[str, jax.ShapeDtypeStruct]) -> Arrived:
+    def finish(self, key: str) -> Arrived:
         """Wait until the commit record and all its payloads are here.
 
-        Args:
-          like: shapes and dtypes of the arrays `[1, ...]`, as `start` got them. Of arrays that are
-            reduced in slices: those that come beside the slices.
-
         Raises:
-          Rejected: a region's payload has other shapes than `like`.
+          Rejected: a region's payload has other shapes than `start` got.
           Lost: a payload that was agreed on is gone with all who had it.
           Parted: this region's terms do not hold, or no region's do.
         """
@@ -239,7 +242,16 @@ class RemoteExchange(Membership):
         del self._open[key]
         waited = one.waited + time.monotonic() - began
         ours, times = one.commit.admits(*self._context.heartbeat.job), (one.seconds, waited)
-        return arrange(by_region, like, self.count, ours, one.reduced, *times)
+        return arrange(by_region, one.shapes, self.count, ours, one.reduced, *times)
+
+    @led
+    def never_counted(self, sends: int) -> bool:
+        """Whether nothing counted of the last three payloads, or of all where there were fewer.
+
+        Args:
+          sends: of the run so far. Of fewer payloads, as after a restart, nothing follows.
+        """
+        return len(self._counted) == min(sends, RUNNING) > 0 and not any(self._counted)
 
     @led
     def agreed_terms(self, key: str) -> dict[int, Terms] | None:
@@ -448,7 +460,7 @@ class RemoteExchange(Membership):
         if wrong:
             raise ValueError("; ".join(wrong))
         shapes = wire.without_region(arrays) if reduction is None else reduction.rest
-        rest["like"] = dict.fromkeys(group, shapes) if shapes else None
+        rest["like"] = dict.fromkeys(group, shapes)
         rest["awaited"] = self._context.wait_list.awaited
         name = name_of(epoch, key, group, self.count)
         return ExchangeRequest(key, name, group, dict(arrays), reduction=reduction, **rest)
@@ -465,6 +477,7 @@ class RemoteExchange(Membership):
         def run() -> None:
             try:
                 result = exchange.result()
+                self._note_counted(request, exchange.commit)
                 # First: a region that closes after `finish` stays until all have its payload.
                 self._payload_gc.done(request.key, exchange.published)
             except BaseException as error:  # it is for `finish` to raise, on the caller's thread
@@ -482,6 +495,20 @@ class RemoteExchange(Membership):
         self._tell_of_absent(request, commit)
         self._payload_gc.sweep()
         self.state_transfer.sweep()
+
+    def _note_counted(self, request: ExchangeRequest, commit: Commit) -> None:
+        """Note whether the others counted this region; warns where so many in a row have not."""
+        if not (request.joins and request.takes_part):
+            return
+        before = len(self._counted) == RUNNING and not any(self._counted)
+        self._counted.append(commit.admits(*self._context.heartbeat.job))
+        if len(self._counted) == RUNNING and not any(self._counted) and not before:
+            log.warning(
+                "this region was not counted in %d exchanges running, and trains on: the others "
+                "get nothing that it learns. See whether they reach its address, and whether its "
+                "steps or its link are too slow for them",
+                RUNNING,
+            )
 
     def _tell_of_absent(self, request: ExchangeRequest, commit: Commit) -> None:
         """Warn of regions that ended early, died, or are too late, at the first exchange without.

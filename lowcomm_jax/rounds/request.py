@@ -10,12 +10,10 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
 import numpy as np
 
 from lowcomm_jax.rounds.slicing import Slicing
 from lowcomm_jax.store import wire
-from lowcomm_jax.store.errors import Rejected
 from lowcomm_jax.store.wire import Arrays, side_by_side
 
 
@@ -122,7 +120,7 @@ def problems(key: str, group: tuple[int, ...], region: int, count: int) -> list[
 
 def arrange(
     by_region: Mapping[int, Arrays],
-    like: Mapping[str, jax.ShapeDtypeStruct],
+    like: wire.Shapes,
     count: int,
     ours: bool = False,
     reduced: Arrays | None = None,
@@ -132,18 +130,11 @@ def arrange(
     """Put the arrays of the regions that took part into rows; the rest as in `Arrived`.
 
     Args:
-      like: see `RemoteExchange.finish`.
+      by_region: their arrays, `like` these (`Fetch` has looked).
+      like: dtypes and shapes of one region's.
       count: number of regions.
-
-    Raises:
-      Rejected: a region's payload has other shapes than `like`.
     """
-    expected = wire.without_region(like)
-    for region, own in by_region.items():
-        found = wire.shapes_of(own)
-        if found != expected:
-            raise Rejected(f"payload of region {region} is {found}, expected {expected}")
     participants = np.zeros(count, bool)
     participants[list(by_region)] = True
-    rows = side_by_side(by_region, count, expected)
+    rows = side_by_side(by_region, count, like)
     return Arrived(participants, ours, rows, reduced, seconds, waited)

@@ -177,6 +177,12 @@ class Round:
 
     # -- the record -----------------------------------------------------------------------------
 
+    @property
+    def shapes(self) -> wire.Shapes:
+        """Of the arrays that come of each region: of its payload, and of what is early."""
+        region, early = self._context.region, self._early
+        return self.request.like[region] | ({} if early is None else early.request.like[region])
+
     def arrays_of(self, commit: Commit) -> dict[int, wire.Arrays] | None:
         """The arrays of all payloads that the record names, by region; None = not yet all.
 

@@ -19,27 +19,19 @@ import logging
 import re
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
 import msgspec
 import numpy as np
 
-from lowcomm_jax.mesh.arrays import fetch, host_form, place_like
-from lowcomm_jax.mesh.leader import leader
-from lowcomm_jax.refused import Refused
-from lowcomm_jax.state.leaves import flight_records, named_leaves
-from lowcomm_jax.state.train_state import TrainState
 from lowcomm_jax.store import terms, wire
 from lowcomm_jax.store.context import ExchangeContext, check_open
 from lowcomm_jax.store.errors import Missing, Rejected, StoreUnavailable
 from lowcomm_jax.store.records import Array
 from lowcomm_jax.store.records import State as StateRecord
 from lowcomm_jax.store.transport import StoreTransport, Transport
-
-SHARED = ("anchor", "outer", "rate", "merge")
-"""Fields of a `TrainState` that all regions have in common, besides the counters."""
 
 CHUNK_BYTES = 64 << 20
 
@@ -53,57 +45,11 @@ and the digest."""
 
 log = logging.getLogger(__name__)
 
-PyTree = Any
 State = tuple[int, dict[str, np.ndarray], dict[str, Any]]
 """Step, arrays, document."""
 
 AnchorVersions = Mapping[str, Mapping[str, Any]]
 """Terms (`terms`) by version, in the order of landings; see `anchor_history.anchor_version`."""
-
-
-def shared_state(state: TrainState) -> tuple[int, dict[str, np.ndarray], dict[str, Any]]:
-    """The part of a state that a newcomer needs: (step, arrays by name, records of payloads).
-
-    Only the first process of a job gets the arrays.
-    """
-    named: dict[str, Any] = {}
-    for field in (*SHARED, "counters"):
-        named |= named_leaves(field, getattr(state, field))
-    arrays = fetch(named, here=leader().leads)
-    return int(state.counters.step), arrays, {"in_flight": flight_records(state)}
-
-
-def placed_like(
-    trees: Mapping[str, PyTree],
-    arrays: Mapping[str, np.ndarray],
-    whose: str,
-    wrong: Sequence[str] = (),
-) -> dict[str, PyTree]:
-    """Another region's arrays, placed as this region's trees are; by the same prefixes.
-
-    Args:
-      trees: by the prefix of their leaves' names.
-      whose: begins the error: "another region's".
-      wrong: problems found so far, listed after those of the arrays.
-
-    Raises:
-      ValueError: the arrays are of another model or method; lists every difference.
-    """
-    likes = {prefix: named_leaves(prefix, tree) for prefix, tree in trees.items()}
-    differ = [
-        f"{name}: {arrays[name].shape if name in arrays else 'missing'} -> {x.shape}"
-        for like in likes.values()
-        for name, x in jax.tree.map(host_form, like).items()
-        if name not in arrays or arrays[name].shape != x.shape
-    ]
-    if problems := [*differ, *wrong]:
-        raise Refused(f"{whose} state does not fit", problems)
-
-    def placed(prefix: str) -> PyTree:
-        leaves = [place_like(arrays[name], x) for name, x in likes[prefix].items()]
-        return jax.tree.unflatten(jax.tree.structure(trees[prefix]), leaves)
-
-    return {prefix: placed(prefix) for prefix in trees}
 
 
 class _Flight(msgspec.Struct):

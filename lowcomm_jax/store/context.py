@@ -5,6 +5,7 @@ A class that inherits `FaultHooks` delays or damages payloads on purpose.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import logging
 import math
@@ -29,10 +30,12 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
+@dataclasses.dataclass(eq=False)
 class ExchangeContext:
     """What the exchanges of one region share.
 
     Attributes:
+      url: of the store.
       run_id: names the run.
       region: number of this one, from 0.
       count: number of regions.
@@ -51,50 +54,40 @@ class ExchangeContext:
       background: owns the threads of exchanges.
       closing: set when this region leaves.
       halted: set when its exchanges end without an outcome.
-      transport: moves payloads; made last, from all the others.
+      transport: moves payloads; `make_transport` makes it last, from all the others.
+
+    Raises:
+      StoreUnavailable: the store cannot be opened; and what `make_transport` raises.
     """
 
-    def __init__(
-        self,
-        url: str,
-        run_id: str,
-        secret: bytes,
-        region: int,
-        count: int,
-        *,
-        timing: Timing,
-        heal: Heal,
-        identity: Mapping[str, str],
-        fault_hooks: FaultHooks,
-        transport: Callable[[ExchangeContext], Transport],
-    ):
-        """
-        Args:
-          url: of the store.
-          transport: makes it.
+    url: str
+    run_id: str
+    region: int
+    count: int
+    timing: Timing
+    heal: Heal
+    identity: dict[str, str]
+    fault_hooks: FaultHooks
+    secret: dataclasses.InitVar[bytes]
+    make_transport: dataclasses.InitVar[Callable[[ExchangeContext], Transport]]
 
-        Raises:
-          StoreUnavailable: the store cannot be opened; and what `transport` raises.
-        """
-        self.run_id: str = run_id
-        self.region: int = region
-        self.count: int = count
-        self.timing: Timing = timing
-        self.heal: Heal = heal
-        self.identity: dict[str, str] = dict(identity)
-        self.fault_hooks: FaultHooks = fault_hooks
+    def __post_init__(
+        self, secret: bytes, make_transport: Callable[[ExchangeContext], Transport]
+    ) -> None:
         self.serials: Iterator[int] = itertools.count(1)
         self.counter: MetricsCounter = MetricsCounter()
-        self.store: Store = Store(url, run_id, self.counter)
-        self.slots: Slots = Slots(self.store, Seal(run_id, secret))
+        self.store: Store = Store(self.url, self.run_id, self.counter)
+        self.slots: Slots = Slots(self.store, Seal(self.run_id, secret))
         self.commit_log: CommitLog = CommitLog(self.store, self.slots)
-        self.heartbeat: Heartbeat = Heartbeat(self.store, self.slots, region, count, timing)
+        self.heartbeat: Heartbeat = Heartbeat(
+            self.store, self.slots, self.region, self.count, self.timing
+        )
         self.wait_list: WaitList = WaitList(self.heartbeat)
-        self.pace: Pace = Pace(timing)
+        self.pace: Pace = Pace(self.timing)
         self.background: Background = Background(self.heartbeat.fail)
         self.closing: threading.Event = threading.Event()
         self.halted: threading.Event = threading.Event()
-        self.transport: Transport = transport(self)
+        self.transport: Transport = make_transport(self)
 
 
 def check_open(context: ExchangeContext, what: str) -> None:

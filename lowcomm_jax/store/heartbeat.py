@@ -86,15 +86,16 @@ class Heartbeat:
     def start(self, above: int = 0) -> None:
         """Take the region's place as its next incarnation and begin to beat.
 
+        That is the first number whose key is free, above those in signed records. A key by itself
+        takes its own number and lifts no other: whoever can write to the store can make one.
+
         Args:
-          above: an incarnation that there has been. With the number of an earlier job this one
-            would be taken for that one, so that no list is relied on alone.
+          above: an incarnation that there has been, as another record says.
         """
-        born, last = f"born/{self.region}/", self._read(self.region)
-        taken = [number for (number,) in self._slots.numbered(born, 1).values()]
-        known = max([above, last.incarnation if last else 0, *taken])
+        last = self._read(self.region)
+        known = max(above, last.incarnation if last else 0)
         for number in itertools.count(known + 1):
-            if self._store.create(key_of(f"{born}{number}"), b"taken\n"):
+            if self._store.create(key_of(f"born/{self.region}/{number}"), b"taken\n"):
                 break
         self.update(incarnation=number)
         self._thread.start()

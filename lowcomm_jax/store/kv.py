@@ -89,11 +89,7 @@ class Store:
 
     def read(self, key: str, nbytes: int = 0) -> bytes | None:
         """The value of a key; None = there is none. `nbytes`: its size, for the time allowed."""
-        found = self._get(key, nbytes)
-        if found.state != "value":
-            self._check_anchor()
-            return None
-        return found.value
+        return self.read_all([key], nbytes)[key]
 
     def read_all(self, keys: Sequence[str], nbytes: int = 0) -> dict[str, bytes | None]:
         """The values of keys, read all at once; None = there is none. `nbytes`: of all together."""
@@ -210,11 +206,6 @@ class Store:
         """Seconds to wait between one look and the next: short at first, then longer."""
         return pauses(*self.poll_s)
 
-    def _get(self, key: str, nbytes: int = 0):
-        found = self._answer(self._kv.read(key), nbytes)
-        self.counter.add("store_read", len(found.value))
-        return found
-
     def close(self) -> None:
         """Wait for no operation any longer: `StoreUnavailable` is raised where one is not done."""
         self._closed.set()
@@ -222,7 +213,7 @@ class Store:
     def _check_anchor(self) -> None:
         if self._folder is None or self._anchor is None:
             return
-        if self._get(self._anchor).state != "value":
+        if self._answer(self._kv.read(self._anchor)).state != "value":
             raise StoreUnavailable(f"{self.root}: the run's record {self._anchor!r} is not there")
 
     def _answer(self, future: ts.Future, nbytes: int = 0):

@@ -19,7 +19,7 @@ from lowcomm_jax.channels import Channel
 from lowcomm_jax.channels.source import find_source
 from lowcomm_jax.compression import integrates, route
 from lowcomm_jax.compression.two_shot import per_tensor
-from lowcomm_jax.exchange import MeshExchange, Traffic
+from lowcomm_jax.exchange import MeshExchange
 from lowcomm_jax.exchange.entries import LARGEST, band_sizes
 from lowcomm_jax.mesh.stages import STAGE, stage_axis
 from lowcomm_jax.methods.base import Method
@@ -30,12 +30,12 @@ from lowcomm_jax.params.layout import Layout
 from lowcomm_jax.params.roles import trained_rows
 from lowcomm_jax.params.sharding import SpecFn, fsdp_specs, optimizer_state
 from lowcomm_jax.refused import Problem, Refused
+from lowcomm_jax.rounds.job_traffic import JobTraffic
 from lowcomm_jax.schedule import Timing
 from lowcomm_jax.setup import Setup
 from lowcomm_jax.sync.part_checks import moment_problems, optimizer_problems, part_problems
 
 PyTree = Any
-TrafficFn = Callable[..., Traffic]
 T = TypeVar("T")
 TITLE = "these settings do not fit the parameters"
 
@@ -61,14 +61,11 @@ class Fit:
     gives_loss: bool
 
 
-def fitted(
-    setup: Setup, layout: Layout, traffic: TrafficFn = MeshExchange.traffic
-) -> tuple[Fit | None, list[Problem]]:
+def fitted(setup: Setup, layout: Layout) -> tuple[Fit | None, list[Problem]]:
     """The settings on parameters of this layout.
 
     Args:
       setup: settings in which the table (`refusals`) finds nothing wrong.
-      traffic: bytes of an exchange, as `MeshExchange.traffic`.
 
     Returns:
       (None, everything that does not fit, each thing once) or (the fit, []).
@@ -97,7 +94,7 @@ def fitted(
     exchange = _made(found, "method", lambda: _exchange(setup, cut, specs))
     if exchange is None:
         return None, list(dict.fromkeys(found))
-    settled, misfits = _settled(setup, exchange, cut, traffic)
+    settled, misfits = _settled(setup, exchange, cut)
     found = list(dict.fromkeys(found + misfits))
     if found or trained is None:
         return None, found
@@ -185,9 +182,7 @@ def _slices(setup: Setup, likes: Sequence[PyTree]) -> int | None:
     return setup.regions if route(method.codec, likes, setup.regions).name == "two_shot" else None
 
 
-def _settled(
-    setup: Setup, exchange: MeshExchange, cut: Fragments, traffic: TrafficFn
-) -> tuple[Method, list[Problem]]:
+def _settled(setup: Setup, exchange: MeshExchange, cut: Fragments) -> tuple[Method, list[Problem]]:
     """(the method, its schedule settled by the network's timing, T_c and T_s of every payload;
     what is wrong with that schedule).
     """
@@ -195,6 +190,9 @@ def _settled(
     apart = setup.separate and method.schedule.by_rounds
     if network is None:
         return method, []
+    traffic = MeshExchange.traffic
+    if setup.separate:
+        traffic = JobTraffic(setup.regions, setup.exchange.region).of_payloads
 
     def seconds(fragment: int, level: int) -> float:
         if apart:

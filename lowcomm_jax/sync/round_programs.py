@@ -32,7 +32,7 @@ from lowcomm_jax.setup import Setup
 from lowcomm_jax.state.train_state import Inner, TrainState
 from lowcomm_jax.sync.compiler_options import inner_options
 from lowcomm_jax.sync.concurrent_exchange import ConcurrentExchange
-from lowcomm_jax.sync.fit import TITLE, TrafficFn, fitted
+from lowcomm_jax.sync.fit import TITLE, fitted
 from lowcomm_jax.sync.gossip_step import gossip_step
 from lowcomm_jax.sync.part_checks import idle_period
 from lowcomm_jax.sync.round_functions import (
@@ -161,19 +161,17 @@ def each(programs: Any, make: Callable[[Callable, str], Callable]) -> Any:
 def build(
     setup: Setup,
     layout: Layout,
-    traffic: TrafficFn = MeshExchange.traffic,
     family: MakeFamily | None = None,
 ) -> RoundPrograms:
     """Make the programs for parameters of this layout; nothing is compiled yet.
 
     Args:
-      traffic: bytes of an exchange, as `MeshExchange.traffic`.
       family: of the method; None = it has none.
 
     Raises:
       Refused: everything that does not fit the parameters (`fit.fitted`).
     """
-    fit, problems = fitted(setup, layout, traffic)
+    fit, problems = fitted(setup, layout)
     refuse(TITLE, [problem.text for problem in problems])
     cut, exchange, method, specs = fit.cut, fit.exchange, fit.method, fit.specs
     regions, shapes = setup.placed, layout.train_shapes()

@@ -12,7 +12,7 @@ from adloco.adaptive_cases import PERIOD, engine, stream
 import lowcomm_jax as lc
 from lowcomm_jax import exchange
 from lowcomm_jax.adloco.engine import AdaptiveEngine, Goal
-from lowcomm_jax.adloco.job_trainers import JobTrainers, given
+from lowcomm_jax.adloco.job_trainers import JobTrainers
 from lowcomm_jax.adloco.state import AdaptiveState, Trainer
 from lowcomm_jax.adloco.step_plan import Switch
 from lowcomm_jax.checkpoint import Checkpoints
@@ -99,7 +99,7 @@ def test_a_state_brings_batches_policies_and_places_in_the_streams(states):
     one, own, theirs = states
     del theirs.trainers[1]  # has merged
     own.trainers[1].state.counters.bytes_sent[:] = 5
-    _, arrays, document = given(theirs)
+    _, arrays, document = one.carrier.given(theirs)
     found = install_trainers(one, own, arrays, document)
     assert list(found.trainers) == [0] and found.samples == 31
     trainer = found.first
@@ -117,7 +117,7 @@ def test_residuals_of_all_trainers_start_anew(tmp_path):
     for number, trainer in own.trainers.items():
         codec = jax.tree.map(lambda x: x + 1, trainer.state.codec)
         own = own.with_trainer(number, trainer.replace(state=trainer.state.replace(codec=codec)))
-    _, arrays, document = given(theirs)
+    _, arrays, document = one.carrier.given(theirs)
     found = install_trainers(one, own, arrays, document)
     for number, trainer in found.trainers.items():
         like = theirs.trainers[number].state.codec
@@ -157,7 +157,7 @@ def test_a_round_has_an_exchange_a_trainer(tmp_path):
 )
 def test_a_damaged_document_is_not_taken(damage, error, states):
     one, own, theirs = states
-    _, arrays, document = copy.deepcopy(given(theirs))
+    _, arrays, document = copy.deepcopy(one.carrier.given(theirs))
     damage(document)
     with pytest.raises(error):
         install_trainers(one, own, arrays, document)
@@ -217,7 +217,7 @@ def test_after_rounds_that_it_missed_a_region_starts_from_the_anchors(region, mo
 def test_who_comes_after_the_end_starts_from_the_anchors_of_the_result(region, monkeypatch):
     one, state = region
     theirs, others = moved(state), one.carrier.exchange
-    wanted, result = anchors_of(theirs), given(theirs)
+    wanted, result = anchors_of(theirs), one.carrier.given(theirs)
     monkeypatch.setattr(type(others), "awaited", False)
     monkeypatch.setattr(others, "sent_before", lambda: 0)
     monkeypatch.setattr(others, "result", lambda: result)

@@ -16,10 +16,9 @@ import lowcomm_jax as lc
 from lowcomm_jax.checkpoint import Checkpoints
 from lowcomm_jax.compression import LeafCodec, PerTensor
 from lowcomm_jax.compression.grid import Unit
-from lowcomm_jax.jobs.peer_copy import given_to_peers, start_from_peer
+from lowcomm_jax.jobs.given_state import given, start_from_peer
 from lowcomm_jax.mesh.arrays import fetch, fetch_boxes, is_key, place_like
 from lowcomm_jax.recovery.rejoin import install
-from lowcomm_jax.rounds.state_transfer import shared_state
 
 SGD = optax.sgd(0.1)
 LATE = {"alpha": 0.5, "period": 2, "fragments": 1, "overlap": 1}
@@ -185,11 +184,11 @@ def test_words_on_the_host_and_keys_where_they_lay():
 def test_a_region_that_comes_back_takes_the_keys_of_the_outer_state():
     one = make(SGD, lc.methods.diloco(2, noisy(lc.outer.nesterov(0.7, 0.9))))
     donor = trained(one, one.init(params()))
-    _, arrays, document = shared_state(donor)
+    _, arrays, document = given(donor, one.method)
     fresh = one.init(params())
 
     carrier = SimpleNamespace(acting=lambda sends: nullcontext(), reconnect=lambda *_: None)
-    loop = SimpleNamespace(carrier=carrier)
+    loop = SimpleNamespace(carrier=carrier, method=one.method)
     got = install(loop, fresh, arrays, document)
     for found, expected in zip(jax.tree.leaves(got.outer), jax.tree.leaves(donor.outer)):
         assert found.dtype == expected.dtype and (found == expected).all()
@@ -198,7 +197,7 @@ def test_a_region_that_comes_back_takes_the_keys_of_the_outer_state():
 def test_a_learner_copies_the_keys_of_a_peer():
     one = make(noisy(SGD), lc.methods.decoupled_diloco(2, 1, 1))
     peer = trained(one, one.init(params()))
-    _, arrays, document = given_to_peers(one.method, peer)
+    _, arrays, document = given(peer, one.method)
     got = start_from_peer(one.sync_loop(peer), one.init(params()), arrays, document)
     found, expected = got.inner.opt[0].rng_key, peer.inner.opt[0].rng_key
     assert found.dtype == expected.dtype and (found == expected).all()

@@ -17,7 +17,6 @@ import lowcomm_jax as lc
 from lowcomm_jax import exchange
 from lowcomm_jax.recovery import rejoin
 from lowcomm_jax.recovery.precompile import precompile
-from lowcomm_jax.rounds.state_transfer import shared_state
 
 R, STEPS, SINCE = 3, 400, 14
 # Threads share two cores with compilation: who is slow there is not dead.
@@ -142,13 +141,13 @@ def test_a_run_at_another_level_of_its_codec_is_rehearsed_before_it_is_caught_up
     with jax.numpy_dtype_promotion("standard"):
         further = one.init(oracle.make_params())
         further.counters.decided["level"] = np.int64(1)
-        given, levels = shared_state(further), []
+        brought, levels = one.carrier.given(further), []
 
         def rehearsed(engine, state):
             levels.append(method.schedule.level(state.counters))
             return precompile(engine, state)
 
-        monkeypatch.setattr(rejoin, "newest", lambda exchange: given)
+        monkeypatch.setattr(rejoin, "newest", lambda exchange: brought)
         monkeypatch.setattr(rejoin, "_compare", lambda *_: None)  # there is nobody
         monkeypatch.setattr(rejoin, "precompile", rehearsed)
         monkeypatch.setattr(rejoin, "catch_up", lambda engine, state, least: state)

@@ -11,7 +11,6 @@ from lowcomm_jax import exchange
 from lowcomm_jax.compression import error_feedback, make
 from lowcomm_jax.recovery import rejoin
 from lowcomm_jax.recovery.precompile import precompile
-from lowcomm_jax.rounds.state_transfer import shared_state
 
 R = 2
 LOW_RANK = {"rank": 1, "least": 1.0}  # the parameters' matrices are small
@@ -31,8 +30,8 @@ def test_codecs_begin_as_at_step_0(name, tmp_path):
         state, _ = one.run(one.init(oracle.make_params()), [rows(batch, 0)])
         # Of a checkpoint: it has encoded before.
         state = state.replace(codec=jax.tree.map(lambda x: x + 1, state.codec))
-        given = shared_state(state)[1:]
-        state = rejoin.install(one.sync_loop(state), precompile(one, state), *given)
+        _, *taken = one.carrier.given(state)
+        state = rejoin.install(one.sync_loop(state), precompile(one, state), *taken)
     like = {name: jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for name, x in state.anchor.items()}
     [found], fresh = state.codec, codec.init(like)
     assert any(np.any(x) for x in jax.tree.leaves(fresh))

@@ -115,7 +115,7 @@ def send(regions: Iterable[exchange.RemoteExchange], key: str, number: int = 0, 
 
 def land(regions: Iterable[exchange.RemoteExchange], key: str) -> list[exchange.Arrived]:
     """Finish one exchange in these regions."""
-    return at_once(lambda x: x.finish(key, LIKE), regions)
+    return at_once(lambda x: x.finish(key), regions)
 
 
 def listen_to(

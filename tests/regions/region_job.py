@@ -22,7 +22,7 @@ def main(kind: str, url: str, region: int, count: int, last: int) -> None:
             arrived = listen_to(one, f"{number}", LIKE)
             if arrived is None:
                 one.start(f"{number}", payload(region, number))
-                arrived = one.finish(f"{number}", LIKE)
+                arrived = one.finish(f"{number}")
         except exchange.Lost:
             # It slept for too long: here a training job would take a state.
             number = max(one.steps().values())

@@ -11,7 +11,7 @@ from regions.learners import TIMING, ByHand, Learner, finish, look, records, run
 from regions.together import engine
 
 import lowcomm_jax as lc
-from lowcomm_jax.jobs.peer_copy import given_to_peers, start_from_peer
+from lowcomm_jax.jobs.given_state import start_from_peer
 from lowcomm_jax.state.train_state import rounds_landed
 
 ARRIVALS = 11
@@ -260,7 +260,7 @@ def test_an_arrival_of_the_job_before_is_not_ones_own(learners, monkeypatch, sto
     jobs = learners(nesterov((1.0, 1.0)), 2)
     run(jobs, ARRIVALS, (1.0, 1.0), last=7)
     dead, other = jobs
-    given = given_to_peers(other.one.method, other.state)
+    given = other.one.carrier.given(other.state)
     announces_and_dies(dead, monkeypatch)
     own = store_party.region(0, 2, timing=TIMING, keep=1000)
     own.join(20.0)

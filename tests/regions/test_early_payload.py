@@ -10,7 +10,7 @@ import numpy as np
 import oracle
 import pytest
 from regions.faults import outage, vanish
-from regions.party import KINDS, LIKE, at_once, check, idle, payload, until
+from regions.party import KINDS, at_once, check, idle, payload, until
 from regions.test_same_numbers import METHODS, assert_same, expected
 from regions.together import batches, engine, in_jobs, rows, values
 
@@ -43,7 +43,7 @@ def send(regions, key="k", early="early", **options):
 
 
 def land(regions, key="k"):
-    return at_once(lambda x: x.finish(key, LIKE), regions)
+    return at_once(lambda x: x.finish(key), regions)
 
 
 def here(x, key="early"):
@@ -214,7 +214,7 @@ def test_an_error_where_early_bytes_are_sent_ends_the_exchange(store_party):
     send_early(regions)
     with pytest.raises(ValueError, match="broken"):
         send(regions)
-        regions[0].finish("k", LIKE)
+        regions[0].finish("k")
 
 
 def test_what_cannot_be_sent_so_is_refused(store_party):
@@ -344,7 +344,6 @@ def test_an_anchor_of_another_round_is_sent_anew():
     payload_names = ["payload/w", "weight"]
     started = ("2", payload_names, "0.1.anchor")
     assert calls == [("0.1.anchor", ["anchor/w"], 4), started]
-    assert carrier._pending["0@8"].like.keys() == {"payload/w", "weight", "anchor/w"}
     calls.clear()
     carrier.anchors_ahead.send(0, 2, anchor, fragments, (0, 1), 4)
     begin(3, sends=6)

@@ -65,7 +65,7 @@ class Worker:
             time.sleep(self.rests + 0.02)  # its inner steps; who catches up makes none
             self.rests = 0.0
             self.one.start(f"{number}", make(self.one.region, number), **how)
-            arrived = self.one.finish(f"{number}", like)
+            arrived = self.one.finish(f"{number}")
         return arrived
 
     def corrupt(self) -> None:

@@ -1,5 +1,7 @@
 """The small parts of the exchange between jobs, each on its own."""
 
+import collections
+import dataclasses
 import hashlib
 import hmac
 import itertools
@@ -15,7 +17,7 @@ import safetensors.numpy
 from regions.party import KINDS, at_once
 
 from lowcomm_jax import exchange
-from lowcomm_jax.rounds import request
+from lowcomm_jax.rounds import remote, request
 from lowcomm_jax.rounds.remote import RemoteExchange
 from lowcomm_jax.store import wire
 from lowcomm_jax.store.commits import CommitLog, Job, name_of
@@ -477,21 +479,19 @@ def test_shapes_that_payloads_of_an_exchange_must_have():
         ((given,), own),
         ((given, reduction), rest),
         (({}, reduction), rest),
-        (({},), None),
+        (({},), {}),
     ):
         found = one._make_request("k", None, *arguments).like
-        assert found == (None if expected is None else {0: expected, 1: expected})
+        assert found == {0: expected, 1: expected}
 
 
 def test_what_arrives_is_put_into_rows():
     arrays = {r: {"x": np.float32([r, 10 * r])} for r in (0, 2)}
-    like = {"x": np.zeros((1, 2), np.float32)}
+    like = {"x": ("float32", (2,))}
     found = request.arrange(arrays, like, 3, ours=True, seconds=1.5, waited=0.5)
     assert found.ours and found.participants.tolist() == [True, False, True]
     assert found.arrays["x"].tolist() == [[0, 0], [0, 0], [2, 20]]
     assert (found.seconds, found.waited, found.reduced) == (1.5, 0.5, None)
-    with pytest.raises(exchange.Rejected, match="payload of region 0 is"):
-        request.arrange(arrays, {"x": np.zeros((1, 3), np.float32)}, 3)
     none = request.arrange({}, like, 2)
     assert (
         not none.participants.any() and not none.ours and none.arrays["x"].tolist() == [[0, 0]] * 2
@@ -533,12 +533,36 @@ def test_the_wait_for_an_exchange_is_that_of_its_calls():
         outcome.set_result(arrays)
         due = request.Due()
         waits = {"due": due, "outcome": outcome, "waited": waited}
+        waits["shapes"] = {"x": ("float32", (2,))}
         one._open = {"k": SimpleNamespace(commit=record, reduced=None, seconds=1.5, **waits)}
         assert one.ready("k") and due.since_s is None
-        found = one.finish("k", {"x": np.zeros((1, 2), np.float32)})
+        found = one.finish("k")
         assert 0.0 <= found.waited - waited < 0.9 and found.seconds == 1.5 and not one._open
         assert found.ours is ours and found.participants.tolist() == [True, False]
         assert due.since_s == 7.0
+
+
+def test_who_is_left_out_three_times_running_is_told_so_once(caplog):
+    """And at the end of a run nothing has counted only where so many were sent."""
+    one = RemoteExchange.__new__(RemoteExchange)
+    one._counted = collections.deque(maxlen=remote.RUNNING)
+    one._context = SimpleNamespace(heartbeat=SimpleNamespace(job=Job(0, 1)))
+    ours = request.ExchangeRequest("k", "1/k", (0, 1), takes_part=True)
+    theirs = Commit({1: Admitted(1, Payload("0", 8))}, {}, 1)
+    both = Commit({0: Admitted(1, Payload("1", 8)), **theirs.admitted}, {}, 1)
+
+    def told(*commits, how=ours):
+        caplog.clear()
+        for commit in commits:
+            one._note_counted(how, commit)
+        return caplog.text.count("was not counted in 3 exchanges running")
+
+    assert not one.never_counted(0) and not one.never_counted(2)
+    assert told(theirs, theirs, how=dataclasses.replace(ours, takes_part=False)) == 0
+    assert told(theirs, theirs) == 0 and one.never_counted(2) and not one.never_counted(3)
+    assert told(theirs, theirs) == 1 and one.never_counted(4)
+    assert told(both, theirs, theirs) == 0 and not one.never_counted(7)
+    assert told(theirs, theirs) == 1 and one.never_counted(9)
 
 
 def test_a_false_record_takes_a_number_and_not_the_slot(store):

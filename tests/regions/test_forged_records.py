@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 from regions.faults import folder, forge, vanish
-from regions.party import LIKE, SECRET, check, land, payload, send, until
+from regions.party import SECRET, check, land, payload, send, until
 
 from lowcomm_jax import exchange
 from lowcomm_jax.store import wire
@@ -60,7 +60,7 @@ def test_runs_do_not_meet(party):
     for x in regions:
         x.start("k", payload(x.count + len(x._context.run_id)))
     for x in regions:
-        arrived = x.finish("k", LIKE)
+        arrived = x.finish("k")
         expected = payload(x.count + len(x._context.run_id))["w"]
         np.testing.assert_array_equal(arrived.arrays["w"], expected)
 
@@ -142,7 +142,7 @@ def test_a_record_that_is_well_signed_and_odd_ends_who_reads_it(party, key):
         regions[1]._context.commit_log.confirm = lambda name, job, holds: holds
         send(regions[1:], "k")
     with pytest.raises(Unreadable, match=f"{key} is signed .* and cannot be read"):
-        regions[0].finish("k", LIKE)
+        regions[0].finish("k")
 
 
 def test_a_true_record_means_nothing_elsewhere(party):
@@ -235,7 +235,7 @@ def test_a_payload_of_something_else_is_rejected_counted_and_as_if_missing(
     if what in ("shape", "dtype", "names"):
         # This region trains something else, and must hear of it.
         with pytest.raises(exchange.Rejected):
-            regions[1].finish("k", LIKE)
+            regions[1].finish("k")
 
 
 @pytest.mark.parametrize("name", ["x", "1.tmp", "-3", "٣", "1" * 40, "3_0"])

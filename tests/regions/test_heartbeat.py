@@ -259,12 +259,20 @@ def test_the_first_error_stays(watched):
 
 @pytest.mark.parametrize(
     ("above", "beaten", "born", "expected"),
-    [(0, None, (), 1), (4, None, (), 5), (0, 6, (), 7), (2, 3, (5, 9), 10), (0, 3, (4,), 5)],
+    [
+        (0, None, (), 1),
+        (4, None, (), 5),
+        (0, 6, (), 7),
+        (2, 3, (4, 5), 6),
+        (0, None, (1, 2, 3), 4),
+        (0, 3, (10**15 - 1,), 4),  # no job has made that key: none between them is there
+        (0, None, (1, 2**63 - 1), 2),
+    ],
 )
 def test_a_job_is_the_next_incarnation_of_all_that_are_known(
     watched, above, beaten, born, expected
 ):
-    """Of the newest record, of the list, and of what the caller knows."""
+    """Of the newest record, of the keys that are taken, and of what the caller knows."""
     if beaten:
         watched.beats(0, beaten)
     for number in born:

@@ -2,7 +2,7 @@
 
 import time
 
-from regions.party import LIKE, TIMING, at_once, payload
+from regions.party import TIMING, at_once, payload
 
 from lowcomm_jax import exchange
 
@@ -21,7 +21,7 @@ def train(region: exchange.RemoteExchange) -> list[bool]:
         if step < STEPS:
             region.start(f"{step}", payload(region.region, step))
         if step >= OVERLAP:
-            arrived = region.finish(f"{step - OVERLAP}", LIKE)
+            arrived = region.finish(f"{step - OVERLAP}")
             counted.append(bool(arrived.participants[2]))
     return counted
 

@@ -10,7 +10,7 @@ import pytest
 from params.tiny_runs import R, engine
 
 import lowcomm_jax as lc
-from lowcomm_jax.jobs.peer_copy import given_to_peers, start_from_peer
+from lowcomm_jax.jobs.given_state import given, start_from_peer
 
 METHOD = lc.methods.decoupled_diloco(3, 1, 2)
 LOOP = SimpleNamespace(method=METHOD)  # copying a learner reads nothing else
@@ -42,7 +42,7 @@ def test_it_has_the_values_and_the_rounds_of_the_peer_and_counts_anew(states, ow
     counters.step = np.int64(own_step)
     inner = dataclasses.replace(fresh.inner, tokens=fresh.inner.tokens + 5)
     mine = fresh.replace(inner=inner, counters=counters, in_flight=peer.in_flight)
-    _, arrays, document = given_to_peers(METHOD, peer)
+    _, arrays, document = given(peer, METHOD)
     got = start_from_peer(LOOP, mine, arrays, document)
     same = ("anchor", "outer", "landing")
     shared = [(getattr(got, name), getattr(peer, name)) for name in same]
@@ -60,7 +60,7 @@ def test_it_has_the_values_and_the_rounds_of_the_peer_and_counts_anew(states, ow
 
 def test_a_peer_of_another_model_is_refused_with_every_difference(states):
     fresh, peer = states
-    _, arrays, document = given_to_peers(METHOD, peer)
+    _, arrays, document = given(peer, METHOD)
     wrong = {k: x for k, x in arrays.items() if not k.startswith("anchor/")}
     wrong["inner/params/w"] = np.zeros((R, 5), np.float32)
     with pytest.raises(ValueError) as error:

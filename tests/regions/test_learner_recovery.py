@@ -41,14 +41,14 @@ class Live(Learner):
             yield rows(oracle.step_batch(self.data, number % 60 + 1), self.region)
 
     def live(self):
-        gives = self.one.carrier.gives
+        gives = self.one.carrier.given
 
         def give(state):
             self.gave = gives(state)
             return self.gave
 
         with jax.numpy_dtype_promotion("standard"):
-            self.one.carrier.gives = give
+            self.one.carrier.given = give
             if not self.exchange.awaited:
                 batch = next(self.batches())
                 self.state = rejoin.enter(self.one, self.state, batch)

@@ -164,11 +164,9 @@ def test_who_is_not_counted_by_a_payload_of_its_own_has_its_residual_back(ours):
     state = state.replace(in_flight={"k": InFlight(**fields)}, counters=counters)
     both, weights = np.ones(R, bool), {"weight": np.ones(R, np.float32)}
     arrived = exchange.Arrived(both, ours, weights, None, 0.0, 0.0)
-    there = SimpleNamespace(
-        count=R, region=0, ready=lambda name: True, finish=lambda name, like: arrived
-    )
+    there = SimpleNamespace(count=R, region=0, ready=lambda name: True, finish=lambda name: arrived)
     carrier = JobCarrier(there, method())
-    carrier._pending["k"] = PendingExchange("7", {}, (0, 1), {}, True, None)
+    carrier._pending["k"] = PendingExchange("7", {}, (0, 1), True, None)
     after, collected = carrier.collect(None, state, "k", False, True)
     assert collected.flight.takes_part.all() and collected.flight.weight.tolist() == [1, 1]
     assert after.in_flight["k"].takes_part.all() == ours

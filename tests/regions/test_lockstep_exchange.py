@@ -64,7 +64,7 @@ def test_all_processes_of_all_regions_hold_the_same(regions):
         one.join(20.0)
         one.beat(3)
         one.start("0", payload(one.region, 0))
-        arrived = one.finish("0", LIKE)
+        arrived = one.finish("0")
         return arrived, set(one.steps()), one.agree("stop", {"step": 7}), one.awaited, one.epoch
 
     found = everywhere(act, regions)
@@ -93,7 +93,7 @@ def test_a_failed_process_ends_the_wait_of_the_first(regions):
             one.start("0", payload(one.region, 0))
             if not HERE.process.leads:
                 raise OSError("disk full")
-            return one.finish("0", LIKE)
+            return one.finish("0")
 
     first, second = in_each(act, regions[0])
     assert "process 1 of this job failed: OSError: disk full" in str(first)

@@ -10,7 +10,7 @@ import optax
 import pytest
 from regions.test_job_decisions import State
 
-from lowcomm_jax.jobs import peer_copy, round_carrier
+from lowcomm_jax.jobs import given_state, round_carrier
 from lowcomm_jax.jobs.round_carrier import RoundCarrier
 from lowcomm_jax.schedule import Arrivals, Learners
 from lowcomm_jax.schedule.base import Adopt, Drop, Move, RoundsAgreed, Send, View, Wait
@@ -237,7 +237,7 @@ def test_who_copies_a_peer_has_the_learning_rate_of_the_peers_step(monkeypatch):
     adopted = []
 
     class Loop:
-        method = SimpleNamespace(base="received")
+        method = SimpleNamespace(base="received", schedule=SimpleNamespace(by_rounds=True))
 
         def adopt(self, state, p, flight, adopts, now):
             adopted.append((p, int(flight.sent), adopts.tolist(), now))
@@ -251,11 +251,12 @@ def test_who_copies_a_peer_has_the_learning_rate_of_the_peers_step(monkeypatch):
         merge: int = 0
         rate: int = 0
 
-    monkeypatch.setattr(peer_copy, "placed_like", lambda trees, arrays, whose: trees)
+    monkeypatch.setattr(given_state, "placed_like", lambda trees, arrays, whose: trees)
     opt = optax.ScaleByScheduleState(np.zeros(1, np.int32))
     inner = Inner(opt, jnp.ones((1, 1)), jnp.zeros(1, jnp.int32))
-    arrays = {"counters/step": np.int64(7), "counters/last_sent": np.array([7])}
+    counters = {"step": np.int64(7), "last_sent": np.array([7]), "sends": np.array([4])}
+    arrays = {f"counters/{name}": x for name, x in counters.items()}
     mine = Copied(SyncCounters.start(1, 1), inner=inner)
-    got = peer_copy.start_from_peer(Loop(), mine, arrays, {"landed": [3]})
+    got = given_state.start_from_peer(Loop(), mine, arrays, {"in_flight": [{"fragment": 0}]})
     assert got.inner.opt.count.tolist() == [7] and adopted == [(0, 7, [True], 7)]
     assert got.counters.sends.tolist() == [3] and got.inner.step.tolist() == [7]

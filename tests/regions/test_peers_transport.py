@@ -317,7 +317,7 @@ def test_regions_with_certificates_of_two_kinds_say_so(tmp_path, party):
     send(regions, "k")
     for x in regions:
         with pytest.raises(ValueError, match=r"another kind .* a folder of certificates, or none"):
-            x.finish("k", LIKE)
+            x.finish("k")
 
 
 # -- what breaks --------------------------------------------------------------------------------

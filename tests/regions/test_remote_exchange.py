@@ -3,7 +3,6 @@
 import dataclasses
 import time
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -39,10 +38,9 @@ def test_jax_arrays_of_narrow_types_and_odd_shapes(party):
         "scalar": jnp.array([2.5], jnp.float32),
         "mask": jnp.array([[True, False]]),
     }
-    like = {n: jax.ShapeDtypeStruct(x.shape, x.dtype) for n, x in arrays.items()}
     for x in regions:
         x.start("k", arrays)
-    for arrived in at_once(lambda x: x.finish("k", like), regions):
+    for arrived in at_once(lambda x: x.finish("k"), regions):
         for name, x in arrays.items():
             assert arrived.arrays[name].dtype == x.dtype
             np.testing.assert_array_equal(arrived.arrays[name], np.concatenate([x, x]))
@@ -97,7 +95,7 @@ def test_nobody_takes_part(party):
 def land_or_part(region, key="k"):
     """What a region ends an exchange with: what arrived, or that it has parted."""
     try:
-        return region.finish(key, LIKE)
+        return region.finish(key)
     except exchange.Parted as error:
         return error
 
@@ -310,11 +308,3 @@ def test_a_key_can_be_in_flight_once(party):
     send(regions[:1], "k")
     with pytest.raises(ValueError, match="every exchange needs its own"):
         send(regions[:1], "k")
-
-
-def test_other_shapes_than_expected_are_refused_by_name(party):
-    regions = party.run(2)
-    send(regions, "k")
-    like = {**LIKE, "w": jax.ShapeDtypeStruct((3, 3), np.float32)}
-    with pytest.raises(exchange.Rejected, match="expected"):
-        regions[0].finish("k", like)

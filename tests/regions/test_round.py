@@ -52,12 +52,11 @@ def test_what_an_earlier_job_has_left_of_an_exchange_that_is_sent_again_is_remov
     first._context.heartbeat.stop(leaving=False)
     again = store_party.region(0, 2, keep=1)
     again.join(20.0)
-    like = {"x": np.zeros((1, 4), np.float32)}
     for number in range(1, 8):
         for x in (again, other):
             x.start(f"{number}", {"x": np.full((1, 4), number, np.float32)})
         for x in (again, other):
-            x.finish(f"{number}", like)
+            x.finish(f"{number}")
     left = lambda: [k for k in again._context.store.list("round/") if "/1/announce.0." in k]  # noqa: E731
     until(lambda: not left(), 20.0)
 

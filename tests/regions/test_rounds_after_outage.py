@@ -17,18 +17,14 @@ class Asked:
 
     def __init__(self, store):
         self.keys, self.together = [], []
-        self._get, self._read_all = store._get, store.read_all
-        store._get, store.read_all = self, self.read_all
+        self._read_all, store.read_all = store.read_all, self
 
-    def __call__(self, key, nbytes=0):
-        if not threading.current_thread().name.startswith(("lowcomm-heartbeat", "lowcomm-at-once")):
-            self.keys.append(key)
-        return self._get(key, nbytes)
-
-    def read_all(self, keys, nbytes=0):
+    def __call__(self, keys, nbytes=0):
         if len({key.rpartition("/")[0] for key in keys}) > 1:  # of several exchanges
             self.together.append(keys)
-        else:
+        elif not threading.current_thread().name.startswith(
+            ("lowcomm-heartbeat", "lowcomm-at-once")
+        ):
             self.keys += keys
         return self._read_all(keys, nbytes)
 

@@ -60,13 +60,13 @@ class Slow:
     def arrives(self, keys, answers=None):
         return all(map(self.ready, keys))
 
-    def finish(self, key, like):
+    def finish(self, key):
         arrays, options = self._waiting.pop(key)
         if (early := options["early"]) is not None:
             sent, how = self._early.pop(early)
             self._loopback.send_early(early, {name: np.array(x) for name, x in sent.items()}, **how)
         self._loopback.start(key, {name: np.array(x) for name, x in arrays.items()}, **options)
-        return self._loopback.finish(key, like)
+        return self._loopback.finish(key)
 
     def check(self):
         """All of it is what it was."""

@@ -3,7 +3,6 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-import jax
 import numpy as np
 import pytest
 from regions.away import ALONE, AWAY, STEPS, Job, happened, one_process
@@ -113,8 +112,7 @@ def test_a_landing_that_cannot_be_waits_no_longer_than_the_store_is_there(store_
     regions[1].start("k", {"x": np.ones((1, 2))})
     until(lambda: regions[0].reachable())
     assert regions[0].arrives(["k"])
-    like = {"x": jax.ShapeDtypeStruct((1, 2), np.float64)}
-    landed = regions[0].finish("k", like)
+    landed = regions[0].finish("k")
     assert landed.participants.tolist() == [True, True] and landed.waited > 0.4
 
 

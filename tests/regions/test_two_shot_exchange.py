@@ -69,7 +69,7 @@ def send(regions, key, number=0, averaging=None, **options):
 
 
 def land(regions, key):
-    return at_once(lambda x: x.finish(key, LIKE), regions)
+    return at_once(lambda x: x.finish(key), regions)
 
 
 @pytest.mark.parametrize("count", [1, 3, 4])

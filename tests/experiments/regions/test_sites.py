@@ -13,7 +13,7 @@ from experiments.processes import free_port
 from experiments.regions.main import RegionJob
 from experiments.workdir import CHECKPOINTS
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED
-from lowcomm_jax.jobs.participation import RUNNING
+from lowcomm_jax.rounds.remote import RUNNING
 from lowcomm_jax.store.secret import Seal
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]

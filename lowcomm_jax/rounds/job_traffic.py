@@ -11,8 +11,6 @@ import numpy as np
 from lowcomm_jax.exchange import MeshExchange, Traffic, all_gather, in_halves, pair
 from lowcomm_jax.rounds.slicing import goes_in_slices, padded_nbytes
 from lowcomm_jax.rules.topology import Groups
-from lowcomm_jax.setup import Setup
-from lowcomm_jax.sync.fit import TrafficFn
 
 PyTree = Any
 
@@ -70,10 +68,3 @@ class JobTraffic:
     def _own(self, traffic: Traffic) -> Traffic:
         own = slice(self.region, self.region + 1)
         return traffic._replace(sent=traffic.sent[own], received=traffic.received[own])
-
-
-def traffic_of(setup: Setup) -> TrafficFn:
-    """Announced bytes of an exchange with these settings, as `MeshExchange.traffic`."""
-    if isinstance(setup.exchange, str):
-        return MeshExchange.traffic
-    return JobTraffic(setup.regions, setup.exchange.region).of_payloads
