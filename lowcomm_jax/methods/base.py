@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 import optax
@@ -130,6 +130,11 @@ class Method:
         _make_named(self, "roles", functools.partial(_by_name, "roles", roles.NAMES), "")
         for name in ("outer", "landing"):
             object.__setattr__(self, name, _with_keywords(getattr(self, name)))
+
+    def named(self, name: str, problems: Iterable[str] = (), **changes: Any) -> Method:
+        """This method under another name, with other answers; `problems` join its own."""
+        joined = (*problems, *self.problems)
+        return dataclasses.replace(self, name=name, problems=joined, **changes)
 
     @property
     def rules_differ(self) -> bool:
