@@ -590,7 +590,7 @@ OF_THE_METHOD = (
     ),
     Row(
         "method",
-        lambda s: (codec := _servers_codec(s)) and (codec.increments or codec.personal),
+        lambda s: (codec := _servers_codec(s)) is not None and (codec.increments or codec.personal),
         "global_codec {m.servers.codec.name}: a server's update is applied by itself, and no mean "
         "is kept; use error_feedback",
     ),
