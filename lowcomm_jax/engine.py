@@ -280,7 +280,7 @@ class Engine:
         microbatch: int | None,
     ) -> tuple[TrainState, history.History]:
         """As `run`, with a loop over events of one's own for the state's layout."""
-        record = history.History(int(state.counters.step))
+        record = history.History()
         stager = BlockStager(checked(batches, self._rows), self.block, microbatch)
         pace = self._paces.setdefault(microbatch, batch_blocks.BlockPace())
         state = self._stepped_through(loop, state, participants)
@@ -288,13 +288,13 @@ class Engine:
             room = self._room(pace)
             if (block := stager.take(loop.next_event(state, room), room)) is None:
                 break
-            given = (loop, state, self._placed(block), participants)
+            done, given = int(state.counters.step), (loop, state, self._placed(block), participants)
             state, metrics, events = self._block(*given, single=False)
-            record.add(block.steps, metrics, events)
+            record.add(done, block.steps, metrics, events)
             pace.handed_over(block.steps * (block.stride or 1), metrics["loss"])
         owed, loop.owed = loop.owed, []
         if owed:  # of a paused step that no other one follows here
-            record.add(0, {}, owed)
+            record.add(int(state.counters.step), 0, {}, owed)
         return state, record
 
     def _stepped_through(
@@ -510,7 +510,8 @@ def book(
     """Advance the virtual clock by these steps and their events.
 
     Args:
-      pace: bool `[R, S]` by name, `active` or `away`; empty where every region makes each step.
+      pace: `[R, S]` by name, as in `network.drive`: bool `active` or `away`, float `work`; empty
+        where every region makes each step, and all steps are alike.
     """
     for i, t in enumerate(steps):
         masks = {name: mask[:, i] for name, mask in pace.items()}

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import abc
 import dataclasses
-from collections.abc import Collection, Iterator, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from lowcomm_jax.exchange import Traffic
 from lowcomm_jax.mesh.arrays import replicated
+from lowcomm_jax.mesh.pipeline_paths import Hop
 from lowcomm_jax.refused import is_unknown
 from lowcomm_jax.rules.topology import Groups
 
@@ -45,6 +45,10 @@ class Event:
         `Engine(codec_error=True)` `codec_error` and `sent_share`, all `[R]`. A landing has
         `mean_norm` `[A]` or `[1]`, `update_norm` `[A]`, with gossip `pull_norm` `[R]`; others by
         method (`rank`, `seconds`, `correction_ratio`).
+      trainer: of several, whose it is (`adloco.history`); None = there is one.
+      channel: whose it is; its number in `fragment` follows those of the fragments, and its
+        measurements are metrics of every step, `<channel>_left_out` and `<channel>_spread`.
+      hops: route: transfers one after the other; `nbytes` is the most that a region sends.
     """
 
     kind: str
@@ -60,8 +64,9 @@ class Event:
     values: dict[str, Any]
     groups: Groups | None = None
     ahead: int = 0
-    trainer = None  # no field: events of a single trainer do not mention it
-    channel = None  # nor those of the main exchange a channel
+    trainer: int | None = None
+    channel: str | None = None
+    hops: tuple[Hop, ...] | None = None
 
     @classmethod
     def of_send(
@@ -82,11 +87,6 @@ class Event:
         nothing = (0, zeros, zeros, "")
         return cls("land", step, fragment, key, lands.copy(), stale, *nothing, readable(values))
 
-    @classmethod
-    def widened(cls, event: Event, **fields: Any) -> Self:
-        """An event of this class with the values of `event`, but for those in `fields`."""
-        return cls(**{**vars(event), **fields})
-
     def sending_ahead(self, traffic: Traffic, groups: Groups) -> Event:
         """This landing, with the bytes of the moved anchors that are sent to the next groups."""
         return dataclasses.replace(
@@ -98,21 +98,14 @@ class Event:
         )
 
     def fetch(self) -> dict[str, Any]:
-        """The event as plain Python numbers and lists."""
+        """The event as plain Python numbers and lists; without a trainer, channel or hops."""
         out = dataclasses.asdict(dataclasses.replace(self, values={}))
         del out["values"]
+        for name in ("trainer", "channel", "hops"):
+            if out[name] is None:
+                del out[name]
         out |= {k: np.asarray(v) for k, v in self.values.items()}
         return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in out.items()}
-
-
-@dataclasses.dataclass
-class ChannelEvent(Event):
-    """A send or landing of a channel; channels are numbered after the fragments in `fragment`.
-
-    Its measurements are metrics of every step, `<channel>_left_out` and `<channel>_spread`.
-    """
-
-    channel: str = ""
 
 
 def with_pace(metrics: dict[str, Any], pace: dict[str, np.ndarray], single: bool) -> dict[str, Any]:
@@ -131,18 +124,49 @@ def common_names(named: Sequence[Collection[str]]) -> list[str]:
     return [name for name in (named[0] if named else ()) if all(name in one for one in named)]
 
 
-class NamedMetrics(abc.ABC):
-    """Metrics by name: `names = list(record)`, `"loss" in record`, `record["loss"]`.
+class Chunk(NamedTuple):
+    """Consecutive steps of a history.
 
-    Its length counts steps, not names.
+    Attributes:
+      start: steps done before.
+      steps: number of steps; 0 where events alone are told.
+      metrics: leaves `[R, S]`, whose first `steps` columns are real.
+      more: step -> what its row has besides.
     """
 
-    @abc.abstractmethod
+    start: int
+    steps: int
+    metrics: Mapping[str, Any]
+    events: list[Event]
+    more: Callable[[int], dict[str, Any]]
+
+
+class History:
+    """Metrics of steps by name: `names = list(record)`, `"loss" in record`, `record["loss"]`.
+
+    Its length counts steps, not names. Device arrays are fetched when they are read.
+    """
+
+    def __init__(self) -> None:
+        self._chunks: list[Chunk] = []
+
+    def add(
+        self,
+        start: int,
+        steps: int,
+        metrics: Mapping[str, Any],
+        events: list[Event],
+        more: Callable[[int], dict[str, Any]] = lambda step: {},
+    ) -> None:
+        """Append a `Chunk`."""
+        self._chunks.append(Chunk(start, steps, metrics, events, more))
+
+    def __len__(self) -> int:
+        return sum(chunk.steps for chunk in self._chunks)
+
     def keys(self) -> list[str]:
         """Names of the metrics that every step has."""
-
-    @abc.abstractmethod
-    def __len__(self) -> int: ...
+        return common_names([chunk.metrics for chunk in self._chunks if chunk.steps])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.keys())
@@ -151,55 +175,29 @@ class NamedMetrics(abc.ABC):
         return name in self.keys()
 
     def __repr__(self) -> str:
-        return (
-            f"<{type(self).__name__}: {len(self)} steps of {', '.join(self.keys()) or 'nothing'}>"
-        )
-
-    def _check(self, name: str) -> None:
-        """Raise KeyError, naming the metrics, where steps have none of this name."""
-        if len(self) and name not in self:
-            known = is_unknown(name, self.keys())
-            raise KeyError(f"metric {name!r} {known}; rows() gives one step after the other")
-
-
-class History(NamedMetrics):
-    """Metrics of consecutive steps; device arrays are fetched when rows are read."""
-
-    def __init__(self, start: int):
-        self.start = start
-        self._chunks: list[tuple[int, dict[str, jax.Array], list[Event]]] = []
-
-    def add(self, steps: int, metrics: dict[str, jax.Array], events: list[Event]) -> None:
-        """Append a block: metric leaves `[R, S]` whose first `steps` columns are real."""
-        self._chunks.append((steps, metrics, events))
-
-    def __len__(self) -> int:
-        return sum(steps for steps, _, _ in self._chunks)
-
-    def keys(self) -> list[str]:
-        return common_names([metrics for _, metrics, _ in self._chunks])
+        return f"<History: {len(self)} steps of {', '.join(self.keys()) or 'nothing'}>"
 
     def __getitem__(self, name: str) -> np.ndarray:
         """A metric of every step, `[steps, R]`."""
-        self._check(name)
-        parts = [np.asarray(metrics[name])[:, :n].T for n, metrics, _ in self._chunks]
+        if len(self) and name not in self:
+            known = is_unknown(name, self.keys())
+            raise KeyError(f"metric {name!r} {known}; rows() gives one step after the other")
+        parts = [np.asarray(c.metrics[name])[:, : c.steps].T for c in self._chunks if c.steps]
         return np.concatenate(parts) if parts else np.zeros((0, 0), np.float32)
 
     @property
     def events(self) -> list[Event]:
-        return [event for _, _, events in self._chunks for event in events]
+        return [event for chunk in self._chunks for event in chunk.events]
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """One dict per step: `step`, each metric as a list over regions, and its `events`."""
-        step = self.start
-        for n, metrics, events in self._chunks:
+        for start, n, metrics, events, more in self._chunks:
             fetched = {k: np.asarray(v)[:, :n].T.tolist() for k, v in metrics.items()}
             by_step: dict[int, list] = {}
             for event in events:
                 # What a job deferred (`jobs.job_carrier`) stands where it was done.
-                row = event.step if event.step > step else step + n
+                row = event.step if event.step > start else start + n
                 by_step.setdefault(row, []).append(event.fetch())
-            for i in range(n):
-                step += 1
+            for i, step in enumerate(range(start + 1, start + n + 1)):
                 row = {k: v[i] for k, v in fetched.items()}
-                yield {"step": step, **row, "events": by_step.get(step, [])}
+                yield {"step": step, **row, "events": by_step.get(step, []), **more(step)}

@@ -26,7 +26,6 @@ from lowcomm_jax.exchange import GroupExchange, MeshExchange
 from lowcomm_jax.mesh.regions import AXES, slice_of
 from lowcomm_jax.methods.base import per_fragment
 from lowcomm_jax.params.fragments import Pattern
-from lowcomm_jax.params.roles import RegionRoles
 from lowcomm_jax.refused import Problem, Row, collect, found_by, is_number, refuse
 from lowcomm_jax.rules.batching import BatchPolicy
 from lowcomm_jax.rules.merge import Merge, Reads
@@ -118,8 +117,7 @@ def _idle_weights(s: Setup) -> str | None:
 
 
 def _codec(s: Setup) -> Codec | None:
-    fits = isinstance(s.method.codec, Codec) and not _wrapped_leaf_codec(s)
-    return s.method.codec if fits else None
+    return None if _wrapped_leaf_codec(s) else s.method.codec
 
 
 def _wrapped_personal(s: Setup) -> str | None:
@@ -137,8 +135,7 @@ def _wrapped_leaf_codec(s: Setup) -> str | None:
     codec = s.method.codec
     while isinstance(codec, Wrapper):
         codec = codec.codec
-    of_trees = codec is s.method.codec or isinstance(codec, Codec)
-    return None if of_trees else type(codec).__name__
+    return None if isinstance(codec, Codec | None) else type(codec).__name__
 
 
 def _increments(s: Setup) -> bool:
@@ -153,7 +150,7 @@ def _misplaced_personal_codec(s: Setup) -> bool:
     return codec is not None and codec.personal and not fits
 
 
-def _servers_codec(s: Setup) -> Any:
+def _servers_codec(s: Setup) -> Codec | None:
     return None if s.method.servers is None else s.method.servers.codec
 
 
@@ -498,11 +495,6 @@ OF_THE_METHOD = (
     # What travels.
     Row(
         "method",
-        lambda s: not (s.method.codec is None or isinstance(s.method.codec, Codec)),
-        "codec={m.codec!r}: give a codec, a name of compression.names() or None",
-    ),
-    Row(
-        "method",
         _wrapped_leaf_codec,
         "codec: what it wraps codes leaves, not trees: put compression.PerTensor around {wrong}",
     ),
@@ -562,24 +554,16 @@ OF_THE_METHOD = (
         lambda s: s.method.rules_differ and s.method.signal == "gradient",
         "outer: with signal='gradient' there is one rule for all parameters; give one",
     ),
+    Row("method", lambda s: s.method.merge is not None and s.method.merge.violations()),
     Row(
         "method",
-        lambda s: not (s.method.merge is None or isinstance(s.method.merge, Merge)),
-        "merge={m.merge!r}: give a rule of lowcomm_jax.merge, or None for the weighted mean",
-    ),
-    Row(
-        "method",
-        lambda s: isinstance(s.method.merge, Merge) and s.method.merge.violations(),
-    ),
-    Row(
-        "method",
-        lambda s: isinstance(s.method.merge, Merge) and s.method.reads not in get_args(Reads),
+        lambda s: s.method.reads not in get_args(Reads),
         "merge: it reads {m.reads!r}: use reads = 'payloads', 'norms' or 'mean'",
     ),
     Row(
         "method",
         lambda s: (
-            isinstance(s.method.merge, Merge)
+            s.method.merge is not None
             and (type(s.method.merge).weigh is not Merge.weigh) != (s.method.reads == "norms")
         ),
         "merge: it reads {m.reads}: reads = 'norms' and `weigh` go together; give both or neither",
@@ -592,11 +576,7 @@ OF_THE_METHOD = (
     ),
     Row(
         "method",
-        lambda s: (
-            isinstance(s.method.merge, Merge)
-            and s.method.reads != "mean"
-            and s.method.schedule.energy is not None
-        ),
+        lambda s: s.method.reads != "mean" and s.method.schedule.energy is not None,
         "merge: the rank is measured of a mean that is reduced on the way, and this rule reads "
         "{m.reads}; leave the schedule's energy (adaptive) or the rule out",
     ),
@@ -610,32 +590,18 @@ OF_THE_METHOD = (
     ),
     Row(
         "method",
-        lambda s: not (_servers_codec(s) is None or isinstance(_servers_codec(s), Codec)),
-        "global_codec={m.servers.codec!r}: give a codec, a name of compression.names() or None",
-    ),
-    Row(
-        "method",
-        lambda s: (
-            isinstance(codec := _servers_codec(s), Codec) and (codec.increments or codec.personal)
-        ),
+        lambda s: (codec := _servers_codec(s)) is not None and (codec.increments or codec.personal),
         "global_codec {m.servers.codec.name}: a server's update is applied by itself, and no mean "
         "is kept; use error_feedback",
     ),
     Row(
         "method",
-        lambda s: isinstance(codec := _servers_codec(s), Codec) and _reduces(codec),
+        lambda s: _reduces(_servers_codec(s)),
         "global_codec.reduce='two_shot': nothing is reduced there; leave it out",
     ),
     Row(
-        "method",
-        lambda s: not isinstance(s.method.roles, RegionRoles | None),
-        "roles={m.roles!r}: give roles of lowcomm_jax.roles, or None",
-    ),
-    Row(
         "method regions",
-        lambda s: (
-            s.method.roles.violations(s.regions) if isinstance(s.method.roles, RegionRoles) else []
-        ),
+        lambda s: s.method.roles is not None and s.method.roles.violations(s.regions),
     ),
     Row("method", _unmet_by_roles, "roles that differ by region need {wrong}"),
     Row("method", _unmet_by_gossip, "topology={m.topology}: gossip needs {wrong}"),
@@ -859,5 +825,5 @@ def microbatch_problems(setup: Setup, sizes: Sequence[int]) -> list[str]:
             for size in sizes
             if size % fsdp
         ]
-    wrong = [row for row in OF_MICROBATCHES if row.wrong(setup)]
-    return found + [row.text.format(s=setup, m=setup.method) for row in wrong]
+    others = found_by(OF_MICROBATCHES, setup, s=setup, m=setup.method)
+    return found + [problem.text for problem in others]

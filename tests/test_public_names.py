@@ -48,7 +48,7 @@ WITH_METHODS = (
 )
 # What programs call of a room that offers more to the others.
 NAMED = {
-    "lowcomm_jax.topology": ("Gossip", "groups"),
+    "lowcomm_jax.topology": ("Gossip",),
     "lowcomm_jax.roles": ("RegionRoles", "Rows", "Shares"),
 }
 

@@ -32,7 +32,6 @@ from experiments.train.header import origin
 from experiments.train.records import StepRecords
 from experiments.train.stopping import Stopping
 from experiments.workdir import learnt
-from lowcomm_jax.adloco.history import AdaptiveHistory
 from lowcomm_jax.adloco.state import AdaptiveState
 from lowcomm_jax.checkpoint import Checkpoints
 from lowcomm_jax.history import History
@@ -124,7 +123,7 @@ class TrainingLoop:
         self._now: tuple[str, float] | None = None  # a phase, and when it began
         self._lasted: dict[str, float] = {}  # seconds of the last phase of each name
         # What the last chunk's calls have reported, and the progress after them.
-        self._unread: tuple[list[History | AdaptiveHistory], int] | None = None
+        self._unread: tuple[list[History], int] | None = None
         self._started = self._mark = time.perf_counter()
 
     @property

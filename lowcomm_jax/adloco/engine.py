@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from lowcomm_jax.adloco.history import AdaptiveHistory, Segment, TrainerEvent, in_order
+from lowcomm_jax.adloco.history import Segment, in_order, of_trainer
 from lowcomm_jax.adloco.job_trainers import JobTrainers
 from lowcomm_jax.adloco.learning_rate import (
     SCALINGS,
@@ -33,12 +33,12 @@ from lowcomm_jax.adloco.probe import Probe
 from lowcomm_jax.adloco.refusals import rows
 from lowcomm_jax.adloco.state import LOOKED, AdaptiveState, Trainer, of_counted
 from lowcomm_jax.adloco.step_plan import StepPlan, Switch
-from lowcomm_jax.engine import Engine, Participants, mask_here
-from lowcomm_jax.history import Event
+from lowcomm_jax.engine import Engine, Participants, book, mask_here
+from lowcomm_jax.history import Event, History
 from lowcomm_jax.jobs.job_carrier import JobCarrier
 from lowcomm_jax.mesh.regions import Regions
 from lowcomm_jax.methods.base import Method
-from lowcomm_jax.network import VirtualClock, drive, follow
+from lowcomm_jax.network import VirtualClock, follow
 from lowcomm_jax.refusals import TITLE, microbatch_problems, refuse_setup
 from lowcomm_jax.refused import is_whole, refuse
 from lowcomm_jax.rules.batching import BatchPolicy, pooled
@@ -167,7 +167,7 @@ class AdaptiveEngine:
         self._scale, self._schedule, self._warmed = SCALINGS[scaling], schedule, False
         # By trainer, what the next segment has: its own, and that of a round that was paused.
         self._events: dict[int, list[Event]] = {}
-        self._looks: dict[int, dict[int, dict[str, float]]] = {}
+        self._looks: dict[int, dict[str, dict[str, Any]]] = {}
 
     def init(self, params: PyTree) -> AdaptiveState:
         """Start every trainer in every region from `params` (see `Engine.init`)."""
@@ -189,7 +189,7 @@ class AdaptiveEngine:
         steps: int | None = None,
         samples: int | None = None,
         participants: Participants = None,
-    ) -> tuple[AdaptiveState, AdaptiveHistory]:
+    ) -> tuple[AdaptiveState, History]:
         """Train for a number of rounds, of inner steps, or of samples of all trainers and regions.
 
         Of several given, the first that is reached ends it. A run may end anywhere in a round and
@@ -204,24 +204,26 @@ class AdaptiveEngine:
             job's regions.
           participants: see `Engine.run`; of all trainers alike.
 
+        Returns:
+          (state, history): metrics of all trainers, and rows with each (`adloco.history.Segment`).
+
         Raises:
           ValueError: no number, or a state that was donated before.
         """
         state.refuse_donated()
         goal = Goal.of(state, self.period, rounds=rounds, steps=steps, samples=samples)
-        state = self.warm(state, source)
-        history = AdaptiveHistory()
+        state, history = self.warm(state, source), History()
         if state.paused:
             state = self._landed(state, np.ones(self.regions.count, bool))
         while not (goal.reached(state) or state.paused):
             if self.jobs is not None and (missed := self.jobs.rounds_missed(state, self.period)):
                 state = self._caught_up(state, source, goal, missed)
                 continue
-            state, segment = self._segment(state, source, goal, participants)
-            history.segments.append(segment)
+            state, segment, events = self._segment(state, source, goal, participants)
+            made = range(segment.start + 1, state.step + 1)
+            history.add(segment.start, len(made), segment.metrics, events, segment.more)
             if self.clock is not None:  # one for all trainers of a region
-                for step, work_R in enumerate(segment.work_SxR, segment.start + 1):
-                    drive(self.clock, step, segment.events_of(step), work=work_R)
+                book(self.clock, made, events, {"work": segment.work_RxS})
         return state, history
 
     def _segment(
@@ -231,11 +233,14 @@ class AdaptiveEngine:
         goal: Goal,
         participants: Participants = None,
         lands_only: bool = False,
-    ) -> tuple[AdaptiveState, Segment]:
+    ) -> tuple[AdaptiveState, Segment, list[Event]]:
         """Steps up to the end of the round or the goal, by one trainer after the other.
 
         Args:
           lands_only: this region makes no steps, and only lands what other jobs land.
+
+        Returns:
+          (state, what was made, events of all trainers).
         """
         start, merges = state.step, []
         if opens := start % self.period == 0:
@@ -247,14 +252,14 @@ class AdaptiveEngine:
         steps = goal.steps(state, per_step, self.period)
         lands_at = (start // self.period + 1) * self.period
         mask_R = mask_here(participants, lands_at, total, self.plain.here)
-        work_SxR = np.full((steps, self.regions.count), per_step // total)
+        work_RxS = np.full((self.regions.count, steps), per_step // total)
         measures = opens and not lands_only and self.probe is not None and bool(mask_R.any())
         found, histories, rates = {}, {}, {}
         for number, plan in plans.items():
             trainer = state.trainers[number]
             if measures:
                 trainer, samples = self._measured(number, trainer, plan, source, mask_R)
-                work_SxR[0] += samples
+                work_RxS[:, 0] += samples
             rate = state.samples, per_step, self._scale(plan.samples / self.reference_batch)
             rates[number] = factors(self._schedule, self.period, *rate)
             loop = self._loop_that_sends(number, trainer)
@@ -274,9 +279,12 @@ class AdaptiveEngine:
             self._events.setdefault(number, []).extend(events)
         if state.step % self.period == 0:
             state = self._landed(state, mask_R, lands_only)
-        came = in_order(self._events), work_SxR / self.reference_batch, merges, self._looks
+        events, work_RxS = in_order(self._events), work_RxS / self.reference_batch
+        # What a paused round decided stands at the first step after it.
+        looks = {max(step, start + 1): found for step, found in self._looks.items()}
         self._events, self._looks = {}, {}
-        return state, Segment(start, total, histories, plans, rates, *came)
+        made = Segment(start, total, histories, plans, rates, work_RxS, merges, looks)
+        return state, made, events
 
     def _measured(
         self, number: int, trainer: Trainer, plan: StepPlan, source: Source, mask_R: np.ndarray
@@ -306,7 +314,7 @@ class AdaptiveEngine:
             state = self.jobs.land(state, self._events, stoppable=not lands_only)
         if state.paused:
             return state
-        state = self._decided(state)
+        state = self._decided(state, mask_R)
         if self.jobs is not None and not lands_only:
             self.carrier.tell(state, state.step, state.step)
         return state
@@ -317,9 +325,7 @@ class AdaptiveEngine:
             if trainer.measured is not None:
                 ended, sent = self.probe.booked(trainer.state, state.step, mask_R)
                 self._events[number] = [*sent, *self._events[number]]
-                counted = of_counted(trainer.measured, mask_R)
-                trainer = trainer.replace(state=ended, measured=counted)
-                state = state.with_trainer(number, trainer)
+                state = state.with_trainer(number, trainer.replace(state=ended))
         return state
 
     def _measured_size(self, plan: StepPlan) -> int:
@@ -327,17 +333,26 @@ class AdaptiveEngine:
         sizes = self.switch.buckets()
         return max([m for m in sizes if m * self.probe.count <= plan.samples], default=sizes[0])
 
-    def _decided(self, state: AdaptiveState) -> AdaptiveState:
-        """Let the policy decide on the trainers' next requests, by what regions have measured."""
+    def _decided(self, state: AdaptiveState, mask_R: np.ndarray) -> AdaptiveState:
+        """Let the policy decide on the trainers' next requests, by what regions have measured.
+
+        Args:
+          mask_R: as in `_landed`; between jobs the record tells whose numbers count.
+        """
         for number, trainer in state.trainers.items():
-            if trainer.measured is not None:
+            measured, trainer = trainer.measured, trainer.replace(measured=None)
+            if self.jobs is not None:
+                counted = self.jobs.heard(number)
+            else:
+                counted = None if measured is None else of_counted(measured, mask_R)
+            if counted is not None:
                 size = self._measured_size(self.switch.plan(trainer.request))
-                found = pooled(trainer.measured, self.probe.count, size)
+                found = pooled(counted, self.probe.count, size)
                 memory, request = self.policy.decide(trainer.policy, found, trainer.request)
                 looks = self._looks.setdefault(state.step, {})
-                looks[number] = {"request": request, **dataclasses.asdict(found)}
-                trainer = trainer.replace(policy=memory, request=request, measured=None)
-                state = state.with_trainer(number, trainer)
+                looks[str(number)] = {"request": request, **dataclasses.asdict(found)}
+                trainer = trainer.replace(policy=memory, request=request)
+            state = state.with_trainer(number, trainer)
         return state
 
     def finish(self, state: AdaptiveState) -> AdaptiveState:
@@ -347,23 +362,17 @@ class AdaptiveEngine:
           ValueError: the state was donated before.
         """
         state.refuse_donated()
+        events, everyone = [], np.ones(self.regions.count, bool)
         if state.paused:
-            state = self._landed(state, np.ones(self.regions.count, bool), lands_only=True)
-        events: list[Event] = []
+            state = self._landed(state, everyone, lands_only=True)
         for number, trainer in state.trainers.items():
             ended, found = finish(self._loop_that_sends(number, trainer), trainer.state)
-            events += [TrainerEvent.of(event, number) for event in found]
-            # Within a round its decision comes with the last payload.
-            measured = trainer.measured
-            if self.jobs is not None:
-                measured = self.jobs.heard(number)
-            elif measured is not None:
-                measured = of_counted(measured, np.ones(self.regions.count, bool))
-            trainer = trainer.replace(state=ended, measured=measured)
-            state = state.with_trainer(number, trainer)
+            events += [of_trainer(event, number) for event in found]
+            state = state.with_trainer(number, trainer.replace(state=ended))
         if self.clock is not None:
             follow(self.clock, state.step, events)
-        state = merge_all(self.trainers, self._programs(state), self._decided(state))
+        state = self._decided(state, everyone)  # within a round, with the last payload
+        state = merge_all(self.trainers, self._programs(state), state)
         if self.jobs is not None:
             self.jobs.compare_at_the_end(state)
             self.carrier.tell(state, state.step, state.step)
@@ -429,8 +438,7 @@ class AdaptiveEngine:
         For a job that is one region of several. Trainers merge, and batches grow, as elsewhere; the
         samples of these steps count as used. The regions' own values stay as they are.
         """
-        state, _ = self._segment(self.warm(state, source), source, goal, lands_only=True)
-        return state
+        return self._segment(self.warm(state, source), source, goal, lands_only=True)[0]
 
     def _caught_up(
         self, state: AdaptiveState, source: Source, goal: Goal, missed: int

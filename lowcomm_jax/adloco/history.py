@@ -1,9 +1,9 @@
-"""The history of several trainers, one row a step; reading rows fetches from the devices."""
+"""What a `History` tells of several trainers: metrics over all of them, and rows with each."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -11,19 +11,23 @@ import numpy as np
 
 from lowcomm_jax.adloco.merge import TrainerMerge
 from lowcomm_jax.adloco.step_plan import StepPlan
-from lowcomm_jax.history import Event, History, NamedMetrics, common_names
+from lowcomm_jax.history import Event, History, common_names
 
 
-@dataclasses.dataclass
-class TrainerEvent(Event):
-    """A send or landing of one of several trainers; its key starts with the trainer's number."""
+def in_order(events: Mapping[int, list[Event]]) -> list[Event]:
+    """Events of all trainers, by their numbers, step by step; of several, all sends come first.
 
-    trainer: int = 0
+    They leave together and share the links; the order of one trainer's own stays.
+    """
+    several = len(events) > 1
+    found = [of_trainer(event, number) for number, own in events.items() for event in own]
+    return sorted(found, key=lambda event: (event.step, several and event.kind != "send"))
 
-    @classmethod
-    def of(cls, event: Event, trainer: int) -> TrainerEvent:
-        key = None if event.key is None else f"{trainer}/{event.key}"
-        return cls.widened(event, key=key, trainer=trainer)
+
+def of_trainer(event: Event, number: int) -> Event:
+    """The event with its trainer; its key starts with the trainer's number."""
+    key = None if event.key is None else f"{number}/{event.key}"
+    return dataclasses.replace(event, key=key, trainer=number)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,11 +40,9 @@ class Segment:
       histories: of the own steps of each trainer, by number, as the next two.
       plans: of every step.
       rates: factor on the learning rate at every step from here, float32, at least `[steps]`.
-      events: of all trainers, see `in_order`.
-      work_SxR: each region's seconds of each step, as multiples of a step of the reference batch.
+      work_RxS: each region's seconds of each step, as multiples of a step of the reference batch.
       merges: those before the first step.
-      looks: by the last step of a round, and by trainer: the batch policy's statistics, and its
-        decision.
+      looks: step -> trainer's number -> the batch policy's statistics, and its decision.
     """
 
     start: int
@@ -48,108 +50,63 @@ class Segment:
     histories: dict[int, History]
     plans: dict[int, StepPlan]
     rates: dict[int, jax.Array]
-    events: list[TrainerEvent]
-    work_SxR: np.ndarray
+    work_RxS: np.ndarray
     merges: list[TrainerMerge]
-    looks: dict[int, dict[int, dict[str, Any]]]
-
-    def events_of(self, step: int) -> list[TrainerEvent]:
-        """The events of one step (1-based); those of a paused one before stand at the first."""
-        return [event for event in self.events if max(event.step, self.start + 1) == step]
-
-    def looks_of(self, step: int) -> dict[str, dict[str, Any]]:
-        """By trainer, what was decided after one step, as `events_of`."""
-        found = (each for end, each in self.looks.items() if max(end, self.start + 1) == step)
-        return {str(number): look for each in found for number, look in each.items()}
-
-
-def in_order(events: Mapping[int, list[Event]]) -> list[TrainerEvent]:
-    """Events of all trainers, by their numbers, step by step; of several, all sends come first.
-
-    They leave together and share the links; the order of one trainer's own stays.
-    """
-    several = len(events) > 1
-    found = [TrainerEvent.of(event, number) for number, own in events.items() for event in own]
-    return sorted(found, key=lambda event: (event.step, several and event.kind != "send"))
-
-
-class AdaptiveHistory(NamedMetrics):
-    """Metrics of consecutive steps of all trainers."""
-
-    def __init__(self):
-        self.segments: list[Segment] = []
-
-    def __len__(self) -> int:
-        return sum(len(segment.work_SxR) for segment in self.segments)
-
-    def keys(self) -> list[str]:
-        each = (history for segment in self.segments for history in segment.histories.values())
-        return common_names([history.keys() for history in each])
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        """A metric of every step over all trainers, `[steps, R]`, as `rows` gives it."""
-        self._check(name)
-        rows = [row[name] for row in self.rows()]
-        return np.array(rows) if rows else np.zeros((0, 0), np.float32)
+    looks: dict[int, dict[str, dict[str, Any]]]
 
     @property
-    def events(self) -> list[Event]:
-        return [event for segment in self.segments for event in segment.events]
+    def metrics(self) -> dict[str, Any]:
+        """Those of all trainers, and `work`, see `work_RxS`."""
+        each = list(self.histories.values())
+        names = common_names([history.keys() for history in each])
+        return {name: OverTrainers(each, name) for name in names} | {"work": self.work_RxS}
 
-    @property
-    def merges(self) -> list[TrainerMerge]:
-        return [merge for segment in self.segments for merge in segment.merges]
+    def more(self, step: int) -> dict[str, Any]:
+        """What the row of a step (1-based) has besides:
 
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """One dict per step: `step`, metrics as lists over regions, `events`, and
-
-        - `tokens`: the sum over trainers, every other metric the mean weighted by tokens;
         - `trainers`: number -> its `batch` (asked for), `samples` (of all regions), `microbatch`,
           `rate` (factor on the learning rate) and `loss` (mean over regions);
-        - `work`: see `Segment.work_SxR`;
         - `merges`, where there were any, in the first row of a round, and `looks` in its last.
         """
-        for segment in self.segments:
-            rates = {number: np.asarray(rate) for number, rate in segment.rates.items()}
-            each = [history.rows() for history in segment.histories.values()]
-            for i, rows in enumerate(zip(*each, strict=True)):
-                trainers = {
-                    str(number): {
-                        "batch": plan.batch,
-                        "samples": plan.samples * segment.regions,
-                        "microbatch": plan.microbatch,
-                        "rate": float(rates[number][i]),
-                        "loss": float(np.mean(own["loss"])),
-                    }
-                    for (number, plan), own in zip(segment.plans.items(), rows)
-                }
-                step = segment.start + i + 1
-                row = {
-                    "step": step,
-                    **_metrics(rows),
-                    "events": [event.fetch() for event in segment.events_of(step)],
-                    "trainers": trainers,
-                    "work": segment.work_SxR[i].tolist(),
-                }
-                if i == 0 and segment.merges:
-                    row["merges"] = [dataclasses.asdict(merge) for merge in segment.merges]
-                if looks := segment.looks_of(step):
-                    row["looks"] = looks
-                yield row
+        i = step - self.start - 1
+        trainers = {
+            str(number): {
+                "batch": plan.batch,
+                "samples": plan.samples * self.regions,
+                "microbatch": plan.microbatch,
+                "rate": float(np.asarray(self.rates[number])[i]),
+                "loss": float(np.mean(self.histories[number]["loss"][i], dtype=float)),
+            }
+            for number, plan in self.plans.items()
+        }
+        merges = [] if i else [dataclasses.asdict(merge) for merge in self.merges]
+        others = {"merges": merges, "looks": self.looks.get(step)}
+        return {"trainers": trainers, **{name: x for name, x in others.items() if x}}
 
 
-def _metrics(rows: tuple[Mapping[str, Any], ...]) -> dict[str, list]:
-    """Metrics `[R]` of one step over its trainers."""
-    if len(rows) == 1:
-        return {k: v for k, v in rows[0].items() if k not in ("step", "events")}
-    tokens_TxR = np.array([row["tokens"] for row in rows], float)
-    total_R = tokens_TxR.sum(axis=0)
-    share_TxR = np.where(total_R > 0, tokens_TxR / np.where(total_R > 0, total_R, 1), 0)
-    out = {}
-    for name in rows[0]:
-        if name in ("step", "events"):
-            continue
-        values_TxR = np.array([row[name] for row in rows], float)
-        weighed = np.where(share_TxR > 0, values_TxR, 0) * share_TxR
-        out[name] = (total_R if name == "tokens" else weighed.sum(axis=0)).tolist()
-    return out
+@dataclasses.dataclass(frozen=True)
+class OverTrainers:
+    """A metric over trainers, `[R, S]`: the mean weighted by their tokens; of `tokens` the sum.
+
+    It is fetched from the devices when NumPy makes an array of it.
+    """
+
+    histories: list[History]
+    name: str
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        del copy  # it is always a new one
+        return np.asarray(self._values().T, dtype)
+
+    def _values(self) -> np.ndarray:
+        """`[S, R]`."""
+        first, *others = self.histories
+        if not others:
+            return first[self.name]
+        tokens_TxSxR = np.array([history["tokens"] for history in self.histories], float)
+        total_SxR = tokens_TxSxR.sum(axis=0)
+        if self.name == "tokens":
+            return total_SxR
+        share_TxSxR = tokens_TxSxR / np.where(total_SxR > 0, total_SxR, 1)
+        values_TxSxR = np.array([history[self.name] for history in self.histories], float)
+        return (np.where(share_TxSxR > 0, values_TxSxR, 0) * share_TxSxR).sum(axis=0)

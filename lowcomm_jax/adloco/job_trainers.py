@@ -96,8 +96,7 @@ class JobTrainers:
                 own = loop.go_on(own, np.ones(1, bool))
             events.setdefault(number, []).extend(loop.owed)
             loop.owed = []
-            trainer = trainer.replace(state=own, measured=self.heard(number))
-            state = state.with_trainer(number, trainer)
+            state = state.with_trainer(number, trainer.replace(state=own))
         return state
 
     def _arrive(self, state: AdaptiveState, stoppable: bool) -> bool:

@@ -26,7 +26,7 @@ LOOKED = "looked"
 """1 where a region has measured in this round, and 0 where it was absent, or came in later."""
 
 
-class Kept(msgspec.Struct, frozen=True):
+class KeptTrainer(msgspec.Struct, frozen=True):
     """What checkpoints and other regions are given of a trainer, beside its training state.
 
     Attributes:
@@ -35,8 +35,8 @@ class Kept(msgspec.Struct, frozen=True):
       used: samples of each of its streams, one a region, that it has trained on; the next step
         takes those that follow.
       policy: the batch policy's state.
-      measured: in the middle of a round: statistics of the regions here, `[R]` by name, and which
-        of them have `LOOKED`; at its end those of all that count, which decide; else None.
+      measured: until a round's end: statistics of the regions here, `[R]` by name, and which of
+        them have `LOOKED`; else None.
     """
 
     request: Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
@@ -49,7 +49,7 @@ class KeptTrainers(msgspec.Struct, frozen=True):
     """All living trainers' by number, and the samples that all have consumed."""
 
     samples: Size
-    live: dict[Size, Kept]
+    live: dict[Size, KeptTrainer]
 
     @classmethod
     def of(cls, document: Any) -> KeptTrainers:
@@ -61,8 +61,8 @@ class KeptTrainers(msgspec.Struct, frozen=True):
         return msgspec.convert(document, cls, str_keys=True)
 
 
-class Trainer(Kept, frozen=True, kw_only=True):
-    """One model instance, in all regions: its ordinary training state, and `Kept`.
+class Trainer(KeptTrainer, frozen=True, kw_only=True):
+    """One model instance, in all regions: its ordinary training state, and `KeptTrainer`.
 
     Attributes:
       measured: arrays `[R]`, which nobody has waited for yet, or what was restored of them.
@@ -72,7 +72,7 @@ class Trainer(Kept, frozen=True, kw_only=True):
     measured: Any = None
 
     @classmethod
-    def of(cls, state: TrainState, kept: Kept) -> Trainer:
+    def of(cls, state: TrainState, kept: KeptTrainer) -> Trainer:
         return cls(state=state, **msgspec.structs.asdict(kept))
 
     def replace(self, **changes: Any) -> Trainer:
@@ -164,7 +164,7 @@ class AdaptiveState:
         """The host-side values beside the training states, as JSON values."""
         live = {}
         for number, trainer in self.trainers.items():
-            kept = {name: getattr(trainer, name) for name in Kept.__struct_fields__}
+            kept = {name: getattr(trainer, name) for name in KeptTrainer.__struct_fields__}
             if trainer.measured is not None:
                 kept["measured"] = {k: np.asarray(x).tolist() for k, x in trainer.measured.items()}
             live[str(number)] = kept

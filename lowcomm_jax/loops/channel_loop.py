@@ -18,7 +18,7 @@ from lowcomm_jax.channels import Channel
 from lowcomm_jax.channels.source import PARAMS, find_source
 from lowcomm_jax.compression import route
 from lowcomm_jax.exchange import MeshExchange
-from lowcomm_jax.history import ChannelEvent, Event
+from lowcomm_jax.history import Event
 from lowcomm_jax.loops.channel_exchange import (
     ChannelExchange,
     initial_flights,
@@ -218,13 +218,13 @@ class ChannelLoop(Loop):
         traffic = exchange.traffic(self._likes[number], mask)
         counters.count_bytes(traffic.sent, traffic.received)
         event = Event.of_send(step, self.first + number, f"{name}@{step}", mask, traffic, {})
-        return ChannelEvent.widened(event, channel=name)
+        return dataclasses.replace(event, channel=name)
 
     def _landing(self, number: int, step: int, adopts: np.ndarray) -> Event:
         delay, name = self.family.channels[number].delay, self._name(number)
         key = f"{name}@{step - delay}"
         event = Event.of_landing(step, self.first + number, key, adopts, delay, {})
-        return ChannelEvent.widened(event, channel=name)
+        return dataclasses.replace(event, channel=name)
 
     def _name(self, number: int) -> str:
         return self.family.channels[number].name

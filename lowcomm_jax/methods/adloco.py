@@ -23,7 +23,6 @@ Differs from the paper's code:
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import optax
@@ -54,8 +53,5 @@ def adloco(
       period, codec: as in `diloco`.
     """
     policy = AugmentedTest(start=1, cap=64) if inner_batching is None else inner_batching
-    return dataclasses.replace(
-        diloco(period, outer or sgd(0.5), codec, policy),
-        name="adloco",
-        trainers=Trainers(trainers, merge_every, threshold),
-    )
+    plain = diloco(period, outer or sgd(0.5), codec, policy)
+    return plain.named("adloco", trainers=Trainers(trainers, merge_every, threshold))

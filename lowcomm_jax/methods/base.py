@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 import optax
@@ -53,6 +53,7 @@ class LocalServers:
 
     def __post_init__(self):
         _make_named(self, "codec", compression.make, "global_codec: ")
+        _leave_out_unless(Codec, self, "codec", _CODEC, "global_codec")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,8 +129,16 @@ class Method:
         _make_named(self, "codec", compression.make, "codec: ")
         _make_named(self, "merge", functools.partial(_by_name, "merge", merge.NAMES), "")
         _make_named(self, "roles", functools.partial(_by_name, "roles", roles.NAMES), "")
+        _leave_out_unless(Codec, self, "codec", _CODEC)
+        _leave_out_unless(merge.Merge, self, "merge", _MERGE)
+        _leave_out_unless(roles.RegionRoles, self, "roles", _ROLES)
         for name in ("outer", "landing"):
             object.__setattr__(self, name, _with_keywords(getattr(self, name)))
+
+    def named(self, name: str, problems: Iterable[str] = (), **changes: Any) -> Method:
+        """This method under another name, with other answers; `problems` join its own."""
+        joined = (*problems, *self.problems)
+        return dataclasses.replace(self, name=name, problems=joined, **changes)
 
     @property
     def rules_differ(self) -> bool:
@@ -202,6 +211,20 @@ def _make_named(owner: Any, field: str, make: Callable[[Any], Any], prefix: str)
     if isinstance(given, str | Mapping | UnitCodec | LeafCodec):
         object.__setattr__(owner, field, collect(found, prefix, lambda: make(given)))
         object.__setattr__(owner, "problems", tuple(found))
+
+
+_CODEC = "give a codec, a name of compression.names() or None"
+_MERGE = "give a rule of lowcomm_jax.merge, or None for the weighted mean"
+_ROLES = "give roles of lowcomm_jax.roles, or None"
+
+
+def _leave_out_unless(kind: type, owner: Any, field: str, fix: str, label: str = "") -> None:
+    """Leave out what is no `kind`; a line joins the owner's problems."""
+    value = getattr(owner, field)
+    if not isinstance(value, kind | None):
+        line = f"{label or field}={value!r}: {fix}"
+        object.__setattr__(owner, field, None)
+        object.__setattr__(owner, "problems", (*owner.problems, line))
 
 
 def _by_name(what: str, names: Mapping[str, Callable[..., Any]], spec: str | Mapping) -> Any:

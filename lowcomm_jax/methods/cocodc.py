@@ -9,7 +9,6 @@ fragment is chosen differs as `schedule.adaptive` says. Each landing uses its re
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -82,13 +81,8 @@ def cocodc(
     even = streaming_diloco(
         period, fragments, overlap, 0.0, pattern, outer, codec, inner_batching, rest
     )
-    return dataclasses.replace(
-        even,
-        name="cocodc",
-        schedule=Adaptive(period, fragments, syncs, overlap, score, gamma, measured),
-        landing=landing,
-        problems=(*problems, *even.problems),
-    )
+    schedule = Adaptive(period, fragments, syncs, overlap, score, gamma, measured)
+    return even.named("cocodc", problems, schedule=schedule, landing=landing)
 
 
 def _syncs_problems(syncs, gamma, step_seconds, sync_seconds, measured: bool) -> list[str]:

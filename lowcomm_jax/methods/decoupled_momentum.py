@@ -16,7 +16,6 @@ reading in which the regions stay identical. Coefficients travel in fp32, not in
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -67,9 +66,6 @@ def decoupled_momentum(
         wire = collect(problems, "", lambda: compression.decoupled_momentum(coded, decay))
     if variant not in ("mean", "as_coded"):
         problems.append(f"variant={variant!r}: use mean, as_coded")
-    return dataclasses.replace(
-        diloco(period, outer or sgd(0.7), wire, inner_batching),
-        name="decoupled_momentum",
-        anchors="per_region" if own else "shared",
-        problems=tuple(problems),
-    )
+    plain = diloco(period, outer or sgd(0.7), wire, inner_batching)
+    anchors = "per_region" if own else "shared"
+    return plain.named("decoupled_momentum", problems, anchors=anchors)

@@ -12,7 +12,6 @@ Differs from the paper: in nothing we know of; `first_round="blocking"` is an ad
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import optax
@@ -40,8 +39,6 @@ def delayed_diloco(
         which has nothing to land.
       period, codec, inner_batching: as in `diloco`.
     """
-    return dataclasses.replace(
-        diloco(period, outer or nesterov(0.4, 0.9), codec, inner_batching),
-        name="delayed_diloco",
-        schedule=Staggered(period, delay=period, land_after_send=True, first_round=first_round),
-    )
+    schedule = Staggered(period, delay=period, land_after_send=True, first_round=first_round)
+    plain = diloco(period, outer or nesterov(0.4, 0.9), codec, inner_batching)
+    return plain.named("delayed_diloco", schedule=schedule)

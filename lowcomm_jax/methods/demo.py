@@ -23,7 +23,6 @@ is the same rule while the rate is constant. A coefficient takes 12 bits of inde
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -55,6 +54,4 @@ def demo(
     """
     paper = {"name": "dct_topk", "k": k, "block": block, "error_feedback": decay}
     wire, problems = wire_codec(demo, codec, paper, stacked, k=k, block=block, decay=decay)
-    return dataclasses.replace(
-        ddp(wire, inner_batching), name="demo", outer=optax.scale_by_sign(), problems=problems
-    )
+    return ddp(wire, inner_batching).named("demo", problems, outer=optax.scale_by_sign())

@@ -17,7 +17,6 @@ others decoded.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import optax
@@ -44,4 +43,4 @@ def eager_diloco(
     if isinstance(rule, optax.GradientTransformation):  # else the engine refuses it
         rule = eager(rule)
     late = delayed_diloco(period, rule, codec, inner_batching)
-    return dataclasses.replace(late, name="eager_diloco", anchors="per_region")
+    return late.named("eager_diloco", anchors="per_region")

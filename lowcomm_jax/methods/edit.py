@@ -78,7 +78,7 @@ def edit(
     """
     rule = NormWeighted(clip, temperature, outlier, decay, warm_up)
     plain = diloco(period, outer, codec, inner_batching)
-    return dataclasses.replace(plain, name="edit", merge=rule)
+    return plain.named("edit", merge=rule)
 
 
 def a_edit(
@@ -114,9 +114,7 @@ def a_edit(
         )
     ticks = 1 if problems else int(seconds / step_seconds + 1e-9)
     plain = edit(1, clip, temperature, outlier, decay, warm_up, outer, codec, inner_batching)
-    return dataclasses.replace(
-        plain, name="a_edit", schedule=Timed(ticks, tuple(speeds)), problems=tuple(problems)
-    )
+    return plain.named("a_edit", problems, schedule=Timed(ticks, tuple(speeds)))
 
 
 class Norms(NamedTuple):

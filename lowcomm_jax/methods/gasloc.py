@@ -77,7 +77,8 @@ def gasloc(
     ]
     problems = [problem for problem in checks if problem is not None]
     if problems:
-        return Method("gasloc", Staggered(1), None, problems=tuple(problems))
+        unfit = Method("gasloc", Staggered(1), None, codec=codec, inner_batching=inner_batching)
+        return unfit.named("gasloc", problems)
     together = Consensus(gamma, alpha, peers + 1, names=("gamma", "alpha"))
     return Method(
         name="gasloc",

@@ -18,7 +18,6 @@ them get the newest look-ahead. DyLU (`dynamic`) and codecs are additions of our
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,17 +63,16 @@ def heloco(
     arrivals = async_local_sgd(
         period, speeds, dynamic=dynamic, codec=codec, inner_batching=inner_batching
     )
-    problems = list(arrivals.problems)
+    problems: list[str] = []
     rule = collect(problems, "", lambda: momentum_average(learning_rate, momentum))
     if not (is_number(weight) and weight > 0):
         problems.append(f"weight={weight!r}: give a positive number")
     elif weight != 1 and rule is not None:
         rule = optax.chain(optax.scale(weight), rule)
-    return dataclasses.replace(
-        arrivals,
-        name="heloco",
+    return arrivals.named(
+        "heloco",
+        problems,
         outer=rule,
         merge=Align(enough, removal, turn, confidence, most),
         hands_out=look_ahead(learning_rate, momentum),
-        problems=tuple(problems),
     )

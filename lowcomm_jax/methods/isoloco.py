@@ -9,7 +9,6 @@ the code: which tensors are matrices (`merge.Isotropic`). Codecs are an addition
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import optax
@@ -34,4 +33,4 @@ def isoloco(
       period, codec, inner_batching: as in `diloco`.
     """
     plain = diloco(period, outer or nesterov(1.8, 0.8), codec, inner_batching)
-    return dataclasses.replace(plain, name="isoloco", merge=Isotropic())
+    return plain.named("isoloco", merge=Isotropic())

@@ -5,7 +5,6 @@ The outer step is `outer.average`, without momentum.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from lowcomm_jax.methods.base import Method
@@ -19,5 +18,4 @@ def local_sgd(period: int, codec: Any = None, inner_batching: Any = None) -> Met
     Args:
       period, codec, inner_batching: as in `diloco`.
     """
-    plain = diloco(period, average(), codec, inner_batching)
-    return dataclasses.replace(plain, name="local_sgd")
+    return diloco(period, average(), codec, inner_batching).named("local_sgd")

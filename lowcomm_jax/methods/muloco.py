@@ -25,7 +25,6 @@ Sources: abstracts, the published code and notes of others; they disagree on the
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -59,4 +58,4 @@ def muloco(
     paper = {"name": f"stat{bits}", "error_feedback": decay}
     wire, problems = wire_codec(muloco, codec, paper, stacked, bits=bits, decay=decay)
     plain = diloco(period, outer or nesterov(0.7, 0.6), wire, inner_batching)
-    return dataclasses.replace(plain, name="muloco", problems=problems)
+    return plain.named("muloco", problems)

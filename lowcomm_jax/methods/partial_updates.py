@@ -19,7 +19,6 @@ Payloads are dense, with zeros where a region does not train. There is no codec.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import optax
@@ -42,6 +41,4 @@ def partial_updates(
     problems = (
         () if roles is not None else ("roles=None: say what each region trains, or use diloco",)
     )
-    return dataclasses.replace(
-        diloco(period, outer), name="partial_updates", roles=roles, problems=problems
-    )
+    return diloco(period, outer).named("partial_updates", problems, roles=roles)

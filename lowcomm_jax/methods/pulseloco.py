@@ -28,7 +28,6 @@ pass in one chunk, the places of that chunk stay empty, and entries of another o
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,4 +63,4 @@ def pulseloco(
     settings = {"k": k, "block": block, "decay": decay}
     wire, problems = wire_codec(pulseloco, codec, paper, stacked, **settings)
     plain = diloco(period, outer, wire, inner_batching)
-    return dataclasses.replace(plain, name="pulseloco", problems=problems)
+    return plain.named("pulseloco", problems)

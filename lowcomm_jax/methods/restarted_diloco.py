@@ -9,7 +9,6 @@ are from; of the paper only the abstract was read. Codecs are an addition of our
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from lowcomm_jax.methods.base import Method, published
@@ -37,7 +36,4 @@ def restarted_diloco(
     """
     problems = []
     rule = collect(problems, "", lambda: restarting(learning_rate, momentum, every))
-    plain = diloco(period, rule, codec, inner_batching)
-    return dataclasses.replace(
-        plain, name="restarted_diloco", problems=(*problems, *plain.problems)
-    )
+    return diloco(period, rule, codec, inner_batching).named("restarted_diloco", problems)

@@ -10,7 +10,6 @@ abstract was read.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from lowcomm_jax.methods.base import Method
@@ -37,5 +36,4 @@ def snoo(
     """
     problems = []
     rule = collect(problems, "", lambda: nesterov(learning_rate, momentum))
-    plain = diloco(period, rule, codec, inner_batching)
-    return dataclasses.replace(plain, name="snoo", problems=(*problems, *plain.problems))
+    return diloco(period, rule, codec, inner_batching).named("snoo", problems)

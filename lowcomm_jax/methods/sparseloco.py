@@ -20,7 +20,6 @@ short tensors; here every chunk keeps `k` entries.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -70,4 +69,4 @@ def sparseloco(
     settings = {"k": k, "block": block, "bits": bits, "decay": decay, "mean": mean}
     wire, problems = wire_codec(sparseloco, codec, paper, stacked, **settings)
     plain = diloco(period, outer or sgd(1.0), wire, inner_batching)
-    return dataclasses.replace(plain, name="sparseloco", problems=problems)
+    return plain.named("sparseloco", problems)

@@ -37,7 +37,6 @@ entry under way is an empty place in the payload, which costs its bytes.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import Any, Literal
 
@@ -93,6 +92,4 @@ def sparta(
     channels = (collect(problems, "codec: ", lambda: plain(codec=codec)) or plain(),)
     if period is None:
         return Method("sparta", Never(), None, channels=channels, problems=tuple(problems))
-    return dataclasses.replace(
-        diloco(period, outer), name="sparta_diloco", channels=channels, problems=tuple(problems)
-    )
+    return diloco(period, outer).named("sparta_diloco", problems, channels=channels)

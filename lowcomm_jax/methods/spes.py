@@ -90,9 +90,7 @@ def spes(
         problems.append(f"merge_every={merge_every!r}: give a whole number of steps, or None")
     plain = local_sgd(period)
     outer = plain.outer if problems or merge_every is None else merges.after(merge_every)
-    return dataclasses.replace(
-        plain, name="spes", outer=outer, roles=roles, problems=tuple(problems)
-    )
+    return plain.named("spes", problems, outer=outer, roles=roles)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -47,10 +47,10 @@ from lowcomm_jax.refused import is_whole
 
 __all__ = [
     "NAMES",
-    "Adaptive",
     "AugmentedTest",
     "BatchPolicy",
     "Fixed",
+    "NoiseTest",
     "NormTest",
     "Statistics",
     "pooled",
@@ -174,7 +174,7 @@ class Fixed(BatchPolicy):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Adaptive(BatchPolicy):
+class NoiseTest(BatchPolicy):
     """Base of the tests; a subclass says how much each variance counts (`required`).
 
     Attributes:
@@ -231,7 +231,7 @@ class Adaptive(BatchPolicy):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class NormTest(Adaptive):
+class NormTest(NoiseTest):
     """The gradient's noise must stay below eta of its length: batch >= (v + w) / (eta ||g||)^2.
 
     Attributes:
@@ -245,7 +245,7 @@ class NormTest(Adaptive):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AugmentedTest(Adaptive):
+class AugmentedTest(NoiseTest):
     """The noise along the gradient stays below theta of it, and that orthogonal to it below nu.
 
     Attributes:

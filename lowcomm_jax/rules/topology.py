@@ -28,42 +28,11 @@ from typing import Any
 
 import numpy as np
 
-from lowcomm_jax.refused import refuse
-
-__all__ = ["NAMES", "Gossip", "Groups", "groups", "member_table"]
+__all__ = ["NAMES", "Gossip", "Groups", "member_table"]
 
 Groups = list[tuple[int, ...]]
 RELABEL, DRAW, SEARCH = 1, 2, 3  # what a stream of random numbers is for
 STARTS, SWAPS = 10, 1000  # of the search for an even partition: beginnings; exchanges tried
-
-
-def groups(round: int, seed: int, regions: int, group_size: int = 2) -> Groups:
-    """Draw the groups of a round: a pure function, the same wherever it is called.
-
-    Args:
-      round: number of the outer round, from 0.
-      seed: of the draws, a whole number from 0.
-      regions: number of regions R.
-      group_size: regions that average with one another, n.
-
-    Returns:
-      Tuples of region numbers, each ascending, that together hold every region once: floor(R / n)
-      groups of n, and a tuple of one for each region that sits out.
-
-    Raises:
-      ValueError: listing every argument that is out of range.
-
-    >>> groups(0, seed=0, regions=4, group_size=2) == groups(0, seed=0, regions=4, group_size=2)
-    True
-    >>> sorted(len(group) for group in groups(3, seed=1, regions=5, group_size=2))
-    [1, 2, 2]
-    """
-    gossip = Gossip(group_size, seed)
-    problems = gossip.violations(regions)
-    if not _whole(round, 0):
-        problems.append(f"round={round}: rounds are counted from 0; give a whole number")
-    refuse("these groups cannot be drawn", problems)
-    return gossip.partition(gossip.draw(round, regions), regions)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,6 +76,18 @@ class Gossip:
     def draw(self, round: int, regions: int) -> int:
         """Number of the partition of a round, uniform over `count`."""
         return int(_stream(self.seed, round, DRAW).random_raw() % self.count(regions))
+
+    def groups(self, round: int, regions: int) -> Groups:
+        """The groups of a round, from 0: a pure function, the same wherever it is called.
+
+        Returns:
+          Tuples of region numbers, each ascending, that together hold every region once: floor(R /
+          n) groups of n, and a tuple of one for each region that sits out.
+
+        >>> sorted(len(group) for group in Gossip(2, seed=1).groups(3, regions=5))
+        [1, 2, 2]
+        """
+        return self.partition(self.draw(round, regions), regions)
 
     def partition(self, number: int, regions: int) -> Groups:
         """The groups of partition `number`, as `groups` gives them."""

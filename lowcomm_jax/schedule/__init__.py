@@ -25,7 +25,7 @@ from lowcomm_jax.schedule.pace import Outage
 from lowcomm_jax.schedule.rank_driven import Ranked
 from lowcomm_jax.schedule.staggered import Staggered
 from lowcomm_jax.schedule.timed import Timed
-from lowcomm_jax.schedule.timing import Timing, syncs_per_period
+from lowcomm_jax.schedule.timing import NetworkTiming, syncs_per_period
 from lowcomm_jax.schedule.two_levels import TwoLevels
 
 NAMES = {"arrivals": Arrivals, "staggered": Staggered}
@@ -36,6 +36,7 @@ __all__ = [
     "Admission",
     "Arrivals",
     "Learners",
+    "NetworkTiming",
     "Never",
     "Outage",
     "Ranked",
@@ -43,7 +44,6 @@ __all__ = [
     "Send",
     "Staggered",
     "Timed",
-    "Timing",
     "TwoLevels",
     "delay_per_region",
     "syncs_per_period",

@@ -27,7 +27,7 @@ import numpy as np
 
 from lowcomm_jax.refused import at_least, is_number, is_whole
 from lowcomm_jax.schedule.pace import Outage, Pace
-from lowcomm_jax.schedule.timing import Timing, syncs_per_period
+from lowcomm_jax.schedule.timing import NetworkTiming, syncs_per_period
 from lowcomm_jax.state.train_state import Decided, InFlight, SyncCounters, flight_key
 
 FirstRound = Literal["empty", "blocking"]
@@ -309,7 +309,7 @@ class Schedule(abc.ABC):
         """Whether a setting is missing that only a network gives (`settle`)."""
         return self.syncs is None
 
-    def settle(self, timing: Timing) -> Schedule:
+    def settle(self, timing: NetworkTiming) -> Schedule:
         """The same schedule, with what it leaves to the network filled in from its timing."""
         given = {}
         if self.syncs is None:

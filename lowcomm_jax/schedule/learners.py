@@ -61,8 +61,8 @@ from lowcomm_jax.state.train_state import SyncCounters
 _DECAY = 0.9  # of the average time to a quorum
 
 
-class Round(NamedTuple):
-    """One round.
+class ScriptedRound(NamedTuple):
+    """One round on one mesh, as speeds and outages script it.
 
     Attributes:
       fragment: that the round handles.
@@ -113,7 +113,7 @@ class Learners(Paced):
         """How many rounds open until a tick, itself included."""
         return -(-(step + 1) * self.fragments // self.period) - 1
 
-    def rounds_closing(self, step: int, regions: int) -> list[Round]:
+    def rounds_closing(self, step: int, regions: int) -> list[ScriptedRound]:
         """The rounds that close at this tick, oldest first."""
         return _rounds(self, regions).closing(step)
 
@@ -179,16 +179,16 @@ class Learners(Paced):
         return problems
 
 
-class _Rounds:
+class _ScriptedRounds:
     """The rounds of one schedule, computed as far as they were asked for."""
 
     def __init__(self, schedule: Learners, regions: int):
         self.schedule, self.pace, self.regions = schedule, schedule.pace, regions
-        self.rounds: list[Round] = []
+        self.rounds: list[ScriptedRound] = []
         self.closes: list[int] = []
         self.to_quorum = 0.0
 
-    def closing(self, step: int) -> list[Round]:
+    def closing(self, step: int) -> list[ScriptedRound]:
         self._until(step)
         start = bisect.bisect_left(self.closes, step)
         return self.rounds[start : bisect.bisect_right(self.closes, step)]
@@ -200,7 +200,7 @@ class _Rounds:
             self.rounds.append(found)
             self.closes.append(found.closes)
 
-    def _next(self) -> Round:
+    def _next(self) -> ScriptedRound:
         """The next round: when it opens, has its quorum, closes and lands, and whom it admits."""
         schedule, k = self.schedule, len(self.rounds)
         gap = schedule.gap(k)
@@ -219,7 +219,7 @@ class _Rounds:
         while closes < quorum + window and self._missing(since, closes):
             closes += 1
         self.to_quorum = _DECAY * self.to_quorum + (1 - _DECAY) * (quorum - opens)
-        return Round(
+        return ScriptedRound(
             fragment=k % schedule.fragments,
             opens=opens,
             quorum=quorum,
@@ -239,5 +239,5 @@ class _Rounds:
 
 
 @functools.lru_cache(maxsize=16)
-def _rounds(schedule: Learners, regions: int) -> _Rounds:
-    return _Rounds(schedule, regions)
+def _rounds(schedule: Learners, regions: int) -> _ScriptedRounds:
+    return _ScriptedRounds(schedule, regions)

@@ -31,7 +31,7 @@ def syncs_per_period(
 
 
 @dataclasses.dataclass(frozen=True)
-class Timing:
+class NetworkTiming:
     """Seconds of a step and of a synchronisation on a network, without jitter.
 
     Attributes:

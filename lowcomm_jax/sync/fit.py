@@ -31,7 +31,7 @@ from lowcomm_jax.params.roles import trained_rows
 from lowcomm_jax.params.sharding import SpecFn, fsdp_specs, optimizer_state
 from lowcomm_jax.refused import Problem, Refused
 from lowcomm_jax.rounds.job_traffic import JobTraffic
-from lowcomm_jax.schedule import Timing
+from lowcomm_jax.schedule import NetworkTiming
 from lowcomm_jax.setup import Setup
 from lowcomm_jax.sync.part_checks import moment_problems, optimizer_problems, part_problems
 
@@ -201,7 +201,7 @@ def _settled(setup: Setup, exchange: MeshExchange, cut: Fragments) -> tuple[Meth
         booked = traffic(exchange.at(level), like, everyone, None, 0)
         return sync_seconds(network, booked.nbytes, booked.route)
 
-    schedule = method.schedule.settle(Timing(step_seconds(network), seconds))
+    schedule = method.schedule.settle(NetworkTiming(step_seconds(network), seconds))
     wrong = [Problem("method", line) for line in schedule.violations(setup.regions)]
     return dataclasses.replace(method, schedule=schedule), wrong
 

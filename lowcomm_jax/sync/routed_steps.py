@@ -22,25 +22,15 @@ HopsFn = Callable[[PyTree, jax.Array], list[list[Hop]]]
 CHUNK = 256  # steps drawn at once: a draw waits its turn on the device's queue
 
 
-@dataclasses.dataclass
-class RouteEvent(Event):
-    """The transfers between regions of one inner step.
-
-    Attributes:
-      hops: transfers one after the other; `nbytes` of the event is the most that a region sends.
-    """
-
-    hops: tuple[Hop, ...] = ()
-
-    @classmethod
-    def of(cls, step: int, hops: list[Hop], regions: int) -> RouteEvent:
-        moved_R = np.zeros(regions, np.int64)
-        for hop in hops:
-            for way in hop.ways:  # a region that is sent something sends as much
-                moved_R += hop.nbytes * (np.array(way) != np.arange(regions))
-        traffic = Traffic("pass", int(moved_R.max()), moved_R, moved_R.copy())
-        event = Event.of_send(step, -1, None, np.ones(regions, bool), traffic, {})
-        return cls.widened(event, kind="route", hops=tuple(hops))
+def route_event(step: int, hops: list[Hop], regions: int) -> Event:
+    """The transfers between regions of one inner step."""
+    moved_R = np.zeros(regions, np.int64)
+    for hop in hops:
+        for way in hop.ways:  # a region that is sent something sends as much
+            moved_R += hop.nbytes * (np.array(way) != np.arange(regions))
+    traffic = Traffic("pass", int(moved_R.max()), moved_R, moved_R.copy())
+    event = Event.of_send(step, -1, None, np.ones(regions, bool), traffic, {})
+    return dataclasses.replace(event, kind="route", hops=tuple(hops))
 
 
 class RoutedSteps:
@@ -61,7 +51,7 @@ class RoutedSteps:
           (state, events): the events of the transfers come first.
         """
         shapes = jax.tree.map(self._one, batches)
-        found = [RouteEvent.of(t, self._at(t, shapes), self._regions) for t in steps]
+        found = [route_event(t, self._at(t, shapes), self._regions) for t in steps]
         for event in found:
             state = state.with_more_bytes(event.bytes_sent, event.bytes_received)
         return state, [*found, *events]

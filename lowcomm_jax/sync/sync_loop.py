@@ -500,9 +500,7 @@ class SyncLoop(Loop):
     def groups(self, number: int) -> Groups | None:
         """Who exchanges in a fragment's round `number`; None = all regions with one another."""
         topology = self.method.topology
-        if topology is None:
-            return None
-        return topology.partition(topology.draw(number, self.total), self.total)
+        return None if topology is None else topology.groups(number, self.total)
 
     def _base_weights(self, state: TrainState, p: int) -> jax.Array | np.ndarray:
         if not self.schedule.by_token_rate:

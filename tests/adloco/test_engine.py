@@ -71,7 +71,7 @@ def test_a_merge_frees_its_trainer(fresh):
     gone = weakref.ref(state.trainers[2].state.inner.params["a"])
     state, history = fresh.run(asking(state, t0=6, t1=4, t2=2), stream, rounds=1)
     assert list(state.trainers) == [0, 1]
-    assert history.segments[0].plans[1].batch == 4  # the survivor's own
+    assert next(history.rows())["trainers"]["1"]["batch"] == 4  # the survivor's own
     assert gone() is None
 
 
@@ -97,7 +97,9 @@ def test_trainers_share_a_region_and_its_link(fresh):
     before, spent = fresh.clock.now_R.copy(), state.counters.bytes_sent
     state, history = fresh.run(state, stream, rounds=1)
     assert (state.counters.bytes_sent - spent).tolist() == [2 * (SIZE + 12)] * REGIONS
-    plans = history.segments[0].plans.values()
+    asked = [trainer["batch"] for trainer in next(history.rows())["trainers"].values()]
+    plans = [fresh.switch.plan(batch) for batch in asked]
+    assert len(plans) == 2
     work = sum(
         PERIOD * plan.samples + fresh.probe.samples(fresh._measured_size(plan)) for plan in plans
     )
@@ -143,6 +145,16 @@ def test_a_run_is_measured_in_rounds_steps_or_samples(fresh):
             fresh.run(state, stream, **wrong)
 
 
+def looks_in(history):
+    """What was decided, by the step at which it stands."""
+    return {row["step"]: row["looks"] for row in history.rows() if "looks" in row}
+
+
+def requests_of(history):
+    """What every trainer asks for after the first round."""
+    return [look["request"] for look in looks_in(history)[PERIOD].values()]
+
+
 def test_a_region_that_sits_out(fresh):
     """Its noise does not count, it sends nothing, and its own progress waits for the next round."""
     state = fresh.init(oracle.make_params())
@@ -152,13 +164,13 @@ def test_a_region_that_sits_out(fresh):
         True,
         False,
     ]
-    alone = [look["request"] for look in history.segments[0].looks[PERIOD].values()]
+    alone = requests_of(history)
     anchor, local = state.first.state.anchor["a"], state.first.state.inner.params["a"]
     assert np.array_equal(local[0], anchor[0]) and not np.allclose(local[1], anchor[0], atol=1e-4)
     _, history = fresh.run(fresh.init(oracle.make_params()), stream, rounds=1)
-    assert alone != [look["request"] for look in history.segments[0].looks[PERIOD].values()]
+    assert alone != requests_of(history)
     state, history = fresh.run(state, stream, rounds=1, participants=lambda _: ~away & away)
-    assert not history.segments[0].looks and state.requests == dict(enumerate(alone))
+    assert not looks_in(history) and state.requests == dict(enumerate(alone))
 
 
 def test_metrics_have_names():
@@ -167,7 +179,7 @@ def test_metrics_have_names():
     assert state.first.used == 12 and state.samples == 24
     assert [row["tokens"] for row in history.rows()] == [[4.0, 4.0]] * 3
     assert history["tokens"].tolist() == [[4.0, 4.0]] * 3 and "loss" in history
-    assert repr(history).startswith("<AdaptiveHistory: 3 steps of ")
+    assert repr(history).startswith("<History: 3 steps of ")
     assert set(history) <= set(next(history.rows()))
     with pytest.raises(KeyError, match="did you mean loss"):
         history["los"]
@@ -247,4 +259,4 @@ def test_a_run_that_finishes_within_a_round_decides_by_those_who_took_part():
     assert asks([0]) != asks([0, 1])
     assert one.finish(state).first.request == asks([0])
     _, history = one.run(one.init(oracle.make_params()), stream, steps=1)
-    assert not history.segments[0].looks
+    assert not looks_in(history)

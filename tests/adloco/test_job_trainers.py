@@ -39,14 +39,14 @@ def heard(looked, counted, measured=MEASURED):
 
 def decided(*given):
     """The trainer, and the numbers that the decision rests on, after such a round."""
-    one = AdaptiveEngine.__new__(AdaptiveEngine)
+    one, brought = AdaptiveEngine.__new__(AdaptiveEngine), heard(*given)
     one.policy, one.switch, one.probe = POLICY, Switch(1), SimpleNamespace(count=2)
+    one.jobs, one._looks = SimpleNamespace(heard=lambda number: brought), {}
     trained = SimpleNamespace(counters=SimpleNamespace(step=4))
-    trainer = Trainer(2, 0, POLICY.init(), measured=heard(*given), state=trained)
-    one._looks = {}
-    state = one._decided(AdaptiveState({0: trainer}, 0))
+    trainer = Trainer(2, 0, POLICY.init(), measured={"gbar2": [0.0]}, state=trained)
+    state = one._decided(AdaptiveState({0: trainer}, 0), np.ones(1, bool))
     assert state.first.measured is None
-    return state.first, one._looks[4][0]
+    return state.first, one._looks[4]["0"]
 
 
 @pytest.mark.parametrize(

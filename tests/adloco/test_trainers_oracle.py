@@ -62,6 +62,11 @@ def check(state, want, label):
                 close(trainer.state.inner.params[key][r], local[key], f"{label} {number} {r} {key}")
 
 
+def merges_of(history):
+    merges = [merge for row in history.rows() for merge in row.get("merges", ())]
+    return [(merge["round"], merge["survivor"], merge["retired"]) for merge in merges]
+
+
 def close(actual, expected, name):
     np.testing.assert_allclose(actual, expected, rtol=3e-5, atol=3e-6, err_msg=name)
 
@@ -87,7 +92,7 @@ def test_merges(inner, fixed):
     for round_, want in enumerate(seen):
         asked = {i: t.replace(request=REQUESTS[round_][i]) for i, t in state.trainers.items()}
         state, history = run.run(state.replace(trainers=asked), stream, rounds=1)
-        found += [(m.round, m.survivor, m.retired) for m in history.merges]
+        found += merges_of(history)
         check(state, want, f"round {round_}")
         if round_ == 1:
             check_mean(state, want, REQUESTS[round_])
@@ -140,7 +145,7 @@ def test_whole_run():
     found = []
     for round_, want in enumerate(seen):
         state, history = run.run(state, stream, rounds=1)
-        found += [(m.round, m.survivor, m.retired) for m in history.merges]
+        found += merges_of(history)
         assert state.requests == {i: w.asks for i, w in want.items()}, round_
         check(state, want, f"round {round_}")
     assert found == merges and len(found) == 2

@@ -281,7 +281,7 @@ def test_noloco(regions, size, case):
     method = lc.methods.noloco(3, size, seed=5, **settings)
     state, seen, batches = train(method, SGD[1], regions, participants=mask, finish=True)
     # A round that nobody takes part in is one, too.
-    groups = [lc.topology.groups(n, 5, regions, size) for n in range(STEPS // 3 + 1)]
+    groups = [lc.topology.Gossip(size, 5).groups(n, regions) for n in range(STEPS // 3 + 1)]
     run = oracle.run_noloco(
         oracle.make_params(),
         batches,

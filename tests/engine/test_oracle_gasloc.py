@@ -30,7 +30,7 @@ def test_gasloc(case):
         method, inner[1], regions, participants=mask, finish=True, **kwargs
     )
     count = STEPS // max(periods) + 1
-    groups = [lc.topology.groups(n, 5, regions, peers + 1) for n in range(count)]
+    groups = [lc.topology.Gossip(peers + 1, 5).groups(n, regions) for n in range(count)]
     run = oracle.run_gasloc(
         oracle.make_params(),
         batches,

@@ -1,6 +1,7 @@
 """Settings that cannot work are refused together, each with its fix, before anything runs."""
 
 import dataclasses
+import inspect
 
 import jax
 import numpy as np
@@ -202,12 +203,33 @@ EQUAL = (1.0, 1.0, 1.0)
             ("codec: 'int9' is unknown", "p=2.0", "delay=-1"),
         ),
         (lambda: lc.methods.eager_diloco(0, "adam"), ("period=0", "outer='adam'")),
+        (
+            lambda: lc.methods.gasloc(4, -1.0, 0.5, 1.0, codec="int9"),
+            ("alpha=-1.0", "codec: 'int9' is unknown"),
+        ),
     ],
 )
 def test_one_bad_value_of_a_factory_hides_no_other(method, parts):
     text = refusal(method())
     assert all(part in text for part in parts), text
     assert text.count("\n- ") == len(parts), text
+
+
+NEEDED = {
+    **{"period": 4, "fragments": 2, "overlap": 1, "alpha": 0.5, "gamma": 0.5, "rate": 1.0},
+    **{"speeds": EQUAL, "groups": ((0, 1), (2,)), "seconds": 2.0, "step_seconds": 0.5},
+}
+
+
+@pytest.mark.parametrize("name", lc.methods.NAMES)
+def test_every_factory_tells_of_a_codec_that_is_unknown(name):
+    factory = lc.methods.NAMES[name]
+    takes = inspect.signature(factory).parameters
+    if "codec" not in takes:
+        assert name in ("des_loc", "partial_updates", "spes")
+        return
+    needed = {k: NEEDED[k] for k, x in takes.items() if x.default is inspect.Parameter.empty}
+    assert "codec: 'int9' is unknown" in " ".join(lines_of(factory(**needed, codec="int9")))
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def by_hand(size, weight):
     anchor, delta = values()
     out = [{k: np.zeros_like(x) for k, x in anchor.items()} for _ in range(2)]
     counts = np.zeros(R, bool)
-    for group in lc.topology.groups(ROUND, 4, R, size):
+    for group in lc.topology.Gossip(size, 4).groups(ROUND, R):
         counted = [r for r in group if weight[r] > 0]
         total = sum(float(weight[r]) for r in counted)
         for result, tree in zip(out, (delta, anchor)):

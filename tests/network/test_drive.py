@@ -83,7 +83,7 @@ def test_gossip_waits_for_the_pseudo_gradient_and_not_for_the_anchors():
 def test_gossip_waits_for_its_partner_and_for_nobody_else():
     found = rows(lc.methods.noloco(6, seed=1), regions=4, steps=6)
     clock = replay(pair_network(1.0, 4).with_compute(np.array([0.5, 2.0, 0.5, 0.5])), found)
-    (partner,) = next(set(g) - {1} for g in lc.topology.groups(0, 1, 4, 2) if 1 in g)
+    (partner,) = next(set(g) - {1} for g in lc.topology.Gossip(2, 1).groups(0, 4) if 1 in g)
     expected = [6 * 2.0 + 1 if r in (1, partner) else 6 * 0.5 + 1 for r in range(4)]
     assert clock.now_R == pytest.approx(expected)
 

@@ -79,7 +79,7 @@ def test_several_payloads_are_under_way_and_land_when_they_are_due(ends):
 
 def test_groups_exchange_without_the_others(ends):
     method = lc.methods.noloco(3, 2, seed=5, alpha=0.3, beta=0.6, gamma=0.8)
-    groups = [lc.topology.groups(n, 5, 3, 2) for n in range(STEPS // 3 + 1)]
+    groups = [lc.topology.Gossip(2, 5).groups(n, 3) for n in range(STEPS // 3 + 1)]
     rule = {"alpha": 0.3, "beta": 0.6, "gamma": 0.8}
     run = oracle.run_noloco(*given(3), period=3, groups=groups, inner=INNER, **rule)
     check(ends(method, 3, absent(3)), run)

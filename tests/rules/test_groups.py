@@ -15,7 +15,7 @@ ROUNDS = 300
 @pytest.mark.parametrize("regions", [2, 3, 4, 5, 8, 9, 16])
 def test_a_round_is_a_perfect_matching(regions):
     for number in range(ROUNDS):
-        found = lc.topology.groups(number, 7, regions, 2)
+        found = lc.topology.Gossip(2, 7).groups(number, regions)
         assert sorted(itertools.chain(*found)) == list(range(regions))
         assert Counter(map(len, found)) == Counter({2: regions // 2, 1: regions % 2})
         assert all(list(group) == sorted(group) for group in found)
@@ -71,7 +71,7 @@ def test_every_pair_is_drawn_equally_often():
     counted = Counter()
     rounds = 5000
     for number in range(rounds):
-        counted.update(lc.topology.groups(number, 3, 6, 2))
+        counted.update(lc.topology.Gossip(2, 3).groups(number, 6))
     expected = rounds * 3 / 15
     assert len(counted) == 15
     square = sum((n - expected) ** 2 / expected for n in counted.values())
@@ -80,16 +80,16 @@ def test_every_pair_is_drawn_equally_often():
 
 
 def test_the_draw_is_pure_and_depends_on_seed_and_round():
-    drawn = [lc.topology.groups(n, 11, 8, 2) for n in range(40)]
-    assert drawn == [lc.topology.groups(n, 11, 8, 2) for n in range(40)]
+    drawn = [lc.topology.Gossip(2, 11).groups(n, 8) for n in range(40)]
+    assert drawn == [lc.topology.Gossip(2, 11).groups(n, 8) for n in range(40)]
     assert len({tuple(groups) for groups in drawn}) == 7
-    assert drawn != [lc.topology.groups(n, 12, 8, 2) for n in range(40)]
+    assert drawn != [lc.topology.Gossip(2, 12).groups(n, 8) for n in range(40)]
 
 
 def test_the_draw_never_changes():
     """Regions of other versions must agree: pinned values of the raw generator."""
-    assert lc.topology.groups(0, 0, 8, 2) == [(0, 4), (1, 6), (2, 7), (3, 5)]
-    assert lc.topology.groups(9, 4, 7, 3) == [(0, 2, 3), (1, 5, 6), (4,)]
+    assert lc.topology.Gossip(2, 0).groups(0, 8) == [(0, 4), (1, 6), (2, 7), (3, 5)]
+    assert lc.topology.Gossip(3, 4).groups(9, 7) == [(0, 2, 3), (1, 5, 6), (4,)]
 
 
 def test_member_table_by_hand():
@@ -99,13 +99,11 @@ def test_member_table_by_hand():
 
 
 def test_a_thousand_regions_are_drawn_at_once():
-    assert len(lc.topology.groups(5, 0, 1000, 2)) == 500
+    assert len(lc.topology.Gossip(2, 0).groups(5, 1000)) == 500
 
 
 def test_refusals():
-    with pytest.raises(ValueError) as error:
-        lc.topology.groups(-1, -2, 4, 5)
-    for part in ("round=-1", "seed=-2", "group_size=5", "groups of 2 to 4"):
-        assert part in str(error.value)
-    with pytest.raises(ValueError, match="regions=1"):
-        lc.topology.groups(0, 0, 1, 2)
+    found = " ".join(Gossip(5, -2).violations(4))
+    for part in ("seed=-2", "group_size=5", "groups of 2 to 4"):
+        assert part in found
+    assert "regions=1" in " ".join(Gossip(2).violations(1))

@@ -15,7 +15,7 @@ from lowcomm_jax.schedule import (
     delay_per_region,
     syncs_per_period,
 )
-from lowcomm_jax.schedule.timing import Timing
+from lowcomm_jax.schedule.timing import NetworkTiming
 from lowcomm_jax.state.train_state import SyncCounters
 
 
@@ -240,7 +240,7 @@ def test_a_round_that_told_no_rank_is_not_in_the_window():
 
 
 def test_learners_wait_for_the_fragment_that_travels_longest():
-    timing = Timing(1.0, lambda fragment, level: [1.0, 3.5, 2.0][fragment])
+    timing = NetworkTiming(1.0, lambda fragment, level: [1.0, 3.5, 2.0][fragment])
     assert Learners(9, 3, 5).settle(timing).travel == (4,)
     assert Learners(9, 3, 5, travel=(2,)).settle(timing).travel == (2,)
 
@@ -264,7 +264,7 @@ def test_a_payload_may_travel_for_as_long_as_is_hidden():
 
 
 def test_only_a_payload_that_is_to_be_hidden_is_timed():
-    timing = Timing(1.0, lambda fragment, level: 3.5)
+    timing = NetworkTiming(1.0, lambda fragment, level: 3.5)
     assert Staggered(9).settle(timing).travel == ()
     assert Staggered(9, travel=None).settle(timing).travel == (4,)
     assert Staggered(9, travel=(2,)).settle(timing).travel == (2,)

@@ -75,7 +75,7 @@ def seed_where(region, alone, rounds):
     """A seed whose first rounds leave `region` alone, or never do."""
 
     def lonely(seed, n):
-        return (region,) in lc.topology.groups(n, seed, 3, 2)
+        return (region,) in lc.topology.Gossip(2, seed).groups(n, 3)
 
     return next(s for s in range(999) if all(lonely(s, n) == alone for n in range(rounds)))
 
@@ -182,7 +182,7 @@ def test_bytes_are_those_of_the_pairs():
     size, sent = oracle.SIZE, np.zeros(5, int)
     for n in range(3):
         for nbytes, number in ((2 * size, n), (4 * size, n + 1)):
-            for group in lc.topology.groups(number, 2, 5, 2):
+            for group in lc.topology.Gossip(2, 2).groups(number, 5):
                 sent[list(group)] += nbytes * (len(group) - 1)
     assert (
         state.counters.bytes_sent.tolist()
@@ -194,8 +194,8 @@ def test_bytes_are_those_of_the_pairs():
     assert booked.tolist() == sent.tolist()
     send, land = history.events[:2]
     assert (send.route, send.nbytes, land.ahead) == ("pair", 2 * size, 4 * size)
-    assert send.groups == lc.topology.groups(0, 2, 5, 2)
-    assert land.groups == lc.topology.groups(1, 2, 5, 2)
+    assert send.groups == lc.topology.Gossip(2, 2).groups(0, 5)
+    assert land.groups == lc.topology.Gossip(2, 2).groups(1, 5)
 
 
 @pytest.mark.parametrize("size", [2, 3])

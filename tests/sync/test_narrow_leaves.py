@@ -215,7 +215,8 @@ def test_trainers_that_merge_have_no_progress_of_it():
     requests = {0: 3, 1: 2}
     asking = {i: t.replace(request=requests[i]) for i, t in state.trainers.items()}
     state, history = engine.run(state.replace(trainers=asking), still, rounds=1)
-    assert len(state.trainers) == 1 and len(history.merges) == 1
+    assert len(state.trainers) == 1
+    assert ["merges" in row for row in history.rows()].count(True) == 1
     assert (sent(history) == 0).all()
     assert_alike(model(state))
 

@@ -15,7 +15,7 @@ from lowcomm_jax.models import Pipeline, TransformerConfig, build
 from lowcomm_jax.network import replay, uniform
 from lowcomm_jax.params.fragments import path_name
 from lowcomm_jax.refusals import microbatch_problems
-from lowcomm_jax.sync.routed_steps import RoutedSteps, RouteEvent
+from lowcomm_jax.sync.routed_steps import RoutedSteps, route_event
 
 R, S, M, STEPS, SEED = 3, 2, 2, 3, 7
 WAYS = list(itertools.permutations(range(R)))
@@ -53,7 +53,7 @@ def test_hops_are_those_of_every_microbatch_on_its_path(shape):
                 for r, target in enumerate(way):
                     links[r, target] += nbytes * (r != target)
         np.testing.assert_array_equal(links, walked(paths.table[row_T], shape[2], 100, 3))
-        sent = RouteEvent.of(1, hops, shape[0])
+        sent = route_event(1, hops, shape[0])
         np.testing.assert_array_equal(sent.bytes_sent, links.sum(1))
         np.testing.assert_array_equal(sent.bytes_received, links.sum(0))
         assert sent.nbytes == links.sum(1).max()

@@ -85,7 +85,7 @@ def test_an_anchor_for_each_region():
         theta = np.stack([x] * REGIONS)
         for number in range(3):
             sent = theta * DELTA.reshape(-1, *(1,) * x.ndim)
-            for group in lc.topology.groups(number, 3, REGIONS, 2):
+            for group in lc.topology.Gossip(2, 3).groups(number, REGIONS):
                 theta[list(group)] -= OUTER * sent[list(group)].mean(0)
         np.testing.assert_allclose(got[key], theta, rtol=1e-5, err_msg=key)
         assert np.ptp(theta, axis=0).min() > 0.1

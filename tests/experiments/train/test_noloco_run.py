@@ -51,7 +51,7 @@ def test_what_is_recorded(run):
     landings = [e for e in events if e["kind"] == "land"]
     assert len(landings) == STEPS // PERIOD
     assert max(landings[0]["pull_norm"]) == 0 < max(landings[1]["pull_norm"])
-    assert landings[0]["groups"] == [list(g) for g in topology.groups(1, 0, REGIONS, 2)]
+    assert landings[0]["groups"] == [list(g) for g in topology.Gossip(2, 0).groups(1, REGIONS)]
     assert [r["disagreement"] for r in records if r.get("disagreement")]
 
 
