@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import functools
-import importlib
 import importlib.util
 import inspect
 import re
@@ -27,15 +26,17 @@ EXIT_REFUSED = 2
 NO_CONFIG = "--config is missing: give --config=configs/diloco.py, or another method's"
 OWN = ":"  # in the name of what is not in the package: module:function
 _CONFIGS = Path(__file__).resolve().parent.parent / "configs"
-# Fields that tell a command's config from those of the others.
+_RUN, _COMPARISON = ("method", "steps", "regions"), ("variants", "common")
+# Fields that tell a command's config from those of the others, and where such configs are.
 _OF_ITS_OWN = {
-    "train": ("method", "steps", "regions"),
-    "launch": ("method", "steps", "regions"),
-    "quick": ("variants", "common"),
-    "compare": ("variants", "common"),
-    "plan": ("methods",),
+    "train": (_RUN, "configs"),
+    "launch": (_RUN, "configs"),
+    "quick": (_COMPARISON, "configs/compare"),
+    "compare": (_COMPARISON, "configs/compare"),
+    "plan": (("methods",), "configs/plan"),
+    "plan --target": (_RUN, "configs"),
+    "plan --goodput": (("chip_mtbf_hours",), "configs/plan/goodput.py"),
 }
-_FOLDERS = {"train": "configs", "launch": "configs", "quick": "configs/compare"}
 _OVERRIDE = re.compile(r"--?config\.([\w.]+)(?:=(.*))?$", re.DOTALL)
 
 
@@ -120,15 +121,9 @@ def named_function(
     if not own:
         fix = "a size of the built-in one is model.preset" if label == "model" else "no such name"
         raise ValueError(f"{label}={name!r}: {fix}; your own: module:function")
-    try:
-        there = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        fix = "name a module that Python finds from here"
-        raise ValueError(f"{label}={name!r}: {error}; {fix}") from error
-    except Exception as error:  # whatever the module does while it is imported
-        raise ValueError(
-            f"{label}={name!r}: {module} cannot be imported: {type(error).__name__}: {error}"
-        ) from error
+    from lowcomm_jax.refused import imported  # with JAX, for which no command's help waits
+
+    there = imported(module, f"{label}={name!r}")
     found = getattr(there, attribute, None)
     if not fits(found):
         names = [key for key, value in vars(there).items() if fits(value)]
@@ -349,9 +344,9 @@ def refuse_foreign(config: Mapping[str, Any], path: str, command: str) -> None:
     Raises:
       RefusedError: it lacks what every config of this command has.
     """
-    lacks = [field for field in _OF_ITS_OWN.get(command, ()) if field not in config]
+    needed, folder = _OF_ITS_OWN[command]
+    lacks = [field for field in needed if field not in config]
     if lacks:
-        folder = _FOLDERS.get(command, f"configs/{command}")
         fix = f"give one of {folder}, or one like them"
         if command == "plan" and "chip_mtbf_hours" in config:
             fix = "it says what fails: add --goodput"

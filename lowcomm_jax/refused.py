@@ -8,9 +8,11 @@ Settings that cannot work together are rows (`Row`), which `found_by` reads.
 from __future__ import annotations
 
 import difflib
+import importlib
 import math
 from collections.abc import Callable, Collection, Iterable
 from numbers import Integral, Real
+from types import ModuleType
 from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
@@ -56,6 +58,25 @@ def collect(found: list[str], prefix: str, build: Callable[[], T]) -> T | None:
     except ValueError as error:
         found.append(f"{prefix}{error}")
     return None
+
+
+def imported(module: str, label: str) -> ModuleType:
+    """The module of what somebody names as `module:name`.
+
+    Args:
+      label: the setting and its value, for the error.
+
+    Raises:
+      ValueError: there is no such module, or it cannot be imported.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        fix = "name a module that Python finds from here"
+        raise ValueError(f"{label}: {error}; {fix}") from error
+    except Exception as error:  # whatever the module does while it is imported
+        why = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{label}: {module} cannot be imported: {why}") from error
 
 
 def is_unknown(name: Any, known: Iterable[str], fix: str = "use") -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from experiments.plan.config import PlanRequest
 from experiments.plan.start import train_fields
 from lowcomm_jax.planner.methods import PlanMethod
-from lowcomm_jax.planner.plan import PlanRow, Workload, plan
+from lowcomm_jax.planner.plan import PlanRow, Workload, memory_plan, plan
 from lowcomm_jax.planner.search import NEAR
 
 BEST = 3
@@ -52,13 +52,13 @@ def answer(request: PlanRequest, rows: Sequence[PlanRow]) -> dict[str, Any]:
     devices = devices_per_region(request)
     found = {}
     for row in rows:
-        gb = (row.memory.state_total + row.memory.estimate_total) / 1e9
+        gb = row.memory.total / 1e9
         above = None if fields["device_gb"] is None else gb > fields["device_gb"]
         train, reason = train_fields(request, row)
         found[row.method.name] = {
             "gb": gb,
             "above": above,
-            "below_with": _fsdp_below(request, row.method) if above else None,
+            "below_with": _fsdp_below(request, row) if above else None,
             "gpu_hours": row.hours * devices * work.network.size,
             "price": _price(fields, row, devices, work.network.size),
             "train": train,
@@ -115,15 +115,14 @@ def _price(
     return {"gpu": gpu, "traffic": traffic, "total": gpu + traffic}
 
 
-def _fsdp_below(request: PlanRequest, method: PlanMethod) -> int | None:
+def _fsdp_below(request: PlanRequest, row: PlanRow) -> int | None:
     """The smallest doubled fsdp whose estimate is below `device_gb`, up to 64 times; else None."""
     work, fields = request.work, request.fields
     others = work.mesh.get("stage", 1) * work.mesh.get("tensor", 1)
     fsdp = 2 * work.mesh.get("fsdp", 1)
     while fsdp * others <= 64 * devices_per_region(request):
-        mesh = {**work.mesh, "fsdp": fsdp}
-        (row,) = plan(dataclasses.replace(work, mesh=mesh), [_allowed(method)])
-        if row.memory.state_total + row.memory.estimate_total <= fields["device_gb"] * 1e9:
+        wider = dataclasses.replace(work, mesh={**work.mesh, "fsdp": fsdp})
+        if memory_plan(row.played, wider).total <= fields["device_gb"] * 1e9:
             return fsdp
         fsdp *= 2
     return None

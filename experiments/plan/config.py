@@ -38,6 +38,15 @@ DEFAULTS = {
     "scenario": {},
 }
 SPEED = ("devices_per_region", "flops_per_device", "mfu")
+_NUMBERS = {
+    **dict.fromkeys(("tokens", "compute_s", "loss_bound"), not_negative),
+    **dict.fromkeys(("price_per_gpu_hour", "price_per_gb"), not_negative),
+    **dict.fromkeys(("tokens_per_step", "device_gb", "flops_per_device"), above_zero),
+    **dict.fromkeys(("seq_len", "devices_per_region"), whole),
+    "mfu": functools.partial(above_zero, most=1.0),
+    "microbatch_tokens": functools.partial(whole, least=0),
+}
+"""Field -> what lists a number's problems."""
 MANY_LAYERS = 10**6  # where the model is wrong, so that methods give no problems of its making
 
 
@@ -66,8 +75,6 @@ def read(config: Mapping[str, Any]) -> PlanRequest:
     Raises:
       Refused: everything that is wrong.
     """
-    if "chip_mtbf_hours" in config:
-        refuse("plan config", ["this config says what fails: add --goodput"])
     fields = {**DEFAULTS, **{k: v for k, v in config.items() if v is not None}}
     known = sorted((*NEEDED, *DEFAULTS))
     unknown = sorted(set(config) - set(known), key=str)
@@ -148,29 +155,13 @@ def _unknown_of_own(fields: Mapping[str, Any], model: PlanModel) -> list[str]:
 
 
 def _number_violations(fields: Mapping[str, Any]) -> list[str]:
-    found = not_negative("tokens", fields["tokens"]) + not_negative(
-        "compute_s", fields["compute_s"]
-    )
-    found += whole("microbatch_tokens", fields["microbatch_tokens"], 0)
-    found += not_negative("loss_bound", fields["loss_bound"])
-    found += whole("seq_len", fields["seq_len"])
-    if fields["device_gb"] is not None:
-        found += above_zero("device_gb", fields["device_gb"])
-    for name in ("price_per_gpu_hour", "price_per_gb"):
-        if fields[name] is not None:
-            found += not_negative(name, fields[name])
-    if "tokens_per_step" in fields:
-        found += above_zero("tokens_per_step", fields["tokens_per_step"])
-    for name, most in (("flops_per_device", float("inf")), ("mfu", 1.0)):
-        if fields[name] is not None:
-            found += above_zero(name, fields[name], most)
-    if fields["devices_per_region"] is not None:
-        found += whole("devices_per_region", fields["devices_per_region"])
+    given = {name: fields[name] for name in _NUMBERS if fields.get(name) is not None}
+    found = [line for name, value in given.items() for line in _NUMBERS[name](name, value)]
     if not fields["compute_s"]:
         found += [
             f"field {name!r} is missing: give it, or give compute_s"
             for name in SPEED
-            if fields[name] is None
+            if name not in given
         ]
     if not isinstance(fields["remat"], bool):
         found.append(f"remat is {fields['remat']!r}: use True or False")

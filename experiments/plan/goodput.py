@@ -25,6 +25,7 @@ from experiments.cli import (
     flag_problems,
     load_config,
     refuse_any,
+    refuse_foreign,
     split_config,
 )
 from experiments.progress import right, say
@@ -53,6 +54,7 @@ def main(argv: Sequence[str]) -> int:
     problems = flag_problems("plan", others, values, __doc__)
     config, found = load_config(path or DEFAULT, overrides)
     refuse_any(problems + found, "plan")
+    refuse_foreign(config, path or DEFAULT, "plan --goodput")
     try:
         answer(config.to_dict(), values.workdir, Console())
     except ValueError as error:
@@ -92,9 +94,6 @@ def read(config: Mapping[str, Any]) -> Fleet:
     Raises:
         Refused: everything that is wrong.
     """
-    if "methods" in config or "method" in config:
-        fix = "give one such as configs/plan/goodput.py"
-        refuse("goodput config", [f"--goodput has configs of its own: {fix}"])
     found = [f"field {name!r} is missing: give it" for name in FIELDS if name not in config]
     found += [f"field {name!r} {is_unknown(name, FIELDS)}" for name in config if name not in FIELDS]
     refuse("goodput config", found)

@@ -29,6 +29,7 @@ from experiments.cli import (
     load_config,
     made_or_refused,
     refuse_any,
+    refuse_foreign,
     split_config,
 )
 from experiments.progress import Work, right, say
@@ -55,6 +56,7 @@ def main(argv: Sequence[str]) -> int:
         raise RefusedError(problems, "plan")
     config, found = load_config(path, overrides)
     refuse_any(problems + found, "plan")
+    refuse_foreign(config, path, "plan --target")
     from experiments.train.resolve import fit_warm_up
     from lowcomm_jax.aot.programs import TooLargeError
 
@@ -89,9 +91,6 @@ def compiled(config, name: str) -> tuple[Job, AheadOfTime]:
     from lowcomm_jax.data import load
     from lowcomm_jax.models.protocol import abstract_params, flops_per_token
 
-    if "methods" in config:
-        fix = "give a training config, such as configs/diloco.py"
-        raise RefusedError([f"--target compiles the programs of a run: {fix}"], "plan")
     target = made_or_refused(lambda: Target.parse(name), "plan")
     try:
         assert target.devices

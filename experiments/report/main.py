@@ -41,7 +41,14 @@ from experiments.report.against import table as table_against
 from experiments.report.export_table import regions_of, write_csv, write_json
 from experiments.report.html_data import Plotted, step_curves
 from experiments.report.virtual import Pace, Virtual, check, on_network, pace_on, paces_apart
-from experiments.runlog import RunLog, Summary, adapts, missing_logs, read_run, summarise
+from experiments.runlog import (
+    RunLog,
+    Summary,
+    missing_logs,
+    nominal_steps,
+    read_run,
+    summarise,
+)
 from experiments.workdir import CURVES
 from lowcomm_jax.network import BASELINE, Network
 
@@ -363,10 +370,7 @@ def by_region(run: RunLog) -> list[RegionRun]:
     travel_LxR = np.array([e["travel_seconds"] for e in landings], float)
     waited_LxR = np.array([e["waited_seconds"] for e in landings], float)
     made_SxR = np.array([step["present"] for step in run.steps], bool)
-    numbers_S = np.array([step["step"] for step in run.steps], float)
-    if adapts(run):
-        tokens_S = np.array([step["tokens"] for step in run.steps])
-        numbers_S = np.minimum(tokens_S / run.header["tokens_per_step"], run.header["steps"])
+    done_S = np.array([nominal_steps(run, step) for step in run.steps]) / run.header["steps"]
     found = []
     for r in range(made_SxR.shape[1]):
         if r not in run.header["here"]:
@@ -377,7 +381,7 @@ def by_region(run: RunLog) -> list[RegionRun]:
             RegionRun(
                 participation=float(counted_LxR[:, r].mean()),
                 liveness=float(made_SxR[:, r].mean()),
-                progress=float((numbers_S * made_SxR[:, r]).max() / run.header["steps"]),
+                progress=min(1.0, float((done_S * made_SxR[:, r]).max())),
                 waited_s=float(np.nansum(waited_LxR[:, r])),
                 travel_s=float(np.median(seen)) if seen.size else math.nan,
             )

@@ -16,6 +16,9 @@ units along the other side (`Shares`). Where both sides are cut, the cut that le
 more is gathered before. A side of one unit, a padded one, and a codec that cannot
 (`LeafCodec.in_shares`) have no shares.
 
+Slices of a two-shot are of equal size on every device, so that few units a device fill them up.
+Where that takes a quarter or more (`Placement.deals_evenly`), the next way that does not is taken.
+
 Of a pipeline stage the leaf is the stage's part. Functions of arrays are called within a
 `shard_map` over all axes of the mesh (`Regions.on_devices`), with a device's part of a leaf.
 """
@@ -25,7 +28,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -301,6 +304,13 @@ class Placement:
         return Dealt(axis, counts[axis], devices, held, -(-held // regions))
 
     @property
+    def deals_evenly(self) -> bool:
+        """Whether devices fill up slices by less than a quarter, or as little as one device."""
+        dealt, regions = self._dealt, self.slices
+        units = dealt.devices * dealt.each
+        return units == -(-dealt.count // regions) or 4 * units * regions < 5 * dealt.count
+
+    @property
     def _start(self) -> jax.Array | int:
         axes = self.axes[self._dealt.axis]
         return jax.lax.axis_index(axes) * self._dealt.held if axes else 0
@@ -497,8 +507,38 @@ def _place(
     given = shape, is_stacked, unit, slices, tuple(inside), tuple(used)
     plain = Placement(*given, stages=stages, stage=stage)
     cuts = {dim: axes for dim, axes in enumerate(inside) if axes}
+    first_way = None
+    for way in _ways(plain, cuts):
+        if way.deals_evenly:
+            return way
+        first_way = first_way or way
+    gathers = [(d, a) for d, a in cuts.items() if not (is_stacked and d == 0)]
+    layers, shares = cuts.get(0, ()) if is_stacked else (), None
+    if in_shares and gathers:
+        gathers.sort(key=lambda cut: _shares(plain, *cut).fraction, reverse=True)
+        smallest = _shares(plain, *gathers[-1])
+        shares = smallest if smallest.fraction < 1 else None
+    given = {"axes": (layers, (), ()), "gathers": tuple(gathers), "shares": shares}
+    gathered = dataclasses.replace(plain, **given)
+    count, n, m = plain.matrices
+    together = count if unit.rows == "joined" else 1  # such units are coded all at once
+    too_large = 4 * together * n * m > LARGEST
+    if first_way is not None and (too_large or not gathered.deals_evenly):
+        return first_way
+    if too_large:
+        raise ValueError(
+            f"a leaf {list(shape)} cut as {P(*(a or None for a in inside))}: no device holds whole "
+            f"units of {plain.sides[0]} x {plain.sides[1]} values, and a matrix of more than "
+            f"{LARGEST >> 20} MiB is not gathered: choose specs that cut it into whole rows"
+        )
+    return gathered
+
+
+def _ways(plain: Placement, cuts: dict[int, Axes]) -> Iterator[Placement]:
+    """As the leaf lies, then moved to rows, columns or layers: where devices hold whole units."""
     if (axes := _fitting(plain, cuts)) is not None:
-        return dataclasses.replace(plain, axes=axes)
+        yield dataclasses.replace(plain, axes=axes)
+    shape, is_stacked = plain.shape, plain.stacked
     lead, at = int(is_stacked), first_column(shape, is_stacked)
     for to in dict.fromkeys((lead, at, 0) if is_stacked else (lead, at)):
         moved = {d: a for d, a in cuts.items() if d != to and not (is_stacked and d == 0)}
@@ -507,22 +547,7 @@ def _place(
         fits = shape[to] % plain.devices(joined) == 0
         if fits and (axes := _fitting(plain, after)) is not None:
             moves = tuple((dim, axes, to) for dim, axes in moved.items())
-            return dataclasses.replace(plain, axes=axes, moves=moves)
-    count, n, m = plain.matrices
-    together = count if unit.rows == "joined" else 1  # such units are coded all at once
-    if 4 * together * n * m > LARGEST:
-        raise ValueError(
-            f"a leaf {list(shape)} cut as {P(*(a or None for a in inside))}: no device holds whole "
-            f"units of {plain.sides[0]} x {plain.sides[1]} values, and a matrix of more than "
-            f"{LARGEST >> 20} MiB is not gathered: choose specs that cut it into whole rows"
-        )
-    gathers = [(d, a) for d, a in cuts.items() if not (is_stacked and d == 0)]
-    layers, shares = cuts.get(0, ()) if is_stacked else (), None
-    if in_shares and gathers:
-        gathers.sort(key=lambda cut: _shares(plain, *cut).fraction, reverse=True)
-        smallest = _shares(plain, *gathers[-1])
-        shares = smallest if smallest.fraction < 1 else None
-    return dataclasses.replace(plain, axes=(layers, (), ()), gathers=tuple(gathers), shares=shares)
+            yield dataclasses.replace(plain, axes=axes, moves=moves)
 
 
 def _shares(plain: Placement, dim: int, axes: Axes) -> Shares:

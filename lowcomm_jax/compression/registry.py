@@ -17,7 +17,7 @@ from lowcomm_jax.compression.grid import Unit
 from lowcomm_jax.compression.leaf import LeafCodec
 from lowcomm_jax.compression.rules import PRESETS, PerTensor
 from lowcomm_jax.compression.units import UnitCodec
-from lowcomm_jax.refused import is_unknown, refuse
+from lowcomm_jax.refused import imported, is_unknown, refuse
 
 LeafOrUnit = UnitCodec | LeafCodec
 
@@ -227,15 +227,7 @@ def find(name: str) -> Named | None:
     module, separator, attribute = name.partition(":")
     if not separator:
         return known().get(name)
-    try:
-        imported = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        fix = "name a module that Python finds from here"
-        raise ValueError(f"codec {name!r}: {error}; {fix}") from error
-    except Exception as error:  # whatever the module does while it is imported
-        why = f"{module} cannot be imported: {type(error).__name__}: {error}"
-        raise ValueError(f"codec {name!r}: {why}") from error
-    found = getattr(imported, attribute, None)
+    found = getattr(imported(module, f"codec {name!r}"), attribute, None)
     kind = found if isinstance(found, type) else type(found)
     if not issubclass(kind, LeafOrUnit):
         if not callable(found):

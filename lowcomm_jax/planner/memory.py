@@ -31,6 +31,11 @@ class MemoryPlan:
         """Sum the estimates."""
         return sum(self.estimates.values())
 
+    @property
+    def total(self) -> int:
+        """Sum both: an estimate, too."""
+        return self.state_total + self.estimate_total
+
 
 def activation_estimate(
     layers: int, width: int, vocab: int, tokens: int, mesh: Mapping[str, int], remat: bool = True

@@ -10,6 +10,7 @@ are those of steady periods, without faults. `expected_loss` gives the loss that
 imply.
 """
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,11 +21,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from lowcomm_jax.methods.base import Method
-from lowcomm_jax.network.collectives import (
-    derive_tau,
-    step_seconds,
-    sync_seconds,
-)
+from lowcomm_jax.network.collectives import derive_tau, step_seconds, sync_seconds
 from lowcomm_jax.network.links import Network
 from lowcomm_jax.planner.dag import TARGETS, smallest_bandwidth, utilisation
 from lowcomm_jax.planner.dry_run import Played, Rehearsal, Scenario, Sent, rehearse
@@ -234,14 +231,17 @@ def rehearsed(method: PlanMethod, work: Workload) -> Rehearsal:
 
 def _derived(method: PlanMethod, work: Workload) -> tuple[PlanMethod, Played]:
     """The row and its dry run, with the overlap that hides its largest payload, if asked for."""
-    played = rehearsed(method, work).play()
     if method.margin is None:
-        return method, played
+        return method, rehearsed(method, work).play()
+    # Programs and payloads are the same at every overlap above 0.
+    rehearsal = rehearsed(method.with_overlap(1), work)
+    played = rehearsal.play()
     slowest = max(sum(exchange_seconds(sent, work)) for sent in played.sends)
     method = method.with_overlap(derive_tau(slowest, work.step_s, method.margin))
     if method.tau > method.period:
         return method, played  # which is refused
-    return method, rehearsed(method, work).play()
+    settled = rehearsal.programs.method.schedule
+    return method, rehearsal.play(dataclasses.replace(settled, delay=method.tau))
 
 
 def never_catches_up(method: PlanMethod, played: Played, work: Workload) -> list[str]:
@@ -383,7 +383,7 @@ def _row(method: PlanMethod, played: Played, work: Workload, baseline: float) ->
         scales=SCALES,
         curve=curve[:-1],
         needed_gbps=dict(zip(TARGETS, needed, strict=True)),
-        memory=_memory(method, played, work),
+        memory=memory_plan(played, work),
         loss=expected_loss(method, work.model.size, work.network.size, work.tokens),
         penalty_nats=penalty.nats,
         warnings=tuple(never_catches_up(method, played, work)),
@@ -391,8 +391,8 @@ def _row(method: PlanMethod, played: Played, work: Workload, baseline: float) ->
     )
 
 
-def _memory(method: PlanMethod, played: Played, work: Workload) -> MemoryPlan:
-    """Bytes of one device: of state and payloads it has the share that it has of parameters."""
+def memory_plan(played: Played, work: Workload) -> MemoryPlan:
+    """Give the bytes of one device, which has its share of parameters of state and payloads."""
     model = work.model
     held = model.held(work.mesh)
     share = held / model.size

@@ -279,6 +279,38 @@ def test_units_in_shares_of_a_two_shot_come_to_the_same_bits(name, shape):
     jax.tree.map(np.testing.assert_array_equal, *found)
 
 
+@pytest.mark.parametrize("name", ["int4", "stat4"])
+@pytest.mark.parametrize("shape, how", [((12, 1024), "moves"), ((12, 768), "gathers")])
+def test_slices_of_few_rows_a_device_are_not_filled_up(name, shape, how):
+    """Of two slices, 3 rows of each of 4 devices would be 4: bytes and bits are those of one."""
+    like = {"x": jax.ShapeDtypeStruct(shape, jnp.float32)}
+    codec, found, nbytes = make(name, reduce="two_shot"), [], []
+    x = {"x": np.random.default_rng(1).standard_normal((2, *shape)).astype(np.float32)}
+    for sizes, spec in (({"region": 1}, P()), ({"region": 2, "fsdp": 4}, P("fsdp"))):
+        exchange = MeshExchange(Regions(2, make_mesh(**sizes)), codec, {"x": spec}, parts=2)
+
+        @jax.jit
+        def mean(x, exchange=exchange):
+            payload, _ = exchange.encode(x, ())
+            return exchange.reduce(payload, np.ones(2, np.float32), like).mean
+
+        found.append(mean(x))
+        nbytes.append(exchange.nbytes(like))
+    assert getattr(exchange.placed(like).places["x"], how)
+    assert nbytes[0] == nbytes[1]
+    jax.tree.map(np.testing.assert_array_equal, *found)
+
+
+@pytest.mark.parametrize("rows", [8, 24, 40, 64, 100, 512])
+@pytest.mark.parametrize("devices", [2, 4, 8, 32])
+@pytest.mark.parametrize("slices", [2, 3, 5, 16])
+def test_devices_fill_up_slices_by_a_quarter_at_most(rows, devices, slices):
+    like, sizes = {"x": jax.ShapeDtypeStruct((rows, 768), jnp.float32)}, {"fsdp": devices}
+    codec = make("int4").in_slices(slices)
+    there = codec.placed(like, {"x": P("fsdp")}, sizes, False).dealt_nbytes(like)
+    assert there <= 1.25 * codec.dealt_nbytes(like)
+
+
 def test_a_matrix_without_entries_has_no_shares():
     given = Unit(64, 64), (3, 5, 0, 2), False, P(None, None, None, "f"), {"f": 2}
     assert place(*given, in_shares=True) == place(*given)

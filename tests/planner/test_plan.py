@@ -1,5 +1,6 @@
 """The planner: refusals, derived overlap, search."""
 
+import sys
 from dataclasses import replace
 
 import jax
@@ -271,6 +272,16 @@ def test_automatic_overlap_hides_the_largest_fragment():
     largest = max(sent.nbytes for sent in row.played.sends)
     assert largest / (4 * work.model.size) == pytest.approx(0.56, abs=0.02)
     assert row.method.tau == 3
+
+
+def test_programs_of_an_automatic_overlap_are_built_once(monkeypatch):
+    module = sys.modules["lowcomm_jax.planner.plan"]
+    work, built, build = slow_link(), [], module.rehearsed
+    monkeypatch.setattr(module, "rehearsed", lambda *of: built.append(of) or build(*of))
+    (row,) = plan(work, [replace(streaming(20, 0, fragments=4), margin=0)])
+    assert len(built) == 2  # with the baseline's
+    alone = build(row.method, work).play()
+    assert (row.played.sends, row.played.warm) == (alone.sends, alone.warm)
 
 
 def test_the_baseline_is_the_exchange_that_really_runs():

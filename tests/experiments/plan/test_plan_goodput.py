@@ -78,8 +78,11 @@ def test_the_command_runs_and_takes_overrides(tmp_path, capsys, few):
 @pytest.mark.parametrize(
     ("given", "fix"),
     [
-        (["--config=configs/plan/template.py"], "--goodput has configs of its own"),
-        (["--config=configs/diloco.py"], "--goodput has configs of its own"),
+        (
+            ["--config=configs/plan/template.py"],
+            "is not for plan --goodput (it has no chip_mtbf_hours)",
+        ),
+        (["--config=configs/diloco.py"], "is not for plan --goodput (it has no chip_mtbf_hours)"),
         (["--config.regions=()"], "regions is empty: give the chips of each"),
         (["--config.chip_mtbf_hours=1,2,x"], "chip_mtbf_hours is '1,2,x': give one number, or 3"),
         (["--config.region_mtbf_hours=-4"], "region_mtbf_hours is -4.0: use a number above 0"),

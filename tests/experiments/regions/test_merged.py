@@ -106,6 +106,15 @@ def test_a_lost_region_leaves_its_place_empty_and_keeps_what_it_had(tmp_path):
     assert event["waited_seconds"][::2] == [0.5, 0.5] and math.isnan(event["waited_seconds"][1])
 
 
+def test_growing_batches_count_for_all_regions_where_a_log_is_missing(tmp_path):
+    """Each of two logs holds half of its region's tokens: half of the run, not a third."""
+    for region in range(REGIONS - 1):
+        steps = [record(region, step) | {"trainers": {}} for step in (1, STEPS // 2)]
+        logged(tmp_path / f"region{region}" / METRICS, header(region), *steps)
+    *here, missing = by_region(read_run(tmp_path))
+    assert [region.progress for region in here] == [0.5, 0.5] and math.isnan(missing.progress)
+
+
 @pytest.mark.parametrize("counted, share", [(3, 0.21), (7, 0.5), (14, 1.0)])
 def test_a_region_that_sent_and_was_not_counted_did_not_take_part(tmp_path, counted, share):
     """Region 1 sends at every step, thinks that it took part, and is counted in the first ones."""
