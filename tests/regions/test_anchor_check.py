@@ -31,7 +31,7 @@ def test_it_waits_until_all_have_told_of_that_moment(party):
     assert not newcomer.anchor_check.anchors_agree(*NOW, anchor(5), at_last=False)
     assert newcomer.anchor_check.anchors_agree(*NOW, anchor(5), at_last=True)
     # A call while it still writes does nothing: the loop calls again.
-    second._context.background.join()
+    second._context.background.join(leaves=False)
     second.answer({NOW: anchor(5)})
     until(lambda: newcomer.anchor_check.anchors_agree(*NOW, anchor(5), at_last=False))
 
@@ -43,7 +43,7 @@ def test_a_region_at_that_very_step_may_still_have_that_version(party):
     second.answer({(8, "8.1.0"): anchor(4)})
     until(lambda: newcomer.anchor_check._read_all().keys() == {0, 1})
     assert not newcomer.anchor_check.anchors_agree(*NOW, anchor(5), at_last=False)
-    second._context.background.join()
+    second._context.background.join(leaves=False)
     second.answer({(8, "8.1.0"): anchor(4), (9, "9.2.0"): anchor(6)})
     until(lambda: newcomer.anchor_check.anchors_agree(*NOW, anchor(5), at_last=False))
 
