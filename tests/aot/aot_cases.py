@@ -124,6 +124,19 @@ def transformer(target: Target, name: str, method, batch: int, length: int, mesh
         return ahead_of_time(engine, params, tokens, target)
 
 
+@functools.cache
+def of_method(target: str, name: str):
+    """`small` of a method in `METHODS`: two regions of four devices."""
+    return small(needs(target), METHODS[name](), regions=2, fsdp=4)
+
+
+@functools.cache
+def of_150m(target: str, sequences: int, attention: str):
+    """`transformer` of 150M with DiLoCo, of sequences of 1,024 tokens."""
+    method = METHODS["diloco"]()
+    return transformer(needs(target), "diloco_150m", method, sequences, 1024, attention=attention)
+
+
 def assert_beside(report):
     """All payloads cross regions while all products of an inner step run."""
     crossing = {

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from aot.aot_cases import METHODS, needs, small, transformer
+from aot.aot_cases import of_150m, of_method
 
 FOLDER = Path(__file__).with_name("golden")
 ROUND = 0.02  # these may move by so much: the compiler's scheduling, not ours
@@ -77,14 +77,13 @@ def compare(name: str, report) -> None:
 
 @pytest.mark.parametrize("method", ["diloco", "streaming_diloco", "dilocox", "noloco", "ddp"])
 def test_small_programs_on_gpus(method):
-    compare(f"small-h100-{method}", small(needs("h100:2x4"), METHODS[method](), 2, 4))
+    compare(f"small-h100-{method}", of_method("h100:2x4", method))
 
 
 @pytest.mark.parametrize("method", ["diloco", "noloco"])
 def test_small_programs_on_tpus(method):
-    compare(f"small-v5e-{method}", small(needs("v5e:2x2x2slices"), METHODS[method](), 2, 4))
+    compare(f"small-v5e-{method}", of_method("v5e:2x2x2slices", method))
 
 
 def test_150m_on_gpus():
-    report = transformer(needs("h100:2x8"), "diloco_150m", METHODS["diloco"](), 64, 1024)
-    compare("150m-h100-diloco", report)
+    compare("150m-h100-diloco", of_150m("h100:2x8", 64, "auto"))

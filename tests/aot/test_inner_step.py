@@ -1,7 +1,7 @@
 """The inner step of a 150M model: the batch stays cut, and nothing is computed twice."""
 
 import pytest
-from aot.aot_cases import M, needs, transformer
+from aot.aot_cases import M, needs, of_150m, transformer
 
 from lowcomm_jax.models import build, preset
 
@@ -29,10 +29,7 @@ def moved_over_fsdp(program):
 
 @pytest.fixture(scope="module", params=["xla", "auto"])
 def on_h100(request):
-    target = needs("h100:2x8")
-    return transformer(
-        target, "diloco_150m", M.diloco(500), SEQUENCES, LENGTH, attention=request.param
-    )
+    return of_150m("h100:2x8", SEQUENCES, request.param)
 
 
 def test_no_activation_crosses_fsdp(on_h100):
@@ -45,7 +42,7 @@ def test_rows_of_the_table_move_where_they_are_few(sequences, ways):
 
     Gradients of rows move in either case.
     """
-    report = transformer(needs("h100:2x8"), "diloco_150m", M.diloco(500), sequences, LENGTH)
+    report = of_150m("h100:2x8", sequences, "auto")
     rows = [one for one in report.programs[0].collectives if one.kind == "all-to-all"]
     # Each way a device's rows in bfloat16, but for its own columns.
     assert sum(one.total for one in rows) == ways * (sequences * LENGTH / 8) * 896 * 2 * 7 / 8
@@ -56,9 +53,7 @@ def test_temporaries_of_the_inner_step_stay_small(on_h100):
 
 
 def test_a_device_does_its_share_of_the_arithmetic(on_h100):
-    one = transformer(
-        needs("h100:1x1"), "diloco_150m", M.diloco(500), SEQUENCES // 8, LENGTH, attention="xla"
-    )
+    one = of_150m("h100:1x1", SEQUENCES // 8, "xla")
     # The kernel skips what is masked: 7 % less.
     assert on_h100.programs[0].flops == pytest.approx(one.programs[0].flops, rel=0.08)
 
@@ -72,7 +67,7 @@ def test_weights_are_gathered_and_gradients_scattered(on_h100):
 
 def test_arithmetic_is_the_formula_of_the_model():
     """Forward, backward and the block's recomputation, but for the last product of each block."""
-    report = transformer(needs("h100:2x8"), "diloco_150m", M.diloco(500), SEQUENCES, LENGTH)
+    report = of_150m("h100:2x8", SEQUENCES, "auto")
     used = build(preset("diloco_150m")).flops_per_token(LENGTH) * TOKENS / 8
     again = 2 * 12 * (4 * 896 * 1024 + 896 * 3584 + 1024 * LENGTH) * TOKENS / 8
     # The kernel's backward pass computes the scores once more.

@@ -4,18 +4,17 @@ Of methods with a delay it crosses while inner steps run.
 """
 
 import pytest
-from aot.aot_cases import DELAYED, METHODS, M, assert_beside, needs, small
+from aot.aot_cases import DELAYED, METHODS, M, assert_beside, needs, of_method, small
 
 TILES = 8192  # bytes a device at most by which a TPU's compiler pads what it gathers to tiles
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_gpu_programs_move_what_the_ledger_announces(name):
-    method = METHODS[name]()
-    report = small(needs("h100:2x4"), method, regions=2, fsdp=4)
+    report = of_method("h100:2x4", name)
     assert report.announced > 0
     # Devices share the norms of tensors, too: fewer values are filled up than there are devices.
-    filled = 4 * (report.devices_per_region - 1) if method.reads == "norms" else 0
+    filled = 4 * (report.devices_per_region - 1) if METHODS[name]().reads == "norms" else 0
     assert 0 <= report.crossing_bytes - report.announced <= filled
     assert report.control_bytes <= 1024
     if name in DELAYED:
@@ -24,7 +23,7 @@ def test_gpu_programs_move_what_the_ledger_announces(name):
 
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_tpu_slices_move_what_the_ledger_announces(name):
-    report = small(needs("v5e:2x2x2slices"), METHODS[name](), regions=2, fsdp=4)
+    report = of_method("v5e:2x2x2slices", name)
     padding = report.crossing_bytes - report.announced
     assert 0 <= padding <= TILES * report.devices_per_region
     assert report.control_bytes <= 1024
@@ -32,12 +31,12 @@ def test_tpu_slices_move_what_the_ledger_announces(name):
         assert_beside(report)
 
 
-@pytest.mark.parametrize("regions, fsdp", [(2, 4), (8, 2)])
-def test_noloco_synchronises_by_permutes_alone(regions, fsdp):
-    report = small(needs(f"h100:{regions}x{fsdp}"), M.noloco(8), regions, fsdp)
-    crossing = [one for program in report.programs for one in program.collectives if one.crosses]
-    assert {one.kind for one in crossing} == {"collective-permute"}
-    assert all(one.axes == ("region",) for one in crossing)
+def test_noloco_synchronises_by_permutes_alone():
+    eight = small(needs("h100:8x2"), M.noloco(8), 8, 2)
+    for report in (of_method("h100:2x4", "noloco"), eight):
+        crossing = [one for each in report.programs for one in each.collectives if one.crosses]
+        assert {one.kind for one in crossing} == {"collective-permute"}
+        assert all(one.axes == ("region",) for one in crossing)
 
 
 @pytest.mark.parametrize("codec", ["int8", "e3m0", "topk", "low_rank", "sign", "random_k"])

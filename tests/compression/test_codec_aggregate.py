@@ -62,19 +62,26 @@ def test_dct_senders_mean_in_the_coefficient_domain():
     assert np.abs(plain - got).max() > 0.1
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (7,), (3, 11), (9, 2, 3), (22, 3), (0, 4)])
 @pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize("name", ["fp32", "int4"])
-def test_dealing_out_and_joining_are_inverse(shape, stacked, name):
-    shape = (2, *shape) if stacked else shape
-    x = {"x": np.arange(math.prod(shape), dtype="f4").reshape(shape) + 1}
+def test_dealing_out_and_joining_are_inverse(stacked, name):
+    shapes = [(), (1,), (7,), (3, 11), (9, 2, 3), (22, 3), (0, 4)]
+    shapes = {f"x/{i}": (2, *shape) if stacked else shape for i, shape in enumerate(shapes)}
+    x = {k: np.arange(math.prod(s), dtype="f4").reshape(s) + 1 for k, s in shapes.items()}
     codec = make(name, stacked=("x",) if stacked else ()).in_slices(4)
-    payload, _ = codec.encode(x, ())
-    slices = codec.deal(payload, x)
-    assert sum(leaf.nbytes for leaf in jax.tree.leaves(slices)) == codec.dealt_nbytes(x)
+
+    @jax.jit
+    def there_and_back(x):
+        payload, _ = codec.encode(x, ())
+        slices = codec.deal(payload, x)
+        return payload, slices, codec.undeal(slices, x)
+
+    payload, slices, joined = there_and_back(x)
+    for key, value in x.items():
+        sent = sum(leaf.nbytes for leaf in jax.tree.leaves(slices[key]))
+        assert sent == codec.dealt_nbytes({key: value}), key
     assert {leaf.shape[0] for leaf in jax.tree.leaves(slices)} == {4}
-    for one, other in zip(*map(jax.tree.leaves, (payload, codec.undeal(slices, x)))):
-        np.testing.assert_array_equal(one, other)
+    jax.tree.map(np.testing.assert_array_equal, payload, joined)
 
 
 def test_units_are_dealt_out_in_turn_and_the_last_one_fills_up():
@@ -84,26 +91,35 @@ def test_units_are_dealt_out_in_turn_and_the_last_one_fills_up():
     np.testing.assert_array_equal(slices[:, 0, :, 0], [[0, 4, 8], [1, 5, 9], [2, 6, 9], [3, 7, 9]])
 
 
-@pytest.mark.parametrize("shape", [(128,), (2, 64), (3, 130)])
 @pytest.mark.parametrize("stacked", [False, True])
-def test_a_matrix_of_fewer_rows_than_slices_has_units_for_each(shape, stacked):
+def test_a_matrix_of_fewer_rows_than_slices_has_units_for_each(stacked):
     """Every slice gets one block of a fourth of the values, and its scale; nothing else is sent."""
     rng = np.random.default_rng(1)
-    x = {"w": rng.standard_normal((2, *shape) if stacked else shape).astype("f4")}
+    shapes = {"w/0": (128,), "w/1": (2, 64), "w/2": (3, 130)}
+    lead = (2,) if stacked else ()
+    x = {k: rng.standard_normal((*lead, *shape)).astype("f4") for k, shape in shapes.items()}
     codec = make("int4", stacked=("w",) if stacked else ()).in_slices(4)
-    payload = codec.encode(x, ())[0]
-    slices = codec.deal(payload, x)
-    sent = sum(v.nbytes for v in jax.tree.leaves(slices))
-    each = -(-math.prod(shape) // 4)
-    assert codec.dealt_nbytes(x) == sent == (1 + stacked) * 4 * (-(-each // 2) + 4)
-    jax.tree.map(np.testing.assert_array_equal, payload, codec.undeal(slices, x))
-    alike = jax.tree.map(lambda v: jnp.stack([v] * 4), slices)
-    recoded = [
-        codec.recode(jax.tree.map(lambda v: v[:, s], alike), jnp.ones(4), jnp.int32(s), x)  # noqa: B023
-        for s in range(4)
-    ]
-    mean = codec.decode(codec.undeal(jax.tree.map(lambda *v: jnp.stack(v), *recoded), x), x)
-    once = codec.decode(payload, x)
+
+    @jax.jit
+    def reduced(x):
+        """The payload, its slices, joined again, and the values of four alike and of one."""
+        payload = codec.encode(x, ())[0]
+        slices = codec.deal(payload, x)
+        alike = jax.tree.map(lambda v: jnp.stack([v] * 4), slices)
+        recoded = [
+            codec.recode(jax.tree.map(lambda v: v[:, s], alike), jnp.ones(4), jnp.int32(s), x)  # noqa: B023
+            for s in range(4)
+        ]
+        mean = codec.decode(codec.undeal(jax.tree.map(lambda *v: jnp.stack(v), *recoded), x), x)
+        return payload, slices, codec.undeal(slices, x), mean, codec.decode(payload, x)
+
+    payload, slices, joined, mean, once = reduced(x)
+    for key, shape in shapes.items():
+        sent = sum(v.nbytes for v in jax.tree.leaves(slices[key]))
+        each = -(-math.prod(shape) // 4)
+        expected = (1 + stacked) * 4 * (-(-each // 2) + 4)
+        assert codec.dealt_nbytes({key: x[key]}) == sent == expected, key
+    jax.tree.map(np.testing.assert_array_equal, payload, joined)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), mean, once)
 
 
@@ -111,13 +127,20 @@ def test_a_slice_has_statistics_of_its_own_and_filling_counts_for_nothing():
     """10 rows in 4 slices, of which two hold a row twice: as if they held it once."""
     x = {"w": np.random.default_rng(0).standard_normal((10, 16)).astype("f4")}
     codec, weight = make("stat4").in_slices(4), jnp.ones(4)
-    slices = codec.deal(codec.encode(x, ())[0], x)
-    decoded = np.asarray(codec.decode(codec.encode(x, ())[0], x)["w"])
-    for number in range(4):
-        one = jax.tree.map(lambda leaf: jnp.stack([leaf[number]] * 4), slices)  # noqa: B023
-        book = codec.recode(one, weight, number, x)["w"]["book"].reshape(-1)
-        rows = {"w": decoded[number::4]}
-        alone = codec.encode(rows, ())[0]["w"]["book"].reshape(-1)
+
+    @jax.jit
+    def books(x):
+        """(that of a slice, that of its rows by themselves) of each slice."""
+        payload = codec.encode(x, ())[0]
+        slices, decoded = codec.deal(payload, x), codec.decode(payload, x)["w"]
+        found = []
+        for number in range(4):
+            one = jax.tree.map(lambda leaf: jnp.stack([leaf[number]] * 4), slices)  # noqa: B023
+            alone = codec.encode({"w": decoded[number::4]}, ())[0]
+            found.append((codec.recode(one, weight, number, x), alone))
+        return [[coded["w"]["book"].reshape(-1) for coded in pair] for pair in found]
+
+    for book, alone in books(x):
         np.testing.assert_allclose(book, alone, atol=1e-6)
 
 
@@ -223,7 +246,7 @@ def test_sharded_rows_are_encoded_where_they_lie(name):
 
 @pytest.mark.parametrize("name", ["topk_stat2", "dct_topk", "bf16_gate"])
 @pytest.mark.parametrize(
-    "shape, stacked, spec, mesh, part",
+    "shape, stacked, spec, mesh, part",  # of dct_topk and bf16_gate two are quick ones
     [
         ((320, 192), False, P(None, "fsdp"), {"fsdp": 4}, 2 / 5),  # rows: 5 units by 4 devices
         ((320, 192), False, P("fsdp"), {"fsdp": 8}, 1 / 3),  # columns: 3 units by 8 devices

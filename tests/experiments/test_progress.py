@@ -238,8 +238,9 @@ def test_quiet_work_shows_nothing(clock):
 
 def test_stdout_of_a_command_stays_clean(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(progress, "PLAIN_SECONDS", 0)
-    workdir = tmp_path / "plan"
-    assert main(["plan", "--config=configs/plan/dilocox_107b.py", f"--workdir={workdir}"]) == 0
+    small = ("--config.model=nano", "--config.methods={'diloco': {'preset': 'diloco'}}")
+    command = ["plan", "--config=configs/plan/template.py", *small]
+    assert main([*command, f"--workdir={tmp_path / 'plan'}"]) == 0
     told = capsys.readouterr()
     assert "plan: settings tried: " in told.err and "left" in told.err
     assert "settings tried: " not in told.out

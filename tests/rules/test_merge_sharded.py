@@ -1,5 +1,7 @@
 """Merge rules where devices share a region's leaves, and where regions lie apart: same numbers."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +20,8 @@ SPECS = {
     "blocks/w": jax.P(None, None, "fsdp"),
     "norm": jax.P("fsdp"),
 }
-MESHES = {"fsdp 2": (1, 1, 2), "2 slots": (2,), "2 slots x fsdp 2": (2, 1, 2)}
+BOTH = "2 slots x fsdp 2"
+MESHES = {"fsdp 2": (1, 1, 2), "2 slots": (2,), BOTH: (2, 1, 2)}
 
 
 def streaming(rule):
@@ -50,6 +53,7 @@ def draw(*seed, lead=()):
     return {k: rng.standard_normal((*lead, *s)).astype(np.float32) for k, s in SHAPES.items()}
 
 
+@functools.cache
 def train(name, shape):
     mesh = lc.make_mesh(*shape, devices=jax.devices()[: int(np.prod(shape))])
     specs = (lambda name, leaf: SPECS.get(name, jax.P())) if "fsdp" in mesh.shape else None
@@ -61,7 +65,10 @@ def train(name, shape):
 
 
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize(
+    "mesh",
+    [name if name == BOTH else pytest.param(name, marks=pytest.mark.slow) for name in MESHES],
+)
 def test_numbers_do_not_depend_on_the_mesh(mesh, name):
     for found, wanted in zip(train(name, MESHES[mesh]), train(name, (1,)), strict=True):
         for key, value in wanted.items():

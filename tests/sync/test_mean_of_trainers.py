@@ -30,9 +30,14 @@ def by_region(roles):
     ]
 
 
-@pytest.mark.parametrize("roles", [ROWS, Shares("^[ab]$")], ids=["rows", "shares"])
-@pytest.mark.parametrize("inner", [SGD, ADAMW], ids=["sgd", "adamw"])
-@pytest.mark.parametrize("weights", [None, [0.2, 0.5, 0.3]], ids=["equal", "weighted"])
+SHARES, WEIGHTS = Shares("^[ab]$"), [0.2, 0.5, 0.3]
+
+
+@pytest.mark.parametrize(
+    "roles, inner, weights",  # every two of them together
+    [(ROWS, SGD, None), (ROWS, ADAMW, WEIGHTS), (SHARES, SGD, WEIGHTS), (SHARES, ADAMW, None)],
+    ids=["rows-sgd", "rows-adamw-weighted", "shares-sgd-weighted", "shares-adamw"],
+)
 def test_three_regions_against_numpy(roles, inner, weights):
     """Region 1 is absent at step 4, region 0 at step 8, two of them at step 12."""
     mask = absent(STEPS, R, ((4, 1), (8, 0), (12, 0), (12, 2)))
@@ -80,7 +85,7 @@ def test_an_entry_that_nobody_trains_does_not_move():
         np.testing.assert_array_equal(local["b"], np.stack([oracle.make_params()["b"]] * R))
 
 
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_everyone_training_everything_is_the_method_without_roles(count):
     method = lc.methods.streaming_diloco(5, count, 1, 0.3, pattern="balanced")
     everything = Rows(({k: (0, x.shape[0]) for k, x in SHAPES.items() if x.shape},) * R)
@@ -114,21 +119,21 @@ def test_rows_of_a_stack_that_is_cut_into_fragments(axis):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("mesh", [{"region": 3}, {"fsdp": 3}, {"region": 3, "fsdp": 2}], ids=str)
-def test_on_a_mesh(mesh):
+def test_on_a_mesh():
     """Slots of the mesh, and leaves cut over a region's devices."""
     found = []
+    for sizes in ({}, {"fsdp": 3}, {"region": 3, "fsdp": 2}):
 
-    def specs(name, leaf):
-        return jax.P("fsdp") if name == "a" and mesh.get("fsdp") == 3 else jax.P()
+        def specs(name, leaf, sizes=sizes):
+            return jax.P("fsdp") if name == "a" and sizes.get("fsdp") == 3 else jax.P()
 
-    for sizes in ({}, mesh):
         placed = lc.make_mesh(**sizes, devices=jax.devices()[: int(np.prod([*sizes.values()]))])
-        method = masked(Shares("^[ab]$"), 2)
+        method = masked(SHARES, 2)
         engine = lc.Engine(loss_fn, optax.adamw(0.02), method, R, mesh=placed, specs=specs)
         table = oracle.make_batches(steps=5, regions=R, batch_size=6)
         stream = [oracle.step_batch(table, t) for t in range(1, 6)]
         state, _ = engine.run(engine.init(oracle.make_params()), stream)
         found.append(jax.tree.map(np.array, (lc.global_params(state), lc.region_params(state))))
-    for a, b in zip(*map(jax.tree.leaves, found), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    for others in found[1:]:
+        for a, b in zip(*map(jax.tree.leaves, (found[0], others)), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)

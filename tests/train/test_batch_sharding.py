@@ -82,7 +82,14 @@ def test_each_device_draws_from_a_key_of_its_own():
     np.testing.assert_allclose(drawn, np.mean(own), rtol=1e-6)
 
 
-@pytest.mark.parametrize("fsdp, tensor", [(4, 1), (2, 2), (1, 4)])
+@pytest.mark.parametrize(
+    "fsdp, tensor",
+    [
+        (2, 2),
+        pytest.param(4, 1, marks=pytest.mark.slow),
+        pytest.param(1, 4, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_transformer_on_a_cut_batch_equals_one_device(fsdp, tensor, tied):
     config = TransformerConfig(

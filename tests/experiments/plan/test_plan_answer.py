@@ -18,6 +18,7 @@ from experiments.config import plain
 from experiments.plan import main as plan_command
 from experiments.plan import start
 from experiments.plan.config import read
+from experiments.plan.screen import show_answer
 from experiments.report.against import against, planned_row, read_plan
 from experiments.runlog import RunLog, read_run
 from experiments.train.methods import make_method
@@ -25,6 +26,14 @@ from experiments.train.resolve import resolve
 from lowcomm_jax.planner import methods as plan_methods
 
 LLAMAS = ("llama_7b", "llama_8b", "llama_70b")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def without_a_search():
+    """The answer shows nothing of the search for settings, which takes longer than all else."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan_command, "search", lambda work, bound_nats, progress: (None, [], 0))
+        yield
 
 
 def config(name="template", **changes):
@@ -55,21 +64,28 @@ def small(methods, **changes):
 
 
 @pytest.mark.parametrize("name", LLAMAS)
-@pytest.mark.parametrize("width", [80, 120])
-def test_the_presets_answer_in_a_screen(name, width, tmp_path):
-    result, text = answered(config(name), tmp_path, width)
-    assert len(text.splitlines()) <= 24 and "…" not in text
-    assert result["scenario"] in " ".join(text.split())
-    found = result["answer"]
+def test_the_presets_answer_in_a_screen(name, tmp_path, monkeypatch):
+    shown = []
+    monkeypatch.setattr(plan_command, "show_answer", lambda *given: shown.append(given))
+    result, _ = answered(config(name), tmp_path)
+    found, ((_, rows, _),) = result["answer"], shown
     assert len(found["best"]) == 3 and found["device_gb"] == 80.0
-    for place, best in enumerate(found["best"], 1):
-        assert f"{place}. {best}: python -m experiments train --config={tmp_path}/{best}.py" in text
+    for width in (80, 120):
+        stream = io.StringIO()
+        show_answer(result, rows, Console(file=stream, width=width))
+        text = stream.getvalue()
+        assert len(text.splitlines()) <= 24 and "…" not in text
+        assert result["scenario"] in " ".join(text.split())
+        for place, best in enumerate(found["best"], 1):
+            command_line = f"python -m experiments train --config={tmp_path}/{best}.py"
+            assert f"{place}. {best}: {command_line}" in text
+        assert result["rows"][0]["method"]["name"] in text and "estimate" in text
+    for best in found["best"]:
         started, problems = load_config(str(tmp_path / f"{best}.py"), [])
         assert not problems and started.model.preset == name and started.regions == 4
         assert started.model.vocab_size == {"llama_7b": 32_000}.get(name, 128_256)
         per_step = started.batch * started.regions * started.data.seq_len
         assert per_step == result["tokens_per_step"]
-    assert result["rows"][0]["method"]["name"] in text and "estimate" in text
 
 
 def test_a_model_and_a_network_may_be_mappings(tmp_path):
@@ -93,9 +109,15 @@ def test_a_model_and_a_network_may_be_mappings(tmp_path):
     assert len(problems) == 1 and "no mapping" in problems[0] and "\n" not in problems[0]
 
 
-def test_price_and_fit_by_hand(tmp_path):
+@pytest.fixture(scope="module")
+def eight(tmp_path_factory):
+    """Result and text of the plan of 8B, explained."""
     fields = config("llama_8b", price_per_gpu_hour=3.0, price_per_gb=0.5)
-    result, text = answered(fields, tmp_path)
+    return answered(fields, tmp_path_factory.mktemp("eight"), explain=True)
+
+
+def test_price_by_hand(eight):
+    result, _ = eight
     for row in result["rows"]:
         entry = result["answer"]["rows"][row["method"]["name"]]
         gpu = row["hours"] * 4 * 64 * 3.0
@@ -105,8 +127,11 @@ def test_price_and_fit_by_hand(tmp_path):
         )
         held = row["memory"]["state_total"] + row["memory"]["estimate_total"]
         assert entry["gb"] == held / 1e9 and entry["above"] is (held > 80e9)
-    # Fewer devices hold more of the state.
-    tight = {**fields, "mesh": {"fsdp": 2}, "device_gb": 40.0}
+
+
+def test_fewer_devices_hold_more_of_the_state(tmp_path):
+    fields = config("llama_8b", mesh={"fsdp": 2}, device_gb=40.0)
+    tight = {**fields, "methods": {"streaming": fields["methods"]["streaming"]}}
     result, text = answered(tight, tmp_path)
     entry = result["answer"]["rows"]["streaming"]
     assert entry["above"] and f"mesh.fsdp={entry['below_with']} brings it below" in text
@@ -114,8 +139,12 @@ def test_price_and_fit_by_hand(tmp_path):
     for fsdp, above in ((entry["below_with"], False), (entry["below_with"] // 2, True)):
         again, _ = answered({**tight, "mesh": {"fsdp": fsdp}}, tmp_path)
         assert again["answer"]["rows"]["streaming"]["above"] is above
+
+
+def test_what_is_not_known_is_asked_for(tmp_path):
     unknown = {"device_gb": None, "price_per_gpu_hour": None, "price_per_gb": None}
-    result, text = answered({**fields, **unknown}, tmp_path)
+    methods = {"diloco": {"preset": "diloco"}}
+    result, text = answered(config("llama_8b", methods=methods, **unknown), tmp_path)
     assert result["answer"]["rows"]["diloco"]["price"] is None
     assert "give --config.device_gb" in text and "give --config.price_per_gpu_hour" in text
 
@@ -133,8 +162,8 @@ def test_the_frontier_is_of_cost_against_published_loss(tmp_path):
     assert hours[0] == pytest.approx(9.77, abs=0.01) and nats[0] == pytest.approx(0.264, abs=1e-3)
 
 
-def test_rows_that_another_one_beats_come_behind_the_frontier(tmp_path):
-    result, _ = answered(config("llama_8b"), tmp_path)
+def test_rows_that_another_one_beats_come_behind_the_frontier(eight):
+    result, _ = eight
     rows, answer = {row["method"]["name"]: row for row in result["rows"]}, result["answer"]
     total = {name: entry["price"]["total"] for name, entry in answer["rows"].items()}
     for name in answer["order"]:
@@ -151,11 +180,22 @@ def test_rows_that_another_one_beats_come_behind_the_frontier(tmp_path):
     assert unknown and answer["order"][-len(unknown) :] == unknown
 
 
-def test_explain_names_what_drives_it(tmp_path):
-    _, text = answered(config("llama_8b"), tmp_path, explain=True)
+def assert_hours_are_the_product_beside_them(text):
+    line = next(line for line in text.splitlines() if "of the time computing" in line)
+    found = re.search(r": ([\d.,]+) h = ([\d.,]+) steps x ([\d.]+) s / ([\d.]+)% of", line)
+    hours, steps, seconds, percent = (float(word.replace(",", "")) for word in found.groups())
+    product = steps * seconds / (percent / 100) / 3600
+    assert f"{product:.4g}" == f"{hours:.4g}", line
+
+
+def test_explain_names_what_drives_it(eight, tmp_path):
+    _, text = eight
     assert "the devices drive it" in text and "GPU hours are" in text
+    assert_hours_are_the_product_beside_them(text)
     slow = config("llama_8b", network="consumer_1gbps", methods={"diloco": {"preset": "diloco"}})
-    assert "the links drive it" in answered(slow, tmp_path, explain=True)[1]
+    _, text = answered(slow, tmp_path, explain=True)
+    assert "the links drive it" in text
+    assert_hours_are_the_product_beside_them(text)
     fields = small({"allreduce": {"preset": "allreduce"}}, network="intercontinental")
     _, text = answered(fields, tmp_path, explain=True)
     assert "the delays drive it" in text
@@ -164,21 +204,9 @@ def test_explain_names_what_drives_it(tmp_path):
     assert f"{halved['rows'][0]['hours']:,.4g}" in line and "-50.0%" in line
 
 
-@pytest.mark.parametrize("network", [None, "consumer_1gbps"])
-def test_the_hours_that_are_explained_are_the_product_beside_them(tmp_path, network):
-    fields = {} if network is None else {"network": network}
-    fields["methods"] = {"diloco": {"preset": "diloco"}}
-    _, text = answered(config("llama_8b", **fields), tmp_path, explain=True)
-    line = next(line for line in text.splitlines() if "of the time computing" in line)
-    found = re.search(r": ([\d.,]+) h = ([\d.,]+) steps x ([\d.]+) s / ([\d.]+)% of", line)
-    hours, steps, seconds, percent = (float(word.replace(",", "")) for word in found.groups())
-    product = steps * seconds / (percent / 100) / 3600
-    assert f"{product:.4g}" == f"{hours:.4g}", line
-
-
-def test_explain_says_what_an_object_store_is_asked(tmp_path):
+def test_explain_says_what_an_object_store_is_asked(eight):
     """Rounds x 18 requests, and 17 a second, between four regions (`tests/regions`: measured)."""
-    result, text = answered(config("llama_8b"), tmp_path, explain=True)
+    result, text = eight
     best = result["answer"]["best"][0]
     row = next(row for row in result["rows"] if row["method"]["name"] == best)
     rounds = result["steps"] / row["method"]["period"] * row["method"]["fragments"]
@@ -264,11 +292,12 @@ def test_tokens_that_do_not_divide_name_the_nearest_that_do(tmp_path):
 PERIOD, R = 4, 4
 
 
-@pytest.fixture
-def planned(tmp_path):
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("planned")
     methods = {"diloco": {"preset": "diloco", "period": PERIOD}}
-    result, _ = answered(small(methods), tmp_path)
-    return tmp_path, result
+    result, _ = answered(small(methods), folder)
+    return folder, result
 
 
 def ran(folder, result, **changes):
@@ -337,7 +366,7 @@ def test_the_page_has_the_comparison(planned, capsys, monkeypatch, tmp_path):
     assert "against its plan" not in page.read_text()
 
 
-def test_a_run_of_another_config_is_refused(planned, capsys):
+def test_a_run_of_another_config_is_refused(planned, capsys, tmp_path):
     folder, result = planned
     with pytest.raises(RefusedError) as error:
         planned_row(ran(*planned, regions=3, batch=8), result)
@@ -347,9 +376,9 @@ def test_a_run_of_another_config_is_refused(planned, capsys):
     with pytest.raises(RefusedError) as error:
         against(dataclasses.replace(short, steps=short.steps[:3]), result)
     assert "a period is 4" in str(error.value)
-    (folder / "other.json").write_text(json.dumps({"rows": []}))
+    (tmp_path / "other.json").write_text(json.dumps({"rows": []}))
     for name, words in (("none.json", "No such file"), ("other.json", "required field `answer`")):
-        assert command(["report", str(folder), f"--against={folder / name}"]) == 2
+        assert command(["report", str(folder), f"--against={tmp_path / name}"]) == 2
         assert words in capsys.readouterr().err
 
 

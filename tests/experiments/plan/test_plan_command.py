@@ -9,64 +9,80 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from experiments.plan import main as plan_command
-from experiments.plan.show import lift_labels
+from experiments.plan.screen import show_answer
+from experiments.plan.show import lift_labels, show
 from lowcomm_jax.planner.dry_run import Rehearsal
 from lowcomm_jax.planner.search import FRAGMENTS, SEARCHED_CODECS
 
 
-def run(name, folder, **overrides):
-    config = importlib.import_module(f"configs.plan.{name}").get_config()
-    config.update(overrides)
-    text = io.StringIO()
-    result = plan_command.main(config, folder, Console(file=text, width=160), details=True)
-    return result, text.getvalue()
+class Planned:
+    """A shipped config, planned once, with all tables and the rows that stand in them.
+
+    `built` and `played` are the methods whose programs are built, and those that are played: all
+    that takes long in a plan.
+    """
+
+    def __init__(self, name, folder):
+        built, self.played, self.folder = [], [], folder
+        play, shown = Rehearsal.play, []
+
+        def counted(rehearsal, *schedule):
+            self.played.append(rehearsal.method)
+            if all(rehearsal is not one for one in built):
+                built.append(rehearsal)
+            return play(rehearsal, *schedule)
+
+        config = importlib.import_module(f"configs.plan.{name}").get_config()
+        text = io.StringIO()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Rehearsal, "play", counted)
+            patch.setattr(plan_command, "show", lambda *given: shown.append(given) or show(*given))
+            console = Console(file=text, width=160)
+            self.result = plan_command.main(config, folder, console, details=True)
+        self.built, self.text = built, text.getvalue()
+        ((_, self.rows, _),) = shown
 
 
-@pytest.fixture
-def dry_runs(monkeypatch):
-    """(methods whose programs are built, those that are played): all that takes long in a plan."""
-    built, played, play = [], [], Rehearsal.play
-
-    def counted(rehearsal, *schedule):
-        played.append(rehearsal.method)
-        if all(rehearsal is not one for one in built):
-            built.append(rehearsal)
-        return play(rehearsal, *schedule)
-
-    monkeypatch.setattr(Rehearsal, "play", counted)
-    return built, played
+@pytest.fixture(scope="module")
+def template(tmp_path_factory):
+    return Planned("template", tmp_path_factory.mktemp("plan") / "template")
 
 
-@pytest.mark.parametrize("name", ["template", "dilocox_107b", "streaming_100b"])
-def test_shipped_configs_run(name, tmp_path, dry_runs):
-    result, text = run(name, tmp_path / "out")
+@pytest.fixture(scope="module")
+def dilocox(tmp_path_factory):
+    return Planned("dilocox_107b", tmp_path_factory.mktemp("plan") / "dilocox")
+
+
+@pytest.mark.parametrize("name", ["template", "dilocox"])
+def test_shipped_configs_run(name, request):
+    """All of them run in `tests/test_golden.py`, too."""
+    planned = request.getfixturevalue(name)
+    result, text, folder = planned.result, planned.text, planned.folder
     # A row is played again with the overlap that was asked for; AllReduce is what all compare with.
     of_rows = 2 * len(result["rows"]) + 1
     # Of the search a setting once, whatever its codec, and once for the bytes of each codec.
     searched = result["settings_tried"] + result["settings_left_out"]
     settings, sizes = searched // len(SEARCHED_CODECS), len(FRAGMENTS) * len(SEARCHED_CODECS)
     assert result["settings_tried"] > settings / 2
-    built, played = map(len, dry_runs)
+    built, played = len(planned.built), len(planned.played)
     assert built <= of_rows + sizes and played <= of_rows + settings + sizes, (built, played)
     assert result["planning_seconds"] > 0
-    assert json.loads((tmp_path / "out" / "plan.json").read_text()) == json.loads(
-        json.dumps(result)
-    )
-    assert (tmp_path / "out" / "plan.png").read_bytes()[:4] == b"\x89PNG"
+    assert json.loads((folder / "plan.json").read_text()) == json.loads(json.dumps(result))
+    assert (folder / "plan.png").read_bytes()[:4] == b"\x89PNG"
     for row in result["rows"]:
         assert row["method"]["name"] in text and 0 < row["utilisation"] <= 1 + 1e-9
         assert row["hours"] > 0 and row["memory"]["state_total"] > 0
 
 
-def test_dilocox_warns_of_what_never_catches_up(tmp_path):
-    result, text = run("dilocox_107b", tmp_path)
+def test_dilocox_warns_of_what_never_catches_up(dilocox):
+    result, text = dilocox.result, dilocox.text
     speedup = next(r for r in result["rows"] if r["method"]["name"] == "dilocox")["speedup"]
     assert speedup == pytest.approx(395.3, abs=0.1)
     assert "never catch up" in text and "outside the law's domain" in text
 
 
-def test_losses_by_law_and_with_penalty_stand_apart(tmp_path):
-    result, text = run("template", tmp_path)
+def test_losses_by_law_and_with_penalty_stand_apart(template):
+    result, text = template.result, template.text
     by_law = {r["method"]["name"]: r["law_loss"] for r in result["rows"]}
     total = {r["method"]["name"]: r["loss_with_penalty"] for r in result["rows"]}
     assert 2.4 < by_law["allreduce"] < by_law["diloco"] < 2.5
@@ -77,19 +93,20 @@ def test_losses_by_law_and_with_penalty_stand_apart(tmp_path):
     assert "no expected loss: unknown: no scaling law is published for noloco" in text
 
 
-def test_both_tables_name_the_baseline(tmp_path):
-    result, text = run("template", tmp_path)
+def test_both_tables_name_the_baseline(template):
+    result, text = template.result, template.text
     assert result["baseline"] in text and "two-shot" in result["baseline"]
     routes = {r["method"]["name"]: r["method"]["route"] for r in result["rows"]}
     assert routes["allreduce"] == "two_shot" and routes["eager"] == "all_gather"
 
 
-def test_a_narrow_terminal_shows_every_method_in_full(tmp_path):
-    config = importlib.import_module("configs.plan.template").get_config()
+def test_a_narrow_terminal_shows_every_method_in_full(template):
     text = io.StringIO()
-    result = plan_command.main(config, tmp_path, Console(file=text, width=80), details=True)
+    console = Console(file=text, width=80)
+    show_answer(template.result, template.rows, console)
+    show(template.result, template.rows, console)
     assert "…" not in text.getvalue()
-    for row in result["rows"]:
+    for row in template.result["rows"]:
         assert f"{row['hours']:.4g}" in text.getvalue()
 
 
