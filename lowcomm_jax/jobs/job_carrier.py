@@ -451,12 +451,10 @@ class JobCarrier:
           Lost: nobody is left to exchange it.
         """
         how = {"members": pending.members, "terms": pending.terms, "reduction": pending.slicing}
-        shapes = arrays_that_travel(flight)
-        self.exchange.start(pending.name, shapes, **how, joins=False)
-        wait_for_donors(
-            self.exchange, pending.name, lambda: self.exchange.ready(pending.name) or None
-        )
-        return self.exchange.finish(pending.name)
+        arrays, exchange = arrays_that_travel(flight), self.exchange
+        exchange.start(pending.name, arrays, **how, joins=False)
+        wait_for_donors(exchange, pending.name, lambda: exchange.ready(pending.name) or None)
+        return exchange.finish(pending.name)
 
     def _collected(self, flight: InFlight, pending: PendingExchange, arrived: Arrived) -> Collected:
         """What came, as the landing program takes it: the rows of this region's group."""

@@ -124,8 +124,8 @@ def listen_to(
     """What the others have exchanged, without a part in it; None = there is no record yet."""
     if one.agreed_terms(key) is None:
         return None
-    one.start(key, {}, joins=False, **options)
-    return one.finish(key, like)
+    one.start(key, like, joins=False, **options)
+    return one.finish(key)
 
 
 def rounds(regions: list[exchange.RemoteExchange], first: int, last: int) -> None:
