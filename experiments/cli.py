@@ -511,7 +511,10 @@ def override(config: ml_collections.ConfigDict, field: str, text: str) -> str | 
             if parents == ["method"] and name in _OF_FACTORIES:
                 fix = "write a factory that sets it, and name that (docs/add_a_method.md)"
                 return f"--config.{field}: not a setting of a config; {fix}"
-            return f"--config.{field}: there is no such field{closest(field, fields(config))}"
+            near = closest(field, fields(config))
+            if last == "name" and ".".join(parents) in fields(config):  # a part that has no settings
+                near = f"; write --config.{'.'.join(parents)}={text}"
+            return f"--config.{field}: there is no such field{near}"
         holder, above = holder[name], holder
     if text == "None":
         above[last] = None

@@ -14,7 +14,7 @@ class Transport(Protocol):
     """Moves bytes that are named by their content; it verifies nothing.
 
     Counts the bytes "sent" and "received". Methods raise `StoreUnavailable` when the store is away.
-    A class that inherits this one needs `put`, `get` and `drop`.
+    A class that inherits this one needs `name`, `lingers`, `put`, `get` and `drop`.
 
     Attributes:
       name: of the kind of transport; jobs of a run that use different ones are refused.
