@@ -122,7 +122,7 @@ jax.monitoring.register_event_duration_secs_listener(_count)
 
 @pytest.fixture(autouse=True, scope="module")
 def caches():
-    """Programs of other files of tests hold no memory for ever."""
+    """Contexts are those of one file of tests; programs are forgotten once there are many."""
     global _of_thread
     yield
     _of_thread = threading.local()
