@@ -511,9 +511,9 @@ def override(config: ml_collections.ConfigDict, field: str, text: str) -> str | 
             if parents == ["method"] and name in _OF_FACTORIES:
                 fix = "write a factory that sets it, and name that (docs/add_a_method.md)"
                 return f"--config.{field}: not a setting of a config; {fix}"
-            near = closest(field, fields(config))
-            if last == "name" and ".".join(parents) in fields(config):  # a part that has no settings
-                near = f"; write --config.{'.'.join(parents)}={text}"
+            near, part = closest(field, fields(config)), ".".join(parents)
+            if last == "name" and part in fields(config):  # without settings, whose name is a field
+                near = f"; write --config.{part}={text}"
             return f"--config.{field}: there is no such field{near}"
         holder, above = holder[name], holder
     if text == "None":
