@@ -347,7 +347,8 @@ def refuse_foreign(config: Mapping[str, Any], path: str, command: str) -> None:
     needed, folder = _OF_ITS_OWN[command]
     lacks = [field for field in needed if field not in config]
     if lacks:
-        fix = f"give one of {folder}, or one like them"
+        those = f"{folder}, or one" if folder.endswith(".py") else f"one of {folder}, or another"
+        fix = f"give {those} like it"
         if command == "plan" and "chip_mtbf_hours" in config:
             fix = "it says what fails: add --goodput"
         elif command == "plan" and "method" in config:

@@ -132,6 +132,8 @@ class Chunk(NamedTuple):
       steps: number of steps; 0 where events alone are told.
       metrics: leaves `[R, S]`, whose first `steps` columns are real.
       more: step -> what its row has besides.
+      owed: the step in whose row events stand that were due before these steps: a job deferred
+        them (`jobs.job_carrier`), and did them then.
     """
 
     start: int
@@ -139,6 +141,7 @@ class Chunk(NamedTuple):
     metrics: Mapping[str, Any]
     events: list[Event]
     more: Callable[[int], dict[str, Any]]
+    owed: int
 
 
 class History:
@@ -157,9 +160,11 @@ class History:
         metrics: Mapping[str, Any],
         events: list[Event],
         more: Callable[[int], dict[str, Any]] = lambda step: {},
+        owed: int | None = None,
     ) -> None:
-        """Append a `Chunk`."""
-        self._chunks.append(Chunk(start, steps, metrics, events, more))
+        """Append a `Chunk`; `owed`: None = its last step."""
+        last = start + steps if owed is None else owed
+        self._chunks.append(Chunk(start, steps, metrics, events, more, last))
 
     def __len__(self) -> int:
         return sum(chunk.steps for chunk in self._chunks)
@@ -191,12 +196,11 @@ class History:
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """One dict per step: `step`, each metric as a list over regions, and its `events`."""
-        for start, n, metrics, events, more in self._chunks:
+        for start, n, metrics, events, more, owed in self._chunks:
             fetched = {k: np.asarray(v)[:, :n].T.tolist() for k, v in metrics.items()}
             by_step: dict[int, list] = {}
             for event in events:
-                # What a job deferred (`jobs.job_carrier`) stands where it was done.
-                row = event.step if event.step > start else start + n
+                row = event.step if event.step > start else owed
                 by_step.setdefault(row, []).append(event.fetch())
             for i, step in enumerate(range(start + 1, start + n + 1)):
                 row = {k: v[i] for k, v in fetched.items()}

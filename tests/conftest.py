@@ -1,7 +1,6 @@
 """Strict JAX settings for every test, eight virtual CPU devices, programs compiled once."""
 
 import atexit
-import collections
 import contextlib
 import gc
 import os
@@ -93,28 +92,31 @@ def pytest_collection_finish(session):
     gc.set_threshold(50_000)
 
 
-make_ir_context = mlir.make_ir_context
+# JAX 0.10 makes a context for each program, later ones for at most eleven of a thread.
+make_ir_context = getattr(mlir, "_create_ir_context", mlir.make_ir_context)
 _of_thread = threading.local()
 
 
 def context_of_thread():
     """The MLIR context of all programs that a thread lowers in one file of tests.
 
-    JAX makes one of 1.2 MB for each, which takes most of the time of a small program: to lower
-    ``lambda x: i * x + 1.5`` takes 10 ms so, 16 ms beside 500 others, and 3 ms in a shared one.
+    One takes 1.2 MB and most of the time of a small program: with JAX 0.10.2 to lower
+    ``lambda x: i * x + 1.5`` takes 10 ms, 16 ms beside 500 others, and 3 ms in a shared one.
     """
-    if not hasattr(_of_thread, "context"):
-        _of_thread.context = make_ir_context()
-    return _of_thread.context
+    shared = _of_thread  # threads that outlive their file keep what was theirs
+    if not hasattr(shared, "context"):
+        shared.context = make_ir_context()
+    return shared.context
 
 
 mlir.make_ir_context = context_of_thread
 HELD = 2000  # programs; where JAX forgets them, what files of tests share is traced anew
-_events = collections.Counter()
+_lowered = 0
 
 
 def _count(event, seconds, **_):
-    _events[event] += 1
+    global _lowered
+    _lowered += event == JAXPR_TO_MLIR_MODULE_EVENT
 
 
 jax.monitoring.register_event_duration_secs_listener(_count)
@@ -123,11 +125,11 @@ jax.monitoring.register_event_duration_secs_listener(_count)
 @pytest.fixture(autouse=True, scope="module")
 def caches():
     """Contexts are those of one file of tests; programs are forgotten once there are many."""
-    global _of_thread
+    global _of_thread, _lowered
     yield
     _of_thread = threading.local()
-    if _events[JAXPR_TO_MLIR_MODULE_EVENT] > HELD:
-        _events.clear()
+    if _lowered > HELD:
+        _lowered = 0
         jax.clear_caches()
 
 

@@ -221,7 +221,9 @@ class AdaptiveEngine:
                 continue
             state, segment, events = self._segment(state, source, goal, participants)
             made = range(segment.start + 1, state.step + 1)
-            history.add(segment.start, len(made), segment.metrics, events, segment.more)
+            # What a paused round lands is done before the first of these steps.
+            told = segment.start, len(made), segment.metrics, events, segment.more
+            history.add(*told, owed=made.start)
             if self.clock is not None:  # one for all trainers of a region
                 book(self.clock, made, events, {"work": segment.work_RxS})
         return state, history

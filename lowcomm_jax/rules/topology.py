@@ -80,6 +80,8 @@ class Gossip:
     def groups(self, round: int, regions: int) -> Groups:
         """The groups of a round, from 0: a pure function, the same wherever it is called.
 
+        Engines have refused what `violations` lists; it is not looked for here.
+
         Returns:
           Tuples of region numbers, each ascending, that together hold every region once: floor(R /
           n) groups of n, and a tuple of one for each region that sits out.
