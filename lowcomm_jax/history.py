@@ -98,7 +98,7 @@ class Event:
         )
 
     def fetch(self) -> dict[str, Any]:
-        """The event as plain Python numbers and lists; without a trainer, channel or hops."""
+        """The event as plain Python numbers and lists; `trainer`, `channel`, `hops` if not None."""
         out = dataclasses.asdict(dataclasses.replace(self, values={}))
         del out["values"]
         for name in ("trainer", "channel", "hops"):

@@ -234,11 +234,11 @@ def _derived(method: PlanMethod, work: Workload) -> tuple[PlanMethod, Played]:
     if method.margin is None:
         return method, rehearsed(method, work).play()
     # Programs and payloads are the same at every overlap above 0.
-    rehearsal = rehearsed(method.with_overlap(1), work)
+    rehearsal = rehearsed(method.with_overlap(min(1, method.period - 1)), work)
     played = rehearsal.play()
     slowest = max(sum(exchange_seconds(sent, work)) for sent in played.sends)
     method = method.with_overlap(derive_tau(slowest, work.step_s, method.margin))
-    if method.tau > method.period:
+    if method.tau >= method.period:
         return method, played  # which is refused
     settled = rehearsal.programs.method.schedule
     return method, rehearsal.play(dataclasses.replace(settled, delay=method.tau))
@@ -298,11 +298,11 @@ def store_requests(method: PlanMethod, played: Played, work: Workload) -> StoreR
 def _overlap_violations(method: PlanMethod, played: Played, work: Workload) -> list[str]:
     if method.stalls:
         return []
-    if method.tau > method.period:
+    if method.tau >= method.period and not method.method.schedule.land_after_send:
         return [
-            f"{method.name}: hiding a fragment takes tau = {method.tau}, more than the period of "
-            f"{method.period}: raise the period to {method.tau}, or cut the model into more "
-            "fragments"
+            f"{method.name}: hiding a fragment takes tau = {method.tau}, and a period has "
+            f"{method.period} steps: raise the period to {method.tau + 1}, or cut the model into "
+            "more fragments"
         ]
     asked = store_requests(method, played, work)
     if asked is not None and asked.exchange_s > method.tau * work.step_s:

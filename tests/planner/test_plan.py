@@ -261,8 +261,11 @@ def test_automatic_overlap_hides_the_transfer():
             assert row.utilisation > 0.99
             less = plan(work, [row.method.with_overlap(steps - 2)])[0]
             assert less.utilisation < row.utilisation
-    with pytest.raises(ValueError, match=r"takes tau = 12, more than the period of 8: raise .* 12"):
-        plan(work, [replace(streaming(8, 0), margin=7)])
+    for period in (8, 12, 1):  # also where tau is the period
+        said = f"takes tau = 12, and a period has {period} steps: raise the period to 13"
+        with pytest.raises(ValueError, match=said):
+            plan(work, [replace(streaming(period, 0), margin=7)])
+    assert plan(work, [replace(streaming(13, 0), margin=7)])[0].method.tau == 12
 
 
 def test_automatic_overlap_hides_the_largest_fragment():
