@@ -300,8 +300,8 @@ def _overlap_violations(method: PlanMethod, played: Played, work: Workload) -> l
         return []
     if method.tau >= method.period and not method.method.schedule.land_after_send:
         return [
-            f"{method.name}: hiding a fragment takes tau = {method.tau}, and a period has "
-            f"{method.period} steps: raise the period to {method.tau + 1}, or cut the model into "
+            f"{method.name}: hiding a fragment takes tau = {method.tau}, not less than the period "
+            f"of {method.period}: raise the period to {method.tau + 1}, or cut the model into "
             "more fragments"
         ]
     asked = store_requests(method, played, work)

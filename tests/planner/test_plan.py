@@ -262,7 +262,7 @@ def test_automatic_overlap_hides_the_transfer():
             less = plan(work, [row.method.with_overlap(steps - 2)])[0]
             assert less.utilisation < row.utilisation
     for period in (8, 12, 1):  # also where tau is the period
-        said = f"takes tau = 12, and a period has {period} steps: raise the period to 13"
+        said = f"takes tau = 12, not less than the period of {period}: raise the period to 13"
         with pytest.raises(ValueError, match=said):
             plan(work, [replace(streaming(period, 0), margin=7)])
     assert plan(work, [replace(streaming(13, 0), margin=7)])[0].method.tau == 12
