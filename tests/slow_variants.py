@@ -98,7 +98,8 @@ SLOW = [
     r"test_partly_away\.py::test_(one_region_is_cut_off\[False|round_trips)",
     r"test_plan_target\.py::test_a_training_config",
     r"test_inner_step\.py::test_with_tensor\w+\[mesh1",
-    # One of each kind of traffic, and those that aot/test_golden.py compiles.
+    # One of each kind of traffic, and those that aot/test_golden.py compiles; each word stands for
+    # all methods that begin so, `diloco` for `dilocox`, too.
     r"test_wire\.py::test_gpu\w+\[(?!ddp|decoupled_momentum|demo|diloco|edit|noloco|sparta|streaming)",
     r"test_wire\.py::test_tpu\w+\[(?!demo|diloco|noloco|sparta|streaming)",
     r"test_wire\.py::test_codecs_move\w+\[low_rank",  # DiLoCoX's factors are quick ones

@@ -1,6 +1,8 @@
 """The mutation run: its faults compile and change something, and its rate is a rate."""
 
 import ast
+import re
+import tomllib
 
 import mutants
 import mutate
@@ -83,3 +85,13 @@ def test_equivalent_mutants_do_not_count():
         "90 of 100 killed: 90.0% [82.6%, 94.5%]"
     )
     assert mutate.rate(same, known) == "nothing was judged"
+
+
+def test_what_is_known_of_survivors_is_of_mutants_and_tests_that_are_there():
+    known = tomllib.loads(mutate.VERDICTS.read_text())["mutant"]
+    sources = {path: (mutants.ROOT / path).read_text() for path in {m["path"] for m in known}}
+    made = {m["id"] for path, source in sources.items() for m in mutants.mutants(path, source)}
+    assert [m for m in known if m["id"] not in made] == []
+    for verdict in mutate.verdicts().values():
+        for path, test in re.findall(r"(tests/\S+)::(\w+)", verdict):
+            assert f"def {test}(" in (mutants.ROOT / path).read_text(), verdict

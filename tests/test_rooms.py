@@ -83,6 +83,15 @@ def test_every_room_says_what_it_is_for(package):
     assert not silent
 
 
+HELPERS = sorted(path.stem for path in (ROOT / "tests").glob("*.py"))
+
+
+@pytest.mark.parametrize("name", [n for n in HELPERS if not n.startswith(("test_", "conftest"))])
+def test_every_helper_and_script_of_tests_can_be_imported(name):
+    """Also those that no test runs, as `minutes`: nothing else would see what they lack."""
+    importlib.import_module(name)
+
+
 METHODS = (types.FunctionType, classmethod, staticmethod, property, functools.cached_property)
 WITHOUT_OVERRIDES = ("lowcomm_jax.schedule",)
 

@@ -122,14 +122,17 @@ def test_it_does_not_agree_with_nobody(party, caplog):
 
 
 def test_what_an_earlier_job_has_told_says_nothing(party):
-    first, *_, newcomer = asking(party, 3)
+    first, second, newcomer = asking(party, 3)
     first.answer({NOW: anchor(4)})
-    until(lambda: told_by(newcomer) == {0})
+    second.answer({NOW: anchor(5)})
+    until(lambda: told_by(newcomer) == {0, 1})
+    with pytest.raises(Parted):
+        newcomer.state_transfer.anchors_agree(STEP, NOW, anchor(5), at_last=False)
     vanish(first)
     again = party.region(0, 3)
     again.join(20.0)
     until(lambda: newcomer._context.heartbeat.latest()[0].incarnation == 2)
-    assert not told_by(newcomer)
+    assert newcomer.state_transfer.anchors_agree(STEP, NOW, anchor(5), at_last=False)
 
 
 def test_the_last_one_gives_a_state_even_if_it_was_left_behind(party):

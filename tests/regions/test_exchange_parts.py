@@ -468,7 +468,7 @@ def test_groups_that_a_region_cannot_exchange_in(key, group, wrong):
 
 
 def test_shapes_that_payloads_of_an_exchange_must_have():
-    """Those of this region's arrays, of what every region gets; of one that is only read any."""
+    """Those of this region's arrays that every region gets: all, or those beside the slices."""
     one = RemoteExchange.__new__(RemoteExchange)
     one.region, one.count, one._open, one._early = 0, 2, {}, {}
     heartbeat = SimpleNamespace(own=Beat(1, epoch=1))

@@ -208,6 +208,49 @@ def test_a_listener_waits_for_both_halves(party):
         check(arrived, [0, 1])
 
 
+def test_a_listener_waits_for_nothing_more_where_nobody_took_part(party):
+    regions = party.run(R)
+    send(regions, "k", takes_part=False)
+    land(regions, "k")
+    again = party.region(2, R)
+    again.join(20.0)
+    again.start("k", {}, reduction=Averaging(), joins=False)
+    until(lambda: again.ready("k"))
+    check(again.finish("k"), [])
+    assert again._context.commit_log.committed("1/k+averages") is None
+
+
+def test_a_listener_waits_for_whole_payloads_where_averages_were_not_brought(party):
+    """Region 1 was present and is lost; the record without its slice is not the last one."""
+    regions, may = party.run(R), threading.Event()
+
+    class Holds(FaultHooks):
+        def begins(self, key, terms):
+            if key == "k/whole":
+                may.wait(60)
+
+    hangs = Averaging()
+    hangs.may.clear()
+    alive = [regions[0], regions[2]]
+    for x in alive:
+        x._context.fault_hooks = Holds()
+    send(alive, "k")
+    send(regions[1:2], "k", averaging=hangs)
+    until(hangs.began.is_set)
+    vanish(regions[1])
+    log = regions[0]._context.commit_log
+    until(lambda: log.committed("1/k+averages") is not None)
+    hangs.may.set()
+    again = party.region(1, R)
+    again.join(20.0)
+    again.start("k", {}, reduction=Averaging(), joins=False)
+    until(lambda: [x.request.name for x in again._open["k"]._followers][1:] == ["1/k+whole"])
+    assert not again.ready("k")
+    may.set()
+    for arrived in land([*alive, again], "k"):
+        check(arrived, [0, 2])
+
+
 def test_bytes_are_two_shares_of_every_payload_but_ones_own(party):
     regions = party.run(R)
     moved = {x.region: [] for x in regions}

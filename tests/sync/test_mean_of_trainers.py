@@ -34,9 +34,17 @@ SHARES, WEIGHTS = Shares("^[ab]$"), [0.2, 0.5, 0.3]
 
 
 @pytest.mark.parametrize(
-    "roles, inner, weights",  # every two of them together
-    [(ROWS, SGD, None), (ROWS, ADAMW, WEIGHTS), (SHARES, SGD, WEIGHTS), (SHARES, ADAMW, None)],
-    ids=["rows-sgd", "rows-adamw-weighted", "shares-sgd-weighted", "shares-adamw"],
+    "roles, inner, weights",  # the quick ones: every two of them together
+    [
+        pytest.param(ROWS, SGD, None, id="rows-sgd-equal"),
+        pytest.param(ROWS, ADAMW, WEIGHTS, id="rows-adamw-weighted"),
+        pytest.param(SHARES, SGD, WEIGHTS, id="shares-sgd-weighted"),
+        pytest.param(SHARES, ADAMW, None, id="shares-adamw-equal"),
+        pytest.param(ROWS, SGD, WEIGHTS, id="rows-sgd-weighted", marks=pytest.mark.slow),
+        pytest.param(ROWS, ADAMW, None, id="rows-adamw-equal", marks=pytest.mark.slow),
+        pytest.param(SHARES, SGD, None, id="shares-sgd-equal", marks=pytest.mark.slow),
+        pytest.param(SHARES, ADAMW, WEIGHTS, id="shares-adamw-weighted", marks=pytest.mark.slow),
+    ],
 )
 def test_three_regions_against_numpy(roles, inner, weights):
     """Region 1 is absent at step 4, region 0 at step 8, two of them at step 12."""
@@ -119,10 +127,17 @@ def test_rows_of_a_stack_that_is_cut_into_fragments(axis):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_on_a_mesh():
+@pytest.mark.parametrize(
+    "meshes",
+    [
+        pytest.param([{"fsdp": 3}, {"region": 3, "fsdp": 2}], id="cut"),
+        pytest.param([{"region": 3}], id="slots", marks=pytest.mark.slow),
+    ],
+)
+def test_on_a_mesh(meshes):
     """Slots of the mesh, and leaves cut over a region's devices."""
     found = []
-    for sizes in ({}, {"fsdp": 3}, {"region": 3, "fsdp": 2}):
+    for sizes in ({}, *meshes):
 
         def specs(name, leaf, sizes=sizes):
             return jax.P("fsdp") if name == "a" and sizes.get("fsdp") == 3 else jax.P()

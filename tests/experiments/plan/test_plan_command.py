@@ -53,7 +53,14 @@ def dilocox(tmp_path_factory):
     return Planned("dilocox_107b", tmp_path_factory.mktemp("plan") / "dilocox")
 
 
-@pytest.mark.parametrize("name", ["template", "dilocox"])
+@pytest.fixture(scope="module")
+def streaming(tmp_path_factory):
+    return Planned("streaming_100b", tmp_path_factory.mktemp("plan") / "streaming")
+
+
+@pytest.mark.parametrize(
+    "name", ["template", "dilocox", pytest.param("streaming", marks=pytest.mark.slow)]
+)
 def test_shipped_configs_run(name, request):
     """All of them run in `tests/test_golden.py`, too."""
     planned = request.getfixturevalue(name)

@@ -174,8 +174,10 @@ def test_methods_are_compared_on_it(root):
         assert row["curve"][-1]["mean"] < row["curve"][0]["mean"]
 
 
-def test_it_is_planned(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(planning, "search", lambda work, bound_nats, progress: (None, [], 0))
+@pytest.mark.parametrize("searches", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_it_is_planned(tmp_path, capsys, monkeypatch, searches):
+    if not searches:
+        monkeypatch.setattr(planning, "search", lambda work, bound_nats, progress: (None, [], 0))
     config, _ = load_config("configs/plan/template.py", [])
     model = f"{{name: {MIXTURE}, vocab_size: 258}}"
     command = ["plan", "--config=configs/plan/template.py", f"--config.model={model}"]
@@ -191,6 +193,7 @@ def test_it_is_planned(tmp_path, capsys, monkeypatch):
     params = jax.eval_shape(built.init, jax.random.key(0))
     assert found["params"] == sum(x.size for x in jax.tree.leaves(params))
     assert "without activations" in shown
+    assert (found["best"] is not None) is (found["settings_tried"] > 0) is searches
     planned, problems = load_config(str(tmp_path / "diloco.py"), [])
     assert not problems and planned.model.name == MIXTURE and planned.model.vocab_size == 258
 
