@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from regions.made_records import commit_of, knows_jobs
+from regions.test_proposals import arrive, confirms, waiting
 
 from lowcomm_jax.rounds import remote as remote_exchange
 from lowcomm_jax.rounds.agreed_round import AgreedRound
@@ -184,6 +185,29 @@ def test_work_for_what_was_missed_does_not_grow_with_the_looks(
         assert one.fetch_ahead(5, 1000, missed=1000) == closed == len(landed)
     assert sorted(said) == sorted(f"{EPOCH}/{n}" for n in range(5, 1005))
     assert len(rounds) == made
+
+
+def test_ending_what_was_missed_teaches_no_pace(store):
+    """Nobody was waited for, and this region sent nothing: first steps may still compile."""
+    one, log = remote(store)
+    announce(log, range(5, 9))
+    assert one.fetch_ahead(5, 4, missed=4) == 4
+    pace = one._context.pace
+    assert pace.deadline_s(0) == Timing().first_s
+    for _ in range(3):
+        pace.announced(0.0)
+    assert pace.deadline_s(0) == Timing().floor_s
+
+
+@pytest.mark.parametrize(("heard_s", "taught"), [(3.0, [3.0]), (None, [])])
+def test_an_absence_teaches_how_late_the_others_were(heard_s, taught):
+    """Where none of the others announced, and none is waited for, nothing is known of them."""
+    one, around, notes = waiting(awaited=(0,), takes_part=False)
+    one.announcements[0] = Announced(1, None, {})
+    if heard_s is not None:
+        around.heartbeat.clock_s = heard_s
+        arrive(one, around, 1)
+    assert confirms(one) and notes.late_s == taught
 
 
 def test_the_last_to_say_so_closes_them_all_at_once(store):
