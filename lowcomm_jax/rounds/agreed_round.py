@@ -286,8 +286,10 @@ class AgreedRound(Round):
         if request.confirmed:
             self._confirm()
             longer_in_vain = waiting and missed  # which says nothing of how late the others are
-            if request.teaches and not (request.patience_s or longer_in_vain):
-                late_s = self._now_s - self._announced_s if waiting else self._late_s
+            late_s = self._now_s - self._announced_s if waiting else self._late_s
+            # A round that is only ended, of which all is known at once, says nothing either.
+            measured = self.own is not None or late_s
+            if request.teaches and measured and not (request.patience_s or longer_in_vain):
                 self._context.pace.announced(late_s)
         return True
 

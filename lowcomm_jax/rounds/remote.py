@@ -33,7 +33,7 @@ from lowcomm_jax.store.commits import Job, name_of
 from lowcomm_jax.store.context import ExchangeContext, until_answered
 from lowcomm_jax.store.errors import StoreUnavailable
 from lowcomm_jax.store.kv import AT_ONCE, at_once
-from lowcomm_jax.store.records import Commit
+from lowcomm_jax.store.records import Announcement, Commit
 from lowcomm_jax.store.terms import Heal, Terms
 
 RUNNING = 3
@@ -67,7 +67,7 @@ class RemoteExchange(Membership):
         self._stops: Callable[[], bool] = lambda: False
         self._missed: set[int] = set()  # by the exchanges that ended last
         self._counted: deque[bool] = deque(maxlen=RUNNING)  # whether they counted what we sent
-        self._sat_out: dict[str, AgreedRound] = {}  # by name, in which it has said so
+        self._sat_out = (0, 0)  # the last exchange in which it has said so: epoch and number
 
     @property
     @led
@@ -320,8 +320,9 @@ class RemoteExchange(Membership):
                 landed = context.commit_log.read_ahead(names, jobs)
                 known += len(landed)
                 if not landed and known < until:
-                    self._sit_out(range(known, until), patience_s)
-                    if closed != known and self._end_missed(names[: until - known]):
+                    self._sit_out(range(known, until))
+                    missing = numbers[: until - known]
+                    if closed != known and self._end_missed(missing, patience_s):
                         closed = known
                         continue  # their records can be read now
                 averages = context.commit_log.read_ahead(list(map(averages_of, landed)), jobs)
@@ -338,33 +339,39 @@ class RemoteExchange(Membership):
             log.info("what the others have landed is read one by one: %s", error)
         return known - first
 
-    def _sit_out(self, numbers: range, patience_s: float) -> None:
+    def _sit_out(self, numbers: range) -> None:
         """Announce that this region has no part in these exchanges of all regions, once in each.
 
         An announcement that it has made stands. No terms: the region may agree with everyone.
         """
-        requests = [self._make_request(f"{n}", None, {}, patience_s=patience_s) for n in numbers]
-        known = self._sat_out
-        rounds = {x.name: known.get(x.name) or AgreedRound(self._context, x) for x in requests}
-        at_once(lambda name: rounds[name].publish({}), rounds.keys() - known.keys())
-        self._sat_out = rounds
+        commit_log, job = self._context.commit_log, self._context.heartbeat.job
+        epoch, (told_epoch, told) = self._context.heartbeat.own.epoch, self._sat_out
+        new = numbers if epoch > told_epoch else range(max(numbers.start, told + 1), numbers.stop)
+        if new:
+            names = [self._of_all(str(n)) for n in new]
+            at_once(lambda name: commit_log.announce(name, job, Announcement(None)), names)
+            self._sat_out = epoch, new[-1]
 
-    def _end_missed(self, names: Sequence[str]) -> bool:
+    def _end_missed(self, numbers: range, patience_s: float) -> bool:
         """Agree on the first of these exchanges in which nobody has a part, if any.
 
         Nobody has a part once all that are waited for have announced so: then no other record can
         come, whoever writes it.
         """
-        context, ended = self._context, []
+        context = self._context
+        ended: dict[str, AgreedRound] = {}
         jobs = context.heartbeat.jobs(range(self.count))
-        for name, said in context.commit_log.all_announced(names, jobs).items():
-            round = self._sat_out[name]
-            round.announcements |= said
-            taken = any(one.payload is not None for one in said.values())
-            if taken or not all(map(round.is_final, round.request.members)):
+        names = [self._of_all(str(n)) for n in numbers]
+        said = context.commit_log.all_announced(names, jobs)
+        for number, name in zip(numbers, names, strict=True):
+            request = self._make_request(f"{number}", None, {}, patience_s=patience_s)
+            round = AgreedRound(context, request)
+            round.announcements |= said[name]
+            taken = any(one.payload is not None for one in said[name].values())
+            if taken or not all(map(round.is_final, request.members)):
                 break
-            ended.append(name)
-        at_once(lambda name: self._sat_out[name].propose(), ended)
+            ended[name] = round
+        at_once(lambda name: ended[name].propose(), ended)
         return bool(ended)
 
     @led

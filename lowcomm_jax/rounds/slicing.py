@@ -18,7 +18,14 @@ from lowcomm_jax.compression import Codec
 from lowcomm_jax.exchange import InSlices, MeshExchange
 from lowcomm_jax.mesh.regions import weighted_sum
 from lowcomm_jax.state.leaves import named_leaves
-from lowcomm_jax.store.wire import Arrays, Shapes, one_slice, shapes_of, side_by_side
+from lowcomm_jax.store.wire import (
+    Arrays,
+    Shapes,
+    one_slice,
+    shapes_of,
+    side_by_side,
+    without_region,
+)
 
 PyTree = Any
 PAYLOAD = "payload"
@@ -65,6 +72,11 @@ class Slicing:
     payload: PyTree
     rest: Shapes
     parts: int
+
+    @property
+    def whole(self) -> Shapes:
+        """dtypes and shapes of all of one region's arrays, not cut, as they travel."""
+        return self.rest | without_region(named(self.payload))
 
     @functools.cached_property
     def like(self) -> Shapes:

@@ -16,12 +16,11 @@ from lowcomm_jax.rounds.agreed_round import AgreedRound
 from lowcomm_jax.rounds.fetch import Fetch, slice_piece
 from lowcomm_jax.rounds.payloads import Published
 from lowcomm_jax.rounds.request import ExchangeRequest
-from lowcomm_jax.store import wire
 from lowcomm_jax.store.commits import Job
 from lowcomm_jax.store.context import ExchangeContext
 from lowcomm_jax.store.errors import Lost, Rejected
 from lowcomm_jax.store.records import Commit
-from lowcomm_jax.store.wire import Arrays, one_slice, owners
+from lowcomm_jax.store.wire import Arrays, Shapes, one_slice, owners
 
 _AVERAGES, _WHOLE = "averages", "whole"
 
@@ -65,11 +64,21 @@ class TwoShotExchange(AgreedRound):
             self.cancel()  # the fetches of contributions
 
     def _follow_up(
-        self, suffix: str, awaited: Callable[[int], bool], arrays: Arrays, **more
+        self,
+        suffix: str,
+        awaited: Callable[[int], bool],
+        arrays: Arrays,
+        like: dict[int, Shapes] | None = None,
+        **more,
     ) -> tuple[Commit, dict[int, Arrays]]:
-        """(record, everyone's arrays) of an exchange that follows, of arrays as they travel."""
+        """(record, everyone's arrays) of an exchange that follows, of arrays as they travel.
+
+        `like`: shapes of each region's; None = those of whole payloads.
+        """
+        if like is None:
+            like = dict.fromkeys(self.request.members, self._slicing.whole)
         key, name = f"{self.request.key}/{suffix}", _suffixed(self.request.name, suffix)
-        changes = {"key": key, "name": name, "reduction": None, "terms": {}}
+        changes = {"key": key, "name": name, "reduction": None, "terms": {}, "like": like}
         changes |= {"awaited": awaited, "teaches": False, "patience_s": 0.0, **more}
         changes["arrays"] = {name: x[None] for name, x in arrays.items()}
         request = dataclasses.replace(self.request, **changes)
@@ -150,9 +159,7 @@ class TwoShotExchange(AgreedRound):
         def awaited(region: int) -> bool:
             return region in commit.present and self.request.awaited(region)
 
-        shapes, members = wire.shapes_of(self.host_payload.whole), self.request.members
-        like = dict.fromkeys(members, shapes) if shapes else None
-        third, whole = self._follow_up(_WHOLE, awaited, self.host_payload.whole, like=like)
+        third, whole = self._follow_up(_WHOLE, awaited, self.host_payload.whole)
         self.commit = msgspec.structs.replace(third, late=commit.late)
         split = {r: self._slicing.split(x) for r, x in whole.items()}
         rest = {r: rest for r, (rest, _) in split.items()}

@@ -1,12 +1,15 @@
 """Exchanges that this region missed: read at once, sat out at once, closed where nobody came."""
 
+import itertools
 import threading
 from types import SimpleNamespace
 
 import pytest
 from regions.made_records import commit_of, knows_jobs
+from regions.test_proposals import arrive, confirms, waiting
 
 from lowcomm_jax.rounds import remote as remote_exchange
+from lowcomm_jax.rounds.agreed_round import AgreedRound
 from lowcomm_jax.rounds.remote import RemoteExchange
 from lowcomm_jax.store.commits import Announced, CommitLog, Job
 from lowcomm_jax.store.errors import StoreUnavailable
@@ -153,6 +156,58 @@ def test_it_says_so_once(store, monkeypatch):
     one._context.heartbeat.own = Beat(incarnation=7, epoch=EPOCH + 1)
     one.fetch_ahead(5, 9, missed=1)
     assert says(5, epoch=EPOCH + 1), "of another past"
+
+
+@pytest.mark.parametrize(("regions", "closed", "made"), [((1, 2), 1000, 1000), ((1,), 0, 5)])
+def test_work_for_what_was_missed_does_not_grow_with_the_looks(
+    store, monkeypatch, regions, closed, made
+):
+    """A look makes a round of each exchange that it ends, and of the first that it cannot end."""
+    one, log = remote(store)
+    said, landed, rounds = [], {}, []
+    others = {r: Announced(1, None, {}) for r in regions}
+
+    def read_ahead(names, jobs):
+        return {x: landed[x] for x in itertools.takewhile(landed.__contains__, names)}
+
+    def counted(*given):
+        rounds.append(None)
+        return AgreedRound(*given)
+
+    monkeypatch.setattr(log, "announce", lambda name, *given: said.append(name))
+    monkeypatch.setattr(
+        log, "all_announced", lambda names, _: {x: {0: ABSENT} | others for x in names}
+    )
+    monkeypatch.setattr(log, "commit", landed.setdefault)
+    monkeypatch.setattr(log, "read_ahead", read_ahead)
+    monkeypatch.setattr(remote_exchange, "AgreedRound", counted)
+    for _ in range(5):
+        assert one.fetch_ahead(5, 1000, missed=1000) == closed == len(landed)
+    assert sorted(said) == sorted(f"{EPOCH}/{n}" for n in range(5, 1005))
+    assert len(rounds) == made
+
+
+def test_ending_what_was_missed_teaches_no_pace(store):
+    """Nobody was waited for, and this region sent nothing: first steps may still compile."""
+    one, log = remote(store)
+    announce(log, range(5, 9))
+    assert one.fetch_ahead(5, 4, missed=4) == 4
+    pace = one._context.pace
+    assert pace.deadline_s(0) == Timing().first_s
+    for _ in range(3):
+        pace.announced(0.0)
+    assert pace.deadline_s(0) == Timing().floor_s
+
+
+@pytest.mark.parametrize(("heard_s", "taught"), [(3.0, [3.0]), (None, [])])
+def test_an_absence_teaches_how_late_the_others_were(heard_s, taught):
+    """Where none of the others announced, and none is waited for, nothing is known of them."""
+    one, around, notes = waiting(awaited=(0,), takes_part=False)
+    one.announcements[0] = Announced(1, None, {})
+    if heard_s is not None:
+        around.heartbeat.clock_s = heard_s
+        arrive(one, around, 1)
+    assert confirms(one) and notes.late_s == taught
 
 
 def test_the_last_to_say_so_closes_them_all_at_once(store):

@@ -27,6 +27,7 @@ def reduced(one, payloads, weights):
     """What everyone holds in the end, of all regions' payloads `[1, ...]`."""
     rows = [{k: np.asarray(x)[0] for k, x in named(tree).items()} for tree in payloads]
     arrays = [{**x, "weight": np.float32(w)} for x, w in zip(rows, weights)]
+    assert shapes_of(arrays[0]) == one.whole
     split = [one.split(x) for x in arrays]
     rest = {r: rest for r, (rest, _) in enumerate(split)}
     averages = one.average_all({r: x for r, (_, x) in enumerate(split)}, rest)

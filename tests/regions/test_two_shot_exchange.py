@@ -12,6 +12,7 @@ from regions.party import TIMING, at_once, listen_to, until
 
 from lowcomm_jax.rounds.slicing import Slicing
 from lowcomm_jax.store.context import FaultHooks
+from lowcomm_jax.store.errors import Rejected
 from lowcomm_jax.store.wire import parse
 
 R, SIZE = 3, 14  # 14 values in 3 slices of 5: one is padding
@@ -25,6 +26,7 @@ class Averaging:
         self.parts, self.each = count, -(-SIZE // count)
         self.like = {"x": ("float32", (self.each,))}
         self.rest = {"weight": ("float32", ())}
+        self.whole = self.rest | {"x": ("float32", (SIZE,))}
         self.began, self.may = threading.Event(), threading.Event()
         self.may.set()
 
@@ -158,6 +160,44 @@ def test_a_slice_that_only_the_job_before_had_is_not_asked_of_anybody(party):
     log = again._context.commit_log
     assert log.committed("1/k").present == {0: 1, 1: 1, 2: 1}
     assert log.committed("1/k+averages").admitted.keys() == {0, 2}
+
+
+def fallen_back(party, alter=lambda whole: whole):
+    """Regions of which the last two are lost between the halves; the first one has landed "k" with
+    whole payloads, its own altered."""
+    regions, hangs = party.run(R), Averaging()
+    hangs.may.clear()
+    send(regions[:1], "k")
+    send(regions[1:], "k", averaging=hangs)
+    until(hangs.began.is_set)
+    exchange = regions[0]._open["k"]
+    until(lambda: exchange.commit is not None)
+    given = exchange.host_payload
+    exchange.host_payload = dataclasses.replace(given, whole=alter(given.whole))
+    for lost in regions[1:]:
+        vanish(lost)
+    land(regions[:1], "k")
+    hangs.may.set()
+    return regions
+
+
+def test_a_listener_takes_whole_payloads_too(party):
+    regions = fallen_back(party)
+    again = party.region(1, R)
+    again.join(20.0)
+    check(listen_to(again, "k", LIKE, reduction=Averaging()), [0])
+    record = again._context.commit_log.committed("1/k+whole")
+    assert record == regions[0]._context.commit_log.committed("1/k+whole")
+    assert record.admitted.keys() == {0}
+
+
+def test_a_listener_refuses_whole_payloads_of_other_shapes(party):
+    """It would average other numbers than those who sent them."""
+    fallen_back(party, lambda whole: whole | {"x": whole["x"].astype(np.float64)})
+    again = party.region(1, R)
+    again.join(20.0)
+    with pytest.raises(Rejected, match=r"payload of region 0: x is .*float64"):
+        listen_to(again, "k", LIKE, reduction=Averaging())
 
 
 def test_a_damaged_slice_leaves_its_sender_out(party):
