@@ -65,7 +65,7 @@ class RemoteExchange(Membership):
         self._open: dict[str, AgreedRound] = {}
         self._early: dict[str, EarlyPayload] = {}  # those that no exchange has taken yet
         self._stops: Callable[[], bool] = lambda: False
-        self._missed: set[int] = set()  # by the exchanges that ended last
+        self._missed: set[int] = set()  # by the exchanges that were finished last
         self._counted: deque[bool] = deque(maxlen=RUNNING)  # whether they counted what we sent
         self._sat_out = (0, 0)  # the last exchange in which it has said so: epoch and number
 
@@ -240,6 +240,9 @@ class RemoteExchange(Membership):
         one = self._wait_for(key)
         by_region = one.outcome.result()
         del self._open[key]
+        # Here, where exchanges come in the order of the loop: they may end at the same time.
+        self._note_counted(one.request, one.commit)
+        self._tell_of_absent(one.request, one.commit)
         waited = one.waited + time.monotonic() - began
         ours, times = one.commit.admits(*self._context.heartbeat.job), (one.seconds, waited)
         return arrange(by_region, one.shapes, self.count, ours, one.reduced, *times)
@@ -484,7 +487,6 @@ class RemoteExchange(Membership):
         def run() -> None:
             try:
                 result = exchange.result()
-                self._note_counted(request, exchange.commit)
                 # First: a region that closes after `finish` stays until all have its payload.
                 self._payload_gc.done(request.key, exchange.published)
             except BaseException as error:  # it is for `finish` to raise, on the caller's thread
@@ -499,7 +501,6 @@ class RemoteExchange(Membership):
     def _done(self, number: int, request: ExchangeRequest, commit: Commit) -> None:
         """Called on the thread of an exchange when `finish` may have returned."""
         self._context.wait_list.note(number, request.members, request.joins, commit)
-        self._tell_of_absent(request, commit)
         self._payload_gc.sweep()
         self.state_transfer.sweep()
 

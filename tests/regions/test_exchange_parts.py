@@ -526,13 +526,14 @@ def test_the_wait_for_an_exchange_is_that_of_its_calls():
     one = RemoteExchange.__new__(RemoteExchange)
     record = Commit({0: Admitted(1, Payload("0", 8))}, {}, 0)
     arrays = {0: {"x": np.zeros(2, np.float32)}}
+    asked = request.ExchangeRequest("k", "1/k", (0, 1))
     heartbeat = SimpleNamespace(clock_s=7.0, job=Job(0, 1))
     one.count, one._context = 2, SimpleNamespace(counter=MetricsCounter(), heartbeat=heartbeat)
     for waited, ours in ((0.0, True), (30.0, False)):
         outcome, heartbeat.job = Future(), Job(0, 1 if ours else 2)  # one came after it
         outcome.set_result(arrays)
         due = request.Due()
-        waits = {"due": due, "outcome": outcome, "waited": waited}
+        waits = {"due": due, "outcome": outcome, "waited": waited, "request": asked}
         waits["shapes"] = {"x": ("float32", (2,))}
         one._open = {"k": SimpleNamespace(commit=record, reduced=None, seconds=1.5, **waits)}
         assert one.ready("k") and due.since_s is None

@@ -209,6 +209,27 @@ def test_a_late_region_obeys_the_commit_that_stands(party):
     check(late, 3, [0, 1])
 
 
+def test_what_was_counted_is_noted_where_the_loop_finishes_it(party, caplog):
+    """Exchanges that end at the same time warn once, and count in the order of the loop."""
+    timing = dataclasses.replace(TIMING, deadline_s=0.5)
+    regions = party.run(3, timing=timing)
+    late, keys = regions[2], [f"{number}" for number in range(4)]
+    for key in keys:
+        send(regions[:2], key)
+        land(regions[:2], key)
+    caplog.clear()
+    for key in keys:
+        send([late], key)
+    until(lambda: all(map(late.ready, keys)))
+    assert not late.never_counted(4), "nothing is finished yet"
+    assert "this region" not in caplog.text
+    for key in keys:
+        check(late.finish(key), 3, [0, 1])
+    assert late.never_counted(4)
+    assert caplog.text.count("was not counted in 3 exchanges running") == 1
+    assert caplog.text.count("went on without this region") == 1
+
+
 def assert_not_waited_for(region, key):
     """One region exchanges alone, though the deadline for the others is far away from now on."""
     region._context.pace._timing = dataclasses.replace(TIMING, deadline_s=300.0)
