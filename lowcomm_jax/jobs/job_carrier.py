@@ -261,8 +261,8 @@ class JobCarrier:
         # Exchanges in groups have other names.
         unknown = step < now and self.group_size is None and sends >= self._known
         if unknown and self._reachable():
-            given = now - step + 1, _missed(loop, state, now), self._patience_s
-            self._known = sends + self.exchange.fetch_ahead(sends + 1, *given)
+            missed = _missed(loop, state, now)
+            self._known = sends + self.exchange.fetch_ahead(sends + 1, now - step + 1, missed)
 
     def reach(self, loop: SyncLoop, state: TrainState, stage: Stage, begun: bool) -> bool:
         # One answer for a step with a send, so that it is put off as a whole: what lands and what

@@ -293,7 +293,7 @@ class RemoteExchange(Membership):
         return max(sent, default=0)
 
     @led
-    def fetch_ahead(self, first: int, count: int, missed: int = 0, patience_s: float = 0.0) -> int:
+    def fetch_ahead(self, first: int, count: int, missed: int = 0) -> int:
         """Read what came of exchanges of all regions that went on without us, all at once.
 
         `start` and `finish` then find it here: their number costs no round trips to the store.
@@ -307,7 +307,6 @@ class RemoteExchange(Membership):
           first: number of the first exchange, which is its key.
           count: how many at most.
           missed: in how many of them, from the first on, this region certainly has no part.
-          patience_s: as in `start`.
 
         Returns:
           How many, from the first on, have been read.
@@ -324,8 +323,7 @@ class RemoteExchange(Membership):
                 known += len(landed)
                 if not landed and known < until:
                     self._sit_out(range(known, until))
-                    missing = numbers[: until - known]
-                    if closed != known and self._end_missed(missing, patience_s):
+                    if closed != known and self._end_missed(numbers[: until - known]):
                         closed = known
                         continue  # their records can be read now
                 averages = context.commit_log.read_ahead(list(map(averages_of, landed)), jobs)
@@ -355,7 +353,7 @@ class RemoteExchange(Membership):
             at_once(lambda name: commit_log.announce(name, job, Announcement(None)), names)
             self._sat_out = epoch, new[-1]
 
-    def _end_missed(self, numbers: range, patience_s: float) -> bool:
+    def _end_missed(self, numbers: range) -> bool:
         """Agree on the first of these exchanges in which nobody has a part, if any.
 
         Nobody has a part once all that are waited for have announced so: then no other record can
@@ -367,7 +365,7 @@ class RemoteExchange(Membership):
         names = [self._of_all(str(n)) for n in numbers]
         said = context.commit_log.all_announced(names, jobs)
         for number, name in zip(numbers, names, strict=True):
-            request = self._make_request(f"{number}", None, {}, patience_s=patience_s)
+            request = self._make_request(f"{number}", None, {})
             round = AgreedRound(context, request)
             round.announcements |= said[name]
             taken = any(one.payload is not None for one in said[name].values())

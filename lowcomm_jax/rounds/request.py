@@ -34,7 +34,6 @@ class ExchangeRequest:
       joins: False = only read a commit record that exists.
       reduction: how payloads are reduced in slices; None = every region gets all payloads.
       like: shapes of each region's payload, of what every region gets of it; None = any.
-        `TwoShotExchange` gives None for whole payloads, where this region only listens.
       awaited: whether to wait for a region that has announced nothing.
       least, most: payloads that the record names, `least` of regions that agree; None = of all.
       confirmed: whether all that are admitted confirm that they hold each other's payloads. Where

@@ -84,8 +84,8 @@ class Notes(Exchange):
     def reachable(self):
         return self.is_reachable
 
-    def fetch_ahead(self, first, count, missed, patience_s):
-        self.calls.append(("fetch_ahead", first, count, missed, patience_s))
+    def fetch_ahead(self, first, count, missed):
+        self.calls.append(("fetch_ahead", first, count, missed))
         return self.known
 
     def answer(self, versions):
@@ -167,7 +167,7 @@ def test_what_is_due_while_nobody_can_be_reached_is_made_up_for_as_if_absent():
     assert loop.asked == [(3, False, 1), (6, False, 1), (9, True, 1)]
     assert loop.done == [(3, False, False), (6, False, False), (9, True, True)]
     assert state.counters.behind == 0
-    assert loop.calls() == [("fetch_ahead", 4, 9 - 3 + 1, 2, 10.0), ("forget_ahead",)]
+    assert loop.calls() == [("fetch_ahead", 4, 9 - 3 + 1, 2), ("forget_ahead",)]
     # By the steps since that of the first deferral.
     assert loop.patience == [10.0, 30.0, 30.0] and loop.carrier._patience_s == 0.0
     assert loop.pacing == OutagePacing()

@@ -37,7 +37,7 @@ class Away:
 
     count, region = 2, 0
 
-    def fetch_ahead(self, first, count, missed, patience_s):
+    def fetch_ahead(self, first, count, missed):
         return 0
 
     def __getattr__(self, name):
