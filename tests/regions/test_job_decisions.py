@@ -214,7 +214,7 @@ def test_more_is_read_ahead_once_what_was_read_is_done(known, asked):
     calls = [call for call in loop.exchange.calls if call[0] == "fetch_ahead"]
     assert [first - 1 for _, first, *_ in calls] == asked
     steps = [3 + 3 * (sends - 3) for sends in asked]  # an event, with a send, every third step
-    assert [given for _, _, *given, _ in calls] == [[12 - at + 1, (12 - at) // 3] for at in steps]
+    assert [given for _, _, *given in calls] == [[12 - at + 1, (12 - at) // 3] for at in steps]
 
 
 @pytest.mark.parametrize(
