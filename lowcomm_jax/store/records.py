@@ -82,8 +82,9 @@ class Beat(Record):
       address: where its payloads can be pulled from, or "".
       certificate: of its port, where it has made that itself (PEM), or "". It also shows it where
         it fetches.
-      anchors: terms of the anchors that it has had since somebody asked for a state, by version
-        (`anchor_history.anchor_version`).
+      anchors: terms of anchors that it has had, by version, while another region asks for a state:
+        of the newest ones, and of those that such a region names; without terms = never had. Of a
+        region that asks: the version that it names (`StateTransfer.tell_anchors`).
     """
 
     incarnation: Size
