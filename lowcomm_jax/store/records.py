@@ -30,6 +30,9 @@ Size = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 """SHA-256 in hex."""
 
+Version = Annotated[str, Meta(pattern=r"^[0-9]{1,19}(\.[0-9]{1,19})*\Z")]
+"""How often each fragment has landed, joined by dots (`anchor_history.anchor_version`)."""
+
 Terms = dict[str, Whole | str]
 """What a region has decided (`terms`)."""
 
@@ -99,7 +102,7 @@ class Beat(Record):
     passed: str = ""
     address: str = ""
     certificate: str = ""
-    anchors: dict[str, Terms] = {}
+    anchors: dict[Version, Terms] = {}
 
 
 class Epoch(Record):

@@ -174,6 +174,17 @@ def test_an_older_record_proves_nothing(watched):
     assert watched.living == ({0}, {0}) and watched.ours.latest()[1].counter == 5
 
 
+@pytest.mark.parametrize("version", ["8,2", "8.", "", "-1.2", "8.2\n", "1" * 20])
+def test_a_beat_with_an_odd_version_is_counted_and_passed_over(watched, version):
+    """Also where it is signed: a region in another language may write such a one."""
+    watched.beats(1, counter=1, anchors={"8.2": {"anchor": "5"}, "18": {}})
+    watched.look()
+    watched.beats(1, counter=2, anchors={version: {}})
+    watched.look()
+    assert watched.ours.latest()[1].counter == 1
+    assert watched.store.counter.read()["rejected_record"] == 1
+
+
 def test_how_long_a_restart_takes_says_nothing(watched):
     for counter in range(1, 5):
         watched.beats(1, 1, counter)
