@@ -163,11 +163,15 @@ class StateTransfer:
         self._had: dict[str, terms.Terms] = {}
 
     def give_soon(self, step: int, arrays: dict[str, np.ndarray], document: dict[str, Any]) -> None:
-        """Call `give` in the background, so that training goes on meanwhile."""
+        """Call `give` in the background, so that training goes on meanwhile.
+
+        Nothing is given where nobody asks any more by then.
+        """
 
         def act() -> None:
             try:
-                self.give(step, arrays, document)
+                if self.asking():
+                    self.give(step, arrays, document)
             except StoreUnavailable as error:
                 self._owe_nothing(self.asking(), self._context.timing.answer_s)
                 log.warning("no state was given, it is tried again: %s", error)

@@ -372,6 +372,18 @@ def test_a_state_that_was_not_given_is_tried_again_soon(monkeypatch, caplog):
     assert transfer.owed()
 
 
+def test_a_state_is_written_for_nobody_where_who_asked_has_gone(monkeypatch):
+    beats, given = Beats(r1=ASKS), []
+    transfer = giving(beats)
+    transfer._context.background = Background(pytest.fail)
+    monkeypatch.setattr(transfer, "give", lambda *state: given.append(state))
+    for one, expected in ((ASKS, 1), (TRAINS, 1)):
+        beats.others[1] = one
+        transfer.give_soon(7, {}, {})
+        transfer._context.background.join()
+        assert len(given) == expected
+
+
 def test_who_asks_and_who_may_give():
     beats = Beats(r1=ASKS, r2=TRAINS, r3=Beat(1), r4=Beat(1, awaited=True, wants=True))
     transfer = giving(beats)
