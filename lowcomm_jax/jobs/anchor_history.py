@@ -38,6 +38,7 @@ class AnchorHistory:
         self.shared = shared
         self.past: dict[str, DeviceTerms] = {}
         self._known: dict[int, tuple[list[weakref.ref], jax.Array]] = {}
+        self._combined: tuple[list[jax.Array], jax.Array] | None = None
 
     def sent(self, anchor: Anchor, fragments: Fragments, p: int) -> DeviceTerms:
         """Terms (`store.terms`) of a send of fragment p: the digest of that fragment's anchor.
@@ -48,14 +49,18 @@ class AnchorHistory:
         return {"anchor": self._digest(anchor, fragments, p)} if self.shared else {}
 
     def terms(self, anchor: Anchor, fragments: Fragments) -> DeviceTerms:
-        """The terms of a whole anchor: equal in all regions that have the same `anchor_version`."""
+        """The terms of a whole anchor: equal in all regions that have the same `anchor_version`.
+
+        Of the same arrays they are the same array, which is computed by then: nobody waits anew.
+        """
         if not self.shared:
             return {}
-        return {
-            "anchor": combined_digest(
-                [self._digest(anchor, fragments, p) for p in range(len(fragments))]
-            )
-        }
+        digests = [self._digest(anchor, fragments, p) for p in range(len(fragments))]
+        known, digest = self._combined or ([], None)
+        if digest is None or list(map(id, known)) != list(map(id, digests)):
+            digest = combined_digest(digests)
+            self._combined = digests, digest
+        return {"anchor": digest}
 
     def _digest(self, anchor: Anchor, fragments: Fragments, p: int) -> jax.Array:
         """Digest of fragment p, computed once for the same arrays."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -61,18 +61,21 @@ def given(state: TrainState, method: Method) -> State:
 def placed_like(
     trees: Mapping[str, PyTree],
     arrays: Mapping[str, np.ndarray],
+    document: Mapping[str, Any],
+    counters: Iterable[str],
     whose: str,
-    wrong: Sequence[str] = (),
 ) -> dict[str, PyTree]:
     """Another region's arrays, placed as this region's trees are; by the same prefixes.
 
     Args:
       trees: by the prefix of their leaves' names.
+      document: what came with the arrays.
+      counters: names of further arrays that must be there.
       whose: begins the error: "another region's".
-      wrong: problems found so far, listed after those of the arrays.
 
     Raises:
-      ValueError: the arrays are of another model or method; lists every difference.
+      ValueError: the arrays are of another model or method, or the counters or the records of
+        payloads are missing; lists every difference.
     """
     likes = {prefix: named_leaves(prefix, tree) for prefix, tree in trees.items()}
     differ = [
@@ -81,8 +84,11 @@ def placed_like(
         for name, x in jax.tree.map(host_form, like).items()
         if name not in arrays or arrays[name].shape != x.shape
     ]
-    if problems := [*differ, *wrong]:
-        raise Refused(f"{whose} state does not fit", problems)
+    differ += [f"{name}: missing" for name in counters if name not in arrays]
+    if "in_flight" not in document:
+        differ.append("in_flight: missing")
+    if differ:
+        raise Refused(f"{whose} state does not fit", differ)
 
     def placed(prefix: str) -> PyTree:
         leaves = [place_like(arrays[name], x) for name, x in likes[prefix].items()]
@@ -102,7 +108,8 @@ def start_from_peer(
     Raises:
       ValueError: the arrays are of another model or method; lists every difference.
     """
-    copied = placed_like(shared_trees(loop.method, state), arrays, "a peer's")
+    needed = [f"counters/{name}" for name in ("step", "sends", "last_sent")]
+    copied = placed_like(shared_trees(loop.method, state), arrays, document, needed, "a peer's")
     counters = state.counters.copy()
     step = np.int64(max(int(counters.step), int(arrays["counters/step"])))
     counters = dataclasses.replace(counters, step=step, behind=np.int64(0))

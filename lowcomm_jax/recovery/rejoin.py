@@ -212,10 +212,9 @@ def install(
     Raises:
       ValueError: the arrays are of another model or method; lists every difference.
     """
-    wrong = [] if "in_flight" in document else ["in_flight: missing"]
     trees = shared_trees(loop.method, state)
-    changes = placed_like(trees, arrays, "another region's", wrong)
     names = named_leaves("counters", state.counters)
+    changes = placed_like(trees, arrays, document, names, "another region's")
     counters = jax.tree.unflatten(
         jax.tree.structure(state.counters), [arrays[name] for name in names]
     )

@@ -365,7 +365,8 @@ def rendezvous(context: ExchangeContext, until: float, step: int) -> dict[int, i
     context.transport.start()
     heartbeat.update(step=step)
     _, roster = ask(lambda: _newest_epoch(context))
-    ask(lambda: heartbeat.start(above=roster.get(context.region, 0)))
+    above = roster.get(context.region, 0)
+    ask(lambda: heartbeat.start(lambda: check_open(context, _JOINING), above))
     while True:
         check_open(context, _JOINING)
         living, latest = heartbeat.living(), heartbeat.latest()

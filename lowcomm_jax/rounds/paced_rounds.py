@@ -31,6 +31,7 @@ import logging
 import math
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -121,6 +122,8 @@ class RoundExchange:
         self._overlap, self._like_K = overlap, like_K
         self._clock, self._stepped_s = clock, None
         self._slow = self._told = False  # what was warned of
+        # Of which regions' payloads the seconds were noted, by round.
+        self._noted: weakref.WeakKeyDictionary[AgreedRound, set[int]] = weakref.WeakKeyDictionary()
         self._rounds: dict[int, AgreedRound] = {}  # those that have not landed here
         self._timed = first - 1  # the newest round of which it was noted when its quorum came
         self._reports: deque[tuple[int, Mapping[str, Any], Mapping[str, Any], int]] = deque()
@@ -259,6 +262,9 @@ class RoundExchange:
             news = self._publish()
             news |= self._hear()
             news |= self._agree()
+            for found in list(self._rounds.values()):
+                if found.commit is not None:
+                    self._note_reads(found)
             if self.first > self._swept:
                 self._swept = self.first
                 self._gc.sweep()
@@ -355,10 +361,17 @@ class RoundExchange:
             return self._rounds[number]
 
     def _note_reads(self, round: AgreedRound) -> None:
-        """Note what a round's payloads took; warn once where the overlap hides no exchange."""
-        for fetch in list(round.fetches.values()):
-            if fetch.complete:
-                self.times.note("sync_s", round.write_s + fetch.moved[1])
+        """Note what each payload of a round took, once it is here and the round has its record.
+
+        Windows of rounds that are open before one has landed need it. Warns once where the overlap
+        hides no exchange.
+        """
+        with self._lock:  # passes and landings come here
+            noted = self._noted.setdefault(round, set())
+            new = {r: x for r, x in list(round.fetches.items()) if x.complete and r not in noted}
+            noted.update(new)
+        for fetch in new.values():
+            self.times.note("sync_s", round.write_s + fetch.moved[1])
         step_s = self.times.step_s
         hides = self._overlap > 0 and not self._slow
         if hides and step_s and (self.times.sync_s or 0) > self._overlap * step_s:

@@ -2,7 +2,7 @@
 
 Before a newcomer starts from it, its anchor is compared with those of all regions that train
 (`StateTransfer.anchors_agree`). While a region asks, their heartbeats carry the digests of the
-anchors that they have had.
+newest anchors that they have had. Of an older one they tell once the newcomer names its version.
 
 With no region left, one that returns would begin the run anew, by itself. So regions that end while
 another one is absent leave their final state in the store (`leave_result`).
@@ -42,6 +42,9 @@ _FETCHED_AFTER_S = 30.0
 _PIECE = re.compile(r"blob/\d+\.\d+\.(\d+)\.\d+\.\d+\.[0-9a-f]{64}")
 """Key of a piece of a state: epoch, position, donor, its incarnation, how many it has given before,
 and the digest."""
+
+_TOLD = 64
+"""So many versions a heartbeat tells of, besides those that newcomers name."""
 
 log = logging.getLogger(__name__)
 
@@ -156,13 +159,19 @@ class StateTransfer:
         self._giving: threading.Thread | None = None
         self._busy = threading.Lock()  # with giving, or with removing
         self._swept_for: set[int] | None = None  # who lived when nothing of the dead was left
+        # Terms of the anchors we have had since a region began to ask, by version, in their order.
+        self._had: dict[str, terms.Terms] = {}
 
     def give_soon(self, step: int, arrays: dict[str, np.ndarray], document: dict[str, Any]) -> None:
-        """Call `give` in the background, so that training goes on meanwhile."""
+        """Call `give` in the background, so that training goes on meanwhile.
+
+        Nothing is given where nobody asks any more by then.
+        """
 
         def act() -> None:
             try:
-                self.give(step, arrays, document)
+                if self.asking():
+                    self.give(step, arrays, document)
             except StoreUnavailable as error:
                 self._owe_nothing(self.asking(), self._context.timing.answer_s)
                 log.warning("no state was given, it is tried again: %s", error)
@@ -290,21 +299,34 @@ class StateTransfer:
     # -- anchors, compared before a region starts from a state -------------------------------------
 
     def tell_anchors(self, versions: AnchorVersions) -> None:
-        """Tell with the next heartbeat which anchors we have had since a region began to ask.
+        """Tell in our heartbeat which anchors we have had, while a region asks for a state.
 
-        A state may travel for long, so that all of them count. What the device has still to compute
-        is told by a later call.
+        The newest ones, and those that newcomers name: a state may travel for long. So all are
+        remembered until nobody asks any more, a few hundred bytes each. A version that we have
+        passed and never had is told of without terms. What the device has still to compute is told
+        by a later call.
         """
         heartbeat, told = self._context.heartbeat, {}
-        if self.asking():
-            told = dict(heartbeat.own.anchors)
-            new = [(name, one) for name, one in versions.items() if name not in told]
-            told |= {name: terms.as_record(x) for name, x in itertools.takewhile(_computed, new)}
+        named: set[str] = set()
+        if not heartbeat.own.anchors:
+            self._had = {}  # nobody asked, or we have asked ourselves since (`want_state`)
+        if asking := self.asking():
+            new = [(name, one) for name, one in versions.items() if name not in self._had]
+            new = itertools.takewhile(_computed, new)
+            self._had |= {name: terms.as_record(one) for name, one in new}
+            told = dict(itertools.islice(reversed(self._had.items()), _TOLD))
+            latest = heartbeat.latest()
+            named = {name for region in asking for name in latest[region].anchors} - told.keys()
+            known = {x for x in named if x in self._had or _past(x, told)}
+            told |= {name: self._had.get(name, {}) for name in known}
         if told != heartbeat.own.anchors:
-            heartbeat.update(at_once=False, anchors=told)
+            heartbeat.update(at_once=bool(named), anchors=told)
 
     def anchors_agree(self, step: int, version: str, own: Mapping[str, Any], at_last: bool) -> bool:
         """Compare this region's anchor with those of all regions that train, of the same version.
+
+        Where one tells of newer versions alone, and may have had this one, our heartbeat names it:
+        then it is told of in the answer (`tell_anchors`).
 
         Args:
           step, version: of the state.
@@ -322,13 +344,19 @@ class StateTransfer:
         donors, latest = sorted(self.donors()), context.heartbeat.latest()
         told = {region: latest[region].anchors for region in donors}
         known = {region: one[version] for region, one in told.items() if version in one}
-        # Who has told of a later one, and not of this one, never had it.
-        missing = [one for r, one in told.items() if r not in known and not _past(version, one)]
-        if (missing or not known) and not at_last:
+        later = [one for r, one in told.items() if r not in known and _past(version, one)]
+        # Who tells of a later one, and of all that it has had, never had this one.
+        unclear = [one for one in later if len(one) >= _TOLD]
+        if unclear and version not in context.heartbeat.own.anchors:
+            self._had = {version: terms.as_record(own)}
+            context.heartbeat.update(anchors=dict(self._had))
+        missing = unclear or len(known) + len(later) < len(donors)
+        voters = {region: one for region, one in known.items() if one}
+        if (missing or not voters) and not at_last:
             return False
         label = f"a state of step {step}"
-        if known:
-            terms.check(label, known, context.region, terms.as_record(own), context.heal)
+        if voters:
+            terms.check(label, voters, context.region, terms.as_record(own), context.heal)
         else:
             log.warning("nobody has told of its anchor: %s is compared at the next send", label)
         return True

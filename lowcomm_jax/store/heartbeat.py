@@ -83,18 +83,21 @@ class Heartbeat:
 
     # -- our own beat -------------------------------------------------------------------------
 
-    def start(self, above: int = 0) -> None:
+    def start(self, check: Callable[[], object], above: int = 0) -> None:
         """Take the region's place as its next incarnation and begin to beat.
 
         That is the first number whose key is free, above those in signed records. A key by itself
-        takes its own number and lifts no other: whoever can write to the store can make one.
+        takes its own number and lifts no other: whoever can write to the store can make one. Each
+        key that is taken costs one request.
 
         Args:
+          check: is called before each request; raises where the search is to end.
           above: an incarnation that there has been, as another record says.
         """
         last = self._read(self.region)
         known = max(above, last.incarnation if last else 0)
         for number in itertools.count(known + 1):
+            check()
             if self._store.create(key_of(f"born/{self.region}/{number}"), b"taken\n"):
                 break
         self.update(incarnation=number)

@@ -96,9 +96,8 @@ class Store:
         pending = [(key, self._kv.read(key)) for key in keys]
         found: dict[str, bytes | None] = dict.fromkeys(keys)
         for key, future in pending:
-            value = self._answer(future, nbytes)
+            value = self._read_value(future, nbytes)
             if value.state == "value":
-                self.counter.add("store_read", len(value.value))
                 found[key] = value.value
         if None in found.values():
             self._check_anchor()
@@ -131,11 +130,11 @@ class Store:
         if self.root.startswith("s3://"):
             spec = ts.KvStore.Spec(spec).to_json() | {"use_conditional_write": True}
         kv, key = self._answer(ts.KvStore.open(spec)), f"tried/{secrets.token_hex(16)}"
-        absent = self._answer(kv.read(key)).stamp.generation
+        absent, value = self._read_value(kv.read(key)).stamp.generation, b"tried"
         created = [
-            bool(self._answer(kv.write(key, b"tried", if_equal=absent)).generation)
-            for _ in range(2)
+            bool(self._answer(kv.write(key, value, if_equal=absent)).generation) for _ in range(2)
         ]
+        self.counter.add("store_written", len(value) * sum(created))
         self._answer(kv.write(key, None))
         if all(created):
             through = f" through {endpoint}" if (endpoint := os.environ.get(ENDPOINT)) else ""
@@ -200,7 +199,7 @@ class Store:
             names = (name.decode() for name in self._answer(kv.list()))
             there = [name.removesuffix(f"/{key}") for name in names if name.endswith(f"/{key}")]
         pending = {run: kv.read(f"{run}/{key}") for run in there if run != own and "/" not in run}
-        return {run: self._answer(future).value for run, future in pending.items()}
+        return {run: self._read_value(future).value for run, future in pending.items()}
 
     def pauses(self) -> Iterator[float]:
         """Seconds to wait between one look and the next: short at first, then longer."""
@@ -213,8 +212,14 @@ class Store:
     def _check_anchor(self) -> None:
         if self._folder is None or self._anchor is None:
             return
-        if self._answer(self._kv.read(self._anchor)).state != "value":
+        if self._read_value(self._kv.read(self._anchor)).state != "value":
             raise StoreUnavailable(f"{self.root}: the run's record {self._anchor!r} is not there")
+
+    def _read_value(self, future: ts.Future, nbytes: int = 0) -> ts.KvStore.ReadResult:
+        """What a read of `nbytes` bytes has found; all that is read is counted here."""
+        found = self._answer(future, nbytes)
+        self.counter.add("store_read", len(found.value))
+        return found
 
     def _answer(self, future: ts.Future, nbytes: int = 0):
         """The result of an operation that moves `nbytes` bytes."""

@@ -30,6 +30,9 @@ Size = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 """SHA-256 in hex."""
 
+Version = Annotated[str, Meta(pattern=r"^[0-9]{1,19}(\.[0-9]{1,19})*\Z")]
+"""How often each fragment has landed, joined by dots (`anchor_history.anchor_version`)."""
+
 Terms = dict[str, Whole | str]
 """What a region has decided (`terms`)."""
 
@@ -82,8 +85,9 @@ class Beat(Record):
       address: where its payloads can be pulled from, or "".
       certificate: of its port, where it has made that itself (PEM), or "". It also shows it where
         it fetches.
-      anchors: terms of the anchors that it has had since somebody asked for a state, by version
-        (`anchor_history.anchor_version`).
+      anchors: terms of anchors that it has had, by version, while another region asks for a state:
+        of the newest ones, and of those that such a region names; without terms = never had. Of a
+        region that asks: the version that it names (`StateTransfer.tell_anchors`).
     """
 
     incarnation: Size
@@ -98,7 +102,7 @@ class Beat(Record):
     passed: str = ""
     address: str = ""
     certificate: str = ""
-    anchors: dict[str, Terms] = {}
+    anchors: dict[Version, Terms] = {}
 
 
 class Epoch(Record):

@@ -114,6 +114,65 @@ def test_a_moment_is_told_of_as_long_as_somebody_asks(party):
     assert newcomer.state_transfer.anchors_agree(STEP, NOW, anchor(5), at_last=False)
 
 
+def go_on(x, first, last):
+    """Land so often, and tell of the newest anchors after each landing, as training loops do."""
+    for n in range(first, last):
+        x.answer({f"{m}.3.0": anchor(6) for m in range(max(first, n - 31), n + 1)})
+
+
+@pytest.mark.parametrize("took", [5, 6])
+def test_heartbeats_stay_small_however_often_the_others_land_meanwhile(party, took):
+    """And a newcomer is told what it compares its state with, however late it looks."""
+    first, second, newcomer = asking(party, 3)
+    for x in (first, second):
+        x.answer({NOW: anchor(5)})
+        go_on(x, 9, 1009)
+        assert len(x._context.heartbeat.own.anchors) == 64
+    latest = newcomer._context.heartbeat.latest
+    until(lambda: all("1008.3.0" in latest()[r].anchors for r in (0, 1)))
+
+    def agrees():
+        return newcomer.state_transfer.anchors_agree(STEP, NOW, anchor(took), at_last=False)
+
+    assert not agrees(), "they may have had it, and tell of later ones alone"
+    until(lambda: NOW in first._context.heartbeat.latest()[2].anchors)
+    first.answer({"1009.3.0": anchor(6)})
+    assert first._context.heartbeat.own.anchors[NOW] == {"anchor": f"{0:08x}{5:08x}"}
+    assert len(first._context.heartbeat.own.anchors) == 65
+    until(lambda: NOW in latest()[0].anchors)
+    if took == 5:
+        assert not agrees(), "the second one has not answered"
+    until(lambda: NOW in second._context.heartbeat.latest()[2].anchors)
+    second.answer({})
+    until(lambda: NOW in latest()[1].anchors)
+    if took == 5:
+        assert agrees()
+    else:
+        with pytest.raises(Parted):
+            agrees()
+
+
+def test_who_has_landed_often_and_was_not_there_says_so(party):
+    first, second, newcomer = asking(party, 3)
+    first.answer({NOW: anchor(5)})
+    go_on(second, 9, 109)
+    until(lambda: told_by(newcomer) == {0, 1})
+    assert not newcomer.state_transfer.anchors_agree(STEP, NOW, anchor(5), at_last=False)
+    until(lambda: NOW in second._context.heartbeat.latest()[2].anchors)
+    second.answer({})
+    assert second._context.heartbeat.own.anchors[NOW] == {}
+    until(lambda: newcomer.state_transfer.anchors_agree(STEP, NOW, anchor(5), at_last=False))
+
+
+def test_a_region_that_takes_a_state_itself_forgets_what_it_has_had(party):
+    first, *_ = asking(party, 3)
+    first.answer({NOW: anchor(4)})
+    first.want_state()
+    first.come_in()
+    first.answer({"9.2.0": anchor(6)})
+    assert first._context.heartbeat.own.anchors.keys() == {"9.2.0"}
+
+
 def test_it_does_not_agree_with_nobody(party, caplog):
     regions = party.run(2)
     assert not regions[1].state_transfer.anchors_agree(STEP, NOW, anchor(5), at_last=False)

@@ -483,6 +483,27 @@ def test_steps_and_reads_are_timed(learner, caplog):
     assert "takes 11.5 s, but overlap=3 inner steps take 6 s" in told.getMessage()
 
 
+def test_what_a_payload_took_is_noted_once_before_its_round_has_landed(learner):
+    """Windows of the rounds that are open meanwhile need it; `go_on` lands none."""
+    made = learner(quorum=2)
+    one = made.one
+    says(made, 0, 0, 1)
+    says(made, 0, 2, here=False)
+    found = one._round(0)
+    found.write_s, found.fetches[1].moved = 1.5, (8, 4.0)
+    assert one.times.sync_s is None
+    one.look()
+    assert one.committed == 1 and one.times.sync_s == 5.5
+    one.look(), one.look()
+    assert one.times.sync_s == 5.5
+    vars(found.fetches[2]).update(complete=True, moved=(8, 14.0))  # it came after the record
+    one.look()
+    after = one.times.sync_s
+    assert after == pytest.approx(0.9 * 5.5 + 0.1 * 15.5)
+    one.look(), one._landed(0)
+    assert one.times.sync_s == after
+
+
 def test_after_another_exchange_has_made_up_for_rounds_they_are_forgotten(learner):
     made = learner()
     says(made, 0, 0, 1)

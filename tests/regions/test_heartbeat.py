@@ -174,6 +174,17 @@ def test_an_older_record_proves_nothing(watched):
     assert watched.living == ({0}, {0}) and watched.ours.latest()[1].counter == 5
 
 
+@pytest.mark.parametrize("version", ["8,2", "8.", "", "-1.2", "8.2\n", "1" * 20])
+def test_a_beat_with_an_odd_version_is_counted_and_passed_over(watched, version):
+    """Also where it is signed: a region in another language may write such a one."""
+    watched.beats(1, counter=1, anchors={"8.2": {"anchor": "5"}, "18": {}})
+    watched.look()
+    watched.beats(1, counter=2, anchors={version: {}})
+    watched.look()
+    assert watched.ours.latest()[1].counter == 1
+    assert watched.store.counter.read()["rejected_record"] == 1
+
+
 def test_how_long_a_restart_takes_says_nothing(watched):
     for counter in range(1, 5):
         watched.beats(1, 1, counter)
@@ -277,10 +288,25 @@ def test_a_job_is_the_next_incarnation_of_all_that_are_known(
         watched.beats(0, beaten)
     for number in born:
         watched.store.write(f"born/0/{number}.0", b"")
-    watched.ours.start(above)
+    watched.ours.start(watched.ours.check, above)
     watched.ours.stop(leaving=False)
     assert watched.ours.own.incarnation == expected
     assert watched.store.read(f"born/0/{expected}.0")
+
+
+def test_a_search_for_a_free_number_ends_where_the_exchange_does(watched, monkeypatch):
+    """Whoever can write to the store can take as many numbers as they like."""
+    tried, ours = [], watched.ours
+    monkeypatch.setattr(watched.store, "create", lambda key, value: tried.append(key))
+
+    def check():
+        if len(tried) == 3:
+            raise RuntimeError("closed")
+
+    with pytest.raises(RuntimeError, match="closed"):
+        ours.start(check)
+    assert tried == [f"born/0/{number}.0" for number in (1, 2, 3)]
+    assert ours.own.incarnation == 3 and ours._thread.ident is None, "it has taken no place"
 
 
 @pytest.mark.parametrize("leaving", [True, False])
@@ -288,7 +314,7 @@ def test_who_stops_says_so_or_is_gone(watched, leaving):
     watched.ours._timing = Timing(beat_s=0.05)
     watched.ours.update(awaited=True)
     watched.ours.stop()  # before its start there is nothing to stop
-    watched.ours.start()
+    watched.ours.start(watched.ours.check)
     watched.ours.refresh()
     watched.ours.stop(leaving)
     told = watched.ours._read(0)

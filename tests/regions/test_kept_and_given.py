@@ -372,6 +372,18 @@ def test_a_state_that_was_not_given_is_tried_again_soon(monkeypatch, caplog):
     assert transfer.owed()
 
 
+def test_a_state_is_written_for_nobody_where_who_asked_has_gone(monkeypatch):
+    beats, given = Beats(r1=ASKS), []
+    transfer = giving(beats)
+    transfer._context.background = Background(pytest.fail)
+    monkeypatch.setattr(transfer, "give", lambda *state: given.append(state))
+    for one, expected in ((ASKS, 1), (TRAINS, 1)):
+        beats.others[1] = one
+        transfer.give_soon(7, {}, {})
+        transfer._context.background.join()
+        assert len(given) == expected
+
+
 def test_who_asks_and_who_may_give():
     beats = Beats(r1=ASKS, r2=TRAINS, r3=Beat(1), r4=Beat(1, awaited=True, wants=True))
     transfer = giving(beats)
@@ -512,6 +524,57 @@ def test_anchors_are_told_while_somebody_asks_and_only_what_is_new():
     beats.others[1] = TRAINS
     transfer.tell_anchors(new)
     assert beats.told == [{"at_once": False, "anchors": {}}]
+
+
+FULL = {f"{n}.3": {"anchor": f"{6:08x}"} for n in range(9, 73)}
+
+
+@pytest.mark.parametrize(
+    ("answer", "agree"),
+    [(None, False), ({}, True), ({"anchor": f"{5:08x}"}, True)],
+)
+def test_who_tells_of_the_newest_alone_is_asked_by_name(answer, agree):
+    beats = Beats(2, r0=TRAINS, r1=TRAINS)
+    transfer = giving(beats)
+    beats.others[0] = Beat(1, awaited=True, anchors={"8.2": {"anchor": f"{5:08x}"}})
+    told = FULL if answer is None else FULL | {"8.2": answer}
+    beats.others[1] = Beat(1, awaited=True, anchors=told)
+    assert transfer.anchors_agree(8, "8.2", SAME, at_last=False) is agree
+    named = [] if agree else [{"anchors": {"8.2": {"anchor": f"{5:08x}"}}}]
+    assert beats.told == named
+
+
+def test_who_says_that_it_never_had_that_version_has_no_vote(caplog):
+    beats = Beats(2, r0=TRAINS)
+    transfer = giving(beats)
+    beats.others[0] = Beat(1, awaited=True, anchors=FULL | {"8.2": {}})
+    assert not transfer.anchors_agree(8, "8.2", SAME, at_last=False)
+    assert transfer.anchors_agree(8, "8.2", OTHER, at_last=True)
+    assert "nobody has told" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("8.2", {"8.2": {"anchor": f"{5:08x}"}}),
+        ("7.1", {"7.1": {}}),  # passed, and never had
+        ("900.0", {}),  # still to come
+        ("100.0", {"100.0": {"anchor": f"{6:08x}"}}),  # among the newest
+    ],
+)
+def test_what_a_newcomer_names_is_told_of_beside_the_newest(name, answer):
+    beats = Beats(r1=ASKS)
+    transfer = giving(beats)
+    for versions in ({"8.2": SAME}, {f"{n}.0": OTHER for n in range(11, 101)}):
+        transfer.tell_anchors(versions)
+        beats.own = Beat(1, awaited=True, anchors=beats.told.pop()["anchors"])
+    newest = {f"{n}.0" for n in range(37, 101)}
+    assert beats.own.anchors.keys() == newest
+    beats.others[1] = Beat(1, wants=True, anchors={name: {"anchor": f"{5:08x}"}})
+    transfer.tell_anchors({})
+    told = beats.told.pop()["anchors"] if beats.told else beats.own.anchors
+    assert told.keys() == newest | answer.keys()
+    assert answer.items() <= told.items()
 
 
 def test_what_the_device_still_computes_is_told_later(monkeypatch):

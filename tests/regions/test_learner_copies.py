@@ -68,3 +68,14 @@ def test_a_peer_of_another_model_is_refused_with_every_difference(states):
     text = str(error.value)
     assert "anchor/w: missing -> (1, 2)" in text and "inner/params/w: (3, 5) -> (3, 2)" in text
     assert text.count("\n- ") == 2
+
+
+def test_a_peers_state_that_lacks_its_counters_or_its_document_is_refused_alike(states):
+    fresh, peer = states
+    _, arrays, _ = given(peer, METHOD)
+    lacks = {k: x for k, x in arrays.items() if k not in ("counters/step", "counters/sends")}
+    with pytest.raises(ValueError, match="a peer's state does not fit") as error:
+        start_from_peer(LOOP, fresh, lacks, {})
+    found = str(error.value).split("\n- ")[1:]
+    expected = ["counters/step: missing", "counters/sends: missing", "in_flight: missing"]
+    assert [line.strip() for line in found] == expected

@@ -251,7 +251,7 @@ def test_who_copies_a_peer_has_the_learning_rate_of_the_peers_step(monkeypatch):
         merge: int = 0
         rate: int = 0
 
-    monkeypatch.setattr(given_state, "placed_like", lambda trees, arrays, whose: trees)
+    monkeypatch.setattr(given_state, "placed_like", lambda trees, *_: trees)
     opt = optax.ScaleByScheduleState(np.zeros(1, np.int32))
     inner = Inner(opt, jnp.ones((1, 1)), jnp.zeros(1, jnp.int32))
     counters = {"step": np.int64(7), "last_sent": np.array([7]), "sends": np.array([4])}

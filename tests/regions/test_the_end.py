@@ -143,7 +143,7 @@ def test_who_has_not_come_in_yet_when_the_others_end_misses_the_end(brief):
     until(lambda: made[0].steps().keys() == made[1].steps().keys() == {0, 1}, 20.0)
     back = made[2]._context
     again = Heartbeat(back.store, back.slots, 2, 3, back.timing)
-    again.start(above=1)
+    again.start(back.heartbeat.check, above=1)
     try:
         for changes in ({"epoch": 0}, {"epoch": 1}, {"epoch": 1, "wants": True}):
             again.update(**changes)
