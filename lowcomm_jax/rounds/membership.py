@@ -134,7 +134,8 @@ class Membership:
     @led
     def want_state(self) -> None:
         """Ask the others for a state; they do not wait for our payloads until we `come_in`."""
-        self._context.heartbeat.update(wants=True, awaited=False, anchors={})
+        self.state_transfer.forget_anchors()
+        self._context.heartbeat.update(wants=True, awaited=False)
 
     @led
     def come_in(self) -> None:

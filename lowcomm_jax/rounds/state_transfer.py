@@ -46,6 +46,8 @@ and the digest."""
 _TOLD = 64
 """So many versions a heartbeat tells of, besides those that newcomers name."""
 
+_REMEMBERED = 4096  # of a few hundred bytes each
+
 log = logging.getLogger(__name__)
 
 State = tuple[int, dict[str, np.ndarray], dict[str, Any]]
@@ -159,7 +161,7 @@ class StateTransfer:
         self._giving: threading.Thread | None = None
         self._busy = threading.Lock()  # with giving, or with removing
         self._swept_for: set[int] | None = None  # who lived when nothing of the dead was left
-        # Terms of the anchors we have had since a region began to ask, by version, in their order.
+        # Terms of the anchors we have had while a region asked, by version, in their order.
         self._had: dict[str, terms.Terms] = {}
 
     def give_soon(self, step: int, arrays: dict[str, np.ndarray], document: dict[str, Any]) -> None:
@@ -301,19 +303,19 @@ class StateTransfer:
     def tell_anchors(self, versions: AnchorVersions) -> None:
         """Tell in our heartbeat which anchors we have had, while a region asks for a state.
 
-        The newest ones, and those that newcomers name: a state may travel for long. So all are
-        remembered until nobody asks any more, a few hundred bytes each. A version that we have
-        passed and never had is told of without terms. What the device has still to compute is told
-        by a later call.
+        The newest ones, and those that newcomers name: a state may travel for long. So thousands
+        are remembered, also where who asks counts as dead for a while (an outage). A version that
+        we have passed and never had is told of without terms. What the device has still to compute
+        is told by a later call.
         """
         heartbeat, told = self._context.heartbeat, {}
         named: set[str] = set()
-        if not heartbeat.own.anchors:
-            self._had = {}  # nobody asked, or we have asked ourselves since (`want_state`)
         if asking := self.asking():
             new = [(name, one) for name, one in versions.items() if name not in self._had]
             new = itertools.takewhile(_computed, new)
             self._had |= {name: terms.as_record(one) for name, one in new}
+            while len(self._had) > _REMEMBERED:
+                del self._had[next(iter(self._had))]
             told = dict(itertools.islice(reversed(self._had.items()), _TOLD))
             latest = heartbeat.latest()
             named = {name for region in asking for name in latest[region].anchors} - told.keys()
@@ -321,6 +323,11 @@ class StateTransfer:
             told |= {name: self._had.get(name, {}) for name in known}
         if told != heartbeat.own.anchors:
             heartbeat.update(at_once=bool(named), anchors=told)
+
+    def forget_anchors(self) -> None:
+        """Tell of no anchor that we have had until now: the next state is another region's."""
+        self._had = {}
+        self._context.heartbeat.update(anchors={})
 
     def anchors_agree(self, step: int, version: str, own: Mapping[str, Any], at_last: bool) -> bool:
         """Compare this region's anchor with those of all regions that train, of the same version.

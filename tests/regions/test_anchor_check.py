@@ -194,6 +194,22 @@ def test_what_an_earlier_job_has_told_says_nothing(party):
     assert newcomer.state_transfer.anchors_agree(STEP, NOW, anchor(5), at_last=False)
 
 
+def test_who_counts_as_dead_for_a_while_is_told_of_what_was_before(party, monkeypatch):
+    """As in an outage while it asks: the state that it was given before is still compared."""
+    *others, newcomer = asking(party, 3)
+    for x in others:
+        x.answer({NOW: anchor(5)})
+    until(lambda: told_by(newcomer) == {0, 1})
+    for x in others:
+        with monkeypatch.context() as patched:
+            patched.setattr(x.state_transfer, "asking", dict)
+            x.answer({})
+    until(lambda: not told_by(newcomer))
+    for x in others:
+        x.answer({"9.2.0": anchor(6)})
+    until(lambda: newcomer.state_transfer.anchors_agree(STEP, NOW, anchor(5), at_last=False))
+
+
 def test_the_last_one_gives_a_state_even_if_it_was_left_behind(party):
     """As at the end of a run, after which nobody exchanges any more."""
     regions = party.run(3)
