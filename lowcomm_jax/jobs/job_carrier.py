@@ -231,38 +231,37 @@ class JobCarrier:
 
     # -- acts, put off where the others cannot be reached ------------------------------------------
 
-    @contextlib.contextmanager
-    def running(self, loop: SyncLoop, state: TrainState) -> Iterator[None]:
-        """Where nothing is due, tell the others how far this region is.
-
-        What was read ahead (`_comes_to`) is let go of at the end.
-        """
+    def begins(self, loop: SyncLoop, state: TrainState) -> None:
+        """Where nothing is due, tell the others how far this region is."""
         now = int(state.counters.step)
         self._trained, self._done_until = now, state.counters.done_until
         if self.tells and loop.upcoming(state, now) > now:
             over = with_step(state, now, behind=0)
             self.anchor_history.note(over, loop.fragments)
             self.tell(over, trained=now)
-        try:
-            yield
-        finally:
-            if self._known:
-                self.exchange.forget_ahead()
-                self._known = 0
 
     def _comes_to(self, loop: SyncLoop, state: TrainState) -> None:
-        """Before the first stage of a step: read ahead what the others have landed by now, and wait
-        the longer for them the more steps they have to make to come here."""
-        if self.pacing.first is None:
-            return
-        step, now = int(state.counters.step), self._trained
-        sends = int(state.counters.sends.sum())
-        self._patience_s = self.pacing.patience_s(step - self._done_until)
+        """Before the first stage of a step: read ahead what the others have landed by now, where
+        this region is behind them, after an outage or while it comes in.
+
+        After an outage, wait the longer for them the more steps they have to make to come here.
+        """
+        step, sends = int(state.counters.step), int(state.counters.sends.sum())
+        until, makes_up = step, self.pacing.first is not None
+        if makes_up:
+            self._patience_s = self.pacing.patience_s(step - self._done_until)
+            until = self._trained
+        elif self.tells and not self.role.sends:
+            until = self.exchange.frontier()
+        if self._known and sends >= self._known:
+            self.exchange.forget_ahead()
+            self._known = 0
         # Exchanges in groups have other names.
-        unknown = step < now and self.group_size is None and sends >= self._known
+        unknown = step < until and self.group_size is None and not self._known
         if unknown and self._reachable():
-            missed = _missed(loop, state, now)
-            self._known = sends + self.exchange.fetch_ahead(sends + 1, now - step + 1, missed)
+            missed = _missed(loop, state, until) if makes_up else 0
+            ahead = self.exchange.fetch_ahead(sends + 1, until - step + 1, missed)
+            self._known = sends + ahead if ahead else 0
 
     def reach(self, loop: SyncLoop, state: TrainState, stage: Stage, begun: bool) -> bool:
         # One answer for a step with a send, so that it is put off as a whole: what lands and what

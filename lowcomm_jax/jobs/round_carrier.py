@@ -99,13 +99,11 @@ class RoundCarrier:
 
     # -- what is due ----------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def running(self, loop: SyncLoop, state: TrainState) -> Iterator[None]:
+    def begins(self, loop: SyncLoop, state: TrainState) -> None:
         if state.counters.behind:  # a step was made
             self._keep_step_with_device(state)
             self._begin(loop, state)
             self._see(*self.rounds.stepped(), int(state.counters.step))
-        yield
 
     def _begin(self, loop: SyncLoop, state: TrainState) -> None:
         """Take part in rounds, from the first one that has not landed here."""

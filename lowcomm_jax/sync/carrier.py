@@ -47,8 +47,8 @@ class Carrier(Protocol):
     paused: bool
     header: Mapping[str, Any]
 
-    def running(self, loop: Any, state: TrainState) -> contextlib.AbstractContextManager:
-        """Entered while a loop does what is due up to the counters' step."""
+    def begins(self, loop: Any, state: TrainState) -> None:
+        """A loop begins to do what is due up to the counters' step."""
         ...
 
     def reach(self, loop: Any, state: TrainState, stage: Stage, begun: bool) -> bool:

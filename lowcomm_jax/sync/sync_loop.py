@@ -105,8 +105,8 @@ class MeshCarrier:
     paused = False
     header: ClassVar[dict[str, Any]] = {}
 
-    def running(self, loop, state):
-        return contextlib.nullcontext()
+    def begins(self, loop, state):
+        pass
 
     def ending(self, loop, state):
         return contextlib.nullcontext(self)
@@ -339,22 +339,22 @@ class SyncLoop(Loop):
           events: gets those of what is done.
         """
         now, nobody = int(state.counters.step), np.zeros_like(mask)
-        with self.carrier.running(self, state):
-            while (step := self.upcoming(state, now)) <= now:
-                in_time, begun, crossed = step == now, False, False
-                who = mask if in_time else nobody
-                state = as_of(state, step, behind=1)
-                while stage := self.acts(state, step, crossed, away=not who.any()):
-                    if not self.carrier.reach(self, state, stage, begun):
-                        return with_step(state, now, behind=now - step + 1)
-                    state, begun = self.do(state, stage, who, in_time, events), True
-                    crossed |= isinstance(stage[0], Move)
-                if self.schedule.remembers:
-                    landings = [e for e in events if e.kind == "land" and e.step == step]
-                    decided = self.schedule.decide(step, state.counters, landings)
-                    state.counters.decided = state.counters.decided if decided is None else decided
-                self.carrier.done(self, state, in_time)
-                state = with_step(state, now, behind=now - step)
+        self.carrier.begins(self, state)
+        while (step := self.upcoming(state, now)) <= now:
+            in_time, begun, crossed = step == now, False, False
+            who = mask if in_time else nobody
+            state = as_of(state, step, behind=1)
+            while stage := self.acts(state, step, crossed, away=not who.any()):
+                if not self.carrier.reach(self, state, stage, begun):
+                    return with_step(state, now, behind=now - step + 1)
+                state, begun = self.do(state, stage, who, in_time, events), True
+                crossed |= isinstance(stage[0], Move)
+            if self.schedule.remembers:
+                landings = [e for e in events if e.kind == "land" and e.step == step]
+                decided = self.schedule.decide(step, state.counters, landings)
+                state.counters.decided = state.counters.decided if decided is None else decided
+            self.carrier.done(self, state, in_time)
+            state = with_step(state, now, behind=now - step)
         return with_step(state, now, behind=0)
 
     def do(
