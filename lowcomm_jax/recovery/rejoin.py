@@ -181,12 +181,13 @@ def _compare(carrier: JobCarrier, loop: SyncLoop, state: TrainState) -> None:
 def serve(engine: Engine, state: TrainState, linger_s: float = 30.0) -> None:
     """After the end, give the state to regions that join now, for at most `linger_s` seconds.
 
-    It also stays in the store, if some region was absent at the end.
+    As long, this region stays for those that lack payloads which would go with it. The state also
+    stays in the store, if some region was absent at the end, or has not got all by then.
     """
     carrier, until = engine.carrier, time.monotonic() + linger_s
     while leader().broadcast_from_leader(
         "serve",
-        lambda: bool(carrier.exchange.state_transfer.asking()) and time.monotonic() < until,
+        lambda: carrier.exchange.is_needed() and time.monotonic() < until,
     ):
         carrier.answer(state)
         time.sleep(_POLL_SECONDS)

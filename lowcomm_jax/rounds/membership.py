@@ -215,15 +215,30 @@ class Membership:
         """Whether the run ends at this step without some region, and this one is to say how.
 
         That is so where a region neither trains with us nor has left at the end, and no lower one
-        does. One that lives and is only coming in (it meets the others, or compiles) misses it.
+        does. One that lives and is only coming in (it meets the others, or compiles) misses it. So
+        does one that could get payloads of ours only while this job runs, and lacks some.
         """
-        heartbeat, asking = self._context.heartbeat, self.state_transfer.asking().keys()
-        here = {r: b for r, b in self._beats().items() if r not in asking and b.awaited}
+        heartbeat, comes = self._context.heartbeat, self.state_transfer.asking().keys()
+        comes |= self._lacking()
+        here = {r: b for r, b in self._beats().items() if r not in comes and b.awaited}
         there = {r for r, b in here.items() if b.epoch == heartbeat.own.epoch} | {self.region}
         left = {r: b for r, b in heartbeat.latest().items() if b.leaving}
         ended = {r for r, b in left.items() if max(b.step, b.trained) >= step}
         missing = set(range(self.count)) - there - ended
         return bool(missing) and self.region == min(there)
+
+    def is_needed(self) -> bool:
+        """Whether a living region asks for a state, or lacks payloads that would go with this job.
+
+        In the first process alone, so callers ask it within a decision of the leader.
+        """
+        return bool(self.state_transfer.asking() or self._lacking())
+
+    def _lacking(self) -> set[int]:
+        """Living regions that can get payloads of ours only while this job runs, and lack some."""
+        if not self._context.transport.lingers:
+            return set()
+        return self._payload_gc.lacking() & self._context.heartbeat.living()
 
     @led
     def leave_result(self, state: State) -> None:
@@ -270,8 +285,8 @@ class Membership:
         ones have them, `linger_s` at most. A state that is being given has half a minute left; what
         is not written then is dropped, and another region gives one.
         """
-        if self._context.transport.lingers and not self._context.halted.is_set():
-            self._linger(linger_s, self._payload_gc.all_have_ours)
+        if not self._context.halted.is_set():
+            self._linger(linger_s, lambda: not self._lacking())
         self._end()
 
     def _linger(self, seconds: float, done: Callable[[], bool]) -> None:

@@ -140,13 +140,12 @@ class PayloadGC:
             older = {} if known is None else known.digests
             self._done[name] = _Done(position, {**older, **digests})
 
-    def all_have_ours(self) -> bool:
-        """Whether every living region has told that it has what we have."""
+    def lacking(self) -> set[int]:
+        """Regions seen so far that have not told that they have what we have."""
         with self._lock:
-            self._look()
+            latest = self._look()
             ours = self._reached.get(self._context.region, -1)
-            living = self._context.heartbeat.living()
-            return all(self._reached.get(region, -1) >= ours for region in living)
+            return {region for region in latest if self._reached.get(region, -1) < ours}
 
     def sweep(self) -> None:
         """Remove what no living region needs; the next call tries again if the store is away."""

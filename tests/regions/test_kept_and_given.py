@@ -167,13 +167,14 @@ def test_a_place_never_goes_back():
 
 
 @pytest.mark.parametrize(
-    ("places", "all_have"), [((7, 7), True), ((7, 8), True), ((7, 6), False), ((6, 7), False)]
+    ("places", "lacking"), [((7, 7), set()), ((7, 8), set()), ((7, 6), {2}), ((6, 7), {1})]
 )
-def test_when_all_have_what_we_have(places, all_have):
+def test_who_lacks_what_we_have(places, lacking):
+    """Whether it lives or not."""
     gc, around = collecting(r1=at(f"{places[0]}"), r2=at(f"{places[1]}"))
-    assert gc.all_have_ours() is all_have
+    assert gc.lacking() == lacking
     around.heartbeat.dead = {1, 2}
-    assert gc.all_have_ours()
+    assert gc.lacking() == lacking
 
 
 def test_what_is_done_is_told():

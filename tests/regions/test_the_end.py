@@ -1,5 +1,6 @@
 """All regions end alike: also where one was left out at the last step, or has just come in."""
 
+import dataclasses
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -8,7 +9,7 @@ import numpy as np
 import oracle
 import pytest
 from regions.faults import vanish
-from regions.party import until
+from regions.party import TIMING, over_peers, until
 from regions.test_same_numbers import METHODS, assert_same, expected
 from regions.together import batches, engine, in_jobs, rows, values
 
@@ -154,6 +155,29 @@ def test_who_has_not_come_in_yet_when_the_others_end_misses_the_end(brief):
         until(lambda: not made[0].misses(STEPS))
     finally:
         again.stop(leaving=False)
+
+
+def test_who_lacks_payloads_that_go_with_a_job_is_waited_for_and_misses_the_end(between):
+    """It lived when the others ended, but is cut off before it has got the last payloads."""
+    timing = dataclasses.replace(TIMING, deadline_s=0.5)
+    with ThreadPoolExecutor(2) as pool:
+        made = list(pool.map(between(2, timing, kind=over_peers), range(2)))
+    assert not made[0].is_needed() and not made[0].misses(0)
+
+    def goes_on_alone(key):
+        made[0].start(key, {"x": np.ones((1, 2), np.float32)})
+        made[0].finish(key)
+
+    goes_on_alone("1")
+    assert made[0].is_needed() and made[0].misses(0)
+    made[1].start("1", {"x": np.ones((1, 2), np.float32)})
+    made[1].finish("1")
+    until(lambda: not made[0].is_needed())
+    assert not made[0].misses(0)
+    goes_on_alone("2")
+    vanish(made[1])
+    until(lambda: not made[0].is_needed())  # nobody lives who could get them
+    assert made[0].misses(0)
 
 
 def test_a_result_that_is_damaged_is_named(brief, tmp_path):
