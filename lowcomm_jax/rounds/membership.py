@@ -227,11 +227,9 @@ class Membership:
         missing = set(range(self.count)) - there - ended
         return bool(missing) and self.region == min(there)
 
+    @led
     def is_needed(self) -> bool:
-        """Whether a living region asks for a state, or lacks payloads that would go with this job.
-
-        In the first process alone, so callers ask it within a decision of the leader.
-        """
+        """Whether a living region asks for a state, or lacks payloads that go with this job."""
         return bool(self.state_transfer.asking() or self._lacking())
 
     def _lacking(self) -> set[int]:
@@ -324,7 +322,9 @@ def register(context: ExchangeContext) -> None:
     ours = Run(FORMAT, *given)
     place = f"run {context.run_id!r} at {context.store.root}"
     context.store.create(RUN, slots.seal.close(RUN, ours, ANY_FORMAT))
-    data = context.store.read(RUN) or b""
+    data = context.store.read(RUN)
+    if data is None:  # the store has gone away, as a folder that is unmounted
+        raise StoreUnavailable(f"{context.store.root}: the run's record {RUN!r} is not there")
     stands = slots.opened(RUN, data, RunOfAnyFormat, ANY_FORMAT)
     if stands is None:
         raise ValueError(f"{place} was begun with another secret: use that one, or another run id")

@@ -31,6 +31,20 @@ def test_another_secret_can_not_join(party):
             party.region(1, 2, secret=other).join(1.0)
 
 
+def test_a_folder_that_goes_away_while_a_region_joins_is_waited_for(store_party, monkeypatch):
+    """Its record is not that of another secret: there is none."""
+    store_party.run(1)
+    again = store_party.region(0, 1)
+    read, gone = again._context.store.read, iter([True])
+
+    def away(key, nbytes=0):
+        return None if key == "run" and next(gone, False) else read(key, nbytes)
+
+    monkeypatch.setattr(again._context.store, "read", away)
+    again.join(20.0)
+    assert not next(gone, False) and again.epoch
+
+
 def test_other_settings_can_not_join(party):
     party.run(2)
     with pytest.raises(ValueError, match="count is 2 there, 3 here"):
