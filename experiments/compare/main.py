@@ -27,7 +27,6 @@ from rich.console import Console
 from experiments.cli import refuse_incomplete
 from experiments.compare import frontier
 from experiments.compare.at_equal import sentence
-from experiments.compare.columns import note
 from experiments.compare.config import REPORT, RESULT
 from experiments.compare.config import comparison as whole_config
 from experiments.compare.equal import budgeted
@@ -38,6 +37,7 @@ from experiments.compare.show import in_order, interval_of, show
 from experiments.metrics import encoded
 from experiments.progress import say
 from experiments.report import html_report
+from experiments.report.columns import note
 from experiments.report.html_data import Plotted
 from experiments.train import compile_cache
 from experiments.workdir import occupied

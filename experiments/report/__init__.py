@@ -2,7 +2,8 @@
 
 In: work directories of runs, also of `launch`; a network, to replay their events on.
 Out: tables, pictures, one HTML page, CSV or JSON.
-`virtual` replays a run on a network. Of the HTML page, `html_report` chooses the content,
-`html_data` computes the curves, `html_plots` draws, `html_page` is the frame.
+`virtual` replays a run on a network, `costs` gives what a run has cost, and `stats` intervals;
+`columns` are those of the tables that `compare` and the page show. Of the page, `html_report`
+chooses the content, `html_data` computes the curves, `html_plots` draws, `html_page` is the frame.
 Open `main.py` first.
 """

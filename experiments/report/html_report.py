@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from experiments.compare.columns import brief, columns
-from experiments.compare.costs import costs, mean_costs
 from experiments.progress import size, thousands
 from experiments.report import against
 from experiments.report.against import Deviation
+from experiments.report.columns import brief, columns
+from experiments.report.costs import costs, mean_costs
 from experiments.report.html_data import (
     Plotted,
     bytes_at,

@@ -24,7 +24,6 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.cli import Flags, RefusedError, parse_flags, refuse_any
-from experiments.compare.columns import brief, note, pace_in_words
 from experiments.progress import (
     duration,
     known,
@@ -38,6 +37,7 @@ from experiments.progress import (
 from experiments.regions.merged import counted, exchange_of
 from experiments.report.against import Deviation, against, read_plan, verdict
 from experiments.report.against import table as table_against
+from experiments.report.columns import brief, note, pace_in_words
 from experiments.report.export_table import regions_of, write_csv, write_json
 from experiments.report.html_data import Plotted, step_curves
 from experiments.report.virtual import Pace, Virtual, check, on_network, pace_on, paces_apart
