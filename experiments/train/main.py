@@ -34,6 +34,7 @@ from experiments.cli import (
     Flags,
     RefusedError,
     bare_name,
+    listing,
     load_config,
     parse_flags,
     refuse_any,
@@ -42,7 +43,7 @@ from experiments.cli import (
     split_config,
     unexpected,
 )
-from experiments.config import listing, plain
+from experiments.config import plain
 from experiments.faults import origin
 from experiments.faults.landings import Landings
 from experiments.metrics import read_records

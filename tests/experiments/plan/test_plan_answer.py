@@ -43,7 +43,7 @@ def config(name="template", **changes):
 
 def answered(fields, folder, width=100, **shown):
     text = io.StringIO()
-    result = plan_command.main(fields, folder, Console(file=text, width=width), **shown)
+    result = plan_command.planned(fields, folder, Console(file=text, width=width), **shown)
     return result, text.getvalue()
 
 
