@@ -20,6 +20,7 @@ import optax
 
 import lowcomm_jax as lc
 from experiments.bench import codec, traces
+from experiments.bench.main import NotHereError, Row
 from experiments.bench.work import held_bytes, interleave, median
 from lowcomm_jax.aot.arithmetic import matrix_flops
 from lowcomm_jax.aot.hlo import Program, parse
@@ -34,7 +35,6 @@ NEVER = 10**6  # H of a method that is not to synchronise
 LONGEST = 8  # kernels of a kind that the file names
 RATED = ("encode", "decode", "copy")
 SMI = "clocks.sm clocks.max.sm clocks.mem power.draw power.limit temperature.gpu driver_version"
-Row = dict[str, Any]
 Settings = tuple[tuple[str, Any], ...]
 
 
@@ -82,10 +82,6 @@ class Plan:
     codecs: tuple[str, ...]
     codec_size: int
     exchange: Case
-
-
-class NotHereError(Exception):
-    """This machine lacks what a measurement needs."""
 
 
 class Subject:

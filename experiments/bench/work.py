@@ -5,12 +5,9 @@
 
 from __future__ import annotations
 
-import json
-import operator
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -20,35 +17,10 @@ import optax
 
 import lowcomm_jax as lc
 from experiments.progress import Work
-from experiments.train.header import machine, versions
 from lowcomm_jax.models import build
 from lowcomm_jax.models.config import TransformerConfig
 from lowcomm_jax.models.model import Model
 from lowcomm_jax.schedule.base import Send
-
-_COMPARED = {">=": operator.ge, "<=": operator.le, "<": operator.lt}
-
-
-class EngineRow(NamedTuple):
-    """One measured figure; `target`: ("<=", 1.0), None when there is none."""
-
-    name: str
-    value: float
-    unit: str
-    target: tuple[str, float] | None = None
-
-    @property
-    def met(self) -> bool | None:
-        """Whether the target was met."""
-        return self.target and _COMPARED[self.target[0]](self.value, self.target[1])
-
-
-def write_rows(path: str | None, rows: Sequence[Any], **more: Any) -> None:
-    """Write rows, the machine and what else is given as JSON; None = nowhere."""
-    if path is not None:
-        record = {"machine": machine(), "versions": versions(), **more, "rows": rows}
-        Path(path).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-
 
 T = TypeVar("T")
 
