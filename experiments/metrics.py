@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from msgspec import defstruct
@@ -14,6 +14,7 @@ from msgspec import defstruct
 from experiments.shape import Count, Number, misfit
 from experiments.workdir import write_whole
 
+T = TypeVar("T", bound=Mapping[str, Any])
 _BYTES = {"bytes_sent": list[Number], "bytes_received": list[Number]}
 _EVENT = defstruct("event", [("kind", str), ("fragment", int), ("participants", list)])
 # What every reader of a run needs of its records, by their kind.
@@ -59,6 +60,15 @@ def judged_on(records: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
         elif record["kind"] == "eval":
             judged = newest
     return judged or newest
+
+
+def evaluated_on(judged: Mapping[str, Any] | None, records: Iterable[T]) -> Iterator[T]:
+    """The records without evaluations of another `eval_set` than this one, in their order."""
+    newest = None
+    for record in records:
+        newest = record if record["kind"] == "eval_set" else newest
+        if record["kind"] != "eval" or newest == judged:
+            yield record
 
 
 class Writer(Protocol):
