@@ -10,8 +10,8 @@ import numpy as np
 from experiments.progress import size
 from experiments.report.columns import brief
 from experiments.report.html_data import bytes_at, virtual_at
+from experiments.report.runlog import RunLog
 from experiments.report.virtual import Pace
-from experiments.runlog import RunLog
 from lowcomm_jax.network import Network
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from experiments.compare.plan import Comparison, RunSpec
 from experiments.processes import last_line
 from experiments.progress import Display, Lines, LiveLines, duration, steps_of
-from experiments.runlog import RunLog, read_run, summarise
+from experiments.report.runlog import RunLog, read_run, summarise
 from experiments.workdir import CHECKPOINTS
 
 _EVERY_SECONDS = 0.5

@@ -18,8 +18,8 @@ from experiments.report.costs import (
     mean_costs,
     to_target,
 )
+from experiments.report.runlog import RunLog, from_the_end, nominal_steps, read_run
 from experiments.report.stats import estimate, paired, paired_share
-from experiments.runlog import RunLog, from_the_end, nominal_steps, read_run
 
 VERSION = 2
 # Equal bytes: at most this share apart. Fragments need a last synchronisation that DiLoCo, whose

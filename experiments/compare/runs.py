@@ -25,7 +25,7 @@ from experiments.compare.plan import Comparison, RunSpec
 from experiments.compare.progress import Progress
 from experiments.processes import POLL_SECONDS, end_with_parent, ended_at_last, start
 from experiments.progress import Display
-from experiments.runlog import read_run
+from experiments.report.runlog import read_run
 from experiments.train import compile_cache
 from experiments.train.main import train
 from experiments.train.resolve import resolve

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from experiments.report.html_data import bytes_at, tokens_at, virtual_at
+from experiments.report.runlog import RunLog, document_interval, nominal_steps, summarise
 from experiments.report.stats import crossing, estimate
 from experiments.report.virtual import Pace, on_network
-from experiments.runlog import RunLog, document_interval, nominal_steps, summarise
 from lowcomm_jax.network import Network
 
 STEPS, TOKENS, BYTES = "steps", "tokens", "bytes_sent"

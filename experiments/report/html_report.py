@@ -32,8 +32,8 @@ from experiments.report.html_data import (
 from experiments.report.html_page import page, section, table
 from experiments.report.html_plots import ChartAxis, line_chart, timeline
 from experiments.report.html_plots import staleness as staleness_chart
+from experiments.report.runlog import RunLog, adaptive, adapts, mean_batch
 from experiments.report.virtual import PICTURE_STEPS, Pace, last_steps
-from experiments.runlog import RunLog, adaptive, adapts, mean_batch
 from lowcomm_jax.network import Network
 
 _TOKENS = ChartAxis("tokens, all regions", thousands)

@@ -13,8 +13,8 @@ from experiments.__main__ import main as command
 from experiments.cli import RefusedError
 from experiments.report.costs import costs
 from experiments.report.main import virtual_table
+from experiments.report.runlog import RunLog
 from experiments.report.virtual import check, on_network, pace_on, paces_apart, seconds_at
-from experiments.runlog import RunLog
 from lowcomm_jax.network import Jitter, parse, uniform
 
 R, PARAMS, STEP = 3, 1000, 0.25

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from experiments.cli import RefusedError
 from experiments.metrics import checked, evaluated_on, judged_on, read_records
-from experiments.regions.merged import measure, merged, region_logs
+from experiments.report.merged import measure, merged, region_logs
 from experiments.shape import Number, misfit
 from experiments.workdir import METRICS
 from lowcomm_jax.rules.consensus import Consensus, contraction
