@@ -23,11 +23,13 @@ import optax
 import lowcomm_jax as lc
 from experiments.bench.main import Row, Stage, flags, parsed, run
 from experiments.bench.work import (
+    NEVER,
     SIZES,
     BenchWork,
     engine_loop,
     exchange_loop,
     held_bytes,
+    inner_arguments,
     interleave,
     make_work,
     median,
@@ -38,7 +40,6 @@ from experiments.bench.work import (
 from experiments.cli import refuse_any
 from experiments.train.header import machine
 
-FAR = 10**6  # H of methods that are not to synchronise
 _COMPARED = {">=": operator.ge, "<=": operator.le, "<": operator.lt}
 
 
@@ -51,7 +52,7 @@ def figure(name: str, value: float, unit: str, target: tuple[str, float] | None 
 def throughput(size: str, repeats: int, with_torch: bool) -> list[Row]:
     """tokens/s of one region against a plain loop, and of four regions against one."""
     work = make_work(size, steps=8)
-    never = lc.methods.diloco(FAR)
+    never = lc.methods.diloco(NEVER)
     variants = {
         "plain": plain_loop(work),
         "one": engine_loop(work, never, 1),
@@ -106,11 +107,9 @@ def memory(size: str) -> list[Row]:
         state = engine.init(work.params)
         state, _ = engine.run(state, work.batches(regions))
         jax.block_until_ready(state.anchor)
-        loop = engine.sync_loop(state)
-        block = loop.programs.inner_program
-        staged = engine.place(jax.tree.map(lambda *x: np.stack(x, axis=1), *work.batches(regions)))
-        args = (state.inner, state.frozen, staged, engine.region_keys, None, np.int32(2))
-        analysis = block.lower(*args).compile().memory_analysis()
+        block = engine.sync_loop(state).programs.inner_program
+        given = inner_arguments(engine, state, work.batches(regions))
+        analysis = block.lower(*given).compile().memory_analysis()
         peak[regions] = held_bytes(state) + analysis.temp_size_in_bytes
         del state
     growth = (peak[8] - peak[1]) / 7 / allowed
@@ -148,10 +147,10 @@ def _event_seconds(work: BenchWork, repeats: int) -> tuple[float, float, float]:
         engine = one_device_engine(work.model, method, 4)
         return exchange_loop(engine, [engine.init(work.params)])
 
-    far = lc.methods.diloco(FAR)
+    far = lc.methods.diloco(NEVER)
     variants = {
         "whole": sync(far),
-        "fragment": sync(lc.methods.streaming_diloco(FAR, 4, 0, 0.0, pattern="balanced")),
+        "fragment": sync(lc.methods.streaming_diloco(NEVER, 4, 0, 0.0, pattern="balanced")),
         "steps": engine_loop(work._replace(steps=4), far, 4),
     }
     seconds = interleave(variants, repeats)
@@ -161,9 +160,9 @@ def _event_seconds(work: BenchWork, repeats: int) -> tuple[float, float, float]:
 def _quiet_step_ratio(work: BenchWork, repeats: int) -> float:
     """Speed of steps without an event: Streaming DiLoCo against DiLoCo."""
     work = work._replace(steps=8)
-    streaming = lc.methods.streaming_diloco(FAR, 4, 5, 0.5, pattern="balanced")
+    streaming = lc.methods.streaming_diloco(NEVER, 4, 5, 0.5, pattern="balanced")
     variants = {
-        "diloco": engine_loop(work, lc.methods.diloco(FAR), 2),
+        "diloco": engine_loop(work, lc.methods.diloco(NEVER), 2),
         "streaming": engine_loop(work, streaming, 2),
     }
     seconds = interleave(variants, repeats)
@@ -188,7 +187,7 @@ def _host_overhead(repeats: int, leaves: int = 75, steps: int = 200) -> tuple[fl
 
     plain = jax.jit(plain, donate_argnums=(0, 1))
     mesh = lc.make_mesh(devices=jax.devices()[:1])
-    engine = lc.Engine(loss_fn, optimizer, lc.methods.diloco(FAR), 1, mesh=mesh)
+    engine = lc.Engine(loss_fn, optimizer, lc.methods.diloco(NEVER), 1, mesh=mesh)
     one, many = [engine.init(params)], [engine.init(params)]
     state = [jax.tree.map(jnp.copy, params), optimizer.init(params)]
     staged = jax.tree.map(lambda x: x[None], batch)

@@ -22,7 +22,15 @@ from lowcomm_jax.models.config import TransformerConfig
 from lowcomm_jax.models.model import Model
 from lowcomm_jax.schedule.base import Send
 
+NEVER = 10**6  # H of methods that are not to synchronise
 T = TypeVar("T")
+
+
+def random_batches(model: Any, steps: int, shape: tuple[int, ...]) -> list[dict[str, np.ndarray]]:
+    """So many batches of random tokens of this shape, always the same."""
+    rng = np.random.default_rng(0)
+    vocabulary = model.config.vocab_size
+    return [{"tokens": rng.integers(0, vocabulary, shape, np.int32)} for _ in range(steps)]
 
 
 class BenchWork(NamedTuple):
@@ -41,10 +49,7 @@ class BenchWork(NamedTuple):
     steps: int
 
     def batches(self, regions: int) -> list[dict[str, np.ndarray]]:
-        rng = np.random.default_rng(0)
-        vocab = self.model.config.vocab_size
-        shape = (regions, self.batch, self.context + 1)
-        return [{"tokens": rng.integers(0, vocab, shape, np.int32)} for _ in range(self.steps)]
+        return random_batches(self.model, self.steps, (regions, self.batch, self.context + 1))
 
     @property
     def tokens(self) -> int:
@@ -96,12 +101,16 @@ def plain_loop(work: BenchWork):
     return run
 
 
-def one_device_engine(model: Model, method, regions: int, replicas: str = "map"):
+def one_device_engine(model: Any, method, regions: int, **settings: Any) -> lc.Engine:
     """An engine of AdamW on one device."""
-    mesh = lc.make_mesh(devices=jax.devices()[:1])
-    return lc.Engine(
-        model.loss_fn, optax.adamw(3e-4), method, regions, mesh=mesh, replicas=replicas
-    )
+    mesh = lc.make_mesh(devices=jax.local_devices()[:1])
+    return lc.Engine(model.loss_fn, optax.adamw(3e-4), method, regions, mesh=mesh, **settings)
+
+
+def inner_arguments(engine: lc.Engine, state: Any, batches: list[Any]) -> list[Any]:
+    """Arguments of the compiled program that makes an inner step of every batch."""
+    staged = engine.place(jax.tree.map(lambda *x: np.stack(x, axis=1), *batches))
+    return [state.inner, state.frozen, staged, engine.region_keys, None, np.int32(len(batches))]
 
 
 def held_bytes(tree: Any) -> int:
@@ -111,7 +120,7 @@ def held_bytes(tree: Any) -> int:
 
 def engine_loop(work: BenchWork, method, regions: int, replicas: str = "map"):
     """The same steps through `Engine.run`; returns a function that runs them once."""
-    engine = one_device_engine(work.model, method, regions, replicas)
+    engine = one_device_engine(work.model, method, regions, replicas=replicas)
     state = [engine.init(work.params)]
     batches = work.batches(regions)
 
