@@ -8,8 +8,7 @@ from typing import Any
 from experiments.cli import RefusedError
 from experiments.compare.at_equal import at_equal
 from experiments.compare.equal import budget_deviation
-from experiments.compare.plan import Comparison
-from experiments.compare.runs import error_of, finished
+from experiments.compare.plan import Comparison, error_of, finished
 from experiments.report.costs import (
     STEPS,
     costs,

@@ -20,19 +20,17 @@ from typing import Any
 
 from rich.console import Console
 
-from experiments.cli import RefusedError
-from experiments.compare.plan import Comparison, RunSpec
+from experiments.compare.plan import ERROR, Comparison, RunSpec, error_of, finished
 from experiments.compare.progress import Progress
 from experiments.processes import POLL_SECONDS, end_with_parent, ended_at_last, start
 from experiments.progress import Display
-from experiments.report.runlog import read_run
 from experiments.train import compile_cache
 from experiments.train.main import train
 from experiments.train.resolve import resolve
-from experiments.workdir import METRICS, OccupiedError, as_begun, read_config, write_config
+from experiments.workdir import OccupiedError, as_begun, read_config, write_config
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED, Interrupt
 
-ERROR, OUTPUT = "error.txt", "output.txt"
+OUTPUT = "output.txt"
 
 
 def run_all(comparison: Comparison, console: Console) -> bool:
@@ -43,27 +41,8 @@ def run_all(comparison: Comparison, console: Console) -> bool:
     """
     left = [run for run in comparison.runs if not finished(run.workdir)]
     train_them = _one_by_one if comparison.parallel == 1 else _side_by_side
-    with Progress(comparison, left, console, error_of) as progress:
+    with Progress(comparison, left, console) as progress:
         return train_them(left, comparison, progress)
-
-
-def finished(workdir: Path) -> bool:
-    """Whether a folder holds a complete run, by the last record of its metrics."""
-    if not (workdir / METRICS).is_file():
-        return False
-    try:
-        return read_run(workdir).end is not None
-    except (RefusedError, ValueError):
-        return False  # unreadable: training it says what is wrong
-
-
-def error_of(workdir: Path) -> str | None:
-    """The last line of a run's `error.txt`, or None."""
-    file = workdir / ERROR
-    if not file.is_file():
-        return None
-    lines = file.read_text(encoding="utf-8").strip().splitlines()
-    return lines[-1] if lines else "unknown error"
 
 
 def attempt(
