@@ -14,13 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from experiments.cli import (
-    EXIT_REFUSED,
-    EndedError,
-    HelpShown,
-    RefusedError,
-    closest,
-)
+from experiments.cli import EXIT_REFUSED, EndedError, HelpShown, RefusedError, closest
 from experiments.processes import end_with_parent
 
 # The module of each, whose main(argv) gives the exit code, in the order in which they are shown.

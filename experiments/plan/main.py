@@ -50,12 +50,7 @@ def main(argv: Sequence[str]) -> int:
     config, folder, _ = config_asked_for("plan", argv, options, __doc__)
     values = options.values
     with values_refused("plan"):
-        planned(
-            config,
-            values.workdir or folder,
-            explain=values.explain,
-            details=values.details,
-        )
+        planned(config, values.workdir or folder, explain=values.explain, details=values.details)
     return 0
 
 
