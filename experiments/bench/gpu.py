@@ -165,8 +165,7 @@ STAGES: Mapping[str, tuple[tuple[str, Callable[[Row], str]], ...]] = {
         ("temporaries", lambda row: _gb(row["temporaries"])),
     ),
     "codecs": (
-        ("codec", lambda row: row["codec"]),
-        ("B/value", lambda row: f"{row['bytes_per_value']:.4f}"),
+        *codec.COLUMNS[:2],
         *((f"{k} GB/s", lambda row, k=k: f"{row[f'{k}_rate'] / 1e9:.4g}") for k in RATED),
     ),
     "attention": (
