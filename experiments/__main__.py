@@ -14,24 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from experiments.cli import (
-    EXIT_REFUSED,
-    EndedError,
-    Flags,
-    HelpShown,
-    RefusedError,
-    bare_name,
-    closest,
-    flag_problems,
-    load_config,
-    refuse_any,
-    refuse_foreign,
-    show_help,
-    split_config,
-)
+from experiments.cli import EXIT_REFUSED, EndedError, HelpShown, RefusedError, closest
 from experiments.processes import end_with_parent
 
-COMMANDS = {  # the module of each, in the order in which they are shown
+# The module of each, whose main(argv) gives the exit code, in the order in which they are shown.
+COMMANDS = {
     "quick": "compare.quick",
     "train": "train.main",
     "launch": "regions.main",
@@ -43,9 +30,6 @@ COMMANDS = {  # the module of each, in the order in which they are shown
     "plan": "plan.main",
     "bench": "bench.main",
 }
-# These take main(config, workdir), where only comparisons have an exit code to return; the others
-# take main(argv) -> exit code. Their config, None = to be named.
-_BY_CONFIG = {"quick": "configs/compare/quick.py", "compare": None, "plan": None}
 # Ctrl-C ends these at once wherever they have nothing to save, as SIGTERM does. A KeyboardInterrupt
 # would be lost in a callback of JAX's, or leave a compilation half done.
 _END_AT_ONCE = ("train", "plan", "report", "sample", "export")
@@ -78,10 +62,10 @@ def main(argv: Sequence[str]) -> int:
     return answered(command, lambda: _run(command, rest))
 
 
-def answered(command: str, run: Callable[[], int | None]) -> int:
+def answered(command: str, run: Callable[[], int]) -> int:
     """The exit code of a command; what is refused, and what else ends it, is a line on stderr."""
     try:
-        return run() or 0
+        return run()
     except HelpShown:
         return 0
     except RefusedError as error:
@@ -102,14 +86,12 @@ def answered(command: str, run: Callable[[], int | None]) -> int:
         return EXIT_CTRL_C
 
 
-def _run(command: str, rest: Sequence[str]) -> int | None:
+def _run(command: str, rest: Sequence[str]) -> int:
     if command not in COMMANDS:
         hint = closest(command, sorted(COMMANDS))
         raise RefusedError([f"unknown command {command!r}{hint}"], "python -m experiments")
     with _starting():
         module = importlib.import_module(f"experiments.{_module(command, rest)}")
-    if _module(command, rest) == COMMANDS.get(command) and command in _BY_CONFIG:
-        return _run_by_config(command, module, rest)
     return module.main(rest)
 
 
@@ -196,42 +178,6 @@ def _overview() -> str:
     lines += [f"  {name:8} {about}" for name, about in available().items()]
     lines += ["", "Without a command: quick. COMMAND --help shows a command's flags."]
     return "\n".join(lines)
-
-
-def _run_by_config(command: str, module, argv: Sequence[str]) -> int:
-    path, overrides, others = split_config(argv)
-    named, path = path is not None, path or _BY_CONFIG[command]
-    options = Flags()
-    options.text("workdir", None, "folder of the results (default runs/COMMAND-CONFIG)")
-    switches, lists = getattr(module, "SWITCHES", {}), getattr(module, "LISTS", {})
-    for name, about in switches.items():
-        options.switch(name, about)
-    for name, about in lists.items():
-        options.several(name, about)
-    values = options.values
-    problems = flag_problems(command, others, values)
-    if values.help:
-        show_help(values, module.__doc__)
-    if values.help and path is None:
-        return 0
-    if path is None:
-        problems.append(f"--config is missing: give --config=configs/{command}/....py")
-        raise RefusedError(problems, command)
-    config, found = load_config(path, overrides)
-    refuse_any(problems + found, command)
-    refuse_foreign(config, path, command)
-    if values.help:
-        from experiments.config import listing, plain  # with what trains: seconds
-
-        print("\n" + listing(plain(config), {}))
-        return 0
-    name = f"{command}-{bare_name(path)}" if named else command
-    try:
-        given = {name: values[name].value for name in (*switches, *lists)}
-        found = module.main(config, values.workdir or f"runs/{name}", **given)
-    except ValueError as error:
-        raise RefusedError([str(error)], command) from error
-    return found if isinstance(found, int) else 0
 
 
 if __name__ == "__main__":

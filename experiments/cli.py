@@ -6,14 +6,16 @@ A command collects all problems and raises one `RefusedError`; `__main__` prints
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import importlib.util
 import inspect
 import re
+import textwrap
 import traceback
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from absl import flags
 from ml_collections import config_dict, config_flags
 
 EXIT_REFUSED = 2
+WORKDIR = "folder of the results (default runs/COMMAND-CONFIG)"
 NO_CONFIG = "--config is missing: give --config=configs/diloco.py, or another method's"
 OWN = ":"  # in the name of what is not in the package: module:function
 _CONFIGS = Path(__file__).resolve().parent.parent / "configs"
@@ -104,14 +107,11 @@ def closest(name: str, known: Sequence[str]) -> str:
     return f"; known: {', '.join(known)}" if known else ""
 
 
-def named_function(
-    name: str, label: str, fits: Callable[[Any], bool] = callable
-) -> Callable[..., Any]:
+def named_function(name: str, label: str) -> Callable[..., Any]:
     """The function that a config names as `module:function`.
 
     Args:
       label: the field that names it, for the error.
-      fits: whether what stands there may be named.
 
     Raises:
       ValueError: it is no such name, there is no such module, it cannot be imported, or has no such
@@ -125,8 +125,8 @@ def named_function(
 
     there = imported(module, f"{label}={name!r}")
     found = getattr(there, attribute, None)
-    if not fits(found):
-        names = [key for key, value in vars(there).items() if fits(value)]
+    if not callable(found):
+        names = [key for key, value in vars(there).items() if callable(value)]
         near = closest(attribute, names) if len(names) < 20 else ""
         raise ValueError(f"{label}={name!r}: {module} has no function {attribute!r}{near}")
     return found
@@ -336,6 +336,52 @@ def bare_name(path: str) -> str:
     'diloco'
     """
     return Path(path.partition(":")[0]).stem
+
+
+def config_asked_for(
+    command: str, argv: Sequence[str], options: Flags, docstring: str | None, default: str = ""
+) -> tuple[ml_collections.ConfigDict, str, list[tuple[str, str]]]:
+    """The config of a command that works by one; help lists its fields, too.
+
+    Args:
+      command: a name of `_OF_ITS_OWN`.
+      options: the command's flags, which are parsed.
+      docstring: of the command.
+      default: the config where the line names none; "" = it must.
+
+    Returns:
+      (config with the overrides, the folder of results unless another one is named, overrides).
+
+    Raises:
+      RefusedError: everything that is wrong with the line, or the config is for another command.
+      HelpShown: help was asked for, and printed.
+    """
+    title, (_, folder) = command.partition(" ")[0], _OF_ITS_OWN[command]
+    path, overrides, others = split_config(argv)
+    problems, chosen = flag_problems(title, others, options.values), path or default
+    if options.values.help:
+        show_help(options.values, docstring)
+        if not chosen:
+            raise HelpShown
+    if not chosen:
+        missing = f"--config is missing: give --config={folder}/....py"
+        raise RefusedError([*problems, NO_CONFIG if folder == "configs" else missing], title)
+    config, found = load_config(chosen, overrides)
+    refuse_any(problems + found, title)
+    refuse_foreign(config, chosen, command)
+    if options.values.help:
+        print("\n" + listing(config, {}))
+        raise HelpShown
+    return config, f"runs/{title}-{bare_name(path)}" if path else f"runs/{title}", overrides
+
+
+@contextlib.contextmanager
+def values_refused(title: str) -> Iterator[None]:
+    """A context in which a ValueError is about what the command was given: it becomes a refusal."""
+    try:
+        yield
+    except ValueError as error:
+        raise RefusedError([str(error)], title) from error
 
 
 def refuse_foreign(config: Mapping[str, Any], path: str, command: str) -> None:
@@ -568,12 +614,34 @@ def _override_by_mapping(above: ml_collections.ConfigDict, last: str, argument: 
     return None
 
 
-def fields(config: ml_collections.ConfigDict, prefix: str = "") -> list[str]:
+def fields(config: Mapping[str, Any]) -> list[str]:
     """Every dotted field name of a config."""
-    names = []
+    return [name for name, _ in _values(config)]
+
+
+def _values(
+    config: Mapping[str, Any] | ml_collections.ConfigDict, prefix: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """(dotted name, value) of every field; a section without fields is one."""
     for name, value in config.items():
-        if isinstance(value, ml_collections.ConfigDict):
-            names += fields(value, f"{prefix}{name}.")
+        if isinstance(value, Mapping | ml_collections.ConfigDict):
+            yield from _values(value, f"{prefix}{name}.") if value else [(prefix + name, {})]
         else:
-            names.append(prefix + name)
-    return names
+            yield prefix + name, list(value) if isinstance(value, tuple) else value
+
+
+def listing(config: Mapping[str, Any] | ml_collections.ConfigDict, about: Mapping[str, str]) -> str:
+    """Every field of a config: its name, its value there, and what it is.
+
+    Args:
+      about: by dotted name; fields that are not named get no text.
+    """
+    lines = ["Fields, with their values in this config:"]
+    for name, value in _values(config):
+        shown = "unset" if value is None else repr(value) if isinstance(value, str) else str(value)
+        lines.append(f"  --config.{name}={shown}")
+        if name in about:
+            lines += textwrap.wrap(
+                about[name], 92, initial_indent=" " * 6, subsequent_indent=" " * 6
+            )
+    return "\n".join(lines)

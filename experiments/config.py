@@ -8,9 +8,7 @@ optional field off. `train --help` prints the table.
 from __future__ import annotations
 
 import dataclasses
-import textwrap
 import typing
-from collections.abc import Mapping
 from typing import Any
 
 import ml_collections
@@ -18,7 +16,6 @@ from ml_collections import ConfigDict, config_dict
 
 from experiments.cli import plain_type
 from experiments.train.methods import section
-from lowcomm_jax.checkpoint.load import dotted
 from lowcomm_jax.data import DataConfig
 from lowcomm_jax.models import TransformerConfig
 from lowcomm_jax.optimizers import InnerConfig
@@ -274,20 +271,3 @@ def plain(config: ml_collections.ConfigDict) -> dict[str, Any]:
         return [convert(v) for v in value] if isinstance(value, tuple | list) else value
 
     return convert(config)
-
-
-def listing(config: Mapping[str, Any], about: Mapping[str, str]) -> str:
-    """Every field of a plain config: its name, its value there, and what it is.
-
-    Args:
-      about: by dotted name; fields that are not named get no text.
-    """
-    lines = ["Fields, with their values in this config:"]
-    for name, value in dotted(config).items():
-        shown = "unset" if value is None else repr(value) if isinstance(value, str) else str(value)
-        lines.append(f"  --config.{name}={shown}")
-        if name in about:
-            lines += textwrap.wrap(
-                about[name], 92, initial_indent=" " * 6, subsequent_indent=" " * 6
-            )
-    return "\n".join(lines)

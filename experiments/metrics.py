@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from msgspec import defstruct
@@ -14,6 +14,7 @@ from msgspec import defstruct
 from experiments.shape import Count, Number, misfit
 from experiments.workdir import write_whole
 
+T = TypeVar("T", bound=Mapping[str, Any])
 _BYTES = {"bytes_sent": list[Number], "bytes_received": list[Number]}
 _EVENT = defstruct("event", [("kind", str), ("fragment", int), ("participants", list)])
 # What every reader of a run needs of its records, by their kind.
@@ -44,6 +45,7 @@ _RUN = {
     }.items()
 }
 _OF_REGIONS = ("loss", "bytes_sent", "bytes_received")
+MEASURED = ("step", "eval")  # kinds of records that other writers take
 
 
 def judged_on(records: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
@@ -60,13 +62,36 @@ def judged_on(records: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     return judged or newest
 
 
+def evaluated_on(judged: Mapping[str, Any] | None, records: Iterable[T]) -> Iterator[T]:
+    """The records without evaluations of another `eval_set` than this one, in their order."""
+    newest = None
+    for record in records:
+        newest = record if record["kind"] == "eval_set" else newest
+        if record["kind"] != "eval" or newest == judged:
+            yield record
+
+
+class Writer(Protocol):
+    """Takes numbers as they are measured."""
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Take one record of kind step or eval."""
+
+    def sync(self) -> None:
+        """Return once what a kill would take is where it was sent, or will be sent again."""
+
+    def close(self) -> None:
+        """Return once everything is written."""
+
+
 class MetricsLog:
-    """Appends records to a run's metrics file.
+    """Appends records to a run's metrics file, and hands numbers on to other writers.
 
     Opened at a step, it first drops every record of a later step, so that a run that continues
     from a checkpoint writes no step twice.
 
     Attributes:
+      writers: take the records of kind step and eval, too.
       begun: records of an earlier start were kept.
       newest: the last step record among them, or None.
       eval_set: the last record of that kind among them, or None.
@@ -83,22 +108,31 @@ class MetricsLog:
             self.begun = bool(kept)
             self.newest, self.eval_set = last.get("step"), last.get("eval_set")
         self._file = path.open("a", encoding="utf-8")
+        self.writers: list[Writer] = []
 
     def write(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Append records, each with its `kind`."""
+        records = list(records)
         try:
             self._file.writelines(encoded(record) + "\n" for record in records)
             self._file.flush()
         except OSError as error:  # which does not say where
             raise OSError(error.errno, error.strerror, self._file.name) from error
+        for record in (r for r in records if r["kind"] in MEASURED):
+            for writer in self.writers:
+                writer.write(record)
 
     def sync(self) -> None:
         """Return once everything written is on disk (before a checkpoint relies on it)."""
         self._file.flush()
         os.fsync(self._file.fileno())
+        for writer in self.writers:
+            writer.sync()
 
     def close(self) -> None:
         self._file.close()
+        for writer in self.writers:
+            writer.close()
 
 
 def encoded(value: Any) -> str:

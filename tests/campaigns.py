@@ -46,8 +46,7 @@ sys.path.insert(0, str(ROOT))  # a script has its own folder there
 
 from experiments.faults import happened  # noqa: E402
 from experiments.faults.fault import Fault  # noqa: E402
-from experiments.faults.random_scripts import RANDOM, read_random  # noqa: E402
-from experiments.faults.scripts import write  # noqa: E402
+from experiments.faults.scripts import RANDOM, read_random, write  # noqa: E402
 from experiments.trained.anchor import load_trained  # noqa: E402
 
 SCRIPT, JOBS, ALONE = "script.yaml", "jobs", "alone"

@@ -6,7 +6,7 @@ import os
 from rich.console import Console
 
 from experiments.compare.config import comparison, panel, variant
-from experiments.compare.main import main
+from experiments.compare.main import compare
 
 STEPS = 12
 
@@ -60,6 +60,6 @@ def recording():
 
 def compared(root, workdir, **changes):
     console = recording()
-    code = main(config(root, **changes), workdir, console)
+    code = compare(config(root, **changes), workdir, console)
     file = workdir / "compare.json"
     return code, json.loads(file.read_text()) if file.is_file() else None, console.export_text()

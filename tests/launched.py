@@ -13,7 +13,7 @@ from pathlib import Path
 
 from experiments.metrics import read_records
 from experiments.regions.main import RegionJob
-from experiments.runlog import read_run
+from experiments.report.runlog import read_run
 from experiments.workdir import METRICS
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED
 

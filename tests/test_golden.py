@@ -173,7 +173,7 @@ def planned(name: str) -> dict:
             result = goodput.answer(config.to_dict(), folder, console)
             kept = ("chips", "regions", "method", "goodput", "uptime")
             return {"rows": [rounded({k: row[k] for k in kept}) for row in result["rows"]]}
-        result = planning.main(config, folder, console)
+        result = planning.planned(config, folder, console)
     rows = {
         row["method"]["name"]: {k: row[k] for k in ROW} | {"state": row["memory"]["state_total"]}
         for row in result["rows"]

@@ -28,9 +28,10 @@ import yaml
 from markdown_it import MarkdownIt
 
 import lowcomm_jax as lc
-from experiments.__main__ import _BY_CONFIG, COMMANDS, _module
+from experiments.__main__ import COMMANDS, _module
 from experiments.bench.main import NAMES as BENCHMARKS
 from experiments.cli import load_config, split_config
+from experiments.compare.quick import DEFAULT
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -285,7 +286,7 @@ def check_command(argv: list[str]) -> None:
     command, rest = (argv[0], argv[1:]) if argv and argv[0] in COMMANDS else ("quick", argv)
     assert command in COMMANDS and not [w for w in argv[:1] if w[0] not in "-" and w != command]
     path, overrides, others = split_config(rest)
-    default = _BY_CONFIG.get(command)
+    default = DEFAULT if command == "quick" else None
     if path is not None and not (ROOT / path).exists() and path.startswith("my_"):
         path = None  # a file of the reader's
     if (path := path or default) is not None:
@@ -295,7 +296,7 @@ def check_command(argv: list[str]) -> None:
     source = "".join(
         p.read_text(encoding="utf-8")
         for p in (ROOT / "experiments" / f"{_module(command, rest).split('.')[0]}").glob("*.py")
-    ) + (ROOT / "experiments" / "__main__.py").read_text(encoding="utf-8")
+    )
     for flag in (w[2:].partition("=")[0] for w in others if w.startswith("--")):
         assert flag == "help" or f'"{flag}"' in source, f"{command} has no --{flag}"
 

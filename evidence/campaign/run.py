@@ -48,10 +48,10 @@ from experiments.cli import (
     refuse_any,
     split_config,
 )
-from experiments.compare.costs import costs
 from experiments.progress import Work, print_table, right
+from experiments.report.costs import costs
 from experiments.report.html_data import bytes_at, tokens_at, virtual_at
-from experiments.runlog import RunLog, read_run
+from experiments.report.runlog import RunLog, read_run
 from experiments.train import compile_cache
 from experiments.train.header import machine, versions
 from experiments.train.loop import StuckError

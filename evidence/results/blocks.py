@@ -27,10 +27,10 @@ from evidence.results.sections import told_verdict
 from evidence.results.verdict import HOLDS_FROM, NOT_SEEN, ORDER
 from experiments.cli import refuse_any
 from experiments.compare.at_equal import sentence
-from experiments.compare.columns import columns, note
 from experiments.compare.config import RESULT
 from experiments.compare.result import VERSION
 from experiments.compare.show import in_order, interval_of
+from experiments.report.columns import columns, note
 
 _SHORT = {
     None: "-",

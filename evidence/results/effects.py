@@ -13,7 +13,7 @@ from evidence.campaign.ledger import CURVE, Records
 from evidence.campaign.order import Points, cells_of
 from evidence.campaign.plan import LEAST_SEEDS, Campaign, Claim, Rung
 from evidence.results.stats import Spread, against_margin, effect_size, spread_of
-from experiments.compare.stats import Estimate, crossing, estimate
+from experiments.report.stats import Estimate, crossing, estimate
 
 SURE = 0.05  # a p-value after the correction below which a rung counts
 SEEN, OPPOSITE, OPEN = "seen", "opposite", "open"

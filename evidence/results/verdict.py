@@ -12,7 +12,7 @@ import pandas as pd
 from evidence.campaign.plan import Campaign, Rung
 from evidence.results.effects import OPPOSITE, SEEN, Effect, spreads_of
 from evidence.results.stats import Spread, against_margin
-from experiments.compare.stats import Estimate, estimate
+from experiments.report.stats import Estimate, estimate
 
 Scale = tuple[str, int]  # size, rounds
 

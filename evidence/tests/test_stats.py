@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from evidence.results.stats import Spread, against_margin, effect_size, spread_of
-from experiments.compare.stats import estimate
+from experiments.report.stats import estimate
 
 
 def test_an_effect_size_by_hand():

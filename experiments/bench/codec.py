@@ -1,7 +1,7 @@
 """Bytes, error and speed of every codec, with speed as a fraction of a device copy.
 
 Usage: `python -m experiments bench codec [--size 4096] [--repeats 5] [--codecs int4,topk]
-[--output FILE]`. Copies and codecs take turns within one run, so that whatever else loads the
+[--json FILE]`. Copies and codecs take turns within one run, so that whatever else loads the
 machine loads them alike; medians are reported.
 """
 
@@ -9,51 +9,52 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-from rich import box
-from rich.console import Console
-from rich.table import Column, Table
 
-from experiments.bench.work import interleave, median, write_rows
-from experiments.cli import Flags, flag_problems, refuse_any
-from experiments.progress import right
+from experiments.bench.main import Row, Stage, flags, parsed, run
+from experiments.bench.work import interleave, median
+from experiments.cli import problems_of, refuse_any
 from lowcomm_jax import compression
 from lowcomm_jax.compression import Codec
 
 
-def main(argv: Sequence[str]) -> list[dict[str, Any]]:
-    """Measure, print a table, write JSON; see the module's docstring for the flags.
-
-    Returns:
-      One row per codec: name, bytes_per_value, compression, error_gaussian, error_heavy,
-      encode_s, decode_s, copy_s, of_copy.
-    """
-    options = Flags()
+def main(argv: Sequence[str]) -> int:
+    """Measure, print a table, write JSON; see the module's docstring for the flags."""
+    options = flags(repeats=5)
     options.text("codecs", "", "names, separated by commas (default: all)")
     options.whole("size", 4096, "the matrix is size x size, fp32")
-    options.whole("repeats", 5, "rounds of the interleaved timing")
     options.whole("rank", None, "of the low-rank codecs (default: size / 64)")
-    options.text("output", None, "also write the rows to this file")
-    config = options.values
-    refuse_any(flag_problems("bench codec", argv, config, __doc__), "bench codec")
-    names = list(filter(None, config.codecs.split(","))) or compression.names()
-    rows = measure(names, config.size, config.repeats, config.rank)
-    _print(rows, config.size)
-    write_rows(config.output, rows, size=config.size, repeats=config.repeats)
-    return rows
+    values, problems = parsed("bench codec", argv, options, __doc__)
+    names, found = chosen(values.codecs)
+    refuse_any(problems + found, "bench codec")
+    size = values.size
+    part = functools.partial(
+        measure, names or compression.names(), size, values.repeats, values.rank
+    )
+    stage = Stage([("all", part)], COLUMNS, functools.partial(_title, size))
+    return run("bench codec", {"codecs": stage}, values, size=size)
 
 
-def measure(
-    names: Sequence[str], size: int, repeats: int, rank: int | None = None
-) -> list[dict[str, Any]]:
-    """One row per codec; see `main`.
+def chosen(text: str) -> tuple[tuple[str, ...], list[str]]:
+    """(the codecs that `--codecs` names, what is wrong with them)."""
+    names, problems = tuple(filter(None, text.split(","))), []
+    for name in names:
+        problems += problems_of(lambda name=name: compression.make(name), "--codecs: ")[1]
+    return names, problems
+
+
+def measure(names: Sequence[str], size: int, repeats: int, rank: int | None = None) -> list[Row]:
+    """Time the codecs.
 
     Args:
       size: of a square matrix, fp32.
       rank: of the low-rank codecs; None = size / 64.
+
+    Returns:
+      One row per codec: codec, bytes_per_value, compression, error_gaussian, error_heavy, encode_s,
+      decode_s, copy_s, of_copy.
     """
     noise = {"gaussian": _gaussian(size), "heavy": _heavy_tailed(size)}
     codecs = {name: _build(name, rank or max(size // 64, 1)) for name in names}
@@ -118,25 +119,21 @@ def _error(programs: tuple[Callable, Callable], x: jax.Array) -> float:
     return float(jnp.linalg.norm(x - decode(encode(x))) / jnp.linalg.norm(x))
 
 
-def _print(rows: list[dict[str, Any]], size: int) -> None:
+def _title(size: int, rows: Sequence[Row]) -> str:
     copy = rows[0]["copy_s"]
-    title = (
+    return (
         f"{size} x {size} fp32 on {jax.devices()[0].device_kind}; "
         f"copy {1e3 * copy:.2f} ms ({4e-9 * size**2 / copy:.2f} GB/s)"
     )
-    # Names in full, in a terminal of 80 columns.
-    headings = ("B/value", "times", "err Gauss", "err heavy", "enc ms", "dec ms", "of copy")
-    columns = Column("codec", no_wrap=True), *right(headings)
-    table = Table(*columns, title=title, box=box.SIMPLE_HEAD, padding=0, collapse_padding=True)
-    for row in rows:
-        table.add_row(
-            row["codec"],
-            f"{row['bytes_per_value']:.4f}",
-            f"{row['compression']:.1f}",
-            f"{row['error_gaussian']:.4f}",
-            f"{row['error_heavy']:.4f}",
-            f"{1e3 * row['encode_s']:.1f}",
-            f"{1e3 * row['decode_s']:.1f}",
-            f"{row['of_copy']:.3f}",
-        )
-    Console().print(table)
+
+
+COLUMNS = (  # all of them in a terminal of 80 letters
+    ("codec", lambda row: row["codec"]),
+    ("B/value", lambda row: f"{row['bytes_per_value']:.4f}"),
+    ("times", lambda row: f"{row['compression']:.1f}"),
+    ("err Gauss", lambda row: f"{row['error_gaussian']:.4f}"),
+    ("err heavy", lambda row: f"{row['error_heavy']:.4f}"),
+    ("enc ms", lambda row: f"{1e3 * row['encode_s']:.1f}"),
+    ("dec ms", lambda row: f"{1e3 * row['decode_s']:.1f}"),
+    ("of copy", lambda row: f"{row['of_copy']:.3f}"),
+)

@@ -11,42 +11,48 @@ timed, too, to tell how much of a step they are with either library.
 from __future__ import annotations
 
 import functools
+import importlib.util
+import operator
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from rich.console import Console
-from rich.table import Table
 
 import lowcomm_jax as lc
+from experiments.bench.main import Row, Stage, flags, parsed, run
 from experiments.bench.work import (
+    NEVER,
     SIZES,
     BenchWork,
-    EngineRow,
     engine_loop,
     exchange_loop,
     held_bytes,
+    inner_arguments,
     interleave,
     make_work,
     median,
     one_device_engine,
     plain_loop,
     ratio,
-    write_rows,
 )
-from experiments.cli import Flags, flag_problems, refuse_any
-from experiments.progress import right, tracked
+from experiments.cli import refuse_any
 from experiments.train.header import machine
 
-FAR = 10**6  # H of methods that are not to synchronise
+_COMPARED = {">=": operator.ge, "<=": operator.le, "<": operator.lt}
 
 
-def throughput(size: str, repeats: int, with_torch: bool) -> list[EngineRow]:
+def figure(name: str, value: float, unit: str, target: tuple[str, float] | None = None) -> Row:
+    """A row of what was measured; `target`: ("<=", 1.0), None when there is none."""
+    met = None if target is None else _COMPARED[target[0]](value, target[1])
+    return {"name": name, "value": value, "unit": unit, "target": target, "met": met}
+
+
+def throughput(size: str, repeats: int, with_torch: bool) -> list[Row]:
     """tokens/s of one region against a plain loop, and of four regions against one."""
     work = make_work(size, steps=8)
-    never = lc.methods.diloco(FAR)
+    never = lc.methods.diloco(NEVER)
     variants = {
         "plain": plain_loop(work),
         "one": engine_loop(work, never, 1),
@@ -63,25 +69,25 @@ def throughput(size: str, repeats: int, with_torch: bool) -> list[EngineRow]:
     four_vmap = 4 * ratio(seconds["one"], seconds["four vmap"])
     best = max(four_map, four_vmap)
     rows = [
-        EngineRow("plain jit + Optax loop", work.tokens / median(seconds["plain"]), "tokens/s"),
-        EngineRow("diloco R=1 / plain loop", one, "x", (">=", 0.97)),
-        EngineRow("per token, R=4 map / R=1", four_map, "x"),
-        EngineRow("per token, R=4 vmap / R=1", four_vmap, "x"),
-        EngineRow("per token, R=4 (better one) / R=1", best, "x", (">=", 0.97)),
+        figure("plain jit + Optax loop", work.tokens / median(seconds["plain"]), "tokens/s"),
+        figure("diloco R=1 / plain loop", one, "x", (">=", 0.97)),
+        figure("per token, R=4 map / R=1", four_map, "x"),
+        figure("per token, R=4 vmap / R=1", four_vmap, "x"),
+        figure("per token, R=4 (better one) / R=1", best, "x", (">=", 0.97)),
     ]
     if with_torch:
         four = "four map" if four_map >= four_vmap else "four vmap"
         for name, loop in {"PyTorch": "torch", "compiled PyTorch": "compiled"}.items():
             ones, fours = ratio(seconds[loop], seconds["one"]), ratio(seconds[loop], seconds[four])
             rows += [
-                EngineRow(f"{name} loop", work.tokens / median(seconds[loop]), "tokens/s"),
-                EngineRow(f"R=1 / {name}", ones, "x", (">=", 1.25)),
-                EngineRow(f"R=4 / {name}", 4 * fours, "x", (">=", 1.25)),
+                figure(f"{name} loop", work.tokens / median(seconds[loop]), "tokens/s"),
+                figure(f"R=1 / {name}", ones, "x", (">=", 1.25)),
+                figure(f"R=4 / {name}", 4 * fours, "x", (">=", 1.25)),
             ]
         share = ratio(seconds["products"], seconds["one"])
         rows += [
-            EngineRow("matrix products alone, share of an R=1 step", 100 * share, "%"),
-            EngineRow(
+            figure("matrix products alone, share of an R=1 step", 100 * share, "%"),
+            figure(
                 "the same products, speed of JAX / PyTorch",
                 ratio(seconds["torch products"], seconds["products"]),
                 "x",
@@ -90,7 +96,7 @@ def throughput(size: str, repeats: int, with_torch: bool) -> list[EngineRow]:
     return rows
 
 
-def memory(size: str) -> list[EngineRow]:
+def memory(size: str) -> list[Row]:
     """Live bytes per added region, against parameters + optimizer state + one anchor."""
     work = make_work(size, steps=2)
     one_model = sum(x.nbytes for x in jax.tree.leaves(work.params))
@@ -101,21 +107,19 @@ def memory(size: str) -> list[EngineRow]:
         state = engine.init(work.params)
         state, _ = engine.run(state, work.batches(regions))
         jax.block_until_ready(state.anchor)
-        loop = engine.sync_loop(state)
-        block = loop.programs.inner_program
-        staged = engine.place(jax.tree.map(lambda *x: np.stack(x, axis=1), *work.batches(regions)))
-        args = (state.inner, state.frozen, staged, engine.region_keys, None, np.int32(2))
-        analysis = block.lower(*args).compile().memory_analysis()
+        block = engine.sync_loop(state).programs.inner_program
+        given = inner_arguments(engine, state, work.batches(regions))
+        analysis = block.lower(*given).compile().memory_analysis()
         peak[regions] = held_bytes(state) + analysis.temp_size_in_bytes
         del state
     growth = (peak[8] - peak[1]) / 7 / allowed
     return [
-        EngineRow("memory at R=1 / (parameters + Adam + anchor)", peak[1] / allowed, "x"),
-        EngineRow("growth per region / (parameters + Adam + anchor)", growth, "x", ("<=", 1.0)),
+        figure("memory at R=1 / (parameters + Adam + anchor)", peak[1] / allowed, "x"),
+        figure("growth per region / (parameters + Adam + anchor)", growth, "x", ("<=", 1.0)),
     ]
 
 
-def events(work: BenchWork, repeats: int) -> list[EngineRow]:
+def events(work: BenchWork, repeats: int) -> list[Row]:
     """Cost of sends and landings, and host time of a step without either."""
     sync, fragment, step = _event_seconds(work, repeats)
     share = sync / (100 * step + sync)
@@ -123,11 +127,11 @@ def events(work: BenchWork, repeats: int) -> list[EngineRow]:
     quiet = _quiet_step_ratio(work, repeats)
     per_step, per_run_step = _host_overhead(repeats)
     return [
-        EngineRow("outer step, share of time at H=100", 100 * share, "%", ("<", 1.0)),
-        EngineRow("send + land of 1 of 4 fragments / whole sync", part, "x", ("<=", 0.375)),
-        EngineRow("step without event, streaming / diloco speed", quiet, "x", (">=", 0.99)),
-        EngineRow("host overhead of engine.step", per_step, "us", ("<", 100.0)),
-        EngineRow(
+        figure("outer step, share of time at H=100", 100 * share, "%", ("<", 1.0)),
+        figure("send + land of 1 of 4 fragments / whole sync", part, "x", ("<=", 0.375)),
+        figure("step without event, streaming / diloco speed", quiet, "x", (">=", 0.99)),
+        figure("host overhead of engine.step", per_step, "us", ("<", 100.0)),
+        figure(
             "host overhead of engine.run, per step",
             per_run_step,
             "us",
@@ -143,10 +147,10 @@ def _event_seconds(work: BenchWork, repeats: int) -> tuple[float, float, float]:
         engine = one_device_engine(work.model, method, 4)
         return exchange_loop(engine, [engine.init(work.params)])
 
-    far = lc.methods.diloco(FAR)
+    far = lc.methods.diloco(NEVER)
     variants = {
         "whole": sync(far),
-        "fragment": sync(lc.methods.streaming_diloco(FAR, 4, 0, 0.0, pattern="balanced")),
+        "fragment": sync(lc.methods.streaming_diloco(NEVER, 4, 0, 0.0, pattern="balanced")),
         "steps": engine_loop(work._replace(steps=4), far, 4),
     }
     seconds = interleave(variants, repeats)
@@ -156,9 +160,9 @@ def _event_seconds(work: BenchWork, repeats: int) -> tuple[float, float, float]:
 def _quiet_step_ratio(work: BenchWork, repeats: int) -> float:
     """Speed of steps without an event: Streaming DiLoCo against DiLoCo."""
     work = work._replace(steps=8)
-    streaming = lc.methods.streaming_diloco(FAR, 4, 5, 0.5, pattern="balanced")
+    streaming = lc.methods.streaming_diloco(NEVER, 4, 5, 0.5, pattern="balanced")
     variants = {
-        "diloco": engine_loop(work, lc.methods.diloco(FAR), 2),
+        "diloco": engine_loop(work, lc.methods.diloco(NEVER), 2),
         "streaming": engine_loop(work, streaming, 2),
     }
     seconds = interleave(variants, repeats)
@@ -183,7 +187,7 @@ def _host_overhead(repeats: int, leaves: int = 75, steps: int = 200) -> tuple[fl
 
     plain = jax.jit(plain, donate_argnums=(0, 1))
     mesh = lc.make_mesh(devices=jax.devices()[:1])
-    engine = lc.Engine(loss_fn, optimizer, lc.methods.diloco(FAR), 1, mesh=mesh)
+    engine = lc.Engine(loss_fn, optimizer, lc.methods.diloco(NEVER), 1, mesh=mesh)
     one, many = [engine.init(params)], [engine.init(params)]
     state = [jax.tree.map(jnp.copy, params), optimizer.init(params)]
     staged = jax.tree.map(lambda x: x[None], batch)
@@ -207,37 +211,37 @@ def _host_overhead(repeats: int, leaves: int = 75, steps: int = 200) -> tuple[fl
     return tuple((median(seconds[k]) - base) / steps * 1e6 for k in ("step", "run"))
 
 
-def show(rows: Sequence[EngineRow], title: str) -> None:
-    table = Table("figure", *right(("measured", "target", "met")), title=title)
-    for row in rows:
-        target = "{} {:.3g}".format(*row.target) if row.target else ""
-        met = "" if row.met is None else ("yes" if row.met else "NO")
-        table.add_row(row.name, f"{row.value:,.3g} {row.unit}", target, met)
-    Console().print(table)
+def _target(row: Row) -> str:
+    return "{} {:.3g}".format(*row["target"]) if row["target"] else ""
+
+
+COLUMNS = (
+    ("figure", lambda row: row["name"]),
+    ("measured", lambda row: f"{row['value']:,.3g} {row['unit']}"),
+    ("target", _target),
+    ("met", lambda row: {None: "", True: "yes", False: "NO"}[row["met"]]),
+)
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the benchmark; see the module's docstring for the flags."""
-    options = Flags()
+    options = flags(repeats=9)
     options.text("size", "reference", "model: small or reference")
-    options.whole("repeats", 9, "rounds of every comparison")
     options.switch("torch", "compare with PyTorch too")
-    options.text("json", None, "also write the rows to this file")
-    values = options.values
-    problems = flag_problems("bench engine", argv, values, __doc__)
+    values, problems = parsed("bench engine", argv, options, __doc__)
     if values.size not in SIZES:
         problems.append(f"--size={values.size}: use {' or '.join(SIZES)}")
+    if values.torch and importlib.util.find_spec("torch") is None:
+        problems.append("--torch needs PyTorch: pip install torch")
     refuse_any(problems, "bench engine")
     size, repeats = values.size, values.repeats
-    parts = {
-        "throughput": lambda: throughput(size, repeats, values.torch),
-        "memory": lambda: memory(size),
-        "events": lambda: events(make_work(size, steps=1), repeats),
-    }
-    rows = [row for name in tracked(parts, "bench engine", str) for row in parts[name]()]
-    show(rows, f"engine ({values.size}): {machine()}")
-    write_rows(values.json, [{**row._asdict(), "met": row.met} for row in rows])
-    return 0
+    parts = (
+        ("throughput", lambda: throughput(size, repeats, values.torch)),
+        ("memory", lambda: memory(size)),
+        ("events", lambda: events(make_work(size, steps=1), repeats)),
+    )
+    stage = Stage(parts, COLUMNS, lambda rows: f"engine ({size}): {machine()}")
+    return run("bench engine", {"engine": stage}, values)
 
 
 def torch_loop(work: BenchWork, compiled: bool = False):
@@ -245,11 +249,9 @@ def torch_loop(work: BenchWork, compiled: bool = False):
 
     Same shapes, same arithmetic: RMSNorm, rotary positions, SwiGLU, causal attention, cross
     entropy, AdamW, fp32. With `compiled` the model is compiled and AdamW fused.
-
-    Raises:
-      ValueError: PyTorch is not installed.
     """
-    torch = _torch()
+    import torch
+
     torch.manual_seed(0)
     net = _torch_network(torch, work.model.config)
     optimizer = torch.optim.AdamW(net.parameters(), lr=3e-4, fused=compiled)
@@ -273,7 +275,9 @@ def product_loops(work: BenchWork):
 
     Each matrix is multiplied by the activations, and by their cotangents for both gradients.
     """
-    torch, c = _torch(), work.model.config
+    import torch
+
+    c = work.model.config
     inner, rows = c.heads * c.head_dim, work.batch * work.context
     block = [(c.width, inner)] * 3 + [(inner, c.width)]
     block += [(c.width, c.mlp_width)] * 2 + [(c.mlp_width, c.width)]
@@ -307,14 +311,6 @@ def product_loops(work: BenchWork):
         return ()
 
     return run, torch_run
-
-
-def _torch():
-    try:
-        import torch
-    except ImportError as error:
-        raise ValueError("--torch needs PyTorch: `pip install torch`") from error
-    return torch
 
 
 def _torch_network(torch, config):

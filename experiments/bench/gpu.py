@@ -22,36 +22,21 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import gc
 import importlib.metadata
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-from rich.console import Console
-from rich.table import Table
 
-from experiments.bench.gpu_stages import (
-    RATED,
-    Bench,
-    Case,
-    Lever,
-    NotHereError,
-    Plan,
-    Row,
-    smi,
-)
-from experiments.bench.work import write_rows
-from experiments.cli import Flags, closest, flag_problems, problems_of, refuse_any
-from experiments.progress import duration, known, print_table, right, say
+from experiments.bench import codec
+from experiments.bench.gpu_stages import RATED, Bench, Case, Lever, Plan, smi
+from experiments.bench.main import Row, Stage, flags, parsed, run
+from experiments.cli import closest, refuse_any
+from experiments.progress import known
 from experiments.train.devices import MEMORY, take_memory
-from lowcomm_jax import compression
 from lowcomm_jax.aot.kernels import OTHER
 from lowcomm_jax.compat import is_gpu
-
-SAID = 300  # letters of a failure's text
 
 
 def _remat(*names: str) -> tuple[Lever, ...]:
@@ -180,8 +165,7 @@ STAGES: Mapping[str, tuple[tuple[str, Callable[[Row], str]], ...]] = {
         ("temporaries", lambda row: _gb(row["temporaries"])),
     ),
     "codecs": (
-        ("codec", lambda row: row["codec"]),
-        ("B/value", lambda row: f"{row['bytes_per_value']:.4f}"),
+        *codec.COLUMNS[:2],
         *((f"{k} GB/s", lambda row, k=k: f"{row[f'{k}_rate'] / 1e9:.4g}") for k in RATED),
     ),
     "attention": (
@@ -197,95 +181,23 @@ STAGES: Mapping[str, tuple[tuple[str, Callable[[Row], str]], ...]] = {
 }
 
 
-def show(stage: str, rows: Sequence[Row], console: Console) -> None:
-    """Print a stage's table."""
-    (first, _), *rest = columns = STAGES[stage]
-    table = Table(first, *right(heading for heading, _ in rest), title=stage)
-    for row in rows:
-        table.add_row(*(cell(row) for _, cell in columns))
-    print_table(console, table, names=1)
-
-
-@dataclasses.dataclass
-class Record:
-    """What was found so far; it is written whenever something is added."""
-
-    path: str
-    header: Row
-    rows: list[Row] = dataclasses.field(default_factory=list)
-    left_out: dict[str, str] = dataclasses.field(default_factory=dict)
-    failed: dict[str, str] = dataclasses.field(default_factory=dict)
-
-    def write(self) -> None:
-        more = {"header": self.header, "left_out": self.left_out, "failed": self.failed}
-        write_rows(self.path, self.rows, **more)
-
-
-def run(bench: Bench, stages: Sequence[str], seconds: float, record: Record, console: Console):
-    """Measure the stages until the time is up."""
-    until, taken = time.monotonic() + seconds, []
-    for stage in stages:
-        # A stage's first part is taken to last as long as those before it, in the mean.
-        found, own, mean = [], [], sum(taken) / max(len(taken), 1)
-        for name, measure in bench.items(stage):
-            name, begun = f"{stage}: {name}", time.monotonic()
-            if until - begun <= max(own, default=mean):
-                record.left_out[name] = f"not reached in {duration(seconds)}"
-                record.write()
-                continue
-            say(console, f"{duration(until - begun)} left  {name}")
-            try:
-                found += measure()
-            except NotHereError as error:
-                record.left_out[name] = str(error)
-            except Exception as error:  # the others are to be measured all the same
-                why = " ".join(str(error).split())
-                record.failed[name] = f"{type(error).__name__}: {why[:SAID]}"
-                say(console, f"failed: {record.failed[name]}")
-            gc.collect()  # an error's frames held the arrays of its part
-            own.append(time.monotonic() - begun)
-            record.rows = [r for r in record.rows if r["stage"] != stage]
-            record.rows += [{"stage": stage, **row} for row in found]
-            record.write()
-        taken += own
-        if found:
-            show(stage, found, console)
-
-
 def main(argv: Sequence[str]) -> int:
     """Run the benchmark; see the module's docstring for the flags."""
-    options = Flags()
-    options.whole("seconds", 600, "nothing is begun that would not end within so many")
-    options.whole("repeats", 3, "timed runs of each figure")
-    options.text("json", "gpu.json", "file of all figures")
+    options = flags(repeats=3, seconds=600, json="gpu.json")
     options.text("stages", ",".join(STAGES), "what to measure, in this order")
     options.text("codecs", "", "names, separated by commas (default: some of each kind)")
-    values = options.values
-    problems = flag_problems("bench gpu", argv, values, __doc__)
-    for name in ("seconds", "repeats"):
-        if values[name].value < 1:
-            problems.append(f"--{name}={values[name].value}: at least 1 is needed")
+    values, problems = parsed("bench gpu", argv, options, __doc__)
     stages = list(filter(None, values.stages.split(",")))
     problems += [f"--stages: no {s!r}{closest(s, list(STAGES))}" for s in stages if s not in STAGES]
-    codecs = tuple(filter(None, values.codecs.split(",")))
-    for name in codecs:
-        problems += problems_of(lambda name=name: compression.make(name), "--codecs: ")[1]
-    refuse_any(problems, "bench gpu")
+    codecs, found = codec.chosen(values.codecs)
+    refuse_any(problems + found, "bench gpu")
     take_memory()
-    on_card = jax.default_backend() != "cpu"
-    record, console = Record(values.json, header()), Console()
-    try:
-        record.write()
-    except OSError as error:
-        refuse_any([f"--json={values.json}: {error.strerror}; choose another file"], "bench gpu")
-    say(
-        console, ", ".join(f"{k}: {v}" for k, v in record.header.items() if v not in (None, "", {}))
-    )
-    measured = ON_CARDS if on_card else ON_PROCESSORS
+    plan = ON_PROCESSORS if jax.default_backend() == "cpu" else ON_CARDS
     if codecs:
-        measured = dataclasses.replace(measured, codecs=codecs)
-    bench = Bench(measured, values.repeats)
-    run(bench, stages, values.seconds, record, console)
-    say(console, *(f"{name}: {why}" for name, why in (record.left_out | record.failed).items()))
-    say(console, f"all figures: {values.json}")
-    return 1 if record.failed else 0
+        plan = dataclasses.replace(plan, codecs=codecs)
+    bench = Bench(plan, values.repeats)
+    tables = {
+        stage: Stage(bench.items(stage), STAGES[stage], lambda rows, stage=stage: stage)
+        for stage in stages
+    }
+    return run("bench gpu", tables, values, **header())

@@ -15,12 +15,20 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 import lowcomm_jax as lc
 from experiments.bench import codec, traces
-from experiments.bench.work import held_bytes, interleave, median
+from experiments.bench.main import NotHereError, Row
+from experiments.bench.work import (
+    NEVER,
+    held_bytes,
+    inner_arguments,
+    interleave,
+    median,
+    one_device_engine,
+    random_batches,
+)
 from lowcomm_jax.aot.arithmetic import matrix_flops
 from lowcomm_jax.aot.hlo import Program, parse
 from lowcomm_jax.aot.kernels import OTHER
@@ -30,11 +38,9 @@ from lowcomm_jax.compat import is_gpu
 from lowcomm_jax.models import build, preset
 
 STEPS = 4  # of one timed call
-NEVER = 10**6  # H of a method that is not to synchronise
 LONGEST = 8  # kernels of a kind that the file names
 RATED = ("encode", "decode", "copy")
 SMI = "clocks.sm clocks.max.sm clocks.mem power.draw power.limit temperature.gpu driver_version"
-Row = dict[str, Any]
 Settings = tuple[tuple[str, Any], ...]
 
 
@@ -51,6 +57,11 @@ class Case:
     length: int
     regions: int = 1
     changes: Settings = ()
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of the tokens of a step."""
+        return self.regions, self.batch, self.length + 1
 
     def but(self, **changes: Any) -> Case:
         """The same with other fields of the model."""
@@ -84,10 +95,6 @@ class Plan:
     exchange: Case
 
 
-class NotHereError(Exception):
-    """This machine lacks what a measurement needs."""
-
-
 class Subject:
     """A case that is ready to be compiled; it holds no arrays."""
 
@@ -97,17 +104,15 @@ class Subject:
         if self.device.platform != "cpu":
             changes["compute_dtype"] = "bfloat16"
         self.model = build(preset(case.preset, **changes), self.device)
-        self.engine = lc.Engine(
-            self.model.loss_fn,
-            optax.adamw(1e-4),
+        self.engine = one_device_engine(
+            self.model,
             lc.methods.diloco(NEVER),
             case.regions,
-            mesh=lc.make_mesh(devices=[self.device]),
             stacked=self.model.stacked,
             block=STEPS,  # so that `program` is the one that `Engine.run` has compiled
         )
         self.init = jax.jit(self.model.init)
-        self.batches = batches(self.model, case, STEPS)
+        self.batches = random_batches(self.model, STEPS, case.shape)
         self._compiled: dict[Settings, Any] = {}
 
     @property
@@ -118,28 +123,14 @@ class Subject:
     def state(self) -> Any:
         return self.engine.init(self.init(jax.random.key(0)))
 
-    def given(self, state: Any) -> list[Any]:
-        """Arguments of the program of `STEPS` inner steps."""
-        staged = self.engine.place(jax.tree.map(lambda *x: np.stack(x, axis=1), *self.batches))
-        keys = self.engine.region_keys
-        return [state.inner, state.frozen, staged, keys, None, np.int32(STEPS)]
-
     def program(self, state: Any, options: Settings = ()) -> tuple[Any, list[Any]]:
         """The compiled program, with these options of XLA beside its own, and its arguments."""
-        given = self.given(state)
+        given = inner_arguments(self.engine, state, self.batches)
         if options not in self._compiled:
             program = self.engine.sync_loop(state).programs.inner_program
             lowered = program.lower(*given, single=False)
             self._compiled[options] = lowered.compile(dict(options) or None)
         return self._compiled[options], given
-
-
-def batches(model: Any, case: Case, steps: int) -> list[dict[str, np.ndarray]]:
-    """Random tokens."""
-    rng = np.random.default_rng(0)
-    shape = (case.regions, case.batch, case.length + 1)
-    vocabulary = model.config.vocab_size
-    return [{"tokens": rng.integers(0, vocabulary, shape, np.int32)} for _ in range(steps)]
 
 
 def _calls(compiled: Any, given: list[Any]) -> Callable[[], Any]:
@@ -359,7 +350,7 @@ class Bench:
             concurrent_exchange=True,
         )
         state = engine.init(jax.jit(model.init)(jax.random.key(0)))
-        period = batches(model, case, 2 * STEPS)
+        period = random_batches(model, 2 * STEPS, case.shape)
 
         def run():
             nonlocal state

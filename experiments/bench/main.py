@@ -1,16 +1,34 @@
 """Measure speed: bench engine, bench codec, ...; each compares within one run.
 
 python -m experiments bench engine --help
+
+What fails is named, and the others are measured all the same; the exit code is then 1.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import gc
 import importlib
-from collections.abc import Sequence
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-from experiments.cli import RefusedError, closest
+from absl.flags import FlagValues
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from experiments.cli import Flags, RefusedError, closest, flag_problems, refuse_any
+from experiments.progress import duration, print_table, right, say, tracked
+from experiments.train.header import machine, versions
 
 NAMES = ("engine", "codec", "gpu")
+SAID = 300  # letters of a failure's text
+Row = dict[str, Any]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -21,5 +39,131 @@ def main(argv: Sequence[str]) -> int:
     name, *rest = argv
     if name not in NAMES:
         raise RefusedError([f"unknown benchmark {name!r}{closest(name, NAMES)}"], "bench")
-    code = importlib.import_module(f"experiments.bench.{name}").main(rest)
-    return code if isinstance(code, int) else 0
+    return importlib.import_module(f"experiments.bench.{name}").main(rest)
+
+
+class NotHereError(Exception):
+    """This machine lacks what a measurement needs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """A part of a benchmark that has a table of its own.
+
+    Attributes:
+      parts: names, each with what measures its rows.
+      columns: headings, each with what gives a row's cell; the first cells are names.
+      title: gives the table's title from its rows.
+    """
+
+    parts: Iterable[tuple[str, Callable[[], list[Row]]]]
+    columns: Sequence[tuple[str, Callable[[Row], str]]]
+    title: Callable[[Sequence[Row]], str]
+
+
+@dataclasses.dataclass
+class _Record:
+    """What was found so far; it is written whenever something is added."""
+
+    path: str | None
+    header: Row
+    rows: list[Row] = dataclasses.field(default_factory=list)
+    left_out: dict[str, str] = dataclasses.field(default_factory=dict)
+    failed: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def write(self) -> None:
+        if self.path is not None:
+            found = {name: x for name, x in vars(self).items() if name != "path"}
+            text = json.dumps({"machine": machine(), "versions": versions(), **found}, indent=1)
+            Path(self.path).write_text(text + "\n", encoding="utf-8")
+
+
+def flags(repeats: int, seconds: int | None = None, json: str | None = None) -> Flags:
+    """The flags that every benchmark has, with its own defaults."""
+    options = Flags()
+    options.whole("seconds", seconds, "nothing is begun that would not end within so many")
+    options.whole("repeats", repeats, "timed runs of each figure")
+    options.text("json", json, "file of all figures")
+    return options
+
+
+def parsed(
+    title: str, argv: Sequence[str], options: Flags, docstring: str | None
+) -> tuple[FlagValues, list[str]]:
+    """(the values of a benchmark's flags, what is wrong with the line and with those of all)."""
+    values = options.values
+    problems = flag_problems(title, argv, values, docstring)
+    for name in ("seconds", "repeats"):
+        if values[name].value is not None and values[name].value < 1:
+            problems.append(f"--{name}={values[name].value}: at least 1 is needed")
+    return values, problems
+
+
+def run(title: str, stages: Mapping[str, Stage], values: FlagValues, **header: Any) -> int:
+    """Measure the stages until the time is up; returns the exit code, 1 where a part failed.
+
+    Args:
+      title: the command.
+      values: of `flags`.
+      header: what decides the figures, beside the machine and its versions.
+
+    Raises:
+      RefusedError: the file cannot be written.
+    """
+    record, console = _Record(values.json, header), Console()
+    try:
+        record.write()
+    except OSError as error:
+        refuse_any([f"--json={values.json}: {error.strerror}; choose another file"], title)
+    if header:
+        shown = {name: x for name, x in header.items() if x not in (None, "", {})}
+        say(console, ", ".join(f"{name}: {x}" for name, x in shown.items()))
+    seconds = math.inf if values.seconds is None else values.seconds
+    until, taken = time.monotonic() + seconds, []
+    for name, stage in stages.items():
+        # A stage's first part is taken to last as long as those before it, in the mean.
+        found, own, mean = [], [], sum(taken) / max(len(taken), 1)
+        for part, measure in tracked(stage.parts, title, lambda item: item[0]):
+            label, begun = f"{name}: {part}", time.monotonic()
+            if until - begun <= max(own, default=mean):
+                record.left_out[label] = f"not reached in {duration(seconds)}"
+                record.write()
+                continue
+            if seconds < math.inf:
+                say(console, f"{duration(until - begun)} left  {label}")
+            try:
+                found += measure()
+            except NotHereError as error:
+                record.left_out[label] = str(error)
+            except Exception as error:  # the others are to be measured all the same
+                why = " ".join(str(error).split())
+                record.failed[label] = f"{type(error).__name__}: {why[:SAID]}"
+                say(console, f"failed: {record.failed[label]}")
+            gc.collect()  # an error's frames held the arrays of its part
+            own.append(time.monotonic() - begun)
+            record.rows = [row for row in record.rows if row["stage"] != name]
+            record.rows += [{"stage": name, **row} for row in found]
+            record.write()
+        taken += own
+        if found:
+            show(stage, found, console)
+    say(console, *(f"{label}: {why}" for label, why in (record.left_out | record.failed).items()))
+    if values.json is not None:
+        say(console, f"all figures: {values.json}")
+    return 1 if record.failed else 0
+
+
+def show(stage: Stage, rows: Sequence[Row], console: Console) -> None:
+    """Print a stage's table."""
+    (first, _), *rest = stage.columns
+    table = Table(
+        first,
+        *right(heading for heading, _ in rest),
+        title=stage.title(rows),
+        box=box.SIMPLE_HEAD,
+        padding=0,
+        collapse_padding=True,
+    )
+    for row in rows:
+        table.add_row(*(cell(row) for _, cell in stage.columns))
+    print_table(console, table)

@@ -5,12 +5,9 @@
 
 from __future__ import annotations
 
-import json
-import operator
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -20,37 +17,20 @@ import optax
 
 import lowcomm_jax as lc
 from experiments.progress import Work
-from experiments.train.header import machine, versions
 from lowcomm_jax.models import build
 from lowcomm_jax.models.config import TransformerConfig
 from lowcomm_jax.models.model import Model
 from lowcomm_jax.schedule.base import Send
 
-_COMPARED = {">=": operator.ge, "<=": operator.le, "<": operator.lt}
-
-
-class EngineRow(NamedTuple):
-    """One measured figure; `target`: ("<=", 1.0), None when there is none."""
-
-    name: str
-    value: float
-    unit: str
-    target: tuple[str, float] | None = None
-
-    @property
-    def met(self) -> bool | None:
-        """Whether the target was met."""
-        return self.target and _COMPARED[self.target[0]](self.value, self.target[1])
-
-
-def write_rows(path: str | None, rows: Sequence[Any], **more: Any) -> None:
-    """Write rows, the machine and what else is given as JSON; None = nowhere."""
-    if path is not None:
-        record = {"machine": machine(), "versions": versions(), **more, "rows": rows}
-        Path(path).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-
-
+NEVER = 10**6  # H of methods that are not to synchronise
 T = TypeVar("T")
+
+
+def random_batches(model: Any, steps: int, shape: tuple[int, ...]) -> list[dict[str, np.ndarray]]:
+    """So many batches of random tokens of this shape, always the same."""
+    rng = np.random.default_rng(0)
+    vocabulary = model.config.vocab_size
+    return [{"tokens": rng.integers(0, vocabulary, shape, np.int32)} for _ in range(steps)]
 
 
 class BenchWork(NamedTuple):
@@ -69,10 +49,7 @@ class BenchWork(NamedTuple):
     steps: int
 
     def batches(self, regions: int) -> list[dict[str, np.ndarray]]:
-        rng = np.random.default_rng(0)
-        vocab = self.model.config.vocab_size
-        shape = (regions, self.batch, self.context + 1)
-        return [{"tokens": rng.integers(0, vocab, shape, np.int32)} for _ in range(self.steps)]
+        return random_batches(self.model, self.steps, (regions, self.batch, self.context + 1))
 
     @property
     def tokens(self) -> int:
@@ -124,12 +101,16 @@ def plain_loop(work: BenchWork):
     return run
 
 
-def one_device_engine(model: Model, method, regions: int, replicas: str = "map"):
+def one_device_engine(model: Any, method, regions: int, **settings: Any) -> lc.Engine:
     """An engine of AdamW on one device."""
-    mesh = lc.make_mesh(devices=jax.devices()[:1])
-    return lc.Engine(
-        model.loss_fn, optax.adamw(3e-4), method, regions, mesh=mesh, replicas=replicas
-    )
+    mesh = lc.make_mesh(devices=jax.local_devices()[:1])
+    return lc.Engine(model.loss_fn, optax.adamw(3e-4), method, regions, mesh=mesh, **settings)
+
+
+def inner_arguments(engine: lc.Engine, state: Any, batches: list[Any]) -> list[Any]:
+    """Arguments of the compiled program that makes an inner step of every batch."""
+    staged = engine.place(jax.tree.map(lambda *x: np.stack(x, axis=1), *batches))
+    return [state.inner, state.frozen, staged, engine.region_keys, None, np.int32(len(batches))]
 
 
 def held_bytes(tree: Any) -> int:
@@ -139,7 +120,7 @@ def held_bytes(tree: Any) -> int:
 
 def engine_loop(work: BenchWork, method, regions: int, replicas: str = "map"):
     """The same steps through `Engine.run`; returns a function that runs them once."""
-    engine = one_device_engine(work.model, method, regions, replicas)
+    engine = one_device_engine(work.model, method, regions, replicas=replicas)
     state = [engine.init(work.params)]
     batches = work.batches(regions)
 

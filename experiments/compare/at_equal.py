@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from experiments.compare.columns import brief
 from experiments.progress import size
+from experiments.report.columns import brief
 from experiments.report.html_data import bytes_at, virtual_at
+from experiments.report.runlog import RunLog
 from experiments.report.virtual import Pace
-from experiments.runlog import RunLog
 from lowcomm_jax.network import Network
 
 

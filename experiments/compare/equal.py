@@ -21,11 +21,11 @@ from rich.console import Console
 
 from experiments.cli import refuse_any
 from experiments.compare.config import BUDGETED
-from experiments.compare.plan import TITLE, Comparison, RunSpec
-from experiments.compare.runs import error_of, finished, run_all
+from experiments.compare.plan import TITLE, Comparison, RunSpec, error_of, finished
+from experiments.compare.runs import run_all
 from experiments.report.html_data import bytes_at
+from experiments.report.runlog import RunLog, mean_sent, nominal_steps, read_run
 from experiments.report.virtual import seconds_at
-from experiments.runlog import RunLog, mean_sent, nominal_steps, read_run
 
 PILOT = "pilot"
 _PERIODS = 4  # of a pilot; its cost per step is that of the second half, past the start

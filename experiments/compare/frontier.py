@@ -12,8 +12,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
-from experiments.compare.columns import brief, plus_minus, with_interval
 from experiments.progress import print_table, right, size
+from experiments.report.columns import brief, plus_minus, with_interval
 
 MARK = "*"
 TABLE, PICTURE = "points.csv", "frontier.png"

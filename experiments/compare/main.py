@@ -24,10 +24,15 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from experiments.cli import refuse_incomplete
+from experiments.cli import (
+    WORKDIR,
+    Flags,
+    config_asked_for,
+    refuse_incomplete,
+    values_refused,
+)
 from experiments.compare import frontier
 from experiments.compare.at_equal import sentence
-from experiments.compare.columns import note
 from experiments.compare.config import REPORT, RESULT
 from experiments.compare.config import comparison as whole_config
 from experiments.compare.equal import budgeted
@@ -38,16 +43,29 @@ from experiments.compare.show import in_order, interval_of, show
 from experiments.metrics import encoded
 from experiments.progress import say
 from experiments.report import html_report
+from experiments.report.columns import note
 from experiments.report.html_data import Plotted
 from experiments.train import compile_cache
 from experiments.workdir import occupied
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED
 
 EXIT_FAILED = 1
-LISTS = {"vary": "FIELD=VALUE,VALUE: a variant for each, in place of the config's `vary`"}
 
 
-def main(
+def main(argv: Sequence[str]) -> int:
+    """Compare as the command line says; returns the exit code."""
+    options = Flags()
+    options.text("workdir", None, WORKDIR)
+    options.several(
+        "vary", "FIELD=VALUE,VALUE: a variant for each, in place of the config's `vary`"
+    )
+    config, folder, _ = config_asked_for("compare", argv, options, __doc__)
+    values = options.values
+    with values_refused("compare"):
+        return compare(config, values.workdir or folder, vary=values.vary)
+
+
+def compare(
     config: Any, workdir: str | Path, console: Console | None = None, vary: Sequence[str] = ()
 ) -> int:
     """Train what is missing, then show and write the result.

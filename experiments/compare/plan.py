@@ -21,14 +21,16 @@ from experiments.compare.config import BUDGETED, panel
 from experiments.compare.vary import points
 from experiments.config import plain
 from experiments.refusals import comparison_problems
+from experiments.report.runlog import read_run
 from experiments.report.virtual import Pace
 from experiments.train.job import Job
 from experiments.train.resolve import resolve
-from experiments.workdir import CONFIG, read_config, workdir_problems
+from experiments.workdir import CONFIG, METRICS, read_config, workdir_problems
 from lowcomm_jax.checkpoint.load import dotted
 from lowcomm_jax.network import Network, parse
 
 TITLE = "cannot compare"
+ERROR = "error.txt"  # in the folder of a run that failed
 _AS_GIVEN = ("baseline", "equal", "target", "parallel", "keep_checkpoints", "compile_cache")
 _SIZED = ("common", "variants", "panels", "baseline", "target")
 # Runs are evaluated on the same documents only if these agree.
@@ -46,6 +48,25 @@ class RunSpec:
     seed: int
     fields: dict[str, Any]
     workdir: Path
+
+
+def finished(workdir: Path) -> bool:
+    """Whether a folder holds a complete run, by the last record of its metrics."""
+    if not (workdir / METRICS).is_file():
+        return False
+    try:
+        return read_run(workdir).end is not None
+    except (RefusedError, ValueError):
+        return False  # unreadable: training it says what is wrong
+
+
+def error_of(workdir: Path) -> str | None:
+    """The last line of a run's `error.txt`, or None."""
+    file = workdir / ERROR
+    if not file.is_file():
+        return None
+    lines = file.read_text(encoding="utf-8").strip().splitlines()
+    return lines[-1] if lines else "unknown error"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
-from experiments.compare.plan import Comparison, RunSpec
+from experiments.compare.plan import Comparison, RunSpec, error_of
 from experiments.processes import last_line
 from experiments.progress import Display, Lines, LiveLines, duration, steps_of
-from experiments.runlog import RunLog, read_run, summarise
+from experiments.report.runlog import RunLog, read_run, summarise
 from experiments.workdir import CHECKPOINTS
 
 _EVERY_SECONDS = 0.5
@@ -99,17 +99,10 @@ class Progress(LiveLines):
 
     Args:
       left: the runs that are not complete.
-      error_of: folder of a run -> the error it failed with, or None.
     """
 
-    def __init__(
-        self,
-        comparison: Comparison,
-        left: Sequence[RunSpec],
-        console: Console,
-        error_of: Callable[[Path], str | None],
-    ):
-        self._error_of, self._comparison = error_of, comparison
+    def __init__(self, comparison: Comparison, left: Sequence[RunSpec], console: Console):
+        self._comparison = comparison
         self._total, self._left = len(comparison.runs), len(left)
         self._trained: list[tuple[RunLog, float]] = []  # complete, and its seconds
         self._several = len(comparison.seeds) > 1
@@ -146,7 +139,7 @@ class Progress(LiveLines):
         self._left -= 1
         self._time.ends(self._name(run))
         self.end(self._name(run))
-        error = self._error_of(run.workdir)
+        error = error_of(run.workdir)
         text = f"failed: {error}"
         if error is None:
             log = read_run(run.workdir)

@@ -11,26 +11,34 @@ shows the same runs again. The methods and settings: configs/compare/quick.py.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from experiments.cli import WORKDIR, Flags, config_asked_for, values_refused
 from experiments.compare.config import REPORT, RESULT
 from experiments.progress import say
 
+DEFAULT = "configs/compare/quick.py"
 
-def main(config: Any, workdir: str | Path) -> int:
+
+def main(argv: Sequence[str]) -> int:
     """Print what will be compared, compare, print the result; returns the exit code."""
-    console = Console()
-    say(console, announcement(config, Path(workdir)))
+    options = Flags()
+    options.text("workdir", None, WORKDIR)
+    config, folder, _ = config_asked_for("quick", argv, options, __doc__, DEFAULT)
+    console, workdir = Console(), Path(options.values.workdir or folder)
+    say(console, announcement(config, workdir))
     # What trains is slow to import: the lines above come first.
-    from experiments.compare import main as compare
     from experiments.compare.at_equal import sentence
+    from experiments.compare.main import compare
 
-    code = compare.main(config, workdir, console)
+    with values_refused("quick"):
+        code = compare(config, workdir, console)
     if code == 0:
-        result = json.loads((Path(workdir) / RESULT).read_text(encoding="utf-8"))
+        result = json.loads((workdir / RESULT).read_text(encoding="utf-8"))
         found = sentence(result["at_equal"], result["baseline"], len(result["seeds"]))
         say(
             console,
@@ -41,7 +49,7 @@ def main(config: Any, workdir: str | Path) -> int:
             "all commands:  python -m experiments --help\n",
         )
         console.print(found, highlight=False, markup=False, soft_wrap=not console.is_terminal)
-        say(console, f"page: {(Path(workdir) / REPORT).absolute()}")
+        say(console, f"page: {(workdir / REPORT).absolute()}")
     return code
 
 

@@ -7,13 +7,18 @@ from typing import Any
 
 from experiments.cli import RefusedError
 from experiments.compare.at_equal import at_equal
-from experiments.compare.costs import costs, document_difference, mean_costs
 from experiments.compare.equal import budget_deviation
-from experiments.compare.plan import Comparison
-from experiments.compare.runs import error_of, finished
-from experiments.compare.stats import estimate, paired, paired_share
-from experiments.compare.target import STEPS, keys, to_target
-from experiments.runlog import RunLog, from_the_end, nominal_steps, read_run
+from experiments.compare.plan import Comparison, error_of, finished
+from experiments.report.costs import (
+    STEPS,
+    costs,
+    document_difference,
+    keys,
+    mean_costs,
+    to_target,
+)
+from experiments.report.runlog import RunLog, from_the_end, nominal_steps, read_run
+from experiments.report.stats import estimate, paired, paired_share
 
 VERSION = 2
 # Equal bytes: at most this share apart. Fragments need a last synchronisation that DiLoCo, whose

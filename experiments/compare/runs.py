@@ -1,5 +1,8 @@
 """Train the runs of a comparison: skip complete ones, continue interrupted ones.
 
+`python -m experiments.compare.runs FOLDER [CACHE]` trains one run in a process of its own. FOLDER
+holds the run's config.json; CACHE is the folder of compiled programs, or `off`.
+
 A run that fails leaves its traceback in `error.txt` of its folder, and the others go on. On a
 signal (`lowcomm_jax.interrupt`) the runs in progress save, and the comparison ends.
 """
@@ -8,26 +11,26 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
+import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from experiments.cli import RefusedError
-from experiments.compare.plan import Comparison, RunSpec
+from experiments.compare.plan import ERROR, Comparison, RunSpec, error_of, finished
 from experiments.compare.progress import Progress
-from experiments.processes import POLL_SECONDS, ended_at_last, start
+from experiments.processes import POLL_SECONDS, end_with_parent, ended_at_last, start
 from experiments.progress import Display
-from experiments.runlog import read_run
+from experiments.train import compile_cache
 from experiments.train.main import train
 from experiments.train.resolve import resolve
-from experiments.workdir import METRICS, OccupiedError, as_begun, write_config
+from experiments.workdir import OccupiedError, as_begun, read_config, write_config
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED, Interrupt
 
-ERROR, OUTPUT = "error.txt", "output.txt"
+OUTPUT = "output.txt"
 
 
 def run_all(comparison: Comparison, console: Console) -> bool:
@@ -38,27 +41,8 @@ def run_all(comparison: Comparison, console: Console) -> bool:
     """
     left = [run for run in comparison.runs if not finished(run.workdir)]
     train_them = _one_by_one if comparison.parallel == 1 else _side_by_side
-    with Progress(comparison, left, console, error_of) as progress:
+    with Progress(comparison, left, console) as progress:
         return train_them(left, comparison, progress)
-
-
-def finished(workdir: Path) -> bool:
-    """Whether a folder holds a complete run, by the last record of its metrics."""
-    if not (workdir / METRICS).is_file():
-        return False
-    try:
-        return read_run(workdir).end is not None
-    except (RefusedError, ValueError):
-        return False  # unreadable: training it says what is wrong
-
-
-def error_of(workdir: Path) -> str | None:
-    """The last line of a run's `error.txt`, or None."""
-    file = workdir / ERROR
-    if not file.is_file():
-        return None
-    lines = file.read_text(encoding="utf-8").strip().splitlines()
-    return lines[-1] if lines else "unknown error"
 
 
 def attempt(
@@ -126,12 +110,12 @@ def _side_by_side(runs: list[RunSpec], comparison: Comparison, progress: Progres
         return not interrupt.requested
 
 
-def _start(run: RunSpec, compile_cache: str | None) -> subprocess.Popen:
+def _start(run: RunSpec, cache: str | None) -> subprocess.Popen:
     """Train a run in a process of its own."""
     write_config(run.workdir, as_begun(run.workdir, run.fields))
     (run.workdir / ERROR).unlink(missing_ok=True)
-    arguments = [str(run.workdir)] + ([] if compile_cache is None else [compile_cache])
-    return start("experiments.compare.worker", arguments, run.workdir / OUTPUT)
+    arguments = [str(run.workdir)] + ([] if cache is None else [cache])
+    return start("experiments.compare.runs", arguments, run.workdir / OUTPUT)
 
 
 def _note_death(workdir: Path, code: int) -> None:
@@ -139,3 +123,21 @@ def _note_death(workdir: Path, code: int) -> None:
     if error_of(workdir) is None:
         text = f"the process ended with code {code}; its last output is in {OUTPUT}\n"
         (workdir / ERROR).write_text(text, encoding="utf-8")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Train one run in this process; returns the exit code (0: complete, 1: failed, 75: saved)."""
+    workdir, cache = Path(argv[0]), argv[1] if len(argv) > 1 else None
+    with terminations_interrupt():
+        try:
+            compile_cache.enable(cache)
+            if not attempt(read_config(workdir), workdir, Console()):
+                return EXIT_INTERRUPTED
+        except KeyboardInterrupt:
+            return EXIT_INTERRUPTED
+    return 0 if error_of(workdir) is None else 1
+
+
+if __name__ == "__main__":
+    end_with_parent()
+    sys.exit(main(sys.argv[1:]))

@@ -9,9 +9,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
-from experiments.compare.columns import brief, columns, note, plus_minus, with_interval
-from experiments.compare.target import BYTES, STEPS, TOKENS, seconds_on
 from experiments.progress import known, print_table, right, rounded, size
+from experiments.report.columns import brief, columns, note, plus_minus, with_interval
+from experiments.report.costs import BYTES, STEPS, TOKENS, seconds_on
 
 
 def show(result: Mapping[str, Any], console: Console) -> None:

@@ -1,6 +1,6 @@
 """Faults by script: which fault hits which region when, in a simulation and in real jobs alike.
 
-A script is a YAML list, or `random:SEED:COUNT` (`random_scripts`):
+A script is a YAML list, or `random:SEED:COUNT` (`scripts.at_random`):
 
     - {step: 40, kind: kill, region: 1, steps: 30}       # dies; is started again 30 steps later
     - {step: 80, kind: kill, region: 2}                  # dies for good

@@ -19,15 +19,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
-from experiments.cli import (
-    Flags,
-    RefusedError,
-    flag_problems,
-    load_config,
-    refuse_any,
-    refuse_foreign,
-    split_config,
-)
+from experiments.cli import Flags, config_asked_for, values_refused
 from experiments.progress import right, say
 from lowcomm_jax.planner.goodput import DP, FITTED, METHODS, Fleet, Goodput
 from lowcomm_jax.planner.goodput_simulation import plan_goodput
@@ -46,19 +38,12 @@ FIELDS = ("name", "notes", "regions", *_MTBF, *_PLAIN, *_POSITIVE, *_FROM_0, *_O
 
 def main(argv: Sequence[str]) -> int:
     """Simulate what the command line asks for; returns the exit code."""
-    path, overrides, others = split_config(argv)
     options = Flags()
     options.switch("goodput", "what failures cost")
     options.text("workdir", "runs/goodput", "where goodput.json goes")
-    values = options.values
-    problems = flag_problems("plan", others, values, __doc__)
-    config, found = load_config(path or DEFAULT, overrides)
-    refuse_any(problems + found, "plan")
-    refuse_foreign(config, path or DEFAULT, "plan --goodput")
-    try:
-        answer(config.to_dict(), values.workdir, Console())
-    except ValueError as error:
-        raise RefusedError([str(error)], "plan") from error
+    config, _, _ = config_asked_for("plan --goodput", argv, options, __doc__, DEFAULT)
+    with values_refused("plan"):
+        answer(config.to_dict(), options.values.workdir, Console())
     return 0
 
 

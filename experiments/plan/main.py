@@ -18,13 +18,14 @@ With `--target=h100:2x8` and a training config it compiles the run's programs fo
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 
+from experiments.cli import WORKDIR, Flags, config_asked_for, values_refused
 from experiments.plan.answer import answer
 from experiments.plan.answer import explain as explanation
 from experiments.plan.config import read
@@ -38,13 +39,22 @@ from lowcomm_jax.planner.plan import PlanRow, plan
 from lowcomm_jax.planner.search import Choice, search
 
 _OF_THE_MEMORY = ("state_total", "estimates", "estimate_total")
-SWITCHES = {
-    "explain": "say which number drives the hours, the memory and the price",
-    "details": "print all tables",
-}
 
 
-def main(
+def main(argv: Sequence[str]) -> int:
+    """Plan as the command line says; returns the exit code."""
+    options = Flags()
+    options.text("workdir", None, WORKDIR)
+    options.switch("explain", "say which number drives the hours, the memory and the price")
+    options.switch("details", "print all tables")
+    config, folder, _ = config_asked_for("plan", argv, options, __doc__)
+    values = options.values
+    with values_refused("plan"):
+        planned(config, values.workdir or folder, explain=values.explain, details=values.details)
+    return 0
+
+
+def planned(
     config: Any,
     workdir: str | Path,
     console: Console | None = None,

@@ -22,16 +22,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from experiments.cli import (
-    Flags,
-    RefusedError,
-    flag_problems,
-    load_config,
-    made_or_refused,
-    refuse_any,
-    refuse_foreign,
-    split_config,
-)
+from experiments.cli import Flags, RefusedError, config_asked_for, made_or_refused
 from experiments.progress import Work, right, say
 
 if TYPE_CHECKING:
@@ -43,25 +34,17 @@ def main(argv: Sequence[str]) -> int:
     """Report what the command line asks for; returns the exit code."""
     # Before JAX is imported: without a driver it offers absent GPUs on the CPU platform only.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    path, overrides, others = split_config(argv)
     options = Flags()
     options.text(
         "target", None, "accelerators, slices x devices of each: h100:2x8, v5e:4x4x2slices, ..."
     )
     options.text("json", None, "file to write the report to")
     values = options.values
-    problems = flag_problems("plan", others, values, __doc__)
-    if path is None:
-        problems.append("which run? give --config=configs/diloco.py (or another training config)")
-        raise RefusedError(problems, "plan")
-    config, found = load_config(path, overrides)
-    refuse_any(problems + found, "plan")
-    refuse_foreign(config, path, "plan --target")
+    config, _, overrides = config_asked_for("plan --target", argv, options, __doc__)
     from experiments.train.resolve import fit_warm_up
     from lowcomm_jax.aot.programs import TooLargeError
 
     fit_warm_up(config, overrides)
-
     try:
         job, report = compiled(config, values.target)
     except TooLargeError as error:

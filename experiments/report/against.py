@@ -13,8 +13,8 @@ from rich.table import Table
 
 from experiments.cli import RefusedError, problems_of
 from experiments.progress import right, size
+from experiments.report.runlog import RunLog, mean_sent, summarise
 from experiments.report.virtual import on_network
-from experiments.runlog import RunLog, mean_sent, summarise
 from experiments.shape import Count, Number, Positive, misfit, read_json
 from lowcomm_jax.network import parse
 

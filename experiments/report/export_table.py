@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.metrics import encoded
-from experiments.runlog import RunLog, summarise
+from experiments.report.runlog import RunLog, summarise
 
 COLUMNS = ("run", "kind", "step", "tokens", "region", "metric", "value")
 _KEYS = ("kind", "step", "tokens")

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from experiments.compare.stats import estimate
+from experiments.report.runlog import RunLog, adapts, exchanges, from_the_end, mean_sent
+from experiments.report.stats import estimate
 from experiments.report.virtual import Pace, on_network, seconds_at
-from experiments.runlog import RunLog, adapts, exchanges, from_the_end, mean_sent
 from lowcomm_jax.network import Network
 
 # Of the preset's bandwidth: a hundredth to ten times.

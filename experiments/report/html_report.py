@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from experiments.compare.columns import brief, columns
-from experiments.compare.costs import costs, mean_costs
 from experiments.progress import size, thousands
 from experiments.report import against
 from experiments.report.against import Deviation
+from experiments.report.columns import brief, columns
+from experiments.report.costs import costs, mean_costs
 from experiments.report.html_data import (
     Plotted,
     bytes_at,
@@ -32,8 +32,8 @@ from experiments.report.html_data import (
 from experiments.report.html_page import page, section, table
 from experiments.report.html_plots import ChartAxis, line_chart, timeline
 from experiments.report.html_plots import staleness as staleness_chart
+from experiments.report.runlog import RunLog, adaptive, adapts, mean_batch
 from experiments.report.virtual import PICTURE_STEPS, Pace, last_steps
-from experiments.runlog import RunLog, adaptive, adapts, mean_batch
 from lowcomm_jax.network import Network
 
 _TOKENS = ChartAxis("tokens, all regions", thousands)

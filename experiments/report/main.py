@@ -24,7 +24,6 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.cli import Flags, RefusedError, parse_flags, refuse_any
-from experiments.compare.columns import brief, note, pace_in_words
 from experiments.progress import (
     duration,
     known,
@@ -35,13 +34,13 @@ from experiments.progress import (
     thousands,
     validation_documents,
 )
-from experiments.regions.merged import counted, exchange_of
 from experiments.report.against import Deviation, against, read_plan, verdict
 from experiments.report.against import table as table_against
+from experiments.report.columns import brief, note, pace_in_words
 from experiments.report.export_table import regions_of, write_csv, write_json
 from experiments.report.html_data import Plotted, step_curves
-from experiments.report.virtual import Pace, Virtual, check, on_network, pace_on, paces_apart
-from experiments.runlog import (
+from experiments.report.merged import counted, exchange_of
+from experiments.report.runlog import (
     RunLog,
     Summary,
     missing_logs,
@@ -49,6 +48,7 @@ from experiments.runlog import (
     read_run,
     summarise,
 )
+from experiments.report.virtual import Pace, Virtual, check, on_network, pace_on, paces_apart
 from experiments.workdir import CURVES
 from lowcomm_jax.network import BASELINE, Network
 

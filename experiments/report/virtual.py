@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from experiments.cli import RefusedError, problems_of, refuse_any
-from experiments.runlog import RunLog, nominal_steps, summarise
+from experiments.report.runlog import RunLog, nominal_steps, summarise
 from lowcomm_jax.network import (
     ClockReport,
     Network,

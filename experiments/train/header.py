@@ -23,6 +23,7 @@ from lowcomm_jax.exchange import two_shot
 from lowcomm_jax.models import Pipeline, TransformerConfig
 from lowcomm_jax.models.protocol import abstract_params, flops_per_token, param_count
 from lowcomm_jax.params.layout import make_layout
+from lowcomm_jax.sync.round_programs import RoundPrograms
 
 _OF_THE_JOB = ("config", "steps", "regions", "here", "tokens_per_step")
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
@@ -35,9 +36,7 @@ def header(run: Run, state: State) -> dict[str, Any]:
     shapes = programs.step.layout.train_shapes().values()
     trained = sum(math.prod(leaf.shape) for leaf in shapes)
     allreduce = two_shot(4 * trained, np.ones(job.regions, bool)).sent
-    fragments = programs.fragments
     consensus = job.method.topology and job.method.topology.consensus
-    payloads = [programs.exchange.nbytes(fragments.like(p)) for p in range(len(fragments))]
     return {
         "kind": "header",
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -47,7 +46,7 @@ def header(run: Run, state: State) -> dict[str, Any]:
         "trained_params": trained,
         "flops_per_token": flops_per_token(run.model, seq_len),
         "pipeline": run.model.report() if isinstance(run.model, Pipeline) else None,
-        "fragment_bytes": payloads,
+        "fragment_bytes": _payloads(programs),
         "allreduce_bytes_per_step": int(allreduce[0]),
         "consensus": consensus and dataclasses.asdict(consensus),
         "data": run.data.summary,
@@ -67,16 +66,20 @@ def trained_and_sent(run: Run) -> str:
         sizes[role] += math.prod(shape)
     sent = [f"what channel {channel.name} selects" for channel in method.channels]
     if method.has_anchor or method.signal == "gradient":
-        programs = plain.programs_for(layout)
-        count = len(programs.fragments)
-        likes = [programs.fragments.like(p) for p in range(count)]
-        whole = sum(map(programs.exchange.nbytes, likes))
+        payloads = _payloads(plain.programs_for(layout))
         when = "a step" if method.signal == "gradient" else "a synchronisation"
-        sent.insert(0, f"{size(whole)} {when}" + (f", in {count} fragments" if count > 1 else ""))
+        parts = f", in {len(payloads)} fragments" if len(payloads) > 1 else ""
+        sent.insert(0, f"{size(sum(payloads))} {when}{parts}")
     payload = " and ".join(sent) or "nothing"
     return (
         f"{sizes['train']:,} parameters, {sizes['frozen']:,} frozen; a region's payload: {payload}"
     )
+
+
+def _payloads(programs: RoundPrograms) -> list[int]:
+    """Bytes of a region's payload of each fragment."""
+    fragments = programs.fragments
+    return [programs.exchange.nbytes(fragments.like(p)) for p in range(len(fragments))]
 
 
 def origin(run: Run) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from experiments.cli import (
     Flags,
     RefusedError,
     bare_name,
+    listing,
     load_config,
     parse_flags,
     refuse_any,
@@ -42,12 +43,11 @@ from experiments.cli import (
     split_config,
     unexpected,
 )
-from experiments.config import listing, plain
+from experiments.config import plain
 from experiments.faults import origin
 from experiments.faults.landings import Landings
 from experiments.metrics import read_records
 from experiments.progress import Display, open_display, say, size, validation_documents
-from experiments.regions.rejoin_counts import continue_counts
 from experiments.report import main as report
 from experiments.train import compile_cache, devices, fields, processes
 from experiments.train.assemble import Run, assemble
@@ -57,6 +57,7 @@ from experiments.train.evaluation import Evaluator
 from experiments.train.header import changes, header, text, trained_and_sent
 from experiments.train.job import Job
 from experiments.train.loop import NotCountedError, TrainingLoop, best_by
+from experiments.train.records import continue_counts
 from experiments.train.resolve import fit_warm_up, resolve
 from experiments.train.starting import starting_params
 from experiments.train.writers import open_log

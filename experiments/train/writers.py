@@ -6,10 +6,10 @@ import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from experiments.cli import RefusedError
-from experiments.metrics import MetricsLog, read_records
+from experiments.metrics import MEASURED, MetricsLog, read_records
 from experiments.report.export_table import numbers
 from experiments.workdir import METRICS, write_whole
 from lowcomm_jax.mesh.leader import leader
@@ -24,45 +24,6 @@ PACKAGES = {
     "wandb": "wandb",
     "prometheus": "prometheus_client",
 }
-_SHOWN = ("step", "eval")
-
-
-class Writer(Protocol):
-    """Takes numbers as they are measured."""
-
-    def write(self, record: Mapping[str, Any]) -> None:
-        """Take one record of kind step or eval."""
-
-    def sync(self) -> None:
-        """Return once what a kill would take is where it was sent, or will be sent again."""
-
-    def close(self) -> None:
-        """Return once everything is written."""
-
-
-class AllLogs(MetricsLog):
-    """The metrics file and all other writers."""
-
-    def __init__(self, path: Path, step: int):
-        super().__init__(path, step)
-        self.writers: list[Writer] = []
-
-    def write(self, records: Iterable[Mapping[str, Any]]) -> None:
-        records = list(records)
-        super().write(records)
-        for record in (r for r in records if r["kind"] in _SHOWN):
-            for writer in self.writers:
-                writer.write(record)
-
-    def sync(self) -> None:
-        super().sync()
-        for writer in self.writers:
-            writer.sync()
-
-    def close(self) -> None:
-        super().close()
-        for writer in self.writers:
-            writer.close()
 
 
 class NoLog:
@@ -80,7 +41,7 @@ class NoLog:
         """Do nothing."""
 
 
-def open_log(job: Job, step: int) -> AllLogs | NoLog:
+def open_log(job: Job, step: int) -> MetricsLog | NoLog:
     """Open all writers of a run's records.
 
     Args:
@@ -89,7 +50,7 @@ def open_log(job: Job, step: int) -> AllLogs | NoLog:
     """
     if not leader().leads:
         return NoLog()
-    log, settings = AllLogs(job.workdir / METRICS, step), job.config["log"]
+    log, settings = MetricsLog(job.workdir / METRICS, step), job.config["log"]
     if settings["tensorboard"]:
         log.writers.append(_TensorBoard(job.workdir / TENSORBOARD, step, job.here))
     if settings["wandb"]:
@@ -159,7 +120,7 @@ class _WeightsAndBiases:
         self._run.define_metric("eval/*", step_metric="eval/step")
         self._missing = self._run.step  # the first step that it does not have
         for record in kept:
-            if record["kind"] in _SHOWN and record["step"] >= self._missing:
+            if record["kind"] in MEASURED and record["step"] >= self._missing:
                 self.write(record)
 
     def write(self, record: Mapping[str, Any]) -> None:

@@ -14,6 +14,7 @@ folder.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.live import Live
 
-from experiments.cli import Flags, RefusedError, parse_flags, problems_of, refuse_any
+from experiments.cli import Flags, parse_flags, problems_of, refuse_any, values_refused
 from experiments.watch.terminal import screen
 from experiments.watch.view import Watch
 
@@ -50,7 +51,8 @@ def main(argv: Sequence[str]) -> int:
         problems += found
     refuse_any(problems, "watch")
     watch, console = Watch(Path(folders[0]), network), Console()
-    try:
+    # What a damaged file raises is refused, too.
+    with contextlib.suppress(KeyboardInterrupt), values_refused("watch"):
         if values.port is not None:
             from experiments.watch.page import serve
 
@@ -59,10 +61,6 @@ def main(argv: Sequence[str]) -> int:
             console.print(screen(watch.look()))
         else:
             live(watch, values.every, console)
-    except KeyboardInterrupt:
-        pass
-    except ValueError as error:  # of a file that is damaged
-        raise RefusedError([str(error)], "watch") from error
     return 0
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from experiments.cli import RefusedError
 from experiments.report.main import page_of
-from experiments.runlog import read_run
+from experiments.report.runlog import read_run
 from experiments.watch.terminal import heading
 from experiments.watch.view import Watch
 

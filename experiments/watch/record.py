@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.metrics import record_of
-from experiments.runlog import adaptive, in_nominal_steps
+from experiments.report.runlog import adaptive, in_nominal_steps
 
 KEPT_STEPS = 400  # whose events are kept
 KEPT_LANDINGS = 200  # whose norms are compared between regions

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from experiments import progress
 from experiments.__main__ import available, main
-from experiments.compare.plan import RunSpec
+from experiments.compare.plan import ERROR, RunSpec
 from experiments.compare.progress import Progress, TimeLeft
 from experiments.progress import Now, Work, duration, open_display, size, steps_of, tracked
 
@@ -86,7 +86,9 @@ def test_progress_of_a_comparison(tmp_path, terminal):
     stream, output = io.StringIO(), tmp_path / "output.txt"
     console = Console(file=stream, force_terminal=terminal, width=100)
     output.write_text("reading\nstep 3/9  loss 1.0\nstep 6/9  lo")
-    with Progress(comparison, runs[:2], console, lambda _: "Boom: it broke") as progress:
+    runs[1].workdir.mkdir()
+    (runs[1].workdir / ERROR).write_text("Boom: it broke\n")
+    with Progress(comparison, runs[:2], console) as progress:
         progress.display(runs[0]).update(NOW)
         progress.look({output: runs[1]})
         output.write_text("step 9/9  loss 0.5\n")

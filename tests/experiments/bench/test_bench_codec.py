@@ -1,18 +1,36 @@
 """`bench codec`: errors are those of NumPy."""
 
+import json
+
 import pytest
+from rich.console import Console
 
 from experiments.bench import codec as bench_codec
+from experiments.bench.main import main, show
+from experiments.cli import RefusedError
 from lowcomm_jax import compression
 
 SIZE, RANK = 96, 5
-FLAGS = [f"--size={SIZE}", f"--rank={RANK}", "--repeats=1"]
 
 
 @pytest.fixture(scope="module")
-def measured():
-    rows = bench_codec.main([*FLAGS, "--codecs=int8,low_rank"])
-    return {row["codec"]: row for row in rows}
+def command(tmp_path_factory):
+    """Runs the command on a small matrix: the rows in its file."""
+    file = tmp_path_factory.mktemp("bench") / "codec.json"
+
+    def run(*flags):
+        given = [f"--size={SIZE}", f"--rank={RANK}", "--repeats=1", f"--json={file}"]
+        assert main(["codec", *given, *flags]) == 0
+        found = json.loads(file.read_text())
+        assert found["header"] == {"size": SIZE} and not found["failed"]
+        return found["rows"]
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def measured(command):
+    return {row["codec"]: row for row in command("--codecs=int8,low_rank")}
 
 
 def test_bytes_and_times_are_of_a_whole_round(measured):
@@ -23,11 +41,16 @@ def test_bytes_and_times_are_of_a_whole_round(measured):
     assert 0 < measured["int8"]["error_gaussian"] < 1 / 127
 
 
-def test_a_codec_of_ones_own_is_measured():
-    (row,) = bench_codec.main([*FLAGS, "--codecs=own_parts:SIGNS"])
+def test_a_codec_of_ones_own_is_measured(command):
+    (row,) = command("--codecs=own_parts:SIGNS")
     assert row["bytes_per_value"] == 1 + 4 / SIZE
     (low_rank,) = bench_codec.measure(["own_parts:FACTORS"], SIZE, 1, RANK)
     assert low_rank["bytes_per_value"] == 4 * 2 * RANK / SIZE
+
+
+def test_an_unknown_codec_is_refused_before_any_is_timed():
+    with pytest.raises(RefusedError, match=r"--codecs: .*did you mean int8"):
+        main(["codec", "--codecs=int9"])
 
 
 def shown(text):
@@ -36,12 +59,13 @@ def shown(text):
 
 def test_names_are_printed_whole(measured, capsys):
     names = compression.names()
-    bench_codec._print([measured["int8"] | {"codec": name} for name in names], SIZE)
+    stage = bench_codec.Stage([], bench_codec.COLUMNS, lambda rows: "all")
+    show(stage, [measured["int8"] | {"codec": name} for name in names], Console(width=80))
     assert set(names) <= shown(capsys.readouterr().out)
 
 
 @pytest.mark.slow
-def test_without_names_every_codec_has_a_row(capsys):
-    rows = bench_codec.main(FLAGS)
+def test_without_names_every_codec_has_a_row(command, capsys):
+    rows = command()
     assert [row["codec"] for row in rows] == list(compression.names())
     assert set(compression.names()) <= shown(capsys.readouterr().out)

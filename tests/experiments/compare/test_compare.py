@@ -201,7 +201,7 @@ def test_a_field_is_varied(whole):
     console = recording()
     settings = varied(root, vary=("method.period=2,5",))
     # The command line's takes the place of the config's.
-    assert compare.main(settings, root / "varied", console, ["method.period=3,6"]) == 0
+    assert compare.compare(settings, root / "varied", console, ["method.period=3,6"]) == 0
     shown = console.export_text()
     with (root / "varied" / "points.csv").open() as file:
         rows = {row["point"]: row for row in csv.DictReader(file)}
@@ -214,7 +214,7 @@ def test_a_field_is_varied(whole):
     assert f"{finals['often']:.4f}" in shown and "on the frontier" in shown
     assert (root / "varied" / "frontier.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(RefusedError, match="is no field"):
-        compare.main(varied(root, vary=("method.nothing=1",)), root / "refused")
+        compare.compare(varied(root, vary=("method.nothing=1",)), root / "refused")
     assert not (root / "refused").exists()
 
 

@@ -9,7 +9,7 @@ from compare_cases import STEPS, compared, config, recording
 
 from experiments.compare import equal as compare_equal
 from experiments.compare.config import variant
-from experiments.compare.main import main
+from experiments.compare.main import compare
 
 ONE_SEED = {"seeds": (0,), "panels": {}}
 
@@ -69,6 +69,6 @@ def test_growing_batches_end_near_the_budget(root, equal):
     given = config(root, step_seconds=0.01, equal=equal, **ONE_SEED)
     with given.unlocked():
         given.variants.growing = variant("adloco", **growing)
-    assert main(given, root / equal, recording()) == 0
+    assert compare(given, root / equal, recording()) == 0
     result = json.loads((root / equal / "compare.json").read_text())
     assert abs(result["apart"]["growing"]) < 0.5

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from experiments.compare.at_equal import at_equal, sentence
-from experiments.compare.target import keys, to_target
-from experiments.runlog import RunLog, from_the_end
+from experiments.report.costs import keys, to_target
+from experiments.report.runlog import RunLog, from_the_end
 from lowcomm_jax.network import parse
 
 NETWORK = parse({"regions": 2, "bandwidth_gbps": 1.0, "delay_ms": 0.0})

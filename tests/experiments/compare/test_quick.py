@@ -19,7 +19,7 @@ from experiments.__main__ import main as command
 from experiments.cli import RefusedError
 from experiments.compare import quick as quick_command
 from experiments.compare.at_equal import sentence
-from experiments.compare.main import main
+from experiments.compare.main import compare
 from experiments.compare.plan import plan
 from experiments.metrics import read_records
 
@@ -46,7 +46,7 @@ def found(tmp_path_factory, tiny):
     workdir = root / "work"
     with jax.numpy_dtype_promotion("standard"), (root / "said").open("w") as said:
         console = Console(width=80, record=True, file=said)
-        assert main(config(root), workdir, console) == 0
+        assert compare(config(root), workdir, console) == 0
     result = json.loads((workdir / "compare.json").read_text())
     logs = {n: read_records(workdir / n / "seed0" / "metrics.jsonl") for n in result["variants"]}
     return workdir, result, logs, console.export_text()
@@ -188,7 +188,7 @@ def test_progress_the_page_and_a_second_look(found):
     page.unlink()
     (workdir / "compare.json").unlink()
     console = Console(width=80, record=True, file=(workdir / "said").open("w"))
-    assert main(config(workdir.parent), workdir, console) == 0
+    assert compare(config(workdir.parent), workdir, console) == 0
     assert page.read_text() == text
     assert json.loads((workdir / "compare.json").read_text()) == result
 

@@ -15,7 +15,7 @@ import yaml
 
 from experiments.cli import load_config, split_config
 from experiments.processes import free_port
-from experiments.runlog import read_run
+from experiments.report.runlog import read_run
 from lowcomm_jax.mesh.launchers import placement
 
 EXAMPLES = pathlib.Path(__file__).parents[3] / "examples"

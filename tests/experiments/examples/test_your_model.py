@@ -15,7 +15,7 @@ import pytest
 from nbclient import NotebookClient
 from safetensors.numpy import load_file
 
-from experiments.runlog import read_run
+from experiments.report.runlog import read_run
 
 ROOT = pathlib.Path(__file__).parents[3]
 EXAMPLES = ROOT / "examples"

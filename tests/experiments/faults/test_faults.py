@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.faults.fault import ABSENT, KINDS, Fault, participants
-from experiments.faults.random_scripts import at_random, last_begin
-from experiments.faults.scripts import read, write
+from experiments.faults.scripts import at_random, last_begin, read, write
 
 SCRIPT = """
 - {step: 12, kind: stop, region: 0, steps: 5}

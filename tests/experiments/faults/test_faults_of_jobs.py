@@ -16,10 +16,9 @@ from scipy import special
 from experiments.__main__ import main
 from experiments.faults.fault import Fault
 from experiments.faults.happened import FILE, Settings, parsed
-from experiments.faults.random_scripts import at_random
-from experiments.faults.scripts import read, write
+from experiments.faults.scripts import at_random, read, write
 from experiments.regions.main import SCRIPT
-from experiments.runlog import read_run
+from experiments.report.runlog import read_run
 from experiments.trained.anchor import load_trained
 
 PERIOD = 6

@@ -9,7 +9,7 @@ from experiments.__main__ import main
 from experiments.faults.fault import Fault, Moment
 from experiments.faults.happened import Happened, Rejoin, Settings, parsed
 from experiments.faults.simulated import Absences
-from experiments.runlog import read_run
+from experiments.report.runlog import read_run
 
 STEPS = 24
 RUN = Settings(3, STEPS, "diloco", 6, 0)

@@ -20,7 +20,7 @@ from experiments.plan import start
 from experiments.plan.config import read
 from experiments.plan.screen import show_answer
 from experiments.report.against import against, planned_row, read_plan
-from experiments.runlog import RunLog, read_run
+from experiments.report.runlog import RunLog, read_run
 from experiments.train.methods import make_method
 from experiments.train.resolve import resolve
 from lowcomm_jax.planner import methods as plan_methods
@@ -43,7 +43,7 @@ def config(name="template", **changes):
 
 def answered(fields, folder, width=100, **shown):
     text = io.StringIO()
-    result = plan_command.main(fields, folder, Console(file=text, width=width), **shown)
+    result = plan_command.planned(fields, folder, Console(file=text, width=width), **shown)
     return result, text.getvalue()
 
 

@@ -38,7 +38,7 @@ class Planned:
             patch.setattr(Rehearsal, "play", counted)
             patch.setattr(plan_command, "show", lambda *given: shown.append(given) or show(*given))
             console = Console(file=text, width=160)
-            self.result = plan_command.main(config, folder, console, details=True)
+            self.result = plan_command.planned(config, folder, console, details=True)
         self.built, self.text = built, text.getvalue()
         ((_, self.rows, _),) = shown
 

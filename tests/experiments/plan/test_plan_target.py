@@ -119,7 +119,7 @@ def test_a_run_that_does_not_fit_says_what_to_change():
     "arguments, said",
     [
         (["--target=h900:2x8", "--config=configs/diloco.py"], "'h900' is unknown"),
-        (["--target=h100:2x8"], "which run? give --config"),
+        (["--target=h100:2x8"], "--config is missing: give --config=configs/diloco.py"),
         (["--target=h100:2x8", "--config=configs/plan/template.py"], "(it has no method, "),
         (["--target=h100:2x8", "--config=configs/diloco.py", "x"], "unexpected argument 'x'"),
     ],

@@ -10,7 +10,7 @@ import pytest
 from launched import assert_logged_once, entered, kill, landings, reached, start
 
 from experiments.__main__ import main
-from experiments.runlog import read_run, summarise
+from experiments.report.runlog import read_run, summarise
 
 REGIONS = 4
 PERIOD = 6

@@ -15,7 +15,7 @@ from experiments.config import base, plain
 from experiments.faults.happened import FILE, Happened, Settings, parsed
 from experiments.faults.rendezvous_cut import cut_all
 from experiments.regions import main as launch
-from experiments.runlog import read_run, summarise
+from experiments.report.runlog import read_run, summarise
 from experiments.train.assemble import run_id
 from experiments.workdir import METRICS
 

@@ -10,7 +10,7 @@ from pytest import approx
 from experiments.__main__ import main
 from experiments.metrics import read_records
 from experiments.report.main import by_region
-from experiments.runlog import read_run, summarise
+from experiments.report.runlog import read_run, summarise
 from experiments.workdir import CHECKPOINTS, METRICS
 
 PERIOD, FRAGMENTS = 6, 3

@@ -8,7 +8,7 @@ from launched import Jobs, landings
 
 from experiments.__main__ import main
 from experiments.regions.main import RegionJob
-from experiments.runlog import read_run, summarise
+from experiments.report.runlog import read_run, summarise
 from experiments.train.processes import EXIT_LOST
 from experiments.workdir import METRICS
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED

@@ -10,7 +10,7 @@ from experiments.__main__ import main
 from experiments.metrics import read_records
 from experiments.processes import free_port
 from experiments.report.main import by_region
-from experiments.runlog import read_run, summarise
+from experiments.report.runlog import read_run, summarise
 from experiments.workdir import CHECKPOINTS, METRICS
 
 CONFIG, PERIOD = "configs/adloco.py", 4

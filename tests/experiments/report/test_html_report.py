@@ -18,7 +18,7 @@ from experiments.report import html_report
 from experiments.report import main as report
 from experiments.report.html_data import Curve, Plotted, bytes_at, staleness, utilisation_curves
 from experiments.report.html_plots import ChartAxis, line_chart, locator
-from experiments.runlog import RunLog
+from experiments.report.runlog import RunLog
 from lowcomm_jax.network import uniform
 
 R, PARAMS, TOKENS = 3, 1000, 96

@@ -11,10 +11,10 @@ from rich.console import Console
 
 from experiments.__main__ import main as command
 from experiments.cli import RefusedError
-from experiments.compare.costs import costs
+from experiments.report.costs import costs
 from experiments.report.main import virtual_table
+from experiments.report.runlog import RunLog
 from experiments.report.virtual import check, on_network, pace_on, paces_apart, seconds_at
-from experiments.runlog import RunLog
 from lowcomm_jax.network import Jitter, parse, uniform
 
 R, PARAMS, STEP = 3, 1000, 0.25
@@ -51,7 +51,7 @@ def test_hours_utilisation_and_allreduce_by_hand():
 def test_terminal_page_figures_and_comparisons_have_one_clock(pace, each, monkeypatch):
     """None: this run's machine; the network's own; a number."""
     monkeypatch.setattr("experiments.report.virtual._own_step_seconds", lambda run: 0.125)
-    monkeypatch.setattr("experiments.compare.costs.summarise", lambda run: MagicMock())
+    monkeypatch.setattr("experiments.report.costs.summarise", lambda run: MagicMock())
     terminal = on_network(run(), network(2.0), pace)
     assert terminal.step_seconds == each
     assert terminal.clock.wall_s == pytest.approx(12 * each + 3 * 2.0)

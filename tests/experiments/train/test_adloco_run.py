@@ -11,8 +11,8 @@ from experiments.__main__ import main
 from experiments.metrics import read_records
 from experiments.report.html_data import exchanges_at
 from experiments.report.main import table
+from experiments.report.runlog import nominal_steps, read_run, summarise
 from experiments.report.virtual import check, on_network
-from experiments.runlog import nominal_steps, read_run, summarise
 from experiments.train.drivers import AdaptiveDriver
 from experiments.train.loop import TrainingLoop
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED

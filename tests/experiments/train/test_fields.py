@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from experiments.__main__ import main
-from experiments.cli import fields, load_config
-from experiments.config import get_config, listing, plain
+from experiments.cli import fields, listing, load_config
+from experiments.config import get_config, plain
 from experiments.train.fields import descriptions, method_descriptions
 from experiments.train.methods import DERIVED
 from experiments.train.parts import PARTS

@@ -10,7 +10,7 @@ import yaml
 
 from experiments.__main__ import main
 from experiments.metrics import read_records
-from experiments.runlog import read_run
+from experiments.report.runlog import read_run
 from experiments.train import header
 from experiments.trained.anchor import load_trained
 from experiments.workdir import METRICS

@@ -8,7 +8,7 @@ from rich.console import Console
 from experiments.__main__ import main
 from experiments.metrics import read_records
 from experiments.report.main import table
-from experiments.runlog import read_run, summarise
+from experiments.report.runlog import read_run, summarise
 from lowcomm_jax.network import parse
 from lowcomm_jax.rules import topology
 

@@ -13,7 +13,7 @@ import two_hosts
 from experiments.__main__ import main
 from experiments.metrics import read_records
 from experiments.processes import free_port
-from experiments.runlog import read_run
+from experiments.report.runlog import read_run
 from experiments.train.processes import EXIT_LOST
 from experiments.workdir import METRICS
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED

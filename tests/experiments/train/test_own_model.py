@@ -13,11 +13,11 @@ from compare_cases import tiny as tiny_fields
 
 from examples.mixture_of_experts import Mixture
 from experiments.__main__ import main
-from experiments.cli import RefusedError, load_config, model_section
+from experiments.cli import RefusedError, listing, load_config, model_section
 from experiments.compare.config import comparison, variant
-from experiments.compare.main import main as compare
+from experiments.compare.main import compare
 from experiments.compare.plan import plan
-from experiments.config import base, listing, plain
+from experiments.config import base, plain
 from experiments.metrics import read_records
 from experiments.plan import main as planning
 from experiments.train.fields import descriptions

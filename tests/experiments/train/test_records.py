@@ -9,7 +9,7 @@ import pytest
 
 import lowcomm_jax as lc
 from experiments.metrics import MetricsLog, read_records
-from experiments.runlog import document_interval
+from experiments.report.runlog import document_interval
 from experiments.train.drivers import FixedDriver
 from experiments.train.records import StepRecords
 

@@ -4,8 +4,8 @@ import pytest
 
 from experiments.__main__ import main
 from experiments.metrics import read_records
+from experiments.report.runlog import read_run
 from experiments.report.virtual import on_network, pace_on
-from experiments.runlog import read_run
 from experiments.watch.view import Watch
 from lowcomm_jax.network import parse
 

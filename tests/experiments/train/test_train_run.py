@@ -18,7 +18,7 @@ from experiments.__main__ import main
 from experiments.metrics import read_records
 from experiments.report import main as report_main
 from experiments.report.main import table
-from experiments.runlog import document_interval, read_run, summarise
+from experiments.report.runlog import document_interval, read_run, summarise
 from experiments.train import compile_cache
 from lowcomm_jax.data import tokenizers as tokenizers_of_run
 from lowcomm_jax.sync import round_programs

@@ -12,7 +12,7 @@ from made_runs import logged
 
 from experiments.cli import RefusedError
 from experiments.report.export_table import write_csv
-from experiments.runlog import read_run
+from experiments.report.runlog import read_run
 from experiments.train.writers import _scalars, open_log
 from experiments.workdir import METRICS
 

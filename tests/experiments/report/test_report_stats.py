@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from experiments.compare.costs import mean_costs
-from experiments.compare.stats import crossing, estimate, paired, paired_share
+from experiments.report.costs import mean_costs
+from experiments.report.stats import crossing, estimate, paired, paired_share
 
 
 def test_interval_over_three_seeds():

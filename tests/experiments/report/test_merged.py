@@ -11,10 +11,10 @@ from made_runs import logged
 from rich.console import Console
 
 from experiments.__main__ import main as command
-from experiments.regions.merged import measure, merged
 from experiments.report.html_data import bytes_at
 from experiments.report.main import by_region, region_table
-from experiments.runlog import mean_sent, read_run, summarise
+from experiments.report.merged import measure, merged
+from experiments.report.runlog import mean_sent, read_run, summarise
 from experiments.workdir import METRICS
 
 REGIONS, STEPS = 3, 4

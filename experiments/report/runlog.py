@@ -14,8 +14,8 @@ import numpy as np
 from msgspec import Struct
 
 from experiments.cli import RefusedError
-from experiments.metrics import checked, judged_on, read_records
-from experiments.regions.merged import measure, merged, region_logs
+from experiments.metrics import checked, evaluated_on, judged_on, read_records
+from experiments.report.merged import measure, merged, region_logs
 from experiments.shape import Number, misfit
 from experiments.workdir import METRICS
 from lowcomm_jax.rules.consensus import Consensus, contraction
@@ -121,12 +121,10 @@ def read_run(workdir: Path) -> RunLog:
     wrong = misfit(records[0], _OfReports)
     if wrong is not None:
         raise RefusedError([f"{path}, record 1: header: {wrong}"], "report")
-    judged, newest = judged_on(records), None
+    judged = judged_on(records)
     by_kind: dict[str, list] = {}
-    for record in records:
-        newest = record if record["kind"] == "eval_set" else newest
-        if record["kind"] != "eval" or newest == judged:
-            by_kind.setdefault(record["kind"], []).append(record)
+    for record in evaluated_on(judged, records):
+        by_kind.setdefault(record["kind"], []).append(record)
     measure(by_kind.get("step", []))
     all_regions = range(records[0]["regions"]) if regions else ()
     return RunLog(

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.runlog import half_of_interval
+from experiments.report.runlog import half_of_interval
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.metrics import MetricsLog
-from experiments.regions.rejoin_counts import continue_counts
-from experiments.train.records import StepRecords
+from experiments.train.records import StepRecords, continue_counts
 from lowcomm_jax.state.train_state import SyncCounters, TrainState
 
 NEWEST = {

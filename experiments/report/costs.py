@@ -1,4 +1,7 @@
-"""The last loss of the runs of a comparison, and its costs: bytes, staleness, virtual time."""
+"""What a run has cost: until its end, and until its loss first reached a target.
+
+Costs are steps, tokens, bytes and virtual time.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from experiments.compare.stats import estimate
+from experiments.report.html_data import bytes_at, tokens_at, virtual_at
+from experiments.report.runlog import RunLog, document_interval, nominal_steps, summarise
+from experiments.report.stats import crossing, estimate
 from experiments.report.virtual import Pace, on_network
-from experiments.runlog import RunLog, document_interval, summarise
 from lowcomm_jax.network import Network
+
+STEPS, TOKENS, BYTES = "steps", "tokens", "bytes_sent"
+
+Cost = dict[str, float | None]
 
 
 def costs(run: RunLog, networks: Mapping[str, Network], step_seconds: Pace) -> dict[str, Any]:
@@ -89,3 +97,37 @@ def document_difference(here: RunLog, there: RunLog) -> float | None:
     """
     sums = [np.array(run.evals[-1]["document_sum"], float) for run in (here, there)]
     return document_interval(sums[0] - sums[1], here.eval_count)
+
+
+def seconds_on(network: str) -> str:
+    """The key of the virtual time on a network."""
+    return f"seconds_on_{network}"
+
+
+def keys(networks: Mapping[str, Network]) -> tuple[str, ...]:
+    """Names of the costs: (nominal) inner steps, tokens of all regions, bytes a region, seconds."""
+    return (STEPS, TOKENS, BYTES, *map(seconds_on, networks))
+
+
+def to_target(
+    run: RunLog,
+    target: float | None,
+    networks: Mapping[str, Network],
+    step_seconds: Pace,
+) -> Cost:
+    """The cost of reaching the target, by `keys`; all None where it was not reached.
+
+    The loss is the anchor's. Between two evaluations everything is interpolated linearly.
+    """
+    losses = [record["anchor"] for record in run.evals]
+    found = None if target is None else crossing(losses, target)
+    if found is None:
+        return dict.fromkeys(keys(networks))
+    series = {
+        STEPS: [float(nominal_steps(run, record)) for record in run.evals],
+        TOKENS: tokens_at(run),
+        BYTES: bytes_at(run),
+    }
+    for name, network in networks.items():
+        series[seconds_on(name)] = virtual_at(network, step_seconds)(run)
+    return {key: found.of(values) for key, values in series.items()}

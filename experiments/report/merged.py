@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.metrics import checked, judged_on, read_records
+from experiments.metrics import checked, evaluated_on, judged_on, read_records
 from experiments.workdir import METRICS
 
 _FOLDER = re.compile(r"region(\d+)")
@@ -77,16 +77,14 @@ def merged(paths: Sequence[Path]) -> list[dict[str, Any]]:
     ends: dict[int, dict] = {}
     judged = judged_on(logs[0])
     for log in logs:
-        region, newest = log[0]["here"][0], None
-        for record in log[1:]:
+        region = log[0]["here"][0]
+        for record in evaluated_on(judged, log[1:]):
             kind = record["kind"]
             if kind == "step":
                 steps.setdefault(record["step"], {})[region] = record
             elif kind == "end":
                 ends[region] = record
-            elif kind == "eval_set":
-                newest = record
-            elif kind != "eval" or newest == judged:
+            elif kind != "eval_set":
                 record.pop("anchor_variance", None)
                 before = others.setdefault((kind, record.get("step", -1)), record)
                 if record.get("behind", 0) < before.get("behind", 0):
