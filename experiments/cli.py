@@ -105,13 +105,14 @@ def closest(name: str, known: Sequence[str]) -> str:
 
 
 def named_function(
-    name: str, label: str, fits: Callable[[Any], bool] = callable
+    name: str, label: str, fits: Callable[[Any], bool] = callable, what: str = "function"
 ) -> Callable[..., Any]:
-    """The function that a config names as `module:function`.
+    """The function, or the class, that a config names as `module:function`.
 
     Args:
       label: the field that names it, for the error.
       fits: whether what stands there may be named.
+      what: what may be named, for the error.
 
     Raises:
       ValueError: it is no such name, there is no such module, it cannot be imported, or has no such
@@ -128,7 +129,7 @@ def named_function(
     if not fits(found):
         names = [key for key, value in vars(there).items() if fits(value)]
         near = closest(attribute, names) if len(names) < 20 else ""
-        raise ValueError(f"{label}={name!r}: {module} has no function {attribute!r}{near}")
+        raise ValueError(f"{label}={name!r}: {module} has no {what} {attribute!r}{near}")
     return found
 
 

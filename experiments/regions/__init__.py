@@ -2,6 +2,6 @@
 
 In: a train config and a number of regions; optionally a script of faults.
 Out: WORKDIR/region<i>, a run folder each; WORKDIR/rendezvous; WORKDIR/happened.yaml.
-`main` starts one job a region and waits. `jobs` and `rejoin_counts` serve the
+`main` starts one job a region and waits. `jobs`, `transports` and `rejoin_counts` serve the
 job itself. `merged` merges the logs of all regions into one. Open `main.py` first.
 """
