@@ -207,7 +207,7 @@ def show(stage: str, rows: Sequence[Row], console: Console) -> None:
 
 
 @dataclasses.dataclass
-class Record:
+class BenchRecord:
     """What was found so far; it is written whenever something is added."""
 
     path: str
@@ -221,7 +221,7 @@ class Record:
         write_rows(self.path, self.rows, **more)
 
 
-def run(bench: Bench, stages: Sequence[str], seconds: float, record: Record, console: Console):
+def run(bench: Bench, stages: Sequence[str], seconds: float, record: BenchRecord, console: Console):
     """Measure the stages until the time is up."""
     until, taken = time.monotonic() + seconds, []
     for stage in stages:
@@ -273,7 +273,7 @@ def main(argv: Sequence[str]) -> int:
     refuse_any(problems, "bench gpu")
     take_memory()
     on_card = jax.default_backend() != "cpu"
-    record, console = Record(values.json, header()), Console()
+    record, console = BenchRecord(values.json, header()), Console()
     try:
         record.write()
     except OSError as error:

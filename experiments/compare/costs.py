@@ -9,17 +9,19 @@ from typing import Any
 import numpy as np
 
 from experiments.compare.stats import estimate
-from experiments.report.virtual import Pace, on_network
+from experiments.report.virtual import StepSeconds, on_network
 from experiments.runlog import RunLog, document_interval, summarise
 from lowcomm_jax.network import Network
 
 
-def costs(run: RunLog, networks: Mapping[str, Network], step_seconds: Pace) -> dict[str, Any]:
+def costs(
+    run: RunLog, networks: Mapping[str, Network], step_seconds: StepSeconds
+) -> dict[str, Any]:
     """The last loss of one run, and its costs.
 
     Args:
       networks: name -> network; the run's events are replayed on each.
-      step_seconds: see `Pace`.
+      step_seconds: see `StepSeconds`.
 
     Returns:
       A dict of
@@ -42,7 +44,7 @@ def costs(run: RunLog, networks: Mapping[str, Network], step_seconds: Pace) -> d
     }
 
 
-def _virtual(run: RunLog, network: Network, step_seconds: Pace) -> dict[str, float]:
+def _virtual(run: RunLog, network: Network, step_seconds: StepSeconds) -> dict[str, float]:
     found = on_network(run, network, step_seconds)
     return {
         "seconds": found.clock.wall_s,

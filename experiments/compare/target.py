@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from experiments.compare.stats import crossing
 from experiments.report.html_data import bytes_at, tokens_at, virtual_at
-from experiments.report.virtual import Pace
+from experiments.report.virtual import StepSeconds
 from experiments.runlog import RunLog, nominal_steps
 from lowcomm_jax.network import Network
 
@@ -29,7 +29,7 @@ def to_target(
     run: RunLog,
     target: float | None,
     networks: Mapping[str, Network],
-    step_seconds: Pace,
+    step_seconds: StepSeconds,
 ) -> Cost:
     """The cost of reaching the target, by `keys`; all None where it was not reached.
 

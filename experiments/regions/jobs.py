@@ -16,7 +16,7 @@ def is_separate_job(fields: Mapping[str, Any]) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class Described:
+class DescribedExchange:
     """What refusals read of an exchange that is not open yet (`setup.BetweenJobs`)."""
 
     lingers: bool
@@ -25,13 +25,13 @@ class Described:
     heal: str
 
 
-def described(fields: Mapping[str, Any]) -> Described | None:
+def described(fields: Mapping[str, Any]) -> DescribedExchange | None:
     """The exchange between jobs that a config asks for; None on a mesh."""
     if not is_separate_job(fields):
         return None
     found = transports.of(fields)
     lingers = found is not None and found.lingers
-    return Described(lingers, fields["region"], fields["regions"], fields["heal"])
+    return DescribedExchange(lingers, fields["region"], fields["regions"], fields["heal"])
 
 
 def ends_by_rounds(fields: Mapping[str, Any], method: Method) -> bool:

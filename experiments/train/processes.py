@@ -48,7 +48,7 @@ def start(fields: Mapping[str, Any]) -> None:
         return  # `resolve` refuses, if anything is wrong
     count, separate = fields["processes"], is_separate_job(fields)
     try:
-        place = launchers.placement()
+        place = launchers.process_place()
         devices.provide(fields["mesh"], count or (place and place.processes) or 1)
         met = launchers.meet_processes(
             fields["coordinator"],
@@ -86,7 +86,7 @@ def _several(fields: Mapping[str, Any]) -> bool:
         # A job of one region is one process unless it says otherwise: a launcher may have started
         # all regions.
         given = fields["process"] is not None or fields["coordinator"] is not None
-        return not is_separate_job(fields) and (given or launchers.placement() is not None)
+        return not is_separate_job(fields) and (given or launchers.process_place() is not None)
     return count != 1
 
 

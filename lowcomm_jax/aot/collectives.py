@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lowcomm_jax.aot.hlo import Array, Instruction, Program
+from lowcomm_jax.aot.hlo import HloArray, Instruction, Program
 from lowcomm_jax.mesh.regions import AXES, REGION
 from lowcomm_jax.mesh.stages import STAGE
 
@@ -54,7 +54,7 @@ class Collective:
 
     kind: str
     axes: tuple[str, ...]
-    arrays: tuple[Array, ...]
+    arrays: tuple[HloArray, ...]
     groups: tuple[tuple[int, ...], ...]
     nbytes: int
     times: float
@@ -218,7 +218,7 @@ def _varying(groups: Sequence[Sequence[int]], shape: Sequence[int]) -> tuple[str
     return tuple(axis for axis, is_so in zip(AXES, differ) if is_so)
 
 
-def _operands(program: Program, one: Instruction, computation: str) -> tuple[Array, ...]:
+def _operands(program: Program, one: Instruction, computation: str) -> tuple[HloArray, ...]:
     """Arrays that one device puts in."""
     known = program.named(computation)
     read = [known[name] for name in one.operands if name in known]

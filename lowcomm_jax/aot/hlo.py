@@ -27,7 +27,7 @@ _FRAME = re.compile(r"stack_frame_id=(\d+)")
 
 
 @dataclasses.dataclass(frozen=True)
-class Array:
+class HloArray:
     """One array of an instruction's result.
 
     Attributes:
@@ -69,10 +69,10 @@ class Instruction:
     is_root: bool
 
     @functools.cached_property
-    def arrays(self) -> tuple[Array, ...]:
+    def arrays(self) -> tuple[HloArray, ...]:
         """All arrays of the result, nested tuples in one row."""
         return tuple(
-            Array(kind, tuple(map(int, filter(None, dims.split(",")))), int(space or 0))
+            HloArray(kind, tuple(map(int, filter(None, dims.split(",")))), int(space or 0))
             for kind, dims, space in _SHAPE.findall(self.result)
         )
 

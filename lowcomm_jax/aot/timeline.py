@@ -22,7 +22,7 @@ Place = tuple[str, str]  # a computation, and an instruction in it
 
 
 @dataclasses.dataclass(frozen=True)
-class Work:
+class KernelWork:
     """What all kernels of a kind do in a program.
 
     Attributes:
@@ -39,7 +39,7 @@ class Work:
 
 
 @dataclasses.dataclass(frozen=True)
-class Timeline:
+class PlayedProgram:
     """A program, played.
 
     Attributes:
@@ -48,14 +48,14 @@ class Timeline:
       beside: seconds of kernels between the start of a collective and its end, all runs together.
     """
 
-    work: dict[str, Work]
+    work: dict[str, KernelWork]
     waited: Mapping[Place, float]
     beside: Mapping[Place, float]
 
 
 def play(
     program: Program, transfers: Mapping[Place, float | None], accelerator: Accelerator
-) -> Timeline:
+) -> PlayedProgram:
     """Play a program on one device.
 
     Args:
@@ -69,7 +69,7 @@ def play(
     player.run(program.entry)
     sums = player.sums
     work = {
-        kind: Work(
+        kind: KernelWork(
             sums["flops", kind],
             round(sums["nbytes", kind]),
             round(sums["launches", kind]),
@@ -78,7 +78,7 @@ def play(
         for kind in KINDS
     }
     waited, beside = ({at: sums[what, at] for at in transfers} for what in ("waited", "beside"))
-    return Timeline(work, waited, beside)
+    return PlayedProgram(work, waited, beside)
 
 
 _NOW, _BUSY = "now", "busy"  # seconds that have passed, and those of them with a kernel running

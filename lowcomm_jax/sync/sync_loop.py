@@ -44,9 +44,9 @@ from lowcomm_jax.sync.round_functions import (
     Adoption,
     AnchorState,
     Contributions,
+    LandingTarget,
     RegionState,
     Senders,
-    Target,
     Values,
 )
 from lowcomm_jax.sync.round_programs import RoundPrograms
@@ -666,7 +666,7 @@ class SyncLoop(Loop):
         staleness = np.full(self.count, step - int(flight.sent), np.int32)
         new = self.programs.landing_program(
             RegionState(self._values(state, p), state.landing[p]),
-            Target(self.fragments.leaves(state.anchor, p), outer, flight.snapshot),
+            LandingTarget(self.fragments.leaves(state.anchor, p), outer, flight.snapshot),
             Adoption(flight.accepted, lands, staleness),
             self._rows[p],
             self.told(state, flight),

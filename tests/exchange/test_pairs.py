@@ -21,9 +21,9 @@ from lowcomm_jax.sync.round_functions import (
     Adoption,
     AnchorState,
     Contributions,
+    LandingTarget,
     RegionState,
     Senders,
-    Target,
     Values,
 )
 
@@ -190,7 +190,7 @@ def compiled(engine, state):
         ),
         "landing": (
             RegionState(Values(local, {}), state.landing[0]),
-            Target(leaves),
+            LandingTarget(leaves),
             Adoption(everyone, everyone, np.zeros(R, np.int32)),
             rows,
             {},
