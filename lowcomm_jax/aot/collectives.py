@@ -43,7 +43,7 @@ class Collective:
       arrays: operands of one device.
       groups: numbers of the devices that exchange with one another, in the mesh's order.
       nbytes: bytes that one device sends each time it runs (see the module docstring).
-      times: how often it runs; a loop whose number of rounds is traced counts once.
+      times: how often it runs; a loop whose number of trips is traced counts once.
       name, computation: of its HLO instruction, and the computation that holds it.
       op_name, source: JAX's name of the operation, and the line of Python it comes from.
       rate: bytes a second at which one device sends them; None = between regions, where `network`

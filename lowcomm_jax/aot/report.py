@@ -52,7 +52,7 @@ class ProgramReport:
       bounds: lower bounds of its time: `compute` (products at the peak rate) and `memory`
         (arguments and outputs once, at the memory's rate).
       work: what its kernels do, by kind (`kernels.KINDS`), and seconds that they are expected to
-        take; a loop whose rounds are traced counts one.
+        take; a loop whose trips are traced counts one.
       collectives: all of them.
       replicated: arrays of at least 64 MiB that are whole along an axis.
       compile_seconds: on this machine.

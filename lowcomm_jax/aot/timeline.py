@@ -62,7 +62,7 @@ def play(
       transfers: seconds on the link of one run of each collective. None = it moves over another
         network, and nothing waits for it. Those left out move nothing.
 
-    A loop whose number of rounds is a traced value counts one; of a conditional the branch counts
+    A loop whose number of trips is a traced value counts one; of a conditional the branch counts
     that moves most.
     """
     player = _Player(program, transfers, accelerator)
@@ -82,7 +82,7 @@ def play(
 
 
 _NOW, _BUSY = "now", "busy"  # seconds that have passed, and those of them with a kernel running
-_STEADY = 1e-6  # relative difference below which two rounds of a loop are the same
+_STEADY = 1e-6  # relative difference below which two trips of a loop are the same
 
 
 class _Player:
@@ -159,19 +159,19 @@ class _Player:
         return {**mine, ("seconds", kernel.kind): seconds, _NOW: seconds, _BUSY: seconds}
 
     def _loop(self, loop: Instruction) -> None:
-        """Play rounds until one is like the one before; the others are that one again."""
-        rounds, before = self.program.trips(loop) or 1, None
-        while rounds:
+        """Play trips until one is like the one before; the others are that one again."""
+        trips, before = self.program.trips(loop) or 1, None
+        while trips:
             sums, backlog = self.sums.copy(), self.free_at - self.sums[_NOW]
             self.run(loop.called["condition"])
             self.run(loop.called["body"])
-            rounds -= 1
+            trips -= 1
             change = {key: total - sums[key] for key, total in self.sums.items()}
             change["backlog"] = max(0.0, self.free_at - self.sums[_NOW]) - max(0.0, backlog)
             if before is not None and _alike(change, before):
                 del change["backlog"]
-                self.sums.update({key: rounds * amount for key, amount in change.items()})
-                self.free_at += rounds * change[_NOW]
+                self.sums.update({key: trips * amount for key, amount in change.items()})
+                self.free_at += trips * change[_NOW]
                 return
             before = change
 
