@@ -149,7 +149,7 @@ def main(argv: Sequence[str]) -> int:
     except (Parted, Rejected, Superseded, Unreadable) as error:
         # What this region found, and what its user does about it: where it was found is no help.
         raise EndedError(str(error)) from error
-    except Exception as error:
+    except Exception as error:  # a full disk comes as every type, from whatever writes
         if is_full(error) and not isinstance(error, NotSavedError):
             raise NotSavedError(str(error)) from error
         raise

@@ -71,7 +71,7 @@ def start(fields: Mapping[str, Any]) -> None:
         return
     try:
         launchers.start_devices(leader())
-    except Exception as error:
+    except Exception as error:  # whatever a device's driver raises: the other processes wait
         if not isinstance(error, OSError):  # those of ours say all
             error = (
                 f"process {leader().index}: {type(error).__name__}: {' '.join(str(error).split())}"

@@ -347,7 +347,7 @@ def _on_thread(act: Callable[[], Any]) -> queue.SimpleQueue[Exception | None]:
         try:
             act()
             ended.put(None)
-        except Exception as error:
+        except Exception as error:  # for whoever waits to raise
             ended.put(error)
 
     threading.Thread(target=run, name="lowcomm-connect", daemon=True).start()
