@@ -40,7 +40,9 @@ def main(config: Any, workdir: str | Path) -> int:
             "--config=configs/compare/quick.py --config.seeds='(0,1,2)' --workdir=runs/b\n"
             "all commands:  python -m experiments --help\n",
         )
-        console.print(found, highlight=False, markup=False, soft_wrap=not console.is_terminal)
+        console.print(
+            found, highlight=False, markup=False, emoji=False, soft_wrap=not console.is_terminal
+        )
         say(console, f"page: {(Path(workdir) / REPORT).absolute()}")
     return code
 

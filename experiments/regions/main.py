@@ -96,7 +96,7 @@ def main(argv: Sequence[str]) -> int:
         RegionJob(path, shared, r, count, workdir, link, cache, values.restarts)
         for r, link in enumerate(links)
     ]
-    console = Console(markup=False)
+    console = Console(markup=False, emoji=False)
     with occupied(workdir):
         refuse_occupied(one.workdir for one in jobs)  # left by a launcher that was killed
         make_ready(rendezvous, job.regions)
@@ -123,7 +123,7 @@ def _write_happened(job: Job, jobs: Sequence[RegionJob], path: Path, console: Co
         gathered(workdirs, happened.settings(job.config, job.steps)).write(path)
     except ValueError as error:
         text = f"{path} cannot be written: {error}"
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
+        console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
         return False
     return True
 

@@ -88,7 +88,7 @@ def main(argv: Sequence[str]) -> int:
     refuse_any(problems, "report")
     workdirs = [Path(folder) for folder in folders]
     plan = None if values.against is None else read_plan(Path(values.against))
-    console = Console(markup=False)  # a run's name may have brackets
+    console = Console(markup=False, emoji=False)  # a run's name may have brackets
     chosen = values.png, values.network, values.step_seconds, values.html
     runs = show(workdirs, console, *chosen, plan)
     for write, path in ((write_csv, values.csv), (write_json, values.json)):

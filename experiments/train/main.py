@@ -140,7 +140,7 @@ def main(argv: Sequence[str]) -> int:
             print(fields.resolved(job), end="")
             return 0
         compile_cache.enable(values.compile_cache)
-        console = Console(quiet=not leader().leads, markup=False)
+        console = Console(quiet=not leader().leads, markup=False, emoji=False)
         if shortened and not values.quiet:
             console.print(shortened, highlight=False, soft_wrap=True)
         complete = train_and_heal(job, console, values.quiet or not leader().leads)
