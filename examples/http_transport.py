@@ -1,6 +1,9 @@
 """A transport of one's own: payloads travel between regions by plain HTTP.
 
-`lc.exchange.store(..., transport=HttpTransport)` takes it. Records go through the store. Every
+    python -m experiments launch --regions=2 --exchange=examples.http_transport:HttpTransport \
+        --config=configs/diloco.py --workdir=runs/http
+
+`lc.exchange.store(..., transport=HttpTransport)` takes it, too. Records go through the store. Every
 region serves the payloads that it holds, and pulls those of others by the address in their
 heartbeats. Bytes are named by their SHA-256 and verified by who asks: a transport only moves them.
 This one encrypts nothing, and whoever reaches the port can read: it is for a private network.
@@ -24,16 +27,18 @@ class HttpTransport(exchange.Transport):
 
     Args:
       context: what the exchanges of a region share: heartbeat, counter of bytes, times.
-      host: by which the other regions reach this one.
+      address: HOST:PORT by which the other regions reach this one; port 0 = a free one. It is a
+        field of a config, as `listen` and `certificates` are: `--config.address`.
     """
 
     name, lingers = "http", True  # others can get payloads only while this region runs
 
-    def __init__(self, context: exchange.ExchangeContext, host: str = "127.0.0.1"):
+    def __init__(self, context: exchange.ExchangeContext, address: str = "127.0.0.1:0"):
         self._heartbeat, self._counter = context.heartbeat, context.counter
         self._timing = context.timing
         self._held: dict[str, bytes] = {}
-        self._server = http.server.ThreadingHTTPServer((host, 0), self._handler())
+        host, _, port = address.rpartition(":")
+        self._server = http.server.ThreadingHTTPServer((host, int(port)), self._handler())
         self._address = f"{SCHEME}{host}:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open

@@ -107,11 +107,15 @@ def closest(name: str, known: Sequence[str]) -> str:
     return f"; known: {', '.join(known)}" if known else ""
 
 
-def named_function(name: str, label: str) -> Callable[..., Any]:
-    """The function that a config names as `module:function`.
+def named_function(
+    name: str, label: str, fits: Callable[[Any], bool] = callable, what: str = "function"
+) -> Callable[..., Any]:
+    """The function, or the class, that a config names as `module:function`.
 
     Args:
       label: the field that names it, for the error.
+      fits: whether what stands there may be named.
+      what: what may be named, for the error.
 
     Raises:
       ValueError: it is no such name, there is no such module, it cannot be imported, or has no such
@@ -125,10 +129,10 @@ def named_function(name: str, label: str) -> Callable[..., Any]:
 
     there = imported(module, f"{label}={name!r}")
     found = getattr(there, attribute, None)
-    if not callable(found):
-        names = [key for key, value in vars(there).items() if callable(value)]
+    if not fits(found):
+        names = [key for key, value in vars(there).items() if fits(value)]
         near = closest(attribute, names) if len(names) < 20 else ""
-        raise ValueError(f"{label}={name!r}: {module} has no function {attribute!r}{near}")
+        raise ValueError(f"{label}={name!r}: {module} has no {what} {attribute!r}{near}")
     return found
 
 

@@ -66,7 +66,8 @@ _RUN = {
     "exchange": (
         "mesh",
         "How payloads travel. mesh: all regions are in this program. One job per region: store "
-        "(through the rendezvous folder) or peers (from job to job).",
+        "(through the rendezvous folder), peers (from job to job), or module:Class, a transport of "
+        "your own (lowcomm_jax.exchange.Transport).",
     ),
     "region": (int, "which region this job is, from 0"),
     "rendezvous": (
@@ -75,8 +76,9 @@ _RUN = {
     ),
     "secret": (str, "key that all jobs share: file:PATH or env:NAME"),
     "address": (
-        "127.0.0.1:0",
-        "HOST:PORT at which the other jobs reach this one (exchange=peers); port 0 = a free one.",
+        str,
+        "HOST:PORT at which the other jobs reach this one; port 0 = a free one. Default of "
+        "exchange=peers: 127.0.0.1:0, for jobs of one machine.",
     ),
     "listen": (
         str,

@@ -267,7 +267,7 @@ class Work:
             self._told = time.monotonic()
             of = "" if self.total is None else f"/{self.total}"
             line = "  ".join(filter(None, (f"{self.what}: {done}{of}", left, now)))
-            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+            self._console.print(line, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
     def _left(self, seconds: float | None) -> str:
         if seconds is None and self.done > self._before and self.total is not None:
@@ -290,9 +290,9 @@ def tracked(
 
 
 def say(console: Console, *lines: str) -> None:
-    """Print lines as they are: no markup, no colours of numbers, folded by the terminal alone."""
+    """Print lines as they are: no markup, no signs, no colours; folded by the terminal alone."""
     for line in lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print(line, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def right(headings: Iterable[str], **how: Any) -> list[Column]:

@@ -25,7 +25,8 @@ from experiments.config import base, plain
 from experiments.faults.fault import ENDS, Fault
 from experiments.faults.happened import Happened
 from experiments.faults.scripts import Faults
-from experiments.regions.jobs import EXCHANGES, PEERS, is_separate_job
+from experiments.regions import transports
+from experiments.regions.jobs import is_separate_job
 from experiments.train import devices
 from experiments.train.job import microbatch_count
 from experiments.train.writers import PACKAGES
@@ -34,7 +35,6 @@ from lowcomm_jax.methods import Method
 from lowcomm_jax.models import TransformerConfig
 from lowcomm_jax.models.pipeline.pipeline import pipeline_problems, schedule_problems
 from lowcomm_jax.refused import Row, found_by
-from lowcomm_jax.rounds.connect import address_problems
 from lowcomm_jax.store.file_handles import file_handle_problems
 from lowcomm_jax.store.kv import url_problems
 from lowcomm_jax.store.terms import Heal
@@ -71,11 +71,16 @@ class Asked:
         """Whether this job is one region of several."""
         return is_separate_job(self.fields)
 
+    @functools.cached_property
+    def transport(self) -> transports.Found | None:
+        """How this job's payloads travel to the others, where it is one region of several."""
+        return transports.of(self.fields)
+
     @property
     def alone(self) -> bool:
         """Whether this job is one process."""
         count = self.f["processes"]
-        return count == 1 or (count is None and self.f["exchange"] != "mesh")
+        return count == 1 or (count is None and self.separate)
 
     @property
     def staged(self) -> bool:
@@ -137,7 +142,7 @@ def _which(r: Asked) -> str | None:
 def _uneven_processes(r: Asked) -> int | None:
     """Devices of a mesh that do not divide over the processes; one made to fit always does."""
     asked, count = devices.asked_for(r.fields["mesh"]), r.f["processes"] or 0
-    automatic = r.f["mesh.fsdp"] == 0 or (r.f["exchange"] == "mesh" and r.f["mesh.region"] == 0)
+    automatic = r.f["mesh.fsdp"] == 0 or (not r.separate and r.f["mesh.region"] == 0)
     return asked if count > 1 and asked % count and not automatic else None
 
 
@@ -394,22 +399,12 @@ PROCESSES = (
 )
 
 EXCHANGE = (
-    Row(
-        "exchange",
-        lambda r: r.f["exchange"] != "mesh" and not r.separate,
-        f"exchange={{f[exchange]!r}}: use mesh, {' or '.join(EXCHANGES)}",
-    ),
+    Row("exchange", lambda r: transports.unusable(r.f["exchange"])),
     *_idle(
         {"region": None, "rendezvous": None, "secret": None, "heal": "stop"},
         "exchange",
         lambda r: not r.separate,
         " with exchange=mesh: leave it out",
-    ),
-    *_idle(
-        PEERS,
-        "exchange",
-        lambda r: r.f["exchange"] == "store",
-        " with exchange=store: leave it out",
     ),
     Row(
         "region regions exchange",
@@ -431,12 +426,12 @@ EXCHANGE = (
         "rendezvous: {wrong}",
     ),
     Row(
-        "exchange address listen",
-        lambda r: r.f["exchange"] == "peers" and address_problems(r.f["address"], r.f["listen"]),
+        "exchange address listen certificates",
+        lambda r: r.transport and transports.misfits(r.transport, r.fields),
     ),
     Row(
         "exchange regions",
-        lambda r: r.separate and file_handle_problems(r.f["regions"], r.f["exchange"] == "peers"),
+        lambda r: r.transport and file_handle_problems(r.f["regions"], r.transport.lingers),
     ),
     Row(
         "heal exchange",

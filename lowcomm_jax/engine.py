@@ -3,7 +3,7 @@
 `Engine.run` makes a block of inner steps up to the next event (`train`), then `SyncLoop` runs the
 sends and landings due there (`sync`). The host decides by the counters in the state. On one mesh it
 waits for the device in two places: `Engine.run` keeps about two seconds of steps queued
-(`batch_blocks.BlockPace`), and schedules that follow measured values fetch them.
+(`batch_blocks.DispatchLimit`), and schedules that follow measured values fetch them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from lowcomm_jax import history
-from lowcomm_jax.history import Event, readable, with_pace
+from lowcomm_jax.history import Event, readable, with_presence
 from lowcomm_jax.jobs.job_carrier import JobCarrier
 from lowcomm_jax.jobs.round_carrier import carrier_of
 from lowcomm_jax.loops import family_of
@@ -106,7 +106,7 @@ class Engine:
             self._routed = RoutedSteps(setup.hops, setup.seed, setup.accumulate, setup.regions)
         self._programs: dict[Layout, RoundPrograms] = {}
         self._loops: dict[Layout, Loop] = {}
-        self._paces: dict[int | None, batch_blocks.BlockPace] = {}  # by microbatch
+        self._limits: dict[int | None, batch_blocks.DispatchLimit] = {}  # by microbatch
 
     @property
     def plain(self) -> Engine:
@@ -235,8 +235,8 @@ class Engine:
 
         Inner steps between two events run inside one program over a staged buffer of fixed length,
         so that a changing distance between events never recompiles. The loop queues about two
-        seconds of steps on the device at a time (`batch_blocks.BlockPace`), so that a stop takes no
-        longer than that.
+        seconds of steps on the device at a time (`batch_blocks.DispatchLimit`), so that a stop
+        takes no longer than that.
 
         An error that `batches` or `participants` raises leaves no state to go on with: the one
         given is donated, and none is returned. Save checkpoints, and call `run` for a part at a
@@ -282,16 +282,16 @@ class Engine:
         """As `run`, with a loop over events of one's own for the state's layout."""
         record = history.History()
         stager = BlockStager(checked(batches, self._rows), self.block, microbatch)
-        pace = self._paces.setdefault(microbatch, batch_blocks.BlockPace())
+        limit = self._limits.setdefault(microbatch, batch_blocks.DispatchLimit())
         state = self._stepped_through(loop, state, participants)
         while not loop.carrier.paused:
-            room = self._room(pace)
+            room = self._room(limit)
             if (block := stager.take(loop.next_event(state, room), room)) is None:
                 break
             done, given = int(state.counters.step), (loop, state, self._placed(block), participants)
             state, metrics, events = self._block(*given, single=False)
             record.add(done, block.steps, metrics, events)
-            pace.handed_over(block.steps * (block.stride or 1), metrics["loss"])
+            limit.handed_over(block.steps * (block.stride or 1), metrics["loss"])
         owed, loop.owed = loop.owed, []
         if owed:  # of a paused step that no other one follows here
             record.add(int(state.counters.step), 0, {}, owed)
@@ -332,14 +332,14 @@ class Engine:
         masks = [mask_here(participants, t, total, self.here) for t in asked]
         active = active_here(self.setup, steps, block.capacity)
         given = Steps(block, self.region_keys, active, masks, single)
-        state, metrics, told, pace = loop.inner_steps(state, given)
+        state, metrics, told, presence = loop.inner_steps(state, given)
         state, events = loop.after(state, block.steps, masks[-1])
         events = [*told, *events]
         if self._routed is not None:
             state, events = self._routed.book(state, steps, block.batches, events)
         if self.clock is not None:
-            book(self.clock, steps, events, pace)
-        return state, with_pace(readable(metrics), pace, single), events
+            book(self.clock, steps, events, presence)
+        return state, with_presence(readable(metrics), presence, single), events
 
     @functools.cached_property
     def region_keys(self) -> jax.Array:
@@ -373,11 +373,11 @@ class Engine:
             state = loop.inner_steps(state, given).state
         return state
 
-    def _room(self, pace: batch_blocks.BlockPace) -> int:
+    def _room(self, limit: batch_blocks.DispatchLimit) -> int:
         """Steps of the next block; the leader decides, since all processes must call alike."""
         if jax.process_count() == 1:
-            return pace.room(self.block)
-        return leader().broadcast_from_leader("room", lambda: pace.room(self.block))
+            return limit.room(self.block)
+        return leader().broadcast_from_leader("room", lambda: limit.room(self.block))
 
     def _placed(self, block: BatchBlock) -> BatchBlock:
         return block._replace(batches=self.place(block.batches, cut=block.stride is not None))
@@ -505,14 +505,14 @@ def active_here(setup: Setup, steps: range, capacity: int) -> np.ndarray | None:
 
 
 def book(
-    clock: VirtualClock, steps: range, events: list[Event], pace: dict[str, np.ndarray]
+    clock: VirtualClock, steps: range, events: list[Event], presence: dict[str, np.ndarray]
 ) -> None:
     """Advance the virtual clock by these steps and their events.
 
     Args:
-      pace: `[R, S]` by name, as in `network.drive`: bool `active` or `away`, float `work`; empty
-        where every region makes each step, and all steps are alike.
+      presence: `[R, S]` by name, as in `network.drive`: bool `active` or `away`, float `work`;
+        empty where every region makes each step, and all steps are alike.
     """
     for i, t in enumerate(steps):
-        masks = {name: mask[:, i] for name, mask in pace.items()}
+        masks = {name: mask[:, i] for name, mask in presence.items()}
         drive(clock, t, [e for e in events if e.step == t], **masks)

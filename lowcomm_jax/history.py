@@ -108,15 +108,17 @@ class Event:
         return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in out.items()}
 
 
-def with_pace(metrics: dict[str, Any], pace: dict[str, np.ndarray], single: bool) -> dict[str, Any]:
+def with_presence(
+    metrics: dict[str, Any], presence: dict[str, np.ndarray], single: bool
+) -> dict[str, Any]:
     """Add to the metrics which regions made an inner step, where not all did.
 
     Args:
-      pace: bool `[R, S]` by name: `active` (regions of different speed) or `away` (took no part in
-        a gradient exchange).
+      presence: bool `[R, S]` by name: `active` (regions of different speed) or `away` (took no part
+        in a gradient exchange).
       single: whether the metrics are of one step, `[R]`.
     """
-    return {**metrics, **{k: mask[:, 0] if single else mask for k, mask in pace.items()}}
+    return {**metrics, **{k: mask[:, 0] if single else mask for k, mask in presence.items()}}
 
 
 def common_names(named: Sequence[Collection[str]]) -> list[str]:

@@ -19,7 +19,7 @@ from lowcomm_jax.state.train_state import TrainState
 PyTree = Any
 
 
-class State(Protocol):
+class AnyState(Protocol):
     """A `TrainState`, or several trainers' (`AdaptiveEngine`)."""
 
     def whole(self) -> TrainState:
@@ -31,7 +31,7 @@ class State(Protocol):
         ...
 
 
-def _whole(state: State) -> TrainState:
+def _whole(state: AnyState) -> TrainState:
     if not hasattr(state, "whole"):
         raise ValueError(
             f"a {type(state).__name__} is no training state: give that of engine.init, step, run "
@@ -41,7 +41,7 @@ def _whole(state: State) -> TrainState:
     return state.whole()
 
 
-def global_params(state: State) -> PyTree:
+def global_params(state: AnyState) -> PyTree:
     """The model to evaluate and export: the anchor Theta in the user's tree structure.
 
     With an anchor per region it is their mean. Methods without a main exchange have no anchor; it
@@ -94,7 +94,7 @@ def _finite_mean(leaves: dict[str, jax.Array]) -> dict[str, jax.Array]:
     return {k: ordered_mean(x, counts_R)[None] for k, x in leaves.items()}
 
 
-def region_params(state: State) -> PyTree:
+def region_params(state: AnyState) -> PyTree:
     """Every region's own values theta, leaves `[R, ...]`, in the user's tree structure.
 
     A copy: the state's own arrays are donated to the next step. Several trainers are weighted as

@@ -33,7 +33,7 @@ from lowcomm_jax.aot.arithmetic import matrix_flops
 from lowcomm_jax.aot.hlo import Program, parse
 from lowcomm_jax.aot.kernels import OTHER
 from lowcomm_jax.aot.targets import ACCELERATORS, accelerator_of
-from lowcomm_jax.aot.timeline import Work, play
+from lowcomm_jax.aot.timeline import KernelWork, play
 from lowcomm_jax.compat import is_gpu
 from lowcomm_jax.models import build, preset
 
@@ -185,7 +185,7 @@ class Bench:
         if not (is_gpu(self.device) or self.device.platform == "cpu"):
             raise NotHereError(f"profiles of {self.device.platform} are not read")
 
-    def work(self, program: Program) -> dict[str, Work]:
+    def work(self, program: Program) -> dict[str, KernelWork]:
         """What kernels of each kind do in a step; seconds of an H100 where it is unknown."""
         return play(program, {}, self.facts or ACCELERATORS["h100"]).work
 

@@ -11,14 +11,14 @@ from experiments.progress import size
 from experiments.report.columns import brief
 from experiments.report.html_data import bytes_at, virtual_at
 from experiments.report.runlog import RunLog
-from experiments.report.virtual import Pace
+from experiments.report.virtual import StepSeconds
 from lowcomm_jax.network import Network
 
 
 def at_equal(
     logs: Mapping[str, Mapping[int, RunLog]],
     networks: Mapping[str, Network],
-    step_seconds: Pace,
+    step_seconds: StepSeconds,
 ) -> list[dict[str, Any]]:
     """Every variant's loss when it had spent a common budget, by virtual time and by bytes.
 
@@ -28,7 +28,7 @@ def at_equal(
     Args:
       logs: variant -> seed -> complete run.
       networks: the time is that of the first network; without networks no time is given.
-      step_seconds: see `Pace`.
+      step_seconds: see `StepSeconds`.
 
     Returns:
       One entry for "time" (first, since a slow method may save bytes) and one for "bytes". Each has

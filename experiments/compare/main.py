@@ -86,7 +86,7 @@ def compare(
     refuse_incomplete(config, whole_config(), "experiments.compare.config.comparison")
     if vary:
         config["vary"] = tuple(vary)
-    console = console or Console(markup=False)
+    console = console or Console(markup=False, emoji=False)
     if config["parallel"] > 1:
         # This process only waits: it must not take the memory that the runs need.
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")

@@ -22,7 +22,7 @@ from experiments.compare.vary import points
 from experiments.config import plain
 from experiments.refusals import comparison_problems
 from experiments.report.runlog import read_run
-from experiments.report.virtual import Pace
+from experiments.report.virtual import StepSeconds
 from experiments.train.job import Job
 from experiments.train.resolve import resolve
 from experiments.workdir import CONFIG, METRICS, read_config, workdir_problems
@@ -93,7 +93,7 @@ class Comparison:
     runs: tuple[RunSpec, ...]
     panels: tuple[dict[str, Any], ...]
     networks: dict[str, Network]
-    step_seconds: Pace
+    step_seconds: StepSeconds
     points: dict[str, dict[str, Any]]
 
 

@@ -48,7 +48,9 @@ def main(argv: Sequence[str]) -> int:
             "--config=configs/compare/quick.py --config.seeds='(0,1,2)' --workdir=runs/b\n"
             "all commands:  python -m experiments --help\n",
         )
-        console.print(found, highlight=False, markup=False, soft_wrap=not console.is_terminal)
+        console.print(
+            found, highlight=False, markup=False, emoji=False, soft_wrap=not console.is_terminal
+        )
         say(console, f"page: {(workdir / REPORT).absolute()}")
     return code
 

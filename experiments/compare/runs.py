@@ -61,7 +61,7 @@ def attempt(
         return train(resolve(fields, workdir), console, display=display)
     except OccupiedError:
         raise
-    except Exception as error:
+    except Exception as error:  # one run's failure must not end the others; it is written down
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         workdir.mkdir(parents=True, exist_ok=True)
         text = f"{traceback.format_exc()}\n{reason}\n"

@@ -44,7 +44,7 @@ def show(result: Mapping[str, Any], console: Console) -> None:
     console.print(about, highlight=False)
     for failure in result["failures"]:
         text = f"failed: {failure['variant']} seed {failure['seed']}: {failure['error']}"
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
+        console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def table(result: Mapping[str, Any], panel: Mapping[str, Any]) -> Table:

@@ -2,5 +2,6 @@
 
 In: a train config and a number of regions; optionally a script of faults.
 Out: WORKDIR/region<i>, a run folder each; WORKDIR/rendezvous; WORKDIR/happened.yaml.
-`main` starts one job a region and waits. `jobs` serves the job itself. Open `main.py` first.
+`main` starts one job a region and waits. `jobs` and `transports` serve the job itself. Open
+`main.py` first.
 """

@@ -1,4 +1,4 @@
-"""Regions as separate jobs: the config's fields of their exchange."""
+"""Regions as separate jobs: what a config says of them, before their exchange is open."""
 
 from __future__ import annotations
 
@@ -6,22 +6,17 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from experiments.regions import transports
 from lowcomm_jax.methods import Method
-
-EXCHANGES = "store", "peers"
-"""How payloads travel between separate jobs: the transports, by their names in a config."""
-
-PEERS = {"address": "127.0.0.1:0", "listen": None, "certificates": None}
-"""Fields that only `exchange=peers` reads, with their defaults."""
 
 
 def is_separate_job(fields: Mapping[str, Any]) -> bool:
     """Whether this job trains one region, and other jobs the others."""
-    return fields["exchange"] in EXCHANGES
+    return fields["exchange"] != transports.MESH
 
 
 @dataclasses.dataclass(frozen=True)
-class Described:
+class DescribedExchange:
     """What refusals read of an exchange that is not open yet (`setup.BetweenJobs`)."""
 
     lingers: bool
@@ -30,12 +25,13 @@ class Described:
     heal: str
 
 
-def described(fields: Mapping[str, Any]) -> Described | None:
+def described(fields: Mapping[str, Any]) -> DescribedExchange | None:
     """The exchange between jobs that a config asks for; None on a mesh."""
     if not is_separate_job(fields):
         return None
-    lingers = fields["exchange"] == "peers"
-    return Described(lingers, fields["region"], fields["regions"], fields["heal"])
+    found = transports.of(fields)
+    lingers = found is not None and found.lingers
+    return DescribedExchange(lingers, fields["region"], fields["regions"], fields["heal"])
 
 
 def ends_by_rounds(fields: Mapping[str, Any], method: Method) -> bool:

@@ -55,7 +55,7 @@ from experiments.faults.scripts import write
 from experiments.processes import POLL_SECONDS, ended_at_last, free_port, last_line, start
 from experiments.progress import LiveLines
 from experiments.refusals import PROCESSES, Asked, run_problems
-from experiments.regions.jobs import EXCHANGES
+from experiments.regions.transports import NAMES
 from experiments.report import main as report
 from experiments.train import devices
 from experiments.train.job import Job
@@ -75,7 +75,7 @@ def main(argv: Sequence[str]) -> int:
     options = Flags()
     options.whole("regions", None, "number of jobs (default: the config's regions)")
     options.whole("processes", None, "processes of every region (default: the config's, 1)")
-    options.text("exchange", "peers", f"how payloads travel: {' or '.join(EXCHANGES)}")
+    options.text("exchange", "peers", f"how payloads travel: {', '.join(NAMES)} or module:Class")
     options.whole("restarts", 0, "how often a region that died is started again")
     options.text("faults", None, "file with a script of faults, or random:SEED:COUNT")
     options.text("workdir", None, "folder of the run (default runs/CONFIG-regions)")
@@ -96,7 +96,7 @@ def main(argv: Sequence[str]) -> int:
         RegionJob(path, shared, r, count, workdir, link, cache, values.restarts)
         for r, link in enumerate(links)
     ]
-    console = Console(markup=False)
+    console = Console(markup=False, emoji=False)
     with occupied(workdir):
         refuse_occupied(one.workdir for one in jobs)  # left by a launcher that was killed
         make_ready(rendezvous, job.regions)
@@ -123,7 +123,7 @@ def _write_happened(job: Job, jobs: Sequence[RegionJob], path: Path, console: Co
         gathered(workdirs, happened.settings(job.config, job.steps)).write(path)
     except ValueError as error:
         text = f"{path} cannot be written: {error}"
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
+        console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
         return False
     return True
 
@@ -157,7 +157,7 @@ def _check(path: str, shared, workdir: Path, rest: Sequence[str]) -> tuple[Job, 
 
 
 def _port_problems(config) -> list[str]:
-    """Ports of `peers` that all regions, which run on this machine, would take."""
+    """Ports that all regions, which run on this machine, would take."""
     given = {name: config[name] for name in ("address", "listen") if config[name] is not None}
     return [
         f"{name}={value}: all regions run on this machine, each with a port of its own; give port 0"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from experiments.progress import duration, known, rounded, size
-from experiments.report.virtual import Pace
+from experiments.report.virtual import StepSeconds
 
 ALLREDUCE = "AllReduce: fp32 gradients exchanged at every step"
 
@@ -50,23 +50,23 @@ def columns(networks: Sequence[str], skipped: bool = False) -> dict[str, Column]
     return found
 
 
-def note(networks: Sequence[str], step_seconds: Pace) -> str:
+def note(networks: Sequence[str], step_seconds: StepSeconds) -> str:
     """A paragraph on what the columns mean.
 
     Args:
-      step_seconds: see `Pace`.
+      step_seconds: see `StepSeconds`.
     """
     text = f"{ALLREDUCE}; fewer bytes than that; staleness: the largest, in inner steps."
     if not networks:
         return text
     return (
         f"{text} Virtual time: the run's events replayed on the network, where a region's inner "
-        f"step takes {pace_in_words(step_seconds)}; utilisation: the share of it spent computing; "
-        "faster: than AllReduce for as many steps on the same clock."
+        f"step takes {step_seconds_in_words(step_seconds)}; utilisation: the share of it spent "
+        "computing; faster: than AllReduce for as many steps on the same clock."
     )
 
 
-def pace_in_words(step_seconds: Pace) -> str:
+def step_seconds_in_words(step_seconds: StepSeconds) -> str:
     """How long a region's inner step takes on a network."""
     if step_seconds == "network":
         return "the network's compute_s (1 s where none is given)"

@@ -14,7 +14,7 @@ import numpy as np
 from experiments.report.html_data import bytes_at, tokens_at, virtual_at
 from experiments.report.runlog import RunLog, document_interval, nominal_steps, summarise
 from experiments.report.stats import crossing, estimate
-from experiments.report.virtual import Pace, on_network
+from experiments.report.virtual import StepSeconds, on_network
 from lowcomm_jax.network import Network
 
 STEPS, TOKENS, BYTES = "steps", "tokens", "bytes_sent"
@@ -22,12 +22,14 @@ STEPS, TOKENS, BYTES = "steps", "tokens", "bytes_sent"
 Cost = dict[str, float | None]
 
 
-def costs(run: RunLog, networks: Mapping[str, Network], step_seconds: Pace) -> dict[str, Any]:
+def costs(
+    run: RunLog, networks: Mapping[str, Network], step_seconds: StepSeconds
+) -> dict[str, Any]:
     """The last loss of one run, and its costs.
 
     Args:
       networks: name -> network; the run's events are replayed on each.
-      step_seconds: see `Pace`.
+      step_seconds: see `StepSeconds`.
 
     Returns:
       A dict of
@@ -50,7 +52,7 @@ def costs(run: RunLog, networks: Mapping[str, Network], step_seconds: Pace) -> d
     }
 
 
-def _virtual(run: RunLog, network: Network, step_seconds: Pace) -> dict[str, float]:
+def _virtual(run: RunLog, network: Network, step_seconds: StepSeconds) -> dict[str, float]:
     found = on_network(run, network, step_seconds)
     return {
         "seconds": found.clock.wall_s,
@@ -113,7 +115,7 @@ def to_target(
     run: RunLog,
     target: float | None,
     networks: Mapping[str, Network],
-    step_seconds: Pace,
+    step_seconds: StepSeconds,
 ) -> Cost:
     """The cost of reaching the target, by `keys`; all None where it was not reached.
 

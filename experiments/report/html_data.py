@@ -11,7 +11,7 @@ import numpy as np
 
 from experiments.report.runlog import RunLog, adapts, exchanges, from_the_end, mean_sent
 from experiments.report.stats import estimate
-from experiments.report.virtual import Pace, on_network, seconds_at
+from experiments.report.virtual import StepSeconds, on_network, seconds_at
 from lowcomm_jax.network import Network
 
 # Of the preset's bandwidth: a hundredth to ten times.
@@ -93,13 +93,13 @@ def exchanges_at(run: RunLog) -> list[float]:
     ]
 
 
-def virtual_at(network: Network, step_seconds: Pace) -> Callable[[RunLog], list[float]]:
+def virtual_at(network: Network, step_seconds: StepSeconds) -> Callable[[RunLog], list[float]]:
     """Virtual seconds on the network at every evaluation."""
     return lambda run: seconds_at(run, network, step_seconds, [e["step"] for e in run.evals])
 
 
 def utilisation_curves(
-    entries: Sequence[Plotted], network: Network, step_seconds: Pace
+    entries: Sequence[Plotted], network: Network, step_seconds: StepSeconds
 ) -> list[Curve]:
     """Utilisation of each entry's first run over the bandwidth of the slowest link, in Gbit/s."""
     links = [network.scaled(bandwidth=factor) for factor in BANDWIDTHS]

@@ -33,7 +33,7 @@ from experiments.report.html_page import page, section, table
 from experiments.report.html_plots import ChartAxis, line_chart, timeline
 from experiments.report.html_plots import staleness as staleness_chart
 from experiments.report.runlog import RunLog, adaptive, adapts, mean_batch
-from experiments.report.virtual import PICTURE_STEPS, Pace, last_steps
+from experiments.report.virtual import PICTURE_STEPS, StepSeconds, last_steps
 from lowcomm_jax.network import Network
 
 _TOKENS = ChartAxis("tokens, all regions", thousands)
@@ -50,7 +50,7 @@ def document(
     entries: Sequence[Plotted],
     rows: Mapping[str, Mapping[str, Any]],
     networks: Mapping[str, Network],
-    step_seconds: Pace,
+    step_seconds: StepSeconds,
     plans: Mapping[str, Sequence[Deviation]] | None = None,
 ) -> str:
     """The report's page.
@@ -85,7 +85,9 @@ def document(
     return page(title, _intro(entries), colour, sections)
 
 
-def row_of(run: RunLog, networks: Mapping[str, Network], step_seconds: Pace) -> dict[str, Any]:
+def row_of(
+    run: RunLog, networks: Mapping[str, Network], step_seconds: StepSeconds
+) -> dict[str, Any]:
     """The row of a single run, complete or not."""
     return mean_costs([costs(run, networks, step_seconds)], 1)
 
@@ -119,7 +121,7 @@ def _against(name: str, lines: Sequence[Deviation]) -> str:
 def _learning(
     entries: Sequence[Plotted],
     networks: Mapping[str, Network],
-    step_seconds: Pace,
+    step_seconds: StepSeconds,
     colour: Mapping[str, int],
 ) -> str:
     """Loss against tokens, virtual time on every network, bytes, and exchanges where they vary."""
@@ -152,7 +154,7 @@ def _on_network(
     entries: Sequence[Plotted],
     name: str,
     network: Network,
-    step_seconds: Pace,
+    step_seconds: StepSeconds,
     colour: Mapping[str, int],
 ) -> str:
     use = utilisation_curves(entries, network, step_seconds)

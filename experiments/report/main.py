@@ -36,7 +36,7 @@ from experiments.progress import (
 )
 from experiments.report.against import Deviation, against, read_plan, verdict
 from experiments.report.against import table as table_against
-from experiments.report.columns import brief, note, pace_in_words
+from experiments.report.columns import brief, note, step_seconds_in_words
 from experiments.report.export_table import regions_of, write_csv, write_json
 from experiments.report.html_data import Plotted, step_curves
 from experiments.report.merged import counted, exchange_of
@@ -48,7 +48,14 @@ from experiments.report.runlog import (
     read_run,
     summarise,
 )
-from experiments.report.virtual import Pace, Virtual, check, on_network, pace_on, paces_apart
+from experiments.report.virtual import (
+    StepSeconds,
+    Virtual,
+    check,
+    on_network,
+    step_seconds_apart,
+    step_seconds_on,
+)
 from experiments.workdir import CURVES
 from lowcomm_jax.network import BASELINE, Network
 
@@ -81,7 +88,7 @@ def main(argv: Sequence[str]) -> int:
     refuse_any(problems, "report")
     workdirs = [Path(folder) for folder in folders]
     plan = None if values.against is None else read_plan(Path(values.against))
-    console = Console(markup=False)  # a run's name may have brackets
+    console = Console(markup=False, emoji=False)  # a run's name may have brackets
     chosen = values.png, values.network, values.step_seconds, values.html
     runs = show(workdirs, console, *chosen, plan)
     for write, path in ((write_csv, values.csv), (write_json, values.json)):
@@ -131,7 +138,7 @@ def show(
         names = unlike_names(workdirs)  # seed0 and seed0 tell nobody anything
         runs = [dataclasses.replace(run, name=name) for run, name in zip(runs, names)]
     links = check(runs, network, step_seconds) if network else None
-    pace = step_seconds if links is None else pace_on(links, step_seconds)
+    seconds = step_seconds if links is None else step_seconds_on(links, step_seconds)
     # One clock: where a network is asked for, nothing is said of the one that a run trained with.
     _show_losses(runs, links is None, console)
     name = CURVES if len(runs) == 1 else "report.png"
@@ -146,13 +153,13 @@ def show(
         loss_curves(runs, picture)
         say(console, f"loss curves: {picture}")
     if links is not None:
-        _show_replayed(runs, links, pace, console)
+        _show_replayed(runs, links, seconds, console)
     if page is not None:
         networks = {} if network is None or links is None else {network: links}
         path = Path(page)
         path.parent.mkdir(parents=True, exist_ok=True)
         lines = [lines for _, lines in held]
-        path.write_text(page_of(runs, workdirs, networks, pace, held=lines), encoding="utf-8")
+        path.write_text(page_of(runs, workdirs, networks, seconds, held=lines), encoding="utf-8")
         say(console, f"report: {page}")
     for name, lines in held:
         print_table(console, table_against(name, lines))
@@ -181,13 +188,17 @@ def _show_losses(runs: Sequence[RunLog], own_network: bool, console: Console) ->
             console.print(text, highlight=False, soft_wrap=True)
 
 
-def _show_replayed(runs: Sequence[RunLog], links: Network, pace: Pace, console: Console) -> None:
+def _show_replayed(
+    runs: Sequence[RunLog], links: Network, step_seconds: StepSeconds, console: Console
+) -> None:
     """Print what the runs cost on a network."""
-    replayed = [on_network(run, links, pace) for run in runs]
+    replayed = [on_network(run, links, step_seconds) for run in runs]
     print_table(console, virtual_table([run.name for run in runs], replayed))
     console.print(f"{BASELINE}, on the same clock.", highlight=False)
-    console.print(f"A region's inner step takes {pace_in_words(pace)}.", highlight=False)
-    if warning := paces_apart(runs, pace):
+    console.print(
+        f"A region's inner step takes {step_seconds_in_words(step_seconds)}.", highlight=False
+    )
+    if warning := step_seconds_apart(runs, step_seconds):
         say(console, f"warning: {warning}")
     for run in (run for run, virtual in zip(runs, replayed) if virtual.uneven):
         console.print(
@@ -214,7 +225,7 @@ def page_of(
     runs: Sequence[RunLog],
     workdirs: Sequence[Path],
     networks: Mapping[str, Network],
-    step_seconds: Pace,
+    step_seconds: StepSeconds,
     about: Sequence[str] = (),
     held: Sequence[Sequence[Deviation]] = (),
 ) -> str:
@@ -235,7 +246,7 @@ def page_of(
     if len(evaluated) > 1:
         about.append("The runs were evaluated on different documents: their losses do not compare.")
     about += [f"{e.name}: {lost}" for e in entries if (lost := missing_logs(e.runs[0]))]
-    if networks and (warning := paces_apart(runs, step_seconds)):
+    if networks and (warning := step_seconds_apart(runs, step_seconds)):
         about.append(f"Warning: {warning}.")
     rows = {e.name: html_report.row_of(e.runs[0], networks, step_seconds) for e in entries}
     plans = dict(zip(rows, held))

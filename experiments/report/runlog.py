@@ -219,7 +219,7 @@ def summarise(run: RunLog) -> Summary:
     best = min(evals, key=lambda e: e["anchor"], default=None)
     final = run.evals[-1] if run.evals else None
     first = run.intervals[0]["step"] if run.intervals else 0
-    paces = [s["tokens_per_second"] for s in run.steps if s["step"] > first] or [
+    speeds = [s["tokens_per_second"] for s in run.steps if s["step"] > first] or [
         s["tokens_per_second"] for s in run.steps
     ]
     events = [event for step in run.steps for event in step["events"]]
@@ -243,7 +243,7 @@ def summarise(run: RunLog) -> Summary:
         seconds=float(last.get("seconds", 0.0)),
         bytes_sent=sent,
         compression=allreduce / sent if sent else None,
-        tokens_per_second=float(np.median(paces)) if paces else None,
+        tokens_per_second=float(np.median(speeds)) if speeds else None,
         staleness=max(stale, default=None),
         participation=float(np.mean(shares)) if shares else None,
         virtual_seconds=virtual.get("wall_s"),

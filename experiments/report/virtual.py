@@ -21,10 +21,10 @@ from lowcomm_jax.network import (
     replay,
 )
 
-Pace = float | Literal["network"] | None
+StepSeconds = float | Literal["network"] | None
 """Seconds of one region's inner step: a number, `network` (the median of the network's own), or
 None = as the run's machine needed for one region. All tables and figures of a report use one."""
-PACES_APART = 2.0  # measured paces of runs that differ by more do not compare
+FAR_APART = 2.0  # measured paces of runs that differ by more do not compare
 PICTURE_STEPS = 60  # inner steps the timeline shows: more could not be told apart
 
 
@@ -47,7 +47,7 @@ class Virtual:
     uneven: bool
 
 
-def pace_on(network: Network, step_seconds: float | None) -> Pace:
+def step_seconds_on(network: Network, step_seconds: float | None) -> StepSeconds:
     """The pace of a report: the given one, else the network's compute_s, else as measured."""
     if step_seconds is not None:
         return step_seconds
@@ -78,11 +78,11 @@ def check(runs: list[RunLog], name: str, step_seconds: float | None) -> Network:
     return network
 
 
-def on_network(run: RunLog, network: Network, step_seconds: Pace) -> Virtual:
+def on_network(run: RunLog, network: Network, step_seconds: StepSeconds) -> Virtual:
     """Replay a run's events.
 
     Args:
-      step_seconds: see `Pace`.
+      step_seconds: see `StepSeconds`.
 
     Raises:
       RefusedError: the run is too short to know its speed, and `step_seconds` is not given.
@@ -97,17 +97,17 @@ def on_network(run: RunLog, network: Network, step_seconds: Pace) -> Virtual:
     return Virtual(network.name, seconds, clock.report(), wall, uneven)
 
 
-def paces_apart(runs: Sequence[RunLog], step_seconds: Pace) -> str | None:
+def step_seconds_apart(runs: Sequence[RunLog], step_seconds: StepSeconds) -> str | None:
     """A warning where runs are replayed at paces of their own that differ much; None = no need.
 
     Args:
-      step_seconds: see `Pace`.
+      step_seconds: see `StepSeconds`.
     """
     if step_seconds is not None or len(runs) < 2:
         return None
     pace = {run.name: _own_step_seconds(run) for run in runs}
     slow, fast = max(pace, key=pace.__getitem__), min(pace, key=pace.__getitem__)
-    if pace[slow] <= PACES_APART * pace[fast]:
+    if pace[slow] <= FAR_APART * pace[fast]:
         return None
     return (
         f"steps took {pace[slow]:.3g} s in {slow} and {pace[fast]:.3g} s in {fast} (a run of one "
@@ -116,7 +116,7 @@ def paces_apart(runs: Sequence[RunLog], step_seconds: Pace) -> str | None:
     )
 
 
-def last_steps(run: RunLog, network: Network, step_seconds: Pace) -> Timeline:
+def last_steps(run: RunLog, network: Network, step_seconds: StepSeconds) -> Timeline:
     """The timeline of the last `PICTURE_STEPS` steps; see `on_network`."""
     network = _paced(run, network, step_seconds)
     shown_from = max(1, len(run.steps) - PICTURE_STEPS + 1)
@@ -124,7 +124,7 @@ def last_steps(run: RunLog, network: Network, step_seconds: Pace) -> Timeline:
 
 
 def seconds_at(
-    run: RunLog, network: Network, step_seconds: Pace, steps: Sequence[int]
+    run: RunLog, network: Network, step_seconds: StepSeconds, steps: Sequence[int]
 ) -> list[float]:
     """Virtual seconds at which the last region is done with each of these steps, in order."""
     clock, done, seconds = VirtualClock(_paced(run, network, step_seconds)), 0, []
@@ -135,7 +135,7 @@ def seconds_at(
     return seconds
 
 
-def _paced(run: RunLog, network: Network, step_seconds: Pace) -> Network:
+def _paced(run: RunLog, network: Network, step_seconds: StepSeconds) -> Network:
     """The network at the given pace; of its own seconds only the ratios count, unless asked for."""
     if step_seconds == "network":
         return network

@@ -16,7 +16,8 @@ import numpy as np
 from experiments.cli import RefusedError, made_or_refused, problems_of, refuse_any
 from experiments.faults.fault_hooks import ScriptedFaults
 from experiments.progress import Work
-from experiments.regions.jobs import PEERS, is_separate_job
+from experiments.regions.jobs import is_separate_job
+from experiments.regions.transports import transport
 from experiments.train.evaluation import Evaluator
 from experiments.train.job import Job, make_engine, make_model
 from experiments.train.model import with_vocabulary
@@ -29,7 +30,7 @@ from lowcomm_jax.models import Pipeline, Trainable
 from lowcomm_jax.models.protocol import abstract_params
 from lowcomm_jax.optimizers import learning_rate
 from lowcomm_jax.params.layout import make_layout
-from lowcomm_jax.rounds.connect import peers, store
+from lowcomm_jax.rounds.connect import store
 from lowcomm_jax.rounds.remote import RemoteExchange
 from lowcomm_jax.store.timing import Timing
 
@@ -174,7 +175,6 @@ def open_exchange(
     fields = job.config
     if not is_separate_job(fields):
         return None
-    direct = fields["exchange"] == "peers"
     made = store(
         fields["rendezvous"],
         fields["region"],
@@ -185,7 +185,7 @@ def open_exchange(
         heal=fields["heal"],
         identity=identity(fields, data.summary),
         fault_hooks=fault_hooks,
-        transport=peers(**{name: fields[name] for name in PEERS}) if direct else None,
+        transport=transport(fields),
     )
     made.keep_more(job.method.schedule.fragments)
     return made

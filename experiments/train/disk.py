@@ -72,7 +72,7 @@ def written(folder: Path, steps: Sequence[int]) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # writers wrap what the disk says in types of their own
         if is_full(error):
             raise NotSavedError(f"{folder}: a checkpoint filled the disk", steps=steps) from error
         if (reason := _said(error, _REFUSED)) is None:

@@ -4,8 +4,8 @@
 log line is due. The loop reads and writes the metrics of a chunk only after it has dispatched the
 next one, so that the device does not wait for the host. Chunks of drivers that wait
 (`Driver.waits`) are read at once. Long chunks are read before the next one is dispatched:
-dispatching waits for most of them (`batch_blocks.BlockPace`), and records hold the time of their
-own steps.
+dispatching waits for most of them (`batch_blocks.DispatchLimit`), and records hold the time of
+their own steps.
 """
 
 from __future__ import annotations

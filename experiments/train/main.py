@@ -141,7 +141,7 @@ def main(argv: Sequence[str]) -> int:
             print(fields.resolved(job), end="")
             return 0
         compile_cache.enable(values.compile_cache)
-        console = Console(quiet=not leader().leads, markup=False)
+        console = Console(quiet=not leader().leads, markup=False, emoji=False)
         if shortened and not values.quiet:
             console.print(shortened, highlight=False, soft_wrap=True)
         complete = train_and_heal(job, console, values.quiet or not leader().leads)
@@ -150,7 +150,7 @@ def main(argv: Sequence[str]) -> int:
     except (Parted, Rejected, Superseded, Unreadable) as error:
         # What this region found, and what its user does about it: where it was found is no help.
         raise EndedError(str(error)) from error
-    except Exception as error:
+    except Exception as error:  # a full disk comes as every type, from whatever writes
         if is_full(error) and not isinstance(error, NotSavedError):
             raise NotSavedError(str(error)) from error
         raise

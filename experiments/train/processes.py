@@ -1,7 +1,7 @@
 """The processes of one job: how they meet, agree, refuse, and end when one of them is lost.
 
-With `exchange=mesh` they are the whole run, one program over all its hosts; with `store` or `peers`
-they are one region's job. Each runs the same command.
+With `exchange=mesh` they are the whole run, one program over all its hosts; else they are one
+region's job. Each runs the same command.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from rich.console import Console
 import lowcomm_jax
 from experiments.cli import EXIT_REFUSED, RefusedError, refuse_any
 from experiments.refusals import PROCESSES, Asked, run_problems
+from experiments.regions.jobs import is_separate_job
 from experiments.train import devices
 from experiments.workdir import differences, of_program
 from lowcomm_jax.checkpoint.load import package_versions
@@ -45,15 +46,15 @@ def start(fields: Mapping[str, Any]) -> None:
     """
     if run_problems(Asked(fields), PROCESSES) or not _several(fields):
         return  # `resolve` refuses, if anything is wrong
-    count, mesh = fields["processes"], fields["exchange"] == "mesh"
+    count, separate = fields["processes"], is_separate_job(fields)
     try:
-        place = launchers.placement()
+        place = launchers.process_place()
         devices.provide(fields["mesh"], count or (place and place.processes) or 1)
         met = launchers.meet_processes(
             fields["coordinator"],
             count or None,
             fields["process"],
-            timeout_s=min(60 * fields["wait_minutes"], MEET_S if mesh else math.inf),
+            timeout_s=min(60 * fields["wait_minutes"], math.inf if separate else MEET_S),
         )
         if met is not None:
             leader().end_when_lost(GRACE_S, EXIT_LOST)
@@ -70,7 +71,7 @@ def start(fields: Mapping[str, Any]) -> None:
         return
     try:
         launchers.start_devices(leader())
-    except Exception as error:
+    except Exception as error:  # whatever a device's driver raises: the other processes wait
         if not isinstance(error, OSError):  # those of ours say all
             error = (
                 f"process {leader().index}: {type(error).__name__}: {' '.join(str(error).split())}"
@@ -85,7 +86,7 @@ def _several(fields: Mapping[str, Any]) -> bool:
         # A job of one region is one process unless it says otherwise: a launcher may have started
         # all regions.
         given = fields["process"] is not None or fields["coordinator"] is not None
-        return fields["exchange"] == "mesh" and (given or launchers.placement() is not None)
+        return not is_separate_job(fields) and (given or launchers.process_place() is not None)
     return count != 1
 
 

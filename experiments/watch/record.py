@@ -73,7 +73,7 @@ class Log:
     Attributes:
       nominal: batches grow or trainers merge: the run's steps are those of the nominal batch, and
         `step` counts inner steps.
-      pace: steps of the run a second, over the newest log interval.
+      steps_per_second: steps of the run a second, over the newest log interval.
       evals: inner step, loss of the anchor and tokens of every evaluation of the newest set.
     """
 
@@ -83,7 +83,7 @@ class Log:
         self.step, self.tokens, self.seconds = 0, 0, 0.0
         self.tokens_per_second: float | None = None
         self.nominal = False
-        self.pace: float | None = None
+        self.steps_per_second: float | None = None
         self.interval: tuple[int, float] | None = None  # steps and seconds of the newest
         self.evals: list[tuple[int, float | None, float]] = []
         self._eval_set: Any = None  # of the evaluations to come
@@ -135,7 +135,7 @@ class Log:
         seconds, done = record["seconds"], self.done(record["step"], self.tokens)
         if self._before is not None and seconds > self._before[0]:
             self.interval = (record["steps"], seconds - self._before[0])
-            self.pace = (done - self._before[1]) / (seconds - self._before[0])
+            self.steps_per_second = (done - self._before[1]) / (seconds - self._before[0])
         self._before = (seconds, done)
         for region in self.regions.values():
             region.interval(seconds)

@@ -168,9 +168,9 @@ def _evaluations(logs: Sequence[Log]) -> dict[str, Any]:
 def _left(logs: Sequence[Log], steps: int) -> float | None:
     """Seconds until the slowest is done, at the pace of its newest log interval."""
     going = [log for log in logs if not log.complete]
-    if not all(log.pace for log in going):
+    if not all(log.steps_per_second for log in going):
         return None
-    left = [(steps - log.done(log.step, log.tokens)) / log.pace for log in going]
+    left = [(steps - log.done(log.step, log.tokens)) / log.steps_per_second for log in going]
     return max(left, default=0.0)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lowcomm_jax.aot.hlo import Array, Instruction, Program
+from lowcomm_jax.aot.hlo import HloArray, Instruction, Program
 from lowcomm_jax.mesh.regions import AXES, REGION
 from lowcomm_jax.mesh.stages import STAGE
 
@@ -43,7 +43,7 @@ class Collective:
       arrays: operands of one device.
       groups: numbers of the devices that exchange with one another, in the mesh's order.
       nbytes: bytes that one device sends each time it runs (see the module docstring).
-      times: how often it runs; a loop whose number of rounds is traced counts once.
+      times: how often it runs; a loop whose number of trips is traced counts once.
       name, computation: of its HLO instruction, and the computation that holds it.
       op_name, source: JAX's name of the operation, and the line of Python it comes from.
       rate: bytes a second at which one device sends them; None = between regions, where `network`
@@ -54,7 +54,7 @@ class Collective:
 
     kind: str
     axes: tuple[str, ...]
-    arrays: tuple[Array, ...]
+    arrays: tuple[HloArray, ...]
     groups: tuple[tuple[int, ...], ...]
     nbytes: int
     times: float
@@ -218,7 +218,7 @@ def _varying(groups: Sequence[Sequence[int]], shape: Sequence[int]) -> tuple[str
     return tuple(axis for axis, is_so in zip(AXES, differ) if is_so)
 
 
-def _operands(program: Program, one: Instruction, computation: str) -> tuple[Array, ...]:
+def _operands(program: Program, one: Instruction, computation: str) -> tuple[HloArray, ...]:
     """Arrays that one device puts in."""
     known = program.named(computation)
     read = [known[name] for name in one.operands if name in known]

@@ -27,7 +27,7 @@ _FRAME = re.compile(r"stack_frame_id=(\d+)")
 
 
 @dataclasses.dataclass(frozen=True)
-class Array:
+class HloArray:
     """One array of an instruction's result.
 
     Attributes:
@@ -69,10 +69,10 @@ class Instruction:
     is_root: bool
 
     @functools.cached_property
-    def arrays(self) -> tuple[Array, ...]:
+    def arrays(self) -> tuple[HloArray, ...]:
         """All arrays of the result, nested tuples in one row."""
         return tuple(
-            Array(kind, tuple(map(int, filter(None, dims.split(",")))), int(space or 0))
+            HloArray(kind, tuple(map(int, filter(None, dims.split(",")))), int(space or 0))
             for kind, dims, space in _SHAPE.findall(self.result)
         )
 
@@ -127,7 +127,7 @@ class Program:
     def instructions(self) -> Iterator[tuple[Instruction, str, float]]:
         """(instruction, its computation, how often it runs), of all that run.
 
-        Loops count as often as they are known to run; one whose number of rounds is a traced value
+        Loops count as often as they are known to run; one whose number of trips is a traced value
         counts once. Of a conditional the branch counts that moves most between devices.
         """
         for name, times in self._times.items():
@@ -175,7 +175,7 @@ class Program:
         return {name: {one.name: one for one in ones} for name, ones in self.computations.items()}
 
     def trips(self, loop: Instruction) -> int | None:
-        """How often a `while` runs; None = its number of rounds is a traced value.
+        """How often a `while` runs; None = its number of trips is a traced value.
 
         A GPU's text says it. A TPU's does not: there it is read from `counter < limit` in the
         condition and `counter + step` in the body; a counter starts at 0.

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 from lowcomm_jax.aot.arithmetic import instruction_flops
-from lowcomm_jax.aot.hlo import Array, Instruction, Program
+from lowcomm_jax.aot.hlo import HloArray, Instruction, Program
 
 PRODUCT, ATTENTION, OTHER = KINDS = "product", "attention", "other"
 # Shares of the card's peaks that kernels reach: products and attention of its arithmetic, others of
@@ -130,6 +130,6 @@ def _updated(x: Instruction, inner: dict[str, Instruction], in_fusion: bool) -> 
     return inner[x.operands[1]].nbytes if x.opcode == _UPDATE else 0
 
 
-def _in_memory(arrays: Sequence[Array]) -> int:
+def _in_memory(arrays: Sequence[HloArray]) -> int:
     """Bytes in the device's main memory."""
     return sum(array.nbytes for array in arrays if array.space == 0)

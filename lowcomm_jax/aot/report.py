@@ -17,7 +17,7 @@ from lowcomm_jax.aot.collectives import Collective, across_regions, collectives
 from lowcomm_jax.aot.hlo import Program, parse
 from lowcomm_jax.aot.programs import CompiledProgram, Progress, compile_engine
 from lowcomm_jax.aot.targets import Target
-from lowcomm_jax.aot.timeline import Work, play
+from lowcomm_jax.aot.timeline import KernelWork, play
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.mesh.regions import AXES, REGION, axis_names
 
@@ -52,7 +52,7 @@ class ProgramReport:
       bounds: lower bounds of its time: `compute` (products at the peak rate) and `memory`
         (arguments and outputs once, at the memory's rate).
       work: what its kernels do, by kind (`kernels.KINDS`), and seconds that they are expected to
-        take; a loop whose rounds are traced counts one.
+        take; a loop whose trips are traced counts one.
       collectives: all of them.
       replicated: arrays of at least 64 MiB that are whole along an axis.
       compile_seconds: on this machine.
@@ -62,7 +62,7 @@ class ProgramReport:
     memory: dict[str, int]
     needs: int
     bounds: dict[str, float]
-    work: dict[str, Work]
+    work: dict[str, KernelWork]
     collectives: tuple[Collective, ...]
     replicated: tuple[Replicated, ...]
     compile_seconds: float
@@ -269,7 +269,7 @@ def _read(
 
 def _played(
     program: Program, moved: list[Collective], target: Target
-) -> tuple[dict[str, Work], list[Collective]]:
+) -> tuple[dict[str, KernelWork], list[Collective]]:
     """Work of a program's kernels, and its collectives with their rates and times."""
     rates = [None if one.crosses else target.rate(one.groups, one.in_ring) for one in moved]
     places = [(one.computation, one.name) for one in moved]

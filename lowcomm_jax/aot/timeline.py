@@ -22,7 +22,7 @@ Place = tuple[str, str]  # a computation, and an instruction in it
 
 
 @dataclasses.dataclass(frozen=True)
-class Work:
+class KernelWork:
     """What all kernels of a kind do in a program.
 
     Attributes:
@@ -39,7 +39,7 @@ class Work:
 
 
 @dataclasses.dataclass(frozen=True)
-class Timeline:
+class PlayedProgram:
     """A program, played.
 
     Attributes:
@@ -48,28 +48,28 @@ class Timeline:
       beside: seconds of kernels between the start of a collective and its end, all runs together.
     """
 
-    work: dict[str, Work]
+    work: dict[str, KernelWork]
     waited: Mapping[Place, float]
     beside: Mapping[Place, float]
 
 
 def play(
     program: Program, transfers: Mapping[Place, float | None], accelerator: Accelerator
-) -> Timeline:
+) -> PlayedProgram:
     """Play a program on one device.
 
     Args:
       transfers: seconds on the link of one run of each collective. None = it moves over another
         network, and nothing waits for it. Those left out move nothing.
 
-    A loop whose number of rounds is a traced value counts one; of a conditional the branch counts
+    A loop whose number of trips is a traced value counts one; of a conditional the branch counts
     that moves most.
     """
     player = _Player(program, transfers, accelerator)
     player.run(program.entry)
     sums = player.sums
     work = {
-        kind: Work(
+        kind: KernelWork(
             sums["flops", kind],
             round(sums["nbytes", kind]),
             round(sums["launches", kind]),
@@ -78,11 +78,11 @@ def play(
         for kind in KINDS
     }
     waited, beside = ({at: sums[what, at] for at in transfers} for what in ("waited", "beside"))
-    return Timeline(work, waited, beside)
+    return PlayedProgram(work, waited, beside)
 
 
 _NOW, _BUSY = "now", "busy"  # seconds that have passed, and those of them with a kernel running
-_STEADY = 1e-6  # relative difference below which two rounds of a loop are the same
+_STEADY = 1e-6  # relative difference below which two trips of a loop are the same
 
 
 class _Player:
@@ -159,19 +159,19 @@ class _Player:
         return {**mine, ("seconds", kernel.kind): seconds, _NOW: seconds, _BUSY: seconds}
 
     def _loop(self, loop: Instruction) -> None:
-        """Play rounds until one is like the one before; the others are that one again."""
-        rounds, before = self.program.trips(loop) or 1, None
-        while rounds:
+        """Play trips until one is like the one before; the others are that one again."""
+        trips, before = self.program.trips(loop) or 1, None
+        while trips:
             sums, backlog = self.sums.copy(), self.free_at - self.sums[_NOW]
             self.run(loop.called["condition"])
             self.run(loop.called["body"])
-            rounds -= 1
+            trips -= 1
             change = {key: total - sums[key] for key, total in self.sums.items()}
             change["backlog"] = max(0.0, self.free_at - self.sums[_NOW]) - max(0.0, backlog)
             if before is not None and _alike(change, before):
                 del change["backlog"]
-                self.sums.update({key: rounds * amount for key, amount in change.items()})
-                self.free_at += rounds * change[_NOW]
+                self.sums.update({key: trips * amount for key, amount in change.items()})
+                self.free_at += trips * change[_NOW]
                 return
             before = change
 

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from lowcomm_jax.compression.grid import Shape, Unit
 from lowcomm_jax.compression.means import as_rounded, fold_regions, weighted_mean
-from lowcomm_jax.compression.placement import Placement, Shares
+from lowcomm_jax.compression.placement import Placement, UnitShares
 from lowcomm_jax.compression.units import Matrix, Payload, UnitCodec
 
 PyTree = Any
@@ -122,10 +122,10 @@ class InUnits(LeafCodec):
 
     @property
     def averages_senders(self) -> bool:
-        """Whether means are over those who sent a value: whether `terms` gives weights."""
+        """Whether means are over those who sent a value: whether `summands` gives weights."""
         place = Placement((64, 64), False, self.codec.unit)  # whatever its shape
-        terms = functools.partial(self.codec.terms, unit=place.sides)
-        return jax.eval_shape(terms, self.payload_like(place))[1] is not None
+        summands = functools.partial(self.codec.summands, unit=place.sides)
+        return jax.eval_shape(summands, self.payload_like(place))[1] is not None
 
     def unit_of(self, matrices: Shape) -> Unit:
         return self.codec.unit
@@ -138,7 +138,7 @@ class InUnits(LeafCodec):
     ) -> tuple[PyTree, PyTree]:
         params = None if params is None else place.to_units(params)
         payload = self.code(place.to_units(x), place.matrix(), params, self._of_units(place))
-        return self._by_unit(payload, place, Shares.gather), state
+        return self._by_unit(payload, place, UnitShares.gather), state
 
     def code(
         self,
@@ -166,7 +166,7 @@ class InUnits(LeafCodec):
         return {name: mark(name, x) for name, x in payload.items()}
 
     def decode(self, payload: PyTree, place: Placement) -> jax.Array:
-        own = self._by_unit(payload, place, Shares.take)
+        own = self._by_unit(payload, place, UnitShares.take)
         return place.from_units(self.codec.decode(own, place.sides))
 
     def _by_unit(self, payload: Payload, place: Placement, fn: Callable) -> Payload:
@@ -183,26 +183,26 @@ class InUnits(LeafCodec):
         return {name for name, x in like.items() if x.shape[side] == place.shares.count}
 
     def mean(self, payload_R: PyTree, weight_R: jax.Array, place: Placement) -> jax.Array:
-        own_R = self._by_unit(payload_R, place, functools.partial(Shares.take, lead=1))
+        own_R = self._by_unit(payload_R, place, functools.partial(UnitShares.take, lead=1))
         return place.from_units(self.mean_units(own_R, weight_R, place))
 
     def mean_units(self, payload_R: PyTree, weight_R: jax.Array, place: Placement) -> jax.Array:
         """Weighted mean of the decoded units, in region order."""
 
-        def terms(payload):
-            return self.codec.terms(payload, place.sides)
+        def summands(payload):
+            return self.codec.summands(payload, place.sides)
 
-        if jax.eval_shape(terms, jax.tree.map(lambda x: x[0], payload_R))[1] is None:
-            mean = weighted_mean(lambda payload: terms(payload)[0], payload_R, weight_R)
+        if jax.eval_shape(summands, jax.tree.map(lambda x: x[0], payload_R))[1] is None:
+            mean = weighted_mean(lambda payload: summands(payload)[0], payload_R, weight_R)
             return self.codec.finish(mean)
 
-        def term(r):
-            values, sent = terms(jax.tree.map(lambda x: x[r], payload_R))
+        def summand(r):
+            values, sent = summands(jax.tree.map(lambda x: x[r], payload_R))
             weight = weight_R[r]
             present = weight > 0
             return jnp.where(present, values * weight, 0.0), jnp.where(present, sent * weight, 0.0)
 
-        total, weight = fold_regions(term, weight_R.shape[0])
+        total, weight = fold_regions(summand, weight_R.shape[0])
         mean = jnp.where(weight > 0, total / jnp.where(weight > 0, weight, 1.0), 0.0)
         return self.codec.finish(mean)
 

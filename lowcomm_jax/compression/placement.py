@@ -12,7 +12,7 @@ the first that fits:
 | not at all | a matrix takes more | refused |
 
 In shares, devices that cut one side of a matrix give one another parts, so that each holds whole
-units along the other side (`Shares`). Where both sides are cut, the cut that leaves each device
+units along the other side (`UnitShares`). Where both sides are cut, the cut that leaves each device
 more is gathered before. A side of one unit, a padded one, and a codec that cannot
 (`LeafCodec.in_shares`) have no shares.
 
@@ -74,7 +74,7 @@ class Placement:
     sizes: tuple[tuple[str, int], ...] = ()
     moves: tuple[tuple[int, Axes, int], ...] = ()
     gathers: tuple[tuple[int, Axes], ...] = ()
-    shares: Shares | None = None
+    shares: UnitShares | None = None
     axes: tuple[Axes, Axes, Axes] = ((), (), ())
     stages: int = 1
     stage: int | None = None
@@ -373,7 +373,7 @@ class Placement:
         return self._matrix(select, real)
 
 
-class Shares(NamedTuple):
+class UnitShares(NamedTuple):
     """Equal shares of the units along a side of the grid, one a device of some mesh axes.
 
     Where the units do not divide, the last of them are in several shares.
@@ -550,12 +550,13 @@ def _ways(plain: Placement, cuts: dict[int, Axes]) -> Iterator[Placement]:
             yield dataclasses.replace(plain, axes=axes, moves=moves)
 
 
-def _shares(plain: Placement, dim: int, axes: Axes) -> Shares:
+def _shares(plain: Placement, dim: int, axes: Axes) -> UnitShares:
     """Of the side that this dimension is not of; a side that cannot be shared has one unit."""
     side, grid = 1 if dim >= first_column(plain.shape, plain.stacked) else 2, plain.grid
     count = (grid.down, grid.across)[side - 1]
     whole = (grid.rows, grid.columns)[side - 1] == count * plain.sides[side - 1]
-    return Shares(axes, plain.devices(axes), side, max(count, 1) if whole and not grid.flat else 1)
+    units = max(count, 1) if whole and not grid.flat else 1
+    return UnitShares(axes, plain.devices(axes), side, units)
 
 
 def _fitting(plain: Placement, cuts: dict[int, Axes]) -> tuple[Axes, Axes, Axes] | None:

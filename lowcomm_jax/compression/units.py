@@ -81,11 +81,11 @@ class Matrix(NamedTuple):
             at = jnp.where(self.real, at, jnp.uint8(nowhere))
         numbers = jnp.array(classes, jnp.uint8)[:, None]
 
-        def terms(x_U, at_U):
+        def summands(x_U, at_U):
             hit = numbers == at_U[None]
             return jnp.where(hit, x_U[None], 0.0), hit.astype(jnp.float32)
 
-        in_turn = functools.partial(_in_turn, terms)
+        in_turn = functools.partial(_in_turn, summands)
         at_once = functools.partial(_at_once, classes=classes)
         found = jax.lax.platform_dependent(flat(x), flat(at), cpu=in_turn, default=at_once)
         sums, counts = jnp.split(self.total(jnp.concatenate(found, axis=-1)), 2, axis=-1)
@@ -130,7 +130,9 @@ class UnitCodec(abc.ABC):
         Arrays of a matrix may also come with an entry for each row or column of the grid.
         """
 
-    def terms(self, payload: Payload, unit: tuple[int, int]) -> tuple[jax.Array, jax.Array | None]:
+    def summands(
+        self, payload: Payload, unit: tuple[int, int]
+    ) -> tuple[jax.Array, jax.Array | None]:
         """(values, weights) of one region in the domain in which means are taken (`finish`).
 
         Weights `None` = all 1: the mean is over the regions, and not over those who sent a value.
@@ -187,8 +189,8 @@ def _at_once(x: jax.Array, at: jax.Array, classes: Sequence[int]) -> tuple[jax.A
     return jnp.stack(sums, -1), jnp.stack(counts, -1)
 
 
-def _in_turn(terms: Callable[..., Any], *given: jax.Array) -> Any:
-    """Sums over the last axis of what `terms` makes of values: `[U]` each to `[..., U]`.
+def _in_turn(summands: Callable[..., Any], *given: jax.Array) -> Any:
+    """Sums over the last axis of what `summands` makes of values: `[U]` each to `[..., U]`.
 
     Value after value, of some units side by side: elementwise, for a CPU's vector units.
     """
@@ -203,9 +205,9 @@ def _in_turn(terms: Callable[..., Any], *given: jax.Array) -> Any:
         columns = tuple(v.T for v in given)
 
         def add(i, sums):
-            return jax.tree.map(jnp.add, sums, terms(*(v[i] for v in columns)))
+            return jax.tree.map(jnp.add, sums, summands(*(v[i] for v in columns)))
 
-        like = jax.eval_shape(terms, *(v[0] for v in columns))
+        like = jax.eval_shape(summands, *(v[0] for v in columns))
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape), like)
         return jax.tree.map(jnp.transpose, jax.lax.fori_loop(0, width, add, zeros))
 

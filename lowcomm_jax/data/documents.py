@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 
 from lowcomm_jax.data.cache import open_or_build
-from lowcomm_jax.data.corpora.base import Corpus, Unreadable, fingerprint_of
+from lowcomm_jax.data.corpora.base import Corpus, UnreadableFile, fingerprint_of
 
 _NAMED = 20  # of what is left out, the first ones are named
 _TELL_SECONDS = 0.25
@@ -116,7 +116,7 @@ def _write(corpus: Corpus, limit: int | None, folder: Path, progress: Progress |
         for document in counted(
             corpus.documents(), "reads documents", limit, progress, lambda _: 1
         ):
-            if isinstance(document, Unreadable):
+            if isinstance(document, UnreadableFile):
                 unreadable += 1
                 if len(names) < _NAMED:
                     names.append(f"{document.name}: {document.reason}")

@@ -466,7 +466,7 @@ class MeshExchange:
         """Every region's tree in all regions: `[R, ...]`, gathered here or as it was brought."""
         if brought is None:
             return shares.gather(self.regions, tree_R, lies)
-        return Packing(self.regions, tree_R, lies, merged=True).unpack(brought, (None,))
+        return Packing(self.regions, tree_R, lies, one_buffer=True).unpack(brought, (None,))
 
     # -- the collectives one by one, for who lets other work run beside them -----------------------
 
@@ -480,7 +480,7 @@ class MeshExchange:
     def begin(self, payload_R: PyTree, like: PyTree) -> list[jax.Array]:
         """Pack the payloads, and do the first of the `collectives`: its buffers (traced)."""
         if not self._by_slices:
-            packing = Packing(self.regions, payload_R, self.payload_specs(like), merged=True)
+            packing = Packing(self.regions, payload_R, self.payload_specs(like), one_buffer=True)
             return shares.gather_buffers(self.regions, packing.pack(payload_R))
         if self.codec is None:
             fp32 = jax.tree.map(lambda x: x.astype(jnp.float32), payload_R)
@@ -505,15 +505,15 @@ class MeshExchange:
             return shares.gather_sums(self.regions, buffers, weight_R)
         own_slice_R = shares.unpack_slices(self._packing_of_slices(payload_R, like), buffers)
         reduced_R = self._recoded(own_slice_R, weight_R, like)
-        packing = Packing(self.regions, reduced_R, self.payload_specs(like), merged=True)
+        packing = Packing(self.regions, reduced_R, self.payload_specs(like), one_buffer=True)
         return shares.gather_buffers(self.regions, packing.pack(reduced_R))
 
     def _dense_packing(self, payload_R: PyTree, like: PyTree) -> Packing:
         fp32 = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32), payload_R)
-        return Packing(self.regions, fp32, self.specs_of(like), merged=True)
+        return Packing(self.regions, fp32, self.specs_of(like), one_buffer=True)
 
     def _packing_of_slices(self, payload_R: PyTree, like: PyTree) -> Packing:
-        return Packing(self.regions, payload_R, self.payload_specs(like), lead=2, merged=True)
+        return Packing(self.regions, payload_R, self.payload_specs(like), lead=2, one_buffer=True)
 
     @property
     def _by_slices(self) -> bool:

@@ -190,15 +190,15 @@ def _weighted_mean(members: list[PyTree], weight_RxN: jax.Array) -> PyTree:
 
 # Transfers between mesh slots, planned on the host. A slot holds R / S rows, one a region. A row
 # travels once to each other slot that needs it, and to no other. The transfers are packed into
-# rounds in which a slot sends at most one row and receives at most one: each is one `ppermute`.
+# turns in which a slot sends at most one row and receives at most one: each is one `ppermute`.
 
 
 class Permutes(NamedTuple):
     """The transfers of one partition of the regions.
 
     Attributes:
-      pairs: per round the (from, to) slots.
-      send: int32 `[rounds, S]`, the local row that a slot sends (0 where it sends none).
+      pairs: of each turn the (from, to) slots.
+      send: int32 `[turns, S]`, the local row that a slot sends (0 where it sends none).
       take: int32 `[S, R / S, n]`, where the k-th member of a row's group lies among the slot's own
         rows followed by the rows received; the row itself where there is no such member.
     """

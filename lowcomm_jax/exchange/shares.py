@@ -48,17 +48,17 @@ class Packing:
       like: the tree, arrays or shapes, leaves `[R, ...]`.
       specs: `PartitionSpec` of each leaf behind its first `lead` axes.
       lead: number of leading axes that the buffers keep, the region axis included.
-      merged: make one buffer of all. Where dtypes differ it is of bytes, or, with a `lead` of 2, of
-        words (4 bytes, the last one filled up). Compilers let work run beside one collective where
-        they do not beside several. Those of TPUs let it run beside an all-to-all of words and a
-        gather of bytes, and not the other way round.
+      one_buffer: make one buffer of all. Where dtypes differ it is of bytes, or, with a `lead` of
+        2, of words (4 bytes, the last one filled up). Compilers let work run beside one collective
+        where they do not beside several. Those of TPUs let it run beside an all-to-all of words and
+        a gather of bytes, and not the other way round.
     """
 
     regions: Regions
     like: PyTree
     specs: PyTree
     lead: int = 1
-    merged: bool = False
+    one_buffer: bool = False
 
     def pack(self, tree_R: PyTree) -> list[jax.Array]:
         """Buffers of every device's own share, cut over the regions (traced)."""
@@ -67,7 +67,7 @@ class Packing:
 
         def pack(leaves):
             buffers = _pack(leaves, self._idle, self.lead)
-            return _merge(buffers, self._word) if self.merged else buffers
+            return _join(buffers, self._word) if self.one_buffer else buffers
 
         given = [P(*front, *spec) for spec in self._inner]
         return _mapped(self.regions, pack, (given,), P(*front, _INSIDE))(leaves)
@@ -85,7 +85,7 @@ class Packing:
         ]
 
         def unpack(buffers):
-            if self.merged:
+            if self.one_buffer:
                 buffers = _split(buffers[0], _sizes(own, self._idle, self.lead))
             return _unpack(buffers, own, self._idle, self.lead)
 
@@ -248,23 +248,23 @@ def _sizes(like, idle, lead: int) -> list[tuple[Any, int]]:
     return [(dtype, share_of(size, axes)) for (dtype, axes), size in sizes.items()]
 
 
-def _merge(buffers: Sequence[jax.Array], word: int) -> list[jax.Array]:
+def _join(buffers: Sequence[jax.Array], word: int) -> list[jax.Array]:
     """One buffer of several, side by side; if dtypes differ, of unsigned words of this size."""
     if len({x.dtype for x in buffers}) == 1:
         return [jnp.concatenate(buffers, axis=-1)]
-    merged = jnp.concatenate([_as(x, jnp.dtype("uint8")) for x in buffers], axis=-1)
-    fill = [(0, 0)] * (merged.ndim - 1) + [(0, -merged.shape[-1] % word)]
-    return [_as(jnp.pad(merged, fill), jnp.dtype(f"uint{8 * word}"))]
+    joined = jnp.concatenate([_as(x, jnp.dtype("uint8")) for x in buffers], axis=-1)
+    fill = [(0, 0)] * (joined.ndim - 1) + [(0, -joined.shape[-1] % word)]
+    return [_as(jnp.pad(joined, fill), jnp.dtype(f"uint{8 * word}"))]
 
 
-def _split(merged: jax.Array, sizes: Sequence[tuple[Any, int]]) -> list[jax.Array]:
-    """Inverse of `_merge`, for buffers of these (dtype, length)."""
+def _split(joined: jax.Array, sizes: Sequence[tuple[Any, int]]) -> list[jax.Array]:
+    """Inverse of `_join`, for buffers of these (dtype, length)."""
     as_bytes = len({dtype for dtype, _ in sizes}) > 1
-    merged = _as(merged, jnp.dtype("uint8")) if as_bytes else merged
+    joined = _as(joined, jnp.dtype("uint8")) if as_bytes else joined
     buffers, start = [], 0
     for dtype, size in sizes:
         end = start + size * (dtype.itemsize if as_bytes else 1)
-        buffers.append(_as(jax.lax.slice_in_dim(merged, start, end, axis=-1), dtype))
+        buffers.append(_as(jax.lax.slice_in_dim(joined, start, end, axis=-1), dtype))
         start = end
     return buffers
 

@@ -210,8 +210,8 @@ class GradientLoop(Loop):
             events.append(Event.of_landing(step, 0, key, mask, 0, {}))
         changes = {"inner": inner, "anchor": anchor, "outer": (outer,), "codec": (codec,)}
         away = ~takes_part[:, : block.steps]
-        pace = {"away": away} if away.any() else {}
-        return Ran(state.replace(**changes, counters=counters), metrics, events, pace)
+        presence = {"away": away} if away.any() else {}
+        return Ran(state.replace(**changes, counters=counters), metrics, events, presence)
 
     def traffic(self, mask: np.ndarray) -> Traffic:
         """Bytes of one gradient exchange among the regions of `mask`, bool `[R]`."""

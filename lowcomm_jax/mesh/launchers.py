@@ -47,7 +47,7 @@ TPU = "the TPU runtime"
 
 
 @dataclasses.dataclass(frozen=True)
-class Placement:
+class ProcessPlace:
     """The place of a process among those of its program; fields are None where not known.
 
     Attributes:
@@ -63,8 +63,8 @@ class Placement:
     coordinator: str | None = None
 
 
-def placement() -> Placement | None:
-    """The placement by this process's launcher; None without a launcher, or with one process.
+def process_place() -> ProcessPlace | None:
+    """The place of this process by its launcher; None without a launcher, or with one process.
 
     Raises:
       ValueError: variables of a launcher that cannot be read, or a Kubernetes manifest that leaves
@@ -84,7 +84,7 @@ def _number(name: str) -> int:
         raise ValueError(f"{name}={os.environ[name]!r}: a whole number is needed") from None
 
 
-def _kubernetes() -> Placement | None:
+def _kubernetes() -> ProcessPlace | None:
     """A pod of an Indexed Job, alone or in a JobSet.
 
     Kubernetes itself sets `JOB_COMPLETION_INDEX`. The manifest sets `JAX_COORDINATOR_ADDRESS` and
@@ -108,15 +108,15 @@ def _kubernetes() -> Placement | None:
     if "JOB_INDEX" in env:
         process += _number("JOB_INDEX") * _number("PROCESSES_IN_JOB")
     count = _number("JAX_PROCESS_COUNT")
-    return Placement("Kubernetes", count, process, env["JAX_COORDINATOR_ADDRESS"])
+    return ProcessPlace("Kubernetes", count, process, env["JAX_COORDINATOR_ADDRESS"])
 
 
-def _slurm() -> Placement | None:
+def _slurm() -> ProcessPlace | None:
     """A task of a Slurm step, as `srun` starts it and JAX detects it."""
     found = compat.detected("slurm")
     if found is None:
         return None
-    place = Placement("Slurm", *found)
+    place = ProcessPlace("Slurm", *found)
     if "SLURM_STEP_NUM_TASKS" in os.environ:
         # JAX takes SLURM_NTASKS. It is the allocation's where `srun --preserve-env` has started
         # this process, as it does with an allocation's shell.
@@ -124,22 +124,22 @@ def _slurm() -> Placement | None:
     return place
 
 
-def _open_mpi() -> Placement | None:
+def _open_mpi() -> ProcessPlace | None:
     """A process of Open MPI's `mpirun`: of 4, as JAX detects it, or of 5."""
     if "OMPI_MCA_orte_hnp_uri" in os.environ:
-        return Placement("Open MPI", *compat.detected("ompi"))
+        return ProcessPlace("Open MPI", *compat.detected("ompi"))
     names = "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"
     return _mpi("Open MPI", *names, job=os.environ.get("PMIX_NAMESPACE", ""))
 
 
-def _mpich() -> Placement | None:
+def _mpich() -> ProcessPlace | None:
     """A process of MPICH's or Intel's `mpiexec`."""
     env = os.environ
     job = env.get("PMI_PORT") or env.get("HYDI_CONTROL_FD", "") + str(os.getppid())
     return _mpi("MPICH", "PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS", job=job)
 
 
-def _mpi(launcher: str, size: str, rank: str, near: str, job: str) -> Placement | None:
+def _mpi(launcher: str, size: str, rank: str, near: str, job: str) -> ProcessPlace | None:
     """By variables for the number of processes, of this one, and of those on this machine.
 
     Where all are on this machine, process 0 listens at a port that follows from the job's name.
@@ -148,7 +148,7 @@ def _mpi(launcher: str, size: str, rank: str, near: str, job: str) -> Placement 
         return None
     count, together = _number(size), os.environ.get(near, "1") == os.environ[size]
     first = f"127.0.0.1:{_port(job)}" if together else None
-    return Placement(launcher, count, _number(rank), first)
+    return ProcessPlace(launcher, count, _number(rank), first)
 
 
 def _port(job: str) -> int:
@@ -157,23 +157,23 @@ def _port(job: str) -> int:
     return PORTS[0] + number % PORTS[1]
 
 
-def _tpu() -> Placement | None:
+def _tpu() -> ProcessPlace | None:
     """A host of a TPU slice, or of several (MegaScale): JAX asks the runtime for the rest."""
     hosts = [name for name in os.environ.get("TPU_WORKER_HOSTNAMES", "").split(",") if name]
     slices = os.environ.get("MEGASCALE_NUM_SLICES", "1")
     if len(hosts) < 2 and not (slices.isdigit() and int(slices) > 1):
         return None
-    return Placement(TPU)
+    return ProcessPlace(TPU)
 
 
-def _by_hand() -> Placement | None:
+def _by_hand() -> ProcessPlace | None:
     """JAX's own variables, for any other launcher."""
     env = os.environ
     count = next((n for n in ("JAX_NUM_PROCESSES", "JAX_PROCESS_COUNT") if n in env), None)
     if "JAX_COORDINATOR_ADDRESS" not in env or count is None or "JAX_PROCESS_ID" not in env:
         return None
     process = _number("JAX_PROCESS_ID")
-    return Placement("JAX_PROCESS_ID", _number(count), process, env["JAX_COORDINATOR_ADDRESS"])
+    return ProcessPlace("JAX_PROCESS_ID", _number(count), process, env["JAX_COORDINATOR_ADDRESS"])
 
 
 # -- devices of this process ---------------------------------------------------------------------
@@ -237,7 +237,7 @@ def connect_processes(
     *,
     timeout_s: float = 60.0,
     heartbeat_s: int = HEARTBEAT_S,
-) -> Placement | None:
+) -> ProcessPlace | None:
     """Meet the other processes of this program; call it before JAX is used for anything else.
 
     It connects each process to the first one, and starts the devices of all (`start_devices`): set
@@ -251,7 +251,7 @@ def connect_processes(
       heartbeat_s: seconds for which a process that is cut off counts as alive.
 
     Returns:
-      The placement used; None without a launcher and arguments: this is the only process.
+      The place used; None without a launcher and arguments: this is the only process.
 
     Raises:
       ValueError: arguments and launcher together do not give a place; names what is missing. Or
@@ -276,15 +276,15 @@ def meet_processes(
     *,
     timeout_s: float = 60.0,
     heartbeat_s: int = HEARTBEAT_S,
-) -> Placement | None:
+) -> ProcessPlace | None:
     """`connect_processes` without its second half: start `jax.distributed`, and no device.
 
     Processes that are shown the same GPUs settle here which of them each takes.
     """
-    known = placement()
+    known = process_place()
     if known is None and coordinator is None and processes is None and process is None:
         return None
-    place = known or Placement("the command line")
+    place = known or ProcessPlace("the command line")
     given = {"coordinator": coordinator, "processes": processes, "process": process}
     place = dataclasses.replace(place, **{k: v for k, v in given.items() if v is not None})
     if place.launcher != TPU:
@@ -313,7 +313,7 @@ def meet_processes(
     return place
 
 
-def _initialize(given: dict[str, Any], place: Placement, timeout_s: float) -> None:
+def _initialize(given: dict[str, Any], place: ProcessPlace, timeout_s: float) -> None:
     """`jax.distributed.initialize` on a thread: where it runs out of time, it ends the process."""
     ended = _on_thread(lambda: jax.distributed.initialize(**given))
     try:
@@ -347,7 +347,7 @@ def _on_thread(act: Callable[[], Any]) -> queue.SimpleQueue[Exception | None]:
         try:
             act()
             ended.put(None)
-        except Exception as error:
+        except Exception as error:  # for whoever waits to raise
             ended.put(error)
 
     threading.Thread(target=run, name="lowcomm-connect", daemon=True).start()

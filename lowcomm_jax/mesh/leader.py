@@ -356,7 +356,7 @@ class Leader:
             if not self._parted:
                 self.check()
             result = act()
-        except Exception as error:
+        except Exception as error:  # whatever it is, the others wait for this decision
             self._channel.say("decided", what, None, error)
             raise
         finally:
@@ -451,7 +451,7 @@ class Leader:
         """
         try:
             yield
-        except Exception as error:
+        except Exception as error:  # whatever it is, the others must not wait for this process
             if self._channel is not None:
                 self._fail_together(error)
                 if self._failed:

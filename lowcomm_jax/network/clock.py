@@ -31,7 +31,7 @@ from lowcomm_jax.network.links import BYTES_PER_GBIT, Network
 from lowcomm_jax.network.randomness import BLOCK, generator, step_factors
 from lowcomm_jax.network.timeline import Recorder, Timeline
 from lowcomm_jax.network.transfers import Transfer
-from lowcomm_jax.network.transit import Flight, Payload, Transit, sender_groups
+from lowcomm_jax.network.transit import Flight, PayloadFlights, Transit, sender_groups
 from lowcomm_jax.refused import refuse
 
 ARRAYS = ("now_R", "peers_R", "exposed_R", "absent_R")
@@ -388,7 +388,7 @@ def restore_clock(clock: VirtualClock, state: dict[str, Any]) -> None:
         transit.fabric.add(_record(Transfer, row))
     for row in state["payloads"]:
         sent, heard = ([_record(Flight, f) for f in row[part]] for part in ("sent", "heard"))
-        payload = Payload(ast.literal_eval(row["label"]), sent, heard, row["landing"])
+        payload = PayloadFlights(ast.literal_eval(row["label"]), sent, heard, row["landing"])
         transit.payloads[ast.literal_eval(row["key"])] = payload
     transit.owed = [_record(Flight, row) for row in state["owed"]]
     clock.ledger.booked.update({ast.literal_eval(entry): times for entry, times in state["booked"]})

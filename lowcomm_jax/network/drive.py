@@ -108,8 +108,8 @@ def replay(
         if record_from is not None and row["step"] >= record_from and clock.recorder is None:
             clock.start_recording()
         events = [SimpleNamespace(**{**LEFT_OUT, **event}) for event in row["events"]]
-        pace = {name: row[name] for name in ("active", "away", "work") if name in row}
-        drive(clock, row["step"], events, **pace)
+        presence = {name: row[name] for name in ("active", "away", "work") if name in row}
+        drive(clock, row["step"], events, **presence)
     return clock
 
 

@@ -47,7 +47,7 @@ class Flight:
 
 
 @dataclass
-class Payload:
+class PayloadFlights:
     """The flights of one key.
 
     Attributes:
@@ -80,7 +80,7 @@ class Transit:
         self.profile: Callable[..., Profile] = functools.lru_cache(CACHED_PROFILES)(
             functools.partial(profile, network)
         )
-        self.payloads: dict[Hashable, Payload] = {}
+        self.payloads: dict[Hashable, PayloadFlights] = {}
         self.owed: list[Flight] = []
         self.used_links: set[tuple[int, int]] = set()
         self.sends: int = 0
@@ -98,7 +98,7 @@ class Transit:
             raise ValueError(f"key {key!r} is still in flight: land it before sending it again")
         for old in [k for k, p in self.payloads.items() if p.landing and p.label == label]:
             self.owed += [f for f in self.payloads.pop(old).sent if f.waiting_M.any()]
-        self.payloads[key] = Payload(label)
+        self.payloads[key] = PayloadFlights(label)
 
     def launch(
         self,
@@ -146,7 +146,7 @@ class Transit:
             self.used_links |= links
         return extra
 
-    def payload(self, key: Hashable) -> Payload:
+    def payload(self, key: Hashable) -> PayloadFlights:
         """Give the payload of a key.
 
         Raises:

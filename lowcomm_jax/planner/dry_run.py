@@ -277,8 +277,8 @@ def _kept(method: Method, state: TrainState, params: PyTree) -> dict[str, float]
 
 
 def _no_loss(params, batch, rng):
-    """Plans compute no loss."""
-    raise NotImplementedError("a dry run makes no inner step")
+    """The loss function that an engine must be given; nothing calls it where no step is made."""
+    raise AssertionError("a dry run makes no inner step")
 
 
 def _zero_moments(params):

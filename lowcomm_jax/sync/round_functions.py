@@ -113,7 +113,7 @@ class RegionState:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Target:
+class LandingTarget:
     """What regions adopt, and where they were.
 
     Attributes:
@@ -544,7 +544,7 @@ class RoundFunctions:
         return select(weight_R > 0, decoded, jax.tree.map(jnp.zeros_like, decoded))
 
     def landing_step(
-        self, own: RegionState, target: Target, who: Adoption, rows, told, *, rules=0
+        self, own: RegionState, target: LandingTarget, who: Adoption, rows, told, *, rules=0
     ) -> RegionState:
         """Step 2 of a landing: theta <- Theta' + T(theta - s; Theta' - s, tau) where `who.lands`.
 
@@ -610,7 +610,7 @@ class RoundFunctions:
         Args:
           received: leaves `[R, ...]`.
           anchor: leaves `[A, ...]`.
-          outer_state: as in `Target`.
+          outer_state: as in `LandingTarget`.
         """
         old = fragmentation.take(received, rows)
         given = self.handed_out(fragmentation.take(anchor, rows), outer_state)

@@ -44,9 +44,9 @@ from lowcomm_jax.sync.round_functions import (
     Adoption,
     AnchorState,
     Contributions,
+    LandingTarget,
     RegionState,
     Senders,
-    Target,
     Values,
 )
 from lowcomm_jax.sync.round_programs import RoundPrograms
@@ -79,8 +79,8 @@ class Steps(NamedTuple):
     single: bool
 
     @property
-    def pace(self) -> dict[str, np.ndarray]:
-        """`Ran.pace` where all that are `active` make their steps."""
+    def presence(self) -> dict[str, np.ndarray]:
+        """`Ran.presence` where all that are `active` make their steps."""
         return {} if self.active is None else {"active": self.active}
 
 
@@ -90,13 +90,13 @@ class Ran(NamedTuple):
     Attributes:
       metrics: leaves `[R, S]`, or `[R]` of a single step.
       events: of what was exchanged inside the steps' program.
-      pace: bool `[R, S]` by name, `active` or `away`; empty where every region makes each step.
+      presence: bool `[R, S]` by name, `active` or `away`; empty where every region makes each step.
     """
 
     state: TrainState
     metrics: dict[str, jax.Array]
     events: list[Event]
-    pace: dict[str, np.ndarray]
+    presence: dict[str, np.ndarray]
 
 
 class MeshCarrier:
@@ -216,7 +216,7 @@ def made_steps(programs: RoundPrograms, state: TrainState, steps: Steps) -> Ran:
     else:
         inner, metrics = programs.inner_program(*given, np.int32(block.stride))
         metrics = _first_step(metrics) if steps.single else metrics
-    return Ran(state.replace(inner=inner), metrics, [], steps.pace)
+    return Ran(state.replace(inner=inner), metrics, [], steps.presence)
 
 
 class SyncLoop(Loop):
@@ -300,7 +300,7 @@ class SyncLoop(Loop):
             for (key, flight), buffers in zip(waiting.items(), brought)
         }
         in_flight = {**state.in_flight, **exchanged}
-        return Ran(state.replace(inner=inner, in_flight=in_flight), metrics, [], steps.pace)
+        return Ran(state.replace(inner=inner, in_flight=in_flight), metrics, [], steps.presence)
 
     # -- what is due ----------------------------------------------------------------------------
 
@@ -666,7 +666,7 @@ class SyncLoop(Loop):
         staleness = np.full(self.count, step - int(flight.sent), np.int32)
         new = self.programs.landing_program(
             RegionState(self._values(state, p), state.landing[p]),
-            Target(self.fragments.leaves(state.anchor, p), outer, flight.snapshot),
+            LandingTarget(self.fragments.leaves(state.anchor, p), outer, flight.snapshot),
             Adoption(flight.accepted, lands, staleness),
             self._rows[p],
             self.told(state, flight),

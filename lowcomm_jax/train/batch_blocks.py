@@ -2,7 +2,7 @@
 
 `BlockStager` takes a stream of batches and gives `BatchBlock`s of one fixed capacity, so that the
 inner program never recompiles, also where batches of changing size are cut into microbatches.
-`BlockPace` limits how far the host runs ahead of the device.
+`DispatchLimit` limits how far the host runs ahead of the device.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _kinds(batch: PyTree) -> tuple[Any, list[tuple[tuple[int, ...], Any]]]:
     return treedef, [(np.shape(x), x.dtype) for x in leaves]
 
 
-class BlockPace:
+class DispatchLimit:
     """Keeps at most about two seconds of steps queued on the device, by the time steps took so far.
 
     A run that is to stop must wait for the queued steps. Within that limit blocks are as long as

@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 import lowcomm_jax as lc
 from lowcomm_jax.aot.arithmetic import matrix_flops
 from lowcomm_jax.aot.collectives import MixedGroupsError, across_regions, collectives, device_groups
-from lowcomm_jax.aot.hlo import Array, Instruction, parse
+from lowcomm_jax.aot.hlo import HloArray, Instruction, parse
 
 SHAPE = (2, 1, 2, 2)
 
@@ -162,9 +162,9 @@ def test_of_a_conditional_the_branch_that_moves_most_counts():
 
 
 def test_arrays_have_their_bytes():
-    assert Array("bf16", (3, 5)).nbytes == 30
-    assert Array("s4", (3,)).nbytes == 2
-    assert Array("pred", ()).nbytes == 1
+    assert HloArray("bf16", (3, 5)).nbytes == 30
+    assert HloArray("s4", (3,)).nbytes == 2
+    assert HloArray("pred", ()).nbytes == 1
 
 
 def test_what_a_kernel_of_a_tpu_writes_on_several_lines_is_one_instruction():

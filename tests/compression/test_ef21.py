@@ -87,10 +87,10 @@ def test_increments_that_nobody_sums_up_are_refused(method):
 
 @dataclasses.dataclass(frozen=True)
 class Sent(TopK):
-    """Says by its terms alone who sent a value."""
+    """Says by its summands alone who sent a value."""
 
-    def terms(self, payload, unit):
-        values, _ = super().terms(payload, unit)
+    def summands(self, payload, unit):
+        values, _ = super().summands(payload, unit)
         return values, (values != 0).astype(jnp.float32)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lowcomm_jax.data import DataConfig, open_corpus
-from lowcomm_jax.data.corpora.base import Document, Unreadable
+from lowcomm_jax.data.corpora.base import Document, UnreadableFile
 from lowcomm_jax.data.corpora.files import (
     LONGEST_SECTION,
     LONGEST_WHOLE_FILE,
@@ -77,7 +77,7 @@ def test_folder_order_topics_and_long_files(tmp_path):
         ("b/one.txt", "b"),
     ]
     assert {d.topic for d in documents[3:]} == {"d"} and len(documents) > 5
-    [bad] = [d for d in found if isinstance(d, Unreadable)]
+    [bad] = [d for d in found if isinstance(d, UnreadableFile)]
     assert bad == ("c/bad.bin", "not UTF-8 (invalid start byte at byte 0)")
 
 

@@ -21,9 +21,9 @@ from lowcomm_jax.sync.round_functions import (
     Adoption,
     AnchorState,
     Contributions,
+    LandingTarget,
     RegionState,
     Senders,
-    Target,
     Values,
 )
 
@@ -190,7 +190,7 @@ def compiled(engine, state):
         ),
         "landing": (
             RegionState(Values(local, {}), state.landing[0]),
-            Target(leaves),
+            LandingTarget(leaves),
             Adoption(everyone, everyone, np.zeros(R, np.int32)),
             rows,
             {},
@@ -274,12 +274,12 @@ def test_weights_are_shares_of_the_largest_and_a_mean_passes_over_weight_zero():
 
 
 @pytest.mark.parametrize("dtypes", [("float32", "float32"), ("int8", "float32", "int8")])
-def test_buffers_that_are_merged_come_apart_as_they_were(dtypes):
+def test_buffers_that_are_joined_come_apart_as_they_were(dtypes):
     sizes = [(jnp.dtype(dtype), 3 + 2 * i) for i, dtype in enumerate(dtypes)]
     buffers = [jnp.arange(2 * n).reshape(2, n).astype(dtype) - 4 for dtype, n in sizes]
-    (merged,) = shares._merge(buffers, 4)
+    (joined,) = shares._join(buffers, 4)
     alike = len({*dtypes}) == 1
-    assert merged.dtype == (dtypes[0] if alike else "uint32")
-    for (dtype, _), before, after in zip(sizes, buffers, shares._split(merged, sizes)):
+    assert joined.dtype == (dtypes[0] if alike else "uint32")
+    for (dtype, _), before, after in zip(sizes, buffers, shares._split(joined, sizes)):
         assert after.dtype == dtype
         np.testing.assert_array_equal(after, before)

@@ -11,7 +11,16 @@ from experiments import progress
 from experiments.__main__ import available, main
 from experiments.compare.plan import ERROR, RunSpec
 from experiments.compare.progress import Progress, TimeLeft
-from experiments.progress import Now, Work, duration, open_display, size, steps_of, tracked
+from experiments.progress import (
+    LiveLines,
+    Now,
+    Work,
+    duration,
+    open_display,
+    size,
+    steps_of,
+    tracked,
+)
 
 NOW = Now(
     step=20,
@@ -22,6 +31,15 @@ NOW = Now(
     bytes_sent=5.95e6,
     seconds_left=None,
 )
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_what_a_job_says_is_shown_as_it_is(terminal):
+    """Names of rich's signs, such as `:b:`, and its markup may stand in addresses and paths."""
+    said, stream = "address='a:b:0' of run[/x] is none", io.StringIO()
+    with LiveLines(Console(file=stream, force_terminal=terminal, width=80)) as lines:
+        lines.print(said)
+    assert said in stream.getvalue()
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from lowcomm_jax.mesh import launchers
 from lowcomm_jax.mesh.launchers import (
     TPU,
-    Placement,
+    ProcessPlace,
     connect_processes,
     parts_of_gpus,
     shown_gpus,
@@ -42,80 +42,80 @@ OPEN_MPI_5 = {
 }
 
 
-def placement(env):
-    """The placement of a process with these variables alone."""
+def place_of(env):
+    """The place of a process with these variables alone."""
     with mock.patch.dict(os.environ, env, clear=True):
-        return launchers.placement()
+        return launchers.process_place()
 
 
 def test_without_a_launcher_there_is_none():
-    assert placement({"PATH": "/bin"}) is None
+    assert place_of({"PATH": "/bin"}) is None
     # A shell of an allocation is no task of a step.
-    assert placement({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4"}) is None
-    assert placement({**SLURM, "SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "1"}) is None
+    assert place_of({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4"}) is None
+    assert place_of({**SLURM, "SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "1"}) is None
     # Nor is one that is the single task of an interactive step: other counts are the allocation's.
-    assert placement({**SLURM, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) is None
+    assert place_of({**SLURM, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) is None
 
 
 def test_slurm():
-    assert placement(SLURM) == Placement("Slurm", 6, 3, "node003:61441")
+    assert place_of(SLURM) == ProcessPlace("Slurm", 6, 3, "node003:61441")
     elsewhere = {**SLURM, "SLURM_STEP_NODELIST": "node001,host2", "JAX_COORDINATOR_PORT": "1234"}
-    assert placement(elsewhere).coordinator == "node001:1234"
+    assert place_of(elsewhere).coordinator == "node001:1234"
 
 
 def test_the_jobs_of_a_jobset_are_one_program():
-    found = placement(JOBSET)
+    found = place_of(JOBSET)
     assert (found.processes, found.process) == (8, 6)
     assert found.coordinator == "run-region-0-0.run:1234"
 
 
 def test_an_indexed_job_alone():
     names = ("JOBSET_NAME", "JOB_INDEX", "PROCESSES_IN_JOB")
-    found = placement({k: v for k, v in JOBSET.items() if k not in names})
+    found = place_of({k: v for k, v in JOBSET.items() if k not in names})
     assert (found.processes, found.process) == (8, 2)
 
 
 @pytest.mark.parametrize("name", ["JAX_PROCESS_COUNT", "JOB_INDEX", "PROCESSES_IN_JOB"])
 def test_a_manifest_that_leaves_something_out(name):
     with pytest.raises(ValueError, match=f"must set {name}"):
-        placement({k: v for k, v in JOBSET.items() if k != name})
+        place_of({k: v for k, v in JOBSET.items() if k != name})
 
 
 def test_open_mpi_5_on_one_host():
-    found = placement(OPEN_MPI_5)
+    found = place_of(OPEN_MPI_5)
     host, port = found.coordinator.split(":")
     assert host == "127.0.0.1" and 61440 <= int(port) < 65536
-    assert found.coordinator == placement({**OPEN_MPI_5, "OMPI_COMM_WORLD_RANK": "0"}).coordinator
+    assert found.coordinator == place_of({**OPEN_MPI_5, "OMPI_COMM_WORLD_RANK": "0"}).coordinator
     assert (found.launcher, found.processes, found.process) == ("Open MPI", 4, 2)
 
 
 def test_open_mpi_on_several_hosts():
     several = {**OPEN_MPI_5, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
-    assert placement(several).coordinator is None
+    assert place_of(several).coordinator is None
     uri = {"OMPI_MCA_orte_hnp_uri": "1531576320.0;tcp://10.96.0.1,10.148.0.1:34911"}
-    assert placement({**several, **uri}).coordinator.startswith("10.96.0.1:")
+    assert place_of({**several, **uri}).coordinator.startswith("10.96.0.1:")
     uri = {"OMPI_MCA_orte_hnp_uri": "1531576320.0;tcp6://[fd00::7,fd01::7]:34911"}
-    assert placement({**several, **uri}).coordinator.startswith("[fd00::7]:")
+    assert place_of({**several, **uri}).coordinator.startswith("[fd00::7]:")
 
 
 def test_open_mpi_that_slurm_has_started_on_the_other_hosts():
     """There a task of Slurm is the daemon that starts Open MPI's processes."""
     several = {**SLURM, **OPEN_MPI_5, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
-    found = placement({**several, "OMPI_MCA_orte_hnp_uri": "4096.0;tcp://10.96.0.1:34911"})
-    assert found == Placement("Open MPI", 4, 2, "10.96.0.1:61441")
-    assert placement(several) == Placement("Open MPI", 4, 2)
+    found = place_of({**several, "OMPI_MCA_orte_hnp_uri": "4096.0;tcp://10.96.0.1:34911"})
+    assert found == ProcessPlace("Open MPI", 4, 2, "10.96.0.1:61441")
+    assert place_of(several) == ProcessPlace("Open MPI", 4, 2)
 
 
 def test_mpich():
-    found = placement({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"})
+    found = place_of({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"})
     assert (found.launcher, found.processes, found.process) == ("MPICH", 2, 1)
 
 
 def test_tpu_hosts_are_left_to_jax():
-    assert placement({"TPU_WORKER_HOSTNAMES": "a,b"}) == Placement(TPU)
+    assert place_of({"TPU_WORKER_HOSTNAMES": "a,b"}) == ProcessPlace(TPU)
     slices = {"MEGASCALE_NUM_SLICES": "2", "TPU_WORKER_HOSTNAMES": "a"}
-    assert placement(slices) == Placement(TPU)
-    assert placement({"TPU_WORKER_HOSTNAMES": "localhost"}) is None
+    assert place_of(slices) == ProcessPlace(TPU)
+    assert place_of({"TPU_WORKER_HOSTNAMES": "localhost"}) is None
 
 
 def test_by_variables_of_jax():
@@ -124,10 +124,10 @@ def test_by_variables_of_jax():
         "JAX_NUM_PROCESSES": "3",
         "JAX_PROCESS_ID": "2",
     }
-    found = placement(env)
+    found = place_of(env)
     assert (found.processes, found.process, found.coordinator) == (3, 2, "a:1")
     with pytest.raises(ValueError, match="JAX_PROCESS_ID='x': a whole number"):
-        placement({**env, "JAX_PROCESS_ID": "x"})
+        place_of({**env, "JAX_PROCESS_ID": "x"})
 
 
 @pytest.mark.parametrize(

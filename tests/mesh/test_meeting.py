@@ -204,7 +204,7 @@ def test_all_say_whose_name_leads_nowhere_and_what_to_set(apart):
 
 
 def test_a_program_of_ones_own_hears_it_too(apart, monkeypatch):
-    place = launchers.Placement("Slurm", 2)
+    place = launchers.ProcessPlace("Slurm", 2)
     monkeypatch.setattr(launchers, "meet_processes", lambda *_, **__: place)
     monkeypatch.setattr(launchers, "leader", lambda: apart[HERE.index])
 

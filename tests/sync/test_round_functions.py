@@ -21,10 +21,10 @@ from lowcomm_jax.sync.round_functions import (
     Adoption,
     AnchorState,
     Contributions,
+    LandingTarget,
     RegionState,
     RoundFunctions,
     Senders,
-    Target,
     Values,
 )
 
@@ -119,7 +119,10 @@ def test_a_landing_is_of_those_who_land_and_were_accepted():
     act = jax.jit(functions(landing=land).landing_step)
     theta, snapshot = rows(3, 5, 7), rows(1, 3, 5)
     lands, accepted = np.array([True, True, False]), np.array([True, False, True])
-    target, who = Target(rows(20), None, snapshot), Adoption(accepted, lands, np.int32([1, 1, 1]))
+    target, who = (
+        LandingTarget(rows(20), None, snapshot),
+        Adoption(accepted, lands, np.int32([1, 1, 1])),
+    )
 
     def landed(theta):
         own = RegionState(Values(theta, {}), jnp.zeros(R, jnp.int32))

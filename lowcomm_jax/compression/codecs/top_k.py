@@ -77,7 +77,9 @@ class TopK(UnitCodec):
         kept, index = choose(x, self.k)
         return {**self.values.encode(kept[..., None, :], inside), "index": index}
 
-    def terms(self, payload: Payload, unit: tuple[int, int]) -> tuple[jax.Array, jax.Array | None]:
+    def summands(
+        self, payload: Payload, unit: tuple[int, int]
+    ) -> tuple[jax.Array, jax.Array | None]:
         coded, k = dict(payload), min(self.k, math.prod(unit))
         index = None if self.sends_all(unit) else coded.pop("index")
         kept = self.values.decode(coded, (1, k))[..., 0, :]
@@ -87,7 +89,7 @@ class TopK(UnitCodec):
         return values, put_back(jnp.ones_like(kept), index, unit)
 
     def decode(self, payload: Payload, unit: tuple[int, int]) -> jax.Array:
-        return self.finish(self.terms(payload, unit)[0])
+        return self.finish(self.summands(payload, unit)[0])
 
     def sends_all(self, unit: tuple[int, int]) -> bool:
         return math.prod(unit) <= self.k

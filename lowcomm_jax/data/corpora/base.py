@@ -13,7 +13,7 @@ class Document(NamedTuple):
     topic: str
 
 
-class Unreadable(NamedTuple):
+class UnreadableFile(NamedTuple):
     """A file of a corpus that is left out, and why."""
 
     name: str
@@ -38,19 +38,19 @@ class Corpus(Protocol):
         """
         ...
 
-    def documents(self) -> Iterator[Document | Unreadable]:
+    def documents(self) -> Iterator[Document | UnreadableFile]:
         """Yield the documents; blank ones are left to the reader to drop."""
         ...
 
 
-def read_text(raw: bytes, name: str) -> str | Unreadable:
+def read_text(raw: bytes, name: str) -> str | UnreadableFile:
     """Return the UTF-8 text that the bytes of a file or record are, or why it is left out."""
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         # Names of files may be no text themselves.
         name = name.encode("utf-8", "backslashreplace").decode()
-        return Unreadable(name, f"not UTF-8 ({error.reason} at byte {error.start})")
+        return UnreadableFile(name, f"not UTF-8 ({error.reason} at byte {error.start})")
 
 
 def fingerprint_of(*parts: object) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from lowcomm_jax.data.config import DataConfig
 from lowcomm_jax.data.corpora.base import (
     Document,
-    Unreadable,
+    UnreadableFile,
     fingerprint_of,
     identities,
     read_text,
@@ -69,7 +69,7 @@ class ArrayRecordCorpus:
     def fingerprint(self) -> str:
         return fingerprint_of("arrayrecord", *identities(self.files))
 
-    def documents(self) -> Iterator[Document | Unreadable]:
+    def documents(self) -> Iterator[Document | UnreadableFile]:
         """Yield the records; those that are not UTF-8 text are left out, and named.
 
         Raises:
@@ -81,7 +81,7 @@ class ArrayRecordCorpus:
             with _naming(path), ArrayRecordDataSource([str(path)]) as source:
                 for index in range(len(source)):
                     text = read_text(source[index], f"{path.name}, record {index}")
-                    yield text if isinstance(text, Unreadable) else Document(text, path.stem)
+                    yield text if isinstance(text, UnreadableFile) else Document(text, path.stem)
 
 
 @dataclasses.dataclass(frozen=True)

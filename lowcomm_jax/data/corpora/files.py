@@ -11,7 +11,7 @@ from pathlib import Path
 from lowcomm_jax.data.config import DataConfig
 from lowcomm_jax.data.corpora.base import (
     Document,
-    Unreadable,
+    UnreadableFile,
     fingerprint_of,
     identities,
     read_text,
@@ -72,11 +72,11 @@ class FileCorpus:
         settings = (self.longest, self.pattern, sorted(self.left_out), self.loose)
         return fingerprint_of("files", self.root.resolve(), *settings, *identities(self.files()))
 
-    def documents(self) -> Iterator[Document | Unreadable]:
+    def documents(self) -> Iterator[Document | UnreadableFile]:
         for file in self.files():
             parts = (file.name,) if file == self.root else file.relative_to(self.root).parts
             text = read_text(file.read_bytes(), "/".join(parts))
-            if isinstance(text, Unreadable):
+            if isinstance(text, UnreadableFile):
                 yield text
                 continue
             topic = parts[0] if len(parts) > 1 else self.loose or file.stem

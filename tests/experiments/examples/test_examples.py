@@ -16,7 +16,7 @@ import yaml
 from experiments.cli import load_config, split_config
 from experiments.processes import free_port
 from experiments.report.runlog import read_run
-from lowcomm_jax.mesh.launchers import placement
+from lowcomm_jax.mesh.launchers import process_place
 
 EXAMPLES = pathlib.Path(__file__).parents[3] / "examples"
 SCHEMAS = pathlib.Path(__file__).with_name("schemas")
@@ -153,7 +153,7 @@ def test_the_options_that_scripts_give_are_known(script):
 
 def placed(env):
     with mock.patch.dict(os.environ, env, clear=True):
-        return placement()
+        return process_place()
 
 
 def test_the_jobset_is_one():

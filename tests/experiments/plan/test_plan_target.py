@@ -15,7 +15,7 @@ from experiments.plan.target import mfu_parts
 from lowcomm_jax.aot.collectives import Collective
 from lowcomm_jax.aot.report import AheadOfTime, ProgramReport
 from lowcomm_jax.aot.targets import Target
-from lowcomm_jax.aot.timeline import Work
+from lowcomm_jax.aot.timeline import KernelWork
 
 SMALL = (
     "--config.model.preset=nano",
@@ -88,7 +88,7 @@ def test_a_model_of_ones_own_is_compiled_for_a_target():
 def test_the_bound_of_mfu_is_told_apart():
     """16 s of arithmetic and 4 s of waiting; 4 of 5 ticks busy; 7 of 10 operations in them used."""
     target = Target.parse("h100:2x2")
-    arithmetic = Work(16 * target.accelerator.flops, 0, 1, 20.0)
+    arithmetic = KernelWork(16 * target.accelerator.flops, 0, 1, 20.0)
     waits = Collective("all-gather", ("fsdp",), (), ((0, 1),), 1, 1, "", "", "", "", 1.0, 4.0)
     step = ProgramReport("", {}, 0, {"compute": 16.0}, {"product": arithmetic}, (waits,), (), 0)
     mesh = {"region": 2, "stage": 2, "fsdp": 1, "tensor": 1}

@@ -14,7 +14,13 @@ from experiments.cli import RefusedError
 from experiments.report.costs import costs
 from experiments.report.main import virtual_table
 from experiments.report.runlog import RunLog
-from experiments.report.virtual import check, on_network, pace_on, paces_apart, seconds_at
+from experiments.report.virtual import (
+    check,
+    on_network,
+    seconds_at,
+    step_seconds_apart,
+    step_seconds_on,
+)
 from lowcomm_jax.network import Jitter, parse, uniform
 
 R, PARAMS, STEP = 3, 1000, 0.25
@@ -67,10 +73,10 @@ def test_the_seconds_of_a_file_count_where_none_are_given(tmp_path):
     (tmp_path / "mine.yaml").write_text(links + "compute_s: [0.5, 0.5, 0.8]\n")
     (tmp_path / "links.yaml").write_text(links)
     mine, bare = parse(str(tmp_path / "mine.yaml")), parse(str(tmp_path / "links.yaml"))
-    assert (pace_on(mine, None), pace_on(mine, STEP)) == ("network", STEP)
-    assert (pace_on(bare, None), pace_on(bare, STEP)) == (None, STEP)
-    assert pace_on(parse("us_4_regions"), None) is None
-    assert on_network(run(), mine, pace_on(mine, None)).step_seconds == 0.5
+    assert (step_seconds_on(mine, None), step_seconds_on(mine, STEP)) == ("network", STEP)
+    assert (step_seconds_on(bare, None), step_seconds_on(bare, STEP)) == (None, STEP)
+    assert step_seconds_on(parse("us_4_regions"), None) is None
+    assert on_network(run(), mine, step_seconds_on(mine, None)).step_seconds == 0.5
 
 
 def test_short_times_are_not_rounded_to_seconds():
@@ -98,12 +104,14 @@ def test_runs_whose_paces_differ_much_are_named():
         for row in one.steps:
             row |= {"tokens_per_second": speed, "tokens": 96 * row["step"], "bytes_sent": [0]}
             row |= {"participation": None}
-    said = paces_apart([fast, slow], None)
+    said = step_seconds_apart([fast, slow], None)
     assert said.startswith("steps took 1 s in short and 0.1 s in long")
     assert "give --step_seconds" in said
     for pace in ("network", STEP):
-        assert paces_apart([fast, slow], pace) is None
-    assert paces_apart([fast], None) is None and paces_apart([fast, fast], None) is None
+        assert step_seconds_apart([fast, slow], pace) is None
+    assert (
+        step_seconds_apart([fast], None) is None and step_seconds_apart([fast, fast], None) is None
+    )
 
 
 def test_slower_regions_stay_slower():

@@ -7,7 +7,7 @@ from oracle.jax_problem import loss_fn
 
 import lowcomm_jax as lc
 from lowcomm_jax.train import batch_blocks
-from lowcomm_jax.train.batch_blocks import BlockPace, BlockStager
+from lowcomm_jax.train.batch_blocks import BlockStager, DispatchLimit
 
 
 class Device:
@@ -36,53 +36,53 @@ class Result:
         return self.device.now >= self.end
 
 
-def train(device, pace, blocks, most=16):
+def train(device, limit, blocks, most=16):
     taken = []
     for _ in range(blocks):
-        taken.append(pace.room(most))
-        pace.handed_over(taken[-1], device.run(taken[-1]))
+        taken.append(limit.room(most))
+        limit.handed_over(taken[-1], device.run(taken[-1]))
     return taken
 
 
 def test_slow_steps_are_handed_over_two_seconds_at_a_time(monkeypatch):
-    device, pace = Device(monkeypatch, 0.4), BlockPace()
-    first, *others = train(device, pace, 12)
+    device, limit = Device(monkeypatch, 0.4), DispatchLimit()
+    first, *others = train(device, limit, 12)
     assert first == 1 and set(others) <= {4, 5}  # a call takes a little, too
     assert device.furthest <= 2.01
 
 
 def test_a_step_longer_than_that_is_handed_over_by_itself(monkeypatch):
-    device, pace = Device(monkeypatch, 3.0), BlockPace()
-    assert train(device, pace, 5) == [1] * 5
+    device, limit = Device(monkeypatch, 3.0), DispatchLimit()
+    assert train(device, limit, 5) == [1] * 5
     assert device.furthest <= 3.01  # nothing ahead of it
 
 
 def test_fast_steps_fill_their_blocks_and_nobody_waits_for_each(monkeypatch):
-    device, pace = Device(monkeypatch, 0.002), BlockPace()
+    device, limit = Device(monkeypatch, 0.002), DispatchLimit()
     waits = []
     monkeypatch.setattr(
         batch_blocks.jax, "block_until_ready", lambda x: (waits.append(1), device.wait(x))
     )
-    assert train(device, pace, 200) == [1] + [16] * 199
+    assert train(device, limit, 200) == [1] + [16] * 199
     assert device.furthest <= 2.01
     assert len(waits) < 200  # only where a second of work is under way
 
 
 def test_steps_that_become_slower_or_faster_are_noticed(monkeypatch):
-    device, pace = Device(monkeypatch, 0.1), BlockPace()
-    assert train(device, pace, 60)[-1] == 16
+    device, limit = Device(monkeypatch, 0.1), DispatchLimit()
+    assert train(device, limit, 60)[-1] == 16
     device.each = 0.5
-    assert train(device, pace, 10)[-1] in (3, 4)
+    assert train(device, limit, 10)[-1] in (3, 4)
     device.each = 0.01
-    assert train(device, pace, 20)[-1] == 16
+    assert train(device, limit, 20)[-1] == 16
 
 
 def test_a_program_that_ends_before_its_call_returns_is_timed_too(monkeypatch):
-    device, pace = Device(monkeypatch, 0.0), BlockPace()
+    device, limit = Device(monkeypatch, 0.0), DispatchLimit()
     taken = []
     for _ in range(6):
-        taken.append(pace.room(16))
-        pace.handed_over(taken[-1], device.run(0, dispatch_s=0.5 * taken[-1]))
+        taken.append(limit.room(16))
+        limit.handed_over(taken[-1], device.run(0, dispatch_s=0.5 * taken[-1]))
     assert taken[-1] == 4
 
 
@@ -99,7 +99,7 @@ def test_blocks_hold_at_least_a_step_of_a_batch_that_is_cut():
 )
 def test_numbers_are_those_of_whole_blocks(method, monkeypatch):
     def losses(room):
-        monkeypatch.setattr(BlockPace, "room", lambda self, capacity: room)
+        monkeypatch.setattr(DispatchLimit, "room", lambda self, capacity: room)
         engine = lc.Engine(loss_fn, optax.adam(0.1), method, 2)
         rng = np.random.default_rng(0)
         x = rng.normal(size=(20, 2, 4, 3)).astype(np.float32)
