@@ -111,6 +111,7 @@ class TrainingLoop:
         self._evaluated_at = -1
         self._evaluated_progress = 0
         self._saved_at = -1  # the step of a checkpoint that holds the state of that step
+        self._came_at = self.step
         self._owed = self.step == 0  # an evaluation that is due before the next step
         # What the last record needs of the time before `finish`; None = that is still to come.
         self._ended: dict[str, Any] | None = None
@@ -428,9 +429,10 @@ class TrainingLoop:
     def _left_out(self) -> bool | None:
         """True where the others counted nothing of this region's last exchanges; else None.
 
-        A quorum need not hold every region: with rounds nothing follows from that.
+        A quorum need not hold every region: with rounds nothing follows from that. Nor does it for
+        a region that came in at the end: it has learnt nothing since.
         """
-        if self.run.exchange is None or self.run.job.by_rounds:
+        if self.run.exchange is None or self.run.job.by_rounds or self.step == self._came_at:
             return None
         sends = int(self.state.counters.sends.sum())
         return self.run.exchange.never_counted(sends) or None
