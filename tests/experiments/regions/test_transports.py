@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from experiments.runlog import read_run
 
 from experiments.__main__ import main
 from experiments.regions import transports
+from experiments.report.runlog import read_run
 from lowcomm_jax.checkpoint import store
 from lowcomm_jax.store.peers_transport import PeersTransport
 from lowcomm_jax.store.transport import StoreTransport
