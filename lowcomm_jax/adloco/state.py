@@ -161,11 +161,13 @@ class AdaptiveState(msgspec.Struct, frozen=True, rename={"trainers": "live"}):
         return state.replace(anchor=mean["anchor"])
 
 
-def of_counted(measured: Mapping[str, Any], counts_R: np.ndarray) -> dict[str, np.ndarray] | None:
-    """Statistics of the regions that count and have `LOOKED`; None = there is none."""
+def looked(measured: Mapping[str, Any] | None) -> dict[str, np.ndarray] | None:
+    """Statistics of the regions that have `LOOKED`; None = there is none."""
+    if measured is None:
+        return None
     values = {name: np.asarray(x) for name, x in measured.items()}
-    counts_R = counts_R & (values.pop(LOOKED) > 0)
-    return {name: x[counts_R] for name, x in values.items()} if counts_R.any() else None
+    mask_R = values.pop(LOOKED) > 0
+    return {name: x[mask_R] for name, x in values.items()} if mask_R.any() else None
 
 
 def _fetched(measured: Any) -> list[float]:

@@ -17,6 +17,7 @@ process.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import math
@@ -92,7 +93,7 @@ def _entered(engine: Engine | AdaptiveEngine, state: Any, example: Any, own: int
         state = install_trainers(engine, state, arrays, document)
         if result is None:
             state = catch_up_trainers(engine, state, example, max(own, exchange.sent_before()))
-        return engine.jobs.start_from_anchors(state)
+        return engine.start_from_anchors(state)
     loop = engine.sync_loop(state)
     if loop.by_rounds:
         return _copy_peer(engine.carrier, loop, state, result)
@@ -253,11 +254,11 @@ def install_trainers(
     for number in state.trainers.keys() - given.trainers.keys():
         state = state.without(number)
     for number, trainer in given.trainers.items():
-        own, prefix = state.trainers[number].state, trainer_prefix(number)
+        own, prefix = state.trainers[number], trainer_prefix(number)
         theirs = {k.removeprefix(prefix): x for k, x in arrays.items() if k.startswith(prefix)}
         loop = engine.loop_of(number, own)
         # Residuals of payloads that were counted since must not be sent again.
-        fresh = own.replace(codec=codec_states(loop.programs))
+        fresh = own.state.replace(codec=codec_states(loop.programs))
         placed = install(loop, fresh, theirs, {"in_flight": []})
         # What it has measured are the other region's numbers.
         state = state.with_trainer(number, trainer.replace(state=placed, measured=None))
@@ -326,9 +327,15 @@ def catch_up_trainers(
     def advance(state: AdaptiveState, step: int) -> AdaptiveState:
         return engine.pass_steps(state, source, Goal(step))
 
+    def passed_over(state: AdaptiveState) -> bool:
+        sends = int(state.counters.sends.sum())
+        return any([loop.carrier.passed_over(sends) for _, _, loop in engine.loops(state)])
+
     engine.carrier.exchange.beat(state.step)
-    with engine.jobs.listening(state):
-        return come_in(engine.carrier, state, advance, engine.jobs.passed_over, least)
+    with contextlib.ExitStack() as entered:
+        for _, _, loop in engine.loops(state):
+            entered.enter_context(loop.carrier.acting(sends=False))
+        return come_in(engine.carrier, state, advance, passed_over, least)
 
 
 def come_in(
