@@ -20,17 +20,10 @@ import optax
 
 from lowcomm_jax.adloco.history import Segment, Told
 from lowcomm_jax.adloco.job_trainers import JobTrainers, header_of
-from lowcomm_jax.adloco.learning_rate import (
-    SCALINGS,
-    LrSchedule,
-    Scaling,
-    factors,
-    scale_lr,
-    set_lr_scale,
-)
+from lowcomm_jax.adloco.learning_rate import SCALINGS, factors, scale_lr, set_lr_scale
 from lowcomm_jax.adloco.merge import merge, merge_all
 from lowcomm_jax.adloco.probe import Probe
-from lowcomm_jax.adloco.refusals import rows
+from lowcomm_jax.adloco.setup import AdaptiveSetup
 from lowcomm_jax.adloco.state import LOOKED, AdaptiveState, Trainer, looked
 from lowcomm_jax.adloco.step_plan import StepPlan, Switch
 from lowcomm_jax.engine import Engine, Participants, book, mask_here
@@ -43,7 +36,7 @@ from lowcomm_jax.refusals import TITLE, microbatch_problems, refuse_setup
 from lowcomm_jax.refused import is_whole, refuse
 from lowcomm_jax.rules.batching import BatchPolicy, pooled
 from lowcomm_jax.rules.trainers import Trainers
-from lowcomm_jax.setup import Setup, refuse_unknown
+from lowcomm_jax.setup import takes_settings, with_settings
 from lowcomm_jax.sync.round_programs import RoundPrograms
 from lowcomm_jax.sync.sync_loop import Loop
 
@@ -97,49 +90,26 @@ class AdaptiveEngine:
     segment after the other. Trainers may ask for different batches, and free their memory as soon
     as they are merged. The random numbers of a step are the same for all of them.
 
-    Args:
-      loss_fn, inner, regions, seed: see `Engine`. The learning rate of `inner` is the peak.
-      method: with `inner_batching` (a batch policy), `trainers`, or both.
-      network: see `Engine`; its seconds of a step are those of `reference_batch` samples. All
-        trainers of a region share its virtual time and its links.
-      largest_microbatch: most samples of a microbatch, as many as fit into memory; None = the
-        policy's largest batch.
-      reference_batch: samples per region and step for which the learning rate and the network's
-        seconds were chosen; None = the policy's start.
-      scaling: of the learning rate with batch / reference_batch: none, sqrt or linear.
-      schedule: samples consumed by all trainers of all regions (a traced int32; multiply by the
-        tokens of one) -> factor on the learning rate; None = 1.
-      **engine: any other keyword of `Engine`.
+    The method has `inner_batching` (a batch policy), `trainers`, or both. All trainers of a region
+    share its virtual time and its links.
 
     Raises:
       ValueError: one message that lists every setting that cannot work, with its fix.
     """
 
-    def __init__(
-        self,
-        loss_fn: Callable,
-        inner: optax.GradientTransformation,
-        method: Method,
-        regions: int,
-        *,
-        network: Any = None,
-        seed: int = 0,
-        largest_microbatch: int | None = None,
-        reference_batch: int | None = None,
-        scaling: Scaling = "none",
-        schedule: LrSchedule | None = None,
-        **engine: Any,
-    ):
-        refuse_unknown(engine)
-        setup = Setup(loss_fn, inner, method, regions, network=network, seed=seed, **engine)
-        refuse_setup(setup, rows(largest_microbatch, reference_batch, scaling, schedule))
+    __doc__ = with_settings(__doc__, AdaptiveSetup)
+
+    @takes_settings(AdaptiveSetup)
+    def __init__(self, setup: AdaptiveSetup):
+        refuse_setup(setup)
+        method = setup.method
         policy, trainers = method.inner_batching, method.trainers or Trainers(1, None)
-        cap = min(largest_microbatch or policy.cap, policy.cap)
+        cap = min(setup.largest_microbatch or policy.cap, policy.cap)
         switch = Switch(cap, policy.start, trainers.threshold)
-        schedule = schedule or jnp.ones_like
+        schedule = setup.schedule or jnp.ones_like
         single = dataclasses.replace(
             setup,
-            inner=optax.chain(inner, scale_lr(schedule)),
+            inner=optax.chain(setup.inner, scale_lr(schedule)),
             method=dataclasses.replace(method, inner_batching=None, trainers=None),
             network=None,
             block=max(setup.block, math.ceil(policy.cap / cap)),  # it holds the longest step
@@ -153,7 +123,7 @@ class AdaptiveEngine:
         self.trainers: Trainers = trainers
         self.switch: Switch = switch
         self.period: int = method.schedule.period
-        self.reference_batch: int = reference_batch or policy.start
+        self.reference_batch: int = setup.reference_batch or policy.start
         self.engines: dict[int, Engine] = dict.fromkeys(range(trainers.count), plain)
         self.jobs: JobTrainers | None = None
         self.clock: VirtualClock | None = None
@@ -162,11 +132,11 @@ class AdaptiveEngine:
             self.engines = {i: one.with_carrier(carrier.of_trainer(i)) for i, one in each}
             self.jobs = JobTrainers(self.engines)
         elif setup.links is not None:
-            self.clock = VirtualClock(setup.links, seed=seed, record=True)
+            self.clock = VirtualClock(setup.links, seed=setup.seed, record=True)
         self.probe: Probe | None = (
             Probe(plain, policy.microbatches) if policy.microbatches else None
         )
-        self._scale, self._schedule, self._warmed = SCALINGS[scaling], schedule, False
+        self._scale, self._schedule, self._warmed = SCALINGS[setup.scaling], schedule, False
         self._told = Told()  # with the next segment: of a round that was paused, and has landed
 
     def init(self, params: PyTree) -> AdaptiveState:
