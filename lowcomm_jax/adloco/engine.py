@@ -283,31 +283,15 @@ class AdaptiveEngine:
           stoppable: whether a signal stops the waits for other jobs. Else this region catches up,
             and tells nobody.
         """
-        if self.jobs is None:
-            state = self._booked(state, mask_R, told)
-        else:
+        if self.jobs is not None:
             state = self.jobs.land(state, self.loops(state), told, stoppable)
             if state.paused:
                 return state
+        elif self.probe is not None:
+            state = self.probe.booked(state, mask_R, told)
         state = self._decided(state, told)
         if self.jobs is not None and stoppable:
             self.carrier.tell(state, state.step, state.step)
-        return state
-
-    def _booked(self, state: AdaptiveState, mask_R: np.ndarray, told: Told) -> AdaptiveState:
-        """Book what travelled of the round's measurements, and let no other region's count.
-
-        Its events come first.
-        """
-        sent, told.events = told.events, []
-        for number, trainer in state.trainers.items():
-            if (measured := trainer.measured) is not None:
-                ended, events = self.probe.booked(trainer.state, state.step, mask_R)
-                told.add(number, events)
-                measured = {**measured, LOOKED: np.asarray(measured[LOOKED]) * mask_R}
-                trainer = trainer.replace(state=ended, measured=measured)
-                state = state.with_trainer(number, trainer)
-        told.events += sent
         return state
 
     def _measured_size(self, plan: StepPlan) -> int:
