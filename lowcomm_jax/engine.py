@@ -8,6 +8,7 @@ waits for the device in two places: `Engine.run` keeps about two seconds of step
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Sequence
@@ -108,6 +109,12 @@ class Engine:
         self._loops: dict[Layout, Loop] = {}
         self._limits: dict[int | None, batch_blocks.DispatchLimit] = {}  # by microbatch
 
+    def with_carrier(self, carrier: JobCarrier) -> Engine:
+        """An engine of the same settings and programs, whose payloads another carrier takes."""
+        other = copy.copy(self)
+        other.carrier, other._loops = carrier, {}
+        return other
+
     @property
     def plain(self) -> Engine:
         """The engine of every single `TrainState`: this one. (`AdaptiveEngine` has one.)"""
@@ -128,11 +135,9 @@ class Engine:
             (`sync.fit`): fragments, parts of the method that break their contract, and more. The
             message lists all of it, each line with its fix.
         """
-        layout = make_layout(params, self.setup.roles)
-        if layout not in self._loops:
-            self._loops[layout] = self.loop_of(self.programs_for(layout))
+        programs = self._loop_for(make_layout(params, self.setup.roles)).programs
         jax.block_until_ready(self.region_keys)  # placed before the first step
-        return initial_state.initial_state(self._loops[layout].programs, params)
+        return initial_state.initial_state(programs, params)
 
     def programs_for(self, layout: Layout, **changes: Any) -> RoundPrograms:
         """The programs for parameters of this layout, the same at each call; nothing is compiled.
@@ -174,11 +179,16 @@ class Engine:
             raise ValueError(
                 f"state is a {type(state).__name__}, no TrainState: start with engine.init(params)"
             )
-        if state.layout not in self._loops:
+        if state.layout not in self._programs:
             raise ValueError(
                 "this state was made by another engine: call engine.init(params) first"
             )
-        return self._loops[state.layout]
+        return self._loop_for(state.layout)
+
+    def _loop_for(self, layout: Layout) -> Loop:
+        if layout not in self._loops:
+            self._loops[layout] = self.loop_of(self.programs_for(layout))
+        return self._loops[layout]
 
     # -- training -----------------------------------------------------------------------------
 
@@ -269,17 +279,6 @@ class Engine:
             batches = loop.carrier.until_rounds(state, rounds, batches)
         if microbatch is not None:
             refuse(UNFIT, microbatch_problems(self.setup, [microbatch]))
-        return self.run_on(loop, state, batches, participants, microbatch)
-
-    def run_on(
-        self,
-        loop: Loop,
-        state: TrainState,
-        batches: Iterable[PyTree],
-        participants: Participants,
-        microbatch: int | None,
-    ) -> tuple[TrainState, history.History]:
-        """As `run`, with a loop over events of one's own for the state's layout."""
         record = history.History()
         stager = BlockStager(checked(batches, self._rows), self.block, microbatch)
         limit = self._limits.setdefault(microbatch, batch_blocks.DispatchLimit())

@@ -29,41 +29,36 @@ from lowcomm_jax.params.fragments import Pattern
 from lowcomm_jax.refused import Problem, Row, collect, found_by, is_number, refuse
 from lowcomm_jax.rules.batching import BatchPolicy
 from lowcomm_jax.rules.merge import Merge, Reads
-from lowcomm_jax.setup import FROM_1, SETTINGS, Setup
+from lowcomm_jax.setup import FROM_1, Setup, settings_of
 from lowcomm_jax.sync.part_checks import call_problems
 
 TITLE = "these settings cannot work"
 
 
-def problems(
-    setup: Setup, policy: Sequence[Row] | None = None, unknown: Collection[str] = ()
-) -> list[Problem]:
+def problems(setup: Setup, unknown: Collection[str] = ()) -> list[Problem]:
     """Everything that is wrong with these settings, each thing once.
 
     Args:
-      policy: rows of the batch policy's settings, where an `AdaptiveEngine` is to take them
-        (`adloco.engine.rows`); None = an `Engine`.
       unknown: settings that are not known yet, or whose problems were told elsewhere: no row reads
         them.
     """
     found, unusable = [], set(unknown)
-    for name, setting in SETTINGS.items():
+    for name, setting in settings_of(type(setup)).items():
         if name in unusable or setting.takes is None:
             continue
         if (line := setting.takes.problem(name, getattr(setup, name))) is not None:
             found.append(Problem(name, line))
             unusable.add(name)
-    rows = (*ROWS, ADAPTS) if policy is None else (*ROWS, *policy)
-    return found + found_by(rows, setup, unusable, ("method",), s=setup, m=setup.method)
+    return found + found_by(ROWS, setup, unusable, ("method",), s=setup, m=setup.method)
 
 
-def refuse_setup(setup: Setup, policy: Sequence[Row] | None = None) -> None:
-    """Refuse settings that cannot work; arguments as in `problems`.
+def refuse_setup(setup: Setup) -> None:
+    """Refuse settings that cannot work.
 
     Raises:
       Refused: with every problem.
     """
-    refuse(TITLE, [problem.text for problem in problems(setup, policy)])
+    refuse(TITLE, [problem.text for problem in problems(setup)])
 
 
 # -- conditions that are longer than a row --------------------------------------------------------
@@ -291,6 +286,14 @@ def _batch_policy(s: Setup) -> list[str]:
     return policy.violations() if isinstance(policy, BatchPolicy) else []
 
 
+def _below_start(s: Setup) -> int | None:
+    """The policy's first batch, where no microbatch may be as large."""
+    policy, most = s.method.inner_batching, getattr(s, "largest_microbatch", None)
+    if most is None or not isinstance(policy, BatchPolicy) or policy.violations():
+        return None
+    return policy.start if most < policy.start else None
+
+
 def _in_flight_at_merges(s: Setup) -> bool:
     several = s.method.trainer_count != 1
     return s.method.adapts and several and bool(np.any(np.asarray(s.method.schedule.delay) != 0))
@@ -341,13 +344,6 @@ def _simulated_settings(s: Setup) -> list[str]:
 
 
 # -- the table ------------------------------------------------------------------------------------
-
-ADAPTS = Row(
-    "method",
-    lambda s: s.method.adapts,
-    "{m.name} has a batch policy or trainers (inner_batching, trainers): use "
-    "lowcomm_jax.AdaptiveEngine, which takes the same arguments",
-)
 
 ON_A_MESH = (
     Row(
@@ -646,6 +642,36 @@ OF_THE_METHOD = (
     ),
     # Functions that cannot be called as the engine calls them.
     Row("method loss_fn", lambda s: call_problems(s.method, s.loss_fn)),
+    # The engine that batches need, and what it needs.
+    Row(
+        "method",
+        lambda s: s.method.adapts and not s.adaptive,
+        "{m.name} has a batch policy or trainers (inner_batching, trainers): use "
+        "lowcomm_jax.AdaptiveEngine, which takes the same arguments",
+    ),
+    Row(
+        "largest_microbatch method",
+        _below_start,
+        "largest_microbatch={s.largest_microbatch} is below start={wrong}: start with "
+        "{s.largest_microbatch}, or give more",
+    ),
+    Row(
+        "method",
+        lambda s: s.adaptive and s.method.inner_batching is None,
+        "{m.name} has no batch policy: give inner_batching, a policy of lowcomm_jax.batching, "
+        "or use lc.Engine",
+    ),
+    Row(
+        "method",
+        lambda s: s.adaptive and (s.method.schedule.needs_network or s.method.schedule.measured),
+        "{m.name} draws T_c and T_s from a network or measures them, and with a growing batch "
+        "T_c is no constant: give its numbers instead",
+    ),
+    Row(
+        "accumulate method",
+        lambda s: s.adaptive and s.accumulate != 1,
+        "accumulate={s.accumulate}: the batch policy decides how batches are cut; leave it out",
+    ),
 )
 
 

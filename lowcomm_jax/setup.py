@@ -13,8 +13,8 @@ import functools
 import inspect
 import textwrap
 import typing
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
+from collections.abc import Callable, Collection, Sequence
+from typing import Annotated, Any, ClassVar, Concatenate, Literal, ParamSpec, Protocol, TypeVar
 
 import jax
 import numpy as np
@@ -91,6 +91,7 @@ def _up_to(most: int) -> Takes:
 
 REGIONS = _up_to(100_000)
 BLOCK = _up_to(1 << 16)  # more steps at once would gain nothing
+FROM_1_OR_NONE = Takes(lambda x: x is None or FROM_1.fits(x), FROM_1.fix)
 WHOLE = Takes(is_whole, "give a whole number")
 SWITCH = Takes(lambda x: isinstance(x, bool), "use True or False")
 SWITCH_OR_NONE = Takes(lambda x: x is None or isinstance(x, bool), "use True, False or None")
@@ -167,7 +168,13 @@ EXCHANGE = Takes(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Setup:
-    """The settings of an engine."""
+    """The settings of an engine.
+
+    Attributes:
+      adaptive: whether an `AdaptiveEngine` takes them (`adloco.setup`).
+    """
+
+    adaptive: ClassVar[bool] = False
 
     loss_fn: Annotated[
         Callable,
@@ -297,9 +304,9 @@ class Setup:
 
     def __post_init__(self) -> None:
         """NumPy's whole numbers and switches become Python's, and one text is one prefix."""
-        for name in SETTINGS:
-            if isinstance(value := getattr(self, name), np.integer | np.bool_):
-                object.__setattr__(self, name, value.item())
+        for field in dataclasses.fields(self):
+            if isinstance(value := getattr(self, field.name), np.integer | np.bool_):
+                object.__setattr__(self, field.name, value.item())
         if isinstance(self.stacked, str):
             object.__setattr__(self, "stacked", (self.stacked,))
 
@@ -388,9 +395,11 @@ class Setting:
     kinds: tuple[Any, ...]
 
 
-def _settings() -> dict[str, Setting]:
-    hints, found = typing.get_type_hints(Setup, include_extras=True), {}
-    for field in dataclasses.fields(Setup):
+@functools.cache
+def settings_of(record: type[Setup]) -> dict[str, Setting]:
+    """What each setting of such a record says of itself, by name, in order."""
+    hints, found = typing.get_type_hints(record, include_extras=True), {}
+    for field in dataclasses.fields(record):
         kind, *says = typing.get_args(hints[field.name])
         (about,) = (each for each in says if isinstance(each, str))
         takes = next((each for each in says if isinstance(each, Takes)), None)
@@ -400,8 +409,8 @@ def _settings() -> dict[str, Setting]:
     return found
 
 
-SETTINGS = _settings()
-"""Name -> what it says of itself, in order."""
+SETTINGS = settings_of(Setup)
+"""Those of an `Engine`."""
 
 CONFIG_FIELDS = {
     name: name if mark.section is None else f"{mark.section}.{name}"
@@ -411,10 +420,10 @@ CONFIG_FIELDS = {
 """Name of each setting that a config has -> dotted name of its field."""
 
 
-def with_settings(docstring: str | None) -> str:
+def with_settings(docstring: str | None, record: type[Setup] = Setup) -> str:
     """The docstring of a class, with every setting as an argument behind its first line."""
     lines = ["    Args:"]
-    for name, setting in SETTINGS.items():
+    for name, setting in settings_of(record).items():
         about = f"{name}: {setting.about}"
         lines += textwrap.wrap(about, 100, initial_indent=" " * 6, subsequent_indent=" " * 8)
     first, _, rest = (docstring or "").partition("\n")
@@ -427,41 +436,39 @@ def takes_settings(
     """Let a constructor that is given a `Setup` be called with the settings themselves.
 
     Args:
-      make: `Setup`; a checker of types reads the parameters from it. A setting that is missing is
-        None there, which the table refuses with its fix.
+      make: `Setup`, or one with more settings; a checker of types reads the parameters from it. A
+        setting that is missing is None there, which the table refuses with its fix.
     """
-    needed = [name for name, setting in SETTINGS.items() if setting.default is dataclasses.MISSING]
+    kinds = typing.get_type_hints(make)
+    parameters = inspect.signature(make).parameters
+    needed = [name for name, x in parameters.items() if x.default is inspect.Parameter.empty]
 
     def decorate(init: Callable[[T, Any], None]) -> Callable[Concatenate[T, P], None]:
         @functools.wraps(init)
         def called(self: T, *given: P.args, **named: P.kwargs) -> None:
-            refuse_unknown(named)
+            refuse_unknown(named, parameters)
             signature.bind_partial(self, *given, **named)  # raises a TypeError of this name's own
             missing = dict.fromkeys(needed[len(given) :])
             init(self, make(*given, **(missing | named)))
 
-        kinds = typing.get_type_hints(make)
-        parameters = [
-            parameter.replace(annotation=kinds[name])
-            for name, parameter in inspect.signature(make).parameters.items()
-        ]
         own = inspect.signature(init).parameters["self"]
-        signature = inspect.Signature([own, *parameters])
+        named = [x.replace(annotation=kinds[name]) for name, x in parameters.items()]
+        signature = inspect.Signature([own, *named])
         called.__signature__ = signature  # type: ignore[attr-defined]
         return called
 
     return decorate
 
 
-def refuse_unknown(named: dict[str, Any]) -> None:
+def refuse_unknown(named: Collection[str], settings: Collection[str]) -> None:
     """Refuse keywords that are no settings, with the nearest ones.
 
     Raises:
       Refused: there are some.
     """
     lines = []
-    for name in named.keys() - SETTINGS.keys():
-        near = difflib.get_close_matches(name, SETTINGS, n=1)
+    for name in set(named).difference(settings):
+        near = difflib.get_close_matches(name, settings, n=1)
         lines.append(f"{name}: no such setting" + (f"; did you mean {near[0]}?" if near else ""))
     if lines:
         raise Refused("these settings cannot work", sorted(lines))

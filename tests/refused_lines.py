@@ -7,6 +7,7 @@ import optax
 
 import lowcomm_jax as lc
 from lowcomm_jax import refusals
+from lowcomm_jax.adloco.setup import AdaptiveSetup
 from lowcomm_jax.setup import Setup
 
 
@@ -29,8 +30,9 @@ def loss_fn(params, batch, rng):
 def lines_of(method: lc.methods.Method, regions: int = 3, **settings) -> list[str]:
     """The lines about these settings of an engine that can have this method, on one device."""
     settings = {"mesh": lc.make_mesh(devices=jax.devices()[:1]), **settings}
-    setup = Setup(loss_fn, optax.sgd(0.1), method, regions, **settings)
-    return [line.text for line in refusals.problems(setup, () if method.adapts else None)]
+    make = AdaptiveSetup if method.adapts else Setup
+    setup = make(loss_fn, optax.sgd(0.1), method, regions, **settings)
+    return [line.text for line in refusals.problems(setup)]
 
 
 def lines_between_jobs(method: lc.methods.Method, regions: int = 3, **settings) -> list[str]:

@@ -17,7 +17,7 @@ from experiments.faults.scripts import Faults
 from experiments.regions.jobs import ends_by_rounds, is_separate_job
 from experiments.train.model import Described, build
 from lowcomm_jax import AdaptiveEngine, Engine
-from lowcomm_jax.adloco.refusals import rows
+from lowcomm_jax.adloco.setup import AdaptiveSetup
 from lowcomm_jax.checkpoint.load import dotted
 from lowcomm_jax.data import DataConfig
 from lowcomm_jax.methods import Method
@@ -25,9 +25,8 @@ from lowcomm_jax.models import Pipeline, Trainable
 from lowcomm_jax.models.protocol import abstract_params, stacked_prefixes
 from lowcomm_jax.optimizers import InnerConfig, learning_rate, make_optimizer
 from lowcomm_jax.params.fragments import path_name
-from lowcomm_jax.refusals import Row
 from lowcomm_jax.rounds.remote import RemoteExchange
-from lowcomm_jax.setup import CONFIG_FIELDS, BetweenJobs
+from lowcomm_jax.setup import CONFIG_FIELDS, BetweenJobs, Setup
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,11 +162,11 @@ def settings(
     return given | {"specs": lambda name, leaf: specs[name]}
 
 
-def policy_rows(job: Job) -> tuple[Row, ...] | None:
-    """The refusals of the `adaptive` section; None where the method has a fixed batch."""
+def setup_of(job: Job, inner: Any, given: dict[str, Any]) -> Setup:
+    """The settings of the job's engine, unchecked; `given` as `settings` has them."""
     if job.method is None or not job.method.adapts:
-        return None
-    return rows(**_policy(job))
+        return Setup(inner=inner, **given)
+    return AdaptiveSetup(inner=inner, **given, **_policy(job))
 
 
 def _policy(job: Job) -> dict[str, Any]:

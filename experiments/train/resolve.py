@@ -23,7 +23,7 @@ from experiments.faults import happened, scripts
 from experiments.refusals import STAGES, Asked, run_problems
 from experiments.regions import jobs
 from experiments.train import devices
-from experiments.train.job import Job, make_model, policy_rows, settings
+from experiments.train.job import Job, make_model, settings, setup_of
 from experiments.train.methods import make_method
 from experiments.train.model import build, described, is_own
 from experiments.train.parts import inner_config
@@ -272,8 +272,8 @@ def _engine_problems(job: Job, misfits: Sequence[str], told: set[str]) -> list[s
     if job.inner is not None and not job.inner.violations(job.steps):
         inner = make_optimizer(job.inner, job.steps, stacked_prefixes(model) if model else ())
     unknown |= {"inner"} if inner is None else set()
-    setup = Setup(inner=inner, **settings(job, model, jobs.described(job.config)))
-    problems = refusals.problems(setup, policy_rows(job), unknown)
+    setup = setup_of(job, inner, settings(job, model, jobs.described(job.config)))
+    problems = refusals.problems(setup, unknown)
     unusable = unknown | {problem.about for problem in problems}
     if model is None:
         return [_as_in_config(problem, job.config) for problem in problems]

@@ -18,24 +18,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from lowcomm_jax.adloco.history import Segment, in_order, of_trainer
-from lowcomm_jax.adloco.job_trainers import JobTrainers
-from lowcomm_jax.adloco.learning_rate import (
-    SCALINGS,
-    LrSchedule,
-    Scaling,
-    factors,
-    scale_lr,
-    set_lr_scale,
-)
-from lowcomm_jax.adloco.merge import merge, merge_all, merge_before_round
+from lowcomm_jax.adloco.history import Segment, Told
+from lowcomm_jax.adloco.job_trainers import JobTrainers, header_of
+from lowcomm_jax.adloco.learning_rate import SCALINGS, factors, scale_lr, set_lr_scale
+from lowcomm_jax.adloco.merge import merge, merge_all
 from lowcomm_jax.adloco.probe import Probe
-from lowcomm_jax.adloco.refusals import rows
-from lowcomm_jax.adloco.state import LOOKED, AdaptiveState, Trainer, of_counted
+from lowcomm_jax.adloco.setup import AdaptiveSetup
+from lowcomm_jax.adloco.state import LOOKED, AdaptiveState, Trainer, looked
 from lowcomm_jax.adloco.step_plan import StepPlan, Switch
 from lowcomm_jax.engine import Engine, Participants, book, mask_here
-from lowcomm_jax.history import Event, History
-from lowcomm_jax.jobs.job_carrier import JobCarrier
+from lowcomm_jax.history import History
+from lowcomm_jax.jobs.job_carrier import JobCarrier, start_from_anchor
 from lowcomm_jax.mesh.regions import Regions
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.network import VirtualClock, follow
@@ -43,9 +36,7 @@ from lowcomm_jax.refusals import TITLE, microbatch_problems, refuse_setup
 from lowcomm_jax.refused import is_whole, refuse
 from lowcomm_jax.rules.batching import BatchPolicy, pooled
 from lowcomm_jax.rules.trainers import Trainers
-from lowcomm_jax.setup import Setup, refuse_unknown
-from lowcomm_jax.state.train_state import TrainState
-from lowcomm_jax.sync.finish import finish
+from lowcomm_jax.setup import takes_settings, with_settings
 from lowcomm_jax.sync.round_programs import RoundPrograms
 from lowcomm_jax.sync.sync_loop import Loop
 
@@ -94,53 +85,31 @@ class Goal:
 class AdaptiveEngine:
     """Trains one model with a method that adapts its batches or has several trainers.
 
-    Every trainer is an ordinary `TrainState` of one ordinary `Engine`, `plain`. One trainer makes
-    the steps of a segment after the other. Trainers may ask for different batches, and free their
-    memory as soon as they are merged. The random numbers of a step are the same for all of them.
+    Every trainer is an ordinary `TrainState` of an ordinary `Engine`: `plain`, or between jobs one
+    of the same programs that names its exchanges by the trainer. One trainer makes the steps of a
+    segment after the other. Trainers may ask for different batches, and free their memory as soon
+    as they are merged. The random numbers of a step are the same for all of them.
 
-    Args:
-      loss_fn, inner, regions, seed: see `Engine`. The learning rate of `inner` is the peak.
-      method: with `inner_batching` (a batch policy), `trainers`, or both.
-      network: see `Engine`; its seconds of a step are those of `reference_batch` samples. All
-        trainers of a region share its virtual time and its links.
-      largest_microbatch: most samples of a microbatch, as many as fit into memory; None = the
-        policy's largest batch.
-      reference_batch: samples per region and step for which the learning rate and the network's
-        seconds were chosen; None = the policy's start.
-      scaling: of the learning rate with batch / reference_batch: none, sqrt or linear.
-      schedule: samples consumed by all trainers of all regions (a traced int32; multiply by the
-        tokens of one) -> factor on the learning rate; None = 1.
-      **engine: any other keyword of `Engine`.
+    The method has `inner_batching` (a batch policy), `trainers`, or both. All trainers of a region
+    share its virtual time and its links.
 
     Raises:
       ValueError: one message that lists every setting that cannot work, with its fix.
     """
 
-    def __init__(
-        self,
-        loss_fn: Callable,
-        inner: optax.GradientTransformation,
-        method: Method,
-        regions: int,
-        *,
-        network: Any = None,
-        seed: int = 0,
-        largest_microbatch: int | None = None,
-        reference_batch: int | None = None,
-        scaling: Scaling = "none",
-        schedule: LrSchedule | None = None,
-        **engine: Any,
-    ):
-        refuse_unknown(engine)
-        setup = Setup(loss_fn, inner, method, regions, network=network, seed=seed, **engine)
-        refuse_setup(setup, rows(largest_microbatch, reference_batch, scaling, schedule))
+    __doc__ = with_settings(__doc__, AdaptiveSetup)
+
+    @takes_settings(AdaptiveSetup)
+    def __init__(self, setup: AdaptiveSetup):
+        refuse_setup(setup)
+        method = setup.method
         policy, trainers = method.inner_batching, method.trainers or Trainers(1, None)
-        cap = min(largest_microbatch or policy.cap, policy.cap)
+        cap = min(setup.largest_microbatch or policy.cap, policy.cap)
         switch = Switch(cap, policy.start, trainers.threshold)
-        schedule = schedule or jnp.ones_like
+        schedule = setup.schedule or jnp.ones_like
         single = dataclasses.replace(
             setup,
-            inner=optax.chain(inner, scale_lr(schedule)),
+            inner=optax.chain(setup.inner, scale_lr(schedule)),
             method=dataclasses.replace(method, inner_batching=None, trainers=None),
             network=None,
             block=max(setup.block, math.ceil(policy.cap / cap)),  # it holds the longest step
@@ -154,27 +123,28 @@ class AdaptiveEngine:
         self.trainers: Trainers = trainers
         self.switch: Switch = switch
         self.period: int = method.schedule.period
-        self.reference_batch: int = reference_batch or policy.start
+        self.reference_batch: int = setup.reference_batch or policy.start
+        self.engines: dict[int, Engine] = dict.fromkeys(range(trainers.count), plain)
         self.jobs: JobTrainers | None = None
         self.clock: VirtualClock | None = None
-        if plain.carrier is not None:
-            self.jobs = JobTrainers(plain, trainers.count)
+        if (carrier := plain.carrier) is not None:
+            each = self.engines.items()
+            self.engines = {i: one.with_carrier(carrier.of_trainer(i)) for i, one in each}
+            self.jobs = JobTrainers(self.engines)
         elif setup.links is not None:
-            self.clock = VirtualClock(setup.links, seed=seed, record=True)
+            self.clock = VirtualClock(setup.links, seed=setup.seed, record=True)
         self.probe: Probe | None = (
             Probe(plain, policy.microbatches) if policy.microbatches else None
         )
-        self._scale, self._schedule, self._warmed = SCALINGS[scaling], schedule, False
-        # By trainer, what the next segment has: its own, and that of a round that was paused.
-        self._events: dict[int, list[Event]] = {}
-        self._looks: dict[int, dict[str, dict[str, Any]]] = {}
+        self._scale, self._schedule, self._warmed = SCALINGS[setup.scaling], schedule, False
+        self._told = Told()  # with the next segment: of a round that was paused, and has landed
 
     def init(self, params: PyTree) -> AdaptiveState:
         """Start every trainer in every region from `params` (see `Engine.init`)."""
         policy = self.policy
         trainers = {
-            number: Trainer(policy.start, 0, policy.init(), state=self.plain.init(params))
-            for number in range(self.trainers.count)
+            number: Trainer(policy.start, 0, policy.init(), state=engine.init(params))
+            for number, engine in self.engines.items()
         }
         return AdaptiveState(trainers, 0)
 
@@ -214,18 +184,12 @@ class AdaptiveEngine:
         goal = Goal.of(state, self.period, rounds=rounds, steps=steps, samples=samples)
         state, history = self.warm(state, source), History()
         if state.paused:
-            state = self._landed(state, np.ones(self.regions.count, bool))
+            state = self._landed(state, np.ones(self.regions.count, bool), self._told)
         while not (goal.reached(state) or state.paused):
             if self.jobs is not None and (missed := self.jobs.rounds_missed(state, self.period)):
                 state = self._caught_up(state, source, goal, missed)
-                continue
-            state, segment, events = self._segment(state, source, goal, participants)
-            made = range(segment.start + 1, state.step + 1)
-            # What a paused round lands is done before the first of these steps.
-            told = segment.start, len(made), segment.metrics, events, segment.more
-            history.add(*told, owed=made.start)
-            if self.clock is not None:  # one for all trainers of a region
-                book(self.clock, made, events, {"work": segment.work_RxS})
+            else:
+                state = self._segment(state, source, goal, participants, history)
         return state, history
 
     def _segment(
@@ -233,101 +197,101 @@ class AdaptiveEngine:
         state: AdaptiveState,
         source: Source,
         goal: Goal,
-        participants: Participants = None,
-        lands_only: bool = False,
-    ) -> tuple[AdaptiveState, Segment, list[Event]]:
+        participants: Participants,
+        history: History,
+    ) -> AdaptiveState:
         """Steps up to the end of the round or the goal, by one trainer after the other.
 
         Args:
-          lands_only: this region makes no steps, and only lands what other jobs land.
-
-        Returns:
-          (state, what was made, events of all trainers).
+          history: gets them, and the events of all trainers.
         """
-        start, merges = state.step, []
-        if opens := start % self.period == 0:
-            rule, round_ = self.trainers, start // self.period
-            state, merges = merge_before_round(rule, self._programs(state), state, round_)
-        plans = {number: self.switch.plan(asked) for number, asked in state.requests.items()}
-        total = self.plain.setup.regions
-        per_step = total * sum(plan.samples for plan in plans.values())
-        steps = goal.steps(state, per_step, self.period)
+        state, segment = self._opened(state, goal)
+        start, steps, per_step = segment.start, segment.steps, segment.per_step
+        consumed = state.samples
         lands_at = (start // self.period + 1) * self.period
-        mask_R = mask_here(participants, lands_at, total, self.plain.here)
-        work_RxS = np.full((self.regions.count, steps), per_step // total)
-        measures = opens and not lands_only and self.probe is not None and bool(mask_R.any())
-        found, histories, rates = {}, {}, {}
-        for number, plan in plans.items():
-            trainer = state.trainers[number]
+        mask_R = mask_here(participants, lands_at, segment.regions, self.plain.here)
+        work_RxS = np.full((self.regions.count, steps), per_step // segment.regions)
+        measures = start % self.period == 0 and self.probe is not None and bool(mask_R.any())
+        for number, plan in segment.plans.items():
             if measures:
-                trainer, samples = self._measured(number, trainer, plan, source, mask_R)
+                state, samples = self._measured(state, number, plan, source, mask_R)
                 work_RxS[:, 0] += samples
-            rate = state.samples, per_step, self._scale(plan.samples / self.reference_batch)
-            rates[number] = factors(self._schedule, self.period, *rate)
-            loop = self._loop_that_sends(number, trainer)
-            if lands_only:
-                ended, found[number] = loop.after(trainer.state, steps, np.zeros(1, bool))
-            else:
-                ready = set_lr_scale(trainer.state, *rate)
-                starts = range(trainer.used, trainer.used + steps * plan.samples, plan.samples)
-                batches = (source(number, first, plan.samples) for first in starts)
-                given = (loop, ready, batches, participants, plan.microbatch)
-                ended, histories[number] = self.plain.run_on(*given)
-                found[number] = histories[number].events
-            trainer = trainer.replace(state=ended, used=trainer.used + steps * plan.samples)
-            state = state.with_trainer(number, trainer)
-        state = state.replace(samples=state.samples + steps * per_step)
-        for number, events in found.items():
-            self._events.setdefault(number, []).extend(events)
+            trainer = state.trainers[number]
+            rate = consumed, per_step, self._scale(plan.samples / self.reference_batch)
+            segment.rates[number] = factors(self._schedule, self.period, *rate)
+            ready = set_lr_scale(trainer.state, *rate)
+            starts = range(trainer.used, trainer.used + steps * plan.samples, plan.samples)
+            batches = (source(number, first, plan.samples) for first in starts)
+            engine = self._engine_of(number, trainer)
+            ended, own = engine.run(ready, batches, participants, microbatch=plan.microbatch)
+            segment.histories[number] = own
+            self._told.add(number, own.events)
+            state = segment.stepped(state, number, ended)
         if state.step % self.period == 0:
-            state = self._landed(state, mask_R, lands_only)
-        events, work_RxS = in_order(self._events), work_RxS / self.reference_batch
-        # What a paused round decided stands at the first step after it.
-        looks = {max(step, start + 1): found for step, found in self._looks.items()}
-        self._events, self._looks = {}, {}
-        made = Segment(start, total, histories, plans, rates, work_RxS, merges, looks)
-        return state, made, events
+            state = self._landed(state, mask_R, self._told)
+        told, self._told = self._told, Told()
+        events, work_RxS = told.in_order(), work_RxS / self.reference_batch
+        # What a paused round lands is done before the first of these steps.
+        first, made = start + 1, range(start + 1, state.step + 1)
+        looks = {max(step, first): found for step, found in told.looks.items()}
+
+        def more(step: int) -> dict[str, Any]:
+            return segment.more(step) | ({"looks": looks[step]} if step in looks else {})
+
+        metrics = {**segment.metrics(), "work": work_RxS}
+        history.add(start, len(made), metrics, events, more, owed=first)
+        if self.clock is not None:  # one for all trainers of a region
+            book(self.clock, made, events, {"work": work_RxS})
+        return state
+
+    def _opened(self, state: AdaptiveState, goal: Goal) -> tuple[AdaptiveState, Segment]:
+        """The state once two trainers have merged, where it is time, and the steps that follow."""
+        merges = []
+        round_, within = divmod(state.step, self.period)
+        if not within and self.trainers.merges_at(round_, len(state.trainers)):
+            pair = self.trainers.pair(state.requests)
+            batches = tuple(state.requests[number] for number in pair)
+            told = {"round": round_, "survivor": pair[0], "retired": pair[1], "batches": batches}
+            state, merges = merge(self._programs(state), state, *pair), [told]
+        plans = {number: self.switch.plan(asked) for number, asked in state.requests.items()}
+        segment = Segment(state.step, self.plain.setup.regions, plans, merges)
+        segment.steps = goal.steps(state, segment.per_step, self.period)
+        return state, segment
 
     def _measured(
-        self, number: int, trainer: Trainer, plan: StepPlan, source: Source, mask_R: np.ndarray
-    ) -> tuple[Trainer, int]:
-        """The trainer with its noise, and how many samples of a region that took.
+        self, state: AdaptiveState, number: int, plan: StepPlan, source: Source, mask_R: np.ndarray
+    ) -> tuple[AdaptiveState, int]:
+        """The state with a trainer's noise, and how many samples of a region that took.
 
         They are those that it trains on next. What absent regions measure does not count.
         """
-        size = self._measured_size(plan)
+        trainer, size = state.trainers[number], self._measured_size(plan)
         batch = source(number, trainer.used, size * self.probe.count)
         measured = self.probe.measure(trainer.state, batch, size)
         measured = {**measured, LOOKED: mask_R.astype(np.float32)}
-        return trainer.replace(measured=measured), self.probe.samples(size)
+        state = state.with_trainer(number, trainer.replace(measured=measured))
+        return state, self.probe.samples(size)
 
     def _landed(
-        self, state: AdaptiveState, mask_R: np.ndarray, lands_only: bool = False
+        self, state: AdaptiveState, mask_R: np.ndarray, told: Told, stoppable: bool = True
     ) -> AdaptiveState:
         """Land what was sent in a round, and let its statistics decide.
 
         Args:
-          mask_R: bool `[R]`, who took part in it.
-          lands_only: this region catches up: no signal stops its waits, and it tells nobody.
+          mask_R: bool `[R]`, who took part in it; between jobs the record tells.
+          told: gets the events, and what was decided.
+          stoppable: whether a signal stops the waits for other jobs. Else this region catches up,
+            and tells nobody.
         """
-        if self.jobs is None:
-            state = self._booked(state, mask_R)
-        else:
-            state = self.jobs.land(state, self._events, stoppable=not lands_only)
-        if state.paused:
-            return state
-        state = self._decided(state, mask_R)
-        if self.jobs is not None and not lands_only:
+        if self.jobs is not None:
+            state = self.jobs.land(state, self.loops(state), told, stoppable)
+            if state.paused:
+                return state
+        elif self.probe is not None:
+            state = self.probe.booked(state, mask_R, told)
+        state = self._decided(state, told)
+        if self.jobs is not None and stoppable:
             self.carrier.tell(state, state.step, state.step)
-        return state
-
-    def _booked(self, state: AdaptiveState, mask_R: np.ndarray) -> AdaptiveState:
-        """Book what travelled of the round's measurements; its events come first."""
-        for number, trainer in state.trainers.items():
-            if trainer.measured is not None:
-                ended, sent = self.probe.booked(trainer.state, state.step, mask_R)
-                self._events[number] = [*sent, *self._events[number]]
-                state = state.with_trainer(number, trainer.replace(state=ended))
         return state
 
     def _measured_size(self, plan: StepPlan) -> int:
@@ -335,26 +299,17 @@ class AdaptiveEngine:
         sizes = self.switch.buckets()
         return max([m for m in sizes if m * self.probe.count <= plan.samples], default=sizes[0])
 
-    def _decided(self, state: AdaptiveState, mask_R: np.ndarray) -> AdaptiveState:
-        """Let the policy decide on the trainers' next requests, by what regions have measured.
-
-        Args:
-          mask_R: as in `_landed`; between jobs the record tells whose numbers count.
-        """
+    def _decided(self, state: AdaptiveState, told: Told) -> AdaptiveState:
+        """Let the policy decide on the trainers' next requests, by what regions have measured."""
         for number, trainer in state.trainers.items():
-            measured, trainer = trainer.measured, trainer.replace(measured=None)
-            if self.jobs is not None:
-                counted = self.jobs.heard(number)
-            else:
-                counted = None if measured is None else of_counted(measured, mask_R)
-            if counted is not None:
+            if (found := looked(trainer.measured)) is not None:
                 size = self._measured_size(self.switch.plan(trainer.request))
-                found = pooled(counted, self.probe.count, size)
-                memory, request = self.policy.decide(trainer.policy, found, trainer.request)
-                looks = self._looks.setdefault(state.step, {})
-                looks[str(number)] = {"request": request, **dataclasses.asdict(found)}
+                statistics = pooled(found, self.probe.count, size)
+                memory, request = self.policy.decide(trainer.policy, statistics, trainer.request)
+                looks = told.looks.setdefault(state.step, {})
+                looks[str(number)] = {"request": request, **dataclasses.asdict(statistics)}
                 trainer = trainer.replace(policy=memory, request=request)
-            state = state.with_trainer(number, trainer)
+            state = state.with_trainer(number, trainer.replace(measured=None))
         return state
 
     def finish(self, state: AdaptiveState) -> AdaptiveState:
@@ -364,21 +319,24 @@ class AdaptiveEngine:
           ValueError: the state was donated before.
         """
         state.refuse_donated()
-        events, everyone = [], np.ones(self.regions.count, bool)
+        told, self._told = Told(), Told()  # no segment follows that tells it
         if state.paused:
-            state = self._landed(state, everyone, lands_only=True)
-        for number, trainer in state.trainers.items():
-            ended, found = finish(self._loop_that_sends(number, trainer), trainer.state)
-            events += [of_trainer(event, number) for event in found]
+            everyone = np.ones(self.regions.count, bool)
+            state = self._landed(state, everyone, told, stoppable=False)
+        for number, trainer, loop in self.loops(state):
+            ended, events = loop.finish(trainer.state)
+            told.add(number, events)
             state = state.with_trainer(number, trainer.replace(state=ended))
         if self.clock is not None:
-            follow(self.clock, state.step, events)
-        state = self._decided(state, everyone)  # within a round, with the last payload
+            follow(self.clock, state.step, told.events)
+        if self.jobs is not None:
+            state = self.jobs.heard(state)
+        state = self._decided(state, told)  # within a round, with the last payload
         state = merge_all(self.trainers, self._programs(state), state)
         if self.jobs is not None:
-            self.jobs.compare_at_the_end(state)
+            [(_, last, loop)] = self.loops(state)
+            loop.carrier.compare_final_anchors(loop, last.state)
             self.carrier.tell(state, state.step, state.step)
-        self._events, self._looks = {}, {}  # no segment follows that has them
         return state
 
     # -- compiling ------------------------------------------------------------------------------
@@ -408,20 +366,25 @@ class AdaptiveEngine:
 
     # -- loops, and jobs of their own -----------------------------------------------------------
 
-    def loop_of(self, number: int, state: TrainState) -> Loop:
-        """The loop over events of a trainer; on one mesh all have the same."""
-        return self.plain.sync_loop(state) if self.jobs is None else self.jobs.loop(number, state)
+    def _engine_of(self, number: int, trainer: Trainer) -> Engine:
+        """A trainer's engine; between jobs its payloads carry what this region has measured."""
+        engine = self.engines[number]
+        if engine.carrier is not None:
+            engine.carrier.header = header_of(trainer, self.regions)
+        return engine
 
-    def _loop_that_sends(self, number: int, trainer: Trainer) -> Loop:
-        """The same; between jobs its next payload carries what this region has measured."""
-        if self.jobs is not None:
-            self.jobs.send_along(number, trainer)
-        return self.loop_of(number, trainer.state)
+    def loop_of(self, number: int, trainer: Trainer) -> Loop:
+        """The loop over events of a trainer; on one mesh all have the same."""
+        return self._engine_of(number, trainer).sync_loop(trainer.state)
+
+    def loops(self, state: AdaptiveState) -> list[tuple[int, Trainer, Any]]:
+        """(number, trainer, its loop over events) of every trainer."""
+        return [(i, trainer, self.loop_of(i, trainer)) for i, trainer in state.trainers.items()]
 
     def sync_loop(self, state: AdaptiveState) -> Loop:
         """The loop over events of the first trainer; steps are those of all."""
         [number, *_] = state.trainers
-        return self.loop_of(number, state.first.state)
+        return self.loop_of(number, state.first)
 
     @property
     def carrier(self) -> JobCarrier | None:
@@ -430,9 +393,15 @@ class AdaptiveEngine:
 
     def reconnect(self, state: AdaptiveState) -> None:
         """Start the exchanges of a restored state again; see `Engine.reconnect`."""
-        for number, trainer in state.trainers.items():
-            loop = self.loop_of(number, trainer.state)
+        for _, trainer, loop in self.loops(state):
             loop.carrier.reconnect(loop, trainer.state)
+
+    def start_from_anchors(self, state: AdaptiveState) -> AdaptiveState:
+        """Every trainer with its anchor's values, see `job_carrier.start_from_anchor`."""
+        for number, trainer, loop in self.loops(state):
+            own = start_from_anchor(loop, trainer.state)
+            state = state.with_trainer(number, trainer.replace(state=own))
+        return state
 
     def pass_steps(self, state: AdaptiveState, source: Source, goal: Goal) -> AdaptiveState:
         """Let this region only land what the others land, to the end of the round or the goal.
@@ -440,7 +409,14 @@ class AdaptiveEngine:
         For a job that is one region of several. Trainers merge, and batches grow, as elsewhere; the
         samples of these steps count as used. The regions' own values stay as they are.
         """
-        return self._segment(self.warm(state, source), source, goal, lands_only=True)[0]
+        state, segment = self._opened(self.warm(state, source), goal)
+        nobody = np.zeros(1, bool)
+        for number, trainer, loop in self.loops(state):
+            ended, _ = loop.after(trainer.state, segment.steps, nobody)
+            state = segment.stepped(state, number, ended)
+        if state.step % self.period == 0:
+            state = self._landed(state, nobody, Told(), stoppable=False)
+        return state
 
     def _caught_up(
         self, state: AdaptiveState, source: Source, goal: Goal, missed: int
@@ -453,4 +429,4 @@ class AdaptiveEngine:
             if not goal.reached(state):
                 state = self.pass_steps(state, source, goal)
         self.carrier.tell(state, state.step, state.step)
-        return self.jobs.start_from_anchors(state)
+        return self.start_from_anchors(state)

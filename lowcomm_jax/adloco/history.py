@@ -3,70 +3,91 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from lowcomm_jax.adloco.merge import TrainerMerge
+from lowcomm_jax.adloco.state import AdaptiveState
 from lowcomm_jax.adloco.step_plan import StepPlan
 from lowcomm_jax.history import Event, History, common_names
+from lowcomm_jax.state.train_state import TrainState
 
 
-def in_order(events: Mapping[int, list[Event]]) -> list[Event]:
-    """Events of all trainers, by their numbers, step by step; of several, all sends come first.
+@dataclasses.dataclass
+class Told:
+    """What steps and landings tell beside the state.
 
-    They leave together and share the links; the order of one trainer's own stays.
+    Attributes:
+      events: of all trainers; the key of each starts with its trainer's number.
+      looks: step -> trainer's number -> the batch policy's statistics, and its decision.
     """
-    several = len(events) > 1
-    found = [of_trainer(event, number) for number, own in events.items() for event in own]
-    return sorted(found, key=lambda event: (event.step, several and event.kind != "send"))
+
+    events: list[Event] = dataclasses.field(default_factory=list)
+    looks: dict[int, dict[str, dict[str, Any]]] = dataclasses.field(default_factory=dict)
+
+    def add(self, number: int, events: Sequence[Event]) -> None:
+        """Add a trainer's own events."""
+        for event in events:
+            key = None if event.key is None else f"{number}/{event.key}"
+            self.events.append(dataclasses.replace(event, key=key, trainer=number))
+
+    def in_order(self) -> list[Event]:
+        """The events step by step; of several trainers, by number, all sends come first.
+
+        They leave together and share the links; the order of one trainer's own stays.
+        """
+        several = len({event.trainer for event in self.events}) > 1
+        return sorted(self.events, key=lambda e: (e.step, several and e.kind != "send", e.trainer))
 
 
-def of_trainer(event: Event, number: int) -> Event:
-    """The event with its trainer; its key starts with the trainer's number."""
-    key = None if event.key is None else f"{number}/{event.key}"
-    return dataclasses.replace(event, key=key, trainer=number)
-
-
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Segment:
     """Steps of one round between which nothing about the trainers changes.
 
     Attributes:
       start: steps done before.
       regions: R, of the run.
-      histories: of the own steps of each trainer, by number, as the next two.
-      plans: of every step.
-      rates: factor on the learning rate at every step from here, float32, at least `[steps]`.
-      work_RxS: each region's seconds of each step, as multiples of a step of the reference batch.
-      merges: those before the first step.
-      looks: step -> trainer's number -> the batch policy's statistics, and its decision.
+      plans: of every step of each trainer, by number.
+      merges: those before the first step, as their row tells them.
+      steps: of each trainer.
+      histories: of the own steps of each trainer, by number.
+      rates: the same, factor on the learning rate at every step from here, float32, at least
+        `[steps]`.
     """
 
     start: int
     regions: int
-    histories: dict[int, History]
     plans: dict[int, StepPlan]
-    rates: dict[int, jax.Array]
-    work_RxS: np.ndarray
-    merges: list[TrainerMerge]
-    looks: dict[int, dict[str, dict[str, Any]]]
+    merges: list[dict[str, Any]]
+    steps: int = 0
+    histories: dict[int, History] = dataclasses.field(default_factory=dict)
+    rates: dict[int, jax.Array] = dataclasses.field(default_factory=dict)
 
     @property
+    def per_step(self) -> int:
+        """Samples of a step, of all trainers and regions."""
+        return self.regions * sum(plan.samples for plan in self.plans.values())
+
+    def stepped(self, state: AdaptiveState, number: int, ended: TrainState) -> AdaptiveState:
+        """The state after a trainer's steps, with which its training state is `ended`."""
+        trainer, used = state.trainers[number], self.steps * self.plans[number].samples
+        trainer = trainer.replace(state=ended, used=trainer.used + used)
+        samples = state.samples + self.regions * used
+        return state.replace(samples=samples).with_trainer(number, trainer)
+
     def metrics(self) -> dict[str, Any]:
-        """Those of all trainers, and `work`, see `work_RxS`."""
+        """Those that all trainers have, over all of them."""
         each = list(self.histories.values())
-        names = common_names([history.keys() for history in each])
-        return {name: OverTrainers(each, name) for name in names} | {"work": self.work_RxS}
+        return {name: OverTrainers(each, name) for name in common_names([h.keys() for h in each])}
 
     def more(self, step: int) -> dict[str, Any]:
-        """What the row of a step (1-based) has besides:
+        """What the row of a step (1-based) has of each trainer, by number, and of merges.
 
         - `trainers`: number -> its `batch` (asked for), `samples` (of all regions), `microbatch`,
           `rate` (factor on the learning rate) and `loss` (mean over regions);
-        - `merges`, where there were any, in the first row of a round, and `looks` in its last.
+        - `merges`, where there were any, in the first row of a round.
         """
         i = step - self.start - 1
         trainers = {
@@ -79,9 +100,8 @@ class Segment:
             }
             for number, plan in self.plans.items()
         }
-        merges = [] if i else [dataclasses.asdict(merge) for merge in self.merges]
-        others = {"merges": merges, "looks": self.looks.get(step)}
-        return {"trainers": trainers, **{name: x for name, x in others.items() if x}}
+        merges = {"merges": self.merges} if self.merges and i == 0 else {}
+        return {"trainers": trainers, **merges}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,17 +116,14 @@ class OverTrainers:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         del copy  # it is always a new one
-        return np.asarray(self._values().T, dtype)
-
-    def _values(self) -> np.ndarray:
-        """`[S, R]`."""
         first, *others = self.histories
         if not others:
-            return first[self.name]
+            return np.asarray(first[self.name].T, dtype)
         tokens_TxSxR = np.array([history["tokens"] for history in self.histories], float)
         total_SxR = tokens_TxSxR.sum(axis=0)
         if self.name == "tokens":
-            return total_SxR
+            return np.asarray(total_SxR.T, dtype)
         share_TxSxR = tokens_TxSxR / np.where(total_SxR > 0, total_SxR, 1)
         values_TxSxR = np.array([history[self.name] for history in self.histories], float)
-        return (np.where(share_TxSxR > 0, values_TxSxR, 0) * share_TxSxR).sum(axis=0)
+        mean_SxR = (np.where(share_TxSxR > 0, values_TxSxR, 0) * share_TxSxR).sum(axis=0)
+        return np.asarray(mean_SxR.T, dtype)

@@ -7,7 +7,6 @@ state (warm starts, keys), its counters and its place in its data stream.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -21,34 +20,6 @@ from lowcomm_jax.sync.round_functions import is_narrow, pseudo_gradient
 from lowcomm_jax.sync.round_programs import RoundPrograms
 
 PyTree = Any
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainerMerge:
-    """A merge before a round.
-
-    Attributes:
-      round: 0-based, the round that follows.
-      survivor, retired: numbers of the trainers.
-      batches: requested batch of each.
-    """
-
-    round: int
-    survivor: int
-    retired: int
-    batches: tuple[int, int]
-
-
-def merge_before_round(
-    rule: Trainers, programs: RoundPrograms, state: AdaptiveState, round_: int
-) -> tuple[AdaptiveState, list[TrainerMerge]]:
-    """Merge two trainers where it is time for it; returns (state, merges)."""
-    if not rule.merges_at(round_, len(state.trainers)):
-        return state, []
-    survivor, retired = rule.pair(state.requests)
-    batches = state.requests[survivor], state.requests[retired]
-    state = merge(programs, state, survivor, retired)
-    return state, [TrainerMerge(round_, survivor, retired, batches)]
 
 
 def merge_all(rule: Trainers, programs: RoundPrograms, state: AdaptiveState) -> AdaptiveState:

@@ -20,6 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lowcomm_jax.adloco.history import Told
+from lowcomm_jax.adloco.state import LOOKED, AdaptiveState
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.exchange import all_gather
 from lowcomm_jax.history import Event, readable
@@ -92,24 +94,30 @@ class Probe:
         """Samples of a region that go forward and backward per measurement, both passes."""
         return 2 * self.count * microbatch
 
-    def booked(
-        self, state: TrainState, step: int, part_R: np.ndarray
-    ) -> tuple[TrainState, list[Event]]:
-        """Book what travels of a measurement, three fp32 scalars a region, after a step.
+    def booked(self, state: AdaptiveState, mask_R: np.ndarray, told: Told) -> AdaptiveState:
+        """Book what travels of a round's measurements, three fp32 scalars a region and trainer.
 
         Args:
-          part_R: bool, whose scalars travel.
+          mask_R: bool, whose scalars travel; those of other regions count no more.
+          told: gets a send and a landing for each trainer, before what it has of the round. They
+            are of fragment -1, since they carry none. No events where a region is alone.
 
         Returns:
-          (state, events): the counters with its bytes, and a send and a landing of fragment -1,
-          since they carry none. No events where a region is alone.
+          The state whose counters have these bytes.
         """
-        traffic = all_gather(4 * len(SCALARS), part_R)
-        if not (mask := traffic.sent > 0).any():
-            return state, []
-        send = Event.of_send(step, -1, f"probe@{step}", mask, traffic, {})
-        land = Event.of_landing(step, -1, send.key, mask, 0, {})
-        return state.with_more_bytes(traffic.sent, traffic.received), [send, land]
+        step, rest, told.events = state.step, told.events, []
+        traffic = all_gather(4 * len(SCALARS), mask_R)
+        sends_R = traffic.sent > 0
+        send = Event.of_send(step, -1, f"probe@{step}", sends_R, traffic, {})
+        land = Event.of_landing(step, -1, send.key, sends_R, 0, {})
+        for number, trainer in state.trainers.items():
+            if (measured := trainer.measured) is not None:
+                told.add(number, [send, land] if sends_R.any() else [])
+                measured = {**measured, LOOKED: np.asarray(measured[LOOKED]) * mask_R}
+                own = trainer.state.with_more_bytes(traffic.sent, traffic.received)
+                state = state.with_trainer(number, trainer.replace(state=own, measured=measured))
+        told.events += rest
+        return state
 
 
 def make_probe_program(programs: RoundPrograms):

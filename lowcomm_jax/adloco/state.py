@@ -26,8 +26,8 @@ LOOKED = "looked"
 """1 where a region has measured in this round, and 0 where it was absent, or came in later."""
 
 
-class KeptTrainer(msgspec.Struct, frozen=True):
-    """What checkpoints and other regions are given of a trainer, beside its training state.
+class Trainer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One model instance, in all regions: its ordinary training state, and its place in the run.
 
     Attributes:
       request: samples per region and step that it asked for, before the round or, between rounds,
@@ -36,51 +36,21 @@ class KeptTrainer(msgspec.Struct, frozen=True):
         takes those that follow.
       policy: the batch policy's state.
       measured: until a round's end: statistics of the regions here, `[R]` by name, and which of
-        them have `LOOKED`; else None.
+        them have `LOOKED`, arrays that nobody has waited for yet, or lists; else None.
+      state: a `TrainState`; None in what a document tells of a trainer.
     """
 
     request: Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
     used: Size
     policy: dict[str, float]
-    measured: dict[str, list[float]] | None = None
-
-
-class KeptTrainers(msgspec.Struct, frozen=True):
-    """All living trainers' by number, and the samples that all have consumed."""
-
-    samples: Size
-    live: dict[Size, KeptTrainer]
-
-    @classmethod
-    def of(cls, document: Any) -> KeptTrainers:
-        """Read what `AdaptiveState.as_document` gives.
-
-        Raises:
-          msgspec.ValidationError: it is damaged.
-        """
-        return msgspec.convert(document, cls, str_keys=True)
-
-
-class Trainer(KeptTrainer, frozen=True, kw_only=True):
-    """One model instance, in all regions: its ordinary training state, and `KeptTrainer`.
-
-    Attributes:
-      measured: arrays `[R]`, which nobody has waited for yet, or what was restored of them.
-    """
-
-    state: TrainState
-    measured: Any = None
-
-    @classmethod
-    def of(cls, state: TrainState, kept: KeptTrainer) -> Trainer:
-        return cls(state=state, **msgspec.structs.asdict(kept))
+    measured: dict[str, Any] | None = None
+    state: Any = None
 
     def replace(self, **changes: Any) -> Trainer:
         return msgspec.structs.replace(self, **changes)
 
 
-@dataclasses.dataclass(frozen=True)
-class AdaptiveState:
+class AdaptiveState(msgspec.Struct, frozen=True, rename={"trainers": "live"}):
     """The whole state of an `AdaptiveEngine`'s run.
 
     Attributes:
@@ -88,18 +58,28 @@ class AdaptiveState:
       samples: consumed by all trainers of all regions so far.
     """
 
-    trainers: dict[int, Trainer]
-    samples: int
+    trainers: dict[Size, Trainer]
+    samples: Size
 
     @classmethod
-    def of(cls, parts: Mapping[str, TrainState], document: Any) -> AdaptiveState:
-        """The state with these `parts` that `as_document` describes."""
-        kept = KeptTrainers.of(document)
-        trainers = {i: Trainer.of(parts[trainer_prefix(i)], one) for i, one in kept.live.items()}
-        return cls(trainers, kept.samples)
+    def of_document(cls, document: Any) -> AdaptiveState:
+        """What `as_document` gives, read back, without training states.
+
+        Raises:
+          msgspec.ValidationError: it is damaged.
+        """
+        found = msgspec.convert(document, cls, str_keys=True)
+        return found.replace(trainers=dict(sorted(found.trainers.items())))
 
     def replace(self, **changes: Any) -> AdaptiveState:
-        return dataclasses.replace(self, **changes)
+        return msgspec.structs.replace(self, **changes)
+
+    def with_parts(self, parts: Mapping[str, TrainState]) -> AdaptiveState:
+        """The same state with every trainer's training state, as in `parts`."""
+        trainers = self.trainers.items()
+        return self.replace(
+            trainers={i: trainer.replace(state=parts[trainer_prefix(i)]) for i, trainer in trainers}
+        )
 
     def with_trainer(self, number: int, trainer: Trainer) -> AdaptiveState:
         """The same state with one trainer replaced."""
@@ -161,14 +141,9 @@ class AdaptiveState:
         return {trainer_prefix(i): trainer.state for i, trainer in self.trainers.items()}
 
     def as_document(self) -> dict[str, Any]:
-        """The host-side values beside the training states, as JSON values."""
-        live = {}
-        for number, trainer in self.trainers.items():
-            kept = {name: getattr(trainer, name) for name in KeptTrainer.__struct_fields__}
-            if trainer.measured is not None:
-                kept["measured"] = {k: np.asarray(x).tolist() for k, x in trainer.measured.items()}
-            live[str(number)] = kept
-        return {"samples": self.samples, "live": live}
+        """What checkpoints and other regions are given beside the training states, as JSON."""
+        kept = {number: trainer.replace(state=None) for number, trainer in self.trainers.items()}
+        return msgspec.to_builtins(self.replace(trainers=kept), str_keys=True, enc_hook=_fetched)
 
     def whole(self) -> TrainState:
         """All trainers as one state to look at, weighted by their requests; it shares arrays.
@@ -186,11 +161,17 @@ class AdaptiveState:
         return state.replace(anchor=mean["anchor"])
 
 
-def of_counted(measured: Mapping[str, Any], counts_R: np.ndarray) -> dict[str, np.ndarray] | None:
-    """Statistics of the regions that count and have `LOOKED`; None = there is none."""
+def looked(measured: Mapping[str, Any] | None) -> dict[str, np.ndarray] | None:
+    """Statistics of the regions that have `LOOKED`; None = there is none."""
+    if measured is None:
+        return None
     values = {name: np.asarray(x) for name, x in measured.items()}
-    counts_R = counts_R & (values.pop(LOOKED) > 0)
-    return {name: x[counts_R] for name, x in values.items()} if counts_R.any() else None
+    mask_R = values.pop(LOOKED) > 0
+    return {name: x[mask_R] for name, x in values.items()} if mask_R.any() else None
+
+
+def _fetched(measured: Any) -> list[float]:
+    return np.asarray(measured).tolist()
 
 
 def seen(state: TrainState) -> dict[str, PyTree]:

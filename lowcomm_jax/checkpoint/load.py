@@ -133,7 +133,7 @@ def load(
     }
     if "trainers" not in document:
         return states[""], document
-    state = AdaptiveState.of(states, document["trainers"])
+    state = AdaptiveState.of_document(document["trainers"]).with_parts(states)
     return state if regions[0] == regions[1] else state.without_measurements(), document
 
 

@@ -17,6 +17,7 @@ process.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import math
@@ -30,7 +31,7 @@ import msgspec
 import numpy as np
 
 from lowcomm_jax.adloco.engine import AdaptiveEngine, Goal, Source
-from lowcomm_jax.adloco.state import AdaptiveState, KeptTrainers, Trainer
+from lowcomm_jax.adloco.state import AdaptiveState
 from lowcomm_jax.checkpoint.target import abstract_flight
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.jobs.anchor_history import anchor_version
@@ -92,7 +93,7 @@ def _entered(engine: Engine | AdaptiveEngine, state: Any, example: Any, own: int
         state = install_trainers(engine, state, arrays, document)
         if result is None:
             state = catch_up_trainers(engine, state, example, max(own, exchange.sent_before()))
-        return engine.jobs.start_from_anchors(state)
+        return engine.start_from_anchors(state)
     loop = engine.sync_loop(state)
     if loop.by_rounds:
         return _copy_peer(engine.carrier, loop, state, result)
@@ -245,32 +246,33 @@ def install_trainers(
       ValueError: the state is of another model or method, or has trainers that this one lacks.
     """
     given = _trainers(document, state)
-    lacks = given.live.keys() - state.trainers.keys()
-    if lacks or not given.live:
+    lacks = given.trainers.keys() - state.trainers.keys()
+    if lacks or not given.trainers:
         raise ValueError(
-            f"another region's state has the trainers {sorted(given.live)}, this one "
+            f"another region's state has the trainers {sorted(given.trainers)}, this one "
             f"{sorted(state.trainers)}: start all regions with the same method"
         )
-    for number in state.trainers.keys() - given.live.keys():
+    for number in state.trainers.keys() - given.trainers.keys():
         state = state.without(number)
-    for number, kept in sorted(given.live.items()):
-        own, prefix = state.trainers[number].state, trainer_prefix(number)
+    for number, trainer in given.trainers.items():
+        own, prefix = state.trainers[number], trainer_prefix(number)
         theirs = {k.removeprefix(prefix): x for k, x in arrays.items() if k.startswith(prefix)}
         loop = engine.loop_of(number, own)
         # Residuals of payloads that were counted since must not be sent again.
-        fresh = own.replace(codec=codec_states(loop.programs))
+        fresh = own.state.replace(codec=codec_states(loop.programs))
         placed = install(loop, fresh, theirs, {"in_flight": []})
-        state = state.with_trainer(number, Trainer.of(placed, kept))
+        # What it has measured are the other region's numbers.
+        state = state.with_trainer(number, trainer.replace(state=placed, measured=None))
     return state.replace(samples=given.samples)
 
 
-def _trainers(document: dict, state: AdaptiveState) -> KeptTrainers:
+def _trainers(document: dict, state: AdaptiveState) -> AdaptiveState:
     """What a document says of all trainers, alike what this state has; raises `Rejected`."""
     try:
-        found = KeptTrainers.of(document.get("trainers"))
+        found = AdaptiveState.of_document(document.get("trainers"))
     except msgspec.ValidationError as error:
         raise Rejected(f"the document of a state: {error}") from None
-    for one in found.live.values():
+    for one in found.trainers.values():
         if one.policy.keys() != state.first.policy.keys():
             raise Rejected("the policy of another method")
         if not all(map(math.isfinite, one.policy.values())):
@@ -326,9 +328,15 @@ def catch_up_trainers(
     def advance(state: AdaptiveState, step: int) -> AdaptiveState:
         return engine.pass_steps(state, source, Goal(step))
 
+    def passed_over(state: AdaptiveState) -> bool:
+        sends = int(state.counters.sends.sum())
+        return any([loop.carrier.passed_over(sends) for _, _, loop in engine.loops(state)])
+
     engine.carrier.exchange.beat(state.step)
-    with engine.jobs.listening(state):
-        return come_in(engine.carrier, state, advance, engine.jobs.passed_over, least)
+    with contextlib.ExitStack() as entered:
+        for _, _, loop in engine.loops(state):
+            entered.enter_context(loop.carrier.acting(sends=False))
+        return come_in(engine.carrier, state, advance, passed_over, least)
 
 
 def come_in(

@@ -12,6 +12,7 @@ from adloco.adaptive_cases import PERIOD, engine, stream
 import lowcomm_jax as lc
 from lowcomm_jax import exchange
 from lowcomm_jax.adloco.engine import AdaptiveEngine, Goal
+from lowcomm_jax.adloco.history import Told
 from lowcomm_jax.adloco.job_trainers import JobTrainers
 from lowcomm_jax.adloco.state import AdaptiveState, Trainer
 from lowcomm_jax.adloco.step_plan import Switch
@@ -27,43 +28,45 @@ MEASURED = {"gbar2": [1.0, 4.0, 9.0], "spread": [8.0, 2.0, 5.0], "along": [3.0, 
 
 
 def heard(looked, counted, measured=MEASURED):
-    """What trainer 0 is given to decide on, after an exchange brought these numbers."""
+    """A state whose trainer 0 has what an exchange brought that had these numbers."""
     header = {name: np.array(x, np.float32)[:, None] for name, x in measured.items()}
     header["looked"] = np.array(looked, np.float32)[:, None]
     one = JobTrainers.__new__(JobTrainers)
-    one._counted = {0: Counted(0, 3, 0, False, np.array(counted, bool), True, header)}
-    found = one.heard(0)
-    assert one.heard(0) is None
+    one._heard = {}
+    one._hear(0, Counted(0, 3, 0, False, np.array(counted, bool), True, header))
+    trained = SimpleNamespace(counters=SimpleNamespace(step=4))
+    trainer = Trainer(2, 0, POLICY.init(), measured={"gbar2": [0.0]}, state=trained)
+    state = AdaptiveState({0: trainer}, 0)
+    found = one.heard(state)
+    assert one.heard(state).first.measured is None
     return found
 
 
 def decided(*given):
-    """The trainer, and the numbers that the decision rests on, after such a round."""
-    one, brought = AdaptiveEngine.__new__(AdaptiveEngine), heard(*given)
+    """The trainer after such a round, and what was decided by the numbers of whom."""
+    one, told = AdaptiveEngine.__new__(AdaptiveEngine), Told()
     one.policy, one.switch, one.probe = POLICY, Switch(1), SimpleNamespace(count=2)
-    one.jobs, one._looks = SimpleNamespace(heard=lambda number: brought), {}
-    trained = SimpleNamespace(counters=SimpleNamespace(step=4))
-    trainer = Trainer(2, 0, POLICY.init(), measured={"gbar2": [0.0]}, state=trained)
-    state = one._decided(AdaptiveState({0: trainer}, 0), np.ones(1, bool))
+    state = one._decided(heard(*given), told)
     assert state.first.measured is None
-    return state.first, one._looks[4]["0"]
+    return state.first, told.looks
 
 
 @pytest.mark.parametrize(
     "looked, counted", [([1, 0, 1], [1, 1, 1]), ([1, 1, 1], [1, 0, 1]), ([1, 0, 1], [1, 0, 1])]
 )
 def test_who_was_counted_and_has_measured_decides(looked, counted):
-    found, look = decided(looked, counted)
+    found, looks = decided(looked, counted)
     mask = np.array([True, False, True])
     want = pooled({k: np.array(x)[mask] for k, x in MEASURED.items()}, 2, 1)
     memory, request = POLICY.decide(POLICY.init(), want, 2)
     assert (found.request, found.policy) == (request, memory)
-    assert request > 2 and look["gbar2"] == want.gbar2 == 5.0
+    assert request > 2 and looks[4]["0"]["gbar2"] == want.gbar2 == 5.0
 
 
 @pytest.mark.parametrize("looked, counted", [([0, 0, 0], [1, 1, 1]), ([1, 0, 0], [0, 1, 1])])
 def test_where_nobody_has_measured_there_is_nothing_to_decide_on(looked, counted):
-    assert heard(looked, counted) is None
+    found, looks = decided(looked, counted)
+    assert (found.request, found.policy, looks) == (2, POLICY.init(), {})
 
 
 def test_numbers_that_are_not_finite_change_nothing():

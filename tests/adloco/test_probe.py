@@ -13,7 +13,9 @@ from oracle.jax_problem import loss_fn
 from rules.gradients import measure
 
 import lowcomm_jax as lc
+from lowcomm_jax.adloco.history import Told
 from lowcomm_jax.adloco.probe import Probe, make_probe_program
+from lowcomm_jax.adloco.state import LOOKED, AdaptiveState, Trainer
 from lowcomm_jax.network import VirtualClock, follow, parse
 
 R, M, SIZE = 2, 3, 2
@@ -182,8 +184,10 @@ def test_what_travels_is_booked(drifted):
     for each in range(1, step + 1):
         clock.inner_step(each)
     before = clock.now_R.copy()
-    after, events = Probe(engine, M).booked(state, step, np.ones(R, bool))
-    follow(clock, step, events)
+    measured, everyone, told = {LOOKED: np.ones(R)}, np.ones(R, bool), Told()
+    trainers = AdaptiveState({0: Trainer(1, 0, {}, measured, state)}, 0)
+    after = Probe(engine, M).booked(trainers, everyone, told)
+    follow(clock, step, told.events)
     for way in ("bytes_sent", "bytes_received"):
         more = getattr(after.counters, way) - getattr(state.counters, way)
         assert more.tolist() == [12] * R

@@ -10,6 +10,7 @@ from refused_lines import Others, loss_fn
 
 import lowcomm_jax as lc
 from lowcomm_jax import refusals
+from lowcomm_jax.adloco.setup import AdaptiveSetup
 from lowcomm_jax.channels import Channel
 from lowcomm_jax.compression import CodecLevels, PerTensor, ef21, make
 from lowcomm_jax.methods import Method
@@ -222,6 +223,18 @@ MET = [
     (plain(codec=SUMMED), JOBS, "keeps a running mean of all regions"),
     (m.streaming_diloco(4, 2, (1, 2, 1), 0.5), JOBS, "overlap=(1, 2, 1): between jobs all regions"),
     (m.adloco(4), {}, "use lowcomm_jax.AdaptiveEngine"),
+    (
+        m.adloco(4, inner_batching=Fixed(4)),
+        {"largest_microbatch": 2},
+        "largest_microbatch=2 is below start=4: start with 2, or give more",
+    ),
+    (D, {"largest_microbatch": 2}, "diloco has no batch policy: give inner_batching"),
+    (
+        m.cocodc(4, 2, 1, gamma=0.5, inner_batching=Fixed(4)),
+        {"largest_microbatch": 4},
+        "draws T_c and T_s from a network or measures them",
+    ),
+    (m.adloco(4), {"scaling": "sqrt", "accumulate": 2}, "accumulate=2: the batch policy decides"),
 ]
 ELSEWHERE = (  # they need several processes, slices of TPUs, or no processor
     "has none of {wrong}: use all devices",
@@ -236,7 +249,8 @@ def setup_of(method, given):
     if isinstance(slots := given["mesh"], int):
         given["mesh"] = lc.make_mesh(region=slots, devices=jax.devices()[:slots])
     required = {"loss_fn": loss_fn, "inner": optax.sgd(0.1), "method": method, "regions": R}
-    return Setup(**(required | given))
+    adaptive = not given.keys().isdisjoint(("largest_microbatch", "scaling"))
+    return (AdaptiveSetup if adaptive else Setup)(**(required | given))
 
 
 @pytest.mark.parametrize(("method", "given", "part"), MET)
@@ -310,9 +324,8 @@ def test_every_row_is_met(monkeypatch):
 
         return row._replace(wrong=wrong)
 
-    rows = (*refusals.ROWS, refusals.ADAPTS)
+    rows = refusals.ROWS
     monkeypatch.setattr(refusals, "ROWS", tuple(map(noting, refusals.ROWS)))
-    monkeypatch.setattr(refusals, "ADAPTS", noting(refusals.ADAPTS))
     for method, given, _ in MET:
         refusals.problems(setup_of(method, given))
     unmet = [row for row in rows if row not in met and not any(x in row.text for x in ELSEWHERE)]

@@ -236,7 +236,7 @@ def test_a_region_that_is_late_ends_where_it_was_told_to(brief):
         states = list(pool.map(lambda job: job.train(job.begin(), 1)[0], jobs))
         jobs[1].one.carrier.exchange.frontier = lambda done=False: 9 * PERIOD
         jobs[1].one.pass_steps = lambda state, source, goal: passed(state, goal)
-        jobs[1].one.jobs.start_from_anchors = lambda state: state
+        jobs[1].one.start_from_anchors = lambda state: state
         gone = []
 
         def passed(state, goal):
@@ -304,13 +304,17 @@ def test_a_restored_run_goes_on_in_the_middle_of_a_round(between, tmp_path):
         one, source = engine(method(), 2, exchange=to_others), own_stream(region, 2)
         with jax.numpy_dtype_promotion("standard"):
             state, _ = one.run(one.init(oracle.make_params()), source, **runs[0])
-            measured = [trainer.measured for trainer in state.trainers.values()]
+            measured = [
+                {name: np.asarray(x).tolist() for name, x in trainer.measured.items()}
+                for trainer in state.trainers.values()
+            ]
             with one_at_a_time, Checkpoints(tmp_path / f"own{region}") as kept:
                 kept.save(state, extra={}, config={})
                 kept.wait()
                 state = kept.restore(one, oracle.make_params()).state
             assert [trainer.measured for trainer in state.trainers.values()] == measured
-            assert all(one.keys() == {"gbar2", "spread", "along"} for one in measured)
+            names = {"gbar2", "spread", "along", "looked"}
+            assert all(numbers.keys() == names for numbers in measured)
             one.reconnect(state)
             state, _ = one.run(state, source, **runs[1])
             found = seen(state), seen(one.finish(state))
