@@ -207,12 +207,17 @@ class Flags:
 
 
 def parse_flags(
-    command: str, argv: Sequence[str], values: flags.FlagValues, docstring: str | None = None
+    command: str,
+    argv: Sequence[str],
+    values: flags.FlagValues,
+    docstring: str | None = None,
+    config: str | None = None,
 ) -> list[str]:
     """Parse a command's own flags, and add `--help`; return the positional arguments.
 
     Args:
       docstring: of the command, printed where help is asked for; None = the command looks itself.
+      config: path of the config whose fields may be meant; None = there is none.
 
     Raises:
       RefusedError: an unknown flag (with suggestions) or a value of the wrong type.
@@ -225,6 +230,8 @@ def parse_flags(
     except flags.UnrecognizedFlagError as error:
         known = [f"--{name}" for name in values]
         hint = closest(f"--{error.flagname}", known)
+        if config and error.flagname in fields(load_config(config, [])[0]):
+            hint = f"; a field of the config is set by --config.{error.flagname}=VALUE"
         raise RefusedError([f"unknown flag --{error.flagname}{hint}"], command) from error
     except flags.Error as error:
         raise RefusedError([_illegal(str(error), values)], command) from error
@@ -362,7 +369,8 @@ def config_asked_for(
     """
     title, (_, folder) = command.partition(" ")[0], _OF_ITS_OWN[command]
     path, overrides, others = split_config(argv)
-    problems, chosen = flag_problems(title, others, options.values), path or default
+    chosen = path or default
+    problems = flag_problems(title, others, options.values, None, chosen)
     if options.values.help:
         show_help(options.values, docstring)
         if not chosen:

@@ -81,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
     options.text("workdir", None, "folder of the run (default runs/CONFIG-regions)")
     options.text("compile_cache", None, "folder of compiled programs, or off")
     values = options.values
-    rest = parse_flags("launch", others, values, __doc__)
+    rest = parse_flags("launch", others, values, __doc__, path)
     if path is None:
         raise RefusedError([NO_CONFIG], "launch")
     workdir = Path(values.workdir or f"runs/{bare_name(path)}-regions").absolute()

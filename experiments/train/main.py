@@ -111,7 +111,7 @@ def main(argv: Sequence[str]) -> int:
         "print_config", "show the checked config and what follows from it; train nothing"
     )
     values = options.values
-    rest = parse_flags("train", others, values)
+    rest = parse_flags("train", others, values, config=path)
     if values.help:
         show_help(values, __doc__)
         shown, problems = load_config(path or "diloco", overrides)

@@ -89,6 +89,11 @@ VARIED = ("compare", "--config=configs/compare/diloco_period.py")
         ((*VARIED, "--config.seeds=(0,1"), "--config.seeds=(0,1: give a tuple, as (0,)"),
         (("plan", "--target=h100x8", "--config=diloco"), "'h100x8': write h100:1x8"),
         (
+            ("train", "--config=diloco", "--exchange=my:Transport"),
+            "unknown flag --exchange; a field of the config is set by --config.exchange=VALUE",
+        ),
+        (("quick", "--seeds=2"), "a field of the config is set by --config.seeds=VALUE"),
+        (
             ("train", "--config=diloco", "--config.method.codec.name=int4"),
             "there is no such field; write --config.method.codec=int4",
         ),
