@@ -16,8 +16,9 @@ units along the other side (`UnitShares`). Where both sides are cut, the cut tha
 more is gathered before. A side of one unit, a padded one, and a codec that cannot
 (`LeafCodec.in_shares`) have no shares.
 
-Slices of a two-shot are of equal size on every device, so that few units a device fill them up.
-Where that takes a quarter or more (`Placement.deals_evenly`), the next way that does not is taken.
+Slices of a two-shot are of equal size on every device, so that few units a device fill them up. Of
+the ways above, one where that takes a sixteenth or more gives way to the next where it takes less
+(`Placement.deals_evenly`).
 
 Of a pipeline stage the leaf is the stage's part. Functions of arrays are called within a
 `shard_map` over all axes of the mesh (`Regions.on_devices`), with a device's part of a leaf.
@@ -305,10 +306,10 @@ class Placement:
 
     @property
     def deals_evenly(self) -> bool:
-        """Whether devices fill up slices by less than a quarter, or as little as one device."""
+        """Whether devices fill up slices by less than a sixteenth, or as little as one device."""
         dealt, regions = self._dealt, self.slices
         units = dealt.devices * dealt.each
-        return units == -(-dealt.count // regions) or 4 * units * regions < 5 * dealt.count
+        return units == -(-dealt.count // regions) or 16 * units * regions < 17 * dealt.count
 
     @property
     def _start(self) -> jax.Array | int:
