@@ -101,7 +101,9 @@ class TrainingLoop:
         log: MetricsLog,
         checkpoints: Checkpoints,
         display: Display,
+        came_in: bool = False,
     ):
+        """`came_in`: the state was given by another region, which it had come to by then."""
         self.run, self.state, self.log = run, state, log
         self.evaluator, self.checkpoints, self.display = evaluator, checkpoints, display
         self.driver = _driver(run, lambda: self._phase("data"))
@@ -111,7 +113,7 @@ class TrainingLoop:
         self._evaluated_at = -1
         self._evaluated_progress = 0
         self._saved_at = -1  # the step of a checkpoint that holds the state of that step
-        self._came_at = self.step
+        self._came_at = self.step if came_in else -1
         self._owed = self.step == 0  # an evaluation that is due before the next step
         # What the last record needs of the time before `finish`; None = that is still to come.
         self._ended: dict[str, Any] | None = None
@@ -429,8 +431,8 @@ class TrainingLoop:
     def _left_out(self) -> bool | None:
         """True where the others counted nothing of this region's last exchanges; else None.
 
-        A quorum need not hold every region: with rounds nothing follows from that. Nor does it for
-        a region that came in at the end: it has learnt nothing since.
+        A quorum need not hold every region: with rounds nothing follows from that. The same holds
+        for a region that came in at the end: it has learnt nothing since.
         """
         if self.run.exchange is None or self.run.job.by_rounds or self.step == self._came_at:
             return None

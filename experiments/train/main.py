@@ -402,7 +402,7 @@ def _loop(
             log.write([_resumes(run, restored, step)])
         if log.begun and judged != log.eval_set:
             log.write([judged])
-        loop = TrainingLoop(run, state, evaluator, log, checkpoints, display)
+        loop = TrainingLoop(run, state, evaluator, log, checkpoints, display, late)
         if extra is not None:
             loop.restore(extra, -1 if late else step)
         complete = loop.train(interrupt)

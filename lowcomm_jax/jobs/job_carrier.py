@@ -199,7 +199,7 @@ class JobCarrier:
         self._pending: dict[str, PendingExchange] = {}
         # By fragment and level, so that each is compiled once.
         self._slicings: dict[tuple[int, int], Slicing] = {}
-        self._known = 0  # of how many sends the outcome was read ahead
+        self._known = 0  # of how many sends the outcome was read ahead; 0 = nothing is kept
         self._trained = 0  # inner steps that this region has made
         self._done_until = 0  # all that is due up to this step is done
         self._patience_s = 0.0  # waits so much longer in exchanges that start from now on
@@ -247,21 +247,23 @@ class JobCarrier:
         After an outage, wait the longer for them the more steps they have to make to come here.
         """
         step, sends = int(state.counters.step), int(state.counters.sends.sum())
-        until, makes_up = step, self.pacing.first is not None
+        landed = sends - sum(not one.anchor_updated for one in state.in_flight.values())
+        until, makes_up, done = step, self.pacing.first is not None, sends
         if makes_up:
             self._patience_s = self.pacing.patience_s(step - self._done_until)
             until = self._trained
         elif self.tells and not self.role.sends:
-            until = self.exchange.frontier()
-        if self._known and sends >= self._known:
+            # What it only listens to begins where it lands: what is in flight is read, too.
+            until, done = self.exchange.frontier(), landed
+        if self._known and landed >= self._known:
             self.exchange.forget_ahead()
             self._known = 0
         # Exchanges in groups have other names.
-        unknown = step < until and self.group_size is None and not self._known
+        unknown = step < until and self.group_size is None and done >= self._known
         if unknown and self._reachable():
-            missed = _missed(loop, state, until) if makes_up else 0
-            ahead = self.exchange.fetch_ahead(sends + 1, until - step + 1, missed)
-            self._known = sends + ahead if ahead else 0
+            missed = _due_until(loop, state, until) if makes_up and loop.schedule.by_steps else 0
+            count = sends - done + _due_until(loop, state, until + 1)
+            self._known = done + self.exchange.fetch_ahead(done + 1, count, missed)
 
     def reach(self, loop: SyncLoop, state: TrainState, stage: Stage, begun: bool) -> bool:
         # One answer for a step with a send, so that it is put off as a whole: what lands and what
@@ -630,12 +632,13 @@ def _due_sends(loop: SyncLoop, state: TrainState, step: int) -> Stage:
     return loop.schedule.sends(step, View(state.counters, [], loop.count))
 
 
-def _missed(loop: SyncLoop, state: TrainState, now: int) -> int:
-    """How many sends are due from the state's step to before `now`; 0 where what lands decides what
-    is sent."""
+def _due_until(loop: SyncLoop, state: TrainState, end: int) -> int:
+    """How many sends are due from the state's step to before `end`; as many as there are steps
+    where what lands decides what is sent."""
+    steps = range(int(state.counters.step), end)
     if not loop.schedule.by_steps:
-        return 0
-    return sum(len(_due_sends(loop, state, t)) for t in range(int(state.counters.step), now))
+        return len(steps)
+    return sum(len(_due_sends(loop, state, t)) for t in steps)
 
 
 def uncounted(state: TrainState, key: str) -> TrainState:

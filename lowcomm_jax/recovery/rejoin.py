@@ -38,7 +38,6 @@ from lowcomm_jax.jobs.anchor_history import anchor_version
 from lowcomm_jax.jobs.given_state import placed_like, shared_trees, start_from_peer
 from lowcomm_jax.jobs.job_carrier import JobCarrier, start_from_anchor, wait_for_donors
 from lowcomm_jax.mesh.arrays import host_form, place_like
-from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.optimizers import at_step
 from lowcomm_jax.params_view import anchors
 from lowcomm_jax.recovery.precompile import precompile
@@ -182,14 +181,14 @@ def _compare(carrier: JobCarrier, loop: SyncLoop, state: TrainState) -> None:
 def serve(engine: Engine, state: TrainState, linger_s: float = 30.0) -> None:
     """After the end, give the state to regions that join now, for at most `linger_s` seconds.
 
-    As long, this region stays for those that lack payloads which would go with it. The state also
+    For as long, it also stays for regions that lack payloads which would be gone with it. The state
     stays in the store, if some region was absent at the end, or has not got all by then.
+
+    Args:
+      linger_s: 0 = leave the state where it is missed, and give it to nobody.
     """
     carrier, until = engine.carrier, time.monotonic() + linger_s
-    while leader().broadcast_from_leader(
-        "serve",
-        lambda: carrier.exchange.is_needed() and time.monotonic() < until,
-    ):
+    while linger_s and carrier.exchange.is_needed(until):
         carrier.answer(state)
         time.sleep(_POLL_SECONDS)
     if carrier.exchange.misses(carrier.position(state)):

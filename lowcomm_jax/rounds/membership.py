@@ -85,6 +85,7 @@ class Membership:
                 f"the processes of this job were given (region, count, heal) {given}: give all of "
                 "them the same"
             )
+        self._stays_until = math.inf
         self.lingers: bool = self._open_with(make, keep)
 
     @led
@@ -216,10 +217,12 @@ class Membership:
 
         That is so where a region neither trains with us nor has left at the end, and no lower one
         does. One that lives and is only coming in (it meets the others, or compiles) misses it. So
-        does one that could get payloads of ours only while this job runs, and lacks some.
+        does one that could get payloads of ours only while this job runs, and lacks some when that
+        stays for it no longer (`is_needed`).
         """
         heartbeat, comes = self._context.heartbeat, self.state_transfer.asking().keys()
-        comes |= self._lacking()
+        if time.monotonic() >= self._stays_until:
+            comes |= self._lacking()
         here = {r: b for r, b in self._beats().items() if r not in comes and b.awaited}
         there = {r for r, b in here.items() if b.epoch == heartbeat.own.epoch} | {self.region}
         left = {r: b for r, b in heartbeat.latest().items() if b.leaving}
@@ -228,15 +231,24 @@ class Membership:
         return bool(missing) and self.region == min(there)
 
     @led
-    def is_needed(self) -> bool:
-        """Whether a living region asks for a state, or lacks payloads that go with this job."""
-        return bool(self.state_transfer.asking() or self._lacking())
+    def is_needed(self, until: float) -> bool:
+        """Whether a living region asks for a state, or lacks payloads that go with this job.
+
+        Args:
+          until: then it is no more, nor does `close` wait for anybody; by `time.monotonic`.
+        """
+        self._stays_until = until
+        needed = self.state_transfer.asking() or self._fetching()
+        return bool(needed) and time.monotonic() < until
+
+    def _fetching(self) -> bool:
+        """Whether one that lacks payloads of ours lives, and has not paused."""
+        beats = self._beats()
+        return any(region in beats and not beats[region].paused for region in self._lacking())
 
     def _lacking(self) -> set[int]:
-        """Living regions that can get payloads of ours only while this job runs, and lack some."""
-        if not self._context.transport.lingers:
-            return set()
-        return self._payload_gc.lacking() & self._context.heartbeat.living()
+        """Regions that can get payloads of ours only while this job runs, and lack some."""
+        return self._payload_gc.lacking() if self._context.transport.lingers else set()
 
     @led
     def leave_result(self, state: State) -> None:
@@ -280,15 +292,16 @@ class Membership:
         """Leave the run and end all exchanges under way.
 
         Where others can only get payloads while this region is there, it stays until all living
-        ones have them, `linger_s` at most. A state that is being given has half a minute left; what
+        ones have them, `linger_s` at most, with the time that it has stayed for them before
+        (`is_needed`). A state that is being given has half a minute left; what
         is not written then is dropped, and another region gives one.
         """
         if not self._context.halted.is_set():
-            self._linger(linger_s, lambda: not self._lacking())
+            self._linger(linger_s, lambda: not self._fetching())
         self._end()
 
     def _linger(self, seconds: float, done: Callable[[], bool]) -> None:
-        until = time.monotonic() + seconds
+        until = min(time.monotonic() + seconds, self._stays_until)
         while time.monotonic() < until and not done():
             time.sleep(self._context.timing.beat_s / 4)
 

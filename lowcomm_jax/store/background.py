@@ -32,8 +32,8 @@ How a job leaves (`rejoin.serve`, then `Membership.close`):
 
 1. For half a minute at most it stays for those who ask, and gives them its state; where its
    transport lingers, also for those who lack its payloads. It leaves its state in the store where a
-   region is missing, or lacks some by then. Without an end to serve it only waits for the others to
-   have its payloads, as long.
+   region is missing, or lacks some by then. A job that serves nobody only waits, as long, until the
+   others have its payloads.
 2. It says that exchanges close, and joins those marked B, half a minute at most.
 3. It stops the heartbeat, whose last beat says that it leaves: within `2 answer_s` (10 s).
 4. It closes the store, which ends requests that hang, and joins again who waited for one.

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lowcomm_jax.jobs import job_carrier
-from lowcomm_jax.jobs.job_carrier import JobCarrier, OutagePacing, PendingExchange, _missed
+from lowcomm_jax.jobs.job_carrier import JobCarrier, OutagePacing, PendingExchange, _due_until
 from lowcomm_jax.rounds import job_traffic
 from lowcomm_jax.rounds.job_traffic import JobTraffic
 from lowcomm_jax.rounds.request import Arrived, arrange
@@ -167,7 +167,7 @@ def test_what_is_due_while_nobody_can_be_reached_is_made_up_for_as_if_absent():
     assert loop.asked == [(3, False, 1), (6, False, 1), (9, True, 1)]
     assert loop.done == [(3, False, False), (6, False, False), (9, True, True)]
     assert state.counters.behind == 0
-    assert loop.calls() == [("fetch_ahead", 4, 9 - 3 + 1, 2)]
+    assert loop.calls() == [("fetch_ahead", 4, 3, 2)]
     # By the steps since that of the first deferral.
     assert loop.patience == [10.0, 30.0, 30.0] and loop.carrier._patience_s == 0.0
     assert loop.pacing == OutagePacing()
@@ -214,7 +214,9 @@ def test_more_is_read_ahead_once_what_was_read_is_done(known, asked):
     calls = [call for call in loop.exchange.calls if call[0] == "fetch_ahead"]
     assert [first - 1 for _, first, *_ in calls] == asked
     steps = [3 + 3 * (sends - 3) for sends in asked]  # an event, with a send, every third step
-    assert [given for _, _, *given in calls] == [[12 - at + 1, (12 - at) // 3] for at in steps]
+    assert [given for _, _, *given in calls] == [
+        [(12 - at) // 3 + 1, (12 - at) // 3] for at in steps
+    ]
 
 
 @pytest.mark.parametrize(
@@ -230,9 +232,9 @@ def test_more_is_read_ahead_once_what_was_read_is_done(known, asked):
 )
 def test_sends_that_were_missed(step, sent, now, missed):
     loop, state = Loop(), State(Counters(step=step, last_sent=np.array([sent, -1])))
-    assert _missed(loop, state, now) == missed
+    assert _due_until(loop, state, now) == missed
     loop.schedule = Adaptive(6, 2, 1, 1)
-    assert _missed(loop, state, now) == 0
+    assert _due_until(loop, state, now) == now - step
 
 
 def test_what_was_read_ahead_is_let_go_of_once_it_is_done():
@@ -245,6 +247,22 @@ def test_what_was_read_ahead_is_let_go_of_once_it_is_done():
     assert loop.calls()[1:] == [("forget_ahead",)]
 
 
+def test_what_is_in_flight_is_kept_and_read_by_who_only_listens_to_it():
+    """It takes a payload where that lands, which may be after later sends."""
+    loop, flight = Loop(), SimpleNamespace(anchor_updated=False)
+    loop.exchange.known, loop.exchange.frontier = 2, lambda: 12
+    with loop.carrier.acting(defers=False, sends=False):
+        state = State(in_flight={"a": flight}).at(3)  # sent before the third of three sends
+        loop.carrier._comes_to(loop, state)
+        assert loop.calls() == [("fetch_ahead", 3, 1 + 4, 0)]
+        state.counters.sends = np.add(state.counters.sends, [1, 0])
+        loop.carrier._comes_to(loop, state)  # two of four have landed: the third is still read
+        assert loop.calls()[1:] == []
+        flight.anchor_updated = True
+        loop.carrier._comes_to(loop, state)
+    assert loop.calls()[1:] == [("forget_ahead",), ("fetch_ahead", 5, 4, 0)]
+
+
 @pytest.mark.parametrize("frontier", [12, 6, 3])
 def test_who_comes_in_reads_ahead_what_the_others_have_landed(frontier):
     """It says of none that it has no part in it: nobody waits for it."""
@@ -253,7 +271,7 @@ def test_who_comes_in_reads_ahead_what_the_others_have_landed(frontier):
     with loop.carrier.acting(defers=False, sends=False):
         loop.run_due(State().at(6), NOBODY, [])
     ahead = [call for call in loop.calls() if call[0] == "fetch_ahead"]
-    assert ahead == [("fetch_ahead", 4, frontier - 3 + 1, 0)] * (frontier > 3)
+    assert ahead == [("fetch_ahead", 4, frontier // 3, 0)] * (frontier > 3)
 
 
 @pytest.mark.parametrize("lands", [False, True])

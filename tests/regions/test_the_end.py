@@ -1,7 +1,9 @@
 """All regions end alike: also where one was left out at the last step, or has just come in."""
 
 import dataclasses
+import functools
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -162,21 +164,30 @@ def test_who_lacks_payloads_that_go_with_a_job_is_waited_for_and_misses_the_end(
     timing = dataclasses.replace(TIMING, deadline_s=0.5)
     with ThreadPoolExecutor(2) as pool:
         made = list(pool.map(between(2, timing, kind=over_peers), range(2)))
-    assert not made[0].is_needed() and not made[0].misses(0)
+    needed = functools.partial(made[0].is_needed, time.monotonic() + 60.0)
+    assert not needed() and not made[0].misses(0)
 
     def goes_on_alone(key):
         made[0].start(key, {"x": np.ones((1, 2), np.float32)})
         made[0].finish(key)
 
     goes_on_alone("1")
-    assert made[0].is_needed() and made[0].misses(0)
+    assert needed() and not made[0].misses(0)
+    assert not made[0].is_needed(time.monotonic()) and made[0].misses(0)  # it stays no longer
+    began = time.monotonic()
+    made[0]._linger(30.0, lambda: False)
+    assert time.monotonic() - began < 10.0
     made[1].start("1", {"x": np.ones((1, 2), np.float32)})
     made[1].finish("1")
-    until(lambda: not made[0].is_needed())
-    assert not made[0].misses(0)
+    until(lambda: not made[0].misses(0))
     goes_on_alone("2")
+    assert needed()
+    made[1]._context.heartbeat.update(paused=True)
+    until(lambda: not needed())  # it fetches nothing more, and comes back
+    made[1]._context.heartbeat.update(paused=False)
+    until(needed)
     vanish(made[1])
-    until(lambda: not made[0].is_needed())  # nobody lives who could get them
+    until(lambda: not needed())  # nobody lives who could get them
     assert made[0].misses(0)
 
 

@@ -37,7 +37,7 @@ def loop(monkeypatch):
     made._spent, made._started = dict.fromkeys(loops.PHASES, 0.0), 0.0
     made.evaluation, made._evaluated_at, made._owed, made._ended = None, -1, False, None
     made._now, made._lasted = None, {}
-    made._evaluated_progress, made._saved_at, made._came_at = 0, -1, 0
+    made._evaluated_progress, made._saved_at, made._came_at = 0, -1, -1
     made.state = MagicMock(step=4)
     made.evaluator = lambda state, leave: MagicMock(anchor=1.5, regions=None)
     return made
@@ -58,7 +58,7 @@ def test_a_checkpoint_is_judged_by_its_own_loss(loop):
 
 
 @pytest.mark.parametrize(
-    ("came", "by_rounds", "lost"), [(0, False, True), (4, False, None), (0, True, None)]
+    ("came", "by_rounds", "lost"), [(-1, False, True), (4, False, None), (-1, True, None)]
 )
 def test_who_was_never_counted_has_lost_what_it_learnt_since_it_came(loop, came, by_rounds, lost):
     """Who came in at the end has learnt nothing."""
