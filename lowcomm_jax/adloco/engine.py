@@ -137,7 +137,7 @@ class AdaptiveEngine:
             Probe(plain, policy.microbatches) if policy.microbatches else None
         )
         self._scale, self._schedule, self._warmed = SCALINGS[setup.scaling], schedule, False
-        self._told = Told()  # with the next segment: of a round that was paused, and has landed
+        self._told = Told()  # of a paused round that has landed since; the next segment tells it
 
     def init(self, params: PyTree) -> AdaptiveState:
         """Start every trainer in every region from `params` (see `Engine.init`)."""
@@ -184,7 +184,9 @@ class AdaptiveEngine:
         goal = Goal.of(state, self.period, rounds=rounds, steps=steps, samples=samples)
         state, history = self.warm(state, source), History()
         if state.paused:
-            state = self._landed(state, np.ones(self.regions.count, bool), self._told)
+            told = Told()
+            state = self._landed(state, np.ones(self.regions.count, bool), told)
+            self._told = told
         while not (goal.reached(state) or state.paused):
             if self.jobs is not None and (missed := self.jobs.rounds_missed(state, self.period)):
                 state = self._caught_up(state, source, goal, missed)
@@ -205,6 +207,8 @@ class AdaptiveEngine:
         Args:
           history: gets them, and the events of all trainers.
         """
+        # Taken first, so that a segment that raises leaves nothing for the next one to tell.
+        told, self._told = self._told, Told()
         state, segment = self._opened(state, goal)
         start, steps, per_step = segment.start, segment.steps, segment.per_step
         consumed = state.samples
@@ -225,11 +229,10 @@ class AdaptiveEngine:
             engine = self._engine_of(number, trainer)
             ended, own = engine.run(ready, batches, participants, microbatch=plan.microbatch)
             segment.histories[number] = own
-            self._told.add(number, own.events)
+            told.add(number, own.events)
             state = segment.stepped(state, number, ended)
         if state.step % self.period == 0:
-            state = self._landed(state, mask_R, self._told)
-        told, self._told = self._told, Told()
+            state = self._landed(state, mask_R, told)
         events, work_RxS = told.in_order(), work_RxS / self.reference_batch
         # What a paused round lands is done before the first of these steps.
         first, made = start + 1, range(start + 1, state.step + 1)

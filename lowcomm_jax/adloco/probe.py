@@ -105,18 +105,18 @@ class Probe:
         Returns:
           The state whose counters have these bytes.
         """
-        step, rest, told.events = state.step, told.events, []
+        step, booked = state.step, Told()
         traffic = all_gather(4 * len(SCALARS), mask_R)
         sends_R = traffic.sent > 0
         send = Event.of_send(step, -1, f"probe@{step}", sends_R, traffic, {})
         land = Event.of_landing(step, -1, send.key, sends_R, 0, {})
         for number, trainer in state.trainers.items():
             if (measured := trainer.measured) is not None:
-                told.add(number, [send, land] if sends_R.any() else [])
+                booked.add(number, [send, land] if sends_R.any() else [])
                 measured = {**measured, LOOKED: np.asarray(measured[LOOKED]) * mask_R}
                 own = trainer.state.with_more_bytes(traffic.sent, traffic.received)
                 state = state.with_trainer(number, trainer.replace(state=own, measured=measured))
-        told.events += rest
+        told.events[:0] = booked.events
         return state
 
 
