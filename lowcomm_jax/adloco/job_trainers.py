@@ -20,8 +20,7 @@ import jax
 import numpy as np
 
 from lowcomm_jax.adloco.history import Told
-from lowcomm_jax.adloco.probe import SCALARS
-from lowcomm_jax.adloco.state import LOOKED, AdaptiveState, Trainer
+from lowcomm_jax.adloco.state import LOOKED, SCALARS, AdaptiveState, Trainer
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.jobs.given_state import given
 from lowcomm_jax.jobs.job_carrier import Counted

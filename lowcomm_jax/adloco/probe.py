@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lowcomm_jax.adloco.history import Told
-from lowcomm_jax.adloco.state import LOOKED, AdaptiveState
+from lowcomm_jax.adloco.state import LOOKED, SCALARS, AdaptiveState
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.exchange import all_gather
 from lowcomm_jax.history import Event, readable
@@ -34,7 +34,6 @@ from lowcomm_jax.train.batch_blocks import BlockStager, batch_size
 from lowcomm_jax.train.inner_step import mean_over_microbatches, part_key, step_key
 
 PyTree = Any
-SCALARS = ("gbar2", "spread", "along")
 
 
 class Probe:

@@ -153,6 +153,7 @@ def test_a_round_has_an_exchange_a_trainer(tmp_path):
         (lambda d: d["trainers"]["live"]["0"].update(policy=None), Rejected),
         (lambda d: d["trainers"]["live"]["0"]["policy"].update(signal=float("nan")), Rejected),
         (lambda d: d["trainers"]["live"]["0"]["policy"].update(more=1.0), Rejected),
+        (lambda d: d["trainers"]["live"]["0"].update(measured={"gbar2": "x"}), Rejected),
         (lambda d: d["trainers"]["live"].update(x=d["trainers"]["live"]["0"]), Rejected),
         (lambda d: d["trainers"]["live"].update({"7": d["trainers"]["live"]["0"]}), ValueError),
         (lambda d: d["trainers"]["live"].clear(), ValueError),
@@ -233,7 +234,7 @@ def test_who_comes_after_the_end_starts_from_the_anchors_of_the_result(region, m
 def test_a_checkpoint_in_a_round_has_this_regions_numbers(region, tmp_path):
     """They travel with the round's payload, which is sent after the run goes on."""
     one, state = region
-    measured = {"gbar2": [1.0], "spread": [0.1], "along": [3.0]}
+    measured = {"gbar2": [1.0], "spread": [0.1], "along": [3.0], "looked": [1.0]}
     state = state.with_trainer(1, state.trainers[1].replace(measured=measured))
     with Checkpoints(tmp_path / "saved") as checkpoints:
         checkpoints.save(state, extra={}, config={}, method=one.method)
