@@ -83,15 +83,15 @@ class Goal:
 
 
 class AdaptiveEngine:
-    """Trains one model with a method that adapts its batches or has several trainers.
+    """Trains one model with a method that has a batch policy, and perhaps several trainers.
 
     Every trainer is an ordinary `TrainState` of an ordinary `Engine`: `plain`, or between jobs one
     of the same programs that names its exchanges by the trainer. One trainer makes the steps of a
     segment after the other. Trainers may ask for different batches, and free their memory as soon
     as they are merged. The random numbers of a step are the same for all of them.
 
-    The method has `inner_batching` (a batch policy), `trainers`, or both. All trainers of a region
-    share its virtual time and its links.
+    The method has a batch policy, `inner_batching`, and perhaps `trainers`. All trainers of a
+    region share its virtual time and its links.
 
     Raises:
       ValueError: one message that lists every setting that cannot work, with its fix.

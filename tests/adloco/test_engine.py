@@ -1,5 +1,6 @@
 """The engine around several trainers: compilations, merges, virtual time, refusals."""
 
+import dataclasses
 import weakref
 
 import jax
@@ -226,6 +227,13 @@ def test_the_ordinary_engine_names_the_adaptive_one():
         text = refusal(lambda: lc.Engine(loss_fn, optax.sgd(0.1), method, 2, mesh=MESH))  # noqa: B023
         assert "AdaptiveEngine" in text
     assert "no batch policy" in refusal(lambda: engine(lc.methods.diloco(4)))
+    bare = dataclasses.replace(lc.methods.diloco(4), trainers=Trainers(2, 3))
+    text = refusal(lambda: lc.Engine(loss_fn, optax.sgd(0.1), bare, 2, mesh=MESH))
+    assert "use lowcomm_jax.AdaptiveEngine" in text
+    text = refusal(lambda: engine(bare))
+    assert "trainers need a batch policy, too: give inner_batching, as batching.Fixed(b)" in text
+    assert "lc.Engine" not in text
+    engine(dataclasses.replace(bare, inner_batching=lc.batching.Fixed(2)))
     for method, part in (
         (lc.methods.ddp(inner_batching=Fixed(4)), "takes a fixed batch and one"),
         (lc.methods.diloco(4, inner_batching="norm"), "inner_batching='norm'"),
