@@ -4,7 +4,8 @@ A round is the H inner steps between two exchanges. Before a round trainers may 
 step the engine measures every trainer's gradient noise, where all its regions hold the anchor's
 values. From the noise the batch policy decides, at the round's end, how large the batch of the
 *next* round is. The numbers are fetched once the round's steps run, so that no step waits for them.
-Where every region is a job, they come with the round's payloads (`job_trainers`).
+Where every region is a job, they come with the round's payloads (`job_trainers`). A job of several
+processes waits for its own before the steps.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 import optax
 
 from lowcomm_jax.adloco.history import Segment, Told
-from lowcomm_jax.adloco.job_trainers import JobTrainers, header_of
+from lowcomm_jax.adloco.job_trainers import JobTrainers
 from lowcomm_jax.adloco.learning_rate import SCALINGS, factors, scale_lr, set_lr_scale
 from lowcomm_jax.adloco.merge import merge, merge_all
 from lowcomm_jax.adloco.probe import Probe
@@ -226,8 +227,11 @@ class AdaptiveEngine:
             ready = set_lr_scale(trainer.state, *rate)
             starts = range(trainer.used, trainer.used + steps * plan.samples, plan.samples)
             batches = (source(number, first, plan.samples) for first in starts)
-            engine = self._engine_of(number, trainer)
-            ended, own = engine.run(ready, batches, participants, microbatch=plan.microbatch)
+            if self.jobs is not None:
+                self.jobs.carry(number, trainer)
+            ended, own = self.engines[number].run(
+                ready, batches, participants, microbatch=plan.microbatch
+            )
             segment.histories[number] = own
             told.add(number, own.events)
             state = segment.stepped(state, number, ended)
@@ -323,10 +327,14 @@ class AdaptiveEngine:
         """
         state.refuse_donated()
         told, self._told = Told(), Told()  # no segment follows that tells it
+        if self.jobs is not None:
+            self.jobs.forget()
         if state.paused:
             everyone = np.ones(self.regions.count, bool)
             state = self._landed(state, everyone, told, stoppable=False)
         for number, trainer, loop in self.loops(state):
+            if self.jobs is not None:
+                self.jobs.carry(number, trainer)
             ended, events = loop.finish(trainer.state)
             told.add(number, events)
             state = state.with_trainer(number, trainer.replace(state=ended))
@@ -369,25 +377,17 @@ class AdaptiveEngine:
 
     # -- loops, and jobs of their own -----------------------------------------------------------
 
-    def _engine_of(self, number: int, trainer: Trainer) -> Engine:
-        """A trainer's engine; between jobs its payloads carry what this region has measured."""
-        engine = self.engines[number]
-        if engine.carrier is not None:
-            engine.carrier.header = header_of(trainer, self.regions)
-        return engine
-
-    def loop_of(self, number: int, trainer: Trainer) -> Loop:
-        """The loop over events of a trainer; on one mesh all have the same."""
-        return self._engine_of(number, trainer).sync_loop(trainer.state)
-
     def loops(self, state: AdaptiveState) -> list[tuple[int, Trainer, Any]]:
-        """(number, trainer, its loop over events) of every trainer."""
-        return [(i, trainer, self.loop_of(i, trainer)) for i, trainer in state.trainers.items()]
+        """(number, trainer, its loop over events) of every trainer; on one mesh all have one."""
+        return [
+            (number, trainer, self.engines[number].sync_loop(trainer.state))
+            for number, trainer in state.trainers.items()
+        ]
 
     def sync_loop(self, state: AdaptiveState) -> Loop:
         """The loop over events of the first trainer; steps are those of all."""
         [number, *_] = state.trainers
-        return self.loop_of(number, state.first)
+        return self.engines[number].sync_loop(state.first.state)
 
     @property
     def carrier(self) -> JobCarrier | None:
