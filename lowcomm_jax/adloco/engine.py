@@ -176,7 +176,9 @@ class AdaptiveEngine:
           participants: see `Engine.run`; of all trainers alike.
 
         Returns:
-          (state, history): metrics of all trainers, and rows with each (`adloco.history.Segment`).
+          (state, history): metrics of all trainers, and `work`, samples of a step over the
+          reference batch. Rows have each trainer, merges (`adloco.history.Segment`), and what was
+          decided (`looks` of `adloco.history.Told`).
 
         Raises:
           ValueError: no number, or a state that was donated before.
@@ -240,7 +242,10 @@ class AdaptiveEngine:
         events, work_RxS = told.in_order(), work_RxS / self.reference_batch
         # What a paused round lands is done before the first of these steps.
         first, made = start + 1, range(start + 1, state.step + 1)
-        looks = {max(step, first): found for step, found in told.looks.items()}
+        looks: dict[int, dict[str, Any]] = {}
+        for step, found in told.looks.items():
+            row = max(step, first)
+            looks[row] = looks.get(row, {}) | found
 
         def more(step: int) -> dict[str, Any]:
             return segment.more(step) | ({"looks": looks[step]} if step in looks else {})
@@ -261,9 +266,10 @@ class AdaptiveEngine:
             told = {"round": round_, "survivor": pair[0], "retired": pair[1], "batches": batches}
             state, merges = merge(self._programs(state), state, *pair), [told]
         plans = {number: self.switch.plan(asked) for number, asked in state.requests.items()}
-        segment = Segment(state.step, self.plain.setup.regions, plans, merges)
-        segment.steps = goal.steps(state, segment.per_step, self.period)
-        return state, segment
+        regions = self.plain.setup.regions
+        per_step = regions * sum(plan.samples for plan in plans.values())
+        steps = goal.steps(state, per_step, self.period)
+        return state, Segment(state.step, regions, steps, per_step, plans, merges)
 
     def _measured(
         self, state: AdaptiveState, number: int, plan: StepPlan, source: Source, mask_R: np.ndarray

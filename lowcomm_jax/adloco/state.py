@@ -39,7 +39,8 @@ class Trainer(msgspec.Struct, frozen=True, omit_defaults=True):
         takes those that follow.
       policy: the batch policy's state.
       measured: until a round's end: statistics of the regions here, `[R]` by name, and which of
-        them have `LOOKED`, arrays that nobody has waited for yet, or lists; else None.
+        them have `LOOKED`, arrays that nobody has waited for yet, or lists; else None. Between
+        `JobTrainers.heard` and the decision: `[N]`, of the regions of all jobs.
       state: a `TrainState`; None in what a document tells of a trainer.
     """
 
