@@ -176,9 +176,9 @@ class AdaptiveEngine:
           participants: see `Engine.run`; of all trainers alike.
 
         Returns:
-          (state, history): metrics of all trainers, and `work`, samples of a step over the
-          reference batch. Rows have each trainer, merges (`adloco.history.Segment`), and what was
-          decided (`looks` of `adloco.history.Told`).
+          (state, history): metrics of all trainers, and `work`, samples of a region's step over
+          the reference batch. Rows have each trainer, merges (`adloco.history.Segment`), and what
+          was decided (`looks` of `adloco.history.Told`).
 
         Raises:
           ValueError: no number, or a state that was donated before.
