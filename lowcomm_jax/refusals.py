@@ -286,9 +286,20 @@ def _batch_policy(s: Setup) -> list[str]:
     return policy.violations() if isinstance(policy, BatchPolicy) else []
 
 
+def _no_batch_policy(s: Setup) -> str | None:
+    """The fix where an `AdaptiveEngine` is to run a method without a batch policy."""
+    if not s.adaptive or s.method.inner_batching is not None:
+        return None
+    if s.method.trainers is not None:
+        return "trainers need a batch policy, too: give inner_batching, as batching.Fixed(b)"
+    return "give inner_batching, a policy of lowcomm_jax.batching, or use lc.Engine"
+
+
 def _below_start(s: Setup) -> int | None:
     """The policy's first batch, where no microbatch may be as large."""
-    policy, most = s.method.inner_batching, getattr(s, "largest_microbatch", None)
+    if not s.adaptive:
+        return None
+    policy, most = s.method.inner_batching, s.largest_microbatch
     if most is None or not isinstance(policy, BatchPolicy) or policy.violations():
         return None
     return policy.start if most < policy.start else None
@@ -655,12 +666,7 @@ OF_THE_METHOD = (
         "largest_microbatch={s.largest_microbatch} is below start={wrong}: start with "
         "{s.largest_microbatch}, or give more",
     ),
-    Row(
-        "method",
-        lambda s: s.adaptive and s.method.inner_batching is None,
-        "{m.name} has no batch policy: give inner_batching, a policy of lowcomm_jax.batching, "
-        "or use lc.Engine",
-    ),
+    Row("method", _no_batch_policy, "{m.name} has no batch policy: {wrong}"),
     Row(
         "method",
         lambda s: s.adaptive and (s.method.schedule.needs_network or s.method.schedule.measured),

@@ -248,6 +248,16 @@ def between_jobs(code):
     assert {"url", "region", "count", "run_id"} <= bound.parameters.keys()
 
 
+def batch_policy(code):
+    """One with which an `AdaptiveEngine` takes a method of several trainers."""
+    policy = expression(batching=lc.batching, b=2)(code)
+    trainers = lc.methods.adloco(2, 2).trainers
+    method = dataclasses.replace(lc.methods.diloco(2), trainers=trainers, inner_batching=policy)
+    lc.AdaptiveEngine(
+        loss_fn, optax.sgd(0.1), method, 1, mesh=lc.make_mesh(devices=jax.devices()[:1])
+    )
+
+
 def by_rounds(code):
     (name,) = re.findall(r", (\w+)=", code)
     assert name in inspect.signature(lc.Engine.run).parameters
@@ -296,6 +306,7 @@ EXECUTED = {
     "engine.reconnect(state)": reconnected,
     "engine.run(state, batches, rounds=...)": by_rounds,
     "exchange.store(...)": between_jobs,
+    "batching.Fixed(b)": batch_policy,
     "jnp.asarray(value)": array,
     "x.astype(jnp.float32)": array,
     "target.mesh(...)": of_a_target,

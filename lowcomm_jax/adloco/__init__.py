@@ -1,6 +1,6 @@
 """The engine of AdLoCo: a list of trainers that merge, and batches that grow with gradient noise.
 
-In: a method with a batch policy (`rules.batching`), trainers (`rules.trainers`), or both, and a
+In: a method with a batch policy (`rules.batching`), perhaps trainers (`rules.trainers`), and a
 source of samples. Out: `engine.AdaptiveEngine`, which runs every trainer as an ordinary
 `TrainState` of an ordinary `lc.Engine`, an `AdaptiveState` and a `History`.
 

@@ -4,7 +4,8 @@ A round is the H inner steps between two exchanges. Before a round trainers may 
 step the engine measures every trainer's gradient noise, where all its regions hold the anchor's
 values. From the noise the batch policy decides, at the round's end, how large the batch of the
 *next* round is. The numbers are fetched once the round's steps run, so that no step waits for them.
-Where every region is a job, they come with the round's payloads (`job_trainers`).
+Where every region is a job, they come with the round's payloads (`job_trainers`). A job of several
+processes waits for its own before the steps.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 import optax
 
 from lowcomm_jax.adloco.history import Segment, Told
-from lowcomm_jax.adloco.job_trainers import JobTrainers, header_of
+from lowcomm_jax.adloco.job_trainers import JobTrainers
 from lowcomm_jax.adloco.learning_rate import SCALINGS, factors, scale_lr, set_lr_scale
 from lowcomm_jax.adloco.merge import merge, merge_all
 from lowcomm_jax.adloco.probe import Probe
@@ -83,15 +84,15 @@ class Goal:
 
 
 class AdaptiveEngine:
-    """Trains one model with a method that adapts its batches or has several trainers.
+    """Trains one model with a method that has a batch policy, and perhaps several trainers.
 
     Every trainer is an ordinary `TrainState` of an ordinary `Engine`: `plain`, or between jobs one
     of the same programs that names its exchanges by the trainer. One trainer makes the steps of a
     segment after the other. Trainers may ask for different batches, and free their memory as soon
     as they are merged. The random numbers of a step are the same for all of them.
 
-    The method has `inner_batching` (a batch policy), `trainers`, or both. All trainers of a region
-    share its virtual time and its links.
+    The method has a batch policy, `inner_batching`, and perhaps `trainers`. All trainers of a
+    region share its virtual time and its links.
 
     Raises:
       ValueError: one message that lists every setting that cannot work, with its fix.
@@ -137,7 +138,7 @@ class AdaptiveEngine:
             Probe(plain, policy.microbatches) if policy.microbatches else None
         )
         self._scale, self._schedule, self._warmed = SCALINGS[setup.scaling], schedule, False
-        self._told = Told()  # with the next segment: of a round that was paused, and has landed
+        self._told = Told()  # of a paused round that has landed since; the next segment tells it
 
     def init(self, params: PyTree) -> AdaptiveState:
         """Start every trainer in every region from `params` (see `Engine.init`)."""
@@ -175,7 +176,9 @@ class AdaptiveEngine:
           participants: see `Engine.run`; of all trainers alike.
 
         Returns:
-          (state, history): metrics of all trainers, and rows with each (`adloco.history.Segment`).
+          (state, history): metrics of all trainers, and `work`, samples of a region's step over
+          the reference batch. Rows have each trainer, merges (`adloco.history.Segment`), and what
+          was decided (`looks` of `adloco.history.Told`).
 
         Raises:
           ValueError: no number, or a state that was donated before.
@@ -184,7 +187,9 @@ class AdaptiveEngine:
         goal = Goal.of(state, self.period, rounds=rounds, steps=steps, samples=samples)
         state, history = self.warm(state, source), History()
         if state.paused:
-            state = self._landed(state, np.ones(self.regions.count, bool), self._told)
+            told = Told()
+            state = self._landed(state, np.ones(self.regions.count, bool), told)
+            self._told = told
         while not (goal.reached(state) or state.paused):
             if self.jobs is not None and (missed := self.jobs.rounds_missed(state, self.period)):
                 state = self._caught_up(state, source, goal, missed)
@@ -205,6 +210,8 @@ class AdaptiveEngine:
         Args:
           history: gets them, and the events of all trainers.
         """
+        # Taken first, so that a segment that raises leaves nothing for the next one to tell.
+        told, self._told = self._told, Told()
         state, segment = self._opened(state, goal)
         start, steps, per_step = segment.start, segment.steps, segment.per_step
         consumed = state.samples
@@ -222,18 +229,23 @@ class AdaptiveEngine:
             ready = set_lr_scale(trainer.state, *rate)
             starts = range(trainer.used, trainer.used + steps * plan.samples, plan.samples)
             batches = (source(number, first, plan.samples) for first in starts)
-            engine = self._engine_of(number, trainer)
-            ended, own = engine.run(ready, batches, participants, microbatch=plan.microbatch)
+            if self.jobs is not None:
+                self.jobs.carry(number, trainer)
+            ended, own = self.engines[number].run(
+                ready, batches, participants, microbatch=plan.microbatch
+            )
             segment.histories[number] = own
-            self._told.add(number, own.events)
+            told.add(number, own.events)
             state = segment.stepped(state, number, ended)
         if state.step % self.period == 0:
-            state = self._landed(state, mask_R, self._told)
-        told, self._told = self._told, Told()
+            state = self._landed(state, mask_R, told)
         events, work_RxS = told.in_order(), work_RxS / self.reference_batch
         # What a paused round lands is done before the first of these steps.
         first, made = start + 1, range(start + 1, state.step + 1)
-        looks = {max(step, first): found for step, found in told.looks.items()}
+        looks: dict[int, dict[str, Any]] = {}
+        for step, found in told.looks.items():
+            row = max(step, first)
+            looks[row] = looks.get(row, {}) | found
 
         def more(step: int) -> dict[str, Any]:
             return segment.more(step) | ({"looks": looks[step]} if step in looks else {})
@@ -254,9 +266,10 @@ class AdaptiveEngine:
             told = {"round": round_, "survivor": pair[0], "retired": pair[1], "batches": batches}
             state, merges = merge(self._programs(state), state, *pair), [told]
         plans = {number: self.switch.plan(asked) for number, asked in state.requests.items()}
-        segment = Segment(state.step, self.plain.setup.regions, plans, merges)
-        segment.steps = goal.steps(state, segment.per_step, self.period)
-        return state, segment
+        regions = self.plain.setup.regions
+        per_step = regions * sum(plan.samples for plan in plans.values())
+        steps = goal.steps(state, per_step, self.period)
+        return state, Segment(state.step, regions, steps, per_step, plans, merges)
 
     def _measured(
         self, state: AdaptiveState, number: int, plan: StepPlan, source: Source, mask_R: np.ndarray
@@ -320,10 +333,14 @@ class AdaptiveEngine:
         """
         state.refuse_donated()
         told, self._told = Told(), Told()  # no segment follows that tells it
+        if self.jobs is not None:
+            self.jobs.forget()
         if state.paused:
             everyone = np.ones(self.regions.count, bool)
             state = self._landed(state, everyone, told, stoppable=False)
         for number, trainer, loop in self.loops(state):
+            if self.jobs is not None:
+                self.jobs.carry(number, trainer)
             ended, events = loop.finish(trainer.state)
             told.add(number, events)
             state = state.with_trainer(number, trainer.replace(state=ended))
@@ -366,25 +383,17 @@ class AdaptiveEngine:
 
     # -- loops, and jobs of their own -----------------------------------------------------------
 
-    def _engine_of(self, number: int, trainer: Trainer) -> Engine:
-        """A trainer's engine; between jobs its payloads carry what this region has measured."""
-        engine = self.engines[number]
-        if engine.carrier is not None:
-            engine.carrier.header = header_of(trainer, self.regions)
-        return engine
-
-    def loop_of(self, number: int, trainer: Trainer) -> Loop:
-        """The loop over events of a trainer; on one mesh all have the same."""
-        return self._engine_of(number, trainer).sync_loop(trainer.state)
-
     def loops(self, state: AdaptiveState) -> list[tuple[int, Trainer, Any]]:
-        """(number, trainer, its loop over events) of every trainer."""
-        return [(i, trainer, self.loop_of(i, trainer)) for i, trainer in state.trainers.items()]
+        """(number, trainer, its loop over events) of every trainer; on one mesh all have one."""
+        return [
+            (number, trainer, self.engines[number].sync_loop(trainer.state))
+            for number, trainer in state.trainers.items()
+        ]
 
     def sync_loop(self, state: AdaptiveState) -> Loop:
         """The loop over events of the first trainer; steps are those of all."""
         [number, *_] = state.trainers
-        return self.loop_of(number, state.first)
+        return self.engines[number].sync_loop(state.first.state)
 
     @property
     def carrier(self) -> JobCarrier | None:

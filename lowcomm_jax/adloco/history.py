@@ -49,26 +49,23 @@ class Segment:
     Attributes:
       start: steps done before.
       regions: R, of the run.
+      steps: of each trainer.
+      per_step: samples of a step, of all trainers and regions.
       plans: of every step of each trainer, by number.
       merges: those before the first step, as their row tells them.
-      steps: of each trainer.
       histories: of the own steps of each trainer, by number.
-      rates: the same, factor on the learning rate at every step from here, float32, at least
+      rates: by number: factor on the learning rate at every step from here, float32, at least
         `[steps]`.
     """
 
     start: int
     regions: int
+    steps: int
+    per_step: int
     plans: dict[int, StepPlan]
     merges: list[dict[str, Any]]
-    steps: int = 0
     histories: dict[int, History] = dataclasses.field(default_factory=dict)
     rates: dict[int, jax.Array] = dataclasses.field(default_factory=dict)
-
-    @property
-    def per_step(self) -> int:
-        """Samples of a step, of all trainers and regions."""
-        return self.regions * sum(plan.samples for plan in self.plans.values())
 
     def stepped(self, state: AdaptiveState, number: int, ended: TrainState) -> AdaptiveState:
         """The state after a trainer's steps, with which its training state is `ended`."""

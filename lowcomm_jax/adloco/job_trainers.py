@@ -15,13 +15,15 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from lowcomm_jax.adloco.history import Told
-from lowcomm_jax.adloco.probe import SCALARS
-from lowcomm_jax.adloco.state import LOOKED, AdaptiveState, Trainer
+from lowcomm_jax.adloco.state import LOOKED, SCALARS, AdaptiveState, Trainer
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.jobs.given_state import given
 from lowcomm_jax.jobs.job_carrier import Counted
@@ -44,9 +46,20 @@ class JobTrainers:
         """`engines`: of every trainer at the start; a round has as many exchanges."""
         self.exchange: RemoteExchange = engines[0].carrier.exchange
         self.exchange.keep_more(len(engines))
+        self._engines = engines
         self._heard: dict[int, dict[str, np.ndarray]] = {}  # by trainer, in the last exchange
         for number, engine in engines.items():
+            engine.carrier.header = header_of(None, engine.regions)
             engine.carrier.witness = functools.partial(self._hear, number)
+
+    def carry(self, number: int, trainer: Trainer) -> None:
+        """Let what the trainer sends next carry what this region has measured of it."""
+        engine = self._engines[number]
+        engine.carrier.header = header_of(trainer.measured, engine.regions)
+
+    def forget(self) -> None:
+        """Forget what was heard in a landing that raised."""
+        self._heard.clear()
 
     def _hear(self, number: int, counted: Counted) -> None:
         heard_N = {name: np.asarray(x)[:, 0] for name, x in counted.header.items()}
@@ -74,6 +87,7 @@ class JobTrainers:
           stoppable: whether `RemoteExchange.stop_when` stops the wait; the state is then `paused`,
             and this is called again.
         """
+        self.forget()
         if not self._arrive(loops, stoppable):
             return state
         for number, trainer, loop in loops:
@@ -103,10 +117,13 @@ class JobTrainers:
         return max(0, self.exchange.frontier() - state.step) // period
 
 
-def header_of(trainer: Trainer, regions: Regions) -> dict[str, jax.Array]:
-    """What a trainer's payload carries, `[1, 1]` by name; zeros where nothing was measured."""
-    numbers = {name: [0.0] for name in (*SCALARS, LOOKED)} | (trainer.measured or {})
-    arrays = {name: np.asarray(x, np.float32)[:, None] for name, x in numbers.items()}
+def header_of(measured: Mapping[str, Any] | None, regions: Regions) -> dict[str, jax.Array]:
+    """What a trainer's payload carries, `[1, 1]` by name; zeros where nothing was measured.
+
+    Nothing waits for what a device has still to compute, but in a job of several processes.
+    """
+    numbers = {name: [0.0] for name in (*SCALARS, LOOKED)} | dict(measured or {})
+    arrays = {name: jnp.asarray(x, jnp.float32)[:, None] for name, x in numbers.items()}
     return place(arrays, regions.sharding(REGION))
 
 

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lowcomm_jax.adloco.history import Told
-from lowcomm_jax.adloco.state import LOOKED, AdaptiveState
+from lowcomm_jax.adloco.state import LOOKED, SCALARS, AdaptiveState
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.exchange import all_gather
 from lowcomm_jax.history import Event, readable
@@ -34,7 +34,6 @@ from lowcomm_jax.train.batch_blocks import BlockStager, batch_size
 from lowcomm_jax.train.inner_step import mean_over_microbatches, part_key, step_key
 
 PyTree = Any
-SCALARS = ("gbar2", "spread", "along")
 
 
 class Probe:
@@ -105,18 +104,18 @@ class Probe:
         Returns:
           The state whose counters have these bytes.
         """
-        step, rest, told.events = state.step, told.events, []
+        step, booked = state.step, Told()
         traffic = all_gather(4 * len(SCALARS), mask_R)
         sends_R = traffic.sent > 0
         send = Event.of_send(step, -1, f"probe@{step}", sends_R, traffic, {})
         land = Event.of_landing(step, -1, send.key, sends_R, 0, {})
         for number, trainer in state.trainers.items():
             if (measured := trainer.measured) is not None:
-                told.add(number, [send, land] if sends_R.any() else [])
+                booked.add(number, [send, land] if sends_R.any() else [])
                 measured = {**measured, LOOKED: np.asarray(measured[LOOKED]) * mask_R}
                 own = trainer.state.with_more_bytes(traffic.sent, traffic.received)
                 state = state.with_trainer(number, trainer.replace(state=own, measured=measured))
-        told.events += rest
+        told.events[:0] = booked.events
         return state
 
 

@@ -30,9 +30,11 @@ class AdaptiveSetup(Setup):
         "samples per region and step for which the learning rate of `inner`, its peak, and the "
         "network's seconds of a step were chosen; None = the policy's start.",
     ] = None
-    scaling: Annotated[Scaling, SCALING, "of the learning rate with batch / reference_batch."] = (
-        "none"
-    )
+    scaling: Annotated[
+        Scaling,
+        SCALING,
+        "of the learning rate with batch / reference_batch: none, sqrt or linear.",
+    ] = "none"
     schedule: Annotated[
         LrSchedule | None,
         FUNCTION_OR_NONE,

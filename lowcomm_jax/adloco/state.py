@@ -22,6 +22,9 @@ from lowcomm_jax.store.records import Size
 
 PyTree = Any
 
+SCALARS = ("gbar2", "spread", "along")
+"""What a trainer measures of its gradient noise (`rules.batching.pooled`)."""
+
 LOOKED = "looked"
 """1 where a region has measured in this round, and 0 where it was absent, or came in later."""
 
@@ -36,7 +39,8 @@ class Trainer(msgspec.Struct, frozen=True, omit_defaults=True):
         takes those that follow.
       policy: the batch policy's state.
       measured: until a round's end: statistics of the regions here, `[R]` by name, and which of
-        them have `LOOKED`, arrays that nobody has waited for yet, or lists; else None.
+        them have `LOOKED`, arrays that nobody has waited for yet, or lists; else None. Between
+        `JobTrainers.heard` and the decision: `[N]`, of the regions of all jobs.
       state: a `TrainState`; None in what a document tells of a trainer.
     """
 
@@ -69,6 +73,9 @@ class AdaptiveState(msgspec.Struct, frozen=True, rename={"trainers": "live"}):
           msgspec.ValidationError: it is damaged.
         """
         found = msgspec.convert(document, cls, str_keys=True)
+        for number, trainer in found.trainers.items():
+            if trainer.measured is not None:
+                _check_measured(trainer.measured, number)
         return found.replace(trainers=dict(sorted(found.trainers.items())))
 
     def replace(self, **changes: Any) -> AdaptiveState:
@@ -168,6 +175,21 @@ def looked(measured: Mapping[str, Any] | None) -> dict[str, np.ndarray] | None:
     values = {name: np.asarray(x) for name, x in measured.items()}
     mask_R = values.pop(LOOKED) > 0
     return {name: x[mask_R] for name, x in values.items()} if mask_R.any() else None
+
+
+def _check_measured(measured: dict[str, Any], number: int) -> None:
+    """Check that a document's statistics of a trainer are lists of numbers, as long by each name.
+
+    Raises:
+      msgspec.ValidationError: they are something else.
+    """
+    lists = msgspec.convert(measured, dict[str, list[float]])
+    lengths = {len(values) for values in lists.values()}
+    if lists.keys() != {*SCALARS, LOOKED} or len(lengths) != 1:
+        raise msgspec.ValidationError(
+            f"trainer {number} has measured {sorted(lists)}, lists of {sorted(lengths)} numbers: "
+            f"{', '.join(SCALARS)} and {LOOKED} of one length are needed"
+        )
 
 
 def _fetched(measured: Any) -> list[float]:

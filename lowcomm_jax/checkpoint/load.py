@@ -31,12 +31,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 import optax
 from etils import epath
 
 from lowcomm_jax.adloco.engine import AdaptiveEngine
-from lowcomm_jax.adloco.state import AdaptiveState
+from lowcomm_jax.adloco.state import LOOKED, AdaptiveState
 from lowcomm_jax.checkpoint import store
 from lowcomm_jax.checkpoint.target import RestoreTarget, fill, make_target
 from lowcomm_jax.engine import Engine
@@ -108,10 +109,12 @@ def load(
     """
     document = leader().broadcast_from_leader("document", lambda: store.read_document(path))
     saved = store.saved_shapes(document)
-    flights, plain = document["in_flight"], engine.plain
+    flights, plain, trainers = document["in_flight"], engine.plain, _trainers_of(document, path)
     targets = {part: make_target(plain, params, records) for part, records in flights.items()}
     regions = document["regions"], engine.regions.count
     problems = engine_problems(document, engine)
+    if trainers is not None and not problems:
+        problems += _trainer_problems(trainers, engine)
     problems += _origin_problems(document, engine, config, ignore)
     problems += _region_problems(flights, regions, change_regions)
     codec = plain.method.codec
@@ -131,9 +134,9 @@ def load(
     states = {
         part: _fill(target, _of_part(arrays, part), regions) for part, target in targets.items()
     }
-    if "trainers" not in document:
+    if trainers is None:
         return states[""], document
-    state = AdaptiveState.of_document(document["trainers"]).with_parts(states)
+    state = trainers.with_parts(states)
     return state if regions[0] == regions[1] else state.without_measurements(), document
 
 
@@ -153,6 +156,48 @@ def engine_problems(document: dict, engine: Engine | AdaptiveEngine) -> list[str
         return []
     kinds = ("Engine", "AdaptiveEngine")
     return [f"engine: {kinds[saved]} -> {kinds[not saved]}"]
+
+
+def _trainers_of(document: dict, path: epath.Path) -> AdaptiveState | None:
+    """What the document says of several trainers, without their states; None of one state.
+
+    Raises:
+      DamagedError: it is none of trainers, or not of those whose states are saved.
+    """
+    found, parts = None, [""]
+    if "trainers" in document:
+        try:
+            found = AdaptiveState.of_document(document["trainers"])
+        except msgspec.ValidationError as error:
+            raise store.DamagedError(f"{path}: trainers: {error}") from None
+        parts = [leaves.trainer_prefix(number) for number in found.trainers]
+        measured = [one.measured for one in found.trainers.values() if one.measured is not None]
+        lengths = {len(numbers[LOOKED]) for numbers in measured} - {document["regions"]}
+        if lengths:
+            raise store.DamagedError(
+                f"{path}: trainers: {lengths.pop()} numbers measured of {document['regions']} "
+                "regions"
+            )
+    if not parts:
+        raise store.DamagedError(f"{path}: trainers: there are none")
+    if {*parts} != document["in_flight"].keys():
+        raise store.DamagedError(
+            f"{path}: its states are {sorted(document['in_flight'])}, and its document tells of "
+            f"{sorted(parts)}"
+        )
+    return found
+
+
+def _trainer_problems(trainers: AdaptiveState, engine: AdaptiveEngine) -> list[str]:
+    """Trainers, and memories of batch policies, that the engine does not have."""
+    lacks = trainers.trainers.keys() - engine.engines.keys()
+    problems = [f"trainer {number}: saved -> {MISSING}" for number in sorted(lacks)]
+    now = sorted(engine.policy.init())
+    return problems + [
+        f"policy of trainer {number}: {sorted(trainer.policy)} -> {now}"
+        for number, trainer in trainers.trainers.items()
+        if sorted(trainer.policy) != now
+    ]
 
 
 def _origin_problems(document: dict, engine, config, ignore) -> list[str]:

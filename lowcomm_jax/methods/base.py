@@ -83,8 +83,8 @@ class Method:
       pattern, rest: how the parameters are cut into fragments (`params.fragments.partition`).
       inner_batching: a `batching.BatchPolicy` of the inner steps; None = batches are as they are
         handed over.
-      trainers: model instances in every region, and how they merge; None = one. With a policy or
-        with trainers the method runs in an `AdaptiveEngine`.
+      trainers: model instances in every region, and how they merge; None = one. They need a batch
+        policy, too, and with one the method runs in an `AdaptiveEngine`.
       topology: who averages with whom; None = all regions. With `Gossip` every region has its own
         anchor, and `outer` gets the group's mean anchor as `group_anchor`, and with `reads_own` its
         own pseudo-gradient as `own`, as the others decode it.

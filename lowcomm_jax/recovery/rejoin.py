@@ -253,10 +253,9 @@ def install_trainers(
         )
     for number in state.trainers.keys() - given.trainers.keys():
         state = state.without(number)
-    for number, trainer in given.trainers.items():
-        own, prefix = state.trainers[number], trainer_prefix(number)
+    for number, own, loop in engine.loops(state):
+        trainer, prefix = given.trainers[number], trainer_prefix(number)
         theirs = {k.removeprefix(prefix): x for k, x in arrays.items() if k.startswith(prefix)}
-        loop = engine.loop_of(number, own)
         # Residuals of payloads that were counted since must not be sent again.
         fresh = own.state.replace(codec=codec_states(loop.programs))
         placed = install(loop, fresh, theirs, {"in_flight": []})

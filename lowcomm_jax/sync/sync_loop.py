@@ -319,13 +319,16 @@ class SyncLoop(Loop):
         return state, events
 
     def go_on(self, state: TrainState, mask: np.ndarray) -> TrainState:
-        """Do what a paused step has still to do (`Carrier.paused`); its events are `owed`.
+        """Do what a paused step has still to do (`Carrier.paused`); then its events are `owed`.
 
         Args:
           mask: as in `after`, of that step.
         """
         self.carrier.paused = False
-        return self.run_due(state, mask, self.owed)
+        events: list[Event] = []
+        state = self.run_due(state, mask, events)
+        self.owed += events
+        return state
 
     def run_due(self, state: TrainState, mask: np.ndarray, events: list[Event]) -> TrainState:
         """Do all that is due up to the counters' step, in order, as far as others are reached.

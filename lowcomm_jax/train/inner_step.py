@@ -26,7 +26,7 @@ UPDATES = "updates"  # key of a loss_fn's aux under which new non-trainable leav
 RESERVED = (
     *("step", "events", "loss", "grad_norm", "skipped", "active", "away"),
     *("mean_norm", "update_norm", "delta_norm", "left_out"),  # of gradient exchange
-    *("trainers", "work", "merges", "looks"),  # of `adloco.history.Segment`
+    *("trainers", "work", "merges", "looks"),  # of an `AdaptiveEngine` (its `run`)
 )
 """Names of a step's own metrics and of the entries of its row, which no aux may have."""
 

@@ -1,5 +1,6 @@
 """The engine around several trainers: compilations, merges, virtual time, refusals."""
 
+import dataclasses
 import weakref
 
 import jax
@@ -226,6 +227,13 @@ def test_the_ordinary_engine_names_the_adaptive_one():
         text = refusal(lambda: lc.Engine(loss_fn, optax.sgd(0.1), method, 2, mesh=MESH))  # noqa: B023
         assert "AdaptiveEngine" in text
     assert "no batch policy" in refusal(lambda: engine(lc.methods.diloco(4)))
+    bare = dataclasses.replace(lc.methods.diloco(4), trainers=Trainers(2, 3))
+    text = refusal(lambda: lc.Engine(loss_fn, optax.sgd(0.1), bare, 2, mesh=MESH))
+    assert "use lowcomm_jax.AdaptiveEngine" in text
+    text = refusal(lambda: engine(bare))
+    assert "trainers need a batch policy, too: give inner_batching, as batching.Fixed(b)" in text
+    assert "lc.Engine" not in text
+    engine(dataclasses.replace(bare, inner_batching=lc.batching.Fixed(2)))
     for method, part in (
         (lc.methods.ddp(inner_batching=Fixed(4)), "takes a fixed batch and one"),
         (lc.methods.diloco(4, inner_batching="norm"), "inner_batching='norm'"),
@@ -260,3 +268,31 @@ def test_a_run_that_finishes_within_a_round_decides_by_those_who_took_part():
     assert one.finish(state).first.request == asks([0])
     _, history = one.run(one.init(oracle.make_params()), stream, steps=1)
     assert not looks_in(history)
+
+
+def told_in(history):
+    """The events of every row, and what was decided there."""
+    return [(row["step"], row.get("events"), row.get("looks")) for row in history.rows()]
+
+
+@pytest.mark.parametrize("network", [None, SLOW])
+def test_a_segment_that_raised_leaves_nothing_for_the_next_one(network):
+    """Trainer 0 has sent and landed when the stream of trainer 1 cannot be read."""
+    policy = NormTest(start=2, cap=64, microbatches=2)
+
+    def made():
+        return engine(lc.methods.adloco(PERIOD, 2, inner_batching=policy), network=network)
+
+    def breaks(trainer, start, count):
+        if trainer == 1:
+            raise OSError("gone")
+        return stream(trainer, start, count)
+
+    one, other = made(), made()
+    with pytest.raises(OSError, match="gone"):
+        one.run(one.init(oracle.make_params()), breaks, rounds=1)
+    _, found = one.run(one.init(oracle.make_params()), stream, rounds=2)
+    _, wanted = other.run(other.init(oracle.make_params()), stream, rounds=2)
+    assert told_in(found) == told_in(wanted)
+    kinds = [(event.trainer, event.kind) for event in found.events if event.step == PERIOD]
+    assert sorted(kinds) == sorted([(i, kind) for i in (0, 1) for kind in ("send", "land")] * 2)

@@ -22,6 +22,7 @@ from lowcomm_jax.recovery import rejoin
 from lowcomm_jax.recovery.rejoin import install_trainers
 from lowcomm_jax.rules.batching import Fixed, NormTest, pooled
 from lowcomm_jax.store.errors import Rejected
+from lowcomm_jax.sync.sync_loop import SyncLoop
 
 POLICY = NormTest(start=2, cap=64, microbatches=2, smoothing=0.0)
 MEASURED = {"gbar2": [1.0, 4.0, 9.0], "spread": [8.0, 2.0, 5.0], "along": [3.0, 1.0, 0.5]}
@@ -153,6 +154,7 @@ def test_a_round_has_an_exchange_a_trainer(tmp_path):
         (lambda d: d["trainers"]["live"]["0"].update(policy=None), Rejected),
         (lambda d: d["trainers"]["live"]["0"]["policy"].update(signal=float("nan")), Rejected),
         (lambda d: d["trainers"]["live"]["0"]["policy"].update(more=1.0), Rejected),
+        (lambda d: d["trainers"]["live"]["0"].update(measured={"gbar2": "x"}), Rejected),
         (lambda d: d["trainers"]["live"].update(x=d["trainers"]["live"]["0"]), Rejected),
         (lambda d: d["trainers"]["live"].update({"7": d["trainers"]["live"]["0"]}), ValueError),
         (lambda d: d["trainers"]["live"].clear(), ValueError),
@@ -233,9 +235,90 @@ def test_who_comes_after_the_end_starts_from_the_anchors_of_the_result(region, m
 def test_a_checkpoint_in_a_round_has_this_regions_numbers(region, tmp_path):
     """They travel with the round's payload, which is sent after the run goes on."""
     one, state = region
-    measured = {"gbar2": [1.0], "spread": [0.1], "along": [3.0]}
+    measured = {"gbar2": [1.0], "spread": [0.1], "along": [3.0], "looked": [1.0]}
     state = state.with_trainer(1, state.trainers[1].replace(measured=measured))
     with Checkpoints(tmp_path / "saved") as checkpoints:
         checkpoints.save(state, extra={}, config={}, method=one.method)
         found = checkpoints.restore(one, oracle.make_params()).state
     assert [t.measured for t in found.trainers.values()] == [None, measured]
+
+
+# -- what is sent, and what was heard ----------------------------------------------------------
+
+
+def headers(one):
+    """By trainer, what its payloads carry."""
+    return {
+        number: {name: np.asarray(x).tolist() for name, x in own.carrier.header.items()}
+        for number, own in one.engines.items()
+    }
+
+
+def test_looking_up_a_loop_changes_nothing_that_is_sent(region):
+    one, state = region
+    zeros = {name: [[0.0]] for name in ("gbar2", "spread", "along", "looked")}
+    assert headers(one) == {0: zeros, 1: zeros}
+    measured = {"gbar2": [1.0], "spread": [0.5], "along": [3.0], "looked": [1.0]}
+    arrays = {name: jax.numpy.asarray(x) for name, x in measured.items()}
+    state = state.with_trainer(1, state.trainers[1].replace(measured=arrays))
+    one.loops(state)
+    one.sync_loop(state)
+    assert headers(one) == {0: zeros, 1: zeros}
+    one.jobs.carry(1, state.trainers[1])
+    assert headers(one) == {0: zeros, 1: {name: [x] for name, x in measured.items()}}
+    one.jobs.carry(1, state.trainers[0])
+    assert headers(one) == {0: zeros, 1: zeros}
+
+
+def test_what_a_landing_heard_that_raised_decides_nothing(region, monkeypatch):
+    """The next landing hears of trainer 1 alone."""
+    one, state = region
+    header = {name: np.ones((2, 1), np.float32) for name in ("gbar2", "spread", "along", "looked")}
+    outcome = Counted(0, PERIOD, 0, False, np.ones(2, bool), True, header)
+
+    class Raises:
+        owed = ()
+
+        def __init__(self, number, carrier, raises):
+            self.number, self.carrier, self.raises = number, carrier, raises
+
+        def go_on(self, own, mask):
+            if self.raises:
+                raise OSError("gone")
+            if self.number == 1 or any(loop.raises for *_, loop in loops):
+                one.jobs._hear(self.number, outcome)
+            return own
+
+    def made(raises):
+        return [
+            (number, trainer, Raises(number, loop.carrier, raises and number == 1))
+            for number, trainer, loop in one.loops(state)
+        ]
+
+    loops = made(True)
+    with pytest.raises(OSError, match="gone"):
+        one.jobs.land(state, loops, Told(), True)
+    assert one.jobs._heard.keys() == {0}
+    loops = made(False)
+    found = one.jobs.land(state, loops, Told(), True)
+    assert found.trainers[0].measured is None
+    assert found.trainers[1].measured["gbar2"].tolist() == [1.0, 1.0]
+
+
+def test_a_paused_step_owes_its_events_once_it_is_done():
+    """What has happened in one that raised is not told by the next."""
+    loop = SyncLoop.__new__(SyncLoop)
+    loop.carrier, loop.owed, raises = SimpleNamespace(paused=True), [], True
+
+    def run_due(state, mask, events):
+        events.append("landing")
+        if raises:
+            raise OSError("gone")
+        return state
+
+    loop.run_due = run_due
+    with pytest.raises(OSError, match="gone"):
+        loop.go_on("state", np.ones(1, bool))
+    assert loop.owed == []
+    raises = False
+    assert loop.go_on("state", np.ones(1, bool)) == "state" and loop.owed == ["landing"]

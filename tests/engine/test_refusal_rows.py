@@ -230,6 +230,12 @@ MET = [
     ),
     (D, {"largest_microbatch": 2}, "diloco has no batch policy: give inner_batching"),
     (
+        like(D, trainers=Trainers(2, 3)),
+        {"largest_microbatch": 2},
+        "diloco has no batch policy: trainers need a batch policy, too: give inner_batching, as "
+        "batching.Fixed(b)",
+    ),
+    (
         m.cocodc(4, 2, 1, gamma=0.5, inner_batching=Fixed(4)),
         {"largest_microbatch": 4},
         "draws T_c and T_s from a network or measures them",
