@@ -40,6 +40,10 @@ _OF_ITS_OWN = {
     "plan --target": (_RUN, "configs"),
     "plan --goodput": (("chip_mtbf_hours",), "configs/plan/goodput.py"),
 }
+_EXAMPLES = {  # of a folder, for who names no config
+    "configs/compare": "configs/compare/quick.py",
+    "configs/plan": "configs/plan/template.py",
+}
 _OVERRIDE = re.compile(r"--?config\.([\w.]+)(?:=(.*))?$", re.DOTALL)
 
 
@@ -76,14 +80,18 @@ def problems_of(build: Callable[[], Any], prefix: str = "") -> tuple[Any, list[s
       prefix: put before each problem.
 
     Returns:
-      (its result, []) or (None, its lines where it is `Refused`, else its text as one line).
+      (its result, []) or (None, `lines_of` the error).
     """
     try:
         return build(), []
     except (ValueError, TypeError) as error:
-        # `lowcomm_jax.refused.Refused`, whose import would make every command wait for JAX.
-        lines = getattr(error, "lines", None) or [" ".join(map(str.strip, str(error).splitlines()))]
-        return None, [prefix + line for line in lines]
+        return None, [prefix + line for line in lines_of(error)]
+
+
+def lines_of(error: Exception) -> list[str]:
+    """What an error says: its lines where it is `Refused`, else its text as one line."""
+    # `lowcomm_jax.refused.Refused`, whose import would make every command wait for JAX.
+    return getattr(error, "lines", None) or [" ".join(map(str.strip, str(error).splitlines()))]
 
 
 def refuse_any(problems: Sequence[str], title: str = "cannot start") -> None:
@@ -228,7 +236,7 @@ def parse_flags(
     try:
         rest = values([command, *argv])[1:]
     except flags.UnrecognizedFlagError as error:
-        known = [f"--{name}" for name in values]
+        known = [f"--{name}" for name in values if name == values[name].name]  # no short ones
         hint = closest(f"--{error.flagname}", known)
         if config and error.flagname in fields(load_config(config, [])[0]):
             hint = f"; a field of the config is set by --config.{error.flagname}=VALUE"
@@ -278,7 +286,7 @@ def show_help(values: flags.FlagValues, docstring: str | None) -> None:
         flag = values[name]
         if name != flag.name:
             continue  # the short name of another flag
-        default = "" if flag.default is None else f" (default {flag.default})"
+        default = "" if flag.default in (None, "", []) else f" (default {flag.default})"
         print(f"  --{name}: {flag.help}{default}")
 
 
@@ -326,10 +334,14 @@ def load_config(
     try:
         config = get_config(*([variant] if colon else []))
     except (ValueError, TypeError) as error:
-        raise RefusedError([str(error)], f"--config={path}") from error
+        raise RefusedError(lines_of(error), f"--config={path}") from error
     except Exception as error:  # the file is anybody's code
         raise RefusedError([_raised_in(found, error)]) from error
-    if not isinstance(config, Mapping | ml_collections.ConfigDict):
+    if isinstance(config, Mapping):
+        prefix = f"--config={path}: "
+        make = functools.partial(ml_collections.ConfigDict, dict(config))
+        config = made_or_refused(make, "cannot start", prefix)
+    if not isinstance(config, ml_collections.ConfigDict):
         kind = type(config).__name__
         fix = "let it return a config, as experiments.config.base does"
         raise RefusedError([f"--config={path}: its get_config() returns {kind}: {fix}"])
@@ -376,8 +388,12 @@ def config_asked_for(
         if not chosen:
             raise HelpShown
     if not chosen:
-        missing = f"--config is missing: give --config={folder}/....py"
-        raise RefusedError([*problems, NO_CONFIG if folder == "configs" else missing], title)
+        missing = NO_CONFIG
+        if folder in _EXAMPLES:
+            example = _EXAMPLES[folder]
+            missing = f"--config is missing: give --config={example}, or another of {folder}"
+        raise RefusedError([*problems, missing], title)
+    find_config(chosen.partition(":")[0], command)
     config, found = load_config(chosen, overrides)
     refuse_any(problems + found, title)
     refuse_foreign(config, chosen, command)
@@ -393,7 +409,7 @@ def values_refused(title: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise RefusedError([str(error)], title) from error
+        raise RefusedError(lines_of(error), title) from error
 
 
 def refuse_foreign(config: Mapping[str, Any], path: str, command: str) -> None:
@@ -423,11 +439,13 @@ def refuse_incomplete(config: Mapping[str, Any], whole: Mapping[str, Any], maker
       maker: its dotted name.
 
     Raises:
-      RefusedError: fields are missing.
+      RefusedError: fields are missing, or None where that stands for nothing.
     """
     lacks = [name for name in whole if name not in config]
     if lacks:
         raise RefusedError([f"the config has no {', '.join(lacks)}: make it with {maker}"])
+    unset = [name for name in whole if config[name] is None and whole[name] is not None]
+    refuse_any([f"{name}=None: give a value, as {whole[name]!r}" for name in unset])
 
 
 def _at(config: Mapping[str, Any], name: str) -> Any:
@@ -467,8 +485,11 @@ def _raised_in(file: str, error: Exception) -> str:
     return f"--config={file}{where}: {type(error).__name__}: {error}"
 
 
-def find_config(file: str) -> str:
+def find_config(file: str, command: str = "train") -> str:
     """The path of a config file given by path or by bare name.
+
+    Args:
+      command: a name of `_OF_ITS_OWN`, whose configs are listed.
 
     Raises:
       RefusedError: there is no such file; lists near misses.
@@ -477,6 +498,15 @@ def find_config(file: str) -> str:
     for candidate in candidates:
         if file and candidate.is_file():
             return str(candidate)
+    title, folder = command.partition(" ")[0], _OF_ITS_OWN[command][1]
+    if folder != "configs":
+        alone = {path for _, path in _OF_ITS_OWN.values() if path.endswith(".py")} - {folder}
+        there = sorted((_CONFIGS.parent / folder).glob("*.py")) or [_CONFIGS.parent / folder]
+        names = {f.stem: str(f.relative_to(_CONFIGS.parent)) for f in there}
+        names = {k: v for k, v in names.items() if k != "__init__" and v not in alone}
+        near = difflib.get_close_matches(Path(file).stem, names, n=1)
+        hint = f"; did you mean {names[near[0]]}?" if near else closest("", [*names.values()])
+        raise RefusedError([f"--config={file}: there is no such file{hint}"], title)
     known = sorted(f.stem for f in _CONFIGS.glob("*.py") if f.stem not in ("__init__", "network"))
     stem, below = Path(file).stem, {f.stem: f for f in _CONFIGS.glob("*/*.py")}
     near = difflib.get_close_matches(stem, [*known, *below], n=1)

@@ -2,7 +2,7 @@
 
 `open_display` is for the steps of a run. `Work` is for all other work that may take long; it is
 shown on stderr, so that tables and JSON on stdout stay what they are. `say`, `right` and
-`print_table` are for the lines and tables on stdout.
+`print_table` are for the lines and tables on stdout, which is a `plain_console`.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ class Work:
         quiet: bool = False,
     ):
         self.what, self.total, self.done = what, total, 0
-        self._console, self._quiet = console or Console(stderr=True), quiet
+        self._console, self._quiet = console or plain_console(stderr=True), quiet
         self._started = self._told = time.monotonic()
         self._before = 0  # parts done when the clock was started
         self._bars: Progress | None = None
@@ -267,7 +267,7 @@ class Work:
             self._told = time.monotonic()
             of = "" if self.total is None else f"/{self.total}"
             line = "  ".join(filter(None, (f"{self.what}: {done}{of}", left, now)))
-            self._console.print(line, highlight=False, markup=False, emoji=False, soft_wrap=True)
+            say(self._console, line)
 
     def _left(self, seconds: float | None) -> str:
         if seconds is None and self.done > self._before and self.total is not None:
@@ -287,6 +287,15 @@ def tracked(
         for number, item in enumerate(items):
             work.at(name(item), number)
             yield item
+
+
+def plain_console(**how: Any) -> Console:
+    """A console that prints texts and cells of tables as they are: names may hold brackets, `:x:`.
+
+    Args:
+      how: other arguments of `Console`.
+    """
+    return Console(markup=False, emoji=False, **how)
 
 
 def say(console: Console, *lines: str) -> None:

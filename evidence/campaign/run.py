@@ -48,7 +48,7 @@ from experiments.cli import (
     refuse_any,
     split_config,
 )
-from experiments.progress import Work, print_table, right
+from experiments.progress import Work, plain_console, print_table, right
 from experiments.report.costs import costs
 from experiments.report.html_data import bytes_at, tokens_at, virtual_at
 from experiments.report.runlog import RunLog, read_run
@@ -89,7 +89,7 @@ def main(argv: Sequence[str]) -> int:
     only = None if values.only is None else values.only.split(",")
     campaign = plan(config, only, values.until, values.since)
     ledger, workdir = read(campaign), Path(values.workdir)
-    console = Console(highlight=False, soft_wrap=True)
+    console = plain_console(highlight=False, soft_wrap=True)
     if not values.plan:
         problems = corpus_problems(ledger, workdir)
         refuse_any(problems + start_problems(ledger, workdir), TITLE)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from rich.console import Console
 from rich.table import Table
 
 from evidence.published import figures
 from evidence.published.figures import PublishedFigure
 from evidence.published.goodput import goodput_table
 from experiments.cli import Flags, closest, parse_flags, refuse_any
+from experiments.progress import plain_console
 
 TABLES: dict[str, Callable[[], list[PublishedFigure]]] = {
     "streaming": lambda: (
@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
         ],
         "published",
     )
-    console = Console()
+    console = plain_console()
     for name in names or TABLES:
         console.print(table_of(name, TABLES[name]()))
     return 0

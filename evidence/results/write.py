@@ -16,8 +16,6 @@ import difflib
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from evidence.campaign.run import DEFAULT
 from evidence.results import figures
 from evidence.results.blocks import refreshed
@@ -30,7 +28,7 @@ from experiments.cli import (
     refuse_any,
     split_config,
 )
-from experiments.progress import tracked
+from experiments.progress import plain_console, tracked
 
 OVERVIEW = "overview.png"
 CAMPAIGNS = (DEFAULT, "evidence/configs/wikitext.py")
@@ -51,12 +49,12 @@ def main(argv: Sequence[str]) -> int:
     refuse_any(problems, TITLE)
     made = [gather(*loaded(config, overrides)) for config in ([path] if path else CAMPAIGNS)]
     others = {} if path else refreshed(docs, made)  # which may be refused
-    console = Console(highlight=False, soft_wrap=True)
+    console = plain_console(highlight=False, soft_wrap=True)
     if values.check:
         lines = [line for evidence in made for line in disagreements(evidence, pages)]
         lines += [line for file, text in others.items() for line in difference(file, text)]
         for line in lines:
-            console.print(line, markup=False)
+            console.print(line)
         return EXIT_DISAGREES if lines else 0
     for file, text in others.items():
         file.write_text(text, encoding="utf-8")

@@ -1,8 +1,8 @@
 """Bytes, error and speed of every codec, with speed as a fraction of a device copy.
 
 Usage: `python -m experiments bench codec [--size 4096] [--repeats 5] [--codecs int4,topk]
-[--json FILE]`. Copies and codecs take turns within one run, so that whatever else loads the
-machine loads them alike; medians are reported.
+[--json FILE]`. A codec and a copy take turns, so that whatever else loads the machine
+loads them alike; medians are reported.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
-from experiments.bench.main import Row, Stage, flags, parsed, run
+from experiments.bench.main import BenchTable, Row, flags, parsed, run
 from experiments.bench.work import interleave, median
 from experiments.cli import problems_of, refuse_any
 from lowcomm_jax import compression
@@ -29,59 +29,53 @@ def main(argv: Sequence[str]) -> int:
     values, problems = parsed("bench codec", argv, options, __doc__)
     names, found = chosen(values.codecs)
     refuse_any(problems + found, "bench codec")
-    size = values.size
-    part = functools.partial(
-        measure, names or compression.names(), size, values.repeats, values.rank
-    )
-    stage = Stage([("all", part)], COLUMNS, functools.partial(_title, size))
-    return run("bench codec", {"codecs": stage}, values, size=size)
+    size, how = values.size, (values.size, values.repeats, values.rank)
+    parts = [
+        (name, lambda name=name: [measure(name, *how)]) for name in names or compression.names()
+    ]
+    stage = BenchTable(parts, COLUMNS, functools.partial(_title, size))
+    return run("bench codec", {"codecs": stage}, values)
 
 
 def chosen(text: str) -> tuple[tuple[str, ...], list[str]]:
     """(the codecs that `--codecs` names, what is wrong with them)."""
     names, problems = tuple(filter(None, text.split(","))), []
+    if text and not names:
+        problems.append(f"--codecs={text}: name at least one")
     for name in names:
         problems += problems_of(lambda name=name: compression.make(name), "--codecs: ")[1]
     return names, problems
 
 
-def measure(names: Sequence[str], size: int, repeats: int, rank: int | None = None) -> list[Row]:
-    """Time the codecs.
+def measure(name: str, size: int, repeats: int, rank: int | None = None) -> Row:
+    """Time a codec.
 
     Args:
+      name: of the codec.
       size: of a square matrix, fp32.
-      rank: of the low-rank codecs; None = size / 64.
+      rank: of a low-rank codec; None = size / 64.
 
     Returns:
-      One row per codec: codec, bytes_per_value, compression, error_gaussian, error_heavy, encode_s,
+      Its row: codec, bytes_per_value, compression, error_gaussian, error_heavy, encode_s,
       decode_s, copy_s, of_copy.
     """
     noise = {"gaussian": _gaussian(size), "heavy": _heavy_tailed(size)}
-    codecs = {name: _build(name, rank or max(size // 64, 1)) for name in names}
-    programs = {name: _programs(codec, size) for name, codec in codecs.items()}
-    x, variants = noise["gaussian"], {}
-    for name, (encode, decode) in programs.items():
-        # A copy beside each: whatever loads the machine meanwhile loads it alike.
-        variants[name, "copy"] = functools.partial(jax.jit(jnp.copy), x)
-        variants[name, "encode"] = functools.partial(encode, x)
-        variants[name, "decode"] = functools.partial(decode, encode(x))
-    seconds = interleave(variants, repeats)
-    copy = median([s for name in names for s in seconds[name, "copy"]])
-    rows = []
-    for name, codec in codecs.items():
-        encode, decode = (median(seconds[name, what]) for what in ("encode", "decode"))
-        rows.append(
-            {
-                "codec": name,
-                **_size(codec, x),
-                **{f"error_{kind}": _error(programs[name], x) for kind, x in noise.items()},
-                "encode_s": encode,
-                "decode_s": decode,
-                "copy_s": copy,
-                "of_copy": copy / (encode + decode),
-            }
-        )
-    return rows
+    codec = _build(name, max(size // 64, 1) if rank is None else rank)
+    encode, decode = programs = _programs(codec, size)
+    x = noise["gaussian"]
+    variants = {
+        "copy": functools.partial(jax.jit(jnp.copy), x),
+        "encode": functools.partial(encode, x),
+        "decode": functools.partial(decode, encode(x)),
+    }
+    seconds = {what: median(taken) for what, taken in interleave(variants, repeats).items()}
+    return {
+        "codec": name,
+        **_size(codec, x),
+        **{f"error_{kind}": _error(programs, x) for kind, x in noise.items()},
+        **{f"{what}_s": seconds[what] for what in ("encode", "decode", "copy")},
+        "of_copy": seconds["copy"] / (seconds["encode"] + seconds["decode"]),
+    }
 
 
 def _build(name: str, rank: int) -> Codec:
@@ -120,7 +114,7 @@ def _error(programs: tuple[Callable, Callable], x: jax.Array) -> float:
 
 
 def _title(size: int, rows: Sequence[Row]) -> str:
-    copy = rows[0]["copy_s"]
+    copy = median([row["copy_s"] for row in rows])
     return (
         f"{size} x {size} fp32 on {jax.devices()[0].device_kind}; "
         f"copy {1e3 * copy:.2f} ms ({4e-9 * size**2 / copy:.2f} GB/s)"

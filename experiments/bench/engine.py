@@ -21,7 +21,7 @@ import numpy as np
 import optax
 
 import lowcomm_jax as lc
-from experiments.bench.main import Row, Stage, flags, parsed, run
+from experiments.bench.main import BenchTable, Row, flags, parsed, run
 from experiments.bench.work import (
     NEVER,
     SIZES,
@@ -240,7 +240,7 @@ def main(argv: Sequence[str]) -> int:
         ("memory", lambda: memory(size)),
         ("events", lambda: events(make_work(size, steps=1), repeats)),
     )
-    stage = Stage(parts, COLUMNS, lambda rows: f"engine ({size}): {machine()}")
+    stage = BenchTable(parts, COLUMNS, lambda rows: f"engine ({size}): {machine()}")
     return run("bench engine", {"engine": stage}, values)
 
 

@@ -31,7 +31,7 @@ import jax
 
 from experiments.bench import codec
 from experiments.bench.gpu_stages import RATED, Bench, Case, Lever, Plan, smi
-from experiments.bench.main import Row, Stage, flags, parsed, run
+from experiments.bench.main import BenchTable, Row, flags, parsed, run
 from experiments.cli import closest, refuse_any
 from experiments.progress import known
 from experiments.train.devices import MEMORY, take_memory
@@ -189,6 +189,8 @@ def main(argv: Sequence[str]) -> int:
     values, problems = parsed("bench gpu", argv, options, __doc__)
     stages = list(filter(None, values.stages.split(",")))
     problems += [f"--stages: no {s!r}{closest(s, list(STAGES))}" for s in stages if s not in STAGES]
+    if not stages:
+        problems.append(f"--stages={values.stages}: name at least one of {', '.join(STAGES)}")
     codecs, found = codec.chosen(values.codecs)
     refuse_any(problems + found, "bench gpu")
     take_memory()
@@ -197,7 +199,7 @@ def main(argv: Sequence[str]) -> int:
         plan = dataclasses.replace(plan, codecs=codecs)
     bench = Bench(plan, values.repeats)
     tables = {
-        stage: Stage(bench.items(stage), STAGES[stage], lambda rows, stage=stage: stage)
+        stage: BenchTable(bench.items(stage), STAGES[stage], lambda rows, stage=stage: stage)
         for stage in stages
     }
     return run("bench gpu", tables, values, **header())

@@ -311,7 +311,7 @@ class Bench:
 
     def codec(self, name: str) -> list[Row]:
         """Rates count the fp32 values."""
-        (row,) = codec.measure([name], self.plan.codec_size, self.repeats)
+        row = codec.measure(name, self.plan.codec_size, self.repeats)
         rates = {f"{k}_rate": 4 * self.plan.codec_size**2 / row[f"{k}_s"] for k in RATED}
         return [{**row, **rates}]
 

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.cli import Flags, RefusedError, closest, flag_problems, refuse_any
-from experiments.progress import duration, print_table, right, say, tracked
+from experiments.progress import duration, plain_console, print_table, right, say, tracked
 from experiments.train.header import machine, versions
 
 NAMES = ("engine", "codec", "gpu")
@@ -47,8 +47,8 @@ class NotHereError(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Stage:
-    """A part of a benchmark that has a table of its own.
+class BenchTable:
+    """A stage of a benchmark: its parts, and the table of their rows.
 
     Attributes:
       parts: names, each with what measures its rows.
@@ -63,13 +63,26 @@ class Stage:
 
 @dataclasses.dataclass
 class _Record:
-    """What was found so far; it is written whenever something is added."""
+    """What was found so far; once there are rows it is written whenever something is added."""
 
     path: str | None
     header: Row
     rows: list[Row] = dataclasses.field(default_factory=list)
     left_out: dict[str, str] = dataclasses.field(default_factory=dict)
     failed: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def refuse_unwritable(self, title: str) -> None:
+        """Raise a `RefusedError` where the file cannot be written; what it holds stays."""
+        if self.path is None:
+            return
+        file = Path(self.path)
+        there = file.exists()
+        try:
+            file.open("a").close()
+        except OSError as error:
+            refuse_any([f"--json={file}: {error.strerror}; choose another file"], title)
+        if not there:
+            file.unlink()
 
     def write(self) -> None:
         if self.path is not None:
@@ -81,7 +94,9 @@ class _Record:
 def flags(repeats: int, seconds: int | None = None, json: str | None = None) -> Flags:
     """The flags that every benchmark has, with its own defaults."""
     options = Flags()
-    options.whole("seconds", seconds, "nothing is begun that would not end within so many")
+    options.whole(
+        "seconds", seconds, "time limit: what would not end within it is not begun, and named"
+    )
     options.whole("repeats", repeats, "timed runs of each figure")
     options.text("json", json, "file of all figures")
     return options
@@ -93,31 +108,32 @@ def parsed(
     """(the values of a benchmark's flags, what is wrong with the line and with those of all)."""
     values = options.values
     problems = flag_problems(title, argv, values, docstring)
-    for name in ("seconds", "repeats"):
-        if values[name].value is not None and values[name].value < 1:
-            problems.append(f"--{name}={values[name].value}: at least 1 is needed")
+    for name, value in _given(values).items():
+        if isinstance(value, int) and not isinstance(value, bool) and value < 1:
+            problems.append(f"--{name}={value}: at least 1 is needed")
     return values, problems
 
 
-def run(title: str, stages: Mapping[str, Stage], values: FlagValues, **header: Any) -> int:
+def _given(values: FlagValues) -> Row:
+    """Flags that decide the figures, with their values."""
+    return {name: values[name].value for name in values if name not in ("help", "h", "json")}
+
+
+def run(title: str, stages: Mapping[str, BenchTable], values: FlagValues, **header: Any) -> int:
     """Measure the stages until the time is up; returns the exit code, 1 where a part failed.
 
     Args:
       title: the command.
-      values: of `flags`.
-      header: what decides the figures, beside the machine and its versions.
+      values: of `flags`, which the header gets.
+      header: what else decides the figures, beside the machine and its versions.
 
     Raises:
       RefusedError: the file cannot be written.
     """
-    record, console = _Record(values.json, header), Console()
-    try:
-        record.write()
-    except OSError as error:
-        refuse_any([f"--json={values.json}: {error.strerror}; choose another file"], title)
-    if header:
-        shown = {name: x for name, x in header.items() if x not in (None, "", {})}
-        say(console, ", ".join(f"{name}: {x}" for name, x in shown.items()))
+    record, console = _Record(values.json, _given(values) | header), plain_console()
+    record.refuse_unwritable(title)
+    shown = {name: x for name, x in record.header.items() if x not in (None, "", {})}
+    say(console, ", ".join(f"{name}: {x}" for name, x in shown.items()))
     seconds = math.inf if values.seconds is None else values.seconds
     until, taken = time.monotonic() + seconds, []
     for name, stage in stages.items():
@@ -127,7 +143,6 @@ def run(title: str, stages: Mapping[str, Stage], values: FlagValues, **header: A
             label, begun = f"{name}: {part}", time.monotonic()
             if until - begun <= max(own, default=mean):
                 record.left_out[label] = f"not reached in {duration(seconds)}"
-                record.write()
                 continue
             if seconds < math.inf:
                 say(console, f"{duration(until - begun)} left  {label}")
@@ -138,22 +153,24 @@ def run(title: str, stages: Mapping[str, Stage], values: FlagValues, **header: A
             except Exception as error:  # the others are to be measured all the same
                 why = " ".join(str(error).split())
                 record.failed[label] = f"{type(error).__name__}: {why[:SAID]}"
-                say(console, f"failed: {record.failed[label]}")
+                say(console, f"failed: {label}: {record.failed[label]}")
             gc.collect()  # an error's frames held the arrays of its part
             own.append(time.monotonic() - begun)
             record.rows = [row for row in record.rows if row["stage"] != name]
             record.rows += [{"stage": name, **row} for row in found]
-            record.write()
+            if record.rows:  # before that the file keeps what an earlier call has found
+                record.write()
         taken += own
         if found:
             show(stage, found, console)
-    say(console, *(f"{label}: {why}" for label, why in (record.left_out | record.failed).items()))
+    record.write()
+    say(console, *(f"{label}: {why}" for label, why in record.left_out.items()))
     if values.json is not None:
         say(console, f"all figures: {values.json}")
     return 1 if record.failed else 0
 
 
-def show(stage: Stage, rows: Sequence[Row], console: Console) -> None:
+def show(stage: BenchTable, rows: Sequence[Row], console: Console) -> None:
     """Print a stage's table."""
     (first, _), *rest = stage.columns
     table = Table(

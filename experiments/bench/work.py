@@ -155,7 +155,7 @@ def interleave(variants: Mapping[T, Callable[[], Any]], repeats: int) -> dict[T,
     parts = [(round_, name) for round_ in range(1 + repeats) for name in variants]
     with Work("timed", len(parts)) as work:
         for done, (round_, name) in enumerate(parts):
-            work.at(str(name), done)
+            work.at(name if isinstance(name, str) else " ".join(map(str, name)), done)
             start = time.perf_counter()
             jax.block_until_ready(variants[name]())
             if round_:  # the first compiles

@@ -11,7 +11,7 @@ from typing import Any
 
 from ml_collections import ConfigDict, config_dict
 
-from experiments.cli import closest
+from experiments.cli import closest, refuse_incomplete
 
 RESULT, REPORT = "compare.json", "report.html"  # files of a comparison
 EQUAL = ("tokens", "steps", "bytes", "time")  # what all variants may get the same of
@@ -70,6 +70,15 @@ def comparison(
     for key, value in changes.items():
         config[key] = value
     return config.lock()
+
+
+def refuse_unmade(config: Mapping[str, Any]) -> None:
+    """Let no config of a comparison pass that `comparison` has not made.
+
+    Raises:
+      RefusedError: fields are missing, or None where that stands for nothing.
+    """
+    refuse_incomplete(config, comparison(), "experiments.compare.config.comparison")
 
 
 def variant(config: str, **changes: Any) -> dict[str, Any]:

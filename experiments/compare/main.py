@@ -28,20 +28,18 @@ from experiments.cli import (
     WORKDIR,
     Flags,
     config_asked_for,
-    refuse_incomplete,
     values_refused,
 )
 from experiments.compare import frontier
 from experiments.compare.at_equal import sentence
-from experiments.compare.config import REPORT, RESULT
-from experiments.compare.config import comparison as whole_config
+from experiments.compare.config import REPORT, RESULT, refuse_unmade
 from experiments.compare.equal import budgeted
 from experiments.compare.plan import Comparison, plan
 from experiments.compare.result import Logs, collect, read_logs
 from experiments.compare.runs import run_all, terminations_interrupt
 from experiments.compare.show import in_order, interval_of, show
 from experiments.metrics import encoded
-from experiments.progress import say
+from experiments.progress import plain_console, say
 from experiments.report import html_report
 from experiments.report.columns import note
 from experiments.report.html_data import Plotted
@@ -83,10 +81,10 @@ def compare(
       RefusedError: every violation of the config, before any work starts; or another process
         trains in the folder.
     """
-    refuse_incomplete(config, whole_config(), "experiments.compare.config.comparison")
+    refuse_unmade(config)
     if vary:
         config["vary"] = tuple(vary)
-    console = console or Console(markup=False, emoji=False)
+    console = console or plain_console()
     if config["parallel"] > 1:
         # This process only waits: it must not take the memory that the runs need.
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")

@@ -18,7 +18,7 @@ from experiments.cli import (
     refuse_any,
 )
 from experiments.compare.config import BUDGETED, panel
-from experiments.compare.vary import points
+from experiments.compare.vary import parse_axes, points
 from experiments.config import plain
 from experiments.refusals import comparison_problems
 from experiments.report.runlog import read_run
@@ -166,6 +166,8 @@ def _varied(fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str,
         return fields, {}
     given, how = fields["variants"], (fields["vary"], fields["draws"], fields["draw_seed"])
     alone, of, problems = len(given) == 1, {}, []
+    if not alone:  # what cannot be read is told once, not for every variant
+        refuse_any([f"vary: {line}" for line in parse_axes(fields["vary"])[1]], TITLE)
     variants, values = {}, {}
     for name, entry in given.items():
         base = config_of_variant(fields["common"], entry)

@@ -15,11 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from experiments.cli import WORKDIR, Flags, config_asked_for, values_refused
-from experiments.compare.config import REPORT, RESULT
-from experiments.progress import say
+from experiments.compare.config import REPORT, RESULT, refuse_unmade
+from experiments.progress import plain_console, say
 
 DEFAULT = "configs/compare/quick.py"
 
@@ -29,7 +27,8 @@ def main(argv: Sequence[str]) -> int:
     options = Flags()
     options.text("workdir", None, WORKDIR)
     config, folder, _ = config_asked_for("quick", argv, options, __doc__, DEFAULT)
-    console, workdir = Console(), Path(options.values.workdir or folder)
+    refuse_unmade(config)
+    console, workdir = plain_console(), Path(options.values.workdir or folder)
     say(console, announcement(config, workdir))
     # What trains is slow to import: the lines above come first.
     from experiments.compare.at_equal import sentence
@@ -48,9 +47,7 @@ def main(argv: Sequence[str]) -> int:
             "--config=configs/compare/quick.py --config.seeds='(0,1,2)' --workdir=runs/b\n"
             "all commands:  python -m experiments --help\n",
         )
-        console.print(
-            found, highlight=False, markup=False, emoji=False, soft_wrap=not console.is_terminal
-        )
+        console.print(found, highlight=False, soft_wrap=not console.is_terminal)
         say(console, f"page: {(workdir / REPORT).absolute()}")
     return code
 

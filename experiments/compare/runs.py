@@ -23,7 +23,7 @@ from rich.console import Console
 from experiments.compare.plan import ERROR, Comparison, RunSpec, error_of, finished
 from experiments.compare.progress import Progress
 from experiments.processes import POLL_SECONDS, end_with_parent, ended_at_last, start
-from experiments.progress import Display
+from experiments.progress import Display, plain_console
 from experiments.train import compile_cache
 from experiments.train.main import train
 from experiments.train.resolve import resolve
@@ -131,7 +131,7 @@ def main(argv: Sequence[str]) -> int:
     with terminations_interrupt():
         try:
             compile_cache.enable(cache)
-            if not attempt(read_config(workdir), workdir, Console()):
+            if not attempt(read_config(workdir), workdir, plain_console()):
                 return EXIT_INTERRUPTED
         except KeyboardInterrupt:
             return EXIT_INTERRUPTED

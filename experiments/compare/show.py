@@ -9,7 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
-from experiments.progress import known, print_table, right, rounded, size
+from experiments.progress import known, print_table, right, rounded, say, size
 from experiments.report.columns import brief, columns, note, plus_minus, with_interval
 from experiments.report.costs import BYTES, STEPS, TOKENS, seconds_on
 
@@ -44,7 +44,7 @@ def show(result: Mapping[str, Any], console: Console) -> None:
     console.print(about, highlight=False)
     for failure in result["failures"]:
         text = f"failed: {failure['variant']} seed {failure['seed']}: {failure['error']}"
-        console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
+        say(console, text)
 
 
 def table(result: Mapping[str, Any], panel: Mapping[str, Any]) -> Table:

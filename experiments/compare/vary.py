@@ -63,6 +63,13 @@ def parse_axis(text: str) -> Axis:
     return Axis(field, low=low, high=high, log=log)
 
 
+def parse_axes(vary: Sequence[str]) -> tuple[list[Axis], list[str]]:
+    """(the axes that can be read, a line for every text that `parse_axis` does not take)."""
+    problems: list[str] = []
+    given = [collect(problems, "", functools.partial(parse_axis, text)) for text in vary]
+    return [axis for axis in given if axis is not None], problems
+
+
 def points(
     base: ml_collections.ConfigDict, vary: Sequence[str], draws: int | None, seed: int
 ) -> dict[str, dict[str, Any]]:
@@ -75,9 +82,7 @@ def points(
     Raises:
       Refused: every problem, a line each.
     """
-    problems = []
-    given = [collect(problems, "", functools.partial(parse_axis, text)) for text in vary]
-    axes = [axis for axis in given if axis is not None]
+    axes, problems = parse_axes(vary)
     refuse("cannot vary", problems + _axis_problems(base, axes, draws))
     if draws is None:
         texts = list(itertools.product(*(axis.values for axis in axes)))

@@ -1,4 +1,4 @@
-"""Compute what failures cost: goodput and uptime of DP, elastic DP, DiLoCo, Streaming, Decoupled.
+r"""Compute what failures cost: goodput and uptime of DP, elastic DP, DiLoCo, Streaming, Decoupled.
 
     python -m experiments plan --goodput [--config=configs/plan/goodput.py] \
         [--config.regions=512,512,512] [--config.region_mtbf_hours=99]
@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from experiments.cli import Flags, config_asked_for, values_refused
-from experiments.progress import right, say
+from experiments.progress import plain_console, right, say
 from lowcomm_jax.planner.goodput import DP, FITTED, METHODS, Fleet, Goodput
 from lowcomm_jax.planner.goodput_simulation import plan_goodput
 from lowcomm_jax.refused import above_zero, is_unknown, not_negative, refuse, whole
@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
     options.text("workdir", "runs/goodput", "where goodput.json goes")
     config, _, _ = config_asked_for("plan --goodput", argv, options, __doc__, DEFAULT)
     with values_refused("plan"):
-        answer(config.to_dict(), options.values.workdir, Console())
+        answer(config.to_dict(), options.values.workdir, plain_console())
     return 0
 
 

@@ -32,7 +32,7 @@ from experiments.plan.config import read
 from experiments.plan.screen import command, show_answer, show_explanation
 from experiments.plan.show import picture, show
 from experiments.plan.start import write_start
-from experiments.progress import Work
+from experiments.progress import Work, plain_console
 from lowcomm_jax.network import BASELINE
 from lowcomm_jax.network.links import Network
 from lowcomm_jax.planner.plan import PlanRow, plan
@@ -102,7 +102,7 @@ def planned(
     result["starts"] = _write_starts(result, folder)
     (folder / "plan.json").write_text(json.dumps(result, indent=1) + "\n")
     picture(rows, work, folder / "plan.png", result["name"])
-    console = console or Console()
+    console = console or plain_console()
     show_answer(result, rows, console)
     if explain:
         best = next(row for row in rows if row.method.name == result["answer"]["best"][0])

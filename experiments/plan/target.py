@@ -1,4 +1,4 @@
-"""Compile a training config for accelerators that are not there, and print what its programs need.
+r"""Compile a training config for accelerators that are not there, and print what its programs need.
 
     python -m experiments plan --target=h100:2x8 --config=configs/diloco.py \
         --config.model.preset=diloco_150m --config.model.vocab_size=32000 [--json=plan.json]
@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from experiments.cli import Flags, RefusedError, config_asked_for, made_or_refused
-from experiments.progress import Work, right, say
+from experiments.progress import Work, plain_console, right, say
 
 if TYPE_CHECKING:
     from experiments.train.job import Job
@@ -41,17 +42,19 @@ def main(argv: Sequence[str]) -> int:
     options.text("json", None, "file to write the report to")
     values = options.values
     config, _, overrides = config_asked_for("plan --target", argv, options, __doc__)
-    from experiments.train.resolve import fit_warm_up
+    from experiments.train.resolve import fit_warm_up, refuse_unreadable
     from lowcomm_jax.aot.programs import TooLargeError
 
+    refuse_unreadable(config)
     fit_warm_up(config, overrides)
     try:
         job, report = compiled(config, values.target)
     except TooLargeError as error:
-        lines = [f"[red]does not fit[/red]: {error}", *advice(None)]
-        Console().print("\n".join(lines), highlight=False, soft_wrap=True)
+        console = plain_console()
+        console.print(Text.assemble(("does not fit", "red"), f": {error}"), soft_wrap=True)
+        say(console, *advice(None))
         return 1
-    show(job, report, Console())
+    show(job, report, plain_console())
     if values.json:
         written = report.as_json() | {"mfu_parts": mfu_parts(job, report)}
         Path(values.json).write_text(json.dumps(written, indent=1) + "\n")
@@ -106,16 +109,18 @@ def show(job: Job, report: AheadOfTime, console: Console) -> None:
     """Print the report."""
     device, mesh = report.target.accelerator, report.mesh
     sizes = " x ".join(f"{axis} {size}" for axis, size in mesh.items() if size > 1) or "1 device"
-    console.print(
-        f"[bold]{report.target}[/bold]: {job.regions} regions on {sizes}; "
+    what = (
+        f": {job.regions} regions on {sizes}; "
         f"{job.batch} sequences of {job.data.seq_len} tokens a region and step"
     )
-    verdict = "[green]fits[/green]" if report.fits else "[red]does not fit[/red]"
-    console.print(
-        f"{verdict}: {device.name} has {_gb(device.memory_bytes)}, of which {_gb(report.room)} are "
+    console.print(Text.assemble((str(report.target), "bold"), what))
+    verdict = ("fits", "green") if report.fits else ("does not fit", "red")
+    room = (
+        f": {device.name} has {_gb(device.memory_bytes)}, of which {_gb(report.room)} are "
         f"for programs; between programs {_gb(report.resident)} of state lie there"
         + (f", and {_gb(report.stowed)} on the host" if report.stowed else "")
     )
+    console.print(Text.assemble(verdict, room))
     columns = ("program", *right(("needs", "of it temporary", "TFLOP", "at least")), "bound by")
     table = Table(*columns, box=box.SIMPLE, title="programs, one device", title_justify="left")
     for program in report.programs:
@@ -144,7 +149,7 @@ def show(job: Job, report: AheadOfTime, console: Console) -> None:
                 f"{program.name}: {one.what}, {_gb(one.nbytes)}, whole along {axes} ({one.source})",
             )
     for line in advice(report):
-        console.print(f"[yellow]to do[/yellow] {line}")
+        console.print(Text.assemble(("to do", "yellow"), f" {line}"))
 
 
 def mfu_parts(job: Job, report: AheadOfTime) -> dict[str, float]:

@@ -32,6 +32,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from absl.flags import FlagValues
 from rich.console import Console
 
 from experiments.cli import (
@@ -53,14 +54,14 @@ from experiments.faults.landings import gathered
 from experiments.faults.rendezvous_cut import folder_problems, make_ready, region_link
 from experiments.faults.scripts import write
 from experiments.processes import POLL_SECONDS, ended_at_last, free_port, last_line, start
-from experiments.progress import LiveLines
+from experiments.progress import LiveLines, plain_console, say
 from experiments.refusals import PROCESSES, Asked, run_problems
-from experiments.regions.transports import NAMES
+from experiments.regions.transports import MESH, NAMES
 from experiments.report import main as report
 from experiments.train import devices
 from experiments.train.job import Job
 from experiments.train.main import judged
-from experiments.train.resolve import fit_warm_up, resolve
+from experiments.train.resolve import fit_warm_up, refuse_unreadable, resolve
 from experiments.workdir import METRICS, occupied, refuse_occupied
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED, Interrupt
 
@@ -84,6 +85,7 @@ def main(argv: Sequence[str]) -> int:
     rest = parse_flags("launch", others, values, __doc__, path)
     if path is None:
         raise RefusedError([NO_CONFIG], "launch")
+    refuse_any(_flag_problems(values), "launch")
     workdir = Path(values.workdir or f"runs/{bare_name(path)}-regions").absolute()
     given = {name: values[name].value for name in ("regions", "processes", "faults")}
     shared = [*overrides, ("exchange", values.exchange)]
@@ -96,7 +98,7 @@ def main(argv: Sequence[str]) -> int:
         RegionJob(path, shared, r, count, workdir, link, cache, values.restarts)
         for r, link in enumerate(links)
     ]
-    console = Console(markup=False, emoji=False)
+    console = plain_console()
     with occupied(workdir):
         refuse_occupied(one.workdir for one in jobs)  # left by a launcher that was killed
         make_ready(rendezvous, job.regions)
@@ -122,8 +124,7 @@ def _write_happened(job: Job, jobs: Sequence[RegionJob], path: Path, console: Co
     try:
         gathered(workdirs, happened.settings(job.config, job.steps)).write(path)
     except ValueError as error:
-        text = f"{path} cannot be written: {error}"
-        console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
+        say(console, f"{path} cannot be written: {error}")
         return False
     return True
 
@@ -139,6 +140,7 @@ def _check(path: str, shared, workdir: Path, rest: Sequence[str]) -> tuple[Job, 
     """
     config, found = load_config(path, [*shared, ("region", "0")])
     refuse_foreign(config, path, "launch")
+    refuse_unreadable(config)  # which lacks the fields of the flags, too
     problems = unexpected(rest, config) + folder_problems(workdir / RENDEZVOUS)
     problems += found + run_problems(Asked(plain(config)), PROCESSES) + _port_problems(config)
     fit_warm_up(config, shared)
@@ -154,6 +156,19 @@ def _check(path: str, shared, workdir: Path, rest: Sequence[str]) -> tuple[Job, 
         raise RefusedError(problems + error.problems, "launch") from error
     refuse_any(problems, "launch")
     return job, count
+
+
+def _flag_problems(values: FlagValues) -> list[str]:
+    """What is wrong with the command's own flags, before they become fields of every region."""
+    problems = []
+    if values.regions is not None and values.regions < 1:
+        problems.append(f"--regions={values.regions}: give the number of jobs, from 1")
+    if values.restarts < 0:
+        problems.append(f"--restarts={values.restarts}: give how often, from 0")
+    if values.exchange == MESH:
+        fix = "all regions would be in one program: that is `train`; give another one"
+        problems.append(f"--exchange={MESH}: {fix}")
+    return problems
 
 
 def _port_problems(config) -> list[str]:

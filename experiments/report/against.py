@@ -173,7 +173,9 @@ def against(run: RunLog, plan: Mapping[str, Any]) -> list[Deviation]:
     periods = dataclasses.replace(run, steps=run.steps[:whole])
     virtual = on_network(periods, network, "network")
     busy_s = step_s / row["utilisation"]
-    pace = summary.tokens_per_second and run.header["tokens_per_step"] / summary.tokens_per_second
+    taken_s = (
+        summary.tokens_per_second and run.header["tokens_per_step"] / summary.tokens_per_second
+    )
     faster = virtual.allreduce_s / virtual.clock.wall_s
     loss = row["loss_with_penalty"]
     delay = row["method"]["tau"]
@@ -187,7 +189,7 @@ def against(run: RunLog, plan: Mapping[str, Any]) -> list[Deviation]:
         Deviation("utilisation on the network", "%", row["utilisation"], virtual.clock.utilisation),
         Deviation("a step on the network", "s", busy_s, virtual.clock.wall_s / whole),
         Deviation("faster than AllReduce", "x", row["speedup"], faster),
-        Deviation("a step on the run's machine", "s", busy_s, pace, judged=False),
+        Deviation("a step on the run's machine", "s", busy_s, taken_s, judged=False),
         Deviation("eval loss, nats", "", loss, summary.loss),
     ]
 

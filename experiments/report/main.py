@@ -27,6 +27,7 @@ from experiments.cli import Flags, RefusedError, parse_flags, refuse_any
 from experiments.progress import (
     duration,
     known,
+    plain_console,
     print_table,
     right,
     say,
@@ -88,7 +89,7 @@ def main(argv: Sequence[str]) -> int:
     refuse_any(problems, "report")
     workdirs = [Path(folder) for folder in folders]
     plan = None if values.against is None else read_plan(Path(values.against))
-    console = Console(markup=False, emoji=False)  # a run's name may have brackets
+    console = plain_console()
     chosen = values.png, values.network, values.step_seconds, values.html
     runs = show(workdirs, console, *chosen, plan)
     for write, path in ((write_csv, values.csv), (write_json, values.json)):

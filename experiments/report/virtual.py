@@ -24,7 +24,7 @@ from lowcomm_jax.network import (
 StepSeconds = float | Literal["network"] | None
 """Seconds of one region's inner step: a number, `network` (the median of the network's own), or
 None = as the run's machine needed for one region. All tables and figures of a report use one."""
-FAR_APART = 2.0  # measured paces of runs that differ by more do not compare
+FAR_APART = 2.0  # step seconds of runs, as measured, that differ by more do not compare
 PICTURE_STEPS = 60  # inner steps the timeline shows: more could not be told apart
 
 
@@ -48,7 +48,7 @@ class Virtual:
 
 
 def step_seconds_on(network: Network, step_seconds: float | None) -> StepSeconds:
-    """The pace of a report: the given one, else the network's compute_s, else as measured."""
+    """Step seconds of a report: the given ones, else the network's compute_s, else as measured."""
     if step_seconds is not None:
         return step_seconds
     return "network" if network.compute_given else None
@@ -87,7 +87,7 @@ def on_network(run: RunLog, network: Network, step_seconds: StepSeconds) -> Virt
     Raises:
       RefusedError: the run is too short to know its speed, and `step_seconds` is not given.
     """
-    network = _paced(run, network, step_seconds)
+    network = _stepping(run, network, step_seconds)
     clock = replay(network, run.steps, record_from=None)
     baseline, as_many = VirtualClock(network), round(nominal_steps(run, run.steps[-1]))
     every_step(baseline, 1, max(1, as_many), 4 * run.header["trained_params"])
@@ -98,19 +98,19 @@ def on_network(run: RunLog, network: Network, step_seconds: StepSeconds) -> Virt
 
 
 def step_seconds_apart(runs: Sequence[RunLog], step_seconds: StepSeconds) -> str | None:
-    """A warning where runs are replayed at paces of their own that differ much; None = no need.
+    """A warning where runs are replayed with step seconds of their own that differ much, or None.
 
     Args:
       step_seconds: see `StepSeconds`.
     """
     if step_seconds is not None or len(runs) < 2:
         return None
-    pace = {run.name: _own_step_seconds(run) for run in runs}
-    slow, fast = max(pace, key=pace.__getitem__), min(pace, key=pace.__getitem__)
-    if pace[slow] <= FAR_APART * pace[fast]:
+    taken = {run.name: _own_step_seconds(run) for run in runs}
+    slow, fast = max(taken, key=taken.__getitem__), min(taken, key=taken.__getitem__)
+    if taken[slow] <= FAR_APART * taken[fast]:
         return None
     return (
-        f"steps took {pace[slow]:.3g} s in {slow} and {pace[fast]:.3g} s in {fast} (a run of one "
+        f"steps took {taken[slow]:.3g} s in {slow} and {taken[fast]:.3g} s in {fast} (a run of one "
         "log interval counts compilation): their utilisation and how much faster they are do not "
         "compare; give --step_seconds"
     )
@@ -118,7 +118,7 @@ def step_seconds_apart(runs: Sequence[RunLog], step_seconds: StepSeconds) -> str
 
 def last_steps(run: RunLog, network: Network, step_seconds: StepSeconds) -> Timeline:
     """The timeline of the last `PICTURE_STEPS` steps; see `on_network`."""
-    network = _paced(run, network, step_seconds)
+    network = _stepping(run, network, step_seconds)
     shown_from = max(1, len(run.steps) - PICTURE_STEPS + 1)
     return replay(network, run.steps, record_from=shown_from).timeline()
 
@@ -127,7 +127,7 @@ def seconds_at(
     run: RunLog, network: Network, step_seconds: StepSeconds, steps: Sequence[int]
 ) -> list[float]:
     """Virtual seconds at which the last region is done with each of these steps, in order."""
-    clock, done, seconds = VirtualClock(_paced(run, network, step_seconds)), 0, []
+    clock, done, seconds = VirtualClock(_stepping(run, network, step_seconds)), 0, []
     for step in steps:
         replay(clock.network, run.steps[done:step], record_from=None, clock=clock)
         done = step
@@ -135,8 +135,8 @@ def seconds_at(
     return seconds
 
 
-def _paced(run: RunLog, network: Network, step_seconds: StepSeconds) -> Network:
-    """The network at the given pace; of its own seconds only the ratios count, unless asked for."""
+def _stepping(run: RunLog, network: Network, step_seconds: StepSeconds) -> Network:
+    """The network with these step seconds; of its own only the ratios count, unless asked for."""
     if step_seconds == "network":
         return network
     return network.with_median_step(step_seconds or _own_step_seconds(run))
@@ -146,11 +146,11 @@ def _own_step_seconds(run: RunLog) -> float:
     """Seconds of one region's step.
 
     Regions of one process run in turn, so that one has a share of the time. Those that are jobs run
-    side by side; the pace of a merged log is the sum of theirs.
+    side by side; the speed of a merged log is the sum of theirs.
     """
     speed = summarise(run).tokens_per_second
     if speed is None:
         problem = f"{run.name} is too short to know its speed: give --step_seconds"
         raise RefusedError([problem], "report")
-    paces = len(run.header["here"]) if "present" in run.steps[0] else 1
-    return run.header["tokens_per_step"] / run.header["regions"] * paces / speed
+    at_once = len(run.header["here"]) if "present" in run.steps[0] else 1
+    return run.header["tokens_per_step"] / run.header["regions"] * at_once / speed

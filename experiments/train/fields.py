@@ -80,7 +80,7 @@ def method_descriptions(method: Mapping[str, Any]) -> dict[str, str]:
     """
     known = f"one of {', '.join(parts.METHOD.known)}; or module:function, a factory of your own."
     found = {"name": f"The method: {known}"}
-    factory, _ = problems_of(lambda: methods.find(method["name"]))  # `train` reports problems
+    factory, _ = problems_of(lambda: methods.find(method.get("name")))  # `train` reports problems
     for key, text in _documented(_docstring(factory), set(method)).items():
         same = _AS_IN.fullmatch(text)  # a keyword that another method's factory describes
         found[key] = _documented(_docstring(methods.find(same[1])), {key})[key] if same else text

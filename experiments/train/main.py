@@ -34,6 +34,7 @@ from experiments.cli import (
     Flags,
     RefusedError,
     bare_name,
+    lines_of,
     listing,
     load_config,
     parse_flags,
@@ -47,7 +48,14 @@ from experiments.config import plain
 from experiments.faults import origin
 from experiments.faults.landings import Landings
 from experiments.metrics import read_records
-from experiments.progress import Display, open_display, say, size, validation_documents
+from experiments.progress import (
+    Display,
+    open_display,
+    plain_console,
+    say,
+    size,
+    validation_documents,
+)
 from experiments.report import main as report
 from experiments.train import compile_cache, devices, fields, processes
 from experiments.train.assemble import Run, assemble
@@ -58,7 +66,7 @@ from experiments.train.header import changes, header, text, trained_and_sent
 from experiments.train.job import Job
 from experiments.train.loop import NotCountedError, TrainingLoop, best_by
 from experiments.train.records import continue_counts
-from experiments.train.resolve import fit_warm_up, resolve
+from experiments.train.resolve import fit_warm_up, refuse_unreadable, resolve
 from experiments.train.starting import starting_params
 from experiments.train.writers import open_log
 from experiments.workdir import (
@@ -116,6 +124,8 @@ def main(argv: Sequence[str]) -> int:
         show_help(values, __doc__)
         shown, problems = load_config(path or "diloco", overrides)
         refuse_any(problems, "train")
+        refuse_foreign(shown, path or "diloco", "train")
+        refuse_unreadable(shown)
         fit_warm_up(shown, overrides)
         shown = plain(shown)
         print("\n" + listing(shown, fields.descriptions(shown["method"], shown["model"])))
@@ -124,8 +134,9 @@ def main(argv: Sequence[str]) -> int:
         raise RefusedError([NO_CONFIG], "train")
     config, problems = load_config(path, [*overrides, *_of_process(values)])
     refuse_foreign(config, path, "train")
-    shortened = fit_warm_up(config, overrides)
     problems += unexpected(rest, config)
+    refuse_unreadable(config, problems)
+    shortened = fit_warm_up(config, overrides)
     workdir = values.workdir or f"runs/{bare_name(path)}"
     settings = plain(config)
     if not values.print_config:
@@ -141,7 +152,7 @@ def main(argv: Sequence[str]) -> int:
             print(fields.resolved(job), end="")
             return 0
         compile_cache.enable(values.compile_cache)
-        console = Console(quiet=not leader().leads, markup=False, emoji=False)
+        console = plain_console(quiet=not leader().leads)
         if shortened and not values.quiet:
             console.print(shortened, highlight=False, soft_wrap=True)
         complete = train_and_heal(job, console, values.quiet or not leader().leads)
@@ -311,7 +322,7 @@ def _join_regions(run: Run, state, restored, evaluator: Evaluator, console: Cons
         done = rounds_landed(state) if job.by_rounds else state.counters.done_until
         exchange.join(job.config["wait_minutes"] * 60, done)
     except (ValueError, TimeoutError, StoreUnavailable) as error:
-        raise RefusedError([str(error)], "cannot meet the other regions") from error
+        raise RefusedError(lines_of(error), "cannot meet the other regions") from error
     if run.fault_hooks is not None:
         run.fault_hooks.began = origin.agreed(exchange, job.workdir)
     landings = None

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from experiments.cli import closest, problems_of, refuse_any
+from experiments.cli import RefusedError, closest, problems_of, refuse_any
 from experiments.config import base, plain
 from experiments.faults import happened, scripts
 from experiments.refusals import STAGES, Asked, run_problems
@@ -104,10 +104,58 @@ def resolve(config: Any, workdir: str | Path, target: Target | None = None) -> J
 # -- what sections describe ----------------------------------------------------------------------
 
 
+def refuse_unreadable(config: Any, problems: Sequence[str] = ()) -> None:
+    """Let no config pass that lacks fields: what reads one of them would end in a KeyError.
+
+    Args:
+      problems: found before, which are refused with the missing fields.
+
+    Raises:
+      RefusedError: fields are missing, or sections are none.
+    """
+    fields = plain(config)
+    if lacks := _absent(fields, _reference(fields)):
+        raise RefusedError([*problems, *lacks])
+
+
+def _reference(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The default config around the method of a config."""
+    name = fields.get("method", {}).get("name") if isinstance(fields.get("method"), dict) else None
+    return plain(base(name if name in methods.NAMES else "ddp"))
+
+
+def _has_own_fields(label: str, section: Mapping[str, Any]) -> bool:
+    """Whether the fields of a section are its factory's: `make_method` and `model.described`."""
+    return label == "method" or (label == "model" and is_own(section))
+
+
+def _absent(fields: Mapping[str, Any], reference: Mapping[str, Any]) -> list[str]:
+    """A line for all fields that are missing, and one for every section that is none."""
+    lacks, found = [], []
+
+    def walk(given: Mapping, known: Mapping, prefix: str) -> None:
+        for key, default in known.items():
+            label = f"{prefix}{key}"
+            if key not in given:
+                lacks.append(label)
+            elif isinstance(default, dict):
+                if not isinstance(given[key], Mapping):
+                    found.append(
+                        f"{label}={given[key]!r}: must be a section of fields; set {label}.FIELD"
+                    )
+                elif not _has_own_fields(label, given[key]):
+                    walk(given[key], default, f"{label}.")
+
+    walk(fields, reference, "")
+    if lacks:
+        verb = "is" if len(lacks) == 1 else "are"
+        found.append(f"{', '.join(lacks)} {verb} missing: start from experiments.config.base")
+    return found
+
+
 def _shape_problems(fields: Mapping[str, Any]) -> list[str]:
     """Fields that are missing, unknown, or of another type than the defaults'."""
-    name = fields.get("method", {}).get("name") if isinstance(fields.get("method"), dict) else None
-    reference = plain(base(name if name in methods.NAMES else "ddp"))
+    reference = _reference(fields)
 
     def walk(given: Mapping, known: Mapping, prefix: str) -> list[str]:
         found = [
@@ -116,14 +164,9 @@ def _shape_problems(fields: Mapping[str, Any]) -> list[str]:
         for key, default in known.items():
             label = f"{prefix}{key}"
             if key not in given:
-                found.append(f"{label} is missing: start from experiments.config.base")
-            elif isinstance(default, dict):
-                if not isinstance(given[key], Mapping):
-                    found.append(
-                        f"{label}={given[key]!r}: must be a section of fields; set {label}.FIELD"
-                    )
-                elif label != "method" and not (label == "model" and is_own(given[key])):
-                    # Their fields are the factory's, see `make_method` and `model.described`.
+                continue
+            if isinstance(default, dict):
+                if isinstance(given[key], Mapping) and not _has_own_fields(label, given[key]):
                     found += walk(given[key], default, f"{label}.")
             elif not _same_type(given[key], default, optional=label == "inner.clip_norm"):
                 kind = type(default).__name__
@@ -132,7 +175,7 @@ def _shape_problems(fields: Mapping[str, Any]) -> list[str]:
                 found.append(f"{label}={given[key]!r} is no UTF-8 text, as records need: rename it")
         return found
 
-    return walk(fields, reference, "")
+    return _absent(fields, reference) + walk(fields, reference, "")
 
 
 def _is_utf8(text: str) -> bool:
@@ -169,11 +212,14 @@ def fit_warm_up(config: Any, overrides: Sequence[tuple[str, str]]) -> str:
     A tenth of the steps takes the place of the config file's own, in `config`. One that an override
     names stays, and is refused where it does not fit.
 
+    Args:
+      config: with every field.
+
     Returns:
       A sentence that says so; empty where nothing has changed.
     """
     given = {name for name, _ in overrides}
-    if "inner" not in config or "inner.warmup_steps" in given or not given & {"steps", "tokens"}:
+    if "inner.warmup_steps" in given or not given & {"steps", "tokens"}:
         return ""
     steps, warm_up = steps_of(plain(config)), config.inner.warmup_steps
     if steps < 1 or warm_up < steps:

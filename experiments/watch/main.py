@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.live import Live
 
 from experiments.cli import Flags, parse_flags, problems_of, refuse_any, values_refused
+from experiments.progress import plain_console
 from experiments.watch.terminal import screen
 from experiments.watch.view import Watch
 
@@ -49,8 +50,10 @@ def main(argv: Sequence[str]) -> int:
 
         network, found = problems_of(lambda: parse(values.network), "--network: ")
         problems += found
+    if values.once and values.port is not None:
+        problems.append("--once prints the present state, --port serves it: leave one out")
     refuse_any(problems, "watch")
-    watch, console = Watch(Path(folders[0]), network), Console()
+    watch, console = Watch(Path(folders[0]), network), plain_console()
     # What a damaged file raises is refused, too.
     with contextlib.suppress(KeyboardInterrupt), values_refused("watch"):
         if values.port is not None:

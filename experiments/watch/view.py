@@ -166,7 +166,7 @@ def _evaluations(logs: Sequence[Log]) -> dict[str, Any]:
 
 
 def _left(logs: Sequence[Log], steps: int) -> float | None:
-    """Seconds until the slowest is done, at the pace of its newest log interval."""
+    """Seconds until the slowest is done, at the speed of its newest log interval."""
     going = [log for log in logs if not log.complete]
     if not all(log.steps_per_second for log in going):
         return None

@@ -73,6 +73,38 @@ def test_a_config_that_its_function_did_not_make(tmp_path, capfd):
     assert "the config has no " in said and f"make it with {made_by}" in said
 
 
+INCOMPLETE = "def get_config():\n    return dict(method={}, steps=3, regions=2)\n"
+
+
+@pytest.mark.parametrize("command", [("train",), ("train", "--help"), ("launch",)])
+def test_a_training_config_that_lacks_fields(command, tmp_path, capfd):
+    (tmp_path / "mine.py").write_text(INCOMPLETE)
+    said = refused(capfd, *command, f"--config={tmp_path}/mine.py", "--config.steps=4")
+    assert "seed" in said and "mesh" in said
+    assert "are missing: start from experiments.config.base" in said
+
+
+@pytest.mark.parametrize("config", ["configs/compare/quick.py", "configs/plan/goodput.py"])
+def test_help_on_a_config_of_another_command(config, capfd):
+    assert "is not for train (it has no " in refused(capfd, "train", "--help", f"--config={config}")
+
+
+def test_quick_announces_nothing_that_it_cannot_do(tmp_path, capfd):
+    (tmp_path / "mine.py").write_text(
+        "def get_config():\n    return dict(variants={}, common={})\n"
+    )
+    for given, reason in (
+        ((f"--config={tmp_path}/mine.py",), "the config has no baseline, compile_cache, "),
+        (("--config.seeds=None",), "seeds=None: give a value, as (0, 1, 2)"),
+        (("--config.networks=None",), "networks=None: give a value, as ()"),
+    ):
+        jax.devices()
+        capfd.readouterr()
+        assert main(("quick", *given)) == 2
+        out, said = capfd.readouterr()
+        assert out == "" and said.count("\n") == 1 and reason in said
+
+
 VARIED = ("compare", "--config=configs/compare/diloco_period.py")
 
 
@@ -105,6 +137,40 @@ VARIED = ("compare", "--config=configs/compare/diloco_period.py")
             (*VARIED, "--vary=method.period=3", "--config.common.steps=20"),
             "between 0 and the 20 steps of the run; use --config.common.inner.warmup_steps=2",
         ),
+        (
+            ("compare", "--config=configs/compare/quick.py", "--vary=foo"),
+            "cannot compare: vary: 'foo': write field=value,value",
+        ),
+        (
+            ("plan", "--config=configs/plan/template.py", "--config.mfu=-1"),
+            "plan: mfu is -1.0: use a number above 0",
+        ),
+        (("plan", "--goodput", "--config.step_s=-2"), "plan: step_s is -2.0: use a number above 0"),
+        (("plan", "--goodput", "--config.regions=abc"), "plan: regions is 'abc'"),
+        (("launch", "--config=diloco", "--regions=0"), "launch: --regions=0: give the number of"),
+        (("launch", "--config=diloco", "--restarts=-1"), "launch: --restarts=-1: give how often"),
+        (("launch", "--config=diloco", "--exchange=mesh"), "launch: --exchange=mesh: all regions"),
+        (("train", "--config=diloco", "--hlp"), "unknown flag --hlp; did you mean --help?"),
+        (
+            ("compare", "--config=configs/compare/quik.py"),
+            "compare: --config=configs/compare/quik.py: there is no such file; did you mean "
+            "configs/compare/quick.py",
+        ),
+        (("compare",), "compare: --config is missing: give --config=configs/compare/quick.py, or"),
+        (
+            ("plan", "--config=configs/plan/templat.py"),
+            "plan: --config=configs/plan/templat.py: there is no such file; did you mean "
+            "configs/plan/template.py",
+        ),
+        (
+            ("plan", "--goodput", "--config=nope.py"),
+            "plan: --config=nope.py: there is no such file; known: configs/plan/goodput.py",
+        ),
+        (("bench", "codec", "--size=0"), "bench codec: --size=0: at least 1 is needed"),
+        (("bench", "codec", "--rank=0"), "bench codec: --rank=0: at least 1 is needed"),
+        (("bench", "codec", "--codecs=,"), "bench codec: --codecs=,: name at least one"),
+        (("bench", "gpu", "--stages=,"), "bench gpu: --stages=,: name at least one of speed, "),
+        (("watch", "x", "--port=0", "--once"), "--once prints the present state, --port serves it"),
         (
             (*VARIED, "--config.common.inner.warmup_steps=x"),
             "--config.common.inner.warmup_steps=x: give a whole number",

@@ -1,6 +1,7 @@
 """`bench codec`: errors are those of NumPy."""
 
 import json
+import time
 
 import pytest
 from rich.console import Console
@@ -22,7 +23,8 @@ def command(tmp_path_factory):
         given = [f"--size={SIZE}", f"--rank={RANK}", "--repeats=1", f"--json={file}"]
         assert main(["codec", *given, *flags]) == 0
         found = json.loads(file.read_text())
-        assert found["header"] == {"size": SIZE} and not found["failed"]
+        assert found["header"].items() >= {"size": SIZE, "rank": RANK, "repeats": 1}.items()
+        assert not found["failed"]
         return found["rows"]
 
     return run
@@ -44,7 +46,7 @@ def test_bytes_and_times_are_of_a_whole_round(measured):
 def test_a_codec_of_ones_own_is_measured(command):
     (row,) = command("--codecs=own_parts:SIGNS")
     assert row["bytes_per_value"] == 1 + 4 / SIZE
-    (low_rank,) = bench_codec.measure(["own_parts:FACTORS"], SIZE, 1, RANK)
+    low_rank = bench_codec.measure("own_parts:FACTORS", SIZE, 1, RANK)
     assert low_rank["bytes_per_value"] == 4 * 2 * RANK / SIZE
 
 
@@ -53,13 +55,47 @@ def test_an_unknown_codec_is_refused_before_any_is_timed():
         main(["codec", "--codecs=int9"])
 
 
+def test_what_an_earlier_call_has_found_stays_until_there_are_rows(command, tmp_path, monkeypatch):
+    file = tmp_path / "codec.json"
+    file.write_text("found before")
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench_codec, "measure", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        main(["codec", "--codecs=int8", f"--json={file}"])
+    assert file.read_text() == "found before"
+    with pytest.raises(KeyboardInterrupt):
+        main(["codec", "--codecs=int8", f"--json={tmp_path}/new.json"])
+    assert not (tmp_path / "new.json").exists()
+
+
+def test_codecs_that_would_not_end_in_time_are_left_out(command, measured, monkeypatch):
+    def slow(name, *_):
+        time.sleep(0.6)  # of one second
+        return measured["int8"] | {"codec": name}
+
+    monkeypatch.setattr(bench_codec, "measure", slow)
+    assert [row["codec"] for row in command("--seconds=1", "--codecs=int8,int4")] == ["int8"]
+
+
+def test_what_fails_is_said_once(monkeypatch, capsys):
+    def fails(*_):
+        raise ValueError("no such matrix")
+
+    monkeypatch.setattr(bench_codec, "measure", fails)
+    assert main(["codec", "--codecs=int8"]) == 1
+    assert capsys.readouterr().out.count("codecs: int8: ValueError: no such matrix") == 1
+
+
 def shown(text):
     return {line.split()[0] for line in text.splitlines() if line.strip()}
 
 
 def test_names_are_printed_whole(measured, capsys):
     names = compression.names()
-    stage = bench_codec.Stage([], bench_codec.COLUMNS, lambda rows: "all")
+    stage = bench_codec.BenchTable([], bench_codec.COLUMNS, lambda rows: "all")
     show(stage, [measured["int8"] | {"codec": name} for name in names], Console(width=80))
     assert set(names) <= shown(capsys.readouterr().out)
 

@@ -93,9 +93,9 @@ def test_codecs_are_named_by_a_flag(measured):
 def test_what_would_not_end_in_time_is_left_out(measured, monkeypatch):
     figures = ("bytes_per_value", "encode_s", "decode_s", "copy_s")
 
-    def slow(names, *_):
+    def slow(name, *_):
         time.sleep(0.6)  # of one second
-        return [{"codec": names[0], **dict.fromkeys(figures, 1.0)}]
+        return {"codec": name, **dict.fromkeys(figures, 1.0)}
 
     monkeypatch.setattr(codec, "measure", slow)
     stages = "--stages=codecs,attention"

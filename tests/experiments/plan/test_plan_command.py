@@ -107,6 +107,14 @@ def test_both_tables_name_the_baseline(template):
     assert routes["allreduce"] == "two_shot" and routes["eager"] == "all_gather"
 
 
+def test_names_with_brackets_are_printed_as_they_are(tmp_path, capsys):
+    name = "a[/x] :b:"
+    network = f"{{regions: 2, bandwidth_gbps: 1.0, delay_ms: 1.0, name: '{name}'}}"
+    given = ["--config=configs/plan/template.py", f"--config.network={network}", "--details"]
+    assert plan_command.main([*given, f"--workdir={tmp_path}"]) == 0
+    assert f"network: {name} (assumed" in capsys.readouterr().out
+
+
 def test_a_narrow_terminal_shows_every_method_in_full(template):
     text = io.StringIO()
     console = Console(file=text, width=80)
