@@ -29,7 +29,7 @@ def described(fields: Mapping[str, Any]) -> DescribedExchange | None:
     """The exchange between jobs that a config asks for; None on a mesh."""
     if not is_separate_job(fields):
         return None
-    found = transports.of(fields)
+    found, _ = transports.of(fields)
     lingers = found is not None and found.lingers
     return DescribedExchange(lingers, fields["region"], fields["regions"], fields["heal"])
 

@@ -48,7 +48,19 @@ REFUSED = [
     ("own_transports:number", (), "own_transports has no class 'number'"),
     ("own_transports:Half", (), "Half has no lingers, get, drop: write what lowcomm_jax.exchange"),
     ("own_transports:SaysLater", (), "make name a text and lingers True or False, both of the cl"),
-    ("own_transports:NeedsBucket", (), "NeedsBucket needs bucket: give it a default (fields of a"),
+    ("own_transports:NeedsBucket", (), "NeedsBucket needs bucket: give it a default (keywords th"),
+    (
+        "own_transports:NeedsAddressByPlace",
+        (),
+        "NeedsAddressByPlace needs address: give it a de",
+    ),
+    ("own_transports:NothingMade", (), "NothingMade cannot be made of a context: give it __init__"),
+    ("own_transports:ForNoContext", (), "ForNoContext cannot be made of a context: give it __ini"),
+    ("own_transports:ContextByName", (), "ContextByName cannot be made of a context: give it __i"),
+    ("own_transports:NoProtocol", (), "NoProtocol cannot be made of a context: give it __init__(s"),
+    ("own_transports:LeavesOpen", (), "LeavesOpen has no connect: write what lowcomm_jax.exchang"),
+    (":Whole", (), "exchange=':Whole': it names no module: write module:class"),
+    ("own_transports:", (), "exchange='own_transports:': it names no class: write module:class"),
     ("own_transports:NeedsPlace", (), "address is missing: exchange=own_transports:NeedsPlace ne"),
     ("own_transports:Whole", ("certificates=x",), "certificates='x' has no effect with exchange=o"),
     ("peers", ("address=0.0.0.0:0",), "address='0.0.0.0:0' is no address of one machine: give"),
@@ -63,6 +75,16 @@ def test_a_wrong_transport_is_refused_in_one_line(tiny, root, capsys, exchange, 
     shown = " ".join(capsys.readouterr().err.split())
     assert shown.startswith("launch: ") and line in shown, shown
     assert not workdir.exists()
+
+
+def test_a_transport_that_takes_any_keyword_gets_all_fields():
+    fields = {"exchange": "own_transports:TakesAny", "listen": None}
+    fields |= {"address": "x:1", "certificates": "y"}
+    found, problems = transports.of(fields)
+    assert not problems and not transports.misfits(found, fields)
+    made = transports.transport(fields)("context")
+    assert made.context == "context"
+    assert made.settings == {"address": "x:1", "certificates": "y"}
 
 
 def test_names_stand_for_the_transports_of_the_package():
