@@ -130,9 +130,7 @@ def assemble(job: Job, quiet: bool = False, trains: bool = False) -> Run:
     fault_hooks = None
     if job.faults and is_separate_job(job.config):
         fault_hooks = ScriptedFaults(job.faults, job.config["region"])
-    exchange = made_or_refused(
-        lambda: open_exchange(job, train, fault_hooks), "cannot start", "rendezvous: "
-    )
+    exchange = made_or_refused(lambda: open_exchange(job, train, fault_hooks), "cannot start")
     way = Way(described)
     if trains:
         way = made_or_refused(lambda: fastest_way(job, described, exchange), "cannot start")
@@ -170,7 +168,7 @@ def open_exchange(
       fault_hooks: faults that this job injects into its own payloads; None = none.
 
     Raises:
-      ValueError: the rendezvous or the secret cannot be used.
+      ValueError: the rendezvous, the secret or the transport cannot be used.
     """
     fields = job.config
     if not is_separate_job(fields):

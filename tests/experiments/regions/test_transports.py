@@ -77,6 +77,23 @@ def test_a_wrong_transport_is_refused_in_one_line(tiny, root, capsys, exchange, 
     assert not workdir.exists()
 
 
+@pytest.mark.parametrize(
+    ("fields", "shown"),
+    [
+        (
+            ("address=nonsense",),
+            "HttpTransport: address='nonsense': give HOST:PORT, port 0 for a f",
+        ),
+        (("secret=env:LOWCOMM_NONE",), "secret 'env:LOWCOMM_NONE': there is no such variable in"),
+    ],
+)
+def test_what_cannot_be_opened_is_told_by_what_it_is(tiny, root, capsys, fields, shown):
+    given = [*tiny.arguments(root), f"--workdir={root / 'unopened'}", "--config.region=0"]
+    given += [f"--config.exchange={OWN}", f"--config.rendezvous={(root / 'there').as_uri()}"]
+    assert main(["train", "--config=diloco", *given, *(f"--config.{x}" for x in fields)]) == 2
+    assert " ".join(capsys.readouterr().err.split()).startswith(f"cannot start: {shown}")
+
+
 def test_a_transport_that_takes_any_keyword_gets_all_fields():
     fields = {"exchange": "own_transports:TakesAny", "listen": None}
     fields |= {"address": "x:1", "certificates": "y"}
