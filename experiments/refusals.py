@@ -549,6 +549,8 @@ FAULTS = (
 )
 
 TRAIN = (*NUMBERS, *STAGES, *PROCESSES, *EXCHANGE, *ADAPTIVE, *FAULTS)
+READ = tuple(row for row in TRAIN if row not in EXCHANGE)
+"""For whoever only reads what a run has learnt: it meets no other job."""
 
 
 # -- a comparison ---------------------------------------------------------------------------------

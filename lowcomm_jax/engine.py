@@ -31,7 +31,7 @@ from lowcomm_jax.params.layout import Layout, make_layout
 from lowcomm_jax.refusals import TITLE, UNFIT, microbatch_problems, refuse_setup
 from lowcomm_jax.refused import Refused, refuse
 from lowcomm_jax.rounds.remote import RemoteExchange
-from lowcomm_jax.setup import Setup, takes_settings, with_settings
+from lowcomm_jax.setup import DescribedExchange, Setup, takes_settings, with_settings
 from lowcomm_jax.state.train_state import TrainState
 from lowcomm_jax.sync import initial_state, round_programs
 from lowcomm_jax.sync.finish import AtTheEnd
@@ -86,10 +86,9 @@ class Engine:
         self.method: Method = setup.method
         self.block: int = setup.block
         self.carrier: JobCarrier | None = None
-        if setup.separate:
+        if setup.separate and not isinstance(setup.exchange, DescribedExchange):
             if not isinstance(setup.exchange, RemoteExchange):
-                fix = "no open exchange; give exchange.store(...)"
-                raise Refused(TITLE, [f"exchange={setup.exchange!r}: {fix}"])
+                raise _unopened(setup.exchange)
             self.carrier = JobCarrier(setup.exchange, setup.method)
         # A virtual clock books all regions; between jobs real time passes.
         self.clock: VirtualClock | None = None
@@ -135,7 +134,7 @@ class Engine:
             (`sync.fit`): fragments, parts of the method that break their contract, and more. The
             message lists all of it, each line with its fix.
         """
-        programs = self._loop_for(make_layout(params, self.setup.roles)).programs
+        programs = self.programs_for(make_layout(params, self.setup.roles))
         jax.block_until_ready(self.region_keys)  # placed before the first step
         return initial_state.initial_state(programs, params)
 
@@ -157,6 +156,8 @@ class Engine:
 
     def loop_of(self, programs: RoundPrograms) -> Loop:
         """The loop that calls these programs: the method's own, or that of a schedule's acts."""
+        if self.setup.separate and self.carrier is None:
+            raise _unopened(self.setup.exchange)
         if programs.family is not None:
             return programs.family.loop(programs, self.weights)
         carrier = None if self.carrier is None else carrier_of(programs, self.carrier)
@@ -173,7 +174,7 @@ class Engine:
         """The loop over events for this state's parameter layout.
 
         Raises:
-          ValueError: the state was not made by this engine's `init`.
+          ValueError: the state was not made by this engine's `init`; or the exchange is described.
         """
         if not isinstance(state, TrainState):
             raise ValueError(
@@ -472,6 +473,11 @@ class Engine:
         count, devices = len(part.range(0, count)), len(part.range(2, devices))
         check_batch(shape, count, devices, self.setup.accumulate)
         return place_parts(batches, self._batch_sharding, part)
+
+
+def _unopened(exchange: Any) -> Refused:
+    """Why an engine of several jobs cannot train."""
+    return Refused(TITLE, [f"exchange={exchange!r}: no open exchange; give exchange.store(...)"])
 
 
 def _of_one_step(x: Any) -> Any:

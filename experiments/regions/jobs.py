@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from experiments.regions import transports
 from lowcomm_jax.methods import Method
+from lowcomm_jax.setup import DescribedExchange
 
 
 def is_separate_job(fields: Mapping[str, Any]) -> bool:
     """Whether this job trains one region, and other jobs the others."""
     return fields["exchange"] != transports.MESH
-
-
-@dataclasses.dataclass(frozen=True)
-class DescribedExchange:
-    """What refusals read of an exchange that is not open yet (`setup.BetweenJobs`)."""
-
-    lingers: bool
-    region: int
-    count: int
-    heal: str
 
 
 def described(fields: Mapping[str, Any]) -> DescribedExchange | None:

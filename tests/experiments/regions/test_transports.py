@@ -1,12 +1,18 @@
 """Transports as configs name them: one of one's own trains, wrong ones are refused."""
 
+import json
+import sys
+
+import jax
 import numpy as np
 import pytest
 
 from experiments.__main__ import main
 from experiments.regions import transports
 from experiments.report.runlog import read_run
+from experiments.trained.anchor import load_trained
 from lowcomm_jax.checkpoint import store
+from lowcomm_jax.params.fragments import path_name
 from lowcomm_jax.store.peers_transport import PeersTransport
 from lowcomm_jax.store.transport import StoreTransport
 
@@ -26,7 +32,7 @@ def last_anchor(workdir):
     return {name: x for name, x in arrays.items() if "anchor" in name}
 
 
-def test_two_jobs_train_by_a_transport_of_ones_own(tiny, root):
+def test_two_jobs_train_by_a_transport_of_ones_own(tiny, root, monkeypatch):
     workdir = root / "http"
     assert main(command(tiny, root, OWN, f"--workdir={workdir}", "--config.eval.every=0")) == 0
     one, other = (last_anchor(workdir / f"region{region}") for region in range(2))
@@ -39,6 +45,26 @@ def test_two_jobs_train_by_a_transport_of_ones_own(tiny, root):
         assert len(landings) == 2 and all(map(all, landings)), landings
     blobs = [path for path in (workdir / "rendezvous").rglob("blob/*")]
     assert not blobs, "nothing but records is in the folder"
+    is_read_where_it_cannot_train(workdir / "region0", one, monkeypatch)
+
+
+def is_read_where_it_cannot_train(workdir, anchor, monkeypatch):
+    """A region's folder elsewhere: no module of the transport, no secret, no folder to meet in."""
+    config = json.loads((workdir / "config.json").read_text())
+    config |= {"rendezvous": (workdir / "gone").as_uri(), "secret": "env:NO_SECRET"}
+    config |= {"address": "no.host:7", "listen": "no.host:8"}
+    (workdir / "config.json").write_text(json.dumps(config))
+    monkeypatch.setitem(sys.modules, OWN.partition(":")[0], None)
+    assert main(["sample", f"--workdir={workdir}", "--length=4"]) == 0
+    trained = load_trained(workdir)
+    found = jax.tree_util.tree_leaves_with_path(trained.params)
+    assert len(found) == len(anchor) and trained.run.exchange is None
+    for path, leaf in found:
+        np.testing.assert_array_equal(leaf, anchor[f"anchor/{path_name(path)}"][0])
+    state = trained.run.engine.init(trained.params)
+    with pytest.raises(ValueError, match="no open exchange; give"):
+        trained.run.engine.sync_loop(state)
+    assert not (workdir / "gone").exists()
 
 
 REFUSED = [
