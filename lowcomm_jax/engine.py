@@ -86,7 +86,8 @@ class Engine:
         self.method: Method = setup.method
         self.block: int = setup.block
         self.carrier: JobCarrier | None = None
-        if setup.separate and not isinstance(setup.exchange, DescribedExchange):
+        self._described = isinstance(setup.exchange, DescribedExchange)
+        if setup.separate and not self._described:
             if not isinstance(setup.exchange, RemoteExchange):
                 raise _unopened(setup.exchange)
             self.carrier = JobCarrier(setup.exchange, setup.method)
@@ -134,7 +135,7 @@ class Engine:
             (`sync.fit`): fragments, parts of the method that break their contract, and more. The
             message lists all of it, each line with its fix.
         """
-        programs = self.programs_for(make_layout(params, self.setup.roles))
+        programs = self._loop_for(make_layout(params, self.setup.roles)).programs
         jax.block_until_ready(self.region_keys)  # placed before the first step
         return initial_state.initial_state(programs, params)
 
@@ -156,8 +157,6 @@ class Engine:
 
     def loop_of(self, programs: RoundPrograms) -> Loop:
         """The loop that calls these programs: the method's own, or that of a schedule's acts."""
-        if self.setup.separate and self.carrier is None:
-            raise _unopened(self.setup.exchange)
         if programs.family is not None:
             return programs.family.loop(programs, self.weights)
         carrier = None if self.carrier is None else carrier_of(programs, self.carrier)
@@ -176,6 +175,8 @@ class Engine:
         Raises:
           ValueError: the state was not made by this engine's `init`; or the exchange is described.
         """
+        if self._described:
+            raise _unopened(self.setup.exchange)
         if not isinstance(state, TrainState):
             raise ValueError(
                 f"state is a {type(state).__name__}, no TrainState: start with engine.init(params)"

@@ -73,7 +73,7 @@ def find(name: str) -> Found:
         raise ValueError(f"{label}: {fix}: they are asked before there is a transport")
     settings = _settings(kind)
     if settings is None:
-        fix = "give it __init__(self, context)"
+        fix = "write a constructor that takes it"
         raise ValueError(f"{label}: {kind.__name__} cannot be made of a context: {fix}")
     found = _found(kind, settings, functools.partial(_transport_of, kind))
     strange = [key for key in _needed(settings) if key not in found.needs]
