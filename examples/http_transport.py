@@ -38,6 +38,8 @@ class HttpTransport(exchange.Transport):
         self._timing = context.timing
         self._held: dict[str, bytes] = {}
         host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal() or int(port) > 65535:
+            raise ValueError(f"address={address!r}: give HOST:PORT, port 0 for a free one")
         self._server = http.server.ThreadingHTTPServer((host, int(port)), self._handler())
         self._address = f"{SCHEME}{host}:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)

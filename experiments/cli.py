@@ -133,6 +133,9 @@ def named_function(
     if not own:
         fix = "a size of the built-in one is model.preset" if label == "model" else "no such name"
         raise ValueError(f"{label}={name!r}: {fix}; your own: module:function")
+    if not module or not attribute:
+        lacks = what if module else "module"
+        raise ValueError(f"{label}={name!r}: it names no {lacks}: write module:{what}")
     from lowcomm_jax.refused import imported  # with JAX, for which no command's help waits
 
     there = imported(module, f"{label}={name!r}")

@@ -72,9 +72,14 @@ class Asked:
         return is_separate_job(self.fields)
 
     @functools.cached_property
+    def looked_up(self) -> tuple[transports.Found | None, list[str]]:
+        """See `transports.of`."""
+        return transports.of(self.fields)
+
+    @property
     def transport(self) -> transports.Found | None:
         """How this job's payloads travel to the others, where it is one region of several."""
-        return transports.of(self.fields)
+        return self.looked_up[0]
 
     @property
     def alone(self) -> bool:
@@ -399,9 +404,12 @@ PROCESSES = (
 )
 
 EXCHANGE = (
-    Row("exchange", lambda r: transports.unusable(r.f["exchange"])),
+    Row("exchange", lambda r: r.looked_up[1]),
     *_idle(
-        {"region": None, "rendezvous": None, "secret": None, "heal": "stop"},
+        {
+            **dict.fromkeys(("region", "rendezvous", "secret", *transports.FIELDS, "deadline_s")),
+            "heal": "stop",
+        },
         "exchange",
         lambda r: not r.separate,
         " with exchange=mesh: leave it out",
@@ -541,6 +549,8 @@ FAULTS = (
 )
 
 TRAIN = (*NUMBERS, *STAGES, *PROCESSES, *EXCHANGE, *ADAPTIVE, *FAULTS)
+READ = tuple(row for row in TRAIN if row not in EXCHANGE)
+"""For whoever only reads what a run has learnt: it meets no other job."""
 
 
 # -- a comparison ---------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from lowcomm_jax.params.layout import Layout, make_layout
 from lowcomm_jax.refusals import TITLE, UNFIT, microbatch_problems, refuse_setup
 from lowcomm_jax.refused import Refused, refuse
 from lowcomm_jax.rounds.remote import RemoteExchange
-from lowcomm_jax.setup import Setup, takes_settings, with_settings
+from lowcomm_jax.setup import DescribedExchange, Setup, takes_settings, with_settings
 from lowcomm_jax.state.train_state import TrainState
 from lowcomm_jax.sync import initial_state, round_programs
 from lowcomm_jax.sync.finish import AtTheEnd
@@ -86,10 +86,10 @@ class Engine:
         self.method: Method = setup.method
         self.block: int = setup.block
         self.carrier: JobCarrier | None = None
-        if setup.separate:
+        self._described = isinstance(setup.exchange, DescribedExchange)
+        if setup.separate and not self._described:
             if not isinstance(setup.exchange, RemoteExchange):
-                fix = "no open exchange; give exchange.store(...)"
-                raise Refused(TITLE, [f"exchange={setup.exchange!r}: {fix}"])
+                raise _unopened(setup.exchange)
             self.carrier = JobCarrier(setup.exchange, setup.method)
         # A virtual clock books all regions; between jobs real time passes.
         self.clock: VirtualClock | None = None
@@ -173,8 +173,10 @@ class Engine:
         """The loop over events for this state's parameter layout.
 
         Raises:
-          ValueError: the state was not made by this engine's `init`.
+          ValueError: the state was not made by this engine's `init`; or the exchange is described.
         """
+        if self._described:
+            raise _unopened(self.setup.exchange)
         if not isinstance(state, TrainState):
             raise ValueError(
                 f"state is a {type(state).__name__}, no TrainState: start with engine.init(params)"
@@ -472,6 +474,11 @@ class Engine:
         count, devices = len(part.range(0, count)), len(part.range(2, devices))
         check_batch(shape, count, devices, self.setup.accumulate)
         return place_parts(batches, self._batch_sharding, part)
+
+
+def _unopened(exchange: Any) -> Refused:
+    """Why an engine of several jobs cannot train."""
+    return Refused(TITLE, [f"exchange={exchange!r}: no open exchange; give exchange.store(...)"])
 
 
 def _of_one_step(x: Any) -> Any:

@@ -160,6 +160,19 @@ class BetweenJobs(Protocol):
     def heal(self) -> str: ...
 
 
+@dataclasses.dataclass(frozen=True)
+class DescribedExchange:
+    """An exchange between jobs that is not open (`BetweenJobs`).
+
+    An engine of it makes states, and takes those of checkpoints; it cannot train.
+    """
+
+    lingers: bool
+    region: int
+    count: int
+    heal: str
+
+
 EXCHANGE = Takes(
     lambda x: x == "mesh" if isinstance(x, str) else isinstance(x, BetweenJobs),
     "use 'mesh' or exchange.store(...)",

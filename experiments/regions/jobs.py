@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from experiments.regions import transports
 from lowcomm_jax.methods import Method
+from lowcomm_jax.setup import DescribedExchange
 
 
 def is_separate_job(fields: Mapping[str, Any]) -> bool:
@@ -15,21 +15,11 @@ def is_separate_job(fields: Mapping[str, Any]) -> bool:
     return fields["exchange"] != transports.MESH
 
 
-@dataclasses.dataclass(frozen=True)
-class DescribedExchange:
-    """What refusals read of an exchange that is not open yet (`setup.BetweenJobs`)."""
-
-    lingers: bool
-    region: int
-    count: int
-    heal: str
-
-
 def described(fields: Mapping[str, Any]) -> DescribedExchange | None:
     """The exchange between jobs that a config asks for; None on a mesh."""
     if not is_separate_job(fields):
         return None
-    found = transports.of(fields)
+    found, _ = transports.of(fields)
     lingers = found is not None and found.lingers
     return DescribedExchange(lingers, fields["region"], fields["regions"], fields["heal"])
 

@@ -16,7 +16,7 @@ import numpy as np
 from experiments.cli import RefusedError, made_or_refused, problems_of, refuse_any
 from experiments.faults.fault_hooks import ScriptedFaults
 from experiments.progress import Work
-from experiments.regions.jobs import is_separate_job
+from experiments.regions import jobs
 from experiments.regions.transports import transport
 from experiments.train.evaluation import Evaluator
 from experiments.train.job import Job, make_engine, make_model
@@ -32,6 +32,7 @@ from lowcomm_jax.optimizers import learning_rate
 from lowcomm_jax.params.layout import make_layout
 from lowcomm_jax.rounds.connect import store
 from lowcomm_jax.rounds.remote import RemoteExchange
+from lowcomm_jax.setup import DescribedExchange
 from lowcomm_jax.store.timing import Timing
 
 CHUNK = 4096  # learning rates worked out at once
@@ -43,7 +44,8 @@ class Run:
 
     Attributes:
       model: in pipeline stages where the mesh has some.
-      exchange: with the other jobs; None where all regions are in this one.
+      exchange: with the other jobs; None where all regions are in this one, and for a run that is
+        not to train.
       way: how the model is computed.
       fault_hooks: faults that this job injects into itself; None = none.
     """
@@ -107,7 +109,8 @@ def assemble(job: Job, quiet: bool = False, trains: bool = False) -> Run:
 
     Args:
       quiet: show no progress of the corpus.
-      trains: choose how the model is computed (`way.fastest_way`), for a run that is to train.
+      trains: whether the run is to train: only then is the exchange with the other jobs opened, and
+        the fastest way to compute the model chosen (`way.fastest_way`).
 
     Raises:
       RefusedError: problems that only the corpus, the tokenizer or the engine can show.
@@ -127,17 +130,15 @@ def assemble(job: Job, quiet: bool = False, trains: bool = False) -> Run:
         raise RefusedError(
             [f"model.vocab_size={vocabulary} is too small for {tokenizer.name}: {fix}"]
         )
-    fault_hooks = None
-    if job.faults and is_separate_job(job.config):
-        fault_hooks = ScriptedFaults(job.faults, job.config["region"])
-    exchange = made_or_refused(
-        lambda: open_exchange(job, train, fault_hooks), "cannot start", "rendezvous: "
-    )
-    way = Way(described)
+    fault_hooks, exchange, way = None, None, Way(described)
     if trains:
+        if job.faults and jobs.is_separate_job(job.config):
+            fault_hooks = ScriptedFaults(job.faults, job.config["region"])
+        exchange = made_or_refused(lambda: open_exchange(job, train, fault_hooks), "cannot start")
         way = made_or_refused(lambda: fastest_way(job, described, exchange), "cannot start")
     model = make_model(job, way.model)
-    engine = made_or_refused(lambda: _engine_that_fits(job, model, exchange), "cannot start")
+    between = exchange or jobs.described(job.config)
+    engine = made_or_refused(lambda: _engine_that_fits(job, model, between), "cannot start")
     return Run(
         job=job,
         model=model,
@@ -152,7 +153,7 @@ def assemble(job: Job, quiet: bool = False, trains: bool = False) -> Run:
 
 
 def _engine_that_fits(
-    job: Job, model: Trainable, exchange: RemoteExchange | None
+    job: Job, model: Trainable, exchange: RemoteExchange | DescribedExchange | None
 ) -> Engine | AdaptiveEngine:
     """The engine, once its programs for this model can be made (nothing is compiled)."""
     engine = make_engine(job, model, exchange)
@@ -170,10 +171,10 @@ def open_exchange(
       fault_hooks: faults that this job injects into its own payloads; None = none.
 
     Raises:
-      ValueError: the rendezvous or the secret cannot be used.
+      ValueError: the rendezvous, the secret or the transport cannot be used.
     """
     fields = job.config
-    if not is_separate_job(fields):
+    if not jobs.is_separate_job(fields):
         return None
     made = store(
         fields["rendezvous"],

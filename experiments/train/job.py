@@ -26,7 +26,7 @@ from lowcomm_jax.models.protocol import abstract_params, stacked_prefixes
 from lowcomm_jax.optimizers import InnerConfig, learning_rate, make_optimizer
 from lowcomm_jax.params.fragments import path_name
 from lowcomm_jax.rounds.remote import RemoteExchange
-from lowcomm_jax.setup import CONFIG_FIELDS, BetweenJobs, Setup
+from lowcomm_jax.setup import CONFIG_FIELDS, BetweenJobs, DescribedExchange, Setup
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,12 +110,13 @@ def make_model(job: Job, described: Described) -> Trainable:
 
 
 def make_engine(
-    job: Job, model: Trainable, exchange: RemoteExchange | None = None
+    job: Job, model: Trainable, exchange: RemoteExchange | DescribedExchange | None = None
 ) -> Engine | AdaptiveEngine:
     """The engine of a job; nothing is compiled yet. A batch's schedule counts nominal steps.
 
     Args:
-      exchange: with the other jobs (`assemble.open_exchange`); None on a mesh.
+      exchange: with the other jobs (`assemble.open_exchange`), described where the engine is not to
+        train; None on a mesh.
 
     Raises:
       ValueError: everything the engine refuses.

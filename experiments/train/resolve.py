@@ -20,7 +20,7 @@ import jax
 from experiments.cli import RefusedError, closest, problems_of, refuse_any
 from experiments.config import base, plain
 from experiments.faults import happened, scripts
-from experiments.refusals import STAGES, Asked, run_problems
+from experiments.refusals import STAGES, TRAIN, Asked, run_problems
 from experiments.regions import jobs
 from experiments.train import devices
 from experiments.train.job import Job, make_model, settings, setup_of
@@ -36,7 +36,7 @@ from lowcomm_jax.models.protocol import abstract_params, stacked_prefixes
 from lowcomm_jax.optimizers import make_optimizer
 from lowcomm_jax.params.fragments import path_name
 from lowcomm_jax.params.layout import Layout, make_layout
-from lowcomm_jax.refused import Problem, at_least
+from lowcomm_jax.refused import Problem, Row, at_least
 from lowcomm_jax.setup import CONFIG_FIELDS, Setup
 from lowcomm_jax.sync.fit import cut_of, fitted
 
@@ -44,13 +44,19 @@ if TYPE_CHECKING:
     from lowcomm_jax.aot import Target
 
 
-def resolve(config: Any, workdir: str | Path, target: Target | None = None) -> Job:
+def resolve(
+    config: Any,
+    workdir: str | Path,
+    target: Target | None = None,
+    rows: Sequence[Row] = TRAIN,
+) -> Job:
     """Check a config and its work directory.
 
     The first call also cuts a processor into as many devices as the mesh needs (`devices.provide`).
 
     Args:
       target: accelerators whose devices the mesh is made of; None = this machine's.
+      rows: of the table of refusals, those that are asked.
 
     Raises:
       RefusedError: every violation, each with its fix.
@@ -93,7 +99,7 @@ def resolve(config: Any, workdir: str | Path, target: Target | None = None) -> J
     memory = devices.memory_of_machine() if target is None else None
     shape = model if decoder else None
     asked = Asked(fields, steps, method, mesh, shape, job_faults, memory)
-    problems += run_problems(asked)
+    problems += run_problems(asked, rows)
     misfits = run_problems(asked, STAGES)
     problems += _engine_problems(job, misfits, {"weights"} if no_weights else set())
     problems += workdir_problems(job.workdir, fields)

@@ -10,6 +10,7 @@ import ml_collections
 
 import lowcomm_jax as lc
 from experiments.cli import RefusedError, problems_of, refuse_any
+from experiments.refusals import READ
 from experiments.train.assemble import Run, assemble
 from experiments.train.model import is_own
 from experiments.train.resolve import resolve
@@ -49,7 +50,7 @@ def load_trained(workdir: Path, step: int | None = None, command: str | None = N
         named = f"the run trained {config['model']['name']}, {command} needs the built-in decoder"
         fix = "experiments.trained.anchor.load_trained gives a program of yours its parameters"
         raise RefusedError([f"{named}: {fix}"], title)
-    run = assemble(resolve(ml_collections.ConfigDict(config), workdir))
+    run = assemble(resolve(ml_collections.ConfigDict(config), workdir, rows=READ))
     with Checkpoints(workdir / CHECKPOINTS) as checkpoints:
         restored, problems = problems_of(lambda: _restore(checkpoints, run, step))
     refuse_any(problems, title)

@@ -51,7 +51,7 @@ def make_target(engine: Engine, params: PyTree, records: list[dict]) -> RestoreT
     """
     params = jax.tree.map(_concrete, params)
     state = engine.init(params)
-    programs = engine.sync_loop(state).programs
+    programs = engine.programs_for(state.layout)
     fresh = fetch({**named_leaves("codec", state.codec), **named_leaves("landing", state.landing)})
     count = len(programs.fragments)
     flights = {r["key"]: abstract_flight(programs, r) for r in records if r["fragment"] < count}

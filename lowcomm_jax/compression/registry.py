@@ -227,6 +227,9 @@ def find(name: str) -> Named | None:
     module, separator, attribute = name.partition(":")
     if not separator:
         return known().get(name)
+    if not module or not attribute:
+        lacks = "codec" if module else "module"
+        raise ValueError(f"codec {name!r}: it names no {lacks}: write module:codec")
     found = getattr(imported(module, f"codec {name!r}"), attribute, None)
     kind = found if isinstance(found, type) else type(found)
     if not issubclass(kind, LeafOrUnit):

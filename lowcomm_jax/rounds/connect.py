@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import get_args
 
-from lowcomm_jax.refused import refuse
+from lowcomm_jax.refused import Refused, refuse
 from lowcomm_jax.rounds.remote import RemoteExchange
 from lowcomm_jax.store.context import ExchangeContext, FaultHooks
 from lowcomm_jax.store.file_handles import file_handle_problems
@@ -95,7 +95,7 @@ def store(
         def carries(context: ExchangeContext) -> Transport:
             if transport is None:
                 return StoreTransport(context.store, context.counter)
-            made = transport(context)
+            made = _made(transport, context)
             refuse(_TITLE, few)  # after `peers`, which needs more, and says so
             return made
 
@@ -108,6 +108,17 @@ def store(
         )
 
     return RemoteExchange(region, count, heal, make, keep)
+
+
+def _made(transport: Callable[[ExchangeContext], Transport], context: ExchangeContext) -> Transport:
+    """What `transport` makes; its OSError or ValueError becomes a refusal that names it."""
+    kind = getattr(transport, "func", transport)  # of `functools.partial`
+    label = f"{getattr(kind, '__name__', kind)}: "
+    try:
+        return transport(context)
+    except (OSError, ValueError) as error:
+        lines = getattr(error, "lines", [" ".join(str(error).split())])
+        raise Refused(_TITLE, [label + line for line in lines]) from error
 
 
 def peers(
@@ -132,14 +143,14 @@ def peers(
     """
     refuse(_TITLE, address_problems(address, listen))
 
-    def transport(context: ExchangeContext) -> Transport:
+    def peers_transport(context: ExchangeContext) -> Transport:
         # Its libraries, of HTTP and certificates, would make every import of the package slower.
         from lowcomm_jax.store.peers_transport import PeersTransport
 
         refuse(_TITLE, file_handle_problems(context.count, peers=True))
         return PeersTransport(context, address, certificates, listen)
 
-    return transport
+    return peers_transport
 
 
 def address_problems(address: str, listen: str | None) -> list[str]:

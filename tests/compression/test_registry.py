@@ -162,6 +162,8 @@ def test_the_engine_warns_of_them_once(caplog):
         (12, {}, "12 is no codec: give a name"),
         ("int4", {"error_feedback": "ef21"}, "decay='ef21': give a number in [0, 1]"),
         ("own_parts:nothing", {}, "own_parts has no function 'nothing', or codec: name a codec of"),
+        (":int4", {}, "it names no module: write module:codec"),
+        ("own_parts:", {}, "it names no codec: write module:codec"),
         ("own_parts:number", {}, "has no function 'number', or codec, which is a int: name a code"),
         ("builtins:dict", {}, "it returned a dict, and must return a compression.UnitCodec, Leaf"),
         ("own_parts:Unfinished", {}, "has no decode, encode, name, unit: write what every codec"),

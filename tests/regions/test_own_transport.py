@@ -1,5 +1,6 @@
 """A transport of one's own: one file that implements `Transport`, handed to `exchange.store`."""
 
+import functools
 import importlib.util
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from regions.party import at_once
 
 from lowcomm_jax import exchange
+from lowcomm_jax.refused import Refused
 
 FILE = Path(__file__).resolve().parents[2] / "examples" / "http_transport.py"
 spec = importlib.util.spec_from_file_location("http_transport", FILE)
@@ -64,6 +66,32 @@ def test_jobs_with_different_transports_are_refused(regions, tmp_path):
     other = exchange.store(tmp_path.as_uri(), 0, REGIONS, "run")
     with pytest.raises(ValueError, match="transport is 'http' there, 'store' here"):
         other.join(5.0)
+
+
+def closed(context):
+    """A transport that cannot be made."""
+    raise OSError("the line is closed")
+
+
+@pytest.mark.parametrize(
+    ("transport", "line"),
+    [
+        (closed, "closed: the line is closed"),
+        (functools.partial(closed), "closed: the line is closed"),
+        (
+            functools.partial(http_transport.HttpTransport, address="nonsense"),
+            "HttpTransport: address='nonsense': give HOST:PORT, port 0 for a free one",
+        ),
+        (
+            functools.partial(http_transport.HttpTransport, address="127.0.0.1:65536"),
+            "HttpTransport: address='127.0.0.1:65536': give HOST:PORT, port 0 for a free one",
+        ),
+    ],
+)
+def test_what_cannot_be_made_is_refused_by_name(tmp_path, transport, line):
+    with pytest.raises(Refused) as caught:
+        exchange.store(tmp_path.as_uri(), 0, REGIONS, "run", transport=transport)
+    assert caught.value.lines == (line,)
 
 
 def test_what_nobody_has_is_missing(regions):

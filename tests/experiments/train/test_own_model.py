@@ -245,6 +245,8 @@ def refusals(tmp_path, model, **settings):
     "model, part",
     [
         ("nowhere:made", "No module named 'nowhere'; name a module that Python finds"),
+        (":pairs", "model=':pairs': it names no module: write module:function"),
+        ("own_models:", "model='own_models:': it names no function: write module:function"),
         ("own_models:pair", "own_models has no function 'pair'; did you mean pairs"),
         ("diloco_150m", "a size of the built-in one is model.preset; your own: module:function"),
         (
