@@ -163,9 +163,11 @@ def run(title: str, stages: Mapping[str, BenchTable], values: FlagValues, **head
         taken += own
         if found:
             show(stage, found, console)
-    record.write()
+    written = values.json is not None and (bool(record.rows) or not Path(values.json).exists())
+    if written:
+        record.write()
     say(console, *(f"{label}: {why}" for label, why in record.left_out.items()))
-    if values.json is not None:
+    if written:
         say(console, f"all figures: {values.json}")
     return 1 if record.failed else 0
 

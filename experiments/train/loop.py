@@ -103,7 +103,7 @@ class TrainingLoop:
         display: Display,
         came_in: bool = False,
     ):
-        """`came_in`: the state was given by another region, which it had come to by then."""
+        """`came_in`: another region gave the state, and this one has made no step from it yet."""
         self.run, self.state, self.log = run, state, log
         self.evaluator, self.checkpoints, self.display = evaluator, checkpoints, display
         self.driver = _driver(run, lambda: self._phase("data"))

@@ -132,7 +132,7 @@ class AdaptiveEngine:
             each = self.engines.items()
             self.engines = {i: one.with_carrier(carrier.of_trainer(i)) for i, one in each}
             self.jobs = JobTrainers(self.engines)
-        elif setup.links is not None:
+        elif setup.links is not None and not setup.separate:
             self.clock = VirtualClock(setup.links, seed=setup.seed, record=True)
         self.probe: Probe | None = (
             Probe(plain, policy.microbatches) if policy.microbatches else None

@@ -259,11 +259,12 @@ class JobCarrier:
             self.exchange.forget_ahead()
             self._known = 0
         # Exchanges in groups have other names.
-        unknown = step < until and self.group_size is None and done >= self._known
+        unknown = step < until and self.group_size is None and not self._known
         if unknown and self._reachable():
             missed = _due_until(loop, state, until) if makes_up and loop.schedule.by_steps else 0
             count = sends - done + _due_until(loop, state, until + 1)
-            self._known = done + self.exchange.fetch_ahead(done + 1, count, missed)
+            read = self.exchange.fetch_ahead(done + 1, count, missed)
+            self._known = done + read if read else 0
 
     def reach(self, loop: SyncLoop, state: TrainState, stage: Stage, begun: bool) -> bool:
         # One answer for a step with a send, so that it is put off as a whole: what lands and what

@@ -150,6 +150,7 @@ def peers(
         refuse(_TITLE, file_handle_problems(context.count, peers=True))
         return PeersTransport(context, address, certificates, listen)
 
+    peers_transport.__name__ = "peers"  # as what it refuses is labelled
     return peers_transport
 
 

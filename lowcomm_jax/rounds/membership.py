@@ -85,7 +85,7 @@ class Membership:
                 f"the processes of this job were given (region, count, heal) {given}: give all of "
                 "them the same"
             )
-        self._stays_until = math.inf
+        self._stays_until: float | None = None  # None = it has stayed for nobody so far
         self.lingers: bool = self._open_with(make, keep)
 
     @led
@@ -217,13 +217,14 @@ class Membership:
 
         That is so where a region neither trains with us nor has left at the end, and no lower one
         does. One that lives and is only coming in (it meets the others, or compiles) misses it. So
-        does one that could get payloads of ours only while this job runs, and lacks some when that
-        stays for it no longer (`is_needed`).
+        does one that has paused, and one that could get payloads of ours only while this job runs,
+        and lacks some where this job does not stay for it, or no longer (`is_needed`).
         """
         heartbeat, comes = self._context.heartbeat, self.state_transfer.asking().keys()
-        if time.monotonic() >= self._stays_until:
+        if self._stays_until is None or time.monotonic() >= self._stays_until:
             comes |= self._lacking()
         here = {r: b for r, b in self._beats().items() if r not in comes and b.awaited}
+        here = {r: b for r, b in here.items() if not b.paused}
         there = {r for r, b in here.items() if b.epoch == heartbeat.own.epoch} | {self.region}
         left = {r: b for r, b in heartbeat.latest().items() if b.leaving}
         ended = {r for r, b in left.items() if max(b.step, b.trained) >= step}
@@ -292,16 +293,18 @@ class Membership:
         """Leave the run and end all exchanges under way.
 
         Where others can only get payloads while this region is there, it stays until all living
-        ones have them, `linger_s` at most, with the time that it has stayed for them before
-        (`is_needed`). A state that is being given has half a minute left; what
-        is not written then is dropped, and another region gives one.
+        ones that have not paused have them: for at most `linger_s`, and no longer than `is_needed`
+        was told. A state that is being given has half a minute left; what is not written then is
+        dropped, and another region gives one.
         """
         if not self._context.halted.is_set():
             self._linger(linger_s, lambda: not self._fetching())
         self._end()
 
     def _linger(self, seconds: float, done: Callable[[], bool]) -> None:
-        until = min(time.monotonic() + seconds, self._stays_until)
+        until = time.monotonic() + seconds
+        if self._stays_until is not None:
+            until = min(until, self._stays_until)
         while time.monotonic() < until and not done():
             time.sleep(self._context.timing.beat_s / 4)
 

@@ -127,9 +127,8 @@ class PayloadGC:
         with self._lock:
             self._keep(published, self._positions[key])
             self._reach(region, key)
-            is_newest = self._reached[region] == self._positions[key]
-        if is_newest:  # exchanges end in any order
-            self._context.heartbeat.update(at_once=at_once, passed=key)
+            if self._reached[region] == self._positions[key]:  # exchanges end in any order
+                self._context.heartbeat.update(at_once=at_once, passed=key)
 
     def dropped(self, published: Published) -> None:
         """Note payloads that no exchange will name; they go with those of the newest key."""

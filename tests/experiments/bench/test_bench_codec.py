@@ -69,6 +69,9 @@ def test_what_an_earlier_call_has_found_stays_until_there_are_rows(command, tmp_
     with pytest.raises(KeyboardInterrupt):
         main(["codec", "--codecs=int8", f"--json={tmp_path}/new.json"])
     assert not (tmp_path / "new.json").exists()
+    monkeypatch.setattr(bench_codec, "measure", lambda *_: 1 / 0)
+    assert main(["codec", "--codecs=int8", f"--json={file}"]) == 1
+    assert file.read_text() == "found before"
 
 
 def test_codecs_that_would_not_end_in_time_are_left_out(command, measured, monkeypatch):
