@@ -140,9 +140,9 @@ def _check(path: str, shared, workdir: Path, rest: Sequence[str]) -> tuple[Job, 
     """
     config, found = load_config(path, [*shared, ("region", "0")])
     refuse_foreign(config, path, "launch")
-    problems = unexpected(rest, config) + folder_problems(workdir / RENDEZVOUS) + found
-    refuse_unreadable(config, problems)  # which lacks the fields of the flags, too
-    problems += run_problems(Asked(plain(config)), PROCESSES) + _port_problems(config)
+    refuse_unreadable(config)  # which lacks the fields of the flags, too
+    problems = unexpected(rest, config) + folder_problems(workdir / RENDEZVOUS)
+    problems += found + run_problems(Asked(plain(config)), PROCESSES) + _port_problems(config)
     fit_warm_up(config, shared)
     count = 1 if config.processes is None else config.processes
     if count < 1:
@@ -166,7 +166,7 @@ def _flag_problems(values: FlagValues) -> list[str]:
     if values.restarts < 0:
         problems.append(f"--restarts={values.restarts}: give how often, from 0")
     if values.exchange == MESH:
-        fix = "all regions would be in one program, as of `train`; give store, peers or module:Class"
+        fix = "all regions would be in one program, as of train; give store, peers or module:Class"
         problems.append(f"--exchange={MESH}: {fix}")
     return problems
 
