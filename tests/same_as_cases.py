@@ -280,6 +280,10 @@ OF_FOUR: dict[str, Callable[[], Any]] = {
         3, (1.0, 0.6, 0.8, 0.7), ((0, 2), (1, 3)), every=2, travel=(1, 2)
     ),
     "decoupled_diloco": lambda: decoupled(speeds=(1.0, 0.6, 0.8, 0.7), outages=[(1, 5, 9)]),
+    "gasloc": lambda: lc.methods.gasloc(
+        (4, 2, 3, 3), 0.6, 0.3, 0.8, seed=1, codec=coded("int4", 0.9)
+    ),
+    "a_edit": lambda: lc.methods.a_edit(2.0, 0.5, (1.0, 0.6, 0.2, 0.7), warm_up=1),
 }
 
 
