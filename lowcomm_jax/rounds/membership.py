@@ -223,9 +223,9 @@ class Membership:
         heartbeat, comes = self._context.heartbeat, self.state_transfer.asking().keys()
         if self._stays_until is None or time.monotonic() >= self._stays_until:
             comes |= self._lacking()
-        here = {r: b for r, b in self._beats().items() if r not in comes and b.awaited}
-        here = {r: b for r, b in here.items() if not b.paused}
-        there = {r for r, b in here.items() if b.epoch == heartbeat.own.epoch} | {self.region}
+        here = {r: b for r, b in self._beats().items() if b.awaited and not b.paused}
+        ours = {r for r, b in here.items() if b.epoch == heartbeat.own.epoch}
+        there = ours - comes | {self.region}
         left = {r: b for r, b in heartbeat.latest().items() if b.leaving}
         ended = {r for r, b in left.items() if max(b.step, b.trained) >= step}
         missing = set(range(self.count)) - there - ended
