@@ -303,14 +303,21 @@ def test_units_in_shares_of_a_two_shot_come_to_the_same_bits(name, shape):
 
 
 @pytest.mark.parametrize("name", ["int4", "stat4"])
-@pytest.mark.parametrize("shape, how", [((12, 1024), "moves"), ((12, 768), "gathers")])
-def test_slices_of_few_rows_a_device_are_not_filled_up(name, shape, how):
+@pytest.mark.parametrize(
+    "shape, spec, how",
+    [
+        ((12, 1024), P("fsdp"), "moves"),
+        ((12, 768), P("fsdp"), "gathers"),
+        ((12, 600), P(None, "fsdp"), "gathers"),  # the rows that are dealt out are in shares
+    ],
+)
+def test_slices_of_few_rows_a_device_are_not_filled_up(name, shape, spec, how):
     """Of two slices, 3 rows of each of 4 devices would be 4: bytes and bits are those of one."""
     like = {"x": jax.ShapeDtypeStruct(shape, jnp.float32)}
     codec, found, nbytes = make(name, reduce="two_shot"), [], []
     x = {"x": np.random.default_rng(1).standard_normal((2, *shape)).astype(np.float32)}
-    for sizes, spec in (({"region": 1}, P()), ({"region": 2, "fsdp": 4}, P("fsdp"))):
-        exchange = MeshExchange(Regions(2, make_mesh(**sizes)), codec, {"x": spec}, parts=2)
+    for sizes, lies in (({"region": 1}, P()), ({"region": 2, "fsdp": 4}, spec)):
+        exchange = MeshExchange(Regions(2, make_mesh(**sizes)), codec, {"x": lies}, parts=2)
 
         @jax.jit
         def mean(x, exchange=exchange):
