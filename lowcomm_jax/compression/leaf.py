@@ -11,7 +11,6 @@ import abc
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
@@ -137,8 +136,11 @@ class InUnits(LeafCodec):
         self, x: jax.Array, state: PyTree, place: Placement, params: jax.Array | None = None
     ) -> tuple[PyTree, PyTree]:
         params = None if params is None else place.to_units(params)
-        payload = self.code(place.to_units(x), place.matrix(), params, self._of_units(place))
-        return self._by_unit(payload, place, UnitShares.gather), state
+        of_units, shares = self._of_units(place), place.shares
+        payload = self.code(place.to_units(x), place.matrix(), params, of_units)
+        if shares is not None:
+            payload = {k: shares.gather(v) if k in of_units else v for k, v in payload.items()}
+        return payload, state
 
     def code(
         self,
@@ -166,14 +168,8 @@ class InUnits(LeafCodec):
         return {name: mark(name, x) for name, x in payload.items()}
 
     def decode(self, payload: PyTree, place: Placement) -> jax.Array:
-        own = self._by_unit(payload, place, UnitShares.take)
+        own = _taken(payload, place.shares)
         return place.from_units(self.codec.decode(own, place.sides))
-
-    def _by_unit(self, payload: Payload, place: Placement, fn: Callable) -> Payload:
-        """Of a leaf in shares: fn of (shares, array) for arrays with an entry for each unit."""
-        if (cut := self._of_units(place)) is None:
-            return payload
-        return {name: fn(place.shares, x) if name in cut else x for name, x in payload.items()}
 
     def _of_units(self, place: Placement) -> set[str] | None:
         """Of a leaf in shares: names of the arrays with an entry for each unit; None = not so."""
@@ -183,7 +179,7 @@ class InUnits(LeafCodec):
         return {name for name, x in like.items() if x.shape[side] == place.shares.count}
 
     def mean(self, payload_R: PyTree, weight_R: jax.Array, place: Placement) -> jax.Array:
-        own_R = self._by_unit(payload_R, place, functools.partial(UnitShares.take, lead=1))
+        own_R = _taken(payload_R, place.shares, lead=1)
         return place.from_units(self.mean_units(own_R, weight_R, place))
 
     def mean_units(self, payload_R: PyTree, weight_R: jax.Array, place: Placement) -> jax.Array:
@@ -219,6 +215,21 @@ class InUnits(LeafCodec):
 
     def sends_all(self, place: Placement) -> bool:
         return self.codec.sends_all(place.sides)
+
+
+def _taken(payload: Payload, shares: UnitShares | None, lead: int = 0) -> Payload:
+    """A device's share of a payload that is whole; `lead` more axes are in front of its arrays.
+
+    Of slices that are joined, an array of a matrix has an entry for each unit, too.
+    """
+    if shares is None:
+        return payload
+
+    def own(x):
+        by_unit = x.shape[shares.side + lead] == shares.count
+        return shares.take(x, lead) if by_unit else x
+
+    return {name: own(x) for name, x in payload.items()}
 
 
 def in_units(codec: UnitCodec | LeafCodec) -> LeafCodec:

@@ -9,9 +9,12 @@ from jax.sharding import PartitionSpec as P
 import lowcomm_jax as lc
 from lowcomm_jax.aot import ahead_of_time
 from lowcomm_jax.compression import error_feedback, make
+from lowcomm_jax.compression.placement import LARGEST
 
 
-def temporaries(target: str, fsdp: int, codec, shape: tuple[int, ...], spec: P) -> int:
+def temporaries(
+    target: str, fsdp: int, codec, shape: tuple[int, ...], spec: P, regions: int = 2
+) -> int:
     """Bytes of one device in a send of a leaf of this shape, in layers where it has three axes."""
 
     def loss_fn(params, batch, rng):
@@ -24,8 +27,8 @@ def temporaries(target: str, fsdp: int, codec, shape: tuple[int, ...], spec: P) 
         loss_fn,
         optax.sgd(1e-3),
         method,
-        2,
-        mesh=found.mesh(region=2, fsdp=fsdp),
+        regions,
+        mesh=found.mesh(region=regions, fsdp=fsdp),
         specs=lambda name, leaf: spec,
         stacked=("w",) if len(shape) == 3 else (),
     )
@@ -48,3 +51,14 @@ def test_layers_of_a_large_stack_change_one_state():
     codec = make("low_rank_int4", rank=rank, stacked=("w",))
     held = temporaries("h100:2x1", 1, codec, (layers, n, n), P())
     assert held < 4 * layers * n * (n + 2 * rank)  # the values, and what one layer takes
+
+
+def test_slices_of_a_matrix_above_128_mib_take_less_than_that_beside_the_shards():
+    """24 rows by 8 devices for 4 slices: devices would fill up by a third, and are in shares."""
+    shape, codec = (24, 256 * 8193), make("int4", reduce="two_shot")
+    held = temporaries("h100:4x8", 8, codec, shape, P("fsdp"), regions=4)
+    shard = 4 * shape[0] * shape[1] // 8
+    assert held - 2 * shard < LARGEST < 8 * shard
+    like = {"w": jax.ShapeDtypeStruct(shape, jnp.float32)}
+    placed = codec.in_slices(4).placed(like, {"w": P("fsdp")}, {"fsdp": 8}, False)
+    assert placed.dealt_nbytes(like) == codec.nbytes(like)

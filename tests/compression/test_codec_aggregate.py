@@ -302,15 +302,13 @@ def test_units_in_shares_of_a_two_shot_come_to_the_same_bits(name, shape):
     jax.tree.map(np.testing.assert_array_equal, *found)
 
 
-@pytest.mark.parametrize("name", ["int4", "stat4"])
-@pytest.mark.parametrize("shape, how", [((12, 1024), "moves"), ((12, 768), "gathers")])
-def test_slices_of_few_rows_a_device_are_not_filled_up(name, shape, how):
-    """Of two slices, 3 rows of each of 4 devices would be 4: bytes and bits are those of one."""
+def in_two_slices(name, shape, spec):
+    """The placement on two regions of four devices; bytes and mean are those of one device."""
     like = {"x": jax.ShapeDtypeStruct(shape, jnp.float32)}
     codec, found, nbytes = make(name, reduce="two_shot"), [], []
     x = {"x": np.random.default_rng(1).standard_normal((2, *shape)).astype(np.float32)}
-    for sizes, spec in (({"region": 1}, P()), ({"region": 2, "fsdp": 4}, P("fsdp"))):
-        exchange = MeshExchange(Regions(2, make_mesh(**sizes)), codec, {"x": spec}, parts=2)
+    for sizes, lies in (({"region": 1}, P()), ({"region": 2, "fsdp": 4}, spec)):
+        exchange = MeshExchange(Regions(2, make_mesh(**sizes)), codec, {"x": lies}, parts=2)
 
         @jax.jit
         def mean(x, exchange=exchange):
@@ -319,9 +317,30 @@ def test_slices_of_few_rows_a_device_are_not_filled_up(name, shape, how):
 
         found.append(mean(x))
         nbytes.append(exchange.nbytes(like))
-    assert getattr(exchange.placed(like).places["x"], how)
     assert nbytes[0] == nbytes[1]
     jax.tree.map(np.testing.assert_array_equal, *found)
+    return exchange.placed(like).places["x"]
+
+
+@pytest.mark.parametrize("name", ["int4", "stat4"])
+@pytest.mark.parametrize(
+    "shape, spec, how",
+    [
+        ((12, 1024), P("fsdp"), "moves"),
+        ((12, 768), P("fsdp"), "gathers"),
+        ((12, 600), P(None, "fsdp"), "gathers"),  # the rows that are dealt out are in shares
+    ],
+)
+def test_slices_of_few_rows_a_device_are_not_filled_up(name, shape, spec, how):
+    """Of two slices, 3 rows of each of 4 devices would be 4."""
+    assert getattr(in_two_slices(name, shape, spec), how)
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16"])
+def test_single_values_are_dealt_out_along_the_side_that_devices_fill_up_least(name):
+    """3 columns a device would be 4: the 6 rows are dealt out, and nothing moves."""
+    place = in_two_slices(name, (6, 12), P(None, "fsdp"))
+    assert place.axes == ((), (), ("fsdp",)) and not place.moves
 
 
 @pytest.mark.parametrize("rows", [8, 24, 40, 64, 100, 512])
@@ -335,9 +354,26 @@ def test_devices_fill_up_slices_by_less_than_a_sixteenth(rows, devices, slices, 
     assert there < 17 / 16 * codec.dealt_nbytes(like)
 
 
+@pytest.mark.parametrize(
+    "name, shape, spec, devices, slices, before",
+    [
+        ("fp32", (512, 768), P(None, "fsdp"), 8, 5, 1_597_440),
+        ("bf16", (768, 50304), P(None, "fsdp"), 32, 16, 77_266_944),
+        ("int8", (768, 50304), P("fsdp"), 32, 16, 39_438_336),
+        ("int4", (768, 50304), P(None, "fsdp"), 32, 16, 20_121_600),
+        ("stat4", (768, 50304), P("fsdp"), 32, 16, 19_317_760),
+    ],
+)
+def test_slices_take_no_more_than_before_the_grid(name, shape, spec, devices, slices, before):
+    """`before`: bytes at commit 656db1e2, whose codecs did not code units of a grid yet."""
+    codec, like = make(name).in_slices(slices), {"w": jax.ShapeDtypeStruct(shape, jnp.float32)}
+    placed = codec.placed(like, {"w": spec}, {"fsdp": devices}, False)
+    assert placed.dealt_nbytes(like) <= before
+
+
 def test_a_matrix_without_entries_has_no_shares():
     given = Unit(64, 64), (3, 5, 0, 2), False, P(None, None, None, "f"), {"f": 2}
-    assert place(*given, in_shares=True) == place(*given)
+    assert place(*given, shared=0) == place(*given)
 
 
 def test_a_matrix_that_is_factored_is_gathered_and_not_shared():
