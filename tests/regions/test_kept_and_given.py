@@ -395,13 +395,16 @@ def test_who_asks_and_who_may_give():
 
 
 def test_a_state_is_for_those_that_ask_and_numbered_where_there_is_one(tmp_path):
+    """And no piece of one is a piece of another: else it would be removed with the older one."""
     beats = Beats(r1=ASKS)
     transfer = giving(beats, tmp_path)
-    transfer.give(7, {"x": np.arange(3)}, {})
+    transfer.give(7, {"x": np.arange(3), "same": np.arange(2)}, {})
     assert not transfer.owed(), "it has one to fetch"
     beats.others[2] = Beat(2, wants=True)
-    transfer.give(7, {"x": np.arange(4)}, {})
+    transfer.give(7, {"x": np.arange(4), "same": np.arange(2)}, {})
     assert transfer._context.store.list("state/") == ["state/1/7.0.1.0.0", "state/1/7.0.1.1.0"]
+    pieces = [name[:10] for name in transfer._context.transport.held]
+    assert pieces == ["1.7.0.1.0."] * 2 + ["1.7.0.1.1."] * 2
     assert transfer.newest()[1]["x"].size == 4
     beats.own = Beat(4, wants=True, epoch=1)
     beats.region = transfer._context.region = 1
@@ -410,16 +413,6 @@ def test_a_state_is_for_those_that_ask_and_numbered_where_there_is_one(tmp_path)
     assert transfer.newest() is None, "given to the job before"
     beats.own = Beat(5, epoch=2)
     assert transfer.newest() is None, "of another past"
-
-
-def test_pieces_of_two_states_are_never_the_same(tmp_path):
-    """Else with the older one those of the newer would be removed, which hold equal arrays."""
-    transfer = giving(Beats(r1=ASKS), tmp_path)
-    pieces = transfer._context.transport
-    transfer.give(7, {"x": np.arange(3)}, {})
-    transfer._context.heartbeat.others[2] = Beat(2, wants=True)
-    transfer.give(7, {"x": np.arange(3)}, {})
-    assert [name[:10] for name in pieces.held] == ["1.7.0.1.0.", "1.7.0.1.1."]
 
 
 def test_older_states_go_and_those_of_the_dead_by_the_lowest(tmp_path):
@@ -483,6 +476,7 @@ SAME, OTHER = ({"anchor": np.array([word], np.uint32)} for word in (5, 6))
         ({0: "8.2", 1: "7.2"}, False),
         ({0: "8.2", 1: "9.1"}, False),  # as much has landed there, and it is no later one
         ({0: "8.2", 1: "9.2"}, True),  # it never had that version
+        ({0: "8.2", 1: "8.1 9.2"}, True),
         ({0: "9.2", 1: "9.2"}, False),  # nobody has a vote
         ({0: "8.2", 1: "8.2"}, True),
     ],
@@ -490,8 +484,9 @@ SAME, OTHER = ({"anchor": np.array([word], np.uint32)} for word in (5, 6))
 def test_when_anchors_are_compared(caplog, told, agree):
     beats = Beats(2, r0=TRAINS, r1=TRAINS)
     transfer = giving(beats)
-    for region, version in told.items():
-        beats.others[region] = Beat(1, awaited=True, anchors={version: {"anchor": f"{5:08x}"}})
+    for region, versions in told.items():
+        anchors = {version: {"anchor": f"{5:08x}"} for version in versions.split()}
+        beats.others[region] = Beat(1, awaited=True, anchors=anchors)
     assert transfer.anchors_agree(8, "8.2", SAME, at_last=False) is agree
     voters = "8.2" in told.values()
     if agree:
