@@ -20,7 +20,7 @@ from regions.together import batches, engine, in_jobs, rows, values
 
 import lowcomm_jax as lc
 from lowcomm_jax import exchange
-from lowcomm_jax.jobs.job_carrier import JobCarrier
+from lowcomm_jax.jobs.anchors_ahead import AnchorsAhead
 from lowcomm_jax.params.fragments import partition
 from lowcomm_jax.store.context import FaultHooks
 from lowcomm_jax.store.errors import Missing
@@ -300,45 +300,26 @@ def test_an_anchor_of_another_round_is_sent_anew():
     """None is: a fragment's next send is of the round that was sent ahead."""
     calls = []
     there = SimpleNamespace(
-        region=0,
-        count=2,
-        start=lambda key, arrays, *, early, **_: calls.append((key, sorted(arrays), early)),
         send_early=lambda key, arrays, **how: calls.append((key, sorted(arrays), how["step"])),
         drop_early=lambda: calls.append("drop"),
     )
-    carrier = JobCarrier(there, METHODS["noloco"]())
+    ahead = AnchorsAhead(there)
     fragments = partition({"w": jax.ShapeDtypeStruct((2,), np.float32)}, 1)
-    anchor, groups = {"w": np.zeros((1, 2), np.float32)}, [(0, 1)]
-    flight = SimpleNamespace(
-        fragment=0,
-        sent=8,
-        level=0,
-        payload=anchor,
-        header={},
-        weight=np.ones(1),
-        takes_part=np.ones(1, bool),
-    )
+    anchor = {"w": np.zeros((1, 2), np.float32)}
+    flight = SimpleNamespace(fragment=0, sent=8, takes_part=np.ones(1, bool))
 
-    def begin(number, sends):
-        counters = SimpleNamespace(sends=np.array([sends]), sends_until=lambda step: number)
+    def key(sends):
+        """Of the anchor that goes with the newest of so many payloads."""
+        counters = SimpleNamespace(sends=np.array([sends]))
         state = SimpleNamespace(in_flight={"0@8": flight}, anchor=anchor, counters=counters)
-        carrier.post(loop, state, "0@8", flight)
+        return ahead.take(state, flight, fragments, (0, 1))
 
-    programs = SimpleNamespace(exchange=SimpleNamespace(at=lambda level: None))
-    loop = SimpleNamespace(groups=lambda round_: groups, programs=programs, fragments=fragments)
-    carrier.anchors_ahead.send(0, 1, anchor, fragments, (0, 1), 4)
-    traffic = carrier.announced.of_anchors(fragments.like(0), np.ones(1, bool), groups)
-    assert traffic.sent.tolist() == traffic.received.tolist() == [8]
-    begin(2, sends=2)
-    payload_names = ["payload/w", "weight"]
-    started = ("2", payload_names, "0.1.anchor")
-    assert calls == [("0.1.anchor", ["anchor/w"], 4), started]
+    ahead.send(0, 1, anchor, fragments, (0, 1), 4)
+    assert key(sends=2) == "0.1.anchor" and calls == [("0.1.anchor", ["anchor/w"], 4)]
     calls.clear()
-    carrier.anchors_ahead.send(0, 2, anchor, fragments, (0, 1), 4)
-    begin(3, sends=6)
-    late = ("0.5.anchor", ["anchor/w"], 8)
-    assert calls[1:] == ["drop", late, ("3", payload_names, "0.5.anchor")]
-    assert not carrier.anchors_ahead.keys
+    ahead.send(0, 2, anchor, fragments, (0, 1), 4)
+    assert key(sends=6) == "0.5.anchor"
+    assert calls[1:] == ["drop", ("0.5.anchor", ["anchor/w"], 8)] and not ahead.keys
 
 
 PERIOD, ROUNDS = 4, 3
