@@ -83,6 +83,8 @@ def context(beats, folder=None):
         closing=threading.Event(),
         halted=threading.Event(),
         pace=Pace(Timing()),
+        timing=Timing(),
+        background=Background(pytest.fail),
     )
 
 
@@ -361,7 +363,6 @@ def test_a_state_that_was_given_is_fetched_for_so_long(tmp_path):
 def test_a_state_that_was_not_given_is_tried_again_soon(monkeypatch, caplog):
     beats = Beats(r1=ASKS)
     transfer = giving(beats)
-    transfer._context.timing, transfer._context.background = Timing(), Background(pytest.fail)
 
     def away(*state):
         raise StoreUnavailable("away")
@@ -377,7 +378,6 @@ def test_a_state_that_was_not_given_is_tried_again_soon(monkeypatch, caplog):
 def test_a_state_is_written_for_nobody_where_who_asked_has_gone(monkeypatch):
     beats, given = Beats(r1=ASKS), []
     transfer = giving(beats)
-    transfer._context.background = Background(pytest.fail)
     monkeypatch.setattr(transfer, "give", lambda *state: given.append(state))
     for one, expected in ((ASKS, 1), (TRAINS, 1)):
         beats.others[1] = one
@@ -460,6 +460,20 @@ def test_old_states_are_removed_later_where_one_is_being_given(gives):
     transfer.sweep(), transfer.sweep()
     once = ["waits: False", {0, 1}, "released"]
     assert noted == (["waits: False"] * 2 if gives else once)
+
+
+def test_old_states_are_removed_later_where_the_store_is_away():
+    transfer, tries = giving(Beats(r1=TRAINS)), []
+
+    def remove(living):
+        tries.append(living)
+        if len(tries) == 1:
+            raise StoreUnavailable("away")
+
+    transfer._remove_left = remove
+    for _ in range(3):
+        transfer.sweep()
+    assert tries == [{0, 1}] * 2
 
 
 # -- anchors that are compared ----------------------------------------------------------------
