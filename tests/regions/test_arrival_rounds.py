@@ -121,7 +121,7 @@ def test_arrivals_at_the_declared_speeds_are_those_of_the_mesh_bit_for_bit(name,
 
 
 def steps_while(one, monkeypatch, act, rounds=ARRIVALS):
-    """`one` makes a step; when it first waits for the number of its arrival, it acts so."""
+    """`one` makes a step; its first wait for its arrival's number begins with `act(its rounds)`."""
     waited, wait = [], ByHand.wait
 
     def once(self):
