@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import oracle
 from oracle import merging
+from regions.party import at_once
 from regions.together import engine, rows
 
 import lowcomm_jax as lc
@@ -75,7 +76,8 @@ class Learner:
     def step(self, rounds):
         """One inner step, unless so many rounds have landed; and what follows it."""
         batch = rows(oracle.step_batch(self.data, self.step_number + 1), self.region)
-        self.state, history = self.one.run(self.state, [batch], rounds=rounds)
+        with jax.numpy_dtype_promotion("standard"):
+            self.state, history = self.one.run(self.state, [batch], rounds=rounds)
         for event in history.events:
             number = int(event.values["round"])
             kind = {"send": "report", "land": "land"}[event.kind]
@@ -110,23 +112,21 @@ def look(learners):
 def run(learners, rounds, speeds=(1.0, 1.0, 1.0), first=1, away=(), last=MOST):
     """Ticks until all have landed so many rounds; away: (region, first tick, last tick)."""
     progress = [v * (first - 1) for v in speeds]
-    with jax.numpy_dtype_promotion("standard"):
-        for tick in range(first, 10 * MOST):
-            if tick > last or all(one.loop.carrier.landed >= rounds for one in learners):
-                return tick
-            ByHand.now = float(tick)
-            for i, (one, v) in enumerate(zip(learners, speeds, strict=True)):
-                before, progress[i] = int(progress[i] + 1e-9), progress[i] + v
-                gone = any(q == one.region and a <= tick <= b for q, a, b in away)
-                if int(progress[i] + 1e-9) > before and not gone:
-                    one.step(rounds)
-            look(learners)
+    for tick in range(first, 10 * MOST):
+        if tick > last or all(one.loop.carrier.landed >= rounds for one in learners):
+            return tick
+        ByHand.now = float(tick)
+        for i, (one, v) in enumerate(zip(learners, speeds, strict=True)):
+            before, progress[i] = int(progress[i] + 1e-9), progress[i] + v
+            gone = any(q == one.region and a <= tick <= b for q, a, b in away)
+            if int(progress[i] + 1e-9) > before and not gone:
+                one.step(rounds)
+        look(learners)
     raise AssertionError("the rounds never end")
 
 
 def finish(learners):
     """The last synchronisation, of all at once."""
-    from regions.party import at_once
 
     def end(one):
         with jax.numpy_dtype_promotion("standard"):
@@ -134,6 +134,14 @@ def finish(learners):
             one.state = one.one.finish(one.state)
 
     at_once(end, learners)
+
+
+def assert_equal(learners, what="anchor"):
+    """All have the same anchors, or `values`, bit for bit."""
+    first, *others = [getattr(one, what)() for one in learners]
+    for other in others:
+        for key in first:
+            np.testing.assert_array_equal(first[key], other[key], key)
 
 
 def records(learner, rounds, since=0):

@@ -118,6 +118,15 @@ def land(regions: Iterable[exchange.RemoteExchange], key: str) -> list[exchange.
     return at_once(lambda x: x.finish(key), regions)
 
 
+def land_together(
+    regions: list[exchange.RemoteExchange], key: str, who: Iterable[int], number: int = 0
+) -> None:
+    """Finish one exchange in these regions: all of them get the payloads of who took part."""
+    who = list(who)
+    for arrived in land(regions, key):
+        check(arrived, regions[0].count, who, number)
+
+
 def listen_to(
     one: exchange.RemoteExchange, key: str, like: dict = LIKE, **options
 ) -> exchange.Arrived | None:
@@ -132,8 +141,7 @@ def rounds(regions: list[exchange.RemoteExchange], first: int, last: int) -> Non
     """Exchange some keys; all of these regions take part, and nobody else."""
     for number in range(first, last):
         send(regions, f"{number}", number)
-        for arrived in land(regions, f"{number}"):
-            check(arrived, regions[0].count, [x.region for x in regions], number)
+        land_together(regions, f"{number}", [x.region for x in regions], number)
 
 
 def idle(one: Any) -> bool:

@@ -1,4 +1,7 @@
-"""A state is compared with what all who train have had before anyone starts from it."""
+"""A state is compared with what all who train have had before anyone starts from it.
+
+Here what regions have had travels with heartbeats; which of it counts: `test_kept_and_given.py`.
+"""
 
 import numpy as np
 import pytest
@@ -27,52 +30,24 @@ def told_by(newcomer):
     return {r for r, beat in newcomer._context.heartbeat.latest().items() if beat.anchors}
 
 
-def test_it_waits_until_all_have_told_of_that_moment(party):
-    first, second, newcomer = asking(party, 3)
-    assert not newcomer.state_transfer.anchors_agree(STEP, NOW, anchor(5), at_last=False)
+@pytest.mark.parametrize("heal, heals", [("stop", False), ("majority", True)])
+def test_a_state_is_compared_once_all_have_told_and_refused_where_it_differs(party, heal, heals):
+    first, second, newcomer = asking(party, 3, heal=heal)
+
+    def agrees(word, at_last=False):
+        return newcomer.state_transfer.anchors_agree(STEP, NOW, anchor(word), at_last)
+
+    assert not agrees(5)
     first.answer({"7.2.0": anchor(4), NOW: anchor(5)})
     second.answer({"7.2.0": anchor(4)})
     until(lambda: told_by(newcomer) == {0, 1})
-    assert not newcomer.state_transfer.anchors_agree(STEP, NOW, anchor(5), at_last=False)
-    assert newcomer.state_transfer.anchors_agree(STEP, NOW, anchor(5), at_last=True)
+    assert not agrees(5) and agrees(5, at_last=True)
     second.answer({NOW: anchor(5)})
-    until(lambda: newcomer.state_transfer.anchors_agree(STEP, NOW, anchor(5), at_last=False))
-
-
-def test_a_region_at_that_very_step_may_still_have_that_version(party):
-    """Of the same step, but of one landing less: it has that one before its next step."""
-    first, second, newcomer = asking(party, 3)
-    first.answer({NOW: anchor(5)})
-    second.answer({"8.1.0": anchor(4)})
-    until(lambda: told_by(newcomer) == {0, 1})
-    assert not newcomer.state_transfer.anchors_agree(STEP, NOW, anchor(5), at_last=False)
-    second.answer({"8.1.0": anchor(4), "9.2.0": anchor(6)})
-    until(lambda: newcomer.state_transfer.anchors_agree(STEP, NOW, anchor(5), at_last=False))
-
-
-def test_who_was_not_there_at_that_moment_has_no_vote(party):
-    first, second, newcomer = asking(party, 3)
-    first.answer({NOW: anchor(5)})
-    second.answer({"9.2.0": anchor(6)})
-    until(lambda: newcomer.state_transfer.anchors_agree(STEP, NOW, anchor(5), at_last=False))
-
-
-@pytest.mark.parametrize("heal, heals", [("stop", False), ("majority", True)])
-def test_a_state_that_the_others_do_not_have_is_refused(party, heal, heals):
-    first, second, newcomer = asking(party, 3, heal=heal)
-    first.answer({NOW: anchor(5)})
-    second.answer({NOW: anchor(5)})
-    until(lambda: newcomer.state_transfer.anchors_agree(STEP, NOW, anchor(5), at_last=False))
+    until(lambda: agrees(5))
     told = r"a state of step 8: region 0: anchor 0+5; region 1: anchor 0+5; region 2: anchor 0+6"
     with pytest.raises(Parted, match=told) as error:
-        newcomer.state_transfer.anchors_agree(STEP, NOW, anchor(6), at_last=False)
+        agrees(6)
     assert error.value.heals == heals
-
-
-def test_nothing_is_told_when_nobody_asks(party):
-    regions = party.run(2)
-    regions[0].answer({NOW: anchor(5)})
-    assert not regions[0]._context.heartbeat.own.anchors
 
 
 def without_the_first(regions):
@@ -85,33 +60,22 @@ def without_the_first(regions):
     land(others, "0")
 
 
-def test_who_was_left_behind_gives_no_state(party):
-    """It has landed less than the others: the donor is the lowest of those who landed the last."""
-    regions = party.run(3, timing=None)
+def test_who_was_left_behind_gives_no_state_unless_it_is_the_last_one(party):
+    """It has landed less than the others: the donor is the lowest of those who landed the last.
+
+    At the end of a run, after which nobody exchanges any more, it may be the only one left.
+    """
+    first, second, third = regions = party.run(3, timing=None)
     without_the_first(regions)
-    regions[2].want_state()
-    until(
-        lambda: (
-            regions[1].state_transfer.asking().keys() == {2}
-            and regions[0].state_transfer.asking().keys() == {2}
-        )
-    )
-    assert regions[1].state_transfer.owed()
-    send(regions[:1], "0")
-    land(regions[:1], "0")
-    assert not regions[0].state_transfer.owed()
-
-
-def test_a_moment_is_told_of_as_long_as_somebody_asks(party):
-    """A state may travel for long, while those who train go on."""
-    first, second, newcomer = asking(party, 3)
-    for x in (first, second):
-        x.answer({NOW: anchor(5)})
-        x.answer({f"{n}.3.0": anchor(6) for n in range(9, 50)})
-    until(lambda: told_by(newcomer) == {0, 1})
-    with pytest.raises(Parted):
-        newcomer.state_transfer.anchors_agree(STEP, NOW, anchor(6), at_last=False)
-    assert newcomer.state_transfer.anchors_agree(STEP, NOW, anchor(5), at_last=False)
+    third.want_state()
+    until(lambda: all(x.state_transfer.asking().keys() == {2} for x in (first, second)))
+    assert second.state_transfer.owed()
+    send([first], "0")
+    land([first], "0")
+    assert not first.state_transfer.owed()
+    second.close(linger_s=0.0)
+    until(lambda: not first.state_transfer.donors())
+    assert first.state_transfer.owed()
 
 
 def go_on(x, first, last):
@@ -121,9 +85,9 @@ def go_on(x, first, last):
 
 
 @pytest.mark.parametrize("took", [5, 6])
-def test_heartbeats_stay_small_however_often_the_others_land_meanwhile(party, took):
+def test_heartbeats_stay_small_however_often_the_others_land_meanwhile(store_party, took):
     """And a newcomer is told what it compares its state with, however late it looks."""
-    first, second, newcomer = asking(party, 3)
+    first, second, newcomer = asking(store_party, 3)
     for x in (first, second):
         x.answer({NOW: anchor(5)})
         go_on(x, 9, 1009)
@@ -152,20 +116,8 @@ def test_heartbeats_stay_small_however_often_the_others_land_meanwhile(party, to
             agrees()
 
 
-def test_who_has_landed_often_and_was_not_there_says_so(party):
-    first, second, newcomer = asking(party, 3)
-    first.answer({NOW: anchor(5)})
-    go_on(second, 9, 109)
-    until(lambda: told_by(newcomer) == {0, 1})
-    assert not newcomer.state_transfer.anchors_agree(STEP, NOW, anchor(5), at_last=False)
-    until(lambda: NOW in second._context.heartbeat.latest()[2].anchors)
-    second.answer({})
-    assert second._context.heartbeat.own.anchors[NOW] == {}
-    until(lambda: newcomer.state_transfer.anchors_agree(STEP, NOW, anchor(5), at_last=False))
-
-
-def test_a_region_that_takes_a_state_itself_forgets_what_it_has_had(party):
-    first, *_ = asking(party, 3)
+def test_a_region_that_takes_a_state_itself_forgets_what_it_has_had(store_party):
+    first, *_ = asking(store_party, 3)
     first.answer({NOW: anchor(4)})
     first.want_state()
     first.come_in()
@@ -173,30 +125,23 @@ def test_a_region_that_takes_a_state_itself_forgets_what_it_has_had(party):
     assert first._context.heartbeat.own.anchors.keys() == {"9.2.0"}
 
 
-def test_it_does_not_agree_with_nobody(party, caplog):
-    regions = party.run(2)
-    assert not regions[1].state_transfer.anchors_agree(STEP, NOW, anchor(5), at_last=False)
-    assert regions[1].state_transfer.anchors_agree(STEP, NOW, anchor(5), at_last=True)
-    assert "nobody has told of its anchor" in caplog.text
-
-
-def test_what_an_earlier_job_has_told_says_nothing(party):
-    first, second, newcomer = asking(party, 3)
+def test_what_an_earlier_job_has_told_says_nothing(store_party):
+    first, second, newcomer = asking(store_party, 3)
     first.answer({NOW: anchor(4)})
     second.answer({NOW: anchor(5)})
     until(lambda: told_by(newcomer) == {0, 1})
     with pytest.raises(Parted):
         newcomer.state_transfer.anchors_agree(STEP, NOW, anchor(5), at_last=False)
     vanish(first)
-    again = party.region(0, 3)
+    again = store_party.region(0, 3)
     again.join(20.0)
     until(lambda: newcomer._context.heartbeat.latest()[0].incarnation == 2)
     assert newcomer.state_transfer.anchors_agree(STEP, NOW, anchor(5), at_last=False)
 
 
-def test_who_counts_as_dead_for_a_while_is_told_of_what_was_before(party, monkeypatch):
+def test_who_counts_as_dead_for_a_while_is_told_of_what_was_before(store_party, monkeypatch):
     """As in an outage while it asks: the state that it was given before is still compared."""
-    *others, newcomer = asking(party, 3)
+    *others, newcomer = asking(store_party, 3)
     for x in others:
         x.answer({NOW: anchor(5)})
     until(lambda: told_by(newcomer) == {0, 1})
@@ -208,20 +153,3 @@ def test_who_counts_as_dead_for_a_while_is_told_of_what_was_before(party, monkey
     for x in others:
         x.answer({"9.2.0": anchor(6)})
     until(lambda: newcomer.state_transfer.anchors_agree(STEP, NOW, anchor(5), at_last=False))
-
-
-def test_the_last_one_gives_a_state_even_if_it_was_left_behind(party):
-    """As at the end of a run, after which nobody exchanges any more."""
-    regions = party.run(3)
-    without_the_first(regions)
-    send(regions[:1], "0")
-    land(regions[:1], "0")
-    regions[1].close(linger_s=0.0)
-    regions[2].want_state()
-    until(
-        lambda: (
-            regions[0].state_transfer.asking().keys() == {2}
-            and not regions[0].state_transfer.donors()
-        )
-    )
-    assert regions[0].state_transfer.owed()

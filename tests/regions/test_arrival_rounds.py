@@ -7,7 +7,17 @@ import pytest
 from engine.test_oracle import close
 from oracle import merging
 from oracle.outer import DelayedNesterovServer, HeLoCoServer
-from regions.learners import TIMING, ByHand, Learner, finish, look, records, run, table
+from regions.learners import (
+    TIMING,
+    ByHand,
+    Learner,
+    assert_equal,
+    finish,
+    look,
+    records,
+    run,
+    table,
+)
 from regions.together import engine
 
 import lowcomm_jax as lc
@@ -56,8 +66,8 @@ def assert_replayed(jobs, name, rounds=ARRIVALS):
             close(one.before[key], before[key], f"{one.region} {key} before the end")
             close(own[key], mine[key], f"values of {one.region} {key}")
             close(one.anchor()[key], after[key], f"{one.region} {key}")
-            np.testing.assert_array_equal(one.anchor()[key], jobs[0].anchor()[key], key)
             np.testing.assert_array_equal(one.values()[key], one.anchor()[key], key)
+    assert_equal(jobs)
     return told
 
 
@@ -110,21 +120,30 @@ def test_arrivals_at_the_declared_speeds_are_those_of_the_mesh_bit_for_bit(name,
             np.testing.assert_array_equal(job.state.received[key][0], given, key)
 
 
-def meets(one, other, monkeypatch, rounds):
-    """While `one` waits for the number of its arrival, `other` makes a step."""
+def steps_while(one, monkeypatch, act, rounds=ARRIVALS):
+    """`one` makes a step; its first wait for its arrival's number begins with `act(its rounds)`."""
     waited, wait = [], ByHand.wait
 
     def once(self):
         if self is one.loop.carrier.rounds and not waited:
             waited.append(1)
-            self._publish()
-            other.step(rounds)
-        wait(self)
+            act(self)
+        else:
+            wait(self)
 
     monkeypatch.setattr(ByHand, "wait", once)
-    with jax.numpy_dtype_promotion("standard"):
-        one.step(rounds)
+    one.step(rounds)
     assert waited
+
+
+def meets(one, other, monkeypatch, rounds):
+    """While `one` waits for the number of its arrival, `other` makes a step."""
+
+    def act(waiting):
+        waiting._publish()
+        other.step(rounds)
+
+    steps_while(one, monkeypatch, act, rounds)
 
 
 def two_before_their_second_arrival(learners, **more):
@@ -156,15 +175,13 @@ def test_an_arrival_after_the_last_round_is_taken_back_and_travels_at_the_end(
     assert not one.state.in_flight
     for was, now in zip(residual, jax.tree.leaves(one.state.codec), strict=True):
         np.testing.assert_array_equal(was, now)
-    with jax.numpy_dtype_promotion("standard"):
-        other.step(3)  # lands nothing, and makes no step beyond the last round
+    other.step(3)  # lands nothing, and makes no step beyond the last round
     assert other.step_number == 8
     if codec is None:
         assert_replayed(jobs, "nesterov", 3)
     else:
         finish(jobs)
-        for key, value in one.anchor().items():
-            np.testing.assert_array_equal(value, other.anchor()[key], key)
+        assert_equal(jobs)
 
 
 class GoneError(Exception):
@@ -178,7 +195,7 @@ def announces_and_dies(dead, monkeypatch):
         self._publish()
         raise GoneError
 
-    with monkeypatch.context() as patch, jax.numpy_dtype_promotion("standard"):
+    with monkeypatch.context() as patch:
         patch.setattr(ByHand, "wait", gone)
         with pytest.raises(GoneError):
             dead.step(ARRIVALS)
@@ -207,20 +224,13 @@ def test_who_dies_before_its_arrival_has_a_record_still_counts(learners, monkeyp
 def test_a_report_is_told_with_the_round_that_was_its_own(learners, monkeypatch):
     """Also if the next round has landed here before the region looks again."""
     one, other = jobs = two_before_their_second_arrival(learners)
-    waited, wait = [], ByHand.wait
 
-    def late(self):
-        if self is not one.loop.carrier.rounds or waited:
-            wait(self)
-            return
-        waited.append(1)
-        self.look()
+    def act(waiting):
+        waiting.look()
         other.step(ARRIVALS)
         look(jobs)
 
-    monkeypatch.setattr(ByHand, "wait", late)
-    with jax.numpy_dtype_promotion("standard"):
-        one.step(ARRIVALS)
+    steps_while(one, monkeypatch, act)
     assert records(one, 4) == {0: (0,), 1: (1,), 2: (0,), 3: (1,)} and one.loop.carrier.landed == 4
     assert [k for _, kind, k in one.log if kind == "report"] == [0, 2]
 
@@ -240,14 +250,12 @@ def test_a_wait_for_the_own_arrival_can_be_stopped_and_goes_on_where_it_was(lear
 
     monkeypatch.setattr(ByHand, "names_ours", late)
     one.exchange.stop_when(stops)
-    with jax.numpy_dtype_promotion("standard"):
-        one.step(ARRIVALS)
+    one.step(ARRIVALS)
     assert one.loop.carrier.paused and list(one.state.in_flight) == ["0@8"]
     assert int(one.state.counters.behind) == 1 and [k for _, _, k in one.log] == [0, 0, 1, 2]
     monkeypatch.setattr(ByHand, "names_ours", names_ours)
     one.exchange.stop_when(lambda: False)
-    with jax.numpy_dtype_promotion("standard"):
-        one.step(ARRIVALS)
+    one.step(ARRIVALS)
     assert one.loop.carrier.landed == rounds_landed(one.state) == 3, "it landed before the step"
     run(jobs, ARRIVALS, (1.0, 1.0), first=9)
     steps = [step for step, kind, _ in one.log if kind == "report"]
@@ -269,9 +277,8 @@ def test_an_arrival_of_the_job_before_is_not_ones_own(learners, monkeypatch, sto
     own.come_in()
     look([other])
     assert records(other, 3)[2] == (0,), "the other one has written the record"
-    with jax.numpy_dtype_promotion("standard"):
-        for _ in range(4):
-            again.step(ARRIVALS)
+    for _ in range(4):
+        again.step(ARRIVALS)
     assert again.log[-3:] == [(11, "report", 3), (11, "land", 2), (11, "land", 3)]
     look([again, other])
     assert records(other, 4)[3] == (0,)
@@ -296,25 +303,20 @@ def test_a_run_may_go_on_after_its_end(learners):
     finish(jobs)
     run(jobs, 12, (1.0, 1.0, 1.0), first=jobs[0].step_number + 1)
     assert all(one.loop.carrier.landed == 12 for one in jobs)
-    for one in jobs:
-        for key, value in one.anchor().items():
-            np.testing.assert_array_equal(value, jobs[0].anchor()[key], key)
+    assert_equal(jobs)
 
 
 def test_who_sits_out_keeps_its_steps(learners):
     """Without its arrival the anchor does not move; its next arrival has all steps since."""
-    (one,) = jobs = learners(nesterov((1.0,)), 1)
+    (one,) = learners(nesterov((1.0,)), 1)
     data = [jax.tree.map(lambda x: x[:1], oracle.step_batch(one.data, t)) for t in range(1, 13)]
     sits_out = {4, 5}
     with jax.numpy_dtype_promotion("standard"):
         one.state, history = one.one.run(
             one.state, data, lambda step: [step not in sits_out], rounds=2
         )
-    assert [(e.step, e.kind) for e in history.events if e.kind == "send"] == [
-        (6, "send"),
-        (10, "send"),
-    ]
-    assert len(jobs) == 1 and one.step_number == 10
+    assert [event.step for event in history.events if event.kind == "send"] == [6, 10]
+    assert one.step_number == 10
 
 
 def test_arrivals_are_counted_by_the_declared_speeds():

@@ -100,7 +100,6 @@ def learner(monkeypatch):
             own=SimpleNamespace(epoch=1, incarnation=1),
             living=lambda certain=True: set(living),
             check=lambda: None,
-            updates=[],
         )
         knows_jobs(heartbeat)
         log = Log()
@@ -348,7 +347,6 @@ def test_who_was_enough_may_be_so_no_longer_once_another_one_is_here(learner):
 def test_a_quorum_that_cannot_be_is_told_once(learner, caplog):
     living = {0, 1, 2}
     made = learner(quorum=3, living=living)
-    made.heartbeat.living = lambda certain: living
     says(made, 0, 0)
     with caplog.at_level(logging.WARNING):
         closed(made)
@@ -420,24 +418,21 @@ def test_terms_are_compared_with_those_of_the_record(learner):
     assert made.one.first == 1
 
 
-def test_what_has_landed_is_published_by_its_digests_and_its_fetches_end(learner):
+@pytest.mark.parametrize("announced", [True, False])
+def test_what_has_landed_is_published_by_its_digests_and_its_fetches_end(learner, announced):
+    """Also an own report that was not announced, as its record came first."""
     made = learner(quorum=2, first=5)
-    says(made, 5, 0, 1)
+    says(made, 5, 1)
+    if announced:
+        says(made, 5, 0)
+    else:
+        made.one._round(5)._own = payload(0)
     fetches = made.one._round(5).fetches
     closed(made, 5)
     made.one._landed(5)
     assert made.one.first == 6 and 5 not in made.one._rounds and fetches[1].cancelled
     digests = {"1/round5": {Job(0, 1): ["0.1"], Job(1, 1): ["1.1"]}}
     assert made.gc.calls[-1] == ("done", "round5", digests, False)
-
-
-def test_an_own_report_that_was_not_announced_is_published_too(learner):
-    """Where the record came first: its bytes must be removed like others."""
-    made = learner(quorum=2)
-    says(made, 0, 1)
-    made.one._round(0)._own = payload(0)
-    made.one._landed(0)
-    assert made.gc.calls[-1][2] == {"1/round0": {Job(0, 1): ["0.1"], Job(1, 1): ["1.1"]}}
 
 
 def test_payloads_stay_for_who_has_rounds_to_land_however_far_behind(learner):

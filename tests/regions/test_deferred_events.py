@@ -94,25 +94,27 @@ def test_the_others_learn_how_far_it_is_with_both(alone, monkeypatch):
     assert told == [(4, 4), (8, 8), (12, 21), (16, 21), (20, 21), (24, 24)]
 
 
-def test_what_is_measured_is_not_measured_where_nobody_sent(alone):
-    run = alone(
-        lc.methods.cocodc(6, 3, 2, gamma=0.5, measured=True, pattern=CUT, outer=RULE, taylor=0.5)
+def test_conclusions_are_drawn_from_what_was_sent_and_landed_at_that_step(alone, monkeypatch):
+    """Seconds are those of who took part: where nobody did, nothing is measured."""
+    measured = lc.methods.cocodc(
+        6, 3, 2, gamma=0.5, measured=True, pattern=CUT, outer=RULE, taylor=0.5
     )
+    run, landed = alone(measured), []
+    schedule = type(run.one.method.schedule)
+    decide = schedule.decide
+
+    def noted(self, step, counters, landings):
+        landed.append((step, landings))
+        return decide(self, step, counters, landings)
+
+    monkeypatch.setattr(schedule, "decide", noted)
     state = run.train(run.begin(), range(1, STEPS + 1))
     assert state.counters.done_until == STEPS
-    assert any(kind == "send" and not took for kind, _, took in run.events[BACK])
-
-
-def test_conclusions_are_drawn_from_what_landed_at_that_step(alone, monkeypatch):
-    run, landed = alone("cocodc"), []
-    schedule = type(run.one.method.schedule)
-    monkeypatch.setattr(
-        schedule, "decide", lambda self, step, clock, found: landed.append((step, found)) and None
-    )
-    run.train(run.begin(), range(1, STEPS + 1))
-    assert len(landed) > STEPS / 2
-    for step, found in landed:
-        assert {event.step for event in found} <= {step}
+    events = [event for _, found in landed for event in found]
+    assert all(event.step == step for step, found in landed for event in found)
+    sent = [int(event.key.partition("@")[2]) for event in events]
+    assert ["seconds" in event.values for event in events] == [not GONE < x < BACK for x in sent]
+    assert any(GONE < step < BACK for step in sent)
 
 
 def test_a_run_may_end_before_they_are_back(alone):

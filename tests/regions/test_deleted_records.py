@@ -59,8 +59,18 @@ def method():
     return lc.methods.diloco(PERIOD, lc.outer.nesterov(0.6, 0.85))
 
 
-def ends(make, job):
-    """What `job(region, exchange)` returns or raises, by region; none of them may hang."""
+def ends(make, given):
+    """The anchor of each region that has trained on `given(region)`, or what it raises.
+
+    None of them may hang.
+    """
+
+    def job(region, own):
+        with jax.numpy_dtype_promotion("standard"):
+            one = engine(method(), R, own)
+            state, _ = one.run(one.init(oracle.make_params()), given(region))
+            return values(state)[0]
+
     with ThreadPoolExecutor(R) as pool:
         made = list(pool.map(make, range(R)))
         running = [pool.submit(job, r, made[r]) for r in range(R)]
@@ -77,12 +87,6 @@ def test_the_anchors_stay_the_same_or_the_run_says_why_not(what, between, tmp_pa
     timing = exchange.Timing(beat_s=0.1, dead_after_s=1.0, answer_s=0.5, deadline_s=1.5)
     data = batches(STEPS, R)
 
-    def job(region, own):
-        with jax.numpy_dtype_promotion("standard"):
-            one = engine(method(), R, own)
-            state, _ = one.run(one.init(oracle.make_params()), given(region))
-            return values(state)[0]
-
     def given(region):
         for batch in data:
             time.sleep(0.02)
@@ -97,36 +101,27 @@ def test_the_anchors_stay_the_same_or_the_run_says_why_not(what, between, tmp_pa
                 stack.enter_context(vandal(tmp_path / "run", what))
             return own
 
-        found = ends(make, job)
+        found = ends(make, given)
     anchors = [one for one in found if not isinstance(one, EXPECTED[what])]
     assert anchors and not any(isinstance(one, BaseException) for one in anchors), found
     for anchor in anchors[1:]:
         jax.tree.map(np.testing.assert_array_equal, anchor, anchors[0])
 
 
-def late_for(party, *prefixes):
-    """What regions 0 and 1 landed without the last one, and what it lands of the same key after a
-    stranger has deleted this.
+@pytest.mark.parametrize(("deleted", "parts"), [([COMMITS], False), ([COMMITS, CONFIRMS], True)])
+def test_without_its_record_an_exchange_is_agreed_on_as_before(store_party, deleted, parts):
+    """Unless who held what is deleted, too: the one way there is to part an exchange.
+
+    With anchors the digest of the next payload tells (below).
     """
     timing = exchange.Timing(beat_s=0.1, dead_after_s=5.0, deadline_s=0.5)
-    regions = party.run(R, timing=timing)
+    regions = store_party.run(R, timing=timing)
     send(regions[:2], "k")
     together = land(regions[:2], "k")[0].participants.tolist()
     assert together == [True, True, False]
-    delete(folder(party) / "run", *prefixes)
+    delete(folder(store_party) / "run", *deleted)
     send(regions[2:], "k")
-    return together, land(regions[2:], "k")[0].participants.tolist()
-
-
-def test_without_its_record_an_exchange_is_agreed_on_as_before(store_party):
-    together, later = late_for(store_party, COMMITS)
-    assert later == together
-
-
-def test_who_held_what_deleted_too_parts_an_exchange(store_party):
-    """The one way there is; with anchors the digest of the next payload tells (below)."""
-    together, later = late_for(store_party, COMMITS, CONFIRMS)
-    assert later != together
+    assert (land(regions[2:], "k")[0].participants.tolist() != together) is parts
 
 
 def test_anchors_that_parted_so_are_noticed_by_all(between, tmp_path):
@@ -145,12 +140,7 @@ def test_anchors_that_parted_so_are_noticed_by_all(between, tmp_path):
             time.sleep(0.02)
             yield rows(batch, region)
 
-    def job(region, own):
-        with jax.numpy_dtype_promotion("standard"):
-            one = engine(method(), R, own)
-            one.run(one.init(oracle.make_params()), given(region))
-
-    found = ends(between(R, timing, secret=SECRET), job)
+    found = ends(between(R, timing, secret=SECRET), given)
     assert [type(one) for one in found] == [Parted] * R
     assert len({str(one) for one in found}) == 1 and "region 2: " in str(found[0])
 

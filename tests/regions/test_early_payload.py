@@ -1,4 +1,8 @@
-"""Arrays that travel before their exchange: counted with its payload, or not at all."""
+"""Arrays that travel before their exchange: counted with its payload, or not at all.
+
+And NoLoCo's anchors, which travel so: what partners are said to have sent one another is what
+crossed between their jobs, and when.
+"""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -10,17 +14,18 @@ import numpy as np
 import oracle
 import pytest
 from regions.faults import outage, vanish
-from regions.party import KINDS, at_once, check, idle, payload, until
+from regions.party import KINDS, idle, land, land_together, payload, until
 from regions.test_same_numbers import METHODS, assert_same, expected
 from regions.together import batches, engine, in_jobs, rows, values
 
 import lowcomm_jax as lc
 from lowcomm_jax import exchange
-from lowcomm_jax.jobs.job_carrier import JobCarrier
+from lowcomm_jax.jobs.anchors_ahead import AnchorsAhead
 from lowcomm_jax.params.fragments import partition
 from lowcomm_jax.store.context import FaultHooks
 from lowcomm_jax.store.errors import Missing
 from lowcomm_jax.store.records import Admitted, Commit, Payload
+from lowcomm_jax.store.wire import parse
 
 # Nobody is to be taken for dead where the machine is busy.
 PATIENT = {"beat_s": 0.1, "dead_after_s": 10.0, "answer_s": 1.0}
@@ -40,10 +45,6 @@ def send_early(regions, key="early", **options):
 def send(regions, key="k", early="early", **options):
     for x in regions:
         x.start(key, parts(x.region)[1], early=early, **options)
-
-
-def land(regions, key="k"):
-    return at_once(lambda x: x.finish(key), regions)
 
 
 def here(x, key="early"):
@@ -69,33 +70,25 @@ def test_what_is_here_before_its_exchange_is_not_fetched_again(party):
     until(lambda: all(here(x) == {0, 1, 2} - {x.region} for x in regions))
     asked = [spy(x) for x in regions]
     send(regions)
-    for arrived in land(regions):
-        check(arrived, 3, range(3))
+    land_together(regions, "k", range(3))
     assert [len(names) for names in asked] == [2, 2, 2], "the payloads alone"
     assert not any(x._early for x in regions)
     until(lambda: all(idle(x) for x in regions))
 
 
-def test_who_sent_nothing_early_is_counted_all_the_same(party):
-    """A job that was started again, say: it sends both with its exchange."""
+def test_who_sent_nothing_early_is_counted_and_who_sits_out_lands_all_the_same(party):
+    """A job that was started again, say, sends both with its exchange."""
     regions = party.run(3, timing=exchange.Timing(**PATIENT))
     send_early(regions[:2])
     send(regions[:2])
     send_early(regions[2:])
     send(regions[2:])
-    for arrived in land(regions):
-        check(arrived, 3, range(3))
-
-
-def test_who_sits_out_lands_what_the_others_have_sent(party):
-    """Whether it had sent something early or not."""
-    regions = party.run(3, timing=exchange.Timing(**PATIENT))
-    send_early(regions[:2])
-    send_early(regions[2:], takes_part=False)
-    send(regions[:1])
-    send(regions[1:], takes_part=False)
-    for arrived in land(regions):
-        check(arrived, 3, [0])
+    land_together(regions, "k", range(3))
+    send_early(regions[:2], "next early")
+    send_early(regions[2:], "next early", takes_part=False)
+    send(regions[:1], "next", "next early")
+    send(regions[1:], "next", "next early", takes_part=False)
+    land_together(regions, "next", [0])
 
 
 def test_what_a_later_job_sends_takes_the_place_of_what_was_sent_before(store_party):
@@ -107,8 +100,7 @@ def test_what_a_later_job_sends_takes_the_place_of_what_was_sent_before(store_pa
     regions[0].drop_early()
     send_early(regions[:1])
     send(regions)
-    for arrived in land(regions):
-        check(arrived, 2, range(2))
+    land_together(regions, "k", range(2))
 
 
 def test_who_is_not_here_with_both_is_counted_by_nobody(store_party):
@@ -129,8 +121,7 @@ def test_who_is_not_here_with_both_is_counted_by_nobody(store_party):
     send_early(regions)
     until(lambda: here(regions[0]) == {1, 2} and here(regions[2]) == {0, 1} and cut.is_set())
     send(regions)
-    for arrived in land(regions):
-        check(arrived, 3, [0, 1])
+    land_together(regions, "k", [0, 1])
     log = regions[0]._context.commit_log
     assert lost == [log.announced("1/k", {2: [1]})[2].payload.early.digest]
     assert sorted(log.committed("1/k").admitted) == [0, 1]
@@ -142,8 +133,7 @@ def test_who_dies_after_its_early_bytes_is_not_counted(store_party):
     until(lambda: here(regions[0]) == {1, 2})
     vanish(regions[2])
     send(regions[:2])
-    for arrived in land(regions[:2]):
-        check(arrived, 3, [0, 1])
+    land_together(regions[:2], "k", [0, 1])
 
 
 def test_early_bytes_wait_for_the_store(store_party):
@@ -153,8 +143,7 @@ def test_early_bytes_wait_for_the_store(store_party):
         until(lambda: all(x._context.heartbeat.outage for x in regions))
         send_early(regions)
     send(regions)
-    for arrived in land(regions):
-        check(arrived, 2, range(2))
+    land_together(regions, "k", range(2))
 
 
 def announced(store):
@@ -247,7 +236,7 @@ def test_a_payload_without_its_early_part_counts_as_absent(store_party):
     until(lambda: regions[0]._context.commit_log.announced("1/k", {1: [1]}))
     send_early(regions[:1])
     send(regions[:1])
-    check(land(regions[:1])[0], 2, [0])
+    land_together(regions[:1], "k", [0])
 
 
 # -- NoLoCo -----------------------------------------------------------------------------------
@@ -311,42 +300,90 @@ def test_an_anchor_of_another_round_is_sent_anew():
     """None is: a fragment's next send is of the round that was sent ahead."""
     calls = []
     there = SimpleNamespace(
-        region=0,
-        count=2,
-        start=lambda key, arrays, *, early, **_: calls.append((key, sorted(arrays), early)),
         send_early=lambda key, arrays, **how: calls.append((key, sorted(arrays), how["step"])),
         drop_early=lambda: calls.append("drop"),
     )
-    carrier = JobCarrier(there, METHODS["noloco"]())
+    ahead = AnchorsAhead(there)
     fragments = partition({"w": jax.ShapeDtypeStruct((2,), np.float32)}, 1)
-    anchor, groups = {"w": np.zeros((1, 2), np.float32)}, [(0, 1)]
-    flight = SimpleNamespace(
-        fragment=0,
-        sent=8,
-        level=0,
-        payload=anchor,
-        header={},
-        weight=np.ones(1),
-        takes_part=np.ones(1, bool),
-    )
+    anchor = {"w": np.zeros((1, 2), np.float32)}
+    flight = SimpleNamespace(fragment=0, sent=8, takes_part=np.ones(1, bool))
 
-    def begin(number, sends):
-        counters = SimpleNamespace(sends=np.array([sends]), sends_until=lambda step: number)
+    def key(sends):
+        """Of the anchor that goes with the newest of so many payloads."""
+        counters = SimpleNamespace(sends=np.array([sends]))
         state = SimpleNamespace(in_flight={"0@8": flight}, anchor=anchor, counters=counters)
-        carrier.post(loop, state, "0@8", flight)
+        return ahead.take(state, flight, fragments, (0, 1))
 
-    programs = SimpleNamespace(exchange=SimpleNamespace(at=lambda level: None))
-    loop = SimpleNamespace(groups=lambda round_: groups, programs=programs, fragments=fragments)
-    carrier.anchors_ahead.send(0, 1, anchor, fragments, (0, 1), 4)
-    traffic = carrier.announced.of_anchors(fragments.like(0), np.ones(1, bool), groups)
-    assert traffic.sent.tolist() == traffic.received.tolist() == [8]
-    begin(2, sends=2)
-    payload_names = ["payload/w", "weight"]
-    started = ("2", payload_names, "0.1.anchor")
-    assert calls == [("0.1.anchor", ["anchor/w"], 4), started]
+    ahead.send(0, 1, anchor, fragments, (0, 1), 4)
+    assert key(sends=2) == "0.1.anchor" and calls == [("0.1.anchor", ["anchor/w"], 4)]
     calls.clear()
-    carrier.anchors_ahead.send(0, 2, anchor, fragments, (0, 1), 4)
-    begin(3, sends=6)
-    late = ("0.5.anchor", ["anchor/w"], 8)
-    assert calls[1:] == ["drop", late, ("3", payload_names, "0.5.anchor")]
-    assert not carrier.anchors_ahead.keys
+    ahead.send(0, 2, anchor, fragments, (0, 1), 4)
+    assert key(sends=6) == "0.5.anchor"
+    assert calls[1:] == ["drop", ("0.5.anchor", ["anchor/w"], 8)] and not ahead.keys
+
+
+PERIOD, ROUNDS = 4, 3
+
+
+def moved(made):
+    """Bytes of arrays in the files that get here, file by file, by kind."""
+    get, found = made._context.transport.get, {"payload": [], "anchor": []}
+
+    def spied(*args):
+        data = get(*args)
+        _, arrays = parse(data)
+        for kind, sizes in found.items():
+            own = [x.nbytes for name, x in arrays.items() if name.startswith(f"{kind}/")]
+            sizes += [sum(own)] if own else []
+        return data
+
+    made._context.transport.get = spied
+    return found
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_anchors_are_booked_and_travel_ahead_of_the_payloads(between, more):
+    """At a boundary pseudo-gradients alone travel; before the first one nobody has landed.
+
+    The last synchronisation, after so many steps more, takes the anchor that was sent ahead, and
+    sends none for a round that does not follow.
+    """
+    regions = 2
+    values = sum(x.size for x in oracle.make_params().values())
+    size, got = 4 * values, {}
+
+    def job(region):
+        made = between(regions)(region)
+        got[region] = found = moved(made)
+        one = engine(lc.methods.noloco(PERIOD, seed=3), regions, made)
+        table = [rows(x, region) for x in batches(PERIOD * ROUNDS + more, regions)]
+        with jax.numpy_dtype_promotion("standard"):
+            state = one.init(oracle.make_params())
+            for number in range(ROUNDS):
+                data = table[number * PERIOD : (number + 1) * PERIOD]
+                state, history = one.run(state, data[:-1])
+                if number:  # it is here before the boundary
+                    until(lambda n=number: len(found["anchor"]) == n + 1, 60.0)
+                    assert len(found["payload"]) == number
+                state, at_boundary = one.run(state, data[-1:])
+                send, land = [*history.events, *at_boundary.events]
+                ahead = 0 if number else size
+                assert (send.nbytes, land.ahead) == (size + ahead, size)
+                assert send.bytes_sent.tolist() == send.bytes_received.tolist() == [size + ahead]
+                assert land.bytes_sent.tolist() == land.bytes_received.tolist() == [size]
+                assert land.groups == [(0, 1)]
+            until(lambda: len(found["anchor"]) == ROUNDS + 1, 60.0)
+            state, _ = one.run(state, table[PERIOD * ROUNDS :])
+            booked = [state.counters.copy(), one.finish(state).counters]
+        until(lambda: idle(made), 20.0)
+        assert not made._early, "no round follows"
+        return booked
+
+    with ThreadPoolExecutor(regions) as pool:
+        booked = list(pool.map(job, range(regions)))
+    files = {"payload": [size] * (ROUNDS + more), "anchor": [size] * (ROUNDS + 1)}
+    for region, counters in enumerate(booked):
+        assert got[region] == files
+        for one, payloads in zip(counters, (ROUNDS, ROUNDS + more), strict=True):
+            total = [(ROUNDS + 1 + payloads) * size]
+            assert one.bytes_sent.tolist() == one.bytes_received.tolist() == total

@@ -46,11 +46,22 @@ def store(tmp_path):
     return Store(f"file://{tmp_path}/meet", "run", MetricsCounter())
 
 
+@pytest.fixture
+def slots(store):
+    return Slots(store, Seal("run", b"x" * 16))
+
+
+@pytest.fixture
+def forged(store):
+    """As `slots`, of a stranger."""
+    return Slots(store, Seal("run", b"y" * 16))
+
+
 # -- wire -------------------------------------------------------------------------------------
 
 
-def packed(arrays=ARRAYS, serial=7, **about):
-    return wire.pack(**{**ABOUT, **about}, serial=serial, arrays=arrays)
+def packed(arrays=ARRAYS, serial=7):
+    return wire.pack(**ABOUT, serial=serial, arrays=arrays)
 
 
 def test_payloads_come_back_bit_for_bit_and_are_reproducible():
@@ -91,12 +102,6 @@ def test_codes_of_less_than_a_byte_are_for_the_codec_to_pack():
         packed({"x": np.zeros(3, ml_dtypes.int4)})
 
 
-@pytest.mark.parametrize("about", [{"run_id": "x"}, {"job": Job(2, 3)}, {"job": Job(1, 4)}])
-def test_payloads_of_something_else_are_refused(about):
-    with pytest.raises(exchange.Rejected, match="instead of"):
-        wire.unpack(packed(**about), **ABOUT, like=None)
-
-
 def test_any_cut_and_any_flipped_byte_of_the_head_is_refused_and_nothing_else_is_raised():
     data = packed()
     like = wire.shapes_of(ARRAYS)
@@ -128,41 +133,30 @@ def test_three_arrays_that_differ_are_named(count, told):
 # -- secrets ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "source, reason",
-    [("file:/no/such/place", "No such file"), ("env:NO_SUCH_NAME", "no such variable")],
-)
-def test_a_secret_that_is_not_there_is_not_called_short(source, reason):
-    with pytest.raises(ValueError, match=f"{source}.*{reason}"):
-        read_secret(source)
-
-
-@pytest.mark.parametrize("size", [15, 16])
-def test_a_secret_that_is_long_enough_is_taken(size, monkeypatch):
-    monkeypatch.setenv("SHARED", "x" * size)
-    if size == 16:
-        assert read_secret("env:SHARED") == b"x" * 16
-    else:
-        with pytest.raises(ValueError, match="secret 'env:SHARED' has 15 bytes: use 16 or more"):
-            read_secret("env:SHARED")
-        with pytest.raises(ValueError, match=r"^the secret has 15 bytes"):
-            read_secret(b"x" * 15)
-
-
 def test_secrets_are_read_from_where_they_are(tmp_path, monkeypatch):
     monkeypatch.setenv("SHARED", " from the environment \n")
     (tmp_path / "secret").write_text("from the file system\n")
     assert read_secret("env:SHARED") == b"from the environment"
     assert read_secret(f"file:{tmp_path}/secret") == b"from the file system"
-    assert read_secret(b"0123456789abcdef") == b"0123456789abcdef"
+    assert read_secret(b"0123456789abcdef") == b"0123456789abcdef", "long enough"
     assert read_secret(None) == b""
 
 
-@pytest.mark.parametrize("source", ["env:NOT_THERE", "file:/not/there", b"short", "in plain sight"])
-def test_bad_secrets_are_refused_without_being_shown(source):
-    with pytest.raises(ValueError) as caught:
+@pytest.mark.parametrize(
+    "source, reason",
+    [
+        ("env:SHARED", "^secret 'env:SHARED' has 15 bytes: use 16 or more"),
+        (b"x" * 15, "^the secret has 15 bytes"),
+        ("file:/no/such/place", "file:/no/such/place.*No such file"),
+        ("env:NO_SUCH_NAME", "env:NO_SUCH_NAME.*no such variable"),
+        ("x" * 15, "^give the secret as bytes"),
+    ],
+)
+def test_bad_secrets_are_refused_with_the_reason_and_not_shown(source, reason, monkeypatch):
+    monkeypatch.setenv("SHARED", "x" * 15)
+    with pytest.raises(ValueError, match=reason) as caught:
         read_secret(source)
-    assert "short" not in str(caught.value) and "plain sight" not in str(caught.value)
+    assert "x" * 15 not in str(caught.value)
 
 
 def test_records_bind_the_format_the_run_the_key_and_the_secret():
@@ -236,8 +230,7 @@ def test_one_of_many_creates_a_key_and_no_other_value_is_ever_seen(store):
         assert store.list(key) == [key]
 
 
-def test_everyone_who_writes_a_commit_record_gets_the_one_that_stands(store):
-    slots = Slots(store, Seal("run", b"x" * 16))
+def test_everyone_who_writes_a_commit_record_gets_the_one_that_stands(store, slots):
     writers = [CommitLog(store, slots) for _ in range(4)]
     for name in "abcdefghijklmnop":
         made = at_once(lambda w, n=name: w.commit(n, Commit({}, {}, writers.index(w))), writers)
@@ -397,9 +390,8 @@ def test_a_url_that_means_no_folder_is_refused_with_its_fix(url, fix):
 
 
 @pytest.mark.parametrize("who", ["writes", "reads", "lists"])
-def test_a_record_behind_false_ones_is_removed_with_them(store, who):
+def test_a_record_behind_false_ones_is_removed_with_them(store, slots, forged, who):
     """By the job that wrote it, and by another one, which removes what the dead have left."""
-    slots, forged = (Slots(store, Seal("run", x * 16)) for x in (b"x", b"y"))
     job, slot = Job(1, 3), "round/1/2/announce.1.3"
     forged.create(slot, Announcement(None)), forged.create(slot, Announcement(None, {"step": 1}))
     store.write(f"{slot}.1", b"junk")
@@ -417,8 +409,8 @@ def test_a_record_behind_false_ones_is_removed_with_them(store, who):
     assert store.list("round/") == []
 
 
-def test_records_that_were_read_ahead_are_asked_for_no_more_until_they_are_forgotten(store):
-    log = CommitLog(store, Slots(store, Seal("run", b"x" * 16)))
+def test_records_that_were_read_ahead_are_asked_for_no_more_until_they_are_forgotten(store, slots):
+    log = CommitLog(store, slots)
     said = log.announce("1/2", Job(1, 3), Announcement(None, {"step": 4}))
     landed = Commit({}, {1: {"step": 4}}, 1, {1: 3})
     for name in ("1/2", "1/4"):
@@ -467,12 +459,18 @@ def test_groups_that_a_region_cannot_exchange_in(key, group, wrong):
     assert len(found) == len(wrong) and all(part in one for part, one in zip(wrong, found))
 
 
-def test_shapes_that_payloads_of_an_exchange_must_have():
-    """Those of this region's arrays that every region gets: all, or those beside the slices."""
+def bare(heartbeat, **context):
+    """The exchange of region 0 of two, which has these parts alone."""
     one = RemoteExchange.__new__(RemoteExchange)
     one.region, one.count, one._open, one._early = 0, 2, {}, {}
+    one._context = SimpleNamespace(heartbeat=heartbeat, **context)
+    return one
+
+
+def test_shapes_that_payloads_of_an_exchange_must_have():
+    """Those of this region's arrays that every region gets: all, or those beside the slices."""
     heartbeat = SimpleNamespace(own=Beat(1, epoch=1))
-    one._context = SimpleNamespace(heartbeat=heartbeat, wait_list=WaitList(heartbeat))
+    one = bare(heartbeat, wait_list=WaitList(heartbeat))
     own, rest = {"x": ("int8", (2,))}, {"weight": ("float32", ())}
     given, reduction = {"x": np.zeros((1, 2), np.int8)}, SimpleNamespace(rest=rest)
     for arguments, expected in (
@@ -500,9 +498,7 @@ def test_what_arrives_is_put_into_rows():
 
 def test_exchanges_that_land_together_are_waited_for_together():
     """Their deadlines run at the same time, not one after the other."""
-    one = RemoteExchange.__new__(RemoteExchange)
-    clock, timing = SimpleNamespace(clock_s=7.0), Timing(beat_s=0.01)
-    one._context = SimpleNamespace(heartbeat=clock, timing=timing)
+    one = bare(SimpleNamespace(clock_s=7.0), timing=Timing(beat_s=0.01))
     dues = {k: SimpleNamespace(due=request.Due(), outcome=Future(), waited=0.0) for k in "abc"}
     one._open = dict(dues)
     one._stops, seen = lambda: False, []
@@ -523,12 +519,11 @@ def test_exchanges_that_land_together_are_waited_for_together():
 
 
 def test_the_wait_for_an_exchange_is_that_of_its_calls():
-    one = RemoteExchange.__new__(RemoteExchange)
     record = Commit({0: Admitted(1, Payload("0", 8))}, {}, 0)
     arrays = {0: {"x": np.zeros(2, np.float32)}}
     asked = request.ExchangeRequest("k", "1/k", (0, 1))
     heartbeat = SimpleNamespace(clock_s=7.0, job=Job(0, 1))
-    one.count, one._context = 2, SimpleNamespace(counter=MetricsCounter(), heartbeat=heartbeat)
+    one = bare(heartbeat, counter=MetricsCounter())
     for waited, ours in ((0.0, True), (30.0, False)):
         outcome, heartbeat.job = Future(), Job(0, 1 if ours else 2)  # one came after it
         outcome.set_result(arrays)
@@ -545,9 +540,8 @@ def test_the_wait_for_an_exchange_is_that_of_its_calls():
 
 def test_who_is_left_out_three_times_running_is_told_so_once(caplog):
     """And at the end of a run nothing has counted only where so many were sent."""
-    one = RemoteExchange.__new__(RemoteExchange)
+    one = bare(SimpleNamespace(job=Job(0, 1)))
     one._counted = collections.deque(maxlen=remote.RUNNING)
-    one._context = SimpleNamespace(heartbeat=SimpleNamespace(job=Job(0, 1)))
     ours = request.ExchangeRequest("k", "1/k", (0, 1), takes_part=True)
     theirs = Commit({1: Admitted(1, Payload("0", 8))}, {}, 1)
     both = Commit({0: Admitted(1, Payload("1", 8)), **theirs.admitted}, {}, 1)
@@ -566,9 +560,8 @@ def test_who_is_left_out_three_times_running_is_told_so_once(caplog):
     assert told(theirs, theirs) == 1 and one.never_counted(9)
 
 
-def test_a_false_record_takes_a_number_and_not_the_slot(store):
+def test_a_false_record_takes_a_number_and_not_the_slot(store, slots, forged):
     """All readers find the same record, whenever the false one was written."""
-    slots, forged = (Slots(store, Seal("run", x * 16)) for x in (b"x", b"y"))
     one, other = Agreed({"step": 1}), Agreed({"step": 2})
     assert slots.first("a", Agreed) is None and forged.create("a", other) == other
     assert slots.create("a", one) == one == slots.create("a", other) == slots.first("a", Agreed)
@@ -576,8 +569,7 @@ def test_a_false_record_takes_a_number_and_not_the_slot(store):
     assert store.list("a") == ["a.0", "a.1"] and store.counter.read()["rejected_record"] >= 3
 
 
-def test_a_signed_record_of_another_kind_is_passed_over_by_nobody(store):
-    slots = Slots(store, Seal("run", b"x" * 16))
+def test_a_signed_record_of_another_kind_is_passed_over_by_nobody(store, slots):
     slots.create("a", Agreed({"step": 1}))
     for read in (
         lambda: slots.first("a", Commit),

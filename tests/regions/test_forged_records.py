@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 from regions.faults import folder, forge, vanish
-from regions.party import SECRET, check, land, payload, send, until
+from regions.party import SECRET, land, land_together, payload, send, until
 
 from lowcomm_jax import exchange
 from lowcomm_jax.store import wire
@@ -45,18 +45,18 @@ def test_a_folder_that_goes_away_while_a_region_joins_is_waited_for(store_party,
     assert not next(gone, False) and again.epoch
 
 
-def test_other_settings_can_not_join(party):
-    party.run(2)
-    with pytest.raises(ValueError, match="count is 2 there, 3 here"):
-        party.region(1, 3).join(1.0)
-
-
-def test_what_else_differs_is_named(store_party):
+def test_who_has_other_settings_is_refused_and_what_differs_is_named(store_party):
     store_party.run(1, identity={"seed": "1", "period": "4"})
+
+    def joins(count=1, **identity):
+        store_party.region(0, count, identity=identity).join(1.0)
+
+    with pytest.raises(ValueError, match="count is 1 there, 3 here"):
+        joins(3, seed="1", period="4")
     with pytest.raises(ValueError, match=r"seed is '1' there, '2' here$"):
-        store_party.region(0, 1, identity={"seed": "2", "period": "4"}).join(1.0)
+        joins(seed="2", period="4")
     with pytest.raises(ValueError, match="period is '4' there, None here"):
-        store_party.region(0, 1, identity={"seed": "1"}).join(1.0)
+        joins(seed="1")
 
 
 def test_a_run_of_another_format_is_refused_by_that(store_party):
@@ -87,19 +87,8 @@ def test_forged_records_are_ignored_and_counted(party):
     forge(party, "round/1/k/announce.1.1.0", {"payload": mine, "terms": {}})
     forge(party, "round/1/k/confirm.1.1.0", {"holds": {"0": "0" * 64}})
     send(regions, "k")
-    for arrived in land(regions, "k"):
-        check(arrived, 2, [0, 1])
+    land_together(regions, "k", [0, 1])
     assert regions[0].counts()["rejected_record"] > 0
-
-
-def test_a_heartbeat_that_cannot_be_read_stops_nobody(party):
-    regions = party.run(2)
-    place = folder(party) / "run" / "beat" / "1"
-    # Again and again: the region's own beats may take its place before it is read.
-    until(lambda: place.write_bytes(b"[" * 200_000) and regions[0].counts().get("rejected_record"))
-    send(regions, "k")
-    for arrived in land(regions, "k"):
-        check(arrived, 2, [0, 1])
 
 
 ODD = {"incarnation": 9, "colour": "blue"}
@@ -125,23 +114,20 @@ def test_records_of_another_version_stop_nobody(party):
 
     until(read_by_both)
     send(regions, "k", 1)
-    for arrived in land(regions, "k"):
-        check(arrived, 2, [0, 1], 1)
+    land_together(regions, "k", [0, 1], 1)
 
 
-def test_a_beat_that_is_well_signed_and_odd_stops_nobody(party):
-    """The region's next one takes its place."""
-    regions = party.run(2)
-    seal, place = Seal("run", SECRET), folder(party) / "run" / "beat" / "1"
-
-    def read():
-        place.write_bytes(seal.close("beat/1", ODD))
-        return regions[0].counts().get("rejected_record")
-
-    until(read)
+@pytest.mark.parametrize("signed", [False, True])
+def test_a_heartbeat_that_cannot_be_read_stops_nobody(party, signed):
+    """Not one that is well signed, and odd, either: the region's next one takes its place."""
+    regions, odd = party.run(2), b"[" * 200_000
+    if signed:
+        odd = Seal("run", SECRET).close("beat/1", ODD)
+    place = folder(party) / "run" / "beat" / "1"
+    # Again and again: the region's own beats may take its place before it is read.
+    until(lambda: place.write_bytes(odd) and regions[0].counts().get("rejected_record"))
     send(regions, "k")
-    for arrived in land(regions, "k"):
-        check(arrived, 2, [0, 1])
+    land_together(regions, "k", [0, 1])
 
 
 @pytest.mark.parametrize("key", ["commit.0", "announce.1.1.0", "confirm.1.1.0"])
@@ -167,8 +153,7 @@ def test_a_true_record_means_nothing_elsewhere(party):
     rounds = folder(party) / "run" / "round" / "1"
     shutil.copytree(rounds / "a", rounds / "b")
     send(regions, "b", 1)
-    for arrived in land(regions, "b"):
-        check(arrived, 2, [0, 1], 1)
+    land_together(regions, "b", [0, 1], 1)
 
 
 def test_old_heartbeats_that_are_written_again_revive_nobody(party):
@@ -192,16 +177,6 @@ def test_old_heartbeats_that_are_written_again_revive_nobody(party):
         time.sleep(0.05)
 
 
-def altered(change):
-    """Options of a damaged transport: `change` is done to every payload that is published."""
-
-    def apply(region):
-        put = region._context.transport.put
-        region._context.transport.put = lambda name, data: put(name, change(data))
-
-    return apply
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -212,11 +187,11 @@ def altered(change):
 )
 def test_a_damaged_payload_is_rejected_counted_and_as_if_missing(party, change):
     regions = party.run(3)
-    altered(change)(regions[1])
+    put = regions[1]._context.transport.put
+    regions[1]._context.transport.put = lambda name, data: put(name, change(data))
     send(regions, "k")
     # The region itself has its payload whole, but that is not enough for the others.
-    for arrived in land(regions, "k"):
-        check(arrived, 3, [0, 2])
+    land_together(regions, "k", [0, 2])
     assert regions[0].counts()["rejected_damaged"] >= 3
 
 
@@ -243,8 +218,7 @@ def test_a_payload_of_something_else_is_rejected_counted_and_as_if_missing(
         arrays["v"] = arrays.pop("w")
     send([regions[0], regions[2]], "k")
     regions[1].start("k", arrays)
-    for arrived in land([regions[0], regions[2]], "k"):
-        check(arrived, 3, [0, 2])
+    land_together([regions[0], regions[2]], "k", [0, 2])
     assert regions[0].counts()["rejected_content"] >= 1
     if what in ("shape", "dtype", "names"):
         # This region trains something else, and must hear of it.
@@ -263,6 +237,5 @@ def test_files_whose_names_are_no_numbers_are_skipped_and_counted(party, name):
     regions = party.run(2)
     assert {x._context.heartbeat.own.epoch for x in regions} == {1}
     send(regions, "k")
-    for arrived in land(regions, "k"):
-        check(arrived, 2, [0, 1])
+    land_together(regions, "k", [0, 1])
     assert all(x.counts()["unknown_key"] >= 2 for x in regions)

@@ -414,11 +414,6 @@ def test_who_only_listens_waits_for_all_but_not_for_a_group(members, group_size,
         }
 
 
-def test_the_group_of_this_region():
-    carrier = JobCarrier(Exchange(), method())
-    assert carrier.own_group(None) == (0, 1, 2) and carrier.own_group([(0,), (1, 2)]) == (1, 2)
-
-
 @pytest.mark.parametrize(
     ("reachable", "ready", "role", "arrives"),
     [

@@ -83,6 +83,8 @@ def context(beats, folder=None):
         closing=threading.Event(),
         halted=threading.Event(),
         pace=Pace(Timing()),
+        timing=Timing(),
+        background=Background(pytest.fail),
     )
 
 
@@ -361,7 +363,6 @@ def test_a_state_that_was_given_is_fetched_for_so_long(tmp_path):
 def test_a_state_that_was_not_given_is_tried_again_soon(monkeypatch, caplog):
     beats = Beats(r1=ASKS)
     transfer = giving(beats)
-    transfer._context.timing, transfer._context.background = Timing(), Background(pytest.fail)
 
     def away(*state):
         raise StoreUnavailable("away")
@@ -377,7 +378,6 @@ def test_a_state_that_was_not_given_is_tried_again_soon(monkeypatch, caplog):
 def test_a_state_is_written_for_nobody_where_who_asked_has_gone(monkeypatch):
     beats, given = Beats(r1=ASKS), []
     transfer = giving(beats)
-    transfer._context.background = Background(pytest.fail)
     monkeypatch.setattr(transfer, "give", lambda *state: given.append(state))
     for one, expected in ((ASKS, 1), (TRAINS, 1)):
         beats.others[1] = one
@@ -395,13 +395,16 @@ def test_who_asks_and_who_may_give():
 
 
 def test_a_state_is_for_those_that_ask_and_numbered_where_there_is_one(tmp_path):
+    """And no piece of one is a piece of another: else it would be removed with the older one."""
     beats = Beats(r1=ASKS)
     transfer = giving(beats, tmp_path)
-    transfer.give(7, {"x": np.arange(3)}, {})
+    transfer.give(7, {"x": np.arange(3), "same": np.arange(2)}, {})
     assert not transfer.owed(), "it has one to fetch"
     beats.others[2] = Beat(2, wants=True)
-    transfer.give(7, {"x": np.arange(4)}, {})
+    transfer.give(7, {"x": np.arange(4), "same": np.arange(2)}, {})
     assert transfer._context.store.list("state/") == ["state/1/7.0.1.0.0", "state/1/7.0.1.1.0"]
+    pieces = [name[:10] for name in transfer._context.transport.held]
+    assert pieces == ["1.7.0.1.0."] * 2 + ["1.7.0.1.1."] * 2
     assert transfer.newest()[1]["x"].size == 4
     beats.own = Beat(4, wants=True, epoch=1)
     beats.region = transfer._context.region = 1
@@ -410,16 +413,6 @@ def test_a_state_is_for_those_that_ask_and_numbered_where_there_is_one(tmp_path)
     assert transfer.newest() is None, "given to the job before"
     beats.own = Beat(5, epoch=2)
     assert transfer.newest() is None, "of another past"
-
-
-def test_pieces_of_two_states_are_never_the_same(tmp_path):
-    """Else with the older one those of the newer would be removed, which hold equal arrays."""
-    transfer = giving(Beats(r1=ASKS), tmp_path)
-    pieces = transfer._context.transport
-    transfer.give(7, {"x": np.arange(3)}, {})
-    transfer._context.heartbeat.others[2] = Beat(2, wants=True)
-    transfer.give(7, {"x": np.arange(3)}, {})
-    assert [name[:10] for name in pieces.held] == ["1.7.0.1.0.", "1.7.0.1.1."]
 
 
 def test_older_states_go_and_those_of_the_dead_by_the_lowest(tmp_path):
@@ -469,6 +462,20 @@ def test_old_states_are_removed_later_where_one_is_being_given(gives):
     assert noted == (["waits: False"] * 2 if gives else once)
 
 
+def test_old_states_are_removed_later_where_the_store_is_away():
+    transfer, tries = giving(Beats(r1=TRAINS)), []
+
+    def remove(living):
+        tries.append(living)
+        if len(tries) == 1:
+            raise StoreUnavailable("away")
+
+    transfer._remove_left = remove
+    for _ in range(3):
+        transfer.sweep()
+    assert tries == [{0, 1}] * 2
+
+
 # -- anchors that are compared ----------------------------------------------------------------
 
 
@@ -483,6 +490,7 @@ SAME, OTHER = ({"anchor": np.array([word], np.uint32)} for word in (5, 6))
         ({0: "8.2", 1: "7.2"}, False),
         ({0: "8.2", 1: "9.1"}, False),  # as much has landed there, and it is no later one
         ({0: "8.2", 1: "9.2"}, True),  # it never had that version
+        ({0: "8.2", 1: "8.1 9.2"}, True),
         ({0: "9.2", 1: "9.2"}, False),  # nobody has a vote
         ({0: "8.2", 1: "8.2"}, True),
     ],
@@ -490,8 +498,9 @@ SAME, OTHER = ({"anchor": np.array([word], np.uint32)} for word in (5, 6))
 def test_when_anchors_are_compared(caplog, told, agree):
     beats = Beats(2, r0=TRAINS, r1=TRAINS)
     transfer = giving(beats)
-    for region, version in told.items():
-        beats.others[region] = Beat(1, awaited=True, anchors={version: {"anchor": f"{5:08x}"}})
+    for region, versions in told.items():
+        anchors = {version: {"anchor": f"{5:08x}"} for version in versions.split()}
+        beats.others[region] = Beat(1, awaited=True, anchors=anchors)
     assert transfer.anchors_agree(8, "8.2", SAME, at_last=False) is agree
     voters = "8.2" in told.values()
     if agree:
