@@ -36,12 +36,10 @@ SLOW = [
     r"test_channels\.py::test_(finishing_twice\w+\[sparta_diloco|warm_compiles)",
     # Identities and guarantees: methods whose landings differ in kind.
     r"test_fast_path\.py::test_run_equals_steps\w+\[(?!cocodc|dilocox|noloco|sparseloco)",
-    r"test_fast_path\.py::test_nothing_compiles\w+\[(?!diloco|cocodc|noloco)",
-    r"test_identities\.py::test_training_goes_on_after_finish\[(?!diloco-1)",
-    r"test_identities\.py::test_finish_synchronises\w+\[(?!noloco|diloco)",
-    r"test_identities_compressed\.py::test_(rounds_lose|muloco_in_fp32|decoupled\w+sends_all)",
-    r"test_identities_compressed\.py::test_finish\w+\[(?!sparseloco)",
-    r"test_identities_compressed\.py::test_decoupled\w+nesterov_for_one_region\[1\]",
+    r"test_fast_path\.py::test_nothing_compiles\w+\[(?!diloco|cocodc|noloco|learners|halos)",
+    r"test_identities\.py::test_finish_synchronises\w+\[(?!noloco|diloco|halos|heloco|sparseloco)",
+    r"test_identities\.py::test_(muloco_in_fp32|decoupled\w+sends_all)",
+    r"test_identities\.py::test_decoupled\w+nesterov_for_one_region\[1\]",
     r"test_regions\.py::test_vmap_and_map_agree",
     r"test_regions\.py::test_inner_step_has_no_collective_across_regions\[shape1",
     r"test_pairs\.py::test_training_is_bit_identical_on_every_mesh\[2",
@@ -62,7 +60,7 @@ SLOW = [
     # Codecs: one of each family.
     r"test_codec_battery\.py::test_(round_trip|vmap|aggregate)\w+\[(?!fp32|bf16|int8|e3m0|dct_topk"
     r"|sign\])",
-    r"test_codec_oracles\.py::test_(all_kept|low_rank_is_exact\w+\[4)",
+    r"test_codec_oracles\.py::test_low_rank_is_exact\w+\[4",
     r"test_drive_codecs\.py::test_three_counts\w+\[(?!cocodc|demo|noloco|streaming)",
     r"test_codec_aggregate\.py::test_lifted_over_regions_with_shards\[(topk_stat2_ef|int4-vmap)",
     r"test_codec_aggregate\.py::test_units_in_shares_come\w+\[shape[1-46]\S*-(dct_topk|bf16_gate)\]",

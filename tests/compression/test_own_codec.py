@@ -137,10 +137,3 @@ def test_a_stack_that_is_coded_at_once_is_gathered_at_once():
         lc.compression.make("random_k", one_in=48, stacked=("w",)).placed(like, specs, sizes, False)
     placed = lc.compression.make("topk", stacked=("w",)).placed(like, specs, sizes, False)
     assert placed.places["w"].one_by_one
-
-
-def test_a_codec_that_changes_the_mean_is_wrapped_by_none():
-    dm = lc.compression.DecoupledMomentum(lc.compression.make("topk", k=4))
-    method = dataclasses.replace(lc.methods.diloco(2), codec=lc.compression.CodecLevels(dm))
-    with pytest.raises(ValueError, match="which changes the mean by its own state: use that"):
-        lc.Engine(lambda p, b, r: 0.0, optax.sgd(0.1), method, 2)

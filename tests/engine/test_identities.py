@@ -7,33 +7,22 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from oracle.jax_problem import loss_fn
+from oracle_runs import one_device, started, stream
 
 import lowcomm_jax as lc
 
 R = 3
-MESH = lc.make_mesh(devices=jax.devices()[:1])
+SGD = optax.sgd(0.05, momentum=0.8)
 CUT = ["^a$|^s$", "^b$", "^c$"]
-
-
-def make(method, inner=None, regions=R, **kwargs):
-    inner = optax.sgd(0.05, momentum=0.8) if inner is None else inner
-    engine = lc.Engine(loss_fn, inner, method, regions, mesh=MESH, **kwargs)
-    return engine, engine.init(oracle.make_params())
-
-
-def stream(steps, regions=R):
-    batches = oracle.make_batches(steps=steps, regions=regions)
-    return [oracle.step_batch(batches, t) for t in range(1, steps + 1)]
 
 
 def values(state):
     return jax.tree.map(np.array, (state.anchor, state.inner.params))
 
 
-def trajectory(method, steps, finish_at=(), **kwargs):
+def trajectory(method, steps, finish_at=(), inner=SGD, **kwargs):
     """(anchor, locals) after every step, and then after finish at each of `finish_at`."""
-    engine, state = make(method, **kwargs)
+    engine, state = started(method, inner=inner, **kwargs)
     seen, finished = [], []
     for t, batch in enumerate(stream(steps, kwargs.get("regions", R)), 1):
         state, _ = engine.step(state, batch)
@@ -94,57 +83,55 @@ def test_and_stays_so_through_finish(cocodc_and_streaming, finished_at):
     assert_equal(cocodc[record : record + 1], streaming[record : record + 1])
 
 
-def test_local_sgd_of_one_step_is_data_parallel_sgd():
-    inner = optax.sgd(0.05)
-    local = trajectory(lc.methods.local_sgd(1), 7, inner=inner)
-    ddp = trajectory(lc.methods.ddp(), 7, inner=inner)
-    assert_close(local, ddp)
-
-
-def test_one_region_with_averaging_is_plain_training():
-    seen = trajectory(lc.methods.local_sgd(3), 8, regions=1)
-    inner, params = oracle.Momentum(0.05, 0.8), oracle.make_params()
-    state = inner.init(params)
-    for t, batch in enumerate(stream(8, 1)):
-        grads = oracle.gradient(params, batch["x"][0], batch["y"][0])
-        params, state = inner.step(params, grads, state)
-        for key, value in params.items():
-            np.testing.assert_allclose(seen[t][1][key][0], value, rtol=2e-5, atol=2e-6)
-
-
-def test_eager_of_one_region_is_diloco():
-    """With R = 1 nothing is late: g = late + own - own late = own."""
-    eager = trajectory(lc.methods.eager_diloco(3, outer=rule()), 10, regions=1)
-    diloco = trajectory(lc.methods.diloco(3, outer=rule()), 10, regions=1)
-    assert_close(eager, diloco)
-
-
 def test_delayed_with_a_blocking_first_round_starts_as_diloco():
     delayed = lc.methods.delayed_diloco(4, outer=rule(), first_round="blocking")
     assert_equal(trajectory(delayed, 7), diloco_4()[:7])
 
 
-def test_eager_disagreement_telescopes_over_sixty_rounds():
-    """With descent of rate eta: Theta_r - mean = -eta (w Delta_r - mean of w Delta), any round."""
-    eta, rounds, period = 0.6, 60, 2
-    method = lc.methods.eager_diloco(period, outer=optax.sgd(eta))
-    engine, state = make(method, optax.sgd(0.02))
-    weights, largest = 1 / R, []
-    batches = stream(rounds * period)
-    for n in range(rounds):
-        state, _ = engine.run(state, batches[n * period : (n + 1) * period])
-        (flight,) = state.in_flight.values()
-        for key, anchor in state.anchor.items():
-            part = weights * np.asarray(flight.payload[key], np.float64)
-            anchor = np.asarray(anchor, np.float64)
-            disagreement = anchor - anchor.mean(axis=0)
-            np.testing.assert_allclose(disagreement, -eta * (part - part.mean(axis=0)), atol=1e-5)
-            largest.append(np.abs(disagreement).max())
-    assert max(largest) > 1e-3, "regions that agree prove nothing"
+# -- what compressed methods are without compression -----------------------------------------------
+
+ALL = 4096  # entries of a whole chunk
+
+
+def test_sparseloco_that_sends_all_in_fp32_is_averaging():
+    sparse = lc.methods.sparseloco(4, k=ALL, bits=32)
+    dense = lc.methods.local_sgd(4, codec={"name": "fp32", "reduce": "all_gather"})
+    assert_equal(trajectory(sparse, 12, (10, 12)), trajectory(dense, 12, (10, 12)))
+
+
+def test_muloco_in_fp32_is_diloco():
+    outer = lc.outer.nesterov(0.7, 0.6)
+    muloco = lc.methods.muloco(4, codec="fp32")
+    dense = lc.methods.diloco(4, outer=outer, codec="fp32")
+    assert_equal(trajectory(muloco, 12, (10,)), trajectory(dense, 12, (10,)))
+
+
+def test_decoupled_momentum_that_sends_all_is_diloco_without_momentum():
+    decoupled = lc.methods.decoupled_momentum(4, k=ALL)
+    dense = lc.methods.diloco(4, outer=lc.outer.sgd(0.7))
+    assert_close(trajectory(decoupled, 12, (10, 12)), trajectory(dense, 12, (10, 12)))
+
+
+@pytest.mark.parametrize("k", [1, ALL])
+def test_decoupled_momentum_as_coded_is_nesterov_for_one_region(k):
+    """What is taken out of the momentum comes back, whatever was sent."""
+    decoupled = lc.methods.decoupled_momentum(3, "as_coded", k=k, decay=0.8)
+    dense = lc.methods.diloco(3, outer=lc.outer.nesterov(0.7, 0.8))
+    wanted = trajectory(dense, 11, (11,), regions=1)
+    assert_close(trajectory(decoupled, 11, (11,), regions=1), wanted)
+
+
+def test_demo_that_sends_all_is_the_sign_of_the_mean_gradient():
+    """Nothing stays in the momentum: signSGD."""
+    inner = optax.sgd(0.02)
+    demo = trajectory(lc.methods.demo(codec="fp32"), 7, inner=inner)
+    signed = optax.chain(optax.scale_by_sign(), inner)
+    assert_equal(demo, trajectory(lc.methods.ddp(codec="fp32"), 7, inner=signed))
 
 
 # -- finish ---------------------------------------------------------------------------------------
 
+EQUAL, UNEQUAL = (1.0, 1.0, 1.0), (1.0, 0.6, 0.8)
 METHODS = {
     "ddp": lambda: lc.methods.ddp(),
     "diloco": lambda: lc.methods.diloco(4),
@@ -153,37 +140,43 @@ METHODS = {
     "eager": lambda: lc.methods.eager_diloco(4),
     "delayed": lambda: lc.methods.delayed_diloco(4),
     "noloco": lambda: lc.methods.noloco(4),
+    "sparseloco": lambda: lc.methods.sparseloco(4, k=2, block=4),
+    "pulseloco": lambda: lc.methods.pulseloco(4, k=2, block=4),
+    "muloco": lambda: lc.methods.muloco(4),
+    "demo": lambda: lc.methods.demo(k=3),
+    "decoupled": lambda: lc.methods.decoupled_momentum(4, k=3),
+    "as_coded": lambda: lc.methods.decoupled_momentum(4, "as_coded", k=3),
+    "learners": lambda: lc.methods.decoupled_diloco(
+        4, 2, 1, 1, 0.8, UNEQUAL, ((0, 5, 7), (2, 8, 12)), pattern="balanced"
+    ),
+    "async": lambda: lc.methods.async_local_sgd(4, EQUAL),
+    "heloco": lambda: lc.methods.heloco(3, UNEQUAL, 0.6, 0.8),
+    "halos": lambda: lc.methods.halos(4, UNEQUAL, ((0, 2), (1,)), 3, 0.3, travel=(2, 4)),
 }
 
 
 @functools.cache
 def made(name, regions):
-    return make(METHODS[name](), regions=regions)[0]
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_finish_synchronises_everything_and_a_second_one_moves_nothing(name):
-    engine = made(name, R)
-    state, _ = engine.run(engine.init(oracle.make_params()), stream(10))
-    state = engine.finish(state)
-    assert not state.in_flight
-    for key, local in state.inner.params.items():
-        anchor = np.broadcast_to(np.asarray(state.anchor[key]), local.shape)
-        np.testing.assert_array_equal(local, anchor)
-    once = values(state)
-    jax.tree.map(np.testing.assert_array_equal, values(engine.finish(state)), once)
+    return started(METHODS[name](), regions, SGD)[0]
 
 
 @pytest.mark.parametrize(
     "name,regions", [*((name, R) for name in METHODS), ("diloco", 1), ("cocodc", 1), ("delayed", 1)]
 )
-def test_training_goes_on_after_finish(name, regions):
-    """What finish returns shares no buffer that the next step donates."""
-    engine = made(name, regions)
-    batches = stream(17, regions)
-    state, _ = engine.run(engine.init(oracle.make_params()), batches[:6])
+def test_finish_synchronises_moves_nothing_twice_and_lets_training_go_on(name, regions):
+    """Nothing is in flight, and all hold the anchor; the next step donates no buffer of theirs."""
+    engine, batches = made(name, regions), stream(17, regions)
+    state, _ = engine.run(engine.init(oracle.make_params()), batches[:10])
     state = engine.finish(state)
-    state, _ = engine.run(state, batches[6:])
+    assert not state.in_flight
+    for held in (state.inner.params, state.received or {}):
+        for key, local in held.items():
+            anchor = np.broadcast_to(np.asarray(state.anchor[key]), local.shape)
+            np.testing.assert_array_equal(local, anchor)
+    once = values(state)
+    state = engine.finish(state)
+    jax.tree.map(np.testing.assert_array_equal, values(state), once)
+    state, _ = engine.run(state, batches[10:])
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(values(state)))
     assert int(state.counters.step) == 17
 
@@ -199,7 +192,7 @@ def test_one_engine_serves_trees_of_equal_names_and_other_shapes():
         return (batch["x"] * (params["w"] ** 2).sum(axis=1).mean()).mean()
 
     method = lc.methods.streaming_diloco(2, 2, 0, 0.0, outer=optax.sgd(1.0))
-    engine = lc.Engine(loss, optax.sgd(0.1), method, R, mesh=MESH, stacked=("w",))
+    engine = lc.Engine(loss, optax.sgd(0.1), method, R, mesh=one_device(), stacked=("w",))
     first = engine.init({"w": np.ones((4, 2), np.float32)})
     engine.init({"w": np.ones((6, 3), np.float32)})
     batch = {"x": np.array([[1.0], [2.0], [4.0]], np.float32)}

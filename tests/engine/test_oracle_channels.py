@@ -1,13 +1,11 @@
 """SPARTA and DES-LOC against their NumPy re-derivation: three regions, different data, absences."""
 
-import dataclasses
-
 import jax
 import numpy as np
 import optax
 import oracle
 import pytest
-from oracle.jax_problem import loss_fn
+from oracle_runs import started, stream
 
 import lowcomm_jax as lc
 from lowcomm_jax.channels import Channel, Everything, Partitioned, Sampled, Shuffled
@@ -32,9 +30,7 @@ def absent():
 
 def train(method, inner, mask=None, start=None, **kwargs):
     """(finished state, [(regions' values, events) of every step], batches, engine's loop)."""
-    mesh = lc.make_mesh(devices=jax.devices()[:1])
-    engine = lc.Engine(loss_fn, inner, method, R, mesh=mesh, **kwargs)
-    state = engine.init(oracle.make_params())
+    engine, state = started(method, R, inner, **kwargs)
     loop = engine.sync_loop(state)
     batches, seen = oracle.make_batches(steps=STEPS, regions=R), []
     for t in range(1, STEPS + 1):
@@ -62,12 +58,18 @@ def close(actual, expected, name):
     np.testing.assert_allclose(actual, expected, rtol=3e-5, atol=3e-6, err_msg=name)
 
 
-def check(state, seen, run, anchored):
-    for t, (local, model, _) in enumerate(seen, 1):
-        want = run.at(t)
+def check_locals(seen, run):
+    for t, (local, *_) in enumerate(seen, 1):
         for key in local:
-            for r, tree in enumerate(want.locals):
+            for r, tree in enumerate(run.at(t).locals):
                 close(local[key][r], tree[key], f"step {t} region {r} {key}")
+
+
+def check(state, seen, run, anchored):
+    check_locals(seen, run)
+    for t, (_, model, _) in enumerate(seen, 1):
+        want = run.at(t)
+        for key in model:
             mean = np.mean([tree[key] for tree in want.locals], axis=0)
             close(model[key], want.anchors[0][key] if anchored else mean, f"step {t} model {key}")
     for key, value in lc.region_params(state).items():
@@ -130,10 +132,7 @@ def test_sparta(selection, delay, period, inner, skip, weights, landing):
     if weights is None:
         check(state, seen, run, anchored=period is not None)
     else:
-        for t, (local, *_) in enumerate(seen, 1):
-            for key in local:
-                for r, tree in enumerate(run.at(t).locals):
-                    close(local[key][r], tree[key], f"step {t} region {r} {key}")
+        check_locals(seen, run)
     assert told(seen) == expected(run)
     for t in range(1, STEPS + 1):  # the mean of all would hide a selection that never matters
         free = [tree["a"] for tree in run.at(t).locals]
@@ -141,17 +140,23 @@ def test_sparta(selection, delay, period, inner, skip, weights, landing):
             assert np.ptp(free, axis=0).max() > 1e-3
 
 
+def pulled(method, regions, size):
+    """An engine whose regions' gradients are what the batch says, and its first state, of zeros."""
+
+    def loss(w, batch, rng):
+        return jax.numpy.sum(w * batch[0])
+
+    return started(method, regions, optax.sgd(1.0), loss, np.zeros(size, np.float32))
+
+
 def test_a_landing_changes_what_is_kept_and_no_byte():
     """Regions that never agree on a gradient: the mean's progress in flight is kept, or lost."""
-    mesh = lc.make_mesh(devices=jax.devices()[:1])
     pull = np.float32([[[1.0] * 40], [[3.0] * 40]])
     made, sent = {}, {}
     for landing in ("mean", "replay"):
         method = lc.methods.sparta(0.25, "shuffled", delay=2, landing=landing)
-        engine = lc.Engine(
-            lambda w, batch, rng: jax.numpy.sum(w * batch[0]), optax.sgd(1.0), method, 2, mesh=mesh
-        )
-        state, history = engine.run(engine.init(np.zeros(40, np.float32)), [pull] * 12)
+        engine, state = pulled(method, 2, 40)
+        state, history = engine.run(state, [pull] * 12)
         made[landing] = float(jax.numpy.mean(lc.global_params(state)))
         sent[landing] = [(e.step, e.kind, e.nbytes) for e in history.events]
     assert sent["mean"] == sent["replay"]
@@ -185,29 +190,17 @@ def test_a_channel_that_lands_by_a_rule(selection, every, delay, inner, skip, we
         exchange = oracle.Exchange("x", every=every, delay=delay, entries=entries, replay=replay)
         return oracle.run_channels(oracle.make_params(), batches, exchanges=[exchange], **given)
 
-    def check_locals(run):
-        for t, (local, *_) in enumerate(seen, 1):
-            for key in local:
-                for r, tree in enumerate(run.at(t).locals):
-                    close(local[key][r], tree[key], f"step {t} region {r} {key}")
-
-    check_locals(run(entries, True))
+    check_locals(seen, run(entries, True))
     assert told(seen) == expected(run(entries, True))
     with pytest.raises(AssertionError):
-        check_locals(run(entries, False))  # what a channel without a rule does
+        check_locals(seen, run(entries, False))  # what a channel without a rule does
 
 
 def test_a_blend_of_a_channel_by_hand():
     """T(u) = alpha (u - D): halfway between what a region has and the mean of what was sent."""
-    channel = Channel("x", delay=1, landing=lc.landing.blend(0.25))
-    channel = dataclasses.replace(channel, every=2)
-    mesh = lc.make_mesh(devices=jax.devices()[:1])
-    engine = lc.Engine(
-        lambda w, batch, rng: jax.numpy.sum(w * batch[0]), optax.sgd(1.0),
-        Method("x", Never(), None, channels=(channel,)), 2, mesh=mesh,
-    )  # fmt: skip
-    pull = np.float32([[[1.0]], [[3.0]]])
-    state, _ = engine.run(engine.init(np.zeros(1, np.float32)), [pull] * 3)
+    channel = Channel("x", every=2, delay=1, landing=lc.landing.blend(0.25))
+    engine, state = pulled(Method("x", Never(), None, channels=(channel,)), 2, 1)
+    state, _ = engine.run(state, [np.float32([[[1.0]], [[3.0]]])] * 3)
     # Sent after step 2: -2 and -6, mean -4. After step 3 the regions are at -3 and -9.
     expected = [[0.25 * -3 + 0.75 * -4], [0.25 * -9 + 0.75 * -4]]
     np.testing.assert_allclose(lc.region_params(state), expected, rtol=1e-6)
@@ -216,13 +209,9 @@ def test_a_blend_of_a_channel_by_hand():
 def test_a_region_that_was_left_out_lands_on_the_mean_itself():
     """It has a NaN in one entry; in all of them there is nothing that it could add."""
     channel = Channel("x", every=2, delay=1, landing=lc.landing.replay())
-    mesh = lc.make_mesh(devices=jax.devices()[:1])
-    engine = lc.Engine(
-        lambda w, batch, rng: jax.numpy.sum(w * batch[0]), optax.sgd(1.0),
-        Method("x", Never(), None, channels=(channel,)), 3, mesh=mesh,
-    )  # fmt: skip
+    engine, state = pulled(Method("x", Never(), None, channels=(channel,)), 3, 2)
     pull = np.float32([[[1, 1]], [[3, 3]], [[5, 5]]])
-    state, _ = engine.step(engine.init(np.zeros(2, np.float32)), pull)
+    state, _ = engine.step(state, pull)
     ((name, value),) = state.inner.params.items()
     state = with_inner(state, params={name: value.at[1, 1].set(np.nan)})
     state, metrics = engine.step(state, pull)
@@ -267,20 +256,14 @@ def test_paces_of_des_loc():
 @pytest.mark.parametrize("delay", [0, 2])
 def test_values_that_are_not_finite_do_not_count(delay):
     """A region with a NaN in a selected entry is left out, and takes the mean over."""
-    method, mesh = (
-        lc.methods.sparta(0.3, "shuffled", delay),
-        lc.make_mesh(devices=jax.devices()[:1]),
-    )
-    engine = lc.Engine(loss_fn, optax.sgd(0.0), method, R, mesh=mesh)
-    state = engine.init(oracle.make_params())
+    engine, state = started(lc.methods.sparta(0.3, "shuffled", delay), R, optax.sgd(0.0))
     chosen = entries_of(engine.sync_loop(state))(0)["a"]
     values = np.arange(3 * 15, dtype=np.float32).reshape(3, 3, 5)
     values[1].reshape(-1)[chosen[0]] = np.nan
     params = {**state.inner.params, "a": jax.numpy.asarray(values)}
     state = with_inner(state, params=params)
-    batches = oracle.make_batches(steps=3, regions=R)
-    for t in range(1, 2 + delay):
-        state, metrics = engine.step(state, oracle.step_batch(batches, t))
+    for batch in stream(1 + delay, R):
+        state, metrics = engine.step(state, batch)
     left_out = np.asarray(metrics["sparta_left_out"])
     got = np.asarray(lc.region_params(state)["a"]).reshape(3, -1)
     mean = (values[0].reshape(-1) + values[2].reshape(-1)) / 2

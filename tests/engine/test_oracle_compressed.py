@@ -1,25 +1,12 @@
 """SparseLoCo, MuLoCo, PULSELoCo, DeMo and decoupled momentum against their NumPy re-derivation."""
 
-import jax
 import numpy as np
 import optax
 import oracle
 import pytest
-from engine.test_oracle import (
-    ADAMW,
-    CUT,
-    SGD,
-    STEPS,
-    absent,
-    anchors,
-    check,
-    close,
-    fragments,
-    train,
-)
+from engine import test_oracle
+from engine.test_oracle import ADAMW, CUT, SGD, STEPS, absent, anchors, fragments, train
 from oracle.codecs import e3m0
-from oracle.jax_problem import loss_fn
-from refused_lines import lines_of
 
 import lowcomm_jax as lc
 
@@ -33,26 +20,16 @@ WHO = {
 CASES = [(1, "all"), (2, "all"), (3, "absent"), (3, "weighted")]
 
 
-def participation(regions, skip=False, weights=None):
-    """Keywords of the engine's and of the oracle's run."""
+def taking_part(regions, skip=False, weights=None):
+    """Keywords of a run."""
     mask = absent(STEPS, regions) if skip and regions > 1 else None
-    weights = weights and weights[:regions]
-    engine = (
-        {"participants": mask} if weights is None else {"participants": mask, "weights": weights}
-    )
-    return engine, {"participants": mask, "weights": weights}
+    return {"participants": mask, "weights": weights and weights[:regions]}
 
 
 def compare(method, run, regions, who, inner=SGD, **settings):
     """Train in rounds of 4, finish, and compare everything with the oracle's run."""
-    for_engine, for_oracle = participation(regions, **WHO[who])
-    state, seen, batches = train(method, inner[1], regions, finish=True, **for_engine)
-    params, common = oracle.make_params(), {"period": 4, "inner": inner[0], "finish": True}
-    want = run(params, batches, **common, **for_oracle, **settings)
-    check(seen, want)
-    for a, tree in enumerate(want.finished.anchors):
-        for key, value in anchors(state).items():
-            close(value[a], tree[key], f"finished {a} {key}")
+    settings |= taking_part(regions, **WHO[who])
+    state, want, _ = test_oracle.compare(method, run, regions, inner, period=4, **settings)
     return state, want.finished
 
 
@@ -76,7 +53,7 @@ def test_sparseloco_averaged_over_senders():
     method = lc.methods.sparseloco(4, mean="senders", **SMALL)
     state, end = compare(method, oracle.run_sparseloco, 3, "absent", senders=True, **SMALL)
     check_residuals(state.codec[0].residual, end.extra["residuals"])
-    _, who = participation(3, **WHO["absent"])
+    who = taking_part(3, **WHO["absent"])
     batches = oracle.make_batches(steps=STEPS, regions=3)
     given = {"period": 4, "inner": SGD[0], "finish": True, **who, **SMALL}
     over_all = oracle.run_sparseloco(oracle.make_params(), batches, **given).finished
@@ -100,22 +77,12 @@ def test_muloco(bits, regions, who):
 
 def test_muloco_two_shot():
     """On leaves of a usual size the mean of every slice is quantised a second time."""
-    shapes = {"b": (6,), "v": (30, 24), "w": (24, 36)}
-    method, regions, steps = lc.methods.muloco(4, 4), 3, 12
-    batches = oracle.make_batches(steps=steps, regions=regions, shapes=shapes)
-    mask = absent(steps, regions)
-    mesh = lc.make_mesh(devices=jax.devices()[:1])
-    engine = lc.Engine(loss_fn, SGD[1], method, regions, mesh=mesh)
-    state, seen = engine.init(oracle.make_params(shapes=shapes)), []
-    for t in range(1, steps + 1):
-        state, _ = engine.step(state, oracle.step_batch(batches, t), mask[t - 1])
-        seen.append((anchors(state), jax.tree.map(np.array, lc.region_params(state))))
-    assert engine.sync_loop(state).programs.exchange.parts is not None
-    params, common = oracle.make_params(shapes=shapes), {"period": 4, "inner": SGD[0]}
-    common["participants"] = mask
-    check(seen, oracle.run_muloco(params, batches, slices=regions, **common))
+    method, steps = lc.methods.muloco(4, 4), 12
+    how = {"steps": steps, "shapes": {"b": (6,), "v": (30, 24), "w": (24, 36)}, "period": 4}
+    how |= {"participants": absent(steps, 3), "finish": False}
+    test_oracle.compare(method, oracle.run_muloco, 3, slices=3, **how)
     with pytest.raises(AssertionError):
-        check(seen, oracle.run_muloco(params, batches, **common))
+        test_oracle.compare(method, oracle.run_muloco, 3, **how)
 
 
 # Rates at which some changes pass the gate, and others wait.
@@ -139,25 +106,14 @@ def test_pulseloco_differs_from_a_choice_without_a_gate():
         compare(lc.methods.pulseloco(4, codec=plain), oracle.run_pulseloco, 3, "absent", inner=FINE)
 
 
-def test_pulseloco_of_settings_that_cannot_work():
-    found = "\n".join(lines_of(lc.methods.pulseloco(0, k=0)))
-    assert "period=0" in found and "k=0" in found
-    (line,) = lines_of(lc.methods.pulseloco(4, decay=2.0))
-    assert "decay=2.0" in line
-    (line,) = lines_of(lc.methods.pulseloco(4, k=8, codec="int8"))
-    assert "codec is given, so k=8 would have no effect" in line
-
-
 @pytest.mark.parametrize("regions", [2, 3])
 def test_streaming_in_e3m0(regions):
     codec = {"name": "e3m0", "reduce": "all_gather"}
     outer = lc.outer.nesterov(0.4, 0.9)
     method = lc.methods.streaming_diloco(5, 3, 2, 0.3, pattern=CUT, codec=codec, outer=outer)
-    mask = absent(STEPS, regions)
-    _, seen, batches = train(method, SGD[1], regions, participants=mask)
-    settings = {"fragments": fragments(3), "period": 5, "overlap": 2, "alpha": 0.3}
-    settings |= {"inner": SGD[0], "outer": oracle.Nesterov(0.4, 0.9), "participants": mask}
-    check(seen, oracle.run_streaming(oracle.make_params(), batches, wire=e3m0, **settings))
+    settings = {"fragments": fragments(3), "period": 5, "overlap": 2, "alpha": 0.3, "wire": e3m0}
+    settings |= {"outer": oracle.Nesterov(0.4, 0.9), "participants": absent(STEPS, regions)}
+    test_oracle.compare(method, oracle.run_streaming, regions, **settings)
 
 
 @pytest.mark.parametrize("regions,who", CASES)
@@ -176,18 +132,21 @@ def test_decoupled_momentum_as_coded(regions, who):
     assert regions == 1 or spread > 1e-3, "anchors that agree do not show whose Delta was used"
 
 
+def demo(params, batches, inner, **given):
+    """The oracle's, whose optimizer is its own."""
+    return oracle.run_demo(params, batches, lr=0.02, weight_decay=0.1, **given)
+
+
 @pytest.mark.parametrize("regions,who", CASES)
 def test_demo(regions, who):
     settings = {"k": 6, "decay": 0.3}
-    inner = optax.chain(optax.add_decayed_weights(0.1), optax.sgd(0.02))
-    for_engine, for_oracle = participation(regions, **WHO[who])
-    state, seen, batches = train(lc.methods.demo(**settings), inner, regions, **for_engine)
-    run = oracle.run_demo(
-        oracle.make_params(), batches, lr=0.02, weight_decay=0.1, **for_oracle, **settings
+    given = settings | taking_part(regions, **WHO[who])
+    inner = (None, optax.chain(optax.add_decayed_weights(0.1), optax.sgd(0.02)))
+    state, run, _ = test_oracle.compare(
+        lc.methods.demo(**settings), demo, regions, inner, finish=False, **given
     )
     nearest = [np.abs(oracle.flatten(s.extra["direction"])).min() for s in run.snapshots[1:]]
     assert min(nearest) > 1e-5, "the sign of such a value is a matter of rounding"
-    check(seen, run)
     check_residuals(state.codec[0].residual, run.last.momentum)
 
 

@@ -5,8 +5,8 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from engine.test_oracle import ADAMW, SGD, absent, anchors, check, close, one_device, train
-from refused_lines import lines_between_jobs, lines_of
+from engine.test_oracle import ADAMW, SGD, absent, close, compare, train
+from oracle_runs import one_device
 
 import lowcomm_jax as lc
 
@@ -15,40 +15,25 @@ STEPS, R = 25, 3
 SHARP = {"clip": 0.08, "temperature": 0.05, "outlier": 0.8, "decay": 0.3, "warm_up": 2}
 
 
-def trajectory(batches, inner, finish=True, **settings):
-    return oracle.run_edit(
-        oracle.make_params(),
-        batches,
-        inner=inner,
-        outer=oracle.Nesterov(0.7, 0.9),
-        finish=finish,
-        **settings,
-    )
-
-
-def finished(state, run):
-    for key, value in anchors(state).items():
-        close(value[0], run.finished.anchors[0][key], f"finished {key}")
+OUTER = oracle.Nesterov(0.7, 0.9)
 
 
 @pytest.mark.parametrize("inner", [SGD, ADAMW], ids=["sgd", "adamw"])
 @pytest.mark.parametrize("settings", [{}, SHARP], ids=["defaults", "sharp"])
 def test_edit(settings, inner):
     mask = absent(STEPS, R, ((6, 1), (9, 0), (15, 0), (15, 1), (15, 2)))
+    given = {"period": 3, "outer": OUTER, **settings}
+    who = {"steps": STEPS, "participants": mask}
     method = lc.methods.edit(3, **settings)
-    state, seen, batches = train(method, inner[1], R, steps=STEPS, participants=mask, finish=True)
-    run = trajectory(batches, inner[0], period=3, participants=mask, **settings)
-    check(seen, run)
-    finished(state, run)
+    _, run, batches = compare(method, oracle.run_edit, R, inner, **who, **given)
     if settings:
         outliers = {}
         for t, key, r in run.extra_outliers:
             outliers.setdefault((t, key), set()).add(r)
         alone = {len(who) for who in outliers.values()}
         assert {1, 2} & alone, f"no outlier beside others: {outliers}"
-        unclipped = trajectory(
-            batches, inner[0], period=3, participants=mask, **{**settings, "clip": np.inf}
-        )
+        given |= {"clip": np.inf, "inner": inner[0], "participants": mask}
+        unclipped = oracle.run_edit(oracle.make_params(), batches, **given)
         apart = [
             np.abs(unclipped.last.anchors[0][k] - v).max() for k, v in run.last.anchors[0].items()
         ]
@@ -87,10 +72,8 @@ def test_a_edit(speeds):
     """Rounds of 2.1 s in steps of 0.5 s are 4 ticks; the slowest is without a step in some."""
     mask = absent(STEPS, R, ((8, 0), (16, 1)))
     method = lc.methods.a_edit(2.1, 0.5, speeds, **SHARP)
-    state, seen, batches = train(method, SGD[1], R, steps=STEPS, participants=mask, finish=True)
-    run = trajectory(batches, SGD[0], period=4, speeds=speeds, participants=mask, **SHARP)
-    check(seen, run)
-    finished(state, run)
+    given = {"steps": STEPS, "participants": mask, "period": 4, "outer": OUTER, **SHARP}
+    _, run, _ = compare(method, oracle.run_edit, R, speeds=speeds, **given)
     together = [event.regions for event in run.events]
     assert ((0, 1) in together) == (speeds[2] < 1), "the slowest always takes part"
 
@@ -102,17 +85,3 @@ def test_equal_weights_and_no_clip_are_diloco():
     for (anchor, _), (other, _) in zip(seen, expected):
         for key, value in other.items():
             close(anchor[key], value, key)
-
-
-def test_settings_that_cannot_work():
-    found = "\n".join(lines_of(lc.methods.edit(0, 0.0, -1.0, 0.0, 1.0, 1.5), R))
-    for wrong in ("period=0", "clip=0.0", "temperature=-1.0", "outlier=0.0", "decay=1.0"):
-        assert wrong in found
-    assert "warm_up=1.5" in found
-    (line,) = lines_of(lc.methods.a_edit(0.1, 0.5, (1.0,) * R), R)
-    assert "seconds=0.1: no step of step_seconds=0.5 fits in" in line
-    (line,) = lines_of(lc.methods.a_edit(1.0, 0.5, (1.0,) * 2), R)
-    assert "2 values for 3 regions" in line
-    assert lines_between_jobs(lc.methods.edit(4), R) == []
-    (line,) = lines_between_jobs(lc.methods.a_edit(1.0, 0.5, (1.0,) * R), R)
-    assert "a pace of their own are simulated only" in line

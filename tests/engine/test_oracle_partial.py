@@ -2,41 +2,61 @@
 
 import functools
 
-import jax
 import numpy as np
 import optax
 import oracle
 import pytest
-from engine.test_oracle import ADAMW, SGD, absent, anchors, check, close, one_device, train
+from engine.test_oracle import ADAMW, SGD, absent, close, compare
 from oracle.jax_problem import loss_fn
-from params.test_region_roles import ROWS
-from refused_lines import lines_between_jobs, lines_of
-from sync.test_mean_of_trainers import by_region
+from oracle_runs import one_device
+from params.test_region_roles import ROWS, SHAPES
 
 import lowcomm_jax as lc
-from lowcomm_jax.params.roles import Shares
+from lowcomm_jax.params.roles import Shares, trained_rows
 
 STEPS, R = 17, 3
 AWAY = ((4, 1), (8, 0), (12, 0), (12, 2), (16, 0), (16, 1), (16, 2))
 
 
-@pytest.mark.parametrize("inner", [SGD, ADAMW], ids=["sgd", "adamw"])
-def test_partial_updates(inner):
-    mask = absent(STEPS, R, AWAY)
-    method = lc.methods.partial_updates(4, ROWS)
-    state, seen, batches = train(method, inner[1], R, steps=STEPS, participants=mask, finish=True)
-    run = oracle.run_partial_updates(
-        oracle.make_params(),
-        batches,
+SHARES, WEIGHTS = Shares("^[ab]$"), [0.2, 0.5, 0.3]
+
+
+def by_region(roles):
+    """The oracle's masks: one mapping a region, leaf -> bool array."""
+    found = trained_rows(roles, SHAPES, R)
+    return [
+        {k: np.broadcast_to(x[r], oracle.SHAPES[k]) for k, x in found.items()} for r in range(R)
+    ]
+
+
+@pytest.mark.parametrize(
+    "roles, inner, weights",  # the quick ones: every two of them together
+    [
+        pytest.param(ROWS, SGD, None, id="rows-sgd-equal"),
+        pytest.param(ROWS, ADAMW, WEIGHTS, id="rows-adamw-weighted"),
+        pytest.param(SHARES, SGD, WEIGHTS, id="shares-sgd-weighted"),
+        pytest.param(SHARES, ADAMW, None, id="shares-adamw-equal"),
+        pytest.param(ROWS, SGD, WEIGHTS, id="rows-sgd-weighted", marks=pytest.mark.slow),
+        pytest.param(ROWS, ADAMW, None, id="rows-adamw-equal", marks=pytest.mark.slow),
+        pytest.param(SHARES, SGD, None, id="shares-sgd-equal", marks=pytest.mark.slow),
+        pytest.param(SHARES, ADAMW, WEIGHTS, id="shares-adamw-weighted", marks=pytest.mark.slow),
+    ],
+)
+def test_partial_updates(roles, inner, weights):
+    state, run, _ = compare(
+        lc.methods.partial_updates(4, roles),
+        oracle.run_partial_updates,
+        R,
+        inner,
+        steps=STEPS,
+        participants=absent(STEPS, R, AWAY),
+        weights=weights,
         period=4,
-        masks=by_region(ROWS),
-        inner=inner[0],
+        masks=by_region(roles),
         outer=oracle.Nesterov(0.7, 0.9),
-        participants=mask,
-        finish=True,
     )
-    check(seen, run)
-    finished(state, run)
+    for key, velocity in optax.tree.get(state.outer[0], "trace").items():
+        close(velocity[0], run.finished.momentum[0][key], f"momentum {key}")
 
 
 # Experts are rows of two leaves of a layer. Seven do not divide by three regions; five are fewer
@@ -51,10 +71,6 @@ EXPERTS = {
 LAYERS = [(["one/up", "one/down"], "one/up"), (["two/up", "two/down"], "two/up")]
 
 
-def batches_of(shapes, steps):
-    return oracle.make_batches(steps=steps, regions=R, shapes=shapes)
-
-
 def spes(period, **settings):
     return lc.methods.spes(period, "^(one|two)/", "up$", **settings)
 
@@ -64,14 +80,6 @@ def spes(period, **settings):
 def test_spes(inner, merges):
     """Merges at steps 4, 8 and 12, the last one with absent owners; none from step 16."""
     warm = {"share": 0.4, "until": 16, "donors": 4}
-    mask = absent(STEPS, R, ((4, 1), (10, 0), (12, 2)))
-    method = spes(2, merge_every=4 if merges else None, **warm)
-    params, table = oracle.make_params(shapes=EXPERTS), batches_of(EXPERTS, STEPS)
-    engine = lc.Engine(loss_fn, inner[1], method, R, mesh=one_device())
-    state, seen = engine.init(params), []
-    for t in range(1, STEPS + 1):
-        state, _ = engine.step(state, oracle.step_batch(table, t), mask[t - 1])
-        seen.append((anchors(state), jax.tree.map(np.array, lc.region_params(state))))
     masks = [
         {
             key: (np.arange(n := shape[0]) >= r * n // R).reshape(-1, *(1,) * (len(shape) - 1))
@@ -82,54 +90,19 @@ def test_spes(inner, merges):
         for r in range(R)
     ]
     after = functools.partial(oracle.merged_experts, layers=LAYERS, every=4, **warm)
-    run = oracle.run_partial_updates(
-        params,
-        table,
+    compare(
+        spes(2, merge_every=4 if merges else None, **warm),
+        oracle.run_partial_updates,
+        R,
+        inner,
+        steps=STEPS,
+        shapes=EXPERTS,
+        participants=absent(STEPS, R, ((4, 1), (10, 0), (12, 2))),
         period=2,
         masks=masks,
-        inner=inner[0],
         outer=oracle.Average(),
         after=after if merges else None,
-        participants=mask,
-        finish=True,
     )
-    check(seen, run)
-    finished(engine.finish(state), run)
-
-
-def finished(state, run):
-    for key, value in anchors(state).items():
-        close(value[0], run.finished.anchors[0][key], f"finished {key}")
-
-
-def test_an_expert_is_that_of_its_owner():
-    """Without merges, up to the rounding of anchor - (anchor - value)."""
-    engine = lc.Engine(loss_fn, optax.sgd(0.1), spes(1, merge_every=None), R, mesh=one_device())
-    table = batches_of(EXPERTS, 1)
-    moved, _ = engine.step(
-        engine.init(oracle.make_params(shapes=EXPERTS)), oracle.step_batch(table, 1)
-    )
-    alone = lc.Engine(loss_fn, optax.sgd(0.1), lc.methods.local_sgd(9), R, mesh=one_device())
-    local, _ = alone.step(
-        alone.init(oracle.make_params(shapes=EXPERTS)), oracle.step_batch(table, 1)
-    )
-    own = lc.region_params(local)
-    for e in range(7):
-        owner = next(r for r in range(R) if r * 7 // R <= e < (r + 1) * 7 // R)
-        for name in ("one/up", "one/down"):
-            close(np.array(moved.anchor[name][0, e]), np.array(own[name][owner, e]), f"{name} {e}")
-
-
-def test_settings_that_cannot_work():
-    found = "\n".join(lines_of(lc.methods.spes(0, "(", "[", -1, 1.5, 0, -2, 0), R))
-    for wrong in ("period=0", "'(' is no regular", "compare='['", "axis=-1", "share=1.5"):
-        assert wrong in found, found
-    for wrong in ("merge_every=0", "until=-2", "donors=0"):
-        assert wrong in found, found
-    (line,) = lines_of(lc.methods.partial_updates(4, None), R)
-    assert "roles=None: say what each region trains" in line
-    for method in (spes(4), lc.methods.partial_updates(4, Shares("a"))):
-        assert lines_between_jobs(method, R) == []
 
 
 def test_experts_that_cannot_be_merged():

@@ -5,32 +5,28 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from compilations import compilations
 from engine.test_oracle import (
-    CUT,
     SGD,
     STEPS,
     absent,
     anchors,
-    check,
     close,
+    compare,
     fragments,
-    one_device,
+    pattern,
     train,
 )
 from oracle import merging
-from oracle.jax_problem import loss_fn
-from refused_lines import lines_of
+from oracle_runs import started, stream
 
 import lowcomm_jax as lc
 from lowcomm_jax import merge, outer
-from lowcomm_jax.engine import Engine
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.schedule import Arrivals, Staggered
 
 K = 3
 KEYS = fragments(K)
-PATTERN = ["|".join(f"^{k}$" for k in part) for part in KEYS]
+PATTERN = pattern(KEYS)
 
 
 def streaming(rule=None, outer_rule=None, overlap=2, codec=None, **answers):
@@ -46,18 +42,17 @@ def streaming(rule=None, outer_rule=None, overlap=2, codec=None, **answers):
     )
 
 
-def oracle_run(batches, **changes):
-    settings = {
-        "fragments": KEYS,
-        "period": 5,
-        "overlap": 2,
-        "alpha": 0.3,
-        "inner": SGD[0],
-        "outer": oracle.Nesterov(0.4, 0.8),
-        "finish": True,
-        **changes,
-    }
-    return oracle.run_streaming(oracle.make_params(), batches, **settings)
+SETTINGS = {  # the oracle's
+    "fragments": KEYS,
+    "period": 5,
+    "overlap": 2,
+    "alpha": 0.3,
+    "outer": oracle.Nesterov(0.4, 0.8),
+}
+
+
+def compared(method, regions=3, **changes):
+    compare(method, oracle.run_streaming, regions, **{**SETTINGS, **changes})
 
 
 class Trace(merge.Align):
@@ -77,36 +72,24 @@ RULES = {
 def test_a_merge_rule_in_the_loop(name):
     (rule, re_derived), weights = RULES[name], [0.2, 0.5, 0.3]
     mask = absent(STEPS, 3, ((3, 1), (8, 0), (10, 2)))
-    state, seen, batches = train(
-        streaming(rule), SGD[1], 3, participants=mask, finish=True, weights=weights
-    )
-    run = oracle_run(batches, merge=re_derived, participants=mask, weights=weights)
-    check(seen, run)
-    for key, value in anchors(state).items():
-        close(value[0], run.finished.anchors[0][key], f"finished {key}")
+    compared(streaming(rule), merge=re_derived, participants=mask, weights=weights)
 
 
 def test_a_merge_rule_reads_what_a_codec_delivers():
     """bf16 payloads: the rule sees them decoded, each region's by itself."""
-    bf16 = "bf16"
 
     def wire(x):
         return np.asarray(jnp.asarray(x, jnp.bfloat16).astype(jnp.float32))
 
-    method = streaming(merge.RadialDirectional(), codec=bf16)
-    _, seen, batches = train(method, SGD[1], 3)
-    check(seen, oracle_run(batches, merge=merging.radial_directional(), wire=wire, finish=False))
+    method = streaming(merge.RadialDirectional(), codec="bf16")
+    compared(method, merge=merging.radial_directional(), wire=wire, finish=False)
 
 
 def test_rules_that_read_payloads_cost_a_gather():
-    dense = 4 * 35  # values of SHAPES
-    params, sent = oracle.make_params(), {}
-    assert sum(x.size for x in params.values()) == 35
+    dense, sent = 4 * oracle.SIZE, {}
     for name, rule in {"mean": None, **{n: r for n, (r, _) in RULES.items()}}.items():
-        engine = Engine(loss_fn, SGD[1], streaming(rule), 3, mesh=one_device())
-        state = engine.init(params)
-        batches = oracle.make_batches(steps=5, regions=3)
-        state, _ = engine.run(state, [oracle.step_batch(batches, t) for t in range(1, 6)])
+        engine, state = started(streaming(rule), 3, SGD[1])
+        state, _ = engine.run(state, stream(5))
         sent[name] = int(state.counters.bytes_sent[0])
     assert sent["isotropic"] == sent["align"] == sent["mean"]
     assert sent["radial"] == 2 * dense  # to both others; a reduction sends 2 (R - 1) / R
@@ -119,12 +102,12 @@ def test_a_region_left_out_does_not_reach_a_rule():
     batches = oracle.make_batches(steps=5, regions=3)
     mask = np.ones((5, 3), bool)
     mask[1:, 2] = False
-    run = oracle_run(batches, merge=merging.radial_directional(), participants=mask, finish=False)
-    batches["y"][1, 2] = np.nan  # region 2 is not finite when fragment 1 leaves after step 3
-    engine = Engine(loss_fn, SGD[1], method, 3, mesh=one_device(), skip_nonfinite=False)
-    state, _ = engine.run(
-        engine.init(oracle.make_params()), [oracle.step_batch(batches, t) for t in range(1, 6)]
-    )
+    given = SETTINGS | {"merge": merging.radial_directional(), "participants": mask}
+    run = oracle.run_streaming(oracle.make_params(), batches, inner=SGD[0], **given)
+    steps = stream(5)
+    steps[1]["y"][2] = np.nan  # region 2 is not finite when fragment 1 leaves after step 3
+    engine, state = started(method, 3, SGD[1], skip_nonfinite=False)
+    state, _ = engine.run(state, steps)
     for key in KEYS[1]:
         close(anchors(state)[key][0], run.at(5).anchors[0][key], key)
 
@@ -132,8 +115,7 @@ def test_a_region_left_out_does_not_reach_a_rule():
 def test_each_fragment_has_its_own_outer_rule():
     rates = [(0.4, 0.8), (0.7, 0.5), (0.2, 0.3)]
     method = streaming(outer_rule=tuple(outer.nesterov(*r) for r in rates))
-    _, seen, batches = train(method, SGD[1], 3)
-    check(seen, oracle_run(batches, outer=[oracle.Nesterov(*r) for r in rates], finish=False))
+    compared(method, outer=[oracle.Nesterov(*r) for r in rates])
 
 
 def test_each_fragment_has_its_own_landing_rule():
@@ -145,8 +127,7 @@ def test_each_fragment_has_its_own_landing_rule():
         landing=tuple(lc.landing.blend(a) if a else None for a in alphas),
         pattern=PATTERN,
     )
-    _, seen, batches = train(method, SGD[1], 2)
-    check(seen, oracle_run(batches, alpha=alphas, finish=False))
+    compared(method, 2, alpha=alphas)
 
 
 def noting():
@@ -167,12 +148,10 @@ def noting():
 @pytest.mark.parametrize("overlap", [0, 2])
 def test_rules_are_told_fragment_round_and_step(overlap):
     method = streaming(outer_rule=noting(), overlap=overlap)
-    engine = Engine(loss_fn, SGD[1], method, 2, mesh=one_device())
-    state = engine.init(oracle.make_params())
-    batches = oracle.make_batches(steps=13, regions=2)
+    engine, state = started(method, 2, SGD[1])
     landings = {}
-    for t in range(1, 14):
-        state, metrics = engine.step(state, oracle.step_batch(batches, t))
+    for t, batch in enumerate(stream(13, 2), 1):
+        state, metrics = engine.step(state, batch)
         for event in metrics["events"]:
             if event.kind == "land":
                 told = {k: int(v[0]) for k, v in state.outer[event.fragment].items()}
@@ -189,11 +168,9 @@ def test_a_round_of_arrivals_is_each_contribution():
     method = Method(
         name="arrivals", schedule=Arrivals(2, (1.0, 1.0, 1.0)), outer=noting(), base="received"
     )
-    engine = Engine(loss_fn, SGD[1], method, 3, mesh=one_device())
-    state = engine.init(oracle.make_params())
-    batches = oracle.make_batches(steps=4, regions=3)
-    for t, last in ((1, 0), (2, 2), (3, 2), (4, 5)):
-        state, _ = engine.step(state, oracle.step_batch(batches, t))
+    engine, state = started(method, 3, SGD[1])
+    for batch, last in zip(stream(4), (0, 2, 2, 5), strict=True):
+        state, _ = engine.step(state, batch)
         assert int(state.outer[0]["round"][0]) == last
 
 
@@ -269,37 +246,3 @@ def test_what_is_handed_out_may_differ_from_the_anchor():
             close(seen[t - 1][0][k][0], theta[k], f"step {t} anchor {k}")
             for r in range(2):
                 close(seen[t - 1][1][k][r], regions.values[r][k], f"step {t} region {r} {k}")
-
-
-def test_no_program_is_compiled_twice():
-    method = streaming(merge.RadialDirectional(), outer_rule=noting())
-    engine = Engine(loss_fn, SGD[1], method, 3, mesh=one_device())
-    batches = oracle.make_batches(steps=30, regions=3)
-    steps = [oracle.step_batch(batches, t) for t in range(1, 31)]
-    state, _ = engine.run(engine.init(oracle.make_params()), steps[:15])
-    assert compilations(lambda: engine.run(state, steps[15:])[0].anchor) == 0
-
-
-def test_what_cannot_work_is_refused_at_once():
-    method = Method(
-        name="wrong",
-        schedule=Staggered(5, 3),
-        outer=(outer.sgd(0.5), outer.sgd(0.5)),
-        landing="blend",
-        merge=0.5,
-        anchors="per_region",
-        pattern=CUT,
-    )
-    lines = "\n".join(lines_of(method, 3))
-    assert "outer: 2 rules for 3 fragments" in lines
-    assert "landing='blend': give an Optax transform" in lines
-    assert "merge=0.5: give a rule of lowcomm_jax.merge" in lines
-    bad = Method(
-        name="bad",
-        schedule=Staggered(5),
-        outer=None,
-        merge=merge.RadialDirectional(floor=2.0),
-        anchors="per_region",
-    )
-    lines = "\n".join(lines_of(bad, 2))
-    assert "floor=2.0" in lines and "merge: needs anchors='shared'" in lines

@@ -1,3 +1,4 @@
+# ruff: noqa: F401  (names are imported for users of the room)
 """An independent NumPy re-derivation of every training loop, to test the engine against.
 
 Nothing here imports JAX or the package under test (jax_problem.py aside, which is not imported
@@ -29,7 +30,7 @@ from oracle.gossip import run_gasloc, run_noloco
 from oracle.halos import run_halos
 from oracle.inner import AdamW, Adopt, Momentum, Sgd
 from oracle.loop import Event, Snapshot, Trajectory
-from oracle.one_period import run_delayed, run_dilocox_dense, run_eager
+from oracle.one_period import run_dilocox_dense, run_eager
 from oracle.outer import Average, DelayedNesterovServer, HeavyBall, Nesterov, Restarting
 from oracle.overlap import run_cocodc, run_streaming
 from oracle.partial import merged_experts, run_partial_updates
@@ -55,71 +56,3 @@ from oracle.rules import (
     taylor_landing,
 )
 from oracle.trainers import make_stream, norm_test, run_trainers
-
-__all__ = [
-    "SHAPES",
-    "SIZE",
-    "AdamW",
-    "Adaptation",
-    "Adopt",
-    "Average",
-    "DelayedNesterovServer",
-    "Event",
-    "Exchange",
-    "HeavyBall",
-    "Momentum",
-    "Nesterov",
-    "Restarting",
-    "Sgd",
-    "Snapshot",
-    "Trajectory",
-    "Tree",
-    "active_at",
-    "blend_landing",
-    "change_rate",
-    "choose_fragment",
-    "first_send",
-    "flatten",
-    "gradient",
-    "int4_rows",
-    "local_steps",
-    "loss",
-    "make_batches",
-    "make_params",
-    "make_stream",
-    "merged_experts",
-    "norm_test",
-    "run_arrivals",
-    "run_async_local_sgd",
-    "run_channels",
-    "run_cocodc",
-    "run_ddp",
-    "run_decoupled",
-    "run_decoupled_as_coded",
-    "run_decoupled_diloco",
-    "run_delayed",
-    "run_demo",
-    "run_diloco",
-    "run_dilocox",
-    "run_dilocox_dense",
-    "run_eager",
-    "run_edit",
-    "run_gasloc",
-    "run_halos",
-    "run_heloco",
-    "run_learner_jobs",
-    "run_local_sgd",
-    "run_muloco",
-    "run_noloco",
-    "run_partial_updates",
-    "run_pulseloco",
-    "run_snoo",
-    "run_sparseloco",
-    "run_streaming",
-    "run_trainers",
-    "staggered_sends",
-    "step_batch",
-    "syncs_per_period",
-    "taylor_landing",
-    "unflatten",
-]

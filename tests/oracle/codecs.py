@@ -143,15 +143,25 @@ def mean_over_regions(codec, messages: Sequence[Message], weights, like) -> np.n
 
 
 def mean_encoded_again(parts: int):
-    """Means of a two-shot reduction: row i is in slice i mod parts, and slices are coded anew."""
+    """Means of a two-shot reduction: row i is in slice i mod parts, and slices are coded anew.
+
+    A matrix of fewer rows is one row, cut into a piece for every slice.
+    """
 
     def mean(codec, messages: Sequence[Message], weights, like) -> np.ndarray:
         first = mean_over_regions(codec, messages, weights, like)
         rows = as_matrix(first)
+        if len(rows) < parts:
+            rows = rows.reshape(-1, 1)
+            width = -(-len(rows) // parts)
+            slices = [slice(s * width, (s + 1) * width) for s in range(parts)]
+        else:
+            slices = [slice(s, None, parts) for s in range(parts)]
         again = np.zeros_like(rows)
-        for s in range(min(parts, len(rows))):
-            own = rows[s::parts]
-            again[s::parts] = codec.encode(own).values.reshape(own.shape)
+        for part in slices:
+            own = rows[part]
+            if own.size:
+                again[part] = codec.encode(own).values.reshape(own.shape)
         return again.reshape(like.shape)
 
     return mean

@@ -1,4 +1,4 @@
-"""Methods that land one whole round late: eager, naive delay and DiLoCoX without a codec.
+"""Methods that land one whole round late: eager, and DiLoCoX without a codec, the naive delay.
 
 At a boundary the new pseudo-gradient is measured (send) before the late payload moves the anchor
 (land). The reset of the local values belongs to the send of that boundary: a region that sits out
@@ -153,77 +153,6 @@ def _send_event(step, present, reduced) -> Event:
     return Event(step, "send", 0, 0, present, reduced.excluded)
 
 
-def run_delayed(
-    params: Tree,
-    batches: dict,
-    *,
-    period: int,
-    inner,
-    outer,
-    rounds: int = 1,
-    participants=None,
-    weights=None,
-    finish=False,
-) -> Trajectory:
-    """Run the naive delayed baseline (arXiv 2502.12996, Algorithm 2).
-
-    At boundary n the anchor takes the mean pseudo-gradient of round n - `rounds` (none before
-    that many rounds) and every region that sent restarts from it.
-    """
-    steps, count = batches["x"].shape[:2]
-    anchor, momentum = copy_tree(params), zeros_like(params)
-    regions = Regions(params, inner, count)
-    means: list[tuple[int, Tree | None]] = []
-    run = Trajectory()
-    run.record(step=0, anchors=[anchor], locals=regions.values, momentum=[momentum])
-    for t in range(1, steps + 1):
-        losses = regions.step(batches, t)
-        if t % period == 0:
-            present = present_at(participants, t, count)
-            deltas = [subtract(anchor, regions.values[r]) for r in range(count)]
-            reduced = reduce_over(deltas, present, weights_at(weights, t, count))
-            run.events.append(_send_event(t, present, reduced))
-            means.append((t, None if reduced is None else reduced.mean))
-            late_sent, late = means[-1 - rounds] if len(means) > rounds else (t, None)
-            if late is None:
-                run.events.append(Event(t, "empty", 0, 0, present))
-            else:
-                anchor, momentum = outer.step(anchor, late, momentum)
-                run.events.append(Event(t, "land", 0, t - late_sent, present))
-            for r in present:
-                regions.values[r] = copy_tree(anchor)
-        everyone = tuple(range(count))
-        flights = [(0, sent, everyone) for sent, mean in means[-rounds:] if mean is not None]
-        run.record(
-            step=t,
-            anchors=[anchor],
-            locals=regions.values,
-            momentum=[momentum],
-            in_flight=flights,
-            losses=losses,
-        )
-    if finish:
-        waiting = [(sent, mean) for sent, mean in means[-rounds:] if mean is not None]
-        _finish_shared(run, regions, anchor, momentum, outer, waiting, steps, weights)
-    return run
-
-
-def _finish_shared(run, regions, anchor, momentum, outer, waiting, step, weights):
-    """Drain (replace), then synchronise once more, blocking; for one anchor shared by all."""
-    everyone = tuple(range(len(regions.values)))
-    for sent, mean in waiting:
-        anchor, momentum = outer.step(anchor, mean, momentum)
-        regions.values = [copy_tree(anchor) for _ in everyone]
-        run.events.append(Event(step, "drain", 0, step - sent, everyone))
-    deltas = [subtract(anchor, regions.values[r]) for r in everyone]
-    last = reduce_over(deltas, everyone, weights_at(weights, step, len(everyone)))
-    if last is not None:
-        anchor, momentum = outer.step(anchor, last.mean, momentum)
-        regions.values = [copy_tree(anchor) for _ in everyone]
-        run.events.append(Event(step, "final", 0, 0, everyone, last.excluded))
-    run.record_finished(step=step, anchors=[anchor], locals=regions.values, momentum=[momentum])
-
-
 def run_dilocox_dense(
     params: Tree,
     batches: dict,
@@ -239,6 +168,8 @@ def run_dilocox_dense(
 ) -> Trajectory:
     """Run DiLoCoX's one-step delay (arXiv 2506.21263) with nothing compressed.
 
+    It is the naive delayed baseline of arXiv 2502.12996, Algorithm 2.
+
     The payload of a round lands at the next boundary, after that boundary's send. Nothing is due
     at the first one: all restart from the unmoved anchor. first_round="blocking" lands the first
     payload at once, so that it is the second boundary which has nothing due. delay=0 is DiLoCo.
@@ -250,7 +181,7 @@ def run_dilocox_dense(
     ends = boundaries(period, steps)
     anchor, momentum = copy_tree(params), zeros_like(params)
     regions = Regions(params, inner, count)
-    in_flight: tuple[int, Tree] | None = None
+    in_flight: tuple[int, Tree, tuple[int, ...]] | None = None
     run = Trajectory()
     run.record(step=0, anchors=[anchor], locals=regions.values, momentum=[momentum])
     for t in range(1, steps + 1):
@@ -259,7 +190,7 @@ def run_dilocox_dense(
             present = present_at(participants, t, count)
             deltas = [subtract(anchor, regions.values[r]) for r in range(count)]
             reduced = reduce_over(deltas, present, weights_at(weights, t, count))
-            payload = None if reduced is None else (t, reduced.mean)
+            payload = None if reduced is None else (t, reduced.mean, present)
             run.events.append(_send_event(t, present, reduced))
             at_once = delay == 0 or (first_round == "blocking" and t == ends[0])
             if at_once:
@@ -267,7 +198,7 @@ def run_dilocox_dense(
             else:
                 landing, in_flight = in_flight, payload
             if landing is not None:
-                sent, mean = landing
+                sent, mean, _ = landing
                 anchor, momentum = outer.step(anchor, mean, momentum)
                 run.events.append(Event(t, "land", 0, t - sent, present))
             elif not at_once:
@@ -285,6 +216,33 @@ def run_dilocox_dense(
             losses=losses,
         )
     if finish:
-        waiting = [] if in_flight is None else [in_flight]
-        _finish_shared(run, regions, anchor, momentum, outer, waiting, steps, weights)
+        _finish_shared(run, regions, anchor, momentum, outer, in_flight, steps, weights)
     return run
+
+
+def _finish_shared(run, regions, anchor, momentum, outer, waiting, step, weights):
+    """Synchronise once more, blocking, for one anchor shared by all; what waits lands before.
+
+    `waiting`: (step of the send, mean, who sent), or None. A payload of this very step lands, and
+    those who sent it are done. One of an earlier boundary lands at one more boundary, behind that
+    boundary's send: what was made since hands itself in.
+    """
+    everyone, done = tuple(range(len(regions.values))), ()
+    at_once = waiting is not None and waiting[0] == step
+    if at_once:
+        _, mean, done = waiting
+        anchor, momentum = outer.step(anchor, mean, momentum)
+        for r in done:
+            regions.values[r] = copy_tree(anchor)
+        run.events.append(Event(step, "drain", 0, 0, done))
+    if set(done) != set(everyone):
+        deltas = [subtract(anchor, regions.values[r]) for r in everyone]
+        last = reduce_over(deltas, everyone, weights_at(weights, step, len(everyone)))
+        if waiting is not None and not at_once:
+            anchor, momentum = outer.step(anchor, waiting[1], momentum)
+            run.events.append(Event(step, "land", 0, step - waiting[0], everyone))
+        if last is not None:
+            anchor, momentum = outer.step(anchor, last.mean, momentum)
+            regions.values = [copy_tree(anchor) for _ in everyone]
+            run.events.append(Event(step, "final", 0, 0, everyone, last.excluded))
+    run.record_finished(step=step, anchors=[anchor], locals=regions.values, momentum=[momentum])

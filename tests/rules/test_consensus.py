@@ -2,10 +2,10 @@
 
 import jax
 import numpy as np
-import optax
 import oracle
 import pytest
 from oracle.jax_problem import loss_fn
+from oracle_runs import started, stream
 
 import lowcomm_jax as lc
 
@@ -15,12 +15,10 @@ R = 4
 @pytest.fixture(scope="module")
 def finished():
     with jax.numpy_dtype_promotion("standard"):
-        mesh = lc.make_mesh(devices=jax.devices()[:1])
-        engine = lc.Engine(loss_fn, optax.sgd(0.05), lc.methods.noloco(3), R, mesh=mesh)
-        batches = oracle.make_batches(steps=8, regions=R)
-        stream = [oracle.step_batch(batches, t) for t in range(1, 9)]
-        state, _ = engine.run(engine.init(oracle.make_params()), stream)
-        return engine.finish(state), stream[0]
+        engine, state = started(lc.methods.noloco(3), R)
+        batches = stream(8, R)
+        state, _ = engine.run(state, batches)
+        return engine.finish(state), batches[0]
 
 
 def test_variance_is_the_mean_square_distance_from_the_mean(finished):

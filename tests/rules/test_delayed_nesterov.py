@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lowcomm_jax.rules.outer import delayed_nesterov, nesterov
+from lowcomm_jax.rules.outer import delayed_nesterov
 
 
 def listing(theta, arrivals, rate, beta, n, c):
@@ -39,22 +39,6 @@ def test_matches_the_listing_over_odd_windows(n, c):
     np.testing.assert_allclose(
         theta, listing(start, arrivals, 0.3, 0.8, n, c), rtol=1e-5, atol=1e-5
     )
-
-
-def test_simultaneous_arrivals_equal_one_synchronous_nesterov_step():
-    n, rounds = 3, 4
-    rng = np.random.default_rng(0)
-    deltas_TxRxM = jnp.asarray(rng.standard_normal((rounds, n, 7)), jnp.float32)
-    late, sync = delayed_nesterov(0.4, 0.9, n), nesterov(0.4, 0.9)
-    theta_a = theta_b = jnp.zeros(7)
-    state_a, state_b = late.init(theta_a), sync.init(theta_b)
-    for deltas_RxM in deltas_TxRxM:
-        for delta in deltas_RxM:
-            step, state_a = late.update(delta, state_a)
-            theta_a = theta_a + step
-        step, state_b = sync.update(deltas_RxM.mean(0), state_b)
-        theta_b = theta_b + step
-        np.testing.assert_allclose(theta_a, theta_b, rtol=2e-5, atol=2e-6)
 
 
 def test_a_schedule_counts_arrivals():

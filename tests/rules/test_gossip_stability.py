@@ -75,14 +75,6 @@ def test_the_limit_is_where_the_contraction_passes_one(variant, group_size, regi
         assert factor(share) < 1
 
 
-def test_sampled_spread_shrinks_below_the_limit_and_grows_above_it():
-    limit = Consensus(0.5, 0.7, 2).gamma_limit(8)
-    below = sample_moments(0.5, 0.8 * limit, 2, 8, "heavy_ball", rounds=12, samples=4_000)
-    above = sample_moments(0.5, 1.2 * limit, 2, 8, "heavy_ball", rounds=12, samples=4_000)
-    assert below[12, 2].mean() < 0.2 * below[0, 2].mean()
-    assert above[12, 2].mean() > 2 * above[0, 2].mean()
-
-
 @pytest.mark.parametrize(("alpha", "limit"), [(0.3, 1.82), (0.5, 1.50), (0.9, 0.38)])
 def test_pairs_of_very_many_regions_have_the_closed_limit(alpha, limit):
     found = Consensus(alpha, 0.7, 2).gamma_limit(10**9)

@@ -14,81 +14,61 @@ import pytest
 from lowcomm_jax.rules.landing import replay, taylor_delay_correction
 
 TAU, ETA_H, WIDTH = 5, 0.028, 11
+LEFT = 1 - 0.972**5  # what the flight would have done to the displacement
+DRAW = np.random.default_rng(0)
+RATES, ONE_RATE = DRAW.uniform(1e-3, 1e-1, WIDTH), np.full(WIDTH, 0.01)
+SNAPSHOT, DISPLACEMENT = DRAW.standard_normal(WIDTH), 0.4 * DRAW.standard_normal(WIDTH)
 
 
-def setting():
-    rng = np.random.default_rng(0)
-    eta = rng.uniform(1e-3, 1e-1, WIDTH)
-    hessian = ETA_H / eta
-    snapshot = rng.standard_normal(WIDTH)
-    displacement = 0.4 * rng.standard_normal(WIDTH)
-    return eta, hessian, snapshot, displacement
-
-
-def descend(x, eta, hessian):
+def descend(x, rates):
     for _ in range(TAU):
-        x = x - eta * hessian * x
+        x = x - rates * (ETA_H / rates) * x
     return x
 
 
-def relative_error(rule):
-    eta, hessian, snapshot, displacement = setting()
-    anchor = snapshot + displacement
-    progress = descend(snapshot, eta, hessian) - snapshot
+def strength(sign, rates=RATES, units=1.0):
+    """lambda_i = eta h_i / g_i^2, of gradients in these units."""
+    g = (SNAPSHOT - descend(SNAPSHOT, rates)) / TAU / units
+    return jnp.asarray(sign * ETA_H / units / g**2, jnp.float32)
+
+
+@pytest.mark.parametrize(
+    "rule, rates, expected",
+    [
+        pytest.param(replay(), RATES, LEFT, id="replay"),
+        pytest.param(taylor_delay_correction(0.0), RATES, LEFT, id="no strength"),
+        pytest.param(
+            taylor_delay_correction(strength(1.0)), RATES, abs(LEFT - TAU * ETA_H), id="right sign"
+        ),
+        pytest.param(
+            taylor_delay_correction(strength(-1.0)), RATES, LEFT + TAU * ETA_H, id="wrong sign"
+        ),
+        pytest.param(
+            taylor_delay_correction(lambda g, displacement: ETA_H / g**2),
+            RATES,
+            abs(LEFT - TAU * ETA_H),
+            id="a function of the gradient",
+        ),
+        pytest.param(  # lambda_i = h_i / gradient_i^2, with one learning rate for all coordinates
+            taylor_delay_correction(
+                strength(1.0, ONE_RATE, 0.01), "gradient_units", learning_rate=0.01
+            ),
+            ONE_RATE,
+            abs(LEFT - TAU * ETA_H),
+            id="gradient units",
+        ),
+    ],
+)
+def test_error_of_a_landing_relative_to_the_displacement(rule, rates, expected):
+    anchor = SNAPSHOT + DISPLACEMENT
+    progress = descend(SNAPSHOT, rates) - SNAPSHOT
     moved, _ = rule.update(
         jnp.asarray(progress, jnp.float32),
         rule.init(jnp.asarray(anchor, jnp.float32)),
         jnp.asarray(anchor, jnp.float32),
-        displacement=jnp.asarray(displacement, jnp.float32),
+        displacement=jnp.asarray(DISPLACEMENT, jnp.float32),
         staleness=TAU,
     )
-    error = anchor + np.asarray(moved, np.float64) - descend(anchor, eta, hessian)
-    return np.linalg.norm(error) / np.linalg.norm(displacement)
-
-
-def exact_strength(sign=1.0):
-    eta, hessian, snapshot, _ = setting()
-    g = (snapshot - descend(snapshot, eta, hessian)) / TAU
-    return jnp.asarray(sign * eta * hessian / g**2, jnp.float32)
-
-
-def test_replay_leaves_what_the_flight_would_have_done_to_the_displacement():
-    assert relative_error(replay()) == pytest.approx(1 - 0.972**5, abs=1e-5)
-    assert relative_error(taylor_delay_correction(0.0)) == pytest.approx(0.132, abs=1e-3)
-
-
-def test_the_right_sign_removes_it():
-    rule = taylor_delay_correction(exact_strength())
-    assert relative_error(rule) == pytest.approx(abs(1 - 0.972**5 - 5 * ETA_H), abs=1e-5)
-    assert relative_error(rule) < 0.01
-
-
-def test_the_wrong_sign_doubles_it():
-    rule = taylor_delay_correction(exact_strength(-1.0))
-    assert relative_error(rule) == pytest.approx(0.272, abs=1e-3)
-
-
-def test_strength_as_a_function_of_the_gradient_says_the_same():
-    rule = taylor_delay_correction(lambda g, displacement: ETA_H / g**2)
-    assert relative_error(rule) == pytest.approx(0.0077, abs=1e-3)
-
-
-def test_gradient_units_take_the_strength_that_does_not_know_the_rate():
-    """lambda_i = h_i / gradient_i^2, with one learning rate for all coordinates."""
-    _, _, snapshot, displacement = setting()
-    eta = 0.01
-    hessian = np.full(WIDTH, ETA_H / eta)
-    anchor = snapshot + displacement
-    progress = descend(snapshot, eta, hessian) - snapshot
-    gradient = -progress / TAU / eta
-    rule = taylor_delay_correction(
-        jnp.asarray(hessian / gradient**2, jnp.float32), "gradient_units", learning_rate=eta
-    )
-    moved, _ = rule.update(
-        jnp.asarray(progress, jnp.float32),
-        rule.init(jnp.zeros(WIDTH)),
-        displacement=jnp.asarray(displacement, jnp.float32),
-        staleness=TAU,
-    )
-    error = anchor + np.asarray(moved, np.float64) - descend(anchor, eta, hessian)
-    assert np.linalg.norm(error) / np.linalg.norm(displacement) == pytest.approx(0.0077, abs=1e-3)
+    error = anchor + np.asarray(moved, np.float64) - descend(anchor, rates)
+    relative = np.linalg.norm(error) / np.linalg.norm(DISPLACEMENT)
+    assert relative == pytest.approx(expected, abs=1e-5)

@@ -176,9 +176,3 @@ def test_rounds_of_a_time_are_sent_by_those_who_have_made_a_step():
     assert send.admitted.all(), "the slowest has made its first step at tick 10"
     assert schedule.at_the_end(9, 0, later.counters).admitted.tolist() == [True, False, False]
     assert schedule.acts(13, later) == ()
-
-
-def test_settings_of_rounds_of_a_time():
-    assert Timed(4, (3.0, 1.0, 2.0)).violations(R) == []
-    found = "\n".join(Timed(0, (3.0, 0.0)).violations(R))
-    assert "period=0" in found and "2 values for 3" in found and "positive speed" in found

@@ -6,7 +6,7 @@ import optax
 import oracle
 import pytest
 from leaving import leaves
-from oracle.jax_problem import loss_fn
+from oracle_runs import started, stream
 
 import lowcomm_jax as lc
 from lowcomm_jax import history
@@ -21,9 +21,7 @@ R = 3
 
 
 def make(method, **kwargs):
-    mesh = lc.make_mesh(devices=jax.devices()[:1])
-    engine = lc.Engine(loss_fn, optax.sgd(0.05, momentum=0.8), method, R, mesh=mesh, **kwargs)
-    return engine, engine.init(oracle.make_params())
+    return started(method, R, optax.sgd(0.05, momentum=0.8), **kwargs)
 
 
 def drifts(state, step, last_sent):
@@ -74,7 +72,7 @@ def test_the_header_is_booked():
     sizes = []
     for method in (plain, drift):
         engine, state = make(method)
-        batch = oracle.step_batch(oracle.make_batches(steps=2, regions=R), 1)
+        (batch,) = stream(1)
         events = []
         for _ in range(2):
             state, metrics = engine.step(state, batch)
@@ -186,10 +184,9 @@ def test_of_several_landings_the_newest_payload_decides():
 
 def test_measured_seconds_reach_the_decision():
     engine, state = make(lc.methods.cocodc(6, 3, 1, gamma=1.0, measured=True, pattern=CUT))
-    batches = oracle.make_batches(steps=30, regions=R)
     seen = []
-    for t in range(1, 31):
-        state, metrics = engine.step(state, oracle.step_batch(batches, t))
+    for batch in stream(30):
+        state, metrics = engine.step(state, batch)
         seen += [e.values["seconds"] for e in metrics["events"] if "seconds" in e.values]
     finite = [pair for pair in seen if np.isfinite(pair).all()]
     assert finite and all((pair > 0).all() for pair in finite)
@@ -213,9 +210,8 @@ def test_what_the_host_does_between_steps_is_no_step(monkeypatch):
 def test_measured_seconds_in_flight_are_saved(tmp_path):
     method = lc.methods.cocodc(6, 3, 2, gamma=1.0, measured=True, score="drift", pattern=CUT)
     engine, state = make(method)
-    batches = oracle.make_batches(steps=9, regions=R)
-    for t in range(1, 10):
-        state, _ = engine.step(state, oracle.step_batch(batches, t))
+    for batch in stream(9):
+        state, _ = engine.step(state, batch)
     (flight,) = state.in_flight.values()
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(state, extra={}, config={}, method=method)
@@ -235,10 +231,9 @@ def test_the_network_settles_the_slots():
     # Fragment a + s is the largest: 16 values.
     seconds = lc.network.sync_seconds(engine.clock.network, 4 * 16, "two_shot")
     assert settled.syncs == oracle.syncs_per_period(24, 3, 0.5, 2.0, seconds) > 3
-    batches = oracle.make_batches(steps=12, regions=R)
     sends = 0
-    for t in range(1, 13):
-        state, metrics = engine.step(state, oracle.step_batch(batches, t))
+    for batch in stream(12):
+        state, metrics = engine.step(state, batch)
         sends += sum(e.kind == "send" for e in metrics["events"])
     assert sends == 12 // (24 // settled.syncs)
 
@@ -248,10 +243,3 @@ def test_without_delay_a_round_hides_nothing():
     method = lc.methods.dilocox(4, {"name": "low_rank", "least": 1.0}, 2, delay=0)
     engine, state = make(method, network=slow)
     assert engine.sync_loop(state).programs.method.schedule.travel == ()
-
-
-def test_a_round_must_hide_its_payload():
-    slow = {**NETWORK, "bandwidth_gbps": 1e-8}
-    method = lc.methods.dilocox(4, {"name": "low_rank", "least": 1.0}, 2)
-    with pytest.raises(ValueError, match=r"period=4: the payload travels for \d+ inner steps"):
-        make(method, network=slow)

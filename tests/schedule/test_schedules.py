@@ -58,12 +58,6 @@ def test_staggered_on_random_settings():
         assert len(set(steps)) == len(steps), "two fragments left at one step"
 
 
-def test_staggered_passes_over_what_is_in_flight():
-    schedule, clock = Staggered(4, 2), SyncCounters.start(2, 1)
-    assert leaves(schedule, 2, clock) == (0,)
-    assert leaves(schedule, 2, clock, {0}) == ()
-
-
 def adaptive_cases(count):
     rng = np.random.default_rng(1)
     for _ in range(count):

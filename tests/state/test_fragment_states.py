@@ -1,11 +1,9 @@
 """Every fragment has outer and landing states of its own, and says what its landing measured."""
 
-import jax
 import numpy as np
 import optax
-import oracle
 import pytest
-from oracle.jax_problem import loss_fn
+from oracle_runs import started, stream
 
 import lowcomm_jax as lc
 from lowcomm_jax import landing
@@ -15,11 +13,8 @@ STEPS, R = 19, 3
 
 def train(method):
     """Returns (state, events)."""
-    mesh = lc.make_mesh(devices=jax.devices()[:1])
-    engine = lc.Engine(loss_fn, optax.sgd(0.05), method, R, mesh=mesh)
-    batches = oracle.make_batches(steps=STEPS, regions=R)
-    stream = [oracle.step_batch(batches, t) for t in range(1, STEPS + 1)]
-    state, history = engine.run(engine.init(oracle.make_params()), stream)
+    engine, state = started(method)
+    state, history = engine.run(state, stream(STEPS))
     return state, history.events
 
 

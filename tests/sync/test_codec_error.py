@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from oracle.jax_problem import loss_fn
+from oracle_runs import one_device, started, stream
 
 import lowcomm_jax as lc
 from lowcomm_jax.compression.grid import Unit, grid_of
@@ -15,17 +15,12 @@ STEPS, REGIONS = 4, 2
 MESHES = [(1, 1), (2, 2)]
 
 
-def trained(method, mesh, codec_error=True):
+def trained(method, mesh=None, codec_error=True):
     """(start, state, history) after `STEPS` steps."""
-    start = oracle.make_params()
-    settings = {"mesh": mesh, "codec_error": codec_error}
-    one = lc.Engine(loss_fn, optax.sgd(0.05), method, REGIONS, **settings)
-    table = oracle.make_batches(steps=STEPS, regions=REGIONS)
-    with jax.numpy_dtype_promotion("standard"):
-        state, history = one.run(
-            one.init(start), [oracle.step_batch(table, t) for t in range(1, STEPS + 1)]
-        )
-    return start, state, history
+    settings = {"mesh": mesh or one_device(), "codec_error": codec_error}
+    one, state = started(method, REGIONS, **settings)
+    state, history = one.run(state, stream(STEPS, REGIONS))
+    return oracle.make_params(), state, history
 
 
 def sent(history):
@@ -63,17 +58,15 @@ def test_the_share_of_entries_that_travel(region, fsdp):
 
 
 def test_without_a_codec_nothing_is_missed_and_nothing_said():
-    mesh = lc.make_mesh(devices=jax.devices()[:1])
-    _, _, history = trained(lc.methods.local_sgd(STEPS), mesh)
+    _, _, history = trained(lc.methods.local_sgd(STEPS))
     assert "codec_error" not in sent(history)
 
 
 def test_not_measured_it_is_not_said_and_nothing_else_changes():
-    mesh = lc.make_mesh(devices=jax.devices()[:1])
     method = lc.methods.local_sgd(STEPS, codec="bf16")
-    _, state, history = trained(method, mesh, codec_error=False)
+    _, state, history = trained(method, codec_error=False)
     assert "codec_error" not in sent(history)
-    _, measured, _ = trained(method, mesh)
+    _, measured, _ = trained(method)
     for name, x in state.inner.params.items():
         np.testing.assert_array_equal(x, measured.inner.params[name])
 
@@ -86,8 +79,8 @@ def test_of_rank_one_a_part_is_missed():
         del rng
         return ((params["w"] - batch["w"][0]) ** 2).sum(), {}
 
-    mesh = lc.make_mesh(devices=jax.devices()[:1])
     method = lc.methods.dilocox(2, "low_rank", 1, adaptive=None)
-    one = lc.Engine(loss, optax.sgd(0.1), method, REGIONS, mesh=mesh, codec_error=True)
-    _, history = one.run(one.init({"w": np.zeros((64, 48), np.float32)}), [{"w": wanted}] * 2)
+    start, settings = {"w": np.zeros((64, 48), np.float32)}, {"codec_error": True}
+    one, state = started(method, REGIONS, optax.sgd(0.1), loss, start, **settings)
+    _, history = one.run(state, [{"w": wanted}] * 2)
     assert all(0.5 < error <= 1.0 for error in sent(history)["codec_error"])

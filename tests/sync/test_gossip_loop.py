@@ -1,4 +1,4 @@
-"""Gossip in the engine: identities, consensus, bytes, what it refuses; no recompilation."""
+"""Gossip in the engine: identities, consensus, bytes; no recompilation."""
 
 import itertools
 
@@ -8,8 +8,7 @@ import optax
 import oracle
 import pytest
 from compilations import compilations
-from oracle.jax_problem import loss_fn
-from refused_lines import lines_of
+from oracle_runs import started, stream
 
 import lowcomm_jax as lc
 from lowcomm_jax import compression
@@ -17,18 +16,12 @@ from lowcomm_jax.rules.consensus import Consensus
 from lowcomm_jax.schedule import Staggered
 from lowcomm_jax.state.train_state import with_inner
 
-MESH = lc.make_mesh(devices=jax.devices()[:1])
+SGD = optax.sgd(0.05, momentum=0.8)
 
 
-def make(method, regions, inner=None, loss=loss_fn, params=None, **kwargs):
-    inner = optax.sgd(0.05, momentum=0.8) if inner is None else inner
-    engine = lc.Engine(loss, inner, method, regions, mesh=kwargs.pop("mesh", MESH), **kwargs)
-    return engine, engine.init(oracle.make_params() if params is None else params)
-
-
-def stream(steps, regions):
-    batches = oracle.make_batches(steps=steps, regions=regions)
-    return [oracle.step_batch(batches, t) for t in range(1, steps + 1)]
+def make(method, regions, inner=SGD, *problem, **settings):
+    """`problem`: a loss and its parameters."""
+    return started(method, regions, inner, *problem, **settings)
 
 
 def train(method, regions, steps, **kwargs):
@@ -98,16 +91,6 @@ def test_with_an_absent_partner_a_region_is_bit_for_bit_alone(codec):
         np.testing.assert_array_equal(found[1][key], found[0][key])
         np.testing.assert_array_equal(found[2][key], found[0][key])
         np.testing.assert_allclose(found[0][key], anchor[0], rtol=1e-5, atol=1e-6)
-
-
-def test_the_mean_over_regions_knows_nothing_of_the_groups():
-    """With all taking part the pull sums to 0 in every group: phi's mean is that of one anchor."""
-    moved = [train(lc.methods.noloco(4, gamma=g), 4, 4)[1] for g in (0.2, 1.1)]
-    _, shared, _ = train(lc.methods.diloco(4, outer=lc.outer.heavy_ball(0.7, 0.5)), 4, 4)
-    for state in moved:
-        for name, value in lc.global_params(state).items():
-            expected = lc.global_params(shared)[name]
-            np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_nan_region_leaves_its_partner_alone_and_heals():
@@ -242,14 +225,3 @@ def test_a_rule_that_reads_its_own_pseudo_gradient(slots):
     state, _ = engine.step(state, push)  # Delta = 0.1 and 0.6 of two steps, their mean 0.35
     moved = np.asarray(state.anchor["w"]) - start["w"]
     np.testing.assert_allclose(moved, [[-0.3125] * 2, [-0.5875] * 2], rtol=1e-5)
-
-
-# -- refusals -------------------------------------------------------------------------------------
-
-
-def test_the_range_of_four_regions_is_the_finite_one():
-    """alpha = 0.9, R = 4: k' = 1 * 4 / (2 * 3) = 2/3, 2 (1 - 0.81) / (1.9 - 1.2) = 0.543."""
-    engine, _ = make(lc.methods.noloco(4, alpha=0.9, gamma=0.54), 4)
-    assert lines_of(engine.method, 4) == []
-    with pytest.raises(ValueError, match=r"gamma=0\.55"):
-        make(lc.methods.noloco(4, alpha=0.9, gamma=0.55), 4)

@@ -7,13 +7,13 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from engine.test_oracle import ADAMW, SGD, STEPS, absent, anchors, check, close, train
+from engine.test_oracle import ADAMW, SGD, STEPS, absent, train
 from oracle.jax_problem import loss_fn
-from params.test_region_roles import ROWS, SHAPES
+from params.test_region_roles import SHAPES
 from sync import test_stacked_equals_unrolled as layered
 
 import lowcomm_jax as lc
-from lowcomm_jax.params.roles import Rows, Shares, trained_rows
+from lowcomm_jax.params.roles import Rows, Shares
 
 R = 3
 
@@ -22,53 +22,7 @@ def masked(roles, period=4, **answers):
     return dataclasses.replace(lc.methods.diloco(period), roles=roles, **answers)
 
 
-def by_region(roles):
-    """The oracle's masks: one mapping a region, leaf -> bool array."""
-    found = trained_rows(roles, SHAPES, R)
-    return [
-        {k: np.broadcast_to(x[r], oracle.SHAPES[k]) for k, x in found.items()} for r in range(R)
-    ]
-
-
-SHARES, WEIGHTS = Shares("^[ab]$"), [0.2, 0.5, 0.3]
-
-
-@pytest.mark.parametrize(
-    "roles, inner, weights",  # the quick ones: every two of them together
-    [
-        pytest.param(ROWS, SGD, None, id="rows-sgd-equal"),
-        pytest.param(ROWS, ADAMW, WEIGHTS, id="rows-adamw-weighted"),
-        pytest.param(SHARES, SGD, WEIGHTS, id="shares-sgd-weighted"),
-        pytest.param(SHARES, ADAMW, None, id="shares-adamw-equal"),
-        pytest.param(ROWS, SGD, WEIGHTS, id="rows-sgd-weighted", marks=pytest.mark.slow),
-        pytest.param(ROWS, ADAMW, None, id="rows-adamw-equal", marks=pytest.mark.slow),
-        pytest.param(SHARES, SGD, None, id="shares-sgd-equal", marks=pytest.mark.slow),
-        pytest.param(SHARES, ADAMW, WEIGHTS, id="shares-adamw-weighted", marks=pytest.mark.slow),
-    ],
-)
-def test_three_regions_against_numpy(roles, inner, weights):
-    """Region 1 is absent at step 4, region 0 at step 8, two of them at step 12."""
-    mask = absent(STEPS, R, ((4, 1), (8, 0), (12, 0), (12, 2)))
-    given = {} if weights is None else {"weights": weights}
-    state, seen, batches = train(
-        masked(roles), inner[1], R, participants=mask, finish=True, **given
-    )
-    run = oracle.run_partial_updates(
-        oracle.make_params(),
-        batches,
-        period=4,
-        masks=by_region(roles),
-        inner=inner[0],
-        outer=oracle.Nesterov(0.7, 0.9),
-        participants=mask,
-        weights=weights,
-        finish=True,
-    )
-    check(seen, run)
-    for key, value in anchors(state).items():
-        close(value[0], run.finished.anchors[0][key], f"finished {key}")
-        velocity = np.array(optax.tree.get(state.outer[0], "trace")[key][0])
-        close(velocity, run.finished.momentum[0][key], f"momentum {key}")
+SHARES = Shares("^[ab]$")
 
 
 def test_where_no_trainer_is_present_momentum_goes_on():

@@ -8,13 +8,11 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from oracle.jax_problem import loss_fn
-from refused_lines import lines_of
+from oracle_runs import one_device, started
 
 import lowcomm_jax as lc
 
 R, BAD = 3, 1
-MESH = lc.make_mesh(devices=jax.devices()[:1])
 METHODS = {
     "ddp": lambda: lc.methods.ddp(),
     "diloco": lambda: lc.methods.diloco(3),
@@ -25,12 +23,6 @@ METHODS = {
     "delayed": lambda: lc.methods.delayed_diloco(3),
     "noloco": lambda: lc.methods.noloco(3),
 }
-
-
-def make(method, inner=None, **kwargs):
-    inner = optax.sgd(0.05) if inner is None else inner
-    engine = lc.Engine(loss_fn, inner, method, R, mesh=MESH, **kwargs)
-    return engine, engine.init(oracle.make_params())
 
 
 def stream(steps, bad_step=None, bad_regions=(BAD,), scale=np.nan):
@@ -46,7 +38,7 @@ def finite(tree):
 
 
 def test_a_nan_region_is_left_out_counted_and_adopts_the_anchor():
-    engine, state = make(lc.methods.diloco(3, outer=optax.sgd(0.7)), skip_nonfinite=False)
+    engine, state = started(lc.methods.diloco(3, outer=optax.sgd(0.7)), skip_nonfinite=False)
     before = {k: np.asarray(x)[0] for k, x in state.anchor.items()}
     batches = stream(3, bad_step=2)
     for batch in batches[:2]:
@@ -77,7 +69,7 @@ INNER = {"sgd": lambda: optax.sgd(0.05), "adamw": lambda: optax.adamw(0.02)}
 
 @functools.cache
 def made(name, inner, skip_nonfinite=True):
-    return make(METHODS[name](), INNER[inner](), skip_nonfinite=skip_nonfinite)[0]
+    return started(METHODS[name](), inner=INNER[inner](), skip_nonfinite=skip_nonfinite)[0]
 
 
 STATELESS = [(name, "sgd") for name in ("diloco", "streaming")]
@@ -112,7 +104,13 @@ def test_a_nan_region_does_not_spoil_averaged_state():
 
     roles = {"w": "train", "mean": "average"}
     engine = lc.Engine(
-        loss, optax.sgd(0.1), lc.methods.diloco(1), R, mesh=MESH, roles=roles, skip_nonfinite=False
+        loss,
+        optax.sgd(0.1),
+        lc.methods.diloco(1),
+        R,
+        mesh=one_device(),
+        roles=roles,
+        skip_nonfinite=False,
     )
     state = engine.init({"w": np.float32(0.5), "mean": np.float32(0.0)})
     x = np.array([[1.0], [np.nan], [4.0]], np.float32)
@@ -122,7 +120,7 @@ def test_a_nan_region_does_not_spoil_averaged_state():
 
 @pytest.mark.parametrize("factor,left_out", [(None, False), (4.0, True), (1e6, False)])
 def test_an_outlier_by_norm_is_left_out(factor, left_out):
-    engine, state = make(lc.methods.diloco(3), outlier_factor=factor)
+    engine, state = started(lc.methods.diloco(3), outlier_factor=factor)
     batches = stream(3, bad_step=2, scale=50.0)
     for batch in batches:
         state, metrics = engine.step(state, batch)
@@ -132,15 +130,9 @@ def test_an_outlier_by_norm_is_left_out(factor, left_out):
     assert np.asarray(values["left_out"]).tolist() == [False, left_out, False]
 
 
-def test_any_factor_above_one_and_any_norm_above_zero_is_a_bound():
-    fine = {"outlier_factor": 1.5, "max_update_norm": 0.5}
-    assert not lines_of(lc.methods.diloco(2), **fine)
-    assert len(lines_of(lc.methods.diloco(2), outlier_factor=1.0, max_update_norm=0.0)) == 2
-
-
 def test_the_median_is_over_those_who_take_part():
     """Absent regions have no say: among norms (n0, huge), huge is no outlier at factor 3."""
-    engine, state = make(lc.methods.diloco(2), outlier_factor=3.0)
+    engine, state = started(lc.methods.diloco(2), outlier_factor=3.0)
     batches = stream(2, bad_step=2, scale=50.0)
     state, _ = engine.step(state, batches[0])
     state, metrics = engine.step(state, batches[1], [True, True, False])
@@ -150,7 +142,7 @@ def test_the_median_is_over_those_who_take_part():
 @pytest.mark.parametrize("limit", [0.01, 1e3])
 def test_max_update_norm_clips_each_fragment_exactly(limit):
     method = lc.methods.streaming_diloco(2, 2, 0, 0.0, pattern=["a|s", "b|c"])
-    clipped, free = (make(method, max_update_norm=m) for m in (limit, None))
+    clipped, free = (started(method, max_update_norm=m) for m in (limit, None))
     results = []
     for engine, state in (clipped, free):
         state, _ = engine.step(state, stream(1)[0])
@@ -166,7 +158,7 @@ def test_max_update_norm_clips_each_fragment_exactly(limit):
 
 
 def test_max_update_norm_holds_for_ddp_too():
-    engine, state = make(lc.methods.ddp(), max_update_norm=1e-3)
+    engine, state = started(lc.methods.ddp(), max_update_norm=1e-3)
     state, _ = engine.step(state, stream(1)[0])
     start = oracle.make_params()
     moved = {k: np.asarray(x)[0] - start[k] for k, x in state.anchor.items()}
@@ -177,7 +169,7 @@ def test_max_update_norm_holds_for_ddp_too():
 def test_max_update_norm_holds_for_every_anchor_of_noloco():
     """In each of three landings; unbounded ones are longer."""
     limit = 0.01
-    engine, state = make(lc.methods.noloco(1), max_update_norm=limit)
+    engine, state = started(lc.methods.noloco(1), max_update_norm=limit)
     for batch in stream(3):
         before = jax.tree.map(np.array, state.anchor)
         state, metrics = engine.step(state, batch)
@@ -190,7 +182,7 @@ def test_max_update_norm_holds_for_every_anchor_of_noloco():
 
 
 def test_a_weight_of_zero_is_not_a_rejection():
-    engine, state = make(lc.methods.diloco(1), weights=[0.0, 0.4, 0.6])
+    engine, state = started(lc.methods.diloco(1), weights=[0.0, 0.4, 0.6])
     state, metrics = engine.step(state, stream(1)[0])
     values = metrics["events"][0].values
     assert not np.asarray(values["left_out"]).any()

@@ -72,6 +72,19 @@ def test_a_skipped_step_leaves_buffers_as_they_were():
     assert [found["seen"].tolist() for found in buffers] == [[4] * R, [5, 4, 5], [6, 5, 6]]
 
 
+@pytest.mark.parametrize("bad", [False, True], ids=["absent", "nan"])
+def test_a_region_that_makes_no_step_of_ddp_keeps_its_own_state(bad):
+    """A batch that is not finite would make running statistics NaN for good."""
+    table = np.arange(1.0, 1 + 3 * R).reshape(3, R)
+    if bad:
+        table[1, BAD] = np.nan
+    one = engine(norm_loss, lc.methods.ddp(), roles=norm_roles("local"))
+    present = None if bad else lambda t: [t != 2 or r != BAD for r in range(R)]
+    buffers = [train(one, NORM, scalars(table[:n]), present).inner.buffers for n in (1, 2)]
+    assert buffers[1]["mean"][BAD] == buffers[0]["mean"][BAD]
+    assert buffers[1]["seen"].tolist() == [5, 4, 5]
+
+
 def test_buffers_go_from_one_microbatch_to_the_next():
     batch = {"x": np.arange(1.0, 1 + 2 * R, dtype=np.float32).reshape(R, 2)}
     one = engine(norm_loss, lc.methods.diloco(10), roles=norm_roles("local"), accumulate=2)

@@ -5,9 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import oracle
+import oracle_runs
 import pytest
 from compilations import compilations
 from oracle.jax_problem import loss_fn
+from oracle_runs import one_device, started
 
 import lowcomm_jax as lc
 from lowcomm_jax.refusals import UNFIT, microbatch_problems
@@ -15,7 +17,6 @@ from lowcomm_jax.refused import refuse
 from lowcomm_jax.train.batch_blocks import BlockStager
 
 R = 2
-MESH = lc.make_mesh(devices=jax.devices()[:1])
 
 
 def masked_loss(params, batch, rng):
@@ -29,9 +30,7 @@ def masked_loss(params, batch, rng):
 
 def make(loss=loss_fn, method=None, **kwargs):
     method = lc.methods.diloco(3) if method is None else method
-    kwargs = {"mesh": MESH, "block": 32, **kwargs}
-    engine = lc.Engine(loss, optax.adamw(0.03), method, R, **kwargs)
-    return engine, engine.init(oracle.make_params())
+    return started(method, R, optax.adamw(0.03), loss, block=32, **kwargs)
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +47,7 @@ def masked():
 
 def stream(sizes, seed=0):
     """One batch `[R, size, ...]` a step; steps of one size differ from each other."""
-    drawn = oracle.make_batches(seed, steps=len(sizes), regions=R, batch_size=max(sizes))
-    steps = [oracle.step_batch(drawn, t) for t in range(1, len(sizes) + 1)]
+    steps = oracle_runs.stream(len(sizes), R, seed=seed, batch_size=max(sizes))
     return [{k: v[:, :n] for k, v in b.items()} for b, n in zip(steps, sizes, strict=True)]
 
 
@@ -163,7 +161,9 @@ def test_refusals_of_the_engine():
             refuse(UNFIT, microbatch_problems(engine.setup, [microbatch]))
         return str(error.value)
 
-    assert "ddp exchanges a gradient at every step" in message(method=lc.methods.ddp(), mesh=MESH)
+    assert "ddp exchanges a gradient at every step" in message(
+        method=lc.methods.ddp(), mesh=one_device()
+    )
     network = {"regions": 2, "bandwidth_gbps": 1.0}
     fixed = {"mesh": lc.make_mesh(fsdp=2), "accumulate": 2, "network": network}
     both = message(3, method=lc.methods.diloco(3), **fixed)
