@@ -57,7 +57,7 @@ class Asked:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_training_goes_on_as_long_as_it_takes(name, store_party):
-    """Of many rounds that all have missed each costs no round trips of its own."""
+    """And the rounds that all have missed end together, in a few round trips."""
     gone, back = threading.Event(), threading.Event()
 
     def holds(job):
