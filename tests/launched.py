@@ -12,9 +12,10 @@ import time
 from pathlib import Path
 
 from experiments.metrics import read_records
+from experiments.processes import free_port
 from experiments.regions.main import RegionJob
 from experiments.report.runlog import read_run
-from experiments.workdir import METRICS
+from experiments.workdir import CHECKPOINTS, METRICS
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED
 
 
@@ -109,6 +110,12 @@ def ends(workdirs):
     return logs, [next(r for r in log if r["kind"] == "eval" and r["final"]) for log in logs]
 
 
+STANDS_S = 3.0
+"""Seconds for a step, after which a region stands in an exchange."""
+SAVED_S = 60.0
+"""Seconds from a signal until everything is saved; 2 on a machine that has nothing else to do."""
+
+
 class Jobs:
     """Jobs of regions (`RegionJob`) that tests start, watch, kill and stop."""
 
@@ -121,13 +128,22 @@ class Jobs:
         return self
 
     def __exit__(self, *error):
-        for job in self.jobs:
-            job.signal(signal.SIGKILL)
-            for process in job.processes:
-                process.wait()
+        self.kill()
 
-    def start(self, region):
-        self.jobs[region].start()
+    def start(self, region, **changes):
+        """Start a region's job, with these fields changed; None = as its config has them."""
+        job = self.jobs[region]
+        kept = [(name, value) for name, value in job.shared if name not in changes]
+        job.shared = kept + [(name, x) for name, x in changes.items() if x is not None]
+        job.start()
+
+    def kill(self, *regions):
+        """Kill the jobs of these regions, or of all, and wait until they are gone."""
+        jobs = [self.jobs[region] for region in regions] or self.jobs
+        for job in jobs:
+            job.signal(signal.SIGKILL)
+        for process in [process for job in jobs for process in job.processes]:
+            process.wait()
 
     def until(self, what, seconds=600):
         """What it gives, once that is something."""
@@ -159,6 +175,38 @@ class Jobs:
         self.until(lambda: all(job.poll() is not None for job in jobs))
         return [job.poll() for job in jobs]
 
+    def saved(self, region):
+        """Steps of the checkpoints in a region's folder."""
+        folder = self.jobs[region].workdir / CHECKPOINTS
+        return [int(p.name) for p in folder.glob("*") if p.name.isdigit()]
+
+    def save_in_an_exchange(self, reached, step):
+        """Signal regions that have reached a step and stand in the exchange after another: all save
+        there at once, and wait on."""
+        for region in range(len(self.jobs)):
+            self.reached(region, reached)
+        time.sleep(STANDS_S)
+        began = time.monotonic()
+        for job in self.jobs:
+            job.signal(signal.SIGTERM)
+        self.until(lambda: all(step in self.saved(region) for region in range(len(self.jobs))))
+        took = time.monotonic() - began
+        print(f"saved {took:.1f} s after the signal")
+        assert took < SAVED_S
+        assert [job.poll() for job in self.jobs] == [None] * len(self.jobs)
+
+    def lose_until_the_end(self, region, step):
+        """Kill one of two regions once it has reached a step, and start it again when the other has
+        ended; both end with one model."""
+        self.reached(region, step)
+        self.kill(region)
+        self.until(lambda: self.jobs[1 - region].poll() is not None)
+        self.start(region)
+        self.until(lambda: self.jobs[region].poll() is not None)
+        assert self.exits() == [0, 0], [self.shown(0), self.shown(1)]
+        _, last = ends([job.workdir for job in self.jobs])
+        assert last[0]["anchor"] == last[1]["anchor"]
+
     def interrupt(self):
         """Stop them all, at one step; their runs."""
         for job in self.jobs:
@@ -177,12 +225,26 @@ def landings(run, since=0):
     return [e for s in run.steps if s["step"] > since for e in s["events"] if e["kind"] == "land"]
 
 
-class Configured(Jobs):
-    """Regions of one config file, in a folder of their own."""
+def nowhere():
+    """Settings of a region that gets what others send, and whose payloads nobody gets."""
+    return {"address": f"127.0.0.1:{free_port()}", "listen": "127.0.0.1:0"}
 
-    def __init__(self, root, count, config, given):
-        home = Path(tempfile.mkdtemp(prefix=Path(config).stem, dir=root))
-        where, rest = (home, home / "meet"), [f"--compile_cache={root / 'cache'}"]
-        super().__init__(
-            [RegionJob(config, [*given.items()], r, 1, *where, rest, 0) for r in range(count)]
-        )
+
+class Configured(Jobs):
+    """Regions of one config, in a folder of their own or in that of a name.
+
+    `own`: fields of each region's; `processes`: how many each has.
+    """
+
+    def __init__(self, root, config, fields, own=({}, {}), processes=None, name=None):
+        home = Path(tempfile.mkdtemp(prefix="jobs", dir=root)) if name is None else root / name
+        home.mkdir(exist_ok=True)
+        # Of several processes, all but one keep nothing that they have compiled.
+        cache = "off" if processes else root / "cache"
+        where, rest = (home, home / "meet"), [f"--compile_cache={cache}"]
+        jobs = []
+        for region, more in enumerate(own):
+            count = processes[region] if processes else 1
+            given = {**fields, **more} | ({"processes": count} if processes else {})
+            jobs.append(RegionJob(config, [*given.items()], region, count, *where, rest, 0))
+        super().__init__(jobs)

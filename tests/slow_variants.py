@@ -85,7 +85,7 @@ SLOW = [
     r"test_lost_regions\.py::test_survivors",
     r"test_lost_regions\.py::test_absent_regions_are_as_absent_as_on_the_mesh",
     r"test_store_away\.py::test_training_goes_on\w+\[(?!streaming)",
-    r"test_outage_at_the_end\.py::test_what_is_deferred\w+\[peers",
+    r"test_store_away\.py::test_what_is_deferred\w+\[peers",
     r"test_store_away\.py::test_what_is_under_way\w+\[(?!diloco\])",
     r"test_concurrent_exchange\.py::test_it_equals\w+\[(?!coded\])",
     r"test_deleted_records\.py::test_the_anchors_stay_the_same",

@@ -4,13 +4,12 @@ import dataclasses
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-import oracle
 import pytest
-from recovery.test_replayed_jobs import assert_as_in_one_process, in_standard
+from recovery.test_replayed_jobs import assert_as_in_one_process, begin, in_standard
 from regions.faults import vanish
 from regions.party import TIMING
 from regions.test_same_numbers import METHODS, RULE
-from regions.together import batches, engine, rows, values
+from regions.together import batches, rows, values
 
 import lowcomm_jax as lc
 from lowcomm_jax.recovery import rejoin
@@ -41,23 +40,17 @@ class Job:
 
     def live(self):
         exchange = self.make(self.region)
-        one, state = self.begin(exchange)
+        one, state = begin(self, exchange)
         if self.region == 2:
             one.run(state, [rows(batch, 2) for batch in batches(STEPS, R)[: self.dies]])
             vanish(exchange)
-            one, state = self.begin(self.spied(self.make(2)))
+            one, state = begin(self, self.spied(self.make(2)))
             state = rejoin.enter(one, state, rows(batches(1, R)[0], 2))
             self.came = int(state.counters.step)
             self.back.set()
         state, _ = one.run(state, self.batches(int(state.counters.step)))
         before = values(state)
         return before, values(one.finish(state))
-
-    def begin(self, exchange):
-        one = engine(METHODS[self.name](), R, exchange)
-        state = one.init(oracle.make_params())
-        one.sync_loop(state).carrier.witness = self.seen.append
-        return one, state
 
     def spied(self, exchange):
         newest = exchange.state_transfer.newest

@@ -15,6 +15,7 @@ from regions.together import batches, engine, rows
 
 import lowcomm_jax as lc
 from lowcomm_jax import exchange
+from lowcomm_jax.compression import error_feedback, make
 from lowcomm_jax.recovery import rejoin
 from lowcomm_jax.recovery.precompile import precompile
 
@@ -156,3 +157,29 @@ def test_a_run_at_another_level_of_its_codec_is_rehearsed_before_it_is_caught_up
     assert levels == [0, 1]
     for name, x in further.anchor.items():
         np.testing.assert_array_equal(state.anchor[name], x)
+
+
+CODECS = {
+    "random_k": make("random_k", one_in=3, seed=5),
+    # The parameters' matrices are small.
+    "low_rank": error_feedback(make("low_rank", seed=5, rank=1, least=1.0)),
+}
+
+
+@pytest.mark.parametrize("name", list(CODECS))
+def test_codecs_begin_as_at_step_0(name, tmp_path):
+    """A region that comes into a run encodes as one that has not sent anything yet."""
+    codec = CODECS[name]
+    method = lc.methods.diloco(4, lc.outer.nesterov(0.6, 0.85), codec=codec)
+    one = engine(method, 2, exchange.store(f"file://{tmp_path}", 0, 2, "run"))
+    with jax.numpy_dtype_promotion("standard"):
+        [batch] = batches(1, 2)
+        state, _ = one.run(one.init(oracle.make_params()), [rows(batch, 0)])
+        # Of a checkpoint: it has encoded before.
+        state = state.replace(codec=jax.tree.map(lambda x: x + 1, state.codec))
+        _, *taken = one.carrier.given(state)
+        state = rejoin.install(one.sync_loop(state), precompile(one, state), *taken)
+    like = {name: jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for name, x in state.anchor.items()}
+    [found], fresh = state.codec, codec.init(like)
+    assert any(np.any(x) for x in jax.tree.leaves(fresh))
+    jax.tree.map(lambda x, y: np.testing.assert_array_equal(x[0], y), found, fresh)

@@ -20,6 +20,14 @@ R, STEPS, DIES, WAIT = 3, 160, 9, 24
 AHEAD, EVERY = 8, 2  # the step of a send; steps between sends
 
 
+def begin(job, exchange):
+    """A job's engine, which notes in `job.seen` who was counted in what arrives; and its state."""
+    one = engine(METHODS[job.name](), R, exchange)
+    state = one.init(oracle.make_params())
+    one.sync_loop(state).carrier.witness = job.seen.append
+    return one, state
+
+
 class Job:
     """Region 2 dies and comes back; the others wait a little for it."""
 
@@ -30,7 +38,7 @@ class Job:
 
     def live(self):
         exchange = self.make(self.region)
-        one, state = self.begin(exchange)
+        one, state = begin(self, exchange)
         if self.ahead and self.region != 2:
             self.stay_behind(exchange)
         if self.region == 2:
@@ -43,7 +51,7 @@ class Job:
             exchange = self.make(2)
             if self.ahead == "counts":
                 self.come_in_after(exchange, lambda: log.committed(name))
-            one, state = self.begin(exchange)
+            one, state = begin(self, exchange)
             state.counters.step = np.int64(self.saved)
             state = rejoin.enter(one, state, rows(batches(1, R)[0], 2))
             self.came = int(state.counters.step)
@@ -78,12 +86,6 @@ class Job:
             start(key, *args, **how)
 
         exchange.beat, exchange.start = give_then, start_late
-
-    def begin(self, exchange):
-        one = engine(METHODS[self.name](), R, exchange)
-        state = one.init(oracle.make_params())
-        one.sync_loop(state).carrier.witness = self.seen.append
-        return one, state
 
     def unhurried(self, done):
         for t, batch in list(enumerate(batches(STEPS, R)))[done:]:

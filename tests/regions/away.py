@@ -1,18 +1,23 @@
 """Regions in threads that are held where tests want them while the folder is away."""
 
+import contextlib
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import numpy as np
 import oracle
-from regions.party import until
+from regions.party import TIMING, until
 from regions.test_same_numbers import METHODS
 from regions.together import batches, engine, rows, values
 
 from experiments.faults.simulated import Replayed
+from lowcomm_jax import exchange
 
 STEPS, AWAY = 60, 9
 ALONE = AWAY + 24  # several periods
+# Nobody is to be taken for dead, or late, where the machine is busy.
+PATIENT = exchange.Timing(**{**vars(TIMING), "deadline_s": 60.0, "dead_after_s": 3.0})
 
 
 class Job:
@@ -59,6 +64,29 @@ class Job:
     def waits_for_outage(self):
         """Whether it waits before the step of the outage, with nothing under way."""
         return self.at == AWAY and all(map(self.exchange.ready, self.exchange._open))
+
+
+@contextlib.contextmanager
+def started(name, count, make, holds, **options):
+    """Regions that train: (jobs, futures of what each ends with).
+
+    Args:
+      name: a key of `METHODS`.
+      make: region -> its exchange, which has not joined.
+      holds: job -> its `holds`.
+      options: of `Job`.
+    """
+
+    def one(region):
+        own = make(region)
+        own.join(60)
+        job = Job(name, region, count, own, **options)
+        job.holds = holds(job)
+        return job
+
+    with ThreadPoolExecutor(count) as pool:
+        jobs = list(pool.map(one, range(count)))
+        yield jobs, [pool.submit(job.live) for job in jobs]
 
 
 def happened(jobs):

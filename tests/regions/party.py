@@ -73,6 +73,12 @@ class Party:
         self.made.append(made)
         return made
 
+    def joined(self, region: int, count: int, **options) -> exchange.RemoteExchange:
+        """One region that has joined, as a new job in the place of one that was there."""
+        made = self.region(region, count, **options)
+        made.join(20.0)
+        return made
+
     def run(self, count: int, **options) -> list[exchange.RemoteExchange]:
         """All regions of a run, joined."""
         regions = at_once(lambda r: self.region(r, count, **options), range(count))

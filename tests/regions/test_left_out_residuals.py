@@ -105,32 +105,38 @@ def test_sent_and_residual_are_the_sum_of_the_pseudo_gradients(stop, between, tm
             np.testing.assert_allclose(sent + residual[0], whole, rtol=1e-5, atol=1e-6)
 
 
+def flight(**given):
+    """A payload of fragment 0 that this region has sent, of which no more is known than that."""
+    nothing = dict.fromkeys(field.name for field in dataclasses.fields(InFlight))
+    sent = {"takes_part": np.ones(1, bool), "fragment": np.int64(0), "sent": np.int64(PERIOD)}
+    return InFlight(**{**nothing, **sent, "anchor_updated": np.int64(0), **given})
+
+
+def under_way(last_sent=PERIOD, **given):
+    """A state with payload "k" in flight; and the codec's state from before that was sent."""
+    with jax.numpy_dtype_promotion("standard"):
+        state = engine(method(), 1).init(oracle.make_params())
+    before = jax.tree.map(lambda x: x + np.asarray(1, x.dtype), state.codec[0])
+    counters = dataclasses.replace(state.counters, last_sent=np.array([last_sent]))
+    in_flight = {"k": flight(kept=before, **given)}
+    return state.replace(in_flight=in_flight, counters=counters), before
+
+
 def test_a_checkpoint_must_tell_what_was_before(tmp_path):
     one = engine(method(), R, exchange.store(f"file://{tmp_path}", 0, R, "run"))
     with jax.numpy_dtype_promotion("standard"):
         state = one.init(oracle.make_params())
-    nothing = dict.fromkeys(field.name for field in dataclasses.fields(InFlight))
-    zero = {name: np.int64(0) for name in ("fragment", "sent", "anchor_updated")}
-    flight = InFlight(**{**nothing, **zero, "takes_part": np.ones(1, bool)})
     with pytest.raises(ValueError, match="without the codec's state from before it"):
-        one.reconnect(state.replace(in_flight={"0@0": flight}))
+        one.reconnect(state.replace(in_flight={"0@0": flight(sent=np.int64(0))}))
 
 
 @pytest.mark.parametrize("later", [False, True])
 def test_an_old_residual_does_not_take_the_place_of_a_newer_one(later):
     """Where the fragment was sent again since, its residual follows from the payload lost here."""
-    with jax.numpy_dtype_promotion("standard"):
-        state = engine(method(), 1).init(oracle.make_params())
-    now = jax.tree.map(lambda x: x + np.asarray(2, x.dtype), state.codec)
-    before = jax.tree.map(lambda x: x + np.asarray(1, x.dtype), state.codec[0])
-    fields = {field.name: None for field in dataclasses.fields(InFlight)}
-    took = {"takes_part": np.ones(1, bool), "fragment": np.int64(0), "sent": np.int64(PERIOD)}
-    flight = InFlight(**{**fields, **took, "kept": before})
-    counters = dataclasses.replace(state.counters, last_sent=np.array([PERIOD * (1 + later)]))
-    state = state.replace(codec=now, in_flight={"k": flight}, counters=counters)
+    state, before = under_way(PERIOD * (1 + later))
     after = uncounted(state, "k")
     assert not after.in_flight["k"].takes_part.any()
-    expected = now[0] if later else before
+    expected = state.codec[0] if later else before
     jax.tree.map(np.testing.assert_array_equal, after.codec[0], expected)
 
 
@@ -140,8 +146,7 @@ def test_a_payload_of_the_job_before_counts_and_is_not_this_jobs(party):
     send(regions[:2], "k", members=(0, 1))
     first = land(regions[:2], "k")[0]
     vanish(regions[0])
-    again = party.region(0, 3)
-    again.join(20.0)
+    again = party.joined(0, 3)
     send([again], "k", 7, members=(0, 1))
     (second,) = land([again], "k")
     for arrived, ours in ((first, True), (second, False)):
@@ -154,14 +159,7 @@ def test_a_payload_of_the_job_before_counts_and_is_not_this_jobs(party):
 
 @pytest.mark.parametrize("ours", [True, False])
 def test_who_is_not_counted_by_a_payload_of_its_own_has_its_residual_back(ours):
-    with jax.numpy_dtype_promotion("standard"):
-        state = engine(method(), 1).init(oracle.make_params())
-    before = jax.tree.map(lambda x: x + np.asarray(1, x.dtype), state.codec[0])
-    fields = {field.name: None for field in dataclasses.fields(InFlight)}
-    fields |= {"takes_part": np.ones(1, bool), "fragment": np.int64(0), "sent": np.int64(PERIOD)}
-    fields |= {"kept": before, "payload": {}, "header": {}}
-    counters = dataclasses.replace(state.counters, last_sent=np.array([PERIOD]))
-    state = state.replace(in_flight={"k": InFlight(**fields)}, counters=counters)
+    state, before = under_way(payload={}, header={})
     both, weights = np.ones(R, bool), {"weight": np.ones(R, np.float32)}
     arrived = exchange.Arrived(both, ours, weights, None, 0.0, 0.0)
     there = SimpleNamespace(count=R, region=0, ready=lambda name: True, finish=lambda name: arrived)

@@ -9,7 +9,7 @@ import oracle
 import pytest
 from regions.faults import vanish
 from regions.test_same_numbers import METHODS, assert_same, expected, own_anchors
-from regions.together import batches, engine, in_jobs, rows, values
+from regions.together import batches, engine, in_jobs, rows, unhurried, values
 
 from lowcomm_jax.recovery import rejoin
 from lowcomm_jax.store.errors import Parted
@@ -62,15 +62,10 @@ def test_survivors_go_on_and_the_lost_region_comes_back(name, brief):
             for leaf, value in state.anchor.items():
                 np.testing.assert_array_equal(value[0], anchor[leaf][row], leaf)
 
-        def unhurried(region):
-            for batch in data[back:]:
-                entered.wait(0.2)
-                yield rows(batch, region)
-
         def survivor(region):
             one, state = jobs[region]
             with jax.numpy_dtype_promotion("standard"):
-                state, _ = one.run(state, unhurried(region))
+                state, _ = one.run(state, unhurried(data[back:], region, entered, wait_s=0.2))
                 return values(one.finish(state))
 
         def again():
@@ -93,8 +88,7 @@ def test_survivors_go_on_and_the_lost_region_comes_back(name, brief):
 
 def test_a_state_that_is_not_what_the_others_have_is_not_begun_from(brief):
     """It was whole when it was given, and signed: only the others' digests tell."""
-    steps, back = 400, 12
-    data, over = batches(steps, R), threading.Event()
+    data, over = batches(400, R), threading.Event()
 
     def trains(region, exchange):
         if region == 0:
@@ -106,15 +100,9 @@ def test_a_state_that_is_not_what_the_others_have_is_not_begun_from(brief):
 
             exchange.give_state = damaged
 
-        def unhurried():
-            for number, batch in enumerate(data):
-                if number >= back:
-                    over.wait(0.1)
-                yield rows(batch, region)
-
         one = engine(METHODS["diloco"](), R, exchange)
         with jax.numpy_dtype_promotion("standard"):
-            one.run(one.init(oracle.make_params()), unhurried())
+            one.run(one.init(oracle.make_params()), unhurried(data, region, over, since=12))
 
     with ThreadPoolExecutor(R) as pool:
         made = list(pool.map(brief(R, heal="majority"), range(R)))
@@ -136,15 +124,9 @@ def test_who_comes_in_has_told_its_step(brief):
     data, over, told = batches(400, 2), threading.Event(), []
 
     def trains(exchange):
-        def unhurried():
-            for number, batch in enumerate(data):
-                if number >= 12:
-                    over.wait(0.1)
-                yield rows(batch, 0)
-
         one = engine(METHODS["diloco"](), 2, exchange)
         with jax.numpy_dtype_promotion("standard"):
-            one.run(one.init(oracle.make_params()), unhurried())
+            one.run(one.init(oracle.make_params()), unhurried(data, 0, over, since=12))
 
     with ThreadPoolExecutor(2) as pool:
         made = list(pool.map(brief(2), range(2)))

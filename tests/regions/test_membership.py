@@ -209,7 +209,7 @@ def test_a_new_run_needs_everyone(party):
 
 def test_a_replaced_job_must_end(party):
     regions = party.run(2)
-    party.region(1, 2).join(20.0)
+    party.joined(1, 2)
     until(lambda: regions[1]._context.heartbeat._over)
     with pytest.raises(exchange.Superseded, match="another job"):
         send(regions[1:], "k")

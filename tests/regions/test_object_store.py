@@ -56,22 +56,29 @@ def url(request, folder, monkeypatch):
     return folder
 
 
+@pytest.fixture
+def meet(proxy):
+    """`meet(url, kind)`: makes regions that meet there, and closes them."""
+    made = []
+
+    def at(url, kind="store"):
+        made.append(Party(KINDS[kind], url))
+        return made[-1]
+
+    yield at
+    for party in made:
+        party.close()
+
+
 def written_by_four(stores, key):
     """Who was told that it created the key."""
-    start, winners = threading.Barrier(WRITERS), []
+    start = threading.Barrier(WRITERS)
 
     def write(number):
         start.wait()
-        if stores[number].create(key, b"%d" % number):
-            winners.append(number)
+        return stores[number].create(key, b"%d" % number)
 
-    threads = [threading.Thread(target=write, args=(n,)) for n in range(WRITERS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60.0)
-        assert not thread.is_alive()
-    return winners
+    return [number for number, won in enumerate(at_once(write, range(WRITERS))) if won]
 
 
 def test_of_four_writers_one_wins_and_everybody_sees_it(proxy, url):
@@ -103,7 +110,7 @@ def test_a_store_that_is_busy_slow_and_loses_answers_has_one_winner_at_most(prox
     assert kinds[1] >= 1
 
 
-def test_a_state_whose_answer_was_lost_is_given(proxy, url):
+def test_a_state_whose_answer_was_lost_is_given(proxy, url, meet):
     """The donor is told that the record stood there already: it is its own."""
     lost = []
 
@@ -113,62 +120,46 @@ def test_a_state_whose_answer_was_lost_is_given(proxy, url):
             return "lost"
         return None
 
-    party = Party(exchange.store, url)
-    try:
-        regions = party.run(2)
-        regions[1].want_state()
-        until(regions[0].state_transfer.owed)
-        proxy.trouble = once
-        regions[0].state_transfer.give(7, {"w": np.arange(3.0)}, {})
-        assert lost
-        step, arrays, _ = regions[1].state_transfer.newest()
-        assert step == 7 and arrays["w"].tolist() == [0, 1, 2]
-    finally:
-        party.close()
+    regions = meet(url).run(2)
+    regions[1].want_state()
+    until(regions[0].state_transfer.owed)
+    proxy.trouble = once
+    regions[0].state_transfer.give(7, {"w": np.arange(3.0)}, {})
+    assert lost
+    step, arrays, _ = regions[1].state_transfer.newest()
+    assert step == 7 and arrays["w"].tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_regions_exchange_and_one_dies_and_comes_back(folder, kind):
-    party = Party(KINDS[kind], folder)
-    try:
-        regions = party.run(3)
-        for number in range(2):
-            send(regions, f"{number}", number)
-            for arrived in land(regions, f"{number}"):
-                check(arrived, 3, range(3), number)
-        vanish(regions[1])
-        alive = [regions[0], regions[2]]
-        send(alive, "alone", 2)
-        for arrived in land(alive, "alone"):
-            check(arrived, 3, [0, 2], 2)
-        again = party.region(1, 3)
-        again.join(20.0)
-        again.want_state()
-        until(regions[0].state_transfer.owed)
-        regions[0].state_transfer.give(7, {}, {})
-        assert again.state_transfer.newest()[0] == 7
-        everyone = [*alive, again]
-        send(everyone, "together", 3)
-        for arrived in land(everyone, "together"):
-            check(arrived, 3, range(3), 3)
-    finally:
-        party.close()
+def test_regions_exchange_and_one_dies_and_comes_back(folder, meet, kind):
+    party = meet(folder, kind)
+    regions = party.run(3)
+    rounds(regions, 0, 2)
+    vanish(regions[1])
+    alive = [regions[0], regions[2]]
+    rounds(alive, 2, 3)
+    again = party.joined(1, 3)
+    again.want_state()
+    until(regions[0].state_transfer.owed)
+    regions[0].state_transfer.give(7, {}, {})
+    assert again.state_transfer.newest()[0] == 7
+    everyone = [*alive, again]
+    send(everyone, "together", 3)
+    for arrived in land(everyone, "together"):
+        check(arrived, 3, range(3), 3)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_store_that_ignores_conditions_is_refused_by_name(proxy, folder, kind):
+def test_a_store_that_ignores_conditions_is_refused_by_name(proxy, folder, meet, kind):
     """A proxy drops the header: of two jobs that create one key both would be told yes."""
     proxy.trouble = lambda method, path: "unconditional" if method == "PUT" else None
-    party = Party(KINDS[kind], folder)
-    try:
-        with pytest.raises(ValueError, match=f"{folder}/run/ through {proxy.url}: .* twice"):
-            party.region(0, 2).join(20.0)
-        assert not any("/beat/" in path or "/born/" in path for _, path, _ in proxy.seen)
-        proxy.trouble = lambda method, path: None
-        party.run(2)
-        assert not kv.Store(folder, "run", MetricsCounter()).list("tried/")
-    finally:
-        party.close()
+    party = meet(folder, kind)
+    with pytest.raises(ValueError, match=f"{folder}/run/ through {proxy.url}: .* twice"):
+        party.joined(0, 2)
+    assert not any("/beat/" in path or "/born/" in path for _, path, _ in proxy.seen)
+    proxy.trouble = lambda method, path: None
+    party.run(2)
+    assert not kv.Store(folder, "run", MetricsCounter()).list("tried/")
 
 
 def test_other_runs_of_a_folder_are_found(folder):
@@ -179,44 +170,31 @@ def test_other_runs_of_a_folder_are_found(folder):
     assert here.beside("run") == {"b": b"theirs"} and there.beside("run") == {"a": b"ours"}
 
 
-def test_another_secret_can_not_join(folder):
-    party = Party(exchange.store, folder)
-    try:
-        party.run(1)
-        with pytest.raises(ValueError, match="another secret"):
-            at_once(lambda x: x.join(1.0), [party.region(0, 1, secret=b"a stranger's secret")])
-    finally:
-        party.close()
+def test_another_secret_can_not_join(folder, meet):
+    party = meet(folder)
+    party.run(1)
+    with pytest.raises(ValueError, match="another secret"):
+        party.region(0, 1, secret=b"a stranger's secret").join(1.0)
 
 
 @pytest.mark.slow
-def test_regions_exchange_through_a_store_that_fails(proxy, url):
-    party = Party(exchange.store, url)
-    try:
-        regions = party.run(3, timing=exchange.Timing(beat_s=0.5, dead_after_s=20, deadline_s=60))
-        proxy.trouble = at_random(3, busy=0.05, slow=0.05, lost=0.05)
-        for number in range(5):
-            send(regions, f"{number}", number)
-            for arrived in land(regions, f"{number}"):
-                check(arrived, 3, range(3), number)
-        proxy.trouble = lambda method, path: None
-        assert {0, 503} <= {status for *_, status in proxy.seen}
-    finally:
-        party.close()
+def test_regions_exchange_through_a_store_that_fails(proxy, url, meet):
+    timing = exchange.Timing(beat_s=0.5, dead_after_s=20, deadline_s=60)
+    regions = meet(url).run(3, timing=timing)
+    proxy.trouble = at_random(3, busy=0.05, slow=0.05, lost=0.05)
+    rounds(regions, 0, 5)
+    proxy.trouble = lambda method, path: None
+    assert {0, 503} <= {status for *_, status in proxy.seen}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 4])
-def test_requests_of_a_round_are_those_that_plan_prints(proxy, url, count):
-    party = Party(exchange.store, url)
-    try:
-        regions = party.run(count)
-        rounds(regions, 0, 3)
-        proxy.seen.clear()
-        rounds(regions, 3, 9)
-        seen = [(m, p) for m, p, _ in proxy.seen if "/beat/" not in p]
-        a_round = len(seen) / count / 6
-        least = requests_a_round(count)
-        assert least <= a_round * 1.05 and a_round < 2 * least
-    finally:
-        party.close()
+def test_requests_of_a_round_are_those_that_plan_prints(proxy, url, meet, count):
+    regions = meet(url).run(count)
+    rounds(regions, 0, 3)
+    proxy.seen.clear()
+    rounds(regions, 3, 9)
+    seen = [(m, p) for m, p, _ in proxy.seen if "/beat/" not in p]
+    a_round = len(seen) / count / 6
+    least = requests_a_round(count)
+    assert least <= a_round * 1.05 and a_round < 2 * least

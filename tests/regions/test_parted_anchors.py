@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import oracle
 import pytest
-from regions.together import CUT, batches, engine, rows, values
+from regions.together import CUT, batches, engine, rows, unhurried, values
 
 import lowcomm_jax as lc
 from lowcomm_jax.recovery import rejoin
@@ -58,11 +58,6 @@ def test_who_parted_stops_and_takes_what_holds(brief, heal, count, parted):
     steps = 400
     data, entered = batches(steps, count), threading.Event()
 
-    def unhurried(region, at):
-        for batch in data[at:]:
-            entered.wait(0.1)
-            yield rows(batch, region)
-
     def job(region, exchange):
         with jax.numpy_dtype_promotion("standard"):
             one, state = begin(region, count, exchange, parted)
@@ -75,7 +70,7 @@ def test_who_parted_stops_and_takes_what_holds(brief, heal, count, parted):
                 state = one.init(oracle.make_params())
                 state = rejoin.enter(one, state, rows(data[0], region))
                 entered.set()
-            state, _ = one.run(state, unhurried(region, int(state.counters.step)))
+            state, _ = one.run(state, unhurried(data[int(state.counters.step) :], region, entered))
             return values(one.finish(state))
 
     with ThreadPoolExecutor(count) as pool:
@@ -116,16 +111,21 @@ def test_what_the_last_landing_leaves_is_compared_too(between):
 @pytest.mark.parametrize(
     "heal, anchors, stopped, heals",
     [
+        ("stop", [1, 1, 1], [], None),
         ("stop", [1, 1, 2], [0, 1, 2], False),
         ("stop", [None, 1, 1], [], None),
         ("stop", [None, 1, 2], [0, 1, 2], False),
         ("majority", [1, 2, 2], [0], True),
+        ("majority", [1, 1, 2, 2, 2], [0, 1], True),
+        ("majority", [1, 1, 2, 2], [0, 1, 2, 3], False),  # half are no majority
+        ("majority", [1, 2, 3, 4], [0, 1, 2, 3], False),
         ("majority", [1, 2, None], [0, 1, 2], False),  # one against one
         ("lowest", [1, 2, 2], [1, 2], True),
         ("lowest", [None, 2, 3], [2], True),
     ],
 )
-def test_which_terms_hold(heal, anchors, stopped, heals):
+def test_whose_terms_hold(heal, anchors, stopped, heals):
+    """Where those of none do, all stop, and none takes what another one has."""
     known = {r: {"step": 8} | ({"anchor": x} if x else {}) for r, x in enumerate(anchors)}
     found = []
     for region, own in known.items():
@@ -135,21 +135,4 @@ def test_which_terms_hold(heal, anchors, stopped, heals):
             assert error.heals == heals
             found.append(region)
     assert found == stopped
-    assert terms.counting(known, heal) == {0, 1, 2} - set(stopped if heals else [])
-
-
-@pytest.mark.parametrize(
-    ("anchors", "heal", "holding"),
-    [
-        ("aabb", "majority", "0123"),  # half are no majority: none hold, and all stop
-        ("abb", "majority", "12"),
-        ("aabbb", "majority", "234"),
-        ("abcd", "majority", "0123"),
-        ("abb", "lowest", "0"),
-        ("abb", "stop", "012"),
-        ("aaa", "stop", "012"),
-    ],
-)
-def test_whose_terms_hold(anchors, heal, holding):
-    known = {region: {"anchor": anchor} for region, anchor in enumerate(anchors)}
-    assert terms.counting(known, heal) == set(map(int, holding))
+    assert terms.counting(known, heal) == set(known) - set(stopped if heals else [])

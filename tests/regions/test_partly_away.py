@@ -1,11 +1,12 @@
 """Some regions cannot reach the others for a while, or not as long: what has landed in one of them
 and not in another must not pass for anchors that have parted."""
 
+import contextlib
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from regions.away import ALONE, AWAY, Job, one_process
+from regions import away
+from regions.away import ALONE, AWAY, one_process
 from regions.faults import folder, outage
 from regions.party import TIMING, until
 from regions.test_same_numbers import assert_same
@@ -22,31 +23,25 @@ def started(store_party):
 
     Each has a door of its own to the folder; `hold(job)`: what it then waits for.
     """
-    pools = []
+    with contextlib.ExitStack() as held:
 
-    def make(count, hold):
-        folder(store_party).mkdir()
+        def make(count, hold):
+            folder(store_party).mkdir()
 
-        def one(region):
-            reconnect_region(folder(store_party), region)
-            url = f"file://{region_link(folder(store_party), region)}"
-            timing = exchange.Timing(**{**vars(TIMING), "deadline_s": 60})
-            own = exchange.store(url, region, count, "run", timing=timing)
-            store_party.made.append(own)
-            own.join(60)
-            job = Job(NAME, region, count, own)
-            job.holds[AWAY] = lambda: hold(job)
-            return job
+            def by_a_door(region):
+                reconnect_region(folder(store_party), region)
+                url = f"file://{region_link(folder(store_party), region)}"
+                timing = exchange.Timing(**{**vars(TIMING), "deadline_s": 60})
+                own = exchange.store(url, region, count, "run", timing=timing)
+                store_party.made.append(own)
+                return own
 
-        pools.append(ThreadPoolExecutor(count))
-        jobs = list(pools[0].map(one, range(count)))
-        ends = [pools[0].submit(job.live) for job in jobs]
-        until(lambda: all(job.waits_for_outage() for job in jobs), 60.0)
-        return jobs, ends
+            holds = lambda job: {AWAY: lambda: hold(job)}  # noqa: E731
+            jobs, ends = held.enter_context(away.started(NAME, count, by_a_door, holds))
+            until(lambda: all(job.waits_for_outage() for job in jobs), 60.0)
+            return jobs, ends
 
-    yield make
-    for pool in pools:
-        pool.shutdown()
+        yield make
 
 
 def test_the_folder_comes_back_between_two_sends(started, store_party):

@@ -76,8 +76,7 @@ def test_payloads_are_kept_for_one_that_has_asked_for_a_state_not_before(party):
     """While it compiles nothing piles up."""
     regions = party.run(3, keep=2)
     vanish(regions[2])
-    again = party.region(2, 3, keep=2)
-    again.join(20.0)
+    again = party.joined(2, 3, keep=2)
     rounds(regions[:2], 0, 7)
     time.sleep(0.5)
     rounds(regions[:2], 7, 8)

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import http.client
-import json
 import os
 import pathlib
 import resource
@@ -36,7 +35,6 @@ from regions.party import (
 )
 from regions.proxy import Proxy
 from regions.test_same_numbers import METHODS, assert_same, expected
-from regions.test_separate_processes import start
 from regions.together import in_jobs
 
 from experiments.processes import free_port
@@ -45,8 +43,6 @@ from lowcomm_jax.store import serving
 from lowcomm_jax.store.certificates import make_credentials, read_credentials
 from lowcomm_jax.store.pulling import DeniedError, Partial, Port
 from lowcomm_jax.store.serving import PayloadServer, tls_context
-
-__all__ = ["start"]  # a fixture
 
 JUNK = {
     "4 NULs": bytes(4),
@@ -71,11 +67,15 @@ def served(region):
     return region._context.transport._server
 
 
+def connect(address):
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=20)
+
+
 def throw(address, junk):
     """What a stranger does: connect, say something, and read what is answered."""
-    host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host, int(port)), timeout=5) as stranger:
+        with connect(address) as stranger:
             stranger.sendall(junk)
             stranger.shutdown(socket.SHUT_WR)
             while stranger.recv(1 << 16):
@@ -87,31 +87,21 @@ def throw(address, junk):
 # -- strangers ----------------------------------------------------------------------------------
 
 
-def test_junk_bytes_end_nothing(party):
-    regions = party.run(2)
-    before = [served(x).process.pid for x in regions]
-    for number, junk in enumerate(JUNK.values()):
-        for x in regions:
-            throw(served(x).address, junk)
-        rounds(regions, number, number + 1)
-    # Not even the process that they reach.
-    assert [served(x).process.pid for x in regions] == before
-
-
 def test_two_jobs_under_junk_end_with_the_bits_of_the_run_in_one_process(between):
-    addresses, thrown, over = [], [], threading.Event()
+    """Nothing ends: not even the processes that it reaches."""
+    servers, thrown, over = {}, [], threading.Event()
     make = between(2, kind=over_peers)
 
     def noted(region):
         made = make(region)
-        addresses.append(served(made).address)
+        servers[served(made)] = served(made).process.pid
         return made
 
     def strangers():
         while not over.wait(0.01):
-            for address in list(addresses):
+            for server in list(servers):
                 for junk in JUNK.values():
-                    throw(address, junk)
+                    throw(server.address, junk)
                     thrown.append(junk)
 
     thrower = threading.Thread(target=strangers)
@@ -122,35 +112,13 @@ def test_two_jobs_under_junk_end_with_the_bits_of_the_run_in_one_process(between
         over.set()
         thrower.join()
     assert len(thrown) >= 2 * len(JUNK)
+    assert [server.process.pid for server in servers] == [*servers.values()]
     assert_same(jobs, expected(METHODS["local_sgd"](), 2, 9), own_anchors=False)
 
 
-@pytest.mark.slow
-def test_real_jobs_survive_junk_and_leave_no_process_behind(start, tmp_path):
-    jobs = [start("peers", f"file://{tmp_path}/meet", region, 2) for region in range(2)]
-    jobs[0].wait_for(lambda landed: len(landed) >= 3)
-    beats = [(tmp_path / f"meet/run/beat/{r}").read_bytes().partition(b"\n")[2] for r in range(2)]
-    addresses = [json.loads(x)["address"].removeprefix("https://") for x in beats]
-    for _ in range(20):
-        for address in addresses:
-            for junk in JUNK.values():
-                throw(address, junk)
-    reached = len(jobs[0].landed)
-    for job in jobs:
-        job.wait_for(lambda landed: len(landed) >= reached + 10)
-    ends = [job.landed for job in jobs]
-    for number in ends[0].keys() & ends[1].keys():
-        assert [x[number]["part"] for x in ends] == [[0, 1]] * 2
-        assert ends[0][number]["digest"] == ends[1][number]["digest"]
-    for job, address in zip(jobs, addresses, strict=True):
-        job.process.kill()
-        until(lambda a=address: refused(a))
-
-
 def refused(address):
-    host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host, int(port)), timeout=5).close()
+        connect(address).close()
     except ConnectionRefusedError:
         return True
     return False
@@ -183,11 +151,6 @@ def test_a_serving_process_that_ends_or_hangs_is_started_again_with_what_it_held
     for stranger in crowd:
         stranger.close()
     rounds(regions, 2, 4)
-
-
-def connect(address):
-    host, _, port = address.rpartition(":")
-    return socket.create_connection((host, int(port)), timeout=20)
 
 
 def asked(port, name, nbytes):
@@ -410,15 +373,18 @@ os.kill(os.getpid(), 9)
     assert "Traceback" not in done.stderr
 
 
-def test_several_connections_bring_one_payload(ends):
-    server, port, _ = ends()
-    for nbytes, streams in ((1 << 20, 1), (9 << 20, 2), (64 << 20, 4)):
+def test_several_connections_bring_one_payload_and_what_has_left_is_counted(ends):
+    left, sizes = [], {1 << 20: 1, 9 << 20: 2, 64 << 20: 4}
+    server, port, _ = ends(left.append)
+    for nbytes, streams in sizes.items():
         data = bytes(nbytes)
         server.hold(f"{nbytes}", data)
         with Proxy(server.address) as proxy:
             assert pulled(port, f"{nbytes}", partial := Partial(nbytes), at=proxy.address)
             assert proxy.connections == len(partial.ranges) == streams
         assert partial.data.tobytes() == data
+    server.close()
+    assert sum(left) == sum(sizes)
 
 
 def test_a_payload_that_is_not_held_is_denied(ends):
@@ -506,15 +472,6 @@ def test_a_payload_of_more_than_two_gigabytes(ends):
     partial = Partial(len(data))
     assert pulled(port, "larger", partial)
     assert len(data) > 2**31 and partial.data.tobytes() == data
-
-
-def test_what_has_left_is_counted(ends):
-    left = []
-    server, port, _ = ends(left.append)
-    server.hold("name", bytes(3 << 20))
-    assert pulled(port, "name", Partial(3 << 20))
-    server.close()
-    assert sum(left) == 3 << 20
 
 
 def test_memory_holds_no_more_than_the_kept_payloads(party):
@@ -639,8 +596,7 @@ def test_regions_behind_a_map_of_ports_listen_elsewhere(party, tmp_path, given):
 
 
 def test_a_free_port_is_announced_also_where_all_addresses_are_listened_on(party):
-    made = party.region(0, 1, address="127.0.0.1:0", listen="0.0.0.0:0")
-    made.join(20.0)
+    made = party.joined(0, 1, address="127.0.0.1:0", listen="0.0.0.0:0")
     assert made._context.heartbeat.own.address == f"https://127.0.0.1:{served(made).port}"
 
 

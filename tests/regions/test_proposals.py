@@ -155,8 +155,11 @@ def test_a_payload_that_only_we_lack_is_waited_for_while_the_others_live():
 # -- what is waited for before a region confirms what it holds ----------------------------------
 
 
-def waiting(awaited=(0, 1, 2), due_s=0.0, **changes):
-    """An exchange of region 0 that nobody else has announced to yet; (it, its context, notes)."""
+def waiting(awaited=(0, 1, 2), due_s=0.0, missed=0, **changes):
+    """An exchange of region 0 that nobody else has announced to yet; (it, its context, notes).
+
+    `missed`: exchanges that region 1 has missed before it has caught up.
+    """
     around = context(living={0, 1, 2})
     notes = SimpleNamespace(late_s=[], confirmed=[])
     around.pace.announced = notes.late_s.append
@@ -171,6 +174,9 @@ def waiting(awaited=(0, 1, 2), due_s=0.0, **changes):
     request = dataclasses.replace(REQUEST, **changes)
     one = exchange(around, request, awaited, due_s)
     one.announcements[0] = Announced(1, payload(0), {})
+    if missed:
+        around.wait_list.late = {1: Late(4, missed)}
+        around.heartbeat.latest = lambda: {1: Beat(1, step=5)}
     return one, around, notes
 
 
@@ -267,48 +273,35 @@ def test_a_deadline_begins_when_the_loop_waits():
     assert notes.late_s == [5 * DEADLINE_S]
 
 
-def late(one, around, missed):
-    """Region 1 has missed so many exchanges, and has caught up since."""
-    around.wait_list.late = {1: Late(4, missed)}
-    around.heartbeat.latest = lambda: {1: Beat(1, step=5)}
-
-
 def test_who_has_missed_exchanges_is_waited_for_longer():
-    one, around, notes = waiting(awaited=(0, 1))
-    late(one, around, missed=3)
+    one, around, notes = waiting(awaited=(0, 1), missed=3)
     around.heartbeat.clock_s = 8 * DEADLINE_S - 0.5
     assert not confirms(one)
     around.heartbeat.clock_s = 8 * DEADLINE_S
     assert confirms(one) and not notes.late_s, "no usual wait, and in vain"
-    one, around, notes = waiting(awaited=(0, 1))
-    late(one, around, missed=3)
+    one, around, notes = waiting(awaited=(0, 1), missed=3)
     around.heartbeat.clock_s = 5 * DEADLINE_S
     arrive(one, around, 1)
     assert confirms(one) and notes.late_s == [5 * DEADLINE_S], "a region that stays so slow"
-    one, around, _ = waiting(awaited=(0, 1), teaches=False)
-    late(one, around, missed=3)
+    one, around, _ = waiting(awaited=(0, 1), teaches=False, missed=3)
     around.heartbeat.clock_s = DEADLINE_S
     assert confirms(one), "in the exchange that this one follows it was in time"
-    one, around, _ = waiting(awaited=(0, 2))
-    late(one, around, missed=3)
+    one, around, _ = waiting(awaited=(0, 2), missed=3)
     around.heartbeat.clock_s = DEADLINE_S
     assert confirms(one), "it is not what this exchange waits for"
 
 
 def test_who_has_missed_exchanges_and_announces_has_the_usual_time_from_then_on():
-    one, around, _ = waiting(awaited=(0, 1))
-    late(one, around, missed=3)
+    one, around, _ = waiting(awaited=(0, 1), missed=3)
     around.heartbeat.clock_s = 8 * DEADLINE_S - 1.0
     assert_has_the_usual_time_once_it_announces(one, around)
-    one, around, _ = waiting()
-    late(one, around, missed=3)
+    one, around, _ = waiting(missed=3)
     around.heartbeat.clock_s = 7 * DEADLINE_S
     arrive(one, around, 2)
     assert not confirms(one)
     around.heartbeat.clock_s = 8 * DEADLINE_S
     assert confirms(one), "another one's announcement gives it no more time"
-    one, around, _ = waiting(awaited=(0, 2))
-    late(one, around, missed=3)
+    one, around, _ = waiting(awaited=(0, 2), missed=3)
     around.heartbeat.clock_s = DEADLINE_S - 1.0
     assert not confirms(one)
     arrive(one, around, 1)
@@ -328,20 +321,17 @@ def test_who_has_missed_exchanges_and_announces_has_the_usual_time_from_then_on(
 )
 def test_a_record_says_who_is_late(awaited, passed, expected):
     """Region 1 has been late before; who announces nothing stays late, waited for or not."""
-    one, around, _ = waiting(awaited=awaited)
-    late(one, around, missed=2)
+    one, around, _ = waiting(awaited=awaited, missed=2)
     around.heartbeat.own = Beat(1, step=9)
     around.heartbeat.clock_s = 8 * DEADLINE_S
     one._passed_over = lambda waiting: passed
     assert proposed(one).late == expected
-    one, around, _ = waiting(awaited=(0, 1))
-    late(one, around, missed=2)
+    one, around, _ = waiting(awaited=(0, 1), missed=2)
     arrive(one, around, 1)
     held = {r: f"digest {r}" for r in (0, 1)}
     around.commit_log.confirmed = lambda name, jobs: {job.region: held for job in jobs}
     assert proposed(one).late == {}, "it has announced"
-    one, around, _ = waiting(awaited=(0,), teaches=False)
-    late(one, around, missed=2)
+    one, around, _ = waiting(awaited=(0,), teaches=False, missed=2)
     assert proposed(one).late == {}, "the exchange that this one follows says it"
 
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from leaving import counters_of
 
-from lowcomm_jax.jobs.job_carrier import JobCarrier
+from lowcomm_jax.jobs import job_carrier
+from lowcomm_jax.jobs.job_carrier import JobCarrier, OutagePacing
 from lowcomm_jax.schedule import Adaptive, Ranked, Staggered
 from lowcomm_jax.schedule.base import Adopt, Move, Send
 from lowcomm_jax.state.train_state import InFlight, TrainState
@@ -150,3 +151,20 @@ def test_who_waits_for_a_late_payload_has_not_sent(name):
     assert at_8[0][1] == "send" and not any(who for *_, who in adopts)
     after = [act for act in loop.noted if act[0] == 12 and act[1] == "adopt"]
     assert after and all(who for *_, who in after), "from its next send on it adopts again"
+
+
+def test_patience_is_four_times_our_own_pace(monkeypatch):
+    """What the others may take after this job was cut off. Two steps a second here: 10 steps may
+    take 20 s elsewhere."""
+    now = [100.0]
+    monkeypatch.setattr(job_carrier.time, "monotonic", lambda: now[0])
+    pacing = OutagePacing()
+    assert pacing.patience_s(10) == 0.0  # nothing is deferred
+    pacing.deferred(50)
+    assert pacing.patience_s(10) == 0.0  # of one deferral no pace is known
+    now[0] = 103.0
+    pacing.deferred(56)
+    assert pacing.patience_s(10) == pytest.approx(4 * 10 * 0.5)
+    now[0] = 112.0
+    pacing.deferred(62)  # since the first, not since the last
+    assert pacing.patience_s(10) == pytest.approx(4 * 10 * 1.0)

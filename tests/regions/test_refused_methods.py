@@ -13,23 +13,11 @@ from lowcomm_jax.rules.batching import NormTest
 from lowcomm_jax.schedule import Staggered
 
 SPEEDS = (1.0, 1.0, 1.0)
-RUN = {
-    "local_sgd": lambda m: m.local_sgd(4),
-    "diloco": lambda m: m.diloco(4),
+RUN = {  # besides those that `test_same_numbers` trains between jobs
     "delayed_diloco": lambda m: m.delayed_diloco(4),
-    "streaming_diloco": lambda m: m.streaming_diloco(4, 2, 1, 0.5),
-    "cocodc": lambda m: m.cocodc(4, 2, 1),
-    "dilocox": lambda m: m.dilocox(4),
-    "noloco": lambda m: m.noloco(4),
-    "gasloc": lambda m: m.gasloc(4, 0.6, 0.3, 0.8),
-    "edit": lambda m: m.edit(4),
     "partial_updates": lambda m: m.partial_updates(4, lc.roles.Shares("a")),
-    "spes": lambda m: m.spes(4, "a", "a"),
-    "sparseloco": lambda m: m.sparseloco(4),
-    "pulseloco": lambda m: m.pulseloco(4),
     "muloco": lambda m: m.muloco(4),
     "decoupled_momentum": lambda m: m.decoupled_momentum(4),
-    "as coded": lambda m: m.decoupled_momentum(4, "as_coded"),
     "async_local_sgd": lambda m: m.async_local_sgd(4, SPEEDS),
     "heloco": lambda m: m.heloco(4, SPEEDS),
     "adloco": lambda m: m.adloco(4),

@@ -50,8 +50,7 @@ def test_what_an_earlier_job_has_left_of_an_exchange_that_is_sent_again_is_remov
     first.start("1", {"x": np.ones((1, 4), np.float32)})
     until(lambda: first._open["1"].own)
     first._context.heartbeat.stop(leaving=False)
-    again = store_party.region(0, 2, keep=1)
-    again.join(20.0)
+    again = store_party.joined(0, 2, keep=1)
     for number in range(1, 8):
         for x in (again, other):
             x.start(f"{number}", {"x": np.full((1, 4), number, np.float32)})

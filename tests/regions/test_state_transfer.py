@@ -43,20 +43,10 @@ def pieces(donor) -> list[str]:
     ]
 
 
-def test_asking_giving_and_taking(party):
-    first, second = party.run(2)
-    assert second.state_transfer.newest() is None and not first.state_transfer.owed()
-    second.want_state()
-    until(first.state_transfer.owed)
-    first.state_transfer.give(12, ARRAYS, DOCUMENT)
-    same(second.state_transfer.newest(), 12)
-    send([second], "k", takes_part=False)
-    until(lambda: not first.state_transfer.asking())
-
-
 def test_who_asks_gets_a_state_of_now_and_gets_it_once(party):
     """An old one leads nowhere, and a new one every step would never be fetched whole."""
     first, second = party.run(2)
+    assert second.state_transfer.newest() is None and not first.state_transfer.owed()
     first.state_transfer.give(3, ARRAYS, {})
     same(second.state_transfer.newest(), 3, document={})
     second.want_state()
@@ -65,9 +55,10 @@ def test_who_asks_gets_a_state_of_now_and_gets_it_once(party):
     first.state_transfer.give(4, ARRAYS, DOCUMENT)
     assert not first.state_transfer.owed()
     same(second.state_transfer.newest(), 4)
+    send([second], "k", takes_part=False)  # which says that it asks no longer
+    until(lambda: not first.state_transfer.asking())
     # The job that takes its place has not been given anything yet.
-    again = party.region(1, 2)
-    again.join(20.0)
+    again = party.joined(1, 2)
     again.want_state()
     until(first.state_transfer.owed)
     first.state_transfer.give(10, ARRAYS, DOCUMENT)
@@ -94,31 +85,10 @@ def test_the_lowest_that_does_not_ask_gives_and_the_next_one_when_it_is_gone(par
         same(x.state_transfer.newest(), 5)
 
 
-def test_nobody_waits_for_a_region_that_asks(party):
-    regions = party.run(2)
-    regions[1].want_state()
-    until(lambda: regions[0].state_transfer.asking().keys() == {1})
-    send(regions[:1], "k")
-    check(land(regions[:1], "k")[0], 2, [0])
-
-
-def test_who_has_come_in_is_waited_for_before_its_first_payload(party):
-    regions = party.run(2)
-    regions[1].want_state()
-    until(lambda: regions[0].state_transfer.asking().keys() == {1})
-    regions[0].beat(9)
-    regions[1].come_in()
-    assert regions[1].steps()[0] == 9 and not regions[0].state_transfer.asking()
-    send(regions[:1], "k")
-    time.sleep(0.3)
-    assert not regions[0].ready("k")
-    send(regions[1:], "k", takes_part=False)
-    check(land(regions[:1], "k")[0], 2, [0])
-
-
-def test_exchanges_made_without_a_region_that_asks_are_none_it_was_waited_for_in_vain(party):
-    """Else nobody would wait for it before it is past where they were: where steps are short, it
-    would run after them."""
+def test_nobody_waits_for_a_region_that_asks_and_all_do_once_it_has_come_in(party):
+    """Before its first payload. What was exchanged meanwhile it was not waited for in vain: else
+    nobody would wait before it is past where they were, and where steps are short, it would run
+    after them."""
     regions = party.run(2)
     regions[1].want_state()
     until(lambda: regions[0].state_transfer.asking().keys() == {1})
@@ -128,6 +98,7 @@ def test_exchanges_made_without_a_region_that_asks_are_none_it_was_waited_for_in
     send(regions[:1], "a")
     check(land(regions[:1], "a")[0], 2, [0])
     regions[1].come_in()
+    assert regions[1].steps()[0] == 9 and not regions[0].state_transfer.asking()
     send(regions[:1], "b")
     time.sleep(0.3)
     assert not regions[0].ready("b")
@@ -185,13 +156,6 @@ def test_a_region_keeps_its_two_newest_states(party):
     same(second.state_transfer.newest(), 3, document={"step": 3})
 
 
-def test_steps_are_told_with_the_heartbeat(party):
-    regions = party.run(2)
-    assert regions[0].steps() == {0: 0, 1: 0}
-    regions[1].beat(40)
-    until(lambda: regions[0].steps() == {0: 0, 1: 40})
-
-
 def left(region) -> set[tuple[int, int]]:
     """Of which step and donor a record or a piece of a state is stored."""
     store = region._context.store
@@ -228,8 +192,7 @@ def test_what_was_given_in_our_place_before_is_removed(party):
     regions[0].state_transfer.give(3, ARRAYS, DOCUMENT)
     regions[1].state_transfer.give(4, ARRAYS, DOCUMENT)
     vanish(regions[0])
-    again = party.region(0, 2)
-    again.join(20.0)
+    again = party.joined(0, 2)
     again.come_in()
     rounds([again, regions[1]], 0, 2)
     until(lambda: left(again) == {(4, 1)})
@@ -251,8 +214,7 @@ def test_who_is_only_coming_in_is_no_donor(party):
     regions = party.run(3)
     vanish(regions[0])
     until(lambda: regions[1].steps().keys() == {1, 2})
-    again = party.region(0, 3)
-    again.join(20.0)
+    again = party.joined(0, 3)
     regions[2].want_state()
     until(regions[1].state_transfer.owed)
     assert not again.state_transfer.owed()

@@ -23,6 +23,17 @@ from lowcomm_jax.store.heartbeat import Heartbeat
 R, STEPS = 3, 4  # one period: the last step is a boundary
 
 
+def comes(name, count, own):
+    """What a region ends with that enters when all steps are made, and how often it has sent."""
+    one = engine(METHODS[name](), count, own)
+    with jax.numpy_dtype_promotion("standard"):
+        batch = rows(batches(STEPS, count)[0], own.region)
+        state = rejoin.enter(one, one.init(oracle.make_params()), batch)
+        assert state.counters.step == STEPS
+        state = one.finish(state)
+    return values(state), state.counters.sends.tolist()
+
+
 def test_what_was_left_out_at_the_last_step_is_sent_once_more(between):
     def sits_out(step):
         return [True, step != STEPS, True]
@@ -51,22 +62,15 @@ def test_who_comes_in_at_the_last_step_ends_with_the_others(sits, brief):
             state, _ = one.run(state, [rows(b, region) for b in data], who)
             state = one.finish(state)
             rejoin.serve(one, state)
-            return values(state)[0], state.counters.sends.tolist()
-
-    def comes():
-        one = engine(METHODS["diloco"](), R, brief(R)(2))
-        with jax.numpy_dtype_promotion("standard"):
-            state = rejoin.enter(one, one.init(oracle.make_params()), rows(data[0], 2))
-            assert state.counters.step == STEPS
-            state = one.finish(state)
-            return values(state)[0], state.counters.sends.tolist()
+            return values(state), state.counters.sends.tolist()
 
     with ThreadPoolExecutor(R) as pool:
-        running = [pool.submit(stays, 0), pool.submit(stays, 1), pool.submit(comes)]
+        running = [pool.submit(stays, 0), pool.submit(stays, 1)]
+        running.append(pool.submit(lambda: comes("diloco", R, brief(R)(2))))
         ends = [one.result() for one in running]
     assert [sends for _, sends in ends] == [ends[0][1]] * R
-    for anchor, _ in ends[1:]:
-        jax.tree.map(np.testing.assert_array_equal, anchor, ends[0][0])
+    for (anchor, _), _ in ends[1:]:
+        jax.tree.map(np.testing.assert_array_equal, anchor, ends[0][0][0])
 
 
 @pytest.mark.parametrize("name", ["diloco", pytest.param("streaming", marks=pytest.mark.slow)])
@@ -88,17 +92,12 @@ def test_who_comes_after_the_end_takes_the_result(name, brief):
             rejoin.serve(one, state)
             return values(state), state.counters.sends.tolist()
 
-    def comes():
+    def comes_late():
         assert over.wait(60.0)
-        one = engine(METHODS[name](), 2, brief(2)(1))
-        with jax.numpy_dtype_promotion("standard"):
-            state = rejoin.enter(one, one.init(oracle.make_params()), rows(data[0], 1))
-            assert state.counters.step == STEPS
-            state = one.finish(state)
-            return values(state), state.counters.sends.tolist()
+        return comes(name, 2, brief(2)(1))
 
     with ThreadPoolExecutor(2) as pool:
-        ends = [end.result(100) for end in [pool.submit(stays), pool.submit(comes)]]
+        ends = [end.result(100) for end in [pool.submit(stays), pool.submit(comes_late)]]
     assert ends[1][1] == ends[0][1]
     jax.tree.map(np.testing.assert_array_equal, ends[1][0], ends[0][0])
 
@@ -128,13 +127,9 @@ def test_who_comes_when_all_are_gone_takes_the_result_that_they_left(comes_back,
         return
     back = brief(2)(1)
     assert back.epoch == 1 and not back.awaited
-    one = engine(METHODS["diloco"](), 2, back)
-    with jax.numpy_dtype_promotion("standard"):
-        state = rejoin.enter(one, one.init(oracle.make_params()), rows(data[0], 1))
-        assert state.counters.step == STEPS
-        state = one.finish(state)
-    assert state.counters.sends.tolist() == ends[0][1]
-    jax.tree.map(np.testing.assert_array_equal, values(state), ends[0][0])
+    found, sends = comes("diloco", 2, back)
+    assert sends == ends[0][1]
+    jax.tree.map(np.testing.assert_array_equal, found, ends[0][0])
 
 
 def test_who_has_not_come_in_yet_when_the_others_end_misses_the_end(brief):

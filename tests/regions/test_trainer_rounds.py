@@ -64,6 +64,12 @@ def train(one, source, runs, participants=None):
         return [*found, seen(one.finish(state))]
 
 
+def on_mesh(made, regions, runs, participants=None):
+    return train(
+        engine(made(), regions), lambda *given: stream(*given, regions), runs, participants
+    )
+
+
 def in_jobs(between, made, regions, runs, participants=None, kind=exchange.store, **settings):
     make = between(regions, kind=kind)
 
@@ -93,21 +99,11 @@ def assert_same(jobs, together):
 @pytest.mark.parametrize("regions", [2, 3])
 def test_anchors_batches_and_merges_are_those_of_one_process(regions, between):
     runs = [{"rounds": 2}, {"steps": 2}, {"steps": 5}]
-    together = train(
-        engine(method(), regions),
-        lambda *given: stream(*given, regions),
-        runs,
-    )
+    together = on_mesh(method, regions, runs)
     kind = KINDS["peers" if regions == 3 else "store"]
     jobs = in_jobs(between, method, regions, runs, kind=kind)
     assert_same(jobs, together)
     assert len(together[-2]) < 3 and max(n[1][0] for n in together[-2].values()) > 1
-
-
-def on_mesh(made, regions, runs, participants=None):
-    return train(
-        engine(made(), regions), lambda *given: stream(*given, regions), runs, participants
-    )
 
 
 def sitting_out(step):

@@ -33,6 +33,14 @@ def rows(batch, region):
     return jax.tree.map(lambda x: x[region : region + 1], batch)
 
 
+def unhurried(data, region, over, since=0, wait_s=0.1):
+    """A region's batches; from number `since` on each takes so long, until `over` is set."""
+    for number, batch in enumerate(data):
+        if number >= since:
+            over.wait(wait_s)
+        yield rows(batch, region)
+
+
 def train(one, data, participants=None, shapes=oracle.SHAPES, narrow=()):
     """(anchors, own parameters) at the end, and after `finish`; leaves of `narrow` are bf16."""
     with jax.numpy_dtype_promotion("standard"):

@@ -104,17 +104,24 @@ def assert_as_in_one_process(tiny, root, name, regions, steps, **config):
     return happened
 
 
+def happened_under(faults, tiny, root, name, steps, exchange, seconds, **config):
+    """What happened to three jobs under these faults, each of which came and ended."""
+    script = root / f"{name}.yaml"
+    write(script, [*far_apart(3, steps), *faults])
+    given = [f"--faults={script}", f"--exchange={exchange}"]
+    shown = launched(seconds, *arguments(tiny, root, name, 3, steps, *given, **config))
+    injected = [fault for fault in faults if fault.kind in ("kill", "stop", "partition", "outage")]
+    for fault in injected:
+        what = "outage" if fault.kind == "outage" else f"{fault.kind} of region {fault.region}"
+        assert f"{what} begins" in shown and f"{what} ends" in shown, shown
+    played = read(str(root / name / SCRIPT), 3, steps)
+    assert played == read(str(script), 3, steps) and not played[1]
+    return assert_as_in_one_process(tiny, root, name, 3, steps, **config)
+
+
 @pytest.mark.slow
 def test_every_kind_of_fault(tiny, root):
-    steps, script = 3000, root / "script.yaml"
-    write(script, [*far_apart(3, steps), *EVERY_KIND])
-    given = [f"--faults={script}", "--exchange=store"]
-    shown = launched(900, *arguments(tiny, root, "every", 3, steps, *given))
-    for fault in ("kill of region 1", "outage", "stop of region 2", "partition of region 0"):
-        assert f"{fault} begins" in shown and f"{fault} ends" in shown, shown
-    played = read(str(root / "every" / SCRIPT), 3, steps)
-    assert played == read(str(script), 3, steps) and not played[1]
-    happened = assert_as_in_one_process(tiny, root, "every", 3, steps)
+    happened = happened_under(EVERY_KIND, tiny, root, "every", 3000, "store", 900)
     # While the folder was away nobody could send, nor just after, before they had seen it back:
     # 9 s, and 2 s, of steps that take 0.02 s at least.
     away = [step for step, who in happened.left_out.items() if len(who) == 3]
@@ -133,13 +140,8 @@ def test_every_kind_of_fault(tiny, root):
 @pytest.mark.slow
 def test_every_kind_of_fault_with_fragments_under_way(tiny, root):
     """Of which one may have landed here and not there."""
-    steps, script, how = 3000, root / "fragments.yaml", {"config": "streaming_diloco"}
-    write(script, [*far_apart(3, steps), *EVERY_KIND])
-    given = [f"--faults={script}", "--exchange=peers"]
-    shown = launched(900, *arguments(tiny, root, "fragments", 3, steps, *given, **how))
-    for fault in ("kill of region 1", "outage", "stop of region 2", "partition of region 0"):
-        assert f"{fault} begins" in shown and f"{fault} ends" in shown, shown
-    happened = assert_as_in_one_process(tiny, root, "fragments", 3, steps, **how)
+    how = {"config": "streaming_diloco"}
+    happened = happened_under(EVERY_KIND, tiny, root, "fragments", 3000, "peers", 900, **how)
     assert 1 in {one.region for one in happened.rejoined}
     assert {region for who in happened.left_out.values() for region in who} == {0, 1, 2}
 
@@ -147,12 +149,8 @@ def test_every_kind_of_fault_with_fragments_under_way(tiny, root):
 @pytest.mark.slow
 def test_an_outage_where_what_has_landed_decides(tiny, root):
     """Of what leaves next, and all must decide alike."""
-    steps, script, config = 900, root / "outage.yaml", "cocodc"
-    write(script, [*far_apart(3, steps), Fault(200, "outage", seconds=9.0)])
-    given, how = [f"--faults={script}", "--exchange=peers"], {"config": config}
-    shown = launched(400, *arguments(tiny, root, config, 3, steps, *given, **how))
-    assert "outage begins" in shown and "outage ends" in shown, shown
-    happened = assert_as_in_one_process(tiny, root, config, 3, steps, **how)
+    faults, how = [Fault(200, "outage", seconds=9.0)], {"config": "cocodc"}
+    happened = happened_under(faults, tiny, root, "outage", 900, "peers", 400, **how)
     away = [step for step, who in happened.left_out.items() if len(who) == 3]
     assert len(away) > 10 and min(away) > 200 and max(away) < 800
 

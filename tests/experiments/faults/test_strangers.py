@@ -54,15 +54,14 @@ def test_nothing_is_written_while_the_folder_is_away_or_too_often(tmp_path, meet
     assert not (tmp_path / "nowhere").exists()
     strangers = Strangers(meeting)
     strangers.act([fault])
-    before = {
-        path.name: path.read_bytes() for path in (meeting / "run").rglob("*") if path.is_file()
-    }
+
+    def written():
+        return {path: path.read_bytes() for path in meeting.rglob("*") if path.is_file()}
+
+    before = written()
     assert EVERY_SECONDS > 0.1
     strangers.act([fault])
-    after = {
-        path.name: path.read_bytes() for path in (meeting / "run").rglob("*") if path.is_file()
-    }
-    assert before == after
+    assert written() == before
 
 
 def test_a_stranger_knocks_at_the_port_that_a_heartbeat_names(meeting):

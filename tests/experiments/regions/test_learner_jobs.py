@@ -11,20 +11,26 @@ from experiments.__main__ import main
 from experiments.metrics import read_records
 from experiments.report.main import by_region
 from experiments.report.runlog import read_run, summarise
-from experiments.workdir import CHECKPOINTS, METRICS
+from experiments.workdir import METRICS
 
-PERIOD, FRAGMENTS = 6, 3
-METHOD = {
-    "method.period": PERIOD,
-    "method.fragments": FRAGMENTS,
-    "method.overlap": 4,
-    "method.grace": 0.5,
-    "log.every": 6,
+PERIOD = 6
+LEARNERS = {"method.fragments": 3, "method.overlap": 4, "method.grace": 0.5}
+KINDS = {  # config file, and fields
+    "learners": ("configs/decoupled_jobs.py", LEARNERS),
+    "arrivals": ("configs/async_local_sgd.py", {"method.speeds": "(1.0, 1.0)"}),
 }
 
 
-def fields(tiny, root, **more):
-    return {**fields_of(tiny.arguments(root)), **METHOD, **more}
+def fields(tiny, root, kind, **more):
+    given = {**fields_of(tiny.arguments(root)), "method.period": PERIOD, "log.every": 6}
+    return {**given, **KINDS[kind][1], **more}
+
+
+def launch(tiny, root, kind, name, *options, **more):
+    """Exit code of a launcher of regions of this kind, in a folder of this name."""
+    given = [f"--config.{k}={v}" for k, v in fields(tiny, root, kind, **more).items()]
+    command = ["launch", f"--config={KINDS[kind][0]}", *options, *given]
+    return main([*command, f"--workdir={root / name}"])
 
 
 def landed(log):
@@ -34,79 +40,54 @@ def landed(log):
 
 
 def test_peers_are_refused_before_any_job_starts(tiny, root, capsys):
-    given = [f"--config.{k}={v}" for k, v in fields(tiny, root).items()]
-    command = ["launch", "--regions=2", "--config=configs/decoupled_jobs.py", *given]
-    assert main([*command, f"--workdir={root / 'refused'}"]) == 2
+    assert launch(tiny, root, "learners", "refused", "--regions=2") == 2
     assert "use exchange.store without transport= (exchange=store)" in capsys.readouterr().err
 
 
 def test_a_run_that_ends_before_the_first_arrival_is_refused(tiny, root, capsys):
-    more = {"steps": 5, "method.period": PERIOD, "method.speeds": "(1.0, 1.0)"}
-    plain = {k: v for k, v in fields(tiny, root).items() if k not in METHOD}
-    given = [f"--config.{k}={v}" for k, v in {**plain, **more}.items()]
-    command = ["launch", "--regions=2", "--exchange=store", "--config=configs/async_local_sgd.py"]
-    assert main([*command, *given, f"--workdir={root / 'short'}"]) == 2
+    options = ("--regions=2", "--exchange=store")
+    assert launch(tiny, root, "arrivals", "short", *options, steps=5) == 2
     assert "steps=5: the first round is at step 6; give more" in capsys.readouterr().err
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
-def test_three_processes_end_with_one_model(tiny, root, capfd):
-    given = [f"--config.{k}={v}" for k, v in fields(tiny, root, steps=60).items()]
-    command = ["launch", "--regions=3", "--exchange=store", "--config=configs/decoupled_jobs.py"]
-    assert main([*command, *given, f"--workdir={root / 'three'}"]) == 0, capfd.readouterr().out
-    logs, last = ends([root / "three" / f"region{r}" for r in range(3)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_three_processes_end_with_one_model(kind, tiny, root, capfd):
+    options = ("--regions=3", "--exchange=store")
+    more = {"method.speeds": "(1.0, 0.7, 0.5)"} if kind == "arrivals" else {}
+    assert launch(tiny, root, kind, kind, *options, steps=60, **more) == 0, capfd.readouterr().out
+    logs, last = ends([root / kind / f"region{r}" for r in range(3)])
     assert len({one["anchor"] for one in last}) == 1
     told = [landed(log) for log in logs]
+    # Arrivals: every 6, 4 and 3 steps, at the declared speeds about at once.
     assert all(numbers == list(range(30)) for numbers, _ in told)
     assert told[0][1] == told[1][1] == told[2][1]
-    assert summarise(read_run(root / "three")).loss == approx(last[0]["anchor"])
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_device")
-def test_three_processes_that_arrive_end_with_one_model(tiny, root, capfd):
-    more = {"steps": 60, "method.period": PERIOD, "method.speeds": "(1.0, 0.7, 0.5)"}
-    plain = {k: v for k, v in fields(tiny, root).items() if k not in METHOD}
-    given = [f"--config.{k}={v}" for k, v in {**plain, **more, "log.every": 6}.items()]
-    command = ["launch", "--regions=3", "--exchange=store", "--config=configs/async_local_sgd.py"]
-    assert main([*command, *given, f"--workdir={root / 'arrive'}"]) == 0, capfd.readouterr()
-    logs, last = ends([root / "arrive" / f"region{r}" for r in range(3)])
-    assert len({one["anchor"] for one in last}) == 1
-    told = [landed(log) for log in logs]
-    arrivals = 10 + 10 + 10  # every 6, 4 and 3 steps, at the declared speeds about at once
-    assert all(numbers == list(range(arrivals)) for numbers, _ in told)
-    assert told[0][1] == told[1][1] == told[2][1]
-    assert all(sum(who) == 1 for who in told[0][1].values())
-    merged = read_run(root / "arrive")
+    merged = read_run(root / kind)
     assert summarise(merged).loss == approx(last[0]["anchor"])
-    counted = np.array(list(told[0][1].values())).mean(0)
-    assert [one.participation for one in by_region(merged)] == approx(counted.tolist())
+    if kind == "arrivals":
+        assert all(sum(who) == 1 for who in told[0][1].values())
+        counted = np.array(list(told[0][1].values())).mean(0)
+        assert [one.participation for one in by_region(merged)] == approx(counted.tolist())
 
 
-def kind(name, tiny, root, steps=4000):
-    """(config file, fields) of a run of two; with so many steps it does not end by itself."""
-    given = fields(tiny, root, regions=2, exchange="store", steps=steps, batch=4)
-    if name == "learners":
-        return "configs/decoupled_jobs.py", given
-    given = {k: v for k, v in given.items() if k not in METHOD}
-    given |= {"method.period": PERIOD, "method.speeds": "(1.0, 1.0)", "log.every": 6}
-    return "configs/async_local_sgd.py", given
+def two(kind, tiny, root, steps=4000):
+    """(config file, fields) of two regions; with so many steps they do not end by themselves."""
+    given = {"regions": 2, "exchange": "store", "steps": steps, "batch": 4}
+    return KINDS[kind][0], fields(tiny, root, kind, **given)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
-@pytest.mark.parametrize("name", ["learners", "arrivals"])
-def test_killed_after_their_last_round_they_end_all_the_same(name, tiny, root):
+@pytest.mark.parametrize("kind", KINDS)
+def test_killed_after_their_last_round_they_end_all_the_same(kind, tiny, root):
     """All of them: what was saved before the last synchronisation is enough."""
-    file, given = kind(name, tiny, root, steps=24)
+    file, given = two(kind, tiny, root, steps=24)
     given |= {"eval.every": 0, "checkpoint.every": 0, "model.width": 128, "model.layers": 4}
     given |= {"model.mlp_width": 512, "eval.batch": 1, "eval.sequences": 100}
-    with Configured(root, 2, file, given) as run:
-        folders = [job.workdir / CHECKPOINTS for job in run.jobs]
-        run.until(lambda: all(any(x.name.isdigit() for x in f.glob("*")) for f in folders))
-        for job in run.jobs:
-            job.signal(signal.SIGKILL)
+    with Configured(root, file, given) as run:
+        run.until(lambda: all(run.saved(region) for region in (0, 1)))
+        run.kill()
         assert run.exits() == [-signal.SIGKILL] * 2, "the evaluation was too short for this test"
         for region in (0, 1):
             run.start(region)
@@ -117,13 +98,12 @@ def test_killed_after_their_last_round_they_end_all_the_same(name, tiny, root):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
-@pytest.mark.parametrize("name", ["learners", "arrivals"])
-def test_killed_and_back_then_all_stopped_and_continued(name, tiny, root):
-    with Configured(root, 2, *kind(name, tiny, root)) as run:
+@pytest.mark.parametrize("kind", KINDS)
+def test_killed_and_back_then_all_stopped_and_continued(kind, tiny, root):
+    with Configured(root, *two(kind, tiny, root)) as run:
         for region in (0, 1):
             run.reached(region, 12)
-        run.jobs[1].signal(9)
-        run.jobs[1].processes[0].wait()
+        run.kill(1)
         run.start(1)
         at = run.entered(1)
         run.reached(1, at + 12)
@@ -135,9 +115,8 @@ def test_killed_and_back_then_all_stopped_and_continued(name, tiny, root):
         assert stopped[0] == stopped[1]
         again = landed([r for r in logs[1] if r.get("step", 0) > at])
         assert any(who[1] for who in again[1].values()), "it is admitted again"
-        for job in run.jobs:
-            job.shared = [(k, v) for k, v in job.shared]
-            job.start()
+        for region in (0, 1):
+            run.start(region)
         run.until(
             lambda: all(
                 landed(read_records(job.workdir / METRICS))[0][-1] > stopped[0] + 6
@@ -154,15 +133,7 @@ def test_killed_and_back_then_all_stopped_and_continued(name, tiny, root):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
-@pytest.mark.parametrize("name", ["learners", "arrivals"])
-def test_who_comes_back_after_the_end_takes_the_result(name, tiny, root):
-    with Configured(root, 2, *kind(name, tiny, root, steps=120)) as run:
-        run.reached(1, 6)
-        run.jobs[1].signal(9)
-        run.jobs[1].processes[0].wait()
-        run.until(lambda: run.jobs[0].poll() is not None)
-        run.start(1)
-        run.until(lambda: run.jobs[1].poll() is not None)
-        assert run.exits() == [0, 0], [run.shown(r) for r in (0, 1)]
-        _, last = ends([job.workdir for job in run.jobs])
-        assert last[0]["anchor"] == last[1]["anchor"]
+@pytest.mark.parametrize("kind", KINDS)
+def test_who_comes_back_after_the_end_takes_the_result(kind, tiny, root):
+    with Configured(root, *two(kind, tiny, root, steps=120)) as run:
+        run.lose_until_the_end(1, 6)

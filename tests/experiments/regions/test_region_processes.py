@@ -4,10 +4,9 @@ import signal
 import time
 
 import pytest
-from launched import Jobs, landings
+from launched import Configured, fields_of, landings
 
 from experiments.__main__ import main
-from experiments.regions.main import RegionJob
 from experiments.report.runlog import read_run, summarise
 from experiments.train.processes import EXIT_LOST
 from experiments.workdir import METRICS
@@ -16,22 +15,12 @@ from lowcomm_jax.interrupt import EXIT_INTERRUPTED
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 
 
-class Run(Jobs):
+def jobs(tiny, root, name, steps, config="diloco", **more):
     """Region 0 of two processes, region 1 of one."""
-
-    def __init__(self, tiny, root, name, steps, *more, config="diloco"):
-        given = [a for a in tiny.arguments(root) if a.startswith("--config.") and "fsdp" not in a]
-        fields = [tuple(a.removeprefix("--config.").split("=", 1)) for a in given]
-        fields += [("regions", 2), ("exchange", "store"), ("steps", steps), ("method.period", 6)]
-        fields += [("log.every", 6), *more]
-        (root / name).mkdir(exist_ok=True)
-        meet, rest = root / name / "meet", ["--compile_cache=off"]
-        super().__init__(
-            [
-                RegionJob(config, [*fields, ("processes", n)], r, n, root / name, meet, rest, 0)
-                for r, n in enumerate((2, 1))
-            ]
-        )
+    fields = {k: x for k, x in fields_of(tiny.arguments(root)).items() if k != "mesh.fsdp"}
+    fields |= {"regions": 2, "exchange": "store", "steps": steps, "method.period": 6}
+    fields |= {"log.every": 6, **more}
+    return Configured(root, config, fields, processes=(2, 1), name=name)
 
 
 def losses(run):
@@ -57,7 +46,7 @@ def test_a_signal_to_any_process_saves_and_the_run_continues(tiny, root):
     """To the first one, and after that to the second one."""
     name, steps, last = "signal", 600, 0
     for process in range(2):
-        with Run(tiny, root, name, steps, config="streaming_diloco") as run:
+        with jobs(tiny, root, name, steps, config="streaming_diloco") as run:
             run.reached(0, last + 18)
             run.jobs[0].processes[process].send_signal(signal.SIGTERM)
             run.jobs[1].signal(signal.SIGTERM)
@@ -65,9 +54,9 @@ def test_a_signal_to_any_process_saves_and_the_run_continues(tiny, root):
             stopped = [end.steps[-1]["step"] for end in run.runs()]
             assert last + 18 <= stopped[0] == stopped[1] < steps
             last = stopped[0]
-    with Run(tiny, root, name, steps, config="streaming_diloco") as run:
+    with jobs(tiny, root, name, steps, config="streaming_diloco") as run:
         assert run.exits() == [0, 0], run.shown(0)
-    with Run(tiny, root, "whole", steps, config="streaming_diloco") as whole:
+    with jobs(tiny, root, "whole", steps, config="streaming_diloco") as whole:
         assert whole.exits() == [0, 0]
     assert losses(run) == losses(whole)
     for one, other in zip(run.runs(), whole.runs()):
@@ -77,7 +66,7 @@ def test_a_signal_to_any_process_saves_and_the_run_continues(tiny, root):
 def test_a_killed_process_ends_its_region_which_takes_part_again(tiny, root):
     """The first process, and then the second one. Steps take milliseconds, and the job compiles for
     thousands of them when it comes back."""
-    with Run(tiny, root, "killed", 100_000, ("checkpoint.every", 600)) as run:
+    with jobs(tiny, root, "killed", 100_000, **{"checkpoint.every": 600}) as run:
         run.reached(0, 60)
         came = []
         for process in range(2):
@@ -106,7 +95,7 @@ def test_a_killed_process_ends_its_region_which_takes_part_again(tiny, root):
 
 def test_refused_by_all_processes_at_once(tiny, root):
     """One of them was given another method, and both an overlap that cannot be."""
-    with Run(tiny, root, "refused", 12, ("method.period", -1)) as run:
+    with jobs(tiny, root, "refused", 12, **{"method.period": -1}) as run:
         assert run.exits(run.jobs[0]) == [2]
         for process in range(2):
             assert "period" in run.shown(0, process)

@@ -1,9 +1,7 @@
 """Who was killed and comes back when the others have ended takes their result."""
 
-import signal
-
 import pytest
-from launched import Configured, ends, fields_of
+from launched import Configured, fields_of
 
 from experiments.metrics import read_records
 from experiments.workdir import METRICS
@@ -16,17 +14,9 @@ def test_who_comes_back_when_the_others_have_ended_takes_their_result(tiny, root
     """Nobody is there any more; it ends with 0 and the same model, and trains nothing alone."""
     fields = {**fields_of(tiny.arguments(root)), "regions": 2, "exchange": exchange}
     fields |= {"method.period": 6, "log.every": 6, "checkpoint.every": 12, "steps": 240}
-    with Configured(root, 2, "configs/diloco.py", fields) as run:
-        run.reached(1, 24)
-        run.jobs[1].signal(signal.SIGKILL)
-        run.jobs[1].processes[0].wait()
-        run.until(lambda: run.jobs[0].poll() is not None)
-        run.start(1)
-        run.until(lambda: run.jobs[1].poll() is not None)
-        assert run.exits() == [0, 0], run.shown(1)
+    with Configured(root, "configs/diloco.py", fields) as run:
+        run.lose_until_the_end(1, 24)
         assert "came into the run at step 240" in run.shown(1)
-        _, last = ends([job.workdir for job in run.jobs])
-        assert last[0]["anchor"] == last[1]["anchor"]
         own = [
             r["step"] for r in read_records(run.jobs[1].workdir / METRICS) if r["kind"] == "step"
         ]

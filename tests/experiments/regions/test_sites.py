@@ -2,16 +2,11 @@
 
 import signal
 import socket
-import tempfile
 import time
-from pathlib import Path
 
 import pytest
-from launched import Jobs, ends, fields_of, landings
+from launched import SAVED_S, STANDS_S, Configured, ends, fields_of, landings, nowhere
 
-from experiments.processes import free_port
-from experiments.regions.main import RegionJob
-from experiments.workdir import CHECKPOINTS
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED
 from lowcomm_jax.rounds.remote import RUNNING
 from lowcomm_jax.store.secret import Seal
@@ -21,30 +16,24 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 PERIOD = 6
 
 
-class Sites(Jobs):
+def sites(tiny, root, *own, **shared):
     """Regions of a tiny DiLoCo run, each with settings of its own."""
-
-    def __init__(self, tiny, root, *own, **shared):
-        fields = fields_of(tiny.arguments(root))
-        fields |= {"regions": len(own), "exchange": "peers", "method.period": PERIOD}
-        fields |= {"steps": 4 * PERIOD, "log.every": PERIOD, "eval.every": 0, **shared}
-        home = Path(tempfile.mkdtemp(prefix="sites", dir=root))
-        where, rest = (home, home / "meet"), [f"--compile_cache={root / 'cache'}"]
-        super().__init__(
-            [
-                RegionJob("diloco", [*{**fields, **one}.items()], r, 1, *where, rest, 0)
-                for r, one in enumerate(own)
-            ]
-        )
+    fields = fields_of(tiny.arguments(root))
+    fields |= {"regions": len(own), "exchange": "peers", "method.period": PERIOD}
+    fields |= {"steps": 4 * PERIOD, "log.every": PERIOD, "eval.every": 0, **shared}
+    return Configured(root, "diloco", fields, own)
 
 
 def test_an_address_that_others_cannot_reach_is_named_and_does_not_end_well(tiny, root):
-    """Region 1 gets what region 0 sends, and nobody gets what it sends itself."""
-    nowhere = f"127.0.0.1:{free_port()}"
-    wrong = {"address": nowhere, "listen": "127.0.0.1:0"}
-    with Sites(tiny, root, {}, wrong, deadline_s=1) as run:
+    wrong = nowhere()
+    told = f"region 0 cannot reach region 1 at {wrong['address']}"
+    with sites(tiny, root, {}, wrong, deadline_s=600) as run:
+        # Region 0 waits in the first exchange: for as long as it takes until the fault is told.
+        run.until(lambda: told in run.shown(0))
+        run.kill()
+        for region in (0, 1):
+            run.start(region, deadline_s=1)
         assert run.exits() == [0, 1], [run.shown(0), run.shown(1)]
-        assert f"region 0 cannot reach region 1 at {nowhere}" in run.shown(0)
         assert "cannot reach" not in run.shown(1)
         assert "not counted" not in run.shown(0)
         assert f"was not counted in {RUNNING} exchanges running, and trains on" in run.shown(1)
@@ -63,7 +52,7 @@ def test_an_address_that_others_cannot_reach_is_named_and_does_not_end_well(tiny
 
 def test_another_seed_is_told_by_name(tiny, root):
     """To both, who else would only say that the other was not there in time."""
-    with Sites(tiny, root, {}, {"seed": 1}, wait_minutes=0.2, exchange="store") as run:
+    with sites(tiny, root, {}, {"seed": 1}, wait_minutes=0.2, exchange="store") as run:
         assert run.exits() == [2, 2], [run.shown(0), run.shown(1)]
         told = "were not there in time; the folder also holds a run whose config differs in seed"
         assert f"{told}: 1 instead of 0" in run.shown(0)
@@ -71,7 +60,7 @@ def test_another_seed_is_told_by_name(tiny, root):
 
 
 def test_a_signed_record_that_cannot_be_read_ends_both_in_one_line(tiny, root):
-    with Sites(tiny, root, {}, {}, exchange="store") as run:
+    with sites(tiny, root, {}, {}, exchange="store") as run:
         meet = run.jobs[0].workdir.parent / "meet"
         (met,) = run.until(lambda: list(meet.glob("*/run")))
         key = "round/1/1/commit.0"
@@ -90,47 +79,15 @@ def test_a_mute_host_does_not_let_a_complete_run_crash(tiny, root):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = "127.0.0.1:{1}".format(*silent.getsockname())
         mute = {"address": address, "listen": "127.0.0.1:0"}
-        with Sites(tiny, root, {}, mute, deadline_s=1) as run:
+        with sites(tiny, root, {}, mute, deadline_s=1) as run:
             assert run.exits() == [0, 1], [run.shown(0), run.shown(1)]
             assert [one.end["step"] for one in run.runs()] == [4 * PERIOD] * 2
-
-
-SAVED_S = 60.0
-"""Seconds from a signal until everything is saved; 2 on a machine that has nothing else to do."""
-STANDS_S = 3.0
-"""Seconds for a step, after which a region stands in an exchange."""
-
-
-def nowhere():
-    """Settings of a region that gets what others send, and whose payloads nobody gets."""
-    return {"address": f"127.0.0.1:{free_port()}", "listen": "127.0.0.1:0"}
 
 
 def standing(tiny, root, steps, *own, **shared):
     """Two regions that make steps until one of them waits in vain for what the other one sends."""
     own = own or (nowhere(), nowhere())
-    return Sites(tiny, root, *own, steps=steps, **{"log.every": 1, **shared})
-
-
-def saved(job):
-    """Steps of the checkpoints in a region's folder."""
-    folder = job.workdir / CHECKPOINTS
-    return [int(p.name) for p in folder.iterdir() if p.name.isdigit()] if folder.is_dir() else []
-
-
-def signalled_in_the_exchange_after(step, run):
-    """Let both stand there, and send them a signal; waits until all is saved."""
-    for region in (0, 1):
-        run.reached(region, 5)
-    time.sleep(STANDS_S)
-    began = time.monotonic()
-    for job in run.jobs:
-        job.signal(signal.SIGTERM)
-    run.until(lambda: all(step in saved(job) for job in run.jobs))
-    took = time.monotonic() - began
-    print(f"saved {took:.1f} s after the signal")
-    assert took < SAVED_S
-    assert [job.poll() for job in run.jobs] == [None, None]
+    return sites(tiny, root, *own, steps=steps, **{"log.every": 1, **shared})
 
 
 @pytest.mark.parametrize("steps, at", [(4 * PERIOD, PERIOD), (PERIOD - 1, PERIOD - 1)])
@@ -138,15 +95,12 @@ def test_a_signal_in_an_exchange_saves_at_once_and_nothing_is_lost_by_a_kill(ste
     """In an exchange on the way, and in the last one; what goes on has the bits of what never was
     stopped."""
     with standing(tiny, root, steps, deadline_s=600) as run:
-        signalled_in_the_exchange_after(at, run)
-        for job in run.jobs:
-            job.signal(signal.SIGKILL)
-        run.exits()
-        for job in run.jobs:
-            job.shared = [(k, v) for k, v in job.shared if k not in ("address", "listen")]
-            job.start()
+        run.save_in_an_exchange(PERIOD - 1, at)
+        run.kill()
+        for region in (0, 1):
+            run.start(region, address=None, listen=None)
         assert run.exits() == [0, 0], [run.shown(0), run.shown(1)]
-        with Sites(tiny, root, {}, {}, **{"steps": steps, "log.every": 1}) as whole:
+        with sites(tiny, root, {}, {}, **{"steps": steps, "log.every": 1}) as whole:
             assert whole.exits() == [0, 0]
         for one, other in zip(run.runs(), whole.runs()):
             assert [s["loss"] for s in one.steps] == [s["loss"] for s in other.steps]
@@ -156,23 +110,23 @@ def test_a_signal_in_an_exchange_saves_at_once_and_nothing_is_lost_by_a_kill(ste
 
 def test_after_a_signal_in_an_exchange_a_job_waits_on_and_stops_where_all_do(tiny, root):
     with standing(tiny, root, 1000, {}, nowhere(), deadline_s=8) as run:
-        signalled_in_the_exchange_after(PERIOD, run)
+        run.save_in_an_exchange(PERIOD - 1, PERIOD)
         assert run.exits() == [EXIT_INTERRUPTED] * 2, [run.shown(0), run.shown(1)]
         ends = [one.steps[-1]["step"] for one in run.runs()]
-        assert ends[0] == ends[1] and all(ends[0] in saved(job) for job in run.jobs)
+        assert ends[0] == ends[1] and all(ends[0] in run.saved(r) for r in (0, 1))
         assert all(f"saved at step {PERIOD}; this job goes on" in run.shown(r) for r in (0, 1))
 
 
 def test_who_would_have_to_come_back_after_a_signal_ends(tiny, root):
     """What counts of region 0 is not to be had for region 1."""
     with standing(tiny, root, 1000, deadline_s=8) as run:
-        signalled_in_the_exchange_after(PERIOD, run)
+        run.save_in_an_exchange(PERIOD - 1, PERIOD)
         assert run.exits() == [EXIT_INTERRUPTED] * 2, [run.shown(0), run.shown(1)]
-        assert "is agreed on, but gone" in run.shown(1) and saved(run.jobs[1]) == [PERIOD]
+        assert "is agreed on, but gone" in run.shown(1) and run.saved(1) == [PERIOD]
 
 
 def test_a_signal_while_a_job_waits_for_the_others_to_come_ends_it(tiny, root):
-    run = Sites(tiny, root, {}, {})
+    run = sites(tiny, root, {}, {})
     run.jobs = run.jobs[:1]
     with run:
         run.until(lambda: "waits for the others" in run.shown(0))

@@ -1,17 +1,14 @@
 """AdLoCo with a process a region: as one process; killed and back; stopped and continued."""
 
-import time
-
 import pytest
-from launched import Configured, fields_of
+from launched import Configured, fields_of, nowhere
 from pytest import approx
 
 from experiments.__main__ import main
 from experiments.metrics import read_records
-from experiments.processes import free_port
 from experiments.report.main import by_region
 from experiments.report.runlog import read_run, summarise
-from experiments.workdir import CHECKPOINTS, METRICS
+from experiments.workdir import METRICS
 
 CONFIG, PERIOD = "configs/adloco.py", 4
 METHOD = {
@@ -69,11 +66,10 @@ def test_two_jobs_end_as_one_process(tiny, root, capfd):
 @pytest.mark.usefixtures("one_device")
 def test_killed_and_back_then_all_stopped_and_continued(tiny, root):
     given = fields(tiny, root, exchange="store", steps=100_000, **{"method.merge_every": 60})
-    with Configured(root, 2, CONFIG, given) as run:
+    with Configured(root, CONFIG, given) as run:
         for region in (0, 1):
             run.reached(region, 12)
-        run.jobs[1].signal(9)
-        run.jobs[1].processes[0].wait()
+        run.kill(1)
         run.start(1)
         at = run.entered(1)
         run.reached(1, at + 3 * PERIOD)
@@ -86,8 +82,8 @@ def test_killed_and_back_then_all_stopped_and_continued(tiny, root):
             if e["kind"] == "land"
         ]
         assert [True] in counted, "it is counted again"
-        for job in run.jobs:
-            job.start()
+        for region in (0, 1):
+            run.start(region)
         last = logs[0][-1]["step"]
         for region in (0, 1):
             run.reached(region, last + 2 * PERIOD)
@@ -102,16 +98,8 @@ def test_killed_and_back_then_all_stopped_and_continued(tiny, root):
 
 def stopped(run):
     """The logs of all regions, which a signal has stopped at one step."""
-    for job in run.jobs:
-        job.signal(15)
-    assert run.exits() == [75, 75], [run.shown(r) for r in (0, 1)]
-    logs = [read_records(job.workdir / METRICS) for job in run.jobs]
-    assert len({log[-1]["step"] for log in logs}) == 1
-    return logs
-
-
-SAVED_S = 60.0
-"""Seconds from a signal until everything is saved; 2 on a machine that has nothing else to do."""
+    run.interrupt()
+    return [read_records(job.workdir / METRICS) for job in run.jobs]
 
 
 @pytest.mark.slow
@@ -119,29 +107,12 @@ SAVED_S = 60.0
 def test_a_signal_in_the_exchange_of_a_round_saves_at_once(tiny, root):
     """Nobody gets what the others send. Who is killed then goes on within that step."""
     more = {"exchange": "peers", "steps": 3 * PERIOD, "deadline_s": 600, "log.every": 1}
-    run = Configured(root, 2, CONFIG, fields(tiny, root, **more))
-    for job in run.jobs:
-        nowhere = [("address", f"127.0.0.1:{free_port()}"), ("listen", "127.0.0.1:0")]
-        job.shared = [*job.shared, *nowhere]
-    with run:
+    own = (nowhere(), nowhere())
+    with Configured(root, CONFIG, fields(tiny, root, **more), own) as run:
+        run.save_in_an_exchange(PERIOD - 1, PERIOD)
+        run.kill()
         for region in (0, 1):
-            run.reached(region, PERIOD - 1)
-        time.sleep(3.0)
-        began = time.monotonic()
-        for job in run.jobs:
-            job.signal(15)
-        run.until(
-            lambda: all((job.workdir / CHECKPOINTS / str(PERIOD)).is_dir() for job in run.jobs)
-        )
-        took = time.monotonic() - began
-        print(f"saved {took:.1f} s after the signal")
-        assert took < SAVED_S and [job.poll() for job in run.jobs] == [None, None]
-        for job in run.jobs:
-            job.signal(9)
-        run.exits()
-        for job in run.jobs:
-            job.shared = [(k, v) for k, v in job.shared if k not in ("address", "listen")]
-            job.start()
+            run.start(region, address=None, listen=None)
         assert run.exits() == [0, 0], [run.shown(0), run.shown(1)]
         mine, theirs = (trained(read_records(job.workdir / METRICS)) for job in run.jobs)
         assert mine == theirs and max(mine) > PERIOD
