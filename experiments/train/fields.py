@@ -1,12 +1,9 @@
 """The description of every field in `train --help`, and the YAML of `--print-config`.
 
-A field is described once, where its default stands: in the table of `experiments/config.py`, in the
-docstring of the section's dataclass, or, of an engine's setting, in `lowcomm_jax.setup`. The table
-comes first. Fields of `method`, and of a model of one's own, are keywords of factories, and are
-described by the factories' docstrings.
-
-Docstrings are read, since a factory of one's own has nothing else that describes its keywords. The
-dataclasses of sections are read in the same way: a table of theirs would be a second one.
+A field of every config is described where its default stands: in the table of
+`experiments/config.py`, or in the record that it belongs to (`lowcomm_jax.settings`). Fields of
+`method`, and of a model of one's own, are keywords of factories. Docstrings of factories are read,
+since nothing else describes the keywords of one's own.
 """
 
 from __future__ import annotations
@@ -28,12 +25,8 @@ from experiments.train import methods, parts
 from experiments.train.job import Job
 from experiments.train.model import MODEL, is_own
 from lowcomm_jax.compression import registry
-from lowcomm_jax.data import DataConfig
 from lowcomm_jax.models import TransformerConfig
-from lowcomm_jax.optimizers import InnerConfig
-from lowcomm_jax.setup import CONFIG_FIELDS, SETTINGS
 
-_DATACLASSES = {"inner.": InnerConfig, "model.": TransformerConfig, "data.": DataConfig}
 _DOCUMENTED = re.compile(r"\s+((?:\w+, )*\w+): (.*)")
 _AS_IN = re.compile(r"as in `(\w+)`\.")
 
@@ -44,13 +37,7 @@ def descriptions(method: Mapping[str, Any], model: Mapping[str, Any]) -> dict[st
     Args:
       method, model: these sections of the config.
     """
-    found = {dotted: SETTINGS[name].about for name, dotted in CONFIG_FIELDS.items()}
-    found |= {f"method.{k}": v for k, v in method_descriptions(method).items()}
-    for prefix, kind in _DATACLASSES.items():
-        fields = {field.name for field in dataclasses.fields(kind)}
-        for name, text in _documented(inspect.getdoc(kind), fields).items():
-            found[prefix + name] = text + _unset(prefix + name)
-    found |= ABOUT
+    found = ABOUT | {f"method.{k}": v for k, v in method_descriptions(method).items()}
     if is_own(model):
         found = {name: text for name, text in found.items() if not name.startswith("model.")}
         found |= {f"model.{name}": text for name, text in _of_own_model(model).items()}
@@ -113,18 +100,11 @@ def _docstring(maker: Any) -> str:
     return "\n\n".join(inspect.cleandoc(each.__doc__ or "") for each in described)
 
 
-def _unset(name: str) -> str:
-    """What a field of the model takes where the config leaves it out."""
-    if not name.startswith("model."):
-        return ""
-    return " Unset = the tokenizer's." if name == "model.vocab_size" else " Unset = the preset's."
-
-
-def _documented(text: str | None, names: set[str]) -> dict[str, str]:
+def _documented(text: str, names: set[str]) -> dict[str, str]:
     """The attributes that a docstring describes, `name, name: text` over one line or more."""
     found: dict[str, str] = {}
     now: list[str] = []
-    for line in (text or "").splitlines():
+    for line in text.splitlines():
         entry = _DOCUMENTED.fullmatch(line)
         if entry and set(entry[1].split(", ")) <= names:
             now = entry[1].split(", ")
