@@ -17,7 +17,7 @@ lower loss and less virtual time. Writes points.csv and frontier.png, too.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def compare(
-    config: Any, workdir: str | Path, console: Console | None = None, vary: Sequence[str] = ()
+    config: Any,
+    workdir: str | Path,
+    console: Console | None = None,
+    vary: Sequence[str] = (),
+    announce: Callable[[Comparison, Console], None] | None = None,
 ) -> int:
     """Train what is missing, then show and write the result.
 
@@ -73,6 +77,7 @@ def compare(
       workdir: folder of the comparison, made if missing.
       console: where everything is printed; None = standard output.
       vary: takes the place of the config's field, if there is any.
+      announce: prints what is about to be trained; None = `describe`.
 
     Returns:
       The exit code: 0, 1 when runs failed (named at the end), 75 when a signal ended it.
@@ -92,7 +97,7 @@ def compare(
         try:
             comparison = plan(config, workdir)
             compile_cache.enable(comparison.compile_cache)
-            describe(comparison, console)
+            (announce or describe)(comparison, console)
             with occupied(comparison.workdir):
                 comparison = budgeted(comparison, console)
                 complete = comparison is not None and run_all(comparison, console)

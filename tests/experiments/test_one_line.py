@@ -97,6 +97,8 @@ def test_quick_announces_nothing_that_it_cannot_do(tmp_path, capfd):
         ((f"--config={tmp_path}/mine.py",), "the config has no baseline, compile_cache, "),
         (("--config.seeds=None",), "seeds=None: give a value, as (0, 1, 2)"),
         (("--config.networks=None",), "networks=None: give a value, as ()"),
+        (("--config.parallel=0",), "parallel=0: at least 1 is needed"),
+        (("--config.networks=('mars',)",), "'mars' is unknown"),
     ):
         jax.devices()
         capfd.readouterr()
