@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
+import docstring_parser
 import msgspec
 import numpy as np
 import yaml
@@ -27,7 +27,6 @@ from experiments.train.model import MODEL, is_own
 from lowcomm_jax.compression import registry
 from lowcomm_jax.models import TransformerConfig
 
-_DOCUMENTED = re.compile(r"\s+((?:\w+, )*\w+): (.*)")
 _AS_IN = re.compile(r"as in `(\w+)`\.")
 
 
@@ -53,7 +52,7 @@ def _of_own_model(section: Mapping[str, Any]) -> dict[str, str]:
         "vocab_size": "Entries of the vocabulary. Unset = the tokenizer's.",
         "seq_len": "Tokens of a sequence. Unset = data.seq_len.",
     }
-    found |= _documented(_docstring(factory), set(section))
+    found |= _documented(factory, section)
     return {name: text for name, text in found.items() if name in section}
 
 
@@ -68,9 +67,9 @@ def method_descriptions(method: Mapping[str, Any]) -> dict[str, str]:
     known = f"one of {', '.join(parts.METHOD.known)}; or module:function, a factory of your own."
     found = {"name": f"The method: {known}"}
     factory, _ = problems_of(lambda: methods.find(method.get("name")))  # `train` reports problems
-    for key, text in _documented(_docstring(factory), set(method)).items():
+    for key, text in _documented(factory, method).items():
         same = _AS_IN.fullmatch(text)  # a keyword that another method's factory describes
-        found[key] = _documented(_docstring(methods.find(same[1])), {key})[key] if same else text
+        found[key] = _documented(methods.find(same[1]), [key])[key] if same else text
     for key, part in parts.PARTS.items():
         about = found.get(key, f"{part.about}; None = the method's own.")
         found[key] = f"{about} By name: {', '.join(part.known)}; or module:function."
@@ -78,41 +77,34 @@ def method_descriptions(method: Mapping[str, Any]) -> dict[str, str]:
         if isinstance(section, Mapping):
             if "name" in section and key in found:
                 found[f"{key}.name"] = found.pop(key)
-            inside = _documented(_part_docstring(key, section), set(section))
+            inside = _of_part(key, section)
             found |= {f"{key}.{name}": text for name, text in inside.items()}
     return found
 
 
-def _part_docstring(key: str, section: Mapping[str, Any]) -> str:
-    """What describes the settings of a keyword that has a section of its own; "" = not known."""
-    found = parts.takes_settings(key, section)
-    makers = [found if found is None or callable(found) else type(found)]
-    makers += [registry.make] if parts.part_of(key) is parts.PARTS["codec"] else []
-    return "\n\n".join(map(_docstring, makers))
+def _of_part(key: str, section: Mapping[str, Any]) -> dict[str, str]:
+    """Descriptions of the settings of a keyword that has a section of its own."""
+    maker = parts.takes_settings(key, section)
+    maker = maker if maker is None or callable(maker) else type(maker)
+    found = _documented(maker, section)
+    if parts.part_of(key) is parts.PARTS["codec"]:
+        found |= _documented(registry.make, section)
+    return found
 
 
-def _docstring(maker: Any) -> str:
-    """The docstring of a function, or those of a class and of what it extends, its own last."""
-    if maker is None:
-        return ""
+def _documented(maker: Any, names: Collection[str]) -> dict[str, str]:
+    """What the docstring of a function says of these keywords; an entry may name several.
+
+    Args:
+      maker: of a class, what it extends counts, too; None = not known.
+    """
     maker = maker.func if isinstance(maker, functools.partial) else maker
     described = reversed(maker.__mro__) if isinstance(maker, type) else (maker,)
-    return "\n\n".join(inspect.cleandoc(each.__doc__ or "") for each in described)
-
-
-def _documented(text: str, names: set[str]) -> dict[str, str]:
-    """The attributes that a docstring describes, `name, name: text` over one line or more."""
     found: dict[str, str] = {}
-    now: list[str] = []
-    for line in text.splitlines():
-        entry = _DOCUMENTED.fullmatch(line)
-        if entry and set(entry[1].split(", ")) <= names:
-            now = entry[1].split(", ")
-            found |= dict.fromkeys(now, entry[2])
-        elif line.startswith("    ") and now:
-            found |= {name: f"{found[name]} {line.strip()}" for name in now}
-        else:
-            now = []
+    for each in described if maker is not None else ():
+        for entry in docstring_parser.parse(each.__doc__ or "").params:
+            text = " ".join((entry.description or "").split())
+            found |= {name: text for name in entry.arg_name.split(", ") if name in names}
     return found
 
 
