@@ -261,7 +261,7 @@ def _illegal(problem: str, values: flags.FlagValues) -> str:
 
 def flag_problems(*given: Any) -> list[str]:
     """`parse_flags` of a command that takes flags alone: a line for every other argument."""
-    return [f"unexpected argument {argument!r}" for argument in parse_flags(*given)]
+    return unexpected(parse_flags(*given), {})
 
 
 def unexpected(rest: Sequence[str], config: Mapping[str, Any]) -> list[str]:
