@@ -107,7 +107,8 @@ class Setting:
 def settings_of(record: type[Any]) -> dict[str, Setting]:
     """What each field of a record says of itself, by name, in order.
 
-    A field that is a `Literal` takes its values, without a `Takes`.
+    A field that is a `Literal` takes its values, without a `Takes`. A condition that reads a name
+    of its module stands beside the record: in an annotation that is a text, it finds none.
     """
     hints, found = typing.get_type_hints(record, include_extras=True), {}
     for field in dataclasses.fields(record):
