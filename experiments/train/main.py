@@ -74,6 +74,7 @@ from experiments.workdir import (
     learnt,
     occupied,
     other_folder,
+    refuse_occupied,
     write_config,
 )
 from lowcomm_jax.checkpoint import Checkpoints, DamagedError, Restored
@@ -202,6 +203,9 @@ def train(job: Job, console: Console, quiet: bool = False, display: Display | No
       RefusedError: problems that only the corpus, the weights or the checkpoints can show.
     """
     quiet = quiet or display is not None
+    with leader().together():
+        if leader().leads:
+            refuse_occupied([job.workdir])  # before it says that it reads the corpus
     if job.mesh.shape["stage"] > job.microbatches:
         say(console, f"warning: {_idle(job)}")
     if not quiet:
