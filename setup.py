@@ -33,6 +33,7 @@ setup(
         "ml-collections>=1.0",
         "absl-py>=2.0",
         "cryptography>=42",
+        "docstring-parser>=0.17",
         "grain>=0.2.18,<0.3",
         "msgpack>=1.0",
         "msgspec>=0.19",

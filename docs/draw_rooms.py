@@ -36,6 +36,7 @@ _COLUMN = {
     "store": 5.2,
     "sync": -0.9,
     "setup": -2.6,
+    "settings": -3.6,
     "train": -0.6,
     "history": 1.6,
     "exchange": 1.6,

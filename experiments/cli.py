@@ -261,10 +261,10 @@ def _illegal(problem: str, values: flags.FlagValues) -> str:
 
 def flag_problems(*given: Any) -> list[str]:
     """`parse_flags` of a command that takes flags alone: a line for every other argument."""
-    return [f"unexpected argument {argument!r}" for argument in parse_flags(*given)]
+    return unexpected(parse_flags(*given), {})
 
 
-def unexpected(rest: Sequence[str], config: ml_collections.ConfigDict) -> list[str]:
+def unexpected(rest: Sequence[str], config: Mapping[str, Any]) -> list[str]:
     """A line for every positional argument; one like `steps=3` is told how a field is set."""
     lines, known = [], fields(config)
     for argument in rest:
@@ -385,7 +385,7 @@ def config_asked_for(
     title, (_, folder) = command.partition(" ")[0], _OF_ITS_OWN[command]
     path, overrides, others = split_config(argv)
     chosen = path or default
-    problems = flag_problems(title, others, options.values, None, chosen)
+    rest = parse_flags(title, others, options.values, config=chosen)
     if options.values.help:
         show_help(options.values, docstring)
         if not chosen:
@@ -395,32 +395,30 @@ def config_asked_for(
         if folder in _EXAMPLES:
             example = _EXAMPLES[folder]
             missing = f"--config is missing: give --config={example}, or another of {folder}"
-        raise RefusedError([*problems, missing], title)
-    find_config(chosen.partition(":")[0], command)
-    config, found = load_config(chosen, overrides)
-    refuse_any(problems + found, title)
-    refuse_foreign(config, chosen, command)
+        raise RefusedError([*unexpected(rest, {}), missing], title)
+    config, problems = config_of(command, chosen, overrides, rest)
+    refuse_any(problems, title)
     if options.values.help:
         print("\n" + listing(config, {}))
         raise HelpShown
     return config, f"runs/{title}-{bare_name(path)}" if path else f"runs/{title}", overrides
 
 
-@contextlib.contextmanager
-def values_refused(title: str) -> Iterator[None]:
-    """A context in which a ValueError is about what the command was given: it becomes a refusal."""
-    try:
-        yield
-    except ValueError as error:
-        raise RefusedError(lines_of(error), title) from error
+def config_of(
+    command: str, path: str, overrides: Sequence[tuple[str, str]], rest: Sequence[str] = ()
+) -> tuple[ml_collections.ConfigDict, list[str]]:
+    """The config that a command is given, and the problems of its line.
 
-
-def refuse_foreign(config: Mapping[str, Any], path: str, command: str) -> None:
-    """Let no command take the config of another one.
+    Args:
+      command: a name of `_OF_ITS_OWN`.
+      path, overrides: see `load_config`.
+      rest: positional arguments, of which such a command takes none.
 
     Raises:
-      RefusedError: it lacks what every config of this command has.
+      RefusedError: no such config, it refuses, or it lacks what every config of this command has.
     """
+    find_config(path.partition(":")[0], command)
+    config, problems = load_config(path, overrides)
     needed, folder = _OF_ITS_OWN[command]
     lacks = [field for field in needed if field not in config]
     if lacks:
@@ -432,6 +430,16 @@ def refuse_foreign(config: Mapping[str, Any], path: str, command: str) -> None:
             fix += "; or compile this training config: add --target=h100:1x8"
         what = f"--config={path} is not for {command} (it has no {', '.join(lacks)}): {fix}"
         raise RefusedError([what], command)
+    return config, unexpected(rest, config) + problems
+
+
+@contextlib.contextmanager
+def values_refused(title: str) -> Iterator[None]:
+    """A context in which a ValueError is about what the command was given: it becomes a refusal."""
+    try:
+        yield
+    except ValueError as error:
+        raise RefusedError(lines_of(error), title) from error
 
 
 def refuse_incomplete(config: Mapping[str, Any], whole: Mapping[str, Any], maker: str) -> None:

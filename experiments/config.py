@@ -7,8 +7,7 @@ optional field off. `train --help` prints the table.
 
 from __future__ import annotations
 
-import dataclasses
-import typing
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import ml_collections
@@ -16,14 +15,15 @@ from ml_collections import ConfigDict, config_dict
 
 from experiments.cli import plain_type
 from experiments.train.methods import section
+from lowcomm_jax.adloco.setup import AdaptiveSetup
 from lowcomm_jax.data import DataConfig
 from lowcomm_jax.models import TransformerConfig
 from lowcomm_jax.optimizers import InnerConfig
-from lowcomm_jax.setup import CONFIG_FIELDS, SETTINGS
+from lowcomm_jax.settings import config_fields, settings_of
 
 # Dotted name -> (default, what the field is). A type as default: unset, and text is read as it.
-# Fields of `method` are the keywords of its factory, those of `inner` and most of `model` and
-# `data` stand in their dataclasses, and settings of an engine in `lowcomm_jax.setup`.
+# Fields of `method` are the keywords of its factory. Those that a record describes, as most of
+# `model` and the settings of an engine, follow from it (`_fields_of`).
 _RUN = {
     "seed": (0, "seeds the initial weights, the regions' shards and the order of samples"),
     "steps": (600, "inner steps of the run; 0 = as many as `tokens` asks for"),
@@ -131,21 +131,7 @@ _MODEL = {
         "preset, or the workdir of another run of the same model; None = random ones.",
     ),
 }
-_DATA = {
-    "data.corpus": (
-        "python",
-        "python (the interpreter's standard library), text:PATH, hf:NAME, parquet:GLOB or "
-        "arrayrecord:GLOB.",
-    ),
-}
-_OF_THE_RUN = ("seed", "regions", "trainers")  # fields of the data that the run gives
 _UPKEEP = {
-    # For methods whose batches grow; `batch` is then the nominal one.
-    "adaptive.scaling": (
-        "none",
-        "How the learning rate grows with the batch over the nominal one: none, sqrt or linear.",
-    ),
-    "adaptive.largest_microbatch": (int, "most samples in memory at once"),
     "eval.every": (100, "inner steps between evaluations; 0 = only at the start and the end"),
     "eval.sequences": (
         128,
@@ -171,13 +157,47 @@ _UPKEEP = {
         "whether the one of lowest evaluation loss is kept, too",
     ),
 }
-ABOUT = {
-    name: about
-    for table in (_RUN, _DEVICES, _MODEL, _DATA, _UPKEEP)
-    for name, (_, about) in table.items()
-    if about
+
+
+def _fields_of(
+    record: type, fields: Mapping[str, str], unset: str = ""
+) -> dict[str, tuple[Any, str]]:
+    """The rows of what a record describes (`lowcomm_jax.settings`).
+
+    Args:
+      fields: name -> dotted name in a config, of those that a config has.
+      unset: what stands there where nothing is given; "" = the record's default.
+    """
+    described, rows = settings_of(record), {}
+    for name, dotted in fields.items():
+        default, about = described[name].default, described[name].about
+        if unset or default is None:
+            default = plain_type(described[name].kind)
+        rows[dotted] = default, f"{about} {unset}".rstrip()
+    return rows
+
+
+def _section(name: str, record: type, without: Collection[str] = ()) -> dict[str, str]:
+    """Field of a record -> its dotted name in the section that has all of them, but for some."""
+    return {x: f"{name}.{x}" for x in settings_of(record) if x not in without}
+
+
+_BEFORE_METHOD = {**_RUN, **_fields_of(AdaptiveSetup, config_fields(AdaptiveSetup)), **_DEVICES}
+_BEHIND_METHOD = {
+    **_fields_of(InnerConfig, _section("inner", InnerConfig)),
+    **_MODEL,
+    **_fields_of(TransformerConfig, {"vocab_size": "model.vocab_size"}, "Unset = the tokenizer's."),
+    **_fields_of(
+        TransformerConfig,
+        _section("model", TransformerConfig, ("vocab_size",)),
+        "Unset = the preset's.",
+    ),
+    # The run gives the others.
+    **_fields_of(DataConfig, _section("data", DataConfig, ("seed", "regions", "trainers"))),
+    **_UPKEEP,
 }
-"""Dotted name -> what the field is, of those that no dataclass and no setting describes."""
+ABOUT = {name: about for name, (_, about) in {**_BEFORE_METHOD, **_BEHIND_METHOD}.items()}
+"""Dotted name -> what the field is, of those of every config."""
 
 
 def get_config() -> ConfigDict:
@@ -193,40 +213,12 @@ def base(method: str, **knobs: Any) -> ConfigDict:
       knobs: keywords of the method's factory, and parts of a method (`experiments.train.parts`).
     """
     config = ConfigDict()
-    _add(config, _RUN)
-    settings = {dotted: SETTINGS[name] for name, dotted in CONFIG_FIELDS.items()}
-    _add(
-        config,
-        {
-            dotted: (setting.kinds[0] if setting.default is None else setting.default, "")
-            for dotted, setting in settings.items()
-        },
-    )
-    _add(config, _DEVICES)
+    _add(config, _BEFORE_METHOD)
     config.method = section(method, knobs)  # the keywords of the method's factory
+    _add(config, _BEHIND_METHOD)
     # A small model on a laptop learns fastest at this peak; published runs of 150M use 4e-4.
-    inner = InnerConfig(learning_rate=2e-3, warmup_steps=50)
-    config.inner = ConfigDict(dataclasses.asdict(inner))
-    _add(config, _MODEL)
-    _add(config, {f"model.{k}": (kind, "") for k, (_, kind) in _of(TransformerConfig).items()})
-    given = {
-        f"data.{name}": (kind if default is None else default, "")
-        for name, (default, kind) in _of(DataConfig).items()
-        if name not in _OF_THE_RUN
-    }
-    _add(config, given)
-    _add(config, _DATA)
-    _add(config, _UPKEEP)
+    config.inner.learning_rate, config.inner.warmup_steps = 2e-3, 50
     return config.lock()
-
-
-def _of(kind: type) -> dict[str, tuple[Any, type]]:
-    """Name -> (default, plain type) of a dataclass's fields."""
-    types = typing.get_type_hints(kind)
-    return {
-        field.name: (field.default, plain_type(types[field.name]))
-        for field in dataclasses.fields(kind)
-    }
 
 
 def _add(config: ConfigDict, table: dict[str, tuple[Any, str]]) -> None:

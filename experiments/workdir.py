@@ -13,7 +13,8 @@ from typing import Any
 
 from experiments.cli import RefusedError
 from experiments.shape import read_json
-from lowcomm_jax.setup import CONFIG_FIELDS, SETTINGS
+from lowcomm_jax.adloco.setup import AdaptiveSetup
+from lowcomm_jax.settings import config_fields, settings_of
 
 LOCK = ".lock"
 CONFIG, METRICS, CHECKPOINTS, CURVES = "config.json", "metrics.jsonl", "checkpoints", "loss.png"
@@ -35,11 +36,12 @@ _UPKEEP = (
 
 
 def _that_decide(what: str) -> tuple[str, ...]:
-    """Fields of the engine's settings that are so marked (`setup.InConfig`)."""
+    """Fields of the engine's settings that are so marked (`settings.InConfig`)."""
+    described = settings_of(AdaptiveSetup)
     return tuple(
         field
-        for name, field in CONFIG_FIELDS.items()
-        if (mark := SETTINGS[name].in_config) is not None and mark.decides == what
+        for name, field in config_fields(AdaptiveSetup).items()
+        if described[name].in_config.decides == what
     )
 
 

@@ -31,7 +31,8 @@ from lowcomm_jax.params.layout import Layout, make_layout
 from lowcomm_jax.refusals import TITLE, UNFIT, microbatch_problems, refuse_setup
 from lowcomm_jax.refused import Refused, refuse
 from lowcomm_jax.rounds.remote import RemoteExchange
-from lowcomm_jax.setup import DescribedExchange, Setup, takes_settings, with_settings
+from lowcomm_jax.settings import with_settings
+from lowcomm_jax.setup import DescribedExchange, Setup, takes_settings
 from lowcomm_jax.state.train_state import TrainState
 from lowcomm_jax.sync import initial_state, round_programs
 from lowcomm_jax.sync.finish import AtTheEnd
@@ -66,7 +67,7 @@ class Engine:
       ValueError: one message that lists every setting that cannot work, with its fix.
     """
 
-    __doc__ = with_settings(__doc__)
+    __doc__ = with_settings(__doc__, Setup)
 
     @takes_settings(Setup)
     def __init__(self, setup: Setup):

@@ -17,7 +17,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,7 @@ from optax import contrib
 
 from lowcomm_jax.params.fragments import is_stacked, path_name
 from lowcomm_jax.refused import refuse
+from lowcomm_jax.settings import Takes, described, misfits, number, one_of
 
 PyTree = Any
 Kind = Literal["matrix", "embedding", "head", "vector"]
@@ -39,78 +40,88 @@ _HEAD = re.compile(r"(?:^|[/.])(?:\w+_)?(?:head|unembed\w*)(?:$|[/.])", re.IGNOR
 _VECTOR = re.compile(r"(?:^|[/.])(?:bias|scale)(?:[/.]value)?$", re.IGNORECASE)
 
 
+_NAMED = one_of(*get_args(Optimizer))
+_OPTIMIZER = Takes(
+    lambda x: isinstance(x, optax.GradientTransformation) or _NAMED.fits(x), _NAMED.fix
+)
+_POSITIVE = number(lambda x: 0 < x < math.inf, "give a positive, finite number")
+_BELOW_1 = number(lambda x: 0 <= x < 1, "must lie in [0, 1)")
+_SHARE = number(lambda x: 0 <= x <= 1, "must lie in [0, 1]")
+_FROM_0 = number(lambda x: 0 <= x < math.inf, "give 0 (off) or a positive number")
+_NORM = number(lambda x: x > 0, "give a positive norm, or None (off)", optional=True)
+_STEPS = number(lambda x: x >= 1, "at least 1 iteration is needed")
+
+
+@described
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class InnerConfig:
-    """Settings of an inner optimizer; `violations` checks them.
+    """Settings of an inner optimizer; `violations` checks them."""
 
-    Attributes:
-      optimizer: "adamw"; "adopt", with AdamW's decay; "muon" for matrices (of rank 2) with AdamW
-        for the rest; or "sgd" without momentum. ADOPT divides a gradient by the second moment of
-        those before it, and averages the result.
-      learning_rate: peak, per inner step. One value serves both parts of Muon (`muon_rms`).
-      schedule: "cosine", from the end of the warm-up; "wsd" (warm-up, stable, decay: constant, then
-        linear over the last `decay_fraction` of the steps); or "constant". The first two come to
-        `final_fraction` after the last step. Counted in inner steps across all rounds.
-      warmup_steps: steps of linear warm-up from 0.
-      final_fraction: share of the peak that a schedule comes to when all steps are done. No step
-        has it: the last one is a step of the schedule above it.
-      decay_fraction: share of the steps over which "wsd" decays: D steps, at least 1. The last one
-        has `final_fraction` + (1 - `final_fraction`) / D of the peak; the first, where D is whole,
-        still the peak.
-      b1: weight of the old value in the first moment of AdamW and ADOPT, in [0, 1).
-      b2: the same of the second moment.
-      eps: added to the root of AdamW's second moment; the least root of ADOPT's.
-      weight_decay: decoupled, times the learning rate; on matrices only.
-      decay_embeddings: also decay embedding tables.
-      clip_norm: global norm a region's gradient is clipped to; None = off (as it must be behind
-        DeMo's sign, whose norm is the square root of the number of parameters).
-      muon_beta: momentum of Muon.
-      muon_steps: Newton-Schulz iterations.
-      muon_rms: RMS of Muon's update before the learning rate; 0.2 is that of AdamW (arXiv
-        2502.16982, section 2.2), so that AdamW's learning rate and decay carry over.
-    """
-
-    optimizer: Optimizer | optax.GradientTransformation = "adamw"
-    learning_rate: float = 1e-3
-    schedule: LearningRate = "cosine"
-    warmup_steps: int = 100
-    final_fraction: float = 0.1
-    decay_fraction: float = 0.2
-    b1: float = 0.9
-    b2: float = 0.95
-    eps: float = 1e-8
-    weight_decay: float = 0.1
-    decay_embeddings: bool = False
-    clip_norm: float | None = 1.0
-    muon_beta: float = 0.95
-    muon_steps: int = 5
-    muon_rms: float = 0.2
+    optimizer: Annotated[
+        Optimizer | optax.GradientTransformation,
+        _OPTIMIZER,
+        '"adamw"; "adopt", with AdamW\'s decay; "muon" for matrices (of rank 2) with AdamW for the '
+        'rest; or "sgd" without momentum. ADOPT divides a gradient by the second moment of those '
+        "before it, and averages the result.",
+    ] = "adamw"
+    learning_rate: Annotated[
+        float,
+        _POSITIVE,
+        "peak, per inner step. One value serves both parts of Muon (`muon_rms`).",
+    ] = 1e-3
+    schedule: Annotated[
+        LearningRate,
+        '"cosine", from the end of the warm-up; "wsd" (warm-up, stable, decay: constant, then '
+        'linear over the last `decay_fraction` of the steps); or "constant". The first two come to '
+        "`final_fraction` after the last step. Counted in inner steps across all rounds.",
+    ] = "cosine"
+    warmup_steps: Annotated[int, "steps of linear warm-up from 0."] = 100
+    final_fraction: Annotated[
+        float,
+        _SHARE,
+        "share of the peak that a schedule comes to when all steps are done. No step has it: the "
+        "last one is a step of the schedule above it.",
+    ] = 0.1
+    decay_fraction: Annotated[
+        float,
+        _SHARE,
+        'share of the steps over which "wsd" decays: D steps, at least 1. The last one has '
+        "`final_fraction` + (1 - `final_fraction`) / D of the peak; the first, where D is whole, "
+        "still the peak.",
+    ] = 0.2
+    b1: Annotated[
+        float,
+        _BELOW_1,
+        "weight of the old value in the first moment of AdamW and ADOPT, in [0, 1).",
+    ] = 0.9
+    b2: Annotated[float, _BELOW_1, "the same of the second moment."] = 0.95
+    eps: Annotated[
+        float, _POSITIVE, "added to the root of AdamW's second moment; the least root of ADOPT's."
+    ] = 1e-8
+    weight_decay: Annotated[
+        float,
+        _FROM_0,
+        "decoupled, times the learning rate; on matrices only.",
+    ] = 0.1
+    decay_embeddings: Annotated[bool, "also decay embedding tables."] = False
+    clip_norm: Annotated[
+        float | None,
+        _NORM,
+        "global norm a region's gradient is clipped to; None = off (as it must be behind DeMo's "
+        "sign, whose norm is the square root of the number of parameters).",
+    ] = 1.0
+    muon_beta: Annotated[float, _BELOW_1, "momentum of Muon."] = 0.95
+    muon_steps: Annotated[int, _STEPS, "Newton-Schulz iterations."] = 5
+    muon_rms: Annotated[
+        float,
+        _POSITIVE,
+        "RMS of Muon's update before the learning rate; 0.2 is that of AdamW (arXiv 2502.16982, "
+        "section 2.2), so that AdamW's learning rate and decay carry over.",
+    ] = 0.2
 
     def violations(self, steps: int) -> list[str]:
         """Settings that cannot work in a run of `steps` inner steps, one line with its fix each."""
-        found = []
-        for name, choices in (
-            ("optimizer", get_args(Optimizer)),
-            ("schedule", get_args(LearningRate)),
-        ):
-            value = getattr(self, name)
-            if not (isinstance(value, optax.GradientTransformation) or value in choices):
-                found.append(f"{name}={value!r}: choose one of {', '.join(choices)}")
-        for name in ("learning_rate", "eps", "muon_rms"):
-            if not 0 < getattr(self, name) < math.inf:
-                found.append(f"{name}={getattr(self, name)}: give a positive, finite number")
-        for name in ("b1", "b2", "muon_beta"):
-            if not 0 <= getattr(self, name) < 1:
-                found.append(f"{name}={getattr(self, name)}: must lie in [0, 1)")
-        for name in ("final_fraction", "decay_fraction"):
-            if not 0 <= getattr(self, name) <= 1:
-                found.append(f"{name}={getattr(self, name)}: must lie in [0, 1]")
-        if not 0 <= self.weight_decay < math.inf:
-            found.append(f"weight_decay={self.weight_decay}: give 0 (off) or a positive number")
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            found.append(f"clip_norm={self.clip_norm}: give a positive norm, or None (off)")
-        if self.muon_steps < 1:
-            found.append(f"muon_steps={self.muon_steps}: at least 1 iteration is needed")
+        found = [problem.text for problem in misfits(self)]
         if not 0 <= self.warmup_steps < max(steps, 1):
             found.append(
                 f"warmup_steps={self.warmup_steps}: must lie between 0 and the {steps} steps of "

@@ -29,7 +29,8 @@ from lowcomm_jax.params.fragments import Pattern
 from lowcomm_jax.refused import Problem, Row, collect, found_by, is_number, refuse
 from lowcomm_jax.rules.batching import BatchPolicy
 from lowcomm_jax.rules.merge import Merge, Reads
-from lowcomm_jax.setup import FROM_1, Setup, settings_of
+from lowcomm_jax.settings import FROM_1, misfits
+from lowcomm_jax.setup import Setup
 from lowcomm_jax.sync.part_checks import call_problems
 
 TITLE = "these settings cannot work"
@@ -42,13 +43,8 @@ def problems(setup: Setup, unknown: Collection[str] = ()) -> list[Problem]:
       unknown: settings that are not known yet, or whose problems were told elsewhere: no row reads
         them.
     """
-    found, unusable = [], set(unknown)
-    for name, setting in settings_of(type(setup)).items():
-        if name in unusable or setting.takes is None:
-            continue
-        if (line := setting.takes.problem(name, getattr(setup, name))) is not None:
-            found.append(Problem(name, line))
-            unusable.add(name)
+    found = misfits(setup, unknown)
+    unusable = {*unknown, *(problem.about for problem in found)}
     return found + found_by(ROWS, setup, unusable, ("method",), s=setup, m=setup.method)
 
 

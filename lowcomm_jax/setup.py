@@ -11,7 +11,6 @@ import dataclasses
 import difflib
 import functools
 import inspect
-import textwrap
 import typing
 from collections.abc import Callable, Collection, Sequence
 from typing import Annotated, Any, ClassVar, Concatenate, Literal, ParamSpec, Protocol, TypeVar
@@ -29,28 +28,10 @@ from lowcomm_jax.network import Network, parse
 from lowcomm_jax.params.layout import Roles
 from lowcomm_jax.params.sharding import SpecFn
 from lowcomm_jax.refused import Refused, is_number, is_whole
+from lowcomm_jax.settings import FROM_1, InConfig, Takes, number
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-@dataclasses.dataclass(frozen=True)
-class Takes:
-    """The values that a setting may have, whatever the others are.
-
-    Attributes:
-      fits: whether a value is one.
-      fix: what to do else, or a function of the value that says so.
-    """
-
-    fits: Callable[[Any], bool]
-    fix: str | Callable[[Any], str]
-
-    def problem(self, name: str, value: Any) -> str | None:
-        """A line with its fix, or None."""
-        if self.fits(value):
-            return None
-        return f"{name}={value!r}: {self.fix if isinstance(self.fix, str) else self.fix(value)}"
 
 
 def _optimizer(value: Any) -> str:
@@ -65,12 +46,6 @@ def _factory(value: Any) -> str:
     return f"no Method; call its factory, as lc.methods.{near[0]}(...)"
 
 
-def _one_of(*known: str) -> Takes:
-    return Takes(
-        lambda x: isinstance(x, str) and x in known, f"use {' or '.join(map(repr, known))}"
-    )
-
-
 LOSS = Takes(callable, "give a function (params, batch, rng) -> loss")
 OPTIMIZER = Takes(lambda x: isinstance(x, optax.GradientTransformation), _optimizer)
 METHOD = Takes(lambda x: isinstance(x, Method), _factory)
@@ -78,7 +53,6 @@ MESH = Takes(
     lambda x: x is None or isinstance(x, Mesh),
     "no Mesh; give one of lc.make_mesh(region=2), or leave it out",
 )
-FROM_1 = Takes(lambda x: is_whole(x) and x >= 1, "a whole number, at least 1, is needed")
 
 
 def _up_to(most: int) -> Takes:
@@ -116,27 +90,12 @@ PREFIXES = Takes(
     lambda x: isinstance(x, Sequence) and all(isinstance(each, str) for each in x),
     "give path prefixes of leaves, as ('blocks',)",
 )
-ABOVE_1 = Takes(
-    lambda x: x is None or (is_number(x) and x > 1), "must exceed 1; or None for no bound"
+ABOVE_1 = number(
+    lambda x: is_number(x) and x > 1, "must exceed 1; or None for no bound", optional=True
 )
-POSITIVE = Takes(
-    lambda x: x is None or (is_number(x) and x > 0), "must be positive; or None for no clipping"
+POSITIVE = number(
+    lambda x: is_number(x) and x > 0, "must be positive; or None for no clipping", optional=True
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class InConfig:
-    """Marks a setting that a training config has, and that the engine takes as it is there.
-
-    Attributes:
-      decides: what it decides. `learnt`: what is learnt, so that it stays when a run continues.
-        `place`: where and how a run computes; with others it learns the same, up to rounding.
-        `beside`: what is measured beside the training.
-      section: of the config that has it; None = none, it is a field of its own.
-    """
-
-    decides: Literal["learnt", "place", "beside"]
-    section: str | None = None
 
 
 @typing.runtime_checkable
@@ -230,7 +189,6 @@ class Setup:
     replicas: Annotated[
         Replicas,
         InConfig("place"),
-        _one_of("vmap", "map"),
         "how a mesh slot runs the replicas it holds (`mesh.Regions`).",
     ] = "map"
     seed: Annotated[
@@ -310,7 +268,6 @@ class Setup:
     ] = None
     batches: Annotated[
         Literal["whole", "own"],
-        _one_of("whole", "own"),
         "what each process of a program of several processes is given of a batch: the `whole` "
         "batch, or its `own` part (see `own_batch`).",
     ] = "whole"
@@ -387,60 +344,6 @@ class Setup:
         if self.method.signal == "gradient" and self.method.outer is not None:
             inner = optax.chain(self.method.outer, inner)
         return optax.with_extra_args_support(inner)
-
-
-@dataclasses.dataclass(frozen=True)
-class Setting:
-    """What a field of `Setup` says of itself.
-
-    Attributes:
-      about: the setting in a sentence.
-      takes: its values; None = other settings decide.
-      in_config: what it is in a config; None = the engine's alone, or made of several fields.
-      default: where there is none, `dataclasses.MISSING`.
-      kinds: types of its values.
-    """
-
-    about: str
-    takes: Takes | None
-    in_config: InConfig | None
-    default: Any
-    kinds: tuple[Any, ...]
-
-
-@functools.cache
-def settings_of(record: type[Setup]) -> dict[str, Setting]:
-    """What each setting of such a record says of itself, by name, in order."""
-    hints, found = typing.get_type_hints(record, include_extras=True), {}
-    for field in dataclasses.fields(record):
-        kind, *says = typing.get_args(hints[field.name])
-        (about,) = (each for each in says if isinstance(each, str))
-        takes = next((each for each in says if isinstance(each, Takes)), None)
-        kinds = typing.get_args(kind) or (kind,)
-        in_config = next((each for each in says if isinstance(each, InConfig)), None)
-        found[field.name] = Setting(about, takes, in_config, field.default, kinds)
-    return found
-
-
-SETTINGS = settings_of(Setup)
-"""Those of an `Engine`."""
-
-CONFIG_FIELDS = {
-    name: name if mark.section is None else f"{mark.section}.{name}"
-    for name, setting in SETTINGS.items()
-    if (mark := setting.in_config) is not None
-}
-"""Name of each setting that a config has -> dotted name of its field."""
-
-
-def with_settings(docstring: str | None, record: type[Setup] = Setup) -> str:
-    """The docstring of a class, with every setting as an argument behind its first line."""
-    lines = ["    Args:"]
-    for name, setting in settings_of(record).items():
-        about = f"{name}: {setting.about}"
-        lines += textwrap.wrap(about, 100, initial_indent=" " * 6, subsequent_indent=" " * 8)
-    first, _, rest = (docstring or "").partition("\n")
-    return "\n".join([first, "", *lines, rest])
 
 
 def takes_settings(

@@ -122,6 +122,21 @@ def thirds(start: int) -> batching.Fixed:
     return batching.Fixed(3 * start)
 
 
+def by_numpy(period, rate=1.0):
+    """A method whose docstring is not in Google's style.
+
+    Parameters
+    ----------
+    period : int
+        Steps between
+        two rounds.
+    rate : float, optional
+        How fast.
+    """
+    del rate
+    return Method("by_numpy", Staggered(period), lambda like: optax.sgd(1.0))
+
+
 def plain(period: int, outer=None, **more) -> Method:
     """A method that takes its outer rule from the config, and any other keyword."""
     return Method("plain", Staggered(period), outer=outer, problems=tuple(more))

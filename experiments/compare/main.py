@@ -17,7 +17,7 @@ lower loss and less virtual time. Writes points.csv and frontier.png, too.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +63,21 @@ def main(argv: Sequence[str]) -> int:
         return compare(config, values.workdir or folder, vary=values.vary)
 
 
+def describe(comparison: Comparison, console: Console) -> None:
+    """Print what is about to be trained."""
+    say(
+        console,
+        f"{len(comparison.variants)} variants x {len(comparison.seeds)} seeds = "
+        f"{len(comparison.runs)} runs, {comparison.parallel} at once, in {comparison.workdir}",
+    )
+
+
 def compare(
-    config: Any, workdir: str | Path, console: Console | None = None, vary: Sequence[str] = ()
+    config: Any,
+    workdir: str | Path,
+    console: Console | None = None,
+    vary: Sequence[str] = (),
+    announce: Callable[[Comparison, Console], None] = describe,
 ) -> int:
     """Train what is missing, then show and write the result.
 
@@ -73,6 +86,7 @@ def compare(
       workdir: folder of the comparison, made if missing.
       console: where everything is printed; None = standard output.
       vary: takes the place of the config's field, if there is any.
+      announce: prints what is about to be trained.
 
     Returns:
       The exit code: 0, 1 when runs failed (named at the end), 75 when a signal ended it.
@@ -92,8 +106,8 @@ def compare(
         try:
             comparison = plan(config, workdir)
             compile_cache.enable(comparison.compile_cache)
-            describe(comparison, console)
             with occupied(comparison.workdir):
+                announce(comparison, console)
                 comparison = budgeted(comparison, console)
                 complete = comparison is not None and run_all(comparison, console)
         except KeyboardInterrupt:
@@ -151,13 +165,3 @@ def report(comparison: Comparison, logs: Logs, result: Mapping[str, Any]) -> lis
     )
     path.write_text(text, encoding="utf-8")
     return [path]
-
-
-def describe(comparison: Comparison, console: Console) -> None:
-    """Print what is about to be trained."""
-    comparison.workdir.mkdir(parents=True, exist_ok=True)
-    say(
-        console,
-        f"{len(comparison.variants)} variants x {len(comparison.seeds)} seeds = "
-        f"{len(comparison.runs)} runs, {comparison.parallel} at once, in {comparison.workdir}",
-    )

@@ -40,12 +40,10 @@ from experiments.cli import (
     Flags,
     RefusedError,
     bare_name,
-    load_config,
+    config_of,
     parse_flags,
     refuse_any,
-    refuse_foreign,
     split_config,
-    unexpected,
 )
 from experiments.config import plain
 from experiments.faults import happened
@@ -138,11 +136,10 @@ def _check(path: str, shared, workdir: Path, rest: Sequence[str]) -> tuple[Job, 
     Returns:
       (the job, number of processes of each region).
     """
-    config, found = load_config(path, [*shared, ("region", "0")])
-    refuse_foreign(config, path, "launch")
+    config, problems = config_of("launch", path, [*shared, ("region", "0")], rest)
     refuse_unreadable(config)  # which lacks the fields of the flags, too
-    problems = unexpected(rest, config) + folder_problems(workdir / RENDEZVOUS)
-    problems += found + run_problems(Asked(plain(config)), PROCESSES) + _port_problems(config)
+    problems += folder_problems(workdir / RENDEZVOUS)
+    problems += run_problems(Asked(plain(config)), PROCESSES) + _port_problems(config)
     fit_warm_up(config, shared)
     count = 1 if config.processes is None else config.processes
     if count < 1:

@@ -90,7 +90,7 @@ def merged(paths: Sequence[Path]) -> list[dict[str, Any]]:
                 if record.get("behind", 0) < before.get("behind", 0):
                     others[kind, record["step"]] = record
     totals = _Totals(range(header["regions"]), here)
-    records = [totals.step(number, steps[number]) for number in sorted(steps)]
+    records = [totals.step(steps[number]) for number in sorted(steps)]
     tokens = {record["step"]: record["tokens"] for record in records}
     for (kind, number), record in others.items():
         if kind == "eval" and number in tokens:  # a region counts its own tokens alone
@@ -144,7 +144,7 @@ class _Totals:
             "bytes_received": column("bytes_received"),
         }
 
-    def step(self, number: int, found: Mapping[int, dict]) -> dict[str, Any]:
+    def step(self, found: Mapping[int, dict]) -> dict[str, Any]:
         """One step's record from the regions' (region -> record)."""
         self._last |= found
         rows = list(found.values())

@@ -1,23 +1,20 @@
 """The description of every field in `train --help`, and the YAML of `--print-config`.
 
-A field is described once, where its default stands: in the table of `experiments/config.py`, in the
-docstring of the section's dataclass, or, of an engine's setting, in `lowcomm_jax.setup`. The table
-comes first. Fields of `method`, and of a model of one's own, are keywords of factories, and are
-described by the factories' docstrings.
-
-Docstrings are read, since a factory of one's own has nothing else that describes its keywords. The
-dataclasses of sections are read in the same way: a table of theirs would be a second one.
+A field of every config is described where its default stands: in the table of
+`experiments/config.py`, or in the record that it belongs to (`lowcomm_jax.settings`). Fields of
+`method`, and of a model of one's own, are keywords of factories. Docstrings of factories are read,
+since nothing else describes the keywords of one's own.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
+import docstring_parser
 import msgspec
 import numpy as np
 import yaml
@@ -28,13 +25,8 @@ from experiments.train import methods, parts
 from experiments.train.job import Job
 from experiments.train.model import MODEL, is_own
 from lowcomm_jax.compression import registry
-from lowcomm_jax.data import DataConfig
 from lowcomm_jax.models import TransformerConfig
-from lowcomm_jax.optimizers import InnerConfig
-from lowcomm_jax.setup import CONFIG_FIELDS, SETTINGS
 
-_DATACLASSES = {"inner.": InnerConfig, "model.": TransformerConfig, "data.": DataConfig}
-_DOCUMENTED = re.compile(r"\s+((?:\w+, )*\w+): (.*)")
 _AS_IN = re.compile(r"as in `(\w+)`\.")
 
 
@@ -44,13 +36,7 @@ def descriptions(method: Mapping[str, Any], model: Mapping[str, Any]) -> dict[st
     Args:
       method, model: these sections of the config.
     """
-    found = {dotted: SETTINGS[name].about for name, dotted in CONFIG_FIELDS.items()}
-    found |= {f"method.{k}": v for k, v in method_descriptions(method).items()}
-    for prefix, kind in _DATACLASSES.items():
-        fields = {field.name for field in dataclasses.fields(kind)}
-        for name, text in _documented(inspect.getdoc(kind), fields).items():
-            found[prefix + name] = text + _unset(prefix + name)
-    found |= ABOUT
+    found = ABOUT | {f"method.{k}": v for k, v in method_descriptions(method).items()}
     if is_own(model):
         found = {name: text for name, text in found.items() if not name.startswith("model.")}
         found |= {f"model.{name}": text for name, text in _of_own_model(model).items()}
@@ -66,7 +52,7 @@ def _of_own_model(section: Mapping[str, Any]) -> dict[str, str]:
         "vocab_size": "Entries of the vocabulary. Unset = the tokenizer's.",
         "seq_len": "Tokens of a sequence. Unset = data.seq_len.",
     }
-    found |= _documented(_docstring(factory), set(section))
+    found |= _documented(factory, section)
     return {name: text for name, text in found.items() if name in section}
 
 
@@ -81,9 +67,9 @@ def method_descriptions(method: Mapping[str, Any]) -> dict[str, str]:
     known = f"one of {', '.join(parts.METHOD.known)}; or module:function, a factory of your own."
     found = {"name": f"The method: {known}"}
     factory, _ = problems_of(lambda: methods.find(method.get("name")))  # `train` reports problems
-    for key, text in _documented(_docstring(factory), set(method)).items():
+    for key, text in _documented(factory, method).items():
         same = _AS_IN.fullmatch(text)  # a keyword that another method's factory describes
-        found[key] = _documented(_docstring(methods.find(same[1])), {key})[key] if same else text
+        found[key] = _documented(methods.find(same[1]), [key])[key] if same else text
     for key, part in parts.PARTS.items():
         about = found.get(key, f"{part.about}; None = the method's own.")
         found[key] = f"{about} By name: {', '.join(part.known)}; or module:function."
@@ -91,48 +77,34 @@ def method_descriptions(method: Mapping[str, Any]) -> dict[str, str]:
         if isinstance(section, Mapping):
             if "name" in section and key in found:
                 found[f"{key}.name"] = found.pop(key)
-            inside = _documented(_part_docstring(key, section), set(section))
+            inside = _of_part(key, section)
             found |= {f"{key}.{name}": text for name, text in inside.items()}
     return found
 
 
-def _part_docstring(key: str, section: Mapping[str, Any]) -> str:
-    """What describes the settings of a keyword that has a section of its own; "" = not known."""
-    found = parts.takes_settings(key, section)
-    makers = [found if found is None or callable(found) else type(found)]
-    makers += [registry.make] if parts.part_of(key) is parts.PARTS["codec"] else []
-    return "\n\n".join(map(_docstring, makers))
+def _of_part(key: str, section: Mapping[str, Any]) -> dict[str, str]:
+    """Descriptions of the settings of a keyword that has a section of its own."""
+    maker = parts.takes_settings(key, section)
+    maker = maker if maker is None or callable(maker) else type(maker)
+    found = _documented(maker, section)
+    if parts.part_of(key) is parts.PARTS["codec"]:
+        found |= _documented(registry.make, section)
+    return found
 
 
-def _docstring(maker: Any) -> str:
-    """The docstring of a function, or those of a class and of what it extends, its own last."""
-    if maker is None:
-        return ""
+def _documented(maker: Any, names: Collection[str]) -> dict[str, str]:
+    """What the docstring of a function says of these keywords; an entry may name several.
+
+    Args:
+      maker: of a class, what it extends counts, too; None = not known.
+    """
     maker = maker.func if isinstance(maker, functools.partial) else maker
     described = reversed(maker.__mro__) if isinstance(maker, type) else (maker,)
-    return "\n\n".join(inspect.cleandoc(each.__doc__ or "") for each in described)
-
-
-def _unset(name: str) -> str:
-    """What a field of the model takes where the config leaves it out."""
-    if not name.startswith("model."):
-        return ""
-    return " Unset = the tokenizer's." if name == "model.vocab_size" else " Unset = the preset's."
-
-
-def _documented(text: str | None, names: set[str]) -> dict[str, str]:
-    """The attributes that a docstring describes, `name, name: text` over one line or more."""
     found: dict[str, str] = {}
-    now: list[str] = []
-    for line in (text or "").splitlines():
-        entry = _DOCUMENTED.fullmatch(line)
-        if entry and set(entry[1].split(", ")) <= names:
-            now = entry[1].split(", ")
-            found |= dict.fromkeys(now, entry[2])
-        elif line.startswith("    ") and now:
-            found |= {name: f"{found[name]} {line.strip()}" for name in now}
-        else:
-            now = []
+    for each in described if maker is not None else ():
+        for entry in docstring_parser.parse(each.__doc__ or "").params:
+            text = " ".join((entry.description or "").split())
+            found |= {name: text for name in entry.arg_name.split(", ") if name in names}
     return found
 
 

@@ -26,7 +26,8 @@ from lowcomm_jax.models.protocol import abstract_params, stacked_prefixes
 from lowcomm_jax.optimizers import InnerConfig, learning_rate, make_optimizer
 from lowcomm_jax.params.fragments import path_name
 from lowcomm_jax.rounds.remote import RemoteExchange
-from lowcomm_jax.setup import CONFIG_FIELDS, BetweenJobs, DescribedExchange, Setup
+from lowcomm_jax.settings import config_fields
+from lowcomm_jax.setup import BetweenJobs, DescribedExchange, Setup
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +131,6 @@ def make_engine(
         inner=make_optimizer(constant, job.steps, stacked),
         schedule=lambda samples: rate(samples / nominal) / inner.learning_rate,
         **given,
-        **_policy(job),
     )
 
 
@@ -145,7 +145,8 @@ def settings(
     """
     config = job.config
     flat = dotted(config)
-    given = {name: flat[field] for name, field in CONFIG_FIELDS.items()}
+    given = {name: flat[field] for name, field in config_fields(_record(job)).items()}
+    given |= {"reference_batch": job.batch} if _record(job).adaptive else {}
     given |= {"network": config["network"], "seed": config["seed"]}
     given |= {"method": job.method, "regions": job.regions, "mesh": job.mesh, "roles": job.roles}
     given |= {"weights": job.weights, "exchange": exchange or "mesh", "batches": "own"}
@@ -165,11 +166,9 @@ def settings(
 
 def setup_of(job: Job, inner: Any, given: dict[str, Any]) -> Setup:
     """The settings of the job's engine, unchecked; `given` as `settings` has them."""
-    if job.method is None or not job.method.adapts:
-        return Setup(inner=inner, **given)
-    return AdaptiveSetup(inner=inner, **given, **_policy(job))
+    return _record(job)(inner=inner, **given)
 
 
-def _policy(job: Job) -> dict[str, Any]:
-    """What only an `AdaptiveEngine` takes."""
-    return {**job.config["adaptive"], "reference_batch": job.batch}
+def _record(job: Job) -> type[Setup]:
+    """The record of the settings that the job's engine takes; an `Engine`'s without a method."""
+    return AdaptiveSetup if job.method is not None and job.method.adapts else Setup

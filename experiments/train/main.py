@@ -34,15 +34,13 @@ from experiments.cli import (
     Flags,
     RefusedError,
     bare_name,
+    config_of,
     lines_of,
     listing,
-    load_config,
     parse_flags,
     refuse_any,
-    refuse_foreign,
     show_help,
     split_config,
-    unexpected,
 )
 from experiments.config import plain
 from experiments.faults import origin
@@ -76,6 +74,7 @@ from experiments.workdir import (
     learnt,
     occupied,
     other_folder,
+    refuse_occupied,
     write_config,
 )
 from lowcomm_jax.checkpoint import Checkpoints, DamagedError, Restored
@@ -122,9 +121,8 @@ def main(argv: Sequence[str]) -> int:
     rest = parse_flags("train", others, values, config=path)
     if values.help:
         show_help(values, __doc__)
-        shown, problems = load_config(path or "diloco", overrides)
+        shown, problems = config_of("train", path or "diloco", overrides)
         refuse_any(problems, "train")
-        refuse_foreign(shown, path or "diloco", "train")
         refuse_unreadable(shown)
         fit_warm_up(shown, overrides)
         shown = plain(shown)
@@ -132,9 +130,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     if path is None:
         raise RefusedError([NO_CONFIG], "train")
-    config, problems = load_config(path, [*overrides, *_of_process(values)])
-    refuse_foreign(config, path, "train")
-    problems += unexpected(rest, config)
+    config, problems = config_of("train", path, [*overrides, *_of_process(values)], rest)
     refuse_unreadable(config, problems)
     shortened = fit_warm_up(config, overrides)
     workdir = values.workdir or f"runs/{bare_name(path)}"
@@ -207,6 +203,9 @@ def train(job: Job, console: Console, quiet: bool = False, display: Display | No
       RefusedError: problems that only the corpus, the weights or the checkpoints can show.
     """
     quiet = quiet or display is not None
+    with leader().together():
+        if leader().leads:
+            refuse_occupied([job.workdir])  # before it says that it reads the corpus
     if job.mesh.shape["stage"] > job.microbatches:
         say(console, f"warning: {_idle(job)}")
     if not quiet:

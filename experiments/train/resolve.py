@@ -29,6 +29,7 @@ from experiments.train.model import build, described, is_own
 from experiments.train.parts import inner_config
 from experiments.workdir import as_begun, workdir_problems
 from lowcomm_jax import make_mesh, methods, refusals
+from lowcomm_jax.adloco.setup import AdaptiveSetup
 from lowcomm_jax.data import DataConfig, open_corpus
 from lowcomm_jax.mesh.regions import default_mesh
 from lowcomm_jax.models import Trainable, TransformerConfig
@@ -37,7 +38,8 @@ from lowcomm_jax.optimizers import make_optimizer
 from lowcomm_jax.params.fragments import path_name
 from lowcomm_jax.params.layout import Layout, make_layout
 from lowcomm_jax.refused import Problem, Row, at_least
-from lowcomm_jax.setup import CONFIG_FIELDS, Setup
+from lowcomm_jax.settings import config_fields
+from lowcomm_jax.setup import Setup
 from lowcomm_jax.sync.fit import cut_of, fitted
 
 if TYPE_CHECKING:
@@ -289,8 +291,8 @@ def _make_mesh_of(
 
 # -- what the engine refuses ---------------------------------------------------------------------
 
-_NAMES = {**CONFIG_FIELDS, "hops": "random_routing", "fragments": "method.fragments"}
-_NAMES |= {name: f"adaptive.{name}" for name in ("scaling", "largest_microbatch")}
+_NAMES = {"hops": "random_routing", "fragments": "method.fragments"}
+_NAMES |= config_fields(AdaptiveSetup)
 """Setting of an engine -> its name in a config, where that is another."""
 
 

@@ -30,7 +30,13 @@ from experiments.cli import Flags, RefusedError, flag_problems, made_or_refused,
 from experiments.progress import Work
 from experiments.trained.anchor import Trained, load_trained
 from lowcomm_jax.models.weight_patch import apply_patch, write_patch
-from lowcomm_jax.models.weights import llama_tensors, read_tensors, save_llama, write_llama
+from lowcomm_jax.models.weights import (
+    DTYPES,
+    llama_tensors,
+    read_tensors,
+    save_llama,
+    write_llama,
+)
 
 _CONFIG = "config.json"
 
@@ -50,6 +56,8 @@ def main(argv: Sequence[str]) -> int:
     needed = ("output", "workdir") if values.apply is None else ("output", "onto")
     problems += [f"--{name} is missing" for name in needed if not values[name].value]
     problems += _unused(values)
+    if values.dtype not in DTYPES:
+        problems.append(f"--dtype={values.dtype!r}: choose {' or '.join(DTYPES)}")
     refuse_any(problems, "export")
     if values.apply is not None:
         return _apply(Path(values.apply), Path(values.onto), Path(values.output))

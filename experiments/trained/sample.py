@@ -33,8 +33,11 @@ def main(argv: Sequence[str]) -> int:
     problems = flag_problems("sample", argv, values, __doc__)
     if values.workdir is None:
         problems.append("which run? give --workdir=runs/...")
-    if values.count < 1:
-        problems.append(f"--count={values.count}: at least 1 is needed")
+    for name in ("count", "length", "top_k"):
+        if values[name].value is not None and values[name].value < 1:
+            problems.append(f"--{name}={values[name].value}: at least 1 is needed")
+    if not values.temperature >= 0:
+        problems.append(f"--temperature={values.temperature}: give 0 (greedy) or a positive number")
     refuse_any(problems, "sample")
     compile_cache.enable(None)
     trained = load_trained(Path(values.workdir), values.step, "sample")

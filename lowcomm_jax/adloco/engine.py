@@ -37,7 +37,8 @@ from lowcomm_jax.refusals import TITLE, microbatch_problems, refuse_setup
 from lowcomm_jax.refused import is_whole, refuse
 from lowcomm_jax.rules.batching import BatchPolicy, pooled
 from lowcomm_jax.rules.trainers import Trainers
-from lowcomm_jax.setup import takes_settings, with_settings
+from lowcomm_jax.settings import with_settings
+from lowcomm_jax.setup import takes_settings
 from lowcomm_jax.sync.round_programs import RoundPrograms
 from lowcomm_jax.sync.sync_loop import Loop
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, ClassVar
 
-from lowcomm_jax.adloco.learning_rate import SCALINGS, LrSchedule, Scaling
-from lowcomm_jax.setup import FROM_1_OR_NONE, FUNCTION_OR_NONE, Setup, Takes
-
-SCALING = Takes(lambda x: isinstance(x, str) and x in SCALINGS, f"use {', '.join(SCALINGS)}")
+from lowcomm_jax.adloco.learning_rate import LrSchedule, Scaling
+from lowcomm_jax.settings import InConfig
+from lowcomm_jax.setup import FROM_1_OR_NONE, FUNCTION_OR_NONE, Setup
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -20,6 +19,7 @@ class AdaptiveSetup(Setup):
     _: dataclasses.KW_ONLY
     largest_microbatch: Annotated[
         int | None,
+        InConfig("learnt", section="adaptive"),
         FROM_1_OR_NONE,
         "most samples of a microbatch, as many as fit into memory; None = the policy's largest "
         "batch.",
@@ -32,8 +32,9 @@ class AdaptiveSetup(Setup):
     ] = None
     scaling: Annotated[
         Scaling,
-        SCALING,
-        "of the learning rate with batch / reference_batch: none, sqrt or linear.",
+        InConfig("learnt", section="adaptive"),
+        "how the learning rate grows with the batch over `reference_batch` (a config's `batch`): "
+        "none, sqrt or linear.",
     ] = "none"
     schedule: Annotated[
         LrSchedule | None,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import typing
-from typing import Literal
+from typing import Annotated, Literal
 
-from lowcomm_jax.refused import at_least, refuse
+from lowcomm_jax.refused import refuse
+from lowcomm_jax.settings import FROM_1, described, misfits, number
 
 LayerLoop = Literal["auto", "unrolled", "scan"]
 Remat = Literal["auto", "none", "light", "full"]
@@ -14,72 +14,90 @@ ComputeDtype = Literal["float32", "bfloat16"]
 Attention = Literal["auto", "xla", "cudnn", "splash"]
 Mlp = Literal["swiglu", "gelu"]
 _SMALL_TILES = 8  # an eighth of the logits: by then other arrays are the largest
+_POSITIVE = number(lambda x: x > 0, "give a positive number")
+_WEIGHT = number(lambda x: x >= 0, "give 0 (off) or a positive weight")
 
 
+@described
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
     """The shape of a decoder-only transformer, and how it is computed.
-
-    Attributes:
-      vocab_size: rows of the embedding table.
-      layers: transformer blocks.
-      width: entries of the residual stream.
-      heads: query heads.
-      kv_heads: key-value heads; fewer than `heads` = grouped-query attention.
-      head_dim: width of a head; `heads * head_dim` need not equal `width` (DiLoCo's 60M has 16
-        heads of 64 on a width of 896).
-      mlp_width: hidden width of the MLP.
-      max_seq_len: longest sequence the model is meant for, in tokens; a bound, not a size.
-      mlp: "swiglu" (three matrices) or "gelu" (two matrices).
-      rope_theta: base of the rotary wavelengths.
-      qk_norm: RMS-normalise queries and keys per head, with a learned scale, before the rotation.
-      tie_embeddings: use the embedding table as the output layer.
-      z_loss: weight of the mean squared log-partition in the loss (0 = off).
-      norm_eps: added to the mean square inside every RMS norm.
-      init_std: standard deviation of the initial weights; the two projections that write to the
-        residual stream start `sqrt(2 * layers)` times smaller.
-      layer_loop: "unrolled" (one leaf per layer), "scan" (leaves stacked over layers), or "auto":
-        unrolled on CPU, scan elsewhere, decided when the model is built.
-      unroll: with "scan", whether the loop over layers is written out: the backward pass then
-        keeps values where they are, instead of copying them into and out of stacks. None: on GPUs,
-        where `remat` keeps much ("none", "light"), decided when the model is built.
-      remat: what the backward pass recomputes: "none", "light" (norms and the MLP's activation, no
-        product) or "full" (everything inside a block). "auto" is "none" when a model is built; who
-        knows the memory chooses before, among `ways`.
-      loss_tiles: parts of the tokens whose logits are made one after another (`scores_in_tiles`).
-        More than 1 saves memory and costs a product.
-      compute_dtype: dtype of activations and matrix products; parameters, norms, softmax and loss
-        stay float32.
-      attention: "xla" (scores in memory), "cudnn" (flash attention on GPUs) or "splash" (the kernel
-        that JAX ships for TPUs; sequences that are no multiple of 128 take "xla"). "auto" picks
-        the device's kernel when the model is built (`attention.kernel_for`). Kernels take bfloat16
-        only.
 
     Raises:
       ValueError: lists every violated rule at once, each with its fix.
     """
 
-    vocab_size: int
-    layers: int
-    width: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    mlp_width: int
-    max_seq_len: int = 1024
-    mlp: Mlp = "swiglu"
-    rope_theta: float = 10_000.0
-    qk_norm: bool = False
-    tie_embeddings: bool = False
-    z_loss: float = 0.0
-    norm_eps: float = 1e-6
-    init_std: float = 0.02
-    layer_loop: LayerLoop = "auto"
-    unroll: bool | None = None
-    remat: Remat = "auto"
-    loss_tiles: int = 1
-    compute_dtype: ComputeDtype = "float32"
-    attention: Attention = "auto"
+    vocab_size: Annotated[int, FROM_1, "rows of the embedding table."]
+    layers: Annotated[int, FROM_1, "transformer blocks."]
+    width: Annotated[int, FROM_1, "entries of the residual stream."]
+    heads: Annotated[int, FROM_1, "query heads."]
+    kv_heads: Annotated[
+        int, FROM_1, "key-value heads; fewer than `heads` = grouped-query attention."
+    ]
+    head_dim: Annotated[
+        int,
+        FROM_1,
+        "width of a head; `heads * head_dim` need not equal `width` (DiLoCo's 60M has 16 heads of "
+        "64 on a width of 896).",
+    ]
+    mlp_width: Annotated[int, FROM_1, "hidden width of the MLP."]
+    max_seq_len: Annotated[
+        int,
+        FROM_1,
+        "longest sequence the model is meant for, in tokens; a bound, not a size.",
+    ] = 1024
+    mlp: Annotated[Mlp, '"swiglu" (three matrices) or "gelu" (two matrices).'] = "swiglu"
+    rope_theta: Annotated[float, _POSITIVE, "base of the rotary wavelengths."] = 10_000.0
+    qk_norm: Annotated[
+        bool,
+        "RMS-normalise queries and keys per head, with a learned scale, before the rotation.",
+    ] = False
+    tie_embeddings: Annotated[bool, "use the embedding table as the output layer."] = False
+    z_loss: Annotated[
+        float, _WEIGHT, "weight of the mean squared log-partition in the loss (0 = off)."
+    ] = 0.0
+    norm_eps: Annotated[float, _POSITIVE, "added to the mean square inside every RMS norm."] = 1e-6
+    init_std: Annotated[
+        float,
+        _POSITIVE,
+        "standard deviation of the initial weights; the two projections that write to the residual "
+        "stream start `sqrt(2 * layers)` times smaller.",
+    ] = 0.02
+    layer_loop: Annotated[
+        LayerLoop,
+        '"unrolled" (one leaf per layer), "scan" (leaves stacked over layers), or "auto": unrolled '
+        "on CPU, scan elsewhere, decided when the model is built.",
+    ] = "auto"
+    unroll: Annotated[
+        bool | None,
+        'with "scan", whether the loop over layers is written out: the backward pass then keeps '
+        "values where they are, instead of copying them into and out of stacks. None: on GPUs, "
+        'where `remat` keeps much ("none", "light"), decided when the model is built.',
+    ] = None
+    remat: Annotated[
+        Remat,
+        'what the backward pass recomputes: "none", "light" (norms and the MLP\'s activation, no '
+        'product) or "full" (everything inside a block). "auto" is "none" when a model is built; '
+        "who knows the memory chooses before, among `ways`.",
+    ] = "auto"
+    loss_tiles: Annotated[
+        int,
+        FROM_1,
+        "parts of the tokens whose logits are made one after another (`scores_in_tiles`). More "
+        "than 1 saves memory and costs a product.",
+    ] = 1
+    compute_dtype: Annotated[
+        ComputeDtype,
+        "dtype of activations and matrix products; parameters, norms, softmax and loss stay "
+        "float32.",
+    ] = "float32"
+    attention: Annotated[
+        Attention,
+        '"xla" (scores in memory), "cudnn" (flash attention on GPUs) or "splash" (the kernel that '
+        'JAX ships for TPUs; sequences that are no multiple of 128 take "xla"). "auto" picks the '
+        "device's kernel when the model is built (`attention.kernel_for`). Kernels take bfloat16 "
+        "only.",
+    ] = "auto"
 
     def __post_init__(self) -> None:
         refuse("TransformerConfig", _violations(self))
@@ -105,28 +123,18 @@ def ways(config: TransformerConfig) -> list[TransformerConfig]:
 
 def _violations(config: TransformerConfig) -> list[str]:
     """Lists every broken rule of `config`, each with its fix."""
-    types, given = typing.get_type_hints(TransformerConfig), vars(config)
-    sizes = [at_least(name, value, 1) for name, value in given.items() if types[name] is int]
-    problems = [line for line in sizes if line is not None]
-    if not problems:  # else these rules could not divide
-        if config.heads % config.kv_heads:
-            problems.append(
-                f"heads={config.heads} is no multiple of kv_heads={config.kv_heads}: "
-                "choose kv_heads among the divisors of heads"
-            )
-        if config.head_dim % 2:
-            problems.append(
-                f"head_dim={config.head_dim} is odd: rotary embeddings need an even head_dim"
-            )
-    for name, value in given.items():
-        choices = typing.get_args(types[name])
-        if typing.get_origin(types[name]) is Literal and value not in choices:
-            problems.append(f"{name}={value!r}: choose one of {', '.join(choices)}")
-    for name in ("rope_theta", "norm_eps", "init_std"):
-        if not getattr(config, name) > 0:
-            problems.append(f"{name}={getattr(config, name)!r}: give a positive number")
-    if not config.z_loss >= 0:
-        problems.append(f"z_loss={config.z_loss!r}: give 0 (off) or a positive weight")
+    found = misfits(config)
+    problems = [problem.text for problem in found]
+    unusable = {problem.about for problem in found}
+    if unusable.isdisjoint(("heads", "kv_heads")) and config.heads % config.kv_heads:
+        problems.append(
+            f"heads={config.heads} is no multiple of kv_heads={config.kv_heads}: "
+            "choose kv_heads among the divisors of heads"
+        )
+    if "head_dim" not in unusable and config.head_dim % 2:
+        problems.append(
+            f"head_dim={config.head_dim} is odd: rotary embeddings need an even head_dim"
+        )
     if config.attention in ("cudnn", "splash") and config.compute_dtype != "bfloat16":
         problems.append(
             f"attention={config.attention!r} has no float32 kernel: set compute_dtype='bfloat16' "

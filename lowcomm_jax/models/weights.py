@@ -27,6 +27,8 @@ from lowcomm_jax.models.model import Model, Params, build
 from lowcomm_jax.models.protocol import abstract_params
 from lowcomm_jax.refused import refuse
 
+DTYPES = ("float32", "bfloat16")
+"""Of the tensors that are written."""
 _FILE = "model.safetensors"
 _NAMES = {  # of a module that holds a parameter, in the model or in a block
     "embedding": "embed_tokens",
@@ -116,8 +118,8 @@ def llama_tensors(model: Model, params: Params, dtype: str = "float32") -> dict[
     """
     config = model.config
     problems = [f"{problem}; save with Orbax instead" for problem in _beyond(config)]
-    if dtype not in ("float32", "bfloat16"):
-        problems.append(f"dtype={dtype!r}: choose float32 or bfloat16")
+    if dtype not in DTYPES:
+        problems.append(f"dtype={dtype!r}: choose {' or '.join(DTYPES)}")
     refuse("save_llama", problems)
     if config.layer_loop == "scan":
         params = unstack_layers(params)

@@ -247,8 +247,8 @@ def test_the_ordinary_engine_names_the_adaptive_one():
 @pytest.mark.parametrize("scaling", ["{x}", "{s.seed}", ["sqrt"]])
 def test_what_was_given_is_shown_as_it_is(scaling):
     text = refusal(lambda: engine(lc.methods.adloco(4), scaling=scaling, reference_batch="{x}"))
-    assert f"scaling={scaling!r}: use none, sqrt, linear" in text
-    assert "reference_batch='{x}': a whole number, at least 1, is needed" in text
+    assert f"scaling={scaling!r}: choose one of none, sqrt, linear" in text
+    assert "reference_batch='{x}': give a whole number of at least 1" in text
 
 
 def test_a_run_that_finishes_within_a_round_decides_by_those_who_took_part():

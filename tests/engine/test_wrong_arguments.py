@@ -101,7 +101,7 @@ def test_settings_that_are_missing_are_told_with_what_they_take():
     for line in (
         "inner=None: give an Optax optimizer",
         "method=None: no Method; call its factory",
-        "regions=None: a whole number",
+        "regions=None: give a whole number",
         "block=0",
     ):
         assert line in str(error.value), line

@@ -97,12 +97,27 @@ def test_quick_announces_nothing_that_it_cannot_do(tmp_path, capfd):
         ((f"--config={tmp_path}/mine.py",), "the config has no baseline, compile_cache, "),
         (("--config.seeds=None",), "seeds=None: give a value, as (0, 1, 2)"),
         (("--config.networks=None",), "networks=None: give a value, as ()"),
+        (("--config.parallel=0",), "parallel=0: at least 1 is needed"),
+        (("--config.networks=('mars',)",), "'mars' is unknown"),
     ):
         jax.devices()
         capfd.readouterr()
         assert main(("quick", *given)) == 2
         out, said = capfd.readouterr()
         assert out == "" and said.count("\n") == 1 and reason in said
+
+
+@pytest.mark.parametrize(
+    "arguments, line",
+    [
+        (("sample", "--length=0"), "--length=0: at least 1 is needed"),
+        (("sample", "--top_k=0"), "--top_k=0: at least 1 is needed"),
+        (("sample", "--temperature=-1"), "--temperature=-1.0: give 0 (greedy) or a positive"),
+        (("export", "--output=o", "--dtype=fp8"), "--dtype='fp8': choose float32 or bfloat16"),
+    ],
+)
+def test_flags_are_refused_before_a_run_is_read(arguments, line, tmp_path, capfd):
+    assert line in refused(capfd, *arguments, f"--workdir={tmp_path / 'none'}")
 
 
 VARIED = ("compare", "--config=configs/compare/diloco_period.py")

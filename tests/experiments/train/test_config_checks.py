@@ -313,7 +313,7 @@ def test_lines_have_the_names_and_values_of_the_config(tmp_path):
     config.adaptive.scaling, config.guards.outlier_factor = "{x}", 0.5
     assert refused(config, tmp_path).splitlines()[1:] == [
         "  - guards.outlier_factor=0.5: must exceed 1; or None for no bound",
-        "  - adaptive.scaling='{x}': use none, sqrt, linear",
+        "  - adaptive.scaling='{x}': choose one of none, sqrt, linear",
         "  - adaptive.largest_microbatch=2 is below start=4: start with 2, or give more",
     ]
     config = base("diloco", period=6)

@@ -78,6 +78,18 @@ def test_methods_and_parts_of_ones_own_need_no_docstring():
     assert not {"period", "mine", "mine.a", "outer.rate"} & set(found)
 
 
+def test_a_factory_of_ones_own_may_be_described_in_another_style():
+    found = method_descriptions({"name": "own_parts:by_numpy", "period": 3, "rate": 0.5})
+    assert found["period"] == "Steps between two rounds." and found["rate"] == "How fast."
+
+
+def test_a_line_inside_a_description_is_no_description_of_its_own():
+    schedule = {"name": "staggered", "period": 8, "land_after_send": False}
+    found = method_descriptions({"name": "diloco", "schedule": schedule})
+    assert found["schedule.period"].startswith("H, inner optimizer steps between two syncs")
+    assert "whole period: a fragment in flight is sent again" in found["schedule.land_after_send"]
+
+
 def test_help_knows_the_config_it_is_given(capsys):
     assert main(["train", "--help", "--config=configs/noloco.py", "--config.steps=7"]) == 0
     shown = capsys.readouterr().out

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from experiments.__main__ import main
 from experiments.cli import RefusedError
 from experiments.workdir import CONFIG, LOCK, occupied, read_config, write_config
 
@@ -34,6 +35,14 @@ def test_a_second_run_is_refused_with_the_owners_name(owner, tmp_path):
     with pytest.raises(RefusedError) as error, occupied(tmp_path / "run"):
         pass
     assert f"in use by process {owner.pid} on {socket.gethostname()}" in str(error.value)
+
+
+def test_a_second_run_says_nothing_before_it_is_refused(owner, tiny, tmp_path, capsys):
+    tiny.corpus(tmp_path / "texts")
+    given = ("--config=diloco", "--config.steps=8", f"--workdir={tmp_path / 'run'}")
+    assert main(["train", *tiny.arguments(tmp_path, *given)]) == 2
+    said = capsys.readouterr()
+    assert f"in use by process {owner.pid}" in said.err and "reading the corpus" not in said.out
 
 
 def test_who_was_killed_holds_nothing(owner, tmp_path):
