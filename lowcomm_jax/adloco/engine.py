@@ -20,12 +20,12 @@ import numpy as np
 import optax
 
 from lowcomm_jax.adloco.history import Segment, Told
-from lowcomm_jax.adloco.job_trainers import JobTrainers
+from lowcomm_jax.adloco.job_trainers import arrived, carry, header_of, rounds_missed
 from lowcomm_jax.adloco.learning_rate import SCALINGS, factors, scale_lr, set_lr_scale
 from lowcomm_jax.adloco.merge import merge, merge_all
-from lowcomm_jax.adloco.probe import Probe
+from lowcomm_jax.adloco.probe import Probe, booked
 from lowcomm_jax.adloco.setup import AdaptiveSetup
-from lowcomm_jax.adloco.state import LOOKED, AdaptiveState, Trainer, looked
+from lowcomm_jax.adloco.state import LOOKED, AdaptiveState, Trainer
 from lowcomm_jax.adloco.step_plan import StepPlan, Switch
 from lowcomm_jax.engine import Engine, Participants, book, mask_here
 from lowcomm_jax.history import History
@@ -127,12 +127,13 @@ class AdaptiveEngine:
         self.period: int = method.schedule.period
         self.reference_batch: int = setup.reference_batch or policy.start
         self.engines: dict[int, Engine] = dict.fromkeys(range(trainers.count), plain)
-        self.jobs: JobTrainers | None = None
         self.clock: VirtualClock | None = None
         if (carrier := plain.carrier) is not None:
-            each = self.engines.items()
-            self.engines = {i: one.with_carrier(carrier.of_trainer(i)) for i, one in each}
-            self.jobs = JobTrainers(self.engines)
+            carrier.exchange.keep_more(trainers.count)  # a round has as many exchanges
+            for number in self.engines:
+                own = carrier.of_trainer(number)
+                own.header = header_of(None, plain.regions)
+                self.engines[number] = plain.with_carrier(own)
         elif setup.links is not None and not setup.separate:
             self.clock = VirtualClock(setup.links, seed=setup.seed, record=True)
         self.probe: Probe | None = (
@@ -192,7 +193,7 @@ class AdaptiveEngine:
             state = self._landed(state, np.ones(self.regions.count, bool), told)
             self._told = told
         while not (goal.reached(state) or state.paused):
-            if self.jobs is not None and (missed := self.jobs.rounds_missed(state, self.period)):
+            if missed := rounds_missed(self.carrier, state, self.period):
                 state = self._caught_up(state, source, goal, missed)
             else:
                 state = self._segment(state, source, goal, participants, history)
@@ -230,11 +231,9 @@ class AdaptiveEngine:
             ready = set_lr_scale(trainer.state, *rate)
             starts = range(trainer.used, trainer.used + steps * plan.samples, plan.samples)
             batches = (source(number, first, plan.samples) for first in starts)
-            if self.jobs is not None:
-                self.jobs.carry(number, trainer)
-            ended, own = self.engines[number].run(
-                ready, batches, participants, microbatch=plan.microbatch
-            )
+            engine = self.engines[number]
+            carry(engine, number, trainer, told)
+            ended, own = engine.run(ready, batches, participants, microbatch=plan.microbatch)
             segment.histories[number] = own
             told.add(number, own.events)
             state = segment.stepped(state, number, ended)
@@ -289,22 +288,31 @@ class AdaptiveEngine:
     def _landed(
         self, state: AdaptiveState, mask_R: np.ndarray, told: Told, stoppable: bool = True
     ) -> AdaptiveState:
-        """Land what was sent in a round, and let its statistics decide.
+        """Let the statistics of a round decide, once what was sent in it has landed.
+
+        Payloads from other jobs land here; those of one program have, behind the last step.
 
         Args:
           mask_R: bool `[R]`, who took part in it; between jobs the record tells.
           told: gets the events, and what was decided.
-          stoppable: whether a signal stops the waits for other jobs. Else this region catches up,
-            and tells nobody.
+          stoppable: whether a signal stops the wait for other jobs (`RemoteExchange.stop_when`);
+            the state is then `paused`. Else this region catches up, and tells nobody.
         """
-        if self.jobs is not None:
-            state = self.jobs.land(state, self.loops(state), told, stoppable)
-            if state.paused:
+        if self.carrier is None:
+            state = booked(state, mask_R, told)
+        elif state.paused:
+            loops = self.loops(state)
+            if not arrived(self.carrier.exchange, loops, stoppable):
                 return state
-        elif self.probe is not None:
-            state = self.probe.booked(state, mask_R, told)
+            for number, trainer, loop in loops:
+                carry(self.engines[number], number, trainer, told)
+                with loop.carrier.ending(loop, trainer.state):
+                    own = loop.go_on(trainer.state, np.ones(1, bool))
+                told.add(number, loop.owed)
+                loop.owed = []
+                state = state.with_trainer(number, trainer.replace(state=own))
         state = self._decided(state, told)
-        if self.jobs is not None and stoppable:
+        if self.carrier is not None and stoppable:
             self.carrier.tell(state, state.step, state.step)
         return state
 
@@ -316,9 +324,9 @@ class AdaptiveEngine:
     def _decided(self, state: AdaptiveState, told: Told) -> AdaptiveState:
         """Let the policy decide on the trainers' next requests, by what regions have measured."""
         for number, trainer in state.trainers.items():
-            if (found := looked(trainer.measured)) is not None:
+            if (noise := told.noise.pop(number, None)) is not None:
                 size = self._measured_size(self.switch.plan(trainer.request))
-                statistics = pooled(found, self.probe.count, size)
+                statistics = pooled(noise, self.probe.count, size)
                 memory, request = self.policy.decide(trainer.policy, statistics, trainer.request)
                 looks = told.looks.setdefault(state.step, {})
                 looks[str(number)] = {"request": request, **dataclasses.asdict(statistics)}
@@ -334,24 +342,21 @@ class AdaptiveEngine:
         """
         state.refuse_donated()
         told, self._told = Told(), Told()  # no segment follows that tells it
-        if self.jobs is not None:
-            self.jobs.forget()
-        if state.paused:
-            everyone = np.ones(self.regions.count, bool)
+        everyone = np.ones(self.regions.count, bool)
+        if self.carrier is None:
+            state = booked(state, everyone, told)
+        elif state.paused:
             state = self._landed(state, everyone, told, stoppable=False)
         for number, trainer, loop in self.loops(state):
-            if self.jobs is not None:
-                self.jobs.carry(number, trainer)
+            carry(self.engines[number], number, trainer, told)
             ended, events = loop.finish(trainer.state)
             told.add(number, events)
             state = state.with_trainer(number, trainer.replace(state=ended))
         if self.clock is not None:
             follow(self.clock, state.step, told.events)
-        if self.jobs is not None:
-            state = self.jobs.heard(state)
         state = self._decided(state, told)  # within a round, with the last payload
         state = merge_all(self.trainers, self._programs(state), state)
-        if self.jobs is not None:
+        if self.carrier is not None:
             [(_, last, loop)] = self.loops(state)
             loop.carrier.compare_final_anchors(loop, last.state)
             self.carrier.tell(state, state.step, state.step)
@@ -420,12 +425,13 @@ class AdaptiveEngine:
         samples of these steps count as used. The regions' own values stay as they are.
         """
         state, segment = self._opened(self.warm(state, source), goal)
-        nobody = np.zeros(1, bool)
+        nobody, told = np.zeros(1, bool), Told()
         for number, trainer, loop in self.loops(state):
+            carry(self.engines[number], number, trainer, told)
             ended, _ = loop.after(trainer.state, segment.steps, nobody)
             state = segment.stepped(state, number, ended)
         if state.step % self.period == 0:
-            state = self._landed(state, nobody, Told(), stoppable=False)
+            state = self._landed(state, nobody, told, stoppable=False)
         return state
 
     def _caught_up(

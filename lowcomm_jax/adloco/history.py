@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from lowcomm_jax.adloco.state import AdaptiveState
+from lowcomm_jax.adloco.state import LOOKED, AdaptiveState
 from lowcomm_jax.adloco.step_plan import StepPlan
 from lowcomm_jax.history import Event, History, common_names
 from lowcomm_jax.state.train_state import TrainState
@@ -21,10 +21,13 @@ class Told:
 
     Attributes:
       events: of all trainers; the key of each starts with its trainer's number.
+      noise: trainer's number -> what decides on its next batch, `[n]` by name: the `SCALARS` of the
+        regions that have measured and took part in the round; none where there is no such region.
       looks: step -> trainer's number -> the batch policy's statistics, and its decision.
     """
 
     events: list[Event] = dataclasses.field(default_factory=list)
+    noise: dict[int, dict[str, np.ndarray]] = dataclasses.field(default_factory=dict)
     looks: dict[int, dict[str, dict[str, Any]]] = dataclasses.field(default_factory=dict)
 
     def add(self, number: int, events: Sequence[Event]) -> None:
@@ -32,6 +35,13 @@ class Told:
         for event in events:
             key = None if event.key is None else f"{number}/{event.key}"
             self.events.append(dataclasses.replace(event, key=key, trainer=number))
+
+    def hear(self, number: int, measured: Mapping[str, Any], took_part_N: np.ndarray) -> None:
+        """Take what all regions have measured of a trainer, `[N]` by name; waits for it."""
+        values = {name: np.asarray(x) for name, x in measured.items()}
+        counts_N = (values.pop(LOOKED) > 0) & took_part_N
+        if counts_N.any():
+            self.noise[number] = {name: x[counts_N] for name, x in values.items()}
 
     def in_order(self) -> list[Event]:
         """The events step by step; of several trainers, by number, all sends come first.

@@ -13,7 +13,6 @@ waits.
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -26,7 +25,7 @@ from lowcomm_jax.adloco.history import Told
 from lowcomm_jax.adloco.state import LOOKED, SCALARS, AdaptiveState, Trainer
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.jobs.given_state import given
-from lowcomm_jax.jobs.job_carrier import Counted
+from lowcomm_jax.jobs.job_carrier import Counted, JobCarrier
 from lowcomm_jax.mesh.arrays import place
 from lowcomm_jax.mesh.regions import REGION, Regions
 from lowcomm_jax.methods.base import Method
@@ -39,82 +38,19 @@ Loops = list[tuple[int, Trainer, SyncLoop]]
 _POLL_SECONDS = 0.05
 
 
-class JobTrainers:
-    """What the trainers of one region and those of the others have in common."""
+def carry(engine: Engine, number: int, trainer: Trainer, told: Told) -> None:
+    """Between jobs: a trainer's payloads carry what this region has measured of it, and `told`
+    hears what all regions have, once they land.
+    """
+    if engine.carrier is None:
+        return
 
-    def __init__(self, engines: dict[int, Engine]):
-        """`engines`: of every trainer at the start; a round has as many exchanges."""
-        self.exchange: RemoteExchange = engines[0].carrier.exchange
-        self.exchange.keep_more(len(engines))
-        self._engines = engines
-        self._heard: dict[int, dict[str, np.ndarray]] = {}  # by trainer, in the last exchange
-        for number, engine in engines.items():
-            engine.carrier.header = header_of(None, engine.regions)
-            engine.carrier.witness = functools.partial(self._hear, number)
+    def hear(counted: Counted) -> None:
+        measured_N = {name: np.asarray(x)[:, 0] for name, x in counted.header.items()}
+        told.hear(number, measured_N, counted.counted_N)
 
-    def carry(self, number: int, trainer: Trainer) -> None:
-        """Let what the trainer sends next carry what this region has measured of it."""
-        engine = self._engines[number]
-        engine.carrier.header = header_of(trainer.measured, engine.regions)
-
-    def forget(self) -> None:
-        """Forget what was heard in a landing that raised."""
-        self._heard.clear()
-
-    def _hear(self, number: int, counted: Counted) -> None:
-        heard_N = {name: np.asarray(x)[:, 0] for name, x in counted.header.items()}
-        self._heard[number] = {**heard_N, LOOKED: heard_N[LOOKED] * counted.counted_N}
-
-    def heard(self, state: AdaptiveState) -> AdaptiveState:
-        """The state in which `measured` is what the regions that were counted have measured.
-
-        It is `[N]` by name, of the last exchange; None where there was none. What is read here is
-        not given again.
-        """
-        for number, trainer in state.trainers.items():
-            heard = self._heard.pop(number, None)
-            state = state.with_trainer(number, trainer.replace(measured=heard))
-        return state
-
-    def land(
-        self, state: AdaptiveState, loops: Loops, told: Told, stoppable: bool
-    ) -> AdaptiveState:
-        """Land what all trainers have sent, once all of it is here; the state has what was `heard`.
-
-        Args:
-          loops: of all trainers.
-          told: gets the events.
-          stoppable: whether `RemoteExchange.stop_when` stops the wait; the state is then `paused`,
-            and this is called again.
-        """
-        self.forget()
-        if not self._arrive(loops, stoppable):
-            return state
-        for number, trainer, loop in loops:
-            own = trainer.state
-            with loop.carrier.ending(loop, own):
-                own = loop.go_on(own, np.ones(1, bool))
-            told.add(number, loop.owed)
-            loop.owed = []
-            state = state.with_trainer(number, trainer.replace(state=own))
-        return self.heard(state)
-
-    def _arrive(self, loops: Loops, stoppable: bool) -> bool:
-        """Wait for the payloads of all trainers, also while the store is away; False = stopped."""
-        jax.block_until_ready([trainer.state.inner.params for _, trainer, _ in loops])
-        # All at once, although they land one by one: their deadlines run at the same time.
-        flying = [name for _, _, loop in loops for name in loop.carrier.flying]
-        while flying and not self.exchange.arrives(flying):
-            if self.exchange.stopped():
-                return not stoppable  # else the landing waits, with its deadline
-            time.sleep(_POLL_SECONDS)
-        return True
-
-    def rounds_missed(self, state: AdaptiveState, period: int) -> int:
-        """Whole rounds that the other jobs have landed beyond this state, at the end of a round."""
-        if state.step % period:
-            return 0
-        return max(0, self.exchange.frontier() - state.step) // period
+    engine.carrier.header = header_of(trainer.measured, engine.regions)
+    engine.carrier.witness = hear
 
 
 def header_of(measured: Mapping[str, Any] | None, regions: Regions) -> dict[str, jax.Array]:
@@ -125,6 +61,33 @@ def header_of(measured: Mapping[str, Any] | None, regions: Regions) -> dict[str,
     numbers = {name: [0.0] for name in (*SCALARS, LOOKED)} | dict(measured or {})
     arrays = {name: jnp.asarray(x, jnp.float32)[:, None] for name, x in numbers.items()}
     return place(arrays, regions.sharding(REGION))
+
+
+def arrived(exchange: RemoteExchange, loops: Loops, stoppable: bool) -> bool:
+    """Wait for the payloads of all trainers, also while the store is away; False = stopped.
+
+    Args:
+      loops: of all trainers.
+      stoppable: whether `RemoteExchange.stop_when` stops the wait.
+    """
+    jax.block_until_ready([trainer.state.inner.params for _, trainer, _ in loops])
+    # All at once, although they land one by one: their deadlines run at the same time.
+    flying = [name for _, _, loop in loops for name in loop.carrier.flying]
+    while flying and not exchange.arrives(flying):
+        if exchange.stopped():
+            return not stoppable  # else the landing waits, with its deadline
+        time.sleep(_POLL_SECONDS)
+    return True
+
+
+def rounds_missed(carrier: JobCarrier | None, state: AdaptiveState, period: int) -> int:
+    """Whole rounds that other jobs have landed beyond this state, at the end of a round.
+
+    `carrier`: None = there are no other jobs.
+    """
+    if carrier is None or state.step % period:
+        return 0
+    return max(0, carrier.exchange.frontier() - state.step) // period
 
 
 @given.register(AdaptiveState)

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lowcomm_jax.adloco.history import Told
-from lowcomm_jax.adloco.state import LOOKED, SCALARS, AdaptiveState
+from lowcomm_jax.adloco.state import SCALARS, AdaptiveState
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.exchange import all_gather
 from lowcomm_jax.history import Event, readable
@@ -93,30 +93,33 @@ class Probe:
         """Samples of a region that go forward and backward per measurement, both passes."""
         return 2 * self.count * microbatch
 
-    def booked(self, state: AdaptiveState, mask_R: np.ndarray, told: Told) -> AdaptiveState:
-        """Book what travels of a round's measurements, three fp32 scalars a region and trainer.
 
-        Args:
-          mask_R: bool, whose scalars travel; those of other regions count no more.
-          told: gets a send and a landing for each trainer, before what it has of the round. They
-            are of fragment -1, since they carry none. No events where a region is alone.
+def booked(state: AdaptiveState, mask_R: np.ndarray, told: Told) -> AdaptiveState:
+    """Let all regions of one program hear what they have measured in a round, and book it.
 
-        Returns:
-          The state whose counters have these bytes.
-        """
-        step, booked = state.step, Told()
-        traffic = all_gather(4 * len(SCALARS), mask_R)
-        sends_R = traffic.sent > 0
-        send = Event.of_send(step, -1, f"probe@{step}", sends_R, traffic, {})
-        land = Event.of_landing(step, -1, send.key, sends_R, 0, {})
-        for number, trainer in state.trainers.items():
-            if (measured := trainer.measured) is not None:
-                booked.add(number, [send, land] if sends_R.any() else [])
-                measured = {**measured, LOOKED: np.asarray(measured[LOOKED]) * mask_R}
-                own = trainer.state.with_more_bytes(traffic.sent, traffic.received)
-                state = state.with_trainer(number, trainer.replace(state=own, measured=measured))
-        told.events[:0] = booked.events
-        return state
+    They are three fp32 scalars a region and trainer.
+
+    Args:
+      mask_R: bool, whose scalars travel.
+      told: hears them, and gets a send and a landing for each trainer, before what it has of the
+        round. They are of fragment -1, since they carry none. No events where a region is alone.
+
+    Returns:
+      The state whose counters have these bytes.
+    """
+    step, gathered = state.step, Told()
+    traffic = all_gather(4 * len(SCALARS), mask_R)
+    sends_R = traffic.sent > 0
+    send = Event.of_send(step, -1, f"probe@{step}", sends_R, traffic, {})
+    land = Event.of_landing(step, -1, send.key, sends_R, 0, {})
+    for number, trainer in state.trainers.items():
+        if trainer.measured is not None:
+            gathered.add(number, [send, land] if sends_R.any() else [])
+            told.hear(number, trainer.measured, mask_R)
+            own = trainer.state.with_more_bytes(traffic.sent, traffic.received)
+            state = state.with_trainer(number, trainer.replace(state=own))
+    told.events[:0] = gathered.events
+    return state
 
 
 def make_probe_program(programs: RoundPrograms):

@@ -39,8 +39,7 @@ class Trainer(msgspec.Struct, frozen=True, omit_defaults=True):
         takes those that follow.
       policy: the batch policy's state.
       measured: until a round's end: statistics of the regions here, `[R]` by name, and which of
-        them have `LOOKED`, arrays that nobody has waited for yet, or lists; else None. Between
-        `JobTrainers.heard` and the decision: `[N]`, of the regions of all jobs.
+        them have `LOOKED`, arrays that nobody has waited for yet, or lists; else None.
       state: a `TrainState`; None in what a document tells of a trainer.
     """
 
@@ -166,15 +165,6 @@ class AdaptiveState(msgspec.Struct, frozen=True, rename={"trainers": "live"}):
             mean = mix(mean, seen(other.state), other.request / total)
         state = with_inner(first.state, params=mean["params"], buffers=mean["buffers"])
         return state.replace(anchor=mean["anchor"])
-
-
-def looked(measured: Mapping[str, Any] | None) -> dict[str, np.ndarray] | None:
-    """Statistics of the regions that have `LOOKED`; None = there is none."""
-    if measured is None:
-        return None
-    values = {name: np.asarray(x) for name, x in measured.items()}
-    mask_R = values.pop(LOOKED) > 0
-    return {name: x[mask_R] for name, x in values.items()} if mask_R.any() else None
 
 
 def _check_measured(measured: dict[str, Any], number: int) -> None:

@@ -265,7 +265,10 @@ def test_a_run_that_finishes_within_a_round_decides_by_those_who_took_part():
         return policy.decide(policy.init(), pooled(values, one.probe.count, size), policy.start)[1]
 
     assert asks([0]) != asks([0, 1])
-    assert one.finish(state).first.request == asks([0])
+    before = state.counters.bytes_sent
+    ended = one.finish(state)
+    assert ended.first.request == asks([0])
+    assert (ended.counters.bytes_sent - before).tolist() == [SIZE + 12] * REGIONS
     _, history = one.run(one.init(oracle.make_params()), stream, steps=1)
     assert not looks_in(history)
 

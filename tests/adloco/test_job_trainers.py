@@ -1,6 +1,7 @@
 """Trainers between jobs: who decides the next batch, and what is taken over from others."""
 
 import copy
+import dataclasses
 from types import SimpleNamespace
 
 import jax
@@ -11,9 +12,9 @@ from adloco.adaptive_cases import PERIOD, engine, stream
 
 import lowcomm_jax as lc
 from lowcomm_jax import exchange
+from lowcomm_jax.adloco import job_trainers
 from lowcomm_jax.adloco.engine import AdaptiveEngine, Goal
 from lowcomm_jax.adloco.history import Told
-from lowcomm_jax.adloco.job_trainers import JobTrainers
 from lowcomm_jax.adloco.state import AdaptiveState, Trainer
 from lowcomm_jax.adloco.step_plan import Switch
 from lowcomm_jax.checkpoint import Checkpoints
@@ -28,27 +29,15 @@ POLICY = NormTest(start=2, cap=64, microbatches=2, smoothing=0.0)
 MEASURED = {"gbar2": [1.0, 4.0, 9.0], "spread": [8.0, 2.0, 5.0], "along": [3.0, 1.0, 0.5]}
 
 
-def heard(looked, counted, measured=MEASURED):
-    """A state whose trainer 0 has what an exchange brought that had these numbers."""
-    header = {name: np.array(x, np.float32)[:, None] for name, x in measured.items()}
-    header["looked"] = np.array(looked, np.float32)[:, None]
-    one = JobTrainers.__new__(JobTrainers)
-    one._heard = {}
-    one._hear(0, Counted(0, 3, 0, False, np.array(counted, bool), True, header))
-    trained = SimpleNamespace(counters=SimpleNamespace(step=4))
-    trainer = Trainer(2, 0, POLICY.init(), measured={"gbar2": [0.0]}, state=trained)
-    state = AdaptiveState({0: trainer}, 0)
-    found = one.heard(state)
-    assert one.heard(state).first.measured is None
-    return found
-
-
-def decided(*given):
-    """The trainer after such a round, and what was decided by the numbers of whom."""
+def decided(looked, counted, measured=MEASURED):
+    """The trainer after a round whose payloads brought these numbers, and what was decided."""
     one, told = AdaptiveEngine.__new__(AdaptiveEngine), Told()
     one.policy, one.switch, one.probe = POLICY, Switch(1), SimpleNamespace(count=2)
-    state = one._decided(heard(*given), told)
-    assert state.first.measured is None
+    trained = SimpleNamespace(counters=SimpleNamespace(step=4))
+    trainer = Trainer(2, 0, POLICY.init(), measured={"gbar2": [0.0]}, state=trained)
+    told.hear(0, {**measured, "looked": looked}, np.array(counted, bool))
+    state = one._decided(AdaptiveState({0: trainer}, 0), told)
+    assert state.first.measured is None and not told.noise
     return state.first, told.looks
 
 
@@ -210,7 +199,7 @@ def test_after_rounds_that_it_missed_a_region_starts_from_the_anchors(region, mo
         return moved(state)
 
     monkeypatch.setattr(one.carrier.exchange, "frontier", lambda: 2 * PERIOD)
-    assert one.jobs.rounds_missed(state, PERIOD) == 2
+    assert job_trainers.rounds_missed(one.carrier, state, PERIOD) == 2
     monkeypatch.setattr(one, "pass_steps", lands)
     monkeypatch.setattr(one.carrier, "tell", lambda *given: told.append(given))
     wanted = anchors_of(moved(moved(state)))
@@ -254,55 +243,57 @@ def headers(one):
     }
 
 
-def test_looking_up_a_loop_changes_nothing_that_is_sent(region):
+def test_a_payload_carries_what_its_trainer_measured_last(region):
     one, state = region
-    zeros = {name: [[0.0]] for name in ("gbar2", "spread", "along", "looked")}
-    assert headers(one) == {0: zeros, 1: zeros}
+    nothing = {name: [[0.0]] for name in ("gbar2", "spread", "along", "looked")}
+    assert headers(one) == {0: nothing, 1: nothing}
     measured = {"gbar2": [1.0], "spread": [0.5], "along": [3.0], "looked": [1.0]}
-    arrays = {name: jax.numpy.asarray(x) for name, x in measured.items()}
-    state = state.with_trainer(1, state.trainers[1].replace(measured=arrays))
-    one.loops(state)
-    one.sync_loop(state)
-    assert headers(one) == {0: zeros, 1: zeros}
-    one.jobs.carry(1, state.trainers[1])
-    assert headers(one) == {0: zeros, 1: {name: [x] for name, x in measured.items()}}
-    one.jobs.carry(1, state.trainers[0])
-    assert headers(one) == {0: zeros, 1: zeros}
+    for given in (measured, {name: jax.numpy.asarray(x) for name, x in measured.items()}):
+        job_trainers.carry(one.engines[1], 1, state.first.replace(measured=given), Told())
+        one.loops(state)
+        one.sync_loop(state)
+        assert headers(one) == {0: nothing, 1: {name: [x] for name, x in measured.items()}}
+        job_trainers.carry(one.engines[1], 1, state.first, Told())
+        assert headers(one) == {0: nothing, 1: nothing}
 
 
 def test_what_a_landing_heard_that_raised_decides_nothing(region, monkeypatch):
     """The next landing hears of trainer 1 alone."""
     one, state = region
+    counters = dataclasses.replace(state.counters, behind=np.int64(1))
+    for number, trainer in state.trainers.items():
+        paused = trainer.replace(state=trainer.state.replace(counters=counters.copy()))
+        state = state.with_trainer(number, paused)
     header = {name: np.ones((2, 1), np.float32) for name in ("gbar2", "spread", "along", "looked")}
     outcome = Counted(0, PERIOD, 0, False, np.ones(2, bool), True, header)
 
-    class Raises:
-        owed = ()
-
+    class Loop:
         def __init__(self, number, carrier, raises):
-            self.number, self.carrier, self.raises = number, carrier, raises
+            self.number, self.carrier, self.raises, self.owed = number, carrier, raises, []
 
         def go_on(self, own, mask):
             if self.raises:
                 raise OSError("gone")
             if self.number == 1 or any(loop.raises for *_, loop in loops):
-                one.jobs._hear(self.number, outcome)
+                self.carrier.witness(outcome)
             return own
 
     def made(raises):
         return [
-            (number, trainer, Raises(number, loop.carrier, raises and number == 1))
-            for number, trainer, loop in one.loops(state)
+            (number, trainer, Loop(number, one.engines[number].carrier, raises and number == 1))
+            for number, trainer in state.trainers.items()
         ]
 
-    loops = made(True)
+    monkeypatch.setattr(one, "loops", lambda state: loops)
+    monkeypatch.setattr(one, "_decided", lambda state, told: state)
+    monkeypatch.setattr(one.carrier, "tell", lambda *given: None)
+    loops, told = made(True), Told()
     with pytest.raises(OSError, match="gone"):
-        one.jobs.land(state, loops, Told(), True)
-    assert one.jobs._heard.keys() == {0}
-    loops = made(False)
-    found = one.jobs.land(state, loops, Told(), True)
-    assert found.trainers[0].measured is None
-    assert found.trainers[1].measured["gbar2"].tolist() == [1.0, 1.0]
+        one._landed(state, np.ones(1, bool), told)
+    assert told.noise.keys() == {0}
+    loops, told = made(False), Told()
+    one._landed(state, np.ones(1, bool), told)
+    assert told.noise.keys() == {1} and told.noise[1]["gbar2"].tolist() == [1.0, 1.0]
 
 
 def test_a_paused_step_owes_its_events_once_it_is_done():

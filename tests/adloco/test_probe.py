@@ -14,8 +14,8 @@ from rules.gradients import measure
 
 import lowcomm_jax as lc
 from lowcomm_jax.adloco.history import Told
-from lowcomm_jax.adloco.probe import Probe, make_probe_program
-from lowcomm_jax.adloco.state import LOOKED, AdaptiveState, Trainer
+from lowcomm_jax.adloco.probe import Probe, booked, make_probe_program
+from lowcomm_jax.adloco.state import LOOKED, SCALARS, AdaptiveState, Trainer
 from lowcomm_jax.network import VirtualClock, follow, parse
 
 R, M, SIZE = 2, 3, 2
@@ -178,15 +178,16 @@ def test_nothing_compiles_after_warming_up_and_nothing_changes(drifted):
 
 def test_what_travels_is_booked(drifted):
     """Three fp32 scalars a region, also on the virtual clock."""
-    engine, state = drifted
+    _, state = drifted
     clock = VirtualClock(parse({"regions": R, "bandwidth_gbps": 0.001, "compute_s": 1.0}))
     step = int(state.counters.step)
     for each in range(1, step + 1):
         clock.inner_step(each)
     before = clock.now_R.copy()
-    measured, everyone, told = {LOOKED: np.ones(R)}, np.ones(R, bool), Told()
+    measured, told = {name: np.arange(R) for name in (*SCALARS, LOOKED)}, Told()
     trainers = AdaptiveState({0: Trainer(1, 0, {}, measured, state)}, 0)
-    after = Probe(engine, M).booked(trainers, everyone, told)
+    after = booked(trainers, np.ones(R, bool), told)
+    assert {name: x.tolist() for name, x in told.noise[0].items()} == {key: [1] for key in SCALARS}
     follow(clock, step, told.events)
     for way in ("bytes_sent", "bytes_received"):
         more = getattr(after.counters, way) - getattr(state.counters, way)
