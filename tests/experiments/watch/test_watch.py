@@ -438,18 +438,14 @@ def test_the_page_is_the_report_made_anew(server, run):
     assert "Alarm: region 1: the loss of step 22 is not finite" in text
 
 
-def test_the_page_of_a_run_without_a_step_says_so(tmp_path):
-    log(tmp_path / "run", [header(range(3), 3)])
-    served = Server(Watch(tmp_path / "run"), 0, 1.0)
-    with served, pytest.raises(RefusedError, match="has made no step yet"):
-        served.page()
-
-
-def test_the_page_waits_for_a_run_that_has_not_begun(tmp_path):
+def test_the_page_waits_for_a_run_that_has_not_begun_and_for_its_first_step(tmp_path):
     with Server(Watch(tmp_path / "later"), 0, 1.0) as served:
         with pytest.raises(RefusedError, match="no run lies there yet"):
             served.page()
-        log(tmp_path / "later", [header(range(3), 3), *steps(range(3), 1, 20)])
+        log(tmp_path / "later", [header(range(3), 3)])
+        with pytest.raises(RefusedError, match="has made no step yet"):
+            served.page()
+        log(tmp_path / "later", steps(range(3), 1, 20), step=0)
         assert "step 20 of 40" in html.unescape(served.page())
 
 
