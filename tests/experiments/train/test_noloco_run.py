@@ -35,6 +35,7 @@ def test_what_is_recorded(run):
         "gamma": 0.7,
         "group_size": 2,
         "variant": "heavy_ball",
+        "names": ["alpha", "gamma"],
     }
     evals = [r for r in records if r["kind"] == "eval"]
     assert evals[0]["anchor_variance"] < 1e-9 < evals[-1]["anchor_variance"]
