@@ -74,6 +74,8 @@ def test_what_an_earlier_call_has_found_stays_and_what_fails_is_said_once(
     monkeypatch.setattr(bench_codec, "measure", lambda *_: 1 / 0)
     assert main(["codec", "--codecs=int8", f"--json={file}"]) == 1
     assert file.read_text() == "found before"
+    capsys.readouterr()
+    assert main(["codec", "--codecs=int8"]) == 1  # nor is a file needed
     said = capsys.readouterr().out
     assert said.count("codecs: int8: ZeroDivisionError: division by zero") == 1
 
