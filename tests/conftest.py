@@ -67,7 +67,7 @@ def pytest_configure(config):
 
 # Rooms whose tests run what users run: losses and Optax optimizers, which promote dtypes.
 USERS = {"adloco", "channels", "checkpoint", "engine", "experiments", "learning", "mesh"}
-USERS |= {"loops", "optimizers", "params", "state", "sync", "train"}
+USERS |= {"loops", "network", "optimizers", "params", "state", "sync", "train"}
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -48,9 +48,9 @@ def reached(launcher, workdir, step):
         records = read_records(workdir / METRICS) if (workdir / METRICS).is_file() else []
         return any(record.get("step", 0) >= step for record in records)
 
-    until = time.monotonic() + 120
+    until = time.monotonic() + 300
     while not there():
-        assert time.monotonic() < until and launcher.poll() is None
+        assert time.monotonic() < until and launcher.poll() is None, launcher.communicate()[0]
         time.sleep(0.1)
 
 
@@ -218,6 +218,14 @@ class Jobs:
 
     def runs(self):
         return [read_run(job.workdir) for job in self.jobs]
+
+
+def comparable(workdir):
+    """Records of a run that was continued which are those of one that ran through: all but where it
+    was continued, and how long what took."""
+    timing = ("seconds", "tokens_per_second", "time")
+    found = [r for r in read_records(workdir / METRICS) if r["kind"] not in ("resume", "interval")]
+    return [{k: v for k, v in r.items() if k not in timing} for r in found]
 
 
 def landings(run, since=0):

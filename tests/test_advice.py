@@ -68,15 +68,7 @@ def messages():
 
 def advice():
     """Every line of code in a message."""
-    files = [
-        file
-        for room in ("lowcomm_jax", "experiments")
-        for file in (ROOT / room).rglob("*.py")
-        if not file.relative_to(ROOT).as_posix().startswith(LEFT_OUT)
-    ]
-    found = {
-        code for file in files for text in texts(file) if " " in text for code in CALL.findall(text)
-    }
+    found = {code for text in messages() if " " in text for code in CALL.findall(text)}
     return {code.strip("`") for code in found} - NO_CODE
 
 

@@ -47,25 +47,20 @@ def test_a_target_that_is_none_is_one_line(text, said):
     assert "\n" not in str(caught.value)
 
 
-def test_a_compiler_that_is_not_there_is_one_line(monkeypatch):
+@pytest.mark.parametrize(
+    "platforms, said",
+    [("cpu", r"pip install 'lowcomm_jax\[aot\]'"), ("", "set JAX_PLATFORMS=cpu")],
+    ids=["not installed", "no driver"],
+)
+def test_a_compiler_that_is_not_there_is_one_line(platforms, said, monkeypatch):
     def absent(**kwargs):
         raise NotImplementedError("topology not implemented for cuda\nand more")
 
     monkeypatch.setattr("jax.experimental.topologies.get_topology_desc", absent)
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    with pytest.raises(RuntimeError, match=r"pip install 'lowcomm_jax\[aot\]'") as caught:
+    monkeypatch.setenv("JAX_PLATFORMS", platforms)
+    with pytest.raises(RuntimeError, match=said) as caught:
         _ = Target.parse("h100:2x8").devices
     assert "\n" not in str(caught.value)
-
-
-def test_without_a_driver_the_platform_must_be_cpu(monkeypatch):
-    def absent(**kwargs):
-        raise NotImplementedError("topology not implemented for cuda")
-
-    monkeypatch.setattr("jax.experimental.topologies.get_topology_desc", absent)
-    monkeypatch.setenv("JAX_PLATFORMS", "")
-    with pytest.raises(RuntimeError, match="set JAX_PLATFORMS=cpu"):
-        _ = Target.parse("h100:2x8").devices
 
 
 @pytest.mark.parametrize("name", sorted(ACCELERATORS))

@@ -175,7 +175,6 @@ def test_every_flipped_byte_is_found_or_harmless(saved, tmp_path):
             else:
                 assert_same(read, good)
             file.write_bytes(original)
-    print(found, len(files(step)))
     assert found > 10
 
 

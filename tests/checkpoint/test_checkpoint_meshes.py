@@ -50,13 +50,9 @@ def test_the_same_mesh_in_the_same_shardings_goes_on_alike(saved):
     directory, state, before, engine = saved
     found = restore(directory, engine)
     assert_same(values(found), before)
-    assert found.inner.params["c"].sharding.spec == P("region", None, None, None) or (
-        "fsdp" in found.inner.params["c"].sharding.spec
-    )
-    key = next(iter(state.in_flight))
-    for name, leaf in state.in_flight[key].payload.items():
-        restored = found.in_flight[key].payload[name]
-        assert restored.sharding.is_equivalent_to(leaf.sharding, leaf.ndim)
+    for restored, leaf in zip(jax.tree.leaves(found), jax.tree.leaves(state), strict=True):
+        if isinstance(leaf, jax.Array):
+            assert restored.sharding.is_equivalent_to(leaf.sharding, leaf.ndim)
 
 
 def test_one_device(saved):

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checkpoint.checkpoint_cases import bf16_params, make_engine, train, values
+from checkpoint.checkpoint_cases import assert_same, bf16_params, make_engine, train, values
 
 from lowcomm_jax.checkpoint import Checkpoints
 from lowcomm_jax.checkpoint.load import differing_leaves, resize
@@ -71,9 +71,7 @@ def test_a_new_region_has_made_no_progress_in_leaves_below_fp32(tmp_path):
 
 def test_one_region_alone(tmp_path):
     before = saved(tmp_path, "diloco", 1, 2)
-    after = restore(tmp_path, "diloco", 1)
-    for name, value in before.items():
-        np.testing.assert_array_equal(after[name], value, err_msg=name)
+    assert_same(restore(tmp_path, "diloco", 1), before)
 
 
 def test_fewer_regions(tmp_path):
@@ -109,8 +107,8 @@ def test_an_anchor_per_region(tmp_path):
         )
 
 
-@pytest.mark.parametrize("regions,anchors,shape", [((1, 4), 4, 4), ((4, 1), 1, 1), ((1, 4), 1, 1)])
-def test_anchors_of_one_region(regions, anchors, shape):
+@pytest.mark.parametrize("regions,anchors", [((1, 4), 4), ((4, 1), 1), ((1, 4), 1)])
+def test_anchors_of_one_region(regions, anchors):
     old, new = regions
     values = {
         "anchor/a": np.arange(old * 6, dtype=np.float32).reshape(old, 2, 3),
@@ -118,13 +116,11 @@ def test_anchors_of_one_region(regions, anchors, shape):
         "inner/params/a": np.ones((old, 2, 3), np.float32),
         "counters/step": np.int64(3),
     }
-    if old > 1 and anchors == 1:
-        anchors = 1
     out = resize(values, {}, regions, anchors)
-    assert out["anchor/a"].shape == (shape, 2, 3)
+    assert out["anchor/a"].shape == (anchors, 2, 3)
     for row in out["anchor/a"]:
         np.testing.assert_array_equal(row, values["anchor/a"][0])
-    np.testing.assert_array_equal(out["outer/0/count"], np.full(shape, 7))
+    np.testing.assert_array_equal(out["outer/0/count"], np.full(anchors, 7))
     assert out["outer/0/count"].dtype == np.int32
     assert out["inner/params/a"].shape == (new, 2, 3)
 
@@ -156,9 +152,7 @@ def test_a_history_of_every_region_is_not_that_of_more(tmp_path):
 
 def test_a_running_mean_of_the_regions_is_not_that_of_more(tmp_path):
     before = saved(tmp_path, "ef21", 3, 2)
-    after = restore(tmp_path, "ef21", 3)
-    for name, value in before.items():
-        np.testing.assert_array_equal(after[name], value, err_msg=name)
+    assert_same(restore(tmp_path, "ef21", 3), before)
     engine = make_engine("ef21", 4)
     refusal = pytest.raises(ValueError, match="keeps a running mean of 3 of them")
     with Checkpoints(tmp_path) as checkpoints, refusal:

@@ -99,17 +99,12 @@ def test_layout_on_disk(start, tmp_path):
     assert set(document["packages"]) >= {"jax", "optax", "orbax-checkpoint"}
 
 
-def test_keep_last(start, tmp_path):
-    with Checkpoints(tmp_path, keep_last=2) as checkpoints:
+@pytest.mark.parametrize("told, kept", [({"keep_last": 2}, [5, 9]), ({}, [2, 5, 9])])
+def test_the_last_ones_are_kept_and_three_unless_told(told, kept, start, tmp_path):
+    with Checkpoints(tmp_path, **told) as checkpoints:
         save_all(checkpoints, start, dict.fromkeys((1, 2, 5, 9)))
-        assert checkpoints.steps() == [5, 9]
+        assert checkpoints.steps() == kept
         assert checkpoints.latest() == 9
-
-
-def test_three_are_kept_unless_told(start, tmp_path):
-    with Checkpoints(tmp_path) as checkpoints:
-        save_all(checkpoints, start, dict.fromkeys((1, 2, 3, 4, 5)))
-        assert checkpoints.steps() == [3, 4, 5]
 
 
 def test_an_empty_section_is_a_value():
@@ -195,13 +190,14 @@ def test_a_damaged_checkpoint_is_not_counted_among_the_last(start, tmp_path):
         assert checkpoints.steps() == [4, 7]
 
 
-def test_a_damaged_step_that_is_saved_anew_is_as_good_as_any(start, tmp_path):
-    with Checkpoints(tmp_path, keep_last=1) as checkpoints:
-        save_all(checkpoints, start, {4: None})
-        checkpoints._damaged.add(4)
-        save_all(checkpoints, start, {4: None})
-        with pytest.raises(ValueError, match=r"holds the later steps \[4\]"):
-            checkpoints.save(at(start, 2), extra={}, config={})
+def test_an_older_step_is_not_saved_beside_later_ones(start, tmp_path):
+    """A damaged step that is saved anew is as good as any."""
+    with Checkpoints(tmp_path) as checkpoints:
+        save_all(checkpoints, start, dict.fromkeys((3, 6)))
+        checkpoints._damaged.add(6)
+        save_all(checkpoints, start, {6: None})
+        with pytest.raises(ValueError, match=r"step 5 cannot be saved.*later steps \[6\]"):
+            checkpoints.save(at(start, 5), extra={}, config={})
 
 
 def test_save_returns_before_it_is_written_and_survives_donation(tmp_path, monkeypatch):
@@ -245,25 +241,12 @@ def test_extra_must_be_json(start, tmp_path):
         checkpoints.save(start, extra={"rng": np.arange(3)}, config={})
 
 
-def test_an_older_step_is_not_saved_beside_later_ones(start, tmp_path):
+def test_a_given_step_is_restored_and_parameters_may_be_abstract(engine, start, tmp_path):
     with Checkpoints(tmp_path) as checkpoints:
         save_all(checkpoints, start, dict.fromkeys((3, 6)))
-        with pytest.raises(ValueError, match=r"step 5 cannot be saved.*later steps \[6\]"):
-            checkpoints.save(at(start, 5), extra={}, config={})
-
-
-def test_a_given_step_is_restored(engine, start, tmp_path):
-    with Checkpoints(tmp_path) as checkpoints:
-        save_all(checkpoints, start, dict.fromkeys((3, 6)))
-        assert checkpoints.restore(engine, bf16_params(), step=3).step == 3
-
-
-def test_parameters_may_be_abstract(engine, start, tmp_path):
-    params = jax.eval_shape(bf16_params)
-    with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(start, extra={}, config={})
-        found = checkpoints.restore(engine, params)
-    assert_same(values(found.state), values(start))
+        found = checkpoints.restore(engine, jax.eval_shape(bf16_params), step=3)
+    assert found.step == 3
+    assert_same(values(found.state), values(at(start, 3)))
 
 
 def test_leaf_names_must_differ():

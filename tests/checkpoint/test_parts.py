@@ -81,15 +81,6 @@ def test_it_appears_under_its_name_when_it_is_sealed(path):
     assert list(store.steps(path.parent)) == [7] and store.leftovers(path.parent) == []
 
 
-def test_the_older_checkpoint_of_a_step_stays_until_the_new_one_is_sealed(path):
-    sealed(path)
-    write(path)
-    assert store.read_document(path)["step"] == 7
-    store.seal(path, 2, shapes(arrays()), {**DOCUMENT, "config": {"lr": 0.2}})
-    assert store.read_document(path)["config"] == {"lr": 0.2}
-    assert list(store.steps(path.parent).values()) == [path]
-
-
 def test_who_is_ended_just_before_the_new_one_appears_leaves_the_older(path, monkeypatch):
     sealed(path)
     write(path)

@@ -3,7 +3,6 @@
 import copy
 import re
 
-import jax
 import oracle
 import pytest
 from adloco.adaptive_cases import PERIOD, engine
@@ -24,7 +23,7 @@ def made(count=2):
 def saved(tmp_path_factory):
     """(folder, engine) of a checkpoint within a round, without the method's description."""
     folder, one = tmp_path_factory.mktemp("saved"), made()
-    with jax.numpy_dtype_promotion("standard"), Checkpoints(folder) as checkpoints:
+    with Checkpoints(folder) as checkpoints:
         state = one.init(oracle.make_params())
         state = state.with_trainer(0, state.first.replace(measured=MEASURED))
         checkpoints.save(state, extra={}, config={})

@@ -1,13 +1,18 @@
-"""What a user sees before the first step: what trains and travels, and no seconds of silence."""
+"""What a user sees of a run: no seconds of silence, what trains and travels, and how fast."""
 
+import dataclasses
 import os
 import pty
+import re
 import subprocess
 import sys
 
+import jax
 import pytest
 
 from experiments.__main__ import main
+from experiments.metrics import read_records
+from lowcomm_jax.aot import ACCELERATORS
 
 
 def test_a_terminal_sees_at_once_that_a_command_starts():
@@ -39,12 +44,23 @@ BUT_TABLE = "1,968 parameters, 5,120 frozen"  # of 320 tokens x 16
         ),
     ],
 )
-def test_what_trains_and_travels(tiny, tmp_path, capsys, method, more, trained, payload):
-    tiny.corpus(tmp_path / "texts")
-    flags = [f"--config={method}", "--config.steps=3", "--config.eval.every=0"]
-    flags += [f"--config.{x}" for x in more]
-    flags += ["--config.checkpoint.every=0", f"--workdir={tmp_path / 'run'}"]
-    assert main(["train", *tiny.arguments(tmp_path, *flags)]) == 0
-    lines = capsys.readouterr().out.splitlines()
+def test_what_trains_and_travels_and_how_fast(
+    tiny, root, capsys, monkeypatch, method, more, trained, payload
+):
+    """Of a device whose peak is known, also its share of that."""
+    kind, peak = jax.devices()[0].device_kind, 1e9
+    known = dataclasses.replace(ACCELERATORS["h100"], kind=kind, flops=peak)
+    monkeypatch.setitem(ACCELERATORS, "this processor", known)
+    more = ("steps=4", "log.every=2", "eval.every=0", "checkpoint.every=0", *more)
+    flags = [f"--config={method}", *(f"--config.{x}" for x in more), f"--workdir={root / method}"]
+    assert main(["train", *tiny.arguments(root, *flags)]) == 0
+    shown = capsys.readouterr().out
+    lines = shown.splitlines()
     assert f"trains   {trained}; a region's payload: {payload}" in lines
-    assert lines.index("compiling ...") < next(i for i, x in enumerate(lines) if "step 3/3" in x)
+    assert lines.index("compiling ...") < next(i for i, x in enumerate(lines) if "step 4/4" in x)
+    header = read_records(root / method / "metrics.jsonl")[0]
+    speeds = re.findall(r"([\d,]+) tokens/s \(([\d.]+)% MFU\)", shown)
+    assert len(speeds) == 2
+    for tokens, share in speeds:
+        flops = float(tokens.replace(",", "")) * header["flops_per_token"]
+        assert float(share) == pytest.approx(100 * flops / peak, rel=0.02, abs=0.06)

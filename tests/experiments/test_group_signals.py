@@ -32,6 +32,14 @@ def newest(workdir):
     return max((r.get("step", 0) for r in read_records(path)), default=0) if path.is_file() else 0
 
 
+def reach(process, regions, step):
+    """Wait until the run of a process has written this step in all of these folders."""
+    until = time.monotonic() + 300
+    while min(map(newest, regions)) < step:
+        assert time.monotonic() < until and process.poll() is None, process.communicate()[0]
+        time.sleep(0.02)
+
+
 def of_run(workdir):
     """Processes that name a folder in their arguments: (number, group)."""
     found = {}
@@ -81,10 +89,7 @@ def test_jobs_in_their_last_evaluation_save(tiny, root):
 
     process = started([sys.executable, *LAUNCH], given)
     try:
-        until = time.monotonic() + 300
-        while min(map(newest, regions)) < 6:
-            assert time.monotonic() < until and process.poll() is None, process.communicate()[0]
-            time.sleep(0.02)
+        reach(process, regions, 6)
         for one in of_run(workdir):
             os.kill(one, signal.SIGTERM)
         shown = process.communicate(timeout=100)[0]
@@ -116,10 +121,7 @@ def test_a_launcher_that_is_killed_lets_its_jobs_save_and_a_second_one_waits_for
 
     process = started(command, given)
     try:
-        until = time.monotonic() + 300
-        while min(map(newest, regions)) < 12:
-            assert time.monotonic() < until and process.poll() is None, process.communicate()[0]
-            time.sleep(0.1)
+        reach(process, regions, 12)
         code, shown = second()
         assert code == 2 and f"--workdir={workdir} is in use by process {process.pid}" in shown
         assert process.poll() is None
@@ -174,10 +176,7 @@ def test_a_run_in_a_group_saves(tiny, root, request, command, numbers):
     regions = [workdir / f"region{region}" for region in range(2)]
     regions = regions if "sites" in command[0] or command[1:] == LAUNCH else [workdir]
     try:
-        until = time.monotonic() + 300
-        while min(map(newest, regions)) < 12:
-            assert time.monotonic() < until and process.poll() is None, process.communicate()[0]
-            time.sleep(0.1)
+        reach(process, regions, 12)
         if numbers == "all":  # as systemd does, with all of a unit
             for number in of_run(workdir):
                 os.kill(number, signal.SIGTERM)

@@ -51,8 +51,10 @@ def test_a_config_that_cannot_be_used(what, tmp_path, capfd):
 def test_a_config_of_another_command(capfd):
     said = refused(capfd, "compare", "--config=configs/diloco.py")
     assert "is not for compare (it has no " in said and "configs/compare" in said
-    said = refused(capfd, "train", "--config=configs/compare/quick.py")
-    assert "is not for train (it has no " in said
+    for name in ("compare/quick", "plan/goodput"):
+        for asks in ([], ["--help"]):
+            said = refused(capfd, "train", *asks, f"--config=configs/{name}.py")
+            assert "is not for train (it has no " in said
 
 
 def test_plan_refuses_other_configs_in_one_line(capfd):
@@ -82,11 +84,6 @@ def test_a_training_config_that_lacks_fields(command, tmp_path, capfd):
     said = refused(capfd, *command, f"--config={tmp_path}/mine.py", "--config.steps=4")
     assert "seed" in said and "mesh" in said
     assert "are missing: start from experiments.config.base" in said
-
-
-@pytest.mark.parametrize("config", ["configs/compare/quick.py", "configs/plan/goodput.py"])
-def test_help_on_a_config_of_another_command(config, capfd):
-    assert "is not for train (it has no " in refused(capfd, "train", "--help", f"--config={config}")
 
 
 def test_quick_announces_nothing_that_it_cannot_do(tmp_path, capfd):
@@ -135,6 +132,10 @@ VARIED = ("compare", "--config=configs/compare/diloco_period.py")
         ),
         ((*VARIED, "--config.seeds=(0,1"), "--config.seeds=(0,1: give a tuple, as (0,)"),
         (("plan", "--target=h100x8", "--config=diloco"), "'h100x8': write h100:1x8"),
+        (("plan", "--target=h900:2x8", "--config=diloco"), "'h900' is unknown"),
+        (("plan", "--target=h100:2x8"), "--config is missing: give --config=configs/diloco.py"),
+        (("plan", "--target=h100:2x8", "--config=configs/plan/template.py"), "(it has no method, "),
+        (("plan", "--target=h100:2x8", "--config=diloco", "x"), "unexpected argument 'x'"),
         (
             ("train", "--config=diloco", "--exchange=my:Transport"),
             "unknown flag --exchange; a field of the config is set by --config.exchange=VALUE",
@@ -190,6 +191,15 @@ VARIED = ("compare", "--config=configs/compare/diloco_period.py")
             (*VARIED, "--config.common.inner.warmup_steps=x"),
             "--config.common.inner.warmup_steps=x: give a whole number",
         ),
+        (("train", "--config=diloco", "--config.frozen=(1,)"), "frozen: 1 is no text"),
+        (
+            ("train", "--config=diloco", "--config.steps=ten"),
+            "--config.steps=ten: give a whole number, as ",
+        ),
+        (
+            ("train", "--config=diloco", "--config.method.channels=x"),
+            "--config.method.channels: not a setting of a config; write a factory",
+        ),
     ],
 )
 def test_a_value_that_cannot_be_read(arguments, said, capfd):
@@ -213,11 +223,6 @@ def test_a_field_that_is_there_already_is_set_in_every_size():
     assert not problems and {*found, config.common.steps} == {600}
 
 
-def test_patterns_that_are_no_text(capfd):
-    said = refused(capfd, "train", "--config=diloco", "--config.frozen=(1,)")
-    assert "frozen: 1 is no text" in said
-
-
 def test_a_folder_that_cannot_be_made(tmp_path, capfd, monkeypatch):
     (tmp_path / "file").write_text("")
     said = refused(capfd, "train", "--config=diloco", f"--workdir={tmp_path}/file/run")
@@ -237,11 +242,13 @@ METRICS = {
 
 
 @pytest.mark.parametrize("what", METRICS)
-def test_a_report_on_damaged_metrics(what, tmp_path, capfd):
+def test_damaged_metrics_are_reported_and_watched(what, tmp_path, capfd):
     data, reason = METRICS[what]
     (tmp_path / "metrics.jsonl").write_bytes(data)
     said = refused(capfd, "report", str(tmp_path))
     assert f"{tmp_path}/metrics.jsonl" in said and reason in said
+    (tmp_path / "metrics.jsonl").write_bytes(data.rstrip() + b"\n")  # `watch` reads whole lines
+    assert reason in refused(capfd, "watch", str(tmp_path))
 
 
 RUN = made_runs.header(2, config={"method": {"name": "diloco"}})
@@ -287,12 +294,6 @@ def test_a_report_on_records_that_lack_something(what, tmp_path, capfd):
         assert reason in refused(capfd, "watch", str(tmp_path))
 
 
-@pytest.mark.parametrize("what", ["binary", "nested"])
-def test_watching_damaged_metrics(what, tmp_path, capfd):
-    (tmp_path / "metrics.jsonl").write_bytes(METRICS[what][0] + b"\n")
-    assert METRICS[what][1] in refused(capfd, "watch", str(tmp_path))
-
-
 def test_a_run_that_has_made_no_step_yet(tmp_path, capfd):
     folder = run_of(tmp_path / "run")
     first = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)[0]
@@ -305,6 +306,7 @@ PLANS = {
     "binary": (b"\xff\xfe\x00", "no text in UTF-8"),
     "nested": (b"[" * 100_000, "nested too deeply"),
     "no plan": (b"[]", "no plan (Expected `object`, got `array`)"),
+    "no answer": (b'{"rows": []}', "no plan (Object missing required field `answer`)"),
     "no rows": (b'{"answer": {"rows": {}}}', "no plan (Object missing required field `rows`)"),
     "odd rows": (b'{"rows": [1]}', "no plan (Expected `object`, got `int` - at `$.rows[0]`)"),
     "no method": (
@@ -378,34 +380,32 @@ def test_a_save_that_cannot_fit_is_not_begun(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_checkpoint_for_which_there_is_no_room(tiny, tmp_path, monkeypatch, capfd):
+def test_a_checkpoint_for_which_there_is_no_room(tiny, root, monkeypatch, capfd):
     """With room the same command goes on; and no name of a run is taken for markup."""
-    tiny.corpus(tmp_path / "texts")
-    given = [*tiny.arguments(tmp_path), "--config.steps=4", f"--workdir={tmp_path}/run[/x]"]
+    given = [*tiny.arguments(root), "--config.steps=4", f"--workdir={root}/run[/x]"]
     command = ["train", "--config=diloco", *given, "--quiet"]
-    usage = disk.shutil.disk_usage(tmp_path)
+    usage = disk.shutil.disk_usage(root)
     monkeypatch.setattr(disk.shutil, "disk_usage", lambda _: usage._replace(free=1000))
     assert main(command) == NotSavedError.code
     said = capfd.readouterr().err
-    assert said.startswith(f"train: {tmp_path}/run[/x]: a checkpoint needs ")
+    assert said.startswith(f"train: {root}/run[/x]: a checkpoint needs ")
     assert "1 kB are free; none is there yet. Make room" in said and said.count("\n") == 1
     monkeypatch.undo()
-    assert main(command) == 0 == main(["report", f"{tmp_path}/run[/x]"])
+    assert main(command) == 0 == main(["report", f"{root}/run[/x]"])
     assert "run[/x]" in capfd.readouterr().out
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_without_its_metrics_and_says_so(tiny, tmp_path, capfd):
-    tiny.corpus(tmp_path / "texts")
-    given = [*tiny.arguments(tmp_path), "--config.steps=6", "--config.checkpoint.every=2"]
-    command = ["train", "--config=diloco", *given, f"--workdir={tmp_path}/run"]
+def test_a_run_goes_on_without_its_metrics_and_says_so(tiny, root, capfd):
+    given = [*tiny.arguments(root), "--config.steps=6", "--config.checkpoint.every=2"]
+    command = ["train", "--config=diloco", *given, f"--workdir={root}/run"]
     assert main(command) == 0
-    newest = max((tmp_path / "run" / "checkpoints").iterdir(), key=lambda x: int(x.name))
+    newest = max((root / "run" / "checkpoints").iterdir(), key=lambda x: int(x.name))
     shutil.rmtree(newest)  # of the end
-    (tmp_path / "run" / "metrics.jsonl").unlink()
+    (root / "run" / "metrics.jsonl").unlink()
     capfd.readouterr()
     assert main(command) == 0
-    assert f"{tmp_path}/run/metrics.jsonl lacks steps 1 to 4" in capfd.readouterr().out
+    assert f"{root}/run/metrics.jsonl lacks steps 1 to 4" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -467,17 +467,3 @@ def test_the_file_that_could_not_be_written_is_named(tmp_path):
         log.write([{"kind": "step"}])
     assert caught.value.errno == errno.ENOSPC and is_full(caught.value)
     assert is_full(RuntimeError("x")) is False
-
-
-@pytest.mark.parametrize(
-    ("override", "line"),
-    [
-        ("steps=ten", "--config.steps=ten: give a whole number, as "),
-        (
-            "method.channels=x",
-            "--config.method.channels: not a setting of a config; write a factory",
-        ),
-    ],
-)
-def test_overrides_that_cannot_be(override, line, capfd):
-    assert line in refused(capfd, "train", "--config=diloco", f"--config.{override}")

@@ -15,7 +15,7 @@ from lowcomm_jax.mesh.regions import Regions
 
 
 @pytest.fixture(autouse=True)
-def standard_promotion():
+def promotion():
     """In the place of conftest.py's: nothing here may promote dtypes unasked."""
 
 

@@ -21,12 +21,6 @@ METHODS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def standard_promotion():
-    with jax.numpy_dtype_promotion("standard"):
-        yield
-
-
 def train(method, offload, mesh=None):
     mesh = lc.make_mesh(region=2, devices=jax.devices()[:2]) if mesh is None else mesh
     engine = lc.Engine(loss_fn, optax.adamw(0.02), method, R, mesh=mesh, offload=offload)

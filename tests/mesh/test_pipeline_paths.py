@@ -23,13 +23,6 @@ ROOT = Path(__file__).parents[2]
 eight = pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices")
 
 
-@pytest.fixture(autouse=True)
-def standard_promotion():
-    """As where users train: their losses promote dtypes."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
-
-
 def one_stage(paths, w, x_MxD, target_MxD, row_T):
     def apply(held):
         x, labels = held

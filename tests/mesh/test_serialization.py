@@ -17,7 +17,7 @@ RNG = np.random.default_rng(0)
 
 
 @pytest.fixture(autouse=True)
-def standard_promotion():
+def promotion():
     """In the place of conftest.py's: nothing here may promote dtypes unasked."""
 
 

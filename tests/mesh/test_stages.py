@@ -137,7 +137,8 @@ def of_stage(x, spec, stage, lead=0):
 
 def test_a_stage_codes_its_own_part_alone():
     inner = PerTensor(make_leaf("low_rank_int4", rank=2), stacked=("blocks",))
-    tree = {k.replace(".", "/"): jnp.asarray(v) for k, v in flat(start()).items()}
+    blocks = {f"blocks/{k}": v for k, v in start()["blocks"].items()}
+    tree = jax.tree.map(jnp.asarray, {**blocks, "head": start()["head"]})
     tree["norm"] = jnp.arange(5.0)  # whole in every stage
     specs, codec = {**SPECS, "norm": P()}, error_feedback(inner, 0.9)
     exchange, state = alone_on(lc.make_mesh(1, 2), codec, specs, tree)
@@ -233,10 +234,6 @@ def test_a_stage_reduces_slices_of_its_own_part(codec):
         for name, found in alone.items():
             own = of_stage(mean[name], specs[name], stage, 1)
             np.testing.assert_allclose(own, found, rtol=1e-5, atol=1e-6)
-
-
-def flat(tree):
-    return {f"blocks.{k}": v for k, v in tree["blocks"].items()} | {"head": tree["head"]}
 
 
 def test_fragments_are_cut_inside_each_stage():

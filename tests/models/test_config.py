@@ -4,19 +4,12 @@ import dataclasses
 
 import jax
 import pytest
+from models.sizes import SIZES
 
 from lowcomm_jax.models import TransformerConfig, build, preset
 from lowcomm_jax.models.protocol import param_count
 
-TINY = {
-    "vocab_size": 37,
-    "layers": 3,
-    "width": 20,
-    "heads": 6,
-    "kv_heads": 2,
-    "head_dim": 8,
-    "mlp_width": 28,
-}
+TINY = {**SIZES, "layers": 3}
 
 
 @pytest.mark.parametrize(

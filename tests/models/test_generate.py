@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from models.sizes import SIZES
 
 from lowcomm_jax.models import TransformerConfig, build
 from lowcomm_jax.models.model import sample
@@ -13,18 +14,8 @@ PROMPT = jnp.array([5, 1, 30, 7], jnp.int32)
 
 
 def model_and_params(loop, **changes):
-    fields = {
-        "vocab_size": 37,
-        "layers": 2,
-        "width": 20,
-        "heads": 6,
-        "kv_heads": 2,
-        "head_dim": 8,
-        "mlp_width": 28,
-        "max_seq_len": 16,
-        "init_std": 0.5,
-    }
-    model = build(TransformerConfig(**fields, layer_loop=loop, **changes))
+    fields = {**SIZES, "max_seq_len": 16, "init_std": 0.5, "layer_loop": loop, **changes}
+    model = build(TransformerConfig(**fields))
     return model, jax.jit(model.init)(RNG)
 
 

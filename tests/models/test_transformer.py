@@ -7,6 +7,7 @@ import optax
 import pytest
 from jax.test_util import check_grads
 from models import llama_oracle
+from models.sizes import SIZES
 
 from lowcomm_jax.models import TransformerConfig, build
 from lowcomm_jax.models.attention import masked_attention, rope_tables, rotate, wide_einsum
@@ -18,19 +19,8 @@ RNG = jax.random.key(0)
 
 
 def tiny(**changes):
-    fields = {
-        "vocab_size": 37,
-        "layers": 2,
-        "width": 20,
-        "heads": 6,
-        "kv_heads": 2,
-        "head_dim": 8,
-        "mlp_width": 28,
-        "max_seq_len": 32,
-        "init_std": 0.3,
-        "layer_loop": "unrolled",
-    }
-    return build(TransformerConfig(**{**fields, **changes}))
+    fields = {**SIZES, "max_seq_len": 32, "init_std": 0.3, "layer_loop": "unrolled", **changes}
+    return build(TransformerConfig(**fields))
 
 
 def tokens(batch=3, length=12, seed=1):

@@ -16,12 +16,6 @@ R, STEPS, STEP_SECONDS = 3, 24, 0.5
 SIZE = 4 * oracle.SIZE
 
 
-@pytest.fixture(autouse=True)
-def standard_promotion():
-    with jax.numpy_dtype_promotion("standard"):
-        yield
-
-
 def train(method, participants=None, regions=R, steps=STEPS, **fields):
     """Train all steps; gives the engine, its last state and the history."""
     mesh = lc.make_mesh(devices=jax.devices()[:1])

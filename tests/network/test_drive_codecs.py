@@ -32,12 +32,6 @@ METHODS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def standard_promotion():
-    with jax.numpy_dtype_promotion("standard"):
-        yield
-
-
 def buffer_bytes(coder, like):
     """Bytes of what really travels, by the shapes the encoder gives."""
     shapes = jax.eval_shape(lambda t: coder.encode(t, coder.init(t), t)[0], like)

@@ -175,6 +175,13 @@ def test_presets_build_and_survive_the_config_round_trip():
     assert get_config("lan").bandwidth_gbps[0][1] == 10.0
 
 
+@pytest.mark.parametrize("regions", [8, 16])
+def test_the_networks_of_the_study_of_gossip(regions):
+    network = parse(f"configs/compare/lognormal_{regions}.yaml")
+    assert network.size == regions
+    assert network.transfer_jitter.kind == "lognormal"
+
+
 def test_aws_table_has_45_pairs_of_ten_regions():
     pairs = aws_pairs()
     assert len(pairs) == 45 and len({frozenset(p[:2]) for p in pairs}) == 45

@@ -46,11 +46,6 @@ def test_travelling_bytes_overlap_with_compute():
     assert sum(b.kind == "land" for b in timeline.bars) == 6
 
 
-def test_a_clock_that_does_not_record_has_no_timeline():
-    with pytest.raises(ValueError, match="record=True"):
-        VirtualClock(uniform(2, 1.0)).timeline()
-
-
 @pytest.mark.parametrize("width", [2.0, 4.4, 10.0])
 def test_the_legend_lies_inside_the_picture(width):
     figure = Figure(figsize=(width, 4), layout="constrained")

@@ -276,7 +276,7 @@ def linen_loss(params, batch, rng):
 
 
 def test_linens_batch_statistics_are_averaged_not_trained():
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+    with jax.numpy_rank_promotion("allow"):
         params = Normed().init(jax.random.key(0), jnp.ones((3, 2)), True)
         state = train(engine(linen_loss, lc.methods.diloco(2)), params, X)
     layout = make_layout(params)
@@ -358,7 +358,7 @@ def test_random_streams_of_nnx_are_refused_unless_their_role_is_given():
     def roles(name, leaf):
         return "frozen" if "rngs" in name else "train"
 
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+    with jax.numpy_rank_promotion("allow"):
         state = train(engine(dropped_loss(graph), lc.methods.diloco(2), roles=roles), whole, X[:2])
     assert sorted(state.frozen) == ["dropout/rngs/count/value", "dropout/rngs/key/value"]
 

@@ -8,7 +8,9 @@ import jax
 import pytest
 from aot.aot_cases import needs
 
+from experiments import progress
 from experiments.bench import codec, gpu, main
+from experiments.bench.work import interleave
 from experiments.cli import RefusedError
 from lowcomm_jax.models import build, preset
 
@@ -136,3 +138,16 @@ def test_the_compiler_of_gpus_knows_the_levers():
 def test_what_cannot_work_is_refused(flag, why):
     with pytest.raises(RefusedError, match=why):
         main.main(["gpu", flag])
+
+
+def test_rounds_are_interleaved_and_told(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "PLAIN_SECONDS", 0)
+    calls = []
+    variants = {"one": lambda: calls.append("one"), "two": lambda: calls.append("two")}
+    seconds = interleave(variants, repeats=2)
+    assert calls == ["one", "two"] * 3 and {k: len(v) for k, v in seconds.items()} == {
+        "one": 2,
+        "two": 2,
+    }
+    told = capsys.readouterr()
+    assert told.err.splitlines()[-1].startswith("timed: 5/6  ") and not told.out

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 
-import jax
 import pytest
 from compare_cases import STEPS, compared, config, recording
 
@@ -23,11 +22,8 @@ from lowcomm_jax.interrupt import EXIT_INTERRUPTED
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory, tiny):
-    root = tmp_path_factory.mktemp("compare")
-    tiny.corpus(root / "texts")
-    with jax.numpy_dtype_promotion("standard"):
-        yield root, *compared(root, root / "whole")
+def whole(root):
+    return root, *compared(root, root / "whole")
 
 
 def runs(workdir, name):

@@ -5,7 +5,6 @@ import json
 import re
 
 import compare_cases
-import jax
 import numpy as np
 import pytest
 from compare_cases import STEPS
@@ -38,11 +37,9 @@ def config(root):
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory, tiny):
-    root = tmp_path_factory.mktemp("quick")
-    tiny.corpus(root / "texts")
+def found(root):
     workdir = root / "work"
-    with jax.numpy_dtype_promotion("standard"), (root / "said").open("w") as said:
+    with (root / "said").open("w") as said:
         console = Console(width=80, record=True, file=said)
         assert compare(config(root), workdir, console) == 0
     result = json.loads((workdir / "compare.json").read_text())

@@ -338,21 +338,14 @@ def test_a_run_as_planned(planned):
     assert machine.seen == 0.5 and machine.ratio > 10 and not machine.apart
 
 
-def test_what_is_apart_is_said(planned):
-    folder, _ = planned
-    run = ran(*planned)
-    for step in run.steps:
-        step["bytes_sent"] = [2 * sent for sent in step["bytes_sent"]]
-    apart = [line.what for line in against(run, read_plan(folder)) if line.apart]
-    assert apart == ["sent a step, per region"]
-
-
-def test_the_page_has_the_comparison(planned, capsys, monkeypatch, tmp_path):
+def test_what_is_apart_is_said_and_stands_on_the_page(planned, capsys, monkeypatch, tmp_path):
     folder, _ = planned
     run = ran(*planned)
     for step in run.steps:
         step["bytes_sent"] = [2 * sent for sent in step["bytes_sent"]]
         step |= {"loss": [3.0] * R, "loss_mean": 3.0, "disagreement": None}
+    apart = [line.what for line in against(run, read_plan(folder)) if line.apart]
+    assert apart == ["sent a step, per region"]
     run.header.update(here=list(range(R)), data={"corpus": "made up"})
     monkeypatch.setattr("experiments.report.main.read_run", lambda workdir: run)
     page = tmp_path / "page.html"
@@ -366,31 +359,21 @@ def test_the_page_has_the_comparison(planned, capsys, monkeypatch, tmp_path):
     assert "against its plan" not in page.read_text()
 
 
-def test_a_run_of_another_config_is_refused(planned, capsys, tmp_path):
-    folder, result = planned
-    with pytest.raises(RefusedError) as error:
-        planned_row(ran(*planned, regions=3, batch=8), result)
-    assert "of diloco there and here differ" in str(error.value)
-    assert "regions: 4 -> 3" in str(error.value) and "batch: 2 -> 8" in str(error.value)
-    short = ran(*planned)
-    with pytest.raises(RefusedError) as error:
-        against(dataclasses.replace(short, steps=short.steps[:3]), result)
-    assert "a period is 4" in str(error.value)
-    (tmp_path / "other.json").write_text(json.dumps({"rows": []}))
-    for name, words in (("none.json", "No such file"), ("other.json", "required field `answer`")):
-        assert command(["report", str(folder), f"--against={tmp_path / name}"]) == 2
-        assert words in capsys.readouterr().err
-
-
-def test_a_run_that_the_plan_does_not_know_is_refused_before_anything_is_printed(
-    planned, capsys, monkeypatch
+def test_a_run_of_another_config_is_refused_before_anything_is_printed(
+    planned, capsys, monkeypatch, tmp_path
 ):
-    folder, _ = planned
-    other = ran(*planned, regions=3)
+    folder, result = planned
+    assert command(["report", str(folder), f"--against={tmp_path / 'none.json'}"]) == 2
+    assert "No such file" in capsys.readouterr().err
+    other = ran(*planned, regions=3, batch=8)
     monkeypatch.setattr("experiments.report.main.read_run", lambda workdir: other)
     assert command(["report", "anywhere", f"--against={folder}"]) == 2
     said = capsys.readouterr()
-    assert not said.out and "regions: 4 -> 3" in said.err
+    assert not said.out and "of diloco there and here differ" in said.err
+    assert "regions: 4 -> 3" in said.err and "batch: 2 -> 8" in said.err
+    short = ran(*planned)
+    with pytest.raises(RefusedError, match="a period is 4"):
+        against(dataclasses.replace(short, steps=short.steps[:3]), result)
 
 
 @pytest.mark.slow

@@ -98,11 +98,6 @@ def test_what_cannot_be_simulated_is_refused(given, fix, capsys):
     assert fix in capsys.readouterr().err
 
 
-def test_without_the_flag_its_config_is_refused(capsys):
-    assert run_command(["plan", "--config=configs/plan/goodput.py"]) == 2
-    assert "add --goodput" in capsys.readouterr().err
-
-
 def test_a_config_with_a_field_too_few_or_too_many_is_refused(tmp_path):
     config = importlib.import_module("configs.plan.goodput").get_config().to_dict()
     del config["seed"]

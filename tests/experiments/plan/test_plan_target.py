@@ -115,21 +115,6 @@ def test_a_run_that_does_not_fit_says_what_to_change():
     assert "does not fit: inner step: " in out and "--config.offload=True" in out
 
 
-@pytest.mark.parametrize(
-    "arguments, said",
-    [
-        (["--target=h900:2x8", "--config=configs/diloco.py"], "'h900' is unknown"),
-        (["--target=h100:2x8"], "--config is missing: give --config=configs/diloco.py"),
-        (["--target=h100:2x8", "--config=configs/plan/template.py"], "(it has no method, "),
-        (["--target=h100:2x8", "--config=configs/diloco.py", "x"], "unexpected argument 'x'"),
-    ],
-)
-def test_bad_input_is_one_line(arguments, said, capsys):
-    assert command.main(["plan", *arguments]) == 2
-    error = capsys.readouterr().err
-    assert said in error and error.count("\n") == 1
-
-
 def test_a_mesh_that_does_not_divide_the_target_is_one_line(capsys):
     needs("h100:2x8")
     arguments = ["--target=h100:2x8", "--config=configs/diloco.py", "--config.mesh.fsdp=3"]

@@ -35,6 +35,16 @@ def record(region, step, *, waited=0.5, late=()):
     return made_runs.step(step, 1, loss=[region + step / 10], events=events, **sent)
 
 
+def exchanged(region, step, counted=True, left_out=0.0):
+    """A step of one region in which a payload of its own leaves and lands."""
+    own = {"step": step, "fragment": 0, "key": f"0@{step}"}
+    sent = {"kind": "send", **own, "participants": [True], "staleness": [-1]}
+    landed = {"kind": "land", **own, "participants": [counted], "staleness": [0]}
+    landed |= {"travel_seconds": [0.1], "waited_seconds": [0.0]}
+    events = [{**sent, "left_out": [left_out]}, landed]
+    return record(region, step) | {"participation": 1.0, "events": events}
+
+
 def evaluation(step, anchor, **more):
     return {"kind": "eval", "step": step, "tokens": 10 * step, "anchor": anchor, **more}
 
@@ -119,14 +129,7 @@ def test_growing_batches_count_for_all_regions_where_a_log_is_missing(tmp_path):
 def test_a_region_that_sent_and_was_not_counted_did_not_take_part(tmp_path, counted, share):
     """Region 1 sends at every step, thinks that it took part, and is counted in the first ones."""
     for region in range(REGIONS):
-        made = []
-        for step in range(1, 15):
-            own = {"step": step, "fragment": 0, "key": f"0@{step}", "staleness": [0]}
-            sent = {"kind": "send", **own, "participants": [True], "left_out": [0.0]}
-            there = region != 1 or step <= counted
-            landed = {"kind": "land", **own, "participants": [there], "travel_seconds": [0.1]}
-            events = [sent, {**landed, "waited_seconds": [0.0]}]
-            made.append(record(region, step) | {"participation": 1.0, "events": events})
+        made = [exchanged(region, t, region != 1 or t <= counted) for t in range(1, 15)]
         logged(tmp_path / f"region{region}" / METRICS, header(region, steps=14), *made)
     whole = read_run(tmp_path)
     assert [r.participation for r in by_region(whole)] == [1, pytest.approx(share, abs=0.01), 1]
@@ -140,14 +143,8 @@ def test_a_region_that_sent_and_was_not_counted_did_not_take_part(tmp_path, coun
 def test_a_payload_that_the_guard_left_out_does_not_count(tmp_path):
     """All commit records name region 1, whose payload was not finite at every second step."""
     for region in range(REGIONS):
-        made = []
-        for step in range(1, STEPS + 1):
-            own = {"step": step, "fragment": 0, "key": f"0@{step}", "participants": [True]}
-            out = [float(region == 1 and step % 2)]
-            sent = {"kind": "send", **own, "left_out": out, "staleness": [-1]}
-            landed = {"kind": "land", **own, "staleness": [0], "travel_seconds": [0.1]}
-            events = [sent, {**landed, "waited_seconds": [0.0]}]
-            made.append(record(region, step) | {"participation": 1.0, "events": events})
+        lost = region == 1
+        made = [exchanged(region, t, left_out=float(lost and t % 2)) for t in range(1, STEPS + 1)]
         logged(tmp_path / f"region{region}" / METRICS, header(region), *made)
     whole, console = read_run(tmp_path), Console(file=io.StringIO(), width=100)
     console.print(region_table(whole, by_region(whole)))
@@ -185,9 +182,13 @@ def test_three_numbers_and_the_waiting_of_every_region(tmp_path):
     assert [r.waited_s for r in found] == [1, 0.5, 0.5] and found[0].travel_s == 1
 
 
-def test_a_run_of_one_process_has_no_regions_of_its_own():
-    steps = [{"step": 1, "loss": [1.0, 2.0], "events": [{"kind": "land", "participants": [True]}]}]
-    assert by_region(SimpleNamespace(header={"steps": 1}, steps=steps)) == []
+def test_where_no_region_is_a_job_of_several_there_is_no_table_of_them():
+    """A run of one process; a run of one region, or the log of one of several."""
+    one_process = {"kind": "land", "participants": [True]}
+    one_job = {"participants": [True], "travel_seconds": [0.1], "waited_seconds": [0.0]}
+    for event in (one_process, one_job):
+        steps = [{"step": 1, "loss": [1.0, 2.0], "events": [event]}]
+        assert by_region(SimpleNamespace(header={"steps": 1}, steps=steps)) == []
 
 
 def test_the_end_of_a_run_without_the_log_of_one_region(tmp_path):
@@ -205,13 +206,7 @@ def test_the_end_of_a_run_without_the_log_of_one_region(tmp_path):
 def written(folder, regions, last=14, end=True):
     """Logs of a run of three regions that all take part in all, of `regions` alone."""
     for region in regions:
-        made = []
-        for step in range(1, last + 1):
-            own = {"step": step, "fragment": 0, "key": f"0@{step}", "staleness": [0]}
-            own |= {"participants": [True]}
-            sent = {"kind": "send", **own, "left_out": [0.0]}
-            landed = {"kind": "land", **own, "travel_seconds": [0.1], "waited_seconds": [0.0]}
-            made.append(record(region, step) | {"participation": 1.0, "events": [sent, landed]})
+        made = [exchanged(region, t) for t in range(1, last + 1)]
         if end:
             made.append({**record(region, last), "kind": "end", "bytes_sent": [100 * last + 7]})
         about = header(region, steps=last, allreduce_bytes_per_step=300)
@@ -259,15 +254,6 @@ def test_a_region_that_saw_no_exchange_has_no_time_of_one(tmp_path):
     console = Console(record=True, width=100, file=io.StringIO())
     console.print(region_table(run, by_region(run)))
     assert "nan" not in console.export_text()
-
-
-def test_the_log_of_a_single_job_tells_nothing_of_the_others():
-    """As of a run of one region, or of the folder of one of several."""
-    event = {"participants": [True], "travel_seconds": [0.1], "waited_seconds": [0.0]}
-    assert (
-        by_region(SimpleNamespace(header={"steps": 1}, steps=[{"step": 1, "events": [event]}]))
-        == []
-    )
 
 
 def test_participation_is_of_all_regions_also_of_those_that_were_away(tmp_path):

@@ -8,10 +8,10 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from launched import comparable
 
 from experiments.__main__ import main
 from experiments.cli import RefusedError, load_config
-from experiments.metrics import read_records
 from experiments.train.assemble import assemble
 from experiments.train.resolve import resolve
 from experiments.train.starting import starting_params
@@ -21,7 +21,6 @@ from lowcomm_jax.mesh import stages
 
 ROOT = Path(__file__).resolve().parents[3]
 R, S = 4, 2
-TIMING = ("seconds", "tokens_per_second", "time")
 SMALL = {
     "regions": R,
     "model.layers": 3,
@@ -78,9 +77,7 @@ def test_the_config_trains_and_continues(tiny, tmp_path, monkeypatch):
     found = {}
     for name, arguments in commands.items():
         assert main(arguments) == 0
-        records = read_records(tmp_path / name / "metrics.jsonl")
-        kept = [r for r in records if r["kind"] not in ("resume", "interval")]
-        found[name] = [{k: v for k, v in r.items() if k not in TIMING} for r in kept]
+        found[name] = comparable(tmp_path / name)
     assert found["broken"][1:] == found["whole"][1:]
     header, *records = found["whole"]
     assert header["pipeline"]["stages"] == S and header["pipeline"]["blocks_per_stage"] == 2

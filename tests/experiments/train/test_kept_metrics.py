@@ -7,7 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
-import jax
 import pytest
 
 from experiments.__main__ import main
@@ -162,7 +161,7 @@ def run(tiny, root):
 @pytest.fixture(scope="module")
 def whole(run, root):
     """The evaluations of a run that nothing has stopped."""
-    with pytest.MonkeyPatch.context() as patch, jax.numpy_dtype_promotion("standard"):
+    with pytest.MonkeyPatch.context() as patch:
         patch.chdir(REPOSITORY)
         assert run("whole") == 0
     assert [step for step, _, _ in losses(root / "whole")] == [0, 4, 8, 12]

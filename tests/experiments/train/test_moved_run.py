@@ -57,8 +57,7 @@ def resumed(workdir):
 
 @pytest.fixture(scope="module")
 def whole(tiny, root):
-    with jax.numpy_dtype_promotion("standard"):
-        assert train(tiny, root, root / "whole") == 0
+    assert train(tiny, root, root / "whole") == 0
     return root / "whole"
 
 

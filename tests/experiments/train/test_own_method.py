@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -90,8 +89,7 @@ def test_it_trains_from_the_command_line(tmp_path, tiny):
         f"--workdir={tmp_path / 'run'}",
         "--quiet",
     )
-    with jax.numpy_dtype_promotion("standard"):
-        assert main(["train", *arguments]) == 0
+    assert main(["train", *arguments]) == 0
     header, *_, end = read_records(tmp_path / "run" / "metrics.jsonl")
     assert header["method"] == "fed_adam" and header["config"]["method"]["b1"] == 0.5
     assert end["kind"] == "end" and end["bytes_sent"][0] > 0

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from compare_cases import recording
 from compare_cases import tiny as tiny_fields
+from launched import comparable
 
 from examples.mixture_of_experts import Mixture
 from experiments.__main__ import main
@@ -64,11 +65,8 @@ def arguments(tiny, root, workdir, config="diloco", model=MIXTURE, sizes=SIZES, 
 
 def learnt(folder):
     """Losses of the anchor, and all that a resumed run has in common with one that ran through."""
-    records = read_records(folder / "metrics.jsonl")
-    losses = [r["anchor"] for r in records if r["kind"] == "eval"]
-    timing = ("seconds", "tokens_per_second", "time")
-    kept = [r for r in records if r["kind"] not in ("resume", "interval")]
-    return losses, [{k: v for k, v in r.items() if k not in timing} for r in kept]
+    records = comparable(folder)
+    return [r["anchor"] for r in records if r["kind"] == "eval"], records
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +79,7 @@ def as_users_have_it():
 @pytest.fixture(scope="module")
 def whole(root, tiny):
     """A run of the mixture by DiLoCo."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+    with jax.numpy_rank_promotion("allow"):
         assert main(["train", *arguments(tiny, root, root / "whole")]) == 0
     return root / "whole"
 

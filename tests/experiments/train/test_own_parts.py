@@ -3,7 +3,6 @@
 import dataclasses
 import json
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import own_parts
@@ -247,32 +246,28 @@ def test_a_run_of_own_parts_is_resumed_sampled_exported_and_reported(
 ):
     tiny.corpus(tmp_path / "texts")
     folder = tmp_path / "run"
-
-    def arguments(steps):
-        return tiny.arguments(
-            tmp_path,
-            "--config=diloco",
-            f"--config.steps={steps}",
-            "--config.method.period=4",
-            "--config.method.codec=own_parts:RowSign",
-            "--config.method.outer=own_parts:steady",
-            "--config.method.landing=own_parts:fading",
-            "--config.eval.every=0",
-            "--config.checkpoint.every=4",
-            f"--workdir={folder}",
-            "--quiet",
-        )
-
-    with jax.numpy_dtype_promotion("standard"):
-        for steps in (8, 8):  # trained, and found complete
-            assert main(["train", *arguments(steps)]) == 0
-        stored = json.loads((folder / "config.json").read_text())["method"]
-        assert stored["outer"] == "own_parts:steady" and stored["codec"] == "own_parts:RowSign"
-        assert main(["sample", f"--workdir={folder}", "--length=4"]) == 0
-        output = tmp_path / "exported"
-        monkeypatch.setattr(progress, "PLAIN_SECONDS", 0)
-        assert main(["export", f"--workdir={folder}", f"--output={output}"]) == 0
-        assert (output / "model.safetensors").is_file()
-        told = capsys.readouterr().err
-        assert "export: 1/3" in told and "left  writes the weights" in told
-        assert main(["report", str(folder)]) == 0
+    given = tiny.arguments(
+        tmp_path,
+        "--config=diloco",
+        "--config.steps=8",
+        "--config.method.period=4",
+        "--config.method.codec=own_parts:RowSign",
+        "--config.method.outer=own_parts:steady",
+        "--config.method.landing=own_parts:fading",
+        "--config.eval.every=0",
+        "--config.checkpoint.every=4",
+        f"--workdir={folder}",
+        "--quiet",
+    )
+    for _ in range(2):  # trained, and found complete
+        assert main(["train", *given]) == 0
+    stored = json.loads((folder / "config.json").read_text())["method"]
+    assert stored["outer"] == "own_parts:steady" and stored["codec"] == "own_parts:RowSign"
+    assert main(["sample", f"--workdir={folder}", "--length=4"]) == 0
+    output = tmp_path / "exported"
+    monkeypatch.setattr(progress, "PLAIN_SECONDS", 0)
+    assert main(["export", f"--workdir={folder}", f"--output={output}"]) == 0
+    assert (output / "model.safetensors").is_file()
+    told = capsys.readouterr().err
+    assert "export: 1/3" in told and "left  writes the weights" in told
+    assert main(["report", str(folder)]) == 0

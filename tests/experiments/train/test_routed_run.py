@@ -4,16 +4,15 @@ import jax
 import numpy as np
 import optax
 import pytest
+from launched import comparable
 
 from experiments.__main__ import main
-from experiments.metrics import read_records
 from experiments.train.evaluation import spread_sequences
 from experiments.train.stopping import Stopping
 from experiments.trained.anchor import load_trained
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED
 
 STEPS, STOP, PERIOD = 6, 3, 2
-TIMING = ("seconds", "tokens_per_second", "time")
 LINKS = """
 name: links
 regions: [a, b]
@@ -45,11 +44,6 @@ def command(tiny, root, name):
     )
 
 
-def comparable(path):
-    records = [r for r in read_records(path) if r["kind"] not in ("resume", "interval")]
-    return [{k: v for k, v in r.items() if k not in TIMING} for r in records]
-
-
 def test_a_routed_run_from_the_command_line(tmp_path, tiny, monkeypatch, capsys):
     tiny.corpus(tmp_path / "texts")
     (tmp_path / "links.yaml").write_text(LINKS)
@@ -58,7 +52,7 @@ def test_a_routed_run_from_the_command_line(tmp_path, tiny, monkeypatch, capsys)
         assert main(["train", *command(tiny, tmp_path, "broken")]) == EXIT_INTERRUPTED
     for name in ("broken", "whole"):
         assert main(["train", *command(tiny, tmp_path, name)]) == 0
-    got, want = (comparable(tmp_path / name / "metrics.jsonl") for name in ("broken", "whole"))
+    got, want = (comparable(tmp_path / name) for name in ("broken", "whole"))
     assert got[1:] == want[1:]
 
     steps = [r for r in want if r["kind"] == "step"]

@@ -1,6 +1,5 @@
 """A run in which no gradient is finite any more ends, and says so."""
 
-import jax
 import pytest
 
 from experiments.__main__ import main
@@ -10,34 +9,37 @@ from experiments.train.records import StepRecords
 from lowcomm_jax.optimizers import InnerConfig
 
 
-def start(tiny, root, *more):
-    tiny.corpus(root / "texts")
-    given = [*tiny.arguments(root), *more, f"--workdir={root / 'run'}", "--config.log.every=5"]
-    with jax.numpy_dtype_promotion("standard"):
-        return main(["train", "--config=diloco", *given])
+def start(tiny, root, name, *more):
+    given = [*tiny.arguments(root), *more, f"--workdir={root / name}", "--config.log.every=5"]
+    return main(["train", "--config=diloco", *given])
 
 
-def test_a_rate_that_breaks_everything(tiny, tmp_path, capsys):
+def steps_of(workdir):
+    return [r for r in read_records(workdir / "metrics.jsonl") if r["kind"] == "step"]
+
+
+def test_a_rate_that_breaks_everything(tiny, root, capsys):
     """A round's first step is finite, leads nowhere, and all go back to the anchor."""
-    broken = ["--config.inner.learning_rate=1e30", "--config.steps=400"]
-    assert start(tiny, tmp_path, *broken, "--config.inner.warmup_steps=0") == StuckError.code == 3
+    broken = ["--config.inner.learning_rate=1e30", "--config.inner.warmup_steps=0"]
+    assert start(tiny, root, "broken", *broken, "--config.steps=400") == StuckError.code == 3
     shown = capsys.readouterr()
     assert "no region has learnt anything since step" in shown.err
     assert "Lower inner.learning_rate" in shown.err
     assert "steps skipped" in shown.out
-    steps = [r for r in read_records(tmp_path / "run" / "metrics.jsonl") if r["kind"] == "step"]
+    steps = steps_of(root / "broken")
     assert 50 <= steps[-1]["step"] < 100
     assert not any(step["participation"] for step in steps)
 
 
-def test_scripted_faults_may_spoil_all_regions_for_a_while(tiny, tmp_path, capsys):
+def test_scripted_faults_may_spoil_all_regions_for_a_while(tiny, root, capsys):
     """As in jobs, which go on: it repeats what they did."""
-    script = tmp_path / "faults.yaml"
+    script = root / "faults.yaml"
     script.write_text("".join(f"- {{step: 10, kind: nan, region: {r}}}\n" for r in range(2)))
     given = ["--config.regions=2", "--config.method.period=80", "--config.steps=120"]
-    assert start(tiny, tmp_path, *given, f"--config.faults={script}") == 0, capsys.readouterr().err
+    given += [f"--config.faults={script}"]
+    assert start(tiny, root, "spoilt", *given) == 0, capsys.readouterr().err
     assert "steps skipped" in capsys.readouterr().out
-    steps = [r for r in read_records(tmp_path / "run" / "metrics.jsonl") if r["kind"] == "step"]
+    steps = steps_of(root / "spoilt")
     lost = [step["step"] for step in steps if step["loss_mean"] is None]
     assert len(lost) > 50 and steps[-1]["loss_mean"] is not None
 

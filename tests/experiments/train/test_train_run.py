@@ -8,7 +8,6 @@ import json
 import struct
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 import tokenizers
@@ -31,9 +30,7 @@ WAY: list[str] = []  # files of the calls that lead to the run's compiled step
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory, tiny):
-    root = tmp_path_factory.mktemp("run")
-    tiny.corpus(root / "texts")
+def folder(root, tiny):
     first = round_programs.make_inner_program
 
     def make_inner_program(*arguments):
@@ -49,7 +46,7 @@ def folder(tmp_path_factory, tiny):
 
         return traced
 
-    with jax.numpy_dtype_promotion("standard"), pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(round_programs, "make_inner_program", make_inner_program)
         assert main(["train", *command(tiny, root)]) == 0
     return root

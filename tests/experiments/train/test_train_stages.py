@@ -37,9 +37,8 @@ def test_a_run_in_stages_trains_and_leaves_a_model_in_one_piece(tmp_path, tiny, 
         f"--workdir={tmp_path / 'run'}",
         "--quiet",
     )
-    with jax.numpy_dtype_promotion("standard"):
-        assert main(["train", *command]) == 0
-        trained = load_trained(tmp_path / "run")
+    assert main(["train", *command]) == 0
+    trained = load_trained(tmp_path / "run")
     header, *records = read_records(tmp_path / "run" / "metrics.jsonl")
     assert header["pipeline"] == {
         "stages": 2,
@@ -72,13 +71,6 @@ def test_stages_that_do_not_fit_are_refused(tmp_path):
         "batch=4 in accumulate=1 does not divide into microbatches=3 over fsdp=1",
     ):
         assert part in str(error.value)
-    config.mesh.stage = 1
-    config.random_routing = True
-    with pytest.raises(RefusedError) as error:
-        resolve(config, tmp_path)
-    assert "microbatches=3: they are for pipeline stages" in str(error.value)
-    assert "random_routing needs pipeline stages" in str(error.value)
-    assert "pipeline_schedule needs pipeline stages" in str(error.value)
 
 
 @pytest.mark.skipif(jax.device_count() < 4, reason="needs four devices")
