@@ -82,14 +82,6 @@ def test_gossip_waits_for_its_partner_and_for_nobody_else():
     assert clock.now_R == pytest.approx(expected)
 
 
-def test_records_written_before_there_was_gossip_can_be_replayed():
-    new = ("groups", "ahead")
-    found = rows(lc.methods.diloco(6))
-    for row in found:
-        row["events"] = [{k: v for k, v in e.items() if k not in new} for e in row["events"]]
-    assert replay(network(3.0), found).now_R[0] == pytest.approx(STEPS * STEP_SECONDS + 4 * 3.0)
-
-
 def test_an_engine_with_a_network_keeps_the_same_clock():
     method = lc.methods.streaming_diloco(6, 2, 2, 0.3, pattern="balanced")
     links = network(2.2)
