@@ -90,7 +90,7 @@ def problems_of(build: Callable[[], Any], prefix: str = "") -> tuple[Any, list[s
 
 def lines_of(error: Exception) -> list[str]:
     """What an error says: its lines where it is `Refused`, else its text as one line."""
-    # `lowcomm_jax.refused.Refused`, whose import would make every command wait for JAX.
+    # `lowcomm_jax.refused.Refused`, whose import would make the list of commands wait for JAX.
     return getattr(error, "lines", None) or [" ".join(map(str.strip, str(error).splitlines()))]
 
 
@@ -136,7 +136,9 @@ def named_function(
     if not module or not attribute:
         lacks = what if module else "module"
         raise ValueError(f"{label}={name!r}: it names no {lacks}: write module:{what}")
-    from lowcomm_jax.refused import imported  # with JAX, for which no command's help waits
+    from lowcomm_jax.refused import (
+        imported,  # with JAX, for which the list of commands does not wait
+    )
 
     there = imported(module, f"{label}={name!r}")
     found = getattr(there, attribute, None)

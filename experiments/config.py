@@ -166,7 +166,8 @@ def _fields_of(
 
     Args:
       fields: name -> dotted name in a config, of those that a config has.
-      unset: what stands there where nothing is given; "" = the record's default.
+      unset: a sentence on what an unset field takes, with which all of them are unset; "" = they
+        have the record's defaults.
     """
     described, rows = settings_of(record), {}
     for name, dotted in fields.items():
@@ -182,8 +183,10 @@ def _section(name: str, record: type, without: Collection[str] = ()) -> dict[str
     return {x: f"{name}.{x}" for x in settings_of(record) if x not in without}
 
 
-_BEFORE_METHOD = {**_RUN, **_fields_of(AdaptiveSetup, config_fields(AdaptiveSetup)), **_DEVICES}
-_BEHIND_METHOD = {
+_FIELDS = {
+    **_RUN,
+    **_fields_of(AdaptiveSetup, config_fields(AdaptiveSetup)),
+    **_DEVICES,
     **_fields_of(InnerConfig, _section("inner", InnerConfig)),
     **_MODEL,
     **_fields_of(TransformerConfig, {"vocab_size": "model.vocab_size"}, "Unset = the tokenizer's."),
@@ -196,8 +199,8 @@ _BEHIND_METHOD = {
     **_fields_of(DataConfig, _section("data", DataConfig, ("seed", "regions", "trainers"))),
     **_UPKEEP,
 }
-ABOUT = {name: about for name, (_, about) in {**_BEFORE_METHOD, **_BEHIND_METHOD}.items()}
-"""Dotted name -> what the field is, of those of every config."""
+ABOUT = {name: about for name, (_, about) in _FIELDS.items()}
+"""Dotted name -> what the field is, of all but methods and models of one's own."""
 
 
 def get_config() -> ConfigDict:
@@ -213,16 +216,15 @@ def base(method: str, **knobs: Any) -> ConfigDict:
       knobs: keywords of the method's factory, and parts of a method (`experiments.train.parts`).
     """
     config = ConfigDict()
-    _add(config, _BEFORE_METHOD)
+    _add(config, _FIELDS)
     config.method = section(method, knobs)  # the keywords of the method's factory
-    _add(config, _BEHIND_METHOD)
     # A small model on a laptop learns fastest at this peak; published runs of 150M use 4e-4.
     config.inner.learning_rate, config.inner.warmup_steps = 2e-3, 50
     return config.lock()
 
 
 def _add(config: ConfigDict, table: dict[str, tuple[Any, str]]) -> None:
-    """Put the fields of a table into a config, in its order."""
+    """Put the fields of a table into a config."""
     for name, (default, _) in table.items():
         prefix, _, last = name.rpartition(".")
         if prefix and prefix not in config:

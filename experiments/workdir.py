@@ -238,13 +238,9 @@ def occupied(workdir: Path) -> Iterator[None]:
         yield
 
 
-def refuse_occupied(workdirs: Iterable[Path]) -> None:
-    """Refuse folders in which another process trains.
-
-    Raises:
-      OccupiedError: lists them all, and who trains there.
-    """
-    problems = []
+def occupied_problems(workdirs: Iterable[Path]) -> list[str]:
+    """A line for each of these folders in which another process trains: who does."""
+    problems: list[str] = []
     for workdir in workdirs:
         if (workdir / LOCK).is_file():
             try:
@@ -252,5 +248,4 @@ def refuse_occupied(workdirs: Iterable[Path]) -> None:
                     pass
             except OccupiedError as error:
                 problems += error.problems
-    if problems:
-        raise OccupiedError(problems)
+    return problems

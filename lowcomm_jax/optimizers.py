@@ -26,8 +26,8 @@ import optax
 from optax import contrib
 
 from lowcomm_jax.params.fragments import is_stacked, path_name
-from lowcomm_jax.refused import refuse
-from lowcomm_jax.settings import Takes, described, misfits, number, one_of
+from lowcomm_jax.refused import is_whole, refuse
+from lowcomm_jax.settings import FROM_1, Takes, described, misfits, number, one_of
 
 PyTree = Any
 Kind = Literal["matrix", "embedding", "head", "vector"]
@@ -47,9 +47,9 @@ _OPTIMIZER = Takes(
 _POSITIVE = number(lambda x: 0 < x < math.inf, "give a positive, finite number")
 _BELOW_1 = number(lambda x: 0 <= x < 1, "must lie in [0, 1)")
 _SHARE = number(lambda x: 0 <= x <= 1, "must lie in [0, 1]")
+_WHOLE = Takes(is_whole, "give a whole number")
 _FROM_0 = number(lambda x: 0 <= x < math.inf, "give 0 (off) or a positive number")
 _NORM = number(lambda x: x > 0, "give a positive norm, or None (off)", optional=True)
-_STEPS = number(lambda x: x >= 1, "at least 1 iteration is needed")
 
 
 @described
@@ -75,7 +75,7 @@ class InnerConfig:
         'linear over the last `decay_fraction` of the steps); or "constant". The first two come to '
         "`final_fraction` after the last step. Counted in inner steps across all rounds.",
     ] = "cosine"
-    warmup_steps: Annotated[int, "steps of linear warm-up from 0."] = 100
+    warmup_steps: Annotated[int, _WHOLE, "steps of linear warm-up from 0."] = 100
     final_fraction: Annotated[
         float,
         _SHARE,
@@ -111,7 +111,7 @@ class InnerConfig:
         "sign, whose norm is the square root of the number of parameters).",
     ] = 1.0
     muon_beta: Annotated[float, _BELOW_1, "momentum of Muon."] = 0.95
-    muon_steps: Annotated[int, _STEPS, "Newton-Schulz iterations."] = 5
+    muon_steps: Annotated[int, FROM_1, "Newton-Schulz iterations."] = 5
     muon_rms: Annotated[
         float,
         _POSITIVE,
@@ -122,7 +122,7 @@ class InnerConfig:
     def violations(self, steps: int) -> list[str]:
         """Settings that cannot work in a run of `steps` inner steps, one line with its fix each."""
         found = [problem.text for problem in misfits(self)]
-        if not 0 <= self.warmup_steps < max(steps, 1):
+        if is_whole(self.warmup_steps) and not 0 <= self.warmup_steps < max(steps, 1):
             found.append(
                 f"warmup_steps={self.warmup_steps}: must lie between 0 and the {steps} steps of "
                 f"the run; use warmup_steps={steps // 10} (a tenth), or train longer"

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection
 from numbers import Real
 from typing import Any, Literal, TypeVar
 
-from lowcomm_jax.refused import Problem, at_least
+from lowcomm_jax.refused import Problem, is_whole
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ class Takes:
         return f"{name}={value!r}: {self.fix if isinstance(self.fix, str) else self.fix(value)}"
 
 
-FROM_1 = Takes(lambda x: at_least("", x, 1) is None, "give a whole number of at least 1")
+FROM_1 = Takes(lambda x: is_whole(x) and x >= 1, "give a whole number of at least 1")
 
 
 def number(fits: Callable[[Any], bool], fix: str, optional: bool = False) -> Takes:
@@ -71,7 +71,7 @@ def one_of(*known: str) -> Takes:
 
 @dataclasses.dataclass(frozen=True)
 class InConfig:
-    """Marks a setting that a training config has, and that the engine takes as it is there.
+    """Marks a setting that a training config has, and that an engine takes as it is there.
 
     Attributes:
       decides: what it decides. `learnt`: what is learnt, so that it stays when a run continues.
@@ -91,7 +91,8 @@ class Setting:
     Attributes:
       about: the setting in a sentence.
       takes: its values; None = any, or other settings decide.
-      in_config: what it is in a config; None = its record decides that.
+      in_config: what it is in a config; None = not marked: it is no field of a config, or one of a
+        section that has the whole record.
       default: where there is none, `dataclasses.MISSING`.
       kind: type of its values.
     """
@@ -107,11 +108,14 @@ class Setting:
 def settings_of(record: type[Any]) -> dict[str, Setting]:
     """What each field of a record says of itself, by name, in order.
 
-    A field that is a `Literal` takes its values, without a `Takes`. A condition that reads a name
-    of its module stands beside the record: in an annotation that is a text, it finds none.
+    A field that is a `Literal` takes its values, without a `Takes`. Fields without a sentence, as a
+    class of one's own may add, are left out. Where annotations are texts (`from __future__ import
+    annotations`), a lambda inside one does not find names of its module: define it outside.
     """
     hints, found = typing.get_type_hints(record, include_extras=True), {}
     for field in dataclasses.fields(record):
+        if typing.get_origin(hints[field.name]) is not typing.Annotated:
+            continue
         kind, *says = typing.get_args(hints[field.name])
         (about,) = (each for each in says if isinstance(each, str))
         takes = next((each for each in says if isinstance(each, Takes)), None)

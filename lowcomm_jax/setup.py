@@ -28,7 +28,7 @@ from lowcomm_jax.network import Network, parse
 from lowcomm_jax.params.layout import Roles
 from lowcomm_jax.params.sharding import SpecFn
 from lowcomm_jax.refused import Refused, is_number, is_whole
-from lowcomm_jax.settings import FROM_1, InConfig, Takes, number
+from lowcomm_jax.settings import FROM_1, InConfig, Takes
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -90,11 +90,11 @@ PREFIXES = Takes(
     lambda x: isinstance(x, Sequence) and all(isinstance(each, str) for each in x),
     "give path prefixes of leaves, as ('blocks',)",
 )
-ABOVE_1 = number(
-    lambda x: is_number(x) and x > 1, "must exceed 1; or None for no bound", optional=True
+ABOVE_1 = Takes(
+    lambda x: x is None or (is_number(x) and x > 1), "must exceed 1; or None for no bound"
 )
-POSITIVE = number(
-    lambda x: is_number(x) and x > 0, "must be positive; or None for no clipping", optional=True
+POSITIVE = Takes(
+    lambda x: x is None or (is_number(x) and x > 0), "must be positive; or None for no clipping"
 )
 
 

@@ -50,7 +50,11 @@ def reached(launcher, workdir, step):
 
     until = time.monotonic() + 300
     while not there():
-        assert time.monotonic() < until and launcher.poll() is None, launcher.communicate()[0]
+        if (late := time.monotonic() > until) or launcher.poll() is not None:
+            if late:
+                launcher.kill()
+            shown = launcher.communicate(timeout=60)[0]  # jobs end with their launcher
+            raise AssertionError(f"step {step} was not reached: {shown}")
         time.sleep(0.1)
 
 

@@ -19,7 +19,7 @@ from rich.console import Console
 from experiments.cli import WORKDIR, Flags, config_asked_for, values_refused
 from experiments.compare.at_equal import sentence
 from experiments.compare.config import REPORT, RESULT
-from experiments.compare.main import compare, describe
+from experiments.compare.main import compare
 from experiments.compare.plan import Comparison
 from experiments.progress import plain_console, say
 
@@ -65,4 +65,3 @@ def announce(comparison: Comparison, console: Console) -> None:
         "the time left is printed after the first steps (minutes in all on two cores)",
         f"the page will be {(comparison.workdir / REPORT).absolute()}",
     )
-    describe(comparison, console)

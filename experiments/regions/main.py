@@ -60,7 +60,7 @@ from experiments.train import devices
 from experiments.train.job import Job
 from experiments.train.main import judged
 from experiments.train.resolve import fit_warm_up, refuse_unreadable, resolve
-from experiments.workdir import METRICS, occupied, refuse_occupied
+from experiments.workdir import METRICS, occupied, occupied_problems
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED, Interrupt
 
 RENDEZVOUS, SCRIPT = "rendezvous", "faults.yaml"
@@ -98,7 +98,8 @@ def main(argv: Sequence[str]) -> int:
     ]
     console = plain_console()
     with occupied(workdir):
-        refuse_occupied(one.workdir for one in jobs)  # left by a launcher that was killed
+        # Left by a launcher that was killed.
+        refuse_any(occupied_problems(one.workdir for one in jobs))
         make_ready(rendezvous, job.regions)
         if job.faults:
             write(workdir / SCRIPT, job.faults)

@@ -102,10 +102,18 @@ def _documented(maker: Any, names: Collection[str]) -> dict[str, str]:
     described = reversed(maker.__mro__) if isinstance(maker, type) else (maker,)
     found: dict[str, str] = {}
     for each in described if maker is not None else ():
-        for entry in docstring_parser.parse(each.__doc__ or "").params:
+        for entry in _entries(each.__doc__ or ""):
             text = " ".join((entry.description or "").split())
             found |= {name: text for name in entry.arg_name.split(", ") if name in names}
     return found
+
+
+def _entries(docstring: str) -> list[docstring_parser.DocstringParam]:
+    """What a docstring says of arguments; nothing where one of them is written in no known way."""
+    try:
+        return docstring_parser.parse(docstring).params
+    except (docstring_parser.ParseError, IndexError):
+        return []
 
 
 def _as_text_or_number(value: Any) -> Any:

@@ -73,8 +73,8 @@ from experiments.workdir import (
     differences,
     learnt,
     occupied,
+    occupied_problems,
     other_folder,
-    refuse_occupied,
     write_config,
 )
 from lowcomm_jax.checkpoint import Checkpoints, DamagedError, Restored
@@ -200,12 +200,13 @@ def train(job: Job, console: Console, quiet: bool = False, display: Display | No
       display: shows the progress instead of the console, which then prints warnings only.
 
     Raises:
-      RefusedError: problems that only the corpus, the weights or the checkpoints can show.
+      RefusedError: another process trains in the folder; or problems that only the corpus, the
+        weights or the checkpoints can show.
     """
     quiet = quiet or display is not None
-    with leader().together():
-        if leader().leads:
-            refuse_occupied([job.workdir])  # before it says that it reads the corpus
+    # Before it says that it reads the corpus; the folder is taken after that is checked.
+    busy = leader().broadcast_from_leader("folder", lambda: occupied_problems([job.workdir]))
+    refuse_any(busy)
     if job.mesh.shape["stage"] > job.microbatches:
         say(console, f"warning: {_idle(job)}")
     if not quiet:

@@ -20,7 +20,13 @@ import numpy as np
 import optax
 
 from lowcomm_jax.adloco.history import Segment, Told
-from lowcomm_jax.adloco.job_trainers import arrived, carry, header_of, rounds_missed
+from lowcomm_jax.adloco.job_trainers import (
+    carry,
+    header_of,
+    listen,
+    rounds_missed,
+    wait_for_payloads,
+)
 from lowcomm_jax.adloco.learning_rate import SCALINGS, factors, scale_lr, set_lr_scale
 from lowcomm_jax.adloco.merge import merge, merge_all
 from lowcomm_jax.adloco.probe import Probe, booked
@@ -302,10 +308,10 @@ class AdaptiveEngine:
             state = booked(state, mask_R, told)
         elif state.paused:
             loops = self.loops(state)
-            if not arrived(self.carrier.exchange, loops, stoppable):
+            if not wait_for_payloads(self.carrier.exchange, loops, stoppable):
                 return state
             for number, trainer, loop in loops:
-                carry(self.engines[number], number, trainer, told)
+                listen(loop.carrier, number, told)
                 with loop.carrier.ending(loop, trainer.state):
                     own = loop.go_on(trainer.state, np.ones(1, bool))
                 told.add(number, loop.owed)

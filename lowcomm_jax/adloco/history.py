@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from lowcomm_jax.adloco.state import LOOKED, AdaptiveState
+from lowcomm_jax.adloco.state import LOOKED, SCALARS, AdaptiveState
 from lowcomm_jax.adloco.step_plan import StepPlan
 from lowcomm_jax.history import Event, History, common_names
 from lowcomm_jax.state.train_state import TrainState
@@ -38,10 +38,9 @@ class Told:
 
     def hear(self, number: int, measured: Mapping[str, Any], took_part_N: np.ndarray) -> None:
         """Take what all regions have measured of a trainer, `[N]` by name; waits for it."""
-        values = {name: np.asarray(x) for name, x in measured.items()}
-        counts_N = (values.pop(LOOKED) > 0) & took_part_N
+        counts_N = (np.asarray(measured[LOOKED]) > 0) & took_part_N
         if counts_N.any():
-            self.noise[number] = {name: x[counts_N] for name, x in values.items()}
+            self.noise[number] = {name: np.asarray(measured[name])[counts_N] for name in SCALARS}
 
     def in_order(self) -> list[Event]:
         """The events step by step; of several trainers, by number, all sends come first.

@@ -34,23 +34,24 @@ from lowcomm_jax.rounds.state_transfer import State
 from lowcomm_jax.state.leaves import trainer_prefix
 from lowcomm_jax.sync.sync_loop import SyncLoop
 
-Loops = list[tuple[int, Trainer, SyncLoop]]
 _POLL_SECONDS = 0.05
 
 
 def carry(engine: Engine, number: int, trainer: Trainer, told: Told) -> None:
-    """Between jobs: a trainer's payloads carry what this region has measured of it, and `told`
-    hears what all regions have, once they land.
-    """
-    if engine.carrier is None:
-        return
+    """Between jobs: a trainer's payloads carry what this region has measured of it; `listen`."""
+    if engine.carrier is not None:
+        engine.carrier.header = header_of(trainer.measured, engine.regions)
+        listen(engine.carrier, number, told)
+
+
+def listen(carrier: JobCarrier, number: int, told: Told) -> None:
+    """Let `told` hear what all regions have measured of a trainer, once its payloads land."""
 
     def hear(counted: Counted) -> None:
         measured_N = {name: np.asarray(x)[:, 0] for name, x in counted.header.items()}
         told.hear(number, measured_N, counted.counted_N)
 
-    engine.carrier.header = header_of(trainer.measured, engine.regions)
-    engine.carrier.witness = hear
+    carrier.witness = hear
 
 
 def header_of(measured: Mapping[str, Any] | None, regions: Regions) -> dict[str, jax.Array]:
@@ -63,7 +64,9 @@ def header_of(measured: Mapping[str, Any] | None, regions: Regions) -> dict[str,
     return place(arrays, regions.sharding(REGION))
 
 
-def arrived(exchange: RemoteExchange, loops: Loops, stoppable: bool) -> bool:
+def wait_for_payloads(
+    exchange: RemoteExchange, loops: list[tuple[int, Trainer, SyncLoop]], stoppable: bool
+) -> bool:
     """Wait for the payloads of all trainers, also while the store is away; False = stopped.
 
     Args:

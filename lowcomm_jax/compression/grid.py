@@ -27,15 +27,17 @@ class Unit(NamedTuple):
       height, width: its sides.
       rows: `apart`: each row counts as a matrix (`units.Matrix`), also one of fewer than 16 values.
         `joined`: each matrix is read as one row, and cut into units of just this width. None =
-        short rows are joined.
+        short rows are joined. `alone`: so, too, and each unit is coded by itself, without the
+        matrix.
     """
 
     height: int
     width: int
-    rows: Literal["apart", "joined"] | None = None
+    rows: Literal["apart", "joined", "alone"] | None = None
 
 
 WHOLE_ROW = Unit(1, 2**62, "apart")
+VALUE = Unit(1, 1, "alone")
 
 
 class Grid(NamedTuple):
@@ -114,7 +116,7 @@ def grid_of(shape: tuple[int, ...], stacked: bool, unit: Unit, slices: int = 1) 
     layers, n, m = matrix_shape(shape, stacked)
     if unit.rows == "joined":
         return Grid(layers, 1, n * m, 1, max(min(unit.width, n * m), 1), True)
-    joins = unit.height == 1 and unit.rows is None
+    joins = unit.height == 1 and unit.rows in (None, "alone")
     short = m < SHORT_ROW and 4 * largest_divisor(m, unit.width) < unit.width
     if flat := joins and n > 1 and short:
         n, m = 1, n * m

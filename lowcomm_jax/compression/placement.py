@@ -9,13 +9,13 @@ the first that fits:
 | by rows, columns or layers | moved so, each holds whole units | an all-to-all a moved dimension |
 | in shares, a matrix at a time | a side has whole units | an all-to-all; the payload is gathered |
 | gathered, a matrix at a time | | a gather; every device codes all |
-| not at all | that takes more than 128 MiB | refused |
+| not at all | the matrix takes more than 128 MiB | refused |
 
 In shares, devices that cut one side of a matrix give one another parts, so that each holds whole
 units along the other side (`UnitShares`). Where both sides are cut, the cut that leaves each device
 more is gathered before. A side of one unit, a padded one, and a codec that cannot
-(`LeafCodec.in_shares`) have no shares. For a two-shot a matrix above 128 MiB may be in shares, too,
-where these, the mean of a slice, and three times the payload take no more.
+(`LeafCodec.in_shares`) have no shares. For a two-shot a matrix above 128 MiB may be in shares, too:
+where a device's share, the mean of a slice, and three times the payload each take at most that.
 
 Slices of a two-shot are of equal size on every device, so that few units a device fill them up. Of
 the ways above, one where that takes a sixteenth or more gives way to the next where it takes less
@@ -300,12 +300,12 @@ class Placement:
     def _dealt(self) -> Dealt:
         """The axis that is dealt out: the one that is filled up least, of these the longest.
 
-        Which one it is decides with what a unit is coded again, so it is the same on any mesh. Not
-        of values that are coded one by one: there it is the best one for what devices hold.
+        Which one it is decides with what a unit is coded again, so it is the same on any mesh. Of
+        units that are coded alone it is the best one for what devices hold.
         """
         counts, regions = (self.grid.layers, self.grid.down, self.grid.across), self.slices
         held = [count // self.devices(axes) for count, axes in zip(counts, self.axes)]
-        filled = held if self.unit == Unit(1, 1) else counts
+        filled = held if self.unit.rows == "alone" else counts
         axis = min(range(3), key=lambda i: (-filled[i] % regions / max(filled[i], 1), -filled[i]))
         devices, each = self.devices(self.axes[axis]), -(-held[axis] // regions)
         return Dealt(axis, counts[axis], devices, held[axis], each)
@@ -313,8 +313,8 @@ class Placement:
     @property
     def deals_evenly(self) -> bool:
         """Whether devices fill up slices by less than a sixteenth, or as little as one device."""
-        part = self._dealt.part
-        return part <= self.alone._dealt.part or 16 * self.slices * part < 17
+        fraction = self._dealt.fraction
+        return fraction <= self.alone._dealt.fraction or 16 * self.slices * fraction < 17
 
     @property
     def _start(self) -> jax.Array | int:
@@ -450,8 +450,8 @@ class Dealt(NamedTuple):
     each: int
 
     @property
-    def part(self) -> float:
-        """Units of a slice on all devices, of those along the axis."""
+    def fraction(self) -> float:
+        """Of all units along the axis those that a slice has, on all devices."""
         return self.devices * self.each / max(self.count, 1)
 
 
@@ -472,7 +472,8 @@ def place(
     spec: P,
     sizes: Mapping[str, int],
     staged: bool = False,
-    shared: int | None = None,
+    in_shares: bool = False,
+    nbytes: int = 0,
     slices: int = 1,
 ) -> Placement:
     """Choose how a leaf is coded (see the module).
@@ -484,14 +485,15 @@ def place(
       spec: how it lies inside a region.
       sizes: devices of each mesh axis.
       staged: whether pipeline stages code their own parts.
-      shared: bytes of the whole payload, of a codec that may code in shares; None = it may not.
+      in_shares: of its codec (`LeafCodec.in_shares`).
+      nbytes: of the payload, read where it is in slices.
       slices: see `Placement`.
 
     Raises:
       ValueError: a matrix that would have to be gathered is too large.
     """
     given = unit, tuple(shape), is_stacked, spec, tuple(sizes.items())
-    return _place(*given, staged, shared, slices)
+    return _place(*given, staged, in_shares, nbytes, slices)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -502,7 +504,8 @@ def _place(
     spec: P,
     axes_sizes: tuple[tuple[str, int], ...],
     staged: bool,
-    shared: int | None,
+    in_shares: bool,
+    nbytes: int,
     slices: int,
 ) -> Placement:
     sizes, names = dict(axes_sizes), [axis_names(entry) for entry in spec]
@@ -525,7 +528,7 @@ def _place(
         first_way = first_way or way
     gathers = [(d, a) for d, a in cuts.items() if not (is_stacked and d == 0)]
     layers, shares = cuts.get(0, ()) if is_stacked else (), None
-    if shared is not None and gathers:
+    if in_shares and gathers:
         gathers.sort(key=lambda cut: _shares(plain, *cut).fraction, reverse=True)
         smallest = _shares(plain, *gathers[-1])
         shares = smallest if smallest.fraction < 1 else None
@@ -534,9 +537,9 @@ def _place(
     count, n, m = plain.matrices
     together = count if unit.rows == "joined" else 1  # such units are coded all at once
     held = 4 * together * n * m
-    if shares is not None:
+    if shares is not None and slices > 1:
         # A share of the matrix; the mean of a slice; the payload, its slices and their buffer.
-        held = min(held, max(held * shares.fraction, 4 * count * n * m / slices, 3 * shared))
+        held = min(held, max(held * shares.fraction, 4 * count * n * m / slices, 3 * nbytes))
     too_large = held > LARGEST
     if first_way is not None and (too_large or not gathered.deals_evenly):
         return first_way

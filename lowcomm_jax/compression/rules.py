@@ -266,11 +266,11 @@ class PerTensor(Codec):
             spec = specs.get(name, P())
             shape = place(Unit(1, 1), leaf.shape, stack, spec, sizes, staged).shape
             codec, matrices = self._codec(name, shape), matrix_shape(shape, stack)
-            alone, shared = Placement(shape, stack, codec.unit_of(matrices), self.slices), None
-            if codec.in_shares(matrices):
-                shared = bytes_of(codec.payload_like(alone))
-            given = leaf.shape, stack, spec, sizes, staged, shared, self.slices
-            return name, place(alone.unit, *given)
+            unit, in_shares, nbytes = codec.unit_of(matrices), codec.in_shares(matrices), 0
+            if in_shares and self.slices > 1:
+                nbytes = bytes_of(codec.payload_like(Placement(shape, stack, unit, self.slices)))
+            given = leaf.shape, stack, spec, sizes, staged, in_shares, nbytes, self.slices
+            return name, place(unit, *given)
 
         with_path = jax.tree_util.tree_flatten_with_path(like)[0]
         placed = copy.copy(self)

@@ -3,13 +3,12 @@
 import dataclasses
 import os
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
 from lowcomm_jax.refused import is_unknown, is_whole
 from lowcomm_jax.settings import FROM_1, Takes, described, misfits, number
 
 Sharding = Literal["iid", "topic", "dirichlet"]
-SHARDINGS = get_args(Sharding)
 CORPORA = (
     "python",
     "python:tests",

@@ -25,7 +25,7 @@ from lowcomm_jax.network.routes import HEARD
 BASELINE = "AllReduce: fp32 gradients exchanged at every step, two-shot"
 RECOVERY = "recovery"  # the ledger's label of what a learner copies that comes back
 ACTIVATIONS = "activations"  # the ledger's label of what is routed between stages
-LEFT_OUT = {"trainer": None, "channel": None}  # where they are None (`Event.fetch`)
+LEFT_OUT = {"trainer": None, "channel": None}  # `Event.fetch` leaves these out
 
 
 def drive(

@@ -296,6 +296,30 @@ def test_what_a_landing_heard_that_raised_decides_nothing(region, monkeypatch):
     assert told.noise.keys() == {1} and told.noise[1]["gbar2"].tolist() == [1.0, 1.0]
 
 
+def test_rounds_that_a_region_only_lands_decide_on_its_next_batches(region, monkeypatch):
+    """As in the regions that have sent: by what comes with their payloads."""
+    one, state = region
+    one.policy, one.probe = NormTest(start=1, cap=4, microbatches=2), SimpleNamespace(count=2)
+    for number, trainer in state.trainers.items():
+        state = state.with_trainer(number, trainer.replace(policy=one.policy.init()))
+    header = {name: np.ones((2, 1), np.float32) for name in ("gbar2", "spread", "along", "looked")}
+    outcome = Counted(0, PERIOD, 0, False, np.ones(2, bool), True, header)
+
+    class Loop:
+        def __init__(self, number):
+            self.carrier = one.engines[number].carrier
+
+        def after(self, own, steps, mask):
+            self.carrier.witness(outcome)
+            counters = own.counters.copy()
+            return own.replace(counters=dataclasses.replace(counters, step=np.int64(steps))), []
+
+    monkeypatch.setattr(one, "warm", lambda state, source: state)
+    monkeypatch.setattr(one, "loops", lambda s: [(i, t, Loop(i)) for i, t in s.trainers.items()])
+    found = one.pass_steps(state, stream, Goal(PERIOD))
+    assert found.step == PERIOD and found.requests == {0: 4, 1: 4}
+
+
 def test_a_paused_step_owes_its_events_once_it_is_done():
     """What has happened in one that raised is not told by the next."""
     loop = SyncLoop.__new__(SyncLoop)

@@ -373,7 +373,7 @@ def test_slices_take_no_more_than_before_the_grid(name, shape, spec, devices, sl
 
 def test_a_matrix_without_entries_has_no_shares():
     given = Unit(64, 64), (3, 5, 0, 2), False, P(None, None, None, "f"), {"f": 2}
-    assert place(*given, shared=0) == place(*given)
+    assert place(*given, in_shares=True) == place(*given)
 
 
 def test_a_matrix_that_is_factored_is_gathered_and_not_shared():

@@ -429,6 +429,7 @@ MET = [
         {},
         "needs anchors='per_region'",
     ),
+    (m.sparta(), {"max_update_norm": 1.0}, "sparta has no outer update that is clipped"),
     (m.sparta(2.0, codec="int9", delay=-1), {}, "codec: 'int9' is unknown", "p=2.0", "delay=-1"),
     (
         m.edit(0, 0.0, -1.0, 0.0, 1.0, 1.5),

@@ -99,7 +99,7 @@ def test_every_default_is_a_value_that_its_field_takes(record):
         ("final_fraction", 2.0, "must lie in [0, 1]"),
         ("weight_decay", -0.1, "give 0 (off) or a positive number"),
         ("clip_norm", 0.0, "give a positive norm, or None (off)"),
-        ("muon_steps", 0, "at least 1 iteration is needed"),
+        ("muon_steps", 0, "give a whole number of at least 1"),
     ],
 )
 def test_values_of_an_inner_optimizer(field, value, fix):

@@ -23,7 +23,7 @@ def uneven():
 
 def rows(steps):
     """DDP, but at step 30 a payload that lands a step later."""
-    everyone = {"fragment": 0, "participants": [True] * 3}
+    everyone = {"fragment": 0, "participants": [True] * 3, "groups": None, "ahead": 0}
     for t in range(1, steps + 1):
         send = {"kind": "send", "key": f"0@{t}", "nbytes": 3e7, "route": "two_shot", **everyone}
         land = {"kind": "land", "key": f"0@{t}", **everyone}

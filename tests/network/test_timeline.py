@@ -53,3 +53,8 @@ def test_the_legend_lies_inside_the_picture(width):
     figure.draw_without_rendering()
     box = figure.legends[-1].get_window_extent()
     assert box.x0 >= 0 and box.x1 <= figure.bbox.width and len(figure.legends) == 1
+
+
+def test_a_clock_that_does_not_record_has_no_timeline():
+    with pytest.raises(ValueError, match="record=True"):
+        VirtualClock(uniform(2, 1.0)).timeline()

@@ -210,6 +210,16 @@ def test_dilocox_with_delay_lands_the_payload_of_the_boundary_before():
     ]  # fmt: skip
 
 
+def test_a_late_landing_is_the_outer_step_along_the_mean_of_the_round_before():
+    """arXiv 2502.12996, Algorithm 2, by hand."""
+    params, batches = problem(steps=8)
+    run = run_dilocox_dense(params, batches, period=4, inner=ADAM, outer=OUTER)
+    alone = run_diloco(params, batches, period=99, inner=ADAM, outer=OUTER).at(4).locals
+    mean = {k: np.mean([params[k] - one[k] for one in alone], axis=0) for k in params}
+    moved, _ = OUTER.step(params, mean, {k: np.zeros_like(x) for k, x in params.items()})
+    np.testing.assert_allclose(flatten(run.at(8).anchors[0]), flatten(moved), atol=1e-12)
+
+
 def test_dilocox_first_boundary_restarts_everybody_from_the_unmoved_anchor():
     params, batches = problem(steps=9)
     run = run_dilocox_dense(params, batches, period=4, inner=ADAM, outer=OUTER)

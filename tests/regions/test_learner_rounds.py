@@ -24,7 +24,7 @@ from regions.learners import (
     run,
     table,
 )
-from regions.party import at_once, until
+from regions.party import at_once, over_peers, until
 from regions.together import engine
 from rules.test_merge import ByInverseNorm
 
@@ -233,6 +233,8 @@ def test_outages_are_refused_between_jobs_and_rounds_where_regions_count_steps(s
     wrong = lc.methods.decoupled_diloco(4, 3, 2, outages=[(0, 2, 3)], pattern=PATTERN)
     with pytest.raises(ValueError, match=r"outages=.*as often away, as they are; leave it out"):
         engine(wrong, R, store_party.region(0, R))
+    with pytest.raises(ValueError, match=r"use exchange\.store"):
+        engine(method(), R, over_peers(store_party.url, 0, R, "other"))
     with pytest.raises(ValueError, match="regions count steps here"):
         one = engine(lc.methods.diloco(4), 2)
         one.run(one.init(oracle.make_params()), [], rounds=3)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from refused_lines import lines_between_jobs
+from regions.test_same_numbers import METHODS
 
 import lowcomm_jax as lc
 from lowcomm_jax import compression
@@ -15,6 +16,10 @@ from lowcomm_jax.schedule import Staggered
 SPEEDS = (1.0, 1.0, 1.0)
 RUN = {  # besides those that `test_same_numbers` trains between jobs
     "delayed_diloco": lambda m: m.delayed_diloco(4),
+    "dilocox, by default": lambda m: m.dilocox(4),
+    "sparseloco, by default": lambda m: m.sparseloco(4),
+    "noloco, by default": lambda m: m.noloco(4),
+    "gasloc, dense": lambda m: m.gasloc(4, 0.6, 0.3, 0.8),
     "partial_updates": lambda m: m.partial_updates(4, lc.roles.Shares("a")),
     "muloco": lambda m: m.muloco(4),
     "decoupled_momentum": lambda m: m.decoupled_momentum(4),
@@ -52,9 +57,10 @@ REFUSED = {  # the method, what its refusal names, and the row of the docs
 }
 
 
-@pytest.mark.parametrize("name", RUN)
+@pytest.mark.parametrize("name", [*RUN, *METHODS])
 def test_these_run(name):
-    assert lines_between_jobs(RUN[name](lc.methods)) == []
+    made = RUN[name](lc.methods) if name in RUN else METHODS[name]()
+    assert lines_between_jobs(made) == []
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 from leaving import leaves
 
+import lowcomm_jax as lc
 from lowcomm_jax import history
 from lowcomm_jax.schedule import (
     Adaptive,
     Learners,
     Ranked,
     Staggered,
+    Timed,
     delay_per_region,
     syncs_per_period,
 )
@@ -263,3 +265,17 @@ def test_only_a_payload_that_is_to_be_hidden_is_timed():
     assert Staggered(9, travel=None).settle(timing).travel == (4,)
     assert Staggered(9, travel=(2,)).settle(timing).travel == (2,)
     assert Ranked(9, (4, 2), travel=None).settle(timing).travel == (4, 4)
+
+
+def test_rounds_of_a_learner_of_half_speed():
+    plain = lc.methods.decoupled_diloco(4, 3, 2, 1, 0.0, (1.0, 0.5)).schedule
+    rounds = [r for t in range(1, 9) for r in plain.rounds_closing(t, 2)]
+    assert [r.closes for r in rounds] == [1, 2, 4, 5, 6, 8]
+    assert [bool(r.admitted[1]) for r in rounds] == [False, True, True, False, True, True]
+    patient = lc.methods.decoupled_diloco(4, 3, 2, 1, 0.8, (1.0, 0.5)).schedule
+    rounds = [r for t in range(1, 9) for r in patient.rounds_closing(t, 2)]
+    assert all(r.admitted.all() and r.lands - r.quorum == 2 for r in rounds)
+
+
+def test_a_period_of_0_is_told_of_rounds_of_a_time():
+    assert "period=0" in "\n".join(Timed(0, (3.0, 1.0, 2.0)).violations(3))

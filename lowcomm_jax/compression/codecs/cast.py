@@ -11,7 +11,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from lowcomm_jax.compression.grid import Unit
+from lowcomm_jax.compression.grid import VALUE, Unit
 from lowcomm_jax.compression.units import Matrix, Payload, UnitCodec
 from lowcomm_jax.refused import choices, refuse
 
@@ -43,7 +43,7 @@ class Cast(UnitCodec):
 
     @property
     def unit(self) -> Unit:
-        return Unit(1, 1)
+        return VALUE
 
     def encode(self, x: jax.Array, matrix: Matrix, params: jax.Array | None = None) -> Payload:
         # Units of another codec's chosen values are one row; a single value needs no axis.

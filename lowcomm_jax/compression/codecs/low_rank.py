@@ -39,7 +39,7 @@ from lowcomm_jax.compression.base import PyTree
 from lowcomm_jax.compression.codecs.cast import FP32
 from lowcomm_jax.compression.codecs.integer import INT4
 from lowcomm_jax.compression.grid import Shape, Unit
-from lowcomm_jax.compression.leaf import InUnits, LeafCodec, bytes_of
+from lowcomm_jax.compression.leaf import InUnits, LeafCodec
 from lowcomm_jax.compression.means import fold_regions
 from lowcomm_jax.compression.placement import Axes, Placement, place
 from lowcomm_jax.compression.units import SMALLEST, UnitCodec, not_of_units, reciprocal
@@ -154,9 +154,8 @@ class LowRank(LeafCodec):
         """Of a factor as a leaf `[L, r, N]` or `[L, r, M]`."""
         held, layers = parts.place, parts.place.axes[0]
         shape = (held.matrices[0], self.rank, held.matrices[side])
-        cut, unit = P(layers or None, None, parts.of(side) or None), self.factors.unit
-        shared = bytes_of(self._coding.payload_like(Placement(shape, True, unit)))
-        return place(unit, shape, True, cut, dict(held.sizes), shared=shared)
+        cut = P(layers or None, None, parts.of(side) or None)
+        return place(self.factors.unit, shape, True, cut, dict(held.sizes), in_shares=True)
 
     def decode(self, payload: PyTree, place: Placement) -> jax.Array:
         if not self.factored(place.matrices):
