@@ -119,7 +119,7 @@ SLOW = [
     r"test_adloco_run\.py::test_adloco$",
     r"test_interrupt\.py::test_while_the_main_thread\w+\[2\]",
     r"test_kept_metrics\.py::test_(a_signal_takes\w+\[first|within_an_evaluation\[12-signal)",
-    r"test_one_program_run\.py::test_fewer_devices",
+    r"test_one_program_run\.py::test_(fewer_devices|a_folder_in_use)",
     r"test_own_model\.py::test_the_mixture_trains_by\w+\[(?!spes)",
     r"test_own_model\.py::test_experts_over_devices\w+\[tensor",
 ]

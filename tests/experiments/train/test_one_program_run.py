@@ -15,7 +15,7 @@ from experiments.metrics import read_records
 from experiments.processes import free_port
 from experiments.report.runlog import read_run
 from experiments.train.processes import EXIT_LOST
-from experiments.workdir import METRICS
+from experiments.workdir import METRICS, occupied
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -206,6 +206,15 @@ def test_a_coordinator_that_does_not_answer(tiny, root):
     with Program(tiny, root, "nobody", 1, *more) as run:
         assert run.exits(60) == [2]
         assert f"nothing answers at the coordinator's address {address}" in run.shown(0)
+
+
+def test_a_folder_in_use_is_refused_by_all_before_the_corpus_is_read(tiny, root):
+    (root / "two").mkdir()
+    with occupied(root / "two"), Program(tiny, root, "two", 2, *SHORT, *BY_TWO) as run:
+        assert run.exits() == [2, 2], run.shown(0) + run.shown(1)
+        shown = run.shown(0) + run.shown(1)
+    assert f"in use by process {os.getpid()}" in shown and "reading the corpus" not in shown
+    assert "has ended" not in shown
 
 
 def test_fewer_devices_than_the_mesh(tiny, root):
