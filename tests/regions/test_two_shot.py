@@ -113,7 +113,7 @@ class Dying:
     def __getattr__(self, name):
         return getattr(self._reduction, name)
 
-    def reduce(self, *args):
+    def average(self, *args):
         vanish(self._made)
         raise Killed
 
