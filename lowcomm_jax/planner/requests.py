@@ -79,19 +79,21 @@ def looks(round_s: float) -> int:
 def per_round(regions: int, idle_looks: int) -> dict[str, float]:
     """Requests of one learner in a round to which everyone reports, by kind.
 
-    A look reads the next record, and the report of each other learner to the next round. A learner
-    also looks after its own report and landing, and after every payload that arrives.
+    A look reads the next record, and the report of each other learner to the next round; where that
+    is open, also to the one after. A learner looks, too, while a round is open: after its own
+    report and landing, and after every payload that arrives.
 
     Args:
       regions: learners of the run.
       idle_looks: looks at which nothing is new.
     """
-    others, seen = regions - 1, idle_looks + 2 + (regions - 1)
+    others = regions - 1
+    open_looks = 2 + others
     return {
         # The payload, the report, and the record, which one of all learners writes.
         "writes": 2 + 1 / regions,
         # Looks; the others' reports and payloads; the record, once more.
-        "reads": seen * (1 + others) + 2 * others + 1,
+        "reads": idle_looks * (1 + others) + open_looks * (1 + 2 * others) + 2 * others + 1,
         # The payload, the report, and the confirmation, which rounds do not write.
         "deletes": 3,
     }
