@@ -136,9 +136,8 @@ def named_function(
     if not module or not attribute:
         lacks = what if module else "module"
         raise ValueError(f"{label}={name!r}: it names no {lacks}: write module:{what}")
-    from lowcomm_jax.refused import (
-        imported,  # with JAX, for which the list of commands does not wait
-    )
+    # Here: JAX comes with it, for which the list of commands does not wait.
+    from lowcomm_jax.refused import imported
 
     there = imported(module, f"{label}={name!r}")
     found = getattr(there, attribute, None)

@@ -70,6 +70,7 @@ from experiments.train.writers import open_log
 from experiments.workdir import (
     CHECKPOINTS,
     METRICS,
+    OccupiedError,
     differences,
     learnt,
     occupied,
@@ -200,13 +201,14 @@ def train(job: Job, console: Console, quiet: bool = False, display: Display | No
       display: shows the progress instead of the console, which then prints warnings only.
 
     Raises:
-      RefusedError: another process trains in the folder; or problems that only the corpus, the
-        weights or the checkpoints can show.
+      OccupiedError: another process trains in the folder.
+      RefusedError: problems that only the corpus, the weights or the checkpoints can show.
     """
     quiet = quiet or display is not None
     # Before it says that it reads the corpus; the folder is taken after that is checked.
     busy = leader().broadcast_from_leader("folder", lambda: occupied_problems([job.workdir]))
-    refuse_any(busy)
+    if busy:
+        raise OccupiedError(busy)
     if job.mesh.shape["stage"] > job.microbatches:
         say(console, f"warning: {_idle(job)}")
     if not quiet:

@@ -8,8 +8,19 @@ import sys
 import pytest
 
 from experiments.__main__ import main
-from experiments.cli import RefusedError
-from experiments.workdir import CONFIG, LOCK, occupied, read_config, write_config
+from experiments.cli import RefusedError, load_config, split_config
+from experiments.compare.plan import ERROR
+from experiments.compare.runs import attempt
+from experiments.config import plain
+from experiments.progress import plain_console
+from experiments.workdir import (
+    CONFIG,
+    LOCK,
+    OccupiedError,
+    occupied,
+    read_config,
+    write_config,
+)
 
 HOLD = """
 import pathlib, sys
@@ -43,6 +54,18 @@ def test_a_second_run_says_nothing_before_it_is_refused(owner, tiny, tmp_path, c
     assert main(["train", *tiny.arguments(tmp_path, *given)]) == 2
     said = capsys.readouterr()
     assert f"in use by process {owner.pid}" in said.err and "reading the corpus" not in said.out
+
+
+def test_a_run_of_a_comparison_in_use_is_refused_and_left_alone(owner, tiny, tmp_path):
+    """It does not count as one that has failed."""
+    tiny.corpus(tmp_path / "texts")
+    given = ("--config=diloco", "--config.steps=8")
+    path, overrides, _ = split_config(tiny.arguments(tmp_path, *given))
+    config, problems = load_config(path, overrides)
+    assert not problems
+    with pytest.raises(OccupiedError, match=f"in use by process {owner.pid}"):
+        attempt(plain(config), tmp_path / "run", plain_console())
+    assert not (tmp_path / "run" / ERROR).exists()
 
 
 def test_who_was_killed_holds_nothing(owner, tmp_path):
