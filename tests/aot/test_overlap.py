@@ -21,9 +21,7 @@ def test_coded_payloads_hide(codec, target):
     assert_beside(small(needs(target), method, regions=2, fsdp=4))
 
 
-@pytest.mark.parametrize(
-    "target", ["h100:2x8", pytest.param("v5e:2x4x2slices", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("target", ["h100:2x8", "v5e:2x4x2slices"])
 def test_a_transformer_of_150m_hides_it_with_fsdp_inside(target):
     report = transformer(
         needs(target),
