@@ -137,6 +137,7 @@ def events(work: BenchWork, repeats: int) -> list[Row]:
             "us",
             ("<", per_step),
         ),
+        *_asking(repeats),
     ]
 
 
@@ -209,6 +210,36 @@ def _host_overhead(repeats: int, leaves: int = 75, steps: int = 200) -> tuple[fl
     seconds = interleave({"plain": plain_steps, "step": engine_steps, "run": engine_run}, repeats)
     base = median(seconds["plain"])
     return tuple((median(seconds[k]) - base) / steps * 1e6 for k in ("step", "run"))
+
+
+def _asking(repeats: int, calls: int = 1000) -> list[Row]:
+    """Microseconds of asking a schedule what is still to be done after a step (`Schedule.acts`)."""
+    methods = {
+        "diloco": lc.methods.diloco(NEVER),
+        "cocodc, 4 fragments": lc.methods.cocodc(NEVER, 4, 5),
+        "decoupled_diloco, 4 fragments": lc.methods.decoupled_diloco(NEVER, 4, 5),
+    }
+    asked = {}
+    for name, method in methods.items():
+        engine = lc.Engine(_nothing, optax.sgd(0.1), method, 4)
+        state = engine.init({f"p{i}": jnp.zeros(4) for i in range(8)})
+        asked[name] = functools.partial(_ask, engine.sync_loop(state), state, calls)
+    seconds = interleave(asked, repeats)
+    return [
+        figure(f"host time of `acts`, {name}", 1e6 * median(taken) / calls, "us")
+        for name, taken in seconds.items()
+    ]
+
+
+def _nothing(params, batch, rng):
+    del batch, rng
+    return sum(jnp.sum(p) for p in params.values())
+
+
+def _ask(loop, state, calls: int) -> tuple[()]:
+    for step in range(1, calls + 1):
+        loop.acts(state, step)
+    return ()
 
 
 def _target(row: Row) -> str:
