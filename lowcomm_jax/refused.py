@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Collection, Iterable
 from numbers import Integral, Real
 from types import ModuleType
-from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
@@ -186,20 +186,15 @@ def rates(learning_rate: Any, momentum: Any) -> list[str | None]:
 
 def one_of(name: str, value: Any, allowed: Collection[Any]) -> str | None:
     """What is wrong with a choice that is not allowed."""
-    if value in allowed:
-        return None
-    return f"{name}={value!r} {is_unknown(value, allowed, 'choose one of')}"
+    return None if value in allowed else f"{name}={value!r}: {choose(value, allowed)}"
 
 
-def choices(kind: type, settings: Any) -> list[str | None]:
-    """What is wrong with the fields that a dataclass `kind` types as a `Literal`.
-
-    Args:
-      settings: of this class or of one that is made of it, whose own fields are not looked at.
-    """
-    hints = get_type_hints(kind).items()
-    typed = [(name, get_args(hint)) for name, hint in hints if get_origin(hint) is Literal]
-    return [one_of(name, getattr(settings, name), allowed) for name, allowed in typed]
+def choose(value: Any, allowed: Collection[Any]) -> str:
+    """`choose one of X, Y, Z; did you mean X?`; without the question where none is near."""
+    known = [str(each) for each in allowed]
+    near = difflib.get_close_matches(str(value), known, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return f"choose one of {', '.join(known)}{hint}"
 
 
 # -- the same of a description's fields: a list of no line, or of one -----------------------------

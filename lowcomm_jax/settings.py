@@ -8,15 +8,16 @@ their values are bounded. Help, configs, docstrings and refusals read fields as 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import textwrap
 import typing
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Hashable
 from numbers import Real
 from typing import Any, Literal, TypeVar
 
-from lowcomm_jax.refused import Problem, is_whole
+import numpy as np
+
+from lowcomm_jax.refused import Problem, choose, is_whole
 
 T = TypeVar("T")
 
@@ -37,7 +38,10 @@ class Takes:
         """A line with its fix, or None."""
         if self.fits(value):
             return None
-        return f"{name}={value!r}: {self.fix if isinstance(self.fix, str) else self.fix(value)}"
+        fix = self.fix if isinstance(self.fix, str) else self.fix(value)
+        if getattr(value, "ndim", None) == 0 and not isinstance(value, np.generic):
+            fix = "an array, and settings are hashed and stored; give its number, value.item()"
+        return f"{name}={value!r}: {fix}"
 
 
 FROM_1 = Takes(lambda x: is_whole(x) and x >= 1, "give a whole number of at least 1")
@@ -58,15 +62,9 @@ def number(fits: Callable[[Any], bool], fix: str, optional: bool = False) -> Tak
     return Takes(fits_all, fix)
 
 
-def one_of(*known: str) -> Takes:
-    """One of these texts."""
-
-    def fix(x: Any) -> str:
-        near = difflib.get_close_matches(str(x), known, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        return f"choose one of {', '.join(known)}{hint}"
-
-    return Takes(lambda x: isinstance(x, str) and x in known, fix)
+def one_of(*known: Any) -> Takes:
+    """One of these texts or numbers."""
+    return Takes(lambda x: isinstance(x, Hashable) and x in known, lambda x: choose(x, known))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,8 +117,7 @@ def settings_of(record: type[Any]) -> dict[str, Setting]:
         kind, *says = typing.get_args(hints[field.name])
         (about,) = (each for each in says if isinstance(each, str))
         takes = next((each for each in says if isinstance(each, Takes)), None)
-        if typing.get_origin(kind) is Literal:
-            takes = one_of(*typing.get_args(kind))
+        takes = _of_literal(kind) or takes
         in_config = next((each for each in says if isinstance(each, InConfig)), None)
         found[field.name] = Setting(about, takes, in_config, field.default, kind)
     return found
@@ -148,6 +145,22 @@ def misfits(settings: Any, unknown: Collection[str] = ()) -> list[Problem]:
         if name not in unknown and setting.takes is not None
     }
     return [Problem(name, line) for name, line in found.items() if line is not None]
+
+
+def choices(kind: type, settings: Any) -> list[str | None]:
+    """What is wrong with the fields that a dataclass `kind` types as a `Literal`.
+
+    Args:
+      settings: of this class or of one that is made of it, whose own fields are not looked at.
+    """
+    typed = {name: _of_literal(hint) for name, hint in typing.get_type_hints(kind).items()}
+    given = {name: takes for name, takes in typed.items() if takes is not None}
+    return [takes.problem(name, getattr(settings, name)) for name, takes in given.items()]
+
+
+def _of_literal(hint: Any) -> Takes | None:
+    """The values of a `Literal`; None for another type."""
+    return one_of(*typing.get_args(hint)) if typing.get_origin(hint) is Literal else None
 
 
 def with_settings(docstring: str | None, record: type[Any], heading: str = "Args") -> str:

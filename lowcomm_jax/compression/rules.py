@@ -25,7 +25,8 @@ from lowcomm_jax.compression.placement import Placement, first, place, stacked
 from lowcomm_jax.compression.units import UnitCodec
 from lowcomm_jax.mesh.stages import STAGE
 from lowcomm_jax.params.fragments import is_stacked, path_name
-from lowcomm_jax.refused import choices, refuse
+from lowcomm_jax.refused import refuse
+from lowcomm_jax.settings import choices
 
 PyTree = Any
 _SMALL_MATRIX = 64 * 64

@@ -127,7 +127,7 @@ def test_a_codec_that_needs_the_mean_is_refused():
 def test_a_feedback_that_cannot_work_is_refused():
     with pytest.raises(ValueError, match=r"decay=1\.2"):
         compress("int4", error_feedback=1.2)
-    with pytest.raises(ValueError, match="'ef22' is unknown"):
+    with pytest.raises(ValueError, match="'ef22': choose one of ef21"):
         compress("int4", error_feedback="ef22")
 
 

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 
 from lowcomm_jax.compression.grid import VALUE, Unit
 from lowcomm_jax.compression.units import Matrix, Payload, UnitCodec
-from lowcomm_jax.refused import choices, refuse
+from lowcomm_jax.refused import refuse
+from lowcomm_jax.settings import choices
 
 HALF_MAX = 65504.0
 

@@ -32,7 +32,8 @@ import jax.numpy as jnp
 from lowcomm_jax.compression.grid import Unit
 from lowcomm_jax.compression.packing import pack, unpack
 from lowcomm_jax.compression.units import Matrix, Payload, UnitCodec, as_rounded, reciprocal
-from lowcomm_jax.refused import choices, in_range, refuse
+from lowcomm_jax.refused import in_range, refuse
+from lowcomm_jax.settings import choices
 
 
 @dataclasses.dataclass(frozen=True)

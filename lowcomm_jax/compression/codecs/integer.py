@@ -17,7 +17,8 @@ import jax.numpy as jnp
 from lowcomm_jax.compression.grid import WHOLE_ROW, Unit
 from lowcomm_jax.compression.packing import pack, unpack
 from lowcomm_jax.compression.units import Matrix, Payload, UnitCodec, largest_magnitude, reciprocal
-from lowcomm_jax.refused import at_least, choices, refuse
+from lowcomm_jax.refused import at_least, refuse
+from lowcomm_jax.settings import choices
 
 
 @dataclasses.dataclass(frozen=True)

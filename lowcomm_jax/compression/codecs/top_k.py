@@ -29,7 +29,8 @@ from lowcomm_jax.compression.codecs.codebook import Statistical
 from lowcomm_jax.compression.codecs.integer import INT4
 from lowcomm_jax.compression.grid import Unit
 from lowcomm_jax.compression.units import Matrix, Payload, UnitCodec, not_of_units
-from lowcomm_jax.refused import at_least, choices, in_range, refuse
+from lowcomm_jax.refused import at_least, in_range, refuse
+from lowcomm_jax.settings import choices
 
 
 @dataclasses.dataclass(frozen=True)
