@@ -8,7 +8,7 @@ optional field off. `train --help` prints the table.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, NamedTuple, get_args
 
 import ml_collections
 from ml_collections import ConfigDict, config_dict
@@ -19,24 +19,47 @@ from lowcomm_jax.adloco.setup import AdaptiveSetup
 from lowcomm_jax.data import DataConfig
 from lowcomm_jax.models import TransformerConfig
 from lowcomm_jax.optimizers import InnerConfig
-from lowcomm_jax.settings import config_fields, settings_of
+from lowcomm_jax.settings import Takes, config_fields, one_of, settings_of
+from lowcomm_jax.store.terms import Heal
 
-# Dotted name -> (default, what the field is). A type as default: unset, and text is read as it.
-# Fields of `method` are the keywords of its factory. Those that a record describes, as most of
-# `model` and the settings of an engine, follow from it (`_fields_of`).
+
+class Field(NamedTuple):
+    """A field of every config.
+
+    Attributes:
+      default: a type = unset, and text is read as it.
+      about: what the field is.
+      takes: its values, of its type; None = any, or other fields decide (`experiments.refusals`).
+    """
+
+    default: Any
+    about: str
+    takes: Takes | None = None
+
+
+_FROM_1 = Takes(lambda x: x >= 1, "at least 1 is needed")
+_EVERY = Takes(lambda x: x >= 0, "give 0 (off) or a number of inner steps")
+
+# By dotted names. Fields of `method` are the keywords of its factory. Those that a record
+# describes, as most of `model` and the settings of an engine, follow from it (`_fields_of`).
 _RUN = {
-    "seed": (0, "seeds the initial weights, the regions' shards and the order of samples"),
+    "seed": (
+        0,
+        "seeds the initial weights, the regions' shards and the order of samples",
+        Takes(lambda x: 0 <= x < 1 << 31, "give a whole number in [0, 2**31)"),
+    ),
     "steps": (600, "inner steps of the run; 0 = as many as `tokens` asks for"),
     "tokens": (
         int,
         "Tokens of all regions together; the run makes as many steps (give steps=0).",
     ),
     "regions": (4, "number of regions, R"),
-    "batch": (4, "sequences a region trains on per step"),
+    "batch": (4, "sequences a region trains on per step", _FROM_1),
     "microbatches": (
         0,
         "Microbatches of a region's batch in the pipeline; 0 = microbatches of one sequence on "
         "every device of a stage. Read with mesh.stage above 1.",
+        Takes(lambda x: x >= 0, "give 0 (automatic) or a number"),
     ),
     "pipeline_schedule": (
         "gpipe",
@@ -51,6 +74,7 @@ _RUN = {
     "participation": (
         1.0,
         "seeded chance that a region takes part in an exchange, in (0, 1]",
+        Takes(lambda x: 0 < x <= 1, "give a chance in (0, 1]"),
     ),
     "faults": (
         str,
@@ -90,7 +114,11 @@ _RUN = {
         "Folder with ca.crt, tls.crt and tls.key of this job; default: the job makes them at its "
         "start.",
     ),
-    "wait_minutes": (10.0, "longest wait for the other jobs at the start"),
+    "wait_minutes": (
+        10.0,
+        "longest wait for the other jobs at the start",
+        Takes(lambda x: x > 0, "give a time above 0"),
+    ),
     "processes": (
         int,
         "Number of processes of this job, which share its mesh (jax.distributed); each has devices "
@@ -109,6 +137,7 @@ _RUN = {
         "stop",
         "What to do where anchors differ that must be equal: stop, or take that of the majority or "
         "of the lowest region.",
+        one_of(*get_args(Heal)),
     ),
 }
 _DEVICES = {
@@ -132,14 +161,19 @@ _MODEL = {
     ),
 }
 _UPKEEP = {
-    "eval.every": (100, "inner steps between evaluations; 0 = only at the start and the end"),
+    "eval.every": (
+        100,
+        "inner steps between evaluations; 0 = only at the start and the end",
+        _EVERY,
+    ),
     "eval.sequences": (
         128,
         "Validation sequences of an evaluation, spread over all documents and the same every time.",
+        _FROM_1,
     ),
-    "eval.batch": (16, "sequences evaluated in one call"),
+    "eval.batch": (16, "sequences evaluated in one call", _FROM_1),
     "eval.per_region": (False, "whether to evaluate every region's own weights, too"),
-    "log.every": (20, "inner steps between two lines of progress"),
+    "log.every": (20, "inner steps between two lines of progress", _FROM_1),
     "log.tensorboard": (False, "also write event files to WORKDIR/tensorboard"),
     "log.wandb": (str, "also log to this Weights & Biases project"),
     "log.prometheus": (
@@ -150,8 +184,9 @@ _UPKEEP = {
     "checkpoint.every": (
         200,
         "Inner steps between checkpoints; 0 = only when interrupted and at the end.",
+        _EVERY,
     ),
-    "checkpoint.keep_last": (2, "newest checkpoints that are kept"),
+    "checkpoint.keep_last": (2, "newest checkpoints that are kept", _FROM_1),
     "checkpoint.keep_best": (
         True,
         "whether the one of lowest evaluation loss is kept, too",
@@ -183,7 +218,7 @@ def _section(name: str, record: type, without: Collection[str] = ()) -> dict[str
     return {x: f"{name}.{x}" for x in settings_of(record) if x not in without}
 
 
-_FIELDS = {
+_ROWS = {
     **_RUN,
     **_fields_of(AdaptiveSetup, config_fields(AdaptiveSetup)),
     **_DEVICES,
@@ -199,8 +234,8 @@ _FIELDS = {
     **_fields_of(DataConfig, _section("data", DataConfig, ("seed", "regions", "trainers"))),
     **_UPKEEP,
 }
-ABOUT = {name: about for name, (_, about) in _FIELDS.items()}
-"""Dotted name -> what the field is, of all but methods and models of one's own."""
+FIELDS = {name: Field(*row) for name, row in _ROWS.items()}
+"""By dotted names, all but those of methods and of models of one's own."""
 
 
 def get_config() -> ConfigDict:
@@ -216,21 +251,17 @@ def base(method: str, **knobs: Any) -> ConfigDict:
       knobs: keywords of the method's factory, and parts of a method (`experiments.train.parts`).
     """
     config = ConfigDict()
-    _add(config, _FIELDS)
+    for name, field in FIELDS.items():
+        prefix, _, last = name.rpartition(".")
+        if prefix and prefix not in config:
+            config[prefix] = ConfigDict()
+        unset = isinstance(field.default, type)
+        holder = config[prefix] if prefix else config
+        holder[last] = config_dict.placeholder(field.default) if unset else field.default
     config.method = section(method, knobs)  # the keywords of the method's factory
     # A small model on a laptop learns fastest at this peak; published runs of 150M use 4e-4.
     config.inner.learning_rate, config.inner.warmup_steps = 2e-3, 50
     return config.lock()
-
-
-def _add(config: ConfigDict, table: dict[str, tuple[Any, str]]) -> None:
-    """Put the fields of a table into a config."""
-    for name, (default, _) in table.items():
-        prefix, _, last = name.rpartition(".")
-        if prefix and prefix not in config:
-            config[prefix] = ConfigDict()
-        holder = config[prefix] if prefix else config
-        holder[last] = config_dict.placeholder(default) if isinstance(default, type) else default
 
 
 def published(

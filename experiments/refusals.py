@@ -15,13 +15,13 @@ import importlib.util
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
 import jax
 
 from experiments.cli import closest
 from experiments.compare.config import BUDGETED, EQUAL
-from experiments.config import base, plain
+from experiments.config import FIELDS, base, plain
 from experiments.faults.fault import ENDS, Fault
 from experiments.faults.happened import Happened
 from experiments.faults.scripts import Faults
@@ -37,7 +37,6 @@ from lowcomm_jax.models.pipeline.pipeline import pipeline_problems, schedule_pro
 from lowcomm_jax.refused import Row, found_by
 from lowcomm_jax.store.file_handles import file_handle_problems
 from lowcomm_jax.store.kv import url_problems
-from lowcomm_jax.store.terms import Heal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -253,11 +252,6 @@ def _strangers(fields: Mapping[str, Any]) -> list[str]:
 # -- a training run -------------------------------------------------------------------------------
 
 
-def _least(least: int, fix: str, *names: str) -> Iterator[Row]:
-    for name in names:
-        yield Row(name, lambda r, name=name: r.f[name] < least, f"{name}={{f[{name}]}}: {fix}")
-
-
 def _idle(
     fields: Mapping[str, Any], others: str, idle: Callable[[Asked], bool], why: str
 ) -> Iterator[Row]:
@@ -271,19 +265,10 @@ def _idle(
 
 
 NUMBERS = (
-    *_least(1, "at least 1 is needed", "batch", "eval.sequences", "eval.batch", "log.every"),
-    *_least(1, "at least 1 is needed", "checkpoint.keep_last"),
-    *_least(0, "give 0 (off) or a number of inner steps", "eval.every", "checkpoint.every"),
-    *_least(0, "give 0 (automatic) or a number", "microbatches"),
-    Row(
-        "participation",
-        lambda r: not 0 < r.f["participation"] <= 1,
-        "participation={f[participation]}: give a chance in (0, 1]",
-    ),
-    Row(
-        "seed",
-        lambda r: not 0 <= r.f["seed"] < 1 << 31,
-        "seed={f[seed]}: give a whole number in [0, 2**31)",
+    *(
+        Row(name, lambda r, name=name, takes=field.takes: takes.problem(name, r.f[name]))
+        for name, field in FIELDS.items()
+        if field.takes is not None
     ),
     Row("frozen", _no_patterns, "frozen: {wrong}"),
     Row(
@@ -440,16 +425,6 @@ EXCHANGE = (
     Row(
         "exchange regions",
         lambda r: r.transport and file_handle_problems(r.f["regions"], r.transport.lingers),
-    ),
-    Row(
-        "heal exchange",
-        lambda r: r.separate and r.f["heal"] not in get_args(Heal),
-        f"heal={{f[heal]!r}}: use {', '.join(get_args(Heal))}",
-    ),
-    Row(
-        "wait_minutes exchange",
-        lambda r: r.separate and not r.f["wait_minutes"] > 0,
-        "wait_minutes={f[wait_minutes]}: give a time above 0",
     ),
     Row(
         "participation exchange",

@@ -20,7 +20,7 @@ import numpy as np
 import yaml
 
 from experiments.cli import problems_of
-from experiments.config import ABOUT
+from experiments.config import FIELDS
 from experiments.train import methods, parts
 from experiments.train.job import Job
 from experiments.train.model import MODEL, is_own
@@ -36,7 +36,8 @@ def descriptions(method: Mapping[str, Any], model: Mapping[str, Any]) -> dict[st
     Args:
       method, model: these sections of the config.
     """
-    found = ABOUT | {f"method.{k}": v for k, v in method_descriptions(method).items()}
+    found = {name: field.about for name, field in FIELDS.items()}
+    found |= {f"method.{k}": v for k, v in method_descriptions(method).items()}
     if is_own(model):
         found = {name: text for name, text in found.items() if not name.startswith("model.")}
         found |= {f"model.{name}": text for name, text in _of_own_model(model).items()}

@@ -93,7 +93,7 @@ RUNS = [
     ("diloco", {**JOB, "region": 4}, (), "region=4: say which of the 4 this job is, 0 to 3"),
     ("diloco", {**JOB, "rendezvous": None}, (), "rendezvous is missing: give a folder"),
     ("diloco", {**JOB, "rendezvous": "x"}, (), "rendezvous: url 'x' must begin with"),
-    ("diloco", {**JOB, "heal": "x"}, (), "heal='x': use stop"),
+    ("diloco", {**JOB, "heal": "x"}, (), "heal='x': choose one of stop, majority, lowest"),
     ("diloco", {**JOB, "wait_minutes": 0.0}, (), "wait_minutes=0.0: give a time above 0"),
     ("diloco", {**JOB, "participation": 0.5}, (), "participation=0.5: with jobs of their own"),
     ("async_local_sgd", {**JOB, "steps": 2}, (), "steps=2: the first round is at step 4"),
