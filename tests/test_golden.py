@@ -107,8 +107,8 @@ def compared(variant: str) -> dict:
         batches = [stream(0, step, job.batch) for step in range(job.steps)]
         _, history = engine.run(state, batches)
     rows = list(history.rows())
-    (network,) = comparison().networks.values()
-    clock = replay(network.with_median_step(comparison().step_seconds), rows, record_from=None)
+    (links,) = comparison().networks.values()
+    clock = replay(links.network.with_median_step(links.step_seconds), rows, record_from=None)
     report = clock.report()
     return {
         "parameters": sum(x.size for x in jax.tree.leaves(shapes)),

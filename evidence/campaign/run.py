@@ -52,6 +52,7 @@ from experiments.progress import Work, plain_console, print_table, right
 from experiments.report.costs import costs
 from experiments.report.html_data import bytes_at, tokens_at, virtual_at
 from experiments.report.runlog import RunLog, read_run
+from experiments.report.virtual import Links
 from experiments.train import compile_cache
 from experiments.train.header import machine, versions
 from experiments.train.loop import StuckError
@@ -290,17 +291,16 @@ def train_cell(campaign: Campaign, cell: Cell, workdir: Path) -> dict[str, Any] 
 
 def _measured(campaign: Campaign, cell: Cell, run: RunLog) -> dict[str, Any]:
     """The record of a finished run: metrics of its log, and its costs on the virtual network."""
-    network = campaign.network(cell.regions)
-    seconds_at = virtual_at(network, campaign.step_seconds)
+    links = Links(campaign.network(cell.regions), campaign.step_seconds)
     losses = [record["anchor"] for record in run.evals]
     rows = zip(
         (record["step"] for record in run.evals),
         tokens_at(run),
         (round(sent) for sent in bytes_at(run)),
-        (round(value, 4) for value in seconds_at(run)),
+        (round(value, 4) for value in virtual_at(links)(run)),
         (None if loss is None else round(loss, 6) for loss in losses),
     )
-    cost = costs(run, {_NETWORK: network}, campaign.step_seconds)
+    cost = costs(run, {_NETWORK: links})
     last = losses[-1]
     finite = last is not None and math.isfinite(last)
     spread = run.evals[-1].get("anchor_variance") if finite else None

@@ -11,14 +11,11 @@ from experiments.progress import size
 from experiments.report.columns import brief
 from experiments.report.html_data import bytes_at, virtual_at
 from experiments.report.runlog import RunLog
-from experiments.report.virtual import StepSeconds
-from lowcomm_jax.network import Network
+from experiments.report.virtual import Links
 
 
 def at_equal(
-    logs: Mapping[str, Mapping[int, RunLog]],
-    networks: Mapping[str, Network],
-    step_seconds: StepSeconds,
+    logs: Mapping[str, Mapping[int, RunLog]], networks: Mapping[str, Links]
 ) -> list[dict[str, Any]]:
     """Every variant's loss when it had spent a common budget, by virtual time and by bytes.
 
@@ -28,7 +25,6 @@ def at_equal(
     Args:
       logs: variant -> seed -> complete run.
       networks: the time is that of the first network; without networks no time is given.
-      step_seconds: see `StepSeconds`.
 
     Returns:
       One entry for "time" (first, since a slow method may save bytes) and one for "bytes". Each has
@@ -38,8 +34,8 @@ def at_equal(
       bytes. So is one that was judged on another evaluation set until beyond the budget.
     """
     spent = {"bytes": (None, bytes_at)}
-    for name, network in list(networks.items())[:1]:
-        spent = {"time": (name, virtual_at(network, step_seconds)), **spent}
+    for name, links in list(networks.items())[:1]:
+        spent = {"time": (name, virtual_at(links)), **spent}
     found = []
     for of, (network, x_of) in spent.items():
         curves = {

@@ -37,10 +37,10 @@ def budgeted(comparison: Comparison, console: Console) -> Comparison | None:
     Raises:
       RefusedError: a pilot failed, sends nothing, or the budget is too small for a period.
     """
-    if comparison.equal not in BUDGETED:
+    if comparison.config["equal"] not in BUDGETED:
         return comparison
     pilots = {name: _pilot(comparison, name) for name in comparison.variants}
-    console.print(f"pilot runs, to know what a step of each costs in {comparison.equal}")
+    console.print(f"pilot runs, to know what a step of each costs in {comparison.config['equal']}")
     runs = dataclasses.replace(comparison, runs=tuple(pilots.values()), seeds=comparison.seeds[:1])
     if not run_all(runs, console):
         return None
@@ -84,7 +84,7 @@ def _with_steps(run: RunSpec, steps: int) -> RunSpec:
 def _steps(comparison: Comparison, logs: Mapping[str, RunLog]) -> dict[str, int]:
     """Whole periods for every variant; the baseline keeps its own steps."""
     runs = {run.variant: run for run in comparison.runs}
-    base = comparison.baseline
+    base = comparison.config["baseline"]
     budget = _cost(comparison, logs[base]).of(runs[base].fields["steps"])
     steps, problems = {base: runs[base].fields["steps"]}, []
     for name, log in logs.items():
@@ -101,8 +101,8 @@ def _steps(comparison: Comparison, logs: Mapping[str, RunLog]) -> dict[str, int]
         whole = int((budget - cost.once) / cost.per_step) // period * period
         if whole < period:
             problems.append(
-                f"{name}: the baseline's {comparison.equal} are less than one of its periods "
-                f"costs: give {base} more steps"
+                f"{name}: the baseline's {comparison.config['equal']} are less than one of its "
+                f"periods costs: give {base} more steps"
             )
         steps[name] = whole
     refuse_any(problems, TITLE)
@@ -146,15 +146,14 @@ def _reached(comparison: Comparison, run: RunLog, budget: float) -> float:
 
 def _spent_at(comparison: Comparison, run: RunLog, steps: Sequence[int]) -> list[float]:
     """Bytes of a region, or virtual seconds, after each of these steps."""
-    if comparison.equal == "bytes":
+    if comparison.config["equal"] == "bytes":
         return [mean_sent(run.steps[step - 1]) for step in steps]
-    network = next(iter(comparison.networks.values()))
-    return seconds_at(run, network, comparison.step_seconds, steps)
+    return seconds_at(run, next(iter(comparison.networks.values())), steps)
 
 
 def _at_the_end(comparison: Comparison, run: RunLog) -> float:
     """Extra cost of the last synchronisation, which the virtual clock does not hold."""
-    if comparison.equal != "bytes":
+    if comparison.config["equal"] != "bytes":
         return 0.0
     return bytes_at(run)[-1] - mean_sent(run.steps[-1])
 
@@ -167,14 +166,14 @@ def budget_deviation(
     Args:
       variants: name -> row of the result.
     """
-    if comparison.equal not in BUDGETED:
+    if comparison.config["equal"] not in BUDGETED:
         return {}
     costs = {name: _spent(comparison, row) for name, row in variants.items()}
-    base = costs[comparison.baseline]
+    base = costs[comparison.config["baseline"]]
     return {name: cost / base - 1 for name, cost in costs.items() if cost and base}
 
 
 def _spent(comparison: Comparison, row: Mapping[str, Any]) -> float | None:
-    if comparison.equal == "bytes":
+    if comparison.config["equal"] == "bytes":
         return row["bytes_sent"]
     return row["networks"].get(next(iter(comparison.networks)), {}).get("seconds")

@@ -68,7 +68,8 @@ def describe(comparison: Comparison, console: Console) -> None:
     say(
         console,
         f"{len(comparison.variants)} variants x {len(comparison.seeds)} seeds = "
-        f"{len(comparison.runs)} runs, {comparison.parallel} at once, in {comparison.workdir}",
+        f"{len(comparison.runs)} runs, {comparison.config['parallel']} at once, in "
+        f"{comparison.workdir}",
     )
 
 
@@ -105,7 +106,7 @@ def compare(
     with terminations_interrupt():
         try:
             comparison = plan(config, workdir)
-            compile_cache.enable(comparison.compile_cache)
+            compile_cache.enable(comparison.config["compile_cache"])
             with occupied(comparison.workdir):
                 announce(comparison, console)
                 comparison = budgeted(comparison, console)
@@ -147,21 +148,14 @@ def report(comparison: Comparison, logs: Logs, result: Mapping[str, Any]) -> lis
     if not entries:
         return []
     path = comparison.workdir / REPORT
-    networks = comparison.networks
     found = sentence(result["at_equal"], result["baseline"], len(result["seeds"]))
     about = [
         *([found] if found else []),
         f"Loss in nats per token on the same validation documents{interval_of(result)}.",
-        note(list(networks), comparison.step_seconds),
+        note(result["networks"], result["step_seconds"]),
     ]
     seeds = [f"failed: {f['variant']} seed {f['seed']}: {f['error']}" for f in result["failures"]]
-    text = html_report.document(
-        comparison.config["title"],
-        about + seeds,
-        entries,
-        rows,
-        networks,
-        comparison.step_seconds,
-    )
+    title = comparison.config["title"]
+    text = html_report.document(title, about + seeds, entries, rows, comparison.networks)
     path.write_text(text, encoding="utf-8")
     return [path]

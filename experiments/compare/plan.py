@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +22,15 @@ from experiments.compare.vary import parse_axes, points
 from experiments.config import plain
 from experiments.refusals import comparison_problems
 from experiments.report.runlog import read_run
-from experiments.report.virtual import StepSeconds
+from experiments.report.virtual import Links, StepSeconds
 from experiments.train.job import Job
 from experiments.train.resolve import resolve
 from experiments.workdir import CONFIG, METRICS, read_config, workdir_problems
 from lowcomm_jax.checkpoint.load import dotted
-from lowcomm_jax.network import Network, parse
+from lowcomm_jax.network import parse
 
 TITLE = "cannot compare"
 ERROR = "error.txt"  # in the folder of a run that failed
-_AS_GIVEN = ("baseline", "equal", "target", "parallel", "keep_checkpoints", "compile_cache")
 _SIZED = ("common", "variants", "panels", "baseline", "target")
 # Runs are evaluated on the same documents only if these agree.
 _JUDGED_BY = {
@@ -74,6 +73,7 @@ class Comparison:
     """A checked comparison; `runs` are ordered by seed, then by variant.
 
     Attributes:
+      config: its fields, those of the chosen size and a variant for every point merged in.
       panels: of `config.panel`, each with its baseline.
       growing: variants whose batches grow or whose trainers merge.
       points: of a comparison that varies fields: variant -> their values, by dotted names.
@@ -82,17 +82,11 @@ class Comparison:
     config: dict[str, Any]
     workdir: Path
     seeds: tuple[int, ...]
-    baseline: str
-    equal: str
-    target: float | None
-    parallel: int
-    keep_checkpoints: bool
-    compile_cache: str | None
     variants: tuple[str, ...]
     growing: frozenset[str]
     runs: tuple[RunSpec, ...]
     panels: tuple[dict[str, Any], ...]
-    networks: dict[str, Network]
+    networks: dict[str, Links]
     step_seconds: StepSeconds
     points: dict[str, dict[str, Any]]
 
@@ -120,7 +114,8 @@ def plan(config: Any, workdir: str | Path) -> Comparison:
             jobs[name] = job
         problems += [f"{name}: {line}" for line in found]
     problems += _unlike(jobs, fields["equal"])
-    networks, found = _networks(fields, jobs)
+    step_seconds: StepSeconds = fields["step_seconds"] or "network"
+    networks, found = _networks(fields["networks"], step_seconds, jobs)
     problems += found
     refuse_any(problems, TITLE)
     order = {name: i for i, name in enumerate(variants)}
@@ -128,13 +123,12 @@ def plan(config: Any, workdir: str | Path) -> Comparison:
         config=fields,
         workdir=folder,
         seeds=seeds,
-        **{name: fields[name] for name in _AS_GIVEN},
         variants=variants,
         growing=frozenset(name for name, job in jobs.items() if job.method.adapts),
         runs=tuple(sorted(runs, key=lambda r: (seeds.index(r.seed), order[r.variant]))),
         panels=_panels(fields),
         networks=networks,
-        step_seconds=fields["step_seconds"] or "network",
+        step_seconds=step_seconds,
         points=values,
     )
 
@@ -270,15 +264,15 @@ def _unlike(jobs: Mapping[str, Job], equal: str) -> list[str]:
 
 
 def _networks(
-    fields: Mapping[str, Any], jobs: Mapping[str, Job]
-) -> tuple[dict[str, Network], list[str]]:
+    names: Sequence[str], step_seconds: StepSeconds, jobs: Mapping[str, Job]
+) -> tuple[dict[str, Links], list[str]]:
     """(networks by name, problems: those that do not fit the variants)."""
     networks, problems = {}, []
-    for name in fields["networks"]:
-        networks[name], found = problems_of(lambda name=name: parse(name), f"networks: {name}: ")
+    for name in names:
+        network, found = problems_of(lambda name=name: parse(name), f"networks: {name}: ")
         problems += found
-        if networks[name] is not None:
-            size = networks[name].size
+        if network is not None:
+            networks[name], size = Links(network, step_seconds), network.size
             other = [f"{n} {job.regions}" for n, job in jobs.items() if job.regions != size]
             fix = f"networks: {name} has {size} regions, other than the variants {', '.join(other)}"
             problems += [f"{fix}: give them as many, or a network of that size"] if other else []

@@ -109,7 +109,7 @@ class Progress(LiveLines):
         self._started, self._looked, self._told = time.monotonic(), 0.0, None
         # A run of so many tokens has no number of steps before it tells.
         waiting = {self._name(run): run.fields.get("steps") or None for run in left}
-        self._time = TimeLeft(waiting, comparison.parallel)
+        self._time = TimeLeft(waiting, comparison.config["parallel"])
         if self._left < self._total:
             text = f"{self._total - self._left} of {self._total} runs are complete already"
             console.print(text, highlight=False)
@@ -145,7 +145,7 @@ class Progress(LiveLines):
             log = read_run(run.workdir)
             self._trained.append((log, seconds))
             text = f"eval loss {log.evals[-1]['anchor'] or float('nan'):.4f}"
-            if not self._comparison.keep_checkpoints:
+            if not self._comparison.config["keep_checkpoints"]:
                 shutil.rmtree(run.workdir / CHECKPOINTS, ignore_errors=True)
         guess = self._time.left(time.monotonic())
         soon = f", about {duration(guess)} left" if self._left and guess is not None else ""
@@ -176,7 +176,7 @@ class Progress(LiveLines):
             self.print(f"measured by the first steps{corrected}: {self._guess(left, whole)}")
 
     def _guess(self, left: float, whole: float) -> str:
-        at_once = self._comparison.parallel
+        at_once = self._comparison.config["parallel"]
         together = f", {at_once} runs at once" if at_once > 1 else ""
         return (
             f"about {duration(whole)} in all on this machine{together}; about {duration(left)} left"

@@ -60,7 +60,7 @@ def announce(comparison: Comparison, console: Console) -> None:
     say(
         console,
         f"{config['title']}: {', '.join(comparison.variants)}",
-        f"{len(comparison.runs)} runs of {', '.join(sizes)} each, {comparison.parallel} at once; "
+        f"{len(comparison.runs)} runs of {', '.join(sizes)} each, {config['parallel']} at once; "
         f"virtual time{where}",
         "the time left is printed after the first steps (minutes in all on two cores)",
         f"the page will be {(comparison.workdir / REPORT).absolute()}",

@@ -59,16 +59,15 @@ def collect(
     return {
         "version": VERSION,
         "seeds": list(comparison.seeds),
-        "baseline": comparison.baseline,
-        "equal": comparison.equal,
+        **{name: comparison.config[name] for name in ("baseline", "equal")},
         "apart": budget_deviation(comparison, variants),
         "target": target,
-        "target_from": "config" if comparison.target is not None else "baseline",
+        "target_from": "config" if comparison.config["target"] is not None else "baseline",
         "failures": list(failures),
         "variants": variants,
         "networks": list(comparison.networks),
         "step_seconds": comparison.step_seconds,
-        "at_equal": at_equal(logs, comparison.networks, comparison.step_seconds),
+        "at_equal": at_equal(logs, comparison.networks),
         "panels": [_panel(panel, variants, singles) for panel in comparison.panels],
         "config": comparison.config,
     }
@@ -86,17 +85,18 @@ def _same_documents(logs: Logs) -> None:
 
 def _target(comparison: Comparison, logs: Logs) -> float | None:
     """The loss to reach: the config's, or the baseline's highest final one over its seeds."""
-    if comparison.target is not None:
-        return comparison.target
-    finals = [run.evals[-1]["anchor"] for run in logs[comparison.baseline].values()]
+    if (target := comparison.config["target"]) is not None:
+        return target
+    finals = [run.evals[-1]["anchor"] for run in logs[comparison.config["baseline"]].values()]
     return max((loss for loss in finals if loss is not None), default=None)
 
 
 def _variant(comparison: Comparison, runs: Mapping[int, RunLog], target: float | None) -> dict:
     """One variant: every seed, then the means over those that are complete."""
-    on = comparison.networks, comparison.step_seconds
+    networks = comparison.networks
     rows = {
-        str(seed): {"to_target": to_target(runs[seed], target, *on)} | costs(runs[seed], *on)
+        str(seed): {"to_target": to_target(runs[seed], target, networks)}
+        | costs(runs[seed], networks)
         for seed in comparison.seeds
         if seed in runs
     }
@@ -111,7 +111,7 @@ def _variant(comparison: Comparison, runs: Mapping[int, RunLog], target: float |
                 **vars(estimate([cost[key] for cost in reached])),
                 "not_reached": missed,
             }
-            for key in keys(comparison.networks)
+            for key in keys(networks)
         },
         **mean_costs(list(rows.values()), len(comparison.seeds)),
         "curve": _curve(list(runs.values())),

@@ -40,7 +40,7 @@ def run_all(comparison: Comparison, console: Console) -> bool:
       KeyboardInterrupt: a signal came while nothing was being trained (`terminations_interrupt`).
     """
     left = [run for run in comparison.runs if not finished(run.workdir)]
-    train_them = _one_by_one if comparison.parallel == 1 else _side_by_side
+    train_them = _one_by_one if comparison.config["parallel"] == 1 else _side_by_side
     with Progress(comparison, left, console) as progress:
         return train_them(left, comparison, progress)
 
@@ -95,9 +95,9 @@ def _side_by_side(runs: list[RunSpec], comparison: Comparison, progress: Progres
     waiting, busy = list(reversed(runs)), {}
     with Interrupt() as interrupt, ended_at_last(busy):
         while (waiting or busy) and not interrupt.requested:
-            if waiting and len(busy) < comparison.parallel:
+            if waiting and len(busy) < comparison.config["parallel"]:
                 run = waiting.pop()
-                busy[_start(run, comparison.compile_cache)] = run, time.monotonic()
+                busy[_start(run, comparison.config["compile_cache"])] = run, time.monotonic()
             for process in [p for p in busy if p.poll() is not None]:
                 run, started = busy.pop(process)
                 if process.returncode == EXIT_INTERRUPTED:

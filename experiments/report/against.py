@@ -14,7 +14,7 @@ from rich.table import Table
 from experiments.cli import RefusedError, problems_of
 from experiments.progress import right, size
 from experiments.report.runlog import RunLog, mean_sent, summarise
-from experiments.report.virtual import on_network
+from experiments.report.virtual import Links, on_network
 from experiments.shape import Count, Number, Positive, misfit, read_json
 from lowcomm_jax.network import parse
 
@@ -171,7 +171,7 @@ def against(run: RunLog, plan: Mapping[str, Any]) -> list[Deviation]:
     step_s = plan["step_s"]
     network = parse(plan["network_spec"]).with_median_step(step_s)
     periods = dataclasses.replace(run, steps=run.steps[:whole])
-    virtual = on_network(periods, network, "network")
+    virtual = on_network(periods, Links(network, "network"))
     busy_s = step_s / row["utilisation"]
     taken_s = (
         summary.tokens_per_second and run.header["tokens_per_step"] / summary.tokens_per_second

@@ -6,7 +6,7 @@ Costs are steps, tokens, bytes and virtual time.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,22 +14,18 @@ import numpy as np
 from experiments.report.html_data import bytes_at, tokens_at, virtual_at
 from experiments.report.runlog import RunLog, document_interval, nominal_steps, summarise
 from experiments.report.stats import crossing, estimate
-from experiments.report.virtual import StepSeconds, on_network
-from lowcomm_jax.network import Network
+from experiments.report.virtual import Links, on_network
 
 STEPS, TOKENS, BYTES = "steps", "tokens", "bytes_sent"
 
 Cost = dict[str, float | None]
 
 
-def costs(
-    run: RunLog, networks: Mapping[str, Network], step_seconds: StepSeconds
-) -> dict[str, Any]:
+def costs(run: RunLog, networks: Mapping[str, Links]) -> dict[str, Any]:
     """The last loss of one run, and its costs.
 
     Args:
-      networks: name -> network; the run's events are replayed on each.
-      step_seconds: see `StepSeconds`.
+      networks: by name; the run's events are replayed on each.
 
     Returns:
       A dict of
@@ -48,12 +44,12 @@ def costs(
     return {
         **{name: getattr(summary, name) for name in same},
         "document_interval": summary.interval,
-        "networks": {name: _virtual(run, net, step_seconds) for name, net in networks.items()},
+        "networks": {name: _virtual(run, links) for name, links in networks.items()},
     }
 
 
-def _virtual(run: RunLog, network: Network, step_seconds: StepSeconds) -> dict[str, float]:
-    found = on_network(run, network, step_seconds)
+def _virtual(run: RunLog, links: Links) -> dict[str, float]:
+    found = on_network(run, links)
     return {
         "seconds": found.clock.wall_s,
         "allreduce_seconds": found.allreduce_s,
@@ -106,17 +102,12 @@ def seconds_on(network: str) -> str:
     return f"seconds_on_{network}"
 
 
-def keys(networks: Mapping[str, Network]) -> tuple[str, ...]:
+def keys(networks: Iterable[str]) -> tuple[str, ...]:
     """Names of the costs: (nominal) inner steps, tokens of all regions, bytes a region, seconds."""
     return (STEPS, TOKENS, BYTES, *map(seconds_on, networks))
 
 
-def to_target(
-    run: RunLog,
-    target: float | None,
-    networks: Mapping[str, Network],
-    step_seconds: StepSeconds,
-) -> Cost:
+def to_target(run: RunLog, target: float | None, networks: Mapping[str, Links]) -> Cost:
     """The cost of reaching the target, by `keys`; all None where it was not reached.
 
     The loss is the anchor's. Between two evaluations everything is interpolated linearly.
@@ -130,6 +121,6 @@ def to_target(
         TOKENS: tokens_at(run),
         BYTES: bytes_at(run),
     }
-    for name, network in networks.items():
-        series[seconds_on(name)] = virtual_at(network, step_seconds)(run)
+    for name, links in networks.items():
+        series[seconds_on(name)] = virtual_at(links)(run)
     return {key: found.of(values) for key, values in series.items()}

@@ -11,8 +11,7 @@ import numpy as np
 
 from experiments.report.runlog import RunLog, adapts, exchanges, from_the_end, mean_sent
 from experiments.report.stats import estimate
-from experiments.report.virtual import StepSeconds, on_network, seconds_at
-from lowcomm_jax.network import Network
+from experiments.report.virtual import Links, on_network, seconds_at
 
 # Of the preset's bandwidth: a hundredth to ten times.
 BANDWIDTHS = tuple(10.0 ** (k / 3) for k in range(-6, 4))
@@ -93,21 +92,19 @@ def exchanges_at(run: RunLog) -> list[float]:
     ]
 
 
-def virtual_at(network: Network, step_seconds: StepSeconds) -> Callable[[RunLog], list[float]]:
+def virtual_at(links: Links) -> Callable[[RunLog], list[float]]:
     """Virtual seconds on the network at every evaluation."""
-    return lambda run: seconds_at(run, network, step_seconds, [e["step"] for e in run.evals])
+    return lambda run: seconds_at(run, links, [e["step"] for e in run.evals])
 
 
-def utilisation_curves(
-    entries: Sequence[Plotted], network: Network, step_seconds: StepSeconds
-) -> list[Curve]:
+def utilisation_curves(entries: Sequence[Plotted], links: Links) -> list[Curve]:
     """Utilisation of each entry's first run over the bandwidth of the slowest link, in Gbit/s."""
-    links = [network.scaled(bandwidth=factor) for factor in BANDWIDTHS]
+    scaled = [links.scaled(factor) for factor in BANDWIDTHS]
     return [
         Curve(
             entry.name,
-            [float(link.slowest_gbps) for link in links],
-            [on_network(entry.runs[0], link, step_seconds).clock.utilisation for link in links],
+            [float(one.network.slowest_gbps) for one in scaled],
+            [on_network(entry.runs[0], one).clock.utilisation for one in scaled],
         )
         for entry in entries
     ]

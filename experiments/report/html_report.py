@@ -33,8 +33,7 @@ from experiments.report.html_page import page, section, table
 from experiments.report.html_plots import ChartAxis, line_chart, timeline
 from experiments.report.html_plots import staleness as staleness_chart
 from experiments.report.runlog import RunLog, adaptive, adapts, mean_batch
-from experiments.report.virtual import PICTURE_STEPS, StepSeconds, last_steps
-from lowcomm_jax.network import Network
+from experiments.report.virtual import PICTURE_STEPS, Links, last_steps
 
 _TOKENS = ChartAxis("tokens, all regions", thousands)
 _BYTES = ChartAxis("bytes sent per region", size, log=True)
@@ -49,8 +48,7 @@ def document(
     about: Sequence[str],
     entries: Sequence[Plotted],
     rows: Mapping[str, Mapping[str, Any]],
-    networks: Mapping[str, Network],
-    step_seconds: StepSeconds,
+    networks: Mapping[str, Links],
     plans: Mapping[str, Sequence[Deviation]] | None = None,
 ) -> str:
     """The report's page.
@@ -60,8 +58,7 @@ def document(
       about: sentences below the table.
       entries: the runs or variants that are plotted, in the order of their colours.
       rows: name -> row of the table, as in compare.json's `variants`.
-      networks: name -> network that the runs are replayed on.
-      step_seconds: see `virtual.on_network`.
+      networks: by name, those that the runs are replayed on.
       plans: name -> how a run compares with its plan; None = with none.
     """
     colour = {entry.name: number for number, entry in enumerate(entries)}
@@ -75,9 +72,9 @@ def document(
     notes = "".join(f'<p class="dim">{html.escape(line)}</p>' for line in about)
     sections = [table(headings, cells, colour), notes]
     sections += [_against(name, lines) for name, lines in (plans or {}).items()]
-    sections.append(_learning(entries, networks, step_seconds, colour))
-    for name, network in networks.items():
-        sections.append(_on_network(entries, name, network, step_seconds, colour))
+    sections.append(_learning(entries, networks, colour))
+    for name, links in networks.items():
+        sections.append(_on_network(entries, name, links, colour))
     if not networks:
         text = "no network was named, so there is no virtual time here: give one, --network=lan"
         sections.append(f'<p class="none">{text}</p>')
@@ -85,11 +82,9 @@ def document(
     return page(title, _intro(entries), colour, sections)
 
 
-def row_of(
-    run: RunLog, networks: Mapping[str, Network], step_seconds: StepSeconds
-) -> dict[str, Any]:
+def row_of(run: RunLog, networks: Mapping[str, Links]) -> dict[str, Any]:
     """The row of a single run, complete or not."""
-    return mean_costs([costs(run, networks, step_seconds)], 1)
+    return mean_costs([costs(run, networks)], 1)
 
 
 def _intro(entries: Sequence[Plotted]) -> str:
@@ -119,17 +114,13 @@ def _against(name: str, lines: Sequence[Deviation]) -> str:
 
 
 def _learning(
-    entries: Sequence[Plotted],
-    networks: Mapping[str, Network],
-    step_seconds: StepSeconds,
-    colour: Mapping[str, int],
+    entries: Sequence[Plotted], networks: Mapping[str, Links], colour: Mapping[str, int]
 ) -> str:
     """Loss against tokens, virtual time on every network, bytes, and exchanges where they vary."""
     loss = _loss_axis(entries)
     against = [("loss against tokens", _TOKENS, tokens_at)]
-    for name, network in networks.items():
-        title = f"loss against virtual time on {name}"
-        against.append((title, _SECONDS, virtual_at(network, step_seconds)))
+    for name, links in networks.items():
+        against.append((f"loss against virtual time on {name}", _SECONDS, virtual_at(links)))
     against.append(("loss against bytes", _BYTES, bytes_at))
     if any(adapts(entry.runs[0]) for entry in entries):
         exchanged = ChartAxis("exchanges so far", _PLAIN, log=True)
@@ -151,14 +142,10 @@ def _loss_axis(entries: Sequence[Plotted]) -> ChartAxis:
 
 
 def _on_network(
-    entries: Sequence[Plotted],
-    name: str,
-    network: Network,
-    step_seconds: StepSeconds,
-    colour: Mapping[str, int],
+    entries: Sequence[Plotted], name: str, links: Links, colour: Mapping[str, int]
 ) -> str:
-    use = utilisation_curves(entries, network, step_seconds)
-    lanes = [timeline(e.name, last_steps(e.runs[0], network, step_seconds)) for e in entries]
+    use, network = utilisation_curves(entries, links), links.network
+    lanes = [timeline(entry.name, last_steps(entry.runs[0], links)) for entry in entries]
     return section(
         f"On the network {name}",
         [line_chart("utilisation against bandwidth", use, _GBPS, _SHARE, colour), *lanes],

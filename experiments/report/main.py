@@ -49,16 +49,9 @@ from experiments.report.runlog import (
     read_run,
     summarise,
 )
-from experiments.report.virtual import (
-    StepSeconds,
-    Virtual,
-    check,
-    on_network,
-    step_seconds_apart,
-    step_seconds_on,
-)
+from experiments.report.virtual import Links, Virtual, check, on_network
 from experiments.workdir import CURVES
-from lowcomm_jax.network import BASELINE, Network
+from lowcomm_jax.network import BASELINE
 
 _INTERVAL = "± is a 95 % interval over documents, one seed"
 
@@ -139,7 +132,6 @@ def show(
         names = unlike_names(workdirs)  # seed0 and seed0 tell nobody anything
         runs = [dataclasses.replace(run, name=name) for run, name in zip(runs, names)]
     links = check(runs, network, step_seconds) if network else None
-    seconds = step_seconds if links is None else step_seconds_on(links, step_seconds)
     # One clock: where a network is asked for, nothing is said of the one that a run trained with.
     _show_losses(runs, links is None, console)
     name = CURVES if len(runs) == 1 else "report.png"
@@ -154,13 +146,13 @@ def show(
         loss_curves(runs, picture)
         say(console, f"loss curves: {picture}")
     if links is not None:
-        _show_replayed(runs, links, seconds, console)
+        _show_replayed(runs, links, console)
     if page is not None:
         networks = {} if network is None or links is None else {network: links}
         path = Path(page)
         path.parent.mkdir(parents=True, exist_ok=True)
         lines = [lines for _, lines in held]
-        path.write_text(page_of(runs, workdirs, networks, seconds, held=lines), encoding="utf-8")
+        path.write_text(page_of(runs, workdirs, networks, held=lines), encoding="utf-8")
         say(console, f"report: {page}")
     for name, lines in held:
         print_table(console, table_against(name, lines))
@@ -189,17 +181,14 @@ def _show_losses(runs: Sequence[RunLog], own_network: bool, console: Console) ->
             console.print(text, highlight=False, soft_wrap=True)
 
 
-def _show_replayed(
-    runs: Sequence[RunLog], links: Network, step_seconds: StepSeconds, console: Console
-) -> None:
+def _show_replayed(runs: Sequence[RunLog], links: Links, console: Console) -> None:
     """Print what the runs cost on a network."""
-    replayed = [on_network(run, links, step_seconds) for run in runs]
+    replayed = [on_network(run, links) for run in runs]
     print_table(console, virtual_table([run.name for run in runs], replayed))
     console.print(f"{BASELINE}, on the same clock.", highlight=False)
-    console.print(
-        f"A region's inner step takes {step_seconds_in_words(step_seconds)}.", highlight=False
-    )
-    if warning := step_seconds_apart(runs, step_seconds):
+    each = step_seconds_in_words(links.step_seconds)
+    console.print(f"A region's inner step takes {each}.", highlight=False)
+    if warning := links.paces_apart(runs):
         say(console, f"warning: {warning}")
     for run in (run for run, virtual in zip(runs, replayed) if virtual.uneven):
         console.print(
@@ -225,8 +214,7 @@ def left_out(corpus: Mapping[str, Any]) -> str | None:
 def page_of(
     runs: Sequence[RunLog],
     workdirs: Sequence[Path],
-    networks: Mapping[str, Network],
-    step_seconds: StepSeconds,
+    networks: Mapping[str, Links],
     about: Sequence[str] = (),
     held: Sequence[Sequence[Deviation]] = (),
 ) -> str:
@@ -243,15 +231,15 @@ def page_of(
     about = list(about)
     if any(summarise(run).interval is not None for run in runs):
         about.append(f"{_INTERVAL}.")
-    about.append(note(list(networks), step_seconds))
+    about.append(note(list(networks), next((x.step_seconds for x in networks.values()), None)))
     if len(evaluated) > 1:
         about.append("The runs were evaluated on different documents: their losses do not compare.")
     about += [f"{e.name}: {lost}" for e in entries if (lost := missing_logs(e.runs[0]))]
-    if networks and (warning := step_seconds_apart(runs, step_seconds)):
+    for warning in filter(None, (links.paces_apart(runs) for links in networks.values())):
         about.append(f"Warning: {warning}.")
-    rows = {e.name: html_report.row_of(e.runs[0], networks, step_seconds) for e in entries}
+    rows = {e.name: html_report.row_of(e.runs[0], networks) for e in entries}
     plans = dict(zip(rows, held))
-    return html_report.document("Runs", about, entries, rows, networks, step_seconds, plans)
+    return html_report.document("Runs", about, entries, rows, networks, plans)
 
 
 def unlike_names(workdirs: Sequence[Path]) -> list[str]:

@@ -47,15 +47,50 @@ class Virtual:
     uneven: bool
 
 
-def step_seconds_on(network: Network, step_seconds: float | None) -> StepSeconds:
-    """Step seconds of a report: the given ones, else the network's compute_s, else as measured."""
-    if step_seconds is not None:
-        return step_seconds
-    return "network" if network.compute_given else None
+@dataclasses.dataclass(frozen=True)
+class Links:
+    """A network that runs are replayed on, at these seconds of a region's inner step."""
+
+    network: Network
+    step_seconds: StepSeconds
+
+    @classmethod
+    def paced(cls, network: Network, step_seconds: float | None) -> Links:
+        """At the given step seconds, else the network's compute_s, else as each run measured."""
+        own = "network" if network.compute_given else None
+        return cls(network, own if step_seconds is None else step_seconds)
+
+    def of(self, run: RunLog) -> Network:
+        """The network at a run's step seconds; of its own only the ratios count, unless asked for.
+
+        Raises:
+          RefusedError: the run is too short to know its speed, and no step seconds are given.
+        """
+        if self.step_seconds == "network":
+            return self.network
+        return self.network.with_median_step(self.step_seconds or _own_step_seconds(run))
+
+    def scaled(self, bandwidth: float) -> Links:
+        """The same with links that are faster by this factor."""
+        return dataclasses.replace(self, network=self.network.scaled(bandwidth=bandwidth))
+
+    def paces_apart(self, runs: Sequence[RunLog]) -> str | None:
+        """A warning where runs are replayed at step seconds of their own that differ much."""
+        if self.step_seconds is not None or len(runs) < 2:
+            return None
+        taken = {run.name: _own_step_seconds(run) for run in runs}
+        slow, fast = max(taken, key=taken.__getitem__), min(taken, key=taken.__getitem__)
+        if taken[slow] <= FAR_APART * taken[fast]:
+            return None
+        return (
+            f"steps took {taken[slow]:.3g} s in {slow} and {taken[fast]:.3g} s in {fast} (a run of "
+            "one log interval counts compilation): their utilisation and how much faster they are "
+            "do not compare; give --step_seconds"
+        )
 
 
-def check(runs: list[RunLog], name: str, step_seconds: float | None) -> Network:
-    """The network, once it fits every run.
+def check(runs: list[RunLog], name: str, step_seconds: float | None) -> Links:
+    """The network, once it fits every run; see `Links.paced`.
 
     Raises:
       RefusedError: lists everything that does not fit.
@@ -75,19 +110,12 @@ def check(runs: list[RunLog], name: str, step_seconds: float | None) -> Network:
             f"--step_seconds={step_seconds}: must be positive and finite; give seconds above 0"
         )
     refuse_any(problems, "report")
-    return network
+    return Links.paced(network, step_seconds)
 
 
-def on_network(run: RunLog, network: Network, step_seconds: StepSeconds) -> Virtual:
-    """Replay a run's events.
-
-    Args:
-      step_seconds: see `StepSeconds`.
-
-    Raises:
-      RefusedError: the run is too short to know its speed, and `step_seconds` is not given.
-    """
-    network = _stepping(run, network, step_seconds)
+def on_network(run: RunLog, links: Links) -> Virtual:
+    """Replay a run's events; raises what `Links.of` does."""
+    network = links.of(run)
     clock = replay(network, run.steps, record_from=None)
     baseline, as_many = VirtualClock(network), round(nominal_steps(run, run.steps[-1]))
     every_step(baseline, 1, max(1, as_many), 4 * run.header["trained_params"])
@@ -97,49 +125,20 @@ def on_network(run: RunLog, network: Network, step_seconds: StepSeconds) -> Virt
     return Virtual(network.name, seconds, clock.report(), wall, uneven)
 
 
-def step_seconds_apart(runs: Sequence[RunLog], step_seconds: StepSeconds) -> str | None:
-    """A warning where runs are replayed with step seconds of their own that differ much, or None.
-
-    Args:
-      step_seconds: see `StepSeconds`.
-    """
-    if step_seconds is not None or len(runs) < 2:
-        return None
-    taken = {run.name: _own_step_seconds(run) for run in runs}
-    slow, fast = max(taken, key=taken.__getitem__), min(taken, key=taken.__getitem__)
-    if taken[slow] <= FAR_APART * taken[fast]:
-        return None
-    return (
-        f"steps took {taken[slow]:.3g} s in {slow} and {taken[fast]:.3g} s in {fast} (a run of one "
-        "log interval counts compilation): their utilisation and how much faster they are do not "
-        "compare; give --step_seconds"
-    )
-
-
-def last_steps(run: RunLog, network: Network, step_seconds: StepSeconds) -> Timeline:
+def last_steps(run: RunLog, links: Links) -> Timeline:
     """The timeline of the last `PICTURE_STEPS` steps; see `on_network`."""
-    network = _stepping(run, network, step_seconds)
     shown_from = max(1, len(run.steps) - PICTURE_STEPS + 1)
-    return replay(network, run.steps, record_from=shown_from).timeline()
+    return replay(links.of(run), run.steps, record_from=shown_from).timeline()
 
 
-def seconds_at(
-    run: RunLog, network: Network, step_seconds: StepSeconds, steps: Sequence[int]
-) -> list[float]:
+def seconds_at(run: RunLog, links: Links, steps: Sequence[int]) -> list[float]:
     """Virtual seconds at which the last region is done with each of these steps, in order."""
-    clock, done, seconds = VirtualClock(_stepping(run, network, step_seconds)), 0, []
+    clock, done, seconds = VirtualClock(links.of(run)), 0, []
     for step in steps:
         replay(clock.network, run.steps[done:step], record_from=None, clock=clock)
         done = step
         seconds.append(float(clock.now_R.max()))
     return seconds
-
-
-def _stepping(run: RunLog, network: Network, step_seconds: StepSeconds) -> Network:
-    """The network with these step seconds; of its own only the ratios count, unless asked for."""
-    if step_seconds == "network":
-        return network
-    return network.with_median_step(step_seconds or _own_step_seconds(run))
 
 
 def _own_step_seconds(run: RunLog) -> float:

@@ -10,6 +10,7 @@ from rich.console import Console
 from experiments.cli import RefusedError
 from experiments.report.main import page_of
 from experiments.report.runlog import read_run
+from experiments.report.virtual import Links
 from experiments.watch.terminal import heading
 from experiments.watch.view import Watch
 
@@ -52,7 +53,7 @@ class Server(http.server.ThreadingHTTPServer):
         """
         with self._looking:  # one at a time: matplotlib draws for one thread
             view = self.watch.look()
-            network = self.watch.network
+            network = self.watch.network  # its step seconds are those of the run's own clock
             run = read_run(self.watch.workdir)
             if not run.steps:
                 raise RefusedError([f"{view['name']} has made no step yet"], "watch")
@@ -60,8 +61,7 @@ class Server(http.server.ThreadingHTTPServer):
             return page_of(
                 [run],
                 [self.watch.workdir],
-                {} if network is None else {network.name: network},
-                None if network is None else "network",  # as the run's own clock has it
+                {} if network is None else {network.name: Links(network, "network")},
                 [*heading(view), *alarms],
             )
 

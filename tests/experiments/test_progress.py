@@ -98,9 +98,8 @@ def test_help_lists_the_commands_that_exist(capsys):
 def test_progress_of_a_comparison(tmp_path, terminal):
     names = ("here", "elsewhere", "done")
     runs = [RunSpec(name, 0, {"steps": 300}, tmp_path / name) for name in names]
-    comparison = types.SimpleNamespace(
-        runs=runs, seeds=(0,), keep_checkpoints=True, parallel=2, networks={}, step_seconds=None
-    )
+    config = {"keep_checkpoints": True, "parallel": 2}
+    comparison = types.SimpleNamespace(config=config, runs=runs, seeds=(0,))
     stream, output = io.StringIO(), tmp_path / "output.txt"
     console = Console(file=stream, force_terminal=terminal, width=100)
     output.write_text("reading\nstep 3/9  loss 1.0\nstep 6/9  lo")

@@ -219,6 +219,6 @@ def test_every_variant_and_panel_is_varied(whole):
     checked = plan(config(root, vary=("inner.b2=0.9,0.95",)), root / "planned")
     names = [f"{name}+b2=0_{b2}" for name in ("often", "seldom") for b2 in ("9", "95")]
     assert list(checked.variants) == names
-    assert checked.baseline == "often+b2=0_9" == checked.panels[0]["baseline"]
+    assert checked.config["baseline"] == "often+b2=0_9" == checked.panels[0]["baseline"]
     assert checked.panels[0]["variants"][0] == "seldom+b2=0_9"
     assert checked.points["seldom+b2=0_95"] == {"variant": "seldom", "inner.b2": 0.95}

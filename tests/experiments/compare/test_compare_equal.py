@@ -54,7 +54,7 @@ def test_steps_that_differ_are_counted_to_where_the_budget_was_spent():
         evals=[{"final": True, "step": 3}],
         end={"step": 3, "bytes_sent": [35, 35]},
     )
-    comparison = types.SimpleNamespace(equal="bytes")
+    comparison = types.SimpleNamespace(config={"equal": "bytes"})
     reached = functools.partial(compare_equal._reached, comparison, run)
     assert [reached(budget) for budget in (5, 15, 20, 25, 35)] == [0, 1, 2, 3, 6]
     assert reached(45) == 9  # as in the second half: 10 bytes in 3 nominal steps

@@ -209,7 +209,7 @@ def test_every_method_passes_its_checks(tmp_path):
     with whole.unlocked():
         whole.common.mesh = {"region": 1, "fsdp": 1}  # the virtual devices are not the machine's
     found = plan(whole, tmp_path)
-    assert found.baseline == "allreduce" and len(found.variants) >= 6
+    assert found.config["baseline"] == "allreduce" and len(found.variants) >= 6
     assert {run.fields["mesh"]["stage"] for run in found.runs} == {1}
 
 

@@ -19,6 +19,7 @@ from experiments.report import main as report
 from experiments.report.html_data import Curve, Plotted, bytes_at, staleness, utilisation_curves
 from experiments.report.html_plots import ChartAxis, line_chart, locator
 from experiments.report.runlog import RunLog
+from experiments.report.virtual import Links
 from lowcomm_jax.network import uniform
 
 R, PARAMS, TOKENS = 3, 1000, 96
@@ -67,6 +68,7 @@ NETWORK = dataclasses.replace(
     uniform(R, 0.001, delay_s=0.01, compute_s=0.25),
     regions=("a", "a region of a long name, too", "c"),
 )
+LINKS = Links(NETWORK, 0.25)
 
 
 @pytest.fixture(scope="module")
@@ -76,10 +78,10 @@ def page(tmp_path_factory):
         Plotted("ten <late>", (run(10, 4),)),
         Plotted(LONG, (run(6, 0), run(6, 0, seed=1))),
     ]
-    networks = {"three": NETWORK}
-    rows = {e.name: html_report.row_of(e.runs[0], networks, 0.25) for e in entries}
+    networks = {"three": LINKS}
+    rows = {e.name: html_report.row_of(e.runs[0], networks) for e in entries}
     path = tmp_path_factory.mktemp("page") / "report.html"
-    path.write_text(html_report.document("A & B", ["note <1>"], entries, rows, networks, 0.25))
+    path.write_text(html_report.document("A & B", ["note <1>"], entries, rows, networks))
     return path
 
 
@@ -135,8 +137,8 @@ def test_the_page_is_whole_and_asks_for_nothing(page):
 
 
 def document(entries):
-    rows = {e.name: html_report.row_of(e.runs[0], {}, None) for e in entries}
-    return html_report.document("t", [], entries, rows, {}, None)
+    rows = {e.name: html_report.row_of(e.runs[0], {}) for e in entries}
+    return html_report.document("t", [], entries, rows, {})
 
 
 def test_the_same_page_twice(page):
@@ -178,7 +180,7 @@ def test_the_curves_by_hand():
         ("late", "1", 4, 4.0, 4),
     ]
     blocking = run(6, 0)
-    (curve,) = utilisation_curves([Plotted("b", (blocking,))], NETWORK, 0.25)
+    (curve,) = utilisation_curves([Plotted("b", (blocking,))], LINKS)
     for gbps, share in zip(curve.x, curve.y):
         # Two-shot: two passes, in each a third of the payload over every link, and the delay.
         one = 2 * (2 * PARAMS / R / (gbps * 1e9 / 8) + 0.01)

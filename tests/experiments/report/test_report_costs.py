@@ -8,10 +8,11 @@ import pytest
 from experiments.compare.at_equal import at_equal, sentence
 from experiments.report.costs import keys, to_target
 from experiments.report.runlog import RunLog, from_the_end
+from experiments.report.virtual import Links
 from lowcomm_jax.network import parse
 
-NETWORK = parse({"regions": 2, "bandwidth_gbps": 1.0, "delay_ms": 0.0})
 STEP_SECONDS = 0.5
+LINKS = Links(parse({"regions": 2, "bandwidth_gbps": 1.0, "delay_ms": 0.0}), STEP_SECONDS)
 
 
 def run(*losses):
@@ -30,7 +31,7 @@ def run(*losses):
 
 
 def costs(target, *losses):
-    return to_target(run(*losses), target, {"net": NETWORK}, STEP_SECONDS)
+    return to_target(run(*losses), target, {"net": LINKS})
 
 
 def test_everything_is_interpolated_between_the_two_evaluations():
@@ -49,7 +50,7 @@ def test_the_last_exchange_counts_at_the_last_evaluation():
 
 
 def test_a_target_that_is_not_reached_costs_nothing_known():
-    nothing = dict.fromkeys(keys({"net": NETWORK}))
+    nothing = dict.fromkeys(keys({"net": LINKS}))
     assert costs(0.5, 4.0, 3.0) == nothing == costs(None, 4.0, 3.0)
     assert list(nothing) == ["steps", "tokens", "bytes_sent", "seconds_on_net"]
 
@@ -59,13 +60,11 @@ def test_who_sends_nothing_is_left_out_at_equal_bytes():
     silent = [{**row, "bytes_sent": [0, 0]} for row in alone.steps]
     alone = dataclasses.replace(alone, steps=silent, end={"bytes_sent": [0, 0]})
     logs = {"alone": {0: alone}, "a": {0: run(4.0, 3.0, 2.0)}, "b": {0: run(4.0, 3.5, 2.5)}}
-    by_time, by_bytes = at_equal(logs, {"net": NETWORK}, STEP_SECONDS)
+    by_time, by_bytes = at_equal(logs, {"net": LINKS})
     assert by_time["losses"] == {"alone": 1.0, "a": 2.0, "b": 2.5}
     assert by_bytes["losses"] == {"a": 2.0, "b": 2.5} and by_bytes["budget"] == 47
     assert "alone" not in sentence([by_bytes], "alone", 1)
-    (left,) = at_equal(
-        {name: logs[name] for name in ("alone", "a")}, {"net": NETWORK}, STEP_SECONDS
-    )
+    (left,) = at_equal({name: logs[name] for name in ("alone", "a")}, {"net": LINKS})
     assert left["of"] == "time"
 
 
@@ -74,7 +73,7 @@ def test_who_was_judged_on_other_texts_until_beyond_the_budget_is_left_out():
     logs = {name: {0: run(4.0, 3.0, loss)} for name, loss in (("a", 2.0), ("b", 2.5))}
     for kept, names in ((2, {"a", "b", "long"}), (3, {"a", "b"})):
         logs["long"] = {0: dataclasses.replace(long, evals=long.evals[kept:])}
-        (by_bytes,) = at_equal(logs, {}, STEP_SECONDS)
+        (by_bytes,) = at_equal(logs, {})
         assert by_bytes["budget"] == 47 and by_bytes["losses"].keys() == names
 
 

@@ -14,13 +14,7 @@ from experiments.cli import RefusedError
 from experiments.report.costs import costs
 from experiments.report.main import virtual_table
 from experiments.report.runlog import RunLog
-from experiments.report.virtual import (
-    check,
-    on_network,
-    seconds_at,
-    step_seconds_apart,
-    step_seconds_on,
-)
+from experiments.report.virtual import Links, check, on_network, seconds_at
 from lowcomm_jax.network import Jitter, parse, uniform
 
 R, PARAMS, STEP = 3, 1000, 0.25
@@ -46,7 +40,7 @@ def network(sync_seconds):
 
 
 def test_hours_utilisation_and_allreduce_by_hand():
-    virtual = on_network(run(), network(2.0), STEP)
+    virtual = on_network(run(), Links(network(2.0), STEP))
     assert virtual.clock.wall_s == pytest.approx(12 * STEP + 3 * 2.0)
     assert virtual.clock.utilisation == pytest.approx(12 * STEP / (12 * STEP + 3 * 2.0))
     assert virtual.allreduce_s == pytest.approx(12 * (STEP + 2.0))
@@ -58,13 +52,13 @@ def test_terminal_page_figures_and_comparisons_have_one_clock(pace, each, monkey
     """None: this run's machine; the network's own; a number."""
     monkeypatch.setattr("experiments.report.virtual._own_step_seconds", lambda run: 0.125)
     monkeypatch.setattr("experiments.report.costs.summarise", lambda run: MagicMock())
-    terminal = on_network(run(), network(2.0), pace)
+    terminal = on_network(run(), Links(network(2.0), pace))
     assert terminal.step_seconds == each
     assert terminal.clock.wall_s == pytest.approx(12 * each + 3 * 2.0)
-    page = costs(run(), {"n": network(2.0)}, pace)["networks"]["n"]
+    page = costs(run(), {"n": Links(network(2.0), pace)})["networks"]["n"]
     assert page["seconds"] == terminal.clock.wall_s
     assert page["allreduce_seconds"] == terminal.allreduce_s
-    (figure,) = seconds_at(run(), network(2.0), pace, [12])
+    (figure,) = seconds_at(run(), Links(network(2.0), pace), [12])
     assert figure == terminal.clock.wall_s
 
 
@@ -73,14 +67,14 @@ def test_the_seconds_of_a_file_count_where_none_are_given(tmp_path):
     (tmp_path / "mine.yaml").write_text(links + "compute_s: [0.5, 0.5, 0.8]\n")
     (tmp_path / "links.yaml").write_text(links)
     mine, bare = parse(str(tmp_path / "mine.yaml")), parse(str(tmp_path / "links.yaml"))
-    assert (step_seconds_on(mine, None), step_seconds_on(mine, STEP)) == ("network", STEP)
-    assert (step_seconds_on(bare, None), step_seconds_on(bare, STEP)) == (None, STEP)
-    assert step_seconds_on(parse("us_4_regions"), None) is None
-    assert on_network(run(), mine, step_seconds_on(mine, None)).step_seconds == 0.5
+    paces = [[Links.paced(x, pace).step_seconds for pace in (None, STEP)] for x in (mine, bare)]
+    assert paces == [["network", STEP], [None, STEP]]
+    assert Links.paced(parse("us_4_regions"), None).step_seconds is None
+    assert on_network(run(), Links.paced(mine, None)).step_seconds == 0.5
 
 
 def test_short_times_are_not_rounded_to_seconds():
-    virtual = on_network(run(), network(0.001), 0.0011)
+    virtual = on_network(run(), Links(network(0.001), 0.0011))
     console = Console(record=True, width=100, file=io.StringIO())
     console.print(virtual_table(["run"], [virtual]))
     shown = console.export_text()
@@ -104,20 +98,19 @@ def test_runs_whose_paces_differ_much_are_named():
         for row in one.steps:
             row |= {"tokens_per_second": speed, "tokens": 96 * row["step"], "bytes_sent": [0]}
             row |= {"participation": None}
-    said = step_seconds_apart([fast, slow], None)
+    measured = Links(network(2.0), None)
+    said = measured.paces_apart([fast, slow])
     assert said.startswith("steps took 1 s in short and 0.1 s in long")
     assert "give --step_seconds" in said
     for pace in ("network", STEP):
-        assert step_seconds_apart([fast, slow], pace) is None
-    assert (
-        step_seconds_apart([fast], None) is None and step_seconds_apart([fast, fast], None) is None
-    )
+        assert Links(network(2.0), pace).paces_apart([fast, slow]) is None
+    assert measured.paces_apart([fast]) is None and measured.paces_apart([fast, fast]) is None
 
 
 def test_slower_regions_stay_slower():
     steady = network(2.0)
     uneven = steady.with_compute([1.0, 1.0, 3.0])
-    virtual = on_network(run(), uneven, STEP)
+    virtual = on_network(run(), Links(uneven, STEP))
     assert virtual.clock.compute_R == pytest.approx([12 * STEP, 12 * STEP, 36 * STEP])
     # The baseline waits for the slowest region at every step, too.
     assert virtual.allreduce_s == pytest.approx(12 * (3 * STEP + 2.0))
@@ -131,7 +124,7 @@ def test_the_baseline_meets_the_same_jitter():
         transfer_jitter=Jitter("lognormal", 0.6),
         first_use_s=0.7,
     )
-    virtual = on_network(run(period=1), noisy, STEP)
+    virtual = on_network(run(period=1), Links(noisy, STEP))
     assert virtual.clock.wall_s == pytest.approx(virtual.allreduce_s, rel=1e-12)
 
 
@@ -144,14 +137,14 @@ def test_the_pace_of_regions_that_are_jobs(here, speed, monkeypatch):
         row |= {"present": [True] * R} if len(here) > 1 else {}
     summary = MagicMock(tokens_per_second=speed)
     monkeypatch.setattr("experiments.report.virtual.summarise", lambda run: summary)
-    assert on_network(one, network(2.0), None).step_seconds == pytest.approx(2.0)
+    assert on_network(one, Links(network(2.0), None)).step_seconds == pytest.approx(2.0)
 
 
 def test_uneven_regions_compute_only_their_own_steps():
     slow = run()
     for row in slow.steps:
         row["active"] = [True, True, row["step"] % 2 == 0]
-    virtual = on_network(slow, network(2.0), STEP)
+    virtual = on_network(slow, Links(network(2.0), STEP))
     assert virtual.uneven
     assert virtual.clock.compute_R == pytest.approx([12 * STEP, 12 * STEP, 6 * STEP])
 

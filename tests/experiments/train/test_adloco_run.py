@@ -12,7 +12,7 @@ from experiments.metrics import read_records
 from experiments.report.html_data import exchanges_at
 from experiments.report.main import table
 from experiments.report.runlog import nominal_steps, read_run, summarise
-from experiments.report.virtual import check, on_network
+from experiments.report.virtual import Links, check, on_network
 from experiments.train.drivers import AdaptiveDriver
 from experiments.train.loop import TrainingLoop
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED
@@ -141,8 +141,7 @@ def check_report_and_replay(root):
     # Bytes of AllReduce are those of as many nominal steps.
     expected = run.header["allreduce_bytes_per_step"] * nominal_steps(run, run.end)
     assert summary.compression == pytest.approx(expected / summary.bytes_sent)
-    network = check([run], NETWORK, None)
-    seconds = float(np.median(network.compute_R))
-    replayed = on_network(run, network, seconds)
+    network = check([run], NETWORK, None).network
+    replayed = on_network(run, Links(network, float(np.median(network.compute_R))))
     own = run.end["virtual"]["wall_s"]
     assert replayed.clock.wall_s == pytest.approx(own, rel=0.02)  # but for the last exchange

@@ -5,7 +5,7 @@ import pytest
 from experiments.__main__ import main
 from experiments.metrics import read_records
 from experiments.report.runlog import read_run
-from experiments.report.virtual import on_network, step_seconds_on
+from experiments.report.virtual import Links, on_network
 from experiments.watch.view import Watch
 from lowcomm_jax.network import parse
 
@@ -64,7 +64,7 @@ def test_the_last_synchronisation_is_on_no_clock(tiny, root):
     )
     assert main(["train", *arguments, "--quiet"]) == 0
     run, links = read_run(root / "run"), parse(f"{root / 'links.yaml'}")
-    replayed, end = on_network(run, links, step_seconds_on(links, None)).clock, run.end["virtual"]
+    replayed, end = on_network(run, Links.paced(links, None)).clock, run.end["virtual"]
     assert run.end["bytes_sent"][0] == pytest.approx(3 / 2 * run.steps[-1]["bytes_sent"][0], abs=2)
     assert end["wall_s"] == pytest.approx(replayed.wall_s, rel=1e-9)
     assert end["utilisation"] == pytest.approx(replayed.utilisation, rel=1e-9)
