@@ -1,5 +1,6 @@
 """The rooms: imports point down the list of docs/architecture.md, and never in a circle."""
 
+import ast
 import functools
 import graphlib
 import importlib
@@ -18,6 +19,7 @@ from lowcomm_jax.schedule import Staggered
 grimp = pytest.importorskip("grimp", reason="import-linter is a dependency of the extra `test`")
 
 ROOT = Path(__file__).resolve().parent.parent
+PRODUCT = ("lowcomm_jax", "experiments")
 LOOSE = 10  # modules on the top level of a package that are no rooms
 FLOORS = 8  # modules of a room in the longest chain of imports within it
 
@@ -90,6 +92,14 @@ HELPERS = sorted(path.stem for path in (ROOT / "tests").glob("*.py"))
 def test_every_helper_and_script_of_tests_can_be_imported(name):
     """Also those that no test runs, as `minutes`: nothing else would see what they lack."""
     importlib.import_module(name)
+
+
+def test_what_the_evidence_imports_of_the_product_is_there():
+    """Its own tests need its own packages: nothing else would see a name that is gone."""
+    for file in sorted((ROOT / "evidence").rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module.startswith(PRODUCT):
+                exec(compile(ast.Module([node], []), str(file), "exec"), {})  # or an ImportError
 
 
 METHODS = (types.FunctionType, classmethod, staticmethod, property, functools.cached_property)

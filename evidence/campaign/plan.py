@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from evidence.campaign import config as given
 from evidence.campaign.config import Size, Stage, Tuning
@@ -23,7 +23,7 @@ from experiments.compare.plan import merged
 from experiments.compare.vary import Axis, parse_axis, points
 from experiments.config import plain
 from lowcomm_jax.checkpoint.load import dotted
-from lowcomm_jax.data.config import SHARDINGS
+from lowcomm_jax.data.config import Sharding
 from lowcomm_jax.network import Network, parse
 
 TITLE = "cannot run the campaign"
@@ -246,7 +246,7 @@ def _claim(name: str, claim: given.Claim, fields: Mapping[str, Any]) -> tuple[Cl
 def _stage_problems(stage: Stage, fields: Mapping[str, Any]) -> Iterator[str]:
     sizes, seeds = fields["sizes"], stage.seeds
     yield from _unknown("sizes", stage.sizes, sizes)
-    yield from _unknown("splits", stage.splits, SHARDINGS)
+    yield from _unknown("splits", stage.splits, get_args(Sharding))
     for regions in stage.regions:
         if uneven := [n for n in stage.sizes if n in sizes and sizes[n]["batch"] % regions]:
             yield f"regions: {regions} do not divide the batch of {', '.join(uneven)}"
@@ -258,7 +258,7 @@ def _stage_problems(stage: Stage, fields: Mapping[str, Any]) -> Iterator[str]:
 
 def _tuning_problems(fields: Mapping[str, Any], arms: Mapping[str, Arm]) -> Iterator[str]:
     how = Tuning(**fields["tuning"])
-    yield from _unknown("tuning.split", (how.split,), SHARDINGS)
+    yield from _unknown("tuning.split", (how.split,), get_args(Sharding))
     counts = {name: len(arm.grid) for name, arm in arms.items()}
     if len(set(counts.values())) > 1:
         shown = ", ".join(f"{name} {count}" for name, count in counts.items())
