@@ -184,19 +184,6 @@ def rates(learning_rate: Any, momentum: Any) -> list[str | None]:
     ]
 
 
-def one_of(name: str, value: Any, allowed: Collection[Any]) -> str | None:
-    """What is wrong with a choice that is not allowed."""
-    return None if value in allowed else f"{name}={value!r}: {choose(value, allowed)}"
-
-
-def choose(value: Any, allowed: Collection[Any]) -> str:
-    """`choose one of X, Y, Z; did you mean X?`; without the question where none is near."""
-    known = [str(each) for each in allowed]
-    near = difflib.get_close_matches(str(value), known, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    return f"choose one of {', '.join(known)}{hint}"
-
-
 # -- the same of a description's fields: a list of no line, or of one -----------------------------
 
 

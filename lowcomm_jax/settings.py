@@ -8,6 +8,7 @@ their values are bounded. Help, configs, docstrings and refusals read fields as 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import textwrap
 import typing
@@ -17,7 +18,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from lowcomm_jax.refused import Problem, choose, is_whole
+from lowcomm_jax.refused import Problem, is_whole
 
 T = TypeVar("T")
 
@@ -64,7 +65,14 @@ def number(fits: Callable[[Any], bool], fix: str, optional: bool = False) -> Tak
 
 def one_of(*known: Any) -> Takes:
     """One of these texts or numbers."""
-    return Takes(lambda x: isinstance(x, Hashable) and x in known, lambda x: choose(x, known))
+
+    def fix(x: Any) -> str:
+        names = [str(each) for each in known]
+        near = difflib.get_close_matches(str(x), names, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        return f"choose one of {', '.join(names)}{hint}"
+
+    return Takes(lambda x: isinstance(x, Hashable) and x in known, fix)
 
 
 @dataclasses.dataclass(frozen=True)

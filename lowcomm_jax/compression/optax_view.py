@@ -17,7 +17,8 @@ from lowcomm_jax.compression.ef21 import EF21State, ef21
 from lowcomm_jax.compression.error_feedback import ErrorFeedbackState
 from lowcomm_jax.compression.error_feedback import error_feedback as with_error_feedback
 from lowcomm_jax.compression.registry import make
-from lowcomm_jax.refused import one_of, refuse
+from lowcomm_jax.refused import refuse
+from lowcomm_jax.settings import one_of
 
 PyTree = Any
 
@@ -62,7 +63,7 @@ def compress(
             "Optax transform never sees; use error_feedback"
         )
     if isinstance(error_feedback, str):
-        refuse("compress", [one_of("error_feedback", error_feedback, ("ef21",))])
+        refuse("compress", [one_of("ef21").problem("error_feedback", error_feedback)])
         wire = ef21(wire)
     elif error_feedback is not None:
         wire = with_error_feedback(wire, error_feedback)

@@ -24,8 +24,9 @@ import jax.numpy as jnp
 import optax
 
 from lowcomm_jax.optimizers import state_field
-from lowcomm_jax.refused import at_least, in_range, one_of, rates, refuse
+from lowcomm_jax.refused import at_least, in_range, rates, refuse
 from lowcomm_jax.rules.precision import in_fp32, widen
+from lowcomm_jax.settings import one_of
 
 PyTree = Any
 Transform = optax.GradientTransformationExtraArgs
@@ -433,7 +434,7 @@ def gossip_problems(alpha: float, beta: float, gamma: float, variant: str) -> li
         in_range("alpha", alpha, 0.0, 1.0, open_high=True),
         in_range("beta", beta, 0.0, float("inf")),
         in_range("gamma", gamma, 0.0, float("inf")),
-        one_of("variant", variant, VARIANTS),
+        one_of(*VARIANTS).problem("variant", variant),
     ]
     return [problem for problem in checks if problem is not None]
 

@@ -64,8 +64,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lowcomm_jax.refused import in_range, one_of, refuse
+from lowcomm_jax.refused import in_range, refuse
 from lowcomm_jax.rules.precision import in_fp32, widen
+from lowcomm_jax.settings import one_of
 
 PyTree = Any
 Leaves = list[jax.Array]
@@ -166,8 +167,8 @@ def _check(strength, mode, learning_rate, scope, weight_decay, batch_axes) -> No
         "taylor_delay_correction",
         [
             in_range("strength", strength, 0.0, float("inf"), open_high=True),
-            one_of("mode", mode, ("off", "fixed", "gradient_units", "norm")),
-            one_of("scope", scope, ("tensor", "fragment")),
+            one_of("off", "fixed", "gradient_units", "norm").problem("mode", mode),
+            one_of("tensor", "fragment").problem("scope", scope),
             in_range("learning_rate", learning_rate, 0.0, float("inf"), open_low=True),
             in_range("weight_decay", weight_decay, 0.0, float("inf")),
             in_range("batch_axes", batch_axes, 0, float("inf")),
