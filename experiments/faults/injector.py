@@ -14,39 +14,17 @@ import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 from experiments.faults.fault import BESIDE, ENDS, INSIDE, Fault, Moment
 from experiments.faults.landings import FILE
 from experiments.faults.origin import noted
 from experiments.faults.rendezvous_cut import cut_all, cut_region, reconnect_all, reconnect_region
-from experiments.faults.strangers import Impostor, Strangers
+from experiments.faults.strangers import RegionTarget, Strangers
 from experiments.processes import last_line
 from experiments.workdir import METRICS
 
 _PATIENCE_SECONDS = 60.0
 _FULL = Path("/dev/full")
-
-
-class RegionTarget(Protocol):
-    """One region's job.
-
-    Attributes:
-      held: whether an injected fault is on it; its end then counts as no loss.
-      code: exit code once it has ended for good.
-    """
-
-    workdir: Path
-    held: bool
-    code: int | None
-
-    def start(self) -> None: ...
-
-    def signal(self, number: signal.Signals) -> None: ...
-
-    def impostor(self) -> Impostor:
-        """A job in this region's place that has another seed."""
-        ...
 
 
 class Injector:

@@ -42,14 +42,27 @@ class Odd(msgspec.Struct):
     step: str
 
 
-class Impostor(Protocol):
-    """A job that is not of the run."""
+class RegionTarget(Protocol):
+    """One region's job.
+
+    Attributes:
+      held: whether an injected fault is on it; its end then counts as no loss.
+      code: exit code once it has ended for good.
+    """
+
+    workdir: Path
+    held: bool
+    code: int | None
 
     def start(self) -> None: ...
 
     def signal(self, number: signal.Signals) -> None: ...
 
     def output(self) -> Path: ...
+
+    def impostor(self) -> RegionTarget:
+        """A job in this region's place that has another seed, and so is not of the run."""
+        ...
 
 
 class Strangers:
@@ -62,9 +75,9 @@ class Strangers:
     def __init__(self, rendezvous: Path):
         self._rendezvous, self._rng = rendezvous, np.random.default_rng(0)
         self._acts_at = 0.0
-        self._impostors: dict[Fault, tuple[Impostor, float]] = {}
+        self._impostors: dict[Fault, tuple[RegionTarget, float]] = {}
 
-    def begin(self, fault: Fault, impostor: Impostor) -> None:
+    def begin(self, fault: Fault, impostor: RegionTarget) -> None:
         """Begin a fault; impostor: the job that `seed` starts."""
         if fault.kind == "seed":
             impostor.start()

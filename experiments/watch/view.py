@@ -31,8 +31,7 @@ View = dict[str, Any]
 - `name`, `method`, `corpus`, `steps` (of the run), `done` (how many of them), `step` (newest inner
   step of any region), `nominal` (batches grow or trainers merge: `steps`, `done` are
   in steps of the nominal batch; else `done` is `step`), `tokens`, `tokens_per_second`, `left_s`,
-  `complete`, `age_s` (since the newest record), `jobs` (one job per region),
-  `network` (its name; link use is then that of its clock).
+  `complete`, `age_s` (since the newest record), `jobs` (one job per region).
 - `eval`: `step`, `done`, `loss` of the newest evaluation of the anchor.
 - `regions`: a `RegionLog` each, by their numbers.
 - `timeline`: `first`, `last` step, and `lanes`: region -> one of `MARKS` for each of its steps.
@@ -141,7 +140,6 @@ def _view(
         "complete": bool(logs) and all(log.complete for log in logs) and _all_there(logs, header),
         "age_s": max(0.0, now - changed),
         "jobs": jobs,
-        "network": None if clock is None else clock.network.name,
         "eval": _evaluations(logs),
         "regions": _regions(logs, clock),
         "timeline": _timeline(logs, step),
