@@ -101,8 +101,8 @@ def grid_of(shape: tuple[int, ...], stacked: bool, unit: Unit, slices: int = 1) 
     Units lie inside rows, so that devices that hold rows hold whole units. Of rows of fewer than 16
     values, which would make units of less than a quarter of the unit, each matrix is read as one
     row. A payload that is cut into `slices` deals out layers, or units along a side. Where that
-    would fill up slices of few units, each slice gets units of its own of a single row. A matrix of
-    fewer rows than slices is then read as one row, too.
+    would fill up slices of few units, each slice gets units of its own of a single row, which may
+    be narrower (`PerTensor`). A matrix of fewer rows than slices is then read as one row, too.
 
     >>> grid_of((8, 768), False, Unit(1, 256))[1:]
     (8, 768, 1, 256, False)

@@ -78,6 +78,11 @@ class LeafCodec(abc.ABC):
         """Shapes of the payload of the whole leaf: what one device that codes it all makes."""
         return _payload_of(self, place.alone)
 
+    def dealt_nbytes(self, place: Placement) -> int:
+        """Bytes of all slices of the payload of the whole leaf."""
+        arrays = jax.tree.leaves(self.payload_like(place))
+        return sum(place.dealt_size(x.shape) * x.dtype.itemsize for x in arrays)
+
     @abc.abstractmethod
     def payload_specs(self, place: Placement) -> PyTree:
         """How devices hold the arrays of `payload_like`."""

@@ -266,12 +266,12 @@ class PerTensor(Codec):
             name, stack = path_name(path), self.is_stacked(path_name(path))
             spec = specs.get(name, P())
             shape = place(Unit(1, 1), leaf.shape, stack, spec, sizes, staged).shape
-            codec, matrices = self._codec(name, shape), matrix_shape(shape, stack)
-            unit, in_shares, nbytes = codec.unit_of(matrices), codec.in_shares(matrices), 0
+            codec, alone = self._codec(name, shape), self._on_one_device(name, shape)
+            in_shares, nbytes = codec.in_shares(alone.matrices), 0
             if in_shares and self.slices > 1:
-                nbytes = bytes_of(codec.payload_like(Placement(shape, stack, unit, self.slices)))
+                nbytes = bytes_of(codec.payload_like(alone))
             given = leaf.shape, stack, spec, sizes, staged, in_shares, nbytes, self.slices
-            return name, place(unit, *given)
+            return name, place(alone.unit, *given)
 
         with_path = jax.tree_util.tree_flatten_with_path(like)[0]
         placed = copy.copy(self)
@@ -305,6 +305,21 @@ class PerTensor(Codec):
     def _codec(self, name: str, shape: tuple[int, ...]) -> LeafCodec:
         return in_units(FP32 if math.prod(shape) == 0 else self.codec_of(name))
 
+    def _on_one_device(self, name: str, shape: tuple[int, ...]) -> Placement:
+        """How one device codes a leaf, or a stage's part of it.
+
+        Slices with units of their own (`grid_of`) have more, narrower ones where these take fewer
+        bytes: they may pad less, or fill whole bytes.
+        """
+        codec, stack = self._codec(name, shape), self.is_stacked(name)
+        unit = codec.unit_of(matrix_shape(shape, stack))
+        usual = Placement(shape, stack, unit, self.slices)
+        grid = usual.grid
+        if grid == dataclasses.replace(usual, slices=1).grid:
+            return usual
+        narrower = unit._replace(width=-(-grid.columns // (grid.across + 1)))
+        return min(usual, dataclasses.replace(usual, unit=narrower), key=codec.dealt_nbytes)
+
     def _map(self, fn: Callable, like: PyTree, *rest: PyTree) -> list:
         """fn(leaf description, *entries of `rest`) for every leaf, in order."""
         with_path, treedef = jax.tree_util.tree_flatten_with_path(like)
@@ -314,9 +329,7 @@ class PerTensor(Codec):
             name = path_name(path)
             at = places.get(name)
             if at is None:
-                stack = self.is_stacked(name)
-                unit = self._codec(name, leaf.shape).unit_of(matrix_shape(leaf.shape, stack))
-                at = Placement(leaf.shape, stack, unit, self.slices)
+                at = self._on_one_device(name, leaf.shape)
             seed = (zlib.crc32(name.encode()) + self.seed) % 2**31
             description = _Leaf(self._codec(name, at.shape), at, seed, self.staged)
             results.append(fn(description, *row))
@@ -412,9 +425,7 @@ class PerTensor(Codec):
 
     def dealt_nbytes(self, like: PyTree) -> int:
         def one(leaf):
-            arrays = jax.tree.leaves(leaf.codec.payload_like(leaf.place))
-            each = (leaf.place.dealt_size(x.shape) * x.dtype.itemsize for x in arrays)
-            return leaf.place.stages * sum(each)
+            return leaf.place.stages * leaf.codec.dealt_nbytes(leaf.place)
 
         return sum(self._map(one, like))
 

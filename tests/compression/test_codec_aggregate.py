@@ -302,22 +302,26 @@ def test_units_in_shares_of_a_two_shot_come_to_the_same_bits(name, shape):
     jax.tree.map(np.testing.assert_array_equal, *found)
 
 
-def in_two_slices(name, shape, spec):
-    """The placement on two regions of four devices; bytes and mean are those of one device."""
+def in_slices(name, shape, spec, regions=2, devices=4, stacked=()):
+    """The placement on regions of several devices; bytes and mean are those of one device."""
     like = {"x": jax.ShapeDtypeStruct(shape, jnp.float32)}
-    codec, found, nbytes = make(name, reduce="two_shot"), [], []
-    x = {"x": np.random.default_rng(1).standard_normal((2, *shape)).astype(np.float32)}
-    for sizes, lies in (({"region": 1}, P()), ({"region": 2, "fsdp": 4}, spec)):
-        exchange = MeshExchange(Regions(2, make_mesh(**sizes)), codec, {"x": lies}, parts=2)
+    codec, found, nbytes = make(name, reduce="two_shot", stacked=stacked), [], []
+    x = {"x": np.random.default_rng(1).standard_normal((regions, *shape)).astype(np.float32)}
+    for sizes, lies in (({"region": 1}, P()), ({"region": regions, "fsdp": devices}, spec)):
+        mesh = make_mesh(**sizes, devices=jax.devices()[: math.prod(sizes.values())])
+        exchange = MeshExchange(Regions(regions, mesh), codec, {"x": lies}, parts=regions)
 
         @jax.jit
         def mean(x, exchange=exchange):
             payload, _ = exchange.encode(x, ())
-            return exchange.reduce(payload, np.ones(2, np.float32), like).mean
+            weights = np.ones(exchange.regions.count, np.float32)
+            return payload, exchange.reduce(payload, weights, like).mean
 
-        found.append(mean(x))
-        nbytes.append(exchange.nbytes(like))
-    assert nbytes[0] == nbytes[1]
+        payload, values = mean(x)
+        found.append(values)
+        buffers = sum(v.nbytes for v in jax.tree.leaves(payload))
+        nbytes += [exchange.nbytes(like), buffers // regions]
+    assert len(set(nbytes)) == 1
     jax.tree.map(np.testing.assert_array_equal, *found)
     return exchange.placed(like).places["x"]
 
@@ -333,13 +337,13 @@ def in_two_slices(name, shape, spec):
 )
 def test_slices_of_few_rows_a_device_are_not_filled_up(name, shape, spec, how):
     """Of two slices, 3 rows of each of 4 devices would be 4."""
-    assert getattr(in_two_slices(name, shape, spec), how)
+    assert getattr(in_slices(name, shape, spec), how)
 
 
 @pytest.mark.parametrize("name", ["fp32", "bf16"])
 def test_single_values_are_dealt_out_along_the_side_that_devices_fill_up_least(name):
     """3 columns a device would be 4: the 6 rows are dealt out, and nothing moves."""
-    place = in_two_slices(name, (6, 12), P(None, "fsdp"))
+    place = in_slices(name, (6, 12), P(None, "fsdp"))
     assert place.axes == ((), (), ("fsdp",)) and not place.moves
 
 
@@ -355,20 +359,42 @@ def test_devices_fill_up_slices_by_less_than_a_sixteenth(rows, devices, slices, 
 
 
 @pytest.mark.parametrize(
-    "name, shape, spec, devices, slices, before",
+    "name, leaf, shape, spec, devices, slices, before",
     [
-        ("fp32", (512, 768), P(None, "fsdp"), 8, 5, 1_597_440),
-        ("bf16", (768, 50304), P(None, "fsdp"), 32, 16, 77_266_944),
-        ("int8", (768, 50304), P("fsdp"), 32, 16, 39_438_336),
-        ("int4", (768, 50304), P(None, "fsdp"), 32, 16, 20_121_600),
-        ("stat4", (768, 50304), P("fsdp"), 32, 16, 19_317_760),
+        ("fp32", "w", (512, 768), P(None, "fsdp"), 8, 5, 1_597_440),
+        ("bf16", "w", (768, 50304), P(None, "fsdp"), 32, 16, 77_266_944),
+        ("int8", "w", (768, 50304), P("fsdp"), 32, 16, 39_438_336),
+        ("int4", "w", (768, 50304), P(None, "fsdp"), 32, 16, 20_121_600),
+        ("stat4", "w", (768, 50304), P("fsdp"), 32, 16, 19_317_760),
+        ("int8", "layers/w", (80, 8192), P(None, "fsdp"), 4, 3, 667_920),
+        ("int4", "layers/w", (80, 8192), P(None, "fsdp"), 8, 3, 339_840),
+        ("stat4", "layers/w", (80, 8192), P(None, "fsdp"), 16, 3, 343_680),
     ],
 )
-def test_slices_take_no_more_than_before_the_grid(name, shape, spec, devices, slices, before):
+def test_slices_take_no_more_than_before_the_grid(name, leaf, shape, spec, devices, slices, before):
     """`before`: bytes at commit 656db1e2, whose codecs did not code units of a grid yet."""
-    codec, like = make(name).in_slices(slices), {"w": jax.ShapeDtypeStruct(shape, jnp.float32)}
-    placed = codec.placed(like, {"w": spec}, {"fsdp": devices}, False)
+    codec, like = make(name, stacked=("layers",)), {leaf: jax.ShapeDtypeStruct(shape, jnp.float32)}
+    placed = codec.in_slices(slices).placed(like, {leaf: spec}, {"fsdp": devices}, False)
     assert placed.dealt_nbytes(like) <= before
+
+
+@pytest.mark.parametrize("name, width, each", [("int8", 249, 253), ("int4", 228, 118)])
+def test_slices_of_a_row_have_one_block_more_each_where_that_takes_fewer_bytes(name, width, each):
+    """8192 values in 3 slices are 11 blocks of 249 each or, in whole bytes of 4 bits, 12 of 228."""
+    place = in_slices(name, (4, 8192), P(None, "fsdp"), 3, 2, stacked=("x",))
+    across = place.grid.across
+    assert place.moves and place.grid.width == width and across == 3 * -(-8192 // (3 * width))
+    like = {"x": jax.ShapeDtypeStruct((4, 8192), jnp.float32)}
+    nbytes = make(name, stacked=("x",)).in_slices(3).dealt_nbytes(like)
+    assert nbytes == 4 * across * each
+
+
+def test_slices_of_a_codebook_have_narrower_units_where_that_takes_fewer_bytes():
+    """1064 values in 2 slices are units of 133 values, 67 bytes, or of 76, 38 bytes."""
+    place = in_slices("stat4", (1064,), P("fsdp"))
+    assert place.gathers and place.sides == (1, 76)
+    like = {"x": jax.ShapeDtypeStruct((1064,), jnp.float32)}
+    assert make("stat4").in_slices(2).dealt_nbytes(like) == 2 * (7 * 38 + 16 * 4)
 
 
 def test_a_matrix_without_entries_has_no_shares():
