@@ -39,7 +39,7 @@ from etils import epath
 from lowcomm_jax.adloco.engine import AdaptiveEngine
 from lowcomm_jax.adloco.state import LOOKED, AdaptiveState
 from lowcomm_jax.checkpoint import store
-from lowcomm_jax.checkpoint.target import RestoreTarget, fill, make_target
+from lowcomm_jax.checkpoint.target import fill, fresh_values, make_target
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.mesh.arrays import host_form, key_kinds
 from lowcomm_jax.mesh.leader import leader
@@ -122,7 +122,7 @@ def load(
         problems.append(
             f"regions: {codec.name} keeps a running mean of {regions[0]} of them: keep as many"
         )
-    expected = all_leaves({part: target.state for part, target in targets.items()})
+    expected = all_leaves(targets)
     on_host = {name: host_form(x) for name, x in expected.items()}
     problems += differing_leaves(saved, on_host, regions)
     problems += differing_fields(document.get("keys", {}), key_kinds(expected), (), "keys")
@@ -132,7 +132,8 @@ def load(
     for line in differing_fields(document["packages"], package_versions()):
         log.warning("%s: other packages, so perhaps not bit for bit: %s", path, line)
     states = {
-        part: _fill(target, _of_part(arrays, part), regions) for part, target in targets.items()
+        part: _fill(plain, target, _of_part(arrays, part), regions)
+        for part, target in targets.items()
     }
     if trainers is None:
         return states[""], document
@@ -232,11 +233,12 @@ def _of_part(arrays: dict, part: str) -> dict:
     return {name.removeprefix(part): x for name, x in arrays.items() if name.startswith(part)}
 
 
-def _fill(target: RestoreTarget, arrays: dict, regions: tuple[int, int]) -> TrainState:
+def _fill(engine: Engine, target: TrainState, arrays: dict, regions: tuple[int, int]) -> TrainState:
     if regions[0] != regions[1]:
-        anchors = max([x.shape[0] for x in target.state.anchor.values()], default=1)
-        arrays = resize(arrays, target.fresh, regions, anchors)
-    return fill(target.state, arrays)
+        anchors = max([x.shape[0] for x in target.anchor.values()], default=1)
+        fresh = fresh_values(engine.programs_for(target.layout))
+        arrays = resize(arrays, fresh, regions, anchors)
+    return fill(target, arrays)
 
 
 # -- where a checkpoint comes from, and how that differs ---------------------------------------

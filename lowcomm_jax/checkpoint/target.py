@@ -20,51 +20,38 @@ from lowcomm_jax.engine import Engine
 from lowcomm_jax.mesh.arrays import fetch, place_like
 from lowcomm_jax.mesh.offload import HOST
 from lowcomm_jax.mesh.regions import REGION
+from lowcomm_jax.params.layout import make_layout
 from lowcomm_jax.state.leaves import FLIGHT_ARRAYS, named_leaves, state_leaves
 from lowcomm_jax.state.train_state import InFlight, TrainState
+from lowcomm_jax.sync.initial_state import abstract_state, codec_states, landing_states
 from lowcomm_jax.sync.round_programs import RoundPrograms
 
 PyTree = Any
 
 
-@dataclasses.dataclass(frozen=True)
-class RestoreTarget:
-    """The arrays that a restore fills.
-
-    Attributes:
-      state: the engine's state with a `jax.ShapeDtypeStruct` (and its sharding) for every array.
-      fresh: host values of the codecs' and landing rules' initial states, by name.
-    """
-
-    state: TrainState
-    fresh: dict[str, np.ndarray]
-
-
-def make_target(engine: Engine, params: PyTree, records: list[dict]) -> RestoreTarget:
-    """Describe the engine's state, with these payloads in flight.
-
-    A fresh state is made for its structure and shardings, and freed before anything is restored.
+def make_target(engine: Engine, params: PyTree, records: list[dict]) -> TrainState:
+    """Describe the engine's state, with these payloads in flight: shapes, and where they lie.
 
     Args:
       params: the user's parameters, arrays or `jax.ShapeDtypeStruct`.
       records: `leaves.flight_records` of the checkpoint.
     """
-    params = jax.tree.map(_concrete, params)
-    state = engine.init(params)
-    programs = engine.programs_for(state.layout)
-    fresh = fetch({**named_leaves("codec", state.codec), **named_leaves("landing", state.landing)})
+    programs = engine.programs_for(make_layout(params, engine.setup.roles))
     count = len(programs.fragments)
     flights = {r["key"]: abstract_flight(programs, r) for r in records if r["fragment"] < count}
-    return RestoreTarget(jax.tree.map(_abstract, state).replace(in_flight=flights), fresh)
+    state = jax.tree.map(_abstract, abstract_state(programs, params))
+    return state.replace(in_flight=flights)
 
 
-def _concrete(leaf: Any) -> Any:
-    return jnp.zeros(leaf.shape, leaf.dtype) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf
+def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
+    on_device = isinstance(leaf, jax.ShapeDtypeStruct)
+    return leaf if on_device else jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
 
 
-def _abstract(leaf: Any) -> Any:
-    sharding = leaf.sharding if isinstance(leaf, jax.Array) else None
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+def fresh_values(programs: RoundPrograms) -> dict[str, np.ndarray]:
+    """Host values of the codecs' and landing rules' initial states, by name."""
+    codec, landing = codec_states(programs), landing_states(programs)
+    return fetch({**named_leaves("codec", codec), **named_leaves("landing", landing)})
 
 
 def abstract_flight(programs: RoundPrograms, record: dict) -> InFlight:

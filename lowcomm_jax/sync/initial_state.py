@@ -18,7 +18,7 @@ import numpy as np
 import optax
 
 from lowcomm_jax.mesh.arrays import place
-from lowcomm_jax.mesh.offload import stow
+from lowcomm_jax.mesh.offload import HOST, stow
 from lowcomm_jax.mesh.regions import REGION
 from lowcomm_jax.params import fragments as fragmentation
 from lowcomm_jax.params.sharding import leaf_shardings, rule_shardings
@@ -38,11 +38,13 @@ class Making(NamedTuple):
       run: (jitted program, where its results lie, its arguments) -> its results.
       put: (host values, where they lie) -> arrays.
       value: a function without arguments -> its result, host values or shapes.
+      stow: puts arrays into the host's memory (`offload.stow`).
     """
 
     run: Callable[..., PyTree]
     put: Callable[[PyTree, PyTree], PyTree]
     value: Callable[[Callable[[], PyTree]], PyTree]
+    stow: Callable[[PyTree], PyTree]
 
 
 def placed(tree: PyTree, shardings: PyTree) -> PyTree:
@@ -53,9 +55,17 @@ def placed(tree: PyTree, shardings: PyTree) -> PyTree:
     )
 
 
-ARRAYS = Making(lambda program, out, *args: program(*args), place, lambda make: make())
+def _stowed(shapes: PyTree) -> PyTree:
+    lies = jax.tree.map(lambda x: x.sharding.with_memory_kind(HOST), shapes)
+    return placed(shapes, lies)
+
+
+ARRAYS = Making(lambda program, out, *args: program(*args), place, lambda make: make(), stow)
 SHAPES = Making(
-    lambda program, out, *args: placed(jax.eval_shape(program, *args), out), placed, jax.eval_shape
+    lambda program, out, *args: placed(jax.eval_shape(program, *args), out),
+    placed,
+    jax.eval_shape,
+    _stowed,
 )
 
 
@@ -75,7 +85,6 @@ def abstract_state(programs: RoundPrograms, params: PyTree) -> TrainState:
     Counters hold their values, since the host reads them.
 
     Args:
-      programs: without `offload`.
       params: shapes of the user's parameters.
     """
     return initial_state(programs, params, SHAPES)
@@ -125,7 +134,7 @@ def start(
         received=received,
         outer=outer,
         codec=codec_states(programs, making),
-        landing=_landing_states(programs, making),
+        landing=landing_states(programs, making),
         rate=making.put(np.zeros(k, np.float32), shared),
         in_flight={},
         counters=SyncCounters.start(k, regions.count, decided),
@@ -135,10 +144,10 @@ def start(
     if not programs.setup.offload:
         return state
     return state.replace(
-        anchor=stow(state.anchor),
-        received=stow(state.received),
-        outer=stow(state.outer),
-        merge=stow(state.merge),
+        anchor=making.stow(state.anchor),
+        received=making.stow(state.received),
+        outer=making.stow(state.outer),
+        merge=making.stow(state.merge),
     )
 
 
@@ -230,7 +239,7 @@ def _merge_states(programs: RoundPrograms, making: Making) -> tuple[PyTree, ...]
 def codec_states(programs: RoundPrograms, making: Making = ARRAYS) -> tuple[PyTree, ...]:
     """Codec state of each fragment, leaves `[R, ...]`; residuals lie as leaves are coded."""
     states = tuple(_codec_state(programs, p, making) for p in range(len(programs.fragments)))
-    return stow(states) if programs.setup.offload else states
+    return making.stow(states) if programs.setup.offload else states
 
 
 def _codec_state(programs: RoundPrograms, p: int, making: Making) -> PyTree:
@@ -244,7 +253,8 @@ def _codec_state(programs: RoundPrograms, p: int, making: Making) -> PyTree:
     return _spread(making, state, regions.count, out)
 
 
-def _landing_states(programs: RoundPrograms, making: Making) -> tuple[PyTree, ...]:
+def landing_states(programs: RoundPrograms, making: Making = ARRAYS) -> tuple[PyTree, ...]:
+    """State of each fragment's landing rule, leaves `[R, ...]`."""
     method, cut = programs.method, programs.fragments
 
     def of_fragment(p: int) -> PyTree:

@@ -56,3 +56,19 @@ def test_it_has_the_shapes_and_places_of_the_first_state(name):
     assert found.keys() == expected.keys()
     for leaf, what in expected.items():
         assert found[leaf] == what, leaf
+
+
+def test_what_is_offloaded_lies_on_the_host_in_its_shapes_too():
+    mesh = lc.make_mesh(region=3, fsdp=2, devices=jax.devices()[:6])
+    method = METHODS["residuals in flight"]()
+    engine = lc.Engine(loss_fn, optax.adam(0.01), method, 3, mesh=mesh, offload=True)
+    state = engine.init(params := oracle.make_params())
+    abstract = abstract_state(engine.sync_loop(state).programs, params)
+    kinds = set()
+    for leaf, like in zip(jax.tree.leaves(abstract), jax.tree.leaves(state), strict=True):
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            assert (leaf.shape, leaf.dtype) == (like.shape, like.dtype)
+            assert leaf.sharding.memory_kind == like.sharding.memory_kind
+            assert leaf.sharding.is_equivalent_to(like.sharding, like.ndim)
+            kinds.add(leaf.sharding.memory_kind)
+    assert kinds == {"device", "pinned_host"}
