@@ -249,6 +249,16 @@ def test_a_given_step_is_restored_and_parameters_may_be_abstract(engine, start, 
     assert_same(values(found.state), values(at(start, 3)))
 
 
+def test_no_fresh_state_is_made_for_a_restore(start, tmp_path, monkeypatch):
+    """It would take as long as that of a first start."""
+    other = make_engine("local_sgd")
+    monkeypatch.setattr(other, "init", None)
+    with Checkpoints(tmp_path) as checkpoints:
+        save_all(checkpoints, start, {3: None})
+        found = checkpoints.restore(other, bf16_params())
+    assert_same(values(found.state), values(at(start, 3)))
+
+
 def test_leaf_names_must_differ():
     with pytest.raises(ValueError, match="two leaves are called 'x/a/b'"):
         leaves.named_leaves("x", {"a/b": 1, "a": {"b": 2}})
