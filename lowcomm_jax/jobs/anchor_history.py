@@ -11,6 +11,7 @@ import weakref
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from lowcomm_jax.mesh.arrays import whole
 from lowcomm_jax.mesh.offload import unstow
@@ -113,11 +114,20 @@ def fragment_digest(leaves: dict[str, jax.Array], rows: dict[str, jax.Array]) ->
     for number, name in enumerate(sorted(leaves)):
         # One at a time, where they are offloaded.
         leaf = take({name: unstow(leaves[name])}, rows)[name]
-        bits = jax.lax.bitcast_convert_type(leaf.astype(jnp.float32), jnp.uint32)
-        place = _places(bits.shape) + jnp.uint32(number * _ODD[1] & 0xFFFFFFFF)
-        sums = [jnp.sum(_mixed(bits, place, odd), dtype=jnp.uint32) for odd in _ODD]
-        total = total + jnp.stack(sums)
+        total = total + _leaf_digest(leaf, np.uint32(number * _ODD[1] & 0xFFFFFFFF))
     return total
+
+
+@jax.jit
+def _leaf_digest(leaf: jax.Array, first: np.uint32) -> jax.Array:
+    """One leaf's part of a digest, uint32 `[2]`; traced once for all leaves of a shape.
+
+    Args:
+      first: position of its first element.
+    """
+    bits = jax.lax.bitcast_convert_type(leaf.astype(jnp.float32), jnp.uint32)
+    place = _places(bits.shape) + first
+    return jnp.stack([jnp.sum(_mixed(bits, place, odd), dtype=jnp.uint32) for odd in _ODD])
 
 
 @jax.jit
