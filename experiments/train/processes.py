@@ -109,6 +109,9 @@ def refuse(problems: Sequence[str], fields: Mapping[str, Any]) -> None:
     Raises:
       RefusedError: with the problems of all.
     """
+    if leader().count == 1:
+        refuse_any(problems)
+        return
     own = {
         "problems": list(problems),
         "config": of_program(fields),
@@ -117,9 +120,6 @@ def refuse(problems: Sequence[str], fields: Mapping[str, Any]) -> None:
         "devices": len(jax.local_devices()),
     }
     everyones = leader().everyones("start", own)
-    if len(everyones) == 1:
-        refuse_any(problems)
-        return
     found = _refused([one["problems"] for one in everyones])
     first = everyones[0]
     for i, other in enumerate(everyones[1:], 1):

@@ -168,6 +168,11 @@ def build(config: TransformerConfig, device: jax.Device | None = None) -> Model:
         config = dataclasses.replace(config, unroll=unroll)
     if config.attention == "auto":
         config = dataclasses.replace(config, attention=kernel_for(config, device))
+    return _built(config)
+
+
+@functools.lru_cache(maxsize=8)  # a start builds the same one several times
+def _built(config: TransformerConfig) -> Model:
     graph, leaves = nnx.split(nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(params=0))))
     return Model(config, graph, leaves)
 
