@@ -29,12 +29,16 @@ import threading
 import time
 from collections.abc import Iterator
 
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))  # a script has its own folder there
+
+from experiments.processes import last_line
+
 PERIOD, SAVES = 30, 60
 PHASES = {
-    "reading the corpus": "Python starts and imports",
-    "run   ": "corpus, model, engine",
-    "waits for the others": "the exchange opens",
-    "compiling": "meeting, compilation, state, catching up",
+    "reading the corpus": "Python, its imports, the config",
+    "run   ": "corpus, model, engine, checkpoint",
+    "waits for the others": "the evaluation's texts",
+    "came into the run": "meeting, programs, state, catching up",
 }
 """What a job prints -> what has taken the time until then."""
 
@@ -58,13 +62,15 @@ def command(folder: pathlib.Path, args: argparse.Namespace) -> list[str]:
 
 
 def started(folder: pathlib.Path, args: argparse.Namespace) -> subprocess.Popen:
+    # Python keeps what it compiles of our sources, as it does where nothing is set.
+    kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     return subprocess.Popen(
         command(folder, args),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        env={**kept, "PYTHONUNBUFFERED": "1"},
     )
 
 
@@ -96,9 +102,10 @@ def records(path: pathlib.Path) -> list[dict]:
 
 
 def steps_made(folder: pathlib.Path) -> int:
-    """Inner steps of region 0, as its log says."""
-    steps = (r["step"] for r in records(folder / "run/region0/metrics.jsonl") if "step" in r)
-    return max(steps, default=0)
+    """Inner steps of region 0, as the last line of its log says: it is looked at often."""
+    path = folder / "run/region0/metrics.jsonl"
+    line = last_line(path) if path.is_file() else ""
+    return json.loads(line).get("step", 0) if line else 0
 
 
 def counted(folder: pathlib.Path, args: argparse.Namespace) -> dict[int, list[bool]]:
@@ -153,6 +160,8 @@ def killed(folder: pathlib.Path, args: argparse.Namespace) -> tuple[float, list[
         ended = now if made >= args.steps and ended is None else ended
         if f"kill of region {args.regions - 1} begins" in line:
             death = Death(own, now)
+        if death is not None and f"kill of region {args.regions - 1} ends" in line:
+            death.restarted(now)
         if death is not None and death.over(now):
             deaths.append(death.phases)
             death = None
@@ -172,6 +181,11 @@ class Death:
         self._output, self._landings = own / "output.txt", own / "landings.jsonl"
         self._read, self._known = self._output.stat().st_size, len(records(self._landings))
         self._began = self._since = now
+
+    def restarted(self, now: float) -> None:
+        """The launcher has started the job again, which the script lets it do a step later."""
+        self.phases["started again after"] = now - self._began
+        self._since = now
 
     def over(self, now: float) -> bool:
         """Look what it says by now; whether it was counted again."""
