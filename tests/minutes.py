@@ -37,7 +37,7 @@ PERIOD, SAVES = 30, 60
 PHASES = {
     "reading the corpus": "Python, its imports, the config",
     "run   ": "corpus, model, engine, checkpoint",
-    "waits for the others": "the evaluation's texts",
+    "waits for the others": "first state, what is evaluated on",
     "came into the run": "meeting, programs, state, catching up",
 }
 """What a job prints -> what has taken the time until then."""
